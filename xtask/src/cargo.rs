@@ -1,7 +1,7 @@
-//! One run of cargo: its arguments and the environment it adds, shown before it is started.
+//! A run of cargo: its arguments and environment, printed before it starts.
 //!
-//! [`crate::step`] builds and runs it. The printed text is what a person would type in the root of
-//! the workspace to get the same.
+//! [`crate::step`] creates and runs it. The printed text can be typed in the root of the workspace
+//! to the same effect.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ impl Cargo {
         self
     }
 
-    /// Adds the arguments that cargo hands on to the program it runs.
+    /// Adds the arguments that cargo passes to the program it runs.
     pub fn program_arguments(mut self, extra: &[String]) -> Self {
         if !extra.is_empty() {
             self.arguments.push("--".to_owned());
@@ -38,7 +38,7 @@ impl Cargo {
         self.arguments(extra)
     }
 
-    /// Appends `flags` to those the caller has in the variable already.
+    /// Appends `flags` to those that the caller has set in the variable.
     pub fn flags(mut self, variable: &'static str, flags: &str) -> Self {
         let old = std::env::var(variable).unwrap_or_default();
         self.variables.push((variable, format!("{old} {flags}").trim().to_owned()));
@@ -52,13 +52,13 @@ impl Cargo {
         self
     }
 
-    /// Builds into a folder of its own, with `flags` for the compiler.
+    /// Builds into a separate folder, with `flags` for the compiler.
     pub fn separate(self, folder: &str, flags: &str) -> Self {
         let folder = target_folder().join(folder).to_string_lossy().into_owned();
         self.arguments(&["--target-dir".to_owned(), folder]).flags("RUSTFLAGS", flags)
     }
 
-    /// Runs the command and returns its standard output, which is also passed on as it comes.
+    /// Runs the command and returns its standard output, which is also passed on immediately.
     pub fn run(&self) -> Result<String> {
         // Cargo names itself to what it runs, so the same toolchain is used throughout.
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -98,7 +98,8 @@ pub fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |it| root.join(it))
 }
 
-/// Copies chunk by chunk, not line by line: the name of a test that hangs has no line end yet.
+/// Copies chunk by chunk instead of line by line: the name of a test that hangs has no line end
+/// yet.
 fn copy_through(mut from: impl Read, mut out: impl Write) -> std::io::Result<String> {
     let (mut all, mut chunk) = (Vec::new(), [0; 4096]);
     loop {

@@ -1,5 +1,5 @@
-//! `cargo x check-doors`: the check of each door, a crate by which other software comes in: the
-//! short one, or the whole one.
+//! `cargo x check-doors`: the check of each crate by which other software uses Bifolio: the short
+//! one, or the whole one.
 //!
 //! Where it stands: called by `main` and by `.ci/run`. A door whose dependencies are light is a
 //! member of the workspace, and `cargo test --workspace` has its tests; one with heavy dependencies

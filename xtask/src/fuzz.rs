@@ -4,8 +4,7 @@
 //! needed) with the nightly toolchain, instrumented for coverage and for the address sanitizer. It
 //! is no part of `cargo x ci`, where torture plays the same cases from random bytes (`upsets`).
 //!
-//! Inputs that it found interesting stay in `target/fuzz/corpus`, and the next run begins with
-//! that.
+//! Interesting inputs stay in `target/fuzz/corpus`, where the next run starts.
 
 use std::process::Command;
 
@@ -19,18 +18,18 @@ const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
     -A warnings";
-/// Bytes of a case at the most.
+/// Maximum bytes of a case.
 const LENGTH_BYTES_MAX: u32 = 1604;
-/// A case that takes so many seconds hangs.
+/// Seconds after which a case counts as hung.
 const HANG_S: u32 = 60;
 
-/// How long, and what.
+/// Options of `cargo x fuzz`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// How long, seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Arguments for libFuzzer, or a file with a case that failed, to see it again.
+    /// Arguments for libFuzzer, or a file with a failed case, to repeat it.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -1,7 +1,7 @@
 //! `cargo x house`: structural metrics of the tree beside their goals.
 //!
-//! A task of `main`. It reads the sources as [`crate::tidy`] does and prints one line for each
-//! metric. It never fails: a goal that is not reached is no error.
+//! Reads the sources as [`crate::tidy`] does and prints one line for each metric. It never fails: a
+//! missed goal is not an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::cargo::workspace_root;
 use crate::tidy::source::{Source, Token};
 use crate::tidy::sources;
 
-/// Files that may ask which kind of store or of pages a file has: the seams, what the API says of a
-/// file, and what exists for maps alone.
+/// Files that may ask which kind of store or page space a file has: the seams, the public
+/// description of a file, and code for maps only.
 const SEAMS: [&str; 6] = [
     "writeback/store",
     "memory/mod.rs",
@@ -23,7 +23,7 @@ const SEAMS: [&str; 6] = [
     "reclaim/unmap",
 ];
 
-/// Calls that ask for the kind of a file, by any of its consequences.
+/// Calls that ask for the kind of a file, directly or by a consequence.
 const QUESTIONS: [&str; 10] = [
     "cleaner",
     "is_in_place",
@@ -37,16 +37,16 @@ const QUESTIONS: [&str; 10] = [
     "zeroes_what_is_cut",
 ];
 
-/// A file below this length is one that a reader opens for little.
+/// Files below this length are counted as short.
 const SHORT_FILE_LINES: usize = 60;
 
-/// The files on the way of an operation, in sections.
+/// Files on the path of each operation, in sections.
 const PATHS: &str = "xtask/paths.txt";
-/// The sections, and how many files each may have.
+/// Sections, and the goal for the number of their files.
 const SECTIONS: [(&str, usize); 4] =
     [("hit", 12), ("miss", 30), ("write-out", 24), ("mapped-eviction", 40)];
 
-/// The longest name of a test.
+/// Maximum length of a test name.
 const TEST_NAME_MAX: usize = 60;
 
 /// Prints the metrics.
@@ -160,7 +160,7 @@ fn circles(sources: &[Source]) -> Vec<Vec<String>> {
     folders.into_values().flat_map(|files| circles_of(&files)).collect()
 }
 
-/// A circle is a set of files each of which reaches each other one by imports.
+/// Finds circles: sets of files each of which reaches each other by imports.
 fn circles_of(files: &[&Source]) -> Vec<Vec<String>> {
     let stems: Vec<&str> = files.iter().map(stem).collect();
     let root = files.iter().find(|file| stem(file) == "mod");

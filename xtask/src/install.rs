@@ -1,4 +1,4 @@
-//! `cargo x install --prefix DIR`: the C interface where compilers and the loader find it.
+//! `cargo x install --prefix DIR`: installs the C interface for compilers and the loader.
 //!
 //! Where it stands: called by `main`. It builds the crate `bifolio-capi` for release and copies:
 //!
@@ -22,7 +22,7 @@ use crate::cargo::{Cargo, workspace_root};
 /// The command that is run.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Where the header and the libraries go.
+    /// Directory for the header and the libraries.
     #[arg(long, default_value = "/usr/local")]
     prefix: PathBuf,
 }
@@ -64,8 +64,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The name that programs ask the loader for: before 1.0 each minor version has its own. The build
-/// script of the crate gives it to the library.
+/// Returns the name by which programs load the library: before 1.0 each minor version has its own.
+/// The build script of the crate sets it in the library.
 fn soname(version: &str) -> String {
     let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
     format!("libbifolio.so.{minor}")

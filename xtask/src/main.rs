@@ -7,9 +7,10 @@
 //! Exit status: 0 when all is well, 1 when a step failed, 2 for a wrong command line.
 //!
 //! It changes no file, except that `cargo x fmt` formats, `cargo x torture --mutants` rewrites its
-//! table, `cargo x tidy --update-prose` its list, `cargo x header` the C header, and that
-//! `cargo x install` copies to the directory that it is given.
+//! table, `cargo x benchmarks` its page, `cargo x header` the C header, and `cargo x install`
+//! copies to the directory that it is given.
 
+mod benchmarks;
 mod cargo;
 mod doors;
 mod fuzz;
@@ -45,14 +46,16 @@ enum Task {
     },
     /// Run torture and a part of the tests under a sanitizer; needs the nightly toolchain.
     San(san::Arguments),
-    /// Count the measures of the house: lines, files, scattered types, questions of kind.
+    /// Print structural metrics: lines, files, scattered types, questions of kind.
     House,
-    /// Look for sequences of operations and faults that fail, by coverage; needs the nightly
+    /// Search by coverage for sequences of operations and faults that fail; needs the nightly
     /// toolchain.
     Fuzz(fuzz::Arguments),
-    /// Run the check of each door: the crates by which other software comes in.
+    /// Print docs/benchmarks.md from docs/benchmarks.json.
+    Benchmarks(benchmarks::Arguments),
+    /// Run the check of each crate by which other software uses Bifolio.
     CheckDoors(doors::Arguments),
-    /// Write the C header anew, from the sources of bifolio-capi.
+    /// Rewrite the C header from the sources of bifolio-capi.
     Header,
     /// Build the C interface for release and install it.
     Install(install::Arguments),
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci { skip_tests } => step::run_all(skip_tests),
         Task::House => house::run(),
+        Task::Benchmarks(arguments) => benchmarks::run(&arguments),
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::CheckDoors(arguments) => doors::run(&arguments),

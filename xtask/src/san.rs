@@ -10,7 +10,7 @@
 //! | address | as it is | - |
 //! | leak | as it is | - |
 //!
-//! Which parts no sanitizer sees stands in `docs/correctness.md`.
+//! `docs/correctness.md` lists what no sanitizer sees.
 
 use std::process::Command;
 
@@ -18,9 +18,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo::{target_folder, workspace_root};
 
-/// The triple of what is built: given, so that build scripts are not instrumented.
+/// The target triple: passed explicitly, so that build scripts are not instrumented.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Tests that say much about memory and threads, and do not measure time.
+/// Tests that exercise memory and threads, and do not measure time.
 const TESTS: [&str; 7] = ["-p", "bifolio", "--lib", "--test", "writes", "--test", "faults"];
 
 /// Which one.
@@ -34,7 +34,7 @@ pub enum Sanitizer {
     Leak,
 }
 
-/// The command that is run.
+/// Options of `cargo x san`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// The sanitizer.
@@ -47,7 +47,7 @@ pub struct Arguments {
     no_tests: bool,
 }
 
-/// Runs torture and tests, and fails if the sanitizer says anything.
+/// Runs torture and tests, and fails if the sanitizer reports anything.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let sanitizer = arguments.sanitizer;
     check_toolchain(sanitizer == Sanitizer::Thread)?;
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Says what is missing, and how to get it.
+/// Checks the toolchain; the error says what is missing and how to install it.
 pub fn check_toolchain(needs_std: bool) -> Result<()> {
     let listed = |arguments: &[&str]| {
         let output = Command::new("rustup").args(arguments).output();

@@ -27,7 +27,7 @@ pub enum Step {
         check: bool,
     },
     /// Check the style that a program can check.
-    Tidy(tidy::Arguments),
+    Tidy,
     /// Run clippy on all targets and features, warnings denied.
     Clippy,
     /// Build the documentation with private items, warnings denied.
@@ -49,16 +49,16 @@ pub enum Step {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// Run threads that use everything at once, checked by what their history allows.
+    /// Run threads that use the whole API, checked by their histories.
     Torture {
         /// With the scheduler of `cargo x chaos`.
         #[arg(long)]
         chaos: bool,
-        /// The measure of the tool: whether it finds the mutants whose names contain NAME, or all;
-        /// rewrites the table in docs/correctness.md.
+        /// Measure which mutants torture finds, those whose names contain NAME or all; rewrites the
+        /// table in docs/correctness.md.
         #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "")]
         mutants: Option<String>,
-        /// Only mutants that the table does not call found: goes on with a run that was stopped.
+        /// Only mutants that the table does not list as found: continues an interrupted run.
         #[arg(long, requires = "mutants")]
         left: bool,
         /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
@@ -90,7 +90,7 @@ pub fn run_all(skip_tests: bool) -> Result<()> {
 fn all(skip_tests: bool) -> Vec<Step> {
     let mut steps = vec![
         Step::Fmt { check: true },
-        Step::Tidy(tidy::Arguments::default()),
+        Step::Tidy,
         Step::Clippy,
         Step::Doc,
         Step::Loom { name: None, arguments: Vec::new() },
@@ -106,11 +106,11 @@ fn all(skip_tests: bool) -> Vec<Step> {
 }
 
 impl Step {
-    /// The word that names the step on the command line.
+    /// Returns the name of the step on the command line.
     fn name(&self) -> &'static str {
         match self {
             Self::Fmt { .. } => "fmt",
-            Self::Tidy(_) => "tidy",
+            Self::Tidy => "tidy",
             Self::Clippy => "clippy",
             Self::Doc => "doc",
             Self::Loom { .. } => "loom",
@@ -120,14 +120,14 @@ impl Step {
         }
     }
 
-    /// Runs the step between two lines that name it, show its command and say how long it took.
+    /// Runs the step; prints its name, its command and its duration.
     pub fn run(&self) -> Result<Duration> {
         let (name, command) = (self.name(), self.cargo());
         let shown = command.as_ref().map_or_else(|| format!("cargo x {name}"), Cargo::to_string);
         eprintln!("\n== {name}\n$ {shown}");
         let start = Instant::now();
         let outcome = match (self, &command) {
-            (Self::Tidy(arguments), _) => tidy::run(arguments),
+            (Self::Tidy, _) => tidy::run(),
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Loom { .. }, Some(cargo)) => cargo.run().and_then(|text| check_ran(&text)),
             (_, Some(cargo)) => cargo.run().map(|_| ()),
@@ -147,7 +147,7 @@ impl Step {
                 .default_variable("BIFOLIO_CHAOS", "1:2000")
         };
         let cargo = match self {
-            Self::Tidy(_) | Self::Torture { mutants: Some(_), .. } => return None,
+            Self::Tidy | Self::Torture { mutants: Some(_), .. } => return None,
             Self::Fmt { check: false } => Cargo::new("fmt --all"),
             Self::Fmt { check: true } => Cargo::new("fmt --all --check"),
             Self::Clippy => {
@@ -178,9 +178,10 @@ impl Step {
     }
 }
 
-/// The tests whose names contain `loom_` and `name`. `--cfg loom` changes every type behind the
-/// library's `sync` shim. The bounds hold unless the caller has set the variables: more preemptions
-/// find little more, and loom's own default of 1000 branches is short for a batch.
+/// Returns the command for tests whose names contain `loom_` and `name`. `--cfg loom` changes every
+/// type behind the library's `sync` shim. The bounds apply unless the caller has set the variables:
+/// more preemptions find little more, and loom's own default of 1000 branches is too short for a
+/// batch.
 fn loom(name: &str) -> Cargo {
     let filter = format!("loom_{}", name.strip_prefix("loom_").unwrap_or(name));
     Cargo::new("test -p bifolio --lib --release")

@@ -1,7 +1,7 @@
 //! The definition of a benchmark, the list of them, and the one way to run one.
 //!
-//! Called by the program; calls the benchmark's own module. The checks that come before every run
-//! (space, memory) live here, so that no benchmark can forget them.
+//! Called by the program; calls the benchmark's own module. The checks before every run (space,
+//! memory) are here, so that no benchmark can omit them.
 
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ pub struct Needs {
 pub struct Context<'a> {
     /// The settings that the user asked for.
     pub config: &'a Config,
-    /// Where files are made; emptied at the end whatever happens.
+    /// Directory for files; emptied at the end in any case.
     pub workspace: &'a Workspace,
     /// The machine, as the report names it.
     pub host: Host,
@@ -69,29 +69,29 @@ pub trait Benchmark: Sync {
     /// Disk and memory that must be free, for these parameters.
     ///
     /// # Errors
-    /// The parameters make no sense together.
+    /// The parameters contradict each other.
     fn needs(&self, config: &Config) -> Result<Needs>;
 
-    /// Makes the files, verifies, measures, reports.
+    /// Creates the files, verifies, measures, and returns the report.
     ///
     /// # Errors
-    /// Anything that makes the figures worthless: a failed call, wrong bytes. A series that this
-    /// machine cannot run is no error: the report names it under `skipped`.
+    /// Anything that invalidates the figures: a failed call, wrong bytes. A series that this
+    /// machine cannot run is not an error: the report lists it under `skipped`.
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report>;
 
-    /// Does what must have a process of its own: `run` asks, through a child, and gets the answer.
+    /// Runs a task in a separate process: `run` calls this through a child, and gets the result.
     ///
     /// # Errors
-    /// The task failed, or this benchmark has none.
+    /// The task failed, or this benchmark has no such task.
     fn run_in_child(&self, task: Value) -> Result<Value> {
         Err(Error::Child(format!("{} has no task like {task}", self.name())))
     }
 }
 
-/// Checks what `benchmark` needs, makes its workspace, runs it, and cleans up.
+/// Checks the needs of `benchmark`, creates its workspace, runs it, and cleans up.
 ///
 /// # Errors
-/// There is not enough space or memory (nothing has been made then), or the benchmark failed.
+/// There is not enough space or memory (then nothing was created), or the benchmark failed.
 pub fn run(
     benchmark: &dyn Benchmark,
     config: &Config,

@@ -1,13 +1,12 @@
 //! Sizes in bytes as people write them: `64M`, `512MiB`, `1GiB`, `4096`.
 //!
-//! Called by the program for its options and by everything that prints a size. All units are
-//! binary: `M`, `MB` and `MiB` are one and the same here, as for most tools that size memory and
-//! files.
+//! Used by the program for its options and wherever a size is printed. All units are binary: `M`,
+//! `MB` and `MiB` are the same here, as in most tools.
 
-/// Reads a size; a unit may follow the number, small or capital.
+/// Parses a size; a unit may follow the number, in upper or lower case.
 ///
 /// # Errors
-/// A message that names what was wrong and what would be right.
+/// A message that names the mistake and the valid forms.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits_end = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());

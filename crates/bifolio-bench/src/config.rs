@@ -1,7 +1,7 @@
 //! The settings of a run that the user may choose.
 //!
-//! Filled in by the program, read by each benchmark, which derives its own parameters from it:
-//! a set (smoke, quick, full) gives the defaults, every option here overrides one of them.
+//! Filled in by the program, read by each benchmark, which derives its own parameters from it: a
+//! set (smoke, quick, full) gives the defaults, and each option overrides one of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ParameterSet {
-    /// Seconds: proves that the benchmark works; its figures mean nothing.
+    /// Seconds: only shows that the benchmark works; its figures are meaningless.
     Smoke,
     /// Two to three minutes for all benchmarks: figures good enough to compare.
     #[default]
@@ -23,24 +23,24 @@ pub enum ParameterSet {
 /// The settings that the user asked for.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the parameters start from.
+    /// Source of the defaults.
     pub set: ParameterSet,
     /// Time to spend in timed loops, over all series and repetitions.
     pub timed: Option<Duration>,
     /// Numbers of threads to measure with.
     pub threads: Option<Vec<usize>>,
-    /// Memory bound of the cache where the file is larger than the cache; in the benchmarks of
-    /// misses an eighth of the file unless given, in that of swaps out a quarter.
+    /// Memory bound of the cache where the file is larger than the cache; by default an eighth of
+    /// the file in the benchmarks of misses, a quarter in those of swapping.
     pub memory_bytes: Option<u64>,
-    /// Size of the file; in the benchmarks of misses eight times the memory unless given, in that
-    /// of swaps out four times.
+    /// Size of the file; by default eight times the memory in the benchmarks of misses, four times
+    /// in those of swapping.
     pub size_bytes: Option<u64>,
     /// Measure only what the summary of all benchmarks shows, where a benchmark can tell.
     pub summary_only: bool,
-    /// Where to make files; a temporary directory on a disk when absent.
+    /// Directory for files; a temporary directory on a disk when absent.
     pub dir: Option<PathBuf>,
-    /// The program that [`run_child`](crate::run_child) can be reached through, and the arguments
-    /// that lead there: measurements of a whole process run in a child.
+    /// The program that calls [`run_child`](crate::run_child), and its arguments: measurements of a
+    /// whole process run in a child.
     pub child_command: Vec<String>,
 }
 

@@ -1,14 +1,15 @@
-//! Why a benchmark gave no figures.
+//! Errors of benchmarks.
 //!
-//! Two kinds matter to the program: it could not run (nothing is known about the library), or it
-//! ran and the bytes were wrong ([`Error::WrongBytes`]: a bug, and no figure of that run counts).
+//! The program distinguishes two kinds: the benchmark could not run (nothing is known about the
+//! library), or the bytes were wrong ([`Error::WrongBytes`]: a bug, and all figures of that run are
+//! invalid).
 
 use std::io;
 
-/// The answer of every fallible function of this crate.
+/// Result of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a benchmark gave no figures.
+/// Reason why a benchmark produced no figures.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,21 +27,21 @@ pub enum Error {
     /// A call to the cache failed.
     #[error("the cache failed")]
     Cache(#[from] bifolio::Error),
-    /// Bytes that came through `series` are not those of the file.
+    /// The bytes read through `series` differ from those of the file.
     #[error("{series} answered wrong bytes at position {pos_bytes}")]
     WrongBytes {
-        /// The path that answered them.
+        /// The series that returned them.
         series: String,
-        /// Where in the file.
+        /// Position in the file.
         pos_bytes: u64,
     },
-    /// The child process that measures itself did not answer.
+    /// The child process that measures itself returned no result.
     #[error("the measuring child process failed: {0}")]
     Child(String),
 }
 
 impl Error {
-    /// The message with all its causes, for a reason to skip a series.
+    /// Returns the message with all its causes, as the reason why a series was skipped.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
@@ -51,7 +52,7 @@ impl Error {
         text
     }
 
-    /// An [`Error::System`] maker for `map_err`.
+    /// Returns a function that creates an [`Error::System`], for `map_err`.
     pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();
         move |source| Self::System { action, source: source.into() }

@@ -1,7 +1,7 @@
-//! The machine, as the envelope names it.
+//! The machine, as the report describes it.
 //!
 //! Read once at the start of a run from /proc, /sys and uname. A fact that the machine does not
-//! give is an empty text or a zero, never a guess.
+//! report is an empty text or a zero, never a guess.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ pub struct Host {
     pub memory_bytes: u64,
     /// The file system under the benchmark's files.
     pub file_system: String,
-    /// Whether there are signs of a virtual machine.
+    /// Set if there are signs of a virtual machine.
     pub virtualised: bool,
 }
 

@@ -1,11 +1,11 @@
 //! The benchmarks behind `bifolio bench`.
 //!
-//! The way of one run: the program parses a [`Config`], picks a [`Benchmark`] from [`all`], and
-//! calls [`run`], which checks what the benchmark [needs](Needs), makes a [`Workspace`] and hands
-//! both over as a [`Context`]. The benchmark answers a [`Report`]: the JSON envelope, and what the
-//! tables show.
+//! The program parses a [`Config`], picks a [`Benchmark`] from [`all`], and calls [`run`], which
+//! checks what the benchmark [needs](Needs), creates a [`Workspace`] and passes both as a
+//! [`Context`]. The benchmark returns a [`Report`]: the JSON, and what the tables show.
 //!
-//! Adding a benchmark: a module with a type that is a [`Benchmark`], and a line in [`all`].
+//! To add a benchmark, write a module with a type that is a [`Benchmark`], and add a line to
+//! [`all`].
 //!
 //! Everything here measures in one run what it compares: repetitions of all series are interleaved,
 //! so a machine that changes its speed changes it for every series. Every benchmark verifies the

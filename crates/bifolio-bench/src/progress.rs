@@ -1,19 +1,19 @@
-//! Messages of a running benchmark to the person who waits.
+//! Messages of a running benchmark to the user.
 //!
-//! The benchmark speaks through [`Progress`]; the program decides what a terminal, a file or a test
-//! sees of it. Results never go this way.
+//! The benchmark reports through [`Progress`]; the program decides what a terminal, a file or a
+//! test shows. Results are not sent this way.
 
-/// Receives what a running benchmark has to say.
+/// Receives messages of a running benchmark.
 pub trait Progress {
-    /// A line worth keeping: what is needed, what is skipped.
+    /// Prints a line worth keeping: what is needed, what is skipped.
     fn say(&mut self, line: &str);
-    /// A phase begins, with so many steps.
+    /// Begins a phase of `steps` steps.
     fn start(&mut self, phase: &str, steps: u64);
     /// Adds `steps` completed steps to the phase.
     fn advance(&mut self, steps: u64);
 }
 
-/// Hears nothing.
+/// Ignores all messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

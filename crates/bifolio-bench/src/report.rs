@@ -1,7 +1,7 @@
-//! The envelope: what `bifolio bench NAME --json -` prints, the same for every benchmark.
+//! The JSON that `bifolio bench NAME --json -` prints, the same for every benchmark.
 //!
 //! Filled in by a benchmark, serialised by the program, drawn by `table.rs`. Fields that serde
-//! skips ([`Ratio`], [`Figure`]) can be worked out from the rows; they exist for the tables.
+//! skips ([`Ratio`], [`Figure`]) follow from the rows; they exist for the tables.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ use crate::statistics::{median, median_interval};
 /// The version of the envelope.
 const SCHEMA: u32 = 1;
 
-/// The keys that tell one row from the others: `pattern`, `threads`, `block_bytes`, `folio_bytes`
-/// ...
+/// The keys that distinguish a row from the others: `pattern`, `threads`, `block_bytes`,
+/// `folio_bytes` ...
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Case(IndexMap<&'static str, Value>);
 
@@ -77,7 +77,7 @@ pub struct Row {
 /// Rates of equal intervals of time, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Intervals {
-    /// How long each is.
+    /// Length of each interval.
     pub seconds: f64,
     /// The rate in each, in the unit of the row; the repetitions follow each other.
     pub rates: Vec<f64>,
@@ -97,8 +97,9 @@ impl Row {
         }
     }
 
-    /// One series against another, when both ran and the other is not zero: the median of the
-    /// ratios of neighbouring repetitions where the row has them, else the ratio of the medians.
+    /// Returns the ratio of one series to another, if both ran and the other is not zero: the
+    /// median of the ratios of neighbouring repetitions where the row has them, else the ratio of
+    /// the medians.
     pub fn ratio(&self, ratio: &Ratio) -> Option<f64> {
         if let Some(pairs) = self.pair_ratios(ratio) {
             return Some(median(&pairs));
@@ -108,7 +109,7 @@ impl Row {
         (under != 0.0).then(|| over / under)
     }
 
-    /// The interval that holds a ratio; `None` if there is no ratio.
+    /// Returns the confidence interval of a ratio; `None` if there is no ratio.
     pub fn ratio_interval(&self, ratio: &Ratio) -> Option<[f64; 2]> {
         if let Some(pairs) = self.pair_ratios(ratio) {
             return Some(median_interval(&pairs));
@@ -123,7 +124,7 @@ impl Row {
         })
     }
 
-    /// A ratio as tables show it, drawn by `text`: `~1.0` where it may be 1.
+    /// Returns a ratio as tables show it, formatted by `text`: `~1.0` where it may be 1.
     pub(crate) fn ratio_text(
         &self,
         ratio: &Ratio,
@@ -166,12 +167,12 @@ pub struct Rss {
 }
 
 impl Rss {
-    /// How large the process may become: the bound, 2 % of it, and 8 MiB.
+    /// Returns the allowed size of the process: the bound, 2 % of it, and 8 MiB.
     pub fn allowed_bytes(&self) -> u64 {
         self.bound_bytes + self.bound_bytes / 50 + (8 << 20)
     }
 
-    /// The figure that is asked of every benchmark that measures it.
+    /// Returns the figure of every benchmark that measures it.
     pub(crate) fn figure(&self) -> Figure {
         let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         Figure {
@@ -199,7 +200,7 @@ impl Ratio {
     }
 }
 
-/// A figure that is asked for, and what this run gave.
+/// A figure with a target, and its value in this run.
 #[derive(Clone, Debug)]
 pub struct Figure {
     /// Its text.
@@ -208,7 +209,7 @@ pub struct Figure {
     pub value: f64,
     /// The target.
     pub target: f64,
-    /// Whether `target` is the most rather than the least.
+    /// Set if `target` is a maximum instead of a minimum.
     pub at_most: bool,
 }
 
@@ -220,7 +221,7 @@ impl fmt::Display for Figure {
 }
 
 impl Figure {
-    /// Whether this run gave what is asked for.
+    /// Returns `true` if this run reached the target.
     pub fn met(&self) -> bool {
         if self.at_most { self.value <= self.target } else { self.value >= self.target }
     }
@@ -244,7 +245,7 @@ pub struct Report {
     /// The resident size, where the benchmark measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rss: Option<Rss>,
-    /// How many bytes were compared with what the file holds.
+    /// Number of bytes compared with the content of the file.
     pub verified_bytes: u64,
     /// Columns of the table.
     #[serde(skip)]
@@ -279,7 +280,8 @@ impl Report {
         }
     }
 
-    /// The result of `attempt`; if there is none, every one of `series` is skipped for its reason.
+    /// Returns the result of `attempt`; after an error, every one of `series` is skipped for its
+    /// reason.
     pub(crate) fn skip_on_error<T>(&mut self, series: &[&str], attempt: Result<T>) -> Option<T> {
         let reason = match attempt {
             Ok(given) => return Some(given),

@@ -1,6 +1,7 @@
 //! Medians and spreads. Pure functions.
 
-/// The median; of an even number of samples the mean of the middle two. Zero of none.
+/// Returns the median; of an even number of samples the mean of the middle two; zero without
+/// samples.
 pub(crate) fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,8 +13,8 @@ pub(crate) fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The probability that [`median_interval`] holds the true median, at least; less than five
-/// samples do not reach it.
+/// Minimum probability that [`median_interval`] holds the true median; fewer than five samples do
+/// not reach it.
 const COVERAGE_MIN: f64 = 0.9;
 
 /// The narrowest interval between two samples that holds the true median with a probability of

@@ -1,19 +1,19 @@
-//! The page for a newcomer: each mechanism against its own "before" and the kernel, the cache
-//! beside the kernel, and the memory bound. At most 50 lines of 80 columns.
+//! The one-page summary: each mechanism compared with its predecessor and the kernel, the cache
+//! compared with the kernel, and the memory bound. At most 50 lines of 80 columns.
 //!
-//! Called by the program with the reports that are finished, also when a signal ends the run. It
-//! measures nothing: each line is a row of a report, found by its case.
+//! Called by the program with the finished reports, also when a signal ends the run. It measures
+//! nothing: each line is a row of a report, found by its case.
 
 use std::fmt::Write as _;
 
 use crate::format_bytes;
 use crate::report::{Ratio, Report, Row};
 
-/// A row of a report, and which of its series are shown.
+/// A row of a report, and the series that are shown.
 struct Line {
     label: &'static str,
     bench: &'static str,
-    /// The text of its case; of several rows the last one, which has the most threads.
+    /// Values of its case; of several rows the last one, which has the most threads.
     case: &'static [(&'static str, &'static str)],
     before: &'static str,
     ours: &'static str,
@@ -158,7 +158,7 @@ const BESIDE_THE_KERNEL: [Line; 11] = [
     ),
 ];
 
-/// Draws all that the reports have, with a line feed at its end; nothing if there are none.
+/// Returns the summary of all reports, with a line feed at its end; empty if there are none.
 pub fn summarise(reports: &[Report], wanted: usize) -> String {
     let Some(first) = reports.first() else { return String::new() };
     let host = &first.host;
@@ -212,7 +212,7 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
     text
 }
 
-/// One line: 80 columns.
+/// Formats one line of 80 columns.
 fn columns(cells: [&str; 8]) -> String {
     let [label, threads, unit, before, ours, kernel, to_before, to_kernel] = cells;
     let line = format!(
@@ -263,7 +263,7 @@ impl Line {
     }
 }
 
-/// Three digits, and a letter for thousands.
+/// Formats a value with three digits, and a letter for thousands.
 fn short(value: f64) -> String {
     let (scaled, letter) = match value {
         large if large >= 1e9 => (large / 1e9, " G"),

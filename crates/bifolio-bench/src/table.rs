@@ -1,7 +1,6 @@
-//! The tables a person reads: series side by side, the ratios that matter, the figures asked for.
+//! The tables of a report: series side by side, ratios, and figures with targets.
 //!
-//! Called by the program with a finished report. Numbers here are rounded; the envelope has them
-//! all.
+//! Called by the program with a finished report. Numbers here are rounded; the JSON has all digits.
 
 use std::fmt::Write as _;
 
@@ -10,7 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::format_bytes;
 use crate::report::{Counts, Figure, Ratio, Report, Row};
 
-/// Draws the whole report, with a line feed at its end.
+/// Returns the whole report as text, with a line feed at its end.
 pub fn render(report: &Report) -> String {
     let mut text = String::new();
     let host = &report.host;
@@ -81,7 +80,8 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
     table
 }
 
-/// The counts, one line for each series of each row that counted any of it; if any did.
+/// Returns the counts, one line for each series of each row that has any of them; `None` if no row
+/// has any.
 fn counts_table(rows: &[Row], names: &[&'static str]) -> Option<Table> {
     let keys = case_keys(rows);
     let present = |name: &&&str| {
@@ -112,7 +112,7 @@ fn counts_table(rows: &[Row], names: &[&'static str]) -> Option<Table> {
     Some(table)
 }
 
-/// Whole and large counts without decimals, small ones with those that matter.
+/// Formats a count: whole and large ones without decimals, small ones with the significant digits.
 fn count_cell(count: Option<f64>) -> String {
     match count {
         None => "-".to_owned(),
@@ -121,7 +121,7 @@ fn count_cell(count: Option<f64>) -> String {
     }
 }
 
-/// A name on several short lines, so that many columns fit beside each other.
+/// Splits a name into several short lines, so that many columns fit.
 fn stacked(name: &str) -> String {
     name.replace('_', "\n")
 }
@@ -146,7 +146,7 @@ fn case_keys(rows: &[Row]) -> Vec<&'static str> {
     keys
 }
 
-/// One scale for a whole table, so that its numbers can be compared at a glance.
+/// One scale for a whole table, so that its numbers are comparable.
 struct Scale {
     divisor: f64,
     prefix: &'static str,

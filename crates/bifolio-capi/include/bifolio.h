@@ -43,7 +43,7 @@
 #define BIFOLIO_READAHEAD_NONE UINT64_MAX
 
 /**
- * For `bifolio_open_options.flags`: reading and pinning. It is also the meaning of no flag.
+ * For `bifolio_open_options.flags`: reading and pinning. This is also the meaning of no flag.
  */
 #define BIFOLIO_OPEN_READ 1
 
@@ -53,12 +53,12 @@
 #define BIFOLIO_OPEN_WRITE 2
 
 /**
- * For `bifolio_open_options.flags`: makes the file if there is none. Needs writing.
+ * For `bifolio_open_options.flags`: creates the file if it does not exist. Requires writing.
  */
 #define BIFOLIO_OPEN_CREATE 4
 
 /**
- * For `bifolio_open_options.flags`: cuts the file to nothing. Needs writing.
+ * For `bifolio_open_options.flags`: truncates the file to length 0. Requires writing.
  */
 #define BIFOLIO_OPEN_TRUNCATE 8
 
@@ -80,12 +80,13 @@
 
 /**
  * For `bifolio_map_pin_new`: the kernel or a device may write the bytes while they are pinned (a
- * read with `O_DIRECT`, io_uring, RDMA). What it writes without such a pin may be lost.
+ * read with `O_DIRECT`, io_uring, RDMA). Without such a pin, bytes written in this way may be
+ * lost.
  */
 #define BIFOLIO_MAP_PIN_DEVICE_WRITES 1
 
 /**
- * The answer of a call. A number is never used for another meaning.
+ * Result of a call. Numbers are never reused.
  */
 enum bifolio_result
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -93,19 +94,19 @@ enum bifolio_result
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The call did what it says.
+     * Success.
      */
     BIFOLIO_OK = 0,
     /**
-     * A defect of the library: it panicked. Nothing can be said of the state of the handle.
+     * A bug in the library: it panicked. The state of the handle is unspecified.
      */
     BIFOLIO_ERROR_PANIC = 1,
     /**
-     * A pointer that must not be null is.
+     * A pointer that must not be null is null.
      */
     BIFOLIO_ERROR_NULL = 2,
     /**
-     * An argument has a value that it cannot have.
+     * An argument has an invalid value.
      */
     BIFOLIO_ERROR_ARGUMENT = 3,
     /**
@@ -117,7 +118,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_OTHER = 5,
     /**
-     * A setting of the cache or an option of a file cannot be.
+     * A setting of the cache or an option of a file is invalid.
      */
     BIFOLIO_ERROR_CONFIG = 10,
     /**
@@ -137,27 +138,27 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_SWAP_READ = 14,
     /**
-     * The bytes read back from the swap are not those that were written there.
+     * The bytes read back from the swap differ from those written there.
      */
     BIFOLIO_ERROR_SWAP_CORRUPT = 15,
     /**
-     * An earlier write-out failed; its pages are dirty as before.
+     * An earlier write-out failed; its pages are still dirty.
      */
     BIFOLIO_ERROR_WRITEBACK = 16,
     /**
-     * The storage is shorter than it was: another program cut the file.
+     * The storage has shrunk: another program truncated the file.
      */
     BIFOLIO_ERROR_CUT_SHORT = 17,
     /**
-     * A range ends beyond what a file can have: 2^63 - 1 bytes.
+     * A range ends past the maximum length of a file, 2^63 - 1 bytes.
      */
     BIFOLIO_ERROR_OUT_OF_RANGE = 18,
     /**
-     * A range ends behind the end of the file, where it must not.
+     * A range ends past the end of the file, which this call does not allow.
      */
     BIFOLIO_ERROR_PAST_END = 19,
     /**
-     * The file would grow beyond `len_max_bytes` of its open options.
+     * The file would grow past `len_max_bytes` of its open options.
      */
     BIFOLIO_ERROR_TOO_LONG = 20,
     /**
@@ -165,15 +166,15 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
     /**
-     * The file was not opened for this: for reading, or for writing.
+     * The file was not opened for reading, or for writing.
      */
     BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
     /**
-     * Only a memory file can do this.
+     * The call works only for memory files.
      */
     BIFOLIO_ERROR_NOT_A_MEMORY_FILE = 23,
     /**
-     * A file that was opened to be mapped cannot do this.
+     * The call does not work for mappable files.
      */
     BIFOLIO_ERROR_IS_MAPPABLE = 24,
     /**
@@ -201,7 +202,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_CANNOT_COLLAPSE = 30,
     /**
-     * A descriptor did not take what was to be copied to it.
+     * The descriptor did not accept the bytes.
      */
     BIFOLIO_ERROR_COPY_TO_FD = 31,
     /**
@@ -209,7 +210,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_IMMUTABLE_CONFLICT = 32,
     /**
-     * The file is open with another way of transfers.
+     * The file is open with another kind of transfers.
      */
     BIFOLIO_ERROR_DIRECT_CONFLICT = 33,
     /**
@@ -217,7 +218,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT = 34,
     /**
-     * The device of the file takes nothing, and as much is dirty there as may be.
+     * The device of the file refuses writes, and its share of dirty pages is full.
      */
     BIFOLIO_ERROR_UNWRITABLE = 35,
     /**
@@ -225,7 +226,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_FULL = 36,
     /**
-     * A folio has as many references as one can have.
+     * A folio has the maximum number of references.
      */
     BIFOLIO_ERROR_TOO_MANY_PINS = 37,
     /**
@@ -241,8 +242,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_CLOSE = 40,
     /**
-     * The kernel refused something that could neither be undone nor done without: build another
-     * cache.
+     * The kernel refused a call that could be neither undone nor replaced: build another cache.
      */
     BIFOLIO_ERROR_POISONED = 41,
     /**
@@ -267,7 +267,7 @@ typedef uint32_t bifolio_result;
 #endif // __cplusplus
 
 /**
- * The use that a file, or a range of it, is about to have.
+ * Advice about the future use of a file or a range.
  */
 enum bifolio_advice
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -275,7 +275,7 @@ enum bifolio_advice
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * For the handle: reads are watched, and sequential or strided ones read ahead. The default.
+     * For the handle: sequential and strided reads are detected and read ahead. The default.
      */
     BIFOLIO_ADVICE_NORMAL = 0,
     /**
@@ -283,11 +283,11 @@ enum bifolio_advice
      */
     BIFOLIO_ADVICE_SEQUENTIAL = 1,
     /**
-     * For the handle: reads have no order; nothing is read ahead.
+     * For the handle: reads are random; nothing is read ahead.
      */
     BIFOLIO_ADVICE_RANDOM = 2,
     /**
-     * For the handle: what is read will not be read again.
+     * For the handle: data is read only once.
      */
     BIFOLIO_ADVICE_NO_REUSE = 3,
     /**
@@ -295,20 +295,20 @@ enum bifolio_advice
      */
     BIFOLIO_ADVICE_WILL_NEED = 4,
     /**
-     * For the range: it will not be needed soon, and goes first when memory is wanted.
+     * For the range: it will not be needed soon, and is evicted first when memory is needed.
      */
     BIFOLIO_ADVICE_COLD = 5,
     /**
-     * For the range: it will not be needed; what is clean is evicted now.
+     * For the range: it will not be needed; clean pages are evicted now.
      */
     BIFOLIO_ADVICE_DONT_NEED = 6,
     /**
-     * For the range: it is read now, before the call returns.
+     * For the range: it is read before the call returns.
      */
     BIFOLIO_ADVICE_POPULATE_READ = 7,
     /**
-     * As `BIFOLIO_ADVICE_POPULATE_READ`; in a file with a map for writing, stores raise no fault
-     * then.
+     * Like `BIFOLIO_ADVICE_POPULATE_READ`; in a file with a writable map, stores then raise no
+     * fault.
      */
     BIFOLIO_ADVICE_POPULATE_WRITE = 8,
 };
@@ -358,7 +358,7 @@ enum bifolio_direct
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Past the kernel's page cache where the file system offers it.
+     * Bypasses the kernel's page cache where the file system allows it.
      */
     BIFOLIO_DIRECT_AUTO = 0,
     /**
@@ -366,7 +366,7 @@ enum bifolio_direct
      */
     BIFOLIO_DIRECT_NEVER = 1,
     /**
-     * Past the kernel's page cache, or opening fails.
+     * Bypasses the kernel's page cache, or the open fails.
      */
     BIFOLIO_DIRECT_REQUIRE = 2,
 };
@@ -391,9 +391,8 @@ enum bifolio_faults
      */
     BIFOLIO_FAULTS_THREADS = 0,
     /**
-     * The thread that touches a page serves its fault, in a handler of SIGBUS. The program must
-     * not block that signal, and a handler that is installed later must pass on what is not its
-     * own.
+     * The thread that touches a page serves its fault, in a SIGBUS handler. The program must not
+     * block that signal, and a handler installed later must pass on signals that are not its own.
      */
     BIFOLIO_FAULTS_IN_THREAD = 1,
 };
@@ -414,19 +413,19 @@ enum bifolio_log_level
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Nothing is told.
+     * Nothing is logged.
      */
     BIFOLIO_LOG_OFF = 0,
     /**
-     * Bytes that were lost, or will be: write-outs that failed after the last handle was closed.
+     * Lost bytes: write-outs that failed after the last handle was closed.
      */
     BIFOLIO_LOG_ERROR = 1,
     /**
-     * Things that work less well than they could.
+     * Degraded operation.
      */
     BIFOLIO_LOG_WARN = 2,
     /**
-     * Events that happen once for a cache.
+     * Events that happen once per cache.
      */
     BIFOLIO_LOG_INFO = 3,
 };
@@ -449,7 +448,7 @@ typedef struct bifolio_cache bifolio_cache;
 typedef struct bifolio_file bifolio_file;
 
 /**
- * A file's bytes as memory. It keeps the file open in the cache.
+ * The bytes of a file as memory. It keeps the file open in the cache.
  */
 typedef struct bifolio_map bifolio_map;
 
@@ -460,8 +459,8 @@ typedef struct bifolio_map_pin bifolio_map_pin;
 
 /**
  * Settings of a cache. Set `size` to `sizeof(bifolio_cache_options)` and everything else to zero,
- * which stands for the default; then set what is to be otherwise:
- * `bifolio_cache_options options = { .size = sizeof options };`
+ * which selects the defaults; then change what you need: `bifolio_cache_options options = { .size
+ * = sizeof options };`
  */
 typedef struct {
     /**
@@ -469,56 +468,52 @@ typedef struct {
      */
     size_t size;
     /**
-     * The bound on memory, bytes: frames, descriptors and tables together. 256 MiB by default,
-     * 256 KiB at the least.
+     * Bound on memory, bytes: frames, descriptors and tables together. Default 256 MiB, minimum
+     * 256 KiB.
      */
     uint64_t memory_bytes;
     /**
-     * The most that `bifolio_cache_set_memory` may ever be given, bytes. By default all of the
-     * machine's memory.
+     * Upper bound for `bifolio_cache_set_memory`, bytes. Default: all of the machine's memory.
      */
     uint64_t memory_bytes_max;
     /**
-     * How much may be dirty before writers wait for the device, bytes: two thirds of the bound by
-     * default; at the most half of it can be set.
+     * Dirty bytes at which writers wait for the device. Default 2/3 of the bound; a set value is
+     * at most half of it.
      */
     uint64_t dirty_bytes_max;
     /**
-     * How much may be dirty before it is written out in the background, bytes; a quarter of the
-     * bound by default.
+     * Dirty bytes at which the flusher starts to write. Default a quarter of the bound.
      */
     uint64_t dirty_bytes_background;
     /**
-     * After how many milliseconds a dirty page is written out, however little is dirty; 5,000 by
-     * default.
+     * Age at which a dirty page is written out, however little is dirty, milliseconds. Default
+     * 5,000.
      */
     uint64_t dirty_age_ms_max;
     /**
-     * How long a call waits for memory that other calls hold only for the moment, milliseconds;
-     * 10,000 by default.
+     * Maximum wait of a call for memory that other calls hold briefly, milliseconds. Default
+     * 10,000.
      */
     uint64_t reclaim_wait_ms_max;
     /**
-     * The largest window of readahead, bytes; 8 MiB by default. `BIFOLIO_READAHEAD_NONE` for
-     * none.
+     * Largest readahead window, bytes. Default 8 MiB; `BIFOLIO_READAHEAD_NONE` for none.
      */
     uint64_t readahead_bytes_max;
     /**
-     * The most the swap may have, bytes; 1 TiB by default.
+     * Upper bound on the swap, bytes. Default 1 TiB.
      */
     uint64_t swap_bytes_max;
     /**
-     * A directory for a temporary file that the pages of memory files go to when memory is short;
-     * null for no swap.
+     * Directory of a temporary file to which pages of memory files are swapped when memory is
+     * short; null for no swap.
      */
     const char *swap_directory;
     /**
-     * The most transfers that one call has in flight, 1 to 1024; 64 by default.
+     * Maximum transfers in flight per call, 1 to 1024. Default 64.
      */
     uint32_t io_depth;
     /**
-     * How many pages of maps are evicted with one flush of address translations, 1 to 512; 31 by
-     * default.
+     * Maximum pages of maps evicted with one TLB flush, 1 to 512. Default 31.
      */
     uint32_t unmap_batch_folios;
     /**
@@ -533,7 +528,7 @@ typedef struct {
 
 /**
  * Options of an open. Set `size` to `sizeof(bifolio_open_options)` and everything else to zero,
- * which stands for the default; then set what is to be otherwise.
+ * which selects the defaults; then change what you need.
  */
 typedef struct {
     /**
@@ -550,12 +545,12 @@ typedef struct {
     uint32_t direct;
     /**
      * Bytes of a folio, the unit of residency and of pins: a power of two from 4 KiB, the default,
-     * to 2 MiB. All handles of a file agree on it.
+     * to 2 MiB. All handles of a file must agree.
      */
     uint64_t folio_bytes;
     /**
-     * The most the file may grow to while it is open, bytes: by default 1 TiB, or 64 GiB if it can
-     * be mapped, or four times its length.
+     * Maximum length of the file while it is open, bytes. Default 1 TiB, or 64 GiB for a mappable
+     * file, or four times its length.
      */
     uint64_t len_max_bytes;
     /**
@@ -569,8 +564,8 @@ typedef struct {
 } bifolio_open_options;
 
 /**
- * Counters of a cache since it was built, and its memory now. Counts only grow; fields that
- * end in `_bytes` and are not counts of traffic are levels. Later versions append fields.
+ * Counters of a cache since it was built, and its memory now. Counts only grow; fields that end in
+ * `_bytes` are current values, except the counts of traffic. Later versions append fields.
  */
 typedef struct {
     /**
@@ -582,31 +577,31 @@ typedef struct {
      */
     uint64_t bound_bytes;
     /**
-     * Charged against the bound: frames, descriptors and tables.
+     * Memory charged against the bound: frames, descriptors and tables.
      */
     uint64_t used_bytes;
     /**
-     * Of those, frames: memory that holds or may hold pages.
+     * Part of `used_bytes` in frames: memory for pages.
      */
     uint64_t frame_bytes;
     /**
-     * Of those, frames that hold no page.
+     * Part of `frame_bytes` that holds no page.
      */
     uint64_t free_bytes;
     /**
-     * Of `used_bytes`, descriptors and tables.
+     * Part of `used_bytes` in descriptors and tables.
      */
     uint64_t metadata_bytes;
     /**
-     * Pages that are newer in memory than on their device.
+     * Dirty pages, including those being written out.
      */
     uint64_t dirty_bytes;
     /**
-     * Pages of memory files that are nowhere but in memory.
+     * Pages of memory files that are only in memory.
      */
     uint64_t unswapped_bytes;
     /**
-     * Places in the swap that are in use.
+     * Swap slots in use.
      */
     uint64_t swap_bytes;
     /**
@@ -622,15 +617,15 @@ typedef struct {
      */
     uint64_t hits_optimistic;
     /**
-     * Pages copied under a reference.
+     * Pages copied with a reference.
      */
     uint64_t hits_pinned;
     /**
-     * Pages that were resident and could be read or pinned under a lock only.
+     * Resident pages that could only be read or pinned under a lock.
      */
     uint64_t hits_slow;
     /**
-     * Folios that were looked up and not found.
+     * Lookups that found no folio.
      */
     uint64_t misses;
     /**
@@ -642,7 +637,7 @@ typedef struct {
      */
     uint64_t workingset_refault;
     /**
-     * Refaults near enough to go to the active list at once.
+     * Refaults within the working set, which go to the active list at once.
      */
     uint64_t workingset_activate;
     /**
@@ -650,7 +645,7 @@ typedef struct {
      */
     uint64_t read_bytes;
     /**
-     * Read requests made of devices.
+     * Read requests sent to devices.
      */
     uint64_t read_requests;
     /**
@@ -658,7 +653,7 @@ typedef struct {
      */
     uint64_t written_bytes;
     /**
-     * Write requests made of devices.
+     * Write requests sent to devices.
      */
     uint64_t write_requests;
     /**
@@ -674,7 +669,7 @@ typedef struct {
      */
     uint64_t syncs;
     /**
-     * Syncs that shared the flush of another.
+     * Syncs that shared the flush of another sync.
      */
     uint64_t syncs_shared;
     /**
@@ -682,7 +677,7 @@ typedef struct {
      */
     uint64_t device_flushes;
     /**
-     * Faults of maps that were served.
+     * Faults of maps served.
      */
     uint64_t faults;
     /**
@@ -690,11 +685,11 @@ typedef struct {
      */
     uint64_t pins;
     /**
-     * Folios read ahead of need.
+     * Folios read ahead.
      */
     uint64_t readahead_folios;
     /**
-     * Of those, folios that were evicted before anything used them.
+     * Folios read ahead that were evicted before their first use.
      */
     uint64_t readahead_unused;
     /**
@@ -706,11 +701,11 @@ typedef struct {
      */
     uint64_t swapped_in_pages;
     /**
-     * Folios that reclaim looked at on the inactive list.
+     * Folios of the inactive list scanned by reclaim.
      */
     uint64_t pgscan;
     /**
-     * Folios that reclaim evicted.
+     * Folios evicted by reclaim.
      */
     uint64_t pgsteal;
     /**
@@ -726,21 +721,21 @@ typedef struct {
      */
     uint64_t allocation_failures;
     /**
-     * Writes that waited because too much was dirty.
+     * Writes that were throttled because too much was dirty.
      */
     uint64_t throttle_waits;
     /**
-     * How long they waited together, nanoseconds.
+     * Total time that writes were throttled, nanoseconds.
      */
     uint64_t throttle_ns;
     /**
-     * The longest of these waits, nanoseconds.
+     * Longest time that a write was throttled, nanoseconds.
      */
     uint64_t throttle_ns_max;
 } bifolio_stats;
 
 /**
- * The effect of advice to evict, in folios; all zero for other advice.
+ * Result of advice to evict, in folios; all zero for other advice.
  */
 typedef struct {
     /**
@@ -752,11 +747,11 @@ typedef struct {
      */
     uint64_t remaining;
     /**
-     * Of those, the dirty ones; their write-out was started.
+     * Dirty folios among them; their write-out was started.
      */
     uint64_t remaining_dirty;
     /**
-     * Of those, folios that pins or other calls refer to.
+     * Folios among them that pins or other calls refer to.
      */
     uint64_t remaining_referenced;
 } bifolio_outcome;
@@ -766,28 +761,28 @@ typedef struct {
  */
 typedef struct {
     /**
-     * Where to read, bytes.
+     * Position to read from, bytes.
      */
     uint64_t offset;
     /**
-     * Where to put the bytes. Buffers of one call must not overlap.
+     * Memory for the bytes. Buffers of one call must not overlap.
      */
     void *buffer;
     /**
-     * How many bytes to read.
+     * Number of bytes to read.
      */
     size_t length;
     /**
-     * Set by the call, if `result` is `BIFOLIO_OK`: how many bytes were read; fewer than `length`
+     * Set by the call, if `result` is `BIFOLIO_OK`: the number of bytes read; fewer than `length`
      * only at the end of the file.
      */
     size_t read;
     /**
-     * Set by the call: the answer to this read.
+     * Set by the call: the result of this read.
      */
     bifolio_result result;
     /**
-     * Set by the call: the system's number behind `result`, or 0.
+     * Set by the call: the `errno` behind `result`, or 0.
      */
     int error_number;
 } bifolio_read;
@@ -797,7 +792,7 @@ typedef struct {
  */
 typedef struct {
     /**
-     * Pages of the range that are in the file.
+     * Pages of the range within the file.
      */
     uint64_t pages;
     /**
@@ -805,57 +800,57 @@ typedef struct {
      */
     uint64_t resident;
     /**
-     * Pages that are newer in memory than on their device.
+     * Dirty pages.
      */
     uint64_t dirty;
     /**
-     * Pages that are not in memory, but were.
+     * Pages that were evicted.
      */
     uint64_t evicted;
 } bifolio_residency;
 
 /**
  * Bytes of a folio that stay in memory, at `data`, until the pin is released. They are not frozen:
- * other calls may write them meanwhile, unless the file is immutable. Set it to zero before its
- * first use; do not copy it.
+ * other calls may write them meanwhile, unless the file is immutable. Set the struct to zero
+ * before its first use; do not copy it.
  */
 typedef struct {
     /**
-     * The first byte; null when nothing is pinned.
+     * Address of the first byte; null if nothing is pinned.
      */
     const void *data;
     /**
-     * How many bytes are pinned.
+     * Number of pinned bytes.
      */
     size_t length;
     /**
-     * The library's own.
+     * Private to the library.
      */
     size_t reserved[6];
 } bifolio_pin;
 
 /**
- * Bytes of a folio, at `data`, to be changed in place: until it is released no other call reads or
- * writes the folio. Set it to zero before its first use; do not copy it.
+ * Bytes of a folio, at `data`, to be changed in place: until the pin is released, no other call
+ * reads or writes the folio. Set the struct to zero before its first use; do not copy it.
  */
 typedef struct {
     /**
-     * The first byte; null when nothing is pinned.
+     * Address of the first byte; null if nothing is pinned.
      */
     void *data;
     /**
-     * How many bytes are pinned.
+     * Number of pinned bytes.
      */
     size_t length;
     /**
-     * The library's own.
+     * Private to the library.
      */
     size_t reserved[2];
 } bifolio_write_pin;
 
 /**
- * A function that gets a line of the log: its level, and text that is valid during the call only.
- * It is called by any thread, one line at a time, and must not call the library.
+ * A function that receives a line of the log: its level, and text that is valid during the call
+ * only. It is called by any thread, one line at a time, and must not call the library.
  */
 typedef void (*bifolio_log_function)(void *context, uint32_t level, const char *message);
 
@@ -864,41 +859,40 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * The text of the last call of this thread that failed: what, on which file and position, why, and
- * what can be done. Empty if none has failed. Valid until the next call of this thread that fails.
- * A call that succeeds does not change it.
+ * Returns the text of the last call of this thread that failed: what failed, on which file and
+ * position, why, and what to do. Empty if none has failed. Valid until the next call of this
+ * thread that fails. A successful call does not change it.
  *
  * Threads: any. Blocks: never.
  */
 const char *bifolio_last_error(void);
 
 /**
- * The system's number (`errno`) behind that error, such as `ENOSPC`; 0 if the system did not
- * refuse anything.
+ * Returns the `errno` of that error, such as `ENOSPC`; 0 if no system call failed.
  *
  * Threads: any. Blocks: never.
  */
 int bifolio_last_errno(void);
 
 /**
- * The name of a result, such as "BIFOLIO_ERROR_FULL"; "unknown result" for a number that is none.
- * Valid for ever.
+ * Returns the name of a result, such as "BIFOLIO_ERROR_FULL"; "unknown result" for other numbers.
+ * Valid forever.
  *
  * Threads: any. Blocks: never.
  */
 const char *bifolio_result_name(uint32_t result);
 
 /**
- * Builds a cache. `options` may be null for the defaults. The cache has a few threads of its own,
- * and takes its memory as it is needed.
+ * Builds a cache. `options` may be null for the defaults. The cache starts a few threads and takes
+ * memory as it needs it.
  *
  * Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_POPULATE`.
  */
 bifolio_result bifolio_cache_new(const bifolio_cache_options *options, bifolio_cache **cache);
 
 /**
- * Opens the regular file at `path`. `options` may be null: for reading. A file that is open in
- * this cache already is shared: one length, one copy of its pages. End it with
+ * Opens the regular file at `path`. `options` may be null: for reading. A file that is already
+ * open in this cache is shared: one length, one copy of its pages. Close it with
  * `bifolio_file_close`.
  *
  * Threads: any, at the same time. Blocks: for the file system.
@@ -909,9 +903,9 @@ bifolio_result bifolio_cache_open(const bifolio_cache *cache,
                                   bifolio_file **file);
 
 /**
- * Opens the regular file that `descriptor` is of. From then on the descriptor belongs to the
- * cache: it is closed with the file, or at once if the call fails. (If a pointer is null or an
- * option wrong, it still belongs to the caller.)
+ * Opens the regular file of `descriptor`. The descriptor then belongs to the cache: it is closed
+ * with the file, or at once if the call fails. (If a pointer is null or an option invalid, it
+ * still belongs to the caller.)
  *
  * Threads: any, at the same time. Blocks: for the file system.
  */
@@ -921,9 +915,9 @@ bifolio_result bifolio_cache_open_fd(const bifolio_cache *cache,
                                      bifolio_file **file);
 
 /**
- * Makes an empty file that has no file behind it, for scratch space: its bytes are gone with its
- * last handle. `name` is for messages only. `options` may be null: for reading and writing.
- * Without a swap its bytes stay in memory, within the bound.
+ * Creates an empty memory file, for scratch space: its bytes are freed with its last handle.
+ * `name` is used in messages only. `options` may be null: for reading and writing. Without a swap
+ * its bytes stay in memory, within the bound.
  *
  * Threads: any, at the same time. Blocks: never.
  */
@@ -933,24 +927,23 @@ bifolio_result bifolio_cache_memory_file(const bifolio_cache *cache,
                                          bifolio_file **file);
 
 /**
- * Writes what the cache has done and holds to `stats`, whose `size` says how much room there is.
+ * Writes the counters and the memory use of the cache to `stats`, whose `size` states its size.
  *
- * Threads: any, at the same time. Blocks: for locks that are held for a moment only; it looks at
- * each open file.
+ * Threads: any, at the same time. Blocks: briefly, for locks; it visits each open file.
  */
 bifolio_result bifolio_cache_stats(const bifolio_cache *cache, bifolio_stats *stats);
 
 /**
- * Changes the bound on memory. Shrinking evicts, writes out what is dirty, and gives memory back
- * to the system before it returns. On an error the old bound stands.
+ * Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns memory
+ * to the system before it returns. On an error the bound is unchanged.
  *
  * Threads: any, at the same time. Blocks: for the devices.
  */
 bifolio_result bifolio_cache_set_memory(const bifolio_cache *cache, uint64_t memory_bytes);
 
 /**
- * Advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome` may be
- * null.
+ * Gives advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome`
+ * may be null.
  *
  * Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
  */
@@ -959,27 +952,27 @@ bifolio_result bifolio_cache_advise(const bifolio_cache *cache,
                                     bifolio_outcome *outcome);
 
 /**
- * Makes durable all that was written to the cache's files, and closes the cache. On success the
- * handle is gone; what is still open of its files answers `BIFOLIO_ERROR_CLOSED`, and is to be
- * freed. On an error everything is as before and nothing is lost: mend the cause and close again,
- * or give up with `bifolio_cache_free`.
+ * Makes everything written to the cache's files durable, and closes the cache. On success the
+ * handle is freed; calls on files that are still open return `BIFOLIO_ERROR_CLOSED`, and their
+ * handles must be freed. On an error nothing is changed or lost: fix the cause and close again, or
+ * give up with `bifolio_cache_free`.
  *
  * Threads: any, while no other call uses the handle. Blocks: for the devices.
  */
 bifolio_result bifolio_cache_close(bifolio_cache *cache);
 
 /**
- * Ends a handle without an answer: the cache itself ends with its last file, which makes durable
- * what it can; what it cannot is lost, and only logged. Null is allowed.
+ * Frees a handle without a result: the cache itself ends with its last file, which makes durable
+ * what it can; other bytes are lost, which is only logged. Null is allowed.
  *
  * Threads: any, while no other call uses the handle. Blocks: for the devices.
  */
 void bifolio_cache_free(bifolio_cache *cache);
 
 /**
- * Reads `length` bytes at `offset` into `buffer`. `read` says how many there were: fewer only at
- * the end of the file. What is in memory is copied without a lock; a read of one page never sees
- * half of a write.
+ * Reads `length` bytes at `offset` into `buffer`. `read` gets the number of bytes read: fewer only
+ * at the end of the file. Resident pages are copied without a lock; a read within one page never
+ * sees half of a write.
  *
  * Threads: any, at the same time. Blocks: for the device, for what is not in memory.
  */
@@ -990,18 +983,18 @@ bifolio_result bifolio_file_read(const bifolio_file *file,
                                  size_t *read);
 
 /**
- * Answers `count` reads: what is in memory at once, the rest by transfers that leave together.
- * Each read has its own `result`, also if others fail. The answer is that of the first read that
- * failed; if the call could not begin (`file` or `reads` null, the file not opened for reading),
- * nothing in `reads` is changed.
+ * Makes `count` reads: resident pages at once, the rest with transfers that are submitted
+ * together. Each read has its own `result`, even if others fail. Returns the result of the first
+ * read that failed; if the call could not begin (`file` or `reads` null, the file not opened for
+ * reading), `reads` is not changed.
  *
  * Threads: any, at the same time. Blocks: for the device, until all are answered.
  */
 bifolio_result bifolio_file_read_many(const bifolio_file *file, bifolio_read *reads, size_t count);
 
 /**
- * Writes all `length` bytes of `buffer` at `offset`; the file grows if need be. The bytes are in
- * memory then: durable after a sync. On an error a part of them may have been written.
+ * Writes all `length` bytes of `buffer` at `offset`; the file grows if necessary. The bytes are
+ * then in memory, and durable after a sync. On an error a part of them may have been written.
  *
  * Threads: any, at the same time. Blocks: for the device, for the rest of a page that is not in
  * memory, and while too much is dirty.
@@ -1012,9 +1005,9 @@ bifolio_result bifolio_file_write(const bifolio_file *file,
                                   size_t length);
 
 /**
- * Writes all `length` bytes of `buffer` at the end of the file. `offset`, which may be null, says
- * where they are. Appends through one handle never overlap; those through several handles of a
- * file, and writes behind its end, may. On an error the file may have grown by a part of them.
+ * Writes all `length` bytes of `buffer` at the end of the file. `offset`, which may be null, gets
+ * their position. Appends through one handle never overlap; appends through several handles of a
+ * file, and writes past its end, may. On an error the file may have grown by a part of them.
  *
  * Threads: any, at the same time. Blocks: as `bifolio_file_write`, and for other appends.
  */
@@ -1024,51 +1017,52 @@ bifolio_result bifolio_file_append(const bifolio_file *file,
                                    uint64_t *offset);
 
 /**
- * The length of the file, bytes, with everything that was written, synced or not; 0 for null.
+ * Returns the length of the file, bytes, including unsynced writes; 0 for null.
  *
  * Threads: any, at the same time. Blocks: never.
  */
 uint64_t bifolio_file_len(const bifolio_file *file);
 
 /**
- * Bytes of a folio of the file: a pin lies in one; 0 for null.
+ * Returns the folio size of the file, bytes: a pin lies within one folio; 0 for null.
  *
  * Threads: any, at the same time. Blocks: never.
  */
 uint64_t bifolio_file_folio_bytes(const bifolio_file *file);
 
 /**
- * Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros.
+ * Sets the length of the file to `len_bytes`: truncates it, or extends it with zeros.
  *
  * Threads: any, at the same time. Blocks: for the device, and for write-outs of the file.
  */
 bifolio_result bifolio_file_set_len(const bifolio_file *file, uint64_t len_bytes);
 
 /**
- * Makes durable every write that returned before: writes dirty pages out and flushes the device.
- * Syncs that come together share a flush. A failure, of now or since the last sync of this handle,
- * is told once; the pages stay dirty, and no sync succeeds until they are on the device.
+ * Makes every write that returned before durable: writes dirty pages out and flushes the device.
+ * Concurrent syncs share a flush. A failure, now or since the last sync of this handle, is
+ * reported once; the pages stay dirty, and no sync succeeds until they are on the device.
  *
  * Threads: any, at the same time. Blocks: for the device.
  */
 bifolio_result bifolio_file_sync_data(const bifolio_file *file);
 
 /**
- * As `bifolio_file_sync_data`, and the file's metadata too.
+ * Like `bifolio_file_sync_data`, and also syncs the file's metadata.
  *
  * Threads: any, at the same time. Blocks: for the device.
  */
 bifolio_result bifolio_file_sync_all(const bifolio_file *file);
 
 /**
- * As `bifolio_file_sync_data`, for `length` bytes at `offset` only (`BIFOLIO_TO_END`: to the end).
+ * Like `bifolio_file_sync_data`, for `length` bytes at `offset` only (`BIFOLIO_TO_END`: to the
+ * end).
  *
  * Threads: any, at the same time. Blocks: for the device.
  */
 bifolio_result bifolio_file_sync_range(const bifolio_file *file, uint64_t offset, uint64_t length);
 
 /**
- * Takes advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
+ * Gives advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
  * end), or for the handle. `outcome` may be null.
  *
  * Threads: any, at the same time. Blocks: for the device with `BIFOLIO_ADVICE_POPULATE_*`.
@@ -1080,7 +1074,7 @@ bifolio_result bifolio_file_advise(const bifolio_file *file,
                                    bifolio_outcome *outcome);
 
 /**
- * Tells how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
+ * Reports how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
  *
  * Threads: any, at the same time. Blocks: never.
  */
@@ -1090,15 +1084,15 @@ bifolio_result bifolio_file_residency(const bifolio_file *file,
                                       bifolio_residency *residency);
 
 /**
- * Makes a hole of `length` bytes at `offset` of a memory file: they read as zeros, and whole
- * folios among them give their memory back. The length stays.
+ * Punches a hole of `length` bytes at `offset` into a memory file: they read as zeros, and the
+ * memory of whole folios among them is freed. The length stays.
  *
  * Threads: any, at the same time. Blocks: for the swap, where a part of a page was swapped out.
  */
 bifolio_result bifolio_file_punch_hole(const bifolio_file *file, uint64_t offset, uint64_t length);
 
 /**
- * Reserves memory for `length` bytes at `offset` of a memory file, which grows if need be: later
+ * Reserves memory for `length` bytes at `offset` of a memory file, which grows if necessary: later
  * writes there need no more memory.
  *
  * Threads: any, at the same time. Blocks: for memory.
@@ -1106,27 +1100,28 @@ bifolio_result bifolio_file_punch_hole(const bifolio_file *file, uint64_t offset
 bifolio_result bifolio_file_allocate(const bifolio_file *file, uint64_t offset, uint64_t length);
 
 /**
- * Gives up what was written and is not on the storage: the file holds then what the storage holds.
- * For storage that will not take it, where closing would fail for ever. `bytes`, which may be
- * null, says how much it was.
+ * Discards bytes that were written and are not on storage: the file then has the content of the
+ * storage. For storage that refuses writes permanently, where closing would always fail. `bytes`,
+ * which may be null, gets their number.
  *
  * Threads: any, at the same time. Blocks: for write-outs that are in flight.
  */
 bifolio_result bifolio_file_discard_dirty(const bifolio_file *file, uint64_t *bytes);
 
 /**
- * Makes durable what was written to the file, and ends the handle. On an error the handle is as
- * before and nothing is lost: mend the cause and close again, or give up with `bifolio_file_free`.
- * Pins must have been released (`BIFOLIO_ERROR_IN_USE`); maps may live on.
+ * Makes everything written to the file durable, and frees the handle. On an error the handle is
+ * unchanged and nothing is lost: fix the cause and close again, or give up with
+ * `bifolio_file_free`. Pins must have been released (`BIFOLIO_ERROR_IN_USE`); maps may still
+ * exist.
  *
  * Threads: any, while no other call uses the handle. Blocks: for the device.
  */
 bifolio_result bifolio_file_close(bifolio_file *file);
 
 /**
- * Ends a handle without an answer. The last handle of a file makes durable what it can; what it
- * cannot stays in the cache until `bifolio_cache_close`, which tells of it. Null is allowed. With
- * pins that were not released the handle stays, and is never freed.
+ * Frees a handle without a result. The last handle of a file makes durable what it can; the rest
+ * stays in the cache until `bifolio_cache_close`, which reports it. Null is allowed. If pins were
+ * not released, the handle stays and is never freed.
  *
  * Threads: any, while no other call uses the handle. Blocks: for the device.
  */
@@ -1134,8 +1129,8 @@ void bifolio_file_free(bifolio_file *file);
 
 /**
  * Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in
- * the file. A pin of what is in memory takes no lock. Release it on the same thread, before the
- * file is closed; pinned memory counts against the bound.
+ * the file. A pin of resident bytes takes no lock. Release it on the same thread, before the file
+ * is closed; pinned memory counts against the bound.
  *
  * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, if the
  * bytes are not in memory.
@@ -1146,16 +1141,17 @@ bifolio_result bifolio_file_pin(const bifolio_file *file,
                                 bifolio_pin *pin);
 
 /**
- * Ends a pin, and sets the struct to zero. One that is zero, or null, is let be.
+ * Releases a pin, and sets the struct to zero. Does nothing if the struct is zero or the pointer
+ * null.
  *
  * Threads: the one that took the pin. Blocks: never.
  */
 void bifolio_pin_release(bifolio_pin *pin);
 
 /**
- * As `bifolio_file_pin`, for changing the bytes in place: the folio is dirty then, whether it was
- * changed or not. Holds the folio's lock: a call of the same thread that needs the folio, a sync
- * among them, would wait for itself.
+ * Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
+ * was not changed. Holds the folio's lock: a call of the same thread that needs the folio, such as
+ * a sync, would deadlock.
  *
  * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
  * folio's lock, and while too much is dirty.
@@ -1166,7 +1162,8 @@ bifolio_result bifolio_file_pin_write(const bifolio_file *file,
                                       bifolio_write_pin *pin);
 
 /**
- * Ends a pin for writing, and sets the struct to zero. One that is zero, or null, is let be.
+ * Releases a pin for writing, and sets the struct to zero. Does nothing if the struct is zero or
+ * the pointer null.
  *
  * Threads: the one that took the pin. Blocks: never.
  */
@@ -1174,9 +1171,10 @@ void bifolio_write_pin_release(bifolio_write_pin *pin);
 
 /**
  * Maps `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) of a file that was opened with
- * `BIFOLIO_OPEN_MAPPABLE`, for reading, or with `BIFOLIO_MAP_WRITE` for storing too. `address` is
- * the first byte. A page that is not in memory is read when it is touched; one that cannot be read
- * raises SIGBUS, as with `mmap`, unless `bifolio_map_prefetch` found it first.
+ * `BIFOLIO_OPEN_MAPPABLE`, for reading, or with `BIFOLIO_MAP_WRITE` also for storing. `address`
+ * gets the address of the first byte. A page that is not in memory is read when it is touched; one
+ * that cannot be read raises SIGBUS, as with `mmap`, unless `bifolio_map_prefetch` reported it
+ * first.
  *
  * Threads: any, at the same time. Blocks: for write-outs of the file, with `BIFOLIO_MAP_WRITE`.
  */
@@ -1196,7 +1194,7 @@ bifolio_result bifolio_map_new(const bifolio_file *file,
 bifolio_result bifolio_map_prefetch(const bifolio_map *map, uint64_t offset, uint64_t length);
 
 /**
- * As `bifolio_file_advise`, for bytes of the map.
+ * Like `bifolio_file_advise`, for bytes of the map.
  *
  * Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
  */
@@ -1207,15 +1205,15 @@ bifolio_result bifolio_map_advise(const bifolio_map *map,
                                   bifolio_outcome *outcome);
 
 /**
- * Makes durable what was stored to `length` bytes at `offset` of the map before the call.
+ * Makes bytes stored to `length` bytes at `offset` of the map before the call durable.
  *
  * Threads: any, at the same time. Blocks: for the device.
  */
 bifolio_result bifolio_map_sync(const bifolio_map *map, uint64_t offset, uint64_t length);
 
 /**
- * The last error of a page of the file that could not be read when it was touched, since the map
- * was made or this was last called; `BIFOLIO_OK` if there is none.
+ * Returns the last error of a page of the file that could not be read when it was touched, since
+ * the map was created or this was last called; `BIFOLIO_OK` if there is none.
  *
  * Threads: any, at the same time. Blocks: never.
  */
@@ -1234,14 +1232,14 @@ bifolio_result bifolio_map_pin_new(const bifolio_map *map,
                                    bifolio_map_pin **pin);
 
 /**
- * Ends a pin of a map. Null is allowed.
+ * Frees a pin of a map. Null is allowed.
  *
  * Threads: any. Blocks: for a write pin of one of its pages.
  */
 void bifolio_map_pin_free(bifolio_map_pin *pin);
 
 /**
- * Ends a map: its addresses must not be touched any more. What was stored is kept, as dirty pages.
+ * Frees a map: its addresses must not be touched any more. Stored bytes are kept, as dirty pages.
  * Null is allowed.
  *
  * Threads: any, while no other call uses the handle. Blocks: if it is the last that keeps the file
@@ -1250,17 +1248,18 @@ void bifolio_map_pin_free(bifolio_map_pin *pin);
 void bifolio_map_free(bifolio_map *map);
 
 /**
- * The version of the library, such as "0.1.0". Valid for ever.
+ * Returns the version of the library, such as "0.1.0". Valid forever.
  *
  * Threads: any. Blocks: never.
  */
 const char *bifolio_version(void);
 
 /**
- * Writes to `buffer` what the library found on this machine, one feature of the kernel a line, and
- * what stands in for those that are missing. `cache` may be null: for a probe of its own; else it
- * is what that cache uses. At most `capacity` bytes are written, the last of them zero; `length`,
- * which may be null, is how long the text is without that, so a `capacity` of 0 asks for it.
+ * Writes to `buffer` which features of the kernel were found on this machine, one per line, and
+ * the fallbacks of missing ones. With a null `cache` it probes again; otherwise it reports what
+ * that cache uses. At most `capacity` bytes are written, the last of them zero; `length`, which
+ * may be null, gets the length of the text without the zero byte, so a `capacity` of 0 asks for
+ * it.
  *
  * Threads: any, at the same time. Blocks: for the kernel, if `cache` is null.
  */
@@ -1270,9 +1269,9 @@ bifolio_result bifolio_features(const bifolio_cache *cache,
                                 size_t *length);
 
 /**
- * Writes to `buffer` all counters of the cache, as "name value" lines, then its devices and what
- * stands in for missing features. For people: names may change from version to version. `buffer`,
- * `capacity` and `length` are as for `bifolio_features`.
+ * Writes to `buffer` all counters of the cache, as "name value" lines, then its devices and the
+ * fallbacks in use. For people: names may change from version to version. `buffer`, `capacity` and
+ * `length` are as for `bifolio_features`.
  *
  * Threads: any, at the same time. Blocks: as `bifolio_cache_stats`.
  */
@@ -1283,10 +1282,10 @@ bifolio_result bifolio_cache_stats_text(const bifolio_cache *cache,
 
 /**
  * Sends the library's log, for the whole process, to `function`, up to `level`, with `context` as
- * its first argument. A null function ends that. Without it nothing is told; a program that drops
- * files and caches without closing them learns of lost bytes only here.
+ * its first argument. A null function ends that. Without it nothing is logged; a program that
+ * drops files and caches without closing them learns of lost bytes only here.
  *
- * Threads: any. Blocks: for a line that is being told.
+ * Threads: any. Blocks: while a line is being logged.
  */
 bifolio_result bifolio_set_log(bifolio_log_function function, void *context, uint32_t level);
 

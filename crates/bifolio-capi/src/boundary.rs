@@ -24,7 +24,7 @@ pub(crate) enum Failure {
     Null(&'static str),
     /// Another misuse.
     Misuse(String),
-    /// A handle that cannot go while others refer to it.
+    /// A handle that other objects still refer to.
     InUse(String),
     /// An error of the library.
     Library(Error),
@@ -61,7 +61,7 @@ pub(crate) unsafe fn handle<'a, T>(
 pub(crate) struct Output<T>(*mut T);
 
 impl<T> Output<T> {
-    /// An output that must be there.
+    /// Checks that an output is not null.
     pub(crate) fn new(pointer: *mut T, name: &'static str) -> Result<Self, Failure> {
         if pointer.is_null() { Err(Failure::Null(name)) } else { Ok(Self(pointer)) }
     }
@@ -94,7 +94,7 @@ pub(crate) unsafe fn text<'a>(
 /// A path of the caller.
 ///
 /// # Safety
-/// As [`text`].
+/// As for [`text`].
 pub(crate) unsafe fn path<'a>(
     pointer: *const c_char,
     name: &'static str,
@@ -159,11 +159,11 @@ pub(crate) unsafe trait Versioned: Copy {
     const SIZE_MIN: usize;
 }
 
-/// Copies a struct of options. What an older header does not have is zero, which stands for the
-/// default; what a newer one has beyond this version must be zero.
+/// Copies a struct of options. Fields that an older header lacks are zero, which selects the
+/// default; fields that a newer header adds must be zero.
 ///
 /// # Safety
-/// A pointer that is not null points to as many bytes as the first word of them says.
+/// A pointer that is not null points to as many bytes as the first word of them states.
 pub(crate) unsafe fn options<T: Versioned>(
     pointer: *const T,
     name: &'static str,
@@ -194,7 +194,7 @@ pub(crate) unsafe fn options<T: Versioned>(
     Ok(unsafe { options.assume_init() })
 }
 
-/// An output struct that begins with the size that the caller has room for.
+/// An output struct that begins with the size that the caller allocated.
 pub(crate) struct VersionedOutput<T> {
     pointer: *mut T,
     size: usize,
@@ -202,7 +202,7 @@ pub(crate) struct VersionedOutput<T> {
 
 impl<T: Versioned> VersionedOutput<T> {
     /// # Safety
-    /// A pointer that is not null points to as many bytes as the first word of them says.
+    /// A pointer that is not null points to as many bytes as the first word of them states.
     pub(crate) unsafe fn new(pointer: *mut T, name: &'static str) -> Result<Self, Failure> {
         if pointer.is_null() {
             return Err(Failure::Null(name));
@@ -213,7 +213,7 @@ impl<T: Versioned> VersionedOutput<T> {
         Ok(Self { pointer, size })
     }
 
-    /// Writes what both sides know of, and the number of those bytes as the size.
+    /// Writes the fields that both sides know, and the number of their bytes as the size.
     ///
     /// # Safety
     /// The bytes can be written.
@@ -227,7 +227,7 @@ impl<T: Versioned> VersionedOutput<T> {
     }
 }
 
-/// A size far beyond any version is a struct that was not initialised.
+/// Upper bound on a struct size: a larger value is an uninitialised struct.
 const SIZE_MAX: usize = 4096;
 
 fn check_size<T: Versioned>(size: usize, name: &'static str) -> Result<(), Failure> {
@@ -244,7 +244,7 @@ fn check_size<T: Versioned>(size: usize, name: &'static str) -> Result<(), Failu
 /// The length that reaches to the end of the file.
 pub const BIFOLIO_TO_END: u64 = u64::MAX;
 
-/// A range of a file. The library refuses what lies beyond 2^63.
+/// Returns a range of a file. The library refuses ranges past 2^63.
 pub(crate) fn range(file: &bifolio_file, offset: u64, length: u64) -> Range<u64> {
     if length == BIFOLIO_TO_END {
         return offset..file.file().len().max(offset);
@@ -252,7 +252,7 @@ pub(crate) fn range(file: &bifolio_file, offset: u64, length: u64) -> Range<u64>
     offset..offset.saturating_add(length)
 }
 
-/// The entry of `table` for a number of the caller.
+/// Returns the entry of `table` for a number from the caller.
 pub(crate) fn choice<T: Copy>(
     number: u32,
     table: &[(u32, T)],

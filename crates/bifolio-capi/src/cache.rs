@@ -1,7 +1,7 @@
 //! A cache: its options, building it, opening files in it, its statistics, closing it.
 //!
 //! # Safety
-//! Dereferences what C hands over, under the contract of the crate's head.
+//! Dereferences pointers from C, under the contract of the crate's head.
 #![allow(unsafe_code)]
 
 use crate::boundary::{
@@ -41,11 +41,11 @@ pub enum bifolio_huge_pages {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
 pub enum bifolio_direct {
-    /// Past the kernel's page cache where the file system offers it.
+    /// Bypasses the kernel's page cache where the file system allows it.
     BIFOLIO_DIRECT_AUTO = 0,
     /// Always through the kernel's page cache.
     BIFOLIO_DIRECT_NEVER = 1,
-    /// Past the kernel's page cache, or opening fails.
+    /// Bypasses the kernel's page cache, or the open fails.
     BIFOLIO_DIRECT_REQUIRE = 2,
 }
 
@@ -55,9 +55,8 @@ pub enum bifolio_direct {
 pub enum bifolio_faults {
     /// Threads of the cache serve faults of maps.
     BIFOLIO_FAULTS_THREADS = 0,
-    /// The thread that touches a page serves its fault, in a handler of SIGBUS. The program must
-    /// not block that signal, and a handler that is installed later must pass on what is not its
-    /// own.
+    /// The thread that touches a page serves its fault, in a SIGBUS handler. The program must not
+    /// block that signal, and a handler installed later must pass on signals that are not its own.
     BIFOLIO_FAULTS_IN_THREAD = 1,
 }
 
@@ -67,13 +66,13 @@ pub const BIFOLIO_CACHE_POPULATE: u32 = 1;
 /// For `bifolio_cache_options.readahead_bytes_max`: nothing is read ahead.
 pub const BIFOLIO_READAHEAD_NONE: u64 = u64::MAX;
 
-/// For `bifolio_open_options.flags`: reading and pinning. It is also the meaning of no flag.
+/// For `bifolio_open_options.flags`: reading and pinning. This is also the meaning of no flag.
 pub const BIFOLIO_OPEN_READ: u32 = 1;
 /// For `bifolio_open_options.flags`: writing and changing the length.
 pub const BIFOLIO_OPEN_WRITE: u32 = 2;
-/// For `bifolio_open_options.flags`: makes the file if there is none. Needs writing.
+/// For `bifolio_open_options.flags`: creates the file if it does not exist. Requires writing.
 pub const BIFOLIO_OPEN_CREATE: u32 = 4;
-/// For `bifolio_open_options.flags`: cuts the file to nothing. Needs writing.
+/// For `bifolio_open_options.flags`: truncates the file to length 0. Requires writing.
 pub const BIFOLIO_OPEN_TRUNCATE: u32 = 8;
 /// For `bifolio_open_options.flags`: a promise that the bytes do not change while the file is open.
 /// Excludes writing, by any handle of this cache.
@@ -84,43 +83,39 @@ pub const BIFOLIO_OPEN_MAPPABLE: u32 = 32;
 const OPEN_FLAGS: u32 = 63;
 
 /// Settings of a cache. Set `size` to `sizeof(bifolio_cache_options)` and everything else to zero,
-/// which stands for the default; then set what is to be otherwise:
-/// `bifolio_cache_options options = { .size = sizeof options };`
+/// which selects the defaults; then change what you need: `bifolio_cache_options options = { .size
+/// = sizeof options };`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bifolio_cache_options {
     /// `sizeof(bifolio_cache_options)`.
     pub size: usize,
-    /// The bound on memory, bytes: frames, descriptors and tables together. 256 MiB by default,
-    /// 256 KiB at the least.
+    /// Bound on memory, bytes: frames, descriptors and tables together. Default 256 MiB, minimum
+    /// 256 KiB.
     pub memory_bytes: u64,
-    /// The most that `bifolio_cache_set_memory` may ever be given, bytes. By default all of the
-    /// machine's memory.
+    /// Upper bound for `bifolio_cache_set_memory`, bytes. Default: all of the machine's memory.
     pub memory_bytes_max: u64,
-    /// How much may be dirty before writers wait for the device, bytes: two thirds of the bound by
-    /// default; at the most half of it can be set.
+    /// Dirty bytes at which writers wait for the device. Default 2/3 of the bound; a set value is
+    /// at most half of it.
     pub dirty_bytes_max: u64,
-    /// How much may be dirty before it is written out in the background, bytes; a quarter of the
-    /// bound by default.
+    /// Dirty bytes at which the flusher starts to write. Default a quarter of the bound.
     pub dirty_bytes_background: u64,
-    /// After how many milliseconds a dirty page is written out, however little is dirty; 5,000 by
-    /// default.
+    /// Age at which a dirty page is written out, however little is dirty, milliseconds. Default
+    /// 5,000.
     pub dirty_age_ms_max: u64,
-    /// How long a call waits for memory that other calls hold only for the moment, milliseconds;
-    /// 10,000 by default.
+    /// Maximum wait of a call for memory that other calls hold briefly, milliseconds. Default
+    /// 10,000.
     pub reclaim_wait_ms_max: u64,
-    /// The largest window of readahead, bytes; 8 MiB by default. `BIFOLIO_READAHEAD_NONE` for
-    /// none.
+    /// Largest readahead window, bytes. Default 8 MiB; `BIFOLIO_READAHEAD_NONE` for none.
     pub readahead_bytes_max: u64,
-    /// The most the swap may have, bytes; 1 TiB by default.
+    /// Upper bound on the swap, bytes. Default 1 TiB.
     pub swap_bytes_max: u64,
-    /// A directory for a temporary file that the pages of memory files go to when memory is short;
-    /// null for no swap.
+    /// Directory of a temporary file to which pages of memory files are swapped when memory is
+    /// short; null for no swap.
     pub swap_directory: *const c_char,
-    /// The most transfers that one call has in flight, 1 to 1024; 64 by default.
+    /// Maximum transfers in flight per call, 1 to 1024. Default 64.
     pub io_depth: u32,
-    /// How many pages of maps are evicted with one flush of address translations, 1 to 512; 31 by
-    /// default.
+    /// Maximum pages of maps evicted with one TLB flush, 1 to 512. Default 31.
     pub unmap_batch_folios: u32,
     /// One of `bifolio_huge_pages`.
     pub huge_pages: u32,
@@ -134,7 +129,7 @@ unsafe impl Versioned for bifolio_cache_options {
 }
 
 /// Options of an open. Set `size` to `sizeof(bifolio_open_options)` and everything else to zero,
-/// which stands for the default; then set what is to be otherwise.
+/// which selects the defaults; then change what you need.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bifolio_open_options {
@@ -145,10 +140,10 @@ pub struct bifolio_open_options {
     /// One of `bifolio_direct`.
     pub direct: u32,
     /// Bytes of a folio, the unit of residency and of pins: a power of two from 4 KiB, the default,
-    /// to 2 MiB. All handles of a file agree on it.
+    /// to 2 MiB. All handles of a file must agree.
     pub folio_bytes: u64,
-    /// The most the file may grow to while it is open, bytes: by default 1 TiB, or 64 GiB if it can
-    /// be mapped, or four times its length.
+    /// Maximum length of the file while it is open, bytes. Default 1 TiB, or 64 GiB for a mappable
+    /// file, or four times its length.
     pub len_max_bytes: u64,
     /// One of `bifolio_faults`.
     pub faults: u32,
@@ -161,8 +156,8 @@ unsafe impl Versioned for bifolio_open_options {
     const SIZE_MIN: usize = 40;
 }
 
-/// Counters of a cache since it was built, and its memory now. Counts only grow; fields that
-/// end in `_bytes` and are not counts of traffic are levels. Later versions append fields.
+/// Counters of a cache since it was built, and its memory now. Counts only grow; fields that end in
+/// `_bytes` are current values, except the counts of traffic. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bifolio_stats {
@@ -170,19 +165,19 @@ pub struct bifolio_stats {
     pub size: usize,
     /// The bound on memory.
     pub bound_bytes: u64,
-    /// Charged against the bound: frames, descriptors and tables.
+    /// Memory charged against the bound: frames, descriptors and tables.
     pub used_bytes: u64,
-    /// Of those, frames: memory that holds or may hold pages.
+    /// Part of `used_bytes` in frames: memory for pages.
     pub frame_bytes: u64,
-    /// Of those, frames that hold no page.
+    /// Part of `frame_bytes` that holds no page.
     pub free_bytes: u64,
-    /// Of `used_bytes`, descriptors and tables.
+    /// Part of `used_bytes` in descriptors and tables.
     pub metadata_bytes: u64,
-    /// Pages that are newer in memory than on their device.
+    /// Dirty pages, including those being written out.
     pub dirty_bytes: u64,
-    /// Pages of memory files that are nowhere but in memory.
+    /// Pages of memory files that are only in memory.
     pub unswapped_bytes: u64,
-    /// Places in the swap that are in use.
+    /// Swap slots in use.
     pub swap_bytes: u64,
     /// Folios on the inactive list.
     pub inactive_bytes: u64,
@@ -190,25 +185,25 @@ pub struct bifolio_stats {
     pub active_bytes: u64,
     /// Pages read without a lock or a reference.
     pub hits_optimistic: u64,
-    /// Pages copied under a reference.
+    /// Pages copied with a reference.
     pub hits_pinned: u64,
-    /// Pages that were resident and could be read or pinned under a lock only.
+    /// Resident pages that could only be read or pinned under a lock.
     pub hits_slow: u64,
-    /// Folios that were looked up and not found.
+    /// Lookups that found no folio.
     pub misses: u64,
     /// Misses that needed no transfer.
     pub misses_without_read: u64,
     /// Misses of pages that were evicted before.
     pub workingset_refault: u64,
-    /// Refaults near enough to go to the active list at once.
+    /// Refaults within the working set, which go to the active list at once.
     pub workingset_activate: u64,
     /// Bytes read from devices.
     pub read_bytes: u64,
-    /// Read requests made of devices.
+    /// Read requests sent to devices.
     pub read_requests: u64,
     /// Bytes written to devices.
     pub written_bytes: u64,
-    /// Write requests made of devices.
+    /// Write requests sent to devices.
     pub write_requests: u64,
     /// Write-outs that failed; their pages stayed dirty.
     pub writeback_errors: u64,
@@ -216,25 +211,25 @@ pub struct bifolio_stats {
     pub write_bytes: u64,
     /// Syncs of files.
     pub syncs: u64,
-    /// Syncs that shared the flush of another.
+    /// Syncs that shared the flush of another sync.
     pub syncs_shared: u64,
     /// Flushes of devices made for syncs.
     pub device_flushes: u64,
-    /// Faults of maps that were served.
+    /// Faults of maps served.
     pub faults: u64,
     /// Pins taken.
     pub pins: u64,
-    /// Folios read ahead of need.
+    /// Folios read ahead.
     pub readahead_folios: u64,
-    /// Of those, folios that were evicted before anything used them.
+    /// Folios read ahead that were evicted before their first use.
     pub readahead_unused: u64,
     /// Pages of memory files written to the swap.
     pub swapped_out_pages: u64,
     /// Pages of memory files read back from the swap.
     pub swapped_in_pages: u64,
-    /// Folios that reclaim looked at on the inactive list.
+    /// Folios of the inactive list scanned by reclaim.
     pub pgscan: u64,
-    /// Folios that reclaim evicted.
+    /// Folios evicted by reclaim.
     pub pgsteal: u64,
     /// Allocations that found no frame and had to reclaim.
     pub direct_reclaims: u64,
@@ -242,11 +237,11 @@ pub struct bifolio_stats {
     pub reclaim_stalls: u64,
     /// Allocations that failed because everything was pinned or could not be written.
     pub allocation_failures: u64,
-    /// Writes that waited because too much was dirty.
+    /// Writes that were throttled because too much was dirty.
     pub throttle_waits: u64,
-    /// How long they waited together, nanoseconds.
+    /// Total time that writes were throttled, nanoseconds.
     pub throttle_ns: u64,
-    /// The longest of these waits, nanoseconds.
+    /// Longest time that a write was throttled, nanoseconds.
     pub throttle_ns_max: u64,
 }
 
@@ -255,8 +250,8 @@ unsafe impl Versioned for bifolio_stats {
     const SIZE_MIN: usize = 328;
 }
 
-/// Builds a cache. `options` may be null for the defaults. The cache has a few threads of its own,
-/// and takes its memory as it is needed.
+/// Builds a cache. `options` may be null for the defaults. The cache starts a few threads and takes
+/// memory as it needs it.
 ///
 /// Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_POPULATE`.
 #[unsafe(no_mangle)]
@@ -275,7 +270,7 @@ pub unsafe extern "C" fn bifolio_cache_new(
     })
 }
 
-/// The builder that the options describe.
+/// Returns the builder that the options describe.
 ///
 /// # Safety
 /// Null, or options that begin with their size and whose paths end with a zero byte.
@@ -336,7 +331,7 @@ fn unknown_flags(flags: u32) -> Failure {
     Failure::Misuse(format!("options: flags has bits that stand for nothing: {flags:#x}"))
 }
 
-/// The open options that the struct describes.
+/// Returns the open options that the struct describes.
 ///
 /// # Safety
 /// Null, or options that begin with their size.
@@ -378,8 +373,8 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     Ok(open)
 }
 
-/// Opens the regular file at `path`. `options` may be null: for reading. A file that is open in
-/// this cache already is shared: one length, one copy of its pages. End it with
+/// Opens the regular file at `path`. `options` may be null: for reading. A file that is already
+/// open in this cache is shared: one length, one copy of its pages. Close it with
 /// `bifolio_file_close`.
 ///
 /// Threads: any, at the same time. Blocks: for the file system.
@@ -405,9 +400,9 @@ pub unsafe extern "C" fn bifolio_cache_open(
     })
 }
 
-/// Opens the regular file that `descriptor` is of. From then on the descriptor belongs to the
-/// cache: it is closed with the file, or at once if the call fails. (If a pointer is null or an
-/// option wrong, it still belongs to the caller.)
+/// Opens the regular file of `descriptor`. The descriptor then belongs to the cache: it is closed
+/// with the file, or at once if the call fails. (If a pointer is null or an option invalid, it
+/// still belongs to the caller.)
 ///
 /// Threads: any, at the same time. Blocks: for the file system.
 #[unsafe(no_mangle)]
@@ -436,9 +431,9 @@ pub unsafe extern "C" fn bifolio_cache_open_fd(
     })
 }
 
-/// Makes an empty file that has no file behind it, for scratch space: its bytes are gone with its
-/// last handle. `name` is for messages only. `options` may be null: for reading and writing.
-/// Without a swap its bytes stay in memory, within the bound.
+/// Creates an empty memory file, for scratch space: its bytes are freed with its last handle.
+/// `name` is used in messages only. `options` may be null: for reading and writing. Without a swap
+/// its bytes stay in memory, within the bound.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
@@ -467,10 +462,9 @@ pub unsafe extern "C" fn bifolio_cache_memory_file(
     })
 }
 
-/// Writes what the cache has done and holds to `stats`, whose `size` says how much room there is.
+/// Writes the counters and the memory use of the cache to `stats`, whose `size` states its size.
 ///
-/// Threads: any, at the same time. Blocks: for locks that are held for a moment only; it looks at
-/// each open file.
+/// Threads: any, at the same time. Blocks: briefly, for locks; it visits each open file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_cache_stats(
     cache: *const bifolio_cache,
@@ -506,8 +500,8 @@ fn stats_of(cache: &Cache) -> bifolio_stats {
     }
 }
 
-/// Changes the bound on memory. Shrinking evicts, writes out what is dirty, and gives memory back
-/// to the system before it returns. On an error the old bound stands.
+/// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns memory
+/// to the system before it returns. On an error the bound is unchanged.
 ///
 /// Threads: any, at the same time. Blocks: for the devices.
 #[unsafe(no_mangle)]
@@ -519,8 +513,8 @@ pub unsafe extern "C" fn bifolio_cache_set_memory(
     guard(|| Ok(unsafe { handle(cache, "cache")? }.cache.set_memory(memory_bytes)?))
 }
 
-/// Advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome` may be
-/// null.
+/// Gives advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome`
+/// may be null.
 ///
 /// Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
 #[unsafe(no_mangle)]
@@ -539,10 +533,10 @@ pub unsafe extern "C" fn bifolio_cache_advise(
     })
 }
 
-/// Makes durable all that was written to the cache's files, and closes the cache. On success the
-/// handle is gone; what is still open of its files answers `BIFOLIO_ERROR_CLOSED`, and is to be
-/// freed. On an error everything is as before and nothing is lost: mend the cause and close again,
-/// or give up with `bifolio_cache_free`.
+/// Makes everything written to the cache's files durable, and closes the cache. On success the
+/// handle is freed; calls on files that are still open return `BIFOLIO_ERROR_CLOSED`, and their
+/// handles must be freed. On an error nothing is changed or lost: fix the cause and close again, or
+/// give up with `bifolio_cache_free`.
 ///
 /// Threads: any, while no other call uses the handle. Blocks: for the devices.
 #[unsafe(no_mangle)]
@@ -556,8 +550,8 @@ pub unsafe extern "C" fn bifolio_cache_close(cache: *mut bifolio_cache) -> bifol
     })
 }
 
-/// Ends a handle without an answer: the cache itself ends with its last file, which makes durable
-/// what it can; what it cannot is lost, and only logged. Null is allowed.
+/// Frees a handle without a result: the cache itself ends with its last file, which makes durable
+/// what it can; other bytes are lost, which is only logged. Null is allowed.
 ///
 /// Threads: any, while no other call uses the handle. Blocks: for the devices.
 #[unsafe(no_mangle)]

@@ -39,28 +39,28 @@ impl bifolio_file {
     }
 }
 
-/// The use that a file, or a range of it, is about to have.
+/// Advice about the future use of a file or a range.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
 pub enum bifolio_advice {
-    /// For the handle: reads are watched, and sequential or strided ones read ahead. The default.
+    /// For the handle: sequential and strided reads are detected and read ahead. The default.
     BIFOLIO_ADVICE_NORMAL = 0,
     /// For the handle: reads are sequential.
     BIFOLIO_ADVICE_SEQUENTIAL = 1,
-    /// For the handle: reads have no order; nothing is read ahead.
+    /// For the handle: reads are random; nothing is read ahead.
     BIFOLIO_ADVICE_RANDOM = 2,
-    /// For the handle: what is read will not be read again.
+    /// For the handle: data is read only once.
     BIFOLIO_ADVICE_NO_REUSE = 3,
     /// For the range: it will be read soon; reading it starts now.
     BIFOLIO_ADVICE_WILL_NEED = 4,
-    /// For the range: it will not be needed soon, and goes first when memory is wanted.
+    /// For the range: it will not be needed soon, and is evicted first when memory is needed.
     BIFOLIO_ADVICE_COLD = 5,
-    /// For the range: it will not be needed; what is clean is evicted now.
+    /// For the range: it will not be needed; clean pages are evicted now.
     BIFOLIO_ADVICE_DONT_NEED = 6,
-    /// For the range: it is read now, before the call returns.
+    /// For the range: it is read before the call returns.
     BIFOLIO_ADVICE_POPULATE_READ = 7,
-    /// As `BIFOLIO_ADVICE_POPULATE_READ`; in a file with a map for writing, stores raise no fault
-    /// then.
+    /// Like `BIFOLIO_ADVICE_POPULATE_READ`; in a file with a writable map, stores then raise no
+    /// fault.
     BIFOLIO_ADVICE_POPULATE_WRITE = 8,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn advice_of(number: u32) -> Result<Advice, Failure> {
     choice(number, &table, "advice")
 }
 
-/// The effect of advice to evict, in folios; all zero for other advice.
+/// Result of advice to evict, in folios; all zero for other advice.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bifolio_outcome {
@@ -88,9 +88,9 @@ pub struct bifolio_outcome {
     pub evicted: u64,
     /// Folios that stay: dirty, pinned, mapped, or in use by another call.
     pub remaining: u64,
-    /// Of those, the dirty ones; their write-out was started.
+    /// Dirty folios among them; their write-out was started.
     pub remaining_dirty: u64,
-    /// Of those, folios that pins or other calls refer to.
+    /// Folios among them that pins or other calls refer to.
     pub remaining_referenced: u64,
 }
 
@@ -115,13 +115,13 @@ impl bifolio_outcome {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bifolio_residency {
-    /// Pages of the range that are in the file.
+    /// Pages of the range within the file.
     pub pages: u64,
     /// Pages that are in memory.
     pub resident: u64,
-    /// Pages that are newer in memory than on their device.
+    /// Dirty pages.
     pub dirty: u64,
-    /// Pages that are not in memory, but were.
+    /// Pages that were evicted.
     pub evicted: u64,
 }
 
@@ -129,24 +129,24 @@ pub struct bifolio_residency {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bifolio_read {
-    /// Where to read, bytes.
+    /// Position to read from, bytes.
     pub offset: u64,
-    /// Where to put the bytes. Buffers of one call must not overlap.
+    /// Memory for the bytes. Buffers of one call must not overlap.
     pub buffer: *mut c_void,
-    /// How many bytes to read.
+    /// Number of bytes to read.
     pub length: usize,
-    /// Set by the call, if `result` is `BIFOLIO_OK`: how many bytes were read; fewer than `length`
+    /// Set by the call, if `result` is `BIFOLIO_OK`: the number of bytes read; fewer than `length`
     /// only at the end of the file.
     pub read: usize,
-    /// Set by the call: the answer to this read.
+    /// Set by the call: the result of this read.
     pub result: bifolio_result,
-    /// Set by the call: the system's number behind `result`, or 0.
+    /// Set by the call: the `errno` behind `result`, or 0.
     pub error_number: c_int,
 }
 
-/// Reads `length` bytes at `offset` into `buffer`. `read` says how many there were: fewer only at
-/// the end of the file. What is in memory is copied without a lock; a read of one page never sees
-/// half of a write.
+/// Reads `length` bytes at `offset` into `buffer`. `read` gets the number of bytes read: fewer only
+/// at the end of the file. Resident pages are copied without a lock; a read within one page never
+/// sees half of a write.
 ///
 /// Threads: any, at the same time. Blocks: for the device, for what is not in memory.
 #[unsafe(no_mangle)]
@@ -170,10 +170,10 @@ pub unsafe extern "C" fn bifolio_file_read(
     })
 }
 
-/// Answers `count` reads: what is in memory at once, the rest by transfers that leave together.
-/// Each read has its own `result`, also if others fail. The answer is that of the first read that
-/// failed; if the call could not begin (`file` or `reads` null, the file not opened for reading),
-/// nothing in `reads` is changed.
+/// Makes `count` reads: resident pages at once, the rest with transfers that are submitted
+/// together. Each read has its own `result`, even if others fail. Returns the result of the first
+/// read that failed; if the call could not begin (`file` or `reads` null, the file not opened for
+/// reading), `reads` is not changed.
 ///
 /// Threads: any, at the same time. Blocks: for the device, until all are answered.
 #[unsafe(no_mangle)]
@@ -223,8 +223,8 @@ pub unsafe extern "C" fn bifolio_file_read_many(
     })
 }
 
-/// Writes all `length` bytes of `buffer` at `offset`; the file grows if need be. The bytes are in
-/// memory then: durable after a sync. On an error a part of them may have been written.
+/// Writes all `length` bytes of `buffer` at `offset`; the file grows if necessary. The bytes are
+/// then in memory, and durable after a sync. On an error a part of them may have been written.
 ///
 /// Threads: any, at the same time. Blocks: for the device, for the rest of a page that is not in
 /// memory, and while too much is dirty.
@@ -244,9 +244,9 @@ pub unsafe extern "C" fn bifolio_file_write(
     })
 }
 
-/// Writes all `length` bytes of `buffer` at the end of the file. `offset`, which may be null, says
-/// where they are. Appends through one handle never overlap; those through several handles of a
-/// file, and writes behind its end, may. On an error the file may have grown by a part of them.
+/// Writes all `length` bytes of `buffer` at the end of the file. `offset`, which may be null, gets
+/// their position. Appends through one handle never overlap; appends through several handles of a
+/// file, and writes past its end, may. On an error the file may have grown by a part of them.
 ///
 /// Threads: any, at the same time. Blocks: as `bifolio_file_write`, and for other appends.
 #[unsafe(no_mangle)]
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn bifolio_file_append(
     })
 }
 
-/// The length of the file, bytes, with everything that was written, synced or not; 0 for null.
+/// Returns the length of the file, bytes, including unsynced writes; 0 for null.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn bifolio_file_len(file: *const bifolio_file) -> u64 {
     unsafe { file.as_ref() }.map_or(0, |file| file.file.len())
 }
 
-/// Bytes of a folio of the file: a pin lies in one; 0 for null.
+/// Returns the folio size of the file, bytes: a pin lies within one folio; 0 for null.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn bifolio_file_folio_bytes(file: *const bifolio_file) -> 
     unsafe { file.as_ref() }.map_or(0, |file| file.file.folio_bytes())
 }
 
-/// Makes the file `len_bytes` long: cuts what is behind, or grows it by zeros.
+/// Sets the length of the file to `len_bytes`: truncates it, or extends it with zeros.
 ///
 /// Threads: any, at the same time. Blocks: for the device, and for write-outs of the file.
 #[unsafe(no_mangle)]
@@ -302,9 +302,9 @@ pub unsafe extern "C" fn bifolio_file_set_len(
     guard(|| Ok(unsafe { handle(file, "file")? }.file.set_len(len_bytes)?))
 }
 
-/// Makes durable every write that returned before: writes dirty pages out and flushes the device.
-/// Syncs that come together share a flush. A failure, of now or since the last sync of this handle,
-/// is told once; the pages stay dirty, and no sync succeeds until they are on the device.
+/// Makes every write that returned before durable: writes dirty pages out and flushes the device.
+/// Concurrent syncs share a flush. A failure, now or since the last sync of this handle, is
+/// reported once; the pages stay dirty, and no sync succeeds until they are on the device.
 ///
 /// Threads: any, at the same time. Blocks: for the device.
 #[unsafe(no_mangle)]
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn bifolio_file_sync_data(file: *const bifolio_file) -> bi
     guard(|| Ok(unsafe { handle(file, "file")? }.file.sync_data()?))
 }
 
-/// As `bifolio_file_sync_data`, and the file's metadata too.
+/// Like `bifolio_file_sync_data`, and also syncs the file's metadata.
 ///
 /// Threads: any, at the same time. Blocks: for the device.
 #[unsafe(no_mangle)]
@@ -322,7 +322,8 @@ pub unsafe extern "C" fn bifolio_file_sync_all(file: *const bifolio_file) -> bif
     guard(|| Ok(unsafe { handle(file, "file")? }.file.sync_all()?))
 }
 
-/// As `bifolio_file_sync_data`, for `length` bytes at `offset` only (`BIFOLIO_TO_END`: to the end).
+/// Like `bifolio_file_sync_data`, for `length` bytes at `offset` only (`BIFOLIO_TO_END`: to the
+/// end).
 ///
 /// Threads: any, at the same time. Blocks: for the device.
 #[unsafe(no_mangle)]
@@ -338,7 +339,7 @@ pub unsafe extern "C" fn bifolio_file_sync_range(
     })
 }
 
-/// Takes advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
+/// Gives advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
 /// end), or for the handle. `outcome` may be null.
 ///
 /// Threads: any, at the same time. Blocks: for the device with `BIFOLIO_ADVICE_POPULATE_*`.
@@ -360,7 +361,7 @@ pub unsafe extern "C" fn bifolio_file_advise(
     })
 }
 
-/// Tells how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
+/// Reports how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
@@ -383,8 +384,8 @@ pub unsafe extern "C" fn bifolio_file_residency(
     })
 }
 
-/// Makes a hole of `length` bytes at `offset` of a memory file: they read as zeros, and whole
-/// folios among them give their memory back. The length stays.
+/// Punches a hole of `length` bytes at `offset` into a memory file: they read as zeros, and the
+/// memory of whole folios among them is freed. The length stays.
 ///
 /// Threads: any, at the same time. Blocks: for the swap, where a part of a page was swapped out.
 #[unsafe(no_mangle)]
@@ -400,7 +401,7 @@ pub unsafe extern "C" fn bifolio_file_punch_hole(
     })
 }
 
-/// Reserves memory for `length` bytes at `offset` of a memory file, which grows if need be: later
+/// Reserves memory for `length` bytes at `offset` of a memory file, which grows if necessary: later
 /// writes there need no more memory.
 ///
 /// Threads: any, at the same time. Blocks: for memory.
@@ -417,9 +418,9 @@ pub unsafe extern "C" fn bifolio_file_allocate(
     })
 }
 
-/// Gives up what was written and is not on the storage: the file holds then what the storage holds.
-/// For storage that will not take it, where closing would fail for ever. `bytes`, which may be
-/// null, says how much it was.
+/// Discards bytes that were written and are not on storage: the file then has the content of the
+/// storage. For storage that refuses writes permanently, where closing would always fail. `bytes`,
+/// which may be null, gets their number.
 ///
 /// Threads: any, at the same time. Blocks: for write-outs that are in flight.
 #[unsafe(no_mangle)]
@@ -438,9 +439,10 @@ pub unsafe extern "C" fn bifolio_file_discard_dirty(
     })
 }
 
-/// Makes durable what was written to the file, and ends the handle. On an error the handle is as
-/// before and nothing is lost: mend the cause and close again, or give up with `bifolio_file_free`.
-/// Pins must have been released (`BIFOLIO_ERROR_IN_USE`); maps may live on.
+/// Makes everything written to the file durable, and frees the handle. On an error the handle is
+/// unchanged and nothing is lost: fix the cause and close again, or give up with
+/// `bifolio_file_free`. Pins must have been released (`BIFOLIO_ERROR_IN_USE`); maps may still
+/// exist.
 ///
 /// Threads: any, while no other call uses the handle. Blocks: for the device.
 #[unsafe(no_mangle)]
@@ -456,9 +458,9 @@ pub unsafe extern "C" fn bifolio_file_close(file: *mut bifolio_file) -> bifolio_
     })
 }
 
-/// Ends a handle without an answer. The last handle of a file makes durable what it can; what it
-/// cannot stays in the cache until `bifolio_cache_close`, which tells of it. Null is allowed. With
-/// pins that were not released the handle stays, and is never freed.
+/// Frees a handle without a result. The last handle of a file makes durable what it can; the rest
+/// stays in the cache until `bifolio_cache_close`, which reports it. Null is allowed. If pins were
+/// not released, the handle stays and is never freed.
 ///
 /// Threads: any, while no other call uses the handle. Blocks: for the device.
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! Maps: a file's bytes as memory, and pins that keep a part of them resident.
+//! Maps: the bytes of a file as memory, and pins that keep a part of them resident.
 //!
 //! # Safety
 //! Dereferences what C hands over, under the contract of the crate's head.
@@ -11,7 +11,7 @@ use bifolio::{Map, MapMut, MapPin, MapPinMut};
 use std::ffi::c_void;
 use std::ops::Range;
 
-/// A file's bytes as memory. It keeps the file open in the cache.
+/// The bytes of a file as memory. It keeps the file open in the cache.
 #[derive(Debug)]
 pub struct bifolio_map {
     kind: Kind,
@@ -48,10 +48,11 @@ enum AnyPin {
 /// For `bifolio_map_new`: the bytes can be stored to.
 pub const BIFOLIO_MAP_WRITE: u32 = 1;
 /// For `bifolio_map_pin_new`: the kernel or a device may write the bytes while they are pinned (a
-/// read with `O_DIRECT`, io_uring, RDMA). What it writes without such a pin may be lost.
+/// read with `O_DIRECT`, io_uring, RDMA). Without such a pin, bytes written in this way may be
+/// lost.
 pub const BIFOLIO_MAP_PIN_DEVICE_WRITES: u32 = 1;
 
-/// A range of a map, from the offset and the length of the caller.
+/// Returns a range of a map, from the offset and the length of the caller.
 fn range(map: &Map, offset: u64, length: u64) -> Range<u64> {
     if length == BIFOLIO_TO_END {
         return offset..map.len().max(offset);
@@ -64,9 +65,10 @@ fn unknown_flags(flags: u32) -> Failure {
 }
 
 /// Maps `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) of a file that was opened with
-/// `BIFOLIO_OPEN_MAPPABLE`, for reading, or with `BIFOLIO_MAP_WRITE` for storing too. `address` is
-/// the first byte. A page that is not in memory is read when it is touched; one that cannot be read
-/// raises SIGBUS, as with `mmap`, unless `bifolio_map_prefetch` found it first.
+/// `BIFOLIO_OPEN_MAPPABLE`, for reading, or with `BIFOLIO_MAP_WRITE` also for storing. `address`
+/// gets the address of the first byte. A page that is not in memory is read when it is touched; one
+/// that cannot be read raises SIGBUS, as with `mmap`, unless `bifolio_map_prefetch` reported it
+/// first.
 ///
 /// Threads: any, at the same time. Blocks: for write-outs of the file, with `BIFOLIO_MAP_WRITE`.
 #[unsafe(no_mangle)]
@@ -116,7 +118,7 @@ pub unsafe extern "C" fn bifolio_map_prefetch(
     })
 }
 
-/// As `bifolio_file_advise`, for bytes of the map.
+/// Like `bifolio_file_advise`, for bytes of the map.
 ///
 /// Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
 #[unsafe(no_mangle)]
@@ -137,7 +139,7 @@ pub unsafe extern "C" fn bifolio_map_advise(
     })
 }
 
-/// Makes durable what was stored to `length` bytes at `offset` of the map before the call.
+/// Makes bytes stored to `length` bytes at `offset` of the map before the call durable.
 ///
 /// Threads: any, at the same time. Blocks: for the device.
 #[unsafe(no_mangle)]
@@ -157,8 +159,8 @@ pub unsafe extern "C" fn bifolio_map_sync(
     })
 }
 
-/// The last error of a page of the file that could not be read when it was touched, since the map
-/// was made or this was last called; `BIFOLIO_OK` if there is none.
+/// Returns the last error of a page of the file that could not be read when it was touched, since
+/// the map was created or this was last called; `BIFOLIO_OK` if there is none.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
@@ -202,7 +204,7 @@ pub unsafe extern "C" fn bifolio_map_pin_new(
     })
 }
 
-/// Ends a pin of a map. Null is allowed.
+/// Frees a pin of a map. Null is allowed.
 ///
 /// Threads: any. Blocks: for a write pin of one of its pages.
 #[unsafe(no_mangle)]
@@ -216,7 +218,7 @@ pub unsafe extern "C" fn bifolio_map_pin_free(pin: *mut bifolio_map_pin) {
     }
 }
 
-/// Ends a map: its addresses must not be touched any more. What was stored is kept, as dirty pages.
+/// Frees a map: its addresses must not be touched any more. Stored bytes are kept, as dirty pages.
 /// Null is allowed.
 ///
 /// Threads: any, while no other call uses the handle. Blocks: if it is the last that keeps the file

@@ -1,8 +1,8 @@
-//! Pins: bytes of a file where they are in memory, without a copy.
+//! Pins: access to resident bytes of a file without a copy.
 //!
 //! A pin lives in the caller's struct, so that taking one allocates nothing. It borrows its file;
-//! `PinCount` keeps a file from being closed under it. The count is in stripes, one cache line
-//! each, so that threads that pin pages of one file share none.
+//! `PinCount` prevents the file from being closed under it. The count is in stripes, one cache line
+//! each, so that threads that pin pages of one file share no line.
 //!
 //! # Safety
 //! Stores a [`Pin`] of the library in words of the caller's struct, with its lifetime erased: the
@@ -19,14 +19,14 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
-/// How many counts a file has: threads beyond so many share one.
+/// Counts per file; more threads than that share one.
 const STRIPES: usize = 16;
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Stripe(AtomicI64);
 
-/// How many pins borrow a file.
+/// Number of pins that borrow `file`.
 #[derive(Debug, Default)]
 pub(crate) struct PinCount {
     /// Allocated for the first pin.
@@ -40,7 +40,7 @@ impl PinCount {
         stripes[stripe()].0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// The sum; exact while no other thread pins.
+    /// Returns the sum; exact while no other thread pins.
     pub(crate) fn total(&self) -> i64 {
         let Some(stripes) = self.stripes.get() else { return 0 };
         // Relaxed: as in `add`.
@@ -48,7 +48,7 @@ impl PinCount {
     }
 }
 
-/// The stripe of the calling thread.
+/// Returns the stripe of the calling thread.
 fn stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -64,16 +64,16 @@ fn stripe() -> usize {
 }
 
 /// Bytes of a folio that stay in memory, at `data`, until the pin is released. They are not frozen:
-/// other calls may write them meanwhile, unless the file is immutable. Set it to zero before its
-/// first use; do not copy it.
+/// other calls may write them meanwhile, unless the file is immutable. Set the struct to zero
+/// before its first use; do not copy it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct bifolio_pin {
-    /// The first byte; null when nothing is pinned.
+    /// Address of the first byte; null if nothing is pinned.
     pub data: *const c_void,
-    /// How many bytes are pinned.
+    /// Number of pinned bytes.
     pub length: usize,
-    /// The library's own.
+    /// Private to the library.
     pub reserved: [usize; 6],
 }
 
@@ -86,22 +86,22 @@ struct Taken {
 const _: () = assert!(size_of::<Taken>() <= size_of::<[usize; 6]>());
 const _: () = assert!(align_of::<Taken>() <= align_of::<usize>());
 
-/// Bytes of a folio, at `data`, to be changed in place: until it is released no other call reads or
-/// writes the folio. Set it to zero before its first use; do not copy it.
+/// Bytes of a folio, at `data`, to be changed in place: until the pin is released, no other call
+/// reads or writes the folio. Set the struct to zero before its first use; do not copy it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct bifolio_write_pin {
-    /// The first byte; null when nothing is pinned.
+    /// Address of the first byte; null if nothing is pinned.
     pub data: *mut c_void,
-    /// How many bytes are pinned.
+    /// Number of pinned bytes.
     pub length: usize,
-    /// The library's own.
+    /// Private to the library.
     pub reserved: [usize; 2],
 }
 
 /// Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in
-/// the file. A pin of what is in memory takes no lock. Release it on the same thread, before the
-/// file is closed; pinned memory counts against the bound.
+/// the file. A pin of resident bytes takes no lock. Release it on the same thread, before the file
+/// is closed; pinned memory counts against the bound.
 ///
 /// Threads: any, at the same time, each with a struct of its own. Blocks: for the device, if the
 /// bytes are not in memory.
@@ -134,7 +134,8 @@ pub unsafe extern "C" fn bifolio_file_pin(
     })
 }
 
-/// Ends a pin, and sets the struct to zero. One that is zero, or null, is let be.
+/// Releases a pin, and sets the struct to zero. Does nothing if the struct is zero or the pointer
+/// null.
 ///
 /// Threads: the one that took the pin. Blocks: never.
 #[unsafe(no_mangle)]
@@ -157,9 +158,9 @@ pub unsafe extern "C" fn bifolio_pin_release(pin: *mut bifolio_pin) {
     });
 }
 
-/// As `bifolio_file_pin`, for changing the bytes in place: the folio is dirty then, whether it was
-/// changed or not. Holds the folio's lock: a call of the same thread that needs the folio, a sync
-/// among them, would wait for itself.
+/// Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
+/// was not changed. Holds the folio's lock: a call of the same thread that needs the folio, such as
+/// a sync, would deadlock.
 ///
 /// Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
 /// folio's lock, and while too much is dirty.
@@ -189,7 +190,8 @@ pub unsafe extern "C" fn bifolio_file_pin_write(
     })
 }
 
-/// Ends a pin for writing, and sets the struct to zero. One that is zero, or null, is let be.
+/// Releases a pin for writing, and sets the struct to zero. Does nothing if the struct is zero or
+/// the pointer null.
 ///
 /// Threads: the one that took the pin. Blocks: never.
 #[unsafe(no_mangle)]
@@ -211,7 +213,7 @@ pub unsafe extern "C" fn bifolio_write_pin_release(pin: *mut bifolio_write_pin) 
     });
 }
 
-/// A struct that holds a pin already would lose it.
+/// Checks that a struct holds no pin, which would be lost.
 fn check_unused<T>(data: *const T) -> Result<(), Failure> {
     if data.is_null() {
         return Ok(());

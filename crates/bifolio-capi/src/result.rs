@@ -1,7 +1,7 @@
 //! Result codes, and the last error of the calling thread.
 //!
-//! The numbers are part of the interface: none is ever changed or used again. `code` gives each
-//! error of the library its number; an error that a later version of the library adds is
+//! The numbers are part of the interface: none is ever changed or reused. `code` assigns each error
+//! of the library its number; an error that a later version of the library adds is
 //! `BIFOLIO_ERROR_OTHER` until it has a number here.
 //!
 //! # Safety
@@ -14,23 +14,23 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 
-/// The answer of a call. A number is never used for another meaning.
+/// Result of a call. Numbers are never reused.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum bifolio_result {
-    /// The call did what it says.
+    /// Success.
     BIFOLIO_OK = 0,
-    /// A defect of the library: it panicked. Nothing can be said of the state of the handle.
+    /// A bug in the library: it panicked. The state of the handle is unspecified.
     BIFOLIO_ERROR_PANIC = 1,
-    /// A pointer that must not be null is.
+    /// A pointer that must not be null is null.
     BIFOLIO_ERROR_NULL = 2,
-    /// An argument has a value that it cannot have.
+    /// An argument has an invalid value.
     BIFOLIO_ERROR_ARGUMENT = 3,
     /// The handle is in use: pins of it were not released, or maps not freed.
     BIFOLIO_ERROR_IN_USE = 4,
     /// An error that has no number in this version.
     BIFOLIO_ERROR_OTHER = 5,
-    /// A setting of the cache or an option of a file cannot be.
+    /// A setting of the cache or an option of a file is invalid.
     BIFOLIO_ERROR_CONFIG = 10,
     /// The file cannot be opened.
     BIFOLIO_ERROR_OPEN = 11,
@@ -40,25 +40,25 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_SWAP_FILE = 13,
     /// A page of a memory file could not be read back from the swap.
     BIFOLIO_ERROR_SWAP_READ = 14,
-    /// The bytes read back from the swap are not those that were written there.
+    /// The bytes read back from the swap differ from those written there.
     BIFOLIO_ERROR_SWAP_CORRUPT = 15,
-    /// An earlier write-out failed; its pages are dirty as before.
+    /// An earlier write-out failed; its pages are still dirty.
     BIFOLIO_ERROR_WRITEBACK = 16,
-    /// The storage is shorter than it was: another program cut the file.
+    /// The storage has shrunk: another program truncated the file.
     BIFOLIO_ERROR_CUT_SHORT = 17,
-    /// A range ends beyond what a file can have: 2^63 - 1 bytes.
+    /// A range ends past the maximum length of a file, 2^63 - 1 bytes.
     BIFOLIO_ERROR_OUT_OF_RANGE = 18,
-    /// A range ends behind the end of the file, where it must not.
+    /// A range ends past the end of the file, which this call does not allow.
     BIFOLIO_ERROR_PAST_END = 19,
-    /// The file would grow beyond `len_max_bytes` of its open options.
+    /// The file would grow past `len_max_bytes` of its open options.
     BIFOLIO_ERROR_TOO_LONG = 20,
     /// A pin must lie in one folio.
     BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
-    /// The file was not opened for this: for reading, or for writing.
+    /// The file was not opened for reading, or for writing.
     BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
-    /// Only a memory file can do this.
+    /// The call works only for memory files.
     BIFOLIO_ERROR_NOT_A_MEMORY_FILE = 23,
-    /// A file that was opened to be mapped cannot do this.
+    /// The call does not work for mappable files.
     BIFOLIO_ERROR_IS_MAPPABLE = 24,
     /// Files cannot be mapped on this system.
     BIFOLIO_ERROR_CANNOT_MAP = 25,
@@ -72,19 +72,19 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_MAPS_ALIVE = 29,
     /// A range of a memory file cannot become one folio.
     BIFOLIO_ERROR_CANNOT_COLLAPSE = 30,
-    /// A descriptor did not take what was to be copied to it.
+    /// The descriptor did not accept the bytes.
     BIFOLIO_ERROR_COPY_TO_FD = 31,
     /// An immutable and a writable handle of one file exclude each other.
     BIFOLIO_ERROR_IMMUTABLE_CONFLICT = 32,
-    /// The file is open with another way of transfers.
+    /// The file is open with another kind of transfers.
     BIFOLIO_ERROR_DIRECT_CONFLICT = 33,
     /// The file is open with another folio size.
     BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT = 34,
-    /// The device of the file takes nothing, and as much is dirty there as may be.
+    /// The device of the file refuses writes, and its share of dirty pages is full.
     BIFOLIO_ERROR_UNWRITABLE = 35,
     /// The bound is reached, and nothing can be evicted.
     BIFOLIO_ERROR_FULL = 36,
-    /// A folio has as many references as one can have.
+    /// A folio has the maximum number of references.
     BIFOLIO_ERROR_TOO_MANY_PINS = 37,
     /// The system refused memory or address space.
     BIFOLIO_ERROR_MEMORY = 38,
@@ -92,8 +92,7 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_THREAD = 39,
     /// Files could not be made durable: the cache is still open, and nothing is lost.
     BIFOLIO_ERROR_CLOSE = 40,
-    /// The kernel refused something that could neither be undone nor done without: build another
-    /// cache.
+    /// The kernel refused a call that could be neither undone nor replaced: build another cache.
     BIFOLIO_ERROR_POISONED = 41,
     /// The cache was closed.
     BIFOLIO_ERROR_CLOSED = 42,
@@ -105,7 +104,7 @@ pub enum bifolio_result {
 
 use bifolio_result::*;
 
-/// The number of an error of the library.
+/// Returns the number of an error of the library.
 fn code(kind: &ErrorKind) -> bifolio_result {
     match kind {
         ErrorKind::Config { .. } => BIFOLIO_ERROR_CONFIG,
@@ -147,7 +146,7 @@ fn code(kind: &ErrorKind) -> bifolio_result {
     }
 }
 
-/// The system's number behind an error; 0 if there is none.
+/// Returns the `errno` behind an error; 0 if there is none.
 pub(crate) fn errno(error: &Error) -> c_int {
     error.raw_os_error().unwrap_or(0)
 }
@@ -162,7 +161,7 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// Keeps a failure for the calling thread, and gives its number.
+/// Stores a failure for the calling thread, and returns its number.
 pub(crate) fn remember(failure: &Failure) -> bifolio_result {
     let (result, message, errno) = match failure {
         Failure::Null(name) => (BIFOLIO_ERROR_NULL, format!("{name} is a null pointer"), 0),
@@ -174,7 +173,7 @@ pub(crate) fn remember(failure: &Failure) -> bifolio_result {
     result
 }
 
-/// Keeps a panic for the calling thread, and gives its number.
+/// Stores a panic for the calling thread, and returns its number.
 pub(crate) fn remember_panic(payload: &(dyn Any + Send)) -> bifolio_result {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
@@ -234,9 +233,9 @@ const NAMES: [(bifolio_result, &CStr); 41] = [
     (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
 ];
 
-/// The text of the last call of this thread that failed: what, on which file and position, why, and
-/// what can be done. Empty if none has failed. Valid until the next call of this thread that fails.
-/// A call that succeeds does not change it.
+/// Returns the text of the last call of this thread that failed: what failed, on which file and
+/// position, why, and what to do. Empty if none has failed. Valid until the next call of this
+/// thread that fails. A successful call does not change it.
 ///
 /// Threads: any. Blocks: never.
 #[unsafe(no_mangle)]
@@ -245,8 +244,7 @@ pub extern "C" fn bifolio_last_error() -> *const c_char {
     text.ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// The system's number (`errno`) behind that error, such as `ENOSPC`; 0 if the system did not
-/// refuse anything.
+/// Returns the `errno` of that error, such as `ENOSPC`; 0 if no system call failed.
 ///
 /// Threads: any. Blocks: never.
 #[unsafe(no_mangle)]
@@ -254,8 +252,8 @@ pub extern "C" fn bifolio_last_errno() -> c_int {
     LAST.try_with(|last| last.borrow().as_ref().map_or(0, |last| last.errno)).unwrap_or(0)
 }
 
-/// The name of a result, such as "BIFOLIO_ERROR_FULL"; "unknown result" for a number that is none.
-/// Valid for ever.
+/// Returns the name of a result, such as "BIFOLIO_ERROR_FULL"; "unknown result" for other numbers.
+/// Valid forever.
 ///
 /// Threads: any. Blocks: never.
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! Version, features and counters as text; the log.
 //!
-//! Text is copied to a buffer of the caller, as `snprintf` does it: cut to fit, with a zero byte at
-//! its end, and with the length that it would have.
+//! Text is copied to a buffer of the caller like `snprintf` does: truncated to fit, with a zero
+//! byte at its end; the length is that of the whole text.
 //!
 //! # Safety
 //! Dereferences what C hands over, under the contract of the crate's head; calls a function of the
@@ -16,7 +16,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 
-/// The version of the library, such as "0.1.0". Valid for ever.
+/// Returns the version of the library, such as "0.1.0". Valid forever.
 ///
 /// Threads: any. Blocks: never.
 #[unsafe(no_mangle)]
@@ -25,10 +25,11 @@ pub extern "C" fn bifolio_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Writes to `buffer` what the library found on this machine, one feature of the kernel a line, and
-/// what stands in for those that are missing. `cache` may be null: for a probe of its own; else it
-/// is what that cache uses. At most `capacity` bytes are written, the last of them zero; `length`,
-/// which may be null, is how long the text is without that, so a `capacity` of 0 asks for it.
+/// Writes to `buffer` which features of the kernel were found on this machine, one per line, and
+/// the fallbacks of missing ones. With a null `cache` it probes again; otherwise it reports what
+/// that cache uses. At most `capacity` bytes are written, the last of them zero; `length`, which
+/// may be null, gets the length of the text without the zero byte, so a `capacity` of 0 asks for
+/// it.
 ///
 /// Threads: any, at the same time. Blocks: for the kernel, if `cache` is null.
 #[unsafe(no_mangle)]
@@ -59,9 +60,9 @@ pub unsafe extern "C" fn bifolio_features(
     })
 }
 
-/// Writes to `buffer` all counters of the cache, as "name value" lines, then its devices and what
-/// stands in for missing features. For people: names may change from version to version. `buffer`,
-/// `capacity` and `length` are as for `bifolio_features`.
+/// Writes to `buffer` all counters of the cache, as "name value" lines, then its devices and the
+/// fallbacks in use. For people: names may change from version to version. `buffer`, `capacity` and
+/// `length` are as for `bifolio_features`.
 ///
 /// Threads: any, at the same time. Blocks: as `bifolio_cache_stats`.
 #[unsafe(no_mangle)]
@@ -141,26 +142,26 @@ unsafe fn write_text(
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
 pub enum bifolio_log_level {
-    /// Nothing is told.
+    /// Nothing is logged.
     BIFOLIO_LOG_OFF = 0,
-    /// Bytes that were lost, or will be: write-outs that failed after the last handle was closed.
+    /// Lost bytes: write-outs that failed after the last handle was closed.
     BIFOLIO_LOG_ERROR = 1,
-    /// Things that work less well than they could.
+    /// Degraded operation.
     BIFOLIO_LOG_WARN = 2,
-    /// Events that happen once for a cache.
+    /// Events that happen once per cache.
     BIFOLIO_LOG_INFO = 3,
 }
 
-/// A function that gets a line of the log: its level, and text that is valid during the call only.
-/// It is called by any thread, one line at a time, and must not call the library.
+/// A function that receives a line of the log: its level, and text that is valid during the call
+/// only. It is called by any thread, one line at a time, and must not call the library.
 pub type bifolio_log_function =
     Option<unsafe extern "C" fn(context: *mut c_void, level: u32, message: *const c_char)>;
 
 /// Sends the library's log, for the whole process, to `function`, up to `level`, with `context` as
-/// its first argument. A null function ends that. Without it nothing is told; a program that drops
-/// files and caches without closing them learns of lost bytes only here.
+/// its first argument. A null function ends that. Without it nothing is logged; a program that
+/// drops files and caches without closing them learns of lost bytes only here.
 ///
-/// Threads: any. Blocks: for a line that is being told.
+/// Threads: any. Blocks: while a line is being logged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_set_log(
     function: bifolio_log_function,

@@ -1,4 +1,5 @@
-//! `include/bifolio.h` is what cbindgen makes of the sources, and what the libraries export.
+//! Checks that `include/bifolio.h` is what cbindgen generates from the sources, and what the
+//! libraries export.
 //!
 //! `cargo x header` sets `BIFOLIO_HEADER=write`: then the header is written, and not compared.
 

@@ -49,7 +49,8 @@ fn succeeded(command: &mut Command, what: &str) -> Output {
     output
 }
 
-/// Whether `compiler` can make a program with `flag`; a test that cannot says that it is skipped.
+/// Returns `true` if `compiler` can compile a program with `flag`; otherwise the test is skipped
+/// with a message.
 fn can_compile(compiler: &str, flag: Option<&str>) -> bool {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("empty.c");

@@ -13,18 +13,18 @@ use crate::cli::BenchOptions;
 use crate::output;
 use crate::terminal::Terminal;
 
-/// The hidden subcommand that measures in a process of its own.
+/// The hidden subcommand that measures in a separate process.
 const CHILD_SUBCOMMAND: &str = "bench-child";
 
 /// The path that stands for standard output.
 const TO_OUTPUT: &str = "-";
 
-/// A figure that is asked for was missed.
+/// A figure missed its target.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} of the figures that are asked for were missed")]
 pub(crate) struct Missed(usize);
 
-/// Runs what was asked for.
+/// Runs the chosen benchmarks.
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     if options.list {
         return list();
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     sink.end(wanted)
 }
 
-/// The child's side of a measurement.
+/// Runs the child's side of a measurement.
 pub(crate) fn run_child(request: &str) -> anyhow::Result<()> {
     output::print(&bifolio_bench::run_child(request)?)
 }
@@ -110,18 +110,18 @@ impl Shown {
     }
 }
 
-/// Where reports go.
+/// Destination of the reports.
 struct Sink {
     shown: Shown,
     file: Option<File>,
-    /// Whether figures are judged, and how many were missed.
+    /// Set if figures are compared with their targets, and the number of those that miss it.
     check: bool,
     missed: usize,
     finished: Arc<Mutex<Vec<Report>>>,
 }
 
 impl Sink {
-    /// Opens the file now: minutes of measuring must not end in "permission denied".
+    /// Opens the file at once: minutes of measuring must not end in "permission denied".
     fn open(options: &BenchOptions) -> anyhow::Result<Self> {
         let create =
             |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));

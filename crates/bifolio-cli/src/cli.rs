@@ -53,7 +53,7 @@ pub(crate) struct BenchOptions {
     /// How thorough to be.
     #[arg(long, value_enum, default_value = "quick")]
     pub(crate) set: Set,
-    /// Write one JSON envelope a line to FILE; `-` is standard output, instead of anything else.
+    /// Write one JSON report per line to FILE; `-` is standard output, instead of all other output.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Time in timed loops, over all series and repetitions.
@@ -70,7 +70,7 @@ pub(crate) struct BenchOptions {
     /// `swap` and `reclaim` four times.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
-    /// Where to make files; a temporary directory on a disk when absent.
+    /// Directory for files; a temporary directory on a disk when absent.
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -105,7 +105,7 @@ pub(crate) struct CompareOptions {
 /// How thorough a benchmark is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Set {
-    /// Seconds: proves that it works.
+    /// Seconds: only shows that it works.
     Smoke,
     /// Two to three minutes for all benchmarks.
     Quick,
@@ -139,7 +139,7 @@ fn percent(text: &str) -> Result<f64, String> {
     if (0.0..=1000.0).contains(&percent) { Ok(percent) } else { Err("must be 0 to 1000".into()) }
 }
 
-/// Clap's message of many lines, without its usage and its hints, on one.
+/// Returns clap's message without usage and hints, on one line.
 pub(crate) fn one_line(message: &str) -> String {
     let complaint = message.split("\n\nUsage:").next().unwrap_or(message);
     let complaint = complaint.split("\n\nFor more information").next().unwrap_or(complaint);

@@ -1,10 +1,9 @@
 //! The `bifolio` program: benchmarks, their comparison, checks of a file through the cache, and
 //! the kernel's features.
 //!
-//! `cli` says what may be asked and rejects the rest, each subcommand has its file, `output` is the
-//! only way to standard output. Exit status: 0 done, 1 ran and found wrong bytes, missed a figure
-//! or found something slower, 2 could not run, 130 interrupted. An error is one line on standard
-//! error.
+//! `cli` parses the command line, each subcommand has its file, `output` is the only way to
+//! standard output. Exit status: 0 done, 1 found wrong bytes, missed a figure or found something
+//! slower, 2 could not run, 130 interrupted. An error is one line on standard error.
 
 mod bench;
 mod check;

@@ -1,5 +1,5 @@
-//! The view of a person who waits, on standard error: on a terminal one line with the time that is
-//! left, elsewhere a line a benchmark.
+//! Progress on standard error: on a terminal one line with the remaining time, elsewhere one line
+//! per benchmark.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use bifolio_bench::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A thread redraws this often, also while the benchmark measures: seldom.
+/// Interval at which a thread redraws, also while the benchmark measures: long, to disturb it
+/// little.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Progress on standard error.
@@ -18,12 +19,12 @@ pub(crate) struct Terminal {
     ended: usize,
     name: String,
     since: Instant,
-    /// The phase that is shown, on a terminal.
+    /// Progress bar of the current phase, on a terminal.
     bar: Option<ProgressBar>,
 }
 
 impl Terminal {
-    /// Of a run of so many benchmarks.
+    /// Creates the display for a run of `wanted` benchmarks.
     pub(crate) fn new(wanted: usize) -> Self {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
@@ -35,18 +36,18 @@ impl Terminal {
         }
     }
 
-    /// One begins.
+    /// Shows the begin of a benchmark.
     pub(crate) fn begin(&mut self, name: &str) {
         name.clone_into(&mut self.name);
     }
 
-    /// One has ended.
+    /// Shows the end of a benchmark.
     pub(crate) fn end(&mut self) {
         self.end_phase();
         self.ended += 1;
     }
 
-    /// Which one it is, and how long the others may take, by those that have ended.
+    /// Returns the number of the current benchmark and the estimated time for the rest.
     fn place(&self) -> String {
         let place = format!("{}/{} {}", self.ended + 1, self.wanted, self.name);
         if self.ended == 0 || self.ended == self.wanted {

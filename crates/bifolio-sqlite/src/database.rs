@@ -9,14 +9,15 @@
 //! ```
 //!
 //! The order matters: the kernel drops all POSIX locks of a process on a file when any descriptor
-//! of it is closed, and the cache has descriptors of its own. They are opened after the lock is
-//! there and closed just before it goes.
+//! of it is closed, and the cache has its own descriptors. They are opened after the lock was taken
+//! and closed just before it is released.
 //!
-//! `SQLITE_FCNTL_SYNC` comes before each `xSync` of a commit, and alone where SQLite is told not to
-//! sync. The database is synced there, and an `xSync` with nothing new written is done.
+//! `SQLITE_FCNTL_SYNC` precedes each `xSync` of a commit, and comes alone where SQLite is
+//! configured not to sync. The database is synced on it, and an `xSync` without new writes returns
+//! at once.
 //!
 //! # Safety
-//! SQLite calls the functions of [`METHODS`] with a file that `vfs::open` made, and with one thread
+//! SQLite calls the functions of [`METHODS`] with a file that `vfs::open` created, from one thread
 //! at a time.
 #![allow(unsafe_code)]
 
@@ -55,22 +56,22 @@ pub(crate) static METHODS: IoMethods = IoMethods {
 /// A main database.
 pub(crate) struct Database {
     api: Api,
-    /// The file of the system's VFS, behind ours in memory.
+    /// The file of the system's VFS, which follows this struct in memory.
     system: *mut File,
     path: PathBuf,
     is_writable: bool,
     settings: Settings,
-    /// From the first lock on.
+    /// Set from the first lock on.
     cached: Option<Cached>,
-    /// The lock that SQLite thinks it has.
+    /// Lock level that SQLite has requested.
     level: c_int,
-    /// Something was written, or cut, since the last sync.
+    /// Set if something was written or truncated since the last sync.
     is_unsynced: bool,
-    /// The file grows in multiples of this, if it is more than 0.
+    /// The file grows in multiples of this, bytes; 0 if it may have any length.
     chunk_bytes: u64,
-    /// The system's number behind the last error.
+    /// The `errno` of the last error.
     errno: c_int,
-    /// Memory that connections in WAL mode would share: there is only one.
+    /// Shared memory of connections in WAL mode: there is only one connection.
     shm: Vec<Box<[u64]>>,
 }
 
@@ -117,7 +118,7 @@ impl Database {
         unsafe { &*methods }
     }
 
-    /// Reports an error of the cache, and gives the code that SQLite knows it by.
+    /// Reports an error of the cache, and returns SQLite's code for it.
     fn failed(&mut self, error: &Error, code: c_int) -> c_int {
         self.errno = error.raw_os_error().unwrap_or(0);
         let code = match error.kind() {
@@ -129,7 +130,7 @@ impl Database {
         code
     }
 
-    /// Takes the system's lock for good, and opens the file in a cache.
+    /// Takes the system's lock permanently, and opens the file in a cache.
     fn acquire(&mut self) -> Answer {
         let lock = self.system().lock;
         // SAFETY: the system's file is open.
@@ -234,7 +235,7 @@ impl Database {
     }
 
     /// # Safety
-    /// None; as the other functions.
+    /// As for the other functions.
     unsafe fn truncate(&mut self, size: i64) -> Answer {
         let Some(cached) = &self.cached else {
             let truncate = self.system().truncate;
@@ -248,7 +249,7 @@ impl Database {
     }
 
     /// # Safety
-    /// None; as the other functions.
+    /// As for the other functions.
     unsafe fn sync(&mut self, flags: c_int) -> Answer {
         if self.cached.is_some() {
             return self.make_durable();
@@ -258,7 +259,7 @@ impl Database {
         check(unsafe { sync(self.system, flags) })
     }
 
-    /// Makes everything durable that was written since the last sync.
+    /// Makes everything written since the last sync durable.
     fn make_durable(&mut self) -> Answer {
         let Some(cached) = &self.cached else { return Ok(()) };
         if !self.is_unsynced {
@@ -287,7 +288,7 @@ impl Database {
     }
 
     /// # Safety
-    /// None; as the other functions.
+    /// As for the other functions.
     unsafe fn lock(&mut self, level: c_int) -> Answer {
         if self.cached.is_none() {
             self.acquire()?;
@@ -300,7 +301,7 @@ impl Database {
     }
 
     /// # Safety
-    /// None; as the other functions.
+    /// As for the other functions.
     unsafe fn unlock(&mut self, level: c_int) -> Answer {
         self.level = self.level.min(level);
         Ok(())
@@ -320,7 +321,7 @@ impl Database {
     }
 
     /// # Safety
-    /// `argument` is what SQLite gives with `operation`.
+    /// `argument` is what SQLite passes with `operation`.
     unsafe fn file_control(&mut self, operation: c_int, argument: *mut c_void) -> Answer {
         match operation {
             sqlite::FCNTL_SYNC | sqlite::FCNTL_CKPT_DONE => self.make_durable(),
@@ -361,7 +362,7 @@ impl Database {
         }
     }
 
-    /// Grows the file to hold `size` bytes, in whole chunks, if there are chunks.
+    /// Extends the file to hold `size` bytes, in whole chunks if a chunk size is set.
     fn grow(&mut self, size: u64) -> Answer {
         let (Some(cached), 1..) = (&self.cached, self.chunk_bytes) else { return Ok(()) };
         let size = whole_chunks(size, self.chunk_bytes);
@@ -374,7 +375,7 @@ impl Database {
     }
 
     /// # Safety
-    /// The argument of `SQLITE_FCNTL_PRAGMA`: room for an answer, the name, and a value or null.
+    /// The argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
     unsafe fn pragma(&mut self, arguments: *mut *mut c_char) -> Answer {
         let name = arguments.wrapping_add(1);
         // SAFETY: the contract.
@@ -394,7 +395,7 @@ impl Database {
     }
 
     /// # Safety
-    /// `address` is a variable of SQLite.
+    /// `address` points to a variable of SQLite.
     unsafe fn shm_map(
         &mut self,
         region: c_int,
@@ -425,14 +426,14 @@ impl Database {
     }
 
     /// # Safety
-    /// None; as the other functions.
+    /// As for the other functions.
     unsafe fn shm_unmap(&mut self, _delete: c_int) -> Answer {
         self.shm.clear();
         Ok(())
     }
 }
 
-/// File controls that are the business of the system's file.
+/// File controls that are passed to the system's file.
 const FORWARDED: [c_int; 5] = [
     sqlite::FCNTL_LAST_ERRNO,
     sqlite::FCNTL_PERSIST_WAL,
@@ -445,7 +446,7 @@ fn whole_chunks(size: u64, chunk_bytes: u64) -> u64 {
     if chunk_bytes == 0 { size } else { size.next_multiple_of(chunk_bytes) }
 }
 
-/// The counters of a cache that are not zero.
+/// Returns the counters of a cache that are not zero.
 fn describe(cache: &Cache) -> String {
     let stats = cache.stats();
     let levels = [
@@ -470,10 +471,10 @@ fn check(code: c_int) -> Answer {
     if code == sqlite::OK { Ok(()) } else { Err(code) }
 }
 
-/// The database of a file.
+/// Returns the database of a file.
 ///
 /// # Safety
-/// A file that `vfs::open` made, used by one thread.
+/// A file that `vfs::open` created, used by one thread.
 unsafe fn database<'a>(file: *mut File) -> &'a mut Database {
     // SAFETY: the contract.
     let database = unsafe { (*file.cast::<Opened>()).database };
@@ -481,7 +482,8 @@ unsafe fn database<'a>(file: *mut File) -> &'a mut Database {
     unsafe { &mut *database }
 }
 
-/// The functions that SQLite calls: each is the method of its name. A panic is an I/O error.
+/// Defines the functions that SQLite calls: each calls the method of its name. A panic is an I/O
+/// error.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*);)+) => {
         $(unsafe extern "C" fn $name(file: *mut File, $($argument: $type),*) -> c_int {
@@ -547,7 +549,7 @@ unsafe extern "C" fn device_characteristics(file: *mut File) -> c_int {
     found & sqlite::IOCAP_POWERSAFE_OVERWRITE
 }
 
-/// The only connection gets each lock.
+/// Grants each lock, because there is only one connection.
 unsafe extern "C" fn shm_lock(_: *mut File, _: c_int, _: c_int, _: c_int) -> c_int {
     sqlite::OK
 }

@@ -1,5 +1,5 @@
 //! A loadable extension of SQLite that registers the VFS `bifolio`: a main database is read and
-//! written through a Bifolio cache of its own, and everything else is left to the system's VFS.
+//! written through its own Bifolio cache; all other files use the system's VFS.
 //!
 //! ```text
 //!  SQLite
@@ -21,8 +21,8 @@
 //!   all the same, because what is in the cache would be lost with the process.
 //!
 //! # Safety
-//! The tables of functions that this crate gives to SQLite are called with the pointers that
-//! SQLite's documentation says. A file is used by one thread at a time, which SQLite ensures.
+//! The tables of functions that this crate gives to SQLite are called with the pointers that SQLite
+//! documents. A file is used by one thread at a time, which SQLite ensures.
 
 mod database;
 mod settings;

@@ -15,13 +15,13 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// The largest window of readahead, bytes.
     pub readahead_bytes: u64,
-    /// Whether transfers go past the kernel's page cache.
+    /// Set if transfers bypass the kernel's page cache.
     pub direct: DirectIo,
 }
 
 impl Settings {
-    /// Reads the parameters; `parameter` gives the value of a name, if the URI has it. The error
-    /// says which value is wrong.
+    /// Reads the parameters; `parameter` returns the value of a name, if the URI has it. The error
+    /// names the invalid value.
     pub fn new<'a>(parameter: impl Fn(&str) -> Option<&'a str>) -> Result<Self, String> {
         let size = |name: &str, default: u64| {
             parameter(name).map_or(Ok(default), |value| {

@@ -1,10 +1,10 @@
-//! The part of SQLite's interface that a VFS needs, as `sqlite3.h` and `sqlite3ext.h` have it.
+//! The part of SQLite's interface that a VFS needs, as declared in `sqlite3.h` and `sqlite3ext.h`.
 //!
-//! Written by hand: the layout of these structs is frozen, and a generator of bindings is heavier
-//! than all of this crate.
+//! Written by hand: the layout of these structs is frozen, and a binding generator is larger than
+//! this crate.
 //!
 //! # Safety
-//! Calls functions of SQLite by their place in the table that it hands to an extension.
+//! Calls functions of SQLite by their index in the table that it passes to an extension.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -51,7 +51,7 @@ pub const FCNTL_HAS_MOVED: c_int = 20;
 pub const FCNTL_SYNC: c_int = 21;
 pub const FCNTL_CKPT_DONE: c_int = 37;
 
-/// A file, as SQLite sees it: the table of its functions, then what belongs to the VFS.
+/// A file of SQLite: the table of its functions, followed by data of the VFS.
 #[repr(C)]
 pub struct File {
     pub methods: *const IoMethods,
@@ -107,7 +107,7 @@ pub struct Vfs {
     pub next_system_call: *const c_void,
 }
 
-/// The table of functions that SQLite hands to an extension.
+/// The table of functions that SQLite passes to an extension.
 #[derive(Clone, Copy)]
 pub struct Api(*const *const c_void);
 
@@ -116,7 +116,7 @@ unsafe impl Send for Api {}
 // SAFETY: as above.
 unsafe impl Sync for Api {}
 
-/// Places in the table; they are the same in all versions.
+/// Indices in the table; they are the same in all versions.
 const LIBVERSION_NUMBER: usize = 67;
 const MALLOC: usize = 68;
 const VFS_FIND: usize = 141;
@@ -131,7 +131,7 @@ impl Api {
         Self(table)
     }
 
-    /// The function at a place of the table.
+    /// Returns the function at an index of the table.
     ///
     /// # Safety
     /// `F` is the type of that function.
@@ -142,7 +142,7 @@ impl Api {
         unsafe { entry.cast::<F>().read() }
     }
 
-    /// The version, as 3_040_001.
+    /// Returns the version, such as 3_040_001.
     pub fn version(self) -> c_int {
         // SAFETY: `int sqlite3_libversion_number(void)`.
         let function =
@@ -151,7 +151,7 @@ impl Api {
         unsafe { function() }
     }
 
-    /// The VFS of a name; the default one for none.
+    /// Returns the VFS with a name; the default one for `None`.
     pub fn vfs_find(self, name: Option<&CStr>) -> *mut Vfs {
         type Function = unsafe extern "C" fn(*const c_char) -> *mut Vfs;
         // SAFETY: `sqlite3_vfs *sqlite3_vfs_find(const char *)`.
@@ -160,10 +160,10 @@ impl Api {
         unsafe { function(name.map_or(std::ptr::null(), CStr::as_ptr)) }
     }
 
-    /// Registers a VFS, which is not made the default.
+    /// Registers a VFS, without making it the default.
     ///
     /// # Safety
-    /// `vfs` lives for ever.
+    /// `vfs` lives forever.
     pub unsafe fn vfs_register(self, vfs: *mut Vfs) -> c_int {
         type Function = unsafe extern "C" fn(*mut Vfs, c_int) -> c_int;
         // SAFETY: `int sqlite3_vfs_register(sqlite3_vfs *, int)`.
@@ -172,7 +172,7 @@ impl Api {
         unsafe { function(vfs, 0) }
     }
 
-    /// A parameter of the URI that a file name came from.
+    /// Returns a parameter of the URI that a file name came from.
     ///
     /// # Safety
     /// `name` is what SQLite gave to `xOpen` for a main database, and is valid for `'a`.
@@ -186,7 +186,7 @@ impl Api {
         (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
     }
 
-    /// Writes a line to the log that the application may have asked for.
+    /// Writes a line to the log that the application may have set up.
     pub fn log(self, code: c_int, message: &str) {
         type Function = unsafe extern "C" fn(c_int, *const c_char, ...);
         let message = CString::new(message.replace('\0', "?")).unwrap_or_default();
@@ -196,7 +196,7 @@ impl Api {
         unsafe { function(code, c"bifolio: %s".as_ptr(), message.as_ptr()) }
     }
 
-    /// A copy of a text that SQLite frees; null if there is no memory.
+    /// Returns a copy of a text that SQLite frees; null if no memory is available.
     pub fn text(self, text: &str) -> *mut c_char {
         type Function = unsafe extern "C" fn(c_int) -> *mut c_void;
         let text = CString::new(text.replace('\0', "?")).unwrap_or_default();

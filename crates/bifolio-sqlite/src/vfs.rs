@@ -1,11 +1,11 @@
-//! The VFS: what it does with each kind of file, and the entry points of the extension.
+//! The VFS: its treatment of each kind of file, and the entry points of the extension.
 //!
-//! A main database becomes a [`Database`]. Every other file is opened by the system's VFS in the
-//! memory that SQLite has for ours, so that its calls do not come here at all: journals and logs
-//! are written in order and synced, and the kernel keeps what a killed process wrote.
+//! A main database becomes a [`Database`]. Every other file is opened by the system's VFS, in the
+//! memory that SQLite allocated for this VFS, so that its calls bypass this crate: journals and
+//! logs are written in order and synced, and the kernel keeps what a killed process wrote.
 //!
 //! # Safety
-//! `xOpen` has memory of `file_size` bytes for a file: [`Opened`], and behind it the file of the
+//! `xOpen` gets memory of `file_size` bytes for a file: [`Opened`], followed by the file of the
 //! system's VFS. The VFS and its name are leaked, since SQLite keeps them.
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ const NAME: &CStr = c"bifolio";
 /// The first version whose table has all the functions that are called: 3.8.0.
 const VERSION_MIN: c_int = 3_008_000;
 
-/// A file of this VFS; behind it is the file of the system's VFS.
+/// A file of this VFS; the file of the system's VFS follows it in memory.
 #[repr(C)]
 pub(crate) struct Opened {
     base: File,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn sqlite3_bifoliosqlite_init(
 /// The entry point that SQLite tries first, whatever the name of the file.
 ///
 /// # Safety
-/// As [`sqlite3_bifoliosqlite_init`].
+/// As for [`sqlite3_bifoliosqlite_init`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sqlite3_extension_init(
     connection: *mut c_void,
@@ -190,7 +190,7 @@ unsafe extern "C" fn open(
     }
 }
 
-/// Hands a call on to the system's VFS, with its own pointer in place of ours.
+/// Forwards a call to the system's VFS, with its own pointer instead of this one's.
 macro_rules! forward {
     ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)+) => {
         $(unsafe extern "C" fn $name(vfs: *mut Vfs, $($argument: $type),*) -> $answer {

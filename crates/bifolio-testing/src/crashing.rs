@@ -1,4 +1,4 @@
-//! Storage that forgets at a crash what was not made durable.
+//! Storage that loses unsynced changes in a crash.
 //!
 //! Keeps the bytes that every reader sees (`live`), the bytes that the last sync made durable, and
 //! every change in between. A crash keeps the durable bytes and an arbitrary subset of the changes
@@ -15,7 +15,7 @@ use fastrand::Rng;
 
 use crate::memory::{copies, read_vector, write_vector};
 
-/// The unit that a disk writes whole or not at all.
+/// Unit that a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
 /// A file in memory that can crash.
@@ -49,19 +49,19 @@ impl CrashingBacking {
         self.state().live.clone()
     }
 
-    /// The bytes that would be left if nothing since the last sync survived.
+    /// Returns the bytes that remain if no change since the last sync survives.
     pub fn durable(&self) -> Vec<u8> {
         self.state().durable.clone()
     }
 
-    /// How many changes no sync has covered.
+    /// Returns the number of changes that no sync has covered.
     pub fn unsynced(&self) -> usize {
         self.state().unsynced.len()
     }
 
-    /// The file as it may be found after a crash now; `seed` chooses which way.
+    /// Returns the file as it may be found after a crash now; `seed` selects one possibility.
     ///
-    /// This one lives on: a test may look at many crashes of one moment.
+    /// This file continues to exist: a test may examine many crashes at one moment.
     pub fn crash(&self, seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let state = self.state();
@@ -79,7 +79,7 @@ impl CrashingBacking {
     }
 }
 
-/// Applies to `found` what is left of a change that nothing had made durable.
+/// Applies to `found` what survives of a change that was not durable.
 fn survive(change: &Change, found: &mut Vec<u8>, chance: f64, random: &mut Rng) {
     match change {
         Change::SetLen { length } => {
@@ -101,7 +101,7 @@ fn survive(change: &Change, found: &mut Vec<u8>, chance: f64, random: &mut Rng) 
     }
 }
 
-/// A write, cut where sectors begin.
+/// Splits a write at sector boundaries.
 fn sectors(position_bytes: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let first = bytes.len().min(SECTOR - position_bytes as usize % SECTOR);
     let (head, rest) = bytes.split_at(first);

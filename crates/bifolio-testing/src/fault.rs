@@ -24,7 +24,7 @@ pub enum Call {
     SetLen,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 pub(crate) const CALLS: usize = 6;
 
 /// A fault: which, when, and how often.
@@ -56,50 +56,51 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// Whether it makes the call come to its end after others.
+    /// Returns `true` if the call completes after others.
     pub(crate) fn is_late(&self) -> bool {
         matches!(self, Self::Delay(_) | Self::Hold(_))
     }
 }
 
 impl Fault {
-    /// Strikes the next call of this kind, once, with EIO, unless told otherwise.
+    /// Creates a fault of the next call of this kind: once, with EIO, unless changed.
     pub fn on(call: Call) -> Self {
         let effect = Effect::Fail(libc::EIO);
         Self { call, bytes: 0..u64::MAX, skipped: 0, times: 1, effect }
     }
 
-    /// Only transfers that touch `bytes` count. Calls without bytes touch none.
+    /// Restricts it to transfers that touch `bytes`. Calls without bytes touch none.
     pub fn at(self, bytes: Range<u64>) -> Self {
         Self { bytes, ..self }
     }
 
-    /// Begins with the `n`-th call that counts, 1 being the next.
+    /// Starts with the `n`-th matching call; 1 is the next.
     pub fn nth(self, n: u64) -> Self {
         assert!(n > 0, "the first call is number 1");
         Self { skipped: n - 1, ..self }
     }
 
-    /// Strikes so many calls in a row.
+    /// Affects `times` consecutive calls.
     pub fn times(self, times: u64) -> Self {
         Self { times, ..self }
     }
 
-    /// Strikes every call from then on.
+    /// Affects every call from then on.
     pub fn forever(self) -> Self {
         self.times(u64::MAX)
     }
 
-    /// The call answers `errno` and does nothing; but a transfer that the cache has submitted
-    /// itself was made, and only its answer is lost: after an error, storage may hold anything.
+    /// The call returns `errno` and does nothing; but a transfer that the cache has submitted
+    /// itself was made, and only its result is lost: after an error, storage may hold anything.
     pub fn fails(self, errno: i32) -> Self {
         Self { effect: Effect::Fail(errno), ..self }
     }
 
-    /// The transfer is `bytes` bytes shorter than asked, but moves at least one byte; a write that
-    /// is to be whole blocks for the storage below moves whole blocks, at least one.
+    /// The transfer is `bytes` bytes shorter than requested, but moves at least one byte; a write
+    /// that must consist of whole blocks for the storage below moves whole blocks, at least one.
     ///
-    /// One that the cache has submitted itself moves everything and claims to be shorter.
+    /// A transfer that the cache has submitted itself moves everything and reports a shorter
+    /// length.
     pub fn short_by(self, bytes: usize) -> Self {
         Self { effect: Effect::Short(bytes), ..self }
     }
@@ -109,23 +110,23 @@ impl Fault {
         self.short_by(usize::MAX)
     }
 
-    /// The call takes so much longer. A transfer that is to be late is not the cache's to submit
-    /// itself: it is made by a thread, while the kernel makes those behind it.
+    /// The call takes `delay` longer. The cache cannot submit a delayed transfer itself: a thread
+    /// makes it, while the kernel makes later ones.
     pub fn delayed(self, delay: Duration) -> Self {
         Self { effect: Effect::Delay(delay), ..self }
     }
 
-    /// The call waits at `gate` before it does anything; made by a thread, as a late one.
+    /// The call waits at `gate` before it does anything; a thread makes it, as for a delayed one.
     pub fn held(self, gate: &Gate) -> Self {
         Self { effect: Effect::Hold(gate.clone()), ..self }
     }
 
-    /// Whether it has struck as often as it was to.
+    /// Returns `true` if it has affected all the calls that it should.
     pub(crate) fn is_spent(&self) -> bool {
         self.times == 0
     }
 
-    /// Counts a call; whether the fault strikes it.
+    /// Counts a call. Returns `true` if the fault affects it.
     pub(crate) fn strikes(&mut self, call: Call, bytes: &Range<u64>) -> bool {
         let everywhere = self.bytes == (0..u64::MAX);
         let touches = bytes.start < self.bytes.end && self.bytes.start < bytes.end;

@@ -1,8 +1,8 @@
-//! Storage whose n-th call goes wrong, over any other storage.
+//! Storage over any other storage, whose n-th call fails.
 //!
-//! A test keeps an `Arc<FaultyBacking>`, hands a clone to the cache, and injects faults when the
-//! time has come. Calls are counted from the moment a fault is injected; a fault strikes a given
-//! number of times and is then spent. What no fault strikes goes through untouched.
+//! A test keeps an `Arc<FaultyBacking>`, passes a clone to the cache, and injects faults at the
+//! right moment. Calls are counted from the injection on; a fault affects a given number of calls
+//! and is then spent. All other calls are passed through unchanged.
 //!
 //! A transfer is made in one of two ways, and counts once in either:
 //!
@@ -13,7 +13,7 @@
 //!   not asked: ------------------------------------> read_at, write_at: counted, it strikes
 //! ```
 //!
-//! So transfers are counted in the order in which they start, and not as they come back.
+//! So transfers are counted in the order in which they start, not in which they complete.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +29,7 @@ use bifolio::{
 
 use crate::fault::{CALLS, Call, Effect, Fault};
 
-/// Storage that goes wrong on command.
+/// Storage that fails on request.
 #[derive(Debug)]
 pub struct FaultyBacking {
     inner: Arc<dyn Backing>,
@@ -42,11 +42,11 @@ struct State {
     calls: [u64; CALLS],
     struck: u64,
     submitted: u64,
-    /// Transfers that are counted and have not been made yet, with what strikes them.
+    /// Transfers that are counted and not made yet, with their faults.
     started: HashMap<Transfer, Vec<Effect>>,
 }
 
-/// One attempt; of two for the same bytes only one is made at a time.
+/// One attempt; of two attempts for the same bytes only one is made at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Transfer {
     call: Call,
@@ -65,7 +65,7 @@ impl Transfer {
         Some(Self { call, position_bytes, length_bytes })
     }
 
-    /// The calls that are no transfers.
+    /// Creates the entry of a call that is no transfer.
     fn none(call: Call) -> Self {
         Self { call, position_bytes: 0, length_bytes: 0 }
     }
@@ -76,7 +76,7 @@ impl Transfer {
 }
 
 impl FaultyBacking {
-    /// Everything works as in `inner`, for now.
+    /// Creates it over `inner`, without faults.
     pub fn new(inner: impl Backing + 'static) -> Self {
         Self::over(Arc::new(inner))
     }
@@ -86,32 +86,33 @@ impl FaultyBacking {
         Self { inner, state: Mutex::default() }
     }
 
-    /// Adds a fault. Several may strike one call: it waits for all, then fails with the first.
+    /// Adds a fault. Several may affect one call: it waits for all delays, then fails with the
+    /// first error.
     pub fn inject(&self, fault: Fault) {
         self.state().faults.push(fault);
     }
 
-    /// Takes every fault back. Those that have struck a transfer on its way still do.
+    /// Removes all faults. Those that already affect a transfer in flight stay.
     pub fn heal(&self) {
         self.state().faults.clear();
     }
 
-    /// Whether a fault may strike yet.
+    /// Returns `true` if a fault may still affect a call.
     pub fn has_faults(&self) -> bool {
         self.state().faults.iter().any(|fault| !fault.is_spent())
     }
 
-    /// How often `call` was made, faults included.
+    /// Returns how often `call` was made, including failed calls.
     pub fn calls(&self, call: Call) -> u64 {
         self.state().calls[call as usize]
     }
 
-    /// How often a fault has struck.
+    /// Returns how many calls were affected by faults.
     pub fn struck(&self) -> u64 {
         self.state().struck
     }
 
-    /// How many transfers the cache has submitted itself, and seen completed.
+    /// Returns how many transfers the cache has submitted itself and seen completed.
     pub fn submitted(&self) -> u64 {
         self.state().submitted
     }
@@ -137,7 +138,8 @@ impl FaultyBacking {
         failure.map_or(Ok(short), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 
-    /// A transfer is about to be made; whether the cache may submit it itself.
+    /// Counts a transfer that is about to be made. Returns `true` if the cache may submit it
+    /// itself.
     fn may_submit(&self, transfer: Transfer) -> bool {
         let mut state = self.state();
         // Asked again: it was counted.
@@ -147,7 +149,8 @@ impl FaultyBacking {
         !is_late
     }
 
-    /// The kernel has made a transfer and `answer` is what the storage below makes of that.
+    /// Returns the result of a transfer that the kernel has made, from the `answer` of the storage
+    /// below.
     fn judge(&self, transfer: Transfer, answer: io::Result<usize>) -> io::Result<usize> {
         self.state().submitted += 1;
         if matches!(&answer, Err(error) if error.kind() == io::ErrorKind::Interrupted) {
@@ -159,7 +162,7 @@ impl FaultyBacking {
         Ok(answer?.min(shortened(transfer.length_bytes, short, block)))
     }
 
-    /// A short transfer is a multiple of this.
+    /// Returns the unit of a short transfer.
     fn block_bytes(&self, call: Call) -> usize {
         match call {
             Call::Write => self.inner.alignment().offset_bytes as usize,
@@ -169,7 +172,7 @@ impl FaultyBacking {
 }
 
 impl State {
-    /// The fault that strikes a call made now; counts it, if that is still to be done.
+    /// Returns the effects of faults on a call made now; counts it, if that was not done yet.
     fn take(&mut self, transfer: Transfer) -> Vec<Effect> {
         self.started.remove(&transfer).unwrap_or_else(|| self.count(transfer))
     }
@@ -280,7 +283,7 @@ impl Backing for FaultyBacking {
     }
 }
 
-/// The first `length` bytes of a row of windows.
+/// Returns the first `length` bytes of adjacent windows.
 fn prefix<'a>(sources: &[IoBuf<'a>], length: usize) -> Vec<IoBuf<'a>> {
     let mut left = length;
     let mut parts = Vec::new();
@@ -294,7 +297,7 @@ fn prefix<'a>(sources: &[IoBuf<'a>], length: usize) -> Vec<IoBuf<'a>> {
     parts
 }
 
-/// How much is left of a transfer: whole blocks, at least one of them, or all of a part of one.
+/// Returns the length of a shortened transfer: whole blocks, at least one, or a part of a block.
 fn shortened(length: usize, short: usize, block: usize) -> usize {
     match short {
         0 => length,

@@ -1,4 +1,4 @@
-//! A gate that holds calls until a test lets them go, so that no test has to guess with sleeps.
+//! A gate that holds calls until a test opens it, so that no test depends on sleeps.
 //!
 //! A test that fails does not come to open its gates, and what they hold may be what its unwinding
 //! waits for: threads of a scope, the last handle of a file. So a thread that panics opens the
@@ -13,7 +13,7 @@ use std::time::Duration;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// The gates that this thread has made.
+    /// Gates that this thread has created.
     static MADE_HERE: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -60,7 +60,7 @@ impl Gate {
         self.shared.open();
     }
 
-    /// Waits until `count` calls have arrived at the gate since it was made.
+    /// Waits until `count` calls have arrived at the gate since it was created.
     ///
     /// # Panics
     /// If that takes a minute.
@@ -96,7 +96,7 @@ impl Shared {
     }
 }
 
-/// The thread panics, wherever it is.
+/// Opens the gates of a thread that panics.
 fn open_those_made_here() {
     let made = MADE_HERE.try_with(|made| made.try_borrow().map(|made| made.clone()));
     let made = made.ok().and_then(Result::ok).unwrap_or_default();

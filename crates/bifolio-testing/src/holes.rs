@@ -1,4 +1,5 @@
-//! Which units of a memory file have room and which were written, as far as a caller can know.
+//! Model of which units of a memory file are allocated and which are data, as far as a caller can
+//! know.
 //!
 //! A unit is a folio of the file's own size. Written units are data until they are punched or cut
 //! off. Holes must be reported as holes, and cost nothing. A third state is allocated space without
@@ -12,11 +13,11 @@ use std::ops::{Range, RangeInclusive};
 /// A unit that is not a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
-    /// Was pinned: all zeros, in memory or not; a seek may call it data or a hole.
+    /// Pinned hole: all zeros, in memory or not; a seek may report data or a hole.
     Spare,
-    /// All zeros; a seek may call it data or a hole.
+    /// Allocated: all zeros; a seek may report data or a hole.
     Room,
-    /// A seek calls it data.
+    /// Data: a seek reports data.
     Data,
 }
 
@@ -25,7 +26,7 @@ enum Unit {
 pub(crate) struct Holes {
     unit_bytes: u64,
     units: BTreeMap<u64, Unit>,
-    /// Units that are one folio, maybe.
+    /// Ranges that may be one folio.
     collapsed: Vec<Range<u64>>,
 }
 
@@ -34,14 +35,14 @@ impl Holes {
         Self { unit_bytes, units: BTreeMap::new(), collapsed: Vec::new() }
     }
 
-    /// Bytes of all units that are not holes: at least, and at most.
+    /// Returns the minimum and maximum bytes of all units that are not holes.
     pub(crate) fn room_bytes(&self) -> RangeInclusive<u64> {
         let spare = self.units.values().filter(|unit| **unit == Unit::Spare).count();
         let most = self.units.len();
         (most - spare) as u64 * self.unit_bytes..=most as u64 * self.unit_bytes
     }
 
-    /// Where the unit ends that holds the byte before `position`.
+    /// Returns the end of the unit that holds the byte before `position`.
     pub(crate) fn end_of_unit(&self, position: u64) -> u64 {
         position.next_multiple_of(self.unit_bytes)
     }
@@ -50,7 +51,7 @@ impl Holes {
         self.units.extend(self.units_of(&bytes).map(|unit| (unit, Unit::Data)));
     }
 
-    /// Holes have room now.
+    /// Notes that holes were allocated.
     pub(crate) fn note_room(&mut self, bytes: Range<u64>) {
         for unit in self.units_of(&bytes) {
             let known = self.units.entry(unit).or_insert(Unit::Room);
@@ -60,14 +61,14 @@ impl Holes {
         }
     }
 
-    /// Holes may have room now.
+    /// Notes that holes may be allocated now.
     pub(crate) fn note_pinned(&mut self, bytes: Range<u64>) {
         for unit in self.units_of(&bytes) {
             self.units.entry(unit).or_insert(Unit::Spare);
         }
     }
 
-    /// Whole units become holes; one that is punched in parts, and `is_zero` then, is room.
+    /// Makes whole units holes; a partly punched unit that is all zeros becomes allocated space.
     pub(crate) fn punch(&mut self, bytes: Range<u64>, is_zero: impl Fn(Range<u64>) -> bool) {
         let mut collapsed = std::mem::take(&mut self.collapsed);
         let is_inside = |units: &Range<u64>| {
@@ -96,7 +97,7 @@ impl Holes {
         if is(None) { Some(true) } else { (!is(Some(Unit::Spare))).then_some(false) }
     }
 
-    /// The range is one folio now.
+    /// Notes that the range is one folio now.
     pub(crate) fn collapse(&mut self, bytes: Range<u64>) {
         let units = self.units_of(&bytes);
         let is_in_another = |other: &Range<u64>| {
@@ -109,12 +110,12 @@ impl Holes {
         self.collapsed.push(units);
     }
 
-    /// Bytes behind the new end are gone.
+    /// Removes everything past the new end.
     pub(crate) fn cut(&mut self, length_bytes: u64, is_zero: impl Fn(Range<u64>) -> bool) {
         self.punch(length_bytes..u64::MAX, is_zero);
     }
 
-    /// Whether `found` can be the first data from `position` on, before `end`.
+    /// Checks that `found` can be the first data from `position` on, before `end`.
     pub(crate) fn check_seek_data(
         &self,
         position: u64,
@@ -133,7 +134,7 @@ impl Holes {
         Ok(())
     }
 
-    /// Whether `found` can be the first hole from `position` on, or `end`.
+    /// Checks that `found` can be the first hole from `position` on, or `end`.
     pub(crate) fn check_seek_hole(
         &self,
         position: u64,
@@ -151,7 +152,7 @@ impl Holes {
         Ok(())
     }
 
-    /// Where a seek went, at most `end`: not backwards, and not into the middle of a unit.
+    /// Checks the result of a seek, at most `end`: not backwards, and not inside a unit.
     fn check_place(&self, seek: &str, from: u64, found: u64, end: u64) -> Result<u64, String> {
         let stop = found.min(end);
         let is_edge = stop == from || stop == end || stop.is_multiple_of(self.unit_bytes);
@@ -181,7 +182,7 @@ impl Holes {
 mod tests {
     use super::*;
 
-    /// Units 1 and 2 are data, unit 3 is room, of 10 bytes each; the file ends at 65.
+    /// Creates units of 10 bytes: 1 and 2 are data, 3 is allocated; the file ends at 65.
     fn holes() -> Holes {
         let mut holes = Holes::new(10);
         holes.note_written(12..25);

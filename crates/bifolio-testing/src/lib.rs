@@ -1,4 +1,4 @@
-//! Parts that the tests of bifolio share: storage that misbehaves, random operations, and a model.
+//! Test support of bifolio: storage that fails, random operations, and a model.
 //!
 //! | piece | what it is for |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | [`skip()`] | says why a test is skipped; fails where CI demands the feature |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
-//! Uses nothing but bifolio's public API. It is for integration tests; bifolio's own unit tests use
-//! only [`skip()`], because other types would be those of another copy of the crate.
+//! Uses only bifolio's public API. It is for integration tests; bifolio's own unit tests use only
+//! [`skip()`], because other types would belong to another copy of the crate.
 
 mod crashing;
 mod fault;

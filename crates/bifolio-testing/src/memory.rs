@@ -1,7 +1,7 @@
 //! Storage in memory: a vector behind a lock.
 //!
-//! The plainest backing there is, and the one the others are tested over. Told to need an
-//! alignment, it checks that the cache keeps its promises instead of being lenient as a disk file.
+//! The simplest backing, over which the others are tested. With an alignment, it checks that the
+//! cache keeps its promises, whereas a disk file is lenient.
 
 use std::io;
 use std::slice;
@@ -28,13 +28,13 @@ impl MemoryBacking {
         Self { identity: Some(identity), ..self }
     }
 
-    /// A file that holds `bytes` and refuses (EINVAL) every transfer that is not aligned as the
-    /// contract of [`Backing`] promises.
+    /// Creates a file that holds `bytes` and refuses (EINVAL) every transfer that is not aligned as
+    /// the contract of [`Backing`] requires.
     pub fn strict(bytes: Vec<u8>, alignment: Alignment) -> Self {
         Self { bytes: RwLock::new(bytes), alignment, identity: None }
     }
 
-    /// Flips the `bits` of a byte: what a device should not do.
+    /// Flips the `bits` of a byte: corruption.
     pub fn flip_bits(&self, position: u64, bits: u8) {
         self.write()[position as usize] ^= bits;
     }
@@ -52,8 +52,8 @@ impl MemoryBacking {
         self.bytes.write().expect("no panic while the lock was held")
     }
 
-    /// Whether a transfer may start in memory and file here, and is `length` long if it goes on
-    /// behind that, or ends where it need not be whole.
+    /// Returns `true` if a transfer may start in memory and file here, and has a valid length if it
+    /// continues after that, or ends where it need not be whole.
     fn check(
         &self,
         address: *const u8,
@@ -139,7 +139,7 @@ impl Backing for MemoryBacking {
     }
 }
 
-/// Fills `targets`, one behind the other, with what `bytes` has from `position_bytes` on.
+/// Fills `targets`, in order, from `bytes` at `position_bytes`.
 pub(crate) fn read_vector(
     bytes: &[u8],
     targets: &mut [IoBufMut<'_>],
@@ -155,8 +155,8 @@ pub(crate) fn read_vector(
     bytes.len() - start - left.len()
 }
 
-/// The bytes of `sources`, one behind the other, and where it belongs. Those that hold nothing
-/// belong nowhere: writing nothing behind the end does not move the end.
+/// Returns the bytes of `sources`, in order, and their position. Empty sources have no position:
+/// writing nothing past the end does not move the end.
 pub(crate) fn copies(
     sources: &[IoBuf<'_>],
     position_bytes: u64,
@@ -171,7 +171,7 @@ pub(crate) fn copies(
     })
 }
 
-/// Puts `new` at `position_bytes`, with zeros before it where there was nothing.
+/// Writes `new` at `position_bytes`, with zeros in the gap before it.
 pub(crate) fn write_vector(bytes: &mut Vec<u8>, new: &[u8], position_bytes: u64) {
     let from = position_bytes as usize;
     let to = from + new.len();

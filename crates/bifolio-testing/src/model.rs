@@ -1,4 +1,4 @@
-//! The bytes that a file should hold, as a plain vector.
+//! Expected bytes of a file, as a plain vector.
 //!
 //! A model describes a whole file that only its owner changes ([`Model::new`]), or one region of a
 //! file whose other regions belong to other threads and whose length does not change
@@ -11,13 +11,13 @@ use std::ops::{Range, RangeInclusive};
 use crate::holes::Holes;
 use crate::memory::write_vector;
 
-/// The bytes that a file, or a region of it, should hold.
+/// Expected bytes of a file, or of a region of it.
 #[derive(Clone, Debug)]
 pub struct Model {
     start_bytes: u64,
     bytes: Vec<u8>,
     is_region: bool,
-    /// Of a memory file.
+    /// Set for a memory file.
     holes: Option<Holes>,
 }
 
@@ -27,7 +27,7 @@ impl Model {
         Self { start_bytes: 0, bytes, is_region: false, holes: None }
     }
 
-    /// The model of `bytes` at `start_bytes` of a file that others use too.
+    /// Creates the model of `bytes` at `start_bytes` of a file that other threads use, too.
     ///
     /// # Panics
     /// If there are none.
@@ -57,27 +57,27 @@ impl Model {
         &self.bytes
     }
 
-    /// Where the region begins; 0 for a whole file.
+    /// Returns the start of the region; 0 for a whole file.
     pub fn start_bytes(&self) -> u64 {
         self.start_bytes
     }
 
-    /// Where the region, or the file, ends.
+    /// Returns the end of the region or file.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes + self.bytes.len() as u64
     }
 
-    /// Whether others use the file too.
+    /// Returns `true` if other threads use the file, too.
     pub fn is_region(&self) -> bool {
         self.is_region
     }
 
-    /// The bytes that a read of a range of the file should give; less than asked at the end.
+    /// Returns the expected bytes of a read of a range of the file; fewer at the end.
     pub fn read(&self, range: Range<u64>) -> &[u8] {
         &self.bytes[self.indices(&range)]
     }
 
-    /// Where the bytes of a range stand, as far as there are any.
+    /// Returns the indices of the existing bytes of a range.
     fn indices(&self, range: &Range<u64>) -> Range<usize> {
         let index = |position: u64| {
             let offset = position.checked_sub(self.start_bytes).expect("a place in the region");
@@ -86,7 +86,7 @@ impl Model {
         index(range.start)..index(range.end)
     }
 
-    /// A write, with zeros before it where the file was shorter.
+    /// Writes, with zeros before it if the file was shorter.
     pub fn write(&mut self, position_bytes: u64, new: &[u8]) {
         let offset = position_bytes.checked_sub(self.start_bytes).expect("a place in the region");
         let end = position_bytes + new.len() as u64;
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// Room for a range: none of its bytes change, and the file is at least as long.
+    /// Allocates a range: no byte changes, and the file is at least as long.
     pub fn allocate(&mut self, range: Range<u64>) {
         assert!(!self.is_region || range.end <= self.end_bytes(), "a region does not grow");
         if !range.is_empty() && range.end > self.end_bytes() {
@@ -110,14 +110,14 @@ impl Model {
         }
     }
 
-    /// Holes of the range were pinned: their zeros may be in memory now.
+    /// Notes that holes of the range were pinned: their zeros may be in memory now.
     pub fn note_pinned(&mut self, range: Range<u64>) {
         if let Some(holes) = &mut self.holes {
             holes.note_pinned(range);
         }
     }
 
-    /// A hole: zeros, as far as there are bytes. Behind the last there is nothing to be kept.
+    /// Punches a hole: zeros up to the end of file.
     pub fn punch(&mut self, mut range: Range<u64>) {
         if let Some(holes) = self.holes.as_ref().filter(|_| !self.is_region)
             && range.end >= self.end_bytes()
@@ -138,19 +138,19 @@ impl Model {
         self.holes.as_ref().and_then(|holes| holes.has_hole(range))
     }
 
-    /// The range is one folio now.
+    /// Notes that the range is one folio now.
     pub fn collapse(&mut self, range: Range<u64>) {
         if let Some(holes) = &mut self.holes {
             holes.collapse(range);
         }
     }
 
-    /// Bytes of all folios that are not holes: at least, and at most.
+    /// Returns the minimum and maximum bytes of all folios that are not holes.
     pub fn room_bytes(&self) -> RangeInclusive<u64> {
         self.holes.as_ref().map_or(0..=0, Holes::room_bytes)
     }
 
-    /// Whether a file that seeks may answer so.
+    /// Checks the result of a seek for data.
     pub fn check_seek_data(&self, position: u64, found: Option<u64>) -> Result<(), String> {
         let end = self.end_bytes();
         if position >= end && !self.is_region {
@@ -163,7 +163,7 @@ impl Model {
         holes.check_seek_data(position, found, end)
     }
 
-    /// Whether a file that seeks may answer so.
+    /// Checks the result of a seek for a hole.
     pub fn check_seek_hole(&self, position: u64, found: Option<u64>) -> Result<(), String> {
         let end = self.end_bytes();
         if position >= end && !self.is_region {
@@ -177,7 +177,7 @@ impl Model {
         }
     }
 
-    /// A cut, or growth by zeros.
+    /// Truncates the file or extends it with zeros.
     pub fn set_len(&mut self, length_bytes: u64) {
         assert!(!self.is_region, "a region does not change its length");
         let is_cut = length_bytes < self.end_bytes();
@@ -189,13 +189,13 @@ impl Model {
         }
     }
 
-    /// Compares the region with what was `found` in its place; the first difference.
+    /// Compares the region with the bytes found; returns the first difference.
     pub fn compare(&self, found: &[u8]) -> Result<(), String> {
         compare(self.start_bytes, found, &self.bytes)
     }
 }
 
-/// Whether the part of `unit` that lies in the region `own`, which holds `bytes`, is all zeros.
+/// Returns `true` if the part of `unit` in the region `own`, which holds `bytes`, is all zeros.
 fn is_zero(bytes: &[u8], own: &Range<u64>, unit: Range<u64>) -> bool {
     let start = unit.start.clamp(own.start, own.end) - own.start;
     let end = unit.end.clamp(own.start, own.end) - own.start;
@@ -209,7 +209,7 @@ fn expect_none(seek: &str, position: u64, found: Option<u64>) -> Result<(), Stri
     }
 }
 
-/// The first difference between two runs of bytes at a place of a file, for people to read.
+/// Describes the first difference between two byte strings at a position of a file.
 pub(crate) fn compare(position_bytes: u64, found: &[u8], expected: &[u8]) -> Result<(), String> {
     if found == expected {
         return Ok(());

@@ -1,7 +1,7 @@
 //! One operation on an open file, as data: printed when a run fails, replayed from a seed.
 //!
-//! Positions and lengths are wishes: where a rule of the API narrows them (a pin lies in one folio
-//! and before the end), the runner does, with the model at hand.
+//! Positions and lengths are requests: where a rule of the API restricts them (a pin lies in one
+//! folio and before the end), the runner adjusts them with the model.
 
 use bifolio::Advice;
 use fastrand::Rng;
@@ -76,8 +76,8 @@ impl OpKind {
     pub const MEMORY_FILE: [Self; 5] =
         [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole, Self::Collapse];
 
-    /// Operations of every file, too, that an exerciser asks for: advice moves pages, so that who
-    /// counts them leaves it out.
+    /// Operations of every file, for the exerciser only: advice moves pages, which tests that count
+    /// pages cannot allow.
     pub const EXERCISER: [Self; 3] = [Self::SyncRange, Self::Advise, Self::PinMany];
 
     /// Operations only of files that can be mapped.
@@ -94,7 +94,7 @@ pub enum Op {
         /// How much.
         length: usize,
     },
-    /// Reads several ranges at once, each as [`Op::Read`].
+    /// Reads several ranges at once, each like [`Op::Read`].
     ReadMany {
         /// Where, and how much.
         ranges: Vec<(u64, usize)>,
@@ -108,21 +108,21 @@ pub enum Op {
         /// What: the argument of [`fill_bytes`].
         fill: u64,
     },
-    /// Pins a range and looks at it.
+    /// Pins a range and compares it.
     Pin {
         /// Where.
         position_bytes: u64,
         /// How much.
         length: usize,
     },
-    /// Pins a range, makes a hold of the pin, drops the pin, and looks at the hold.
+    /// Pins a range, creates a hold from the pin, drops the pin, and compares the hold.
     Hold {
         /// Where.
         position_bytes: u64,
         /// How much.
         length: usize,
     },
-    /// Walks the pins of a range and looks at each.
+    /// Iterates over the pins of a range and compares each.
     Pins {
         /// Where.
         position_bytes: u64,
@@ -144,10 +144,10 @@ pub enum Op {
         position_bytes: u64,
         /// How much.
         length: usize,
-        /// Whether to a pipe; else to a file.
+        /// Set for a pipe; otherwise a file.
         is_pipe: bool,
     },
-    /// Cuts the file or lets it grow.
+    /// Truncates the file or extends it.
     SetLen {
         /// To how many bytes.
         length_bytes: u64,
@@ -168,24 +168,24 @@ pub enum Op {
         /// How much.
         length: usize,
     },
-    /// Makes a hole of a range, which may end behind the file.
+    /// Punches a hole, which may end past the end of file.
     PunchHole {
         /// Where.
         position_bytes: u64,
         /// How much.
         length: usize,
     },
-    /// Looks for data.
+    /// Seeks data.
     SeekData {
         /// From where on.
         position_bytes: u64,
     },
-    /// Looks for a hole.
+    /// Seeks a hole.
     SeekHole {
         /// From where on.
         position_bytes: u64,
     },
-    /// Makes one folio of several, near a place.
+    /// Collapses several folios near a position into one.
     Collapse {
         /// Where.
         position_bytes: u64,
@@ -208,7 +208,7 @@ pub enum Op {
         /// What.
         advice: Advice,
     },
-    /// Pins several ranges at once and looks at each.
+    /// Pins several ranges at once and compares each.
     PinMany {
         /// Where, and how much.
         ranges: Vec<(u64, usize)>,
@@ -228,7 +228,7 @@ pub enum Op {
         length: usize,
         /// What: the argument of [`fill_bytes`].
         fill: u64,
-        /// Whether its pages are pinned meanwhile.
+        /// Set if its pages are pinned meanwhile.
         is_pinned: bool,
     },
 }
@@ -236,8 +236,8 @@ pub enum Op {
 /// The argument of [`fill_bytes`] that stands for zeros.
 pub(crate) const FILL_ZEROS: u64 = u64::MAX;
 
-/// The bytes an operation writes: they tell operation and place apart, so that a byte that ends up
-/// in the wrong place, or is left from an earlier write, is seen. The fill `u64::MAX` is of zeros.
+/// Returns the bytes that an operation writes: they identify operation and position, so that a byte
+/// in the wrong position, or from an earlier write, is detected. The fill `u64::MAX` is zeros.
 pub fn fill_bytes(fill: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     if fill == FILL_ZEROS {

@@ -1,7 +1,7 @@
 //! Applies operations to a file of the cache and to its model, and compares after each.
 //!
-//! Both directions are checked: what a read gives is what the model holds, and after a change the
-//! file has the model's length. [`Runner::check_all`] compares every byte at the end.
+//! Both directions are checked: a read returns what the model holds, and after a change the file
+//! has the model's length. [`Runner::check_all`] compares every byte at the end.
 //!
 //! A cache may be too small for its memory files. [`Runner::may_be_full`] takes the error for what
 //! it is, if the file is as it was before: the operation did not happen, or, of a write, a part.
@@ -22,10 +22,10 @@ use crate::{Model, Op, fill_bytes};
 
 /// The largest folio.
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
-/// As much of a map is pinned at most.
+/// Maximum bytes of a map pinned at once.
 const PIN_BYTES_MAX: u64 = 16 << 10;
 
-/// A file, its model, and the way from one step to the next.
+/// A file, its model, and the state between steps.
 #[derive(Debug)]
 pub struct Runner<'a> {
     cache: &'a Cache,
@@ -39,7 +39,7 @@ pub struct Runner<'a> {
     refused: Cell<u64>,
 }
 
-/// An operation that did not do what the model says.
+/// An operation whose result differs from the model.
 #[derive(Clone, Debug, Error)]
 #[error("step {step}, {op}: {problem}")]
 pub struct Failure {
@@ -47,12 +47,12 @@ pub struct Failure {
     pub step: u64,
     /// The operation, as text.
     pub op: String,
-    /// The fault.
+    /// The difference.
     pub problem: String,
 }
 
 impl<'a> Runner<'a> {
-    /// `file`, a file of `cache`, holds what `model` says.
+    /// Creates a runner for `file`, a file of `cache`, which holds the bytes of `model`.
     pub fn new(cache: &'a Cache, file: &'a File, model: Model) -> Self {
         Self {
             cache,
@@ -67,7 +67,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Operations may be refused because the cache is full.
+    /// Allows operations to be refused because the cache is full.
     pub fn may_be_full(mut self) -> Self {
         self.may_be_full = true;
         self
@@ -79,17 +79,17 @@ impl<'a> Runner<'a> {
         self
     }
 
-    /// Whether operations may fail from now on because the storage does.
+    /// Sets whether operations may fail from now on because the storage does.
     pub fn set_may_fail(&mut self, may_fail: bool) {
         self.may_fail = may_fail;
     }
 
-    /// How many ranges became one folio.
+    /// Returns how many ranges became one folio.
     pub fn collapsed(&self) -> u64 {
         self.collapsed
     }
 
-    /// How many operations were refused because the cache was full, or the storage failed.
+    /// Returns how many operations were refused because the cache was full, or the storage failed.
     pub fn refused(&self) -> u64 {
         self.refused.get()
     }
@@ -99,7 +99,7 @@ impl<'a> Runner<'a> {
         &self.model
     }
 
-    /// The model, when the run is over.
+    /// Returns the model at the end of the run.
     pub fn into_model(self) -> Model {
         self.model
     }
@@ -212,7 +212,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Whether a read into `found`, of 0xEE before, that answered `count` is what it should be.
+    /// Checks a read into `found`, filled with 0xEE before, that returned `count`.
     fn check_read(&self, range: &Range<u64>, found: &[u8], count: usize) -> Result<(), String> {
         let at = range.start + count as u64;
         if at < range.end.min(self.model.end_bytes()) {
@@ -270,12 +270,12 @@ impl<'a> Runner<'a> {
         compare(range.start, &found, self.model.read(expected))
     }
 
-    /// Whether operations may be refused, so that less is done than could be.
+    /// Returns `true` if operations may be refused, so that less is done than requested.
     fn may_refuse(&self) -> bool {
         self.may_be_full || self.may_fail
     }
 
-    /// The answer of an operation; `None`, and counted, if it is rightly refused.
+    /// Returns the result of an operation; `None`, and counts it, if it is rightly refused.
     fn unless_refused<T>(&self, result: Result<T, CacheError>) -> Result<Option<T>, String> {
         match result {
             Ok(answer) => Ok(Some(answer)),
@@ -366,7 +366,7 @@ impl<'a> Runner<'a> {
         compare(range.start, &found, self.model.read(range.start..end))
     }
 
-    /// As many of them as are a quarter of what there is: pinning all would be too much.
+    /// Pins as many of the ranges as fit into a quarter of the memory.
     fn pin_many(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
         let most = self.cache.stats().bound_bytes / (4 * self.file.folio_bytes());
         let ranges: Vec<_> = ranges
@@ -384,7 +384,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Pages that holes get by it may be in memory now, even if it fails in the middle.
+    /// Gives advice. Pages that it allocates for holes may be in memory now, even if it fails
+    /// midway.
     fn advise(&mut self, range: Range<u64>, advice: Advice) -> Result<(), String> {
         if matches!(advice, Advice::PopulateRead | Advice::PopulateWrite) {
             self.model.note_pinned(range.start..range.end.min(self.model.end_bytes()));
@@ -496,7 +497,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// A bound below what other threads have pinned right now is rightly refused.
+    /// Sets the bound. A bound below what other threads have pinned is rightly refused.
     fn set_memory(&self, bytes: u64) -> Result<(), String> {
         match self.cache.set_memory(bytes) {
             Err(error) if !matches!(error.kind(), ErrorKind::Full { .. }) => Err(text(error)),
@@ -512,7 +513,7 @@ impl<'a> Runner<'a> {
         Err(format!("the file has {found} bytes instead of {expected}"))
     }
 
-    /// The range where the operation takes place: a region is all there is for its user.
+    /// Returns the range of the operation, moved into the region.
     fn placed(&self, position_bytes: u64, length: usize) -> Range<u64> {
         if !self.model.is_region() {
             return position_bytes..position_bytes + length as u64;
@@ -520,7 +521,7 @@ impl<'a> Runner<'a> {
         self.existing(position_bytes, length).unwrap_or(0..0)
     }
 
-    /// The position where an operation without a length takes place.
+    /// Returns the position of an operation without a length, moved into the region.
     fn place(&self, position_bytes: u64) -> u64 {
         if !self.model.is_region() {
             return position_bytes;
@@ -528,7 +529,7 @@ impl<'a> Runner<'a> {
         self.existing(position_bytes, 1).map_or(0, |range| range.start)
     }
 
-    /// A range like this one, with bytes in it; `None` if there are none at all.
+    /// Returns a similar range that has bytes; `None` if the file is empty.
     fn existing(&self, position_bytes: u64, length: usize) -> Option<Range<u64>> {
         let available = self.model.bytes().len() as u64;
         let offset = position_bytes.checked_rem(available)?;
@@ -549,7 +550,7 @@ fn length_of(range: &Range<u64>) -> usize {
     (range.end - range.start) as usize
 }
 
-/// Whether storage that fails, or takes nothing, is a reason for it.
+/// Returns `true` if storage that fails or refuses writes can cause the error.
 fn is_of_storage(kind: &ErrorKind) -> bool {
     matches!(
         kind,

@@ -1,8 +1,8 @@
-//! Fewer operations that fail the same way: what a person can follow.
+//! Reduces operations that fail to a short sequence that fails in the same way.
 
-/// Looks for a short part of `ops`, in order, for which `fails` still answers something; gives it
-/// with that answer. `None` if `fails` answers nothing for all of them. Asks `attempts_max` times
-/// at most.
+/// Searches a short subsequence of `ops` for which `fails` still returns an error; returns it with
+/// that error. `None` if `fails` returns none for all of them. Calls `fails` at most `attempts_max`
+/// times.
 pub fn shrink<T: Clone, E>(
     ops: &[T],
     attempts_max: usize,

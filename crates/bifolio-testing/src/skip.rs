@@ -1,15 +1,15 @@
-//! Tests that need what a machine may lack. A skip prints its reason; where the variable
-//! `BIFOLIO_TEST_REQUIRE` demands the feature, it is a failure.
+//! Skips tests that need features that a machine may lack. A skip prints its reason; if the
+//! variable `BIFOLIO_TEST_REQUIRE` requires the feature, it is a failure.
 
 use std::env;
 use std::fmt::Display;
 
-/// The variable that demands features: `all`, or names separated by commas.
+/// The variable that requires features: `all`, or names separated by commas.
 const VARIABLE: &str = "BIFOLIO_TEST_REQUIRE";
 
-/// Prints why a test, or a part of it, is skipped for the lack of `feature`: a feature that
-/// `bifolio features` lists, or one of `cpus`, `huge-pages-now`, `merged-pages`, `root`, `seccomp`,
-/// `swap`, `sysfs`, `tmpfile`, `tmpfs`.
+/// Prints why a test, or a part of it, is skipped for lack of `feature`: a feature that `bifolio
+/// features` lists, or one of `cpus`, `huge-pages-now`, `merged-pages`, `root`, `seccomp`, `swap`,
+/// `sysfs`, `tmpfile`, `tmpfs`.
 ///
 /// # Panics
 /// If `BIFOLIO_TEST_REQUIRE` is `all` or lists `feature`.

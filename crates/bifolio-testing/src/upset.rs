@@ -1,5 +1,5 @@
-//! A case of one thread and one file whose storage fails at the n-th call: made of bytes, so that a
-//! fuzzer can look for the bytes.
+//! A case of one thread and one file whose storage fails at the n-th call: created from bytes, so
+//! that a fuzzer can search for them.
 //!
 //! A case is a file of one's own backing or a memory file beyond the bound whose swap is one, and
 //! steps: operations, faults, the end of all faults, a close and another opening, dirty bytes that
@@ -27,9 +27,9 @@ const PAGE: u64 = 4096;
 const STEP_BYTES: usize = 8;
 /// Bytes before the first one.
 const HEAD_BYTES: usize = 4;
-/// A case has no more steps.
+/// Maximum number of steps.
 const STEPS_MAX: usize = 400;
-/// The answer of the storage when it fails.
+/// Errors of the storage.
 const ERRNOS: [i32; 4] = [libc::EIO, libc::ENOSPC, libc::EINTR, libc::EAGAIN];
 const ADVICE: [Advice; 8] = [
     Advice::Normal,
@@ -58,24 +58,24 @@ pub struct UpsetCase {
 pub enum UpsetStep {
     /// An operation.
     Op(Op),
-    /// The n-th call of a kind fails, or is short, so many times in a row.
+    /// The n-th call of a kind, and `times` in total, fail or are short.
     Fail {
         /// Which calls.
         call: Call,
-        /// The first that fails, 1 being the next.
+        /// First affected call; 1 is the next.
         nth: u64,
-        /// How many.
+        /// Number of affected calls.
         times: u64,
-        /// Their answer; by how many bytes they are shorter if it is 0.
+        /// Error number; 0 for a short transfer.
         errno: i32,
-        /// See there.
+        /// Bytes by which a short transfer is shorter.
         short_bytes: usize,
     },
-    /// Nothing fails any more: what could not be written is, by the second sync.
+    /// Removes all faults: the second sync then writes everything.
     Heal,
-    /// Closes the file, and opens it anew; nothing fails meanwhile.
+    /// Closes the file and opens it again, without faults.
     Reopen,
-    /// Gives up what is not on the storage.
+    /// Discards bytes that are not on storage.
     Discard,
 }
 
@@ -84,14 +84,14 @@ pub enum UpsetStep {
 pub struct UpsetTally {
     /// Steps that were made.
     pub steps: u64,
-    /// How often a fault has struck.
+    /// Calls that were affected by faults.
     pub struck: u64,
     /// Operations that were refused.
     pub refused: u64,
 }
 
 impl UpsetCase {
-    /// The case that bytes stand for; those that are missing are zeros.
+    /// Creates the case that bytes encode; missing bytes are zeros.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let head = |number: usize| bytes.get(number).copied().unwrap_or(0);
         let folio_bytes = PAGE << [0, 0, 0, 0, 1, 2, 4, 4][usize::from(head(1) % 8)];
@@ -196,7 +196,7 @@ impl UpsetCase {
         self.length_bytes_max
     }
 
-    /// A place and a length that end within the file's greatest one; often at edges.
+    /// Returns a position and a length within the maximum length of the file; often at edges.
     fn range(&self, bytes: [u8; STEP_BYTES]) -> (u64, usize) {
         let place = (u64::from(u16::from_le_bytes([bytes[1], bytes[2]])) * self.length()) >> 16;
         let side = u64::from(bytes[3] >> 3);
@@ -219,7 +219,7 @@ impl UpsetCase {
         (position, length.clamp(1, self.length() - position) as usize)
     }
 
-    /// Makes the case; what is wrong, if anything, and at which step.
+    /// Runs the case; the error says what is wrong, and at which step.
     pub fn check(&self) -> Result<UpsetTally, String> {
         let start = match self.is_memory_file {
             true => Vec::new(),
@@ -249,7 +249,7 @@ impl UpsetCase {
     }
 }
 
-/// A case that is being made.
+/// A case in progress.
 struct Made<'c> {
     case: &'c UpsetCase,
     memory: Arc<MemoryBacking>,
@@ -294,7 +294,7 @@ impl Made<'_> {
         file.close().map_err(text)
     }
 
-    /// Makes the steps up to the next that ends a runner; nothing fails any more then.
+    /// Runs the steps up to the next that ends a runner; all faults are then removed.
     fn live<'s>(
         &mut self,
         file: &File,
@@ -344,7 +344,7 @@ impl Made<'_> {
         Ok(Ended { model: runner.into_model(), stopped })
     }
 
-    /// Nothing fails any more; every byte is compared, in the cache and on the storage.
+    /// Removes all faults and compares every byte, in the cache and on the storage.
     fn heal(&self, file: &File, runner: &mut Runner<'_>) -> Result<(), String> {
         self.faulty.heal();
         // A sync tells once of what failed before.

@@ -14,9 +14,9 @@ use crate::op::FILL_ZEROS;
 use crate::{Op, OpKind};
 
 const PAGE: u64 = 4096;
-/// The most ranges of one [`Op::ReadMany`].
+/// Maximum ranges of one [`Op::ReadMany`].
 const READ_MANY_MAX: usize = 6;
-/// All advice, some of it more often.
+/// All kinds of advice, some of them more often.
 const ADVICE: [Advice; 11] = [
     Advice::Normal,
     Advice::Sequential,
@@ -31,12 +31,12 @@ const ADVICE: [Advice; 11] = [
     Advice::PopulateWrite,
 ];
 
-/// The operations that a workload may do.
+/// Limits of the operations of a workload.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// No operation reaches behind this.
+    /// End of all operations.
     pub length_bytes_max: u64,
-    /// No transfer is longer.
+    /// Maximum length of a transfer.
     pub transfer_bytes_max: usize,
     /// The folio size of the file; its edges are visited more often.
     pub folio_bytes: u64,
@@ -133,7 +133,7 @@ impl Workload {
         }
     }
 
-    /// Where and how much; ends within the limits.
+    /// Returns a position and a length within the limits.
     fn range(&mut self) -> (u64, usize) {
         let position = self.position().min(self.limits.length_bytes_max - 1);
         let room = self.limits.length_bytes_max - position;
@@ -169,13 +169,13 @@ impl Workload {
 impl Iterator for Workload {
     type Item = Op;
 
-    /// The next operation; there always is one.
+    /// Returns the next operation; never `None`.
     fn next(&mut self) -> Option<Op> {
         Some(self.op())
     }
 }
 
-/// Off, rare, usual or dominant, for each kind; at least one is on.
+/// Draws a weight for each kind: off, rare, usual or dominant; at least one is on.
 fn draw_weights(kinds: &[OpKind], random: &mut Rng) -> Vec<(OpKind, u32)> {
     let mut weights: Vec<_> = kinds
         .iter()

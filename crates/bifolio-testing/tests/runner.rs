@@ -1,4 +1,4 @@
-//! The runner over a real cache: it agrees with a cache that works and sees one that does not.
+//! The runner over a real cache: it accepts a correct cache and detects a broken one.
 
 use std::sync::Arc;
 use std::thread;

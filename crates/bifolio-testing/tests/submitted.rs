@@ -1,4 +1,4 @@
-//! Faults meet transfers that the cache submits itself, by io_uring, over a real file.
+//! Faults of transfers that the cache submits itself, by io_uring, over a real file.
 
 use std::sync::Arc;
 use std::thread;
@@ -41,7 +41,7 @@ fn world() -> Option<World> {
 }
 
 impl World {
-    /// Reads a page of each stride at once. Whether each was read, and rightly.
+    /// Reads a page of each stride at once. Returns for each whether it was read correctly.
     fn read(&self) -> Vec<bool> {
         let mut buffers = vec![[0; PAGE]; REQUESTS];
         let positions = (0..).step_by(STRIDE);

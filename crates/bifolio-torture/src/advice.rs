@@ -1,10 +1,10 @@
-//! Advice: nothing comes of it that could be judged, but much happens.
+//! Advice: calls whose result cannot be judged, but that race with everything else.
 
 use crate::work::{Outcome, Worker};
 use bifolio::{Advice, File};
 
 impl Worker<'_> {
-    /// Advice for all files; and what looks at a file, or makes large folios of small ones.
+    /// Gives advice for all files, asks for the state of a file, or collapses small folios.
     pub fn advise_all(&mut self, file: &File) -> Outcome {
         self.scene.clock.begin_call(self.number);
         let advice = [Advice::Cold, Advice::DontNeed, Advice::Normal];

@@ -1,5 +1,5 @@
-//! How the files of a scene end: with stores that the kernel does not tell of, and while a device
-//! writes under pins of maps.
+//! Ways to close the files of a scene: with stores that the kernel does not report, and while a
+//! device writes under pins of maps.
 
 use crate::device::Device;
 use crate::history::Violation;
@@ -9,10 +9,10 @@ use bifolio::{Backing, ErrorKind, File, Refusable, refuse};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The page of each file that is stored to.
+/// Page of each file that is stored to.
 const PAGE: Range<u64> = 0..4096;
 
-/// Closes all files; returns `true` if the cache is closed, too.
+/// Closes all files. Returns `true` if the cache is closed, too.
 pub fn play(scene: &Scene) -> Result<bool, Violation> {
     if !scene.has_maps() {
         scene.targets.iter().for_each(close);
@@ -25,9 +25,9 @@ pub fn play(scene: &Scene) -> Result<bool, Violation> {
     Ok(false)
 }
 
-/// Stores to a page of each file, and lets the kernel refuse to tell of it while maps and handles
-/// go. What was stored is in the cache then, or, if the cache is closed, on storage. Returns `true`
-/// if it is closed.
+/// Stores to a page of each file, and lets the kernel refuse to report the stores while maps and
+/// handles are dropped. The stored bytes are then in the cache, or, if the cache is closed, on
+/// storage. Returns `true` if it is closed.
 fn close_without_checks(scene: &Scene) -> Result<bool, Violation> {
     let me = scene.threads;
     scene.clock.begin_call(me);
@@ -54,7 +54,7 @@ fn close_without_checks(scene: &Scene) -> Result<bool, Violation> {
     Ok(closed.is_ok())
 }
 
-/// Lets maps and handles go while a device still writes to a page of each file; the cache is not
+/// Drops maps and handles while a device still writes to a page of each file; the cache cannot be
 /// closed before that ends.
 fn close_under_pins(scene: &Scene) -> Result<(), Violation> {
     let files = scene.targets.iter().filter_map(|target| Some((target, open(scene, target)?)));
@@ -87,7 +87,7 @@ fn check_durable(scene: &Scene, target: &Target, what: &str) -> Result<(), Viola
     target.history.check(what, &durable, PAGE.start, begun)
 }
 
-/// Opens a file with a device anew.
+/// Opens a file with a device again.
 pub fn open(scene: &Scene, target: &Target) -> Option<File> {
     let backing: Arc<dyn Backing> = Arc::<Device>::clone(target.device.as_ref()?);
     scene.cache.open_backing(backing, &target.options).ok()

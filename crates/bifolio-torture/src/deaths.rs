@@ -1,26 +1,27 @@
-//! The command to see it again, when the program dies by a signal: a map's SIGBUS, an abort.
+//! Prints the command that repeats a scene when a signal kills the program: SIGBUS of a map, or an
+//! abort.
 //!
 //! # Safety
 //! The handler only reads atomics, formats into its own stack and calls `write` and `signal`, which
-//! a handler may. It has the signature that `signal` wants, and lives as long as the program.
+//! a handler may. It has the signature that `signal` requires, and lives as long as the program.
 #![allow(unsafe_code)]
 
 use crate::scene::{CLASSES, Class};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The scene under way.
+/// Class of the current scene.
 static CLASS: AtomicU64 = AtomicU64::new(0);
 static SEED: AtomicU64 = AtomicU64::new(0);
 
-/// From now on this scene is under way.
+/// Records the current scene.
 pub fn note(class: Class, seed: u64) {
     let number = CLASSES.iter().position(|other| *other == class).unwrap_or(0);
     CLASS.store(number as u64, Ordering::Relaxed);
     SEED.store(seed, Ordering::Relaxed);
 }
 
-/// Lets the program tell what it dies of.
+/// Installs the handler.
 pub fn watch() {
     let handler = tell as extern "C" fn(libc::c_int);
     for signal in [libc::SIGBUS, libc::SIGSEGV, libc::SIGABRT, libc::SIGILL] {
@@ -29,7 +30,7 @@ pub fn watch() {
     }
 }
 
-/// Tells, and lets the signal do what it does.
+/// Prints the command, and raises the signal again.
 extern "C" fn tell(signal: libc::c_int) {
     let mut text = [0_u8; 200];
     let mut rest = &mut text[..];

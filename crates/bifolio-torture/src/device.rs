@@ -1,8 +1,8 @@
-//! A simulated device: what is written to it is durable only once a flush says so.
+//! A simulated device: writes are durable only after a flush.
 //!
-//! A flush makes durable what had been written when it *began*, page by page, and nothing else;
-//! what is written while it runs is not covered. That is the least that a device must do, so an
-//! acknowledged sync that relied on more is found out. It can fail, be short, be slow, or hang.
+//! A flush makes durable, page by page, what had been written when it *began*, and nothing else. A
+//! real device guarantees no more, so a sync that relies on more is detected. The device can fail,
+//! transfer less, be slow, or hang.
 
 use bifolio::{Backing, FileIdentity, IoBuf, IoBufMut};
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-/// How many times as long a flush takes as a transfer.
+/// Duration of a flush, in transfers.
 const FLUSH_TRANSFERS: u32 = 8;
 
-/// How often it misbehaves, parts of a million each.
+/// Rates of faults, in millionths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// Reads that fail with EIO.
@@ -27,7 +27,7 @@ pub struct Faults {
     pub short: u32,
     /// Calls that take up to a millisecond.
     pub slow: u32,
-    /// Flushes that fail with EIO: what they were to make durable is left to the next one.
+    /// Flushes that fail with EIO: the next flush covers their writes.
     pub flush: u32,
 }
 
@@ -37,7 +37,7 @@ pub struct Device {
     name: String,
     identity: FileIdentity,
     state: Mutex<State>,
-    /// One flush at a time: the next one may rely on what the last one took.
+    /// One flush at a time: the next one may rely on the writes that the last one covered.
     flushing: Mutex<()>,
     read: AtomicU32,
     write: AtomicU32,
@@ -46,9 +46,9 @@ pub struct Device {
     flush: AtomicU32,
     /// Writes fail with ENOSPC.
     is_full: AtomicBool,
-    /// Writes and flushes wait until this is taken back.
+    /// Writes and flushes wait until this is reset.
     is_hung: AtomicBool,
-    /// Seeds the faults.
+    /// Number of calls; seeds the faults.
     calls: AtomicU64,
 }
 
@@ -58,12 +58,12 @@ struct State {
     durable: Image,
     /// Pages that have changed since the last flush began.
     unflushed: BTreeSet<usize>,
-    /// Numbers the changes.
+    /// Number of changes.
     changes: u64,
 }
 
 impl State {
-    /// These bytes have changed.
+    /// Notes a change of these bytes.
     fn note_change(&mut self, bytes: std::ops::Range<usize>) {
         self.changes += 1;
         for page in bytes.start / PAGE..bytes.end.div_ceil(PAGE) {
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// The file has another length now; what it got is zeros.
+    /// Changes the length of the file; new bytes are zeros.
     fn resize(&mut self, len: usize) {
         let before = self.live.bytes.len();
         self.live.resize(len);
@@ -82,7 +82,7 @@ impl State {
     }
 }
 
-/// Bytes, and for each page the number of the change that made it what it is.
+/// Bytes, and for each page the number of its last change.
 #[derive(Debug, Default)]
 struct Image {
     bytes: Vec<u8>,
@@ -98,7 +98,7 @@ impl Image {
 }
 
 impl Device {
-    /// An empty device that holds one file.
+    /// Creates an empty device with one file.
     pub fn new(name: String, identity: FileIdentity, faults: Faults) -> Self {
         Self {
             name,
@@ -116,7 +116,7 @@ impl Device {
         }
     }
 
-    /// No more faults.
+    /// Removes all faults.
     pub fn heal(&self) {
         for rate in [&self.read, &self.write, &self.short, &self.slow, &self.flush] {
             rate.store(0, Ordering::Relaxed);
@@ -125,22 +125,22 @@ impl Device {
         self.is_hung.store(false, Ordering::Relaxed);
     }
 
-    /// Whether writes find no space.
+    /// Returns `true` if writes find no space.
     pub fn set_full(&self, is_full: bool) {
         self.is_full.store(is_full, Ordering::Relaxed);
     }
 
-    /// Whether writes and flushes wait.
+    /// Returns `true` if writes and flushes wait.
     pub fn set_hung(&self, is_hung: bool) {
         self.is_hung.store(is_hung, Ordering::Relaxed);
     }
 
-    /// The bytes that a power cut now would leave of `length` at `position`.
+    /// Returns the bytes of `length` at `position` that remain after a power cut now.
     pub fn durable(&self, position: u64, length: usize) -> Vec<u8> {
         part(&self.state().durable.bytes, position, length)
     }
 
-    /// The bytes that are there now.
+    /// Returns the current bytes.
     pub fn live(&self, position: u64, length: usize) -> Vec<u8> {
         part(&self.state().live.bytes, position, length)
     }
@@ -149,7 +149,7 @@ impl Device {
         self.state.lock().expect("no thread panics with a device locked")
     }
 
-    /// Whether a fault of this rate strikes now.
+    /// Returns `true` if a fault of this rate strikes now.
     fn strikes(&self, rate: &AtomicU32) -> bool {
         let rate = rate.load(Ordering::Relaxed);
         rate > 0 && {

@@ -1,14 +1,14 @@
 //! Random operations of one thread on one small file, each compared with a plain vector.
 //!
 //! A case is a cache, a file and some thousand operations, all drawn from a seed. The operations,
-//! the model and the comparison are those of the library's own tests (`bifolio-testing`); here are
-//! more kinds of them (maps, advice, syncs of ranges, opening anew), all kinds of files, and many
-//! more of each. A case that fails is made again with fewer operations, and what is left is
-//! printed: with `--keep` the program makes just those again.
+//! the model and the comparison are those of the library's own tests (`bifolio-testing`); this adds
+//! kinds of operations (maps, advice, syncs of ranges, reopening), all kinds of files, and many
+//! more of each. A failed case is reduced to fewer operations, which are printed: with `--keep` the
+//! program repeats exactly these.
 //!
-//! Checks: after each operation the bytes it saw and the length; now and then the bound;
-//! when a handle closes, the file on the disk; at the end every byte, what is resident, and that
-//! nothing is left in the cache.
+//! Checks: after each operation the bytes read and the length; sometimes the bound; when a handle
+//! closes, the file on the disk; at the end every byte, the resident size, and that the cache is
+//! empty.
 
 use crate::history::Violation;
 use crate::memory;
@@ -24,21 +24,21 @@ use std::time::{Duration, Instant};
 
 /// Operations of a case.
 pub const STEPS: usize = 2000;
-/// For so long a case that failed is made again with fewer operations.
+/// Time limit for the reduction of a failed case.
 const SHRINK_TIME: Duration = Duration::from_secs(120);
 const SHRINK_ATTEMPTS_MAX: usize = 2000;
-/// Operations of a printed list, if it could not be made shorter.
+/// Maximum operations of a printed list that could not be reduced.
 const TOLD_MAX: usize = 60;
 
-/// Counts operations, so that a hang is seen.
+/// Number of operations, for the detection of hangs.
 pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
-/// Where the pages of a case are when they are not in memory.
+/// Storage of the pages of a case that are not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Storage {
     Direct,
     Buffered,
-    /// Nowhere.
+    /// None.
     Memory,
     Swapped,
 }
@@ -52,19 +52,19 @@ struct Case {
     memory_bytes: u64,
     folio_bytes: u64,
     length_bytes_max: u64,
-    /// The first bytes of a file on the disk.
+    /// Initial length of a file on the disk.
     length_bytes: u64,
 }
 
-/// An operation, or what the runner cannot do.
+/// An operation, or a step that the runner cannot do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Op(Op),
-    /// Closes the file, compares it with the disk, and opens it anew.
+    /// Closes the file, compares it with the disk, and opens it again.
     Reopen,
 }
 
-/// Plays the case of a seed, or the steps of it that `keep` names; how many.
+/// Runs the case of a seed, or the steps of it that `keep` lists. Returns their number.
 pub fn play(seed: u64, keep: &[usize]) -> Result<u64, Violation> {
     let case = Case::new(seed);
     let all: Vec<(usize, Step)> = case.steps().into_iter().enumerate().collect();
@@ -114,7 +114,7 @@ impl Case {
         matches!(self.storage, Storage::Memory | Storage::Swapped)
     }
 
-    /// The bound that it is lowered to.
+    /// Returns the bound to which it is lowered.
     fn memory_bytes_min(&self) -> u64 {
         let needed = if self.folio_bytes == 4096 { 0 } else { 2 * self.folio_bytes };
         (needed + (256 << 10)).max(self.memory_bytes / 8 * 5)
@@ -151,7 +151,7 @@ impl Case {
         workload.take(STEPS).map(step).collect()
     }
 
-    /// Makes the steps of a file that is new; what is wrong, if anything.
+    /// Runs the steps on a new file; the error describes a difference.
     fn agrees(&self, steps: &[(usize, Step)]) -> Result<(), String> {
         let directory = tempfile::tempdir().map_err(text)?;
         let path = directory.path().join("file");
@@ -204,7 +204,7 @@ impl Case {
         .map_err(text)
     }
 
-    /// From one opening of the file to the next; what the model says then.
+    /// Runs the steps from one open of the file to the next. Returns the model.
     fn live(
         &self,
         cache: &Cache,
@@ -234,7 +234,7 @@ impl Case {
         Ok(runner.into_model())
     }
 
-    /// The failure, in as few steps as can be found.
+    /// Returns the failure, with as few steps as possible.
     fn tell(&self, steps: &[(usize, Step)], problem: String) -> String {
         let begun = Instant::now();
         println!("torture: the exerciser's seed {} failed ({problem}); shrinking", self.seed);

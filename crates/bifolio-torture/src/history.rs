@@ -10,7 +10,7 @@
 //!     no change D that is certain began after C had ended, and ended before r0.
 //! ```
 //!
-//! A change that failed may have taken effect or not: it may be seen, and it hides nothing.
+//! A failed change may have taken effect or not: it may be visible, and it hides nothing.
 
 mod whole;
 
@@ -24,12 +24,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub const WORD_BYTES: u64 = 8;
 /// Words of a page.
 const PAGE_WORDS: u64 = 512;
-/// Bits of a word that name its place.
+/// Bits of a word that encode its position.
 const PLACE_BITS: u32 = 24;
 /// Number of changes kept per page before those that no reader can see any more are dropped.
 const CHANGES_KEPT: usize = 24;
 
-/// Logical time, and since when the oldest call has been under way.
+/// Logical time, and the begin of the oldest call in progress.
 #[derive(Debug)]
 pub struct Clock {
     times: Mutex<Times>,
@@ -38,29 +38,29 @@ pub struct Clock {
 #[derive(Debug)]
 struct Times {
     now: u64,
-    /// For each thread: when its current call began, or `u64::MAX`.
+    /// For each thread, the begin of its current call, or `u64::MAX`.
     calls: Vec<u64>,
 }
 
 impl Clock {
-    /// A clock for so many threads.
+    /// Creates a clock for `threads` threads.
     pub fn new(threads: usize) -> Self {
         Self { times: Mutex::new(Times { now: 1, calls: vec![u64::MAX; threads] }) }
     }
 
-    /// The next moment.
+    /// Returns the next moment.
     pub fn tick(&self) -> u64 {
         self.times().tick()
     }
 
-    /// A thread begins a call: nothing that it may still see is forgotten.
+    /// Begins a call of a thread: nothing that it may still see is forgotten.
     pub fn begin_call(&self, thread: usize) -> u64 {
         let mut times = self.times();
         times.calls[thread] = times.tick();
         times.now
     }
 
-    /// The call of a thread has been judged.
+    /// Ends the call of a thread, after it was judged.
     pub fn end_call(&self, thread: usize) {
         self.times().calls[thread] = u64::MAX;
     }
@@ -87,9 +87,9 @@ impl Times {
 pub enum Kind {
     /// The bytes of the file when its history began.
     Birth,
-    /// Words that name the change.
+    /// Words that encode the change.
     Write,
-    /// Zeros: the file was cut there, or a hole was punched.
+    /// Zeros: a truncation or a punched hole.
     Zero,
 }
 
@@ -98,7 +98,7 @@ pub enum Kind {
 pub struct Change {
     id: u64,
     kind: Kind,
-    /// Which call made it.
+    /// The call that made it.
     call: &'static str,
     thread: usize,
     words: Range<u64>,
@@ -106,17 +106,17 @@ pub struct Change {
     end: Mutex<End>,
 }
 
-/// When a change ended, and what it did.
+/// The end of a change, and its effect.
 #[derive(Clone, Copy, Debug)]
 struct End {
-    /// `u64::MAX` while it is under way.
+    /// `u64::MAX` while it is in progress.
     moment: u64,
     /// Words before this one were certainly changed.
     certain_end: u64,
 }
 
 impl Change {
-    /// The value of the word `index` after the change.
+    /// Returns the value of the word `index` after the change.
     pub fn word(&self, index: u64) -> u64 {
         match self.kind {
             Kind::Write => word_of(self.id, index),
@@ -124,7 +124,7 @@ impl Change {
         }
     }
 
-    /// The change that leaves the value in a word; 0 for zeros.
+    /// Returns the change that leaves this value in a word; 0 for zeros.
     fn id_of(value: u64) -> u64 {
         value >> PLACE_BITS
     }
@@ -141,14 +141,14 @@ impl Change {
         self.end().moment
     }
 
-    /// Whether it certainly changed the word, and had ended before `moment`.
+    /// Returns `true` if it certainly changed the word, and had ended before `moment`.
     fn is_certain_before(&self, word: u64, moment: u64) -> bool {
         let end = self.end();
         self.covers(word) && end.moment < moment && word < end.certain_end
     }
 }
 
-/// A bijection of the places of a file of up to 128 MiB.
+/// A bijection of the word positions of a file of up to 128 MiB.
 fn place(index: u64) -> u64 {
     index.wrapping_mul(0x9E_3779 | 1) & ((1 << PLACE_BITS) - 1)
 }
@@ -159,9 +159,9 @@ pub struct History {
     name: String,
     clock: Arc<Clock>,
     next_id: AtomicU64,
-    /// The words at birth; those behind the last are zeros.
+    /// Initial words; the words past the last are zeros.
     birth: Vec<u64>,
-    /// Changes of a page that are remembered before some are dropped.
+    /// Number of changes of a page kept before some are dropped.
     changes_kept: usize,
     pages: Vec<Mutex<Vec<Arc<Change>>>>,
 }
@@ -171,7 +171,7 @@ pub struct History {
 pub struct Violation(pub String);
 
 impl History {
-    /// A file of zeros, which never grows beyond `len_bytes_max`.
+    /// Creates a file of zeros, which never grows past `len_bytes_max`.
     pub fn new(name: String, clock: Arc<Clock>, len_bytes_max: u64) -> Self {
         let pages = len_bytes_max.div_ceil(PAGE_WORDS * WORD_BYTES);
         assert!(len_bytes_max / WORD_BYTES <= 1 << PLACE_BITS, "too large for the places of words");
@@ -189,8 +189,8 @@ impl History {
         Self { name, clock, next_id: AtomicU64::new(1), birth: Vec::new(), changes_kept, pages }
     }
 
-    /// A file that held these bytes, of which nothing is forgotten: what is not durable yet may
-    /// be seen long after it was overwritten.
+    /// Creates a file with these bytes, whose history keeps everything: bytes that are not durable
+    /// yet may be seen long after they were overwritten.
     pub fn of_bytes(name: String, clock: Arc<Clock>, bytes: &[u8]) -> Self {
         let words = bytes.chunks_exact(WORD_BYTES as usize);
         let birth =
@@ -199,7 +199,7 @@ impl History {
         Self { birth, changes_kept, ..Self::new(name, clock, bytes.len() as u64) }
     }
 
-    /// A change of the bytes of `range` (whole words) begins.
+    /// Begins a change of the bytes of `range` (whole words).
     pub fn begin(
         &self,
         call: &'static str,
@@ -241,15 +241,15 @@ impl History {
         change
     }
 
-    /// A change has ended; its first `certain_bytes` bytes were certainly changed.
+    /// Ends a change; its first `certain_bytes` bytes were certainly changed.
     pub fn end(&self, change: &Change, certain_bytes: u64) {
         let certain_end = change.words.start + certain_bytes / WORD_BYTES;
         let end = End { moment: self.clock.tick(), certain_end };
         *change.end.lock().expect("no thread panics with the end of a change locked") = end;
     }
 
-    /// Judges bytes (whole words) that were seen at `position` by a call that began at `begun` and
-    /// has just returned.
+    /// Judges bytes (whole words) read at `position` by a call that began at `begun` and has just
+    /// returned.
     pub fn check(
         &self,
         what: &str,
@@ -322,12 +322,13 @@ impl History {
     }
 }
 
-/// The word that a change of this number leaves at `index`.
+/// Returns the word that the change `id` leaves at `index`.
 pub fn word_of(id: u64, index: u64) -> u64 {
     id << PLACE_BITS | place(index)
 }
 
-/// Whether a read may return `value`, if it was `birth` at first: see the head of the file.
+/// Returns `true` if a read may return `value`; `birth` is the initial value (see the module
+/// documentation).
 fn may_be(
     changes: &[Arc<Change>],
     by_id: &HashMap<u64, &Arc<Change>>,
@@ -353,7 +354,7 @@ fn may_be(
         .is_some_and(|change| change.word(index) == value && could_be_seen(change))
 }
 
-/// Drops changes that no call under way can see any more: a later one covers all of their part of
+/// Drops changes that no call in progress can see any more: a later one covers all of their part of
 /// the page, and had ended before the oldest call began.
 fn forget(changes: &mut Vec<Arc<Change>>, page: u64, oldest_call: u64) {
     let all = changes.clone();

@@ -1,9 +1,9 @@
-//! A journal that a child process writes and its parent reads after the child was killed.
+//! A journal that a child process writes and its parent reads after killing the child.
 //!
-//! It is memory of a file that both have mapped, so what the child had stored when it died is
-//! there: a kill takes no store back. A record is valid once it has a beginning, and what it
-//! describes begins only after that; so no change of a file is without a record, and what has no
-//! end in its record may have taken effect or not.
+//! It is memory of a file that both have mapped, so everything that the child had stored remains: a
+//! kill reverts no store. A record is valid once it has a begin, and its change begins only after
+//! that; so no change of a file lacks a record, and a record without an end may have taken effect
+//! or not.
 //!
 //! # Safety
 //! The mapping is as long as the header and all records, lives as long as the [`Journal`], and
@@ -17,42 +17,42 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many records there are; a child that needs more ends its session.
+/// Number of records; a child that needs more ends its session.
 const RECORDS_MAX: usize = 1 << 14;
 const BYTES: usize = size_of::<Header>() + RECORDS_MAX * size_of::<Record>();
 
 #[derive(Debug)]
 #[repr(C)]
 struct Header {
-    /// Logical time; it goes on from child to child.
+    /// Logical time; it continues from child to child.
     clock: AtomicU64,
-    /// Records that were begun.
+    /// Number of records begun.
     count: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Record {
-    /// [`What`], the call, the file, the thread: a byte each.
+    /// [`What`], the call, the file, the thread: one byte each.
     about: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
     /// 0 in a record that is not valid.
     begun: AtomicU64,
-    /// 0 for what is under way, or failed.
+    /// 0 while it is in progress, or after it failed.
     ended: AtomicU64,
-    /// Up to where it certainly took effect.
+    /// End of the bytes that were certainly changed.
     certain_end: AtomicU64,
 }
 
 /// The subject of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Words that name the record's beginning.
+    /// Words that encode the record's begin.
     Write,
     /// Zeros.
     Zero,
-    /// A sync; if it has an end, it was acknowledged.
+    /// A sync; with an end, it was acknowledged.
     Sync,
 }
 
@@ -70,7 +70,7 @@ pub struct Entry {
     pub certain_end: u64,
 }
 
-/// The calls that are told apart.
+/// Calls that the journal distinguishes.
 pub const CALLS: [&str; 9] = [
     "write_at",
     "pin_mut",
@@ -83,11 +83,11 @@ pub const CALLS: [&str; 9] = [
     "close",
 ];
 
-/// A record that was begun: its number.
+/// A begun record.
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
     number: usize,
-    /// Names the change.
+    /// Number of the change.
     pub id: u64,
 }
 
@@ -103,7 +103,7 @@ unsafe impl Send for Journal {}
 unsafe impl Sync for Journal {}
 
 impl Journal {
-    /// The journal in the file `path`, which is made if there is none.
+    /// Opens the journal in the file `path`, and creates it if necessary.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let options = File::options().read(true).write(true).create(true).truncate(false).clone();
         let file = options.open(path).with_context(|| format!("{}", path.display()))?;
@@ -129,17 +129,17 @@ impl Journal {
         unsafe { &*records.wrapping_add(number) }
     }
 
-    /// The next moment.
+    /// Returns the next moment.
     fn tick(&self) -> u64 {
         self.header().clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How much has been begun since the journal was emptied.
+    /// Returns the number of records begun since the journal was emptied.
     pub fn count(&self) -> usize {
         self.header().count.load(Ordering::Relaxed) as usize
     }
 
-    /// Something begins; `None` if the journal is full.
+    /// Begins a record; `None` if the journal is full.
     pub fn begin(
         &self,
         what: What,
@@ -163,7 +163,7 @@ impl Journal {
         Some(Begun { number, id })
     }
 
-    /// It has ended, and certainly took effect up to `certain_end`.
+    /// Ends a record, which certainly took effect up to `certain_end`.
     pub fn end(&self, begun: Begun, certain_end: u64) {
         let record = self.record(begun.number);
         record.certain_end.store(certain_end, Ordering::Relaxed);
@@ -171,7 +171,7 @@ impl Journal {
         record.ended.store(self.tick(), Ordering::Release);
     }
 
-    /// All valid records; the journal is empty afterwards. The child must be dead.
+    /// Returns all valid records and empties the journal. The child must be dead.
     pub fn take(&self) -> Vec<Entry> {
         let count = self.count().min(RECORDS_MAX);
         let entries = (0..count).filter_map(|number| take(self.record(number))).collect();
@@ -180,7 +180,7 @@ impl Journal {
     }
 }
 
-/// The content of a record, if it is valid; it is not afterwards.
+/// Returns the content of a valid record, and invalidates it.
 fn take(record: &Record) -> Option<Entry> {
     let begun = record.begun.swap(0, Ordering::Relaxed);
     let ended = record.ended.swap(0, Ordering::Relaxed);

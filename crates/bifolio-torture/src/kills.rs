@@ -1,6 +1,6 @@
 //! Scenes of kills: a child works on real files through a cache, keeps a journal in shared memory,
-//! and is killed with SIGKILL at a random moment; what its syncs acknowledged must be in the files.
-//! Then the next child goes on with the same files.
+//! and is killed with SIGKILL at a random moment; the bytes that its syncs acknowledged must be in
+//! the files. Then the next child continues with the same files.
 //!
 //! It proves this: when a sync, or a close, has answered Ok, every byte written before it has left
 //! the process, for the right places of the file, and no later part of that process's session, nor
@@ -8,15 +8,15 @@
 //! after a death at any moment. With direct transfers (most sessions) the bytes are at the block
 //! device then; with buffered ones they are in the kernel's page cache, which survives the process.
 //!
-//! It does not prove that the device was flushed. A kill forgets nothing that the kernel has.
-//! The simulated devices of the other scenes do (`device.rs`): they show what is durable at the
-//! moment of each acknowledged sync.
+//! It does not show that the device was flushed, because a kill loses nothing that the kernel
+//! holds. The simulated devices of the other scenes do (`device.rs`): they show what is durable at
+//! the moment of each acknowledged sync.
 //!
 //! Transfers that were in flight when the process died may reach the file after its death: before
 //! the file is judged, `fallocate` waits for them, as all calls do that change a file's blocks.
 //!
 //! # Safety
-//! One system call on an open descriptor, without memory of ours.
+//! One system call on an open descriptor, without pointers.
 #![allow(unsafe_code)]
 
 use crate::history::{Clock, History, Kind, Violation};
@@ -36,7 +36,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
-/// A child that has not begun anything after so long hangs.
+/// Time without a new record after which a child counts as hung.
 const HANG: Duration = Duration::from_secs(60);
 
 /// The work of a scene of kills.
@@ -46,12 +46,12 @@ pub struct Tally {
     /// Children that ended by themselves before they were to be killed.
     pub ends: u64,
     pub changes: u64,
-    /// Syncs that were acknowledged, and so judged.
+    /// Syncs that were acknowledged and judged.
     pub syncs: u64,
 }
 
 impl Tally {
-    /// Adds what another scene has done.
+    /// Adds the work of another scene.
     pub fn add(&mut self, other: Self) {
         self.kills += other.kills;
         self.ends += other.ends;
@@ -60,7 +60,7 @@ impl Tally {
     }
 }
 
-/// The files of a scene, and what they held when the last child had died.
+/// The files of a scene, and their content when the last child had died.
 struct Scene {
     directory: tempfile::TempDir,
     seed: u64,
@@ -101,7 +101,7 @@ impl Scene {
         Ok(Self { directory, seed, journal, files, known, tally: Tally::default() })
     }
 
-    /// Lets a child live for a while.
+    /// Starts a child and kills it after a while.
     fn kill_one(&mut self, session: u64, random: &mut Rng) -> anyhow::Result<()> {
         let program = std::env::current_exe()?;
         let mut command = Command::new(program);
@@ -128,7 +128,7 @@ impl Scene {
         check_folder(&victim::files_in(self.directory.path()))
     }
 
-    /// Compares the files with the journal; what they hold is known afterwards.
+    /// Compares the files with the journal; afterwards their content is known.
     fn judge(&mut self) -> Result<(), Violation> {
         let entries = self.journal.take();
         for number in 0..self.files.len() {
@@ -166,7 +166,7 @@ fn wait_for_work(child: &mut Child, journal: &Journal) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for direct transfers that the dead child had in flight: see the head of the file.
+/// Waits for direct transfers that the dead child had in flight (see the module documentation).
 fn wait_for_transfers(file: &File) -> anyhow::Result<()> {
     // SAFETY: a descriptor that is open; no memory is involved.
     let answer = unsafe {
@@ -182,7 +182,7 @@ fn wait_for_transfers(file: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing is left behind: a swap without a name is gone with its process.
+/// Checks that nothing remains: a swap without a name ends with its process.
 fn check_folder(folder: &Path) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -192,8 +192,8 @@ fn check_folder(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the file, which held `known` at first, may hold `found` after these; how many syncs
-/// said so.
+/// Judges a file that had the content `known` and now has `found`. Returns the number of syncs
+/// checked.
 fn judge_file<'e>(
     name: String,
     known: &[u8],

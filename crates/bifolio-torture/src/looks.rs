@@ -1,5 +1,5 @@
-//! Looks at a file that are no plain reads: what a failed read leaves, searches for holes, reads
-//! with a page locked, reads at the end.
+//! Reads that are special: the buffer of a failed read, seeks, reads with a page locked, reads at
+//! the end of file.
 //!
 //! The history of a word does not include the length of the file: a word past the end reads as
 //! zeros. So scenes with memory files have one more file, the log: one thread extends it, each page
@@ -17,20 +17,20 @@ const UNTOUCHED: [u8; 8] = [0xAA; 8];
 /// Zeros.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// How long the log becomes before it begins anew.
+/// Length at which the log is restarted.
 const LOG_BYTES: u64 = 32 << 10;
-/// The zeros that a page of it begins with.
+/// Zeros at the start of each page of the log.
 const LOG_ZEROS: u64 = 64;
 
 impl Worker<'_> {
-    /// Lets the log grow, or reads its last page.
+    /// Extends the log, or reads its last page.
     fn log(&mut self) -> Outcome {
         let Some(log) = self.scene.log.lock().expect("no panic").clone() else { return Ok(()) };
         self.scene.clock.begin_call(self.number);
         if self.number == 0 { self.grow_log(&log) } else { self.read_log(&log) }
     }
 
-    /// One thread's alone.
+    /// Extends the log; called by one thread only.
     fn grow_log(&mut self, log: &File) -> Outcome {
         let (len, epoch) = (log.len(), &self.scene.log_epoch);
         let grown = if len >= LOG_BYTES {
@@ -72,8 +72,8 @@ impl Worker<'_> {
         }
     }
 
-    /// The buffer of a read behind the `read` bytes that it answered: its old bytes,
-    /// zeros, or bytes of the file; not those of another place or file.
+    /// Checks the buffer of a read past the `read` bytes that it returned: old bytes, zeros, or
+    /// bytes of the file are allowed, bytes of another position or file are not.
     pub fn check_unread(
         &self,
         target: &Target,
@@ -92,7 +92,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Where a memory file has a hole, it has zeros.
+    /// Seeks; where a memory file has a hole, it must read as zeros.
     pub fn seek(&mut self, target: &Target, file: &File) -> Outcome {
         if !file.is_memory_file() {
             return Ok(());

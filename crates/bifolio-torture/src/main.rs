@@ -1,13 +1,12 @@
-//! `bifolio-torture`: scenes of threads that use everything at once, one after the other.
+//! `bifolio-torture`: runs scenes of threads that use the whole API, one after the other.
 //!
 //! A scene is drawn from a seed (`scene.rs`); its threads work (`work.rs`) over simulated devices
-//! (`device.rs`) and judge what they see by the history (`history.rs`). Afterwards, at rest, every
+//! (`device.rs`) and judge each result by the history (`history.rs`). Afterwards, at rest, every
 //! word is read once more, every word is durable after a sync, and the cache closes.
 //!
-//! Scenes of kills are of another kind (`kills.rs`): a child process (`victim.rs`) works on real
-//! files, keeps a journal (`journal.rs`), and is killed. And the exerciser (`exerciser.rs`) has one
-//! thread and a model instead of a history, as have cases whose storage fails at the n-th call
-//! (`upsets.rs`).
+//! Scenes of kills differ (`kills.rs`): a child process (`victim.rs`) works on real files, keeps a
+//! journal (`journal.rs`), and is killed. The exerciser (`exerciser.rs`) has one thread and a model
+//! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
 
 mod advice;
 mod closes;
@@ -35,16 +34,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 use work::Worker;
 
-/// Calls beside a device that hangs, until it answers again.
+/// Calls of other threads during which a device hangs.
 const FREE_CALLS: u64 = 200;
 
-/// Threads that use all of bifolio at once, checked by what their history allows.
+/// Threads that use the whole API of bifolio, checked by their histories.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How long, seconds.
+    /// Duration, seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// The first seed; drawn if not given.
+    /// The first seed; random if not given.
     #[arg(long)]
     seed: Option<u64>,
     /// Only scenes of these classes, alternating.
@@ -53,31 +52,31 @@ struct Arguments {
     /// No scenes of these classes.
     #[arg(long, value_delimiter = ',')]
     without: Vec<Class>,
-    /// How long a scene lasts, milliseconds.
+    /// Duration of a scene, milliseconds.
     #[arg(long, default_value_t = 1500)]
     scene_ms: u64,
     /// Threads of a scene.
     #[arg(long, default_value_t = 4)]
     threads: usize,
-    /// A scene without a call that returns for so long hangs, seconds.
+    /// Seconds without a completed call after which a scene counts as hung.
     #[arg(long, default_value_t = 60)]
     hang_seconds: u64,
     /// Name each scene before it begins.
     #[arg(long)]
     trace: bool,
-    /// End after so many kills, if not before.
+    /// Maximum number of kills.
     #[arg(long, default_value_t = u64::MAX)]
     kills: u64,
-    /// End after so many operations of the exerciser, if not before.
+    /// Maximum number of operations of the exerciser.
     #[arg(long, default_value_t = u64::MAX)]
     operations: u64,
     /// Only these operations of the exerciser's first seed.
     #[arg(long, value_delimiter = ',')]
     keep: Vec<usize>,
-    /// The folder of a scene of kills: this is its child.
+    /// The folder of a scene of kills, in its child.
     #[arg(long, hide = true)]
     victim: Option<PathBuf>,
-    /// Which child.
+    /// Number of the child.
     #[arg(long, hide = true, default_value_t = 0)]
     session: u64,
 }
@@ -104,7 +103,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Whether as much has been done as was asked for.
+    /// Returns `true` if the requested amount of work is done.
     fn is_enough(&self, arguments: &Arguments) -> bool {
         self.kills.kills >= arguments.kills
             || self.operations >= arguments.operations
@@ -151,7 +150,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Plays one scene.
+/// Runs one scene.
 fn play_one(
     class: Class,
     seed: u64,
@@ -183,8 +182,8 @@ fn play_one(
     Ok(())
 }
 
-/// Does something on a thread of its own, which counts its progress, and ends the program if there
-/// is none for too long.
+/// Runs `work` on a thread and watches its progress; ends the program if there is none for too
+/// long.
 fn watched<T: Send>(
     class: Class,
     seed: u64,
@@ -244,7 +243,7 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
     );
 }
 
-/// Lets the threads of a scene work, and judges what is left; the number of calls.
+/// Runs the threads of a scene, and judges the result. Returns the number of calls.
 fn play(scene: Scene, arguments: &Arguments) -> Result<u64, Violation> {
     play_out(&scene, arguments)?;
     let calls = scene.calls.load(Ordering::Relaxed);
@@ -252,7 +251,7 @@ fn play(scene: Scene, arguments: &Arguments) -> Result<u64, Violation> {
     Ok(calls)
 }
 
-/// Lets the threads of a scene work.
+/// Runs the threads of a scene.
 fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
     scene.set_refusals(true);
     thread::scope(|scope| {
@@ -335,7 +334,7 @@ fn watch(
     Ok(())
 }
 
-/// Everything is at rest: every word is what the history says, and durable after a sync.
+/// Checks, at rest, that every word is what the history allows, and durable after a sync.
 fn rest(scene: Scene) -> Result<(), Violation> {
     scene.set_refusals(false);
     let me = scene.threads;
@@ -391,7 +390,7 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     memory::check_resident(&stats, resident, without)
 }
 
-/// Gives up what is not on the device: the file is what the device has.
+/// Discards bytes that are not on the device, and checks that the file is what the device has.
 fn discard(target: &Target, file: &bifolio::File) -> Result<(), Violation> {
     let Some(device) = &target.device else { return Ok(()) };
     match file.discard_dirty() {

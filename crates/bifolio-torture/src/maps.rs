@@ -11,7 +11,7 @@ use crate::work::{Outcome, Worker};
 use bifolio::{File, MapMut, MapPinMut};
 use std::ops::Range;
 
-/// A page of a map that is pinned for a device to write to, beyond the map's end.
+/// A page of a map that is pinned for writes of a device, and outlives its map.
 #[derive(Debug)]
 pub struct HeldPin<'s> {
     pub target: &'s Target,
@@ -21,21 +21,21 @@ pub struct HeldPin<'s> {
 }
 
 impl<'s> HeldPin<'s> {
-    /// Pins a range of whole words; `None` if it cannot be had.
+    /// Pins a range of whole words; `None` if the call is refused.
     pub fn new(target: &'s Target, file: &File, range: Range<u64>) -> Option<Self> {
         let map = file.map_mut(range.clone()).ok()?;
         let pin = map.pin_mut(0..map.len()).ok()?;
         Some(Self { target, range, pin })
     }
 
-    /// Writes what the device has for the thread `number`.
+    /// Writes as the device, for the thread `number`.
     pub fn store(&mut self, number: usize) {
         store(self.target, number, self.pin.as_mut_ptr(), self.range.clone());
     }
 }
 
-/// A map of the first page of a file, which is resident before it is stored to: the page table
-/// alone tells of the store. `None` if it cannot be had.
+/// Maps the first page of a file, which is resident before it is stored to: only the page table
+/// shows the store. `None` if a call is refused.
 pub fn stored_unseen(target: &Target, file: &File, number: usize) -> Option<MapMut> {
     let mut map = file.map_mut(0..4096).ok()?;
     map.prefetch(0..4096).ok()?;
@@ -96,7 +96,7 @@ impl<'s> Worker<'s> {
         }
     }
 
-    /// Pins a page of a map until the thread comes here again.
+    /// Pins a page of a map until the next call of this thread.
     pub fn hold_pin(&mut self, target: &'s Target, file: &File) -> Outcome {
         if !self.scene.has_maps() {
             return Ok(());
@@ -107,7 +107,7 @@ impl<'s> Worker<'s> {
         Ok(())
     }
 
-    /// The device writes under the pin that the thread has, and ends. Until then the cache cannot
+    /// Lets the device write under the thread's pin, and ends the pin. Until then the cache cannot
     /// be closed.
     pub fn release_pin(&mut self) -> Outcome {
         let Some(mut held) = self.held.take() else { return Ok(()) };

@@ -1,11 +1,11 @@
-//! The resident memory of a cache, and whether it holds something when no file is open.
+//! The resident memory of a cache, and whether it is empty when no file is open.
 //!
-//! Anonymous and shared memory count; pages of the program and of files do not, for they are the
-//! kernel's to take back. What the harness has by itself is what is still there when the cache is
-//! gone: the difference is the cache's.
+//! Anonymous and shared memory count; pages of the program and of files do not, because the kernel
+//! can reclaim them. The memory of the harness is what remains after the cache was dropped: the
+//! difference is the cache's.
 //!
 //! # Safety
-//! Calls of the C library that take numbers.
+//! Calls functions of the C library that take numbers.
 #![allow(unsafe_code)]
 
 use crate::history::Violation;
@@ -14,11 +14,11 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that are allowed beyond the bound, and 2 % of it.
+/// Bytes allowed beyond the bound and 2 % of it.
 const SLACK_BYTES: u64 = 8 << 20;
-/// Folios in a batch of the lists.
+/// Folios in an LRU batch.
 const BATCH_FOLIOS: u64 = 31;
-/// How long reclaim may be at work when nothing is left to do.
+/// Maximum time until reclaim is idle.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes the allocator return freed memory at once, for the whole process: what it keeps would
@@ -35,7 +35,7 @@ pub fn keep_no_freed_memory() {
     }
 }
 
-/// Resident memory now, bytes; memory that the allocator keeps for later is given back before.
+/// Returns the resident memory, bytes; memory kept by the allocator is released first.
 pub fn resident_bytes() -> u64 {
     give_back();
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
@@ -47,8 +47,9 @@ pub fn resident_bytes() -> u64 {
     field("Anonymous:") + field("Pss_Shmem:")
 }
 
-/// Whether a cache had more than it may: `with` was resident when it was at rest, `without` when it
-/// was gone. Nothing can be said under a sanitizer, which has memory for itself (`cargo x san`).
+/// Checks that a cache had no more than it may: `with` was resident when it was at rest, `without`
+/// after it was dropped. Returns no result under a sanitizer, which needs memory for itself (`cargo
+/// x san`).
 pub fn check_resident(stats: &Stats, with: u64, without: u64) -> Result<(), Violation> {
     let resident = with.saturating_sub(without);
     let allowed = stats.bound_bytes + stats.bound_bytes / 50 + SLACK_BYTES;
@@ -60,8 +61,8 @@ pub fn check_resident(stats: &Stats, with: u64, without: u64) -> Result<(), Viol
     Err(Violation(told))
 }
 
-/// Waits until a cache without open files holds nothing but what a batch of the lists still refers
-/// to: some folios of each CPU, of `folio_bytes` at most. Reclaim may be at work for a moment.
+/// Waits until a cache without open files holds only folios that an LRU batch still references:
+/// some folios of each CPU, of `folio_bytes` at most. Reclaim may need a moment.
 pub fn check_empty(cache: &Cache, folio_bytes: u64) -> Result<(), Violation> {
     check_empty_within(PATIENCE, cache, folio_bytes)
 }
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
     use std::sync::{Mutex, MutexGuard, mpsc};
 
-    /// Held by each test: it would measure the memory of the others.
+    /// Held by each test: otherwise it would measure the memory of the others.
     static MEASURING: Mutex<()> = Mutex::new(());
 
     fn alone() -> MutexGuard<'static, ()> {

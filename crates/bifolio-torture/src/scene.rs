@@ -1,4 +1,4 @@
-//! A scene: one cache, some files, and what is done to them, all drawn from a seed.
+//! A scene: one cache, some files, and the operations on them, all drawn from a seed.
 
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub enum Class {
     /// Reads, writes, pins and syncs; no truncation, no failure.
     Steady,
-    /// Files are cut and grow, too.
+    /// Files are also truncated and extended.
     Cuts,
     /// Devices fail, are short, slow, full or hang for a while.
     Faults,
@@ -25,7 +25,7 @@ pub enum Class {
     Memory,
     /// Files that are mapped: raw loads and stores.
     Maps,
-    /// Handles come and go, the last of a file among them.
+    /// Handles are opened and closed, including the last of a file.
     Handles,
     /// A child process is killed, again and again.
     Kills,
@@ -48,7 +48,7 @@ pub const CLASSES: [Class; 9] = [
     Class::Upsets,
 ];
 
-/// Whether the kernel lets files be mapped, and stored to.
+/// Returns `true` if files can be mapped for writing on this kernel.
 pub fn can_map() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     let has = |name| bifolio::features().iter().any(|f| f.name == name && f.available);
@@ -56,7 +56,7 @@ pub fn can_map() -> bool {
 }
 
 impl Class {
-    /// As it is written on the command line.
+    /// Returns the name on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Steady => "steady",
@@ -72,9 +72,9 @@ impl Class {
     }
 }
 
-/// Writes of a file that are remembered.
+/// Number of recent writes kept per file.
 const RECENT_MAX: usize = 64;
-/// Makes a seed that draws other things.
+/// Mask of the seed for further parameters.
 const MORE: u64 = 0x5EED_0002;
 /// Mask of the seed for parameters that were added later.
 const LATER: u64 = 0x5EED_0003;
@@ -86,21 +86,21 @@ pub struct Target {
     pub device: Option<Arc<Device>>,
     pub history: History,
     pub options: OpenOptions,
-    /// A handle for each thread that wants one; taken out while the thread opens it anew.
+    /// A handle for each thread that has one; taken out while the thread reopens it.
     pub handles: Vec<Mutex<Option<File>>>,
     pub len_bytes_max: u64,
     /// Length that the file has certainly reached, if it is not truncated.
     pub len_bytes_certain: AtomicU64,
-    /// A flush or a write has failed, so that syncs may fail.
+    /// Set if a flush or a write has failed, so that syncs may fail.
     pub has_failed: AtomicBool,
-    /// The ranges written last: where a sync that forgets something does.
+    /// Recently written ranges, where a sync that misses something does so.
     pub recent: Mutex<VecDeque<Range<u64>>>,
-    /// Where a thread went a moment ago, so that others can meet it there, bytes.
+    /// Position of a recent access of any thread, where others can meet it, bytes.
     pub met: AtomicU64,
 }
 
 impl Target {
-    /// These bytes were written.
+    /// Notes that these bytes were written.
     pub fn note_written(&self, range: Range<u64>) {
         let mut recent = self.recent.lock().expect("no panic");
         recent.truncate(RECENT_MAX - 1);
@@ -118,23 +118,23 @@ pub struct Scene {
     pub targets: Vec<Target>,
     pub threads: usize,
     pub memory_bytes: u64,
-    /// How often each operation is drawn.
+    /// Weight of each operation.
     pub weights: Vec<u32>,
     pub ends: AtomicBool,
     pub calls: AtomicU64,
-    /// Of threads that have nothing to do with the device that hangs.
+    /// Calls of threads that do not use the hung device.
     pub free_calls: AtomicU64,
-    /// Whether an error of the storage is nothing strange.
+    /// Set if errors of the storage are expected.
     pub may_fail: bool,
-    /// Whether handles are let go and opened anew.
+    /// Set if handles are dropped and reopened.
     pub has_reopens: bool,
-    /// Handles are let go after most operations, so that most closes are last ones.
+    /// Set if handles are dropped after most operations, so that most closes are last ones.
     pub is_fleeting: bool,
-    /// How many of the kernel's calls that maps need fail, in 1024.
+    /// Rates of kernel calls for maps that fail, in 1024.
     refusals: [(Refusable, u32); 3],
-    /// Of scenes with memory files: see `looks.rs`.
+    /// In scenes with memory files; see `looks.rs`.
     pub log: Mutex<Option<File>>,
-    /// How often it began anew, twice, and one more while it does.
+    /// Twice the number of restarts, plus one during a restart.
     pub log_epoch: AtomicU64,
     dirty_bytes_max: u64,
     folio_bytes_max: u64,
@@ -145,7 +145,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// The scene that `seed` describes.
+    /// Creates the scene that `seed` describes.
     pub fn new(class: Class, seed: u64, threads: usize) -> anyhow::Result<Self> {
         let mut random = Rng::with_seed(seed);
         let random = &mut random;
@@ -277,13 +277,13 @@ impl Scene {
         })
     }
 
-    /// Whether files get shorter.
+    /// Returns `true` if files get shorter.
     pub fn has_cuts(&self) -> bool {
         let is_cut_map = self.class == Class::Maps && self.is_every_third();
         matches!(self.class, Class::Cuts | Class::Handles | Class::Memory) || is_cut_map
     }
 
-    /// Whether raw loads and stores of its files are no signals.
+    /// Returns `true` if raw loads and stores to its files raise no signals.
     pub fn has_maps(&self) -> bool {
         self.class == Class::Maps && !self.has_cuts()
     }
@@ -292,7 +292,7 @@ impl Scene {
         (self.seed / CLASSES.len() as u64).is_multiple_of(3)
     }
 
-    /// Lets the kernel refuse calls from now on, or no more.
+    /// Turns refusals of kernel calls on or off.
     pub fn set_refusals(&self, is_on: bool) {
         for (call, share) in self.refusals {
             let is_on = is_on && self.class == Class::Maps;
@@ -300,30 +300,32 @@ impl Scene {
         }
     }
 
-    /// Whether its first device is full until the scene ends.
+    /// Returns `true` if its first device is full until the scene ends.
     pub fn has_stuck_device(&self) -> bool {
         self.class == Class::Faults && self.is_every_third()
     }
 
-    /// Whether its first device hangs until the threads that do not use it have gone on for long
-    /// enough: what one device does stops no other.
+    /// Returns `true` if its first device hangs until the threads that do not use it have made
+    /// enough calls: one device must not block others.
     pub fn has_hung_device(&self) -> bool {
         let is_drawn = (self.seed / CLASSES.len() as u64) % 3 == 1;
         self.class == Class::Faults && self.targets.len() > 1 && is_drawn
     }
 
-    /// Whether a thread never uses the device that hangs: half of them, where one does.
+    /// Returns `true` if a thread never uses the hung device: half of the threads, in such scenes.
     pub fn is_free(&self, thread: usize) -> bool {
         self.has_hung_device() && thread >= self.threads / 2
     }
 
-    /// Whether a thread only writes to the device that hangs, so that this has all that it can get.
+    /// Returns `true` if a thread only writes to the hung device, so that this device exhausts its
+    /// share.
     pub fn is_greedy(&self, thread: usize) -> bool {
         self.has_hung_device() && thread == 0 && self.threads > 1
     }
 
-    /// The most that may be dirty: what was asked for, or two of the largest folios. What a cut
-    /// leaves of a page is dirty whatever else is, and what maps store is counted when it is found.
+    /// Returns the maximum of dirty bytes: the setting, or two of the largest folios. The rest of a
+    /// truncated page is dirty independently of the limit, and stores through maps are counted when
+    /// they are found.
     pub fn dirty_bytes_max(&self) -> u64 {
         let most = self.dirty_bytes_max.max(2 * self.folio_bytes_max);
         match self.class {
@@ -333,7 +335,7 @@ impl Scene {
         }
     }
 
-    /// The largest folio of its files.
+    /// Returns the largest folio size of its files.
     pub fn largest_folio_bytes(&self) -> u64 {
         let handles = self.targets.iter().flat_map(|target| &target.handles);
         let sizes = handles
@@ -342,8 +344,8 @@ impl Scene {
     }
 }
 
-/// A place for the pages of memory files: a temporary file, or a slow device that may refuse some
-/// writes.
+/// Creates storage for the pages of memory files: a temporary file, or a slow device that may
+/// refuse some writes.
 fn swap_in(
     builder: CacheBuilder,
     directory: &Path,
@@ -363,7 +365,7 @@ fn swap_in(
     }
 }
 
-/// Settings that change how much is done at a time, and by which means; and how much may be dirty.
+/// Varies settings of batch sizes, mechanisms and dirty limits.
 fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> (CacheBuilder, u64) {
     let mut dirty_bytes_max = memory_bytes / 3;
     builder = builder.readahead_bytes_max(random.choice([0, 64 << 10, 8 << 20]).unwrap_or(0));
@@ -394,7 +396,7 @@ fn faults(random: &mut Rng) -> Faults {
     }
 }
 
-/// Some operations are left out, some are wildly common.
+/// Draws the weights: some operations are left out, some are very frequent.
 fn weights(random: &mut Rng, more: &mut Rng) -> Vec<u32> {
     let draw = |random: &mut Rng| random.choice([0, 1, 2, 4, 16]).unwrap_or(1);
     let mut weights: Vec<_> = (0..crate::work::FREQUENT).map(|_| draw(random)).collect();

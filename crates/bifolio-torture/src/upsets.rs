@@ -1,8 +1,8 @@
 //! Cases of one thread and one file whose storage fails at the n-th call (`UpsetCase`), from random
 //! bytes.
 //!
-//! The fuzz target of `fuzz/` looks for such bytes by what they make the library do; here they are
-//! drawn, many a second, and need no other toolchain. What fails is made again with fewer steps.
+//! The fuzz target of `fuzz/` searches for such bytes by coverage; here they are random, many per
+//! second, without another toolchain. A failed case is reduced to fewer steps.
 
 use crate::history::Violation;
 use bifolio_testing::{UpsetCase, UpsetStep, UpsetTally, shrink};
@@ -12,13 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a case at the most.
+/// Maximum bytes of a case.
 const BYTES_MAX: usize = 2400;
-/// For so long a case that failed is made again with fewer steps.
+/// Time limit for the reduction of a failed case.
 const SHRINK_TIME: Duration = Duration::from_secs(5);
 const SHRINK_ATTEMPTS_MAX: usize = 1000;
 
-/// Counts cases, so that a hang is seen.
+/// Number of cases, for the detection of hangs.
 pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
 /// The operations.
@@ -26,14 +26,14 @@ pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 pub struct Tally {
     pub cases: u64,
     pub steps: u64,
-    /// How often a fault has struck.
+    /// Calls that were affected by faults.
     pub struck: u64,
     /// Operations that were refused.
     pub refused: u64,
 }
 
 impl Tally {
-    /// Adds what another scene has done.
+    /// Adds the work of another scene.
     pub fn add(&mut self, other: Self) {
         self.cases += other.cases;
         self.steps += other.steps;
@@ -42,7 +42,7 @@ impl Tally {
     }
 }
 
-/// Makes cases until the time is over.
+/// Runs cases until the time is over.
 pub fn play(seed: u64, duration: Duration) -> Result<Tally, Violation> {
     let mut random = Rng::with_seed(seed);
     let (begun, mut tally) = (Instant::now(), Tally::default());
@@ -62,7 +62,7 @@ fn check(case: &UpsetCase) -> Result<UpsetTally, String> {
     catch_unwind(AssertUnwindSafe(|| case.check())).unwrap_or_else(|_| Err("a panic".to_owned()))
 }
 
-/// The failure, in as few steps as can be found.
+/// Returns the failure, with as few steps as possible.
 fn tell(case: &UpsetCase, problem: &str) -> Violation {
     let begun = Instant::now();
     let fails = |steps: &[UpsetStep]| {

@@ -1,11 +1,11 @@
 //! The child of a scene of kills: works on real files until it is killed, and keeps a journal.
 //!
-//! Everything but the files and their greatest length is drawn anew for each session: the bound,
-//! the size of the folios, direct or buffered transfers, maps, threads, which operations.
+//! Everything except the files and their maximum length is drawn anew for each session: the bound,
+//! the folio size, direct or buffered transfers, maps, threads, operations.
 //!
 //! # Safety
 //! Stores raw words through maps, inside their ranges, one aligned word at a time; a session with
-//! maps cuts no file.
+//! maps truncates no file.
 #![allow(unsafe_code)]
 
 use crate::history::{WORD_BYTES, word_of};
@@ -22,7 +22,7 @@ pub const FILES: usize = 2;
 const OPERATIONS: usize = 12;
 const WRITE_BYTES_MAX: u64 = 128 << 10;
 
-/// The greatest length of a scene's files.
+/// Returns the maximum length of a scene's files.
 pub fn len_bytes_max(seed: u64) -> u64 {
     (128 << 10) << Rng::with_seed(seed).u64(0..4)
 }
@@ -37,13 +37,13 @@ pub fn names(directory: &Path, file: usize) -> [PathBuf; 2] {
     ["file", "link"].map(|name| files_in(directory).join(format!("{name}-{file}")))
 }
 
-/// Parts that the threads of a session share.
+/// State that the threads of a session share.
 struct Session<'l> {
     journal: &'l Journal,
     cache: &'l Cache,
     directory: &'l Path,
     options: OpenOptions,
-    /// Swapped; each of its words is zero or names its place.
+    /// A file that is swapped; each of its words is zero or encodes its position.
     ballast: File,
     weights: Vec<u32>,
     len_bytes_max: u64,
@@ -58,7 +58,8 @@ struct Victim<'l> {
     files: Vec<File>,
 }
 
-/// One session. It ends by itself when the journal is full: then everything is closed in order.
+/// Runs one session. It ends by itself when the journal is full: then everything is closed
+/// normally.
 pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let journal = Journal::open(&directory.join("journal"))?;
     let mut random = Rng::with_seed(seed.wrapping_mul(0x9E37_79B9).wrapping_add(number));
@@ -138,7 +139,7 @@ impl Victim<'_> {
         }
     }
 
-    /// By either of its names.
+    /// Opens a file by either of its names.
     fn open(&mut self, file: usize) -> anyhow::Result<File> {
         let names = names(self.session.directory, file);
         let name = &names[self.random.usize(0..2)];
@@ -174,8 +175,8 @@ impl Victim<'_> {
         range.start..range.end.min(folio_end)
     }
 
-    /// Notes a change, makes it, and notes how far it certainly came; `None` if the journal is
-    /// full. A cut by others may be why there is nothing to change.
+    /// Records a change, makes it, and records how far it certainly got; `None` if the journal is
+    /// full. After a truncation by another thread, there may be nothing to change.
     fn change(
         &self,
         call: &str,
@@ -321,7 +322,7 @@ fn number_of(call: &str) -> usize {
     CALLS.iter().position(|name| *name == call).expect("a call that the journal knows")
 }
 
-/// The bytes that a change of this number leaves in a range.
+/// Returns the bytes that the change `id` leaves in a range.
 fn words(id: u64, range: &Range<u64>) -> Vec<u8> {
     let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
     words.flat_map(|index| word_of(id, index).to_le_bytes()).collect()

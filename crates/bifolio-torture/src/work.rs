@@ -1,5 +1,4 @@
-//! The work of a thread: one operation of the public API after the other, each judged by the
-//! history.
+//! The work of a thread: operations of the public API, each judged by the history.
 
 use crate::device::Device;
 use crate::history::{Kind, Violation, WORD_BYTES};
@@ -12,11 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How many operations there are.
+/// Number of operations.
 pub const OPERATIONS: usize = 25;
-/// Of those, the ones that may be drawn all the time.
+/// Operations that may be drawn at any time.
 pub const FREQUENT: usize = 20;
-/// The most that one call reads or writes.
+/// Maximum bytes of a call.
 const CALL_BYTES_MAX: u64 = 256 << 10;
 
 /// A thread of a scene.
@@ -25,7 +24,7 @@ pub struct Worker<'s> {
     pub scene: &'s Scene,
     pub number: usize,
     pub random: Rng,
-    /// A pin of a map that is gone.
+    /// A pin whose map was dropped.
     pub held: Option<HeldPin<'s>>,
 }
 
@@ -92,7 +91,7 @@ impl<'s> Worker<'s> {
         }
     }
 
-    /// A range of whole words of a file, mostly short, often at a page's edge.
+    /// Returns a range of whole words of a file, mostly short, often at a page's edge.
     pub fn range(&mut self, target: &Target, bytes_max: u64) -> Range<u64> {
         let most = bytes_max.min(target.len_bytes_max);
         let random = &mut self.random;
@@ -231,7 +230,7 @@ impl<'s> Worker<'s> {
         self.write_range("write_at", target, file, range)
     }
 
-    /// A write at what is the end just now; others may do the same.
+    /// Writes at the current end; other threads may do the same.
     fn append(&mut self, target: &Target, file: &File) -> Outcome {
         let start = file.len() / WORD_BYTES * WORD_BYTES;
         let length = self.random.u64(1..=600) * WORD_BYTES;
@@ -287,7 +286,7 @@ impl<'s> Worker<'s> {
         }
     }
 
-    /// A sync, and what a power cut at this moment would leave.
+    /// Syncs, and checks what a power cut at this moment would leave.
     fn sync(&mut self, target: &Target, file: &File, whole: bool) -> Outcome {
         let range = if whole { 0..target.len_bytes_max } else { self.range(target, 64 << 10) };
         let begun = self.scene.clock.begin_call(self.number);
@@ -335,7 +334,7 @@ impl<'s> Worker<'s> {
         Ok(())
     }
 
-    /// To a pipe, which takes so much without a reader.
+    /// Copies to a pipe, which accepts this much without a reader.
     fn copy_to_fd(&mut self, target: &Target, file: &File) -> Outcome {
         let range = self.range(target, 32 << 10);
         let range = range.start..range.end.min(range.start + (32 << 10));
@@ -357,7 +356,7 @@ impl<'s> Worker<'s> {
         target.history.check("copy_to_fd", &bytes[..whole], range.start, begun)
     }
 
-    /// Pins one after the other, each kept beyond the next as a hold.
+    /// Pins ranges one after the other, and keeps each as a hold beyond the next.
     fn pins(&mut self, target: &Target, file: &File) -> Outcome {
         let range = self.folio_range(target, file);
         let mut held = None;
@@ -384,7 +383,7 @@ impl<'s> Worker<'s> {
         Ok(())
     }
 
-    /// One call for several files.
+    /// Makes one call for several files.
     fn read_many_files(&mut self) -> Outcome {
         let scene = self.scene;
         let mut reads = Vec::new();
@@ -463,7 +462,7 @@ impl<'s> Worker<'s> {
         Ok(())
     }
 
-    /// Lets the thread's handle go, or closes it, perhaps for a while: it may be the last one.
+    /// Drops the thread's handle, or closes it, perhaps for a while: it may be the last one.
     fn reopen(&mut self, target: &Target, file: File) -> Outcome {
         // What is in memory alone goes with its last handle.
         if !self.scene.has_reopens || target.device.is_none() {
@@ -485,7 +484,7 @@ impl<'s> Worker<'s> {
         if !self.scene.is_fleeting && self.random.bool() { self.open(target) } else { Ok(()) }
     }
 
-    /// Lets a handle go, in scenes where that is usual.
+    /// Drops a handle, in scenes where this is frequent.
     fn flit(&mut self) -> Outcome {
         if !self.scene.is_fleeting || self.random.u32(0..4) == 0 {
             return Ok(());
@@ -502,7 +501,7 @@ impl<'s> Worker<'s> {
         }
     }
 
-    /// Opens the thread's handle anew, perhaps only to read.
+    /// Reopens the thread's handle, perhaps only for reading.
     fn open(&mut self, target: &Target) -> Outcome {
         let (true, Some(device)) = (self.scene.has_reopens, &target.device) else { return Ok(()) };
         let backing: Arc<dyn Backing> = Arc::<Device>::clone(device);
@@ -514,7 +513,7 @@ impl<'s> Worker<'s> {
         Ok(())
     }
 
-    /// Whether an error may be.
+    /// Returns `true` if an error is allowed.
     pub fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
         let is_expected = match error.kind() {
             ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
@@ -537,7 +536,7 @@ impl<'s> Worker<'s> {
     }
 }
 
-/// Whether there was no room for what is dirty, and the device was not even asked.
+/// Returns `true` if the error means that the dirty limit was reached and the device was not asked.
 fn is_held_up(error: &bifolio::Error) -> bool {
     let ErrorKind::Unwritable { cause, .. } = error.kind() else { return false };
     cause.source.kind() == std::io::ErrorKind::TimedOut

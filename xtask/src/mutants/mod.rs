@@ -1,4 +1,4 @@
-//! `cargo x torture --mutants [NAME]`: the measure of the torture tool.
+//! `cargo x torture --mutants [NAME]`: measures how well torture finds planted defects.
 //!
 //! Each mutant (`patch.rs`) is applied to a copy of the tree below `target/mutants`, built there,
 //! and tortured until it is found or the time is over, with several seeds and rates of chaos. What
@@ -12,10 +12,10 @@
 //! incremental: a mutant is built in 5 s instead of 60, and makes as many calls a second, since
 //! chaos and the checks take most of the time. Debug assertions are off, as in `cargo x torture`.
 //!
-//! The table is written after each mutant, so a run that was stopped goes on with `--left`: with
-//! those that the table does not call found.
+//! The table is written after each mutant, so an interrupted run continues with `--left`: with the
+//! mutants that the table does not list as found.
 //!
-//! Nothing of the user's tree is changed but the table.
+//! The user's tree is not changed, except for the table.
 
 mod patch;
 mod table;
@@ -34,22 +34,22 @@ use patch::Mutant;
 pub use patch::check;
 use table::Row;
 
-/// Seeds of scenes, and seed and rate of the scheduler, one after the other.
+/// Seeds of scenes, and seed and rate of the scheduler, one per slice.
 const SLICES: [(u64, &str); 3] = [(1000, "1:2000"), (2000, "2:300"), (3000, "3:20000")];
-/// How long each of them takes at least and at the most, and how much of the CPUs is enough.
+/// Minimum and maximum duration of a slice, and the CPU time that is enough.
 const SLICE: Duration = Duration::from_secs(20);
 const SLICE_MAX: Duration = Duration::from_secs(45);
 const SLICE_CPU: Duration = Duration::from_secs(24);
-/// How long a scene lasts, milliseconds: shorter ones are more different ones.
+/// Duration of a scene, milliseconds: short scenes give more variety.
 const SCENE_MS: &str = "600";
-/// How long no call may return, seconds: longer than any device of a scene hangs.
+/// Seconds after which a call counts as hung: longer than any device of a scene hangs.
 const HANG_S: u64 = 12;
 
 /// The verdict of torture on a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     pub seconds: u64,
-    /// Of the CPUs, in all parts.
+    /// CPU seconds, in all slices.
     pub cpu_seconds: u64,
     pub seed: String,
     pub class: String,
@@ -104,7 +104,7 @@ pub fn run(name: &str, left: bool) -> Result<()> {
     Ok(())
 }
 
-/// Where mutants are built and run.
+/// The copy of the tree in which mutants are built and run.
 #[derive(Debug)]
 struct Place {
     tree: PathBuf,
@@ -162,7 +162,7 @@ impl Place {
         Ok(())
     }
 
-    /// Builds and tortures a mutant, and takes its changes back.
+    /// Builds and tortures a mutant, then reverts its changes.
     fn judge(&self, mutant: &Mutant) -> Result<(Option<Found>, Duration)> {
         let changed = mutant.apply(&self.tree)?;
         let mut before = Vec::new();
@@ -177,7 +177,7 @@ impl Place {
         found
     }
 
-    /// Tortures what was built; what it finds first, and how long the CPUs have worked.
+    /// Tortures the build; returns what it finds first, and the CPU time used.
     fn torture(&self, class: Option<&str>) -> Result<(Option<Found>, Duration)> {
         let (begun, mut cpu) = (Instant::now(), Duration::ZERO);
         for (seed, chaos) in SLICES {
@@ -190,7 +190,7 @@ impl Place {
         Ok((None, cpu))
     }
 
-    /// One part of the time.
+    /// Runs one slice.
     fn slice(
         &self,
         class: Option<&str>,
@@ -212,8 +212,8 @@ impl Place {
         Ok(Some(Found { seconds: 0, cpu_seconds: 0, seed, class, message }))
     }
 
-    /// Starts torture; it ends by itself, or is killed when its time `is_over`, which depends on
-    /// how much of the CPUs it has had.
+    /// Starts torture; it ends by itself, or is killed when `is_over` returns `true` for its CPU
+    /// time.
     fn start(
         &self,
         class: Option<&str>,
@@ -252,16 +252,16 @@ impl Place {
     }
 }
 
-/// How a run of torture ended.
+/// The end of a torture run.
 #[derive(Debug)]
 struct Ended {
     /// `None` if it was killed because its time was over.
     status: Option<ExitStatus>,
-    /// Of the CPUs.
+    /// CPU time used.
     used: Duration,
 }
 
-/// How long the CPUs have worked for a process and the children that it has waited for.
+/// Returns the CPU time of a process and of the children that it has waited for.
 fn cpu_time(process: u32) -> Option<Duration> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let fields = text.rsplit_once(')')?.1.split_whitespace();
@@ -270,7 +270,7 @@ fn cpu_time(process: u32) -> Option<Duration> {
     Some(Duration::from_millis(ticks * 10))
 }
 
-/// Class and seed of the last scene, and what was said of it.
+/// Returns class and seed of the last scene, and its message.
 fn judge_output(text: &str, ended: &str) -> (String, String, String) {
     let scene = text.lines().rev().find_map(|line| line.strip_prefix("scene: "));
     let (class, seed) = scene.and_then(|scene| scene.split_once(' ')).unwrap_or(("?", "?"));
@@ -289,7 +289,7 @@ fn judge_output(text: &str, ended: &str) -> (String, String, String) {
     (class.to_owned(), seed.to_owned(), shortened(&message))
 }
 
-/// A message without what differs from run to run: what was seen by whom, not where.
+/// Removes from a message what differs from run to run.
 fn shortened(message: &str) -> String {
     let message = message.split_once(": changes of this word").map_or(message, |(told, _)| told);
     let message = message.split("; changes of this word").next().unwrap_or(message);

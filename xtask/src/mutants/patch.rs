@@ -1,4 +1,4 @@
-//! A mutant: a small change of the library that breaks it, as a file beside the torture tool.
+//! A mutant: a small change of the library that breaks it, in a file of the torture tool.
 //!
 //! ```text
 //! breaks: <one line: what goes wrong>
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Where they are, from the root of the workspace.
+/// Folder of the mutants, from the root of the workspace.
 pub const FOLDER: &str = "crates/bifolio-torture/mutants";
 
 /// A mutant: its description, and the changes of sources that make it.
@@ -37,7 +37,7 @@ pub struct Mutant {
     pub changes: Vec<Change>,
 }
 
-/// A text of a file, and what takes its place.
+/// A text of a file, and its replacement.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Change {
     pub path: String,
@@ -46,7 +46,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// `text` with the change made.
+    /// Returns `text` with the change applied.
     pub fn apply(&self, text: &str) -> Result<String> {
         let found = text.matches(&self.old).count();
         ensure!(found == 1, "{} has the old text {found} times, not once", self.path);
@@ -132,7 +132,7 @@ pub fn all(root: &Path) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// Checks that every mutant still applies to the sources; how many there are.
+/// Checks that every mutant still applies to the sources; returns their number.
 pub fn check(root: &Path) -> Result<usize> {
     let mutants = all(root)?;
     let mut errors = Vec::new();

@@ -12,7 +12,7 @@ use super::{Found, Mutant};
 const PATH: &str = "docs/correctness.md";
 const BEGIN: &str = "<!-- mutants: begin, written by `cargo x torture --mutants` -->";
 const END: &str = "<!-- mutants: end -->";
-/// How a line says that its mutant was not found.
+/// Marks a mutant that was not found.
 const MISSED: &str = "| not found";
 const HEAD: &str = "| mutant | what it breaks | found after (of the CPUs) | class, seed | by |\n\
                     |---|---|---|---|---|\n";
@@ -62,7 +62,7 @@ impl Row {
     }
 }
 
-/// Puts the rows in the place of those of the same mutants; those of mutants that are no more go.
+/// Replaces the rows of the same mutants; removes rows of mutants that no longer exist.
 pub fn update(root: &Path, rows: &[Row]) -> Result<()> {
     let path = root.join(PATH);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {PATH}"))?;
@@ -75,7 +75,7 @@ pub fn update(root: &Path, rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-/// The names in the table, and whether it calls them found.
+/// Returns the names in the table, and whether it lists them as found.
 pub fn known(root: &Path) -> Result<BTreeMap<String, bool>> {
     let text =
         fs::read_to_string(root.join(PATH)).with_context(|| format!("cannot read {PATH}"))?;
@@ -83,7 +83,7 @@ pub fn known(root: &Path) -> Result<BTreeMap<String, bool>> {
     Ok(lines(table).map(|(name, line)| (name.to_owned(), !line.contains(MISSED))).collect())
 }
 
-/// The text before the table, the table, and the text behind it.
+/// Returns the text before the table, the table, and the text after it.
 fn parts(text: &str) -> Result<(&str, &str, &str)> {
     let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no `{BEGIN}`"))?;
     let (table, after) = rest.split_once(END).with_context(|| format!("no `{END}`"))?;
@@ -96,8 +96,8 @@ fn lines(table: &str) -> impl Iterator<Item = (&str, &str)> {
     rows.map(|line| (line[2..].split(" |").next().unwrap_or_default(), line))
 }
 
-/// Whether a line says that its mutant was found within a minute, or within a minute of the CPUs:
-/// two of them for torture alone take less than a minute for that.
+/// Returns `true` if the mutant was found within a minute, or a minute of CPU time: with two CPUs
+/// for torture alone that takes less than a minute.
 fn is_quick(line: &str) -> bool {
     let told = line.split('|').nth(3).unwrap_or_default();
     let mut seconds = told.split([' ', '(']).filter_map(|word| word.parse::<u64>().ok());

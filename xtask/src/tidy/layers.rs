@@ -1,4 +1,4 @@
-//! The layer law: a module of the library names only modules below it, the leaves, and itself.
+//! The layer rule: a module of the library names only modules below it, the leaves, and itself.
 //!
 //! Called by [`super::check`]; only files under `crates/bifolio/src` are looked at. The file or
 //! folder right under `src` is the module. `lib.rs` (it names all) and test code are exempt.
@@ -9,11 +9,11 @@
 
 use super::{Finding, source::Source, source::Token};
 
-/// The layers, lowest first. The same order stands in `ARCHITECTURE.md`.
+/// The layers, lowest first, in the order of `ARCHITECTURE.md`.
 const LAYERS: [&str; 11] =
     ["sys", "sync", "page", "memory", "io", "swap", "writeback", "reclaim", "file", "map", "cache"];
 
-/// Modules that every other may name, and that name only each other.
+/// Modules that every module may name, and that name only each other.
 const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "outcome"];
 
 /// No module of the library names one above it.

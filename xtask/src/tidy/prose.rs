@@ -4,14 +4,6 @@
 //! Called by [`super::run`] for each Rust file below `crates` and `xtask`, and for the documents.
 //! [`STARTS`] holds what no doc comment may start with, [`PHRASES`] the words and phrases that have
 //! a better one. Text between backticks is code and is not checked. [`ALLOWED`] lists right uses.
-//!
-//! `xtask/prose_pending.txt` lists the files that are not rewritten yet, with the highest number of
-//! hits that each may have. All other files must have none.
-
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 
 use super::{Finding, source::Source};
 
@@ -60,9 +52,6 @@ const LEAVE: &str = "is evicted, is removed";
 /// Right uses: the start of a path, a part of the line, and the reason.
 const ALLOWED: [(&str, &str, &str); 1] =
     [("xtask/src/tidy/prose.rs", "", "the list itself, and its tests")];
-
-/// The list of files that are not rewritten yet, from the root of the workspace.
-pub const PENDING: &str = "xtask/prose_pending.txt";
 
 /// Returns every hit in a Rust file.
 pub fn in_source(source: &Source) -> Vec<Finding> {
@@ -149,73 +138,6 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Files that are not rewritten yet, and the highest number of hits for each.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Pending(pub BTreeMap<String, usize>);
-
-impl Pending {
-    /// Reads the list.
-    pub fn read(root: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(root.join(PENDING))
-            .with_context(|| format!("cannot read {PENDING}"))?;
-        Self::parse(&text)
-    }
-
-    /// Parses lines of a count and a path. Of two lines for one file, which a merge may leave, the
-    /// lower count holds.
-    fn parse(text: &str) -> Result<Self> {
-        let mut files = BTreeMap::new();
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let (count, path) = line.split_once(' ').with_context(|| format!("`{line}`?"))?;
-            let count: usize = count.parse().with_context(|| format!("{PENDING}: `{line}`"))?;
-            let entry = files.entry(path.to_owned()).or_insert(count);
-            *entry = count.min(*entry);
-        }
-        Ok(Self(files))
-    }
-
-    /// Returns the findings to report, and the list with the counts that the files have now. A file
-    /// that is not in the list may have as many hits as files that are gone: it was renamed.
-    pub fn judge(&self, files: &BTreeMap<String, Vec<Finding>>) -> (Vec<Finding>, Self) {
-        let gone = self.0.iter().filter(|(path, _)| !files.contains_key(*path));
-        let mut gone: usize = gone.map(|(_, count)| count).sum();
-        let (mut findings, mut now) = (Vec::new(), BTreeMap::new());
-        for (path, hits) in files.iter().filter(|(_, hits)| !hits.is_empty()) {
-            let count = hits.len();
-            match self.0.get(path) {
-                None if count > gone => {
-                    findings.extend(hits.iter().cloned());
-                    continue;
-                }
-                None => gone -= count,
-                Some(allowed) if count > *allowed => {
-                    let message = format!(
-                        "{count} hits, and {PENDING} allows {allowed}; \
-                         `cargo x tidy --prose {path}` lists them"
-                    );
-                    findings.push(hit(path, 1, "prose", message));
-                }
-                Some(_) => {}
-            }
-            now.insert(path.clone(), self.0.get(path).map_or(count, |allowed| count.min(*allowed)));
-        }
-        (findings, Self(now))
-    }
-
-    /// Writes the list.
-    pub fn write(&self, root: &Path) -> Result<()> {
-        let mut text =
-            "# Files that are not rewritten in plain English yet, each with the highest \
-                        number of hits allowed.\n# `cargo x tidy --update-prose` lowers the \
-                        counts, and takes renamed files over.\n"
-                .to_owned();
-        for (path, count) in &self.0 {
-            text.push_str(&format!("{count} {path}\n"));
-        }
-        std::fs::write(root.join(PENDING), text).with_context(|| format!("cannot write {PENDING}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,21 +189,6 @@ mod tests {
         ] {
             assert_eq!(in_document("docs/a.md", text), [], "{text}");
         }
-    }
-
-    #[test]
-    fn a_pending_file_may_not_get_more_hits_than_its_count() {
-        let pending = Pending::parse("# head\n2 a.rs\n3 b.rs\n1 b.rs\n4 gone.rs\n").unwrap();
-        let judge = |files: &[(&str, usize)]| {
-            let hits = |path: &str, count| vec![hit(path, 1, "prose-word", String::new()); count];
-            let files = files.iter().map(|(path, count)| ((*path).to_owned(), hits(path, *count)));
-            let (findings, now) = pending.judge(&files.collect());
-            (findings.len(), now.0.into_values().collect::<Vec<_>>())
-        };
-        assert_eq!(judge(&[("a.rs", 1), ("b.rs", 0)]), (0, vec![1]));
-        assert_eq!(judge(&[("a.rs", 3), ("b.rs", 2)]), (2, vec![2, 1]), "the lower count holds");
-        assert_eq!(judge(&[("a.rs", 2), ("b.rs", 1), ("new.rs", 4)]), (0, vec![2, 1, 4]));
-        assert_eq!(judge(&[("a.rs", 2), ("b.rs", 1), ("new.rs", 5)]).0, 5);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! comments at memory orderings.
 //!
 //! Called by [`super::check`] for every Rust file. The compiler and clippy check the rest: this
-//! asks that each file with unsafe code opts in by itself, so that one search lists all of them.
-//! An ordering is told by its name alone; whether its comment is true is for loom and for review.
+//! requires that each file with unsafe code opts in by itself, so that one search lists all of
+//! them. An ordering is recognised by its name; whether its comment is true is for loom and for
+//! review.
 
 use std::path::Path;
 
@@ -21,14 +22,14 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// How many lines above an ordering its comment may start.
 const COMMENT_LINES_ABOVE_MAX: usize = 12;
 
-/// Words that mark something left for later. Split, so that this file does not hold them.
+/// Words that mark unfinished work. Split, so that this file does not contain them.
 const MARKERS: [&str; 3] = [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("XX", "X")];
-/// Macros that have no place in finished code.
+/// Macros of unfinished code.
 const MACROS: [&str; 3] = ["dbg", "todo", "unimplemented"];
-/// Names that say nothing of what a file holds.
+/// File names that do not describe the content.
 const VAGUE_NAMES: [&str; 2] = ["utils", "common"];
 
-/// Orderings that promise something to another thread; each use says to which.
+/// Orderings that synchronise with another thread; each use is explained.
 const EXPLAINED: [&str; 3] = ["Acquire", "Release", "AcqRel"];
 /// All names that may stand before the colon of an explanation.
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
@@ -48,7 +49,7 @@ const UNSAFE_MODULES: [&str; 11] = [
     "reclaim",
 ];
 
-/// Every file starts with a `//!` head that says something.
+/// Checks that every file starts with a `//!` head.
 pub fn head(source: &Source) -> Vec<Finding> {
     if source.head().iter().any(|line| !line.is_empty()) {
         return Vec::new();
@@ -57,7 +58,7 @@ pub fn head(source: &Source) -> Vec<Finding> {
     vec![Finding::new(source, 1, "head", message.to_owned())]
 }
 
-/// Sources are ASCII, and a line fits a narrow window.
+/// Checks that sources are ASCII and lines are short.
 pub fn characters(source: &Source) -> Vec<Finding> {
     let mut found = Vec::new();
     for (line, text) in source.lines() {
@@ -75,7 +76,7 @@ pub fn characters(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Nothing is left for later: no marker in the text, no macro of unfinished code.
+/// Checks that no marker or macro of unfinished code remains.
 pub fn leftover(source: &Source) -> Vec<Finding> {
     let is_part = |character: char| character.is_alphanumeric() || character == '_';
     let markers = source.lines().flat_map(|(line, text)| {
@@ -91,7 +92,7 @@ pub fn leftover(source: &Source) -> Vec<Finding> {
     all.map(|(line, name)| Finding::new(source, line, "leftover", message(name))).collect()
 }
 
-/// A file or folder under `src` is named after what it holds.
+/// Checks that files and folders under `src` are named after their content.
 pub fn file_name(source: &Source) -> Vec<Finding> {
     let Some((_, below)) = source.path().split_once("/src/") else { return Vec::new() };
     let stems = below.split('/').map(|part| Path::new(part).file_stem().unwrap_or_default());
@@ -100,7 +101,8 @@ pub fn file_name(source: &Source) -> Vec<Finding> {
     vague.map(|name| Finding::new(source, 1, "file-name", message(name))).collect()
 }
 
-/// Files and functions are short, unless the head has a line with `Length:` and a reason.
+/// Checks that files and functions are short, unless the head has a line with `Length:` and a
+/// reason.
 pub fn length(source: &Source) -> Vec<Finding> {
     let reason = |line: &&str| line.split_once("Length:").is_some_and(|it| !it.1.trim().is_empty());
     if source.head().iter().any(reason) {
@@ -142,7 +144,8 @@ fn body_end(source: &Source, start: usize) -> Option<usize> {
     (tokens[end].text == "{").then(|| source.closing(end))
 }
 
-/// A file with unsafe code has the opt-in, a `# Safety` head, and may hold it.
+/// Checks that a file with unsafe code has the opt-in and a `# Safety` head, and is in a module
+/// that may have unsafe code.
 pub fn danger(source: &Source) -> Vec<Finding> {
     let tokens = source.tokens();
     let Some(first) = tokens.iter().find(|token| token.text == "unsafe") else {
@@ -171,8 +174,8 @@ pub fn danger(source: &Source) -> Vec<Finding> {
     found.map(|message| Finding::new(source, first.line, "unsafe", message)).collect()
 }
 
-/// `SeqCst`, which hides what pairs with what, stays behind the named barriers of `sync`; every
-/// other ordering of the library but `Relaxed` has a comment near it that starts with its name.
+/// Checks that `SeqCst` stays behind the named barriers of `sync`, and that every other ordering of
+/// the library except `Relaxed` has a comment near it that starts with its name.
 pub fn orderings(source: &Source) -> Vec<Finding> {
     let is_sync = source.path().contains("/src/sync/") || source.path().ends_with("/chaos.rs");
     let mut found = Vec::new();

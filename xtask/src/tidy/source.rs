@@ -1,11 +1,11 @@
-//! One Rust file as the rules see it: its text, its tokens, its comments, and what is test code.
+//! A Rust file as the rules see it: its text, tokens and comments, and which lines are test code.
 //!
-//! Where it stands: [`super::check`] builds a [`Source`] for each file; the rules only ask it.
-//! The tokens come from `proc-macro2`, so a word in a string or a comment is never taken for code,
-//! and code inside a macro call is seen. Between two tokens there is only white space and comments,
-//! so the comments are what the tokens leave over; doc comments come as tokens and are put back.
+//! [`super::check`] creates a [`Source`] for each file. The tokens come from `proc-macro2`, so a
+//! word in a string or a comment is never taken for code, and code inside a macro call is seen.
+//! Between two tokens there is only white space and comments, so the comments are the text that the
+//! tokens do not cover; doc comments come as tokens and are converted back.
 //!
-//! It does not resolve names: a rule sees what is written.
+//! It does not resolve names.
 
 use std::iter::Peekable;
 use std::ops::{Range, RangeInclusive};
@@ -21,7 +21,7 @@ pub struct Token {
     pub text: String,
     /// Its line, from 1.
     pub line: usize,
-    /// How many brackets are open around it; an opening and its closing bracket have the same.
+    /// Number of open brackets around it; an opening and its closing bracket have the same.
     pub depth: usize,
 }
 
@@ -147,7 +147,7 @@ impl Source {
         (at + 1..self.closing(at)).filter(is_first).map(|index| &tokens[index]).collect()
     }
 
-    /// Whether the whole file is test code: it is, or is below, `tests`, or is `disk_tests.rs`.
+    /// Returns `true` if the whole file is test code: it is below `tests`, or is `disk_tests.rs`.
     pub fn is_test_file(&self) -> bool {
         let is_tests = |part: &str| {
             let stem = part.strip_suffix(".rs");
@@ -156,7 +156,7 @@ impl Source {
         self.path.split('/').any(is_tests)
     }
 
-    /// Whether the line is in a test file or in a module that only tests have.
+    /// Returns `true` if the line is in a test file or in a test module.
     pub fn is_test_line(&self, line: usize) -> bool {
         self.is_test_file() || self.tests.iter().any(|lines| lines.contains(&line))
     }
@@ -166,7 +166,7 @@ impl Source {
         self.path.strip_prefix("crates/bifolio/src/")
     }
 
-    /// The modules that the path of a file of the library stands for: `io/disk.rs` is `io`, `disk`.
+    /// Returns the modules of a file of the library: `io/disk.rs` is `io`, `disk`.
     pub fn library_modules(&self) -> Option<Vec<&str>> {
         let path = self.library_path()?.strip_suffix(".rs")?;
         let path = path.strip_suffix("/mod").unwrap_or(path);
@@ -249,7 +249,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes the tree as a doc comment if it is the sign of an attribute written as one.
+    /// Takes the tree as a doc comment if it is the `#` of an attribute written as a doc comment.
     fn doc_comment(&mut self, tree: &TokenTree) -> bool {
         let TokenTree::Punct(sign) = tree else {
             return false;
@@ -285,7 +285,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Leaves out what is left of an attribute behind its `#`: an optional `!` and the brackets.
+/// Skips the rest of an attribute after its `#`: an optional `!` and the brackets.
 fn skip_attribute(trees: &mut Peekable<impl Iterator<Item = TokenTree>>) {
     trees.next_if(|tree| matches!(tree, TokenTree::Punct(sign) if sign.as_char() == '!'));
     trees.next_if(|tree| matches!(tree, TokenTree::Group(_)));
@@ -326,7 +326,8 @@ fn test_modules(tokens: &[Token]) -> Vec<RangeInclusive<usize>> {
     modules
 }
 
-/// Whether a `cfg` predicate can hold only with `test`: inside `not` and `any` the word counts not.
+/// Returns `true` if a `cfg` predicate can hold only with `test`: inside `not` and `any` the word
+/// does not count.
 fn requires_test(predicate: &[Token]) -> bool {
     let mut at = 0;
     while at < predicate.len() {

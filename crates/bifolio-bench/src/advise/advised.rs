@@ -1,4 +1,4 @@
-//! The keepers of the file that is to be given up: a cache, by one of its policies, or the kernel.
+//! The files whose ranges are given up: in a cache, with one of its policies, or in the kernel.
 
 use std::fs;
 use std::num::NonZeroU64;
@@ -18,7 +18,7 @@ use crate::harness::mapping::Mapping;
 pub(super) const ON_ANY_FAILURE: &str = "drain_on_any_failure";
 /// Drains all CPUs where a clean, unmapped folio is referenced: proposed for the kernel.
 pub(super) const WHEN_IT_CAN_HELP: &str = "drain_when_it_can_help";
-/// Drains the CPUs whose batches hold a folio of the range: ours.
+/// Drains the CPUs whose batches hold a folio of the range: the default.
 pub(super) const TARGETED: &str = "targeted";
 /// `posix_fadvise`.
 pub(super) const KERNEL: &str = "kernel";
@@ -30,17 +30,17 @@ pub(super) const POLICIES: [(&str, DrainPolicy); 3] = [
     (TARGETED, DrainPolicy::Targeted),
 ];
 
-/// A file that can be given up.
+/// A file whose ranges can be given up.
 pub(super) trait Advised: Sync {
-    /// The answer of the advice.
+    /// The result of the advice.
     type Answer;
 
     fn dont_need(&self, range: Range<u64>) -> Result<Self::Answer>;
-    /// Sums up, where the answer says anything.
+    /// Returns the outcome, if the result contains it.
     fn outcome(answer: Self::Answer) -> Option<Outcome>;
     fn write_page(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()>;
     fn sync(&self) -> Result<()>;
-    /// How many pages of the file are in memory.
+    /// Returns the number of pages of the file in memory.
     fn resident_pages(&self) -> Result<u64>;
 }
 
@@ -68,7 +68,7 @@ impl Advised for File {
     }
 }
 
-/// A file in the kernel's page cache, mapped so that the kernel can be asked for its pages.
+/// A file in the kernel's page cache, mapped so that its resident pages can be queried.
 #[derive(Debug)]
 pub(super) struct KernelFile {
     pub(super) file: fs::File,
@@ -76,7 +76,7 @@ pub(super) struct KernelFile {
 }
 
 impl KernelFile {
-    /// Opens `path` to be read and written; touches none of it.
+    /// Opens `path` for reading and writing, without touching it.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let file = fs::File::options().read(true).write(true).open(path);
         let file = file.map_err(Error::system(format!("open {}", path.display())))?;

@@ -1,5 +1,5 @@
-//! The fallback: what one CPU wrote, page by page, another one syncs and gives up. All of it is in
-//! the batch of the first, and goes only if that is drained.
+//! The fallback: one CPU writes pages one by one, another one syncs and gives them up. All folios
+//! are in the batch of the first CPU, and are evicted only if that batch is drained.
 
 use std::cell::Cell;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::harness::{direct, pattern};
 use crate::progress::Silent;
 use crate::report::Report;
 
-/// Every series that can run, each with a file of its own.
+/// Returns every series that can run, each with its own file.
 pub(super) fn series<'a>(stage: &Stage<'a>, report: &mut Report) -> Vec<Series<'a>> {
     let path = |name| stage.directory.join(format!("fallback-{name}"));
     let mut all: Vec<Series<'a>> = Vec::new();
@@ -89,7 +89,7 @@ impl<A: Advised> Fallback<A> {
         Ok(round)
     }
 
-    /// The bytes of the disk, read through the kernel, which forgets them again.
+    /// Reads the bytes of the disk through the kernel, and drops them from its cache.
     fn verify(&self, version: u32) -> Result<u64> {
         let read = fs::read(&self.path);
         let bytes = read.map_err(Error::system(format!("read {}", self.path.display())))?;
@@ -101,7 +101,8 @@ impl<A: Advised> Fallback<A> {
     }
 }
 
-/// One page with each call: the kernel would make large folios, which never wait in a batch.
+/// Writes one page per call: for larger writes the kernel would create large folios, which never
+/// wait in a batch.
 fn write(file: &impl Advised, version: u32) -> Result<()> {
     let mut page = [0; PAGE_BYTES];
     for pos_bytes in (0..FALLBACK_BYTES).step_by(PAGE_BYTES) {

@@ -12,11 +12,11 @@ pub(super) const RATIOS: [Ratio; 4] = [
     Ratio::new(TARGETED, KERNEL),
 ];
 
-/// The most that a call of a mapped stream may take.
+/// Maximum time of a call of a mapped stream, relative to the series that drains on any failure.
 const OF_ANY_FAILURE_AT_MOST: f64 = 0.75;
 const OF_KERNEL_AT_MOST: f64 = 0.2;
 
-/// Where the other CPU keeps its batch filled.
+/// Minimum of drained CPUs, where the other CPU keeps its batch filled.
 const CPUS_DRAINED_AT_LEAST: f64 = 0.5;
 
 /// Every figure that this report has the rows for.
@@ -62,7 +62,7 @@ fn stream(row: &Row) -> Vec<Figure> {
     figures
 }
 
-/// The promise of the workload itself: a drain finds something.
+/// Checks the workload itself: a drain finds folios.
 fn other_batch_is_filled(row: &Row) -> Option<Figure> {
     let count = |name| row.count(ON_ANY_FAILURE, name);
     Some(Figure {
@@ -73,12 +73,12 @@ fn other_batch_is_filled(row: &Row) -> Option<Figure> {
     })
 }
 
-/// Asked of ours alone.
+/// Checks the default policy only.
 fn exact(row: &Row, drained: &str) -> Option<Figure> {
     rounds(row, TARGETED, "rounds_exact", &format!("rounds that drain {drained}, as they should"))
 }
 
-/// Asked of all rounds of a series.
+/// Checks all rounds of a series.
 fn rounds(row: &Row, series: &str, count: &str, what: &str) -> Option<Figure> {
     Some(Figure {
         name: format!("{}, {series}: {what}", row.case.text("workload")),

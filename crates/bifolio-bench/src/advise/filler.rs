@@ -1,8 +1,8 @@
-//! The work of the other CPU meanwhile: it keeps its LRU batch filled.
+//! The load of the other CPU: it keeps its LRU batch filled.
 //!
-//! New pages of a memory file, one after the other, so that each is handed to the batch, and no
-//! disk has a part in it. They go again, a few at a time, before they are many. In a cache it is a
-//! file of the same cache; in the kernel one that lives in memory as well.
+//! It allocates new pages of a memory file one after the other, each of which is added to the
+//! batch, without disk I/O. The pages are punched again, a few at a time. For a cache it is a file
+//! of the same cache, for the kernel a file in memory as well.
 
 use std::fs;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 
-/// How many pages there are at most, and how many of them go together: the fewer, the sooner there
-/// is a new one in the batch.
+/// Maximum number of pages, and the number that is punched together: the fewer, the sooner a new
+/// page is in the batch.
 const RING_PAGES: u64 = 256;
 const RUN_PAGES: u64 = 16;
 
@@ -63,13 +63,13 @@ pub(super) struct Filler<F> {
 }
 
 impl<F: InMemory> Filler<F> {
-    /// With pages of `file`, which is empty.
+    /// Creates a filler with pages of `file`, which is empty.
     pub(super) fn new(file: F) -> Result<Self> {
         file.lengthen(RING_PAGES * PAGE_BYTES as u64)?;
         Ok(Self { file, page: 0 })
     }
 
-    /// Adds a page, where a hole is.
+    /// Allocates a page in a hole.
     pub(super) fn step(&mut self) -> Result<()> {
         let pos_bytes = self.page * PAGE_BYTES as u64;
         if self.page.is_multiple_of(RUN_PAGES) {

@@ -3,9 +3,9 @@
 //! does not depend on it. If it belongs to this CPU, no other CPU is drained, although the other
 //! CPU's batch holds folios of another file.
 //!
-//! There is no series of the kernel: its call starts the write-out of the dirty quarter itself, and
-//! whether the drain, which takes a while, ends before the disk does decides how much of it goes;
-//! and it does not say what stays for which reason.
+//! There is no series of the kernel: its call starts the write-out of the dirty quarter itself, so
+//! the number of evicted pages depends on whether the drain or the disk is faster; and it does not
+//! report why pages stay.
 
 use std::ops::Range;
 use std::path::Path;
@@ -32,7 +32,8 @@ const DIRTY: Range<u64> = QUARTER_BYTES..2 * QUARTER_BYTES;
 const MAPPED: Range<u64> = 2 * QUARTER_BYTES..3 * QUARTER_BYTES;
 const BATCHED: Range<u64> = 3 * QUARTER_BYTES..RANGE_BYTES;
 
-/// No process writes back by itself within a run.
+/// Age at which the flusher writes, milliseconds: longer than a run, so that nothing is written
+/// back in the background.
 const DIRTY_AGE_MS: u64 = 3_600_000;
 
 /// The CPU whose batch holds the last quarter.
@@ -51,7 +52,7 @@ impl Batched {
     }
 }
 
-/// Every series, over the same files.
+/// Returns every series, over the same files.
 pub(super) fn series<'a>(
     stage: &Stage<'a>,
     batched: Batched,
@@ -77,7 +78,7 @@ struct Mixed {
     batched: Batched,
     file: File,
     map: Map,
-    /// Another file that the other CPU reads.
+    /// Another file, which the other CPU reads.
     beside: File,
     _cache: Cached,
 }
@@ -118,7 +119,7 @@ impl Mixed {
         Ok(round)
     }
 
-    /// Leaves three quarters as they should be, and nothing in the batches.
+    /// Puts three quarters into their states, and empties the batches.
     fn prepare(&self) -> Result<u64> {
         self.file.sync()?;
         self.file.dont_need(0..RANGE_BYTES)?;
@@ -132,7 +133,8 @@ impl Mixed {
         self.read(&self.file, CLEAN)
     }
 
-    /// Reads page by page, so that each is given to the batch of this CPU; answers how many bytes.
+    /// Reads page by page, so that each page is added to the batch of this CPU. Returns the number
+    /// of bytes.
     fn read(&self, file: &File, range: Range<u64>) -> Result<u64> {
         let mut page = [0; PAGE_BYTES];
         let len_bytes = range.end - range.start;
@@ -146,7 +148,7 @@ impl Mixed {
     }
 }
 
-/// Whether the clean half went, and the other stays for its reasons.
+/// Returns `true` if the clean half was evicted, and the other stays for its reasons.
 fn is_half(outcome: &Outcome) -> bool {
     let remaining = outcome.remaining;
     (remaining.dirty, remaining.mapped) == (QUARTER_PAGES, QUARTER_PAGES)

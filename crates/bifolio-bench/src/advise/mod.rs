@@ -1,12 +1,11 @@
 //! `advise`: calls that give up a range (`DontNeed`), and when they make other CPUs drain their
 //! LRU batches.
 //!
-//! A folio that stays has one of several reasons, and one of them only is cured by a drain. Three
-//! caches, each with its policy: drain all CPUs where any folio stays (`drain_on_any_failure`, the
-//! kernel), where one may be held by a batch (`drain_when_it_can_help`, proposed for the kernel in
-//! 2026), or only those whose batches hold a folio of the range (`targeted`, how the library is);
-//! and `posix_fadvise` (`kernel`). What a call is about is prepared before it and looked at after
-//! it; a call is timed by itself.
+//! A folio may stay for several reasons, only one of which a drain removes. Three caches have one
+//! policy each: drain all CPUs if any folio stays (`drain_on_any_failure`, the kernel), if a batch
+//! may hold one (`drain_when_it_can_help`, proposed for the kernel in 2026), or only those whose
+//! batches hold a folio of the range (`targeted`, the default); and `posix_fadvise` (`kernel`).
+//! Each call is prepared, timed by itself, and checked.
 //!
 //! ```text
 //!   stream.rs     a file that stays mapped: nothing can go        MAPPED_STREAM
@@ -47,8 +46,7 @@ const UNIT: &str = "ns/call";
 const MAPPED_STREAM: &str = "mapped_stream";
 const FALLBACK: &str = "fallback";
 const MIXED: &str = "mixed";
-/// Age at which the flusher writes, milliseconds: longer than a run, so that nothing is written
-/// back in the background.
+/// The mixed range without a folio in the batch of another CPU.
 const MIXED_HERE: &str = "mixed_batched_here";
 
 const SHOWN_COUNTS: [&str; 11] = [
@@ -65,7 +63,7 @@ const SHOWN_COUNTS: [&str; 11] = [
     "remaining_mapped",
 ];
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Advise;
 
@@ -105,12 +103,12 @@ impl Benchmark for Advise {
 #[derive(Clone, Copy, Debug)]
 struct Stage<'a> {
     parameters: &'a Parameters,
-    /// Where files are made.
+    /// Directory for files.
     directory: &'a Path,
     cpus: [usize; 2],
 }
 
-/// A series of a workload: its name, and how to do one round of it.
+/// A series of a workload: its name, and a function that runs one round of it.
 type Series<'a> = (&'static str, Box<dyn Fn() -> Result<Round> + 'a>);
 
 fn measure(
@@ -135,8 +133,8 @@ fn measure(
     Ok(())
 }
 
-/// Does rounds of all `series`, interleaved, and adds a row of what they gave; each call is about
-/// one of so many `chunks` of the file.
+/// Runs rounds of all `series`, interleaved, and adds a row with the results; each call is about
+/// one of `chunks` parts of the file.
 fn add_row(
     workload: &str,
     series: Vec<Series<'_>>,

@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::interleave::Rounds;
 
-/// How much of the stream one call is about.
+/// Bytes of the stream per call.
 pub(super) const CHUNK_BYTES: u64 = 2 << 20;
 
-/// How much is written on one CPU and given up on another.
+/// Bytes written on one CPU and given up on another.
 pub(super) const FALLBACK_BYTES: u64 = 8 * PAGE_BYTES as u64;
 
 /// Each quarter of a mixed range: fewer pages than a batch holds.
@@ -22,7 +22,7 @@ pub(super) const SMALL_MEMORY_BYTES: u64 = 8 << 20;
 
 const SIZE_BYTES_MAX: u64 = 16 << 30;
 
-/// How many caches the mapped stream needs at the same time.
+/// Number of caches that the mapped stream needs at the same time.
 const CACHES: u64 = 3;
 
 /// The parameters of one run, as the envelope shows them.
@@ -31,13 +31,13 @@ pub(super) struct Parameters {
     /// The file that stays mapped.
     pub(super) size_bytes: u64,
     pub(super) chunk_bytes: u64,
-    /// How often a round goes through the file.
+    /// Passes over the file per round.
     pub(super) passes: u64,
     /// Rounds of the mapped stream.
     pub(super) rounds: usize,
     /// Rounds of the others.
     pub(super) short_rounds: usize,
-    /// More rounds of each workload are made while they fit into so much time.
+    /// Time for further rounds of each workload.
     pub(super) timed_seconds: f64,
 }
 
@@ -65,23 +65,24 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// How often the mapped stream is taken.
+    /// Returns the rounds of the mapped stream.
     pub(super) fn stream_rounds(&self) -> Rounds {
         Rounds::within(self.timed_seconds, self.rounds)
     }
 
-    /// How often the other workloads are.
+    /// Returns the rounds of the other workloads.
     pub(super) fn short_rounds(&self) -> Rounds {
         Rounds::within(self.timed_seconds, self.short_rounds)
     }
 
-    /// The bound of a cache in which all of the file is resident, and what the other CPU makes,
-    /// above its watermarks.
+    /// Returns the bound of a cache in which all of the file is resident, together with the pages
+    /// of the other CPU, above its watermarks.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.size_bytes + self.size_bytes / 8 + (32 << 20)
     }
 
-    /// On disk the file; in memory three caches, and the file in the kernel's page cache.
+    /// Returns the resources: on disk the file; in memory three caches, and the file in the
+    /// kernel's page cache.
     pub(super) fn needs(&self) -> Needs {
         Needs {
             disk_bytes: self.size_bytes + (1 << 20),

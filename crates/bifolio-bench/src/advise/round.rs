@@ -11,7 +11,7 @@ use crate::harness::latency::Latencies;
 use crate::report::{Counts, Row};
 use crate::statistics::{median, spread};
 
-/// Drains that a round should make, by the folios that are in batches of other CPUs.
+/// Number of drains that a round should make, depending on the folios in batches of other CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Drains {
     pub(super) requests: u64,
@@ -30,20 +30,20 @@ impl Drains {
 #[derive(Debug, Default)]
 pub(super) struct Round {
     latencies: Latencies,
-    /// Of all calls; what the kernel did it does not tell.
+    /// Sum over all calls; `None` for the kernel, which reports nothing.
     outcome: Option<Outcome>,
     /// Pages of the file in memory at the end.
     pub(super) resident_pages: u64,
-    /// How often a call went to sleep; counted where calls are many.
+    /// Number of times a call slept; counted where calls are many.
     pub(super) waits: Option<u64>,
-    /// Whether exactly the CPUs were drained that hold folios of the range, and what was to stay
-    /// stayed for its reason.
+    /// Set if exactly the CPUs that hold folios of the range were drained, and every folio that
+    /// stayed had the expected reason.
     pub(super) exact: bool,
     pub(super) verified_bytes: u64,
 }
 
 impl Round {
-    /// Gives up `range` of `file`, timed.
+    /// Gives up `range` of `file`, and measures the time.
     pub(super) fn advise<A: Advised>(&mut self, file: &A, range: Range<u64>) -> Result<()> {
         let begin = Instant::now();
         let answer = file.dont_need(range)?;
@@ -58,7 +58,7 @@ impl Round {
         self.outcome.as_ref()
     }
 
-    /// Whether the drains were these.
+    /// Returns `true` if the drains were these.
     pub(super) fn drained(&self, drains: Drains) -> bool {
         self.outcome.is_some_and(|outcome| Drains::of(&outcome) == drains)
     }
@@ -68,7 +68,7 @@ impl Round {
     }
 }
 
-/// Writes the rounds of `series` into `row`, where each call is about one of so many `chunks`.
+/// Writes the rounds of `series` into `row`; each call is about one of `chunks` parts.
 pub(super) fn fill(row: &mut Row, series: &'static str, rounds: &[Round], chunks: u64) {
     let medians: Vec<f64> = rounds.iter().map(Round::median_ns).collect();
     row.series.insert(series, median(&medians));

@@ -1,7 +1,8 @@
 //! The mapped stream: a file that stays mapped, touched and given up chunk by chunk, while the
 //! other CPU keeps its LRU batch filled.
 //!
-//! Nothing of it can go, and no drain changes that: how much time is spent to find that out?
+//! Nothing can be evicted, and no drain changes that: the series differ in the time spent to find
+//! that out.
 
 use std::path::Path;
 
@@ -23,7 +24,7 @@ use crate::harness::threads::run_beside;
 use crate::harness::{direct, pattern, waits};
 use crate::report::Report;
 
-/// Every series that can run, over the file at `path`.
+/// Returns every series that can run, over the file at `path`.
 pub(super) fn series<'a>(stage: &Stage<'a>, path: &Path, report: &mut Report) -> Vec<Series<'a>> {
     let mut all: Vec<Series<'a>> = Vec::new();
     for (name, policy) in POLICIES {
@@ -61,8 +62,9 @@ impl Stream<File, File> {
 }
 
 impl Stream<KernelFile, std::fs::File> {
-    /// With the smallest folios, as the cache has, read in without readahead: with folios as large
-    /// as a chunk the kernel has nothing to look at. They are mapped by the touches that follow.
+    /// Opens the file with the smallest folios, as in the cache, read without readahead: with
+    /// folios as large as a chunk the kernel would examine nothing. They are mapped by the touches
+    /// that follow.
     fn of_kernel(path: &Path) -> Result<Self> {
         direct::drop_page_cache(path)?;
         let file = KernelFile::open(path)?;
@@ -106,7 +108,7 @@ impl<A: Advised + Send, F: InMemory> Stream<A, F> {
         Ok(round)
     }
 
-    /// Looks at the first word of every page; answers how many bytes.
+    /// Loads the first word of every page. Returns the number of bytes.
     fn touch(&self, start: u64, end: u64) -> Result<u64> {
         let mut verified_bytes = 0;
         for pos_bytes in (start..end).step_by(PAGE_BYTES) {

@@ -1,8 +1,7 @@
-//! Which page of a file comes next: a pure function from the number of a draw to a page.
+//! The page that each draw selects: a pure function from the number of a draw to a page.
 //!
-//! Called by the loops of the benchmarks that read or write pages at random. Who reads through one
-//! cache counts its draws in one place, whatever thread or process makes them, and no draw is made
-//! twice.
+//! Called by the loops of the benchmarks that read or write pages at random. All readers of one
+//! cache share one counter of draws, in whatever thread or process, so that no draw is repeated.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,8 +20,8 @@ const ZIPF_EXPONENT: f64 = 0.99;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pattern {
-    /// All with the same probability, none again before every other: in a cache smaller than the
-    /// file each draw is a miss.
+    /// All pages with the same probability, each again only after all others: in a cache smaller
+    /// than the file each draw is a miss.
     Uniform,
     /// Zipf's law with exponent 0.99; the ranks are scattered over the file.
     Zipf,
@@ -46,14 +45,15 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// `pattern` over the whole pages of `size_bytes`; every seed scatters them differently.
+    /// Creates `pattern` over the whole pages of `size_bytes`; every seed scatters them
+    /// differently.
     pub(crate) fn new(pattern: Pattern, size_bytes: u64, seed: u64) -> Self {
         let pages = size_bytes / PAGE_BYTES as u64;
         let zipf = (pattern == Pattern::Zipf).then(|| Zipf::new(pages, ZIPF_EXPONENT));
         Self { pages, order: Permutation::new(pages, seed), zipf }
     }
 
-    /// The position of the page that draw number `draw` gives.
+    /// Returns the position of the page of draw number `draw`.
     pub(crate) fn pos_bytes(&self, draw: u64) -> u64 {
         let index = match &self.zipf {
             None => draw % self.pages,
@@ -78,7 +78,7 @@ impl Draws {
         self.0.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// How many draws there were; those of a child process are added with `skip`.
+    /// Returns the number of draws; those of a child process are added with `skip`.
     pub(crate) fn taken(&self) -> u64 {
         // Relaxed: a number, and nothing that depends on it.
         self.0.load(Ordering::Relaxed)

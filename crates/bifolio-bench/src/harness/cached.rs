@@ -1,5 +1,4 @@
-//! A file in a cache of its own, on a disk or in memory, and what the cache counts while a trial
-//! runs.
+//! A file in its own cache, on a disk or in memory, and the cache's counters during a trial.
 
 use std::path::Path;
 
@@ -7,7 +6,7 @@ use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
 
 use crate::error::Result;
 
-/// A file and the cache that is there for it.
+/// A file and its cache.
 #[derive(Debug)]
 pub(crate) struct Cached {
     pub(crate) file: File,
@@ -15,12 +14,12 @@ pub(crate) struct Cached {
 }
 
 impl Cached {
-    /// Opens `path`, to be written too if `write` says so, in a new cache.
+    /// Opens `path` in a new cache, also for writing if `write` is set.
     pub(crate) fn open(builder: CacheBuilder, path: &Path, write: bool) -> Result<Self> {
         Self::open_with(builder, path, &OpenOptions::new().read(true).write(write))
     }
 
-    /// Opens `path` as `options` say in a new cache.
+    /// Opens `path` with `options` in a new cache.
     pub(crate) fn open_with(
         builder: CacheBuilder,
         path: &Path,
@@ -31,25 +30,25 @@ impl Cached {
         Ok(Self { file, cache })
     }
 
-    /// Makes a memory file with folios of `folio_bytes` in a new cache.
+    /// Creates a memory file with folios of `folio_bytes` in a new cache.
     pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
         let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
         Self::in_memory_with(builder, &options)
     }
 
-    /// Makes a memory file as `options` say in a new cache.
+    /// Creates a memory file with `options` in a new cache.
     pub(crate) fn in_memory_with(builder: CacheBuilder, options: &OpenOptions) -> Result<Self> {
         let cache = builder.build()?;
         let file = cache.memory_file_with("bench", options)?;
         Ok(Self { file, cache })
     }
 
-    /// Makes a memory file beside it.
+    /// Creates a memory file in the same cache.
     pub(crate) fn memory_file(&self) -> Result<File> {
         Ok(self.cache.memory_file("beside")?)
     }
 
-    /// Opens one more file.
+    /// Opens another file in the same cache.
     pub(crate) fn open_beside(&self, path: &Path) -> Result<File> {
         Ok(self.cache.open(path, &OpenOptions::new())?)
     }
@@ -64,7 +63,7 @@ impl Cached {
         Since { before: before.clone(), after: self.cache.stats() }
     }
 
-    /// Writes back what is left and ends.
+    /// Writes everything back and closes the cache.
     pub(crate) fn close(self) -> Result<Stats> {
         drop(self.file);
         let stats = self.cache.stats();
@@ -81,13 +80,13 @@ pub(crate) struct Since {
 }
 
 impl Since {
-    /// Reads that needed the device.
+    /// Returns the number of reads that needed the device.
     pub(crate) fn misses(&self) -> u64 {
         let misses = self.after.misses - self.before.misses;
         misses - (self.after.misses_without_read - self.before.misses_without_read)
     }
 
-    /// The least number of system calls that explains what was transferred.
+    /// Returns the minimum number of system calls that explains the transfers.
     pub(crate) fn syscalls_known(&self) -> u64 {
         let requests = |stats: &Stats| stats.read_requests + stats.writeback + stats.syncs;
         requests(&self.after) - requests(&self.before)

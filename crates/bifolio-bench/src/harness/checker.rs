@@ -1,11 +1,11 @@
-//! Looks at what a timed loop reads, cheaply: the first word of every page, and every 64th block
-//! whole.
+//! Checks the bytes that a timed loop reads, cheaply: the first word of every page, and every 64th
+//! block as a whole.
 
 use super::access::PAGE_BYTES;
 use super::pattern::{self, Sums};
 use crate::error::{Error, Result};
 
-/// Every so many blocks one is compared whole.
+/// Interval of blocks that are compared as a whole.
 const WHOLE_INTERVAL: u64 = 64;
 
 /// The bytes read so far by one thread.
@@ -18,12 +18,12 @@ pub(crate) struct Checker {
 }
 
 impl Checker {
-    /// Nothing read yet; `series` is named when bytes are wrong.
+    /// Creates a checker; `series` is named when bytes are wrong.
     pub(crate) fn new(series: &'static str) -> Self {
         Self { series, sums: Sums::default(), blocks: 0, verified_bytes: 0 }
     }
 
-    /// Takes in one block of whole pages.
+    /// Adds one block of whole pages.
     #[inline]
     pub(crate) fn add(&mut self, block: &[u8], pos_bytes: u64) -> Result<()> {
         let (pages, rest) = block.as_chunks::<PAGE_BYTES>();
@@ -41,7 +41,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Answers how many bytes were compared.
+    /// Returns the number of bytes compared.
     pub(crate) fn finish(self) -> Result<u64> {
         if !self.sums.agree() {
             return Err(self.wrong(0));
@@ -49,7 +49,7 @@ impl Checker {
         Ok(self.verified_bytes + self.sums.blocks() * size_of::<u64>() as u64)
     }
 
-    /// The error of this series for a read at `pos_bytes`.
+    /// Returns the error of this series for a read at `pos_bytes`.
     pub(crate) fn wrong(&self, pos_bytes: u64) -> Error {
         Error::WrongBytes { series: self.series.to_owned(), pos_bytes }
     }

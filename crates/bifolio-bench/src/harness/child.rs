@@ -1,9 +1,9 @@
-//! Work in a process of its own: this program again, with a hidden subcommand.
+//! Work in a separate process: this program again, with a hidden subcommand.
 //!
 //! A resident size belongs to a process, and the benchmark's own buffers must not count as the
-//! library's. The parent [`ask`]s, the program's hidden subcommand calls [`run_child`], the answer
-//! comes back as one line of JSON. A child dies with its parent, from its first instruction on, and
-//! owns nothing that must be removed.
+//! library's. The parent calls [`ask`], the program's hidden subcommand calls [`run_child`], and
+//! the result is returned as one line of JSON. A child is killed when its parent dies, from its
+//! first instruction on, and owns nothing that must be removed.
 //!
 //! # Safety
 //! Code that runs between fork and exec makes system calls and nothing else.
@@ -28,7 +28,7 @@ struct Request {
     task: Value,
 }
 
-/// Has benchmark `bench` do `task` in a child of this process.
+/// Runs `task` of benchmark `bench` in a child of this process.
 pub(crate) fn ask<A: DeserializeOwned>(
     child_command: &[String],
     bench: &str,
@@ -60,10 +60,10 @@ fn die_with_this_process(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
-/// The child's side: does what `request` asks, answers what to print.
+/// Runs the request in the child. Returns the text to print.
 ///
 /// # Errors
-/// The request is none, or the task failed.
+/// The request is invalid, or the task failed.
 pub fn run_child(request: &str) -> Result<String> {
     let request: Request = serde_json::from_str(request)?;
     let benchmark = benchmark::find(&request.bench)

@@ -1,9 +1,9 @@
-//! The things that a run leaves on the machine, and the promise that it goes away.
+//! Removal of everything that a run creates on the machine.
 //!
-//! A thing that must not outlive the run is a [`CleanupItem`]: it is made and listed under one
-//! lock, and removed when its owner drops it, or when a signal ends the program, whichever comes
-//! first. Newest first, so that a mount goes before the directory it stands in. The kernel's own
-//! SIGKILL cannot be answered: then files stay.
+//! A thing that must not outlive the run is a [`CleanupItem`]: it is created and listed under one
+//! lock, and removed when its owner drops it, or when a signal ends the program. The newest is
+//! removed first, so that a mount is removed before its directory. SIGKILL cannot be handled: then
+//! files stay.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::memory_group::MEMBERS;
 use super::swap;
 use crate::error::{Error, Result};
 
-/// The beginning of the names of directories.
+/// Prefix of the names of directories.
 const PREFIX: &str = "bifolio-bench-";
 
 /// The exit status of a program that a signal ended, as shells report SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// How often a directory is tried again while other threads still make files in it, and a group
+/// Maximum attempts to remove a directory while other threads still create files in it, and a group
 /// while its processes end.
 const REMOVALS_MAX: u32 = 50;
 
@@ -34,11 +34,11 @@ static ITEMS: Mutex<Vec<CleanupItem>> = Mutex::new(Vec::new());
 pub(crate) enum CleanupItem {
     /// A directory with all it contains.
     Directory(PathBuf),
-    /// The kind of mount.
+    /// The mount at this path.
     Mount(PathBuf),
     /// A control group, with the processes in it: children of this one.
     Group(PathBuf),
-    /// A file the kernel may swap to.
+    /// A file that the kernel may swap to.
     Swap(PathBuf),
 }
 
@@ -67,7 +67,7 @@ impl CleanupItem {
 pub(crate) struct Removal(CleanupItem);
 
 impl Removal {
-    /// Makes something, with the promise that it goes away: no signal comes between the two.
+    /// Creates something that will be removed: no signal comes between the two.
     pub(crate) fn of(make: impl FnOnce() -> Result<CleanupItem>) -> Result<Self> {
         let mut items = ITEMS.lock();
         let item = make()?;
@@ -75,7 +75,7 @@ impl Removal {
         Ok(Self(item))
     }
 
-    /// Makes a directory of the run's own in `parent`.
+    /// Creates a directory of the run in `parent`.
     pub(crate) fn of_new_directory(parent: &Path) -> Result<Self> {
         Self::of(|| {
             let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
@@ -85,7 +85,7 @@ impl Removal {
         })
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
@@ -100,11 +100,11 @@ impl Drop for Removal {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove all items, call `last_words` and end the
-/// program.
+/// Installs handlers: SIGINT, SIGTERM and SIGHUP then remove all items, call `last_words` and end
+/// the program.
 ///
 /// # Errors
-/// The handlers cannot be installed, or are already.
+/// The handlers cannot be installed, or are installed already.
 pub fn clean_on_signals(last_words: impl Fn() + Send + 'static) -> Result<()> {
     let handler = move || {
         // The lock is kept: nothing new may be listed between this and the exit.
@@ -121,7 +121,7 @@ fn remove_directory(path: &Path) {
     until_gone(path, || fs::remove_dir_all(path));
 }
 
-/// A group can go once its last process has ended; its files go with it.
+/// Removes a group once its last process has ended.
 fn remove_group(path: &Path) {
     until_gone(path, || {
         let members = fs::read_to_string(path.join(MEMBERS)).unwrap_or_default();
@@ -133,7 +133,7 @@ fn remove_group(path: &Path) {
     });
 }
 
-/// Pages that are still in it come back into memory first.
+/// Removes a swap file; its pages are first read back into memory.
 fn remove_swap(path: &Path) {
     until_gone(path, || {
         swap::deactivate(path)?;

@@ -1,5 +1,5 @@
-//! The CPU time of this process: all its threads, those that ended too, and the kernel on their
-//! behalf. What kernel threads do for it (flushing the page cache) is not in it.
+//! The CPU time of this process: all its threads, also those that have ended, and the kernel on
+//! their behalf. Work of kernel threads (flushing the page cache) is not included.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Bytes moved so far, or between two looks.
+/// Bytes moved so far, or between two samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceBytes {
     pub(crate) read: u64,
@@ -15,13 +15,14 @@ pub(crate) struct DeviceBytes {
 }
 
 impl DeviceBytes {
-    /// Bytes that this process has had read, and has written past the page cache or dirtied in it.
+    /// Returns the bytes that this process has read, and has written past the page cache or dirtied
+    /// in it.
     pub(crate) fn of_this_process() -> Result<Self> {
         let text = text("/proc/self/io")?;
         Ok(Self { read: field(&text, "read_bytes:")?, written: field(&text, "write_bytes:")? })
     }
 
-    /// Bytes that the kernel has swapped, on the whole machine.
+    /// Returns the bytes that the kernel has swapped, on the whole machine.
     pub(crate) fn of_swap() -> Result<Self> {
         let text = text("/proc/vmstat")?;
         let page_bytes = rustix::param::page_size() as u64;

@@ -1,4 +1,4 @@
-//! The file without the kernel's page cache: opened past it, dropped from it.
+//! Files without the kernel's page cache: opened past it, or dropped from it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,7 +10,7 @@ use rustix::io::pread;
 use super::access::PAGE_BYTES;
 use crate::error::{Error, Result};
 
-/// A page where direct transfers want it.
+/// A page with the alignment that direct transfers need.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub(crate) struct Page(pub(crate) [u8; PAGE_BYTES]);
@@ -21,10 +21,10 @@ impl Page {
     }
 }
 
-/// Opens `path` so that transfers go past the page cache.
+/// Opens `path` so that transfers bypass the page cache.
 ///
 /// # Errors
-/// The file system refuses; the message is the reason for which to skip a series.
+/// The file system refuses; the message is the reason to skip a series.
 pub(crate) fn open(path: &Path, write: bool) -> Result<File> {
     let flags = OFlags::DIRECT.bits() as i32;
     OpenOptions::new()
@@ -43,7 +43,7 @@ pub(crate) fn probe(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the kernel forget all pages of `path`; they are written first.
+/// Makes the kernel drop all pages of `path`; they are written first.
 pub(crate) fn drop_page_cache(path: &Path) -> Result<()> {
     let failed = || Error::system(format!("drop {} from the page cache", path.display()));
     let file = File::open(path).map_err(failed())?;

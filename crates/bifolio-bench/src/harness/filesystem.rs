@@ -30,7 +30,7 @@ const RAMFS: u64 = 0x8584_58f6;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileSystem {
     pub(crate) name: String,
-    /// Whether its files are memory and nothing else.
+    /// Set if its files are only in memory.
     pub(crate) in_memory: bool,
     /// Bytes that an ordinary user may still write.
     pub(crate) free_bytes: u64,

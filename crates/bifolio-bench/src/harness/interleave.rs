@@ -1,9 +1,8 @@
 //! Interleaved repetitions.
 //!
-//! All series of all cases run once, then all of them again: a machine that slows down or a
-//! neighbour that wakes up then touches every series, and a ratio of two medians stays a ratio.
-//! The result of a trial is the benchmark's own; [`interleave`] and [`fill`] are for those whose
-//! trials give one rate and counts for each operation.
+//! All series of all cases run once, then all of them again: a machine that slows down then affects
+//! every series, and the ratio of two medians is unaffected. The result of a trial depends on the
+//! benchmark; [`interleave`] and [`fill`] are for trials with one rate and counts per operation.
 
 use std::time::{Duration, Instant};
 
@@ -17,37 +16,37 @@ use crate::statistics::{median, median_interval, spread};
 /// The result of one trial of one series.
 #[derive(Debug, Default)]
 pub(crate) struct Sample {
-    /// In the unit of the row.
+    /// Value in the unit of the row.
     pub(crate) value: f64,
-    /// How many operations it took; counts are divided by them.
+    /// Number of operations; counts are divided by it.
     pub(crate) operations: u64,
-    /// The counts meanwhile.
+    /// Counts during the trial.
     pub(crate) counts: Vec<(&'static str, u64)>,
 }
 
-/// One series of one case: where its median goes, and how to run it once.
+/// One series of one case: the row of its median, and a function that runs it once.
 pub(crate) struct Trial<'a, T> {
     pub(crate) row_index: usize,
     pub(crate) series: &'static str,
     pub(crate) run: Box<dyn Fn() -> Result<T> + 'a>,
 }
 
-/// How often all trials are taken.
+/// Number of repetitions of all trials.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounds {
     pub(crate) at_least: usize,
     pub(crate) at_most: usize,
-    /// No round starts that would end later, judged by the mean of those before.
+    /// No round starts that would end later, estimated from the mean of those before.
     pub(crate) time: Duration,
 }
 
 impl Rounds {
-    /// Exactly so many.
+    /// Exactly `rounds`.
     pub(crate) fn exactly(rounds: usize) -> Self {
         Self { at_least: rounds, at_most: rounds, time: Duration::ZERO }
     }
 
-    /// At least `repetitions`, and as many more, up to ten times that, as fit into the time.
+    /// At least `repetitions`, and up to ten times as many, as long as the time lasts.
     pub(crate) fn within(timed_seconds: f64, repetitions: usize) -> Self {
         let time = Duration::from_secs_f64(timed_seconds);
         Self { at_least: repetitions, at_most: 10 * repetitions, time }
@@ -59,13 +58,13 @@ impl Rounds {
     }
 }
 
-/// A row is noisy if the interval of a median of it is wider than this part of the median.
+/// A row is noisy if the confidence interval of a median is wider than this part of the median.
 const SPREAD_MAX: f64 = 0.15;
 
 /// Runs all `trials`, round after round, every second round backwards: neighbours stay neighbours,
-/// and a steady drift favours none of them. Then those of noisy rows go on, as often again and for
-/// half the time at most; `values` are what a trial adds to its row, or rows. Answers what each
-/// trial gave, by round.
+/// and a steady drift favours none of them. Trials of noisy rows are then repeated, at most as
+/// often again and for half of the time; `values` returns what a trial adds to its row, or rows.
+/// Returns the results of each trial, by round.
 pub(crate) fn run_trials<T>(
     trials: &[Trial<'_, T>],
     rounds: Rounds,
@@ -149,7 +148,7 @@ pub(crate) fn interleave(
     Ok(samples.iter().flatten().map(|sample| sample.operations).sum())
 }
 
-/// Writes the trials of `series` into `row`; `operation` is what counts are divided by, in a word.
+/// Writes the trials of `series` into `row`; `operation` names the unit that counts are divided by.
 pub(crate) fn fill(row: &mut Row, series: &'static str, samples: &[Sample], operation: &str) {
     let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
     row.series.insert(series, median(&values));
@@ -203,8 +202,8 @@ mod tests {
         assert!(!rows[1].series.contains_key("b"));
     }
 
-    /// Trials of rows 0 and 1, the first of which varies during the first `noisy` runs of all; how
-    /// many more each took.
+    /// Runs trials of rows 0 and 1, the first of which varies during the first `noisy` runs.
+    /// Returns the number of further runs of each.
     fn more_trials(noisy: usize, has_time: bool) -> [usize; 3] {
         let runs = RefCell::new(0_usize);
         let trial = |row_index, series, is_steady: bool| {

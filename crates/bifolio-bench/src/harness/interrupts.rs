@@ -1,18 +1,18 @@
 //! Interrupts from one CPU to another, as the kernel counts them for the whole machine.
 //!
-//! Asked before and after a window; whatever else runs meanwhile is in it. Every kind is found by
-//! the kernel's own words for it, as the short names differ between processor families. A kind
-//! that this machine has not (some flush remote TLBs without an interrupt) is not counted at all.
+//! Sampled before and after a window; interrupts of other programs are included. Each kind is found
+//! by the kernel's description, since the short names differ between processor families. A kind
+//! that this machine does not have (some flush remote TLBs without an interrupt) is not counted.
 
 use std::fs;
 
 use crate::error::{Error, Result};
 
-/// The name of each here, and the kernel's.
+/// Name of each kind, and the kernel's description.
 const KINDS: [(&str, &str); 2] =
     [("tlb_shootdowns", "TLB shootdowns"), ("function_call_ipis", "Function call interrupts")];
 
-/// All so far, by kind, always in the same order.
+/// Returns all counts so far, by kind, always in the same order.
 pub(crate) fn counts() -> Result<Vec<(&'static str, u64)>> {
     let text = fs::read_to_string("/proc/interrupts");
     Ok(counts_in(&text.map_err(Error::system("read /proc/interrupts"))?))
@@ -23,7 +23,7 @@ fn counts_in(text: &str) -> Vec<(&'static str, u64)> {
     KINDS.iter().filter_map(|&(name, words)| Some((name, count(words)?))).collect()
 }
 
-/// The sum over all CPUs, if the line ends with `words`.
+/// Returns the sum over all CPUs, if the line ends with `words`.
 fn sum_of_line(line: &str, words: &str) -> Option<u64> {
     let numbers = line.trim_end().strip_suffix(words)?.split_whitespace().skip(1);
     Some(numbers.map_while(|number| number.parse::<u64>().ok()).sum())

@@ -1,7 +1,7 @@
-//! How much was done in each second of a trial, so that a stall shows.
+//! Operations completed in each second of a trial, so that a stall is visible.
 //!
-//! Every thread counts for itself from the common start; the counts are added up afterwards. Trials
-//! of less than two seconds are cut into tenths of a second instead.
+//! Every thread counts from the common start; the counts are added up afterwards. Trials of less
+//! than two seconds are divided into tenths of a second.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) struct OperationsByInterval {
 }
 
 impl OperationsByInterval {
-    /// Intervals of a second, or of a tenth of one for a trial shorter than two.
+    /// Creates intervals of a second, or of a tenth of a second for a trial shorter than two.
     pub(crate) fn new(trial: Duration) -> Self {
         let milliseconds = if trial >= Duration::from_secs(2) { 1000 } else { 100 };
         Self { length: Duration::from_millis(milliseconds), operations: Vec::new() }
@@ -52,15 +52,16 @@ impl OperationsByInterval {
         }
     }
 
-    /// Operations a second in each interval that `elapsed` covers whole; a interval in which
-    /// nothing ended counts as zero.
+    /// Returns the operations per second in each interval that `elapsed` covers completely; an
+    /// interval in which nothing ended counts as zero.
     pub(crate) fn rates(&self, elapsed: Duration) -> Vec<f64> {
         let whole = (elapsed.as_nanos() / self.length.as_nanos()) as usize;
         let padded = self.operations.iter().copied().chain(std::iter::repeat(0));
         padded.take(whole).map(|operations| operations as f64 / self.seconds()).collect()
     }
 
-    /// The smallest of the rates as a share of their mean; nothing for a trial of one or none.
+    /// Returns the smallest of the rates as a share of their mean; `None` for fewer than two
+    /// intervals.
     pub(crate) fn least_over_mean(&self, elapsed: Duration) -> Option<f64> {
         let rates = self.rates(elapsed);
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;

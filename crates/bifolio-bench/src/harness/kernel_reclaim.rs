@@ -1,19 +1,21 @@
 //! The work of the kernel's own reclaim, as it counts it for the whole machine.
 //!
-//! The mixed range without a folio in the batch of another CPU.
+//! Sampled before and after a window, by a process in a control group that is smaller than what it
+//! uses. The first generation of control groups does not count reclaim by group, so pages reclaimed
+//! by other programs meanwhile are included.
 
 use super::device_bytes::{field, text};
 use crate::error::Result;
 
-/// Where dirty pages go.
+/// Destination of dirty pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     ToSwap,
     ToFiles,
 }
 
-/// All so far, always in the same order: pages scanned, taken (twice: by the kernel's word and by
-/// the benchmark's), and written.
+/// Returns all counts so far, always in the same order: pages scanned, reclaimed (twice: under the
+/// kernel's name and the benchmark's), and written.
 pub(crate) fn counts(written: Written) -> Result<Vec<(&'static str, u64)>> {
     counts_in(&text("/proc/vmstat")?, written)
 }

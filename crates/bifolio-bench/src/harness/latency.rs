@@ -1,6 +1,7 @@
-//! How long calls took: a histogram with logarithmic buckets, three digits exact.
+//! Durations of calls: a histogram with logarithmic buckets, exact to three digits.
 //!
-//! Filled by one thread each and merged; travels from a child process as pairs of value and count.
+//! Each thread fills its own; they are merged later, and sent by a child process as pairs of value
+//! and count.
 
 use std::time::Duration;
 
@@ -23,28 +24,28 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Takes in one call; a call of more than 100 seconds counts as one of 100.
+    /// Adds one call; a call of more than 100 seconds counts as 100.
     pub(crate) fn add(&mut self, duration: Duration) {
         let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.0.saturating_record(nanoseconds);
     }
 
-    /// Takes in what another thread, or another trial, saw.
+    /// Adds the calls of another thread or trial.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("all histograms have the same bounds");
     }
 
-    /// The time that a share of the calls took at most, nanoseconds; zero of none.
+    /// Returns the maximum duration of a share of the calls, nanoseconds; zero without calls.
     pub(crate) fn quantile_ns(&self, share: f64) -> f64 {
         self.0.value_at_quantile(share) as f64
     }
 
-    /// The longest call, nanoseconds.
+    /// Returns the longest call, nanoseconds.
     pub(crate) fn max_ns(&self) -> f64 {
         self.0.max() as f64
     }
 
-    /// How many calls there were.
+    /// Returns the number of calls.
     pub(crate) fn calls(&self) -> u64 {
         self.0.len()
     }

@@ -1,7 +1,7 @@
-//! A file of a cache of its own, mapped: what the benchmarks of mapped files are about.
+//! A mapped file in its own cache, for the benchmarks of mapped files.
 //!
 //! # Safety
-//! The map is kept by the spans of it. No process cuts the file, and who reads it has it alone.
+//! The map is kept by its spans. The file is not truncated, and only one reader uses it.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ impl From<Faults> for FaultMode {
     }
 }
 
-/// A mapped file and the cache that only it is in.
+/// A mapped file and its cache, which has no other file.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     span: Span,
@@ -45,7 +45,7 @@ impl Mapped for Map {}
 impl Mapped for MapMut {}
 
 impl MappedFile {
-    /// A memory file of `size_bytes`, mapped to be written, in a new cache.
+    /// Creates a memory file of `size_bytes`, mapped for writing, in a new cache.
     pub(crate) fn in_memory(
         builder: CacheBuilder,
         faults: Faults,
@@ -62,7 +62,7 @@ impl MappedFile {
         Ok(Self { span, cached })
     }
 
-    /// The file at `path`, mapped to be read, in a new cache; all of it is resident.
+    /// Maps the file at `path` for reading, in a new cache; all of it is resident.
     pub(crate) fn open(builder: CacheBuilder, path: &Path) -> Result<Self> {
         let cached = Cached::open_with(builder, path, &OpenOptions::new().mappable(true))?;
         let map = cached.file.map(0..cached.file.len())?;
@@ -79,23 +79,23 @@ impl MappedFile {
         self.span.clone()
     }
 
-    /// The file, beside its map.
+    /// Returns the file.
     pub(crate) fn file(&self) -> &File {
         &self.cached.file
     }
 
-    /// Makes a memory file in the same cache.
+    /// Creates a memory file in the same cache.
     pub(crate) fn memory_file(&self) -> Result<File> {
         self.cached.memory_file()
     }
 
-    /// Takes advice about the order of accesses.
+    /// Gives advice about the order of accesses.
     pub(crate) fn advise(&self, advice: Advice) -> Result<()> {
         self.cached.file.advise(0..self.span.len_bytes(), advice)?;
         Ok(())
     }
 
-    /// All the cache has counted so far that concerns maps, always in the same order.
+    /// Returns all counters of the cache that concern maps, always in the same order.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let stats = self.cached.stats();
         vec![

@@ -1,6 +1,6 @@
-//! Memory that the kernel maps: anonymous, or a file.
+//! Memory mapped by the kernel: anonymous, or a file.
 //!
-//! Unmapped when the last [`Span`] of it is gone.
+//! Unmapped when the last [`Span`] of it is dropped.
 //!
 //! # Safety
 //! A mapping is created at an address that the kernel chooses, and lives until `Drop`. A mapped
@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 pub(crate) enum Hint {
     /// The order of accesses is random: nothing is read ahead.
     Random,
-    /// Nothing is known of the order any more.
+    /// The order of accesses is unknown.
     AnyOrder,
     /// No huge pages.
     SmallPages,
@@ -49,7 +49,7 @@ unsafe impl Sync for Mapping {}
 impl Mapped for Mapping {}
 
 impl Mapping {
-    /// Zeros, to be read and written, of this process alone.
+    /// Maps private zeros for reading and writing.
     pub(crate) fn anonymous(len_bytes: usize) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
@@ -120,7 +120,7 @@ impl Mapping {
         self.start
     }
 
-    /// Its words.
+    /// Returns its words.
     pub(crate) fn span(self: &Arc<Self>) -> Span {
         let owner = Arc::clone(self) as Arc<dyn Mapped>;
         // SAFETY: the mapping is from `start` on, which is the kernel's and so on a page boundary,

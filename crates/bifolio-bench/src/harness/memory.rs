@@ -1,9 +1,8 @@
-//! How much memory a run may use: what the kernel calls available, within the control group's
-//! limit.
+//! Memory that a run may use: what the kernel calls available, within the control group's limit.
 //!
-//! Called before a benchmark starts; `memory_group` asks where groups can be made. Both generations
-//! of control groups are asked, at the group itself and at each of its parents; a limit that cannot
-//! be read counts as none.
+//! Called before a benchmark starts; `memory_group` uses it to find where groups can be created.
+//! Both generations of control groups are supported, for the group itself and each of its parents;
+//! a limit that cannot be read counts as none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::host::kibibytes_field;
 
-/// Refuses when less than `bytes` are available.
+/// Fails if less than `bytes` are available.
 pub(crate) fn require(bytes: u64) -> Result<()> {
     let available = available_bytes();
     if available >= bytes {
@@ -41,7 +40,7 @@ pub(super) fn groups_of_this_process() -> Vec<Group> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) directory: PathBuf,
-    /// Of the second generation.
+    /// Set for the second generation.
     pub(super) unified: bool,
 }
 
@@ -66,7 +65,7 @@ fn group_directories(text: &str) -> Vec<Group> {
 }
 
 impl Group {
-    /// The limit, less what is in use and cannot be dropped.
+    /// Returns the limit minus what is in use and cannot be dropped.
     fn left_bytes(&self) -> Option<u64> {
         let (limit, usage, cached) = if self.unified {
             ("memory.max", "memory.current", "inactive_file")

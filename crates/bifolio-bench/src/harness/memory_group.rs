@@ -1,10 +1,10 @@
-//! A control group that holds a child process to so much memory, its page cache included.
+//! A control group that limits the memory of a child process, including its page cache.
 //!
-//! The rival of the kernel's page cache is bounded, so it must be bounded too. The group
-//! is made where this process has the right to (usually root), below its own group or the nearest
-//! parent that hands a memory controller down; in both generations of control groups. Pages of a
-//! file are charged to the group that reads them first, and stay charged between children: a group
-//! is as warm as a cache that stays open.
+//! The kernel's page cache must be bounded like the cache. The group is created where this process
+//! has the right to (usually root), below its own group or the nearest parent that delegates a
+//! memory controller; in both generations of control groups. Pages of a file are charged to the
+//! group that reads them first, and stay charged between children: a group stays as warm as a cache
+//! that stays open.
 
 use std::fs;
 use std::io::Write;
@@ -17,10 +17,10 @@ use super::sizes::Sizes;
 use super::{memory, resident};
 use crate::error::{Error, Result};
 
-/// In a smaller group the kernel finds nothing to give up where all is dirty, and kills.
+/// In a smaller group with only dirty pages the kernel finds nothing to reclaim, and kills.
 const BYTES_MIN: u64 = 12 << 20;
 
-/// Members: to write a process in, to read who is in it.
+/// File of the members: write a process to add it, read it for the list.
 pub(super) const MEMBERS: &str = "cgroup.procs";
 
 /// A control group created by the run. On drop it is removed, and the processes in it are killed.
@@ -30,7 +30,7 @@ pub struct MemoryGroup {
     _removal: Removal,
 }
 
-/// The path by which a child puts itself into the group.
+/// The path by which a child adds itself to the group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Membership {
     group: PathBuf,
@@ -39,11 +39,11 @@ pub struct Membership {
 }
 
 impl MemoryGroup {
-    /// Makes one in which a process may have `Sizes::kernel_bytes`, all that is its own and what
-    /// the kernel keeps for it.
+    /// Creates one in which a process may have `Sizes::kernel_bytes`, including what the kernel
+    /// keeps for it.
     ///
     /// # Errors
-    /// There is no way; the message is the reason for which to skip a series.
+    /// It is not possible; the message is the reason to skip a series.
     pub fn create(sizes: Sizes) -> Result<Self> {
         let mut refusal = Error::Refused("no control group with a memory controller".into());
         for parent in memory::groups_of_this_process() {
@@ -85,8 +85,8 @@ fn make_directory(parent: &Path) -> Result<PathBuf> {
 }
 
 impl Membership {
-    /// Puts this process into the group. What the process has already does not count there, and
-    /// does count as its own: the group may have the rest, which is the bound at the least.
+    /// Adds this process to the group. Memory that the process already has is not charged to the
+    /// group, but counts as its own: the group gets the rest, at least the bound.
     ///
     /// # Errors
     /// The system refuses.
@@ -96,10 +96,10 @@ impl Membership {
             .map_err(Error::system(format!("join the control group {}", self.group.display())))
     }
 
-    /// The most memory the group ever used.
+    /// Returns the maximum memory that the group ever used.
     ///
     /// # Errors
-    /// The group does not tell.
+    /// The group does not report it.
     pub fn peak_bytes(&self) -> Result<u64> {
         let names = ["memory.peak", "memory.max_usage_in_bytes"];
         let text = names.iter().find_map(|name| fs::read_to_string(self.group.join(name)).ok());
@@ -108,7 +108,7 @@ impl Membership {
     }
 }
 
-/// The limit of the group for a process that has `resident_bytes` already.
+/// Returns the limit of the group for a process that has `resident_bytes` already.
 fn limit_bytes(sizes: &Sizes, resident_bytes: u64) -> u64 {
     let rest_bytes = sizes.kernel_bytes().saturating_sub(resident_bytes);
     rest_bytes.max(sizes.memory_bytes).max(BYTES_MIN)

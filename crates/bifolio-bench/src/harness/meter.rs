@@ -1,9 +1,8 @@
-//! The cost of one trial to the process: time, CPU time, system calls; and what all trials of a
-//! series say together.
+//! The cost of one trial: time, CPU time, system calls; and the summary of all trials of a series.
 //!
 //! A trial starts a [`Meter`] when it is ready and stops it when the last operation is done. The
-//! benchmark makes of it a [`Measured`], which may come from a child process, and
-//! [`fill`] writes the measured trials of one series into its row.
+//! benchmark creates a [`Measured`] from it, possibly in a child process, and [`fill`] writes the
+//! trials of one series into its row.
 
 use std::time::{Duration, Instant};
 
@@ -29,9 +28,9 @@ pub(crate) struct Meter {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) elapsed: Duration,
-    /// Of all threads of the process.
+    /// CPU time of all threads of the process.
     pub(crate) cpu: Duration,
-    /// Counted by the kernel, where it does.
+    /// Counted by the kernel, if possible.
     pub(crate) syscalls: Option<u64>,
 }
 
@@ -59,31 +58,31 @@ impl Meter {
 pub(crate) struct Measured {
     /// Reads or writes of one block.
     pub(crate) operations: u64,
-    /// How many bytes these moved.
+    /// Bytes moved by these.
     pub(crate) bytes: u64,
-    /// How many operations needed the device.
+    /// Operations that needed the device.
     pub(crate) misses: u64,
-    /// How many system calls the series itself knows of, for where the kernel does not count.
+    /// System calls that the series itself knows of, used if the kernel does not count.
     pub(crate) syscalls_known: u64,
     pub(crate) cost: Cost,
-    /// Of calls: each may do several operations.
+    /// Latencies of calls, each of which may do several operations.
     pub(crate) latencies: Latencies,
     pub(crate) intervals: OperationsByInterval,
     pub(crate) verified_bytes: u64,
 }
 
 impl Measured {
-    /// Operations in a second.
+    /// Returns the operations per second.
     pub(crate) fn operations_rate(&self) -> f64 {
         self.operations as f64 / self.cost.elapsed.as_secs_f64()
     }
 
-    /// Bytes in a second.
+    /// Returns the bytes per second.
     pub(crate) fn bytes_rate(&self) -> f64 {
         self.bytes as f64 / self.cost.elapsed.as_secs_f64()
     }
 
-    /// GiB in a second.
+    /// Returns the GiB per second.
     pub(crate) fn gibibytes_rate(&self) -> f64 {
         gibibytes(self.bytes) / self.cost.elapsed.as_secs_f64()
     }
@@ -97,7 +96,7 @@ fn gibibytes(bytes: u64) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
 }
 
-/// Writes the trials of `series` into `row`; `value` says how fast one was, in the row's unit.
+/// Writes the trials of `series` into `row`; `value` returns the speed of one, in the row's unit.
 pub(crate) fn fill(
     row: &mut Row,
     series: &'static str,

@@ -1,23 +1,21 @@
-//! The parts that every benchmark is made of, one concern a file.
+//! The parts of the benchmarks, one concern per file.
 //!
-//! A run, in order: `memory` and `filesystem` say whether there is room, `workspace` makes a
-//! directory (`tmpfs` mounts one in it), `cleanup` promises that all of it goes away again,
-//! `pattern` fills files so that every read can be checked, `interleave` alternates the series,
-//! `threads` runs one trial on several threads (`cpus`). `child` runs what must have a process of
-//! its own, `resident` reads its size.
+//! A run, in order: `memory` and `filesystem` check the resources, `workspace` creates a directory
+//! (`tmpfs` mounts one in it), `cleanup` removes everything at the end, `pattern` fills files so
+//! that every read can be checked, `interleave` alternates the series, `threads` runs one trial on
+//! several threads (`cpus`). `child` runs what needs a separate process, `resident` reads its size.
 //!
-//! Reads of resident bytes: `series` names the ways to read, `verify` compares each with the file,
-//! `timed` is the loop inside, `plain_memory` is what the cache is compared with when nothing else
-//! can be faster.
+//! Reads of resident bytes: `series` has the ways to read, `verify` compares each with the file,
+//! `timed` is the inner loop, `plain_memory` is the upper limit of the speed.
 //!
-//! Transfers of a device: `sizes` says how large a file and how small a cache, `access` which page
-//! comes next (`permutation`, `zipf`), `checker` looks at what was read, `meter` at what a trial
-//! cost (`seen`, `latency`, `intervals`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
-//! `raw_ring` go past the page cache, `raw_stream` moves a whole file so, `cached` is a file in a
-//! cache, `memory_group` bounds the kernel's, `swap` is where that goes when it is full.
+//! Transfers of a device: `sizes` chooses the sizes of file and cache, `access` the next page
+//! (`permutation`, `zipf`), `checker` checks the bytes read, `meter` measures the cost of a trial
+//! (`seen`, `latency`, `intervals`, `cpu_time`, `syscalls`, `device_bytes`); `direct` and
+//! `raw_ring` bypass the page cache, `raw_stream` moves a whole file so, `cached` is a file in a
+//! cache, `memory_group` limits the kernel's page cache, and `swap` is the kernel's swap.
 //!
 //! Mapped files: `mapping` is the kernel's, `mapped_file` a cache's, `span` the words of either;
-//! `interrupts`, `kernel_reclaim` and `waits` tell what keeping them within memory cost.
+//! `interrupts`, `kernel_reclaim` and `waits` measure the cost of reclaim.
 
 pub(crate) mod access;
 pub(crate) mod cached;

@@ -1,4 +1,4 @@
-//! The content of the benchmarks' files: every 8-byte word tells where it stands.
+//! The content of the benchmarks' files: every 8-byte word encodes its position.
 //!
 //! The word at position `pos` is `pos * MULTIPLIER + ADDEND` (wrapping), in the machine's byte
 //! order. The multiplier is odd, so no two words of a file are equal; the function is linear, so
@@ -17,21 +17,21 @@ const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 const ADDEND: u64 = 0xd1b5_4a32_d192_ed03;
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// The word that stands at `pos_bytes` in that version.
+/// Returns the word at `pos_bytes` in that version.
 pub(crate) fn word_at(pos_bytes: u64, version: u32) -> u64 {
     let addend = ADDEND.wrapping_add(u64::from(version) << 32);
     pos_bytes.wrapping_mul(MULTIPLIER).wrapping_add(addend)
 }
 
-/// How much is written, read or compared at once.
+/// Bytes written, read or compared at once.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Fills `bytes` with what stands at `pos_bytes`, both whole words.
+/// Fills `bytes` with the content at `pos_bytes`, both whole words.
 pub(crate) fn fill(bytes: &mut [u8], pos_bytes: u64) {
     fill_version(bytes, pos_bytes, 0);
 }
 
-/// Fills `bytes` with a later version of what stands at `pos_bytes`.
+/// Fills `bytes` with a version of the content at `pos_bytes`.
 pub(crate) fn fill_version(bytes: &mut [u8], pos_bytes: u64, version: u32) {
     assert_eq!(pos_bytes % WORD_BYTES as u64, 0);
     assert_eq!(bytes.len() % WORD_BYTES, 0);
@@ -41,12 +41,12 @@ pub(crate) fn fill_version(bytes: &mut [u8], pos_bytes: u64, version: u32) {
     }
 }
 
-/// Whether `bytes` are what stands at `pos_bytes`.
+/// Returns `true` if `bytes` are the content at `pos_bytes`.
 pub(crate) fn matches(bytes: &[u8], pos_bytes: u64) -> bool {
     matches_version(bytes, pos_bytes, 0)
 }
 
-/// Whether `bytes` are that version of what stands at `pos_bytes`.
+/// Returns `true` if `bytes` are that version of the content at `pos_bytes`.
 pub(crate) fn matches_version(bytes: &[u8], pos_bytes: u64, version: u32) -> bool {
     let positions = (pos_bytes..).step_by(WORD_BYTES);
     pos_bytes.is_multiple_of(WORD_BYTES as u64)
@@ -57,7 +57,7 @@ pub(crate) fn matches_version(bytes: &[u8], pos_bytes: u64, version: u32) -> boo
             .all(|(word, pos_bytes)| word == word_at(pos_bytes, version).to_ne_bytes())
 }
 
-/// Makes the file that a benchmark is about, and answers its path.
+/// Creates the benchmark's file. Returns its path.
 pub(crate) fn make_in(
     workspace: &Workspace,
     size_bytes: u64,
@@ -69,7 +69,7 @@ pub(crate) fn make_in(
     Ok(path)
 }
 
-/// Makes the file `path` of `size_bytes`, durable when this returns.
+/// Creates the file `path` of `size_bytes`, durable when this returns.
 pub(crate) fn make_file(path: &Path, size_bytes: u64, progress: &mut dyn Progress) -> Result<()> {
     let write = || Error::system(format!("write {}", path.display()));
     let mut file = File::create_new(path).map_err(write())?;
@@ -95,7 +95,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Takes in one block.
+    /// Adds one block.
     #[inline(always)]
     pub(crate) fn add<const BLOCK: usize>(&mut self, block: &[u8; BLOCK], pos_bytes: u64) {
         const { assert!(BLOCK >= WORD_BYTES) };
@@ -110,8 +110,8 @@ impl Sums {
         self.blocks
     }
 
-    /// Whether the words were those that stand at the positions.
-    /// Exact: all of it is arithmetic modulo 2^64.
+    /// Returns `true` if the words were those of their positions. Exact: all of it is arithmetic
+    /// modulo 2^64.
     pub(crate) fn agree(&self) -> bool {
         let scaled = self.positions.wrapping_mul(MULTIPLIER);
         self.words == scaled.wrapping_add(self.blocks.wrapping_mul(ADDEND))

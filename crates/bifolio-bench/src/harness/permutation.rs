@@ -1,8 +1,8 @@
 //! A shuffled order of the numbers below `count`, with no table: a small Feistel network.
 //!
-//! Called by `access.rs`, for walks that meet every page once and for ranks that must not be
-//! neighbours. The network permutes the next power of four; a number that falls outside is sent
-//! through again until it falls inside, which keeps it a permutation.
+//! Called by `access.rs`, for walks that visit every page once and for ranks that must not be
+//! neighbours. The network permutes the next power of four; a number outside the range is permuted
+//! again until it is inside, which keeps it a permutation.
 
 const ROUND_KEYS: [u64; 4] =
     [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0xd6e8_feb8_6659_fd93];
@@ -16,14 +16,14 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// Every seed gives its own order, the same on every run.
+    /// Creates the permutation of a seed, the same on every run.
     pub(crate) fn new(count: u64, seed: u64) -> Self {
         assert!(count > 0 && count <= 1 << 62, "{count} numbers");
         let bits = u64::BITS - (count - 1).leading_zeros();
         Self { count, half_bits: bits.div_ceil(2).max(1), seed }
     }
 
-    /// Where `index`, which is below the count, goes.
+    /// Returns the image of `index`, which is below the count.
     pub(crate) fn apply(&self, index: u64) -> u64 {
         debug_assert!(index < self.count);
         let mut number = self.shuffle(index);

@@ -1,4 +1,5 @@
-//! Plain anonymous memory with the page policy of the cache's arena: what no cache can beat.
+//! Plain anonymous memory with the page policy of the cache's arena: the upper limit of the speed
+//! of a cache.
 //!
 //! Filled once with the pattern, then only read, by any number of threads. Aligned to 2 MiB and
 //! advised to be huge pages, as the arena is.
@@ -32,12 +33,12 @@ unsafe impl Send for PlainMemory {}
 unsafe impl Sync for PlainMemory {}
 
 impl PlainMemory {
-    /// Maps `len_bytes`, whole words, and fills them as a file is.
+    /// Maps `len_bytes`, whole words, and fills them like a file.
     pub(crate) fn new(len_bytes: usize) -> Result<Self> {
         Self::filled(len_bytes, |bytes| pattern::fill(bytes, 0))
     }
 
-    /// Maps `len_bytes` and has them filled by `fill`.
+    /// Maps `len_bytes` and fills them with `fill`.
     pub(crate) fn filled(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         // Up to 2 MiB in front to align it, 2 MiB behind for blocks that begin at its end.
         let mapping_bytes = len_bytes.next_multiple_of(HUGE_PAGE_BYTES) + 2 * HUGE_PAGE_BYTES;
@@ -54,7 +55,7 @@ impl PlainMemory {
         Ok(Self { start, len_bytes, _mapping: mapping })
     }
 
-    /// All of it.
+    /// Returns all bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `len_bytes` from `start` are inside the mapping, which `&self` keeps alive, and
         // are not written after `filled`.

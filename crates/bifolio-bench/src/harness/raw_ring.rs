@@ -1,9 +1,9 @@
-//! The rate of the device through io_uring with nothing in between: the ceiling of a series.
+//! The rate of the device through io_uring alone: the upper limit of a series.
 //!
-//! A ring with a registered file and registered blocks, opened with the best flags the kernel
-//! takes. A caller takes an idle block, starts a transfer with it, and gets it back to look at when
-//! the transfer is complete. A transfer that fails or stops short ends the series: there is no way
-//! to go on that would still be a ceiling.
+//! A ring with a registered file and registered blocks, opened with the best flags that the kernel
+//! accepts. A caller takes an idle block, starts a transfer with it, and gets it back when the
+//! transfer is complete. A transfer that fails or is short ends the series: continuing would not
+//! give an upper limit.
 //!
 //! # Safety
 //! The kernel writes into blocks with a transfer in flight. A [`Block`] is the right to access the
@@ -26,13 +26,13 @@ use rustix::mm::{Advice, madvise};
 
 use crate::error::{Error, Result};
 
-/// Blocks in large pages make fewer, longer requests of the device, as a cache's frames do.
+/// Blocks in large pages need fewer, longer requests to the device, like a cache's frames.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// The place of the one file among the registered ones.
+/// Index of the file among the registered ones.
 const THE_FILE: Fixed = Fixed(0);
 
-/// Which way a transfer goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transfer {
     Read,
@@ -43,7 +43,7 @@ pub(crate) enum Transfer {
 #[derive(Debug)]
 pub(crate) struct Block(u16);
 
-/// A transfer under way.
+/// A transfer in flight.
 #[derive(Debug)]
 struct UnderWay {
     block: Block,
@@ -57,11 +57,11 @@ struct UnderWay {
 pub(crate) struct Completed<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) pos_bytes: u64,
-    /// From `start` to here.
+    /// Time from `start` to completion.
     pub(crate) latency: Duration,
 }
 
-/// A ring over one file, for the thread that made it.
+/// A ring over one file, for the thread that created it.
 pub(crate) struct RawRing {
     ring: IoUring,
     memory: NonNull<u8>,
@@ -73,10 +73,10 @@ pub(crate) struct RawRing {
 }
 
 impl RawRing {
-    /// A ring for `depth` transfers of `block_bytes` at once.
+    /// Creates a ring for `depth` transfers of `block_bytes` at once.
     ///
     /// # Errors
-    /// The kernel refuses; the message is the reason for which to skip a series.
+    /// The kernel refuses; the message is the reason to skip a series.
     pub(crate) fn new(file: &File, block_bytes: usize, depth: u16) -> Result<Self> {
         assert!(block_bytes > 0 && depth > 0);
         let ring = build(u32::from(depth)).map_err(Error::system("make an io_uring"))?;
@@ -110,7 +110,7 @@ impl RawRing {
         self.idle.pop()
     }
 
-    /// The memory of a block, to be filled before it is written.
+    /// Returns the memory of a block, to be filled before it is written.
     pub(crate) fn bytes_mut<'a>(&'a mut self, block: &'a mut Block) -> &'a mut [u8] {
         let start = self.start_of(block);
         // SAFETY: initialised, inside the memory, and the block, borrowed exclusively, is the only
@@ -153,7 +153,7 @@ impl RawRing {
         entry.user_data(u64::from(block.0))
     }
 
-    /// Submits what was started, waits for at least `wanted` transfers, and shows all that are
+    /// Submits the started transfers, waits for at least `wanted`, and passes on all that are
     /// complete.
     pub(crate) fn complete(
         &mut self,
@@ -201,7 +201,7 @@ impl RawRing {
         done.ok_or_else(|| Error::Refused("io_uring completed an unknown transfer".into()))
     }
 
-    /// Waits for all that is under way, showing each.
+    /// Waits for all transfers in flight, and passes each on.
     pub(crate) fn drain(
         &mut self,
         mut show: impl FnMut(Completed<'_>) -> Result<()>,
@@ -223,7 +223,7 @@ impl RawRing {
     }
 }
 
-/// Zeroed memory in large pages where the kernel has them.
+/// Allocates zeroed memory, in large pages if possible.
 fn allocate(layout: Layout) -> NonNull<u8> {
     // SAFETY: the layout is not empty.
     let memory = unsafe { alloc(layout) };
@@ -236,7 +236,7 @@ fn allocate(layout: Layout) -> NonNull<u8> {
     memory
 }
 
-/// The flags that save work, or none where the kernel is older than they are.
+/// Builds a ring with the flags that save work, or without them on older kernels.
 fn build(entries: u32) -> io::Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()

@@ -1,8 +1,8 @@
-//! The whole file from its first byte to its last by io_uring, past the page cache: the ceiling of
-//! everything sequential.
+//! The whole file from its first byte to its last by io_uring, past the page cache: the upper limit
+//! of sequential access.
 //!
-//! Which shape is the fastest, many small blocks or a few large ones, is the device's own; the
-//! candidates are tried once before anything is timed.
+//! The fastest shape, many small blocks or a few large ones, depends on the device; the candidates
+//! are tried once before anything is timed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use super::meter::{Measured, Meter};
 use super::raw_ring::{RawRing, Transfer};
 use crate::error::{Error, Result};
 
-/// Blocks and how many of them are in flight.
+/// Block size and number of blocks in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) block_bytes: usize,
     pub(crate) depth: u16,
 }
 
-/// All have 8 MiB in flight: the quickest disks take that much and no more.
+/// All have 8 MiB in flight, the maximum of the fastest disks.
 pub(crate) const SHAPES: [Shape; 4] = [
     Shape { block_bytes: 256 << 10, depth: 32 },
     Shape { block_bytes: 512 << 10, depth: 16 },
@@ -29,11 +29,11 @@ pub(crate) const SHAPES: [Shape; 4] = [
     Shape { block_bytes: 2 << 20, depth: 4 },
 ];
 
-/// How often each is tried.
+/// Attempts per shape.
 const TRIES: usize = 2;
 
 impl Shape {
-    /// As the notes name it.
+    /// Returns the name used in notes.
     pub(crate) fn describe(self) -> String {
         format!("{} KiB x {}", self.block_bytes >> 10, self.depth)
     }
@@ -45,19 +45,18 @@ pub(crate) struct Stream<'a> {
     pub(crate) file: &'a Path,
     pub(crate) size_bytes: u64,
     pub(crate) transfer: Transfer,
-    /// How long a pass may take, roughly: it decides how finely time is cut.
+    /// Expected duration of a pass, which determines the length of the intervals.
     pub(crate) expected: Duration,
     pub(crate) tracepoint: Option<u64>,
 }
 
-/// The owner's work on a block: it fills it before a write, looks at it after a
-/// read.
+/// The owner's work on a block: it fills it before a write, and checks it after a read.
 pub(crate) trait Blocks {
     fn fill(&mut self, block: &mut [u8], pos_bytes: u64);
     fn look(&mut self, block: &[u8], pos_bytes: u64) -> Result<()>;
 }
 
-/// The fastest of the shapes, by the best of a few passes each.
+/// Returns the fastest of the shapes, by the best of a few passes each.
 pub(crate) fn fastest_shape(run: impl Fn(Shape) -> Result<Measured>) -> Result<Shape> {
     let mut best = (0.0, SHAPES[0]);
     for shape in SHAPES.repeat(TRIES) {
@@ -69,8 +68,8 @@ pub(crate) fn fastest_shape(run: impl Fn(Shape) -> Result<Measured>) -> Result<S
     Ok(best.1)
 }
 
-/// Moves the whole file; a write ends with a sync. What is left behind the last whole block is not
-/// moved: the figure is then for a little less than the file.
+/// Moves the whole file; a write ends with a sync. A partial block at the end is not moved: the
+/// figure is then for slightly less than the file.
 pub(crate) fn pass(
     stream: &Stream<'_>,
     shape: Shape,

@@ -1,6 +1,7 @@
-//! The view of a timed loop of single calls: how long each took, and when it ended.
+//! Results of a timed loop of single calls: duration and end of each.
 //!
-//! Filled by the loop, call by call; becomes the trial's [`Measured`] when the meter has stopped.
+//! Filled by the loop, call by call; converted to the trial's [`Measured`] when the meter has
+//! stopped.
 
 use std::time::Duration;
 
@@ -16,23 +17,24 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// None yet; `expected` is how long the trial should take, and decides how finely time is cut.
+    /// Creates it empty; `expected` is the expected duration of the trial, which determines the
+    /// length of the intervals.
     pub(crate) fn new(expected: Duration) -> Self {
         Self { latencies: Latencies::default(), intervals: OperationsByInterval::new(expected) }
     }
 
-    /// One call, that ended `since_start`.
+    /// Adds one call, that ended `since_start`.
     pub(crate) fn add(&mut self, since_start: Duration, latency: Duration) {
         self.latencies.add(latency);
         self.intervals.add(since_start, 1);
     }
 
-    /// How many calls there were.
+    /// Returns the number of calls.
     pub(crate) fn calls(&self) -> u64 {
         self.latencies.calls()
     }
 
-    /// The trial, with nothing verified and no misses known.
+    /// Returns the trial, with nothing verified and no misses known.
     pub(crate) fn measured(self, bytes: u64, cost: Cost, syscalls_known: u64) -> Measured {
         Measured {
             operations: self.latencies.calls(),

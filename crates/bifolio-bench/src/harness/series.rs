@@ -1,7 +1,7 @@
-//! A named way to the bytes of a file, and one trial of it.
+//! A named way to read a file, and one trial of it.
 //!
 //! [`ReadPath`] is generic, so that the loop around each way is compiled for it; [`Series`] hides
-//! the type once a whole trial is asked for, so that a benchmark is a list of them.
+//! the type, so that a benchmark is a list of them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::error::{Error, Result};
 /// The reads of one trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
-    /// How much is read at once: one of the sizes the loop is compiled for.
+    /// Block size: one of the sizes the loop is compiled for.
     pub(crate) block_bytes: u64,
-    /// Positions are below this.
+    /// Upper bound of the positions.
     pub(crate) extent_bytes: u64,
-    /// One thread on each.
+    /// CPUs, with one thread each.
     pub(crate) cpus: &'a [usize],
-    /// How long.
+    /// Duration.
     pub(crate) duration: Duration,
 }
 
-/// A named way to the bytes of a file.
+/// A named way to read a file.
 pub(crate) struct Series {
     pub(crate) name: &'static str,
     path: Box<dyn AnyPath>,
@@ -46,8 +46,8 @@ impl Series {
         }
     }
 
-    /// Compares every byte of `file` with what this series answers, page by page, and the first
-    /// page also in 64-byte blocks. Answers how many bytes were compared.
+    /// Compares every byte of `file` with the bytes read by this series, page by page, and the
+    /// first page also in 64-byte blocks. Returns the number of bytes compared.
     pub(crate) fn verify(&self, file: &Path, threads: usize) -> Result<u64> {
         self.path.verify(self.name, file, threads)
     }

@@ -1,4 +1,4 @@
-//! How large the file is and how small the cache, for benchmarks whose file is larger than it.
+//! Sizes of file and cache, for benchmarks whose file is larger than the cache.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::report::Rss;
 
-/// How many times the bound is the file, unless the user chose both.
+/// Ratio of file size and bound, unless the user chose both.
 const FILE_FACTOR: u64 = 8;
 
 const QUICK_BYTES_PER_SECOND: f64 = 2e9;
@@ -29,7 +29,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The user's choice; of one size the other follows, of none both follow from the default.
+    /// Returns the user's choice; a missing size is derived from the other, or from the default.
     pub(crate) fn choose(config: &Config, memory_bytes: u64) -> Result<Self> {
         Self::choose_times(FILE_FACTOR, config, memory_bytes)
     }
@@ -49,26 +49,27 @@ impl Sizes {
         Ok(sizes)
     }
 
-    /// On disk the file; in memory the cache, and the file in the kernel's page cache.
+    /// Returns the needs: on disk the file; in memory the cache, and the file in the kernel's page
+    /// cache.
     pub(crate) fn needs(&self) -> Needs {
         let memory_bytes = self.memory_bytes.saturating_add(self.size_bytes);
         Needs { disk_bytes: self.size_bytes, memory_bytes: memory_bytes.saturating_add(64 << 20) }
     }
 
-    /// The memory that a series of the kernel may use: as much as the whole process of a cache may
-    /// have, its bound and the same allowance for everything else.
+    /// Returns the memory that a series of the kernel may use: as much as the whole process of a
+    /// cache, its bound and the same allowance for everything else.
     pub(crate) fn kernel_bytes(&self) -> u64 {
         Rss { bound_bytes: self.memory_bytes, peak_bytes: 0 }.allowed_bytes()
     }
 
-    /// A swap file takes all of a working set of this size, and as much as is in memory at the same
-    /// time.
+    /// Returns the size of a swap file for a working set of this size, and as much as is in memory
+    /// at the same time.
     pub(crate) fn swap_bytes(&self) -> u64 {
         self.size_bytes + self.memory_bytes
     }
 
-    /// For series that swap and swap: on disk a swap file and a swap, or a file, of the same
-    /// size; in memory a cache and a control group.
+    /// Returns the needs of series that swap: on disk a swap file and a swap, or a file, of the
+    /// same size; in memory a cache and a control group.
     pub(crate) fn needs_of_swap(&self) -> Needs {
         Needs {
             disk_bytes: self.swap_bytes().saturating_mul(2),
@@ -91,17 +92,18 @@ impl Sizes {
         Ok(Cache::builder().memory(self.memory_bytes).validate()?)
     }
 
-    /// How many pages the file has.
+    /// Returns the number of pages of the file.
     pub(crate) fn pages(&self) -> u64 {
         self.size_bytes / PAGE_BYTES as u64
     }
 
-    /// How long one pass over the file takes on a quick disk: decides how finely time is cut.
+    /// Returns the expected duration of a pass on a fast disk, which determines the length of the
+    /// intervals.
     pub(crate) fn expected_pass(&self) -> Duration {
         Duration::from_secs_f64(self.size_bytes as f64 / QUICK_BYTES_PER_SECOND)
     }
 
-    /// How many pages the bound is worth.
+    /// Returns the number of pages in the bound.
     pub(crate) fn memory_pages(&self) -> u64 {
         self.memory_bytes / PAGE_BYTES as u64
     }

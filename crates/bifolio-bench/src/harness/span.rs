@@ -1,11 +1,11 @@
 //! Mapped memory, accessed as words.
 //!
-//! Made by `mapping` (the kernel's) and `mapped_file` (a cache's); used by loops that must be the
-//! same instructions for both. Words are loaded and stored atomically, without any order: threads
-//! may share a span, and no access can be left out.
+//! Created by `mapping` (the kernel's) and `mapped_file` (a cache's); used by loops that must be
+//! the same instructions for both. Words are loaded and stored atomically, without any order:
+//! threads may share a span, and no access can be optimised away.
 //!
 //! # Safety
-//! The maker of a span promises its memory (see [`Span::new`]); every access checks that it is
+//! The creator of a span guarantees its memory (see [`Span::new`]); every access checks that it is
 //! inside.
 
 #![allow(unsafe_code)]
@@ -36,7 +36,7 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// The memory of `owner`.
+    /// Creates a span of the memory of `owner`.
     ///
     /// # Safety
     /// While `owner` lives, `len_bytes` from `start`, which is on a page boundary, are mapped, and
@@ -76,7 +76,7 @@ impl Span {
         unsafe { address.as_ref() }
     }
 
-    /// Copies `BLOCK` bytes; of memory that is mapped to be read.
+    /// Copies `BLOCK` bytes of memory that is mapped for reading.
     #[inline(always)]
     pub(crate) fn copy<const BLOCK: usize>(&self, block: &mut [u8; BLOCK], pos_bytes: u64) {
         assert!(!self.writable, "another thread may write to it");
@@ -96,7 +96,7 @@ impl Span {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len_bytes) }
     }
 
-    /// Where `pos_bytes` is, once it is sure that `bytes` from there are inside.
+    /// Returns the address of `pos_bytes`, after a check that `bytes` from there are inside.
     #[inline(always)]
     fn address(&self, pos_bytes: u64, bytes: usize) -> NonNull<u8> {
         assert!(pos_bytes <= (self.len_bytes as u64).saturating_sub(bytes as u64));

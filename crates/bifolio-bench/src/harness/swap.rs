@@ -1,11 +1,11 @@
-//! A swap file of the run's own, for what the kernel does when memory files outgrow memory.
+//! A swap file of the run, for the kernel's series of memory files larger than memory.
 //!
-//! Made in the workspace and given to the kernel, before everything else in the kernel's order of
-//! swap areas, where the system allows that (usually root). It is taken back and removed with this
-//! value, or by a signal, whichever comes first. After a SIGKILL it stays active until `swapoff`.
+//! Created in the workspace and activated with the highest priority, where the system allows that
+//! (usually root). It is deactivated and removed with this value, or by a signal. After a SIGKILL
+//! it stays active until `swapoff`.
 //!
 //! # Safety
-//! Two system calls, each with a path that ends with a zero byte and that lives during the call.
+//! Two system calls, each with a path that ends with a zero byte and lives during the call.
 
 #![allow(unsafe_code)]
 
@@ -22,20 +22,20 @@ use super::cleanup::{CleanupItem, Removal};
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
 
-/// The largest number there is: this area is filled before any other.
+/// The highest priority: this area is filled before any other.
 const PRIORITY: libc::c_int = 32767;
 const FLAG_PREFER: libc::c_int = 0x8000;
 
-/// An active swap area; goes away with this value.
+/// An active swap area; deactivated with this value.
 #[derive(Debug)]
 pub(crate) struct SwapFile(#[expect(dead_code, reason = "is held")] Removal);
 
 impl SwapFile {
-    /// Makes one that takes `bytes`.
+    /// Creates and activates one of `bytes`.
     ///
     /// # Errors
     /// The system does not allow it, or the file system's files cannot be swapped to; the message
-    /// is the reason for which to skip a series.
+    /// is the reason to skip a series.
     pub(crate) fn activate(workspace: &Workspace, bytes: u64) -> Result<Self> {
         let path = workspace.path().join("swap");
         let removal = Removal::of(|| {
@@ -48,7 +48,7 @@ impl SwapFile {
     }
 }
 
-/// A file with all its blocks and the header of a swap area in the first page.
+/// Creates a file with all its blocks and the header of a swap area in the first page.
 fn make(path: &Path, bytes: u64) -> io::Result<()> {
     let page_bytes = rustix::param::page_size();
     let pages = bytes.div_ceil(page_bytes as u64) + 1;
@@ -59,8 +59,8 @@ fn make(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Version 1 of the header: 1024 bytes for a boot loader, the version, the last page, how many bad
-/// pages; at the end of the page the name of the format.
+/// Returns version 1 of the header: 1024 bytes for a boot loader, the version, the last page, the
+/// number of bad pages; at the end of the page the name of the format.
 fn header(page_bytes: usize, pages: u64) -> Vec<u8> {
     const MAGIC: &[u8] = b"SWAPSPACE2";
     let last_page = u32::try_from(pages - 1).unwrap_or(u32::MAX);
@@ -78,7 +78,7 @@ fn activate(path: &Path) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes the file back from the kernel; one that is not active is no error.
+/// Deactivates the file; an inactive one is not an error.
 pub(super) fn deactivate(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.

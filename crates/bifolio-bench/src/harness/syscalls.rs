@@ -1,10 +1,10 @@
-//! How many system calls this process makes: counted by the kernel, at its door.
+//! The number of system calls of this process, counted by the kernel.
 //!
-//! A perf counter on the tracepoint `raw_syscalls:sys_enter` for each thread there is, inherited by
-//! every thread to come: no call escapes, whichever library makes it. Needs the right to trace the
-//! kernel (usually root's) and the number of the tracepoint, which stands in tracefs: where that is
-//! not mounted, one of our own is for the moment. Counting makes a system call dearer by a fraction
-//! of a microsecond, for all series alike.
+//! A perf counter on the tracepoint `raw_syscalls:sys_enter` for each thread, inherited by every
+//! later thread: all calls are counted, whichever library makes them. It needs the right to trace
+//! the kernel (usually root's) and the number of the tracepoint, from tracefs: where that is not
+//! mounted, it is mounted briefly. Counting slows down a system call by a fraction of a
+//! microsecond, for all series alike.
 
 use std::fs;
 use std::path::Path;
@@ -21,10 +21,10 @@ use crate::report::Report;
 const NUMBER_FILE: &str = "events/raw_syscalls/sys_enter/id";
 const USUAL_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// The number of the tracepoint, once counting has been tried.
+/// Returns the number of the tracepoint, after a test that counting works.
 ///
 /// # Errors
-/// There is no such tracepoint, or no right to count; the message is the reason.
+/// The tracepoint or the right to count is missing; the message is the reason.
 fn tracepoint(workspace: &Workspace) -> Result<u64> {
     let number = USUAL_PLACES.iter().find_map(|place| number_in(Path::new(place)).ok());
     let number = number.map_or_else(|| number_in_own_tracefs(workspace), Ok)?;
@@ -32,7 +32,8 @@ fn tracepoint(workspace: &Workspace) -> Result<u64> {
     Ok(number)
 }
 
-/// The number of the tracepoint, or nothing where counting is not possible; `report` says which.
+/// Returns the number of the tracepoint, or `None` where counting is not possible, which `report`
+/// notes.
 pub(crate) fn tracepoint_for(report: &mut Report, workspace: &Workspace) -> Option<u64> {
     let tracepoint = tracepoint(workspace);
     let way = match &tracepoint {
@@ -64,12 +65,12 @@ fn number_in_own_tracefs(workspace: &Workspace) -> Result<u64> {
     number_in(removal.path())
 }
 
-/// Counters that run.
+/// Running counters.
 #[derive(Debug)]
 pub(crate) struct SyscallCount(Vec<Counter>);
 
 impl SyscallCount {
-    /// Counts from now on.
+    /// Starts counting.
     pub(crate) fn start(tracepoint: u64) -> Result<Self> {
         let refused = || Error::system("count system calls");
         let mut counters = Vec::new();
@@ -90,7 +91,7 @@ impl SyscallCount {
         Ok(Self(counters))
     }
 
-    /// How many there were: this call's own few are in it.
+    /// Returns the count, including the few calls of this function.
     pub(crate) fn stop(mut self) -> Result<u64> {
         let counts = self.0.iter_mut().map(Counter::read);
         counts.sum::<std::io::Result<u64>>().map_err(Error::system("read the count of calls"))

@@ -1,8 +1,8 @@
 //! Threads that start together, on their own CPUs or on any.
 //!
-//! Called once for each timed window. What a thread needs (a descriptor, a handle) it makes before
-//! the barrier; a thread that fails there still comes to the barrier, so the others never wait for
-//! ever.
+//! Called once for each timed window. A thread creates its resources (a descriptor, a handle)
+//! before the barrier; a thread that fails there still reaches the barrier, so the others never
+//! wait forever.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +48,8 @@ pub(crate) fn run_on<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Sen
     thread::scope(|scope| scope.spawn(pinned).join().expect("a worker panicked"))
 }
 
-/// Runs `work` in a thread on the first CPU, while `step` is done again and again on the second:
-/// once at least before `work` begins, and once more after each look whether it has ended.
+/// Runs `work` in a thread on the first CPU, while `step` is repeated on the second: at least once
+/// before `work` begins, and once more after each check whether it has ended.
 pub(crate) fn run_beside<T: Send>(
     [here, there]: [usize; 2],
     work: impl FnOnce() -> Result<T> + Send,

@@ -6,7 +6,7 @@
 //!
 //! The check is exact for the first word of every block: `pattern` makes words a linear function of
 //! their index, so the sum of the words read must be the same function of the sum of the indices.
-//! Two additions a read, no branch, and the copy cannot be optimised away.
+//! It takes two additions per read, no branch, and the copy cannot be optimised away.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::pattern;
 use crate::error::{Error, Result};
 
-/// How many reads pass between two looks at the clock.
+/// Reads between two clock readings.
 const OPERATIONS_PER_LOOK: u64 = 1024;
 
 /// One way to get bytes of a file, shared by all threads.
@@ -22,10 +22,10 @@ pub(crate) trait ReadPath: Sync {
     /// The handle that one thread reads through.
     type Reader: Reader;
 
-    /// How many system calls a read takes; `None` when [`counters`](Self::counters) tell.
+    /// System calls per read; `None` if [`counters`](Self::counters) count them.
     const SYSCALLS_PER_READ: Option<u64>;
 
-    /// Makes a reader, in the thread that will use it.
+    /// Creates a reader, in the thread that will use it.
     fn reader(&self) -> Result<Self::Reader>;
 
     /// Counters that only grow, always the same ones in the same order.
@@ -36,10 +36,10 @@ pub(crate) trait ReadPath: Sync {
 
 /// One thread's way to get bytes of a file.
 pub(crate) trait Reader {
-    /// Why a read can fail.
+    /// Reason why a read can fail.
     type Failure: Into<Error>;
 
-    /// Reads `BLOCK` bytes at `pos_bytes`; answers how many it got.
+    /// Reads `BLOCK` bytes at `pos_bytes`. Returns the number of bytes.
     fn read<const BLOCK: usize>(
         &mut self,
         block: &mut [u8; BLOCK],
@@ -47,7 +47,7 @@ pub(crate) trait Reader {
     ) -> Result<usize, Self::Failure>;
 }
 
-/// A block on cache lines of its own.
+/// A block on its own cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Block<const BLOCK: usize>(pub(crate) [u8; BLOCK]);
@@ -61,14 +61,14 @@ pub(crate) struct Positions {
 }
 
 impl Positions {
-    /// Every seed gives its own sequence, the same on every run.
+    /// Creates the sequence of a seed, the same on every run.
     pub(crate) fn new(size_bytes: u64, block_bytes: u64, seed: u64) -> Self {
         let blocks = size_bytes / block_bytes;
         assert!(blocks > 0 && blocks <= 1 << 32, "{blocks} blocks");
         Self { random: fastrand::Rng::with_seed(seed), blocks, block_bytes }
     }
 
-    /// The next position. The high half of a random word, scaled: no division on the way.
+    /// Returns the next position: the high half of a random word, scaled, without a division.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> u64 {
         let high = self.random.u64(..) >> 32;
@@ -124,7 +124,7 @@ pub(crate) fn read_blocks<const BLOCK: usize, R: Reader>(
 mod tests {
     use super::*;
 
-    /// Answers the pattern, with one bit flipped in one block.
+    /// Returns the pattern, with one bit flipped in one block.
     struct Faulty {
         wrong_at_bytes: Option<u64>,
     }

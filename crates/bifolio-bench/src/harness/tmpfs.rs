@@ -1,8 +1,8 @@
-//! A directory whose files are memory, for what the kernel does best: reading tmpfs.
+//! A directory whose files are in memory, for reads of tmpfs by the kernel.
 //!
-//! A mount of the run's own inside the workspace where the system allows it; otherwise a directory
-//! in /dev/shm; otherwise the series that needs one is skipped. Whether its pages are huge is an
-//! option of the mount; without one the system's default stands.
+//! A mount of the run inside the workspace where the system allows it; otherwise a directory in
+//! /dev/shm; otherwise the series that needs one is skipped. Huge pages are an option of the mount;
+//! without one the system's default applies.
 
 use std::path::Path;
 
@@ -16,14 +16,14 @@ use crate::format_bytes;
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// A directory on tmpfs that goes away with this value.
+/// A directory on tmpfs that is removed with this value.
 #[derive(Debug)]
 pub(crate) struct Tmpfs(Removal);
 
-/// Whether files are made of huge pages.
+/// Set if files are made of huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HugePages {
-    /// As the system has it.
+    /// The system's default.
     Default,
     Never,
     Always,
@@ -41,18 +41,18 @@ impl HugePages {
 }
 
 impl Tmpfs {
-    /// Makes one that takes `bytes` of files.
+    /// Creates one for `bytes` of files.
     ///
     /// # Errors
-    /// There is no way; the message is the reason for which to skip a series.
+    /// It is not possible; the message is the reason to skip a series.
     pub(crate) fn create(workspace: &Workspace, bytes: u64) -> Result<Self> {
         mounted(workspace, bytes, HugePages::Default).or_else(|refusal| shared(bytes, &refusal))
     }
 
-    /// A mount whose pages are as `huge_pages` says.
+    /// Mounts one whose pages are as `huge_pages` states.
     ///
     /// # Errors
-    /// The system does not allow it; [`create`](Self::create) may still find a way.
+    /// The system does not allow it; [`create`](Self::create) may still succeed.
     pub(crate) fn mount(workspace: &Workspace, bytes: u64, huge_pages: HugePages) -> Result<Self> {
         mounted(workspace, bytes, huge_pages)
     }

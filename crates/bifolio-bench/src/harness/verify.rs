@@ -1,7 +1,7 @@
-//! Every byte a series serves, against an independent read of the file.
+//! Comparison of every byte that a series reads with an independent read of the file.
 //!
-//! Run before anything is timed, by several threads, which take one page after the other. A cache
-//! is full by then (`fill`): every page is as a timed read finds it.
+//! Run before anything is timed, by several threads, which take one page after the other. The cache
+//! was filled before (`fill`): every page is in the state in which a timed read finds it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 /// Bytes that a thread takes at a time.
 const WORK_BYTES: usize = 4096;
 
-/// Reads all of `file` through its cache, in order, as a scan would fill it, and compares it with
-/// the pattern; answers how many bytes that were.
+/// Reads all of `file` through its cache, in order, like a scan, and compares it with the pattern.
+/// Returns the number of bytes.
 pub(crate) fn fill(file: &bifolio::File, series: &str) -> Result<u64> {
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut pos_bytes = 0;
@@ -49,7 +49,8 @@ pub(crate) fn fill_shuffled(file: &bifolio::File, size_bytes: u64, series: &str)
     Ok(size_bytes)
 }
 
-/// Compares the first `limit_bytes` of `file`, block by block; answers how many bytes it compared.
+/// Compares the first `limit_bytes` of `file`, block by block. Returns the number of bytes
+/// compared.
 pub(crate) fn verify<const BLOCK: usize, P: ReadPath>(
     path: &P,
     series: &str,
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
     use crate::progress::Silent;
 
-    /// Answers the pattern, except for one byte, and stops short of `end_bytes`.
+    /// Returns the pattern, except for one byte, and stops before `end_bytes`.
     struct Source {
         wrong_at_bytes: u64,
         end_bytes: u64,

@@ -5,7 +5,7 @@ use crate::error::Result;
 
 const FIELD: &str = "voluntary_ctxt_switches:";
 
-/// Changes of threads so far that the calling thread asked for.
+/// Returns the number of voluntary context switches of the calling thread.
 pub(crate) fn count() -> Result<u64> {
     field(&text("/proc/thread-self/status")?, FIELD)
 }

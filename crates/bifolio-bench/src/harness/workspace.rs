@@ -1,7 +1,8 @@
-//! The directory a run makes its files in.
+//! The directory of a run's files.
 //!
-//! Made by `benchmark::run`, used by every benchmark, gone at the end (`cleanup`). By default it is
-//! on a disk: the system's temporary directory unless that is memory, then others, and it says so.
+//! Created by `benchmark::run`, used by every benchmark, removed at the end (`cleanup`). By default
+//! it is on a disk: the system's temporary directory unless that is memory, then others; a remark
+//! tells the user.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use super::filesystem::FileSystem;
 use crate::error::{Error, Result};
 use crate::format_bytes;
 
-/// A directory of the run's own.
+/// The directory of a run.
 #[derive(Debug)]
 pub struct Workspace {
     directory: Removal,
@@ -19,7 +20,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Makes one inside `dir`, or in a directory on a disk, with at least `needed_bytes` free.
+    /// Creates one inside `dir`, or in a directory on a disk, with at least `needed_bytes` free.
     ///
     /// # Errors
     /// No directory fits; the message names what is needed and what is free.
@@ -40,7 +41,7 @@ impl Workspace {
         Ok(Self { directory: Removal::of_new_directory(&parent)?, file_system, remarks })
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -58,7 +59,7 @@ impl Workspace {
 
 type Choice = (PathBuf, FileSystem, Vec<String>);
 
-/// The directory the user named: taken as it is, with a warning when its files are memory.
+/// Returns the directory that the user named, with a warning if its files are in memory.
 fn chosen(dir: &Path) -> Result<Choice> {
     let file_system = FileSystem::of(dir)?;
     let warning = format!(

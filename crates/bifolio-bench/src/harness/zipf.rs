@@ -2,8 +2,8 @@
 //!
 //! Called by `access.rs`. Rejection-inversion after Hoermann and Derflinger (1996): constant time
 //! and memory for any number of ranks, exact up to the rounding of floating-point numbers. A rank
-//! is inverted from the integral of the law over steps of width one; what the steps have too much
-//! is rejected, a few draws in a hundred.
+//! is inverted from the integral of the law over steps of width one; the excess of the steps is
+//! rejected, a few draws in a hundred.
 
 /// Draws ranks from 1 on.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,8 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// A law of `ranks` ranks; the exponent must not be 1, where the integral has another form.
+    /// Creates a law of `ranks` ranks; the exponent must not be 1, where the integral has another
+    /// form.
     pub fn new(ranks: u64, exponent: f64) -> Self {
         assert!(ranks > 0 && exponent > 0.0 && exponent != 1.0);
         let mut zipf = Self {

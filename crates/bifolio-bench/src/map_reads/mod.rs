@@ -2,11 +2,11 @@
 //! kernel.
 //!
 //! The same file three times: in a cache of this library, mapped (`map`); mapped by the kernel, its
-//! page cache read in page by page, so that it has small folios as the cache has (`kernel_small`);
-//! and a copy of it mapped as it comes, with whatever folios the kernel chose (`kernel_mapping`).
-//! All bytes are resident and every page was touched before anything is timed. The loop is that of
-//! `small-reads`, compiled once: only the address differs. `hot` loads from the first MiB,
-//! `uniform` from all of the file.
+//! page cache read page by page, so that it has small folios like the cache (`kernel_small`); and a
+//! copy of it mapped with whatever folios the kernel chose (`kernel_mapping`). All bytes are
+//! resident and every page was touched before anything is timed. The loop is that of `small-reads`,
+//! compiled once: only the address differs. `hot` loads from the first MiB, `uniform` from all of
+//! the file.
 
 mod parameters;
 
@@ -40,12 +40,12 @@ const KERNEL_MAPPING: &str = "kernel_mapping";
 const OF_SMALL: Ratio = Ratio::new(MAP, KERNEL_SMALL);
 const OF_MAPPING: Ratio = Ratio::new(MAP, KERNEL_MAPPING);
 
-/// Asked of `map` against a mapping of the kernel with folios of the same size.
+/// Minimum of `map` relative to a mapping of the kernel with folios of the same size.
 const SHARE_AT_LEAST: f64 = 0.95;
 
 const LOAD_BYTES: u64 = 8;
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapReads;
 

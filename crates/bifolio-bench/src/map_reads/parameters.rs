@@ -9,7 +9,7 @@ use crate::config::{Config, ParameterSet};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 
-/// How much of the file `hot` reads: more than the nearest caches of a CPU, less than all.
+/// Bytes that `hot` reads: more than the nearest caches of a CPU, less than all.
 const HOT_BYTES: u64 = 1 << 20;
 
 /// The parameters of one run, as the envelope shows them.
@@ -47,23 +47,24 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// The reads: a name, and how much of the file.
+    /// Returns the reads: a name, and the bytes of the file.
     pub(super) fn extents(&self) -> [(&'static str, u64); 2] {
         [("hot", self.size_bytes.min(HOT_BYTES)), ("uniform", self.size_bytes)]
     }
 
-    /// How long one trial is, when there are so many in a repetition.
+    /// Returns the duration of a trial, if a repetition has this many.
     pub(super) fn trial(&self, trials: usize) -> Duration {
         let count = (trials.max(1) * self.repetitions) as f64;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count)
     }
 
-    /// The bound of a cache in which all of the file is resident, above its watermarks.
+    /// Returns the bound of a cache in which all of the file is resident, above its watermarks.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.size_bytes + self.size_bytes / 8 + (32 << 20)
     }
 
-    /// On disk two files; in memory a cache, and both in the kernel's page cache.
+    /// Returns the needs: on disk two files; in memory a cache, and both in the kernel's page
+    /// cache.
     pub(super) fn needs(&self) -> Needs {
         Needs {
             disk_bytes: 2 * self.size_bytes,

@@ -1,10 +1,10 @@
 //! Many reads in flight from one thread: the raw ring, and `read_many`.
 //!
-//! The raw ring has the two shapes of a caller. `Rolling` starts a read for each that completes,
-//! without end: what a call with many more requests than the depth can come near to. It sleeps
-//! until half of its reads are complete: waking for each costs a quarter more CPU and gains
-//! nothing. `Barrier` starts as many as the depth and waits for all of them: what a call with as
-//! many requests as the depth must do.
+//! The raw ring works like one of two kinds of callers. `Rolling` starts a read for each that
+//! completes: the limit of a call with many more requests than the depth. It sleeps until half of
+//! its reads are complete: waking for each costs a quarter more CPU without a gain. `Barrier`
+//! starts as many reads as the depth and waits for all of them: the limit of a call with as many
+//! requests as the depth.
 
 use std::fs::File;
 use std::time::Instant;
@@ -20,17 +20,17 @@ use crate::harness::latency::Latencies;
 use crate::harness::meter::{Cost, Measured, Meter};
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
 
-/// A rolling ring waits for one in so many of what is in flight.
+/// Divisor of the reads in flight for which a rolling ring waits.
 const ROLLING_SHARE: usize = 2;
 
-/// When a raw ring starts the next read.
+/// Time at which a raw ring starts the next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     Rolling,
     Barrier,
 }
 
-/// The reads of a trial's one thread.
+/// Reads of the one thread of a trial.
 struct Seen {
     started: Instant,
     latencies: Latencies,
@@ -111,8 +111,8 @@ fn start_all_idle(ring: &mut RawRing, load: &Load<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads pages of a file in a cache, `requests_per_call` with each call of `read_many`. The answer
-/// takes every read for a miss: who knows better corrects it.
+/// Reads pages of a file in a cache, `requests_per_call` with each call of `read_many`. The result
+/// counts every read as a miss, which the caller may correct.
 pub(crate) fn read_many(
     load: &Load<'_>,
     file: &bifolio::File,

@@ -24,12 +24,12 @@ pub(crate) const SHOWN_COUNTS: [&str; 9] = [
 ];
 
 const OF_RAW_AT_LEAST: f64 = 0.95;
-/// At depth 1 the device decides: level with the kernel, within noise.
+/// At depth 1 the device dominates: level with the kernel, within noise.
 const OF_KERNEL_AT_LEAST: f64 = 0.95;
-/// 7 us where the raw loop takes 5.
+/// Maximum CPU time relative to the raw loop: 7 us to 5.
 const CPU_OF_RAW_AT_MOST: f64 = 7.0 / 5.0;
 const P999_OF_RAW_AT_MOST: f64 = 1.2;
-/// One for 16 misses.
+/// Maximum system calls per miss: one for 16.
 const SYSCALLS_PER_MISS_AT_MOST: f64 = 1.0 / 16.0;
 const LEAST_INTERVAL_AT_LEAST: f64 = 0.5;
 

@@ -1,7 +1,7 @@
-//! The kernel's page cache, held to the memory of the cache: reads in a child process.
+//! The kernel's page cache, limited to the memory of the cache: reads in a child process.
 //!
-//! Memory is limited by process, so each trial is a child that joins the control group, reads, and
-//! answers what it measured. What it read into the page cache stays there for the next one.
+//! Memory is limited per process, so each trial is a child that joins the control group, reads, and
+//! returns its measurements. Its pages in the page cache stay for the next one.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(crate) struct Task {
     pub(crate) tracepoint: Option<u64>,
 }
 
-/// The child's side of a trial.
+/// Runs the child's side of a trial.
 pub(crate) fn read(task: &Task) -> Result<Measured> {
     task.group.join()?;
     let access = Access::new(task.pattern, task.size_bytes, task.seed);

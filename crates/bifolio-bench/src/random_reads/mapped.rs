@@ -1,4 +1,4 @@
-//! A file mapped into memory: what the kernel offers for reading without system calls.
+//! A file mapped into memory: reads by the kernel without system calls.
 
 use std::fs::File;
 use std::path::Path;

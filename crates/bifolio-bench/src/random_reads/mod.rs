@@ -14,8 +14,8 @@
 //!   resident.rs     the child whose resident size is measured
 //! ```
 //!
-//! Trials are short and alternate, ratios are taken between neighbours: a shared disk drifts more
-//! than the series differ.
+//! Trials are short and interleaved, and ratios are taken between neighbours: a shared disk drifts
+//! more than the series differ.
 
 mod batched;
 mod figures;
@@ -49,7 +49,7 @@ const NAME: &str = "random-reads";
 
 const PATTERNS: [Pattern; 2] = [Pattern::Uniform, Pattern::Zipf];
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RandomReads;
 
@@ -121,7 +121,7 @@ fn notes(parameters: &Parameters) -> [String; 3] {
     ]
 }
 
-/// All rows of one pattern.
+/// Measures all rows of one pattern.
 fn measure(
     setting: &Setting,
     pattern: Pattern,

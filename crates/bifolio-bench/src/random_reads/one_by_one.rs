@@ -1,7 +1,7 @@
 //! Reads of one page at a time, by one or several threads: four ways, one loop.
 //!
 //! The loop is generic over the way, as in `harness::timed`, and the clock is read after every
-//! page: next to a device that is nothing, and it gives the latency of each.
+//! page: the cost is negligible next to the device, and it gives the latency of each read.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,9 +19,9 @@ use crate::harness::latency::Latencies;
 use crate::harness::meter::{Measured, Meter};
 use crate::harness::threads::run_together;
 
-/// One thread's way to a page.
+/// Reader of pages of one thread.
 pub(crate) trait PageReader {
-    /// Reads the page at `pos_bytes`; answers how many bytes it got.
+    /// Reads the page at `pos_bytes`. Returns the number of bytes.
     fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize>;
 }
 
@@ -32,15 +32,15 @@ pub(crate) struct Load<'a> {
     pub(crate) access: &'a Access,
     pub(crate) draws: &'a Draws,
     pub(crate) threads: usize,
-    /// Reads end with whichever comes first: this long, or this draw.
+    /// Limit of the time and of the draws, whichever is reached first.
     pub(crate) duration: Duration,
     pub(crate) draw_end: u64,
-    /// Where to count system calls.
+    /// Tracepoint at which system calls are counted.
     pub(crate) tracepoint: Option<u64>,
 }
 
-/// Reads pages in several threads, each through a reader of its own. The answer takes every read
-/// for a miss and for one system call: who knows better corrects it.
+/// Reads pages in several threads, each with its own reader. The result counts every read as a miss
+/// and as one system call, which the caller may correct.
 pub(crate) fn read_pages<R: PageReader>(
     load: &Load<'_>,
     open: impl Fn() -> Result<R> + Sync,
@@ -113,7 +113,7 @@ fn read_until(
     }
 }
 
-/// `pread` past the page cache.
+/// Reads with `pread` past the page cache.
 #[derive(Debug)]
 pub(crate) struct Direct(File);
 
@@ -129,7 +129,7 @@ impl PageReader for Direct {
     }
 }
 
-/// `pread` through the page cache, which is told that the order is random.
+/// Reads with `pread` through the page cache, which is advised that the order is random.
 #[derive(Debug)]
 pub(crate) struct Buffered(File);
 
@@ -148,7 +148,7 @@ impl PageReader for Buffered {
     }
 }
 
-/// `read_at` through a cache.
+/// Reads with `read_at` through a cache.
 #[derive(Debug)]
 pub(crate) struct ReadAt(pub(crate) bifolio::File);
 
@@ -164,7 +164,7 @@ mod tests {
     use crate::harness::access::Pattern;
     use crate::harness::pattern;
 
-    /// Answers the pattern, and at one position short of a page.
+    /// Returns the pattern, and at one position less than a page.
     struct Source {
         short_at_bytes: u64,
     }

@@ -9,10 +9,10 @@ use crate::config::{Config, ParameterSet};
 use crate::error::Result;
 use crate::harness::sizes::Sizes;
 
-/// How many reads the deep series keep in flight.
+/// Number of reads that the deep series keep in flight.
 pub(crate) const DEPTH: u16 = 32;
 
-/// How many threads warm what is read one page at a time.
+/// Number of threads that fill the page cache before reads of one page at a time.
 pub(crate) const WARMING_THREADS: usize = 16;
 
 /// The parameters of one run, as the envelope shows them.
@@ -20,10 +20,10 @@ pub(crate) const WARMING_THREADS: usize = 16;
 pub(crate) struct Parameters {
     #[serde(flatten)]
     pub(crate) sizes: Sizes,
-    /// All trials together.
+    /// Seconds of all trials together.
     pub(crate) timed_seconds: f64,
     pub(crate) repetitions: usize,
-    /// Of the series that read one page at a time.
+    /// Threads of the series that read one page at a time.
     pub(crate) threads: Vec<usize>,
     pub(crate) depth: u16,
 }
@@ -44,15 +44,15 @@ impl Parameters {
         })
     }
 
-    /// How long a trial of weight one is, when trials of that weight together are taken as often as
-    /// the parameters say.
+    /// Returns the duration of a trial of weight one, if trials of `weight` in total are repeated
+    /// as often as the parameters state.
     pub(crate) fn trial(&self, weight: u32) -> Duration {
         let count = f64::from(weight.max(1)) * self.repetitions as f64;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count)
     }
 
-    /// On disk the file; in memory the cache and the kernel's page cache of the same size, and as
-    /// much again for the processes.
+    /// Returns the needs: on disk the file; in memory the cache and the kernel's page cache of the
+    /// same size, and as much again for the processes.
     pub(crate) fn needs(&self) -> Needs {
         Needs {
             disk_bytes: self.sizes.size_bytes,

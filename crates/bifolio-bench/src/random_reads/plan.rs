@@ -1,6 +1,6 @@
-//! Which rows one pattern has, and which series run in them. Pure.
+//! The rows of a pattern, and the series of each. Pure functions.
 //!
-//! Series that are compared stand next to each other: they run one after the other.
+//! Series that are compared are adjacent: they run one after the other.
 
 use super::batched::Shape;
 use super::kernel::Way;
@@ -8,10 +8,10 @@ use super::parameters::{DEPTH, Parameters};
 use crate::harness::access::{PAGE_BYTES, Pattern};
 use crate::report::{Case, Row};
 
-/// How many requests a call of `read_many` has, and the shape of the raw ring that is like it.
+/// Requests per call of `read_many`, and the corresponding shape of the raw ring.
 const CALLS: [(u16, Shape); 2] = [(DEPTH, Shape::Barrier), (1024, Shape::Rolling)];
 
-/// One series, with what its row asks of it.
+/// One series of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     RawPread { threads: usize },
@@ -22,7 +22,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// How long a trial of it is, next to one at depth 1.
+    /// Returns the duration of a trial, relative to one at depth 1.
     pub(crate) fn weight(self) -> u32 {
         match self {
             Self::RawRing { .. } | Self::ReadMany { .. } => DEEP_WEIGHT,
@@ -50,7 +50,7 @@ pub(crate) struct Possible {
     pub(crate) kernel: bool,
 }
 
-/// The rows of `pattern`, and the steps in each.
+/// Returns the rows of `pattern`, and the steps of each.
 pub(crate) fn plan(
     parameters: &Parameters,
     pattern: Pattern,

@@ -1,7 +1,7 @@
 //! The child process whose resident size is measured: many reads in flight over a file larger than
 //! the cache.
 //!
-//! Nothing else lives in that process: a bounded cache, a block for each request, the program.
+//! That process has nothing else: a bounded cache, a block for each request, the program.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::harness::cached::Cached;
 use crate::harness::resident;
 use crate::harness::sizes::Sizes;
 
-/// Enough to keep the depth; their blocks are small next to the smallest allowance.
+/// Enough to keep the depth; their blocks are small compared with the smallest allowance.
 const REQUESTS_PER_CALL: usize = 128;
 
-/// How often the cache is filled anew.
+/// Number of times the cache is filled.
 const BOUNDS_READ: u64 = 4;
 
 /// The task of the child.
@@ -32,7 +32,7 @@ pub(crate) struct Task {
     pub(crate) memory_bytes: u64,
 }
 
-/// Its findings.
+/// The result of the child.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) peak_bytes: u64,

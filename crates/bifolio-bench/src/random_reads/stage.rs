@@ -1,7 +1,7 @@
-//! One pattern over one file, with everything its series need: a cache that stays as warm as it
-//! gets, a control group whose page cache does too, and the device itself.
+//! One pattern over one file, with everything its series need: a warm cache, a control group with a
+//! warm page cache, and the device itself.
 //!
-//! Made once for each pattern, so that the pages one pattern keeps are no hits of the other.
+//! Created once for each pattern, so that pages kept by one pattern are not hits of the other.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::harness::{child, direct};
 
 const SEED: u64 = 3;
 
-/// Parts that every stage of a run shares.
+/// State that all stages of a run share.
 #[derive(Debug)]
 pub(crate) struct Setting {
     pub(crate) file: PathBuf,
@@ -52,7 +52,7 @@ pub(crate) struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// Nothing is warm yet.
+    /// Creates a stage; nothing is warm yet.
     pub(crate) fn new(setting: &'a Setting, pattern: Pattern) -> Result<Self> {
         direct::drop_page_cache(&setting.file)?;
         let sizes = setting.parameters.sizes;
@@ -68,10 +68,10 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Makes the control group in which the kernel's series run.
+    /// Creates the control group for the kernel's series.
     ///
     /// # Errors
-    /// There is no way; the message is the reason for which to skip them.
+    /// It is not possible; the message is the reason to skip them.
     pub(crate) fn add_kernel(&mut self) -> Result<()> {
         let group = MemoryGroup::create(self.setting.parameters.sizes)?;
         self.kernel = Some(Kernel { group, draws: Draws::default() });
@@ -79,7 +79,7 @@ impl<'a> Stage<'a> {
         self.kernel(Way::Pread, 1, Duration::MAX, 1).map(drop)
     }
 
-    /// Fills both caches, as the pattern does, and beyond: what is timed then also evicts.
+    /// Fills both caches with the pattern, and beyond: the timed reads then also evict.
     pub(crate) fn warm(&self) -> Result<u64> {
         let bounds = if self.pattern == Pattern::Zipf { 4 } else { 2 };
         let reads = bounds * self.setting.parameters.sizes.memory_pages();
@@ -115,7 +115,7 @@ impl<'a> Stage<'a> {
         Ok(ReadAt(self.cached.file.clone()))
     }
 
-    /// One trial of one series.
+    /// Runs one trial of one series.
     pub(crate) fn run(&self, step: Step, duration: Duration) -> Result<Measured> {
         match step {
             Step::RawPread { threads } => self.raw_pread(threads, duration),
@@ -151,7 +151,7 @@ impl<'a> Stage<'a> {
         self.with_stats(|| read_many(&load, &self.cached.file, requests))
     }
 
-    /// Corrects what a trial took for granted by what the cache counted.
+    /// Corrects the assumptions of a trial with the cache's counters.
     fn with_stats(&self, trial: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
         let before = self.cached.stats();
         let mut measured = trial()?;

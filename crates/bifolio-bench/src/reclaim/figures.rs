@@ -36,11 +36,11 @@ const SHOOTDOWNS_ASKED: [(Ratio, f64); 5] = [
     (Ratio::new(PER_128, KERNEL_MMAP), 1.0 / 3.0),
 ];
 
-/// How much longer than without a cache the slowest of a thousand accesses may wait.
+/// Maximum difference to the slowest of a thousand accesses without a cache, nanoseconds.
 const WAIT_NS_AT_MOST: f64 = 100_000.0;
 
-/// How many of a thousand accesses may wait 100 us or longer for reclaim: the same, told by who
-/// waits, of what there is to wait for beside the device.
+/// Maximum accesses, of a thousand, that wait 100 us or longer for reclaim: a wait that does not
+/// depend on the device.
 const STALLS_AT_MOST: f64 = 1.0;
 
 /// Every figure that this report has the rows for.
@@ -57,7 +57,7 @@ pub(super) fn figures(report: &Report) -> Vec<Figure> {
 }
 
 impl Asked {
-    /// Of the better of the two ways to serve faults.
+    /// Uses the better of the two ways to serve faults.
     fn figure(&self, row: &Row) -> Option<Figure> {
         if self.pattern.is_some_and(|pattern| row.case.text("pattern") != pattern) {
             return None;

@@ -26,13 +26,14 @@ pub(super) const KERNEL_SWAP: &str = "kernel_swap";
 pub(super) const KERNEL_MMAP: &str = "kernel_mmap";
 pub(super) const UNCACHED: &str = "raw_direct";
 
-/// Those of caches that figures are asked of.
+/// Series of caches with targets.
 pub(super) const PER_FOLIO: &str = "flush_per_folio";
 pub(super) const PER_31: &str = "flush_per_batch_31";
 pub(super) const PER_31_THREADS: &str = "flush_per_batch_31_threads";
 pub(super) const PER_128: &str = "flush_per_batch_128";
 
-/// A series of a cache: how many folios it unmaps with one flush, and who serves its faults.
+/// A series of a cache: the number of folios that it unmaps with one flush, and the threads that
+/// serve its faults.
 pub(super) type CacheSeries = (&'static str, usize, Faults);
 
 /// In the order of the tables.
@@ -53,12 +54,12 @@ pub(super) struct Task {
     pub(super) load: Load,
 }
 
-/// The memory_kind of the memory.
+/// The kind of memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum MemoryKind {
     /// Anonymous memory of a process in this control group.
     Swap { group: Membership },
-    /// A file to be made in this directory, mapped by a process in this control group.
+    /// A file to be created in this directory, mapped by a process in this control group.
     Mmap { group: Membership, directory: PathBuf },
     /// A memory file of a cache that swaps out into this directory.
     Cache { series: String, batch_folios: usize, faults: Faults, directory: PathBuf },
@@ -66,12 +67,12 @@ pub(super) enum MemoryKind {
     Uncached { directory: PathBuf },
 }
 
-/// Its findings.
+/// The result of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     /// By order.
     pub(super) done: Vec<Done>,
-    /// At the end; what windows verified is with them.
+    /// Bytes verified at the end; those of the windows are counted with them.
     pub(super) verified_bytes: u64,
     pub(super) peak_bytes: u64,
 }
@@ -86,7 +87,7 @@ pub(super) struct Done {
 /// Counters that only grow, always the same ones in the same order.
 type Counters = Vec<(&'static str, u64)>;
 
-/// The child's side.
+/// Runs the child's side.
 pub(super) fn run(task: &Task) -> Result<Answer> {
     match &task.memory_kind {
         MemoryKind::Swap { group } => swap(task, group),
@@ -121,8 +122,8 @@ fn map_file(task: &Task, group: &Membership, directory: &Path) -> Result<Answer>
     measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
 }
 
-/// Advice to the kernel before a window: it finds out by itself that an order is sequential, and
-/// reads much too far ahead in one that is not.
+/// Returns the advice to the kernel before a window: it detects a sequential order by itself, and
+/// reads too far ahead in a random one.
 fn hint(order: Order) -> Hint {
     match order {
         Order::Sequential => Hint::AnyOrder,
@@ -159,8 +160,8 @@ fn uncached(task: &Task, directory: &Path) -> Result<Answer> {
     measure(&team, &task.load, |_| Ok(()), || Ok(Vec::new()))
 }
 
-/// A file that holds version 0 of the pattern. Its name goes once it is open: its blocks go with
-/// this process, whatever happens.
+/// Creates a file that holds version 0 of the pattern. It is unlinked once it is open, so that its
+/// blocks are freed with this process in any case.
 fn make_file(
     task: &Task,
     directory: &Path,
@@ -178,7 +179,7 @@ fn len_bytes(task: &Task) -> Result<usize> {
         .map_err(|_| Error::Refused("--size is more than this machine can address".into()))
 }
 
-/// Times every order, then compares every page in order; `announce` tells of each before.
+/// Measures every order, then compares every page in order; `announce` is called before each.
 fn measure<P: Pages>(
     team: &Team<P>,
     load: &Load,

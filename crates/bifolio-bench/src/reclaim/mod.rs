@@ -1,14 +1,13 @@
 //! `reclaim`: mapped memory four times as large as memory, written and verified by workers.
 //!
-//! The benchmark measures the machinery that keeps it within its bound. A mapped memory file of a
-//! cache, which unmaps so many folios with one flush of the TLBs (`flush_per_folio`,
-//! `flush_per_batch_N`, faults served in the thread that faults, and once by the cache's threads);
-//! anonymous memory that the kernel swaps out to the same disk, and a file that it maps, both held
-//! to what a process with such a cache may have (`kernel_swap`, `kernel_mmap`); and the same work
-//! with no cache at all (`raw_direct`), whose slowest accesses say what the disk itself did in
-//! these minutes. A trial is a child process of its own: resident sizes and control groups belong
-//! to processes. It fills the memory, which is not timed, does a timed window of each order, and
-//! compares every page.
+//! The benchmark measures the cost of reclaim. Series: a mapped memory file of a cache, which
+//! unmaps N folios with one TLB flush (`flush_per_folio`, `flush_per_batch_N`; faults are served in
+//! the faulting thread, or by the cache's threads); anonymous memory that the kernel swaps out to
+//! the same disk, and a file that it maps, both limited to the memory of a process with such a
+//! cache (`kernel_swap`, `kernel_mmap`); and the same work without a cache (`raw_direct`), whose
+//! slowest accesses show the speed of the disk at that time. A trial is a child process: resident
+//! sizes and control groups belong to processes. It fills the memory, which is not timed, runs a
+//! timed window of each order, and compares every page.
 //!
 //! ```text
 //!   work.rs       the workers: the method of `stress-ng --vm`, and where it differs
@@ -63,7 +62,7 @@ const SHOWN_COUNTS: [&str; 11] = [
     "reclaim_stalls",
 ];
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reclaim;
 
@@ -122,8 +121,7 @@ enum ChildTask {
     StressNg(stress_ng::Task),
 }
 
-/// The surroundings of the kernel's series. They go away from top to bottom: who has the memory,
-/// then where it was swapped to.
+/// Resources of the kernel's series, dropped from top to bottom: the group, then the swap.
 #[derive(Debug)]
 struct Kernel {
     group: MemoryGroup,
@@ -132,17 +130,17 @@ struct Kernel {
 
 impl Kernel {
     /// # Errors
-    /// There is no way; the message is the reason for which to skip the series.
+    /// It is not possible; the message is the reason to skip the series.
     fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
         let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
         Ok(Self { group: MemoryGroup::create(parameters.sizes)?, _swap: swap })
     }
 }
 
-/// A series, and who keeps its memory.
+/// A series, and the kind of its memory.
 type Series = (&'static str, MemoryKind);
 
-/// Every series, in the order of the tables; those of the kernel only where there is a group.
+/// Returns every series, in the order of the tables; those of the kernel only if a group exists.
 fn all_series(group: Option<&Membership>, directory: &Path) -> Vec<Series> {
     let directory = || directory.to_owned();
     let mut all = Vec::new();

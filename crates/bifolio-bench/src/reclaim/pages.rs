@@ -1,4 +1,4 @@
-//! How a worker gets at the words of its pages: mapped, or with no cache at all.
+//! Accesses of a worker to the words of its pages: mapped, or without a cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,12 +10,13 @@ use crate::harness::span::Span;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// One worker's way to its pages; all accesses between two calls of `leave` are in one page.
+/// Access of one worker to its pages; all accesses between two calls of `leave_page` are in one
+/// page.
 pub(super) trait Pages: Send {
     fn load(&mut self, pos_bytes: u64) -> Result<u64>;
     fn store(&mut self, pos_bytes: u64, word: u64) -> Result<()>;
-    /// The next access is in another page.
-    fn leave(&mut self) -> Result<()>;
+    /// Ends the accesses to the current page.
+    fn leave_page(&mut self) -> Result<()>;
 }
 
 /// Mapped memory: plain loads and stores.
@@ -32,13 +33,13 @@ impl Pages for Span {
     }
 
     #[inline(always)]
-    fn leave(&mut self) -> Result<()> {
+    fn leave_page(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A file without a cache: the page is read when it is met and, if it was changed, written when it
-/// is left.
+/// A file without a cache: a page is read at its first access and, if it was changed, written at
+/// its last.
 #[derive(Debug)]
 pub(super) struct Uncached<'a> {
     file: &'a File,
@@ -48,12 +49,12 @@ pub(super) struct Uncached<'a> {
 }
 
 impl<'a> Uncached<'a> {
-    /// Of a file that is open past the page cache.
+    /// Creates it for a file that is open past the page cache.
     pub(super) fn new(file: &'a File) -> Self {
         Self { file, page: Page::zeroed(), start_bytes: None, changed: false }
     }
 
-    /// The word at `pos_bytes`, once its page is here.
+    /// Returns the word at `pos_bytes`, after reading its page.
     fn word(&mut self, pos_bytes: u64) -> Result<&mut [u8]> {
         let at_bytes = (pos_bytes % PAGE_BYTES as u64) as usize;
         if self.start_bytes.is_none() {
@@ -80,7 +81,7 @@ impl Pages for Uncached<'_> {
         Ok(())
     }
 
-    fn leave(&mut self) -> Result<()> {
+    fn leave_page(&mut self) -> Result<()> {
         let changed = std::mem::take(&mut self.changed);
         match self.start_bytes.take() {
             Some(start_bytes) if changed => self
@@ -103,13 +104,13 @@ mod tests {
         let mut pages = Uncached::new(&file);
         pages.store(4096, 7).unwrap();
         pages.store(8184, 8).unwrap();
-        pages.leave().unwrap();
+        pages.leave_page().unwrap();
         file.write_all_at(&9u64.to_ne_bytes(), 4096).unwrap();
         assert_eq!((pages.load(4096).unwrap(), pages.load(8184).unwrap()), (9, 8));
-        pages.leave().unwrap();
+        pages.leave_page().unwrap();
         assert_eq!(pages.load(0).unwrap(), 0);
         file.write_all_at(&1u64.to_ne_bytes(), 8).unwrap();
-        pages.leave().unwrap();
+        pages.leave_page().unwrap();
         assert_eq!(pages.load(8).unwrap(), 1, "a page that was only read is not written");
     }
 }

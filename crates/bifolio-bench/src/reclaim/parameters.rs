@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::sizes::Sizes;
 
-/// How many times the bound is the memory that is written and verified.
+/// Ratio of the memory that is written and verified, and the bound.
 const WORKING_SET_FACTOR: u64 = 4;
 
 /// The parameters of one run, as the envelope shows them.
@@ -23,7 +23,7 @@ pub(super) struct Parameters {
     /// All windows together.
     pub(super) timed_seconds: f64,
     pub(super) repetitions: usize,
-    /// Whether stress-ng is run too, where it is installed.
+    /// Set if stress-ng is run too, where it is installed.
     pub(super) stress_ng: bool,
 }
 
@@ -48,14 +48,14 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// The work of a trial, if there are so many of them in a repetition.
+    /// Returns the work of a trial, if a repetition has this many.
     pub(super) fn load(&self, workers: usize, trials: usize) -> Load {
         let windows = trials.max(1) * Order::ALL.len() * self.repetitions;
         let window = Duration::from_secs_f64(self.timed_seconds).div_f64(windows as f64);
         Load { size_bytes: self.sizes.size_bytes, workers, window }
     }
 
-    /// The least that shows whether a series can run at all.
+    /// Returns the minimum work that shows whether a series can run.
     pub(super) fn trial(&self) -> Load {
         Load { size_bytes: PAGE_BYTES as u64, workers: 1, window: Duration::ZERO }
     }

@@ -1,7 +1,7 @@
 //! `stress-ng --vm` itself, under the same control group and swap, where it is installed.
 //!
-//! Its "bogo ops" are its own, larger than ours: a row apart, never compared. It joins the group
-//! through a child of this program, and who is in the group goes with the group.
+//! Its "bogo ops" are larger than those of this benchmark: a separate row, never compared. It joins
+//! the group through a child of this program, and is killed with the group.
 
 use std::process::{Command, Stdio};
 
@@ -18,7 +18,7 @@ use crate::report::{Report, Row};
 
 pub(super) const STRESS_NG: &str = "stress_ng";
 
-/// Its share of the timed seconds, on top of them: about that of every other series.
+/// Its share of the timed seconds, in addition to them: about that of every other series.
 const TIME_SHARE: f64 = 0.1;
 
 /// Minimum duration, seconds: it starts with memory that is not filled yet, and completes no
@@ -34,7 +34,7 @@ pub(super) struct Task {
     seconds: u64,
 }
 
-/// A row for every number of workers; a reason where it does not run.
+/// Measures a row for every number of workers; the error is the reason why it does not run.
 pub(super) fn measure(
     context: &Context<'_>,
     parameters: &Parameters,
@@ -62,7 +62,7 @@ pub(super) fn measure(
     }
 }
 
-/// The child's side: its rate, by the clock on the wall.
+/// Runs the child's side. Returns its rate, by wall-clock time.
 pub(super) fn run(task: &Task) -> Result<f64> {
     task.group.join()?;
     let arguments = [
@@ -81,8 +81,8 @@ pub(super) fn run(task: &Task) -> Result<f64> {
     rate_in(&text).ok_or_else(|| Error::Refused(format!("stress-ng gave no rate: {}", text.trim())))
 }
 
-/// The line of the stressor: its name, operations, three times, and operations a second, first by
-/// the clock on the wall.
+/// Parses the line of the stressor: its name, operations, three times, and operations per second,
+/// first by wall-clock time.
 fn rate_in(text: &str) -> Option<f64> {
     const RATE: usize = 4;
     let rate = |line: &str| {

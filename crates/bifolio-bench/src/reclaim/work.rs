@@ -1,17 +1,17 @@
 //! The work of the workers: they write and verify patterns, page by page, in memory larger than
 //! memory.
 //!
-//! As `stress-ng --vm` does it, with a few differences that make short windows mean something.
-//! Each worker is a thread with a part of the memory for itself. It passes over its part again and
-//! again, in order or at random. What a pass writes, the next one verifies: [`WORDS_PER_PAGE`]
-//! words of each page, from the first to the last. Half of the intervals of [`RUN_PAGES`] are
-//! written while the other half is verified, so that every window has as much of one as of the
-//! other. A page written or verified is one operation ("bogo op"). Every word that is not what was
-//! written last is an error of the run.
+//! The method is that of `stress-ng --vm`, with a few differences for short windows. Each worker is
+//! a thread with its own part of the memory. It passes over its part repeatedly, in order or at
+//! random. What a pass writes, the next one verifies: [`WORDS_PER_PAGE`] words of each page, from
+//! the first to the last. Half of the runs of [`RUN_PAGES`] are written while the other half is
+//! verified, so that every window contains both equally. A page written or verified is one
+//! operation ("bogo op"). A word that differs from the one written last is an error of the run.
 //!
 //! A worker remembers which pass wrote each page, so a window may end in the middle of a pass, and
-//! at the very end every page is compared. The first touch of a page is timed, a fault or none: in
-//! order of one page in [`SAMPLE_PAGES`], for the clock takes as long as some of them.
+//! at the end every page is compared. The first access to a page is timed, whether it faults or
+//! not: in order only for one page in [`SAMPLE_PAGES`], because reading the clock takes as long as
+//! some accesses.
 
 use std::time::{Duration, Instant};
 
@@ -35,10 +35,10 @@ const WORD_STEP_BYTES: u64 = (PAGE_BYTES as u64 - size_of::<u64>() as u64) / (WO
 /// Number of adjacent pages written or verified together: 2 MiB.
 const RUN_PAGES: u64 = 512;
 
-/// No power of two: windows of read-ahead are, and each of their pages must be visited.
+/// Not a power of two, because readahead windows are, and each of their pages must be sampled.
 const SAMPLE_PAGES: u64 = 17;
 
-/// Every how many pages a touch is timed.
+/// Returns the interval of pages whose access is timed.
 fn sample_pages(order: Order) -> u64 {
     match order {
         Order::Sequential => SAMPLE_PAGES,
@@ -46,10 +46,10 @@ fn sample_pages(order: Order) -> u64 {
     }
 }
 
-/// How many pages pass between two looks at the clock.
+/// Pages between two clock readings.
 const PAGES_PER_LOOK: u64 = 64;
 
-/// In which order a pass meets the pages.
+/// Order in which a pass visits the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Sequential,
@@ -68,23 +68,23 @@ impl Order {
     }
 }
 
-/// How much of it.
+/// Amount of work.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Load {
     pub(super) size_bytes: u64,
     pub(super) workers: usize,
-    /// How long each order is timed.
+    /// Duration of the window of each order.
     pub(super) window: Duration,
 }
 
-/// All workers, with what they remember.
+/// All workers, with their state.
 pub(super) struct Team<P>(Vec<Mutex<Worker<P>>>);
 
 struct Worker<P> {
     series: &'static str,
     pages: P,
     first_page: u64,
-    /// Which pass wrote each of the worker's pages.
+    /// The pass that wrote each of the worker's pages.
     written_in: Vec<u32>,
     pass: u32,
 }
@@ -112,7 +112,7 @@ impl<P: Pages> Team<P> {
             .map(drop)
     }
 
-    /// Passes for `window`.
+    /// Passes over the pages for `window`.
     pub(super) fn measure(&self, order: Order, window: Duration) -> Result<Measured> {
         let meter = Meter::start(None)?;
         let started = meter.started();
@@ -139,7 +139,7 @@ impl<P: Pages> Team<P> {
         })
     }
 
-    /// Compares every page, in order; answers how many bytes.
+    /// Compares every page, in order. Returns the number of bytes.
     pub(super) fn verify(&self) -> Result<u64> {
         let counts = self.each(|worker| {
             (0..worker.count()).try_for_each(|page| worker.verify(page, &mut None))?;
@@ -148,7 +148,7 @@ impl<P: Pages> Team<P> {
         Ok(words_bytes(counts.into_iter().sum()))
     }
 
-    /// Has every worker do `work`, all at the same time.
+    /// Runs `work` of every worker, all at the same time.
     fn each<T: Send>(&self, work: impl Fn(&mut Worker<P>) -> Result<T> + Sync) -> Result<Vec<T>> {
         let prepare = |index: usize| Ok(self.0[index].lock());
         run_together(self.0.len(), prepare, |mut worker| work(&mut *worker))
@@ -216,7 +216,7 @@ impl<P: Pages> Worker<P> {
             let word = pattern::word_at(pos_bytes, version);
             timed(sampled, || self.pages.store(pos_bytes, word))?;
         }
-        self.pages.leave()
+        self.pages.leave_page()
     }
 
     fn verify(&mut self, page: u64, sampled: &mut Option<&mut Latencies>) -> Result<()> {
@@ -227,7 +227,7 @@ impl<P: Pages> Worker<P> {
                 return Err(Error::WrongBytes { series: self.series.to_owned(), pos_bytes });
             }
         }
-        self.pages.leave()
+        self.pages.leave_page()
     }
 
     fn words_of(&self, page: u64) -> impl Iterator<Item = u64> + use<P> {
@@ -236,7 +236,7 @@ impl<P: Pages> Worker<P> {
     }
 }
 
-/// Does `access`; the first one of a page that is sampled is timed.
+/// Runs `access`; the first access of a sampled page is timed.
 #[inline(always)]
 fn timed<T>(sampled: &mut Option<&mut Latencies>, access: impl FnOnce() -> T) -> T {
     let Some(latencies) = sampled.take() else {

@@ -1,11 +1,11 @@
-//! `scan`: a whole file from its first byte to its last, in order, nothing of it in memory.
+//! `scan`: a whole file from its first byte to its last, in order, initially not in memory.
 //!
-//! `read_at` through a new cache, an eighth of the file large, with blocks of 64 KiB and of 1 MiB;
+//! `read_at` through a new cache of an eighth of the file, with blocks of 64 KiB and of 1 MiB;
 //! against the device at its best (`raw_direct`: io_uring, large blocks, several in flight) and
 //! against the kernel's page cache with its readahead (`kernel_pread`). Before each pass the file
-//! is dropped from the page cache. Opening and building stand outside the clock, everything from
-//! the first call on inside. The cache's memory is made resident when it is built, as that of the
-//! device's loop is; the kernel finds its own as it reads.
+//! is dropped from the page cache. Opening and building are not timed; everything from the first
+//! call on is. The cache's memory is made resident when it is built, like that of the device's
+//! loop; the kernel allocates its own while it reads.
 
 mod parameters;
 mod passes;
@@ -38,7 +38,7 @@ const SHOWN_COUNTS: [&str; 7] = [
     "min_100ms_over_mean",
 ];
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scans;
 
@@ -108,7 +108,7 @@ fn measure(
     Ok(())
 }
 
-/// Every figure that the rows have the series for.
+/// Returns every figure whose series the rows have.
 fn figures(rows: &[Row]) -> Vec<Figure> {
     let figure = |row: &Row| {
         let name = format!("read_at / raw_direct, {} bytes a call", row.case.text("block_bytes"));

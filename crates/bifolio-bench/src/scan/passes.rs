@@ -42,7 +42,7 @@ impl Scan<'_> {
         Ok(measured)
     }
 
-    /// `read_at`, through a cache that has just been made.
+    /// `read_at`, through a new cache.
     pub(crate) fn read_at(&self, block_bytes: usize) -> Result<Measured> {
         direct::drop_page_cache(self.file)?;
         let builder = Cache::builder().memory(self.sizes.memory_bytes).populate(true);
@@ -56,7 +56,7 @@ impl Scan<'_> {
         Ok(measured)
     }
 
-    /// `kernel_pread`, with the kernel's own readahead, and all the memory it wants.
+    /// `kernel_pread`, with the kernel's own readahead, and without a limit of memory.
     pub(crate) fn kernel_pread(&self, block_bytes: usize) -> Result<Measured> {
         direct::drop_page_cache(self.file)?;
         let failed = || Error::system(format!("read {}", self.file.display()));
@@ -66,7 +66,7 @@ impl Scan<'_> {
         })
     }
 
-    /// One call after the other up to the end of the file.
+    /// Makes one call after the other up to the end of the file.
     fn calls(
         &self,
         series: &'static str,

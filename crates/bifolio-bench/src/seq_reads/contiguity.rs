@@ -1,5 +1,5 @@
-//! How many neighbouring pages of a file lie on neighbouring frames: while frames are free, and
-//! after the cache has been full and churning.
+//! The share of neighbouring pages of a file that are in neighbouring frames: while frames are
+//! free, and after the cache has been full and churning.
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ pub(super) const SERIES: &str = "contiguity";
 pub(super) const FREE: &str = "frames free";
 pub(super) const CHURNED: &str = "after churn";
 
-/// How many times the bound is the file that churns.
+/// Ratio of the file that churns, and the bound.
 const CHURN_FACTOR: u64 = 2;
 const THREADS: usize = 2;
-/// Of so many accesses one is a write.
+/// Interval of accesses that are writes.
 const WRITE_INTERVAL: u64 = 2;
 
 /// Fills a file in each state and adds a row for it.
@@ -59,7 +59,7 @@ fn add_row(report: &mut Report, state: &str, share: f64) {
     report.rows.push(row);
 }
 
-/// Writes half of the bound in order; answers the share of neighbours that are neighbours in
+/// Writes half of the bound in order. Returns the share of neighbours that are neighbours in
 /// memory.
 fn filled(file: &File, memory_bytes: u64) -> Result<f64> {
     let plan = Plan {
@@ -85,8 +85,8 @@ fn filled(file: &File, memory_bytes: u64) -> Result<f64> {
     Ok(adjacent as f64 / neighbours.max(1) as f64)
 }
 
-/// Reads and writes pages of `file` at random until `duration` is over, and checks what it reads;
-/// answers how many bytes.
+/// Reads and writes pages of `file` at random for `duration`, and checks the bytes read. Returns
+/// their number.
 fn churn(file: &File, size_bytes: u64, duration: Duration) -> Result<u64> {
     let plan = Plan { layout: Layout::Written, size_bytes, folio_bytes: PAGE_BYTES as u64 };
     plan.make(file)?;

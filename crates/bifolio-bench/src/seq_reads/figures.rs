@@ -61,7 +61,7 @@ fn ratios(row: &Row) -> Vec<Figure> {
     asked.into_iter().filter_map(figure).collect()
 }
 
-/// Unwritten bytes against written ones, in the same blocks of the same folios.
+/// Compares unwritten bytes with written ones, in the same blocks of the same folios.
 fn unwritten(row: &Row, rows: &[Row]) -> Option<Figure> {
     if !matches!(row.case.text("layout").as_str(), "allocated" | "hole") {
         return None;

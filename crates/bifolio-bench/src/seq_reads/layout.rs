@@ -1,8 +1,8 @@
-//! How a file comes to be: in which order it is written, or that it is not.
+//! Creation of a file: in which order it is written, or that it is not written.
 //!
-//! The same walk makes the file of the kernel, the files of the caches, and the plain memory that
-//! stands for the limit: the i-th piece written is the i-th piece of the memory, as frames are
-//! handed out while they are free.
+//! The same order is used for the file of the kernel, the files of the caches, and the plain memory
+//! of the limit: the i-th piece written is the i-th piece of the memory, because free frames are
+//! allocated in order.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ const SEED: u64 = 5;
 pub(super) enum Layout {
     /// Written from its first byte to its last.
     Written,
-    /// Written folio by folio in random order, as an aged cache looks.
+    /// Written folio by folio in random order, like in an aged cache.
     Scattered,
     /// Reserved and never written.
     Allocated,
@@ -40,13 +40,13 @@ impl Layout {
         }
     }
 
-    /// Whether the file holds the pattern; if not, zeros.
+    /// Returns `true` if the file holds the pattern, otherwise zeros.
     pub(super) fn is_filled(self) -> bool {
         matches!(self, Self::Written | Self::Scattered)
     }
 }
 
-/// A layout of a file of so many bytes in folios of so many; whole folios.
+/// A layout of a file of this many bytes in folios of this size; whole folios.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) layout: Layout,
@@ -72,7 +72,7 @@ impl Plan {
         (0..pieces).map(move |index| order.map_or(index, |order| order.apply(index)) * piece_bytes)
     }
 
-    /// Makes `target`, which is new, such a file.
+    /// Creates such a file in `target`, which is new.
     pub(super) fn make(&self, target: &impl Target) -> Result<()> {
         target.lengthen(self.size_bytes)?;
         match self.layout {
@@ -91,7 +91,8 @@ impl Plan {
         }
     }
 
-    /// Where in memory that was filled in the order of writing each folio of the file lies.
+    /// Returns the index of each folio of the file in memory that was filled in the order of
+    /// writing.
     pub(super) fn places(&self) -> Vec<usize> {
         let folio_bytes = self.folio_bytes;
         let mut places = vec![0; (self.size_bytes / folio_bytes) as usize];
@@ -108,7 +109,7 @@ impl Plan {
     }
 }
 
-/// A file that can be made.
+/// A file that can be created.
 pub(super) trait Target {
     fn lengthen(&self, len_bytes: u64) -> Result<()>;
     fn reserve(&self, len_bytes: u64) -> Result<()>;

@@ -13,9 +13,9 @@
 //!   contiguity.rs   whether frames follow pages          figures.rs  what is asked
 //! ```
 //!
-//! One thread on a CPU of its own, one buffer. A trial goes on where the last one of its series
-//! ended, and starts again behind the end, so that all trials together read all of the file. Before
-//! that every series serves every byte, in blocks of every size.
+//! One thread on its own CPU, one buffer. A trial continues where the last one of its series ended,
+//! and restarts at the end of file, so that all trials together read all of the file. Before that,
+//! all bytes of every series are compared, in blocks of every size.
 
 mod contiguity;
 mod figures;
@@ -37,7 +37,7 @@ use crate::report::Report;
 
 const NAME: &str = "seq-reads";
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SequentialReads;
 

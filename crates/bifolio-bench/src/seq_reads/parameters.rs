@@ -68,19 +68,19 @@ impl Parameters {
         Ok(())
     }
 
-    /// How long one of so many trials is.
+    /// Returns the duration of one of `trials` trials.
     pub(super) fn trial(&self, trials: usize) -> Duration {
         let count = trials.max(1) * self.repetitions;
         Duration::from_secs_f64(self.timed_seconds).div_f64(count as f64)
     }
 
-    /// The bound of a cache in which all of the file is resident, above its watermarks.
+    /// Returns the bound of a cache in which all of the file is resident, above its watermarks.
     pub(super) fn resident_memory_bytes(&self) -> u64 {
         self.size_bytes + self.size_bytes / 8 + (32 << 20)
     }
 
-    /// On disk what the churning cache swaps out; in memory a file on tmpfs, plain memory, and
-    /// three caches.
+    /// Returns the needs: on disk what the churning cache swaps out; in memory a file on tmpfs,
+    /// plain memory, and three caches.
     pub(super) fn needs(&self) -> Needs {
         Needs {
             disk_bytes: 4 * self.churn_memory_bytes,

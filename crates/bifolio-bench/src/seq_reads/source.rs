@@ -1,8 +1,8 @@
-//! A way to read a file from front to back, and the two loops around it: one that is timed, and one
-//! that compares every byte.
+//! A way to read a file from front to back, and two loops around it: one is timed, one compares
+//! every byte.
 //!
 //! The loops are default methods, so that each is compiled for its own way of reading; a benchmark
-//! is a list of `dyn Source` all the same.
+//! is still a list of `dyn Source`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use crate::error::{Error, Result};
 use crate::harness::pattern::{self, Sums};
 use crate::harness::timed::Window;
 
-/// How much is read between two looks at the clock, at the least; counts are per this much.
+/// Minimum bytes between two clock readings; counts are per this number.
 pub(super) const LOOK_BYTES: u64 = 1 << 20;
 
 /// The content of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contents {
     pub(super) size_bytes: u64,
-    /// The pattern; if not, zeros.
+    /// Set for the pattern; otherwise zeros.
     pub(super) is_filled: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) trait Source: Sync {
     /// The series.
     fn name(&self) -> &'static str;
 
-    /// Reads a block; answers how many bytes it got.
+    /// Reads a block. Returns the number of bytes.
     fn read(&self, block: &mut [u8], pos_bytes: u64) -> Result<usize>;
 
     /// Counters that only grow, always the same ones in the same order.
@@ -45,13 +45,13 @@ pub(super) trait Source: Sync {
         Vec::new()
     }
 
-    /// The error for a block that is wrong.
+    /// Returns the error for a wrong block.
     fn wrong(&self, pos_bytes: u64) -> Error {
         Error::WrongBytes { series: self.name().to_owned(), pos_bytes }
     }
 
-    /// Reads on from `cursor_bytes`, block by block, for at least `duration`; behind the end of the
-    /// file it starts again. Checks the first word of every block. Operations are MiB.
+    /// Reads on from `cursor_bytes`, block by block, for at least `duration`; restarts at the end
+    /// of file. Checks the first word of every block. Operations are MiB.
     fn read_on(
         &self,
         block: &mut [u8],
@@ -87,8 +87,8 @@ pub(super) trait Source: Sync {
         }
     }
 
-    /// Compares every byte: of the file's equal shares, each with blocks of another size. Answers
-    /// how many bytes.
+    /// Compares every byte: equal shares of the file, each with blocks of another size. Returns the
+    /// number of bytes.
     fn verify(&self, buffer: &mut [u8], blocks_bytes: &[usize], contents: Contents) -> Result<u64> {
         let share_bytes = contents.size_bytes.div_ceil(blocks_bytes.len() as u64);
         // Every block begins at a multiple of its size, as the timed ones do.
@@ -136,7 +136,7 @@ mod tests {
 
     const SIZE_BYTES: u64 = 3 << 20;
 
-    /// Answers the pattern or zeros, with one byte changed.
+    /// Returns the pattern or zeros, with one byte changed.
     struct Faulty {
         is_filled: bool,
         wrong_at_bytes: u64,

@@ -34,7 +34,7 @@ impl Source for Kernel {
 pub(super) enum Way {
     /// `read_at`.
     Batched,
-    /// A reference for each page, and the folio lock for a moment if `locked`.
+    /// With a reference for each page, and briefly the folio lock if `locked`.
     OneByOne { locked: bool },
 }
 
@@ -72,7 +72,7 @@ impl Source for MemoryFile {
 #[derive(Debug)]
 pub(super) struct Copied {
     memory: PlainMemory,
-    /// Where each folio of the file lies, if not all in order.
+    /// Index of each folio of the file, if not all are in order.
     places: Option<Vec<usize>>,
     folio_bytes: usize,
 }

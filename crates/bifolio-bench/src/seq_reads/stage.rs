@@ -1,8 +1,8 @@
 //! One layout with one size of folio: the same file in every way it can be read, and the trials
 //! that read it.
 //!
-//! Made, verified, measured and dropped before the next one, so that memory holds one file at a
-//! time, if five times over.
+//! Created, verified, measured and dropped before the next one, so that memory holds one file at a
+//! time, in five copies.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -31,7 +31,7 @@ const WAYS: [(&str, Way); 3] = [
     ("batched", Way::Batched),
 ];
 
-/// With the kernel's and the limit.
+/// Including those of the kernel and of the limit.
 pub(super) const SERIES_COUNT: usize = WAYS.len() + 2;
 
 /// Sources of one layout with one folio size, and the state that their trials share.
@@ -65,7 +65,7 @@ impl Stage {
         Contents { size_bytes: self.plan.size_bytes, is_filled: self.plan.layout.is_filled() }
     }
 
-    /// Compares every byte of every source; answers how many bytes.
+    /// Compares every byte of every source. Returns the number of bytes.
     pub(super) fn verify(&self) -> Result<u64> {
         let mut buffer = self.buffer.lock();
         let contents = self.contents();

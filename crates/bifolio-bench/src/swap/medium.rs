@@ -1,5 +1,5 @@
-//! The keepers of the file: a cache that swaps out, or tmpfs that is swapped out. Each in a child
-//! process.
+//! The kinds of the file: in a cache that swaps out, or on tmpfs that is swapped out. Each in a
+//! child process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ use crate::harness::resident;
 pub(super) const BIFOLIO: &str = "bifolio_swap";
 pub(super) const KERNEL: &str = "kernel_swap";
 
-/// Something that keeps bytes.
+/// A file that the phases read and write.
 pub(super) trait Medium {
     fn series(&self) -> &'static str;
     fn write(&self, bytes: &[u8], pos_bytes: u64) -> Result<()>;
@@ -36,7 +36,7 @@ pub(super) struct Task {
     pub(super) load: Load,
 }
 
-/// The memory_kind of the file.
+/// The kind of the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum MemoryKind {
     /// A cache that swaps out into this directory.
@@ -45,7 +45,7 @@ pub(super) enum MemoryKind {
     Kernel { group: Membership, file: PathBuf },
 }
 
-/// Its findings.
+/// The result of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     /// By phase.
@@ -55,7 +55,7 @@ pub(super) struct Answer {
     pub(super) peak_bytes: u64,
 }
 
-/// The child's side.
+/// Runs the child's side.
 pub(super) fn run(task: &Task) -> Result<Answer> {
     match &task.memory_kind {
         MemoryKind::Bifolio { directory } => swap(&task.load, directory),

@@ -1,10 +1,10 @@
 //! `swap`: a memory file four times as large as the memory for it.
 //!
-//! Written in order, read in order, read at random, overwritten at random, and then every byte
-//! compared: a memory file of a cache that swaps out to the workspace's disk (`bifolio_swap`),
-//! against a file on tmpfs that the kernel swaps out to the same disk, held to the memory a process
-//! with such a cache may have (`kernel_swap`). A trial is all of it, in a child process of its own:
-//! resident sizes and control groups belong to processes.
+//! It is written in order, read in order, read at random, overwritten at random, and then every
+//! byte is compared: a memory file of a cache that swaps out to the workspace's disk
+//! (`bifolio_swap`), against a file on tmpfs that the kernel swaps out to the same disk, limited to
+//! the memory of a process with such a cache (`kernel_swap`). A trial is all of this, in a child
+//! process: resident sizes and control groups belong to processes.
 //!
 //! ```text
 //!   work.rs    the phases, and the last look at every byte
@@ -42,7 +42,7 @@ const OF_KERNEL: Ratio = Ratio::new(BIFOLIO, KERNEL);
 const SHOWN_COUNTS: [&str; 6] =
     ["p50_ns", "p99_ns", "cpu_s_per_gib", "pages_written", "pages_read", "peak_bytes"];
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Swap;
 
@@ -83,8 +83,7 @@ impl Benchmark for Swap {
     }
 }
 
-/// The surroundings of the kernel's series. They go away from top to bottom: who has the file, the
-/// file, where it was swapped to.
+/// Resources of the kernel's series, dropped from top to bottom: the group, the file, the swap.
 #[derive(Debug)]
 struct Kernel {
     group: MemoryGroup,
@@ -94,7 +93,7 @@ struct Kernel {
 
 impl Kernel {
     /// # Errors
-    /// There is no way; the message is the reason for which to skip the series.
+    /// It is not possible; the message is the reason to skip the series.
     fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
         let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
         let tmpfs = Tmpfs::create(context.workspace, parameters.sizes.size_bytes)?;

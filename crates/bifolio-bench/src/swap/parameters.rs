@@ -8,13 +8,13 @@ use crate::error::Result;
 use crate::harness::interleave::Rounds;
 use crate::harness::sizes::Sizes;
 
-/// How many times the bound is the working set.
+/// Ratio of the working set and the bound.
 const WORKING_SET_FACTOR: u64 = 4;
 
-/// Of the pages of the working set, one in so many is read at random.
+/// Divisor: the part of the pages of the working set that are read at random.
 const RANDOM_READS_SHARE: u64 = 32;
 
-/// And one in so many is overwritten: as much as fits into memory, where the rest is already.
+/// Divisor: the part of the pages that are overwritten, as many as fit into memory.
 const OVERWRITES_SHARE: u64 = 4;
 
 /// The parameters of one run, as the envelope shows them.

@@ -1,7 +1,7 @@
 //! Operations on a memory file that is larger than memory, independent of the kind of memory.
 //!
-//! Four phases, each timed, and a last look at every byte. What is read in the phases is looked at
-//! cheaply (`checker`), as looking at all of it would be timed.
+//! Four phases, each timed, and a final comparison of every byte. Bytes read in the phases are only
+//! checked cheaply (`checker`), because a full comparison would be timed.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::harness::pattern;
 use crate::harness::seen::Seen;
 use crate::harness::sizes::Sizes;
 
-/// How much is written and read in order with one call.
+/// Bytes written and read in order per call.
 const BLOCK_BYTES: usize = 64 << 10;
 
 const READ_SEED: u64 = 11;
@@ -27,7 +27,7 @@ const OVERWRITE_SEED: u64 = 12;
 const FIRST: u32 = 0;
 const SECOND: u32 = 1;
 
-/// One part of the work.
+/// One phase of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     WriteInOrder,
@@ -37,7 +37,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// In the order in which they are done.
+    /// Phases in order.
     pub(super) const ALL: [Self; 4] =
         [Self::WriteInOrder, Self::ReadInOrder, Self::ReadAtRandom, Self::OverwriteAtRandom];
 
@@ -57,7 +57,7 @@ impl Phase {
         }
     }
 
-    /// The version that is written; nothing if the phase reads.
+    /// Returns the version that is written; `None` if the phase reads.
     fn written_version(self) -> Option<u32> {
         match self {
             Self::WriteInOrder => Some(FIRST),
@@ -67,13 +67,13 @@ impl Phase {
     }
 }
 
-/// How much of it.
+/// Amount of work.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Load {
     pub(super) sizes: Sizes,
-    /// Pages read at random, no more than there are.
+    /// Pages read at random, at most all.
     pub(super) random_reads: u64,
-    /// Pages overwritten at random, no more than there are.
+    /// Pages overwritten at random, at most all.
     pub(super) overwrites: u64,
 }
 
@@ -81,12 +81,13 @@ pub(super) struct Load {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) measured: Measured,
-    /// Bytes that went to the disk and came back.
+    /// Bytes written to the disk and read back.
     pub(super) moved: DeviceBytes,
 }
 
 impl Load {
-    /// Position and length of every block of `phase`. Never a list: it would count as resident.
+    /// Returns position and length of every block of `phase`. Not a list, which would count as
+    /// resident.
     fn blocks(&self, phase: Phase) -> impl Iterator<Item = (u64, usize)> + use<> {
         let size_bytes = self.sizes.size_bytes;
         let step_bytes = BLOCK_BYTES as u64;
@@ -105,7 +106,7 @@ impl Load {
         })
     }
 
-    /// Does all phases, then compares every byte; answers the phases, and how many bytes.
+    /// Runs all phases, then compares every byte. Returns the phases, and the number of bytes.
     pub(super) fn run(&self, medium: &impl Medium) -> Result<(Vec<Done>, u64)> {
         let mut done = Vec::new();
         for phase in Phase::ALL {
@@ -146,7 +147,7 @@ impl Load {
         Ok(Done { measured, moved: medium.moved()? - before })
     }
 
-    /// Compares every byte with what was written there last.
+    /// Compares every byte with the one written last.
     fn verify(&self, medium: &impl Medium) -> Result<u64> {
         let mut overwritten = vec![false; self.sizes.pages() as usize];
         for (pos_bytes, _) in self.blocks(Phase::OverwriteAtRandom) {
@@ -178,7 +179,7 @@ mod tests {
 
     const SIZE_BYTES: usize = (1 << 20) + 8192;
 
-    /// A vector, of which one page is not written the second time.
+    /// A vector, in which one page is not written the second time.
     struct Vector {
         bytes: RefCell<Vec<u8>>,
         lost_overwrites: bool,

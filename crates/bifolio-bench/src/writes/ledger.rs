@@ -1,7 +1,7 @@
-//! Which version every page of the file must hold, and whether it does.
+//! The version that every page of the file must hold, and the check of it.
 //!
-//! Every trial writes a version of its own. What it wrote is entered here, and afterwards the file
-//! is read back past every cache: pages that were written, and pages that must not have been.
+//! Every trial writes its own version. The ledger records what it wrote; afterwards the file is
+//! read back past every cache: pages that were written, and pages that must not have changed.
 
 use std::fs::File;
 use std::path::Path;
@@ -34,18 +34,18 @@ impl Ledger {
         self.last_version
     }
 
-    /// The page at `pos_bytes` now holds `version`.
+    /// Records that the page at `pos_bytes` now holds `version`.
     pub(crate) fn enter(&mut self, pos_bytes: u64, version: u32) {
         self.versions[page_index(pos_bytes)] = version;
     }
 
-    /// All pages up to `end_bytes` now hold `version`.
+    /// Records that all pages up to `end_bytes` now hold `version`.
     pub(crate) fn enter_up_to(&mut self, end_bytes: u64, version: u32) {
         self.versions[..page_index(end_bytes)].fill(version);
     }
 
-    /// Compares `count` pages of `file`, chosen at random, each once; answers how many bytes. The
-    /// version of the last trial seeds the choice.
+    /// Compares `count` pages of `file`, chosen at random, each once. Returns the number of bytes.
+    /// The version of the last trial seeds the choice.
     pub(crate) fn verify(&self, file: &Path, series: &str, count: u64) -> Result<u64> {
         let failed = || Error::system(format!("read {} back", file.display()));
         let opened = direct::probe(file).and_then(|()| direct::open(file, false));

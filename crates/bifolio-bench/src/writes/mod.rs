@@ -1,22 +1,21 @@
 //! `writes`: pages at random, and the whole file in order, each trial with a sync at its end; and
-//! records of eight threads, each with a sync of its own.
+//! records of eight threads, each followed by a sync.
 //!
-//! `write_at` and `sync_data` through a new cache, an eighth of the file large; against the device
-//! at its best (`raw_direct`: io_uring, then `fdatasync`) and against the kernel's page cache
-//! (`kernel_write`: `pwrite`, then `fdatasync`), which is not held to the same memory. The cache's
-//! memory is made resident when it is built, as that of the device's loop is. A file that is
-//! written in order may have larger folios, which cost less bookkeeping: the series
-//! `write_at_64k_folios`. Every trial writes a version of its own, and pages are read back past all
-//! caches after each.
+//! `write_at` and `sync_data` through a new cache of an eighth of the file; against the device at
+//! its best (`raw_direct`: io_uring, then `fdatasync`) and against the kernel's page cache
+//! (`kernel_write`: `pwrite`, then `fdatasync`), whose memory is not limited. The cache's memory is
+//! made resident when it is built, like that of the device's loop. A file that is written in order
+//! may have larger folios, which cost less bookkeeping: the series `write_at_64k_folios`. Every
+//! trial writes its own version, and pages are read back past all caches after each.
 //!
-//! Eight threads write a record and sync it, again and again (in syncs a second): records of 256
-//! bytes to one `log`, whichever thread is next, or `records` of a page, each thread in its own
-//! region of the file. The kernel's rivals are `pwrite` and `fdatasync` of the same threads on one
-//! descriptor, through the page cache and, for whole pages, past it (`kernel_direct`). How many
-//! flushes the cache made for each sync is counted beside it.
+//! Eight threads write and sync records repeatedly (in syncs per second): records of 256 bytes to
+//! one `log`, whichever thread is next, or `records` of a page, each thread in its own region of
+//! the file. The kernel's series are `pwrite` and `fdatasync` of the same threads on one
+//! descriptor, through the page cache and, for whole pages, past it (`kernel_direct`). The number
+//! of flushes per sync of the cache is counted.
 //!
-//! The clock covers the sync. Latencies are of the single writes: the longest is the longest stall
-//! of a writer.
+//! The time includes the sync. Latencies are those of the single writes: the longest is the longest
+//! stall of a writer.
 
 mod ledger;
 mod order;
@@ -51,7 +50,7 @@ const LARGE_OF_RAW: Ratio = Ratio::new(LARGE, "raw_direct");
 const RANDOM_OF_KERNEL_AT_LEAST: f64 = 1.0;
 const SEQUENTIAL_OF_RAW_AT_LEAST: f64 = 0.95;
 
-/// Folios of the series that is named after them.
+/// Folio size of the series named after it.
 const LARGE_FOLIO_BYTES: u64 = 64 << 10;
 
 const OF_KERNEL_DIRECT: Ratio = Ratio::new("write_at", "kernel_direct");
@@ -75,7 +74,7 @@ const SHOWN_COUNTS: [&str; 8] = [
     FLUSHES_PER_SYNC,
 ];
 
-/// The benchmark; see the head of this module.
+/// The benchmark, described at the head of this module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteAndSync;
 
@@ -163,7 +162,7 @@ fn measure(
     Ok(())
 }
 
-/// The trials of the last rows.
+/// Adds the trials of the last rows.
 fn add_records<'a>(
     passes: &'a Passes<'_>,
     is_direct: bool,
@@ -220,7 +219,7 @@ fn add_notes(passes: &Passes<'_>, shape: Option<Shape>, report: &mut Report) {
     }
 }
 
-/// Every figure that the rows have the series for.
+/// Returns every figure whose series the rows have.
 fn figures(rows: &[Row]) -> Vec<Figure> {
     let asked = [
         (RANDOM, OF_KERNEL, RANDOM_OF_KERNEL_AT_LEAST),

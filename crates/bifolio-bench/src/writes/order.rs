@@ -5,7 +5,7 @@ use crate::harness::sizes::Sizes;
 
 use super::ledger::Ledger;
 
-/// How much a sequential trial writes with one call.
+/// Bytes that a sequential trial writes per call.
 pub(crate) const SEQUENTIAL_BLOCK_BYTES: usize = 1 << 20;
 
 /// The order of one trial.
@@ -27,7 +27,7 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    /// Every version has its own order.
+    /// Creates the writes of a version, each with its own order.
     pub(crate) fn new(order: Order, sizes: Sizes, version: u32) -> Self {
         let access = Access::new(Pattern::Uniform, sizes.size_bytes, u64::from(version));
         Self { order, access, size_bytes: sizes.size_bytes, version }
@@ -58,7 +58,7 @@ impl Writes {
         }
     }
 
-    /// Enters what was written up to `end_bytes` of the file.
+    /// Records what was written up to `end_bytes` of the file.
     pub(crate) fn enter(&self, ledger: &mut Ledger, end_bytes: u64) {
         match self.order {
             Order::Sequential => ledger.enter_up_to(end_bytes, self.version),

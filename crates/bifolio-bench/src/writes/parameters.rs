@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::harness::interleave::Rounds;
 use crate::harness::sizes::Sizes;
 
-/// Of the pages of the file, one in so many is written by a trial of random writes.
+/// Divisor: the part of the pages that a trial of random writes writes.
 const RANDOM_SHARE: u64 = 8;
 
 /// The parameters of one run, as the envelope shows them.

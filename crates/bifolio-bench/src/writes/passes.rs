@@ -1,4 +1,4 @@
-//! The ways to write, each one trial: all blocks, then a sync, with one clock around both.
+//! The ways to write, each one trial: all blocks, then a sync, timed together.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -20,17 +20,17 @@ use crate::harness::raw_stream::{self, Blocks, Shape, Stream};
 use crate::harness::seen::Seen;
 use crate::harness::{direct, pattern};
 
-/// How many random writes the raw ring keeps in flight.
+/// Number of random writes that the raw ring keeps in flight.
 const RAW_DEPTH: u16 = 128;
 
-/// Parts that every trial of a run shares.
+/// State that all trials of a run share.
 #[derive(Debug)]
 pub(crate) struct Passes<'a> {
     pub(crate) file: &'a Path,
     pub(crate) parameters: &'a Parameters,
     pub(crate) tracepoint: Option<u64>,
     pub(crate) ledger: RefCell<Ledger>,
-    /// The longest any caller was held back by the cache, so far.
+    /// Longest throttling of a caller by the cache so far.
     pub(crate) throttle_ns_max: RefCell<Option<u64>>,
     /// Flushes and syncs of the cache, in all trials of each layout of records so far.
     pub(crate) flushes: RefCell<[(u64, u64); 2]>,
@@ -41,7 +41,8 @@ impl Passes<'_> {
         Writes::new(order, self.parameters.sizes, self.ledger.borrow_mut().next_version())
     }
 
-    /// Enters the trial's blocks, and reads pages back: the answer with what was compared.
+    /// Records the trial's blocks, and reads pages back. Returns the trial with the number of bytes
+    /// compared.
     fn verified(&self, writes: &Writes, series: &str, mut measured: Measured) -> Result<Measured> {
         let mut ledger = self.ledger.borrow_mut();
         writes.enter(&mut ledger, measured.bytes);
@@ -95,7 +96,7 @@ impl Passes<'_> {
         self.verified(&writes, "raw_direct", measured)
     }
 
-    /// `write_at` and `sync_data`, through a cache that has just been made.
+    /// `write_at` and `sync_data`, through a new cache.
     pub(crate) fn write_at(
         &self,
         order: Order,
@@ -127,7 +128,7 @@ impl Passes<'_> {
         self.verified(&writes, "kernel_write", measured)
     }
 
-    /// One call for each block, one after the other, then the sync.
+    /// Makes one call for each block, one after the other, then the sync.
     fn calls(
         &self,
         writes: &Writes,

@@ -1,9 +1,9 @@
-//! Records: threads that each write a record and sync it, again and again, as the threads of a
-//! database commit.
+//! Records: threads that repeatedly write a record and sync it, like the threads of a database that
+//! commit.
 //!
-//! One file, one handle or descriptor. Either all append to one log, a record after the other, or
-//! each writes pages to a region of its own. The cache lets threads that sync at the same time
-//! share the write-out and the flush of the device; the kernel writes and flushes for each.
+//! One file, one handle or descriptor. Either all append to one log, or each writes pages to its
+//! own region. Concurrent syncs of the cache share the write-out and the flush of the device; the
+//! kernel writes and flushes for each.
 
 use std::fs::File;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub(crate) const THREADS: u64 = 8;
 /// Bytes of a record of the log.
 pub(crate) const LOG_RECORD_BYTES: usize = 256;
 
-/// Where the records of a trial go.
+/// Placement of the records of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// One after the other, whichever thread writes them.
@@ -38,7 +38,7 @@ pub(crate) enum Layout {
     Regions,
 }
 
-/// The records of a trial. Where the file ends they begin again.
+/// The records of a trial. At the end of file they restart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Records {
     layout: Layout,
@@ -60,7 +60,7 @@ impl Records {
         }
     }
 
-    /// The pages that a thread writes, if each has a region; of one log, all.
+    /// Returns the pages that a thread writes: its region, or the whole log.
     fn pages(self, thread: u64) -> Range<u64> {
         match self.layout {
             Layout::Log => 0..self.file_pages,
@@ -71,7 +71,7 @@ impl Records {
         }
     }
 
-    /// Records in the log, or of each region.
+    /// Returns the number of records in the log, or of each region.
     fn count(self, pages: &Range<u64>) -> u64 {
         match self.layout {
             Layout::Log => {
@@ -84,8 +84,8 @@ impl Records {
         }
     }
 
-    /// The positions of one thread's records, in order; in a log, of those that come after the
-    /// ones that were `taken`.
+    /// Returns the positions of one thread's records, in order; in a log, those after the `taken`
+    /// ones.
     fn positions(self, thread: u64, taken: &AtomicU64) -> impl Iterator<Item = u64> {
         let pages = self.pages(thread);
         let count = self.count(&pages);
@@ -148,7 +148,7 @@ impl Passes<'_> {
         self.verified_records(series, measured)
     }
 
-    /// The records of the trial with the next version, each by one call of `commit`.
+    /// Writes the records of the trial with the next version, each by one call of `commit`.
     fn records(
         &self,
         layout: Layout,

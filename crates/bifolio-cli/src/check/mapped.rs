@@ -8,14 +8,14 @@
 
 use bifolio::Map;
 
-/// Brings a range in, and copies it: what cannot be had is an error.
+/// Prefetches a range, and copies it: a page that cannot be read is an error.
 pub(super) fn copy_prefetched(map: &Map, start: u64, target: &mut [u8]) -> bifolio::Result<()> {
     map.prefetch(start..start + target.len() as u64)?;
     copy(map, start, target);
     Ok(())
 }
 
-/// Copies a range, and leaves it to the copy to bring it in.
+/// Copies a range without a prefetch.
 pub(super) fn copy(map: &Map, start: u64, target: &mut [u8]) {
     let left = map.len().checked_sub(start);
     assert!(left.is_some_and(|left| target.len() as u64 <= left), "a range of the map");

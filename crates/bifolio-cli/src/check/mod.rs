@@ -1,14 +1,14 @@
 //! `bifolio check`: every byte of a file, through the cache, against an independent read.
 //!
-//! The file is cut into blocks. One pass takes them in order, one in a random order; each block is
-//! read in every [`Way`], beginning with another way for each block, so that each way meets both
-//! misses and hits. What the cache answers is compared with a buffered read of the file that knows
-//! nothing of it.
+//! The file is divided into blocks. One pass reads them in order, one in a random order; each block
+//! is read in every [`Way`], starting with a different one for each block, so that each way meets
+//! both misses and hits. The cache's bytes are compared with an independent buffered read of the
+//! file.
 //!
-//! That is a [`Round`]; each has a cache of its own, one after the other. Where files can be
-//! mapped, there are two more for each [`FaultMode`]. The first asks the map for each block before
-//! it looks at it, so that a page that cannot be read is an error. The second, which begins with an
-//! empty cache, only touches the map: what cannot be read has ended the check by then.
+//! That is a [`Round`]; each round has a new cache. Where files can be mapped, two more follow for
+//! each [`FaultMode`]. The first prefetches each block through the map, so that a page that cannot
+//! be read is an error. The second, with an empty cache, only touches the map: an unreadable page
+//! has ended the check by then.
 
 mod mapped;
 
@@ -24,12 +24,12 @@ use crate::cli::CheckOptions;
 use crate::output;
 use crate::terminal::Terminal;
 
-/// How much is compared at once.
+/// Bytes compared at once.
 const BLOCK_BYTES: u64 = 256 << 10;
 /// Small reads and pins are at most this long.
 const SMALL_BYTES_MAX: u64 = 4096;
 
-/// How bytes come out of the cache.
+/// Way to read bytes from the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     ReadLarge,
@@ -53,10 +53,10 @@ impl fmt::Display for Way {
     }
 }
 
-/// The work on one cache.
+/// Work on one cache.
 #[derive(Clone, Copy, Debug)]
 struct Round {
-    /// Where the file is mapped.
+    /// Fault mode of the map, if the file is mapped.
     faults: Option<FaultMode>,
     ways: &'static [Way],
 }
@@ -75,7 +75,7 @@ impl Round {
         Self { faults: Some(faults), ways: &[Way::MapTouched] }
     }
 
-    /// All there are, where files can be mapped, and where they cannot.
+    /// Returns all ways, where files can be mapped or not.
     fn all(can_map: bool) -> Vec<Self> {
         let modes = [FaultMode::Threads, FaultMode::InThread];
         let mapped = modes.into_iter().flat_map(|faults| {
@@ -86,7 +86,7 @@ impl Round {
     }
 }
 
-/// The cache answered something else than the file holds; where and what.
+/// The cache's bytes differ from the file's; the text says where and how.
 #[derive(Debug)]
 pub(crate) struct Different(String);
 
@@ -123,7 +123,7 @@ pub(crate) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     ))
 }
 
-/// The reason why files cannot be mapped here, if there is one.
+/// Returns the reason why files cannot be mapped here, if any.
 fn why_no_maps(features: Vec<FeatureReport>) -> Option<String> {
     let report = features.into_iter().find(|report| report.feature == Feature::UserFaults);
     let missing = report.filter(|report| !report.in_use)?;
@@ -188,7 +188,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The size is right, and nothing is read beyond it.
+    /// Checks that the size is right, and that a read past the end returns nothing.
     fn check_end(&mut self) -> anyhow::Result<()> {
         let len_bytes = self.cached.len();
         if len_bytes != self.len_bytes {
@@ -247,7 +247,7 @@ impl Checker {
         bail!(Different(format!("{}: {how}", self.name)))
     }
 
-    /// Fills `answered` with what the cache says stands at `start`.
+    /// Fills `answered` with the cache's bytes at `start`.
     fn read_block(&mut self, start: u64, way: Way) -> anyhow::Result<()> {
         let block_bytes = self.answered.len() as u64;
         let mut done = 0;
@@ -283,7 +283,7 @@ impl Checker {
     }
 }
 
-/// Walks the pins of a range; they must be exactly as long as it, together.
+/// Copies the pins of a range, which together must be exactly as long as it.
 fn copy_pins(file: &File, pos_bytes: u64, target: &mut [u8]) -> anyhow::Result<()> {
     let mut rest = &mut target[..];
     for pin in file.pins(pos_bytes..pos_bytes + rest.len() as u64) {
@@ -348,7 +348,7 @@ mod tests {
         assert!(error.downcast_ref::<Different>().is_some(), "{error:#}");
     }
 
-    /// The rounds with maps, if there are any here.
+    /// Returns the rounds with maps, if maps work here.
     fn mapped_rounds() -> Vec<Round> {
         let missing = why_no_maps(bifolio::features());
         if let Some(reason) = &missing {

@@ -1,4 +1,4 @@
-//! `bifolio bench`: every benchmark with smoke parameters, its envelope, and what it leaves behind.
+//! `bifolio bench`: every benchmark with smoke parameters, its report, and that it cleans up.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -122,7 +122,7 @@ fn envelope_of(name: &str, more: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Sees that `series` is in the row with all of `counts`, or skipped with a reason.
+/// Checks that `series` is in the row with all of `counts`, or skipped with a reason.
 fn assert_measured(envelope: &Value, row: &Value, series: &str, counts: &[&str]) {
     if !row["series"][series].is_f64() {
         let skipped = envelope["skipped"].as_array().unwrap();
@@ -498,7 +498,7 @@ fn interrupt(more: &[&str], signal: Signal, ready: impl Fn(&Path) -> bool) {
     interrupt_bench("small-reads", more, signal, ready);
 }
 
-/// Starts a benchmark, signals it once `ready`, and sees that it ends and that nothing is left.
+/// Starts a benchmark, signals it once `ready`, and checks that it ends and cleans up.
 fn interrupt_bench(name: &str, more: &[&str], signal: Signal, ready: impl Fn(&Path) -> bool) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir_text = dir.path().to_str().unwrap();

@@ -1,4 +1,4 @@
-//! `bifolio check` and the program's manners, as a user meets them.
+//! `bifolio check`, and error messages of the program, as a user sees them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The program as a user meets it: each subcommand run for real.
+//! The program as a user runs it: each subcommand.
 
 mod bench;
 mod check;

@@ -1,4 +1,4 @@
-//! Running the program and looking at what it left.
+//! Runs the program and checks what it leaves on the machine.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub fn run(arguments: &[&str]) -> Output {
     bifolio(arguments).output().expect("the program starts")
 }
 
-/// The only line on standard error, which must be one and begin with the program's name.
+/// Returns the only line on standard error, which begins with the program's name.
 pub fn error_line(output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
     let line = text.strip_suffix('\n').expect("a whole line");

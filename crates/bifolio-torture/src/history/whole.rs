@@ -1,15 +1,15 @@
-//! Whether a read saw all of a write in a page, or nothing of it.
+//! Checks that a read saw all of a write in a page, or nothing of it.
 //!
 //! A reader that sees a word of a write in a page sees, where the write changed other words of that
-//! page, the same write or something later; never what had been there before the write began.
+//! page, the same write or a later one; never a value from before the write began.
 
 use super::{Change, History, Kind, PAGE_WORDS, Violation, WORD_BYTES};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 impl History {
-    /// Judges bytes of one page, all that a `read_at` wanted, or those before the end of the file,
-    /// which are at `position`.
+    /// Judges bytes of one page: all that a `read_at` requested, or those before the end of file,
+    /// at `position`.
     pub fn check_whole(&self, bytes: &[u8], position: u64) -> Result<(), Violation> {
         let first = position / WORD_BYTES;
         let count = PAGE_WORDS - first % PAGE_WORDS;

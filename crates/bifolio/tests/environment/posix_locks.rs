@@ -19,7 +19,7 @@ const PROBED: &str = "BIFOLIO_PROBED_FILE";
 /// Set for a test that runs alone.
 const ALONE: &str = "BIFOLIO_TEST_POSIX_LOCKS";
 
-/// Whether another process finds the file locked.
+/// Returns `true` if another process finds the file locked.
 fn is_locked(test: &str, path: &Path) -> bool {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])

@@ -88,7 +88,7 @@ fn a_clone_that_outlives_a_failed_close_tries_anew() {
     cache.close().unwrap();
 }
 
-/// Whether the cache can be closed after this, and what it costs.
+/// Returns `true` if the cache can be closed after this, and what it costs.
 #[test]
 fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
     let (faulty, cache) = setup();

@@ -50,7 +50,7 @@ fn readings() -> Vec<Reading> {
     readings
 }
 
-/// Whether a limit on locked memory allows it.
+/// Returns `true` if a limit on locked memory allows it.
 fn can_register() -> bool {
     let mut memory = vec![0_u8; CHUNK as usize];
     let entry = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };

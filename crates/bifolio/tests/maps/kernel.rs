@@ -32,7 +32,7 @@ fn read_in(map: &mut MapMut, from: &std::fs::File, length: usize) -> Result<usiz
     answer(unsafe { libc::pread(from.as_raw_fd(), target.cast(), length, 0) })
 }
 
-/// Whether system calls wait for pages that are not resident.
+/// Returns `true` if system calls wait for pages that are not resident.
 fn kernel_waits(way: Way) -> bool {
     let reports = bifolio::features();
     let is_there = reports.iter().any(|r| r.feature == Feature::KernelFaults && r.available);

@@ -381,7 +381,7 @@ fn a_pinned_page_holds_no_other_back_from_its_device() {
     }
 }
 
-/// Whether this process has the file open.
+/// Returns `true` if this process has the file open.
 fn is_open(path: &std::path::Path) -> bool {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
     descriptors.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|it| it == path))

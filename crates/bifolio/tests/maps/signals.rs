@@ -78,7 +78,7 @@ fn threads_of_the_cache_block_asynchronous_signals_only() {
 }
 
 thread_local! {
-    /// Whether the thread is the one that is interrupted.
+    /// Set if the thread is the one that is interrupted.
     static IS_READER: Cell<bool> = const { Cell::new(false) };
 }
 

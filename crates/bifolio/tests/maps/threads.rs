@@ -204,7 +204,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
 const UNMAPPED_MIN: u64 = 300;
 const STORES_MIN: u64 = 100;
 
-/// Whether a run may end.
+/// Returns `true` if a run may end.
 fn has_tried_much(cache: &Cache, ledger: &Ledger, place: &Place) -> bool {
     let has_synced = matches!(place, Place::Memory) || ledger.syncs.load(Ordering::Relaxed) > 0;
     let has_stored = ledger.stores().iter().all(|count| *count > STORES_MIN);

@@ -78,7 +78,7 @@ impl Run {
         }
     }
 
-    /// Whether the file agrees with the model; how many operations were refused.
+    /// Returns `true` if the file agrees with the model; how many operations were refused.
     fn agrees(&self, ops: &[Op]) -> Result<u64, String> {
         let cache = self.setup.cache();
         let file = self.setup.file(&cache);

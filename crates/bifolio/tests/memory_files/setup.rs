@@ -52,7 +52,7 @@ impl Setup {
         cache.memory_file_with("scratch", &writable().folio_bytes(self.folio_bytes)).unwrap()
     }
 
-    /// Whether all bytes of memory files are in memory.
+    /// Returns `true` if all bytes of memory files are in memory.
     pub fn keeps_in_memory(&self) -> bool {
         matches!(self.swap, Swap::None)
     }
@@ -73,13 +73,13 @@ pub fn check_memory(cache: &Cache, room_bytes: Option<RangeInclusive<u64>>) -> R
     room_bytes.map_or(Ok(()), |room_bytes| check_resident_in(cache, room_bytes))
 }
 
-/// Whether folios take this much, or will in a moment.
+/// Returns `true` if folios take this much, or will in a moment.
 pub fn check_resident(cache: &Cache, expected_bytes: u64) -> Result<(), String> {
     check_resident_in(cache, expected_bytes..=expected_bytes)
 }
 
-/// Whether a cache without files is empty, but for folios that a batch of the lists still refers
-/// to, which are of `folio_bytes` at most.
+/// Returns `true` if a cache without files is empty, but for folios that a batch of the lists still
+/// refers to, which are of `folio_bytes` at most.
 pub fn check_empty(cache: &Cache, setup: &Setup, folio_bytes: u64) -> Result<(), String> {
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
     let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * folio_bytes };

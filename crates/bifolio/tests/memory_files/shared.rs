@@ -93,7 +93,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Whether a page that was read after `done` and before `begun` may hold this.
+    /// Returns `true` if a page that was read after `done` and before `begun` may hold this.
     fn check(&self, index: u64, found: &[u8], done: u64, begun: u64) {
         self.checked.fetch_add(1, Ordering::Relaxed);
         if found.iter().all(|byte| *byte == 0) {
