@@ -1,4 +1,4 @@
-//! Whose LRU batches are drained: those that hold a folio of the range, and no others.
+//! Which LRU batches are drained: those that hold a folio of the range, and no others.
 
 use bifolio::{Advice, Cache, Outcome};
 use bifolio_testing::skip;
@@ -8,7 +8,7 @@ use crate::support::{
 };
 use crate::{assert_counted, cpus, evict, on, quiet_cache, read_pages, resident_pages};
 
-/// Two CPUs this process may use, if there are two.
+/// Returns two CPUs that this process may use, if there are two.
 fn two_cpus() -> Option<[usize; 2]> {
     let found = cpus().first_chunk().copied();
     if found.is_none() {
@@ -110,8 +110,8 @@ fn many_doubtful_folios_are_decided_in_rounds() {
     assert_eq!(evict(&file).evicted, pages - 10);
 }
 
-/// The thread's stream: a file that stays mapped, advised away chunk by chunk, while the other CPU
-/// keeps its batch filled.
+/// A file that stays mapped is advised away chunk by chunk, while the other CPU keeps its batch
+/// filled.
 #[test]
 fn a_mapped_stream_drains_no_cpu() {
     let Some([here, there]) = two_cpus().filter(|_| files_can_be_mapped()) else { return };
@@ -133,7 +133,7 @@ fn a_mapped_stream_drains_no_cpu() {
     assert_eq!(resident_pages(&file), 512);
 }
 
-/// A quarter each clean, dirty, mapped, and in the batch of another CPU.
+/// A quarter of the range each is clean, dirty, mapped, and in the batch of another CPU.
 #[test]
 fn of_a_mixed_range_the_batched_quarter_is_drained_for() {
     let Some([here, there]) = two_cpus().filter(|_| files_can_be_mapped()) else { return };

@@ -16,7 +16,7 @@ fn resident_of(file: &File, pages: std::ops::Range<u64>) -> u64 {
     file.residency(bytes_of(pages)).unwrap().resident
 }
 
-/// Reads behind `first` until something of the first 64 pages is gone.
+/// Reads pages after `first` until one of the first 64 pages is evicted.
 fn press(file: &File, first: u64) {
     let mut next = first;
     while resident_of(file, 0..64) == 64 {

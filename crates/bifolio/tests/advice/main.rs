@@ -3,7 +3,8 @@
 //! what `residency` reports (`residency.rs`).
 //!
 //! # Safety
-//! [`store`] checks its offset against the length of the map, and the page was brought in before.
+//! [`store`] checks its offset against the length of the map, and the page was made resident
+//! before.
 #![allow(unsafe_code)]
 
 mod drains;
@@ -22,13 +23,13 @@ use bifolio::{Advice, Cache, File, MapMut, Outcome};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use support::{PAGE, read};
 
-/// The CPUs this process may use.
+/// Returns the CPUs that this process may use.
 fn cpus() -> Vec<usize> {
     let allowed = sched_getaffinity(None).unwrap();
     (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
 }
 
-/// Runs `call` on one CPU, and gives what it gives.
+/// Runs `call` on one CPU. Returns its result.
 fn on<T: Send>(cpu: usize, call: impl FnOnce() -> T + Send) -> T {
     let pinned = || {
         let mut set = CpuSet::new();
@@ -39,12 +40,12 @@ fn on<T: Send>(cpu: usize, call: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(pinned).join().unwrap())
 }
 
-/// Runs a test on one CPU: what it brings in is in no other CPU's batch.
+/// Runs a test on one CPU: its pages are in no other CPU's batch.
 fn on_one(test: impl FnOnce() + Send) {
     on(cpus()[0], test);
 }
 
-/// A cache that brings in what is asked for, and nothing else.
+/// Creates a cache without readahead.
 fn quiet_cache(memory_bytes: u64) -> Cache {
     Cache::builder().memory(memory_bytes).readahead_bytes_max(0).build().unwrap()
 }
@@ -65,7 +66,7 @@ fn store(map: &mut MapMut, position: u64, byte: u8) {
     unsafe { target.write_volatile(byte) };
 }
 
-/// Evicts what can go of the whole file.
+/// Evicts all folios of the file that can be evicted.
 fn evict(file: &File) -> Outcome {
     file.advise(0..file.len(), Advice::DontNeed).unwrap()
 }
@@ -85,12 +86,12 @@ fn evict_all(file: &File, folios: u64) -> Outcome {
     sum
 }
 
-/// Pages of the file that are in memory.
+/// Returns the number of resident pages of the file.
 fn resident_pages(file: &File) -> u64 {
     file.residency(0..file.len()).unwrap().resident
 }
 
-/// The counters of advice say the same as the outcomes, whose sum this is.
+/// Checks that the counters of advice agree with the sum of the outcomes.
 #[track_caller]
 fn assert_counted(cache: &Cache, sum: &Outcome) {
     let stats = cache.stats();

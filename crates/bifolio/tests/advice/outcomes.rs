@@ -1,4 +1,4 @@
-//! Each reason for which a folio stays, and that it goes when the reason has gone.
+//! Each reason for which a folio stays, and that it is evicted when the reason is gone.
 
 use std::thread;
 
@@ -11,7 +11,7 @@ use crate::support::{
 };
 use crate::{assert_counted, evict, evict_all, on_one, quiet_cache, resident_pages};
 
-/// Pages of the files in here, unless a test says otherwise.
+/// Pages of the files, unless a test states otherwise.
 const PAGES: u64 = 16;
 const LENGTH: usize = (PAGES * PAGE) as usize;
 
@@ -20,17 +20,17 @@ fn remaining(reason: &str, count: u64) -> Vec<(&str, u64)> {
     vec![(reason, count)]
 }
 
-/// The reasons of an outcome that are not 0.
+/// Returns the reasons of an outcome that are not 0.
 fn reasons(outcome: &Outcome) -> Vec<(&'static str, u64)> {
     outcome.remaining.by_reason().into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
-/// Reads all of it and checks it.
+/// Reads the whole file and compares it.
 fn check(file: &File, bytes: &[u8]) {
     assert_same(&read_all(file), bytes);
 }
 
-/// Runs `test` over storage that can be made to fail.
+/// Runs `test` over storage that can be made to fail, on disk and in memory.
 fn for_disk_and_memory(test: impl Fn(&Faulty)) {
     for way in [Way::Threads, Way::Memory] {
         test(&Faulty::new(way, LENGTH, 1));

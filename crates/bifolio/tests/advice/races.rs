@@ -1,5 +1,5 @@
-//! Advice against readers, writers, pins and maps at the same time: no byte is lost, no pin and no
-//! map is broken, and every folio that stays has a reason.
+//! Advice racing with readers, writers, pins and maps: no byte is lost, pins and maps stay valid,
+//! and every folio that stays has a reason.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -23,7 +23,7 @@ fn stamp(page: u64, generation: u64) -> u64 {
     page << 32 | generation
 }
 
-/// A file whose pages are stamped, and the generations that were begun and acknowledged.
+/// A file whose pages are stamped, and the generations begun and acknowledged.
 struct Stamped {
     file: File,
     begun: Vec<AtomicU64>,
@@ -51,13 +51,14 @@ impl Stamped {
         self.done[page as usize].store(generation, Ordering::Release);
     }
 
-    /// The generation that was written last, at the least.
+    /// Returns the minimum generation that the page must have.
     fn written(&self, page: u64) -> u64 {
         // Acquire: pairs with the Release in `write`.
         self.done[page as usize].load(Ordering::Acquire)
     }
 
-    /// Reads a page: one generation, which was acknowledged before or begun since.
+    /// Reads a page and checks that it has one generation, which was acknowledged before or begun
+    /// since.
     fn check(&self, page: u64) {
         let at_least = self.written(page);
         let mut bytes = [0; PAGE as usize];
@@ -82,7 +83,7 @@ impl Stamped {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Writes pages of its own, one of `parts`.
+    /// Writes its own pages, one of `parts`.
     fn run_writer(&self, part: u64, parts: u64) {
         let mut random = Rng::with_seed(part);
         while !self.is_over() {
@@ -169,7 +170,7 @@ fn builder() -> bifolio::CacheBuilder {
     Cache::builder().memory(MEMORY).dirty_age_ms_max(20)
 }
 
-/// Everything that was written is on the disk after a sync, and then nothing need stay.
+/// Checks that everything written is on the disk after a sync, and can then be evicted.
 fn check_disk(cache: &Cache, stamped: &Stamped, path: &std::path::Path) {
     stamped.file.sync_data().unwrap();
     let on_disk = std::fs::read(path).unwrap();

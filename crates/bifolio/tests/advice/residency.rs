@@ -11,7 +11,7 @@ use crate::support::{
     wait_for_stats, writable,
 };
 
-/// Both answers, after a look at whether they agree.
+/// Returns both results, after a check that they agree.
 #[track_caller]
 fn residency(file: &bifolio::File, range: std::ops::Range<u64>) -> (Residency, Vec<PageResidency>) {
     let sum = file.residency(range.clone()).unwrap();

@@ -1,5 +1,4 @@
-//! The memory bound: resident size, room for pages and tables, neighbouring frames, many open
-//! files.
+//! The memory bound: resident size, memory for pages and tables, adjacent frames, many open files.
 
 mod many_files;
 mod placement;

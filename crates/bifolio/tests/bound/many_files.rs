@@ -1,7 +1,7 @@
-//! Many files: what opening, keeping and closing them costs does not grow with how many there are.
+//! Many files: the cost of opening, keeping and closing a file does not grow with their number.
 //!
 //! # Safety
-//! Asks the kernel whether descriptors are open.
+//! Queries the kernel whether descriptors are open.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -14,7 +14,7 @@ use bifolio::{Backing, Cache, FileIdentity, IoBuf, IoBufMut, OpenOptions};
 const VARIABLE: &str = "BIFOLIO_TEST_MANY_FILES";
 const PAGE: u64 = 4096;
 
-/// Storage of eight bytes in each page, on a device of its own or on one that all share.
+/// Storage of eight bytes in each page, on its own device or on a shared one.
 #[derive(Debug)]
 struct Page {
     bytes: Mutex<[u8; 8]>,
@@ -68,7 +68,7 @@ impl Backing for Page {
     }
 }
 
-/// A number of KiB from `/proc/self/status`.
+/// Returns a number of KiB from `/proc/self/status`.
 fn status_kib(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
@@ -79,8 +79,8 @@ fn options() -> OpenOptions {
     OpenOptions::new().read(true).write(true).len_max(1 << 20)
 }
 
-/// Opens so many files in a cache of `memory` bytes, one after the other, reads each, writes every
-/// third, and looks at all again; half of them on one device, half on devices of their own.
+/// Opens `count` files in a cache of `memory` bytes, one after the other, reads each, writes every
+/// third, and checks all of them again; half are on one device, half on their own devices.
 fn keep_open(count: u64, memory: u64) {
     let before_kib = status_kib("RssAnon:");
     let cache = Cache::builder().memory(memory).memory_max(memory).build().unwrap();
@@ -178,12 +178,12 @@ fn a_hundred_thousand_files_are_kept_open() {
     }
 }
 
-/// Descriptors that this process has.
+/// Returns the number of open descriptors of this process.
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Opens files of the disk until there are no more descriptors.
+/// Opens files until no descriptor is left.
 fn run_out_of_descriptors() {
     let directory = crate::support::directory();
     let paths: Vec<_> = (0..40).map(|number| directory.path().join(number.to_string())).collect();
@@ -229,7 +229,7 @@ fn run_out_of_descriptors() {
     cache.close().unwrap();
 }
 
-/// Descriptors with numbers below `end`: to count them takes none.
+/// Returns the number of open descriptors below `end`, without opening one.
 fn descriptors_below(end: i32) -> usize {
     let is_open = |number: &i32| {
         // SAFETY: it only looks.

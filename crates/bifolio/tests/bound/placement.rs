@@ -1,7 +1,7 @@
-//! Neighbouring pages on neighbouring frames: counted, while frames are free and after churn.
+//! Adjacent pages in adjacent frames: counted while frames are free and after churn.
 //!
-//! The churn is counted, too: a cache that has been replaced many times over by random reads. The
-//! bytes of every read are checked, since folios move meanwhile.
+//! The churn is measured, too: a cache whose content has been replaced many times by random reads.
+//! The bytes of every read are checked, since folios move meanwhile.
 
 use crate::support::{PAGE, cache_of, directory, writable};
 use bifolio::{Advice, Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
@@ -13,7 +13,7 @@ use std::thread;
 
 const MIB: u64 = 1 << 20;
 
-/// Storage in which each page holds its number, and stays so whatever is written.
+/// Storage in which each page holds its number, whatever is written.
 #[derive(Debug)]
 struct Numbered {
     len_bytes: u64,
@@ -81,13 +81,13 @@ fn fill(cache: &Cache, len_bytes: u64, folio_bytes: u64, how: Fill) -> File {
     file
 }
 
-/// Where the resident pages of a file lie in memory.
+/// Position of the resident pages of a file in memory.
 #[derive(Debug, Default)]
 struct Placement {
     resident_pages: u64,
     /// Pages whose predecessor in the file is resident, too.
     neighbours: u64,
-    /// Of those, pages that follow their predecessor in memory as well.
+    /// Pages among them that follow their predecessor in memory as well.
     adjacent_neighbours: u64,
 }
 
@@ -111,7 +111,7 @@ fn placement_of(file: &File) -> Placement {
     placement
 }
 
-/// The part of neighbours that lie side by side.
+/// Returns the share of neighbours that are adjacent in memory.
 fn adjacency(placement: &Placement) -> f64 {
     placement.adjacent_neighbours as f64 / placement.neighbours as f64
 }
@@ -133,7 +133,7 @@ impl Access {
 }
 
 /// Reads, and in one of 16 steps writes, at random from two threads, until the cache has been
-/// replaced `turnovers` times. Gives the hit ratio of the last half.
+/// replaced `turnovers` times. Returns the hit ratio of the last half.
 fn churn(cache: &Cache, file: &File, access: Access, turnovers: u64) -> f64 {
     let frames = cache.stats().bound_bytes / PAGE;
     let rounds = |turnovers_each: u64| {
@@ -177,7 +177,7 @@ fn churn_thread(cache: &Cache, file: &File, access: Access, seed: u64, pgsteal: 
     steps
 }
 
-/// Fills files in every way there is, and checks how many neighbours lie apart.
+/// Fills files in every way, and checks how many neighbours are apart in memory.
 fn check_fills(cache: &Cache, len_bytes: u64, folio_bytes: u64, apart_max: impl Fn(u64) -> u64) {
     let mut files = Vec::new();
     for how in FILLS {
@@ -196,7 +196,8 @@ fn check_fills(cache: &Cache, len_bytes: u64, folio_bytes: u64, apart_max: impl 
     }
 }
 
-/// A handful of places, whatever the folio size: within a folio neighbours are neighbours anyway.
+/// Few exceptions are allowed, whatever the folio size: within a folio neighbours are always
+/// adjacent.
 #[test]
 fn a_file_filled_in_order_lies_in_order_while_frames_are_free() {
     for folio_bytes in [4 << 10, 64 << 10, 2 << 20] {
@@ -228,9 +229,9 @@ fn check_after_churn(access: Access, hit_ratio_min: f64) {
     check_after_churn_of(&cache, &churned, access, hit_ratio_min);
 }
 
-/// Fills files after a churn. How many neighbours lie apart (a fifth, usually) depends on how soon
-/// dirty folios are written, and so on what else the machine does: `bench seq-reads` measures it.
-/// Where nothing makes room in order, hardly any lie together.
+/// Fills files after a churn. The number of neighbours that are apart (usually a fifth) depends on
+/// how soon dirty folios are written, and so on the load of the machine: `bench seq-reads` measures
+/// it. If eviction did not free adjacent frames, hardly any would be adjacent.
 fn check_after_churn_of(cache: &Cache, churned: &File, access: Access, hit_ratio_min: f64) {
     let hit_ratio = churn(cache, churned, access, 20);
     let stats = cache.stats();
@@ -270,9 +271,8 @@ fn a_file_filled_in_order_lies_in_order_after_swapping() {
     check_after_churn_of(&cache, &churned, Access::Uniform, 0.2);
 }
 
-/// Nearly every extent has dirty folios then. They do not move, and the cache does not swap them
-/// out only to make extents free: so the file's pages are not adjacent, and filling it swaps out
-/// little.
+/// Nearly every extent then has dirty folios. They do not move, and the cache does not swap them
+/// out only to free extents: so the file's pages are not adjacent, and filling it swaps out little.
 #[test]
 fn a_fill_after_writes_all_over_swaps_out_little() {
     let bound = 64 * MIB;
@@ -306,7 +306,7 @@ fn a_fill_after_writes_all_over_swaps_out_little() {
     assert!(before.swapped_out_pages <= before.pgsteal, "{before:?}");
 }
 
-/// Every other pair of pages of a file is read all the time, while the other pairs leave.
+/// Every other pair of pages of a file is read all the time, while the other pairs are evicted.
 #[test]
 fn neighbours_in_use_are_not_torn_apart() {
     let bound = 16 * MIB;

@@ -1,7 +1,8 @@
-//! The bound on memory, as the kernel counts it: resident size, metadata, giving back.
+//! The bound on memory, as the kernel counts it: resident size, metadata, memory returned to the
+//! kernel.
 //!
-//! What the kernel says about a process is about all of it, so each test of the resident size
-//! runs alone in a process of its own.
+//! The kernel reports the memory of a whole process, so each test of the resident size runs in a
+//! separate process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -18,7 +19,7 @@ use fastrand::Rng;
 const VARIABLE: &str = "BIFOLIO_TEST_BOUND";
 const MIB: u64 = 1 << 20;
 
-/// A number of bytes from `/proc/self/status`.
+/// Returns a number of bytes from `/proc/self/status`.
 fn process_bytes(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
@@ -30,14 +31,14 @@ fn resident_bytes_max(bound_bytes: u64) -> u64 {
     bound_bytes + bound_bytes / 50 + 8 * MIB
 }
 
-/// A file with holes only, which reads as zeros, and costs no space on the disk.
+/// Creates a file with holes only, which reads as zeros and uses no space on the disk.
 fn sparse_file(directory: &tempfile::TempDir, length: u64) -> std::path::PathBuf {
     let path = directory.path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(length).unwrap();
     path
 }
 
-/// Marks a place of the file with its position.
+/// Writes the position into the file at this position.
 fn write_mark(file: &File, position: u64) {
     file.write_all_at(&position.to_le_bytes(), position).unwrap();
 }
@@ -49,7 +50,7 @@ fn check_mark(file: &File, position: u64, written: bool) {
     assert_eq!(u64::from_le_bytes(mark), expected, "at {position}");
 }
 
-/// Reads and writes a file of eight times the bound at random places.
+/// Reads and writes a file of eight times the bound at random positions.
 fn roam(folio_bytes: u64) {
     let bound = 32 * MIB;
     let directory = directory();
@@ -189,7 +190,7 @@ fn tables_take_their_memory_from_within_the_bound() {
     }
 }
 
-/// Memory that is there from the beginning serves folios of every size, tables, and maps.
+/// Memory that is resident from the beginning serves folios of every size, tables, and maps.
 fn populated() {
     const MEMORY: &str = "RssAnon:";
     let bound = 64 * MIB;
@@ -226,7 +227,7 @@ fn populated_memory_is_there_at_once_and_serves_everything() {
     run_alone(name, VARIABLE, "64 MiB");
 }
 
-/// How many of the pages of `range` a second look finds in the cache.
+/// Returns how many pages of `range` are still in the cache.
 fn resident_pages(cache: &Cache, file: &File, range: std::ops::Range<u64>) -> u64 {
     let before = cache.stats().misses;
     let pages = range.start / PAGE..range.end / PAGE;
@@ -288,7 +289,7 @@ fn dirty_pages_of_several_sizes_survive_the_change_of_sizes() {
     }
 }
 
-/// Reads 4096 pages of a file in no order through a full cache, so many in a call.
+/// Reads 4096 pages of a file in random order through a full cache, `pages_in_call` per call.
 fn read_scattered(pages_in_call: usize) {
     let bound = 16 * MIB;
     let directory = directory();
@@ -326,7 +327,7 @@ fn one_reader_of_clean_pages_evicts_inline_and_wakes_no_thread() {
     [1, 32, 1024].into_iter().for_each(read_scattered);
 }
 
-/// The bound is lower while it is tried, and stands again when that fails.
+/// The bound is lower during the attempt, and restored when that fails.
 #[test]
 fn a_bound_that_cannot_be_had_fails_no_read() {
     let (bound, tries) = (8 * MIB, 20);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 const MIB: u64 = 1 << 20;
 
-/// A file of holes.
+/// Creates a file of holes.
 fn sparse_file(directory: &tempfile::TempDir, length: u64) -> PathBuf {
     let path = directory.path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(length).unwrap();

@@ -1,4 +1,4 @@
-//! Room for the tables of large files in a full cache: it is found a chunk at a time, and kept.
+//! Memory for the tables of large files in a full cache: it is freed a chunk at a time, and kept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,8 +52,8 @@ fn the_least_memory_for_a_folio_is_enough_for_a_long_file() {
     }
 }
 
-/// A page of a table that was charged for a read is not what makes room for the frame of that read,
-/// over and over, where there will be room once a write-out has ended.
+/// A page of a table that was charged for a read must not be freed repeatedly to make room for the
+/// frame of that read, if a write-out will make room.
 #[test]
 fn a_read_waits_for_room_and_does_not_take_its_own_table() {
     let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![1; PAGE as usize])));

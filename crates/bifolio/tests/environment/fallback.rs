@@ -1,11 +1,11 @@
-//! Every optional feature of the kernel can be missing: everything works, and the statistics say
-//! what is done instead.
+//! Every optional kernel feature can be missing: everything works, and the statistics list the
+//! fallback.
 
 use crate::support::{assert_same, cache_of, directory, error_of, random_file, read_all, writable};
 use bifolio::{Cache, CacheBuilder, DirectIo, ErrorKind, Feature, HugePages, OpenDiskError};
 use bifolio_testing::{fill_bytes, skip};
 
-/// Reads, writes and syncs more than fits, and looks at the disk. Returns the fallbacks.
+/// Reads, writes and syncs more than fits, and checks the disk. Returns the fallbacks.
 fn exercise(
     cache: &Cache,
     options: &bifolio::OpenOptions,

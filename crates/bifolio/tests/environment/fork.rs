@@ -1,11 +1,11 @@
-//! After a fork the child gets a clear error from every call, and the parent goes on unharmed.
+//! After a fork every call of the child returns a clear error, and the parent continues unharmed.
 //!
-//! Each test runs alone in a process of its own: forking a process with other tests in it would
-//! prove nothing.
+//! Each test runs in a separate process: forking a process with other tests in it would prove
+//! nothing.
 //!
 //! # Safety
 //! The child of a process with several threads may only do what a signal handler may; the calls
-//! tested here are to return before they take a lock or allocate much. It ends by `_exit`, and an
+//! tested here must return before they take a lock or allocate much. It ends by `_exit`, and an
 //! alarm ends it if it hangs.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ const VARIABLE: &str = "BIFOLIO_TEST_FORK";
 /// The child is killed after this many seconds.
 const CHILD_SECONDS_MAX: u32 = 120;
 
-/// Runs `body` in a forked child; what it answers becomes the child's exit status.
+/// Runs `body` in a forked child; its result becomes the child's exit status.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: see the head of the file.
     let child = unsafe { libc::fork() };
@@ -41,7 +41,7 @@ fn is_forked<T>(result: Result<T>) -> bool {
     result.is_err_and(|error| matches!(error.kind(), ErrorKind::Forked))
 }
 
-/// The number of the first call that does not answer as it should, or 0.
+/// Returns the number of the first call with a wrong result, or 0.
 fn call_everything(cache: &Cache, file: &File, path: &std::path::Path) -> i32 {
     let mut byte = [0; 1];
     let mut many = [0; 9000];
@@ -99,7 +99,8 @@ fn parent(builder: CacheBuilder) {
     cache.close().unwrap();
 }
 
-/// A child that drops what it inherited, as it does when it returns from where the cache lives.
+/// The child drops what it inherited, as it does when it returns from the function that owns the
+/// cache.
 fn dropping_child() {
     let directory = directory();
     let (path, mut bytes) = random_file(&directory, "file", 100_000);
@@ -122,7 +123,7 @@ fn dropping_child() {
     cache.close().unwrap();
 }
 
-/// A child that drops a map of which a fault is being served.
+/// The child drops a map while a fault on it is being served.
 fn dropping_mapped_child() {
     if !crate::support::files_can_be_mapped() {
         return;
@@ -153,7 +154,7 @@ fn dropping_mapped_child() {
     cache.close().unwrap();
 }
 
-/// A child that drops pins it inherited, which its parent goes on with.
+/// The child drops inherited pins, which its parent continues to use.
 fn unpinning_child() {
     let directory = directory();
     let (path, mut bytes) = random_file(&directory, "file", 100_000);

@@ -1,12 +1,12 @@
-//! A small program (`program.rs`) where the system allows less than it might: as a user without
-//! privileges, at limits of processes, with system calls forbidden. Each of its parts does what it
-//! does elsewhere, by a fallback that `features` names, or is refused with words that say what to
-//! change. It never hangs, panics or dies.
+//! Runs a small program (`program.rs`) in restricted environments: without privileges, at limits of
+//! processes, with forbidden system calls. Each part of it works as elsewhere, by a fallback that
+//! `features` names, or is refused with a message that says what to change. It never hangs, panics
+//! or is killed.
 //!
-//! Each environment is set up in a process of its own, and ends with that; root is needed for most.
+//! Each environment is set up in a separate process, and ends with it; most need root.
 //!
 //! # Safety
-//! Gives up privileges and resources of the process, which runs nothing but one test.
+//! Gives up privileges and resources of the process, which runs only one test.
 #![allow(unsafe_code)]
 
 mod fallback;
@@ -35,10 +35,10 @@ use crate::support::{PAGE, files_can_be_mapped, report_of, writable};
 
 const VARIABLE: &str = "BIFOLIO_TEST_ENVIRONMENT";
 const END: &str = "it has ended well";
-/// Longer than any of this takes, seconds: a process that hangs is killed.
+/// Seconds after which a process counts as hung and is killed.
 const PATIENCE: u32 = 120;
 
-/// Runs `test` in a process of its own; `name` is the name of the calling test.
+/// Runs `test` in a separate process; `name` is the name of the calling test.
 fn in_a_child(name: &str, needs_root: bool, test: impl FnOnce()) {
     if std::env::var(VARIABLE).is_ok() {
         // SAFETY: it only sets a timer, whose signal ends the process.
@@ -55,7 +55,7 @@ fn in_a_child(name: &str, needs_root: bool, test: impl FnOnce()) {
     assert!(text.contains(END), "{name}: {}\n{text}\n{errors}", output.status);
 }
 
-/// A place that any user can write to, on a disk if there is one.
+/// Returns a directory that any user can write to, on a disk if possible.
 fn open_directory() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
@@ -63,7 +63,7 @@ fn open_directory() -> TempDir {
     directory
 }
 
-/// Goes on as a user who has no other processes, pipes, or memory.
+/// Continues as a user who has no other processes, pipes, or memory.
 fn become_a_user(number: u32) {
     let user = 65_600 + 50 * (std::process::id() % 100_000) + number;
     // SAFETY: it changes what this process may do, in all its threads.
@@ -72,7 +72,7 @@ fn become_a_user(number: u32) {
     assert_eq!(unsafe { libc::setuid(user) }, 0);
 }
 
-/// Lets the process see itself in /proc again.
+/// Lets the process read itself in /proc again.
 fn become_dumpable() {
     // SAFETY: it only allows others to look at this process.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) }, 0);
@@ -83,7 +83,8 @@ fn limit(resource: Resource, current: u64) {
     setrlimit(resource, Rlimit { current: Some(current), maximum }).unwrap();
 }
 
-/// It is not in use, for a reason that has `needle`, and what is done instead has a name.
+/// Checks that the feature is not in use, for a reason that contains `needle`, and that the
+/// fallback has a name.
 #[track_caller]
 fn assert_missing(feature: Feature, needle: &str) {
     let report = report_of(feature);
@@ -91,7 +92,7 @@ fn assert_missing(feature: Feature, needle: &str) {
     assert!(report.reason.contains(needle), "{report:?}");
 }
 
-/// Each part by its name, with its answer.
+/// Runs each part. Returns its name and result.
 fn run(directory: &Path, is_small: bool) -> Vec<(String, Answer)> {
     let program = Program { directory, is_small };
     let mut answers =
@@ -103,7 +104,8 @@ fn run(directory: &Path, is_small: bool) -> Vec<(String, Answer)> {
     answers
 }
 
-/// Every part works but those whose name begins with `refused`: these say `needles`.
+/// Checks that every part works except those whose name begins with `refused`, whose messages
+/// contain `needles`.
 #[track_caller]
 fn assert_answers(answers: Vec<(String, Answer)>, refused: &[&str], needles: &[&str]) {
     for (name, answer) in answers {
@@ -197,7 +199,7 @@ fn few_descriptors_are_enough_or_the_limit_is_named() {
     });
 }
 
-/// As programs do that want no more from the system than they have: maps go on.
+/// Some programs open no further descriptors: maps continue to work.
 #[test]
 fn faults_are_served_where_no_descriptor_may_be_had() {
     in_a_child("faults_are_served_where_no_descriptor_may_be_had", false, || {
@@ -235,7 +237,7 @@ fn all_works_where_no_memory_may_be_locked() {
     });
 }
 
-/// Pipes, until this user gets no large one any more.
+/// Uses up pipes until this user gets no large one any more.
 fn use_up_pipes() -> Vec<(OwnedFd, OwnedFd)> {
     let mut pipes = Vec::new();
     loop {
@@ -272,7 +274,7 @@ fn maps_take_few_descriptors_where_pipes_are_small() {
     });
 }
 
-/// A system call that is forbidden, which feature is not in use then, and which parts do not work.
+/// A forbidden system call, the feature that is then unused, and the parts that do not work.
 type Filter = (i64, Feature, &'static [&'static str]);
 
 const FILTERS: [Filter; 5] = [
@@ -320,8 +322,8 @@ fn a_filter_of_io_uring_enter_is_named() {
     in_a_child("a_filter_of_io_uring_enter_is_named", false, || run_filtered(&FILTERS[4]));
 }
 
-/// Like a system that does not overcommit, for one process: what may be written to counts when it
-/// is mapped.
+/// Simulates a system without overcommit, for one process: writable memory counts when it is
+/// mapped.
 #[test]
 fn reserved_memory_that_counts_is_refused_or_kept_small() {
     in_a_child("reserved_memory_that_counts_is_refused_or_kept_small", false, || {
@@ -358,7 +360,7 @@ fn default_reservations_fit_four_gib_of_addresses() {
 
 const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
 
-/// Puts the setting back, whatever happens.
+/// Restores the setting on drop.
 struct Overcommit(String);
 
 impl Drop for Overcommit {
@@ -390,7 +392,7 @@ fn kernel_flags(address: *const u8) -> String {
     lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap().to_owned()
 }
 
-/// A merged page would be copied by the next store: one that comes while the page is evicted would
+/// A merged page would be copied by the next store: a store during the eviction of the page would
 /// go to the copy, and be lost.
 #[test]
 fn pages_of_maps_are_not_merged_with_others() {

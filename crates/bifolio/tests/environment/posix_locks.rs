@@ -208,7 +208,7 @@ fn descriptors_that_cannot_be_used_are_refused() {
     error_of(cache.open_fd(located, &OpenOptions::new()), &["not opened for reading"]);
 }
 
-/// One that was opened with O_DIRECT, and one of a file that has no name.
+/// A descriptor opened with O_DIRECT, and one of a file without a name.
 #[test]
 fn descriptors_of_all_sorts_of_files_are_opened() {
     let directory = directory();

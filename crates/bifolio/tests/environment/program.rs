@@ -1,5 +1,5 @@
-//! A small program as any user might write it: files of the disk, a memory file that is swapped
-//! out, maps of both modes; eight times as many bytes as there is memory.
+//! A small program as a user might write it: files of the disk, a memory file that is swapped out,
+//! maps of both modes, with eight times as many bytes as memory.
 //!
 //! # Safety
 //! Only this program uses its files, and it truncates none of them.
@@ -17,11 +17,11 @@ const LENGTH: u64 = 8 * MEMORY;
 
 pub type Answer = Result<(), Box<dyn std::error::Error>>;
 
-/// How the program is written.
+/// Variant of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<'d> {
     pub directory: &'d Path,
-    /// With as little address space as it can do with.
+    /// Set to use as little address space as possible.
     pub is_small: bool,
 }
 

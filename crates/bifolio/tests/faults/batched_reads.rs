@@ -1,5 +1,5 @@
-//! Batches of reads when storage fails: each request has its own result, whatever becomes of the
-//! others, and whichever way the transfers go: io_uring, threads, or memory.
+//! Batches of reads when storage fails: each request has its own result, independent of the others
+//! and of the kind of transfer: io_uring, threads, or memory.
 
 use std::ops::Range;
 use std::thread;
@@ -10,12 +10,12 @@ use crate::support::{
 use bifolio::{Error, ErrorKind, File, Operation, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate};
 
-/// Single pages, far from each other: each is a transfer of its own.
+/// Single pages, far from each other: each is a separate transfer.
 const REQUESTS: usize = 24;
 const STRIDE: u64 = 5 * PAGE;
 const LENGTH: usize = REQUESTS * STRIDE as usize;
 
-/// The answer to a request, and the bytes it brought.
+/// The result of a request, and its bytes.
 type Answer = Result<Vec<u8>, Error>;
 
 fn single_pages() -> Vec<Range<u64>> {
@@ -52,7 +52,7 @@ fn pin_many(file: &File, ranges: &[Range<u64>]) -> Vec<Answer> {
     copied.collect()
 }
 
-/// The numbers of those that failed; the others hold what the file does.
+/// Returns the numbers of the failed requests, after a check that the others have the file's bytes.
 #[track_caller]
 fn failures(faulty: &Faulty, ranges: &[Range<u64>], answers: &[Answer]) -> Vec<usize> {
     assert_eq!(answers.len(), ranges.len());
@@ -64,7 +64,7 @@ fn failures(faulty: &Faulty, ranges: &[Range<u64>], answers: &[Answer]) -> Vec<u
     (0..answers.len()).filter(|number| answers[*number].is_err()).collect()
 }
 
-/// The read of `bytes` failed, and says so.
+/// Checks that the read of `bytes` failed with the right error.
 #[track_caller]
 fn assert_read_error(faulty: &Faulty, answer: &Answer, bytes: Range<u64>, errno: i32) {
     let error = answer.as_ref().unwrap_err();

@@ -1,5 +1,5 @@
-//! Batches of write-outs when storage fails: what could not be written stays dirty, and only that;
-//! every handle is told once; no sync takes what is late, or failed, for done.
+//! Batches of write-outs when storage fails: exactly the failed pages stay dirty; every handle is
+//! told once; no sync returns Ok while a write-out is late or failed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::support::{
 use bifolio::{Cache, ErrorKind, File, Operation};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
-/// Runs of dirty neighbours, each a transfer of its own, with clean pages between them.
+/// Runs of dirty neighbours, each a separate transfer, with clean pages between them.
 const RUNS: u64 = 8;
 const RUN_PAGES: u64 = 3;
 const STRIDE_PAGES: u64 = 5;
@@ -22,18 +22,18 @@ fn page(number: u64) -> Range<u64> {
     number * PAGE..(number + 1) * PAGE
 }
 
-/// The pages of a run.
+/// Returns the pages of a run.
 fn run(number: u64) -> Range<u64> {
     let first = number * STRIDE_PAGES;
     first..first + RUN_PAGES
 }
 
-/// The bytes of a run.
+/// Returns the bytes of a run.
 fn run_bytes(number: u64) -> Range<u64> {
     run(number).start * PAGE..run(number).end * PAGE
 }
 
-/// Writes all runs anew; what the file holds then.
+/// Writes all runs again. Returns the content of the file.
 fn write_runs(file: &File, seed: u64) -> Vec<u8> {
     let fresh = fill_bytes(seed, LENGTH);
     let mut expected = read_all(file);
@@ -51,12 +51,12 @@ fn open(faulty: &Faulty) -> (Cache, File) {
     (cache, file)
 }
 
-/// A second handle of the same file, where there can be one.
+/// Opens a second handle of the same file, if possible.
 fn second_handle(faulty: &Faulty, cache: &Cache) -> Option<File> {
     (faulty.way != Way::Memory).then(|| faulty.open(cache))
 }
 
-/// `bad` could not be written, says the sync.
+/// Checks that the sync reports that `bad` could not be written.
 #[track_caller]
 fn assert_told(result: bifolio::Result<()>, bad: Range<u64>, errno: i32) {
     let error = error_of(result, &["write-back", &bad.start.to_string()]);

@@ -14,14 +14,14 @@ use tempfile::TempDir;
 
 const LENGTH: usize = 100_000;
 
-/// Memory that can be made to fail, and what it holds.
+/// Creates memory that can be made to fail, and its content.
 fn memory() -> (Arc<MemoryBacking>, Arc<FaultyBacking>, Vec<u8>) {
     let bytes = fill_bytes(1, LENGTH);
     let memory = Arc::new(MemoryBacking::new(bytes.clone()));
     (memory.clone(), Arc::new(FaultyBacking::over(memory)), bytes)
 }
 
-/// A file on the disk that can be made to fail; unlike memory, it can be opened again.
+/// Creates a file on the disk that can be made to fail; unlike memory, it can be opened again.
 fn disk(directory: &TempDir) -> (std::path::PathBuf, Arc<FaultyBacking>, Vec<u8>) {
     let (path, bytes) = random_file(directory, "file", LENGTH);
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };

@@ -1,7 +1,7 @@
-//! One device beside another: what is full, broken or hung holds up its own files and no others.
+//! One device beside another: a full, broken or hung device delays its own files and no others.
 //!
-//! Progress is asserted with a wide margin, far below what a call waits for a device that does
-//! not answer, and far above what a loaded machine takes.
+//! Progress is asserted with a wide margin: far below the wait for a device that does not answer,
+//! and far above the delays of a loaded machine.
 //!
 //! # Safety
 //! Loads bytes inside maps that live, by address, without references to them.
@@ -29,9 +29,9 @@ use bifolio::{
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes, skip};
 use fastrand::Rng;
 
-/// No call on a healthy file takes so long.
+/// Maximum duration of a call on a healthy file.
 const CALL_MAX: Duration = Duration::from_secs(5);
-/// Nothing that is expected to end takes so long.
+/// Maximum duration of everything that is expected to end.
 const TEST_MAX: Duration = Duration::from_secs(45);
 /// The bound of most caches here; half of it may be dirty.
 const MEMORY: u64 = 4 << 20;
@@ -49,7 +49,8 @@ fn small_cache() -> CacheBuilder {
     Cache::builder().memory(MEMORY).dirty_age_ms_max(20)
 }
 
-/// Writes page after page, until one is refused: how many bytes were accepted, and the error.
+/// Writes page after page until one is refused. Returns the number of accepted bytes, and the
+/// error.
 fn write_until_refused(file: &File, bytes: &[u8]) -> (usize, Error) {
     for (start, page) in (0..).step_by(PAGE as usize).zip(bytes.chunks(PAGE as usize)) {
         if let Err(error) = file.write_all_at(page, start) {
@@ -59,14 +60,14 @@ fn write_until_refused(file: &File, bytes: &[u8]) -> (usize, Error) {
     panic!("{} bytes were accepted, and nothing written", bytes.len());
 }
 
-/// Runs `work` on a thread; `None` if it does not end in time. (The thread is left to itself then.)
+/// Runs `work` on a thread; `None` if it does not end in time. (The thread then continues.)
 fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (done, answer) = mpsc::channel();
     thread::spawn(move || done.send(work()));
     answer.recv_timeout(TEST_MAX).ok()
 }
 
-/// A file on the disk of the build, and what it holds; read and written until it is dropped.
+/// A file on the disk of the build, and its content; read and written until it is dropped.
 struct Healthy {
     file: File,
     bytes: Vec<u8>,
@@ -131,7 +132,7 @@ impl Healthy {
     }
 }
 
-/// A byte of a map.
+/// Returns a byte of a map.
 fn byte_of(map: &Map, position: u64) -> u8 {
     assert!(position < map.len());
     let byte = map.as_ptr().wrapping_add(position as usize);
@@ -282,8 +283,8 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
     assert_same(&hung_memory.bytes()[..accepted], &bytes[..accepted]);
 }
 
-/// Too little is dirty at the neighbour for a round of its own, and it keeps the writer from its
-/// first folio all the same, because the device that hangs has all that it may have.
+/// The neighbour has too few dirty pages for a round, but blocks even the first folio of the
+/// writer, because the hung device has exhausted its share.
 #[test]
 fn a_neighbour_with_little_dirt_makes_room_for_a_writer() {
     const DIRTY_BYTES_MAX: u64 = 256 << 10;
@@ -346,7 +347,8 @@ fn a_healthy_file_works_beside_a_hung_swap() {
     }
 }
 
-/// A cache that is full of pages which wait for a swap that hangs, and a file that is not in it.
+/// Runs a test with a cache that is full of pages waiting for a hung swap, and a file outside of
+/// it.
 fn with_full_memory(wait_ms_max: u64, test: impl FnOnce(&Cache, &File)) {
     let (_, swap) = faulty_memory(0);
     let builder = Cache::builder().memory(1 << 20).swap_backing(swap.clone());
@@ -482,14 +484,14 @@ impl Waiting {
         self.threads.push(thread::spawn(work));
     }
 
-    /// Lets the device answer; every thread ends then.
+    /// Lets the device answer, which ends every thread.
     fn end(self) {
         self.gate.open();
         self.threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
 }
 
-/// While `waiting` wait for a device that does not answer, a healthy file is used.
+/// Uses a healthy file while `waiting` threads wait for a device that does not answer.
 fn check_beside(waiting: Waiting, healthy: Healthy, rounds: usize) {
     waiting.gate.wait_for_arrivals(1);
     // So many that whatever may be theirs is.
@@ -590,7 +592,7 @@ fn hung_devices(count: usize, call: Call, gate: &Gate) -> Vec<Arc<FaultyBacking>
     devices
 }
 
-/// Each has all that it may have under reads before the next one comes.
+/// Each device has its maximum of pages in read before the next one starts.
 #[test]
 fn a_healthy_file_works_beside_many_hung_readers() {
     for count in [5, 17] {
@@ -636,7 +638,7 @@ fn a_healthy_map_works_beside_many_hung_maps() {
     }
 }
 
-/// Each writer is held with all that its device may have dirty, and at last refused.
+/// Each writer is throttled with its device's maximum of dirty pages, and finally refused.
 #[test]
 fn a_healthy_file_works_beside_many_hung_writers() {
     for count in [5, 17] {
@@ -674,11 +676,11 @@ fn a_device_of_ones_own_is_no_file_system() {
     full.heal();
 }
 
-/// A file system of 16 MiB; goes away with this value.
+/// A file system of 16 MiB, unmounted on drop.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None` where it cannot be mounted.
+    /// Mounts it; `None` where that is not possible.
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("mount");
@@ -720,8 +722,7 @@ fn a_full_file_system_refuses_writes_until_there_is_space() {
     cache.close().unwrap();
 }
 
-/// Storage whose reads wait for ever in the kernel, until `hung` is dropped: those of an empty
-/// pipe.
+/// Storage whose reads wait forever in the kernel, until `hung` is dropped: reads of an empty pipe.
 #[derive(Debug)]
 struct Pipe {
     reader: io::PipeReader,

@@ -12,11 +12,11 @@ use bifolio::{Advice, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOpti
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-/// The last position the kernel has.
+/// Maximum position of the kernel.
 const POSITION_MAX: u64 = i64::MAX as u64;
 
-/// Pins folio after folio until the cache is full: one folio beyond the bound is an error, and
-/// nothing else is. Returns how many fit.
+/// Pins folio after folio until the cache is full: the first folio beyond the bound is an error,
+/// and no other. Returns how many fit.
 fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "pinned", 2 * memory_bytes as usize);
@@ -461,7 +461,7 @@ fn a_pin_lies_in_one_folio_and_has_bytes() {
     assert_same(&found, &bytes[98_304..]);
 }
 
-/// A range whose end lies before its start has no bytes, and no more has one behind the end.
+/// A range whose end is before its start is empty, and so is one past the end of file.
 #[allow(clippy::reversed_empty_ranges)]
 fn advise_without_bytes(file: &File) {
     let behind = file.len() + 50_000;
@@ -526,7 +526,7 @@ fn truncate_cuts_the_file_for_all_its_handles() {
     assert_eq!(read(&reader, 4999, 20), b"\0new");
 }
 
-/// Storage that cannot even tell its length.
+/// Storage whose length cannot be read.
 #[test]
 fn a_file_whose_length_cannot_be_had_is_not_opened() {
     let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![1; 100])));
@@ -562,7 +562,7 @@ fn set_len_works_after_a_truncation_by_another_program() {
     assert_same(&read_all(&file), &bytes[..10_000]);
 }
 
-/// Runs `test` on a thread of its own, for as long as a stuck one is told from a slow one.
+/// Runs `test` on a thread, and fails if it is stuck.
 fn ends(test: impl FnOnce() + Send + 'static) {
     let (done, is_done) = std::sync::mpsc::channel::<()>();
     let running = std::thread::spawn(move || {

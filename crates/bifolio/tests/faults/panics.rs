@@ -1,4 +1,4 @@
-//! A backing of a user's that panics: calls fail, and nothing else does.
+//! A user's backing that panics: its calls fail, and nothing else.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use crate::support::{PAGE, read, read_all, wait_until, writable};
 use bifolio::{Backing, Cache, DirectStatus, IoBuf, IoBufMut, IoRequest, Submission};
 use bifolio_testing::MemoryBacking;
 
-/// A backing one of whose calls panics for as long as it is told to.
+/// A backing one of whose calls panics while a flag is set.
 #[derive(Debug)]
 struct Panicking {
     inner: MemoryBacking,

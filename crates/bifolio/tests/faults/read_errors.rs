@@ -1,7 +1,7 @@
 //! Effects of a read that fails or ends early, and of a descriptor that accepts nothing.
 //!
 //! # Safety
-//! Installs a seccomp filter, on one thread that ends with its test.
+//! Installs a seccomp filter on one thread, which ends with its test.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn a_read_that_fails_shows_no_bytes_of_other_files() {
     assert!(is_untouched_or_zero(&buffer));
 }
 
-/// From now on, on this thread, `writev` answers 0; whether it does.
+/// Makes `writev` return 0 on this thread from now on. Returns `true` if that worked.
 fn make_writev_take_nothing() -> bool {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

@@ -11,7 +11,7 @@ use crate::support::{
 use bifolio::{Advice, Cache, ErrorKind, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate};
 
-/// Three transfers and a bit.
+/// Slightly more than three transfers.
 const LENGTH: usize = (3 << 20) + 5000;
 /// In the middle of the second one.
 const MIDDLE: u64 = 300 * PAGE;
@@ -37,8 +37,8 @@ fn read_ahead_and_hold(faulty: &Faulty, file: &File) -> Gate {
     gate
 }
 
-/// Lets others come as far as they can before the gate opens. Whatever they do in that time, the
-/// test is right; but if they do nothing at all it shows less.
+/// Gives other threads time before the gate opens. The test is correct whatever they do in that
+/// time, but shows less if they do nothing.
 fn give_others_time() {
     thread::sleep(Duration::from_millis(20));
 }
@@ -138,7 +138,7 @@ fn a_page_on_its_way_is_waited_for_and_read_once() {
     });
 }
 
-/// More is claimed for an advised range than may be in flight, and none of it comes.
+/// More is claimed for an advised range than may be in flight, and none of it completes.
 #[test]
 fn windows_do_not_wait_behind_what_was_advised() {
     for_each_way(8 << 20, |faulty| {
@@ -191,7 +191,7 @@ fn a_waiter_of_a_failed_readahead_reads_the_page_itself() {
     });
 }
 
-/// Cuts the file to `end` bytes while its middle is being read ahead, and lets it grow again.
+/// Truncates the file to `end` bytes while its middle is being read ahead, and extends it again.
 fn cut_and_grow(faulty: &Faulty, file: &File, gate: &Gate, end: u64) {
     thread::scope(|scope| {
         let cut = scope.spawn(|| file.set_len(end));

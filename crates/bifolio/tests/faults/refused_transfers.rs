@@ -1,5 +1,5 @@
-//! A file system that refuses direct transfers only when io_uring makes them: they are made again
-//! through the page cache, as all later ones are, still by io_uring, and no caller notices.
+//! A file system that refuses direct transfers only when io_uring makes them: they are repeated
+//! through the page cache, like all later ones, still by io_uring, without an error for the caller.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const LENGTH: usize = 200 * PAGE as usize + 777;
 
-/// A file whose direct transfers of one kind are refused from the `refused_from`-th answer on.
+/// A file whose direct transfers of one kind are refused from the `refused_from`-th result on.
 struct Refusing {
     disk: DiskFile,
     operation: Operation,
@@ -126,7 +126,7 @@ fn world(operation: Operation, refused_from: u64) -> Option<World> {
 }
 
 impl World {
-    /// It was refused, and the statistics say what is done instead.
+    /// Checks that it was refused, and that the statistics list the fallback.
     #[track_caller]
     fn assert_fallen_back(&self) {
         let fallbacks = self.cache.stats().fallbacks;

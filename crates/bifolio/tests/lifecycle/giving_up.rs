@@ -1,4 +1,4 @@
-//! `File::close`, and giving up what storage will not take.
+//! `File::close`, and discarding bytes that storage refuses.
 
 use std::sync::Arc;
 

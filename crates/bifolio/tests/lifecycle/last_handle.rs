@@ -15,9 +15,8 @@ fn page(index: u64) -> std::ops::Range<u64> {
     index * PAGE..(index + 1) * PAGE
 }
 
-/// The last handle goes while one write-out of the file is in flight and another, of a page that
-/// could not be written, is being tried again: nothing is dirty at that moment, and nothing is
-/// clean.
+/// The last handle is dropped while one write-out of the file is in flight and another, of a page
+/// whose write failed, is being retried: nothing is dirty at that moment, and nothing is clean.
 #[test]
 fn a_page_whose_write_out_is_tried_again_is_kept() {
     let faulty = Faulty::new(Way::Memory, 500 * PAGE as usize, 3);
@@ -93,7 +92,7 @@ fn a_flush_that_fails_at_the_last_drop_is_told_by_close() {
     cache.close().unwrap();
 }
 
-/// Keeps what the library logs as errors.
+/// Collects the errors that the library logs.
 struct Errors(Mutex<Vec<String>>);
 
 impl log::Log for Errors {

@@ -12,7 +12,7 @@ use crate::support::{
     writable,
 };
 
-/// Runs `test` on a thread of its own, for as long as a stuck one is told from a slow one.
+/// Runs `test` on a thread, and fails if it is stuck.
 fn in_time(what: &str, test: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     let running = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! `Cache::close`: every file is tried, every failure is told, and the cache stays open then.
+//! `Cache::close`: every file is tried, every failure is reported, and then the cache stays open.
 
 use std::thread;
 use std::time::Duration;
@@ -97,7 +97,7 @@ fn a_close_waits_for_a_write_out_that_is_in_flight() {
     assert_eq!(&faulty.stored()[..8], b"precious");
 }
 
-/// The bytes of a `PinMut` that another thread has come before the end of the close.
+/// The bytes of a `PinMut` of another thread are written before the close ends.
 #[test]
 fn a_close_waits_for_what_is_pinned_to_be_changed() {
     for way in [Way::Memory, Way::Threads] {

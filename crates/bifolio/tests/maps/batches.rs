@@ -1,4 +1,4 @@
-//! Batches of pages of a mapped file that leave together, clean and dirty ones mixed.
+//! Batches of pages of a mapped file that are evicted together, clean and dirty ones mixed.
 //!
 //! # Safety
 //! Loads and stores through a map that no other code uses.
@@ -52,8 +52,8 @@ fn stores_and_loads(batch: usize) {
     assert_listed(&cache);
 }
 
-/// Every page that is held is on a list, or in the batch of a CPU on its way there: none was taken
-/// off to be unmapped and forgotten.
+/// Checks that every referenced page is on a list, or in an LRU batch: none was taken off to be
+/// unmapped and forgotten.
 fn assert_listed(cache: &Cache) {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let on_their_way = 31 * PAGE_BYTES * cpus;
@@ -70,8 +70,8 @@ fn assert_listed(cache: &Cache) {
     assert!(is_so, "{} bytes are on no list", missing());
 }
 
-/// While pages come in order they leave in long transfers; for who touches one here and one there,
-/// and would wait behind those, in short ones.
+/// While pages are read in order, they are evicted in long transfers; for random readers, which
+/// would wait behind those, in short ones.
 #[test]
 fn random_reads_keep_eviction_transfers_short() {
     if !crate::support::files_can_be_mapped() {

@@ -1,5 +1,5 @@
-//! Calls whose buffers lie in maps: what a call touches while it holds a folio's lock must not be a
-//! page that waits for a folio's lock.
+//! Calls whose buffers are in maps: a page that a call touches while it holds a folio's lock must
+//! not be one that waits for a folio's lock.
 //!
 //! # Safety
 //! No other code uses the maps meanwhile.
@@ -11,7 +11,7 @@ use bifolio::ReadRequest;
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 
-/// Bytes that tell the page they were written to first.
+/// Returns bytes that identify the page they were first written to.
 fn page_of(index: u64) -> Vec<u8> {
     vec![index as u8 + 1; PAGE as usize]
 }

@@ -20,17 +20,17 @@ use crate::support::{PAGE, assert_same, read_all};
 const PAGES: u64 = 64;
 const LENGTH: usize = (PAGES * PAGE) as usize;
 
-/// A backing that looks at the bytes of a write twice, with a pause between.
+/// A backing that reads the bytes of a write twice, with a pause between.
 #[derive(Debug)]
 struct Twice {
     stored: MemoryBacking,
-    /// How often all pages were stored to.
+    /// Number of times that all pages were stored to.
     rounds: AtomicU64,
     /// Set when no thread stores any more.
     is_over: AtomicBool,
     writes: AtomicU64,
     changed_pages: AtomicU64,
-    /// A pause ends after so long.
+    /// Maximum duration of a pause.
     pause_max: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Twice {
         }
     }
 
-    /// Until every page was stored to.
+    /// Pauses until every page was stored to.
     fn pause(&self) {
         let (begun, before) = (Instant::now(), self.rounds.load(Ordering::Relaxed));
         let is_over = || {
@@ -59,7 +59,7 @@ impl Twice {
         }
     }
 
-    /// Stores to every page, round after round, until that is over.
+    /// Stores to every page, round after round, until the end.
     fn store(&self, start: Address) {
         while !self.is_over.load(Ordering::Relaxed) {
             let round = self.rounds.load(Ordering::Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! `kill -9` in the middle of mapped stores and syncs, and forks.
+//! `kill -9` during mapped stores and syncs, and forks.
 //!
 //! ```text
 //!   this test (parent)                                the same program (child)
@@ -7,7 +7,7 @@
 //!     looks at the file with std::fs
 //! ```
 //!
-//! Each word says which one it is, and the number of the store it comes from.
+//! Each word encodes its index and the number of its store.
 //!
 //! # Safety
 //! Words of a map are used as atomic ones; a forked child only makes calls that are refused, and
@@ -36,10 +36,10 @@ const VARIABLE: &str = "BIFOLIO_TEST_MAP_CRASH";
 const ROUNDS: u32 = 16;
 const SLOTS: u64 = 4096;
 const SLOT_BYTES: u64 = 512;
-/// The process that is killed ends by itself after so long.
+/// Seconds after which the process to be killed ends by itself.
 const CHILD_SECONDS_MAX: u32 = 60;
 
-/// The way of a round.
+/// Returns the way of a round.
 fn way_of(round: u32) -> Way {
     let mode = [FaultMode::Threads, FaultMode::InThread][round as usize % 2];
     if round % 4 == 3 { Way::without(mode, Feature::VectoredUnmap) } else { Way::new(mode) }
@@ -93,7 +93,7 @@ fn store_and_sync(file: &File, round: u32, slots: Range<u64>, mut random: Rng) {
     }
 }
 
-/// Runs a child, notes what it tells, and kills it after so many lines.
+/// Runs a child, records its reports, and kills it after `lines` of them.
 fn run_and_kill(job: &str, lines: usize, durable: &mut [u64]) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
@@ -127,7 +127,7 @@ fn run_and_kill(job: &str, lines: usize, durable: &mut [u64]) {
     assert_eq!(status.signal(), Some(libc::SIGKILL), "not by our hand: {status}, {job}");
 }
 
-/// Looks at the file after a child has died; how many words were stored that were not told of.
+/// Checks the file after a child has died. Returns the number of words with unreported stores.
 fn check(path: &Path, durable: &mut [u64], job: &str) -> usize {
     let data = std::fs::read(path).unwrap();
     assert_eq!(data.len() as u64, SLOTS * SLOT_BYTES, "{job}");

@@ -1,7 +1,7 @@
-//! Files that are cut and grow while pages of their maps are touched.
+//! Files that are truncated and extended while pages of their maps are touched.
 //!
 //! # Safety
-//! A thread touches a page behind the end only through the kernel, which answers EFAULT for it.
+//! A thread touches a page past the end only through the kernel, which returns EFAULT for it.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +12,14 @@ use bifolio::FaultMode;
 use crate::setup::{Address, Way, kernel_loads, store, touch};
 use crate::support::{PAGE, directory, file_of};
 
-/// Has the kernel load the second page, over and over.
+/// Lets the kernel load the second page repeatedly.
 fn load_until(stop: &AtomicBool, start: Address) {
     while !stop.load(Ordering::Relaxed) {
         kernel_loads(start.0, PAGE);
     }
 }
 
-/// One thread, which never touches what is behind the end, is never told of a fault that failed.
+/// A thread that never touches pages past the end never gets an error of a failed fault.
 #[test]
 fn pages_stored_between_two_cuts_are_never_refused() {
     for way in Way::modes() {

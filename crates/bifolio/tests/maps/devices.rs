@@ -25,22 +25,22 @@ use crate::setup::{Address, Way};
 use crate::support::{directory, file_of, has, read_all};
 
 const MEMORY_BYTES: u64 = 2 << 20;
-/// Four times as much.
+/// Length of the file: four times the memory.
 const LENGTH: u64 = 8 << 20;
 const CHUNK: u64 = 64 << 10;
 const ROUNDS: u64 = 3;
 const THREADS: u64 = 2;
 
-/// How the kernel is asked to read.
+/// The way in which the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reading {
     Call,
     Ring,
-    /// To memory that is registered with the ring.
+    /// Into memory that is registered with the ring.
     Registered,
 }
 
-/// Those that this system allows.
+/// Returns the ways that this system allows.
 fn readings() -> Vec<Reading> {
     let mut readings = vec![Reading::Call];
     if has(Feature::IoUring) {
@@ -58,7 +58,7 @@ fn can_register() -> bool {
     IoUring::new(2).is_ok_and(|ring| unsafe { ring.submitter().register_buffers(&[entry]) }.is_ok())
 }
 
-/// A ring that has a chunk of memory registered, if there `is_registered`.
+/// Creates a ring, with a chunk of memory registered if `is_registered`.
 fn ring_for(target: *mut u8, is_registered: bool) -> IoUring {
     let ring = IoUring::new(2).unwrap();
     let memory = libc::iovec { iov_base: target.cast(), iov_len: CHUNK as usize };
@@ -69,7 +69,7 @@ fn ring_for(target: *mut u8, is_registered: bool) -> IoUring {
     ring
 }
 
-/// Reads a chunk by a ring.
+/// Reads a chunk with a ring.
 fn read_by(ring: &mut IoUring, file: &fs::File, position: u64, target: *mut u8, reading: Reading) {
     let (file, length) = (types::Fd(file.as_raw_fd()), CHUNK as u32);
     let entry = match reading {
@@ -92,7 +92,7 @@ struct Sources {
 }
 
 impl Sources {
-    /// Nothing if the place has no direct I/O.
+    /// Creates them; `None` if the directory has no direct I/O.
     fn new() -> Option<Self> {
         let directory = directory();
         let (mut files, mut bytes) = (Vec::new(), Vec::new());
@@ -114,7 +114,7 @@ impl Sources {
         file_of(&self.directory, name, &vec![0; LENGTH as usize])
     }
 
-    /// Reads a chunk of a round to its place in memory.
+    /// Reads a chunk of a round to its address.
     fn read_to(&self, round: usize, position: u64, target: *mut u8, reading: Reading) {
         if reading != Reading::Call {
             let mut ring = ring_for(target, reading == Reading::Registered);
@@ -126,7 +126,7 @@ impl Sources {
         assert_eq!(count, CHUNK as isize, "{}", std::io::Error::last_os_error());
     }
 
-    /// Reads a whole round in, by several threads, while `beside` runs again and again.
+    /// Reads a whole round, by several threads, while `beside` runs repeatedly.
     fn read_round(&self, round: usize, read: impl Fn(u64) + Sync, beside: impl Fn() + Sync) {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -153,14 +153,14 @@ impl Sources {
         });
     }
 
-    /// How many pages are not as a round left them.
+    /// Returns the number of pages that differ from a round.
     fn lost_pages(&self, round: usize, found: &[u8]) -> usize {
         assert_eq!(found.len(), LENGTH as usize);
         let pages = found.chunks(4096).zip(self.bytes[round].chunks(4096));
         pages.filter(|(found, expected)| found != expected).count()
     }
 
-    /// All rounds, into a map; `on_disk` is where the bytes are after a sync.
+    /// Reads all rounds into a map; `on_disk` is the file that has the bytes after a sync.
     fn read_into(&self, file: &File, map: &MapMut, on_disk: Option<&Path>, way: Way) {
         for (round, reading) in (0..ROUNDS as usize).zip(readings().into_iter().cycle()) {
             let read = |position| {

@@ -1,5 +1,5 @@
-//! Pages of a map that the program throws away with `madvise`: what was clean is read again, what
-//! was dirty is an error, and nothing hangs.
+//! Pages of a map that the program discards with `madvise`: a clean page is read again, a dirty one
+//! is an error, and nothing hangs.
 //!
 //! # Safety
 //! Advises the kernel of pages of a map, and touches bytes of it.
@@ -14,10 +14,10 @@ use crate::support::{self, Faulty, PAGE, assert_same, error_of, read, read_all};
 
 const PAGE_USIZE: usize = PAGE as usize;
 const VARIABLE: &str = "BIFOLIO_TEST_DISCARDED";
-/// Longer than any of this takes, seconds: a process that hangs is killed by SIGALRM.
+/// Seconds after which a process counts as hung and is killed by SIGALRM.
 const PATIENCE: u32 = 60;
 
-/// Throws the bytes of pages away.
+/// Discards the bytes of pages.
 fn discard(start: *const u8, pages: std::ops::Range<u64>) {
     let address = start.wrapping_add((pages.start * PAGE) as usize).cast_mut().cast();
     let length = ((pages.end - pages.start) * PAGE) as usize;
@@ -32,7 +32,7 @@ fn open(way: Way, pages: usize, memory_bytes: u64) -> (Faulty, Cache, File) {
     (storage, cache, file)
 }
 
-/// Runs `test` in a process of its own for each of the `ways`; `name` is that of the calling test.
+/// Runs `test` in a separate process for each of the `ways`; `name` is that of the calling test.
 fn for_each(name: &str, ways: &[Way], test: impl Fn(Way)) {
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
@@ -152,8 +152,8 @@ fn a_write_to_a_page_that_was_discarded_is_sigbus_no_hang() {
     });
 }
 
-/// Runs `access` to page 3, which was dirty and thrown away: the process dies of SIGBUS, and the
-/// log has `needle`.
+/// Runs `access` to page 3, which was dirty and discarded: the process is killed by SIGBUS, and the
+/// log contains `needle`.
 fn die(name: &str, needle: &str, access: impl Fn(File, *const u8)) {
     let ways = Way::modes();
     if let Ok(number) = std::env::var(VARIABLE) {

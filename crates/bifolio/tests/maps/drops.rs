@@ -1,4 +1,4 @@
-//! Maps that are dropped, and files that are pinned, while faults wait for one another.
+//! Maps that are dropped, and files that are pinned, while faults wait for each other.
 //!
 //! # Safety
 //! Only bytes of the file are touched.
@@ -15,10 +15,10 @@ use crate::support::{self, Faulty, PAGE};
 
 const VARIABLE: &str = "BIFOLIO_TEST_DROPS";
 
-/// More than serve faults at a time.
+/// More threads than serve faults at a time.
 const TOUCHERS: u64 = 6;
 
-/// Pages are pinned for writing while others wait for the same ones; the owner of the pins then
+/// Pages are pinned for writing while other threads wait for them; the owner of the pins then
 /// touches one more page, drops a map, and only then the pins.
 fn touch_with_pins(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 64 * PAGE as usize, 5);

@@ -1,7 +1,7 @@
 //! Maps over storage that fails, is short or late.
 //!
 //! # Safety
-//! Only bytes of the file are touched, but where a test says that the process is to die of it.
+//! Only bytes of the file are touched, except where a test expects the process to be killed for it.
 #![allow(unsafe_code)]
 
 use std::os::unix::process::ExitStatusExt;
@@ -18,21 +18,21 @@ const PAGE_USIZE: usize = PAGE as usize;
 const NAME: &str = "faults::a_page_that_cannot_be_read_raises_a_signal_until_it_can";
 const VARIABLE: &str = "BIFOLIO_TEST_MAP_FAULT";
 
-/// How many faults of a device are served at a time.
+/// Maximum number of faults of a device served at a time.
 const SERVED_MAX: u64 = 4;
 
 fn storage(pages: usize) -> Faulty {
     Faulty::new(support::Way::Memory, pages * PAGE_USIZE, 5)
 }
 
-/// A cache that does nothing by itself, and the storage as a file that can be mapped.
+/// Opens the storage as a mappable file, in a cache without background work.
 fn open(way: Way, storage: &Faulty, memory_bytes: u64) -> (Cache, File) {
     let cache = way.mask(storage.builder(memory_bytes)).build().unwrap();
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     (cache, file)
 }
 
-/// Dies of it, if it is told to.
+/// Touches a bad page, which kills the process if `is_to_die` is set.
 fn touch_a_bad_page(way: Way, is_to_die: bool) {
     let storage = storage(16);
     let (_cache, file) = open(way, &storage, 1 << 20);
@@ -116,7 +116,7 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
     }
 }
 
-/// Each thread that waits has sent a message; the first that is served is told for all.
+/// Each waiting thread has sent a message; the first failure is reported to all of them.
 #[test]
 fn a_page_that_many_wait_for_is_refused_once() {
     let ways = Way::with_and_without(Feature::FaultPoison).into_iter();
@@ -167,8 +167,8 @@ fn short_and_late_reads_bring_the_right_bytes() {
     }
 }
 
-/// Stores to every page of a file, of four times what the cache holds, while its pages cannot be
-/// written for some time.
+/// Stores to every page of a file of four times the cache, while its pages cannot be written for
+/// some time.
 fn store_everywhere(file: &File, bytes: &mut [u8], seed: u64) {
     let mut map = file.map_mut(0..file.len()).unwrap();
     for page in 0..file.len() / PAGE {
@@ -204,8 +204,8 @@ fn pages_that_cannot_be_written_at_eviction_stay() {
     }
 }
 
-/// To copy into a map may be a fault, which may wait for staging memory that the transfers of the
-/// same call hold.
+/// Copying into a map may fault, and the fault may wait for staging memory that the transfers of
+/// the same call hold.
 #[test]
 fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     const DEPTH: usize = 2;

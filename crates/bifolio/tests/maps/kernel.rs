@@ -1,7 +1,7 @@
 //! System calls that use the memory of maps.
 //!
 //! # Safety
-//! The kernel is given addresses inside a map, which lives as long as the call.
+//! The kernel gets addresses inside a map, which lives as long as the call.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -18,7 +18,7 @@ use crate::support::{self, Faulty, PAGE};
 const VARIABLE: &str = "BIFOLIO_TEST_MAP_LEAKS";
 const END: &str = "it has ended well";
 const ROUNDS: usize = 6;
-/// Address space of each map: more than all else that the process may take meanwhile.
+/// Address space of each map: more than everything else that the process may use.
 const LEN_MAX: u64 = 64 << 30;
 const MEMORY: u64 = 32 << 20;
 
@@ -33,7 +33,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// When the threads of what has ended are gone: all but this one and the first.
+    /// Waits until all other threads have ended: all but this one and the first.
     fn at_rest() -> Self {
         support::wait_until("threads have ended", || Self::now().threads <= 2);
         Self::now()
@@ -69,17 +69,17 @@ impl Taken {
     }
 }
 
-/// How a cache ends.
+/// Way of ending a cache.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Well,
     /// Nothing can be written.
     Unwritten,
-    /// Everything is written, and cannot be made durable.
+    /// Everything is written, but cannot be made durable.
     Unflushed,
     /// Closed with an error, then dropped.
     Unclosed,
-    /// A memory file whose swap takes nothing.
+    /// A memory file whose swap refuses writes.
     Unswapped,
     /// Pages are referenced for longer than the cache lives.
     Held,

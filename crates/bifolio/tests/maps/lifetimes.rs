@@ -1,8 +1,8 @@
-//! How maps begin and end: what is refused, what a cut, a growth or a hole does to them, what they
-//! keep alive, and what they keep resident.
+//! How maps begin and end: what is refused; the effects of a truncation, a growth or a hole; what
+//! they keep alive, and what they keep resident.
 //!
 //! # Safety
-//! Only bytes of the file are touched, but where a test says that the process is to die of it.
+//! Only bytes of the file are touched, except where a test expects the process to be killed for it.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
@@ -52,7 +52,7 @@ fn kernel_can_load(start: *const u8, position: u64) -> bool {
 const CUT: &str = "lifetimes::a_touch_of_what_was_cut_raises_a_signal";
 const CUT_VARIABLE: &str = "BIFOLIO_TEST_MAP_CUT";
 
-/// Dies.
+/// Touches a truncated page, which kills the process.
 fn touch_what_was_cut(way: Way) {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "mapped", 16 * PAGE_USIZE);
@@ -325,8 +325,8 @@ fn a_map_keeps_its_file_and_the_last_stores_reach_the_disk() {
     }
 }
 
-/// A sync has seen which pages were stored to, and waits for the first one. Meanwhile the second is
-/// written out.
+/// A sync has found the pages that were stored to, and waits for the first one. Meanwhile the
+/// second is written out.
 #[test]
 fn a_page_that_was_written_meanwhile_is_not_marked_again() {
     for way in Way::modes() {
@@ -352,8 +352,8 @@ fn a_page_that_was_written_meanwhile_is_not_marked_again() {
     }
 }
 
-/// The flusher looks for stores to a page whose lock a `PinMut` has, because of its age or of
-/// advice. It passes the page over, and writes out what others wait for.
+/// The flusher searches for stores to a page whose lock a `PinMut` holds, because of its age or of
+/// advice. It skips the page, and writes out pages that other threads wait for.
 #[test]
 fn a_pinned_page_holds_no_other_back_from_its_device() {
     for (way, has_advice) in Way::modes().into_iter().flat_map(|it| [(it, false), (it, true)]) {

@@ -1,7 +1,7 @@
-//! Limits of the system that a program meets: what cannot be had is an error, and all else goes on.
+//! Limits of the system: a call that exceeds one returns an error, and everything else continues.
 //!
 //! # Safety
-//! Gives up privileges, or has calls refused, in a process of its own.
+//! Gives up privileges, or has calls refused, in a separate process.
 #![allow(unsafe_code)]
 
 use bifolio::{ErrorKind, FaultMode, Feature};
@@ -13,7 +13,7 @@ use crate::support::{PAGE, directory, error_of, file_of, files_can_be_mapped, re
 
 const VARIABLE: &str = "BIFOLIO_TEST_LIMITS";
 
-/// Goes on as a user who has no other processes.
+/// Continues as a user who has no other processes.
 fn become_a_user() {
     let user = 54_000 + std::process::id() % 10_000;
     // SAFETY: it changes what this process may do, in all its threads.
@@ -75,7 +75,7 @@ fn run_to_a_good_end(name: &str) {
     assert!(text.contains("it has ended well"), "{}: {errors}", output.status);
 }
 
-/// Without a way to keep pages beyond their eviction, there are maps for reading, and no others.
+/// Without a way to keep pages beyond their unmapping, there are only read-only maps.
 fn forbid_vmsplice() {
     refuse_calls(libc::SYS_vmsplice, None, libc::EPERM);
     for way in Way::modes() {
@@ -116,7 +116,7 @@ fn hundreds_of_files_can_be_mapped_at_once() {
     }
 }
 
-/// A thread that blocks the signal of its own faults is told so before it dies of one.
+/// A thread that blocks SIGBUS gets an error instead of a map, because its faults would kill it.
 #[test]
 fn a_thread_that_blocks_the_signal_of_faults_gets_no_map() {
     for way in Way::modes().into_iter().filter(|way| way.faults == FaultMode::InThread) {
@@ -144,8 +144,8 @@ fn a_thread_that_blocks_the_signal_of_faults_gets_no_map() {
 
 const MANY: &str = "limits::tables_of_many_memory_files_fail_no_store_to_a_map";
 
-/// Maps many small files, half of them memory files, and stores to all of them, in a cache whose
-/// memory the tables of the memory files would fill. What is refused is refused by a call.
+/// Maps many small files, half of them memory files, and stores to all of them, in a cache that the
+/// tables of the memory files would fill. Refusals are returned by calls.
 fn map_many_files(way: &Way) {
     const FILES: u64 = 1000;
     const LENGTH: u64 = 5 * PAGE;

@@ -1,7 +1,7 @@
-//! Pages that the program has locked in memory: they come and go as others do.
+//! Pages that the program has locked in memory: they are read and evicted like others.
 //!
 //! # Safety
-//! Locks pages of a map, which changes nothing that Rust knows of.
+//! Locks pages of a map, which changes nothing that Rust relies on.
 #![allow(unsafe_code)]
 
 use crate::setup::{Way, load, run_child, store, word};
@@ -42,7 +42,7 @@ fn a_batch_with_locked_pages_loses_no_store() {
 const NAME: &str = "locked::locked_memory_is_truncated_and_evicted_all_the_same";
 const VARIABLE: &str = "BIFOLIO_TEST_LOCKED";
 
-/// Cuts a file that is locked in memory, and evicts it; nothing old is ever seen again.
+/// Truncates a file that is locked in memory, and evicts it; old bytes are never visible again.
 fn use_locked_pages(way: Way) {
     let directory = directory();
     let (path, mut bytes) = random_file(&directory, "mapped", 200 * PAGE as usize);
@@ -93,8 +93,8 @@ fn locked_memory_is_truncated_and_evicted_all_the_same() {
     }
 }
 
-/// Pages with properties of their own are mappings of their own to the kernel, which copies over no
-/// border between two of them.
+/// Pages with different properties are separate mappings of the kernel, which copies over no border
+/// between two of them.
 #[test]
 fn a_map_of_several_kernel_mappings_is_read_in_as_few_transfers() {
     for way in Way::modes() {
@@ -122,7 +122,7 @@ fn a_map_of_several_kernel_mappings_is_read_in_as_few_transfers() {
     }
 }
 
-/// Locking all that is to come makes nothing resident that is only reserved.
+/// Locking all future memory does not make reserved memory resident.
 #[test]
 fn with_mlockall_a_cache_stays_within_its_bound() {
     const NAME: &str = "locked::with_mlockall_a_cache_stays_within_its_bound";

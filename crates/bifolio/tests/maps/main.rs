@@ -1,13 +1,13 @@
-//! Maps of files against plain bytes: by one thread (`model.rs`), by several (`threads.rs`), over
-//! storage that fails (`faults.rs`) or looks twice (`copies.rs`), killed in the middle
-//! (`crash.rs`); how maps begin and end (`lifetimes.rs`), what reads and pins of their files meet
-//! (`reads.rs`), what the kernel can do with them (`kernel.rs`) and refuses (`locked.rs`), what
-//! memory they take (`memory.rs`) and leave (`leaks.rs`); what careless programs do: signal
-//! handlers that touch them (`signals.rs`), pages thrown away (`discarded.rs`). `setup.rs` says in
-//! what ways each is tried.
+//! Maps of files compared with plain bytes: by one thread (`model.rs`), by several (`threads.rs`),
+//! over storage that fails (`faults.rs`) or reads bytes twice (`copies.rs`), killed at any moment
+//! (`crash.rs`); how maps begin and end (`lifetimes.rs`), reads and pins of their files
+//! (`reads.rs`), system calls on them (`kernel.rs`) and locked pages (`locked.rs`), their memory
+//! (`memory.rs`) and leaks (`leaks.rs`); mistakes of programs: signal handlers that touch them
+//! (`signals.rs`), discarded pages (`discarded.rs`). `setup.rs` has the ways in which each is
+//! tried.
 //!
 //! # Safety
-//! Each module that touches a map says why it may.
+//! Each module that touches a map states why it may.
 #![allow(unsafe_code)]
 
 mod batches;

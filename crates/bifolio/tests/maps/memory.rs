@@ -1,7 +1,6 @@
 //! Memory used by a map of a file that is a hundred times as large as the memory.
 //!
-//! What the kernel says about a process is about all of it, so this runs alone in a process of its
-//! own.
+//! The kernel reports the memory of a whole process, so this runs in a separate process.
 //!
 //! # Safety
 //! Only bytes of the file are touched.
@@ -21,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const BOUND: u64 = 16 * MIB;
 const LENGTH: u64 = 100 * BOUND;
 
-/// A number of bytes from `/proc/self/status`.
+/// Returns a number of bytes from `/proc/self/status`.
 fn process_bytes(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
@@ -79,7 +78,7 @@ fn a_map_of_a_hundred_times_the_memory_stays_within_the_bound() {
 const MANY: &str = "memory::many_threads_over_maps_stay_within_the_bound";
 const MANY_VARIABLE: &str = "BIFOLIO_TEST_MAP_MEMORY_MANY";
 const THREADS: usize = 64;
-/// More of a thread's stack than to serve a fault takes.
+/// More stack of a thread than serving a fault uses.
 const STACK_BYTES: usize = 256 << 10;
 
 fn use_stack() {

@@ -1,11 +1,11 @@
-//! Random loads, stores and calls of one thread, against a plain vector, and at the end against
-//! what an independent reader finds on the disk.
+//! Random loads, stores and calls of one thread, compared with a plain vector, and at the end with
+//! an independent read of the disk.
 //!
-//! The file is several times as large as the cache, so pages come and go all the time. `SEED=`
-//! replays a run that failed.
+//! The file is several times as large as the cache, so pages are read and evicted all the time.
+//! `SEED=` replays a failed run.
 //!
 //! # Safety
-//! Only bytes before the end of the file, or behind it in its last page, are touched.
+//! Only bytes before the end of the file, or past it in its last page, are touched.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -18,7 +18,7 @@ use fastrand::Rng;
 use crate::setup::{MASKS, View, Way, load, store};
 use crate::support::{PAGE, assert_same, directory, file_of, read, read_all};
 
-/// How large everything is.
+/// Sizes of cache and file.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     memory_bytes: u64,
@@ -31,12 +31,12 @@ const TINY: Sizes = Sizes { memory_bytes: 512 << 10, length_bytes_max: 2_500_000
 /// Batches of 31.
 const SMALL: Sizes = Sizes { memory_bytes: 8 << 20, length_bytes_max: 24 << 20, steps: 500 };
 
-/// A file, its maps, and what is to be found in it.
+/// A file, its maps, and its expected content.
 struct Run<'c> {
     cache: &'c Cache,
     file: File,
     model: Vec<u8>,
-    /// Each with its place in the file.
+    /// Maps, each with its range of the file.
     maps: Vec<(Range<u64>, View)>,
     pins: Vec<MapPin>,
     sizes: Sizes,
@@ -67,7 +67,7 @@ impl<'c> Run<'c> {
         self.maps.push((range, view));
     }
 
-    /// A range of the file, which is not empty; none if that is.
+    /// Returns a range of the file that is not empty; `None` if the file is.
     fn range(&mut self) -> Option<Range<u64>> {
         let len = self.len();
         (len > 0).then(|| {
@@ -79,7 +79,7 @@ impl<'c> Run<'c> {
         })
     }
 
-    /// A part of a map that lies in the file.
+    /// Returns a part of a map inside the file.
     fn mapped(&mut self, writable: bool) -> Option<(usize, Range<u64>)> {
         let fits = |view: &View| !writable || matches!(view, View::Write(_));
         let found = self.maps.iter().enumerate().filter(|(_, (_, view))| fits(view));
@@ -152,7 +152,7 @@ impl<'c> Run<'c> {
         self.model[range.start as usize..end].copy_from_slice(&bytes);
     }
 
-    /// Looks at a page through a pin, and changes it through another.
+    /// Compares a page through a pin, and changes it through another.
     fn pin(&mut self) {
         let Some(range) = self.range() else { return };
         let range = range.start..range.end.min((range.start / PAGE + 1) * PAGE);

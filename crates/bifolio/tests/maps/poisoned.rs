@@ -21,8 +21,8 @@ use crate::support::{self, Faulty, PAGE, directory, random_file, wait_until, wri
 const PAGE_USIZE: usize = PAGE as usize;
 const VARIABLE: &str = "BIFOLIO_TEST_POISONED";
 
-/// Lets the cache find its pipes empty: those that pages are kept in do not block. They are open
-/// for as long as the answer lives.
+/// Makes the cache find its pipes empty: the pipes that keep pages do not block. They are open as
+/// long as the result lives.
 pub fn break_pipes() -> Vec<OwnedFd> {
     let entries: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap).collect();
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -95,10 +95,10 @@ fn lose_kept_pages(way: Way) {
     println!("it has ended well");
 }
 
-/// Of `ioctl`: UFFDIO_COPY.
+/// Request number of `ioctl`: UFFDIO_COPY.
 const COPY: u32 = 0xC028_AA03;
 
-/// Pages that cannot be put there when they are read. Nothing is lost by that.
+/// Pages cannot be installed when they are read. Nothing is lost.
 fn find_no_memory_to_read(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 64 * PAGE_USIZE, 5);
     let cache = way.mask(storage.builder(1 << 20)).build().unwrap();
@@ -121,7 +121,7 @@ fn find_no_memory_to_read(way: Way) {
     println!("it has ended well");
 }
 
-/// Pages that are unmapped, cannot be swapped, and cannot be put back.
+/// Pages are unmapped, cannot be swapped, and cannot be restored.
 fn find_no_memory(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 0, 5);
     let builder = storage.builder(512 << 10).swap_backing(storage.backing.clone());
@@ -144,7 +144,7 @@ fn find_no_memory(way: Way) {
     println!("it has ended well");
 }
 
-/// Of `ioctl`: PAGEMAP_SCAN.
+/// Request number of `ioctl`: PAGEMAP_SCAN.
 const SCAN: u32 = 0xC060_6610;
 
 /// The errors that the library logs.
@@ -166,8 +166,8 @@ impl log::Log for Errors {
 
 static ERRORS: Errors = Errors(Mutex::new(Vec::new()));
 
-/// Stores that follow a sync, and a kernel that does not tell which pages were stored to. Each
-/// file ends in another way.
+/// Stores follow a sync, and the kernel does not report which pages were stored to. Each file ends
+/// in another way.
 fn end_without_a_look(way: Way, errno: i32) {
     let directory = directory();
     let cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
@@ -232,9 +232,9 @@ fn stores_that_cannot_be_looked_for_survive_all_closes() {
     run_to_a_good_end(NAME, 2 * ways.len());
 }
 
-/// A page that cannot be had, of which the kernel cannot note that.
+/// A page can be neither filled nor poisoned.
 fn find_no_memory_to_refuse(way: Way) {
-    /// Of `ioctl`: UFFDIO_POISON.
+    /// Request number of `ioctl`: UFFDIO_POISON.
     const POISON: u32 = 0xC020_AA08;
     let storage = Faulty::new(support::Way::Memory, 8 * PAGE_USIZE, 5);
     let cache = way.mask(storage.builder(1 << 20)).build().unwrap();
@@ -298,7 +298,7 @@ fn pages_that_cannot_be_put_back_poison_the_cache_in_time() {
     run_to_a_good_end(NAME, ways.len());
 }
 
-/// A way to unmap that is taken away while the cache is at work.
+/// A way of unmapping is refused while the cache is at work.
 fn find_no_vectored_unmap(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
     let cache = way.mask(storage.builder(512 << 10)).build().unwrap();
@@ -335,7 +335,7 @@ fn an_unmap_call_that_is_refused_later_is_replaced_for_good() {
     run_to_a_good_end(NAME, ways.len());
 }
 
-/// Pages that cannot be evicted, for the call that keeps their last bytes is refused.
+/// Pages cannot be evicted, because the call that keeps their last bytes is refused.
 fn find_no_vmsplice(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
     let builder = storage.builder(512 << 10).reclaim_wait_ms_max(50);
@@ -364,7 +364,7 @@ fn a_cache_that_can_evict_nothing_names_the_refused_call() {
     run_to_a_good_end(NAME, ways.len());
 }
 
-/// Runs the test `name` in a process of its own for each of so many ways.
+/// Runs the test `name` in a separate process for each of the ways.
 fn run_to_a_good_end(name: &str, ways: usize) {
     for number in 0..ways {
         let output = run_child(name, VARIABLE, &number.to_string());
@@ -375,7 +375,7 @@ fn run_to_a_good_end(name: &str, ways: usize) {
     }
 }
 
-/// Storage of zeros that makes one page of what it has read unreadable, for the kernel, too.
+/// Storage of zeros that makes one page of its read buffer inaccessible, also to the kernel.
 #[derive(Debug, Default)]
 struct Hostile {
     is_armed: AtomicBool,
@@ -384,7 +384,7 @@ struct Hostile {
 }
 
 const PAGES: usize = 8;
-/// Which page of a transfer it is.
+/// Index of that page in a transfer.
 const BAD_PAGE: usize = 3;
 
 fn protect(address: usize, protection: i32) {

@@ -1,7 +1,6 @@
-//! Reads and pins of files that can be mapped answer, whatever others do to the file meanwhile:
-//! they never raise a signal.
+//! Reads and pins of mappable files never raise a signal, whatever other threads do to the file.
 //!
-//! Each test runs its threads in a child process, which would die of one.
+//! Each test runs its threads in a child process, which a signal would kill.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,12 +16,12 @@ const VARIABLE: &str = "BIFOLIO_TEST_MAP_READS";
 /// Pages of the file.
 const PAGES: u64 = 64;
 const MEMORY_BYTES: u64 = 512 << 10;
-/// How often the file is cut.
+/// Number of truncations.
 const ROUNDS: u32 = 1500;
-/// How often it begins to fail: each time every page is tried alone.
+/// Number of failures: after each of them every page is read alone.
 const FAILURES: u32 = 60;
 
-/// Ends the readers with the thread that they read beside, however it ends.
+/// Ends the readers together with the main thread of the test.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -31,7 +30,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Reads in every way until `is_over`; what an error may be is the caller's business.
+/// Reads in every way until `is_over`; the caller judges errors.
 fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl Fn(Result<usize>)) {
     let mut random = Rng::with_seed(seed);
     let mut buffer = vec![0; 20 * PAGE as usize];
@@ -64,7 +63,7 @@ fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl F
     }
 }
 
-/// Cuts the file, lets it grow and fills part of it, while others read.
+/// Truncates the file, extends it and fills part of it, while other threads read.
 fn cuts(way: Way, file: &File, is_punched: bool) {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -94,7 +93,7 @@ fn cuts(way: Way, file: &File, is_punched: bool) {
     });
 }
 
-/// Runs `body` in a process of its own for each way.
+/// Runs `body` in a separate process for each way.
 fn in_children(name: &str, ways: &[Way], body: impl Fn(Way)) {
     if let Ok(number) = std::env::var(VARIABLE) {
         return body(ways[number.parse::<usize>().unwrap()]);

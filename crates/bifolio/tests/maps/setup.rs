@@ -1,5 +1,5 @@
-//! The ways in which maps are tried: who serves the faults, what the kernel is said to lack; and
-//! loads and stores.
+//! The ways in which maps are tested: the threads that serve faults, and the features that are
+//! disabled; and loads and stores.
 //!
 //! # Safety
 //! Offsets are compared with the length of the map. The caller makes sure that the page can be
@@ -31,7 +31,7 @@ pub const MASKS: [Feature; 3] =
     [Feature::FaultPoison, Feature::VectoredUnmap, Feature::KernelFaults];
 
 impl Way {
-    /// With everything the kernel has.
+    /// Creates a way with all features of the kernel.
     pub fn new(faults: FaultMode) -> Self {
         Self { faults, masked: None }
     }
@@ -40,18 +40,18 @@ impl Way {
         Self { faults, masked: Some(feature) }
     }
 
-    /// Both modes, with everything.
+    /// Returns both modes, with all features.
     pub fn modes() -> Vec<Self> {
         skip_all_unless_mapped(MODES.map(Self::new).to_vec())
     }
 
-    /// Both modes, with everything, and without each feature that maps can do without.
+    /// Returns both modes, with all features, and without each feature that maps can work without.
     pub fn all() -> Vec<Self> {
         let masked = MODES.into_iter().flat_map(|mode| MASKS.map(|mask| Self::without(mode, mask)));
         skip_all_unless_mapped(MODES.into_iter().map(Self::new).chain(masked).collect())
     }
 
-    /// Both modes, with everything, and without `feature`.
+    /// Returns both modes, with all features, and without `feature`.
     pub fn with_and_without(feature: Feature) -> Vec<Self> {
         let masked = MODES.map(|mode| Self::without(mode, feature));
         skip_all_unless_mapped(MODES.into_iter().map(Self::new).chain(masked).collect())
@@ -61,7 +61,7 @@ impl Way {
         self.mask(Cache::builder().memory(memory_bytes))
     }
 
-    /// Takes the feature from a cache that is to be built.
+    /// Disables the feature in a cache that is to be built.
     pub fn mask(self, builder: CacheBuilder) -> CacheBuilder {
         match self.masked {
             Some(feature) => builder.disable(feature),
@@ -69,17 +69,17 @@ impl Way {
         }
     }
 
-    /// With a swap.
+    /// Creates a cache with a swap.
     pub fn swapping(self, memory_bytes: u64) -> Cache {
         self.builder(memory_bytes).swap_directory(env!("CARGO_TARGET_TMPDIR")).build().unwrap()
     }
 
-    /// To read, write and map.
+    /// Returns options to read, write and map.
     pub fn options(self) -> OpenOptions {
         writable().mappable(true).faults(self.faults)
     }
 
-    /// A memory file of `length` zeros.
+    /// Creates a memory file of `length` zeros.
     pub fn memory_file(self, cache: &Cache, length: u64) -> File {
         let file = cache.memory_file_with("mapped", &self.options()).unwrap();
         file.set_len(length).unwrap();
@@ -87,12 +87,12 @@ impl Way {
     }
 }
 
-/// Nothing is tried where files cannot be mapped.
+/// Returns no ways where files cannot be mapped.
 fn skip_all_unless_mapped(ways: Vec<Way>) -> Vec<Way> {
     if files_can_be_mapped() { ways } else { Vec::new() }
 }
 
-/// Either kind of map, and where it begins in its file.
+/// Either kind of map, and its position in the file.
 #[derive(Debug)]
 pub enum View {
     Read(Map),
@@ -127,7 +127,7 @@ pub fn touch(start: *const u8, position: u64) -> u8 {
     unsafe { source.read_volatile() }
 }
 
-/// Has the kernel load a byte, which dies of nothing; whether it could.
+/// Lets the kernel load a byte, which raises no signal. Returns `true` if it could.
 pub fn kernel_loads(start: *const u8, position: u64) -> bool {
     let (_read, write) = std::io::pipe().unwrap();
     let source = start.wrapping_add(position as usize);
@@ -143,7 +143,7 @@ pub fn store(start: *mut u8, position: u64, bytes: &[u8]) {
     unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
 }
 
-/// A word of a map, which threads may use at the same time.
+/// Returns a word of a map, which threads may use at the same time.
 pub fn word<'a>(start: *mut u8, position: u64) -> &'a AtomicU64 {
     assert!(position.is_multiple_of(8));
     // SAFETY: see the head of the file; the caller drops it before the map.
@@ -161,8 +161,8 @@ unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
 
-/// Runs the test `name` of this very binary again, alone in a process of its own, with `variable`
-/// set to `value`, however it ends.
+/// Runs the test `name` of this binary again, alone in a separate process, with `variable` set to
+/// `value`. Returns its exit status in any case.
 pub fn run_child(name: &str, variable: &str, value: &str) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
@@ -171,7 +171,7 @@ pub fn run_child(name: &str, variable: &str, value: &str) -> Output {
         .unwrap()
 }
 
-/// Prints what the library logs, from now on.
+/// Prints the library's log from now on.
 pub fn log_to_stderr() {
     struct Printer;
     impl log::Log for Printer {
@@ -190,13 +190,13 @@ pub fn log_to_stderr() {
     log::set_max_level(log::LevelFilter::Warn);
 }
 
-/// Lets the kernel refuse a system call of this process from now on, in all threads and for good:
-/// each, or those whose second argument is `argument`.
+/// Makes the kernel refuse a system call of this process from now on, in all threads and
+/// permanently: every call, or those whose second argument is `argument`.
 pub fn refuse_calls(call: i64, argument: Option<u32>, errno: i32) {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    /// Of the second argument, the half that counts.
+    /// Offset of the lower half of the second argument.
     const ARGUMENT_AT: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut steps = vec![step(LOAD, 0, 0, 0), step(EQUAL, 0, 3, call as u32)];

@@ -20,10 +20,10 @@ use crate::setup::{Way, load, log_to_stderr, run_child, store};
 use crate::support::{PAGE, read_all, wait_until, writable};
 
 const VARIABLE: &str = "BIFOLIO_TEST_SIGNALS";
-/// Longer than any of this takes, seconds: a process that hangs is killed by SIGALRM.
+/// Seconds after which a process counts as hung and is killed by SIGALRM.
 const PATIENCE: u32 = 30;
 
-/// The name and the blocked signals of each thread of the process.
+/// Returns the name and the blocked signals of each thread of the process.
 fn threads() -> Vec<(String, u64)> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let threads = tasks.filter_map(|task| {
@@ -78,7 +78,7 @@ fn threads_of_the_cache_block_asynchronous_signals_only() {
 }
 
 thread_local! {
-    /// Set if the thread is the one that is interrupted.
+    /// Set for the thread that is interrupted.
     static IS_READER: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -25,7 +25,7 @@ const MEMORY_BYTES: u64 = 1 << 20;
 const PAGES: u64 = 750;
 const THREADS: u64 = 3;
 
-/// Which words a thread owns.
+/// The words that a thread owns.
 #[derive(Clone, Copy, Debug)]
 enum Owns {
     /// All words of every third page.
@@ -35,7 +35,7 @@ enum Owns {
 }
 
 impl Owns {
-    /// Where a word of thread `number` is.
+    /// Returns the position of a word of thread `number`.
     fn place(self, number: u64, random: &mut Rng) -> u64 {
         match self {
             Self::Pages => {
@@ -53,7 +53,7 @@ impl Owns {
 /// Minimum value of each word, updated before and after each store.
 struct Ledger {
     stored: Vec<AtomicU64>,
-    /// How many stores each thread has made.
+    /// Number of stores of each thread.
     stores: [AtomicU64; THREADS as usize],
     syncs: AtomicU64,
 }
@@ -73,7 +73,7 @@ impl Ledger {
     }
 }
 
-/// Counts in words of its own until the end.
+/// Counts in its own words until the end.
 fn count(start: Address, owns: Owns, number: u64, ledger: &Ledger, stop: &AtomicBool) {
     let mut random = Rng::with_seed(number);
     while !stop.load(Ordering::Relaxed) {
@@ -105,7 +105,7 @@ fn evict(cache: &Cache, other: &File, bytes: &[u8], stop: &AtomicBool) {
     }
 }
 
-/// Syncs, and looks at the file from outside, until the end: all that was counted before a sync is
+/// Syncs, and reads the file independently, until the end: everything counted before a sync is
 /// there after it.
 fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) {
     // Past the kernel's page cache: pages of it that a reader holds are a collision with our
@@ -135,7 +135,7 @@ fn sync_and_look(file: &File, path: &Path, ledger: &Ledger, stop: &AtomicBool) {
     }
 }
 
-/// Where the counters are.
+/// The storage of the counters.
 enum Place {
     Memory,
     Disk,
@@ -199,8 +199,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
     cache.close().unwrap();
 }
 
-/// Pages that must have been evicted, and stores that each thread must have made, or a run has
-/// tried little.
+/// Minimum number of evicted pages, and of stores per thread; a run with fewer has tested little.
 const UNMAPPED_MIN: u64 = 300;
 const STORES_MIN: u64 = 100;
 
@@ -232,8 +231,8 @@ fn no_store_to_words_of_shared_pages_is_lost() {
     }
 }
 
-/// All threads count in words of a few pages that are stored to all the time, while those are made
-/// to leave by a cache that has become too small for them.
+/// All threads count in words of a few pages that are stored to all the time, while these are
+/// evicted by a cache that has become too small for them.
 #[test]
 #[ignore = "takes a minute: stores between the look and the unmapping are rare"]
 fn stores_that_come_late_are_found() {
@@ -276,8 +275,8 @@ fn pages_punched_while_stored_to_can_be_touched() {
     }
 }
 
-/// Pages come in, many at once, while the file is mapped for writing for the first time: those that
-/// come after the look for stores has begun are watched like the others.
+/// Pages are read, many at once, while the file is mapped for writing for the first time: those
+/// that are installed after the search for stores has begun are tracked like the others.
 #[test]
 fn stores_to_pages_from_before_the_first_map_are_found() {
     const LEN: u64 = 1 << 20;

@@ -184,7 +184,7 @@ fn a_file_on_a_disk_refuses_what_only_memory_files_can() {
     assert_eq!(bytes, "ytes");
 }
 
-/// A page whose bytes tell where it is and which write it comes from.
+/// Returns a page whose bytes encode its index and its write.
 fn page(index: u64, round: u64) -> Vec<u8> {
     let word = index.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ round;
     word.to_le_bytes().repeat(512)

@@ -1,4 +1,4 @@
-//! How memory files and their caches end, and what they leave: nothing.
+//! How memory files and their caches end, and that nothing remains.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

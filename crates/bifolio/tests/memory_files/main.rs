@@ -1,8 +1,7 @@
-//! Memory files against models of them: one thread (`model.rs`), several (`regions.rs`,
-//! `shared.rs`), and how files and caches end (`lifetimes.rs`); and single
-//! promises (`promises.rs`). A [`Setup`](setup::Setup) says in
-//! what cache; the same bodies run with a swap and without. What the storage of a swap can do to
-//! them is in `swap_faults.rs`.
+//! Memory files compared with models: one thread (`model.rs`), several (`regions.rs`, `shared.rs`),
+//! and how files and caches end (`lifetimes.rs`); single promises (`promises.rs`). A
+//! [`Setup`](setup::Setup) describes the cache; the same bodies run with a swap and without. Faults
+//! of the storage of a swap are in `swap_faults.rs`.
 
 mod calls;
 mod lifetimes;

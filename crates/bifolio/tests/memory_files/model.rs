@@ -1,6 +1,6 @@
-//! Random operations on memory files of one thread, against a vector with holes.
+//! Random operations of one thread on memory files, compared with a vector with holes.
 //!
-//! A run that fails is made again with fewer operations, and those are printed with the seed.
+//! A failed run is reduced to fewer operations, which are printed with the seed.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -11,15 +11,15 @@ use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, shrink, with_
 use crate::setup::{Setup, check_empty, check_memory};
 use crate::support::FOLIO_SIZES;
 
-/// Runs with fewer operations are tried this often.
+/// Maximum attempts of the reduction.
 const SHRINK_ATTEMPTS_MAX: usize = 60;
 
-/// The kinds of operations of a memory file.
+/// Returns the kinds of operations of a memory file.
 pub fn kinds() -> Vec<OpKind> {
     [&OpKind::ANY_FILE[..], &OpKind::MEMORY_FILE].concat()
 }
 
-/// Operations on one memory file, and how much of it there may be.
+/// Operations on one memory file, and limits of its size.
 struct Run {
     setup: Setup,
     length_bytes_max: u64,
@@ -52,7 +52,7 @@ impl Run {
         self.setup.keeps_in_memory() && *self.memory_bytes.start() < 2 * self.length_bytes_max
     }
 
-    /// Runs what `seed` stands for; how many operations were refused for lack of memory.
+    /// Runs the operations of `seed`. Returns how many were refused for lack of memory.
     fn check(&self, seed: u64) -> u64 {
         let mut ops: Vec<_> = Workload::new(seed, self.limits()).take(self.steps).collect();
         if seed.is_multiple_of(2) {
@@ -78,7 +78,7 @@ impl Run {
         }
     }
 
-    /// Returns `true` if the file agrees with the model; how many operations were refused.
+    /// Checks that the file agrees with the model. Returns how many operations were refused.
     fn agrees(&self, ops: &[Op]) -> Result<u64, String> {
         let cache = self.setup.cache();
         let file = self.setup.file(&cache);
@@ -109,7 +109,7 @@ impl Run {
         check_empty(&cache, &self.setup, largest).map(|()| refused)
     }
 
-    /// A cache that refuses has to be about as full as it can be.
+    /// Checks that a cache that refuses is almost full.
     fn check_full(&self, runner: &Runner<'_>, bound_bytes: u64, op: &Op) -> Result<(), String> {
         let wanted = match op {
             Op::Write { length, .. } => *length as u64,
@@ -125,7 +125,7 @@ impl Run {
     }
 }
 
-/// Lengths that go with the folio sizes.
+/// Returns a maximum length suitable for the folio size.
 fn length_bytes_max(folio_bytes: u64) -> u64 {
     match folio_bytes {
         4096 => 700_000,

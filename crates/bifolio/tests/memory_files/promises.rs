@@ -1,4 +1,4 @@
-//! Promises that a random run meets too seldom, one by one.
+//! Promises that random runs test too rarely, one by one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -97,8 +97,7 @@ fn a_refused_allocation_takes_back_nothing_that_was_written() {
     check_resident(&cache, 0).unwrap();
 }
 
-/// Writes of whole pages and cuts that take them away meet: a page is one write's, or zeros, or
-/// not there.
+/// Writes of whole pages race with truncations: a page is one write's, zeros, or past the end.
 #[test]
 fn a_write_that_meets_a_cut_leaves_a_page_or_none() {
     const PAGES: u64 = 8;
@@ -131,8 +130,7 @@ fn a_write_that_meets_a_cut_leaves_a_page_or_none() {
     check_resident(&cache, 0).unwrap();
 }
 
-/// Places in the swap that are free between others are used by folios that do not fill them, and
-/// none is lost.
+/// Free swap slots between used ones are used by folios that do not fill them, and none is lost.
 #[test]
 fn places_between_others_are_used_and_given_back() {
     const PAGES: u64 = 900;
@@ -156,8 +154,8 @@ fn places_between_others_are_used_and_given_back() {
     check_empty(&cache, &large, large.folio_bytes).unwrap();
 }
 
-/// A chunk that was cut for folios of 128 KiB, and has some pages of another file in it, has no
-/// room for one of them once pages were given back: but for others all that is free.
+/// A chunk that was split for folios of 128 KiB, and has some pages of another file in it, has no
+/// room for one of them once pages were freed: but for others all of that is free.
 #[test]
 fn pages_free_between_larger_folios_are_not_full() {
     const MEMORY: u64 = 1 << 20;
@@ -180,7 +178,7 @@ fn pages_free_between_larger_folios_are_not_full() {
     }
 }
 
-/// With a swap that takes nothing more, little but the pinned pages is on the lists.
+/// With a swap that refuses writes, little except the pinned pages is on the lists.
 #[test]
 fn an_error_counts_each_pinned_page_once() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Threads that each have a region of a memory file for themselves: regions meet inside a page.
+//! Threads that each have a region of a memory file: regions meet inside a page.
 
 use std::thread;
 

@@ -1,4 +1,4 @@
-//! In what cache a test runs.
+//! Cache settings of the tests.
 
 use std::ops::RangeInclusive;
 use std::thread;
@@ -19,9 +19,9 @@ pub struct Setup {
 /// Treatment of pages of memory files when the cache is full.
 #[derive(Clone, Debug)]
 pub enum Swap {
-    /// It refuses to take more.
+    /// Writes are refused.
     None,
-    /// They go to a temporary file.
+    /// Pages are swapped to a temporary file.
     Temporary,
 }
 
@@ -47,7 +47,7 @@ impl Setup {
         self.builder().build().unwrap()
     }
 
-    /// A new memory file of a cache made like this.
+    /// Creates a memory file in a cache with these settings.
     pub fn file(&self, cache: &Cache) -> File {
         cache.memory_file_with("scratch", &writable().folio_bytes(self.folio_bytes)).unwrap()
     }
@@ -58,7 +58,7 @@ impl Setup {
     }
 }
 
-/// Bytes of frames that folios are in.
+/// Returns the bytes of frames that contain folios.
 pub fn resident_bytes(stats: &Stats) -> u64 {
     stats.frame_bytes.saturating_sub(stats.free_bytes)
 }
@@ -73,13 +73,13 @@ pub fn check_memory(cache: &Cache, room_bytes: Option<RangeInclusive<u64>>) -> R
     room_bytes.map_or(Ok(()), |room_bytes| check_resident_in(cache, room_bytes))
 }
 
-/// Returns `true` if folios take this much, or will in a moment.
+/// Checks that folios use this much memory, or will in a moment.
 pub fn check_resident(cache: &Cache, expected_bytes: u64) -> Result<(), String> {
     check_resident_in(cache, expected_bytes..=expected_bytes)
 }
 
-/// Returns `true` if a cache without files is empty, but for folios that a batch of the lists still
-/// refers to, which are of `folio_bytes` at most.
+/// Checks that a cache without files is empty, except for folios that an LRU batch still
+/// references, which are of `folio_bytes` at most.
 pub fn check_empty(cache: &Cache, setup: &Setup, folio_bytes: u64) -> Result<(), String> {
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
     let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * folio_bytes };

@@ -1,8 +1,8 @@
 //! Pages of a memory file that all threads use: each is always one write's, whole, or zeros.
 //!
-//! A page is changed by one thread only, its owner, and read by all. Every change has a number,
-//! odd for a write, whose bytes tell it, and even for a punched hole. The owner says when it begins
-//! a change and when it is done; so a reader knows which changes it may see.
+//! Only its owner, one thread, changes a page; all threads read it. Every change has a number, odd
+//! for a write, whose bytes encode it, and even for a punched hole. The owner records the begin and
+//! the end of a change; so a reader knows which changes it may see.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,13 +17,13 @@ use crate::setup::{Setup, check_empty};
 use crate::support::PAGE;
 
 const BLOCK: usize = PAGE as usize;
-/// Pages of the file that are fought for.
+/// Number of shared pages of the file.
 const BLOCKS: u64 = 192;
 const OWNERS: u64 = 2;
 /// Adjacent pages with the same owner: folios of four pages have two owners.
 const OWNED_TOGETHER: u64 = 3;
 
-/// The bytes of a write.
+/// Returns the bytes of a write.
 fn block(index: u64, change: u64) -> Vec<u8> {
     let mut block = fill_bytes(index ^ change.rotate_left(32), BLOCK);
     block[..8].copy_from_slice(&index.to_le_bytes());
@@ -34,9 +34,9 @@ fn block(index: u64, change: u64) -> Vec<u8> {
 /// Known changes of one page.
 #[derive(Debug, Default)]
 struct Changes {
-    /// The newest that was begun.
+    /// The newest change that was begun.
     begun: Mutex<u64>,
-    /// The newest that is done.
+    /// The newest change that has ended.
     done: Mutex<u64>,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Arena<'a> {
             .collect()
     }
 
-    /// The changes of the first `count` pages are done, the others were not made.
+    /// Ends the changes of the first `count` pages; the others were not made.
     fn end(&self, first: u64, changes: &[u64], count: usize) {
         for (number, (index, change)) in (first..).zip(changes).enumerate() {
             let page = &self.pages[index as usize];
@@ -93,7 +93,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Returns `true` if a page that was read after `done` and before `begun` may hold this.
+    /// Checks a page that was read after `done` and before `begun`.
     fn check(&self, index: u64, found: &[u8], done: u64, begun: u64) {
         self.checked.fetch_add(1, Ordering::Relaxed);
         if found.iter().all(|byte| *byte == 0) {
@@ -192,7 +192,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Changes no byte, whatever comes of it.
+    /// Collapses a range, which changes no byte, ignoring errors.
     fn collapse_some(&self, random: &mut Rng) {
         let pages = self.file.folio_bytes() / PAGE * random.choice([2, 4]).unwrap();
         let start = random.u64(..BLOCKS / pages) * pages;
@@ -224,7 +224,7 @@ impl<'a> Arena<'a> {
     }
 }
 
-/// Makes what is behind the pages longer and shorter all the time.
+/// Extends and truncates the file after the pages all the time.
 fn cut_and_grow(arena: &Arena<'_>, stop: &AtomicBool, random: &mut Rng) {
     let mut fill = 0_u8;
     while !stop.load(Ordering::Relaxed) {
@@ -250,7 +250,7 @@ fn cut_and_grow_once(file: &File, fill: u8, random: &mut Rng) -> Result<(), bifo
     Ok(())
 }
 
-/// How many operations were refused for lack of memory.
+/// Returns how many operations were refused for lack of memory.
 fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
     let cache = setup.cache();
     let file = setup.file(&cache);

@@ -14,10 +14,10 @@ use crate::support::{
 };
 
 const MEMORY_BYTES: u64 = 512 << 10;
-/// Four times what the cache holds.
+/// Four times the capacity of the cache.
 const PAGES: u64 = 4 * MEMORY_BYTES / PAGE;
 
-/// Runs `test` over each kind of storage; transfers of several at once go by io_uring or threads.
+/// Runs `test` over each kind of storage; several transfers at once use io_uring or threads.
 fn for_each_storage(test: impl Fn(&Faulty)) {
     for way in [Way::Ring, Way::Threads, Way::Memory] {
         if way == Way::Ring && !has(Feature::IoUring) {
@@ -27,7 +27,7 @@ fn for_each_storage(test: impl Fn(&Faulty)) {
     }
 }
 
-/// A cache that swaps out to this storage, and a file of it.
+/// Creates a cache that swaps out to this storage, and a file in it.
 fn make(storage: &Faulty, folio_bytes: u64) -> (Cache, File) {
     let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
     let cache = builder.reclaim_wait_ms_max(500).build().unwrap();
@@ -48,7 +48,7 @@ fn read_page(file: &File, index: u64) -> Result<Vec<u8>, Error> {
     file.read_exact_at(&mut found, index * PAGE).map(|()| found)
 }
 
-/// Reads all pages; those that are errors, each of which is passed to `check`.
+/// Reads all pages. Returns the failed ones; `check` is called for each error.
 fn read_pages(file: &File, pages: std::ops::Range<u64>, check: impl Fn(u64, &Error)) -> Vec<u64> {
     let mut failed = Vec::new();
     for index in pages {
@@ -95,7 +95,8 @@ fn waits_for_a_page_under_eviction_are_counted() {
     }
 }
 
-/// Writes to a page that is held on its way out for a moment, and comes back; what was counted.
+/// Writes to a page that is held briefly during its eviction, and restored. Returns the counted
+/// stalls.
 fn stalls_of_a_leaving_page(mappable: bool) -> u64 {
     let storage = Faulty::new(Way::Threads, 0, 1);
     let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
@@ -234,7 +235,7 @@ fn a_page_is_an_error_while_it_cannot_be_read_back() {
     });
 }
 
-/// Each call that needs the bytes of a page that cannot be read says so and changes nothing.
+/// Checks that each call that needs the bytes of an unreadable page fails and changes nothing.
 fn every_way_of_access_fails(file: &File, index: u64) {
     let (start, end) = (index * PAGE, (index + 1) * PAGE);
     let is_right = |error: Error| {
@@ -284,7 +285,7 @@ fn a_cut_and_a_punch_that_cannot_read_what_stays_change_nothing() {
     });
 }
 
-/// The places of pages in the swap, by their bytes.
+/// Returns the slots of pages in the swap, found by their bytes.
 fn places(storage: &Faulty) -> Vec<(u64, u64)> {
     let stored = storage.stored();
     let known: std::collections::HashMap<_, _> =

@@ -1,6 +1,7 @@
-//! Reads against a length that changes: appends in small steps, cuts inside a page, runs of pages
-//! that are written meanwhile. Each writer puts the bytes in place before it moves the length out,
-//! and moves it in before it changes them; so no reader may ever see a byte that was never there.
+//! Reads racing with a changing length: appends in small steps, truncations inside a page, runs of
+//! pages that are written meanwhile. Each writer writes the bytes before it moves the length out,
+//! and moves it in before it changes them; so no reader may ever see a byte that was never in the
+//! file.
 
 use crate::support::{cache_of, directory, file_of, read};
 use bifolio::{Cache, File, OpenOptions};
@@ -9,7 +10,7 @@ use std::thread;
 
 const PAGE: u64 = 4096;
 
-/// A memory file and a disk file, both empty, with folios of this size.
+/// Creates a memory file and a disk file, both empty, with folios of this size.
 fn both_kinds(folio_bytes: u64, check: impl Fn(&File)) {
     let cache: Cache = cache_of(32 << 20);
     let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
@@ -19,7 +20,7 @@ fn both_kinds(folio_bytes: u64, check: impl Fn(&File)) {
     check(&cache.open(&path, &options).unwrap());
 }
 
-/// Reads as `read` says until `writer` is done.
+/// Calls `read` repeatedly until `writer` has ended.
 fn against(writer: impl FnOnce() + Send, read: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -58,8 +59,8 @@ fn a_reader_never_sees_zeros_before_an_appender() {
     }
 }
 
-/// The file is cut inside the last page and written again, whole; the bytes behind the cut are
-/// zeros in memory, and never the reader's.
+/// The file is truncated inside the last page and written again, whole; the bytes past the end are
+/// zeros in memory, and never visible to the reader.
 fn cut_and_rewritten(length: u64, read_length: u64, position: u64) {
     for folio_bytes in [4 << 10, 64 << 10] {
         both_kinds(folio_bytes, |file| {

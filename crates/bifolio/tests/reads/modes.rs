@@ -1,4 +1,4 @@
-//! The ablation of batched reads: the same bytes in every way, and what each takes to find them.
+//! The ablation of batched reads: the same bytes in every way, and the cost of each lookup.
 #![cfg(feature = "ablation")]
 
 use bifolio::{Cache, File, OpenOptions};
@@ -22,7 +22,7 @@ fn file_of(folio_bytes: u64) -> (Cache, File) {
     (cache, file)
 }
 
-/// References and Entries that one read of the whole file takes.
+/// Returns the references and Entries that one read of the whole file takes.
 fn lookups(cache: &Cache, file: &File, way: Way, block: u64) -> (u64, u64) {
     let before = cache.stats();
     for position in (0..LEN).step_by(block as usize) {

@@ -1,5 +1,5 @@
-//! Many reads and many pins at once: the bytes, the results one by one, and how few calls it takes;
-//! over io_uring and without it.
+//! Many reads and many pins at once: the bytes, the single results, and the number of calls; with
+//! io_uring and without it.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::support::{
 use bifolio::{Advice, Cache, ErrorKind, Feature, File, OpenOptions, ReadRequest};
 use fastrand::Rng;
 
-/// A cache that uses io_uring if the machine has it, and one that does not.
+/// Returns a cache that uses io_uring if the machine has it, and one that does not.
 fn caches(memory_bytes: u64) -> [Cache; 2] {
     let builder = || Cache::builder().memory(memory_bytes);
     [builder().build().unwrap(), builder().disable(Feature::IoUring).build().unwrap()]

@@ -1,5 +1,5 @@
-//! Readahead: what a sequential, a strided and a random reader cost in requests, that nothing is
-//! evicted before its use, nothing read past the end, and that advice is followed.
+//! Readahead: requests of a sequential, a strided and a random reader; pages are used before their
+//! eviction, nothing is read past the end, and advice is followed.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 const LENGTH: usize = 32 << 20;
 
-/// With io_uring, if the machine has it, and without.
+/// Runs a test with io_uring, if the machine has it, and without.
 fn for_both_ways(memory_bytes: u64, path: &Path, test: impl Fn(&Cache, &File)) {
     for disabled in [None, Some(Feature::IoUring)] {
         let mut builder = Cache::builder().memory(memory_bytes);

@@ -1,4 +1,4 @@
-//! The end of a file: exact on the disk after a sync, zeros where it grew, whatever its length.
+//! The end of a file: exact on the disk after a sync, zeros where it grew, for every length.
 
 use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, file_of, length_on_disk, open, read,

@@ -27,25 +27,25 @@ pub const PAGE: u64 = 4096;
 /// Folio sizes from the smallest to the largest.
 pub const FOLIO_SIZES: [u64; 4] = [4 << 10, 16 << 10, 64 << 10, 2 << 20];
 
-/// A directory where the build goes, which is a real disk, and not a tmpfs, on any sane machine.
+/// Returns a directory beside the build, which is on a real disk on any normal machine.
 pub fn directory() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A file in `directory` that holds `bytes`.
+/// Creates a file in `directory` that holds `bytes`.
 pub fn file_of(directory: &TempDir, name: &str, bytes: &[u8]) -> PathBuf {
     let path = directory.path().join(name);
     std::fs::write(&path, bytes).unwrap();
     path
 }
 
-/// A file in `directory` that holds `length` bytes, and those.
+/// Creates a file in `directory` with `length` random bytes. Returns both.
 pub fn random_file(directory: &TempDir, name: &str, length: usize) -> (PathBuf, Vec<u8>) {
     let bytes = fill_bytes(length as u64, length);
     (file_of(directory, name, &bytes), bytes)
 }
 
-/// A cache with this bound.
+/// Creates a cache with this bound.
 pub fn cache_of(memory_bytes: u64) -> Cache {
     Cache::builder().memory(memory_bytes).build().unwrap()
 }
@@ -71,12 +71,12 @@ pub fn files_can_be_mapped() -> bool {
     has(Feature::UserFaults)
 }
 
-/// To read and write.
+/// Returns options to read and write.
 pub fn writable() -> OpenOptions {
     OpenOptions::new().read(true).write(true)
 }
 
-/// Opens to read and write.
+/// Opens a file to read and write.
 pub fn open(cache: &Cache, path: &Path) -> File {
     cache.open(path, &writable()).unwrap()
 }
@@ -89,12 +89,12 @@ pub fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// All the file holds.
+/// Returns all bytes of the file.
 pub fn read_all(file: &File) -> Vec<u8> {
     read(file, 0, file.len() as usize)
 }
 
-/// The length on the disk, by an independent look.
+/// Returns the length on the disk, read independently.
 pub fn length_on_disk(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
@@ -108,7 +108,8 @@ pub fn assert_same(found: &[u8], expected: &[u8]) {
     }
 }
 
-/// The error of a call that must fail, after a look at its message: one line that names `needles`.
+/// Returns the error of a call that must fail, after a check that its message is one line and
+/// contains `needles`.
 #[track_caller]
 pub fn error_of<T: Debug>(result: Result<T, Error>, needles: &[&str]) -> Error {
     let error = result.expect_err("this cannot work");
@@ -134,8 +135,8 @@ pub fn without_root<R: Send>(body: impl Send + FnOnce() -> R) -> R {
     })
 }
 
-/// Runs the test `name` of this very binary again, alone in a process of its own, with `variable`
-/// set to `value`.
+/// Runs the test `name` of this binary again, alone in a separate process, with `variable` set to
+/// `value`.
 pub fn run_alone(name: &str, variable: &str, value: &str) -> Output {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
@@ -149,7 +150,7 @@ pub fn run_alone(name: &str, variable: &str, value: &str) -> Output {
     output
 }
 
-/// The ways a batch of transfers can go.
+/// The kinds of transfers of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// A file on the disk, by io_uring.
@@ -160,7 +161,7 @@ pub enum Way {
     Memory,
 }
 
-/// Storage that can be made to fail, and what it held at first.
+/// Storage that can be made to fail, and its initial content.
 pub struct Faulty {
     pub way: Way,
     pub backing: Arc<FaultyBacking>,
@@ -193,8 +194,8 @@ impl Faulty {
         Self { way, backing: Arc::new(backing), bytes, stored }
     }
 
-    /// A cache whose transfers go this way, and which does nothing that it is not asked for:
-    /// neither reads ahead nor writes out in the background for as long as half of it is clean.
+    /// Returns a cache builder for this kind of transfers, without background work: neither
+    /// readahead nor write-back as long as half of it is clean.
     pub fn builder(&self, memory_bytes: u64) -> CacheBuilder {
         let builder = Cache::builder().memory(memory_bytes).readahead_bytes_max(0);
         let builder = builder.dirty_age_ms_max(3_600_000).dirty_bytes_background(memory_bytes / 2);
@@ -202,7 +203,7 @@ impl Faulty {
         if self.way == Way::Ring { builder } else { builder.disable(Feature::IoUring) }
     }
 
-    /// Opens it to read and write.
+    /// Opens the file to read and write.
     pub fn open(&self, cache: &Cache) -> File {
         cache.open_backing(self.backing.clone(), &writable()).unwrap()
     }
@@ -228,7 +229,7 @@ impl Faulty {
         }
     }
 
-    /// Makes it `length` bytes long behind the cache's back.
+    /// Sets its length to `length` bytes behind the cache's back.
     pub fn set_len_from_outside(&self, length: u64) {
         match &self.stored {
             Stored::Disk { path, .. } => {
@@ -239,8 +240,8 @@ impl Faulty {
     }
 }
 
-/// Runs `test` for each way transfers can go here, over new storage of `length` bytes; and sees to
-/// it that they went that way.
+/// Runs `test` for each kind of transfers possible here, over new storage of `length` bytes; and
+/// checks that this kind was used.
 pub fn for_each_way(length: usize, test: impl Fn(&Faulty)) {
     for way in [Way::Ring, Way::Threads, Way::Memory] {
         if way == Way::Ring && !has(Feature::IoUring) {
@@ -253,17 +254,17 @@ pub fn for_each_way(length: usize, test: impl Fn(&Faulty)) {
     }
 }
 
-/// Waits for what happens on other threads.
+/// Waits for an effect of other threads.
 #[track_caller]
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     wait_for(what, &is_so, |is_so| *is_so);
 }
 
-/// A call on another thread, and whether that thread sleeps in the kernel: it has come to where it
-/// must wait.
+/// A call on another thread, to find out whether that thread sleeps in the kernel, where it must
+/// wait.
 #[derive(Default)]
 pub struct ThreadState {
-    /// The number of the thread in the kernel, 0 before the call.
+    /// Kernel thread id, 0 before the call.
     number: AtomicI32,
     has_returned: AtomicBool,
 }
@@ -292,7 +293,7 @@ impl ThreadState {
     }
 }
 
-/// Waits until the statistics say so, and gives those that did.
+/// Waits until the statistics fulfil a condition. Returns them.
 #[track_caller]
 pub fn wait_for_stats(cache: &Cache, what: &str, is_so: impl Fn(&Stats) -> bool) -> Stats {
     wait_for(what, || cache.stats(), is_so)
@@ -311,7 +312,7 @@ fn wait_for<T: Debug>(what: &str, look: impl Fn() -> T, is_it: impl Fn(&T) -> bo
     }
 }
 
-/// Calls `body` while the process can have only so many more descriptors: for a test that runs
+/// Calls `body` while the process can open only `left` more descriptors: for a test that runs
 /// alone.
 pub fn with_descriptors_left<R>(left: usize, body: impl FnOnce() -> R) -> R {
     let mut all = Vec::new();
@@ -330,7 +331,7 @@ pub fn with_descriptors_left<R>(left: usize, body: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The number of the system's error behind one of ours.
+/// Returns the error number behind an error of the library.
 pub fn errno_of(error: &Error) -> Option<i32> {
     let first: &dyn std::error::Error = error;
     let mut causes = std::iter::successors(Some(first), |error| error.source());

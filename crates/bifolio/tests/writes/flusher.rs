@@ -13,14 +13,14 @@ use bifolio::{Cache, CacheBuilder, DiskFile, DiskOptions, ErrorKind, Feature, Fe
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
 
-/// Settings under which the flusher does nothing by itself for the time of a test.
+/// Returns settings under which the flusher is inactive during a test.
 fn quiet(memory_bytes: u64) -> CacheBuilder {
     let half = memory_bytes / 2;
     let builder = Cache::builder().memory(memory_bytes).dirty_age_ms_max(3_600_000);
     builder.dirty_bytes_background(half).dirty_bytes_max(half)
 }
 
-/// With io_uring, if the machine has it, and without.
+/// Returns a cache with io_uring, if the machine has it, and one without.
 fn both_ways(builder: &CacheBuilder) -> [Cache; 2] {
     let without = builder.clone().disable(Feature::IoUring);
     [builder.clone().build().unwrap(), without.build().unwrap()]
@@ -155,7 +155,7 @@ fn a_device_that_takes_nothing_refuses_writes_and_loses_nothing() {
     assert_same(&memory.bytes(), &bytes);
 }
 
-/// Writes page after page until as much is dirty as may be; how many bytes.
+/// Writes page after page until the dirty limit is reached. Returns the number of bytes.
 fn write_until_refused(file: &File, bytes: &[u8]) -> usize {
     for start in (0..bytes.len()).step_by(PAGE as usize) {
         if let Err(error) = file.write_all_at(&bytes[start..start + PAGE as usize], start as u64) {

@@ -10,11 +10,11 @@ use crate::support::{
 use bifolio::{Advice, Cache, ErrorKind, File, Hold};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
-/// A cache that swaps out to storage which can be made to wait.
+/// A cache that swaps out to storage that can be made to wait.
 struct Full {
     swap: Arc<FaultyBacking>,
     cache: Cache,
-    /// A file whose pages are in the way.
+    /// A file whose pages fill the memory.
     other: File,
     holds: Vec<Hold>,
 }
@@ -30,7 +30,7 @@ impl Full {
         Self { swap, cache, other, holds: Vec::new() }
     }
 
-    /// Holds pages until there is no room for another.
+    /// Pins pages until no other fits.
     fn hold_all(&mut self) {
         loop {
             let start = self.holds.len() as u64 * PAGE;
@@ -44,7 +44,7 @@ impl Full {
         }
     }
 
-    /// Holds so many pages, for which there is room.
+    /// Pins `pages` pages, for which there is memory.
     fn hold(&mut self, pages: usize) {
         for _ in 0..pages {
             let start = self.holds.len() as u64 * PAGE;
@@ -52,7 +52,7 @@ impl Full {
         }
     }
 
-    /// Makes room for so many pages, without reclaim.
+    /// Unpins `pages` pages and frees them, without reclaim.
     fn let_go(&mut self, pages: usize) {
         for _ in 0..pages {
             drop(self.holds.pop().unwrap());
@@ -126,7 +126,8 @@ fn holes_after_a_cut_under_write_outs_read_as_zeros() {
     assert_eq!(read(&file, 2 << 20, 10), [2]);
 }
 
-/// The kernel, for one, reports lost data for direct writes that meet a change of the length.
+/// The kernel, for example, reports lost data for direct writes that race with a change of the
+/// length.
 #[test]
 fn no_change_of_the_length_meets_a_write_of_the_backing() {
     for length in [10 * PAGE, 1] {
@@ -193,7 +194,7 @@ fn a_hole_with_two_swapped_ends_needs_room_for_one_page() {
     assert_eq!(read_all(&file), expected);
 }
 
-/// The pages of the one are evicted for those of the other.
+/// The pages of one file are evicted for those of the other.
 #[test]
 fn a_change_of_one_length_holds_up_no_read_of_another_file() {
     if !files_can_be_mapped() {

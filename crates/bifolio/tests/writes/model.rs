@@ -1,4 +1,4 @@
-//! Random operations against plain vectors, and at the end against the files on the disk.
+//! Random operations compared with plain vectors, and at the end with the files on the disk.
 //!
 //! The bounds are small, so that every run evicts all the time. A failed run prints its seed;
 //! `SEED=` replays it.
@@ -46,8 +46,8 @@ fn limits(subject: &Subject, memory_bytes: std::ops::RangeInclusive<u64>) -> Lim
     }
 }
 
-/// Runs `steps` operations, each on one of the files, and compares them with the disk now and then.
-/// Answers how many folios were evicted: none if the files happen to be small.
+/// Runs `steps` operations, each on one of the files, and compares them with the disk from time to
+/// time. Returns how many folios were evicted: none if the files happen to be small.
 fn run(
     seed: u64,
     memory_bytes: std::ops::RangeInclusive<u64>,
@@ -175,7 +175,7 @@ fn threads_on_parts_of_shared_files_agree_with_the_model() {
 
 const BLOCK: usize = PAGE as usize;
 
-/// A page that says which one it is, whose write it is of, and whether it is whole.
+/// Returns a page that encodes its index, its write, and whether it is whole.
 fn block(index: u64, sequence: u64) -> Vec<u8> {
     let mut block = fill_bytes(index ^ sequence.rotate_left(32), BLOCK);
     block[..8].copy_from_slice(&index.to_le_bytes());
@@ -183,13 +183,13 @@ fn block(index: u64, sequence: u64) -> Vec<u8> {
     block
 }
 
-/// The sequence number of a page, if it is one write's, whole.
+/// Returns the sequence number of a page, if it is one write's, whole.
 fn sequence_of(index: u64, found: &[u8]) -> Option<u64> {
     let sequence = u64::from_le_bytes(found[8..16].try_into().unwrap());
     (found == block(index, sequence)).then_some(sequence)
 }
 
-/// Pages of the file that writers and readers fight for: four times what the cache holds.
+/// Pages of the file that writers and readers share: four times the capacity of the cache.
 const BLOCKS: u64 = 512;
 
 fn write_blocks(file: &File, random: &mut Rng, writer: u64) {

@@ -1,7 +1,7 @@
-//! Syncs that meet: of a file and of ranges, with the flusher at work, with storage that fails.
+//! Concurrent syncs: of a file and of ranges, with the flusher at work, with storage that fails.
 //!
-//! Each test checks what a sync promises: when it has answered `Ok`, what was written before it is
-//! on the storage, and no flush that began earlier is taken for one that covers it.
+//! Each test checks the guarantee of a sync: when it returns `Ok`, everything written before it is
+//! on the storage, and no flush that began earlier counts for it.
 
 use crate::support::{PAGE, cache_of, writable};
 use bifolio::{Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Storage that keeps the first word of each page, and can refuse every so many-th write.
+/// Storage that keeps the first word of each page, and can refuse every n-th write.
 #[derive(Debug)]
 struct Stamps {
     pages: Vec<AtomicU64>,
@@ -75,7 +75,7 @@ impl Backing for Stamps {
     }
 }
 
-/// Runs `until_over` beside `body`, again and again until that has ended.
+/// Runs `until_over` repeatedly until `body` has ended.
 fn beside(until_over: impl Fn() + Sync, body: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -110,7 +110,7 @@ fn a_range_sync_has_its_bytes_on_the_storage() {
     );
 }
 
-/// Pages stay dirty for a while, so that reclaim comes upon them; it may move what is clean.
+/// Pages stay dirty for a while, so that reclaim meets them; it may move clean ones.
 #[test]
 fn a_range_sync_holds_beside_eviction() {
     const PAGES: u64 = 8192;
@@ -141,7 +141,7 @@ fn a_range_sync_holds_beside_eviction() {
     });
 }
 
-/// Ranges of few pages, of many, and what is dirty around them.
+/// Ranges of few pages, of many, and dirty pages around them.
 #[test]
 fn a_range_sync_writes_what_lies_in_it_and_no_more() {
     const PAGES: u64 = 4096;
@@ -181,15 +181,15 @@ fn a_sync_beside_failing_write_outs_is_never_wrongly_ok() {
     });
 }
 
-/// A device that takes its time to flush, and may fail like a kernel: what a failed flush was to
-/// make durable is lost, and only one caller is told.
+/// A device with a slow flush, which may fail like in a kernel: the writes of a failed flush are
+/// lost, and only one caller gets the error.
 #[derive(Debug)]
 struct SlowFlush {
     inner: CrashingBacking,
     flushes: AtomicU64,
-    /// Which flush fails, counted from 1.
+    /// Number of the flush that fails, from 1.
     fails: u64,
-    /// Where flushes wait once they have taken what they find.
+    /// Gate at which flushes wait after they have taken their writes.
     gate: Option<Gate>,
     pause: Duration,
 }

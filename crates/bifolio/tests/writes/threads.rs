@@ -178,10 +178,10 @@ impl Phase {
     }
 }
 
-/// Bytes of the file that is cut and grown; not a whole number of pages.
+/// Length of the file that is truncated and extended; not a whole number of pages.
 const LENGTH: u64 = 30_000;
 
-/// The phases follow each other: full of `fill`, cut, grown again by zeros.
+/// Runs the phases one after the other: full of `fill`, truncated, extended again by zeros.
 fn cut_and_grow(file: &File, phase: &Phase, random: &mut Rng) {
     let until = Instant::now() + Duration::from_millis(1500);
     let mut fill = 0_u8;
@@ -207,7 +207,7 @@ fn cut_and_grow(file: &File, phase: &Phase, random: &mut Rng) {
     }
 }
 
-/// Reads all the time; what it reads in a quiet phase must be what that phase is.
+/// Reads all the time; a read in a quiet phase must return the bytes of that phase.
 fn watch(file: &File, phase: &Phase, stop: &AtomicBool, random: &mut Rng) -> u64 {
     let mut quiet = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -271,8 +271,8 @@ fn appended(position: u64) -> u8 {
     (position % 251) as u8 + 1
 }
 
-/// A reader of the whole range against an appender that grows the file in steps of less than a
-/// page: a batch whose copy was cut short by an old size inside a folio must go on in that folio.
+/// A reader of the whole range against an appender that extends the file in steps of less than a
+/// page: a batch whose copy ended at an old length inside a folio must continue in that folio.
 fn reader_against_appender(seed: u64, folio_bytes: u64) {
     const END: u64 = 400_000;
     let directory = directory();

@@ -1,4 +1,4 @@
-//! The process that is killed: it writes through a small cache, and tells what is durable.
+//! The process that is killed: it writes through a small cache, and reports what is durable.
 //!
 //! Four threads run until the child is killed: two *calm* writers, a *restless* one, and one that
 //! appends to a log. Each writer has its own cells. A calm writer writes each cell once between two
@@ -33,11 +33,11 @@ pub const DATA: &str = "data";
 pub const LOG: &str = "log";
 /// Records in the file.
 pub const SLOTS: u64 = CELLS * SLOTS_PER_CELL;
-/// The first so many records are those of the calm writers.
+/// Number of records of the calm writers, the first ones.
 pub const CALM_SLOTS: u64 = 2 * CALM_CELLS * SLOTS_PER_CELL;
 
 const CELLS: u64 = 512;
-/// Cells of each calm writer; what is left belongs to the restless one.
+/// Cells of each calm writer; the rest belongs to the restless one.
 const CALM_CELLS: u64 = 224;
 /// A cell is a folio, or more.
 const CELL_BYTES: u64 = 16 << 10;
@@ -50,7 +50,7 @@ const SEQUENCES_PER_ROUND: u32 = 1 << 24;
 pub struct Job {
     pub round: u32,
     pub seed: u64,
-    /// How much of the log was told to be durable.
+    /// Reported durable length of the log.
     pub log_bytes: u64,
     pub directory: PathBuf,
 }
@@ -75,7 +75,7 @@ impl Job {
         }
     }
 
-    /// A cache, and both files, opened in one of many ways.
+    /// Opens a cache and both files in one of many ways.
     fn open(&self) -> (Cache, File, File) {
         let choose = |of: u32| (self.round % of) as usize;
         let mut builder = Cache::builder()
@@ -156,7 +156,7 @@ fn append(log: &File, job: &Job, mut random: Rng) -> ! {
     }
 }
 
-/// A line to the parent.
+/// Writes a line to the parent.
 fn tell(line: &str) {
     io::stderr().write_all(format!("{line}\n").as_bytes()).unwrap();
 }

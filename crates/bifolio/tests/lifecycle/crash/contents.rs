@@ -1,16 +1,16 @@
 //! Contents of a file of records and of a log, and the checks after a crash.
 //!
-//! Each word of a record of 1 KiB says which word of which record it is, and the sequence number of
-//! the write it comes from: so every word can be judged by itself. Zeros are sequence number 0.
+//! Each word of a record of 1 KiB encodes its index, its record, and the sequence number of its
+//! write: so every word can be judged by itself. Zeros are sequence number 0.
 //!
-//! The log has at each place a byte that follows from the place, and is not 0: zeros are holes.
+//! Each byte of the log follows from its position, and is not 0: zeros are holes.
 
 use std::ops::{Range, RangeInclusive};
 
 pub const RECORD_BYTES: u64 = 1 << 10;
 const WORDS: u64 = RECORD_BYTES / 8;
 
-/// Where a record is.
+/// Returns the position of a record.
 pub fn place(slot: u64) -> u64 {
     slot * RECORD_BYTES
 }
@@ -36,11 +36,11 @@ fn log_byte(place: u64) -> u8 {
 /// State that must be found after a crash.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// The oldest sequence number that each record may have.
+    /// Minimum sequence number of each record.
     pub sequences: Vec<u32>,
-    /// How much of the log is durable.
+    /// Durable length of the log.
     pub log_bytes: u64,
-    /// The longest the log may be.
+    /// Maximum length of the log.
     pub log_bytes_max: u64,
 }
 
@@ -50,13 +50,13 @@ impl Expected {
         Self { sequences: vec![0; slots as usize], log_bytes: 0, log_bytes_max: 0 }
     }
 
-    /// This record, or a newer one in its place, is durable.
+    /// Notes that this record, or a newer one in its place, is durable.
     pub fn note_record(&mut self, slot: u64, sequence: u32) {
         let known = &mut self.sequences[slot as usize];
         *known = sequence.max(*known);
     }
 
-    /// Looks at all records. Answers the sequence numbers in each, the lowest and the highest.
+    /// Checks all records. Returns the lowest and the highest sequence number in each.
     pub fn check_records(&self, data: &[u8], context: &str) -> Vec<RangeInclusive<u32>> {
         assert_eq!(data.len() as u64, place(self.sequences.len() as u64), "{context}");
         let mut all = Vec::new();
@@ -73,7 +73,7 @@ impl Expected {
         all
     }
 
-    /// Looks at the whole log.
+    /// Checks the whole log.
     pub fn check_log(&self, log: &[u8], context: &str) {
         let length = log.len() as u64;
         let lengths = self.log_bytes..=self.log_bytes_max;
@@ -89,7 +89,7 @@ impl Expected {
     }
 }
 
-/// The sequence numbers of the words of a record, from the lowest to the highest.
+/// Returns the sequence numbers of the words of a record, from the lowest to the highest.
 fn sequences_in(slot: u64, bytes: &[u8], context: &str) -> RangeInclusive<u32> {
     let (mut lowest, mut highest) = (u32::MAX, 0);
     for (index, bytes) in (0..).zip(bytes.chunks(8)) {

@@ -1,4 +1,4 @@
-//! `kill -9` in the middle of writing and syncing, again and again, on one pair of files.
+//! `kill -9` during writes and syncs, repeatedly, on one pair of files.
 //!
 //! ```text
 //!   this test (parent)                                the same program (child.rs)
@@ -7,11 +7,11 @@
 //!     looks at the files with std::fs
 //! ```
 //!
-//! Whatever was told is in the files; what was not told may be there, whole, or not; nothing else
-//! is. The kernel survives the kill and keeps what it has been given: so this proves that a sync
-//! tells the truth about the order of writing and acknowledging, that a page is never written half,
-//! and that nothing is left to a destructor. Of the loss of power it proves nothing: that is
-//! `power.rs`.
+//! Everything reported is in the files; unreported writes may be in them or not, each page whole;
+//! nothing else is. The kernel survives the kill and keeps the bytes it has been given: so this
+//! shows that a sync is correct about the order of writing and acknowledging, that no page is half
+//! written, and that nothing depends on a destructor. It shows nothing about a loss of power: that
+//! is `power.rs`.
 
 use std::env;
 use std::fs;
@@ -35,7 +35,7 @@ const NAME: &str = "crash::kill::a_killed_process_loses_nothing_it_had_acknowled
 /// Set for the child.
 const VARIABLE: &str = "BIFOLIO_TEST_CRASH_KILL";
 const ROUNDS: u32 = 25;
-/// A child that has told nothing for so long is called stuck.
+/// Time without a report after which a child counts as hung.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 #[test]
@@ -59,14 +59,15 @@ fn a_killed_process_loses_nothing_it_had_acknowledged() {
     });
 }
 
-/// Makes both files, and tells what is in them.
+/// Creates both files. Returns their content.
 fn create(directory: &Path) -> Expected {
     fs::write(directory.join(DATA), vec![0; (SLOTS * RECORD_BYTES) as usize]).unwrap();
     fs::write(directory.join(LOG), []).unwrap();
     Expected::new(SLOTS)
 }
 
-/// Looks at both files after the child of `job` has died. Whether more was found than was told.
+/// Checks both files after the child of `job` has died. Returns `true` if they have more than was
+/// reported.
 fn check(expected: &mut Expected, job: &Job) -> bool {
     let context = format!("with {job}");
     let data = fs::read(job.directory.join(DATA)).unwrap();
@@ -84,7 +85,7 @@ fn check(expected: &mut Expected, job: &Job) -> bool {
     before != expected.sequences
 }
 
-/// Takes what a child has told; `None` if it is nothing that children tell.
+/// Adds a line from a child; `None` if it is not a report.
 fn take(expected: &mut Expected, line: &str) -> Option<()> {
     let (first, rest) = line.split_once(' ')?;
     match first {
@@ -101,7 +102,7 @@ fn take(expected: &mut Expected, line: &str) -> Option<()> {
     Some(())
 }
 
-/// Runs a child until it has told a random number of things, and a little longer.
+/// Runs a child until it has reported a random number of times, and a little longer.
 fn run_and_kill(job: &Job, expected: &mut Expected, random: &mut Rng) {
     let mut child = Command::new(env::current_exe().unwrap())
         .args([NAME, "--exact", "--nocapture", "--test-threads=1"])

@@ -1,6 +1,5 @@
-//! Nothing that a sync has acknowledged is ever lost: not when the process is killed (`kill.rs`,
-//! with `child.rs`), not when the machine stops (`power.rs`). What the files then hold is judged by
-//! `contents.rs`.
+//! Bytes that a sync has acknowledged are never lost: not when the process is killed (`kill.rs`,
+//! with `child.rs`), not when the machine stops (`power.rs`). `contents.rs` judges the files.
 
 mod child;
 mod contents;

@@ -1,10 +1,10 @@
-//! The machine stops in the middle of writing and syncing: what it has synced is there afterwards.
+//! The machine stops during writes and syncs: synced bytes remain.
 //!
-//! The storage is a `CrashingBacking`, which shows at any moment what might be found after a crash
-//! then: each sector that was written since the last sync may be there or not. Over it stands a
-//! `FaultyBacking`: writes are late, so that they overtake each other, short, or fail; syncs fail.
-//! Threads write records and a log through a cache that is too small for them, so that reclaim, the
-//! flusher and the syncs write at the same time; the test lets the machine stop again and again.
+//! The storage is a `CrashingBacking`, which shows at any moment a possible state after a crash:
+//! each sector written since the last sync may remain or not. Over it is a `FaultyBacking`: writes
+//! are late, so that they overtake each other, short, or fail; syncs fail. Threads write records
+//! and a log through a cache that is too small for them, so that reclaim, the flusher and the syncs
+//! write at the same time; the test stops the machine repeatedly.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,10 +24,10 @@ const SLOTS: u64 = 1 << 10;
 /// Records of each of two writers.
 const SLOTS_PER_WRITER: u64 = SLOTS / 2;
 const CRASHES: usize = 25;
-/// The log begins anew when it has got so long.
+/// Length at which the log is truncated.
 const LOG_BYTES_MAX: u64 = 100_000;
 
-/// Storage that crashes, and the way to it that goes wrong.
+/// Storage that crashes, with injected faults.
 struct Storage {
     crashing: Arc<CrashingBacking>,
     faulty: Arc<FaultyBacking>,
@@ -44,7 +44,7 @@ impl Storage {
         cache.open_backing(self.faulty.clone(), &options).unwrap()
     }
 
-    /// Something will go wrong soon.
+    /// Injects a random fault.
     fn annoy(&self, random: &mut Rng) {
         let on = |call, random: &mut Rng| Fault::on(call).nth(random.u64(1..20));
         let write = on(Call::Write, random);
@@ -125,7 +125,7 @@ impl Run {
         }
     }
 
-    /// Cuts the log, and promises nothing meanwhile.
+    /// Truncates the log; nothing is expected of it meanwhile.
     fn cut(&self, log: &File) {
         let mut expected = self.expected();
         self.cuts.fetch_add(1, Ordering::Relaxed);
@@ -139,7 +139,7 @@ impl Run {
         (expected.clone(), self.cuts.load(Ordering::Relaxed))
     }
 
-    /// Looks at what might be found if the machine stopped now.
+    /// Checks a possible state after a crash now.
     fn check_crash(&self, seed: u64) {
         let (mut promised, cuts) = self.promised();
         let (data, log) = (self.data.crashing.crash(seed), self.log.crashing.crash(seed));
