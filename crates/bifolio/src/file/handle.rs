@@ -1,4 +1,5 @@
-//! State shared by all clones of a `File`: access rights, the inode, the error cursor.
+//! State shared by all clones of a `File`: access rights, the inode, the error cursor; and whether
+//! the cache is open.
 //!
 //! ACCESS MODES: what a call needs of the folio at an index, and what happens if the page has none.
 //!
@@ -29,6 +30,8 @@ use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reclaim::Reclaim;
+use crate::sync::{AtomicU64, Ordering};
+use crate::sys::process::Origin;
 use crate::writeback::{Cleaner, ErrorCursor, Inode, NoRoom};
 use std::sync::{Arc, OnceLock};
 
@@ -161,6 +164,70 @@ impl Handle {
         }
         let file = self.inode.name();
         Err(ErrorKind::TooLong { file, wanted_bytes, len_max_bytes }.into())
+    }
+}
+
+/// State of the cache: open or closed, and the number of maps in use.
+#[derive(Debug)]
+pub(crate) struct CacheState {
+    /// Number of maps in use, and `CLOSED`. One word, so that a new map and a concurrent close see
+    /// each other in either order.
+    state: AtomicU64,
+    origin: Origin,
+}
+
+/// Bit of a closed cache.
+const CLOSED: u64 = 1 << 63;
+
+impl CacheState {
+    pub(crate) fn new(origin: Origin) -> Self {
+        Self { state: AtomicU64::new(0), origin }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.origin.is_forked() {
+            return Err(ErrorKind::Forked.into());
+        }
+        // Acquire: pairs with the Release in `close`: what it flushed is flushed.
+        let is_closed = self.state.load(Ordering::Acquire) & CLOSED != 0;
+        if is_closed { Err(ErrorKind::Closed.into()) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
+    }
+
+    /// Counts a map; the caller then checks the state.
+    pub(super) fn begin_map(&self) {
+        // Relaxed: a close changes the same word, so one of the two sees the other.
+        self.state.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn end_map(&self) {
+        // Release: pairs with the Acquire in `close`: what was stored through the map is found.
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Closes the state, or returns the number of maps in use.
+    pub(super) fn close(&self) -> std::result::Result<(), u64> {
+        // AcqRel/Acquire: pairs with the Release in `end_map`, and with the Acquire in `check`.
+        let closed = self.state.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        closed.map(drop).map_err(|state| state & !CLOSED)
+    }
+
+    /// Opens the state again after a failed close.
+    pub(super) fn reopen(&self) {
+        // Release: pairs with the Acquire in `check`.
+        self.state.fetch_and(!CLOSED, Ordering::Release);
+    }
+
+    /// Fails while maps are in use.
+    pub(super) fn check_maps(&self) -> Result<()> {
+        // Acquire: pairs with the Release in `end_map`, as in `close`.
+        match self.state.load(Ordering::Acquire) & !CLOSED {
+            0 => Ok(()),
+            maps => Err(ErrorKind::MapsAlive { maps }.into()),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::File;
 use super::faults;
-use super::read_many::{Batch, Delivery};
+use super::read_io::{Batch, Delivery};
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Region;

@@ -65,11 +65,11 @@ pub use advice::{PageResidency, Residency};
 pub use async_reads::ReadFuture;
 pub use cursor::FileCursor;
 pub use gate::Checkpoint;
+pub(crate) use handle::CacheState;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
 pub use read_many::ReadRequest;
-pub(crate) use registry::CacheState;
 pub(crate) use registry::Registry;
 
 use crate::error::Result;

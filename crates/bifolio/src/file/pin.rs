@@ -15,7 +15,7 @@ use super::File;
 use super::fill::Locked;
 use super::handle::{AccessMode, Handle};
 use super::own_pins::OwnPin;
-use super::read_many::{Batch, Delivery};
+use super::read_io::{Batch, Delivery};
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;

@@ -38,8 +38,8 @@
 use super::fill::{ReadIoClaim, Wait};
 use super::handle::AccessMode;
 use super::hit::Hit;
-use super::read_many::{Batch, Delivery};
-use super::{File, ReadRequest, faults};
+use super::read_io::{Batch, Delivery, copy_filled};
+use super::{File, faults};
 use crate::error::Result;
 use crate::page::{Entry, FrameRun, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::reclaim::CallScope;
@@ -180,7 +180,9 @@ impl File {
         absent: Option<Entry>,
         ahead: bool,
     ) -> Result<usize> {
-        if !faults::is_mapped(buffer) {
+        // Relaxed: as in `is_mapped`. Without a region in the process, no buffer is in a map.
+        let has_regions = faults::REGIONS_COUNT.load(Ordering::Relaxed) > 0;
+        if !has_regions || !faults::is_mapped(buffer) {
             return self.read_absent_locked(buffer, position, absent, ahead);
         }
         let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
@@ -215,11 +217,13 @@ impl File {
             return self.read_page_locked(buffer, position);
         };
         let plan = if ahead { self.handle.plan_after_miss(pages.clone()) } else { None };
-        let mut request = ReadRequest::new(position, buffer);
-        let mut failed = None;
+        let (mut copied, mut failed) = (0, None);
         let first_page = run.first_page();
         let mut deliver = |_, delivery| match delivery {
-            Delivery::Folio(locked) => request.take(inode, &locked),
+            Delivery::Folio(locked) => {
+                let next = position + copied as u64;
+                copied += copy_filled(inode, &locked, &mut buffer[copied..], next);
+            }
             Delivery::Failed { error, page, folios: 1 } if page == first_page => {
                 failed = Some(error);
             }
@@ -237,7 +241,7 @@ impl File {
         batch.finish(&mut deliver);
         // The next call handles pages that could not be started.
         let _ = rest;
-        match (request.done(), failed) {
+        match (copied, failed) {
             (0, Some(error)) => Err(error),
             (0, None) => self.read_page_locked(buffer, position),
             (copied, _) => Ok(copied),

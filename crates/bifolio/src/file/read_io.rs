@@ -1,20 +1,28 @@
 //! Reads of runs: adjacent folios filled by one transfer.
 //!
 //! `fill.rs` creates a run by claiming its folios. The run is started alone
-//! ([`ReadIo::read_first`]), in a batch (`read_many.rs`) or by readahead (`readahead`), and ended
+//! ([`ReadIo::read_first`]), in a [`Batch`] or by readahead (`readahead`), and ended
 //! by [`ReadIo::finish`] on the thread that sees the transfer complete. Until then it owns the lock
 //! of each folio and one reference, which reserve the frames for the kernel (IO-1) even if all
 //! other users are gone. A run that fails or is dropped removes its folios from the table.
+//!
+//! A [`Batch`] fills runs at several positions, or of several files, for reads, pins and readahead.
+//! The runs are claimed and passed to one engine queue, which keeps as many transfers in flight as
+//! its depth and returns them in completion order. While transfers are in flight, the batch never
+//! waits for a folio lock or for frames (IO-5): it skips folios that another thread is filling, and
+//! when frames run short, it completes its own transfers first. So batches never wait for each
+//! other, and a batch of any length works in a cache of any size.
 //!
 //! # Safety
 //! Passes frames to the engine; the run owns them until the engine returns it.
 #![allow(unsafe_code)]
 
-use super::fill::{Locked, Room};
-use crate::error::Result;
+use super::fill::{Locked, ReadIoClaim, Room, Wait};
+use super::handle::Handle;
+use crate::error::{Error, Result};
 use crate::io::{IoError, Queue};
 use crate::memory::Staged;
-use crate::page::{Entry, FolioId, Folios, PAGE_BYTES};
+use crate::page::{Entry, Flag, FolioId, Folios, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::Inode;
@@ -221,10 +229,12 @@ impl ReadIo {
             if let Err(error) = checked {
                 return (number, Err(error));
             }
-            let behind = start.wrapping_add(valid as usize);
-            // SAFETY: inside the folio's frame, or its part of the staging memory, which only the
-            // holder of its lock writes: this thread.
-            unsafe { copy::zero(behind, (folio_bytes - valid) as usize) };
+            if valid < folio_bytes {
+                let behind = start.wrapping_add(valid as usize);
+                // SAFETY: inside the folio's frame, or its part of the staging memory, which only
+                // the holder of its lock writes: this thread.
+                unsafe { copy::zero(behind, (folio_bytes - valid) as usize) };
+            }
         }
         (group.end, Ok(()))
     }
@@ -251,4 +261,163 @@ impl Drop for ReadIo {
         }
         inode.end_read(self.counted_pages);
     }
+}
+
+/// Minimum number of completions of small transfers that is worth a system call.
+const COMPLETIONS_WANTED: usize = 16;
+
+/// Result of a run of a batch, delivered with the number that the caller gave to the run.
+#[derive(Debug)]
+pub(super) enum Delivery<'a> {
+    /// Folio that has just become READY.
+    Folio(Locked<'a>),
+    /// Run of `folios` folios from `page` on that could not be read. Some folios of a longer run
+    /// may be readable alone.
+    Failed { error: Error, page: u64, folios: usize },
+}
+
+/// Set of runs that are claimed and read together by one queue; see the module documentation.
+#[derive(Debug)]
+pub(super) struct Batch<'a> {
+    folios: &'a Folios,
+    queue: Queue<'a, (ReadIo, usize)>,
+    /// Number of transfers, claimed or complete, that is worth a system call.
+    wanted: usize,
+    /// Number of transfers in flight or claimed at which `add` waits for completions.
+    most: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// Creates an empty batch for files of the cache that `inode` belongs to.
+    pub(super) fn new(inode: &'a Inode) -> Self {
+        let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
+        // While the device works on half of the depth, the other half is claimed, and later
+        // delivered. As many again are prepared for the case that the device completes all at once.
+        let half = queue.depth() / 2;
+        let (wanted, most) = (COMPLETIONS_WANTED.max(half), queue.depth() + half);
+        Self { folios, queue, wanted, most }
+    }
+
+    /// Creates a batch for large runs that a reader consumes in order: each run is delivered as
+    /// soon as it completes.
+    pub(super) fn in_order(inode: &'a Inode) -> Self {
+        let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
+        let most = queue.depth();
+        Self { folios, queue, wanted: 1, most }
+    }
+
+    /// Starts to read the absent folios of `pages` of a file, under `number`. Skips folios that
+    /// other threads are filling.
+    ///
+    /// # Errors
+    /// No frames are available, and nothing is in flight whose completion could free some.
+    pub(super) fn add(
+        &mut self,
+        handle: &Handle,
+        pages: Range<u64>,
+        number: usize,
+        deliver: &mut impl FnMut(usize, Delivery<'a>),
+    ) -> Result<()> {
+        let mut left = pages;
+        while let Some((absent, seen)) = handle.next_absent(left.clone()) {
+            let wait = if self.queue.in_flight() == 0 { Wait::ForFrames } else { Wait::Never };
+            left.start = match handle.claim_read_io(absent..left.end, seen, wait)? {
+                ReadIoClaim::New(run) => {
+                    let end = run.first_page() + run.pages();
+                    self.start(run, number, deliver);
+                    end
+                }
+                ReadIoClaim::Taken => handle.end_of_folio(absent),
+                ReadIoClaim::NoFrame => {
+                    self.complete(1, deliver);
+                    absent
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Starts a run that is already claimed.
+    pub(super) fn start(
+        &mut self,
+        run: ReadIo,
+        number: usize,
+        deliver: &mut impl FnMut(usize, Delivery<'a>),
+    ) {
+        if self.queue.in_flight() >= self.most {
+            self.complete(self.wanted, deliver);
+        } else if self.queue.waiting() == self.wanted {
+            // Only now the batch is known to be larger than this; a smaller one is submitted in one
+            // call.
+            self.queue.feed();
+        }
+        let folios = self.folios;
+        run.start(&mut self.queue, number, |run, number| {
+            hand_out(folios, run, number, Ok(0), deliver);
+        });
+    }
+
+    /// Submits the started transfers to the device.
+    pub(super) fn begin(&mut self) {
+        self.queue.begin();
+    }
+
+    /// Waits for everything in flight.
+    pub(super) fn finish(mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
+        loop {
+            let in_flight = self.queue.in_flight();
+            if in_flight == 0 {
+                return;
+            }
+            let is_last = in_flight <= 2 * self.wanted;
+            let wanted = if is_last { in_flight } else { in_flight - self.wanted };
+            self.complete(if self.wanted == 1 { 1 } else { wanted }, deliver);
+        }
+    }
+
+    fn complete(&mut self, wanted: usize, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
+        let folios = self.folios;
+        self.queue.complete_exactly(wanted, |(run, number), answer| {
+            hand_out(folios, run, number, answer, deliver);
+        });
+    }
+}
+
+fn hand_out<'a>(
+    folios: &'a Folios,
+    run: ReadIo,
+    number: usize,
+    answer: std::result::Result<usize, IoError>,
+    deliver: &mut impl FnMut(usize, Delivery<'a>),
+) {
+    let (page, count) = (run.first_page(), run.folios().len());
+    let ended = run.finish(folios, answer, |locked| deliver(number, Delivery::Folio(locked)));
+    if let Err(error) = ended {
+        deliver(number, Delivery::Failed { error, page, folios: count });
+    }
+}
+
+/// Copies the part of a folio that has just been filled to `buffer`, whose first byte has
+/// `position`. Returns the number of bytes: 0 if the folio does not hold that byte. A folio further
+/// ahead was read early: it is marked as readahead, and copied later.
+pub(super) fn copy_filled(
+    inode: &Inode,
+    locked: &Locked<'_>,
+    buffer: &mut [u8],
+    position: u64,
+) -> usize {
+    let folio_start = locked.lock.index() * PAGE_BYTES;
+    let folio_end = folio_start + locked.lock.pages() * PAGE_BYTES;
+    let folio_end = folio_end.min(inode.mapping.len_bytes());
+    if position < folio_start {
+        // This discards a use since the folio became READY, which is only a hint.
+        locked.lock.flags.set(Flag::Readahead);
+        return 0;
+    }
+    let length = (folio_end.saturating_sub(position) as usize).min(buffer.len());
+    let source = inode.frame_of(&locked.folio).wrapping_add((position - folio_start) as usize);
+    // SAFETY: inside a frame whose folio `locked` has locked: no thread writes it now; `buffer` is
+    // the caller's memory.
+    unsafe { copy::copy_out(source, &mut buffer[..length]) };
+    length
 }

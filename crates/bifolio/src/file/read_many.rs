@@ -4,30 +4,15 @@
 //! each folio to its request as soon as the folio is filled. The second reads the remaining
 //! requests one by one: pages that another thread was filling (or another request of the same
 //! call), and runs that failed as a whole, so that only the unreadable byte is an error.
-//!
-//! A [`Batch`] fills runs at several positions, or of several files, for reads, pins and readahead.
-//! The runs are claimed and passed to one engine queue, which keeps as many transfers in flight as
-//! its depth and returns them in completion order. While transfers are in flight, the batch never
-//! waits for a folio lock or for frames (IO-5): it skips folios that another thread is filling, and
-//! when frames run short, it completes its own transfers first. So batches never wait for each
-//! other, and a batch of any length works in a cache of any size.
-//!
-//! # Safety
-//! Copies from frames whose folio lock it holds.
-#![allow(unsafe_code)]
 
-use super::fill::{Locked, ReadIoClaim, Wait};
-use super::handle::Handle;
+use super::fill::Locked;
 use super::hit::Hit;
-use super::read_io::ReadIo;
+use super::read_io::{Batch, Delivery, copy_filled};
 use super::{File, Registry, faults};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{IoError, Queue};
-use crate::page::{Flag, Folios, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
+use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
-use crate::sys::copy;
 use crate::writeback::Inode;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Number of requests ahead whose first Entry is prefetched: requests are in no order, so every
@@ -75,6 +60,16 @@ impl<'b> ReadRequest<'b> {
         *self.result.as_ref().unwrap_or(&self.buffer.len())
     }
 
+    /// Copies the request's part of a folio of `inode` that has just been filled, if the folio
+    /// holds the next byte ([`copy_filled`]).
+    pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
+        let (next, done) = (self.next(), self.done());
+        let copied = copy_filled(inode, locked, &mut self.buffer[done..], next);
+        if copied > 0 {
+            self.result = Ok(done + copied);
+        }
+    }
+
     fn is_finished(&self) -> bool {
         self.result.is_err() || self.done() == self.buffer.len()
     }
@@ -87,31 +82,6 @@ impl<'b> ReadRequest<'b> {
     /// Returns `true` if the next byte is in the folio whose first page is `page`.
     fn is_at(&self, page: u64) -> bool {
         self.next() >> PAGE_SHIFT >= page
-    }
-
-    /// Copies the request's part of a folio of `inode` that has just been filled, if the folio
-    /// holds the next byte. A folio further ahead was read early: it is marked as readahead, and
-    /// copied later.
-    pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
-        let (next, done) = (self.next(), self.done());
-        let folio_start = locked.lock.index() * PAGE_BYTES;
-        let folio_end = folio_start + locked.lock.pages() * PAGE_BYTES;
-        let folio_end = folio_end.min(inode.mapping.len_bytes());
-        if next < folio_start {
-            // This discards a use since the folio became READY, which is only a hint.
-            locked.lock.flags.set(Flag::Readahead);
-            return;
-        }
-        if self.is_finished() || next >= folio_end {
-            return;
-        }
-        let length = ((folio_end - next) as usize).min(self.buffer.len() - done);
-        let start = inode.frame_of(&locked.folio);
-        let source = start.wrapping_add((next - folio_start) as usize);
-        // SAFETY: inside a frame whose folio `locked` has locked: no thread writes it now; `buffer`
-        // is the caller's memory.
-        unsafe { copy::copy_out(source, &mut self.buffer[done..done + length]) };
-        self.result = Ok(done + length);
     }
 }
 
@@ -260,139 +230,5 @@ fn deliver(requests: &mut [Addressed<'_, '_>], number: usize, delivery: Delivery
 fn fail(request: &mut ReadRequest<'_>, error: Error) {
     if request.done() == 0 && !request.is_finished() {
         request.result = Err(error);
-    }
-}
-
-/// Minimum number of completions of small transfers that is worth a system call.
-const COMPLETIONS_WANTED: usize = 16;
-
-/// Result of a run of a batch, delivered with the number that the caller gave to the run.
-#[derive(Debug)]
-pub(super) enum Delivery<'a> {
-    /// Folio that has just become READY.
-    Folio(Locked<'a>),
-    /// Run of `folios` folios from `page` on that could not be read. Some folios of a longer run
-    /// may be readable alone.
-    Failed { error: Error, page: u64, folios: usize },
-}
-
-/// Set of runs that are claimed and read together by one queue; see the module documentation.
-#[derive(Debug)]
-pub(super) struct Batch<'a> {
-    folios: &'a Folios,
-    queue: Queue<'a, (ReadIo, usize)>,
-    /// Number of transfers, claimed or complete, that is worth a system call.
-    wanted: usize,
-    /// Number of transfers in flight or claimed at which `add` waits for completions.
-    most: usize,
-}
-
-impl<'a> Batch<'a> {
-    /// Creates an empty batch for files of the cache that `inode` belongs to.
-    pub(super) fn new(inode: &'a Inode) -> Self {
-        let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
-        // While the device works on half of the depth, the other half is claimed, and later
-        // delivered. As many again are prepared for the case that the device completes all at once.
-        let half = queue.depth() / 2;
-        let (wanted, most) = (COMPLETIONS_WANTED.max(half), queue.depth() + half);
-        Self { folios, queue, wanted, most }
-    }
-
-    /// Creates a batch for large runs that a reader consumes in order: each run is delivered as
-    /// soon as it completes.
-    pub(super) fn in_order(inode: &'a Inode) -> Self {
-        let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
-        let most = queue.depth();
-        Self { folios, queue, wanted: 1, most }
-    }
-
-    /// Starts to read the absent folios of `pages` of a file, under `number`. Skips folios that
-    /// other threads are filling.
-    ///
-    /// # Errors
-    /// No frames are available, and nothing is in flight whose completion could free some.
-    pub(super) fn add(
-        &mut self,
-        handle: &Handle,
-        pages: Range<u64>,
-        number: usize,
-        deliver: &mut impl FnMut(usize, Delivery<'a>),
-    ) -> Result<()> {
-        let mut left = pages;
-        while let Some((absent, seen)) = handle.next_absent(left.clone()) {
-            let wait = if self.queue.in_flight() == 0 { Wait::ForFrames } else { Wait::Never };
-            left.start = match handle.claim_read_io(absent..left.end, seen, wait)? {
-                ReadIoClaim::New(run) => {
-                    let end = run.first_page() + run.pages();
-                    self.start(run, number, deliver);
-                    end
-                }
-                ReadIoClaim::Taken => handle.end_of_folio(absent),
-                ReadIoClaim::NoFrame => {
-                    self.complete(1, deliver);
-                    absent
-                }
-            };
-        }
-        Ok(())
-    }
-
-    /// Starts a run that is already claimed.
-    pub(super) fn start(
-        &mut self,
-        run: ReadIo,
-        number: usize,
-        deliver: &mut impl FnMut(usize, Delivery<'a>),
-    ) {
-        if self.queue.in_flight() >= self.most {
-            self.complete(self.wanted, deliver);
-        } else if self.queue.waiting() == self.wanted {
-            // Only now the batch is known to be larger than this; a smaller one is submitted in one
-            // call.
-            self.queue.feed();
-        }
-        let folios = self.folios;
-        run.start(&mut self.queue, number, |run, number| {
-            hand_out(folios, run, number, Ok(0), deliver);
-        });
-    }
-
-    /// Submits the started transfers to the device.
-    pub(super) fn begin(&mut self) {
-        self.queue.begin();
-    }
-
-    /// Waits for everything in flight.
-    pub(super) fn finish(mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
-        loop {
-            let in_flight = self.queue.in_flight();
-            if in_flight == 0 {
-                return;
-            }
-            let is_last = in_flight <= 2 * self.wanted;
-            let wanted = if is_last { in_flight } else { in_flight - self.wanted };
-            self.complete(if self.wanted == 1 { 1 } else { wanted }, deliver);
-        }
-    }
-
-    fn complete(&mut self, wanted: usize, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
-        let folios = self.folios;
-        self.queue.complete_exactly(wanted, |(run, number), answer| {
-            hand_out(folios, run, number, answer, deliver);
-        });
-    }
-}
-
-fn hand_out<'a>(
-    folios: &'a Folios,
-    run: ReadIo,
-    number: usize,
-    answer: std::result::Result<usize, IoError>,
-    deliver: &mut impl FnMut(usize, Delivery<'a>),
-) {
-    let (page, count) = (run.first_page(), run.folios().len());
-    let ended = run.finish(folios, answer, |locked| deliver(number, Delivery::Folio(locked)));
-    if let Err(error) = ended {
-        deliver(number, Delivery::Failed { error, page, folios: count });
     }
 }

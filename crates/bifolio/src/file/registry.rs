@@ -22,12 +22,13 @@
 //! descriptor that is opened all the same, or passed by the caller, stays open with the file, used
 //! or not.
 //!
-//! [`CacheState`] tells if the cache is usable (not closed, not in a forked child), and counts the
-//! maps in use, which a close must not invalidate. Every call checks it before it takes a lock.
+//! `CacheState` (`handle.rs`) tells if the cache is usable (not closed, not in a forked child), and
+//! counts the maps in use, which a close must not invalidate. Every call checks it before it takes
+//! a lock.
 
 use super::async_reads::ReadServers;
 use super::closing::Membership;
-use super::handle::Handle;
+use super::handle::{CacheState, Handle};
 use super::map_resources::MapResources;
 use super::open_slots::{Busy, Found, OpenSlots};
 use super::readahead::Readahead;
@@ -41,7 +42,6 @@ use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
-use crate::sys::process::Origin;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -532,74 +532,11 @@ impl Open {
     }
 }
 
-/// State of the cache: open or closed, and the number of maps in use.
-#[derive(Debug)]
-pub(crate) struct CacheState {
-    /// Number of maps in use, and `CLOSED`. One word, so that a new map and a concurrent close see
-    /// each other in either order.
-    state: AtomicU64,
-    origin: Origin,
-}
-
-/// Bit of a closed cache.
-const CLOSED: u64 = 1 << 63;
-
-impl CacheState {
-    pub(crate) fn new(origin: Origin) -> Self {
-        Self { state: AtomicU64::new(0), origin }
-    }
-
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.origin.is_forked() {
-            return Err(ErrorKind::Forked.into());
-        }
-        // Acquire: pairs with the Release in `close`: what it flushed is flushed.
-        let is_closed = self.state.load(Ordering::Acquire) & CLOSED != 0;
-        if is_closed { Err(ErrorKind::Closed.into()) } else { Ok(()) }
-    }
-
-    pub(crate) fn is_forked(&self) -> bool {
-        self.origin.is_forked()
-    }
-
-    /// Counts a map; the caller then checks the state.
-    pub(super) fn begin_map(&self) {
-        // Relaxed: a close changes the same word, so one of the two sees the other.
-        self.state.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn end_map(&self) {
-        // Release: pairs with the Acquire in `close`: what was stored through the map is found.
-        self.state.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Closes the state, or returns the number of maps in use.
-    pub(super) fn close(&self) -> std::result::Result<(), u64> {
-        // AcqRel/Acquire: pairs with the Release in `end_map`, and with the Acquire in `check`.
-        let closed = self.state.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
-        closed.map(drop).map_err(|state| state & !CLOSED)
-    }
-
-    /// Opens the state again after a failed close.
-    pub(super) fn reopen(&self) {
-        // Release: pairs with the Acquire in `check`.
-        self.state.fetch_and(!CLOSED, Ordering::Release);
-    }
-
-    /// Fails while maps are in use.
-    pub(super) fn check_maps(&self) -> Result<()> {
-        // Acquire: pairs with the Release in `end_map`, as in `close`.
-        match self.state.load(Ordering::Acquire) & !CLOSED {
-            0 => Ok(()),
-            maps => Err(ErrorKind::MapsAlive { maps }.into()),
-        }
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::cache::Cache;
+    use crate::sys::process::Origin;
     use bifolio_testing::skip;
 
     /// A guarantee to one handle holds for the file: no transfer falls back from there on.

@@ -3,7 +3,7 @@
 use super::super::fill::{Locked, ReadIoClaim, Wait};
 use super::super::handle::{AccessMode, Handle};
 use super::super::read_io::ReadIo;
-use super::super::read_many::{Batch, Delivery};
+use super::super::read_io::{Batch, Delivery};
 use crate::error::{Error, Result};
 use crate::page::{Entry, Lookup, PAGE_BYTES};
 use crate::sync::{Ordering, blocking};

@@ -60,7 +60,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
 /// Number of regions: zero lets callers skip the lookup.
-static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
+pub(super) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns `true` if any of these bytes lie in a region. An access may then fault, which takes
 /// folio locks and waits, so it must not happen with a folio lock held.

@@ -1,10 +1,10 @@
 //! Readahead: starts to fill pages before they are read.
 //!
-//! Called by `read.rs` and `advice.rs`. `window.rs` computes the windows and does no I/O. Each
-//! handle tracks its own readers:
+//! Called by `read.rs` and `advice.rs`. Each handle tracks its own readers, which [`Streams`]
+//! detects:
 //!
 //! ```text
-//!   miss at page p ------------> Streams::on_access --> plan: pages, mark   (window.rs)
+//!   miss at page p ------------> Streams::on_access --> plan: pages, mark  (readers.rs)
 //!   read of a marked page ---'                            |
 //!                                                         v
 //!   claim the absent folios, as runs of up to 1 MiB; stop when frames run short
@@ -21,8 +21,25 @@
 //! The first use of a page that was read ahead does not count as a second use: see
 //! `page/optimistic.rs`. So pages behind a scan are evicted first, and pages ahead of it are not
 //! evicted for its own windows: all windows of a handle together stay below half of the bound.
+//!
+//! Plans are pure: no I/O, no clock, no atomics. They count pages, and the caller rounds to folios.
+//!
+//! ```text
+//!   access --> continues the strided reader?               the next pieces      readers.rs
+//!          --> continues one of the sequential readers?    the next window      readers.rs
+//!          --> a miss at page 0, or where an earlier miss ended?   a new sequential reader
+//!          --> any other miss                              random: remembered, plans nothing
+//! ```
+//!
+//! Random reads do not displace known readers: they are remembered separately, as candidates. Hits
+//! need not be reported, except those on a page that a plan has marked.
+//!
+//! A plan is never larger than [`Settings::max_pages`] and never passes the end of file. It may
+//! name resident pages: the caller skips them.
 
-mod window;
+mod readers;
+#[cfg(test)]
+mod window_tests;
 mod worker;
 
 use super::fill::{ReadIoClaim, Wait};
@@ -31,11 +48,10 @@ use super::read_io::ReadIo;
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
+use arrayvec::ArrayVec;
+use readers::{PIECES_MAX, Sequential, StridedReader};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-pub(super) use window::Mode;
-pub(super) use window::Plan;
-use window::{PageAccess, STREAMS, Settings, Streams};
 use worker::ReadaheadWorker;
 
 /// Index that no page has.
@@ -259,6 +275,201 @@ impl Handle {
         }
         None
     }
+}
+
+/// Number of sequential readers of one handle that are tracked at a time.
+pub(super) const STREAMS: usize = 4;
+
+/// Consecutive equal distances that make a stride.
+const STRIDES_MIN: u32 = 3;
+
+/// Access pattern that the readers of a handle announce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Mode {
+    /// No announcement: detect the pattern.
+    Normal,
+    /// Sequential: large windows from the first read on, at any position.
+    Sequential,
+    /// Random: plan nothing.
+    Random,
+}
+
+/// Limits of plans.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    /// Pages of the largest plan, at least 1. Each stream may have two of them ahead.
+    pub max_pages: u64,
+    /// Announced access pattern.
+    pub mode: Mode,
+}
+
+/// Pages that were read, or are being read: from `first_page` up to `end_page`, at least one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageAccess {
+    /// First page accessed.
+    pub first_page: u64,
+    /// Page after the last one accessed.
+    pub end_page: u64,
+    /// First of these pages that was neither resident nor being filled. A page that is being filled
+    /// is no miss: it was not evicted, it is late.
+    pub miss: Option<u64>,
+}
+
+impl PageAccess {
+    fn pages(&self) -> u64 {
+        self.end_page - self.first_page
+    }
+}
+
+/// Plan: pages to read now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pieces: ArrayVec<Range<u64>, PIECES_MAX>,
+    /// Page whose read must be reported: it starts the next plan.
+    pub mark: Option<u64>,
+}
+
+impl Plan {
+    /// Returns the end of the piece that contains page `index`; `index + 1` if none does.
+    pub fn end_from(&self, index: u64) -> u64 {
+        let piece = self.pieces.iter().find(|piece| piece.contains(&index));
+        piece.map_or(index + 1, |piece| piece.end)
+    }
+
+    /// Returns the ranges of pages in the order of their use: one for a sequential reader, which
+    /// after a miss starts at the miss; the next pieces, without the gaps, for a strided one.
+    pub fn pages(self) -> impl IntoIterator<Item = Range<u64>> {
+        self.pieces
+    }
+}
+
+/// Limits of a plan in a file.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    max_pages: u64,
+    file_pages: u64,
+}
+
+/// Readers of one handle.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// Sequential readers, the last used first; the last in the list is replaced.
+    sequential: ArrayVec<Sequential, STREAMS>,
+    strides: Strides,
+    strided: Option<StridedReader>,
+    /// Ranges of misses that continued no reader, the last one first.
+    candidates: ArrayVec<Range<u64>, STREAMS>,
+}
+
+impl Streams {
+    /// Returns the number of known sequential readers, including those that may have stopped.
+    pub(super) fn known(&self) -> u64 {
+        self.sequential.len() as u64
+    }
+
+    /// Records an access to a file of `file_pages` pages. Returns the pages to read now, if any.
+    pub(super) fn on_access(
+        &mut self,
+        access: &PageAccess,
+        settings: &Settings,
+        file_pages: u64,
+    ) -> Option<Plan> {
+        debug_assert!(access.first_page < access.end_page, "{access:?}");
+        if settings.mode == Mode::Random {
+            return None;
+        }
+        let limits = Limits { max_pages: settings.max_pages.max(1), file_pages };
+        if let Some(reader) = &mut self.strided
+            && let Some(steps) = reader.steps_to(access)
+        {
+            return reader.advance(steps, access, &limits);
+        }
+        if let Some(at) = self.sequential.iter().position(|stream| stream.is_met_by(access)) {
+            self.sequential[..=at].rotate_right(1);
+            return self.sequential[0].advance(access, &limits);
+        }
+        let miss = access.miss?;
+        self.on_stray_miss(access, miss, settings.mode, &limits)
+    }
+
+    /// Records that the last plan of the reader last seen was read only up to page `end`.
+    pub(super) fn cut(&mut self, end: u64) {
+        if let Some(stream) = self.sequential.first_mut() {
+            stream.cut(end);
+        }
+    }
+
+    /// Handles a miss that continues no known reader.
+    fn on_stray_miss(
+        &mut self,
+        access: &PageAccess,
+        miss: u64,
+        mode: Mode,
+        limits: &Limits,
+    ) -> Option<Plan> {
+        if mode == Mode::Sequential || access.first_page == 0 || self.continues_read(access) {
+            self.strides.note(access);
+            let (stream, plan) = Sequential::start(access, miss, mode, limits);
+            push_front(&mut self.sequential, stream);
+            return plan;
+        }
+        let is_rest_of_one = |earlier: &Range<u64>| {
+            earlier.contains(&access.first_page) && earlier.end == access.end_page
+        };
+        if self.candidates.iter().any(is_rest_of_one) {
+            return None;
+        }
+        push_front(&mut self.candidates, access.first_page..access.end_page);
+        self.strides.note(access);
+        let distance = self.strides.distance;
+        let leaves_gaps = access.pages() <= distance.unsigned_abs() / 2;
+        if self.strides.repeats < STRIDES_MIN || !leaves_gaps {
+            return None;
+        }
+        let (reader, plan) = StridedReader::start(distance, access, limits);
+        self.strided = Some(reader);
+        plan
+    }
+
+    /// Returns `true` if the access starts where a candidate ended, or in its last page. Removes
+    /// that candidate.
+    fn continues_read(&mut self, access: &PageAccess) -> bool {
+        let follows = |earlier: &Range<u64>| {
+            let starts_there = (earlier.end - 1..=earlier.end).contains(&access.first_page);
+            starts_there && access.end_page > earlier.end
+        };
+        let found = self.candidates.iter().position(follows);
+        found.map(|at| self.candidates.remove(at)).is_some()
+    }
+}
+
+/// Distances between consecutive misses that continued no reader.
+#[derive(Debug, Default)]
+struct Strides {
+    /// First page of the last such miss.
+    last_page: Option<u64>,
+    /// Distance of that miss from the one before, and the number of times in sequence it was seen.
+    distance: i64,
+    repeats: u32,
+}
+
+impl Strides {
+    fn note(&mut self, access: &PageAccess) {
+        let before = self.last_page.replace(access.first_page);
+        let Some(before) = before else { return };
+        let distance = access.first_page.wrapping_sub(before).cast_signed();
+        self.repeats = if distance == self.distance { self.repeats + 1 } else { 1 };
+        self.distance = distance;
+    }
+}
+
+/// Inserts `item` in front; the last item is dropped if the list is full.
+fn push_front<T, const N: usize>(list: &mut ArrayVec<T, N>, item: T) {
+    if list.is_full() {
+        list.pop();
+    }
+    list.insert(0, item);
 }
 
 #[cfg(all(test, not(loom)))]

@@ -27,10 +27,11 @@
 use super::Inode;
 use crate::error::{ErrorKind, Result};
 use crate::io::{Operation, Pieces, Transfer};
-use crate::page::{Flag, FolioId, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{Entry, Flag, FolioId, FolioRef, HasTable, LockedFolio, PAGE_BYTES, Table};
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking};
 use crate::sys::copy;
+use crate::writeback::Cleaner;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,6 +137,50 @@ impl Inode {
             self.load.reading.sub(pages);
             self.flusher.loads.wake();
         }
+    }
+}
+
+/// Pages without a folio, and the folios that they get.
+impl Inode {
+    /// Returns `true` if the page has bytes, and no folio.
+    pub(crate) fn is_absent(&self, seen: Entry) -> bool {
+        !seen.is_folio() && !self.store.is_hole(seen)
+    }
+
+    /// Returns `true` if reclaim can evict or write folios of this file.
+    pub(crate) fn is_evictable(&self) -> bool {
+        self.store.cleaner() != Cleaner::None
+    }
+
+    /// Returns `true` if a folio inserted at the Entry `seen` is another one that may have to be
+    /// swapped out.
+    pub(crate) fn needs_slots(&self, seen: Entry) -> bool {
+        self.store.cleaner() == Cleaner::Swapper && self.store.is_hole(seen)
+    }
+
+    /// Returns the address that `owner` finds in a folio of this file.
+    pub(crate) fn address(&self) -> u64 {
+        std::ptr::from_ref(self).expose_provenance() as u64
+    }
+
+    /// Returns the address of a folio's first byte.
+    pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {
+        self.page_space.address(folio.id(), folio.folio().index())
+    }
+}
+
+impl HasTable for Inode {
+    fn table(&self) -> &Table {
+        self.mapping.table()
+    }
+
+    fn keeps_values(&self) -> bool {
+        self.store.keeps_values()
+    }
+
+    fn keeps_pages(&self) -> bool {
+        // A store to a map must not fail because there is no memory for a page of the table.
+        self.store.keeps_values() && self.page_space.is_in_place()
     }
 }
 

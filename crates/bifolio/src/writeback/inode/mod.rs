@@ -31,9 +31,7 @@ use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Backing, Engine, IoError, Operation};
 use crate::memory::{Memory, PageSpace};
-use crate::page::{
-    Entry, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
-};
+use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{Mutex, Ordering, RwLock, blocking};
@@ -169,11 +167,6 @@ impl Inode {
         Some(unsafe { address.as_ref() })
     }
 
-    /// Returns the address that `owner` finds in a folio of this file.
-    pub(crate) fn address(&self) -> u64 {
-        std::ptr::from_ref(self).expose_provenance() as u64
-    }
-
     /// Returns the file's name, for messages.
     pub(crate) fn name(&self) -> String {
         self.store.name()
@@ -184,27 +177,11 @@ impl Inode {
         !self.store.outlives_handles()
     }
 
-    /// Returns `true` if the page has bytes, and no folio.
-    pub(crate) fn is_absent(&self, seen: Entry) -> bool {
-        !seen.is_folio() && !self.store.is_hole(seen)
-    }
-
     /// Returns the first page from `index` on whose Entry must not be dropped.
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         let table = self.mapping.table();
         let keeps_values = self.store.keeps_values();
         if keeps_values { table.next_occupied(index) } else { table.next_folio(index) }
-    }
-
-    /// Returns `true` if reclaim can evict or write folios of this file.
-    pub(crate) fn is_evictable(&self) -> bool {
-        self.store.cleaner() != Cleaner::None
-    }
-
-    /// Returns `true` if a folio inserted at the Entry `seen` is another one that may have to be
-    /// swapped out.
-    pub(crate) fn needs_slots(&self, seen: Entry) -> bool {
-        self.store.cleaner() == Cleaner::Swapper && self.store.is_hole(seen)
     }
 
     /// Returns the number of bytes not yet written to a backing: dirty ones, and those in flight,
@@ -350,30 +327,10 @@ impl Inode {
         }
     }
 
-    /// Returns the address of a folio's first byte.
-    pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {
-        self.page_space.address(folio.id(), folio.folio().index())
-    }
-
     /// Prevents write-outs from starting until the guard is dropped.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
         self.cutting.write()
-    }
-}
-
-impl HasTable for Inode {
-    fn table(&self) -> &Table {
-        self.mapping.table()
-    }
-
-    fn keeps_values(&self) -> bool {
-        self.store.keeps_values()
-    }
-
-    fn keeps_pages(&self) -> bool {
-        // A store to a map must not fail because there is no memory for a page of the table.
-        self.store.keeps_values() && self.page_space.is_in_place()
     }
 }
 
