@@ -147,20 +147,10 @@ impl File {
     /// # Errors
     /// As [`File::read_at`].
     pub fn read_vectored_at(&self, buffers: &mut [IoSliceMut<'_>], position: u64) -> Result<usize> {
-        let mut done = 0;
-        for buffer in buffers {
-            match self.read_at(buffer, position + done as u64) {
-                Ok(count) => {
-                    done += count;
-                    if count < buffer.len() {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        one_by_one(buffers, |buffer, done| {
+            let count = self.read_at(buffer, position + done)?;
+            Ok((count, count < buffer.len()))
+        })
     }
 
     /// Writes `buffers` one after the other, from `position` on, and returns the number of bytes
@@ -172,21 +162,36 @@ impl File {
     /// # Errors
     /// As [`File::write_at`].
     pub fn write_vectored_at(&self, buffers: &[IoSlice<'_>], position: u64) -> Result<usize> {
-        let mut done = 0;
-        for buffer in buffers {
-            match self.write_at(buffer, position + done as u64) {
-                Ok(count) => {
-                    done += count;
-                    if count < buffer.len() {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        one_by_one(buffers, |buffer, done| {
+            let count = self.write_at(buffer, position + done)?;
+            Ok((count, count < buffer.len()))
+        })
     }
+}
+
+/// Transfers one buffer after the other until one is short or fails. `transfer` gets the number of
+/// bytes before its buffer, and returns how many it moved and whether these are too few.
+///
+/// # Errors
+/// The error of the first buffer that moves anything.
+fn one_by_one<B>(
+    buffers: impl IntoIterator<Item = B>,
+    mut transfer: impl FnMut(B, u64) -> Result<(usize, bool)>,
+) -> Result<usize> {
+    let mut done = 0;
+    for buffer in buffers {
+        match transfer(buffer, done as u64) {
+            Ok((count, is_short)) => {
+                done += count;
+                if is_short {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
 }
 
 /// The calls of a `std::fs::File`, for code that is generic over them. Where the type is known, the

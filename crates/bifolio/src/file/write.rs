@@ -154,8 +154,10 @@ impl File {
         let (position, growth) = self.begin_append(buffer.len() as u64)?;
         let mut growth = Some(growth);
         let (_, failure) = self.write_folios(buffer, position, lsn, &mut growth);
-        let (Some(error), Some(growth)) = (failure, growth) else { return Ok(position) };
-        if let Err(kept) = self.undo_append(&growth, position) {
+        let Some(error) = failure else { return Ok(position) };
+        if let Some(growth) = growth
+            && let Err(kept) = self.undo_append(&growth, position)
+        {
             log::warn!("{kept}; part of a failed append stays in the file at position {position}");
         }
         Err(error)
