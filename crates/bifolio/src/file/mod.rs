@@ -50,6 +50,7 @@ mod open_slots;
 mod options;
 mod own_pins;
 mod pin;
+mod pin_many;
 mod read;
 mod read_io;
 mod read_many;

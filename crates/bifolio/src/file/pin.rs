@@ -4,15 +4,14 @@
 //! table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread. A [`Hold`] owns
 //! its reference and its handle, and can be sent to other threads. A [`PinMut`] is the folio lock
 //! and a write section. A pin guarantees residency, not immutability: another handle may write the
-//! bytes concurrently, unless the file is immutable. [`File::pin_many`] first takes the pins of
-//! resident folios; the others follow after transfers that are submitted together.
+//! bytes concurrently, unless the file is immutable. `pin_many.rs` pins several folios.
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
 #![allow(unsafe_code)]
 
 use super::File;
-use super::fill::Locked;
+use super::fill::{Locked, ReadIoClaim, Wait};
 use super::handle::{AccessMode, Handle};
 use super::own_pins::OwnPin;
 use super::read_io::{Batch, Delivery};
@@ -20,10 +19,11 @@ use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
 use crate::page::{
-    FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection, pages_of,
+    Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
+    pages_of,
 };
 use crate::stats::Counter;
-use crate::sync::blocking;
+use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
 use crate::writeback::NO_LSN;
 use std::marker::PhantomData;
@@ -334,7 +334,7 @@ impl<'a> Iterator for Pins<'a> {
 
 impl File {
     /// Pins the bytes of `range`, which must lie in one folio and in the file. Blocks for I/O on a
-    /// miss.
+    /// miss. Sequential pins start readahead, as reads do.
     ///
     /// # Errors
     /// A range that spans folios ([`ErrorKind::PinSpansFolios`]) or reaches past the end of file
@@ -451,18 +451,64 @@ impl File {
     fn pin_miss(&self, start: u64, end: u64) -> Result<FolioId> {
         let range = start..end;
         self.check_pin(&range)?;
-        let inode = &self.handle.inode;
         let index = range.start >> PAGE_SHIFT;
-        let locked = self.handle.lock_folio(index, AccessMode::Cache)?;
-        // The file may have been truncated while we waited for the lock.
-        self.check_pin_range(&range)?;
-        if locked.was_resident {
-            inode.memory.counters.add(Counter::HitSlow, 1);
-            self.note_use(index, false);
+        // Bytes that continue the last read or pin do not count as another use of their page.
+        let continues = self.handle.readahead.continues(start);
+        let is_first = !(continues && start & (PAGE_BYTES - 1) > 0);
+        match self.handle.absent_at(start) {
+            Some(seen) => self.read_folio_and_ahead(&range, seen)?,
+            // The first use of a page, or one that is being filled: the next window must not wait.
+            None => self.handle.note_read(range.clone()),
         }
-        let Locked { folio, lock, .. } = locked;
-        drop(lock);
+        let (folio, was_resident) = match self.ready_folio(index) {
+            Some(folio) => (folio, true),
+            None => {
+                let locked = self.handle.lock_folio(index, AccessMode::Cache)?;
+                let Locked { folio, lock, was_resident } = locked;
+                drop(lock);
+                (folio, was_resident)
+            }
+        };
+        // The file may have been truncated meanwhile.
+        self.check_pin_range(&range)?;
+        if was_resident {
+            self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
+            if is_first {
+                self.note_use(index, continues);
+            }
+        }
         Ok(folio.into_id())
+    }
+
+    /// Returns a reference to the folio of page `index` if it is resident and no thread changes it.
+    fn ready_folio(&self, index: u64) -> Option<FolioRef<'_>> {
+        let inode = &self.handle.inode;
+        // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
+        let seen = inode.mapping.table().load(index, Ordering::Acquire);
+        let ready = seen.is_ready().then_some(seen)?;
+        inode.mapping.try_get_ready(&inode.memory.folios, index, ready).ok()
+    }
+
+    /// Reads the folio of a range and starts to read what follows it, if the reader is sequential.
+    /// An error of the folio is returned by the next access. `seen` is the Entry of its page.
+    fn read_folio_and_ahead(&self, range: &Range<u64>, seen: Entry) -> Result<()> {
+        let (handle, pages) = (&self.handle, pages_of(range));
+        let plan = handle.plan_after_miss(pages.clone());
+        handle.note_end(range.end);
+        if plan.is_none() {
+            return Ok(());
+        }
+        let ReadIoClaim::New(run) = handle.claim_read_io(pages, seen, Wait::ForFrames)? else {
+            handle.read_ahead(plan);
+            return Ok(());
+        };
+        let mut batch = Batch::in_order(&handle.inode);
+        batch.start(run, 0, &mut |_, delivery| drop(delivery));
+        // The transfer that this reader waits for is the first.
+        batch.begin();
+        handle.read_ahead(plan);
+        batch.finish(&mut |_, delivery| drop(delivery));
+        Ok(())
     }
 
     fn address_in(&self, folio: &FolioRef<'_>, position: u64) -> *mut u8 {
@@ -494,62 +540,5 @@ impl File {
     fn empty_pin(&self) -> Error {
         let problem = "a pin of no bytes".to_owned();
         ErrorKind::Config { name: "range", problem }.into()
-    }
-
-    /// Pins the bytes of each range, like [`File::pin`]. Misses are read by transfers that are
-    /// submitted together. The results are in the order of the ranges; an error of one range does
-    /// not affect the others. Blocks until all ranges have a result.
-    ///
-    /// All pins count against the memory bound at the same time: ranges that do not fit get
-    /// [`ErrorKind::Full`].
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
-    /// # std::fs::write(&path, vec![7; 100_000])?;
-    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// let file = cache.open(&path, &bifolio::OpenOptions::new().immutable(true))?;
-    /// let pins = file.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
-    /// assert_eq!(pins[1].as_ref().unwrap().as_bytes(), Some(&[7; 100][..]));
-    /// assert!(pins[2].is_err(), "it ends past the end of file");
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<Pin<'_>>> {
-        let mut pins: Vec<Option<Result<Pin<'_>>>> = Vec::new();
-        pins.resize_with(ranges.len(), || None);
-        let mut batch = Batch::new(&self.handle.inode);
-        let deliver = |pins: &mut Vec<_>, number: usize, delivery: Delivery<'_>| {
-            pins[number] = match delivery {
-                Delivery::Folio(locked) => self.pin_locked(&ranges[number], &locked).map(Ok),
-                Delivery::Failed { error, .. } => Some(Err(error)),
-            };
-        };
-        for (number, range) in ranges.iter().enumerate() {
-            pins[number] = self.pin_hit(range).map(Ok);
-            if pins[number].is_some() || self.check_pin(range).is_err() {
-                continue;
-            }
-            let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
-            // If the batch cannot take a range, `pin` below reports why.
-            let _ = batch.add(&self.handle, pages_of(range), number, &mut deliver);
-        }
-        batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));
-        let alone = |(number, pin): (usize, Option<_>)| {
-            // Not in the batch, being filled by another thread, or evicted again.
-            pin.unwrap_or_else(|| self.pin(ranges[number].clone()))
-        };
-        pins.into_iter().enumerate().map(alone).collect()
-    }
-
-    /// Returns a pin of a range in a folio that has just been read.
-    fn pin_locked(&self, range: &Range<u64>, locked: &Locked<'_>) -> Option<Pin<'_>> {
-        // The file may have been truncated since.
-        if range.end > self.len() {
-            return None;
-        }
-        let reference = locked.folio.try_clone()?;
-        Some(self.pin_of(range, reference.into_id()))
     }
 }

@@ -50,6 +50,68 @@ fn a_scan_takes_few_requests_and_reads_nothing_twice() {
     }
 }
 
+/// Scans a file through pins.
+fn scan_pinned(file: &File, bytes: &[u8], block: u64, way: &str) {
+    let len_bytes = bytes.len() as u64;
+    let ranges: Vec<_> = (0..len_bytes)
+        .step_by(block as usize)
+        .map(|start| start..(start + block).min(len_bytes))
+        .collect();
+    let check = |start: u64, pin: bifolio::Pin<'_>| {
+        let mut buffer = vec![0; pin.len()];
+        pin.copy_to(&mut buffer);
+        assert_same(&buffer, &bytes[start as usize..][..buffer.len()]);
+    };
+    match way {
+        "pin" => ranges.into_iter().for_each(|r| check(r.start, file.pin(r).unwrap())),
+        "pins" => {
+            let starts = (0..).step_by(file.folio_bytes() as usize);
+            starts.zip(file.pins(0..len_bytes)).for_each(|(at, pin)| check(at, pin.unwrap()));
+        }
+        _ => {
+            for ranges in ranges.chunks(16) {
+                let pins = file.pin_many(ranges).into_iter();
+                ranges.iter().zip(pins).for_each(|(r, pin)| check(r.start, pin.unwrap()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scan_through_pins_is_read_ahead_as_one_through_reads() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH + 1234);
+    for (way, block) in [("pin", 512), ("pin", 4096), ("pins", 4096), ("pin_many", 4096)] {
+        for_both_ways(8 << 20, &path, |cache, file| {
+            scan_pinned(file, &bytes, block, way);
+            let stats = cache.stats();
+            let pages = (LENGTH as u64 + 1234).div_ceil(PAGE);
+            assert_eq!(stats.misses, pages, "{way} {block}: some page was read twice");
+            assert_eq!(stats.readahead_unused, 0, "{way} {block}");
+            assert!(stats.read_requests < pages / 16, "{way} {block}: {stats:?}");
+            assert!(stats.pgactivate < pages / 50, "{way} {block}: {stats:?}");
+        });
+    }
+}
+
+#[test]
+fn random_pins_read_nothing_ahead() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "file", LENGTH);
+    for_both_ways(8 << 20, &path, |cache, file| {
+        let mut random = Rng::with_seed(2);
+        for _ in 0..500 {
+            let start = random.u64(1..LENGTH as u64 / PAGE) * PAGE;
+            file.pin(start..start + 100).unwrap();
+            let starts = (0..4).map(|_| random.u64(1..LENGTH as u64 / PAGE) * PAGE);
+            let ranges: Vec<_> = starts.map(|start| start..start + 100).collect();
+            assert!(file.pin_many(&ranges).iter().all(Result::is_ok));
+        }
+        let stats = cache.stats();
+        assert!(stats.readahead_folios < 200, "{stats:?}");
+    });
+}
+
 /// Pages after a resident page are read ahead early. The resident page was not used before.
 #[test]
 fn a_scan_makes_nothing_hot_but_what_was_read_before() {

@@ -166,8 +166,13 @@ impl Readahead {
 impl Handle {
     /// Records a read: starts the next window if a mark was in `bytes`.
     pub(super) fn note_read(&self, bytes: Range<u64>) {
-        self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
+        self.note_end(bytes.end);
         self.follow_marks(pages_of(&bytes));
+    }
+
+    /// Records where a read ended.
+    pub(super) fn note_end(&self, end: u64) {
+        self.readahead.last_end.store(end, Ordering::Relaxed);
     }
 
     /// Starts the next window if a mark is in `pages`.
