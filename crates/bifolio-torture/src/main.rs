@@ -9,6 +9,7 @@
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
 
 mod advice;
+mod async_reads;
 mod closes;
 mod deaths;
 mod device;

@@ -65,6 +65,7 @@ impl<'s> Worker<'s> {
         }
         match operation {
             0..=2 => self.read(target, &file),
+            3 if self.random.bool() => self.read_async(target, &file),
             3 => self.read_many(target, &file),
             4 | 5 => self.pin(target, &file),
             6 => self.pin_many(target, &file),

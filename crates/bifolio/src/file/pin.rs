@@ -14,7 +14,7 @@ use super::File;
 use super::fill::{Locked, ReadIoClaim, Wait};
 use super::handle::{AccessMode, Handle};
 use super::own_pins::OwnPin;
-use super::read_io::{Batch, Delivery};
+use super::read_io::Batch;
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;

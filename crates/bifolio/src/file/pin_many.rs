@@ -4,7 +4,7 @@
 use super::File;
 use super::fill::Locked;
 use super::pin::Pin;
-use super::read_many::{Batch, Delivery};
+use super::read_io::{Batch, Delivery};
 use crate::error::Result;
 use crate::page::pages_of;
 use std::ops::Range;

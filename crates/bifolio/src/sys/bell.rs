@@ -5,10 +5,11 @@
 
 use super::file::is_passing;
 use super::ring::{RingCall, RingMemory};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// An event descriptor, with the word that a ring reads its counter into.
 #[derive(Debug)]
@@ -38,6 +39,17 @@ impl Bell {
         let _ = rustix::io::read(&self.event, &mut [0; size_of::<u64>()]);
     }
 
+    /// Waits until the bell is rung, for at most `time`. Returns `true` if it was rung.
+    pub(crate) fn wait_for(&self, time: Duration) -> bool {
+        let timeout = Timespec::try_from(time).ok();
+        let mut events = [PollFd::new(&self.event, PollFlags::IN)];
+        let is_rung = poll(&mut events, timeout.as_ref()).is_ok_and(|count| count > 0);
+        if is_rung {
+            self.wait();
+        }
+        is_rung
+    }
+
     /// Returns the call by which a ring waits for the bell. The bell must live until the call is
     /// complete.
     pub(crate) fn call(&self) -> RingCall {
@@ -58,6 +70,9 @@ mod tests {
         bell.ring();
         bell.ring();
         bell.wait();
+        assert!(!bell.wait_for(Duration::ZERO));
+        bell.ring();
+        assert!(bell.wait_for(Duration::from_secs(60)));
         let rung = Arc::clone(&bell);
         let ringer = std::thread::spawn(move || rung.ring());
         bell.wait();

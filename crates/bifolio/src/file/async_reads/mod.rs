@@ -18,9 +18,12 @@
 //! or changes is waited for without a thread: the read registers a waker for its folio lock. The
 //! server exists while reads are outstanding; without any, no thread runs and no ring is leased.
 //!
+//! Batches with a callback are such reads, too (`completion_order.rs`).
+//!
 //! A read that is dropped frees its buffer at once. The transfer ends by itself: its pages become
 //! READY in the cache, as if they had been read ahead.
 
+mod completion_order;
 pub(crate) mod handover;
 mod server;
 mod try_read;
@@ -34,7 +37,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use try_read::Obstacle;
 
 pub(super) use server::{ReadServer, ReadServers};
@@ -57,8 +60,9 @@ impl File {
     /// them works in a cache of any size.
     ///
     /// The future may be dropped at any moment: that frees the buffer, and the pages that are being
-    /// read stay in the cache. The future keeps the file open. A waker must not call into the
-    /// cache.
+    /// read stay in the cache. The future is a handle of the file. If it is the last one when it is
+    /// dropped, a thread of the cache may close the file a moment later. A waker must not call into
+    /// the cache.
     ///
     /// # Errors
     /// The future fails like [`File::read_at`], and with [`ErrorKind::Thread`] if the server cannot
@@ -131,11 +135,7 @@ impl ReadFuture {
             return Poll::Ready(part.into_result());
         }
         let file = part.file.clone();
-        own_pins::check(&file.handle.inode, &pages_of(&(position..end)))?;
-        let server = file.read_server()?;
-        let read = AsyncRead::new(server, part, context.waker().clone());
-        AsyncRead::submit(&read)?;
-        self.0 = Step::Submitted(read);
+        self.0 = Step::Submitted(submit(part, context.waker().clone())?);
         let pages = position + done as u64..end.min(file.len());
         if matches!(obstacle, Obstacle::Absent(_)) && !pages.is_empty() {
             let first = pages.start >> PAGE_SHIFT;
@@ -143,6 +143,15 @@ impl ReadFuture {
         }
         Poll::Pending
     }
+}
+
+/// Submits a read to the server of its device.
+fn submit(part: Part, waker: Waker) -> Result<Arc<AsyncRead>> {
+    let end = part.position + part.buffer.len() as u64;
+    own_pins::check(&part.file.handle.inode, &pages_of(&(part.position..end)))?;
+    let read = AsyncRead::new(part.file.read_server()?, part, waker);
+    AsyncRead::submit(&read)?;
+    Ok(read)
 }
 
 impl Future for ReadFuture {

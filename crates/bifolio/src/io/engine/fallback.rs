@@ -26,6 +26,16 @@ pub(super) struct FallbackQueue {
     finished: Condvar,
 }
 
+/// State of the helpers of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Helpers {
+    /// At least one has taken a transfer.
+    Working,
+    /// Some were called, and none has arrived.
+    Called,
+    None,
+}
+
 #[derive(Debug, Default)]
 struct FallbackState {
     submitted: VecDeque<(usize, Transfer)>,
@@ -81,6 +91,18 @@ impl FallbackQueue {
     /// Lets helpers ring `bell` when they are done from now on.
     pub(super) fn ring_when_done(&self, bell: &Arc<Bell>) {
         self.state.lock().bell.get_or_insert_with(|| Arc::clone(bell));
+    }
+
+    /// Returns what helpers do for the `count` transfers that are submitted and not complete.
+    pub(super) fn helpers_for(&self, count: usize) -> Helpers {
+        let state = self.state.lock();
+        if state.submitted.len() < count {
+            Helpers::Working
+        } else if state.tickets > 0 {
+            Helpers::Called
+        } else {
+            Helpers::None
+        }
     }
 
     /// Takes a submitted transfer.

@@ -32,7 +32,7 @@
 //! dropped, and the queue waits for every transfer that a helper has taken.
 #![allow(unsafe_code)]
 
-use super::fallback::FallbackQueue;
+use super::fallback::{FallbackQueue, Helpers};
 use super::rings::Lease;
 use super::workers::Urgency;
 use super::{Engine, Lane};
@@ -45,6 +45,7 @@ use crate::sys::copy;
 use crate::sys::ring::RingCall;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 /// The transfers that one thread has in flight.
@@ -68,6 +69,9 @@ pub(crate) struct Queue<'e, T> {
     /// Bell that the ring reads.
     armed: Option<Arc<Bell>>,
 }
+
+/// How long a thread that hears a bell waits for helpers before it makes a transfer itself.
+const HELPER_WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// Token of the call that reads a bell.
 const BELL_TOKEN: usize = usize::MAX;
@@ -232,8 +236,8 @@ impl<T> Queue<'_, T> {
     }
 
     /// Starts the pushed transfers, waits until one is complete or `bell` is rung, and returns all
-    /// complete ones. A transfer that no ring makes may run on this thread, which does not hear the
-    /// bell meanwhile.
+    /// complete ones. Transfers that no ring makes are left to helpers, so that this thread hears
+    /// the bell, unless no helper comes.
     pub(crate) fn complete_or_rung(
         &mut self,
         bell: &Arc<Bell>,
@@ -451,16 +455,26 @@ impl<T> Queue<'_, T> {
     /// Waits like [`Self::wait`] for one transfer, or until `bell` is rung.
     fn wait_or_rung(&mut self, bell: &Arc<Bell>) {
         blocking::check_in_queue("a transfer", self.in_flight());
-        if let Some((token, transfer)) = self.take_submitted() {
-            self.submit();
+        if self.in_kernel > 0 {
+            self.arm(bell);
+            return self.enter(1);
+        }
+        let Some(fallback) = self.fallback.as_ref().filter(|_| self.in_helpers() > 0) else {
+            return;
+        };
+        match fallback.helpers_for(self.in_helpers()) {
+            // A helper that is done rings.
+            Helpers::Working => return bell.wait(),
+            Helpers::Called if bell.wait_for(HELPER_WAIT_MAX) => return,
+            Helpers::Called | Helpers::None => {}
+        }
+        // Every worker is busy, perhaps with this thread: progress must not depend on them.
+        if fallback.helpers_for(self.in_helpers()) != Helpers::Working
+            && let Some((token, transfer)) = self.take_submitted()
+        {
             // SAFETY: `push` required IO-1; the slot keeps the owner.
             let answer = unsafe { transfer.run() };
             self.end_submitted(token, answer);
-        } else if self.in_kernel > 0 {
-            self.arm(bell);
-            self.enter(1);
-        } else if self.in_helpers() > 0 {
-            bell.wait();
         }
     }
 
