@@ -18,42 +18,18 @@ const PAGE: &str = "docs/benchmarks.md";
 /// Everything after this line of the page is printed.
 const BEGIN: &str = "<!-- printed by `cargo x benchmarks` -->\n";
 
-/// The ratios of each benchmark: more than 1 if Bifolio, or the series named first, is faster.
-const RATIOS: [(&str, &[(&str, &str)]); 9] = [
-    (
-        "small-reads",
-        &[
-            ("optimistic", "kernel_pread_tmpfs"),
-            ("optimistic", "memcpy_limit"),
-            ("pin_frozen_bit", "pin_cas"),
-        ],
-    ),
-    (
-        "random-reads",
-        &[
-            ("read_at", "raw_direct"),
-            ("read_many", "raw_direct"),
-            ("read_at", "kernel_pread"),
-            ("read_at", "kernel_mmap"),
-        ],
-    ),
-    ("scan", &[("read_at", "raw_direct"), ("read_at", "kernel_pread")]),
-    ("writes", &[("write_at", "raw_direct"), ("write_at", "kernel_write")]),
-    (
-        "seq-reads",
-        &[("batched", "kernel_tmpfs"), ("batched", "one_by_one"), ("batched", "memcpy_limit")],
-    ),
-    ("swap", &[("bifolio_swap", "kernel_swap")]),
-    (
-        "reclaim",
-        &[
-            ("flush_per_batch_31", "kernel_swap"),
-            ("flush_per_batch_31", "kernel_mmap"),
-            ("flush_per_batch_31", "flush_per_folio"),
-        ],
-    ),
-    ("map-reads", &[("map", "kernel_small"), ("map", "kernel_mapping")]),
-    ("advise", &[("targeted", "kernel"), ("targeted", "drain_on_any_failure")]),
+/// Ratios of each benchmark: more than 1 if Bifolio, or the series named first, is faster.
+const RATIOS: [&str; 9] = [
+    "small-reads optimistic/kernel_pread_tmpfs optimistic/memcpy_limit pin_frozen_bit/pin_cas",
+    "random-reads read_at/raw_direct read_many/raw_direct read_at/kernel_pread read_at/kernel_mmap",
+    "scan read_at/raw_direct read_at/kernel_pread",
+    "writes write_at/raw_direct write_at/kernel_write",
+    "seq-reads batched/kernel_tmpfs batched/one_by_one batched/memcpy_limit",
+    "swap bifolio_swap/kernel_swap",
+    "reclaim flush_per_batch_31/kernel_swap flush_per_batch_31/kernel_mmap \
+     flush_per_batch_31/flush_per_folio",
+    "map-reads map/kernel_small map/kernel_mapping",
+    "advise targeted/kernel targeted/drain_on_any_failure",
 ];
 
 /// Options of `cargo x benchmarks`.
@@ -107,7 +83,9 @@ fn machine(report: &Value) -> String {
 /// Returns the heading and one table for each run of rows with the same unit.
 fn section(report: &Value) -> String {
     let bench = report["bench"].as_str().unwrap_or_default();
-    let ratios = RATIOS.iter().find(|(name, _)| *name == bench).map_or(&[][..], |it| it.1);
+    let words = RATIOS.map(|line| line.split(' ').collect::<Vec<_>>());
+    let words = words.into_iter().find(|words| words[0] == bench).unwrap_or_default();
+    let ratios: Vec<_> = words.iter().filter_map(|word| word.split_once('/')).collect();
     let mut text = format!("\n## {bench}\n");
     let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
     for rows in rows.chunk_by(|left, right| left["unit"] == right["unit"]) {
@@ -115,7 +93,7 @@ fn section(report: &Value) -> String {
             text,
             "\n{}:\n\n{}",
             rows[0]["unit"].as_str().unwrap_or(""),
-            table(rows, ratios)
+            table(rows, &ratios)
         );
     }
     if let (Some(peak), Some(bound)) =

@@ -1,42 +1,41 @@
-//! The ablation: each mechanism can be set back to its "before", the way of the kernel, and be
-//! measured beside it. Compiled for benchmarks only (the feature `ablation`).
+//! The ablation: each mechanism can be replaced by the older one of the kernel, for comparison in
+//! benchmarks. Compiled only with the feature `ablation`.
 //!
-//! Every build has the code of both ways, and asks [`Ablation`] which is wanted. Without the
-//! feature that has no size, its answers are constants, and the compiler drops what they never
-//! choose. A read of one page at a time is a call of its own
-//! (`File::read_one_by_one`), and a flush of the TLBs for each page needs no mode:
-//! `CacheBuilder::unmap_batch_folios(1)`.
+//! Every build has the code of both mechanisms, and [`Ablation`] selects one. Without the feature
+//! it has no size, its results are constants, and the compiler removes the unused code. Reading one
+//! page at a time is a separate call (`File::read_one_by_one`), and a TLB flush for each page needs
+//! no mode: `CacheBuilder::unmap_batch_folios(1)`.
 
-/// How a pin takes its reference; for benchmarks only.
+/// Way of taking the reference of a pin; for benchmarks only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PinMode {
-    /// One unconditional add and a frozen bit: how it is.
+    /// One unconditional add and a frozen bit: the default.
     #[default]
     FrozenBit,
-    /// A loop of compare-and-swap: how the kernel does it.
+    /// A compare-and-swap loop, as in the kernel.
     CompareExchange,
 }
 
-/// When advice to evict drains the LRU batches of other CPUs; for benchmarks only.
+/// Policy of draining LRU batches of other CPUs on advice to evict; for benchmarks only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DrainPolicy {
-    /// Those that hold a folio of the range: how it is.
+    /// Drains the batches that hold a folio of the range: the default.
     #[default]
     Targeted,
-    /// All, where a clean folio that is not mapped is referenced: as proposed for the kernel.
+    /// Drains all if a clean, unmapped folio is referenced, as proposed for the kernel.
     WhenItCanHelp,
-    /// All, where any folio stays: how the kernel does it.
+    /// Drains all if any folio stays, as the kernel does.
     OnAnyFailure,
 }
 
-/// The choice for each.
+/// The selected mechanisms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Modes {
     pub(crate) pins: PinMode,
     pub(crate) drains: DrainPolicy,
 }
 
-/// Mechanisms that a benchmark can disable.
+/// Selection of mechanisms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ablation {
     #[cfg(feature = "ablation")]
@@ -44,7 +43,7 @@ pub(crate) struct Ablation {
 }
 
 impl Ablation {
-    /// The choices.
+    /// Returns the selected mechanisms.
     #[inline(always)]
     pub(crate) fn modes(self) -> Modes {
         #[cfg(feature = "ablation")]

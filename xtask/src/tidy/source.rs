@@ -350,10 +350,6 @@ mod tests {
         Source::new("crates/bifolio/src/io/disk.rs", text).unwrap()
     }
 
-    fn at(path: &str) -> Source {
-        Source::new(path, "").unwrap()
-    }
-
     #[test]
     fn strings_and_comments_are_not_code() {
         let source =
@@ -385,31 +381,29 @@ mod tests {
 
     #[test]
     fn modules_that_need_test_are_test_code() {
-        for cfg in ["test", "all(test, loom)", "all(test, not(loom))", "all(not(loom), test)"] {
+        for (cfg, count) in [
+            ("test", 4),
+            ("all(test, not(loom))", 4),
+            ("all(not(loom), test)", 4),
+            ("not(test)", 0),
+            ("any(test, fuzzing)", 0),
+            ("feature = \"test\"", 0),
+        ] {
             let text =
                 format!("fn f() {{}}\n#[cfg({cfg})]\n#[allow(x)]\nmod m {{\n}}\nfn g() {{}}");
             let source = source(&text);
-            let lines: Vec<usize> = (1..=6).filter(|line| source.is_test_line(*line)).collect();
-            assert_eq!(lines, [2, 3, 4, 5], "{cfg}");
-        }
-    }
-
-    #[test]
-    fn modules_that_exist_without_test_are_not() {
-        for cfg in ["not(test)", "any(test, fuzzing)", "loom", "feature = \"test\""] {
-            let source = source(&format!("#[cfg({cfg})]\nmod m {{\n}}"));
-            assert!(!source.is_test_line(2), "{cfg}");
+            assert_eq!((1..=6).filter(|line| source.is_test_line(*line)).count(), count, "{cfg}");
         }
         assert!(!source("#[cfg(test)]\nfn f() {\n}").is_test_line(2));
     }
 
     #[test]
     fn test_files_are_told_by_their_path() {
-        assert!(at("crates/bifolio/tests/model.rs").is_test_file());
-        assert!(at("crates/bifolio/src/tests/loom_pin.rs").is_test_file());
-        assert!(at("crates/bifolio/src/page/tests.rs").is_test_file());
-        assert!(at("crates/bifolio/src/io/disk_tests.rs").is_test_file());
-        assert!(!at("crates/bifolio-testing/src/model.rs").is_test_file());
-        assert!(!at("crates/bifolio/src/io/contests.rs").is_test_file());
+        let is_test_file = |path| Source::new(path, "").unwrap().is_test_file();
+        assert!(is_test_file("crates/bifolio/tests/model.rs"));
+        assert!(is_test_file("crates/bifolio/src/tests/loom_pin.rs"));
+        assert!(is_test_file("crates/bifolio/src/page/tests.rs"));
+        assert!(!is_test_file("crates/bifolio-testing/src/model.rs"));
+        assert!(!is_test_file("crates/bifolio/src/io/contests.rs"));
     }
 }

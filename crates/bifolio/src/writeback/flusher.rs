@@ -5,7 +5,7 @@
 //!   machine crashes;
 //! - more than `dirty_bytes_background` is dirty, or a device's share of that: then it writes down
 //!   to half of it, the oldest first, so that reclaim finds clean folios at the end of its list;
-//! - reclaim has met dirty folios: then as many. Reclaim itself writes to no device;
+//! - reclaim has met dirty folios: then it writes as many. Reclaim itself writes to no device;
 //! - a writer is throttled;
 //! - advice requests it for a range of a file.
 //!
@@ -77,7 +77,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 const PROBED_FOLIOS: u64 = 8;
 /// Divisor: files with write gates leave this part of the dirty limit to other files.
 const PART_FOR_LOGS: u64 = 4;
-/// Folios of a round on behalf of reclaim, at most.
+/// Maximum folios of a round on behalf of reclaim.
 const WANTED_FOLIOS_MAX: u64 = 256;
 
 /// Thresholds of the flusher; `None` is a part of the bound.
@@ -98,8 +98,8 @@ pub(crate) struct Flusher {
     /// Thresholds in pages, which follow the bound.
     background_pages: AtomicU64,
     max_pages: AtomicU64,
-    /// Two of the largest folios of any file: a writer of such folios is not throttled for the
-    /// first one.
+    /// Lower bound on the dirty limit, pages: two of the largest folios of any file, so that a
+    /// writer of such folios is not throttled for the first one.
     floor_pages: AtomicU64,
     /// Number of devices with dirty pages.
     dirty_devices: Arc<AtomicU64>,
@@ -121,7 +121,7 @@ pub(crate) struct Flusher {
 pub(super) struct Roster {
     /// All devices of open files.
     devices: WeakList<Device>,
-    /// Devices that other files may be on, too.
+    /// Devices that several files can share, by identity.
     identified: HashMap<DeviceIdentity, Weak<Device>>,
     /// Devices that may have something dirty, or stores through maps: only these are checked when
     /// time has passed.

@@ -90,14 +90,14 @@ fn waits_for_a_page_under_eviction_are_counted() {
             continue;
         }
         // Who lets it go may be faster than who waits.
-        let is_counted = (0..20).any(|_| stalls_of_a_leaving_page(mappable) > 0);
+        let is_counted = (0..20).any(|_| stalls_of_an_evicted_page(mappable) > 0);
         assert!(is_counted, "mappable: {mappable}");
     }
 }
 
 /// Writes to a page that is held briefly during its eviction, and restored. Returns the counted
 /// stalls.
-fn stalls_of_a_leaving_page(mappable: bool) -> u64 {
+fn stalls_of_an_evicted_page(mappable: bool) -> u64 {
     let storage = Faulty::new(Way::Threads, 0, 1);
     let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
     let cache = builder.reclaim_wait_ms_max(1).build().unwrap();
