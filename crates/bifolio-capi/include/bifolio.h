@@ -1006,10 +1006,11 @@ bifolio_result bifolio_file_write(const bifolio_file *file,
 
 /**
  * Writes all `length` bytes of `buffer` at the end of the file. `offset`, which may be null, gets
- * their position. Appends through one handle never overlap; appends through several handles of a
- * file, and writes past its end, may. On an error the file may have grown by a part of them.
+ * their position. Appends never overlap, and no other write makes a gap between them. On an error
+ * the file has its old length, unless the storage refuses to truncate it.
  *
- * Threads: any, at the same time. Blocks: as `bifolio_file_write`, and for other appends.
+ * Threads: any, at the same time. Blocks: as `bifolio_file_write`, and for other changes of the
+ * length.
  */
 bifolio_result bifolio_file_append(const bifolio_file *file,
                                    const void *buffer,

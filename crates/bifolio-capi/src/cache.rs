@@ -9,7 +9,7 @@ use crate::boundary::{
 };
 use crate::file::{bifolio_file, bifolio_outcome};
 use crate::result::bifolio_result;
-use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, HugePages, OpenOptions};
+use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, File, HugePages, OpenOptions};
 use std::ffi::{c_char, c_int};
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -373,6 +373,26 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     Ok(open)
 }
 
+/// Opens a file of a cache, and hands its handle to the caller.
+///
+/// # Safety
+/// `cache` is null or a live handle, `file` null or a variable of the caller.
+unsafe fn open_with(
+    cache: *const bifolio_cache,
+    file: *mut *mut bifolio_file,
+    open: impl FnOnce(&Cache) -> Result<File, Failure>,
+) -> bifolio_result {
+    guard(|| {
+        let output = Output::new(file, "file")?;
+        // SAFETY: the contract.
+        let cache = unsafe { handle(cache, "cache")? };
+        let opened = bifolio_file::into_raw(open(&cache.cache)?);
+        // SAFETY: the contract.
+        unsafe { output.set(opened) };
+        Ok(())
+    })
+}
+
 /// Opens the regular file at `path`. `options` may be null: for reading. A file that is already
 /// open in this cache is shared: one length, one copy of its pages. Close it with
 /// `bifolio_file_close`.
@@ -385,19 +405,15 @@ pub unsafe extern "C" fn bifolio_cache_open(
     options: *const bifolio_open_options,
     file: *mut *mut bifolio_file,
 ) -> bifolio_result {
-    guard(|| {
-        let output = Output::new(file, "file")?;
-        // SAFETY: null, or a live handle.
-        let cache = unsafe { handle(cache, "cache")? };
+    let open = |cache: &Cache| {
         // SAFETY: null, or text of the caller.
         let path = unsafe { crate::boundary::path(path, "path")? };
         // SAFETY: null, or options that begin with their size.
         let options = unsafe { open_options(options)? };
-        let opened = bifolio_file::into_raw(cache.cache.open(path, &options)?);
-        // SAFETY: the caller's variable.
-        unsafe { output.set(opened) };
-        Ok(())
-    })
+        Ok(cache.open(path, &options)?)
+    };
+    // SAFETY: null, or a live handle and the caller's variable.
+    unsafe { open_with(cache, file, open) }
 }
 
 /// Opens the regular file of `descriptor`. The descriptor then belongs to the cache: it is closed
@@ -412,10 +428,7 @@ pub unsafe extern "C" fn bifolio_cache_open_fd(
     options: *const bifolio_open_options,
     file: *mut *mut bifolio_file,
 ) -> bifolio_result {
-    guard(|| {
-        let output = Output::new(file, "file")?;
-        // SAFETY: null, or a live handle.
-        let cache = unsafe { handle(cache, "cache")? };
+    let open = |cache: &Cache| {
         // SAFETY: null, or options that begin with their size.
         let options = unsafe { open_options(options)? };
         // SAFETY: asks only whether there is such a descriptor.
@@ -424,11 +437,10 @@ pub unsafe extern "C" fn bifolio_cache_open_fd(
         }
         // SAFETY: open, and the caller gives it to us.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        let opened = bifolio_file::into_raw(cache.cache.open_fd(descriptor, &options)?);
-        // SAFETY: the caller's variable.
-        unsafe { output.set(opened) };
-        Ok(())
-    })
+        Ok(cache.open_fd(descriptor, &options)?)
+    };
+    // SAFETY: null, or a live handle and the caller's variable.
+    unsafe { open_with(cache, file, open) }
 }
 
 /// Creates an empty memory file, for scratch space: its bytes are freed with its last handle.
@@ -443,10 +455,7 @@ pub unsafe extern "C" fn bifolio_cache_memory_file(
     options: *const bifolio_open_options,
     file: *mut *mut bifolio_file,
 ) -> bifolio_result {
-    guard(|| {
-        let output = Output::new(file, "file")?;
-        // SAFETY: null, or a live handle.
-        let cache = unsafe { handle(cache, "cache")? };
+    let open = |cache: &Cache| {
         // SAFETY: null, or text of the caller.
         let name = unsafe { text(name, "name")? }.to_string_lossy();
         let options = if options.is_null() {
@@ -455,11 +464,10 @@ pub unsafe extern "C" fn bifolio_cache_memory_file(
             // SAFETY: options that begin with their size.
             unsafe { open_options(options)? }
         };
-        let opened = bifolio_file::into_raw(cache.cache.memory_file_with(&name, &options)?);
-        // SAFETY: the caller's variable.
-        unsafe { output.set(opened) };
-        Ok(())
-    })
+        Ok(cache.memory_file_with(&name, &options)?)
+    };
+    // SAFETY: null, or a live handle and the caller's variable.
+    unsafe { open_with(cache, file, open) }
 }
 
 /// Writes the counters and the memory use of the cache to `stats`, whose `size` states its size.

@@ -9,14 +9,12 @@ use crate::pin::PinCount;
 use crate::result::{self, bifolio_result};
 use bifolio::{Advice, File, Outcome, ReadRequest};
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
 
 /// A file that is open in a cache.
 #[derive(Debug)]
 pub struct bifolio_file {
     file: File,
-    /// Held while an append is placed and written.
-    appending: Mutex<()>,
     /// Pins that borrow `file`.
     pub(crate) pins: PinCount,
 }
@@ -24,7 +22,7 @@ pub struct bifolio_file {
 impl bifolio_file {
     pub(crate) fn into_raw(file: File) -> *mut Self {
         let pins = PinCount::default();
-        Box::into_raw(Box::new(Self { file, appending: Mutex::new(()), pins }))
+        Box::into_raw(Box::new(Self { file, pins }))
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -245,10 +243,11 @@ pub unsafe extern "C" fn bifolio_file_write(
 }
 
 /// Writes all `length` bytes of `buffer` at the end of the file. `offset`, which may be null, gets
-/// their position. Appends through one handle never overlap; appends through several handles of a
-/// file, and writes past its end, may. On an error the file may have grown by a part of them.
+/// their position. Appends never overlap, and no other write makes a gap between them. On an error
+/// the file has its old length, unless the storage refuses to truncate it.
 ///
-/// Threads: any, at the same time. Blocks: as `bifolio_file_write`, and for other appends.
+/// Threads: any, at the same time. Blocks: as `bifolio_file_write`, and for other changes of the
+/// length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_append(
     file: *const bifolio_file,
@@ -261,14 +260,29 @@ pub unsafe extern "C" fn bifolio_file_append(
         let file = unsafe { handle(file, "file")? };
         // SAFETY: null, or a buffer of `length` bytes that no thread writes.
         let buffer = unsafe { bytes(buffer, length, "buffer")? };
-        let _appending = file.appending.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = file.file.len();
-        file.file.write_all_at(buffer, end)?;
+        let position = file.file.append(buffer)?;
         if let Ok(output) = Output::new(offset, "offset") {
             // SAFETY: the caller's variable.
-            unsafe { output.set(end) };
+            unsafe { output.set(position) };
         }
         Ok(())
+    })
+}
+
+/// Runs `body` on a range of a file.
+///
+/// # Safety
+/// Null, or a live handle.
+unsafe fn with_range(
+    file: *const bifolio_file,
+    offset: u64,
+    length: u64,
+    body: fn(&File, Range<u64>) -> bifolio::Result<()>,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: the contract.
+        let file = unsafe { handle(file, "file")? };
+        Ok(body(&file.file, range(file, offset, length))?)
     })
 }
 
@@ -332,11 +346,8 @@ pub unsafe extern "C" fn bifolio_file_sync_range(
     offset: u64,
     length: u64,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        Ok(file.file.sync_range(range(file, offset, length))?)
-    })
+    // SAFETY: null, or a live handle.
+    unsafe { with_range(file, offset, length, File::sync_range) }
 }
 
 /// Gives advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
@@ -394,11 +405,8 @@ pub unsafe extern "C" fn bifolio_file_punch_hole(
     offset: u64,
     length: u64,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        Ok(file.file.punch_hole(range(file, offset, length))?)
-    })
+    // SAFETY: null, or a live handle.
+    unsafe { with_range(file, offset, length, File::punch_hole) }
 }
 
 /// Reserves memory for `length` bytes at `offset` of a memory file, which grows if necessary: later
@@ -411,11 +419,8 @@ pub unsafe extern "C" fn bifolio_file_allocate(
     offset: u64,
     length: u64,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        Ok(file.file.allocate(range(file, offset, length))?)
-    })
+    // SAFETY: null, or a live handle.
+    unsafe { with_range(file, offset, length, File::allocate) }
 }
 
 /// Discards bytes that were written and are not on storage: the file then has the content of the
