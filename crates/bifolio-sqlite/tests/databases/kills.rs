@@ -52,7 +52,7 @@ fn kill_in(mode: &str, synchronous: &str) {
         let (out, errors) = through_the_system(&path, check);
         let (result, rest) = out.split_once('\n').unwrap_or((&out, ""));
         assert_eq!(result, "ok", "{mode}: {errors}");
-        let (count, max) = rest.trim().split_once('|').unwrap();
+        let (count, max) = rest.trim().split_once('|').expect(&errors);
         let (count, max): (u64, u64) = (count.parse().unwrap(), max.parse().unwrap());
         assert!(count == max && max >= committed, "{mode}: {count} {max} {committed}");
         committed = max;

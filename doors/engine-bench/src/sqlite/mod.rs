@@ -4,8 +4,8 @@
 //! All series have the same total memory. Each is a child in a control group of its own, which
 //! also counts the pages that the kernel caches for it. SQLite's own cache has its default size in
 //! all of them; `bifolio` has the rest of the memory as the bound of its cache, the other two have
-//! the kernel's page cache in it. All use WAL, `synchronous=full` and, because the VFS `bifolio`
-//! knows nothing else, `locking_mode=exclusive`: no series pays for locks.
+//! the kernel's page cache in it. All use WAL and, because the VFS `bifolio` knows
+//! nothing else, `locking_mode=exclusive`: no series pays for locks.
 
 mod data;
 mod register;
@@ -59,6 +59,9 @@ pub(crate) struct Selection {
     /// Largest readahead of the cache, such as `128KiB`; the default of the VFS without it.
     #[arg(long)]
     readahead: Option<String>,
+    /// When SQLite syncs its log: with every commit, or with checkpoints only.
+    #[arg(long, value_parser = ["full", "normal"], default_value = "full")]
+    synchronous: String,
 }
 
 fn is_selected(names: &[String], name: &str) -> bool {
@@ -131,6 +134,7 @@ impl SqliteBenchmark {
                 sqlite_bytes: SQLITE_BYTES,
                 cache_bytes: memory_bytes - SQLITE_BYTES,
                 readahead: self.selection.readahead.clone(),
+                synchronous: self.selection.synchronous.clone(),
                 group,
             };
             let command = &context.config.child_command;
@@ -174,6 +178,7 @@ impl Benchmark for SqliteBenchmark {
             "sqlite_bytes": SQLITE_BYTES,
             "sqlite_version": rusqlite::version(),
             "readahead": self.selection.readahead,
+            "synchronous": self.selection.synchronous,
         });
         let mut report = Report::new("sqlite", context, config);
         let ours = SERIES[0].0;

@@ -36,6 +36,7 @@ pub(super) struct Opening {
     pub(super) cache_bytes: u64,
     /// Largest readahead of that cache.
     pub(super) readahead: Option<String>,
+    pub(super) synchronous: String,
     pub(super) group: Option<Membership>,
 }
 
@@ -94,7 +95,8 @@ impl Session {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_URI;
         let connection = Connection::open_with_flags(uri, flags)?;
         connection.execute_batch(&format!(
-            "pragma locking_mode=exclusive; pragma synchronous=full; pragma cache_size=-{}",
+            "pragma locking_mode=exclusive; pragma synchronous={}; pragma cache_size=-{}",
+            opening.synchronous,
             opening.sqlite_bytes >> 10
         ))?;
         if opening.storage == Storage::SystemMapped {
