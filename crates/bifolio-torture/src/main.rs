@@ -7,6 +7,7 @@
 //! Scenes of kills differ (`kills.rs`): a child process (`victim.rs`) works on real files, keeps a
 //! journal (`journal.rs`), and is killed. The exerciser (`exerciser.rs`) has one thread and a model
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
+//! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs.
 
 mod advice;
 mod async_reads;
@@ -14,6 +15,7 @@ mod closes;
 mod deaths;
 mod device;
 mod exerciser;
+mod gates;
 mod history;
 mod journal;
 mod kills;
@@ -71,6 +73,9 @@ struct Arguments {
     /// Maximum number of operations of the exerciser.
     #[arg(long, default_value_t = u64::MAX)]
     operations: u64,
+    /// Maximum number of writes with an LSN.
+    #[arg(long, default_value_t = u64::MAX)]
+    gated_writes: u64,
     /// Only these operations of the exerciser's first seed.
     #[arg(long, value_delimiter = ',')]
     keep: Vec<usize>,
@@ -101,6 +106,7 @@ struct Tally {
     operations: u64,
     kills: kills::Tally,
     upsets: upsets::Tally,
+    gates: gates::Tally,
 }
 
 impl Tally {
@@ -108,6 +114,7 @@ impl Tally {
     fn is_enough(&self, arguments: &Arguments) -> bool {
         self.kills.kills >= arguments.kills
             || self.operations >= arguments.operations
+            || self.gates.writes >= arguments.gated_writes
             || !arguments.keep.is_empty() && self.scenes > 0
     }
 }
@@ -177,6 +184,11 @@ fn play_one(
         tally.upsets.add(watched(class, seed, arguments, &upsets::PROGRESS, cases)?);
         return Ok(());
     }
+    if class == Class::Gates {
+        let scene = || gates::play(seed, duration);
+        tally.gates.add(watched(class, seed, arguments, &gates::PROGRESS, scene)?);
+        return Ok(());
+    }
     let scene = Scene::new(class, seed, arguments.threads)
         .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
     tally.calls += play(scene, arguments)?;
@@ -234,6 +246,13 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
         println!(
             "torture: {cases} upset cases of {steps} steps: {struck} faults struck, {refused} \
              operations were refused"
+        );
+    }
+    if tally.gates.writes > 0 {
+        let gates::Tally { writes, syncs, words } = tally.gates;
+        println!(
+            "torture: {writes} writes with an LSN, {syncs} syncs, {words} words judged on the way \
+             to the storage"
         );
     }
     println!(

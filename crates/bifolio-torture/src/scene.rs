@@ -33,10 +33,12 @@ pub enum Class {
     Exerciser,
     /// One thread on one file whose storage fails at the n-th call, compared with a vector.
     Upsets,
+    /// A file with a write gate over a simulated log.
+    Gates,
 }
 
 /// All of them.
-pub const CLASSES: [Class; 9] = [
+pub const CLASSES: [Class; 10] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -46,6 +48,7 @@ pub const CLASSES: [Class; 9] = [
     Class::Kills,
     Class::Exerciser,
     Class::Upsets,
+    Class::Gates,
 ];
 
 /// Returns `true` if files can be mapped for writing on this kernel.
@@ -68,6 +71,7 @@ impl Class {
             Self::Kills => "kills",
             Self::Exerciser => "exerciser",
             Self::Upsets => "upsets",
+            Self::Gates => "gates",
         }
     }
 }

@@ -21,13 +21,23 @@ const SLOTS_MIN: usize = 64;
 struct Slot {
     /// [`NO_FOLIO`] in a vacant slot.
     folio: u32,
-    /// Lowest LSN; [`UNCOMMITTED`] if it has none below.
+    /// Set while some of its changes are not committed, beside those that have an LSN.
+    is_uncommitted: bool,
+    /// Lowest LSN; [`UNCOMMITTED`] if it has none.
     first: u64,
-    /// Highest LSN.
+    /// Highest LSN; [`NO_LSN`] if it has none.
     highest: u64,
 }
 
-const VACANT: Slot = Slot { folio: NO_FOLIO, first: UNCOMMITTED, highest: NO_LSN };
+const VACANT: Slot =
+    Slot { folio: NO_FOLIO, is_uncommitted: false, first: UNCOMMITTED, highest: NO_LSN };
+
+impl Slot {
+    /// Returns the LSN that must be durable before the folio is written.
+    fn lsn(&self) -> u64 {
+        if self.is_uncommitted { UNCOMMITTED } else { self.highest }
+    }
+}
 
 /// Highest LSN of a log that is known to be durable.
 #[derive(Debug, Default)]
@@ -134,7 +144,7 @@ impl Lsns {
 
     /// Returns the highest LSN of a folio; [`NO_LSN`] if it has none.
     pub(crate) fn highest_of(&self, id: FolioId) -> u64 {
-        self.slot(id).map_or(NO_LSN, |slot| slot.highest)
+        self.slot(id).map_or(NO_LSN, Slot::lsn)
     }
 
     /// Adds an LSN to a folio. Returns `false`, with nothing changed, if the table must grow first.
@@ -150,22 +160,23 @@ impl Lsns {
         }
         let at = self.find(id.0);
         let slot = &mut self.slots[at];
-        slot.highest = slot.highest.max(lsn);
-        if lsn != NO_LSN && lsn != UNCOMMITTED {
+        if lsn == UNCOMMITTED {
+            slot.is_uncommitted = true;
+        } else if lsn != NO_LSN {
             slot.first = slot.first.min(lsn);
+            slot.highest = slot.highest.max(lsn);
             self.highest = self.highest.max(lsn);
         }
         true
     }
 
-    /// Replaces [`UNCOMMITTED`] by `lsn`, if that is the highest LSN of the folio.
+    /// Replaces [`UNCOMMITTED`] by `lsn`, if the folio has it. LSNs of other changes stay.
     pub(crate) fn commit(&mut self, id: FolioId, lsn: u64) {
-        if self.highest_of(id) != UNCOMMITTED {
-            return;
+        if self.highest_of(id) == UNCOMMITTED {
+            let at = self.find(id.0);
+            self.slots[at].is_uncommitted = false;
+            self.add(id, lsn);
         }
-        let at = self.find(id.0);
-        self.slots[at].highest = NO_LSN;
-        self.add(id, lsn);
     }
 
     /// Removes the entry of a folio whose write-out has succeeded.
@@ -213,7 +224,7 @@ impl Lsns {
     /// Returns the folios that must not be written while the log is durable up to `durable`.
     pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
         let used = self.slots.iter().filter(|slot| slot.folio != NO_FOLIO);
-        let held = used.map(|slot| slot.highest).filter(|lsn| !may_pass(*lsn, durable));
+        let held = used.map(Slot::lsn).filter(|lsn| !may_pass(*lsn, durable));
         held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack { folios: 1, lsn })))
     }
 
@@ -301,6 +312,10 @@ mod tests {
         lsns.commit(id, 7);
         lsns.commit(id, 5);
         assert_eq!((lsns.highest_of(id), lsns.oldest()), (7, Some(4)));
+        // A change with a higher LSN than the commit keeps it.
+        assert!(lsns.add(id, UNCOMMITTED) && lsns.add(id, 9));
+        lsns.commit(id, 8);
+        assert_eq!(lsns.highest_of(id), 9);
     }
 
     #[test]

@@ -8,4 +8,5 @@ mod last_handle;
 mod opens;
 #[path = "../support/mod.rs"]
 mod support;
+mod wal_btree;
 mod whole_cache;
