@@ -15,7 +15,7 @@ impl File {
     /// not affect the others. Blocks until all ranges have a result.
     ///
     /// All pins count against the memory bound at the same time: ranges that do not fit get
-    /// [`ErrorKind::Full`].
+    /// [`ErrorKind::Full`](crate::ErrorKind::Full).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
