@@ -23,10 +23,11 @@ const DOORS: &[Door] = &[
         name: "redb",
         commands: &[
             "fmt --manifest-path doors/Cargo.toml --all --check",
-            "clippy --manifest-path doors/Cargo.toml --all-targets -- -D warnings",
+            "clippy --manifest-path doors/Cargo.toml -p bifolio-redb -p engine-bench --all-targets \
+             -- -D warnings",
             // The interface of redb 5.
             "clippy --manifest-path doors/bifolio-redb/Cargo.toml --all-features -- -D warnings",
-            "test --manifest-path doors/Cargo.toml",
+            "test --manifest-path doors/Cargo.toml -p bifolio-redb -p engine-bench",
         ],
         whole: &[],
     },
@@ -34,6 +35,16 @@ const DOORS: &[Door] = &[
         name: "sqlite",
         commands: &["test -p bifolio-sqlite"],
         whole: &["test -p bifolio-sqlite -- --include-ignored --nocapture"],
+    },
+    Door {
+        name: "tantivy",
+        commands: &[
+            "clippy --manifest-path doors/Cargo.toml -p bifolio-tantivy --all-targets \
+             -- -D warnings",
+            "test --manifest-path doors/Cargo.toml -p bifolio-tantivy",
+            "test --manifest-path doors/Cargo.toml -p engine-bench --features tantivy tantivy",
+        ],
+        whole: &[],
     },
 ];
 

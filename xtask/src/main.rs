@@ -83,10 +83,11 @@ fn main() -> ExitCode {
             .map(|_| ()),
         Task::Install(arguments) => install::run(&arguments),
         Task::EngineBench { arguments } => {
-            Cargo::new("run --quiet --release --manifest-path doors/Cargo.toml -p engine-bench")
-                .program_arguments(&arguments)
-                .run()
-                .map(|_| ())
+            // tantivy takes minutes to build: only its own benchmark does.
+            let is_tantivy = arguments.first().is_some_and(|engine| engine == "tantivy");
+            let features = if is_tantivy { " --features tantivy" } else { "" };
+            let line = "run --quiet --release --manifest-path doors/Cargo.toml -p engine-bench";
+            Cargo::new(&format!("{line}{features}")).program_arguments(&arguments).run().map(|_| ())
         }
         Task::Step(step) => step.run().map(|_| ()),
     };

@@ -8,6 +8,8 @@ mod children;
 mod redb;
 mod rounds;
 mod sqlite;
+#[cfg(feature = "tantivy")]
+mod tantivy;
 mod values;
 
 use std::io::Write;
@@ -44,12 +46,24 @@ enum Engine {
         #[command(flatten)]
         selection: sqlite::Selection,
     },
+    /// Term, phrase and boolean queries of a tantivy index of documentation and source code.
+    #[cfg(feature = "tantivy")]
+    Tantivy {
+        #[command(flatten)]
+        options: Options,
+        #[command(flatten)]
+        setup: tantivy::Setup,
+    },
     /// Runs in a measuring child.
     #[command(hide = true)]
     RedbChild { task: String },
     /// Runs in a measuring child.
     #[command(hide = true)]
     SqliteChild { task: String },
+    /// Runs in a measuring child.
+    #[cfg(feature = "tantivy")]
+    #[command(hide = true)]
+    TantivyChild { task: String },
 }
 
 #[derive(Debug, clap::Args)]
@@ -77,8 +91,14 @@ fn main() -> ExitCode {
         Engine::Sqlite { options, selection } => {
             measure(&sqlite::SqliteBenchmark::new(selection), &options)
         }
+        #[cfg(feature = "tantivy")]
+        Engine::Tantivy { options, setup } => {
+            measure(&tantivy::TantivyBenchmark::new(setup), &options)
+        }
         Engine::RedbChild { task } => redb::run_child(&task),
         Engine::SqliteChild { task } => sqlite::run_child(&task),
+        #[cfg(feature = "tantivy")]
+        Engine::TantivyChild { task } => tantivy::run_child(&task),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

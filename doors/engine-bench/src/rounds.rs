@@ -25,6 +25,10 @@ pub(crate) struct RoundCost {
     pub(crate) written_bytes: u64,
     /// The most memory that the control group ever used; 0 without one.
     pub(crate) group_peak_bytes: u64,
+    /// The largest resident size that the process ever had.
+    pub(crate) resident_peak_bytes: u64,
+    /// Duration of each operation, ns; empty if they are not timed one by one.
+    pub(crate) latencies: Vec<u64>,
 }
 
 /// A series and its child.
@@ -100,12 +104,23 @@ fn fill(row: &mut Row, series: &'static str, costs: &[RoundCost]) {
     row.spread.insert(series, [rates[0], rates[rates.len() - 1]]);
     let sum = |of: fn(&RoundCost) -> u64| costs.iter().map(of).sum::<u64>() as f64;
     let operations = sum(|cost| cost.operations);
-    let peak_bytes = costs.iter().map(|cost| cost.group_peak_bytes).max().unwrap_or(0);
-    let counts = Counts::from_iter([
+    let mebibytes = |of: fn(&RoundCost) -> u64| {
+        costs.iter().map(of).max().unwrap_or(0) as f64 / f64::from(1 << 20)
+    };
+    let mut counts = Counts::from_iter([
         ("read_bytes_per_op".to_owned(), sum(|cost| cost.read_bytes) / operations),
         ("written_bytes_per_op".to_owned(), sum(|cost| cost.written_bytes) / operations),
-        ("group_peak_mib".to_owned(), peak_bytes as f64 / f64::from(1 << 20)),
+        ("group_peak_mib".to_owned(), mebibytes(|cost| cost.group_peak_bytes)),
+        ("resident_peak_mib".to_owned(), mebibytes(|cost| cost.resident_peak_bytes)),
     ]);
+    let mut latencies: Vec<u64> =
+        costs.iter().flat_map(|cost| cost.latencies.iter().copied()).collect();
+    latencies.sort_unstable();
+    if let Some(last) = latencies.len().checked_sub(1) {
+        let shares = [("p50_ns", 0.5), ("p99_ns", 0.99), ("p999_ns", 0.999), ("max_ns", 1.0)];
+        let quantile = |share: f64| latencies[(last as f64 * share).round() as usize] as f64;
+        counts.extend(shares.map(|(name, share)| (name.to_owned(), quantile(share))));
+    }
     row.counts.insert(series, counts);
 }
 
@@ -133,15 +148,20 @@ pub(crate) fn cost_of(
         read_bytes: after[0] - before[0],
         written_bytes: after[1] - before[1],
         group_peak_bytes: group.map_or(Ok(0), Membership::peak_bytes)?,
+        resident_peak_bytes: field_of("/proc/self/status", "VmHWM")? << 10,
+        latencies: Vec::new(),
     })
 }
 
 /// Bytes that this process has had devices read and write.
 fn device_bytes() -> anyhow::Result<[u64; 2]> {
-    let text = fs::read_to_string("/proc/self/io").context("read /proc/self/io")?;
-    let field = |name: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        value.and_then(|value| value.parse().ok()).unwrap_or(0)
-    };
-    Ok([field("read_bytes"), field("write_bytes")])
+    Ok([field_of("/proc/self/io", "read_bytes")?, field_of("/proc/self/io", "write_bytes")?])
+}
+
+/// The number in the line `name` of a file of the kernel; 0 if there is none.
+fn field_of(path: &str, name: &str) -> anyhow::Result<u64> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    Ok(number.unwrap_or(0))
 }

@@ -29,9 +29,10 @@ use crate::cargo::workspace_root;
 use source::Source;
 
 /// The folders and files that are checked.
-const ROOTS: [&str; 8] = [
+const ROOTS: [&str; 9] = [
     "crates",
     "doors/bifolio-redb",
+    "doors/bifolio-tantivy",
     "doors/engine-bench",
     "xtask",
     "docs",
