@@ -11,6 +11,7 @@ use crate::sys::signal;
 use crate::writeback::{CheckpointMark, WriteGate};
 use std::collections::HashSet;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -207,11 +208,14 @@ impl File {
         Ok(())
     }
 
-    /// Returns the lowest LSN of a change that is not durable in the file: where the log must still
-    /// be kept, and where recovery would begin. `None` if there is none. Changes that are not
-    /// committed ([`u64::MAX`]) do not count, and neither do LSNs whose write has not been called
-    /// yet: an engine takes the minimum with those of its running operations. Takes time
-    /// proportional to the dirty pages.
+    /// Returns the lowest LSN of a change that is not durable in the file; `None` if there is none.
+    /// The log must be kept from the record with this LSN on: from its first byte, although an LSN
+    /// is often the position of its last; and from the first record of its transaction, if the LSN
+    /// came with [`File::commit`].
+    ///
+    /// Changes that are not committed ([`u64::MAX`]) do not count, and neither do LSNs whose write
+    /// has not been called yet: an engine takes the minimum with those of its running operations.
+    /// Takes time proportional to the dirty pages.
     pub fn oldest_dirty_lsn(&self) -> Option<u64> {
         self.handle.inode.oldest_lsn()
     }
@@ -293,7 +297,8 @@ impl File {
             let own = sync_some();
             helpers
                 .into_iter()
-                .fold(own, |first, helper| first.and(helper.join().unwrap_or(Ok(()))))
+                .map(|helper| helper.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .fold(own, Result::and)
         })
     }
 }

@@ -33,9 +33,12 @@ mod table {
     /// Registers a waker for the next [`wake`] of `word`.
     pub(crate) fn register(word: &AtomicU32, waker: Waker) {
         let (address, bucket) = bucket(word);
-        bucket.lock().push((address, waker));
-        // Relaxed: the exchange of the word that follows orders it.
+        // Before the waker can be taken out: the number is never below that of the wakers in the
+        // table. Relaxed: the exchange of the word that follows orders it.
         REGISTERED.fetch_add(1, Ordering::Relaxed);
+        #[cfg(test)]
+        crate::sync::test_hook::reach("between the steps of a registration");
+        bucket.lock().push((address, waker));
     }
 
     /// Calls the wakers of `word`, and forgets them.
@@ -75,5 +78,41 @@ mod model {
         let woken: Vec<_> = TABLE
             .with_borrow_mut(|table| table.extract_if(.., |entry| entry.0 == address).collect());
         woken.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::test_hook;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Called(AtomicBool);
+
+    impl Wake for Called {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_registration_in_progress_hides_no_other() {
+        let words: &'static [AtomicU32; 64] =
+            Box::leak(Box::new(std::array::from_fn(|_| AtomicU32::new(0))));
+        // Of different buckets.
+        let (own, other) = (&words[0], &words[32]);
+        let called = Arc::new(Called::default());
+        register(other, Arc::clone(&called).into());
+        test_hook::set("between the steps of a registration", move || {
+            wake(own);
+            wake(other);
+        });
+        register(own, Waker::noop().clone());
+        wake(own);
+        assert!(test_hook::has_run());
+        assert!(called.0.load(Ordering::Relaxed));
     }
 }

@@ -33,7 +33,7 @@
 use super::device::Device;
 use super::flusher::Flusher;
 use super::inode::Inode;
-use super::lsns::{HeldBack, KnownDurable, Lsns, UNCOMMITTED, may_pass};
+use super::lsns::{HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoError, Operation};
 use crate::page::{FolioId, PAGE_BYTES};
@@ -294,9 +294,10 @@ impl Inode {
         if self.has_gate() { Ok(()) } else { Err(ErrorKind::NoGate { file: self.name() }.into()) }
     }
 
-    /// Returns the LSN up to which the log is known to be durable.
+    /// Returns the LSN up to which the log is known to be durable. Without a gate it is 0, which is
+    /// enough for changes without an LSN: a write-out under way when a gate is set respects it.
     pub(super) fn known_durable(&self) -> u64 {
-        self.gate.get().map_or(UNCOMMITTED, |gate| gate.known.get())
+        self.gate.get().map_or(NO_LSN, |gate| gate.known.get())
     }
 
     /// Asks the gate how far the log is durable. The caller holds no lock.

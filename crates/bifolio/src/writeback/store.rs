@@ -304,16 +304,16 @@ impl Store {
 
 /// Reads.
 impl Store {
-    /// Returns the source of transfers that fill folios.
+    /// Returns the source of transfers that fill folios, of a file that has one.
     pub(crate) fn reader(&self) -> &Arc<dyn Backing> {
+        self.reader_if_any().expect("a memory file without a swap has nothing to read")
+    }
+
+    /// Returns the source of transfers that fill folios. A memory file without a swap has none.
+    pub(crate) fn reader_if_any(&self) -> Option<&Arc<dyn Backing>> {
         match self {
-            Self::Disk(disk) => &disk.reader,
-            Self::Swap(swap) => {
-                let Some(swap) = &swap.swap else {
-                    unreachable!("a memory file without a swap has nothing to read")
-                };
-                swap.backing()
-            }
+            Self::Disk(disk) => Some(&disk.reader),
+            Self::Swap(swap) => swap.swap.as_ref().map(|swap| swap.backing()),
         }
     }
 

@@ -186,7 +186,8 @@ impl Inode {
         } else {
             refusal = self.refusal_of(self.write_out_dirty(pages_of(&range), true));
         }
-        if range != ALL_BYTES {
+        // The storage gets no longer by pages that the gate holds back.
+        if range != ALL_BYTES && refusal.is_none() {
             self.extend_backing(range.end)?;
         }
         self.finish_sync(cursor, wants, errors_before, refusal)
@@ -206,7 +207,9 @@ impl Inode {
         }
         self.check_outside_gate()?;
         self.mark_stored_in(&ALL_BYTES, true)?;
-        let wanted = Wanted { end: mark.end, pages: ALL_PAGES, patient: true };
+        // Stores are marked only now, later than the mark although they may be older.
+        let end = if self.page_space.is_in_place() { self.dirty.now() } else { mark.end };
+        let wanted = Wanted { end, pages: ALL_PAGES, patient: true };
         let refusal = self.refusal_of(self.write_out(&wanted, |_| u64::MAX));
         let wants = Wants { metadata: false, end: 0 };
         self.finish_sync(cursor, wants, mark.errors, refusal)

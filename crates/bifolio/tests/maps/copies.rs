@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{Backing, IoBuf, IoBufMut};
+use bifolio::{Backing, Cache, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, word};
-use crate::support::{PAGE, assert_same, read_all};
+use crate::support::{PAGE, assert_same, files_can_be_mapped, read_all, writable};
 
 const PAGES: u64 = 64;
 const LENGTH: usize = (PAGES * PAGE) as usize;
@@ -201,4 +201,22 @@ fn a_stuck_write_of_a_map_holds_up_no_other_file() {
         });
         assert_same(&stuck.bytes(), &read_all(&stuck_file));
     }
+}
+
+#[test]
+fn a_checkpoint_covers_stores_through_maps() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let cache = Cache::builder().memory(4 << 20).dirty_age_ms_max(3_600_000).build().unwrap();
+    let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
+    let file = cache.open_backing(storage.clone(), &writable().mappable(true)).unwrap();
+    let mut map = file.map_mut(0..PAGE).unwrap();
+    // SAFETY: no other thread uses the map.
+    let bytes = unsafe { map.as_mut_slice() };
+    bytes[0] = 1;
+    file.sync_data().unwrap();
+    bytes[0] = 7;
+    file.checkpoint().unwrap().sync().unwrap();
+    assert_eq!(storage.bytes()[0], 7);
 }

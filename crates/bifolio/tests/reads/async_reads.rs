@@ -457,3 +457,28 @@ fn a_million_reads_of_which_a_tenth_is_dropped_leave_nothing() {
     }
     assert_eq!(descriptors(), before);
 }
+
+#[test]
+fn a_memory_file_without_a_swap_is_read_after_a_pin_mut() {
+    let cache = cache_of(1 << 20);
+    let file = cache.memory_file("without a swap").unwrap();
+    file.write_all_at(&[1; PAGE as usize], 0).unwrap();
+    let (drop_pin, dropped) = mpsc::channel::<()>();
+    let (pinned, is_pinned) = mpsc::channel();
+    thread::scope(|scope| {
+        let file = &file;
+        scope.spawn(move || {
+            let mut pin = file.pin_mut(0..PAGE).unwrap();
+            pin.copy_from(0, &[5; PAGE as usize]);
+            pinned.send(()).unwrap();
+            dropped.recv().expect_err("nothing is sent");
+        });
+        is_pinned.recv().unwrap();
+        let mut future = file.read_async(0, vec![0; PAGE as usize]);
+        assert!(poll_once(&mut future).is_pending());
+        let abandoned = file.read_async(0, vec![0; PAGE as usize]);
+        drop(drop_pin);
+        assert_eq!(block_on(future).unwrap(), [5; PAGE as usize]);
+        drop(abandoned);
+    });
+}

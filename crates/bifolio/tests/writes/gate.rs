@@ -3,7 +3,7 @@
 
 use crate::support::{PAGE, error_of, writable};
 use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, WriteGate};
-use bifolio_testing::{CrashingBacking, Gate, MemoryBacking};
+use bifolio_testing::{Call, CrashingBacking, Fault, FaultyBacking, Gate, MemoryBacking};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -458,4 +458,73 @@ fn many_files_are_durable_after_one_call() {
     let elsewhere = quiet(1 << 20).build().unwrap();
     error_of(elsewhere.sync_many(&[&files[0]]), &["another cache"]);
     cache.sync_many(&[]).unwrap();
+}
+
+#[test]
+fn an_abort_keeps_the_lsn_of_the_change_before_it() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    file.write_all_at_lsn(&[2; 8], 0, u64::MAX).unwrap();
+    file.write_all_at(&[1; 8], 0).unwrap();
+    file.commit(0..8, 0).unwrap();
+    assert!(matches!(file.sync_data().unwrap_err().kind(), ErrorKind::Gated { lsn: 5, .. }));
+    assert_eq!(storage.bytes()[0], 0);
+    log.fails.store(false, Ordering::Relaxed);
+    file.sync_data().unwrap();
+    assert_eq!(storage.bytes()[0], 1);
+}
+
+#[test]
+fn a_commit_keeps_a_higher_lsn_of_another_change() {
+    let log = Log::new();
+    log.set_durable(55);
+    log.fails.store(true, Ordering::Relaxed);
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, u64::MAX).unwrap();
+    file.write_all_at_lsn(&[2; 8], 8, 60).unwrap();
+    file.commit(0..8, 55).unwrap();
+    assert!(file.sync_data().is_err());
+    assert_eq!(storage.bytes()[8], 0);
+    log.fails.store(false, Ordering::Relaxed);
+    file.sync_data().unwrap();
+    assert_eq!(storage.bytes()[8], 2);
+}
+
+#[test]
+fn a_write_out_begun_before_the_gate_respects_it() {
+    const PAGES: u64 = 128;
+    let storage = Arc::new(MemoryBacking::new(vec![0; (PAGES * PAGE) as usize]));
+    let faulty = Arc::new(FaultyBacking::over(storage.clone()));
+    let held = Gate::new();
+    faulty.inject(Fault::on(Call::Write).forever().held(&held));
+    let cache = quiet(4 << 20).io_depth(2).build().unwrap();
+    let file = cache.open_backing(faulty, &writable()).unwrap();
+    for page in (0..PAGES).step_by(2) {
+        file.write_all_at(&[1; 8], page * PAGE).unwrap();
+    }
+    file.write_out(0..PAGES * PAGE).unwrap();
+    held.wait_for_arrivals(1);
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    file.set_gate(log).unwrap();
+    file.write_all_at_lsn(&[2; 8], (PAGES - 2) * PAGE, 5).unwrap();
+    held.open();
+    wait_until(|| cache.stats().dirty_bytes <= PAGE);
+    assert_ne!(storage.bytes()[((PAGES - 2) * PAGE) as usize], 2);
+    file.discard_dirty().unwrap();
+}
+
+#[test]
+fn a_sync_of_a_range_that_is_held_back_keeps_the_length() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    let before = storage.bytes().len();
+    let position = file.append_lsn(&[1; 8], u64::MAX).unwrap();
+    assert!(file.sync_range(position..position + 8).is_err());
+    assert_eq!(storage.bytes().len(), before);
+    file.commit(position..position + 8, 0).unwrap();
+    file.sync_range(position..position + 8).unwrap();
+    assert_eq!(storage.bytes().len() as u64, position + 8);
 }

@@ -56,13 +56,14 @@ impl File {
     /// [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) allows. It exists while reads are
     /// outstanding, and sleeps while it waits. Transfers of a [`Backing`](crate::Backing) that
     /// names no file, or without io_uring, are made by the cache's pool of threads, up to 16 of a
-    /// device at a time. If memory is short, reads wait for the transfers of others; any number of
-    /// them works in a cache of any size.
+    /// device at a time; the serving thread may make one itself, and a transfer that hangs then
+    /// delays the other reads of its device. If memory is short, reads wait for the transfers of
+    /// others; any number of them works in a cache of any size.
     ///
     /// The future may be dropped at any moment: that frees the buffer, and the pages that are being
     /// read stay in the cache. The future is a handle of the file. If it is the last one when it is
     /// dropped, a thread of the cache may close the file a moment later. A waker must not call into
-    /// the cache.
+    /// the cache, nor drop the last future of a file.
     ///
     /// # Errors
     /// The future fails like [`File::read_at`], and with [`ErrorKind::Thread`] if the server cannot

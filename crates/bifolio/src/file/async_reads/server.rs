@@ -197,7 +197,9 @@ pub(crate) struct ReadServers(Mutex<Vec<Weak<ReadServer>>>);
 
 impl ReadServers {
     fn of(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
-        let lane = lane_of(inode.store.reader());
+        // A read of a memory file without a swap waits for locks only.
+        let alone = || Lane::Alone(std::ptr::from_ref(inode).addr());
+        let lane = inode.store.reader_if_any().map_or_else(alone, lane_of);
         let mut servers = self.0.lock();
         servers.retain(|server| server.strong_count() > 0);
         let found = servers.iter().filter_map(Weak::upgrade).find(|server| server.lane == lane);
@@ -576,10 +578,11 @@ impl<'s> Server<'s> {
     /// Drops a handle. If it is the last one, another thread does so.
     fn let_go(&mut self, file: File) {
         let Some(handle) = Arc::into_inner(file.handle) else { return };
-        let reader = Arc::clone(handle.inode.store.reader());
+        let reader = handle.inode.store.reader_if_any().cloned();
         let last = Arc::new(Mutex::new(Some(handle)));
         let closer = Arc::clone(&last);
-        if !self.engine.spawn(&reader, move || drop(closer.lock().take())) {
+        let close = move || drop(closer.lock().take());
+        if !reader.is_some_and(|reader| self.engine.spawn(&reader, close)) {
             self.closing.extend(last.lock().take());
         }
     }
