@@ -176,7 +176,7 @@ impl Scene {
         let (builder, dirty_bytes_max) = vary(builder, memory_bytes, &mut more);
         let cache = builder.dirty_bytes_max(dirty_bytes_max).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
-        let files = random.usize(1..4);
+        let files = random.usize(1..4).min(files_max(class, has_swap, memory_bytes));
         let has_refusals = later.bool();
         let share = |call| {
             let share = later.choice([0, 32, 400]).unwrap_or(0);
@@ -367,6 +367,13 @@ fn swap_in(
             (builder.swap_backing(backing), Some(device))
         }
     }
+}
+
+/// Returns the maximum number of files: memory files without a swap, and the log, must stay below
+/// the limit on such files, or writes to them fail.
+fn files_max(class: Class, has_swap: bool, memory_bytes: u64) -> usize {
+    let is_tight = class == Class::Memory && !has_swap && memory_bytes < 512 << 10;
+    if is_tight { 2 } else { usize::MAX }
 }
 
 /// Varies settings of batch sizes, mechanisms and dirty limits.
