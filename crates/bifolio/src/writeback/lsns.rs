@@ -18,7 +18,7 @@ pub(crate) const NO_LSN: u64 = 0;
 const SLOTS_MIN: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct LsnSlot {
     /// [`NO_FOLIO`] in a vacant slot.
     folio: u32,
     /// Set while some of its changes are not committed, beside those that have an LSN.
@@ -29,10 +29,10 @@ struct Slot {
     highest: u64,
 }
 
-const VACANT: Slot =
-    Slot { folio: NO_FOLIO, is_uncommitted: false, first: UNCOMMITTED, highest: NO_LSN };
+const VACANT: LsnSlot =
+    LsnSlot { folio: NO_FOLIO, is_uncommitted: false, first: UNCOMMITTED, highest: NO_LSN };
 
-impl Slot {
+impl LsnSlot {
     /// Returns the LSN that must be durable before the folio is written.
     fn lsn(&self) -> u64 {
         if self.is_uncommitted { UNCOMMITTED } else { self.highest }
@@ -76,7 +76,7 @@ impl HeldBack {
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Lsns {
-    slots: Vec<Slot>,
+    slots: Vec<LsnSlot>,
     used: usize,
     /// Highest LSN of any folio since the table was last empty, other than [`UNCOMMITTED`].
     highest: u64,
@@ -96,7 +96,7 @@ impl Default for Lsns {
 impl Lsns {
     /// Returns the memory of a table with so many slots, in bytes.
     pub(crate) fn bytes_of(slots: usize) -> u64 {
-        (slots * size_of::<Slot>()) as u64
+        (slots * size_of::<LsnSlot>()) as u64
     }
 
     pub(crate) fn slots(&self) -> usize {
@@ -135,7 +135,7 @@ impl Lsns {
         at
     }
 
-    fn slot(&self, id: FolioId) -> Option<&Slot> {
+    fn slot(&self, id: FolioId) -> Option<&LsnSlot> {
         if self.used == 0 {
             return None;
         }
@@ -144,7 +144,7 @@ impl Lsns {
 
     /// Returns the highest LSN of a folio; [`NO_LSN`] if it has none.
     pub(crate) fn highest_of(&self, id: FolioId) -> u64 {
-        self.slot(id).map_or(NO_LSN, Slot::lsn)
+        self.slot(id).map_or(NO_LSN, LsnSlot::lsn)
     }
 
     /// Adds an LSN to a folio. Returns `false`, with nothing changed, if the table must grow first.
@@ -155,7 +155,7 @@ impl Lsns {
                 return false;
             }
             let at = self.find(id.0);
-            self.slots[at] = Slot { folio: id.0, ..VACANT };
+            self.slots[at] = LsnSlot { folio: id.0, ..VACANT };
             self.used += 1;
         }
         let at = self.find(id.0);
@@ -224,7 +224,7 @@ impl Lsns {
     /// Returns the folios that must not be written while the log is durable up to `durable`.
     pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
         let used = self.slots.iter().filter(|slot| slot.folio != NO_FOLIO);
-        let held = used.map(Slot::lsn).filter(|lsn| !may_pass(*lsn, durable));
+        let held = used.map(LsnSlot::lsn).filter(|lsn| !may_pass(*lsn, durable));
         held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack { folios: 1, lsn })))
     }
 

@@ -3,7 +3,7 @@
 //! [`File::read_many_with`] submits the misses as asynchronous reads and waits for them on the
 //! calling thread. That thread owns no transfers, so the callback may use the cache (IO-5).
 
-use super::server::{AsyncRead, Part};
+use super::server::{AsyncRead, PendingRead};
 use super::try_read::Obstacle;
 use crate::error::Result;
 use crate::file::hit::Hit;
@@ -114,7 +114,7 @@ impl File {
             let Some(at) = reads.0.iter().position(|(other, _)| *other == number) else { continue };
             let request = &mut requests[number];
             match reads.0[at].1.poll(Waker::noop()) {
-                Poll::Ready(part) => request.extend(part.and_then(Part::into_result)),
+                Poll::Ready(pending) => request.extend(pending.and_then(PendingRead::into_result)),
                 Poll::Pending => continue,
             }
             reads.0.swap_remove(at);
@@ -151,9 +151,9 @@ impl File {
     ) -> Result<Arc<AsyncRead>> {
         let done = request.done();
         let buffer = vec![0; request.buffer.len() - done];
-        let part = Part::new(self.clone(), request.position + done as u64, buffer);
+        let pending = PendingRead::new(self.clone(), request.position + done as u64, buffer);
         let completion = Completion { number, completions: Arc::clone(completions) };
-        super::submit(part, Waker::from(Arc::new(completion)))
+        super::submit(pending, Waker::from(Arc::new(completion)))
     }
 }
 

@@ -95,10 +95,10 @@ impl<T> Handover<T> {
 
 /// Reads that the server has not looked at, and the state of the server.
 #[derive(Debug)]
-pub(crate) struct Inbox<T>(Mutex<State<T>>);
+pub(crate) struct Inbox<T>(Mutex<InboxState<T>>);
 
 #[derive(Debug)]
-struct State<T> {
+struct InboxState<T> {
     queue: VecDeque<T>,
     /// Reads that were submitted and have not ended.
     outstanding: usize,
@@ -138,7 +138,7 @@ pub(crate) enum Rest {
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
         let (queue, outstanding, server) = (VecDeque::new(), 0, Server::None);
-        Self(Mutex::new(State { queue, outstanding, server }))
+        Self(Mutex::new(InboxState { queue, outstanding, server }))
     }
 }
 

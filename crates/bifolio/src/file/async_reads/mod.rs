@@ -32,7 +32,7 @@ use super::hit::Hit;
 use super::{File, own_pins};
 use crate::error::{Error, ErrorKind, Result};
 use crate::page::{PAGE_SHIFT, pages_of};
-use server::{AsyncRead, Part};
+use server::{AsyncRead, PendingRead};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -103,7 +103,7 @@ impl File {
     /// # }
     /// ```
     pub fn read_async(&self, position: u64, buffer: Vec<u8>) -> ReadFuture {
-        ReadFuture(Step::New(Part::new(self.clone(), position, buffer)))
+        ReadFuture(Step::New(PendingRead::new(self.clone(), position, buffer)))
     }
 }
 
@@ -112,31 +112,31 @@ impl File {
 pub struct ReadFuture(Step);
 
 enum Step {
-    New(Part),
+    New(PendingRead),
     Submitted(Arc<AsyncRead>),
     Over,
 }
 
 impl ReadFuture {
     /// Tries the read, and submits it if it would have to wait.
-    fn start(&mut self, mut part: Part, context: &Context<'_>) -> Poll<Result<Vec<u8>>> {
-        let position = part.position;
-        match part.file.hit_path.read(&mut part.buffer, position) {
-            Hit::Done => return Poll::Ready(Ok(part.buffer)),
-            hit => hit.forget(&mut part.buffer),
+    fn start(&mut self, mut pending: PendingRead, context: &Context<'_>) -> Poll<Result<Vec<u8>>> {
+        let position = pending.position;
+        match pending.file.hit_path.read(&mut pending.buffer, position) {
+            Hit::Done => return Poll::Ready(Ok(pending.buffer)),
+            hit => hit.forget(&mut pending.buffer),
         }
-        part.file.handle.check_readable()?;
-        let end = part.file.handle.range_end(position, part.buffer.len() as u64)?;
-        let (done, obstacle) = part.file.read_available(&mut part.buffer, position);
-        part.result = Ok(done);
+        pending.file.handle.check_readable()?;
+        let end = pending.file.handle.range_end(position, pending.buffer.len() as u64)?;
+        let (done, obstacle) = pending.file.read_available(&mut pending.buffer, position);
+        pending.result = Ok(done);
         if done > 0 {
-            part.file.handle.note_read(position..position + done as u64);
+            pending.file.handle.note_read(position..position + done as u64);
         }
         if obstacle == Obstacle::None {
-            return Poll::Ready(part.into_result());
+            return Poll::Ready(pending.into_result());
         }
-        let file = part.file.clone();
-        self.0 = Step::Submitted(submit(part, context.waker().clone())?);
+        let file = pending.file.clone();
+        self.0 = Step::Submitted(submit(pending, context.waker().clone())?);
         let pages = position + done as u64..end.min(file.len());
         if matches!(obstacle, Obstacle::Absent(_)) && !pages.is_empty() {
             let first = pages.start >> PAGE_SHIFT;
@@ -147,10 +147,10 @@ impl ReadFuture {
 }
 
 /// Submits a read to the server of its device.
-fn submit(part: Part, waker: Waker) -> Result<Arc<AsyncRead>> {
-    let end = part.position + part.buffer.len() as u64;
-    own_pins::check(&part.file.handle.inode, &pages_of(&(part.position..end)))?;
-    let read = AsyncRead::new(part.file.read_server()?, part, waker);
+fn submit(pending: PendingRead, waker: Waker) -> Result<Arc<AsyncRead>> {
+    let end = pending.position + pending.buffer.len() as u64;
+    own_pins::check(&pending.file.handle.inode, &pages_of(&(pending.position..end)))?;
+    let read = AsyncRead::new(pending.file.read_server()?, pending, waker);
     AsyncRead::submit(&read)?;
     Ok(read)
 }
@@ -160,9 +160,9 @@ impl Future for ReadFuture {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match std::mem::replace(&mut self.0, Step::Over) {
-            Step::New(part) => self.start(part, context),
+            Step::New(pending) => self.start(pending, context),
             Step::Submitted(read) => match read.poll(context.waker()) {
-                Poll::Ready(part) => Poll::Ready(part.and_then(Part::into_result)),
+                Poll::Ready(pending) => Poll::Ready(pending.and_then(PendingRead::into_result)),
                 Poll::Pending => {
                     self.0 = Step::Submitted(read);
                     Poll::Pending

@@ -43,7 +43,7 @@ const NO_NUMBER: usize = usize::MAX;
 
 /// Request, buffer and progress of a read.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct PendingRead {
     pub(super) file: File,
     pub(super) position: u64,
     pub(super) buffer: Vec<u8>,
@@ -53,7 +53,7 @@ pub(super) struct Part {
     is_cut: bool,
 }
 
-impl Part {
+impl PendingRead {
     pub(super) fn new(file: File, position: u64, buffer: Vec<u8>) -> Self {
         Self { file, position, buffer, result: Ok(0), is_cut: false }
     }
@@ -110,14 +110,14 @@ impl Part {
 #[derive(Debug)]
 pub(super) struct AsyncRead {
     server: Arc<ReadServer>,
-    handover: Handover<Part>,
+    handover: Handover<PendingRead>,
     /// Number by which the server knows the read; only the server uses it.
     number: AtomicUsize,
 }
 
 impl AsyncRead {
-    pub(super) fn new(server: Arc<ReadServer>, part: Part, waker: Waker) -> Arc<Self> {
-        let (handover, number) = (Handover::new(part, waker), AtomicUsize::new(NO_NUMBER));
+    pub(super) fn new(server: Arc<ReadServer>, pending: PendingRead, waker: Waker) -> Arc<Self> {
+        let (handover, number) = (Handover::new(pending, waker), AtomicUsize::new(NO_NUMBER));
         Arc::new(Self { server, handover, number })
     }
 
@@ -141,11 +141,11 @@ impl AsyncRead {
     }
 
     /// Returns the read if it is complete; otherwise stores the waker.
-    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<Part>> {
+    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<PendingRead>> {
         if self.server.origin.is_forked() {
             return Poll::Ready(Err(ErrorKind::Forked.into()));
         }
-        self.handover.poll(waker).map(|part| part.ok_or_else(super::polled_again))
+        self.handover.poll(waker).map(|pending| pending.ok_or_else(super::polled_again))
     }
 
     /// Frees what belongs to the caller of a read that has no future any more.
@@ -166,7 +166,7 @@ impl AsyncRead {
     }
 
     /// Completes the read, and wakes its task. A waker that panics has no effect here.
-    fn complete(&self, end: impl FnOnce(&mut Part)) {
+    fn complete(&self, end: impl FnOnce(&mut PendingRead)) {
         if let Some(waker) = self.handover.complete(end) {
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
@@ -257,7 +257,7 @@ impl Drop for Serving {
 #[cold]
 fn end_unserved(read: &AsyncRead) {
     let error = std::io::Error::other("the thread that serves asynchronous reads has ended");
-    read.complete(|part| part.fail(ErrorKind::Thread(error).into()));
+    read.complete(|pending| pending.fail(ErrorKind::Thread(error).into()));
 }
 
 /// State of a read that the server knows.
@@ -398,17 +398,19 @@ impl<'s> Server<'s> {
             let (is_last, read) = (entrant.runs == 0, Arc::clone(&entrant.read));
             let (page, count, inode) = (run.first_page(), run.folios().len(), run.inode());
             let deliver = |locked: Locked<'_>| {
-                let take = |part: &mut Part| part.as_request(|read| read.take(&inode, &locked));
+                let take = |pending: &mut PendingRead| {
+                    pending.as_request(|read| read.take(&inode, &locked))
+                };
                 read.handover.with(take);
             };
             let outcome = run.finish(&self.memory.folios, answer, deliver);
             drop(inode);
             match outcome {
                 Err(error) if count == 1 => {
-                    let fail = |part: &mut Part| {
-                        let next = part.position + part.done() as u64;
-                        if !part.is_finished() && next >> PAGE_SHIFT >= page {
-                            part.fail(error);
+                    let fail = |pending: &mut PendingRead| {
+                        let next = pending.position + pending.done() as u64;
+                        if !pending.is_finished() && next >> PAGE_SHIFT >= page {
+                            pending.fail(error);
                         }
                     };
                     read.handover.with(fail);
@@ -417,7 +419,7 @@ impl<'s> Server<'s> {
                 Ok(()) => {}
             }
             if !is_last {
-            } else if read.handover.with(|part| part.is_finished()) == Some(true) {
+            } else if read.handover.with(|pending| pending.is_finished()) == Some(true) {
                 self.end(number);
                 read.complete(|_| ());
             } else {
@@ -441,7 +443,7 @@ impl<'s> Server<'s> {
     /// starved.
     fn look(&mut self, number: usize, wait: Wait) -> bool {
         let read = Arc::clone(&self.entrant(number).read);
-        let look = match read.handover.with(|part| part.file.clone()) {
+        let look = match read.handover.with(|pending| pending.file.clone()) {
             Some(file) => {
                 let look = self.look_at(&file, &read, number, wait);
                 self.let_go(file);
@@ -462,7 +464,7 @@ impl<'s> Server<'s> {
             }
             Look::Failed(error) => {
                 self.end(number);
-                read.complete(|part| part.fail(error));
+                read.complete(|pending| pending.fail(error));
             }
         }
         true
@@ -470,10 +472,10 @@ impl<'s> Server<'s> {
 
     fn look_at(&mut self, file: &File, read: &Arc<AsyncRead>, number: usize, wait: Wait) -> Look {
         loop {
-            let looked = read.handover.with(|part| {
-                let obstacle = part.read_available();
-                let next = part.position + part.done() as u64;
-                (obstacle, next..part.position + part.buffer.len() as u64)
+            let looked = read.handover.with(|pending| {
+                let obstacle = pending.read_available();
+                let next = pending.position + pending.done() as u64;
+                (obstacle, next..pending.position + pending.buffer.len() as u64)
             });
             let Some((obstacle, missing)) = looked else { return Look::Abandoned };
             match obstacle {
