@@ -157,7 +157,7 @@ impl Model {
             return expect_none("seek_data", position, found);
         }
         if found.is_some_and(|found| found >= end) && !self.is_region {
-            return Err(format!("seek_data({position}) answers {found:?}, behind the end"));
+            return Err(format!("seek_data({position}) answers {found:?}, beyond the end"));
         }
         let holes = self.holes.as_ref().expect("a memory file");
         holes.check_seek_data(position, found, end)
@@ -205,7 +205,7 @@ fn is_zero(bytes: &[u8], own: &Range<u64>, unit: Range<u64>) -> bool {
 fn expect_none(seek: &str, position: u64, found: Option<u64>) -> Result<(), String> {
     match found {
         None => Ok(()),
-        Some(found) => Err(format!("{seek}({position}), behind the end, answers {found}")),
+        Some(found) => Err(format!("{seek}({position}), beyond the end, answers {found}")),
     }
 }
 
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!((model.end_bytes(), model.room_bytes()), (5010, 4096..=4096));
         assert!(model.check_seek_data(0, Some(4096)).is_ok());
         assert!(model.check_seek_data(0, Some(0)).is_err());
-        assert!(model.check_seek_data(0, Some(5010)).is_err(), "behind the end");
+        assert!(model.check_seek_data(0, Some(5010)).is_err(), "beyond the end");
         assert!(model.check_seek_data(5010, Some(5010)).is_err());
         assert!(model.check_seek_data(5010, None).is_ok());
         assert!(model.check_seek_hole(5000, Some(5010)).is_ok());

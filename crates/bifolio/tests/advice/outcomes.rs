@@ -42,7 +42,7 @@ fn clean_pages_go_and_come_back_as_they_were() {
     on_one(|| {
         let directory = directory();
         for folio_bytes in FOLIO_SIZES {
-            // The last folio ends behind the end of the file.
+            // The last folio ends beyond the end of the file.
             let folios = 3;
             let length = (folios * folio_bytes - 100) as usize;
             let (path, bytes) = random_file(&directory, "file", length);

@@ -252,7 +252,7 @@ fn a_file_full_of_unwritable_pages_says_so_and_recovers() {
     assert_eq!((dirty_bytes, position_bytes), (written as u64, written as u64), "{error}");
     assert_eq!(cause.source.raw_os_error(), Some(libc::ENOSPC));
     assert_same(&read(&file, 0, written), &bytes[..written]);
-    // Part of a page is refused, too, and the page does not stay behind the end of the file.
+    // Part of a page is refused, too, and the page does not stay beyond the end of the file.
     let behind = written as u64 + 40_000;
     error_of(file.write_at(b"part", behind), &["os error 28"]);
     let outcome = file.advise(written as u64..u64::MAX >> 1, Advice::DontNeed).unwrap();

@@ -98,7 +98,7 @@ fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
     file.sync_data().unwrap();
     refuse_writes(&faulty);
     file.write_at(&[1; 2 * PAGE as usize], 5 * PAGE).unwrap();
-    // In the last page, and behind the end.
+    // In the last page, and beyond the end.
     file.write_all_at(&[2; 3 * PAGE as usize], LENGTH as u64 - 50).unwrap();
     error_of(cache.close(), &["os error 28"]);
     error_of(cache.close(), &["os error 28"]);
@@ -112,10 +112,10 @@ fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
     assert_eq!(file.discard_dirty().unwrap(), 0);
     // As good as new, once there is room.
     faulty.backing.heal();
-    file.write_at(b"far behind the end", LENGTH as u64 + PAGE).unwrap();
+    file.write_at(b"far beyond the end", LENGTH as u64 + PAGE).unwrap();
     cache.close().unwrap();
     expected.resize(LENGTH + PAGE as usize, 0);
-    expected.extend(b"far behind the end");
+    expected.extend(b"far beyond the end");
     assert_same(&faulty.stored(), &expected);
 }
 

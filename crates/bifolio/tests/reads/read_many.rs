@@ -63,7 +63,7 @@ fn requests_of_all_kinds_are_answered_in_tiny_caches() {
                     assert_eq!(*request.result.as_ref().unwrap(), expected.len(), "{range:?}");
                     assert_same(&request.buffer[..expected.len()], expected);
                     let rest = &request.buffer[expected.len()..];
-                    assert!(rest.iter().all(|byte| *byte == 0xEE), "{range:?}: behind the end");
+                    assert!(rest.iter().all(|byte| *byte == 0xEE), "{range:?}: beyond the end");
                 }
                 let stats = cache.stats();
                 assert!(stats.used_bytes <= stats.bound_bytes);
@@ -154,7 +154,7 @@ fn pins_of_many_ranges_stand_in_their_order_with_their_bytes() {
                     start + random.u64(..100)..start + 100 + random.u64(..800)
                 })
                 .collect();
-            // Twice the same, one that spans folios, none at all, one behind the end.
+            // Twice the same, one that spans folios, none at all, one beyond the end.
             ranges.push(ranges[0].clone());
             ranges.push(folio_bytes - 1..folio_bytes + 1);
             ranges.push(5..5);

@@ -98,7 +98,7 @@ fn truncated_bytes_read_as_zeros_after_growth() {
             }
             file.set_len(cut as u64).unwrap();
             assert_eq!((file.len(), length_on_disk(&path)), (cut as u64, cut as u64));
-            assert_eq!(read(&file, cut as u64, 10), [], "bytes behind the end");
+            assert_eq!(read(&file, cut as u64, 10), [], "bytes beyond the end");
             file.set_len(length as u64).unwrap();
             expected[cut..].fill(0);
             assert_same(&read_all(&file), &expected);
