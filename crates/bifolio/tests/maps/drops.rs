@@ -62,7 +62,7 @@ fn touch_at(start: Address, page: u64) -> u8 {
 
 #[test]
 fn faults_at_pinned_pages_delay_no_other_thread() {
-    const NAME: &str = "drops::faults_at_pinned_pages_keep_nobody_waiting";
+    const NAME: &str = "drops::faults_at_pinned_pages_delay_no_other_thread";
     let ways = Way::modes();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
