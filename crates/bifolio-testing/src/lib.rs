@@ -10,6 +10,8 @@
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
 //! | [`UpsetCase`] | one thread, one file, storage that fails at the n-th call: made of bytes |
 //! | [`shrink()`] | fewer operations that fail the same way |
+//! | [`SmallDisk`] | a file system that is soon full |
+//! | [`run_and_kill`] | a child that tells of its commits, and is killed |
 //! | [`skip()`] | says why a test is skipped; fails where CI demands the feature |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
@@ -22,6 +24,7 @@ mod fault;
 mod faulty;
 mod gate;
 mod holes;
+mod kill;
 mod mapped;
 mod memory;
 mod model;
@@ -30,6 +33,7 @@ mod run;
 mod seed;
 mod shrink;
 mod skip;
+mod small_disk;
 mod upset;
 mod workload;
 
@@ -38,6 +42,7 @@ pub use executor::{block_on, run_all};
 pub use fault::{Call, Fault};
 pub use faulty::FaultyBacking;
 pub use gate::Gate;
+pub use kill::{run_and_kill, tell_committed};
 pub use memory::MemoryBacking;
 pub use model::Model;
 pub use op::{Op, OpKind, fill_bytes};
@@ -45,5 +50,6 @@ pub use run::{Failure, Runner};
 pub use seed::with_seeds;
 pub use shrink::shrink;
 pub use skip::skip;
+pub use small_disk::SmallDisk;
 pub use upset::{UpsetCase, UpsetStep, UpsetTally};
 pub use workload::{Limits, Workload};

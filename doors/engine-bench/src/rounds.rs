@@ -8,11 +8,35 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bifolio_bench::{
-    Case, Counts, Error, Membership, MemoryGroup, Report, Result, Row, Sizes, Skipped,
+    Case, Config, Counts, Error, Membership, MemoryGroup, ParameterSet, Report, Result, Row, Sizes,
+    Skipped,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::children::MeasuringChild;
+
+/// Total memory of a series, unless given.
+const MEMORY_BYTES: u64 = 64 << 20;
+pub(crate) const MEMORY_BYTES_SMOKE: u64 = 16 << 20;
+/// Duration of a round, unless given.
+const SECONDS: f64 = 0.4;
+const SECONDS_SMOKE: f64 = 0.02;
+/// How many times as long the round takes that warms up.
+const WARM_UP_FACTOR: f64 = 4.0;
+
+/// Returns the total memory of a series.
+pub(crate) fn memory_bytes(config: &Config) -> u64 {
+    let is_smoke = config.set == ParameterSet::Smoke;
+    config.memory_bytes.unwrap_or(if is_smoke { MEMORY_BYTES_SMOKE } else { MEMORY_BYTES })
+}
+
+/// Returns how long a round measures; round 0 warms up.
+pub(crate) fn seconds_of(config: &Config, round: usize) -> f64 {
+    let is_smoke = config.set == ParameterSet::Smoke;
+    let seconds = config.timed.map_or(SECONDS, |timed| timed.as_secs_f64());
+    let seconds = if is_smoke { SECONDS_SMOKE } else { seconds };
+    if round == 0 { seconds * WARM_UP_FACTOR } else { seconds }
+}
 
 /// The cost of a round.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -7,40 +7,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use bifolio_testing::skip;
+use bifolio_testing::SmallDisk;
 use tempfile::TempDir;
 
 use crate::shell::{
     MODES, Shell, extension, has_sqlite, run, through_the_cache, through_the_system, with_cache,
     with_system,
 };
-
-/// A file system in memory of its own.
-struct SmallDisk {
-    directory: TempDir,
-}
-
-impl SmallDisk {
-    /// `None` where this process may not mount one.
-    fn mount(size_bytes: u64) -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={size_bytes}"), "tmpfs"]);
-        let output = mount.arg(directory.path()).output();
-        if !output.is_ok_and(|output| output.status.success()) {
-            skip("root", "no file system can be mounted");
-            return None;
-        }
-        Some(Self { directory })
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("-l").arg(self.directory.path()).status();
-        assert!(unmounted.is_ok_and(|status| status.success()));
-    }
-}
 
 const INSERT: &str = "with recursive n(i) as (select 1 union all select i+1 from n where i<:rows)
      insert into t(v) select randomblob(1000) from n;";
@@ -66,8 +39,8 @@ fn a_full_disk_fails_a_commit_and_loses_none() {
     }
     for mode in MODES {
         let Some(disk) = SmallDisk::mount(4 << 20) else { return };
-        let path = disk.directory.path().join("x.db");
-        let ballast = disk.directory.path().join("ballast");
+        let path = disk.path().join("x.db");
+        let ballast = disk.path().join("ballast");
         fs::write(&ballast, vec![1; 512 << 10]).unwrap();
         let sql = format!(
             "pragma journal_mode={mode}; pragma cache_size=20;

@@ -69,7 +69,10 @@ impl File {
     /// - [`set_len`](File::set_len) changes the storage at once: make its log record durable first.
     ///
     /// The cache keeps `gate` until the file is closed. A gate that itself owns a handle of the
-    /// file keeps it open forever.
+    /// file keeps it open forever. A file whose last handle is dropped while the gate holds pages
+    /// back stays in the cache, with the gate and what that owns: if that is the log's [`File`],
+    /// dropping the cache does not end it. [`Cache::close`](crate::Cache::close) names the file,
+    /// and [`Cache::discard_closed`](crate::Cache::discard_closed) gives its pages up.
     ///
     /// # Errors
     /// [`ErrorKind::CannotGate`] for a memory file, which is not durable, and for a mappable file,

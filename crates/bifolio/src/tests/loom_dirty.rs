@@ -4,25 +4,13 @@
 //! The list and the state are the real ones. The device is replaced: it has one word for the one
 //! folio and refuses the first write-outs if told to.
 
-use super::world::{join_all, model, model_bounded, spawn};
-use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper, WriteState};
+use super::world::{FOLIO, OWNER, join_all, model, model_bounded, one_folio, spawn};
+use crate::page::{FolioRef, Folios, WriteState};
 use crate::sync::{AtomicU64, Ordering};
 use crate::writeback::dirty::{DirtyFolios, DirtyList};
 use crate::writeback::lsns::NO_LSN;
 use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
-
-const OWNER: u64 = 64;
-const FOLIO: FolioId = FolioId(0);
-
-#[derive(Debug)]
-struct NoReaper;
-
-impl Reaper for NoReaper {
-    fn reap(&self, frozen: Frozen<'_>) {
-        unreachable!("{:?} was freed", frozen.id());
-    }
-}
 
 /// A file of one folio.
 #[derive(Debug)]
@@ -39,11 +27,8 @@ struct Disk {
 
 impl Disk {
     fn new(refusals: u64) -> Arc<Self> {
-        let folios = Folios::new(1, Box::new(NoReaper)).unwrap();
-        folios.init_free(FOLIO, 1);
-        let _for_ever = folios.start(FOLIO, OWNER, 0, 0).into_id();
         Arc::new(Self {
-            folios,
+            folios: one_folio(),
             list: DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0)))),
             memory: AtomicU64::new(0),
             device: AtomicU64::new(0),

@@ -5,24 +5,13 @@
 //! ones. The log, the device and the page have one word each: the LSN up to which the log is
 //! durable, and the LSN of the last change of the page.
 
-use super::world::{model_bounded, spawn};
-use crate::page::{FolioId, FolioRef, Folios, Frozen, Reaper};
+use super::world::{FOLIO, model_bounded, one_folio, spawn};
+use crate::page::{FolioRef, Folios};
 use crate::sync::{AtomicU64, Ordering};
 use crate::writeback::dirty::{DirtyList, NotBegun};
 use crate::writeback::lsns::{KnownDurable, UNCOMMITTED};
 use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
-
-const FOLIO: FolioId = FolioId(0);
-
-#[derive(Debug)]
-struct NoReaper;
-
-impl Reaper for NoReaper {
-    fn reap(&self, frozen: Frozen<'_>) {
-        unreachable!("{:?} was freed", frozen.id());
-    }
-}
 
 /// A file of one folio, and its log.
 #[derive(Debug)]
@@ -41,13 +30,10 @@ struct Engine {
 
 impl Engine {
     fn new(refusals: u64) -> Arc<Self> {
-        let folios = Folios::new(1, Box::new(NoReaper)).unwrap();
-        folios.init_free(FOLIO, 1);
-        let _for_ever = folios.start(FOLIO, 64, 0, 0).into_id();
         let list = DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0))));
         list.with_lsns(|lsns| lsns.grow(4));
         Arc::new(Self {
-            folios,
+            folios: one_folio(),
             list,
             known: KnownDurable::default(),
             log: AtomicU64::new(0),

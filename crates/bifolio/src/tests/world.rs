@@ -17,6 +17,27 @@ use std::sync::Arc;
 
 /// Owner of the folios of the world.
 pub(super) const OWNER: u64 = 64;
+
+/// The folio of [`one_folio`].
+pub(super) const FOLIO: FolioId = FolioId(0);
+
+#[derive(Debug)]
+struct NoReaper;
+
+impl Reaper for NoReaper {
+    fn reap(&self, frozen: Frozen<'_>) {
+        unreachable!("{:?} was freed", frozen.id());
+    }
+}
+
+/// Returns the descriptor of one folio, which is never freed, for models without a mapping.
+pub(super) fn one_folio() -> Folios {
+    let folios = Folios::new(1, Box::new(NoReaper)).unwrap();
+    folios.init_free(FOLIO, 1);
+    let _for_ever = folios.start(FOLIO, OWNER, 0, 0).into_id();
+    folios
+}
+
 /// Returns the Entry that an eviction stores at page `index`.
 pub(super) fn left_at(index: u64) -> Entry {
     Entry::value(7 + index)

@@ -11,7 +11,6 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -26,7 +25,7 @@ use bifolio::{
     Backing, Cache, CacheBuilder, DeviceIdentity, Error, Feature, File, FileIdentity, IoBuf,
     IoBufMut, IoRequest, Map, ReadRequest, Submission,
 };
-use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes, skip};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, SmallDisk, fill_bytes};
 use fastrand::Rng;
 
 /// Maximum duration of a call on a healthy file.
@@ -676,32 +675,10 @@ fn a_device_of_ones_own_is_no_file_system() {
     full.heal();
 }
 
-/// A file system of 16 MiB, unmounted on drop.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    /// Mounts it; `None` where that is not possible.
-    fn mount() -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", "size=16m", "bifolio-test"]).arg(directory.path());
-        let is_mounted = command.output().is_ok_and(|output| output.status.success());
-        is_mounted.then(|| Self(directory))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
-    }
-}
-
 #[test]
 fn a_full_file_system_refuses_writes_until_there_is_space() {
-    let Some(disk) = SmallDisk::mount() else {
-        return skip("root", "only root can mount a file system");
-    };
-    let (path, filler) = (disk.0.path().join("full"), disk.0.path().join("filler"));
+    let Some(disk) = SmallDisk::mount(16 << 20) else { return };
+    let (path, filler) = (disk.path().join("full"), disk.path().join("filler"));
     fs::write(&filler, vec![1; 15 << 20]).unwrap();
     let cache = small_cache().build().unwrap();
     let mut healthy = Healthy::new(&cache, 8 << 20);

@@ -1,13 +1,11 @@
 //! Disks that are full: a commit fails with the reason, and nothing acknowledged is lost.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use bifolio::{Cache, FileIdentity};
-use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, skip};
+use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, SmallDisk};
 use redb::Database;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::model::{assert_recovered, cache, commit, last_commit, open, open_file, writable};
 
@@ -75,31 +73,10 @@ fn nothing_acknowledged_is_lost_if_the_process_ends_with_a_full_disk() {
     assert_recovered(&mut open_over(&copy, &self::cache(1 << 20)), acknowledged);
 }
 
-/// A file system of this size, gone with this value.
-struct SmallDisk<'a>(&'a Path);
-
-impl<'a> SmallDisk<'a> {
-    fn mount(path: &'a Path, bytes: u64) -> std::io::Result<Self> {
-        let size = std::ffi::CString::new(format!("size={bytes}")).unwrap();
-        mount("tmpfs", path, "tmpfs", MountFlags::empty(), Some(size.as_c_str()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for SmallDisk<'_> {
-    fn drop(&mut self) {
-        let _ = unmount(self.0, UnmountFlags::DETACH);
-    }
-}
-
 #[test]
 fn a_database_on_a_real_full_disk_goes_on_when_there_is_room() {
-    let directory = tempfile::tempdir().unwrap();
-    let disk = match SmallDisk::mount(directory.path(), 8 << 20) {
-        Ok(disk) => disk,
-        Err(error) => return skip("root", format!("cannot mount a small disk: {error}")),
-    };
-    let (path, ballast) = (disk.0.join("full.redb"), disk.0.join("ballast"));
+    let Some(disk) = SmallDisk::mount(8 << 20) else { return };
+    let (path, ballast) = (disk.path().join("full.redb"), disk.path().join("ballast"));
     // Leaves less room than the database needs.
     fs::write(&ballast, vec![1; 13 << 19]).unwrap();
     let cache = cache(1 << 20);

@@ -3,11 +3,9 @@
 //! The child is this program again. `BIFOLIO_REDB_KILLS` says how often; 40 times without it.
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
+use bifolio_testing::{run_and_kill, tell_committed};
 use fastrand::Rng;
 
 use super::model::{assert_recovered, cache, commit, last_commit, open};
@@ -29,7 +27,8 @@ fn acknowledged_commits_survive_kills() {
     let mut random = Rng::with_seed(3);
     let mut last = 0;
     for kill in 0..kills {
-        let acknowledged = run_and_kill(&path, &mut random).max(last);
+        let (commits, spins) = (random.usize(1..12), random.u32(0..200_000));
+        let acknowledged = run_and_kill(NAME, (PATH_VARIABLE, &path), commits, spins).max(last);
         let mut database = open(&path, &cache(CACHE_BYTES));
         last = assert_recovered(&mut database, acknowledged);
         // Models are made from the first commit on: begin anew before that takes long.
@@ -41,46 +40,12 @@ fn acknowledged_commits_survive_kills() {
     }
 }
 
-/// Runs a child until it has told of some commits, kills it, and returns the last one told.
-fn run_and_kill(path: &Path, random: &mut Rng) -> u64 {
-    let mut child = Command::new(env::current_exe().unwrap())
-        .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
-        .env(PATH_VARIABLE, path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let told = BufReader::new(child.stderr.take().unwrap());
-    let enough = random.usize(1..12);
-    // Somewhere in the next commit.
-    let spins = random.u32(0..200_000);
-    let mut last = 0;
-    for (count, line) in told.lines().enumerate() {
-        let line = line.unwrap();
-        if count + 1 == enough {
-            (0..spins).for_each(|_| std::hint::spin_loop());
-            child.kill().unwrap();
-        }
-        // The last line may be a part of one, or empty: then it was not told.
-        match line.strip_suffix(" done").map(str::parse) {
-            Some(Ok(number)) => last = number,
-            _ if count + 1 >= enough => {}
-            _ => panic!("the child says: {line}"),
-        }
-    }
-    let status = child.wait().unwrap();
-    assert_eq!(status.signal(), Some(libc::SIGKILL), "not by this test: {status}");
-    last
-}
-
 fn commit_for_ever(path: &Path) -> ! {
     let database = open(path, &cache(CACHE_BYTES));
     let mut number = last_commit(&database);
     loop {
         number += 1;
         commit(&database, number).unwrap();
-        // One call of `write`.
-        std::io::stderr().lock().write_all(format!("{number} done\n").as_bytes()).unwrap();
+        tell_committed(number);
     }
 }

@@ -1,39 +1,16 @@
 //! Disks that are full: a commit fails with the reason, and nothing acknowledged is lost.
 
 use std::fs;
-use std::path::Path;
 
-use bifolio_testing::skip;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use bifolio_testing::SmallDisk;
 use tantivy::merge_policy::NoMergePolicy;
 
 use super::model::{assert_holds, cache, commit, last_commit, open, searcher, writer};
 
-/// A file system of this size, gone with this value.
-struct SmallDisk<'a>(&'a Path);
-
-impl<'a> SmallDisk<'a> {
-    fn mount(path: &'a Path, bytes: u64) -> std::io::Result<Self> {
-        let size = std::ffi::CString::new(format!("size={bytes}")).unwrap();
-        mount("tmpfs", path, "tmpfs", MountFlags::empty(), Some(size.as_c_str()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for SmallDisk<'_> {
-    fn drop(&mut self) {
-        let _ = unmount(self.0, UnmountFlags::DETACH);
-    }
-}
-
 #[test]
 fn an_index_on_a_full_disk_goes_on_when_there_is_room() {
-    let directory = tempfile::tempdir().unwrap();
-    let disk = match SmallDisk::mount(directory.path(), 8 << 20) {
-        Ok(disk) => disk,
-        Err(error) => return skip("root", format!("cannot mount a small disk: {error}")),
-    };
-    let (path, ballast) = (disk.0.join("index"), disk.0.join("ballast"));
+    let Some(disk) = SmallDisk::mount(8 << 20) else { return };
+    let (path, ballast) = (disk.path().join("index"), disk.path().join("ballast"));
     fs::create_dir(&path).unwrap();
     // Leaves less room than the index needs.
     fs::write(&ballast, vec![1; 15 << 19]).unwrap();

@@ -3,11 +3,9 @@
 //! The child is this program again. `BIFOLIO_TANTIVY_KILLS` says how often; 20 times without it.
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
+use bifolio_testing::{run_and_kill, tell_committed};
 use fastrand::Rng;
 
 use super::model::{assert_holds, cache, commit, last_commit, open, searcher, writer};
@@ -33,45 +31,14 @@ fn acknowledged_documents_survive_kills() {
         if kill % KILLS_PER_INDEX == 0 {
             (folder, last) = (tempfile::tempdir().unwrap(), 0);
         }
-        let acknowledged = run_and_kill(folder.path(), &mut random).max(last);
+        let (commits, spins) = (random.usize(1..4), random.u32(0..20_000_000));
+        let variable = (PATH_VARIABLE, folder.path());
+        let acknowledged = run_and_kill(NAME, variable, commits, spins).max(last);
         let index = open(folder.path(), &cache(CACHE_BYTES));
         last = last_commit(&index);
         assert!((acknowledged..=acknowledged + 1).contains(&last), "{acknowledged} {last}");
         assert_holds(&searcher(&index), last);
     }
-}
-
-/// Runs a child until it has told of some commits, kills it, and returns the last one told.
-fn run_and_kill(path: &Path, random: &mut Rng) -> u64 {
-    let mut child = Command::new(env::current_exe().unwrap())
-        .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
-        .env(PATH_VARIABLE, path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let told = BufReader::new(child.stderr.take().unwrap());
-    let enough = random.usize(1..4);
-    // Somewhere in the next commit.
-    let spins = random.u32(0..20_000_000);
-    let mut last = 0;
-    for (count, line) in told.lines().enumerate() {
-        let line = line.unwrap();
-        if count + 1 == enough {
-            (0..spins).for_each(|_| std::hint::spin_loop());
-            child.kill().unwrap();
-        }
-        // The last line may be a part of one, or empty: then it was not told.
-        match line.strip_suffix(" done").map(str::parse) {
-            Some(Ok(number)) => last = number,
-            _ if count + 1 >= enough => {}
-            _ => panic!("the child says: {line}"),
-        }
-    }
-    let status = child.wait().unwrap();
-    assert_eq!(status.signal(), Some(libc::SIGKILL), "not by this test: {status}");
-    last
 }
 
 fn commit_for_ever(path: &Path) -> ! {
@@ -81,7 +48,6 @@ fn commit_for_ever(path: &Path) -> ! {
     loop {
         number += 1;
         commit(&mut writer, number).unwrap();
-        // One call of `write`.
-        std::io::stderr().lock().write_all(format!("{number} done\n").as_bytes()).unwrap();
+        tell_committed(number);
     }
 }

@@ -17,20 +17,16 @@ use bifolio_bench::{
 use serde_json::json;
 
 use crate::children::serve;
-use crate::rounds::{self, Series, failed};
+use crate::rounds::{self, Series, failed, memory_bytes, seconds_of};
 use crate::values;
 use session::{Opening, Round, Session, Work};
 
 const SERIES: [&str; 2] = ["bifolio", "default"];
 const ROUNDS: usize = 5;
-const MEMORY_BYTES: u64 = 64 << 20;
-const MEMORY_BYTES_SMOKE: u64 = 16 << 20;
 /// The file that fits has this part of the memory, because it grows.
 const FITS_PART: u64 = 4;
 const LARGE_FACTOR: u64 = 8;
 const COMMITS: u64 = 20;
-/// The round that warms up takes this many times as long as the others.
-const WARM_UP_FACTOR: f64 = 4.0;
 const WORKS: [(&str, Work); 5] = [
     ("point", Work::Point),
     ("range", Work::Range),
@@ -114,9 +110,8 @@ impl RedbBenchmark {
 
     fn round(&self, context: &Context<'_>, work: Work, round: usize) -> Round {
         let is_smoke = context.config.set == ParameterSet::Smoke;
-        let seconds = context.config.timed.map_or(0.4, |timed| timed.as_secs_f64());
-        let (seconds, commits) = if is_smoke { (0.02, 2) } else { (seconds, COMMITS) };
-        let seconds = if round == 0 { seconds * WARM_UP_FACTOR } else { seconds };
+        let commits = if is_smoke { 2 } else { COMMITS };
+        let seconds = seconds_of(context.config, round);
         Round { work, seconds, commits, seed: round as u64 * 16 + work as u64 }
     }
 
@@ -196,12 +191,6 @@ impl Benchmark for RedbBenchmark {
         }
         Ok(report)
     }
-}
-
-fn memory_bytes(config: &Config) -> u64 {
-    let is_smoke = config.set == ParameterSet::Smoke;
-    let default = if is_smoke { MEMORY_BYTES_SMOKE } else { MEMORY_BYTES };
-    config.memory_bytes.unwrap_or(default)
 }
 
 /// The child's side.

@@ -14,13 +14,12 @@ mod session;
 use std::path::PathBuf;
 
 use bifolio_bench::{
-    Benchmark, Case, Config, Context, Error, Needs, ParameterSet, Progress, Ratio, Report, Result,
-    Sizes,
+    Benchmark, Case, Config, Context, Error, Needs, Progress, Ratio, Report, Result, Sizes,
 };
 use serde_json::json;
 
 use crate::children::serve;
-use crate::rounds::{self, Series, failed};
+use crate::rounds::{self, MEMORY_BYTES_SMOKE, Series, failed, memory_bytes, seconds_of};
 use crate::values;
 use session::{Opening, Round, Session, Storage, Work};
 
@@ -30,15 +29,11 @@ const SERIES: [(&str, Storage); 3] = [
     ("default_mmap", Storage::SystemMapped),
 ];
 const ROUNDS: usize = 5;
-const MEMORY_BYTES: u64 = 64 << 20;
-const MEMORY_BYTES_SMOKE: u64 = 16 << 20;
 /// The file that fits has this part of the memory: the log needs room too.
 const FITS_PART: u64 = 2;
 const LARGE_FACTOR: u64 = 8;
 /// Default size of SQLite's own cache.
 const SQLITE_BYTES: u64 = 2000 << 10;
-/// The round that warms up takes this many times as long as the others.
-const WARM_UP_FACTOR: f64 = 4.0;
 const WORKS: [(&str, Work); 5] = [
     ("point", Work::Point),
     ("point_skewed", Work::PointSkewed),
@@ -145,10 +140,7 @@ impl SqliteBenchmark {
 }
 
 fn round_of(context: &Context<'_>, work: Work, round: usize) -> Round {
-    let is_smoke = context.config.set == ParameterSet::Smoke;
-    let seconds = context.config.timed.map_or(0.4, |timed| timed.as_secs_f64());
-    let seconds = if is_smoke { 0.02 } else { seconds };
-    let seconds = if round == 0 { seconds * WARM_UP_FACTOR } else { seconds };
+    let seconds = seconds_of(context.config, round);
     Round { work, seconds, seed: round as u64 * 16 + work as u64 }
 }
 
@@ -196,12 +188,6 @@ impl Benchmark for SqliteBenchmark {
         }
         Ok(report)
     }
-}
-
-fn memory_bytes(config: &Config) -> u64 {
-    let is_smoke = config.set == ParameterSet::Smoke;
-    let default = if is_smoke { MEMORY_BYTES_SMOKE } else { MEMORY_BYTES };
-    config.memory_bytes.unwrap_or(default)
 }
 
 /// The child's side.

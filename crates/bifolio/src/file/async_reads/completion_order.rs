@@ -91,7 +91,7 @@ impl File {
         for (number, request) in requests.iter_mut().enumerate() {
             if self.read_hits_of(request) { on_done(number, request) } else { missed.push(number) }
         }
-        let reads_max = self.handle.inode.engine.queue::<()>().depth() * 3 / 2;
+        let reads_max = self.handle.inode.engine.depth() * 3 / 2;
         let mut reads = Reads::default();
         let mut missed = missed.into_iter();
         loop {
