@@ -83,7 +83,9 @@ mod file {
 #[cfg(all(test, loom))]
 mod memory {
     mod lru;
+    mod stock;
     pub(crate) use lru::{ListKind, Lru};
+    pub(crate) use stock::FrameStock;
 }
 /// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]

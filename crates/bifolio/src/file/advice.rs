@@ -126,7 +126,7 @@ impl File {
 
 impl Handle {
     fn start_reading_range(&self, range: &Range<u64>) {
-        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
+        let bound_bytes = self.reclaim.memory.arena.bound_bytes();
         let len_bytes = self.inode.mapping.len_bytes();
         let end = range.end.min(len_bytes).min(range.start.saturating_add(bound_bytes / 4));
         self.start_reading_advised(pages_of(&(range.start..end)));

@@ -569,6 +569,10 @@ mod tests {
         let inode = &file.handle.inode;
         let is_swapped_out = |index| !inode.mapping.table().load(index, Relaxed).is_folio();
         let swapped = (0..PAGES).find(|index| is_swapped_out(*index)).unwrap();
+        // The swap is replaced below; until the end of the test it must not be written.
+        while !file.handle.reclaim.is_idle() {
+            std::thread::yield_now();
+        }
         let bytes = fs::read(&swap).unwrap();
         fs::write(&swap, &bytes[..PAGE_BYTES as usize]).unwrap();
         let len_bytes = swapped * PAGE_BYTES + 100;

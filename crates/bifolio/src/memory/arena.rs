@@ -15,17 +15,25 @@
 //! (`chunk.rs`) or are *retired*: returned to the kernel as single pages, at the price of a huge
 //! page, and made resident again when the budget allows (`residency.rs`).
 //!
+//! Every CPU has a *stock*: a run of free frames, at most an extent, that its threads take one by
+//! one without the arena's lock (`stock.rs`). The lock is taken to fill a stock, about once in
+//! 16 pages, and for folios of several pages. When few pages are obtainable, a stock gets only the
+//! page that is needed; before memory is called full, or a chunk evacuated, all stocks are emptied.
+//!
 //! # Safety
 //! Returns addresses inside the reservation and never dereferences them.
 
-use super::chunk::{Available, CHUNK_BYTES, CHUNK_PAGES, Chunk};
+use super::chunk::{Available, CHUNK_BYTES, CHUNK_PAGES, Chunk, EXTENT_PAGES};
 use super::region::RegionPages;
+use super::residency::Budget;
+use super::stock::FrameStock;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
 use crate::page::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::Reservation;
 use crate::sys::probe::{Feature, Features};
+use crate::sys::process;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -36,10 +44,6 @@ pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 
 /// Upper bound on the chunks that a search for a sparse chunk of another order examines.
 const LISTED_LOOKED_AT_MAX: usize = 16;
-
-/// Divisor of the smallest partial chunk, where the bound ends, that is made resident: it must add
-/// at least 1/32 of the resident frames. Otherwise its pages are left to tables.
-const PARTIAL_CHUNK_DIVISOR: u64 = 32;
 
 /// A snapshot of the arena's memory use.
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,8 +101,8 @@ pub(crate) struct Arena {
     pub(super) grown: Condvar,
     /// Mirror of `ArenaState::wants_chunk`: another chunk should be made resident ahead of need.
     wants_chunk: AtomicBool,
-    /// Mirror of the budget's bound, in pages.
-    bound_pages: AtomicU64,
+    /// Mirror of the budget's bound.
+    bound_bytes: AtomicU64,
     /// Mirror of `free_pages` plus the pages that the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
     /// Mirror of the pages that the budget still allows.
@@ -107,6 +111,8 @@ pub(crate) struct Arena {
     folio_pages_max: AtomicU64,
     /// Mirror of the number of region pages in use.
     region_page_count: AtomicU64,
+    /// The stock of each CPU; none if frames are only taken under the lock.
+    stocks: Box<[FrameStock]>,
 }
 
 impl Arena {
@@ -151,12 +157,18 @@ impl Arena {
             state: Mutex::new(state),
             grown: Condvar::new(),
             wants_chunk: AtomicBool::new(false),
-            bound_pages: AtomicU64::new(bound_bytes / PAGE_BYTES),
+            bound_bytes: AtomicU64::new(bound_bytes),
             obtainable_pages,
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
             folio_pages_max: AtomicU64::new(bound_bytes / PAGE_BYTES),
             region_page_count: AtomicU64::new(0),
+            stocks: Box::default(),
         })
+    }
+
+    /// Gives each of `cpus` CPUs a stock of frames.
+    pub(super) fn set_stocks(&mut self, cpus: usize) {
+        self.stocks = (0..cpus).map(|_| FrameStock::default()).collect();
     }
 
     /// Returns the number of chunks that fit the address space.
@@ -205,14 +217,68 @@ impl Arena {
         room_pages >= pages
     }
 
+    /// Returns the bound, in bytes.
+    pub(crate) fn bound_bytes(&self) -> u64 {
+        self.bound_bytes.load(Ordering::Relaxed)
+    }
+
     /// Returns the bound, in pages.
     pub(crate) fn bound_pages(&self) -> u64 {
-        self.bound_pages.load(Ordering::Relaxed)
+        self.bound_bytes() / PAGE_BYTES
     }
 
     /// Returns `true` if any region page is in use.
     pub(crate) fn has_region_pages(&self) -> bool {
         self.region_page_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes a free frame from this CPU's stock, or allocates frames like [`Self::allocate`].
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub(crate) fn take(
+        &self,
+        order: u8,
+        near: Option<FolioId>,
+        folios: &Folios,
+    ) -> io::Result<Option<FolioId>> {
+        if order == 0 && !self.stocks.is_empty() {
+            let stock = &self.stocks[process::current_cpu() % self.stocks.len()];
+            let found = stock.take(near).or_else(|| self.fill_stock(stock, near));
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        self.allocate(order, near, folios)
+    }
+
+    /// Fills a stock with a run of free frames after `near` if possible, and takes the first.
+    /// Returns `None` if no frame is free.
+    #[inline(never)]
+    fn fill_stock(&self, stock: &FrameStock, near: Option<FolioId>) -> Option<FolioId> {
+        let mut state = self.state.lock();
+        state.put_run(stock.replace(0..0));
+        let found = state.slot_for(0, near);
+        if let Some((chunk, page)) = found {
+            let pages_max = u64::from(EXTENT_PAGES);
+            let is_plenty = state.obtainable_pages() >= 4 * pages_max * self.stocks.len() as u64;
+            let run = state.take_run(chunk, page, if is_plenty { EXTENT_PAGES } else { 1 });
+            state.last_order = 0;
+            stock.replace(run.start + 1..run.end);
+            self.publish(&state);
+            return Some(FolioId(run.start));
+        }
+        self.publish(&state);
+        None
+    }
+
+    /// Returns the frames of all stocks to `state`. Returns `true` if there were any.
+    pub(super) fn empty_stocks(&self, state: &mut ArenaState) -> bool {
+        let unused_pages = state.unused_pages;
+        for stock in &self.stocks {
+            state.put_run(stock.replace(0..0));
+        }
+        state.unused_pages > unused_pages
     }
 
     /// Allocates frames for a folio of `order`, after `near` if possible.
@@ -240,7 +306,7 @@ impl Arena {
                 self.grown.wait(&mut state);
                 continue;
             }
-            if self.grow(&mut state, order, folios)? {
+            if self.grow(&mut state, order, folios)? || self.empty_stocks(&mut state) {
                 continue;
             }
             let sparse = state.sparse_chunk(order);
@@ -306,7 +372,7 @@ impl Arena {
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
         let mut state = self.state.lock();
         state.budget.bound_bytes = bound_bytes;
-        self.bound_pages.store(bound_bytes / PAGE_BYTES, Ordering::Relaxed);
+        self.bound_bytes.store(bound_bytes, Ordering::Relaxed);
         self.publish(&state);
     }
 
@@ -333,7 +399,7 @@ impl Arena {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
             frame_bytes: state.frame_bytes(),
-            free_pages: state.unused_pages,
+            free_pages: state.unused_pages + self.stocks.iter().map(FrameStock::pages).sum::<u64>(),
         }
     }
 
@@ -371,36 +437,6 @@ pub(super) fn location_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
 }
 
 impl ArenaState {
-    /// Returns `true` if less than a chunk is free and the bound allows another whole one.
-    pub(super) fn wants_chunk(&self) -> bool {
-        let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
-        let has_space = self.vacant_chunks > 0 && !self.is_allocation_refused;
-        is_short && has_space && self.affordable_pages(0) == CHUNK_PAGES
-    }
-
-    /// Returns the number of pages that may be made resident for folios of `order`: a whole chunk,
-    /// or, where the bound ends, a part that is worth having. In the second case some room is kept
-    /// for tables, so that a small cache need not evacuate a chunk for each of them.
-    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
-        self.affordable_pages_of(self.budget.left_bytes(), order)
-    }
-
-    /// Returns [`Self::affordable_pages`] for `left_bytes` left of the bound.
-    pub(super) fn affordable_pages_of(&self, left_bytes: u64, order: u8) -> u32 {
-        let left = left_bytes / FRAME_BYTES;
-        if left >= u64::from(CHUNK_PAGES) {
-            return CHUNK_PAGES;
-        }
-        // Small pages cost more device requests: a cache with 6 % of small pages scans 15 % more
-        // slowly.
-        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
-        let worthwhile = worthwhile.max(self.frame_pages / PARTIAL_CHUNK_DIVISOR);
-        // If regions use nearly all memory, a few pages are worth more than none.
-        let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
-        let pages = ((left - left / 16) >> order) << order;
-        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
-    }
-
     fn frame_bytes(&self) -> u64 {
         (self.frame_pages + self.region_pages.used) * PAGE_BYTES
     }
@@ -477,6 +513,24 @@ impl ArenaState {
         self.list(number);
     }
 
+    /// Allocates the free pages from `page` on, at most `pages_max` and in one extent, as a folio
+    /// each. Returns their frames.
+    fn take_run(&mut self, number: usize, page: u32, pages_max: u32) -> Range<u32> {
+        let run = self.chunks[number].take_run(page, pages_max);
+        let pages = u64::from(run.end - run.start);
+        self.free_pages -= pages;
+        self.unused_pages -= pages;
+        self.list(number);
+        let first = number as u32 * CHUNK_PAGES;
+        first + run.start..first + run.end
+    }
+
+    fn put_run(&mut self, frames: Range<u32>) {
+        for frame in frames {
+            self.put(FolioId(frame));
+        }
+    }
+
     fn put(&mut self, id: FolioId) {
         let number = (id.0 / CHUNK_PAGES) as usize;
         let chunk = &mut self.chunks[number];
@@ -484,47 +538,5 @@ impl ArenaState {
         self.unused_pages += u64::from(chunk.put(id.0 % CHUNK_PAGES));
         self.free_pages += u64::from(chunk.free_pages()) - free_before;
         self.list(number);
-    }
-}
-
-/// The bound and the bytes charged against it. Pure arithmetic under the arena's lock.
-#[derive(Debug)]
-pub(super) struct Budget {
-    pub(super) bound_bytes: u64,
-    pub(super) used_bytes: u64,
-}
-
-impl Budget {
-    pub(super) fn new(bound_bytes: u64) -> Self {
-        Self { bound_bytes, used_bytes: 0 }
-    }
-
-    /// Returns the number of bytes that can still be charged.
-    pub(super) fn left_bytes(&self) -> u64 {
-        self.bound_bytes.saturating_sub(self.used_bytes)
-    }
-
-    /// Returns the number of bytes charged above the bound.
-    pub(super) fn excess_bytes(&self) -> u64 {
-        self.used_bytes.saturating_sub(self.bound_bytes)
-    }
-
-    /// Charges `bytes` if they fit.
-    #[must_use]
-    pub(super) fn try_take(&mut self, bytes: u64) -> bool {
-        let fits = bytes <= self.left_bytes();
-        if fits {
-            self.used_bytes += bytes;
-        }
-        fits
-    }
-
-    pub(super) fn give_back(&mut self, bytes: u64) {
-        debug_assert!(
-            bytes <= self.used_bytes,
-            "cannot release {bytes} bytes: only {} are charged",
-            self.used_bytes
-        );
-        self.used_bytes -= bytes;
     }
 }

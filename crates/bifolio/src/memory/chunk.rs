@@ -235,6 +235,22 @@ impl Chunk {
         self.set_free(slot, false);
     }
 
+    /// Allocates the free pages from `first` on, at most `pages_max` and in one extent, as a folio
+    /// each, in a chunk that is cut for single pages.
+    pub(super) fn take_run(&mut self, first: u32, pages_max: u32) -> Range<u32> {
+        debug_assert!(self.order() == 0 && self.is_free(first), "page {first} is in use");
+        let extent_end = (first / EXTENT_PAGES + 1) * EXTENT_PAGES;
+        let run = first..self.free.next(first, false).min(extent_end).min(first + pages_max);
+        let sparse_before = self.sparse_slots_beside(first);
+        self.heads.set(run.clone(), true);
+        self.used.set(run.clone(), true);
+        self.free.set(run.clone(), false);
+        self.used_pages += run.end - run.start;
+        self.free_slots -= run.end - run.start;
+        self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(first) - sparse_before;
+        run
+    }
+
     fn end_of_folio(&self, first: u32) -> u32 {
         self.heads.next(first + 1, true).min(self.used.next(first, false))
     }

@@ -19,8 +19,8 @@
 //! - FRAMES-2: the address of a frame stays readable for the lifetime of the cache, whatever
 //!   happened to its folio, because an optimistic reader may still copy from it. A released chunk
 //!   reads as zeros.
-//! - FRAMES-3: a frame belongs to one folio from `allocate` to `free`. Both hold the arena's lock,
-//!   which orders the previous use of a frame before the next.
+//! - FRAMES-3: a frame belongs to one folio from `take` to `free`. The arena's lock, which `free`
+//!   and the filling of a CPU's stock hold, orders the previous use of a frame before the next.
 //!
 //! # Safety
 //! `PageSpace::install` passes on the promises of its caller.
@@ -30,6 +30,7 @@ mod chunk;
 mod lru;
 mod region;
 mod residency;
+mod stock;
 mod workingset;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES, EXTENT_PAGES};
@@ -87,7 +88,8 @@ pub(crate) struct Memory {
 impl Memory {
     /// Creates `descriptors_max` descriptors for the frames of `arena`, and LRU batches for `cpus`
     /// CPUs.
-    pub(crate) fn new(arena: Arena, descriptors_max: usize, cpus: usize) -> io::Result<Self> {
+    pub(crate) fn new(mut arena: Arena, descriptors_max: usize, cpus: usize) -> io::Result<Self> {
+        arena.set_stocks(cpus);
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
         let orphans = Arc::new(Orphans::default());

@@ -21,6 +21,10 @@ use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 
+/// Divisor of the smallest partial chunk, where the bound ends, that is made resident: it must add
+/// at least 1/32 of the resident frames. Otherwise its pages are left to tables.
+const PARTIAL_CHUNK_DIVISOR: u64 = 32;
+
 /// Pages of a chunk that are being made resident.
 #[derive(Debug)]
 struct ChunkAllocation {
@@ -34,6 +38,36 @@ struct ChunkAllocation {
 }
 
 impl ArenaState {
+    /// Returns `true` if less than a chunk is free and the bound allows another whole one.
+    pub(super) fn wants_chunk(&self) -> bool {
+        let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
+        let has_space = self.vacant_chunks > 0 && !self.is_allocation_refused;
+        is_short && has_space && self.affordable_pages(0) == CHUNK_PAGES
+    }
+
+    /// Returns the number of pages that may be made resident for folios of `order`: a whole chunk,
+    /// or, where the bound ends, a part that is worth having. In the second case some room is kept
+    /// for tables, so that a small cache need not evacuate a chunk for each of them.
+    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
+        self.affordable_pages_of(self.budget.left_bytes(), order)
+    }
+
+    /// Returns [`Self::affordable_pages`] for `left_bytes` left of the bound.
+    pub(super) fn affordable_pages_of(&self, left_bytes: u64, order: u8) -> u32 {
+        let left = left_bytes / FRAME_BYTES;
+        if left >= u64::from(CHUNK_PAGES) {
+            return CHUNK_PAGES;
+        }
+        // Small pages cost more device requests: a cache with 6 % of small pages scans 15 % more
+        // slowly.
+        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
+        let worthwhile = worthwhile.max(self.frame_pages / PARTIAL_CHUNK_DIVISOR);
+        // If regions use nearly all memory, a few pages are worth more than none.
+        let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
+        let pages = ((left - left / 16) >> order) << order;
+        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
+    }
+
     /// Chooses the chunk and the pages to make resident for folios of `order`, if `left_bytes` are
     /// left of the bound.
     fn pages_to_add(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {
@@ -292,6 +326,7 @@ impl Arena {
         tried: &[usize],
     ) -> Option<Evacuation> {
         let mut state = self.state.lock();
+        self.empty_stocks(&mut state);
         let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
             let is_idle = chunk.is_in_service() && !chunk.draining && !tried.contains(number);
             is_idle && fits(chunk)
@@ -375,6 +410,7 @@ impl Arena {
     /// chunks that are already broken.
     pub(crate) fn retire_pages(&self, pages_max: u32) -> u32 {
         let mut state = self.state.lock();
+        self.empty_stocks(&mut state);
         let found = state.free_pages_to_retire(pages_max);
         let Some((number, pages)) = found else { return 0 };
         let count = pages.end - pages.start;
@@ -422,6 +458,48 @@ impl ArenaState {
         let (number, chunk) =
             chunks.min_by_key(|(_, chunk)| (chunk.retired_pages() == 0, chunk.order()))?;
         Some((number, chunk.first_free_pages(pages_max)?))
+    }
+}
+
+/// The bound and the bytes charged against it. Pure arithmetic under the arena's lock.
+#[derive(Debug)]
+pub(super) struct Budget {
+    pub(super) bound_bytes: u64,
+    pub(super) used_bytes: u64,
+}
+
+impl Budget {
+    pub(super) fn new(bound_bytes: u64) -> Self {
+        Self { bound_bytes, used_bytes: 0 }
+    }
+
+    /// Returns the number of bytes that can still be charged.
+    pub(super) fn left_bytes(&self) -> u64 {
+        self.bound_bytes.saturating_sub(self.used_bytes)
+    }
+
+    /// Returns the number of bytes charged above the bound.
+    pub(super) fn excess_bytes(&self) -> u64 {
+        self.used_bytes.saturating_sub(self.bound_bytes)
+    }
+
+    /// Charges `bytes` if they fit.
+    #[must_use]
+    pub(super) fn try_take(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.left_bytes();
+        if fits {
+            self.used_bytes += bytes;
+        }
+        fits
+    }
+
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        debug_assert!(
+            bytes <= self.used_bytes,
+            "cannot release {bytes} bytes: only {} are charged",
+            self.used_bytes
+        );
+        self.used_bytes -= bytes;
     }
 }
 

@@ -74,6 +74,12 @@ impl Reclaim {
         self.signal.work.load(Ordering::Relaxed)
     }
 
+    /// Returns `true` if the thread is idle and the swapper has no folios.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.is_at_work() && self.swapper.pages() == 0
+    }
+
     /// Returns the number of pages that a round should free. Region pages are evicted in larger
     /// rounds: while some are written, the next are unmapped.
     fn round_pages(&self, high_pages: u64) -> u64 {

@@ -293,7 +293,7 @@ impl Reclaim {
     fn take_frames(&self, kind: FrameKind) -> Result<Option<FolioId>> {
         let folios = &self.memory.folios;
         let found = match kind {
-            FrameKind::Arena { order, near } => self.arena().allocate(order, near, folios),
+            FrameKind::Arena { order, near } => self.arena().take(order, near, folios),
             FrameKind::Region => Ok(self.arena().allocate_region_page(folios)),
         };
         found.map_err(frames_refused)
@@ -337,7 +337,7 @@ impl Reclaim {
 
     /// Makes all memory that the bound allows resident, except for a part for tables.
     pub(crate) fn populate(&self) -> Result<()> {
-        let left_bytes = self.arena().usage().bound_bytes / UNPOPULATED_DIVISOR;
+        let left_bytes = self.arena().bound_bytes() / UNPOPULATED_DIVISOR;
         self.arena().grow_until(left_bytes, &self.memory.folios).map_err(frames_refused)
     }
 
@@ -389,7 +389,7 @@ impl Reclaim {
         bound_bytes: u64,
         retry_budget: &mut RetryBudget<'r>,
     ) -> Result<()> {
-        let before_bytes = self.arena().usage().bound_bytes;
+        let before_bytes = self.arena().bound_bytes();
         self.arena().set_bound(bound_bytes);
         while self.arena().excess_bytes() > 0 {
             let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;

@@ -367,7 +367,7 @@ impl Reclaim {
             let slots_bytes = slots / u64::from(GROUP_SLOTS) * GROUP_BYTES;
             self.memory.tables.kept_pages() * TABLE_PAGE_BYTES + slots_bytes
         };
-        let max_bytes = self.arena().usage().bound_bytes / KEPT_DIVISOR;
+        let max_bytes = self.arena().bound_bytes() / KEPT_DIVISOR;
         while kept_bytes() + more_bytes > max_bytes {
             if !self.give_tables_back() {
                 return Err(self.full(ScanCounts::default(), more_bytes));

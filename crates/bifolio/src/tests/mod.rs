@@ -40,6 +40,8 @@ mod loom_pin;
 #[cfg(loom)]
 mod loom_slots;
 #[cfg(loom)]
+mod loom_stock;
+#[cfg(loom)]
 mod loom_table;
 #[cfg(loom)]
 mod loom_throttle;

@@ -207,7 +207,7 @@ impl Handle {
         if self.readahead.window_bytes_max == 0 || mode == Mode::Random {
             return None;
         }
-        let bound_bytes = self.reclaim.memory.arena.usage().bound_bytes;
+        let bound_bytes = self.reclaim.memory.arena.bound_bytes();
         let file_pages = mapping.len_bytes().div_ceil(PAGE_BYTES);
         if file_pages <= 1 << mapping.order() {
             // The file has one folio: nothing follows it.

@@ -105,7 +105,7 @@ impl ReadaheadWorker {
         }
         // At most a window, in a small cache.
         let parts = WINDOW_DIVISOR * STREAMS_MIN;
-        let bound_bytes = inode.memory.arena.usage().bound_bytes;
+        let bound_bytes = inode.memory.arena.bound_bytes();
         self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES
     }
 }
