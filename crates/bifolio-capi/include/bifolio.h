@@ -1085,18 +1085,19 @@ bifolio_result bifolio_file_residency(const bifolio_file *file,
                                       bifolio_residency *residency);
 
 /**
- * Punches a hole of `length` bytes at `offset` into a memory file: they read as zeros, and the
- * memory of whole folios among them is freed. The length stays.
+ * Punches a hole of `length` bytes at `offset`: they read as zeros, and the memory and storage of
+ * whole folios among them is freed. The length stays.
  *
- * Threads: any, at the same time. Blocks: for the swap, where a part of a page was swapped out.
+ * Threads: any, at the same time. Blocks: for the file system, and for reading the first and the
+ * last folio where only a part of them is in the hole.
  */
 bifolio_result bifolio_file_punch_hole(const bifolio_file *file, uint64_t offset, uint64_t length);
 
 /**
- * Reserves memory for `length` bytes at `offset` of a memory file, which grows if necessary: later
- * writes there need no more memory.
+ * Allocates storage for `length` bytes at `offset` of a file, which grows if necessary; in a
+ * memory file, memory: later writes there need no more.
  *
- * Threads: any, at the same time. Blocks: for memory.
+ * Threads: any, at the same time. Blocks: for the file system, or for memory.
  */
 bifolio_result bifolio_file_allocate(const bifolio_file *file, uint64_t offset, uint64_t length);
 

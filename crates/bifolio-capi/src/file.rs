@@ -395,10 +395,11 @@ pub unsafe extern "C" fn bifolio_file_residency(
     })
 }
 
-/// Punches a hole of `length` bytes at `offset` into a memory file: they read as zeros, and the
-/// memory of whole folios among them is freed. The length stays.
+/// Punches a hole of `length` bytes at `offset`: they read as zeros, and the memory and storage of
+/// whole folios among them is freed. The length stays.
 ///
-/// Threads: any, at the same time. Blocks: for the swap, where a part of a page was swapped out.
+/// Threads: any, at the same time. Blocks: for the file system, and for reading the first and the
+/// last folio where only a part of them is in the hole.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_punch_hole(
     file: *const bifolio_file,
@@ -409,10 +410,10 @@ pub unsafe extern "C" fn bifolio_file_punch_hole(
     unsafe { with_range(file, offset, length, File::punch_hole) }
 }
 
-/// Reserves memory for `length` bytes at `offset` of a memory file, which grows if necessary: later
-/// writes there need no more memory.
+/// Allocates storage for `length` bytes at `offset` of a file, which grows if necessary; in a
+/// memory file, memory: later writes there need no more.
 ///
-/// Threads: any, at the same time. Blocks: for memory.
+/// Threads: any, at the same time. Blocks: for the file system, or for memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_allocate(
     file: *const bifolio_file,

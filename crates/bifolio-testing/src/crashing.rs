@@ -7,10 +7,11 @@
 //! written, or a file longer than any call requested.
 
 use std::io;
+use std::ops::Range;
 use std::slice;
 use std::sync::{Mutex, MutexGuard};
 
-use bifolio::{Backing, IoBuf, IoBufMut};
+use bifolio::{Backing, FallocateMode, IoBuf, IoBufMut};
 use fastrand::Rng;
 
 use crate::memory::{copies, read_vector, write_vector};
@@ -159,6 +160,21 @@ impl Backing for CrashingBacking {
         let mut state = self.state();
         state.live.resize(length, 0);
         state.unsynced.push(Change::SetLen { length });
+        Ok(())
+    }
+
+    fn fallocate(&self, mode: FallocateMode, range: Range<u64>) -> io::Result<()> {
+        let len = self.state().live.len() as u64;
+        match mode {
+            FallocateMode::Allocate if range.end > len => return self.set_len(range.end),
+            FallocateMode::Allocate | FallocateMode::AllocateKeepLen => return Ok(()),
+            _ => {}
+        }
+        let [start, end] = [range.start, range.end].map(|end| len.min(end) as usize);
+        let mut state = self.state();
+        state.live[start..end].fill(0);
+        let bytes = vec![0; end - start];
+        state.unsynced.push(Change::Write { position_bytes: start as u64, bytes });
         Ok(())
     }
 

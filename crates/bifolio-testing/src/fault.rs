@@ -22,10 +22,14 @@ pub enum Call {
     Len,
     /// `set_len`.
     SetLen,
+    /// `fallocate`.
+    Fallocate,
+    /// `seek_data` or `seek_hole`.
+    Seek,
 }
 
 /// Number of kinds.
-pub(crate) const CALLS: usize = 6;
+pub(crate) const CALLS: usize = 8;
 
 /// A fault: which, when, and how often.
 ///

@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use bifolio::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest,
-    Operation, Submission,
+    Alignment, Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut,
+    IoRequest, Operation, Submission,
 };
 
 use crate::fault::{CALLS, Call, Effect, Fault};
@@ -258,8 +258,19 @@ impl Backing for FaultyBacking {
         self.inner.set_len(length_bytes)
     }
 
-    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
-        self.inner.allocate(bytes)
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        self.suffer(Transfer::none(Call::Fallocate))?;
+        self.inner.fallocate(mode, bytes)
+    }
+
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.suffer(Transfer::none(Call::Seek))?;
+        self.inner.seek_data(position_bytes)
+    }
+
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.suffer(Transfer::none(Call::Seek))?;
+        self.inner.seek_hole(position_bytes)
     }
 
     fn alignment(&self) -> Alignment {

@@ -4,10 +4,11 @@
 //! cache keeps its promises, whereas a disk file is lenient.
 
 use std::io;
+use std::ops::Range;
 use std::slice;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use bifolio::{Alignment, Backing, FileIdentity, IoBuf, IoBufMut};
+use bifolio::{Alignment, Backing, FallocateMode, FileIdentity, IoBuf, IoBufMut};
 
 /// A file that is a vector of bytes.
 #[derive(Debug)]
@@ -123,6 +124,18 @@ impl Backing for MemoryBacking {
 
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
         self.write().resize(length_bytes as usize, 0);
+        Ok(())
+    }
+
+    fn fallocate(&self, mode: FallocateMode, range: Range<u64>) -> io::Result<()> {
+        let mut bytes = self.write();
+        let len = bytes.len();
+        let [start, end] = [range.start, range.end].map(|end| len.min(end as usize));
+        match mode {
+            FallocateMode::Allocate => bytes.resize(len.max(range.end as usize), 0),
+            FallocateMode::AllocateKeepLen => {}
+            _ => bytes[start..end].fill(0),
+        }
         Ok(())
     }
 

@@ -159,8 +159,15 @@ impl Model {
         if found.is_some_and(|found| found >= end) && !self.is_region {
             return Err(format!("seek_data({position}) answers {found:?}, beyond the end"));
         }
-        let holes = self.holes.as_ref().expect("a memory file");
-        holes.check_seek_data(position, found, end)
+        if let Some(holes) = &self.holes {
+            return holes.check_seek_data(position, found, end);
+        }
+        // The storage knows the holes; but only zeros can be in one.
+        let stop = found.unwrap_or(end).min(end);
+        if stop < position || self.read(position..stop).iter().any(|byte| *byte != 0) {
+            return Err(format!("seek_data({position}) answers {found:?}, past data"));
+        }
+        Ok(())
     }
 
     /// Checks the result of a seek for a hole.
@@ -171,7 +178,14 @@ impl Model {
         }
         match found {
             Some(found) if found <= end || self.is_region => {
-                self.holes.as_ref().expect("a memory file").check_seek_hole(position, found, end)
+                if let Some(holes) = &self.holes {
+                    return holes.check_seek_hole(position, found, end);
+                }
+                let is_data = self.read(found..found + 1).iter().any(|byte| *byte != 0);
+                if found < position || is_data {
+                    return Err(format!("seek_hole({position}) answers {found}, where data is"));
+                }
+                Ok(())
             }
             _ => Err(format!("seek_hole({position}) answers {found:?} in {end} bytes")),
         }

@@ -72,7 +72,11 @@ impl OpKind {
         Self::SetMemory,
     ];
 
-    /// Operations only of memory files.
+    /// Operations of the allocation, which every file has.
+    pub const ALLOCATION: [Self; 4] =
+        [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole];
+
+    /// Operations of memory files.
     pub const MEMORY_FILE: [Self; 5] =
         [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole, Self::Collapse];
 

@@ -280,7 +280,8 @@ impl<'a> Runner<'a> {
         match result {
             Ok(answer) => Ok(Some(answer)),
             Err(error)
-                if self.may_be_full && matches!(error.kind(), ErrorKind::Full { .. })
+                if is_unsupported(error.kind())
+                    || self.may_be_full && matches!(error.kind(), ErrorKind::Full { .. })
                     || self.may_fail && is_of_storage(error.kind()) =>
             {
                 self.refused.set(self.refused() + 1);
@@ -319,7 +320,7 @@ impl<'a> Runner<'a> {
             self.model.punch(range);
             return Ok(());
         }
-        if self.may_fail {
+        if self.may_fail && self.file.is_memory_file() {
             // The first folio may be zeroed, if the last one could not be read again after that.
             let first_end = range.start.next_multiple_of(self.file.folio_bytes());
             let first = range.start..range.end.min(first_end);
@@ -548,6 +549,11 @@ impl<'a> Runner<'a> {
 
 fn length_of(range: &Range<u64>) -> usize {
     (range.end - range.start) as usize
+}
+
+/// Returns `true` if the file system does not have the operation.
+fn is_unsupported(kind: &ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Io(error) if error.source.kind() == std::io::ErrorKind::Unsupported)
 }
 
 /// Returns `true` if storage that fails or refuses writes can cause the error.

@@ -4,9 +4,10 @@
 //! real device guarantees no more, so a sync that relies on more is detected. The device can fail,
 //! transfer less, be slow, or hang.
 
-use bifolio::{Backing, FileIdentity, IoBuf, IoBufMut};
+use bifolio::{Backing, FallocateMode, FileIdentity, IoBuf, IoBufMut};
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
@@ -282,6 +283,25 @@ impl Backing for Device {
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
         self.dawdle();
         self.state().resize(length_bytes as usize);
+        Ok(())
+    }
+
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        self.dawdle();
+        if self.strikes(&self.write) {
+            return Err(error(libc::EIO));
+        }
+        let mut state = self.state();
+        let len = state.live.bytes.len();
+        let [start, end] = [bytes.start, bytes.end].map(|end| len.min(end as usize));
+        match mode {
+            FallocateMode::Allocate => state.resize(len.max(bytes.end as usize)),
+            FallocateMode::AllocateKeepLen => {}
+            _ => {
+                state.live.bytes[start..end].fill(0);
+                state.note_change(start..end);
+            }
+        }
         Ok(())
     }
 

@@ -126,7 +126,7 @@ impl Case {
             // A map faults in neighbours, so that the holes are unspecified.
             (true, true) => kinds.extend([OpKind::Allocate, OpKind::PunchHole]),
             (true, false) => kinds.extend(OpKind::MEMORY_FILE),
-            (false, _) => {}
+            (false, _) => kinds.extend(OpKind::ALLOCATION),
         }
         if self.faults.is_some() {
             kinds.extend(OpKind::MAPPABLE_FILE);

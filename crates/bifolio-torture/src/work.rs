@@ -436,17 +436,18 @@ impl<'s> Worker<'s> {
     }
 
     fn punch_or_allocate(&mut self, target: &Target, file: &File) -> Outcome {
-        if !file.is_memory_file() {
-            return Ok(());
-        }
         let range = self.range(target, 64 << 10);
         self.scene.clock.begin_call(self.number);
         if self.random.bool() {
-            let _ = file.allocate(range);
+            let is_grown = file.is_memory_file();
+            let _ = if is_grown { file.allocate(range) } else { file.allocate_keep_len(range) };
             return Ok(());
         }
         let change = target.history.begin("punch_hole", self.number, Kind::Zero, range.clone());
-        let answer = file.punch_hole(range.clone());
+        let answer = match self.random.bool() {
+            true => file.zero_range(range.clone()),
+            false => file.punch_hole(range.clone()),
+        };
         let certain = if answer.is_ok() { range.end - range.start } else { 0 };
         target.history.end(&change, certain);
         match answer {

@@ -90,6 +90,7 @@ mod memory {
 /// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]
 mod writeback {
+    pub(crate) mod clearing;
     pub(crate) mod dirty;
     pub(crate) mod flush;
     pub(crate) mod lsns;
@@ -109,8 +110,8 @@ mod surface {
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,
-        FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest, OpenDiskError,
-        Operation, PositionOutOfRange, Submission,
+        FallocateMode, FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest,
+        OpenDiskError, Operation, PositionOutOfRange, Submission,
     };
     pub use crate::map::{Map, MapMut, MapPin, MapPinMut};
     pub use crate::outcome::{Outcome, Remaining};

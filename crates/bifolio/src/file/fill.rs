@@ -20,7 +20,7 @@ use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use crate::sys::process;
-use crate::writeback::{Cleaner, Inode};
+use crate::writeback::{Cleaner, ClearedBefore, Inode};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -248,6 +248,7 @@ impl Handle {
         match access {
             AccessMode::Write { .. } if self.is_replaced(&locked.lock, access) => {
                 self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
+                self.inode.mark_if_cleared(&locked.lock, ClearedBefore::default());
                 Ok(locked)
             }
             AccessMode::Falloc if is_hole => {

@@ -34,6 +34,7 @@
 //!   after the bytes have been copied in.
 
 mod advice;
+mod allocation;
 mod async_reads;
 mod closing;
 mod copy_to_fd;

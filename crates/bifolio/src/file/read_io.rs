@@ -25,7 +25,7 @@ use crate::memory::Staged;
 use crate::page::{Entry, Flag, FolioId, Folios, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
-use crate::writeback::Inode;
+use crate::writeback::{ClearedBefore, Inode};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,6 +51,8 @@ pub(super) struct ReadIo {
     pub(super) will_be_stored: bool,
     /// Bytes that the backing had for the run when it was started. It may have grown since.
     expected_bytes: u64,
+    /// Noted when it was started.
+    cleared_before: ClearedBefore,
 }
 
 impl ReadIo {
@@ -59,7 +61,17 @@ impl ReadIo {
         let (counted_pages, staged) = room.into_run();
         let (inode, folios) = (Arc::clone(inode), SmallVec::new());
         let (will_be_stored, expected_bytes) = (false, 0);
-        Self { inode, first, folios, staged, counted_pages, will_be_stored, expected_bytes }
+        let cleared_before = ClearedBefore::default();
+        Self {
+            inode,
+            first,
+            folios,
+            staged,
+            counted_pages,
+            will_be_stored,
+            expected_bytes,
+            cleared_before,
+        }
     }
 
     /// Returns `true` if the run can take one more folio of `folio_pages` pages.
@@ -127,6 +139,7 @@ impl ReadIo {
         let unused_pages = self.counted_pages.saturating_sub(self.pages());
         self.counted_pages -= unused_pages;
         self.inode.end_read(unused_pages);
+        self.cleared_before = self.inode.clearing.cleared_before();
         self.expected_bytes = self.inode.bytes_to_read(&self.folios);
         if self.expected_bytes == 0 {
             self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
@@ -225,6 +238,8 @@ impl ReadIo {
             let locked = Locked::adopt(folios, self.folios[number]);
             let start = self.target(number, self.folios[number]);
             let checked = inode.check_filled(&locked.folio, start);
+            let valid =
+                if inode.mark_if_cleared(&locked.lock, self.cleared_before) { 0 } else { valid };
             let _still_locked = locked.detach();
             if let Err(error) = checked {
                 return (number, Err(error));

@@ -1,13 +1,12 @@
-//! Changes of the length of a file and of its allocation: truncation, growth, allocation, holes,
-//! and the collapse of small folios into a large one.
+//! Changes of the length of a file: truncation and growth; and the collapse of small folios into a
+//! large one.
 //!
 //! Changes of the length and of the backing happen while no write-back is in flight (WRITEBACK-4).
 //! A truncation first sets the length and truncates the backing, then zeroes the rest of the folio
 //! that contains the end (FILE-1), then removes the folios past the end, dirty or not. If the
 //! backing or the swap fails, the old length is restored and nothing is lost.
 //!
-//! Allocation and holes exist for memory files: allocation reserves memory for later writes. The
-//! view of readers and writers during a collapse is in `page/collapse.rs`. Here are the steps
+//! The view of readers and writers during a collapse is in `page/collapse.rs`. Here are the steps
 //! before it (reading the folios in, allocating frames, taking the locks) and after it (dirty
 //! state, swap slots, the lists).
 
@@ -17,8 +16,9 @@ use super::handle::AccessMode;
 use super::own_pins;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
+use crate::io::FallocateMode;
 use crate::memory::{FrameKind, PageSpace};
-use crate::page::{Flag, FolioRef, Frozen, Lookup, OldFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
+use crate::page::{Flag, FolioRef, Frozen, Lookup, OldFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::process;
 use crate::writeback::Resizing;
@@ -59,6 +59,11 @@ impl Growth<'_> {
     pub(super) fn reach(&mut self, len_bytes: u64) {
         self.resizing.extend(len_bytes);
         self.growing.end();
+    }
+
+    /// Changes the allocation of the backing.
+    pub(super) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
+        Ok(self.resizing.fallocate(mode, bytes)?)
     }
 }
 
@@ -192,193 +197,6 @@ impl File {
             inode.zero_in_place(&folio, &lock, len_bytes..folio_end);
         }
         Ok(())
-    }
-
-    /// Reserves memory for `range` of a memory file: holes get folios, which read as zeros until
-    /// they are written, and later writes there need no more memory. The file is then at least
-    /// `range.end` bytes long, as after `posix_fallocate`. With a swap, reserved folios may be
-    /// swapped out like written ones.
-    ///
-    /// Blocks for memory.
-    ///
-    /// # Errors
-    /// Not a memory file; not enough memory within the bound, after which the file is unchanged; a
-    /// handle that is not open for writing; a length beyond the maximum of the file.
-    pub fn allocate(&self, range: Range<u64>) -> Result<()> {
-        let handle = &self.handle;
-        handle.check_writable()?;
-        handle.check_memory_file("allocate")?;
-        let end = handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        handle.check_len(end)?;
-        if range.is_empty() {
-            return Ok(());
-        }
-        let mut growth = self.begin_growth(end)?;
-        let mut allocated = Vec::new();
-        let outcome = self.allocate_pages(pages_of(&range), &mut allocated);
-        if outcome.is_err() {
-            allocated.into_iter().for_each(|pages| self.take_back(pages));
-        } else {
-            growth.reach(end);
-        }
-        outcome
-    }
-
-    /// Allocates the holes among `pages`. Appends the ranges that it allocated to `allocated`.
-    fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
-        let mut index = pages.start;
-        while index < pages.end {
-            let unit_end = self.handle.end_of_folio(index);
-            if self.allocate_unit(index)? {
-                match allocated.last_mut() {
-                    Some(last) if last.end == index => last.end = unit_end,
-                    _ => allocated.push(index..unit_end),
-                }
-            }
-            index = unit_end;
-        }
-        Ok(())
-    }
-
-    /// Allocates the unit that holds page `index`. Returns `true` if it was a hole.
-    fn allocate_unit(&self, index: u64) -> Result<bool> {
-        let inode = &self.handle.inode;
-        let head = inode.mapping.head_index(index);
-        let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
-        if inode.is_absent(seen) {
-            // It is in the swap, and has its memory reserved there.
-            return Ok(false);
-        }
-        let locked = self.handle.lock_folio(index, AccessMode::Falloc)?;
-        if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
-            // A pinned page of zeros: a clean page that exists nowhere else could be evicted.
-            inode.mark_dirty(&locked.folio, &locked.lock);
-        }
-        Ok(!locked.was_resident && locked.lock.flags.get(Flag::Allocated))
-    }
-
-    /// Turns allocated pages into holes again, unless they were used or allocated by another call
-    /// since.
-    fn take_back(&self, pages: Range<u64>) {
-        let inode = &self.handle.inode;
-        for index in pages.step_by(1 << inode.mapping.order()) {
-            if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index)
-                && lock.flags.get(Flag::Allocated)
-            {
-                inode.remove_unwanted(folio, lock);
-            }
-        }
-    }
-
-    /// Punches a hole: the bytes of `range` in a memory file read as zeros, and whole folios in it
-    /// release their memory or their swap slot. The length does not change.
-    ///
-    /// Blocks for I/O if the first or the last folio is swapped out and only partly in the range.
-    /// Pinned bytes stay readable through the pin, with any content.
-    ///
-    /// # Errors
-    /// Not a memory file; a handle that is not open for writing; a range beyond 2^63; an error of
-    /// the swap for the first or the last folio. Then nothing is changed, except when the last
-    /// folio becomes unreadable after the first one was zeroed.
-    pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
-        let handle = &self.handle;
-        handle.check_writable()?;
-        handle.check_memory_file("punch a hole")?;
-        handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        // Bytes past the end of file are zeros for as long as the file does not grow.
-        let resizing = (range.end >= self.len()).then(|| handle.inode.lock_resizing());
-        let (unit, len_bytes) = (self.folio_bytes(), self.len());
-        let is_tail = resizing.is_some() && range.end >= len_bytes;
-        let end = if is_tail { len_bytes.next_multiple_of(unit) } else { range.end };
-        let range = range.start..end;
-        own_pins::check(&handle.inode, &pages_of(&range))?;
-        if range.is_empty() {
-            return Ok(());
-        }
-        let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
-        if whole.start > whole.end {
-            return self.zero_part(range);
-        }
-        // Does everything that can fail first: reads the last folio before anything is changed. It
-        // is not kept referenced, because there may be memory for one folio only.
-        if whole.end < range.end {
-            drop(self.handle.find_folio(whole.end >> PAGE_SHIFT, AccessMode::Read)?);
-        }
-        self.zero_part(range.start..whole.start)?;
-        self.zero_part(whole.end..range.end)?;
-        handle.inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
-        Ok(())
-    }
-
-    /// Zeroes bytes within one unit, in place.
-    fn zero_part(&self, range: Range<u64>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let Some(locked) = self.handle.find_folio(range.start >> PAGE_SHIFT, AccessMode::Read)?
-        else {
-            return Ok(());
-        };
-        self.handle.inode.zero_in_place(&locked.folio, &locked.lock, range);
-        Ok(())
-    }
-
-    /// Returns the position of the first data of a memory file at or after `position`, like
-    /// `SEEK_DATA`. The granularity is a folio: written folios, in memory or swapped out, are data;
-    /// allocated folios that were never written are holes. Returns `None` if there is no more data,
-    /// or `position` is past the end of file.
-    ///
-    /// # Errors
-    /// Not a memory file; the cache is closed.
-    pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
-        self.check_seek()?;
-        let (inode, len_bytes) = (&self.handle.inode, self.len());
-        if position >= len_bytes {
-            return Ok(None);
-        }
-        let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
-        while let Some(found) = inode.next_occupied(index) {
-            let found = inode.mapping.head_index(found);
-            if found * PAGE_BYTES >= len_bytes {
-                break;
-            }
-            if self.has_data(found) {
-                return Ok(Some(position.max(found * PAGE_BYTES)));
-            }
-            index = self.handle.end_of_folio(found);
-        }
-        Ok(None)
-    }
-
-    /// Returns the position of the first hole of a memory file at or after `position`, like
-    /// `SEEK_HOLE`; the end of file counts as a hole. Returns `None` if `position` is past the end
-    /// of file.
-    ///
-    /// # Errors
-    /// Not a memory file; the cache is closed.
-    pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
-        self.check_seek()?;
-        let len_bytes = self.len();
-        if position >= len_bytes {
-            return Ok(None);
-        }
-        let mut index = self.handle.inode.mapping.head_index(position >> PAGE_SHIFT);
-        while index * PAGE_BYTES < len_bytes && self.has_data(index) {
-            index = self.handle.end_of_folio(index);
-        }
-        Ok(Some(position.max(index * PAGE_BYTES).min(len_bytes)))
-    }
-
-    fn check_seek(&self) -> Result<()> {
-        self.handle.check_usable()?;
-        self.handle.check_memory_file("seek data or holes")
-    }
-
-    /// Returns `true` if the unit whose first page is `head` was written.
-    fn has_data(&self, head: u64) -> bool {
-        let inode = &self.handle.inode;
-        let is_written = inode.mapping.is_written(&inode.memory.folios, head);
-        is_written.unwrap_or_else(|seen| inode.is_absent(seen))
     }
 }
 

@@ -31,8 +31,8 @@ use std::sync::Arc;
 ///   [`WouldBlock`](io::ErrorKind::WouldBlock): the cache retries, in the latter case a bounded
 ///   number of times. Every other error is returned to the caller unchanged.
 /// - The storage never gets longer than the end of the last byte written, or what
-///   [`set_len`](Self::set_len) or [`allocate`](Self::allocate) set. Bytes between an old end and a
-///   later write are zeros.
+///   [`set_len`](Self::set_len) or [`fallocate`](Self::fallocate) set. Bytes between an old end and
+///   a later write are zeros.
 /// - A read sees every write that returned before it began.
 /// - It does not call back into the cache.
 /// - It does not panic. A call that panics counts as failed.
@@ -91,7 +91,8 @@ pub trait Backing: Send + Sync + Debug {
         answer
     }
 
-    /// Makes every write and [`set_len`](Self::set_len) that returned before durable.
+    /// Makes every write, [`set_len`](Self::set_len) and [`fallocate`](Self::fallocate) that
+    /// returned before durable.
     ///
     /// After an error it must not return `Ok` until that is true; in particular, not because a
     /// second attempt found nothing left to write.
@@ -106,15 +107,34 @@ pub trait Backing: Send + Sync + Debug {
     /// Truncates the storage to `length_bytes`, or extends it with zeros.
     fn set_len(&self, length_bytes: u64) -> io::Result<()>;
 
-    /// Allocates storage for bytes that will be written, and which are zeros until then: writing
-    /// them needs no further allocation and does not extend the storage. The call extends the
-    /// storage to the end of the range if it is shorter, and keeps what was written there.
+    /// Changes the allocation of a range that is not empty, as `mode` says. It may lie past the end
+    /// in part or as a whole. The call overlaps no write, no [`set_len`](Self::set_len), and no
+    /// other `fallocate`; a read of the range that overlaps it may return old or new bytes.
     ///
-    /// The cache calls it for its own swap file only, and ignores a failure. The default
-    /// implementation does nothing.
-    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
-        let _ = bytes;
-        Ok(())
+    /// The cache calls it for `File::allocate`, `punch_hole` and `zero_range`, and, to allocate,
+    /// for its swap file, where it ignores a failure. The default implementation fails with
+    /// [`Unsupported`](io::ErrorKind::Unsupported), which the caller of these functions gets.
+    ///
+    /// A call that fails may have changed part of the range. One that fails with `Unsupported` has
+    /// changed nothing.
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        let _ = (mode, bytes);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Returns the position of the first byte at or after `position_bytes` that is not in a hole, a
+    /// range without storage that reads as zeros; `None` if there is none before the end. The
+    /// default implementation knows no holes.
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        Ok((position_bytes < self.len_bytes()?).then_some(position_bytes))
+    }
+
+    /// Returns the position of the first byte at or after `position_bytes` that is in a hole; the
+    /// end counts as one. `None` if `position_bytes` is at or past the end. The default
+    /// implementation knows no holes.
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        let len_bytes = self.len_bytes()?;
+        Ok((position_bytes < len_bytes).then_some(len_bytes))
     }
 
     /// Returns the required alignment of memory, positions and lengths: powers of two from 1 to
@@ -144,6 +164,21 @@ pub trait Backing: Send + Sync + Debug {
     fn direct(&self) -> DirectStatus {
         DirectStatus::Custom
     }
+}
+
+/// A change of the allocation of a range ([`Backing::fallocate`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FallocateMode {
+    /// Allocates storage: writing the range needs no further allocation. Bytes that were not
+    /// written are zeros. The storage is then at least as long as the end of the range.
+    Allocate,
+    /// Allocates storage and leaves the length unchanged.
+    AllocateKeepLen,
+    /// Frees storage: the range reads as zeros. The length is unchanged.
+    PunchHole,
+    /// Zeroes the range, with storage allocated. The length is unchanged.
+    ZeroRange,
 }
 
 /// Identifies the device that files share, and on which they can delay each other.
@@ -326,8 +361,16 @@ impl Backing for Guarded {
         guard(|| self.backing.set_len(length_bytes))
     }
 
-    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
-        guard(|| self.backing.allocate(bytes))
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        guard(|| self.backing.fallocate(mode, bytes))
+    }
+
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        guard(|| self.backing.seek_data(position_bytes))
+    }
+
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        guard(|| self.backing.seek_hole(position_bytes))
     }
 
     fn alignment(&self) -> Alignment {

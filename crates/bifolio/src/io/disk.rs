@@ -41,13 +41,13 @@
 
 use super::transfer::{range_end, round_down};
 use super::{
-    Alignment, Backing, DirectStatus, FileIdentity, IoBuf, IoBufMut, IoRequest, Operation,
-    Submission,
+    Alignment, Backing, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut, IoRequest,
+    Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
-use crate::sys::file;
 #[cfg(test)]
 use crate::sys::file::FileKind;
+use crate::sys::file::{self, FallocateFlags, SeekFrom};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -145,6 +145,11 @@ impl DiskFile {
             }
             _ => false,
         }
+    }
+
+    /// Returns a descriptor whose position no other program uses, if there is one.
+    fn own_descriptor(&self) -> &OwnedFd {
+        self.direct.as_ref().map_or(&self.buffered, |direct| &direct.descriptor)
     }
 
     fn is_direct_required(&self) -> bool {
@@ -254,12 +259,30 @@ impl Backing for DiskFile {
         file::set_len(&self.buffered, length_bytes)
     }
 
-    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
-        // The page cache allocates when it writes out; a tmpfs would use the memory now.
-        if self.direct.is_none() {
-            return Ok(());
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        let call = |flags| file::fallocate(&self.buffered, flags, bytes.clone());
+        let (keep_len, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
+        match mode {
+            FallocateMode::Allocate => call(FallocateFlags::empty()),
+            FallocateMode::AllocateKeepLen => call(keep_len),
+            FallocateMode::PunchHole => call(keep_len | punch),
+            FallocateMode::ZeroRange => match call(keep_len | FallocateFlags::ZERO_RANGE) {
+                // As on tmpfs.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    call(keep_len | punch)?;
+                    call(keep_len)
+                }
+                answer => answer,
+            },
         }
-        file::allocate(&self.buffered, bytes)
+    }
+
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        file::seek(self.own_descriptor(), SeekFrom::Data(position_bytes))
+    }
+
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        file::seek(self.own_descriptor(), SeekFrom::Hole(position_bytes))
     }
 
     fn alignment(&self) -> Alignment {

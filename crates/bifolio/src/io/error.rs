@@ -27,6 +27,16 @@ pub enum Operation {
     SetLen,
     /// Querying the length.
     Len,
+    /// Allocating storage.
+    Allocate,
+    /// Punching a hole.
+    PunchHole,
+    /// Zeroing a range.
+    ZeroRange,
+    /// Looking for data.
+    SeekData,
+    /// Looking for a hole.
+    SeekHole,
 }
 
 impl fmt::Display for Operation {
@@ -38,6 +48,11 @@ impl fmt::Display for Operation {
             Self::SyncAll => "sync",
             Self::SetLen => "change of length",
             Self::Len => "query of the length",
+            Self::Allocate => "allocation",
+            Self::PunchHole => "punch of a hole",
+            Self::ZeroRange => "zeroing",
+            Self::SeekData => "search for data",
+            Self::SeekHole => "search for a hole",
         })
     }
 }
@@ -51,10 +66,10 @@ pub struct IoError {
     pub file: String,
     /// The operation.
     pub operation: Operation,
-    /// The first byte that was not transferred; the requested length for
-    /// [`SetLen`](Operation::SetLen); otherwise 0.
+    /// The first byte that was not transferred; the start of the range or of the search; the
+    /// requested length for [`SetLen`](Operation::SetLen); otherwise 0.
     pub position_bytes: u64,
-    /// Bytes that were not transferred; 0 for operations that transfer none.
+    /// Bytes that were not transferred, or of the range; 0 for operations that have none.
     pub length_bytes: u64,
     /// The error of the backing.
     #[source]
@@ -78,10 +93,15 @@ impl IoError {
     fn place(&self) -> String {
         let Self { operation, position_bytes, length_bytes, .. } = self;
         match operation {
-            Operation::Read | Operation::Write => {
+            Operation::Read
+            | Operation::Write
+            | Operation::Allocate
+            | Operation::PunchHole
+            | Operation::ZeroRange => {
                 format!(" of {length_bytes} bytes at position {position_bytes}")
             }
             Operation::SetLen => format!(" to {position_bytes} bytes"),
+            Operation::SeekData | Operation::SeekHole => format!(" from position {position_bytes}"),
             Operation::SyncData | Operation::SyncAll | Operation::Len => String::new(),
         }
     }

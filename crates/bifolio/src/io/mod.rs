@@ -30,7 +30,7 @@ mod tests;
 mod transfer;
 
 pub(crate) use backing::Guarded;
-pub use backing::{Backing, DeviceIdentity, DirectStatus, FileIdentity};
+pub use backing::{Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIdentity};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
@@ -39,7 +39,8 @@ pub(crate) use open_disk::Located;
 pub use options::{DirectIo, DiskOptions};
 pub use transfer::{Alignment, IoRequest, PositionOutOfRange, Submission};
 pub(crate) use transfer::{
-    Pieces, RUN_PAGES_MAX, Transfer, allocate, len_bytes, set_len, sync_all, sync_data,
+    Pieces, RUN_PAGES_MAX, Transfer, fallocate, len_bytes, seek_data, seek_hole, set_len, sync_all,
+    sync_data,
 };
 
 pub use crate::sys::file::FileKind;

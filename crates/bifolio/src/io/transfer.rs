@@ -24,7 +24,7 @@
 #![allow(unsafe_code)]
 
 use super::buf::Span;
-use super::{Backing, IoBuf, IoBufMut, IoError, Operation};
+use super::{Backing, FallocateMode, IoBuf, IoBufMut, IoError, Operation};
 use crate::sync::{Ordering, blocking, fence};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
@@ -169,9 +169,35 @@ pub(crate) fn set_len(backing: &dyn Backing, length_bytes: u64) -> Result<(), Io
     persist(None, || backing.set_len(length_bytes)).map_err(fail)
 }
 
-/// Allocates storage.
-pub(crate) fn allocate(backing: &dyn Backing, bytes: std::ops::Range<u64>) -> io::Result<()> {
-    persist(None, || backing.allocate(bytes.clone()))
+/// Changes the allocation of a range.
+pub(crate) fn fallocate(
+    backing: &dyn Backing,
+    mode: FallocateMode,
+    bytes: std::ops::Range<u64>,
+) -> Result<(), IoError> {
+    persist(None, || backing.fallocate(mode, bytes.clone())).map_err(|source| IoError {
+        file: backing.describe(),
+        operation: match mode {
+            FallocateMode::Allocate | FallocateMode::AllocateKeepLen => Operation::Allocate,
+            FallocateMode::PunchHole => Operation::PunchHole,
+            FallocateMode::ZeroRange => Operation::ZeroRange,
+        },
+        position_bytes: bytes.start,
+        length_bytes: bytes.end - bytes.start,
+        source,
+    })
+}
+
+/// Returns the position of the first data from a position on.
+pub(crate) fn seek_data(backing: &dyn Backing, position: u64) -> Result<Option<u64>, IoError> {
+    persist(None, || backing.seek_data(position))
+        .map_err(|error| plain_error(backing, Operation::SeekData, position, error))
+}
+
+/// Returns the position of the first hole from a position on.
+pub(crate) fn seek_hole(backing: &dyn Backing, position: u64) -> Result<Option<u64>, IoError> {
+    persist(None, || backing.seek_hole(position))
+        .map_err(|error| plain_error(backing, Operation::SeekHole, position, error))
 }
 
 /// Returns the length of the file.

@@ -104,10 +104,10 @@ impl Folio {
         self.lock.0.load(Ordering::Relaxed) != UNLOCKED
     }
 
-    /// Copies the usage flags of `folio`, which this new folio will replace. No other thread can
-    /// see the new folio yet.
+    /// Copies the flags of `folio` that describe its use and its bytes, which this new folio will
+    /// replace. No other thread can see the new folio yet.
     pub(crate) fn copy_usage_of(&self, folio: &LockedFolio<'_>) {
-        for flag in [Flag::Workingset, Flag::Readahead] {
+        for flag in [Flag::Workingset, Flag::Readahead, Flag::Punched] {
             if folio.flags.get(flag) {
                 self.flags.set(flag);
             }

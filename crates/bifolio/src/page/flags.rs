@@ -40,6 +40,8 @@ pub(crate) enum Flag {
     Allocated = 1 << 8,
     /// Never on an LRU list: the folio cannot be reclaimed.
     Unlisted = 1 << 9,
+    /// Filled while its pages were being cleared: has zeros, and what was written since.
+    Punched = 1 << 10,
 }
 
 /// Mask of the write state. Its two bits: on the dirty list, and on the way to the device.

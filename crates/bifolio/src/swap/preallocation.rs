@@ -11,7 +11,7 @@
 //! enters the kernel.
 
 use super::Swap;
-use crate::io::{self, Backing};
+use crate::io::{self, Backing, DirectStatus, FallocateMode};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Slots whose storage is allocated together: 64 MiB.
@@ -43,11 +43,10 @@ impl Preallocation {
         }
         let new_end = next.max(end).saturating_add(STEP_SLOTS).min(limit);
         let bytes = Swap::position_bytes(end)..Swap::position_bytes(new_end);
-        if let Err(error) = io::allocate(backing, bytes.clone()) {
-            log::info!(
-                "cannot allocate bytes {bytes:?} of the swap {} ahead of writes: {error}",
-                backing.describe()
-            );
+        // The page cache allocates when it writes out; a tmpfs would use the memory now.
+        let is_buffered = matches!(backing.direct(), DirectStatus::Buffered { .. });
+        if !is_buffered && let Err(error) = io::fallocate(backing, FallocateMode::Allocate, bytes) {
+            log::info!("{error}; the swap is written without it");
         }
         self.end.store(new_end, Ordering::Relaxed);
     }
@@ -94,7 +93,7 @@ mod tests {
             unreachable!()
         }
 
-        fn allocate(&self, bytes: Range<u64>) -> Result<()> {
+        fn fallocate(&self, _: FallocateMode, bytes: Range<u64>) -> Result<()> {
             self.0.lock().unwrap().push(bytes);
             Err(Error::from(ErrorKind::StorageFull))
         }

@@ -19,7 +19,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
-use rustix::fs::{Access, AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, StatxFlags};
+pub(crate) use rustix::fs::{FallocateFlags, SeekFrom};
 
 /// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -413,11 +414,28 @@ pub(crate) fn set_len(file: impl AsFd, length_bytes: u64) -> io::Result<()> {
     Ok(rustix::fs::ftruncate(file, length_bytes)?)
 }
 
-/// Allocates space in the file system for these bytes of `file`, and extends it to their end.
-pub(crate) fn allocate(file: impl AsFd, bytes: Range<u64>) -> io::Result<()> {
+/// Changes the allocation of these bytes of `file` in the file system.
+pub(crate) fn fallocate(
+    file: impl AsFd,
+    flags: FallocateFlags,
+    bytes: Range<u64>,
+) -> io::Result<()> {
     kernel_position(bytes.end)?;
-    let (flags, length_bytes) = (FallocateFlags::empty(), bytes.end - bytes.start);
-    Ok(rustix::fs::fallocate(file, flags, bytes.start, length_bytes)?)
+    Ok(rustix::fs::fallocate(file, flags, bytes.start, bytes.end - bytes.start)?)
+}
+
+/// Returns the position of the first data or hole from the given position on; `None` past the last
+/// one. Does not change the position of the descriptor, which other programs may share, except
+/// during the call.
+pub(crate) fn seek(file: impl AsFd, target: SeekFrom) -> io::Result<Option<u64>> {
+    let before = rustix::fs::tell(&file)?;
+    let found = rustix::fs::seek(&file, target);
+    rustix::fs::seek(&file, SeekFrom::Start(before))?;
+    match found {
+        Ok(position) => Ok(Some(position)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Converts the return value of a C library call: the amount or, if negative, the error of this

@@ -12,6 +12,8 @@
 #[cfg(loom)]
 mod loom_async_reads;
 #[cfg(loom)]
+mod loom_clear;
+#[cfg(loom)]
 mod loom_collapse;
 #[cfg(loom)]
 mod loom_dirty;

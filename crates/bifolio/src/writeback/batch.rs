@@ -258,6 +258,10 @@ impl<'a> WriteBatch<'a> {
         }
         let (index, pages) = (locked.index(), locked.pages());
         let folios = &self.inode.memory.folios;
+        if self.inode.is_being_cleared(&locked) {
+            self.inode.dirty.forget(folios, folio.id());
+            return Added::Done;
+        }
         let in_flight = match self.inode.dirty.begin(folios, folio.id(), self.durable_lsn) {
             Ok(in_flight) => in_flight,
             Err(NotBegun::NotDirty) => return Added::Done,
@@ -304,7 +308,7 @@ impl<'a> WriteBatch<'a> {
         }
         let folio = inode.mapping.try_get_named(&inode.memory.folios, index, seen).ok()?;
         let locked = folio.try_lock()?;
-        if locked.owner() != inode.address() {
+        if locked.owner() != inode.address() || inode.is_being_cleared(&locked) {
             return None;
         }
         let folios = &inode.memory.folios;

@@ -54,6 +54,7 @@
 //! shared, and then only try folio locks.
 
 mod batch;
+mod clearing;
 mod device;
 mod dirty;
 mod errors;
@@ -69,6 +70,7 @@ mod throttle;
 mod write_copies;
 
 pub(crate) use batch::{CopyAt, WriteBatch, WriteVictim};
+pub(crate) use clearing::ClearedBefore;
 pub(crate) use device::NoRoom;
 pub(crate) use dirty::InFlight;
 pub(crate) use errors::ErrorCursor;

@@ -23,11 +23,12 @@
 
 use super::inode::pages_of_still;
 use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, DirectStatus, IoError, Operation};
+use crate::io::{self, Backing, DirectStatus, FallocateMode, IoError, Operation};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Ordering};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// Thread that writes out dirty folios.
@@ -191,6 +192,38 @@ impl Store {
         resized?;
         disk.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Changes the allocation of the backing. If it fails, the backing is not longer than before.
+    /// The caller holds `cutting` exclusively.
+    pub(crate) fn fallocate(
+        &self,
+        mode: FallocateMode,
+        bytes: Range<u64>,
+    ) -> std::result::Result<(), IoError> {
+        let Self::Disk(disk) = self else { return Ok(()) };
+        let end_bytes = bytes.end;
+        let changed = io::fallocate(&**self.writer(), mode, bytes);
+        // A failed change may have been made in part.
+        disk.note_change();
+        if mode != FallocateMode::Allocate {
+            return changed;
+        }
+        if changed.is_ok() {
+            disk.len_bytes.fetch_max(end_bytes, Ordering::Relaxed);
+        } else if let Err(error) = self.undo_growth(disk) {
+            log::warn!("{error}; the file may stay longer after a failed allocation");
+        }
+        changed
+    }
+
+    /// Truncates the backing to its recorded length, if it is longer.
+    fn undo_growth(&self, disk: &DiskStore) -> std::result::Result<(), IoError> {
+        let before_bytes = disk.len_bytes.load(Ordering::Relaxed);
+        if io::len_bytes(&**self.writer())? <= before_bytes {
+            return Ok(());
+        }
+        self.set_len(before_bytes)
     }
 
     /// Queries the length of the backing, if there is one. The caller holds `cutting` exclusively.

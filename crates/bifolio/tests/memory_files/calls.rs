@@ -162,20 +162,14 @@ fn a_descriptor_gets_the_bytes_and_the_holes() {
 }
 
 #[test]
-fn a_file_on_a_disk_refuses_what_only_memory_files_can() {
+fn a_file_on_a_disk_cannot_be_collapsed() {
     let directory = tempfile::tempdir().unwrap();
     let cache = cache(4 << 20);
     let options = OpenOptions::new().write(true).create(true);
     let file = cache.open(directory.path().join("file"), &options).unwrap();
     file.write_all_at(b"bytes", 0).unwrap();
-    for error in [
-        file.allocate(0..1).unwrap_err(),
-        file.punch_hole(0..1).unwrap_err(),
-        file.seek_data(0).unwrap_err(),
-        file.seek_hole(0).unwrap_err(),
-    ] {
-        assert!(matches!(error.kind(), ErrorKind::NotAMemoryFile { .. }), "{error}");
-    }
+    let error = file.collapse(0..2 * PAGE).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::NotAMemoryFile { .. }), "{error}");
     let mut copy = tempfile::tempfile().unwrap();
     assert_eq!(file.copy_to_fd(1..99, &copy).unwrap(), 4);
     std::io::Seek::rewind(&mut copy).unwrap();

@@ -1,5 +1,6 @@
 //! Writes, write-back and syncs, changes of the length, and several threads on one file.
 
+mod allocation;
 mod flusher;
 mod gate;
 mod lengths;

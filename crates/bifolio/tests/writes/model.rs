@@ -42,7 +42,7 @@ fn limits(subject: &Subject, memory_bytes: std::ops::RangeInclusive<u64>) -> Lim
         transfer_bytes_max: (subject.length_bytes_max / 4) as usize,
         folio_bytes: subject.file.folio_bytes(),
         memory_bytes,
-        kinds: OpKind::ANY_FILE.to_vec(),
+        kinds: [&OpKind::ANY_FILE[..], &OpKind::ALLOCATION].concat(),
     }
 }
 
@@ -154,7 +154,7 @@ fn threads_on_parts_of_shared_files_agree_with_the_model() {
                     transfer_bytes_max: 60_000,
                     folio_bytes: file.folio_bytes(),
                     memory_bytes: 3 << 19..=2 << 20,
-                    kinds: OpKind::ANY_FILE.to_vec(),
+                    kinds: [&OpKind::ANY_FILE[..], &OpKind::ALLOCATION].concat(),
                 };
                 let ops = Workload::new(seed ^ number as u64, limits).take(400);
                 let result = runner.run(ops).and_then(|()| runner.check_all());

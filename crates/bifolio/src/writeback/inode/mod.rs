@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   mod.rs      the file, its kind, its dirty folios
+//!   clear.rs    allocation of the backing, holes
 //!   fill.rs     filling of folios
 //!   evict.rs    eviction
 //!   resize.rs   changes of the length; removal of folios
@@ -12,6 +13,7 @@
 //! into a reference; its caller guarantees that the inode is still allocated.
 #![allow(unsafe_code)]
 
+mod clear;
 mod evict;
 mod fill;
 mod resize;
@@ -19,6 +21,7 @@ mod resize;
 pub(in crate::writeback) use fill::{Load, Loads, pages_of_still};
 pub(crate) use resize::Resizing;
 
+use super::clearing::Clearing;
 use super::device::{Device, NoRoom, RoomForDirt};
 use super::dirty::DirtyList;
 use super::errors::WriteErrors;
@@ -74,6 +77,8 @@ pub(crate) struct Inode {
     pub(super) resizing: Mutex<()>,
     /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
     pub(super) cutting: RwLock<()>,
+    /// Pages that are being cleared (`clearing.rs`).
+    pub(crate) clearing: Clearing,
     /// Maximum length of the file, in bytes.
     pub(crate) len_max_bytes: u64,
 }
@@ -144,6 +149,7 @@ impl Inode {
             gate: OnceLock::new(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
+            clearing: Clearing::default(),
             len_max_bytes: size.len_max_bytes,
         }))
     }

@@ -7,6 +7,7 @@
 //! | change | caller | the file's length | the backing's length |
 //! |---|---|---|---|
 //! | [`Resizing::extend`] | writes, `allocate` | after the bytes are in place | by write-outs |
+//! | [`Resizing::fallocate`] | `allocate` | then | first: it may refuse |
 //! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
 //! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
 //! | [`Inode::extend_backing`] | syncs of a range | stays | as the file's, up to the range's end |
@@ -37,6 +38,7 @@ use crate::io::IoError;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{MutexGuard, blocking};
+use crate::writeback::clearing::ClearedBefore;
 use crate::writeback::sync::ALL_BYTES;
 use std::cell::Cell;
 use std::ops::Range;
@@ -47,7 +49,7 @@ const UNMAPPED_TOGETHER: usize = BATCH_SLOTS;
 /// Exclusive right to change the length of a file.
 #[derive(Debug)]
 pub(crate) struct Resizing<'a> {
-    inode: &'a Inode,
+    pub(super) inode: &'a Inode,
     _alone: MutexGuard<'a, ()>,
 }
 
@@ -192,7 +194,7 @@ impl Inode {
         self.remove_folios(Removal::new(self, PinnedPages::Zeroed), pages, |_| true);
     }
 
-    fn remove_folios<'a>(
+    pub(super) fn remove_folios<'a>(
         &'a self,
         mut removal: Removal<'a>,
         pages: Range<u64>,
@@ -263,7 +265,7 @@ impl Inode {
 
 /// Treatment of a region's page that a pin still references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PinnedPages {
+pub(super) enum PinnedPages {
     /// The page stays until its references are dropped, or becomes part of the next folio there.
     Kept,
     /// The page is zeroed for maps and for the holders of references, and is no hole.
@@ -273,7 +275,7 @@ enum PinnedPages {
 /// Folios being removed from the table. Those of a region are unmapped several at a time, with one
 /// TLB flush.
 #[derive(Debug)]
-struct Removal<'a> {
+pub(super) struct Removal<'a> {
     inode: &'a Inode,
     pinned: PinnedPages,
     frozen: Vec<(Frozen<'a>, LockedFolio<'a>)>,
@@ -282,7 +284,7 @@ struct Removal<'a> {
 }
 
 impl<'a> Removal<'a> {
-    fn new(inode: &'a Inode, pinned: PinnedPages) -> Self {
+    pub(super) fn new(inode: &'a Inode, pinned: PinnedPages) -> Self {
         Self { inode, pinned, frozen: Vec::new(), is_drained: false }
     }
 
@@ -306,6 +308,10 @@ impl<'a> Removal<'a> {
                     self.unlink(folio, locked);
                 }
                 PinnedPages::Zeroed => {
+                    // The storage of a file with a backing may have other bytes, if clearing it
+                    // failed.
+                    inode.mark_dirty(&folio, &locked);
+                    inode.mark_if_cleared(&locked, ClearedBefore::default());
                     let start = locked.index() * PAGE_BYTES;
                     inode.zero_in_place(&folio, &locked, start..start + PAGE_BYTES);
                 }

@@ -1,0 +1,337 @@
+//! Allocation and holes: `allocate`, `punch_hole`, `zero_range`, and the seeks for data and holes.
+//!
+//! | call | a file with a backing | a memory file |
+//! |---|---|---|
+//! | `allocate` | the backing allocates storage | holes get folios of zeros |
+//! | `punch_hole` | the backing frees storage | folios and slots are removed |
+//! | `zero_range` | the backing zeroes storage | a hole is punched and allocated |
+//! | seeks | the backing's data, and dirty folios | folios that were written, and slots |
+//!
+//! How folios and backing change together is in `writeback/clearing.rs`. Whole folios are
+//! cleared there. The parts of folios at the edges of a range are zeroed in memory; in a file with
+//! a backing that is a write.
+
+use super::File;
+use super::fill::Locked;
+use super::handle::AccessMode;
+use super::own_pins;
+use crate::error::Result;
+use crate::io::FallocateMode;
+use crate::page::{Flag, PAGE_BYTES, PAGE_SHIFT, pages_of};
+use std::ops::Range;
+
+/// Bytes that a write of zeros takes from.
+static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+
+/// A range that is about to be cleared, split into whole units and the parts beside them.
+#[derive(Debug)]
+struct Pieces {
+    before: Range<u64>,
+    whole: Range<u64>,
+    after: Range<u64>,
+}
+
+impl Pieces {
+    /// Splits `range` of a file of `len_bytes` bytes. The bytes past the end of file are zeros, so
+    /// the unit that contains the end is whole if the range reaches the end.
+    fn of(range: &Range<u64>, unit: u64, len_bytes: u64) -> Self {
+        let reaches_end = range.end >= len_bytes;
+        let end = if reaches_end { len_bytes.next_multiple_of(unit) } else { range.end };
+        let whole = range.start.next_multiple_of(unit)..end / unit * unit;
+        if whole.start > whole.end {
+            let before = range.start..end.max(range.start);
+            return Self { before, whole: end..end, after: end..end };
+        }
+        Self { before: range.start..whole.start, after: whole.end..end, whole }
+    }
+}
+
+impl File {
+    /// Allocates storage for `range`, so that a later write there cannot fail for lack of space.
+    /// The file is then at least `range.end` bytes long, as after `posix_fallocate`; new bytes are
+    /// zeros, and what was written stays. Durable after the next sync.
+    ///
+    /// In a memory file, holes get folios, which read as zeros until they are written; with a
+    /// swap, they may be swapped out like written ones.
+    ///
+    /// Blocks for the file system, and for write-outs of the file that are in flight; in a memory
+    /// file, for memory.
+    ///
+    /// # Errors
+    /// The error of the storage: no space, or
+    /// [`Unsupported`](std::io::ErrorKind::Unsupported) by the file system or the
+    /// [`Backing`](crate::Backing); the length is then unchanged, and part of the range may be
+    /// allocated. In a memory file, not enough memory within the bound, after which the file is
+    /// unchanged. A handle that is not open for writing; a length beyond the maximum of the file.
+    pub fn allocate(&self, range: Range<u64>) -> Result<()> {
+        let end = self.check_range(&range)?;
+        self.handle.check_len(end)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut growth = self.begin_growth(end)?;
+        if self.is_memory_file() {
+            self.allocate_folios(&range)?;
+        } else {
+            growth.fallocate(FallocateMode::Allocate, range)?;
+        }
+        growth.reach(end);
+        Ok(())
+    }
+
+    /// Allocates storage like [`File::allocate`], but leaves the length unchanged. Storage past
+    /// the end of file is used when the file grows. In a memory file, only the part of `range`
+    /// before the end of file gets folios.
+    ///
+    /// # Errors
+    /// Fails like [`File::allocate`].
+    pub fn allocate_keep_len(&self, range: Range<u64>) -> Result<()> {
+        self.check_range(&range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let resizing = self.handle.inode.lock_resizing();
+        if self.is_memory_file() {
+            return self.allocate_folios(&(range.start..range.end.min(self.len())));
+        }
+        Ok(resizing.fallocate(FallocateMode::AllocateKeepLen, range)?)
+    }
+
+    /// Fails unless the file is open for writing and the range is valid. Returns its end.
+    fn check_range(&self, range: &Range<u64>) -> Result<u64> {
+        self.handle.check_writable()?;
+        self.handle.range_end(range.start, range.end.saturating_sub(range.start))
+    }
+
+    /// Allocates the holes of a range of a memory file; none if that fails.
+    fn allocate_folios(&self, range: &Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut allocated = Vec::new();
+        let outcome = self.allocate_pages(pages_of(range), &mut allocated);
+        if outcome.is_err() {
+            allocated.into_iter().for_each(|pages| self.take_back(pages));
+        }
+        outcome
+    }
+
+    /// Allocates the holes among `pages`. Appends the ranges that it allocated to `allocated`.
+    fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
+        let mut index = pages.start;
+        while index < pages.end {
+            let unit_end = self.handle.end_of_folio(index);
+            if self.allocate_unit(index)? {
+                match allocated.last_mut() {
+                    Some(last) if last.end == index => last.end = unit_end,
+                    _ => allocated.push(index..unit_end),
+                }
+            }
+            index = unit_end;
+        }
+        Ok(())
+    }
+
+    /// Allocates the unit that holds page `index`. Returns `true` if it was a hole.
+    fn allocate_unit(&self, index: u64) -> Result<bool> {
+        let inode = &self.handle.inode;
+        let head = inode.mapping.head_index(index);
+        let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
+        if inode.is_absent(seen) {
+            // It is in the swap, and has its memory reserved there.
+            return Ok(false);
+        }
+        let locked = self.handle.lock_folio(index, AccessMode::Falloc)?;
+        if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
+            // A pinned page of zeros: a clean page that exists nowhere else could be evicted.
+            inode.mark_dirty(&locked.folio, &locked.lock);
+        }
+        Ok(!locked.was_resident && locked.lock.flags.get(Flag::Allocated))
+    }
+
+    /// Turns allocated pages into holes again, unless they were used or allocated by another call
+    /// since.
+    fn take_back(&self, pages: Range<u64>) {
+        let inode = &self.handle.inode;
+        for index in pages.step_by(1 << inode.mapping.order()) {
+            if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index)
+                && lock.flags.get(Flag::Allocated)
+            {
+                inode.remove_unwanted(folio, lock);
+            }
+        }
+    }
+
+    /// Punches a hole: the bytes of `range` read as zeros, and whole folios in it release their
+    /// memory and their storage. The length does not change. Durable after the next sync.
+    ///
+    /// Atomic with respect to reads and writes within one folio. A write that ends before the call
+    /// begins is not written to the hole afterwards, and one that begins after the call has
+    /// returned stays. On a file with a write gate, the call has no LSN: the zeros do not wait for
+    /// the log. A page of a map that is pinned is written as zeros and keeps its storage. Pinned
+    /// bytes stay readable through the pin, with any content.
+    ///
+    /// Blocks for I/O if the first or the last folio is only partly in the range and not in
+    /// memory. In a file with a backing, also for the file system, for write-outs of the file that
+    /// are in flight, and for the folio lock of each [`PinMut`](crate::PinMut) in the range.
+    ///
+    /// # Errors
+    /// A handle that is not open for writing; a range beyond 2^63; an error of the storage:
+    /// [`Unsupported`](std::io::ErrorKind::Unsupported), after which nothing is changed, or
+    /// another one, after which each folio of the range has its old bytes or zeros. In a memory
+    /// file, an error of the swap for the first or the last folio; nothing is changed then, except
+    /// when the last folio becomes unreadable after the first one was zeroed.
+    pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
+        self.clear(range, FallocateMode::PunchHole)
+    }
+
+    /// Zeroes `range` like [`File::punch_hole`], but the storage of whole folios stays allocated,
+    /// or is allocated. The length does not change. In a memory file, the folios before the end of
+    /// file are allocated again.
+    ///
+    /// # Errors
+    /// Fails like [`File::punch_hole`] and [`File::allocate`].
+    pub fn zero_range(&self, range: Range<u64>) -> Result<()> {
+        self.clear(range.clone(), FallocateMode::ZeroRange)?;
+        if self.is_memory_file() { self.allocate_keep_len(range) } else { Ok(()) }
+    }
+
+    fn clear(&self, range: Range<u64>, mode: FallocateMode) -> Result<()> {
+        self.check_range(&range)?;
+        let inode = &self.handle.inode;
+        if self.is_memory_file() {
+            // Bytes past the end of file are zeros for as long as the file does not grow.
+            let _resizing = (range.end >= self.len()).then(|| inode.lock_resizing());
+            return self.clear_in_memory(&Pieces::of(&range, self.folio_bytes(), self.len()));
+        }
+        if range.is_empty() {
+            return Ok(());
+        }
+        let resizing = inode.lock_resizing();
+        let pieces = Pieces::of(&range, self.folio_bytes(), self.len());
+        own_pins::check(inode, &pages_of(&(range.start..pieces.after.end.max(range.end))))?;
+        if !pieces.whole.is_empty() {
+            resizing.clear(mode, pieces.whole)?;
+        }
+        self.write_zeros(pieces.before)?;
+        self.write_zeros(pieces.after)
+    }
+
+    /// Writes zeros to bytes of the file, without changing its length.
+    fn write_zeros(&self, bytes: Range<u64>) -> Result<()> {
+        let mut position = bytes.start;
+        let end = bytes.end.min(self.len());
+        while position < end {
+            let length = (end - position).min(PAGE_BYTES);
+            position += self.write_at(&ZEROS[..length as usize], position)? as u64;
+        }
+        Ok(())
+    }
+
+    fn clear_in_memory(&self, pieces: &Pieces) -> Result<()> {
+        let Pieces { before, whole, after } = pieces;
+        let inode = &self.handle.inode;
+        own_pins::check(inode, &pages_of(&(before.start..after.end)))?;
+        // Does everything that can fail first: reads the last folio before anything is changed. It
+        // is not kept referenced, because there may be memory for one folio only.
+        if !after.is_empty() {
+            drop(self.handle.find_folio(after.start >> PAGE_SHIFT, AccessMode::Read)?);
+        }
+        self.zero_part(before.clone())?;
+        self.zero_part(after.clone())?;
+        inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
+        Ok(())
+    }
+
+    /// Zeroes bytes within one unit, in place.
+    fn zero_part(&self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let Some(locked) = self.handle.find_folio(range.start >> PAGE_SHIFT, AccessMode::Read)?
+        else {
+            return Ok(());
+        };
+        self.handle.inode.zero_in_place(&locked.folio, &locked.lock, range);
+        Ok(())
+    }
+
+    /// Returns the position of the first data at or after `position`, like `SEEK_DATA`. Returns
+    /// `None` if there is no more data, or `position` is past the end of file.
+    ///
+    /// In a file with a backing, data is what the storage reports as data, and every dirty folio.
+    /// A [`Backing`](crate::Backing) that does not know its holes reports none. In a memory file,
+    /// data are the folios that were written, in memory or swapped out; allocated folios that were
+    /// never written are holes.
+    ///
+    /// Costs a visit of each resident folio up to the data that is found, and calls of the
+    /// storage, which may block.
+    ///
+    /// # Errors
+    /// The cache is closed; an error of the storage; a [`PinMut`](crate::PinMut) of the calling
+    /// thread on a mappable file.
+    pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
+        self.handle.check_usable()?;
+        let (inode, len_bytes) = (&self.handle.inode, self.len());
+        if position >= len_bytes {
+            return Ok(None);
+        }
+        if !self.is_memory_file() {
+            self.check_seek_pins()?;
+            return inode.first_data(position, len_bytes);
+        }
+        let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
+        while let Some(found) = inode.next_occupied(index) {
+            let found = inode.mapping.head_index(found);
+            if found * PAGE_BYTES >= len_bytes {
+                break;
+            }
+            if self.has_data(found) {
+                return Ok(Some(position.max(found * PAGE_BYTES)));
+            }
+            index = self.handle.end_of_folio(found);
+        }
+        Ok(None)
+    }
+
+    /// Returns the position of the first hole at or after `position`, like `SEEK_HOLE`; the end of
+    /// file counts as a hole. Returns `None` if `position` is past the end of file. What is data
+    /// is defined at [`File::seek_data`].
+    ///
+    /// # Errors
+    /// Fails like [`File::seek_data`].
+    pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
+        self.handle.check_usable()?;
+        let (inode, len_bytes) = (&self.handle.inode, self.len());
+        if position >= len_bytes {
+            return Ok(None);
+        }
+        if !self.is_memory_file() {
+            self.check_seek_pins()?;
+            return inode.first_hole(position, len_bytes).map(Some);
+        }
+        let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
+        while index * PAGE_BYTES < len_bytes && self.has_data(index) {
+            index = self.handle.end_of_folio(index);
+        }
+        Ok(Some(position.max(index * PAGE_BYTES).min(len_bytes)))
+    }
+
+    /// Fails if a seek would wait for a folio lock of the calling thread: it looks for stores
+    /// through maps.
+    fn check_seek_pins(&self) -> Result<()> {
+        let inode = &self.handle.inode;
+        if inode.page_space.is_in_place() {
+            own_pins::check(inode, &own_pins::ALL_PAGES)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns `true` if the unit whose first page is `head` was written.
+    fn has_data(&self, head: u64) -> bool {
+        let inode = &self.handle.inode;
+        let is_written = inode.mapping.is_written(&inode.memory.folios, head);
+        is_written.unwrap_or_else(|seen| inode.is_absent(seen))
+    }
+}

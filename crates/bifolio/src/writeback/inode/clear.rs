@@ -1,0 +1,142 @@
+//! Allocation of the backing: storage allocated ahead of writes, and whole folios cleared together
+//! with their storage (`punch_hole`, `zero_range`); and the search for data and holes.
+//!
+//! The protocol of a clear is at the head of `writeback/clearing.rs`.
+
+use super::Inode;
+use super::resize::{PinnedPages, Removal, Resizing};
+use crate::error::Result;
+use crate::io::{self, FallocateMode, IoError};
+use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
+use crate::sync::{Ordering, blocking};
+use crate::writeback::clearing::ClearedBefore;
+use std::ops::Range;
+
+impl Inode {
+    /// F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages are
+    /// being cleared. Returns `true` if its bytes must then be zeros: they were read before the
+    /// storage was cleared.
+    pub(crate) fn mark_if_cleared(&self, locked: &LockedFolio<'_>, before: ClearedBefore) -> bool {
+        let Some(clear) = self.clearing.of_page(locked.index()) else { return false };
+        locked.flags.set(Flag::Punched);
+        clear != before
+    }
+
+    /// O1: returns `true` if a locked folio is about to be removed by a clear whose storage is
+    /// cleared, so that its bytes must not be written. The caller holds `cutting` shared.
+    pub(in crate::writeback) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
+        !locked.flags.get(Flag::Punched) && self.clearing.of_page(locked.index()).is_some()
+    }
+}
+
+impl Resizing<'_> {
+    /// Changes the allocation of the backing, and no byte. Blocks for write-outs.
+    pub(crate) fn fallocate(
+        &self,
+        mode: FallocateMode,
+        bytes: Range<u64>,
+    ) -> std::result::Result<(), IoError> {
+        let inode = self.inode;
+        blocking::check("`cutting`, and the backing");
+        let _no_write_out = inode.cutting.write();
+        inode.store.fallocate(mode, bytes)
+    }
+
+    /// Clears `bytes` of the backing, whole units, and their folios. Blocks for write-outs, the
+    /// backing, and the locks of the folios.
+    pub(crate) fn clear(
+        &self,
+        mode: FallocateMode,
+        bytes: Range<u64>,
+    ) -> std::result::Result<(), IoError> {
+        let inode = self.inode;
+        let pages = bytes.start >> PAGE_SHIFT..bytes.end >> PAGE_SHIFT;
+        blocking::check("`cutting`, and the backing");
+        let no_write_out = inode.cutting.write();
+        inode.clearing.begin(pages.clone());
+        let cleared = inode.store.fallocate(mode, bytes);
+        match cleared {
+            Ok(()) => inode.clearing.note_storage_cleared(),
+            Err(_) => inode.clearing.end(),
+        }
+        drop(no_write_out);
+        if cleared.is_ok() {
+            let is_old = |locked: &LockedFolio<'_>| !locked.flags.get(Flag::Punched);
+            let removal = Removal::new(inode, PinnedPages::Zeroed);
+            inode.remove_folios(removal, pages.clone(), is_old);
+            inode.clearing.end();
+        }
+        let is_wrong = |locked: &LockedFolio<'_>| {
+            let was_marked = locked.flags.clear(Flag::Punched);
+            was_marked && cleared.is_err() && !locked.flags.write_state().is_dirty()
+        };
+        inode.remove_folios(Removal::new(inode, PinnedPages::Zeroed), pages, is_wrong);
+        cleared
+    }
+}
+
+/// Data and holes of a file with a backing.
+impl Inode {
+    /// Returns the position of the first data from `position` on, before `len_bytes`.
+    pub(crate) fn first_data(&self, position: u64, len_bytes: u64) -> Result<Option<u64>> {
+        self.mark_stored_in(&(position..len_bytes), true)?;
+        // In this order: a folio that is written out in between is found on the backing.
+        let unwritten = self.next_unwritten(position >> PAGE_SHIFT);
+        let unwritten = unwritten.map(|index| position.max(index * PAGE_BYTES));
+        let stored = io::seek_data(&**self.store.reader(), position)?;
+        let first = unwritten.into_iter().chain(stored).min();
+        Ok(first.filter(|first| *first < len_bytes))
+    }
+
+    /// Returns the position of the first hole from `position` on, at most `len_bytes`.
+    pub(crate) fn first_hole(&self, position: u64, len_bytes: u64) -> Result<u64> {
+        self.mark_stored_in(&(position..len_bytes), true)?;
+        let mut at = position;
+        while at < len_bytes {
+            // In this order, as in `first_data`.
+            if self.unwritten_at(at >> PAGE_SHIFT).is_some() {
+                at = self.mapping.end_of_unit(at >> PAGE_SHIFT) * PAGE_BYTES;
+                continue;
+            }
+            match io::seek_hole(&**self.store.reader(), at)? {
+                Some(hole) if hole > at => at = hole,
+                _ => break,
+            }
+        }
+        Ok(at.min(len_bytes))
+    }
+
+    /// Returns the first page from `index` on whose folio has bytes that the backing does not have
+    /// yet.
+    fn next_unwritten(&self, index: u64) -> Option<u64> {
+        let mut index = self.mapping.head_index(index);
+        loop {
+            index = self.mapping.head_index(self.mapping.table().next_folio(index)?);
+            if let Some(found) = self.unwritten_at(index) {
+                return Some(found);
+            }
+            index = self.mapping.end_of_unit(index);
+        }
+    }
+
+    /// Returns the head of the unit that holds page `index`, if its folio is dirty or being
+    /// written.
+    fn unwritten_at(&self, index: u64) -> Option<u64> {
+        let head = self.mapping.head_index(index);
+        let table = self.mapping.table();
+        loop {
+            // Acquire: pairs with the Release in I1: we see the flags of the folio that this Entry
+            // names.
+            let seen = table.load(head, Ordering::Acquire);
+            if !seen.is_folio() {
+                return None;
+            }
+            let state = self.memory.folio(seen.folio_id()).flags.write_state();
+            // Relaxed: the Acquire of `write_state` orders it: the state belonged to that folio.
+            let again = table.load(head, Ordering::Relaxed);
+            if again.is_folio() && again.folio_id() == seen.folio_id() {
+                return (state.is_dirty() || state.is_writing()).then_some(head);
+            }
+        }
+    }
+}
