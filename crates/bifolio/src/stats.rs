@@ -70,6 +70,9 @@ macro_rules! counters {
             pub unswapped_bytes: u64,
             /// Swap slots in use, bytes.
             pub swap_bytes: u64,
+            /// Memory of closed files whose pages are kept, when it was last counted, bytes; see
+            /// [`closed_bytes_max`](crate::CacheBuilder::closed_bytes_max).
+            pub closed_bytes: u64,
             /// Folios on the inactive list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.

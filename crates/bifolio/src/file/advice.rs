@@ -161,6 +161,9 @@ impl Registry {
                 }
             }
         }
+        if advice == Advice::DontNeed {
+            total.evicted += self.reclaim.free_closed_files().1;
+        }
         Ok(total)
     }
 }

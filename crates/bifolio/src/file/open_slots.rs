@@ -34,6 +34,8 @@
 //!  L4 wait until no other thread references the
 //!     inode (the flusher, a walk over all
 //!     files); free it: closes its descriptors
+//!     (an inode whose pages may stay is not
+//!     freed, and its pages not dropped in L3)
 //!  L5 lock; free the slot; unlock; wake            opens the file anew
 //! ```
 

@@ -20,6 +20,7 @@
 
 mod backing;
 mod buf;
+mod closed;
 mod disk;
 mod engine;
 mod error;
@@ -32,6 +33,7 @@ mod transfer;
 pub(crate) use backing::Guarded;
 pub use backing::{Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIdentity};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
+pub(crate) use closed::ClosedStorage;
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
 pub use error::{IoError, OpenDiskError, Operation};
@@ -44,3 +46,4 @@ pub(crate) use transfer::{
 };
 
 pub use crate::sys::file::FileKind;
+pub(crate) use crate::sys::file::Stamp;

@@ -371,7 +371,7 @@ impl<'a> WriteBatch<'a> {
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
         let pieces = run.pieces(inode);
-        let backing = Arc::clone(inode.store.writer());
+        let backing = inode.store.writer();
         let transfer =
             Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
         self.join(transfer, run);

@@ -23,13 +23,13 @@
 
 use super::inode::pages_of_still;
 use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, DirectStatus, FallocateMode, IoError, Operation};
+use crate::io::{self, Backing, ClosedStorage, DirectStatus, FallocateMode, IoError, Operation};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, RwLock};
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Thread that writes out dirty folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +52,8 @@ pub(crate) enum Store {
 /// Store of a file with a backing: reader, writer, and length.
 #[derive(Debug)]
 pub(crate) struct DiskStore {
-    /// Backing that reads go to.
-    reader: Arc<dyn Backing>,
-    /// Backing that writes go to; set by the first writable handle.
-    writer: OnceLock<Arc<dyn Backing>>,
+    /// Replaced only while the file has no handle. Each transfer has its own reference.
+    backings: RwLock<Backings>,
     /// Length of the backing as last set or queried, in bytes: nothing past it can be read.
     /// `inode/resize.rs` has the rules for changing it.
     len_bytes: AtomicU64,
@@ -67,7 +65,26 @@ pub(crate) struct DiskStore {
     failed_changes: AtomicU64,
 }
 
+/// Backings of a file on a disk.
+#[derive(Debug)]
+struct Backings {
+    /// Backing that reads go to.
+    reader: Arc<dyn Backing>,
+    /// Backing that writes go to; set by the first writable handle.
+    writer: Option<Arc<dyn Backing>>,
+}
+
 impl DiskStore {
+    fn reader(&self) -> Arc<dyn Backing> {
+        Arc::clone(&self.backings.read().reader)
+    }
+
+    /// Returns the backing that writes go to.
+    fn writer(&self) -> Arc<dyn Backing> {
+        let backings = self.backings.read();
+        Arc::clone(backings.writer.as_ref().unwrap_or(&backings.reader))
+    }
+
     /// Counts a change of the backing: it is durable after the next flush that begins now or later.
     fn note_change(&self) {
         // Release: pairs with the Acquire in `flush` and `is_flushed`.
@@ -103,8 +120,7 @@ impl Store {
     /// Creates the store of a file over `backing`, which has `len_bytes` bytes now.
     pub(super) fn on_disk(backing: &Arc<dyn Backing>, len_bytes: u64) -> Self {
         Self::Disk(DiskStore {
-            reader: Arc::clone(backing),
-            writer: OnceLock::new(),
+            backings: RwLock::new(Backings { reader: Arc::clone(backing), writer: None }),
             len_bytes: AtomicU64::new(len_bytes),
             changes: AtomicU64::new(0),
             flushed_changes: AtomicU64::new(0),
@@ -123,7 +139,7 @@ impl Store {
     /// Returns its name, for messages.
     pub(crate) fn name(&self) -> String {
         match self {
-            Self::Disk(disk) => disk.reader.describe(),
+            Self::Disk(disk) => disk.reader().describe(),
             Self::Swap(swap) => swap.name.clone(),
         }
     }
@@ -145,20 +161,37 @@ impl Store {
     /// Returns the state of direct I/O of the storage.
     pub(crate) fn direct(&self) -> DirectStatus {
         match self {
-            Self::Disk(disk) => disk.reader.direct(),
+            Self::Disk(disk) => disk.reader().direct(),
             Self::Swap(_) => DirectStatus::Custom,
         }
     }
 
     /// Returns `true` if there is a backing that accepts writes.
     pub(crate) fn is_writable(&self) -> bool {
-        matches!(self, Self::Disk(disk) if disk.writer.get().is_some())
+        matches!(self, Self::Disk(disk) if disk.backings.read().writer.is_some())
     }
 
     /// Directs writes to `backing` from now on, unless there is a writer already.
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
         if let Self::Disk(disk) = self {
-            disk.writer.get_or_init(|| Arc::clone(backing));
+            disk.backings.write().writer.get_or_insert_with(|| Arc::clone(backing));
+        }
+    }
+
+    /// Drops the backings of a file without handles, and with them its descriptors.
+    pub(crate) fn close_storage(&self) {
+        let Self::Disk(disk) = self else { return };
+        let reader: Arc<dyn Backing> = Arc::new(ClosedStorage(self.name()));
+        let closed = Backings { reader, writer: None };
+        let open = std::mem::replace(&mut *disk.backings.write(), closed);
+        // Closes descriptors, without the lock.
+        drop(open);
+    }
+
+    /// Connects a closed file to its storage again, for reading.
+    pub(crate) fn reopen_storage(&self, backing: &Arc<dyn Backing>) {
+        if let Self::Disk(disk) = self {
+            *disk.backings.write() = Backings { reader: Arc::clone(backing), writer: None };
         }
     }
 }
@@ -186,7 +219,7 @@ impl Store {
     /// Truncates the backing, or grows it with zeros. The caller holds `cutting` exclusively.
     pub(crate) fn set_len(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
         let Self::Disk(disk) = self else { return Ok(()) };
-        let resized = io::set_len(&**disk.writer.get().unwrap_or(&disk.reader), len_bytes);
+        let resized = io::set_len(&*disk.writer(), len_bytes);
         // A failed change may have been made in part.
         disk.note_change();
         resized?;
@@ -203,7 +236,7 @@ impl Store {
     ) -> std::result::Result<(), IoError> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let end_bytes = bytes.end;
-        let changed = io::fallocate(&**self.writer(), mode, bytes);
+        let changed = io::fallocate(&*self.writer(), mode, bytes);
         // A failed change may have been made in part.
         disk.note_change();
         if mode != FallocateMode::Allocate {
@@ -220,7 +253,7 @@ impl Store {
     /// Truncates the backing to its recorded length, if it is longer.
     fn undo_growth(&self, disk: &DiskStore) -> std::result::Result<(), IoError> {
         let before_bytes = disk.len_bytes.load(Ordering::Relaxed);
-        if io::len_bytes(&**self.writer())? <= before_bytes {
+        if io::len_bytes(&*self.writer())? <= before_bytes {
             return Ok(());
         }
         self.set_len(before_bytes)
@@ -229,7 +262,7 @@ impl Store {
     /// Queries the length of the backing, if there is one. The caller holds `cutting` exclusively.
     pub(crate) fn take_len(&self) -> std::result::Result<Option<u64>, IoError> {
         let Self::Disk(disk) = self else { return Ok(None) };
-        let len_bytes = io::len_bytes(&**disk.writer.get().unwrap_or(&disk.reader))?;
+        let len_bytes = io::len_bytes(&*disk.writer())?;
         disk.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(Some(len_bytes))
     }
@@ -338,15 +371,15 @@ impl Store {
 /// Reads.
 impl Store {
     /// Returns the source of transfers that fill folios, of a file that has one.
-    pub(crate) fn reader(&self) -> &Arc<dyn Backing> {
+    pub(crate) fn reader(&self) -> Arc<dyn Backing> {
         self.reader_if_any().expect("a memory file without a swap has nothing to read")
     }
 
     /// Returns the source of transfers that fill folios. A memory file without a swap has none.
-    pub(crate) fn reader_if_any(&self) -> Option<&Arc<dyn Backing>> {
+    pub(crate) fn reader_if_any(&self) -> Option<Arc<dyn Backing>> {
         match self {
-            Self::Disk(disk) => Some(&disk.reader),
-            Self::Swap(swap) => swap.swap.as_ref().map(|swap| swap.backing()),
+            Self::Disk(disk) => Some(disk.reader()),
+            Self::Swap(swap) => swap.swap.as_ref().map(|swap| Arc::clone(swap.backing())),
         }
     }
 
@@ -439,9 +472,9 @@ impl Store {
 /// Writes.
 impl Store {
     /// Returns the backing that the file is written to.
-    pub(crate) fn writer(&self) -> &Arc<dyn Backing> {
+    pub(crate) fn writer(&self) -> Arc<dyn Backing> {
         let Self::Disk(disk) = self else { unreachable!("a memory file has no backing") };
-        disk.writer.get().unwrap_or(&disk.reader)
+        disk.writer()
     }
 
     /// Records that `length_bytes` bytes have been written to the backing, which is then at least
@@ -466,10 +499,10 @@ impl Store {
     /// Makes all completed writes durable.
     pub(crate) fn flush(&self, metadata: bool) -> std::result::Result<(), IoError> {
         let Self::Disk(disk) = self else { return Ok(()) };
-        let Some(writer) = disk.writer.get() else { return Ok(()) };
+        let Some(writer) = disk.backings.read().writer.clone() else { return Ok(()) };
         // Acquire: pairs with the Release in `note_change`: the device has what is counted.
         let changes = disk.changes.load(Ordering::Acquire);
-        let flushed = if metadata { io::sync_all(&**writer) } else { io::sync_data(&**writer) };
+        let flushed = if metadata { io::sync_all(&*writer) } else { io::sync_data(&*writer) };
         match flushed {
             // Release: pairs with the Acquire in `is_flushed`.
             Ok(()) => disk.flushed_changes.fetch_max(changes, Ordering::Release),
@@ -486,6 +519,12 @@ impl Store {
         let flushed_changes = disk.flushed_changes.load(Ordering::Acquire);
         // Acquire: as above.
         disk.changes.load(Ordering::Acquire) <= flushed_changes
+    }
+
+    /// Returns `true` if a flush has failed.
+    pub(crate) fn has_failed_flush(&self) -> bool {
+        // Relaxed: only the value counts.
+        matches!(self, Self::Disk(disk) if disk.failed_changes.load(Ordering::Relaxed) > 0)
     }
 
     /// Discards the changes that a failed flush was to make durable, but no later ones.

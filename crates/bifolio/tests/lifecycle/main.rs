@@ -1,7 +1,8 @@
 //! How files and caches end: the last handle, a closed cache (`whole_cache.rs`), files opened again
-//! meanwhile (`opens.rs`), storage that stays unwritable (`giving_up.rs`), killed processes and
-//! power failures (`crash/`).
+//! meanwhile (`opens.rs`) or later (`closed_files.rs`), storage that stays unwritable
+//! (`giving_up.rs`), killed processes and power failures (`crash/`).
 
+mod closed_files;
 mod crash;
 mod giving_up;
 mod last_handle;

@@ -51,7 +51,7 @@ impl ReadaheadWorker {
             return true;
         }
         let (worker, of) = (Arc::clone(self), Arc::clone(inode));
-        let is_served = inode.engine.spawn(inode.store.reader(), move || worker.serve(&of));
+        let is_served = inode.engine.spawn(&inode.store.reader(), move || worker.serve(&of));
         if !is_served {
             self.give_up();
         }

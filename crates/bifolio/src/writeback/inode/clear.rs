@@ -83,7 +83,7 @@ impl Inode {
         // In this order: a folio that is written out in between is found on the backing.
         let unwritten = self.next_unwritten(position >> PAGE_SHIFT);
         let unwritten = unwritten.map(|index| position.max(index * PAGE_BYTES));
-        let stored = io::seek_data(&**self.store.reader(), position)?;
+        let stored = io::seek_data(&*self.store.reader(), position)?;
         let first = unwritten.into_iter().chain(stored).min();
         Ok(first.filter(|first| *first < len_bytes))
     }
@@ -98,7 +98,7 @@ impl Inode {
                 at = self.mapping.end_of_unit(at >> PAGE_SHIFT) * PAGE_BYTES;
                 continue;
             }
-            match io::seek_hole(&**self.store.reader(), at)? {
+            match io::seek_hole(&*self.store.reader(), at)? {
                 Some(hole) if hole > at => at = hole,
                 _ => break,
             }

@@ -198,7 +198,7 @@ impl Inode {
         let folio_bytes = self.mapping.folio_bytes();
         let pieces = Pieces::of(length, targets.map(|start| (start, folio_bytes)));
         Transfer {
-            backing: Arc::clone(self.store.reader()),
+            backing: self.store.reader(),
             operation: Operation::Read,
             position_bytes,
             pieces,

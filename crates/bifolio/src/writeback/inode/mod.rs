@@ -37,7 +37,7 @@ use crate::memory::{Memory, PageSpace};
 use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
-use crate::sync::{Mutex, Ordering, RwLock, blocking};
+use crate::sync::{Backoff, Mutex, Ordering, RwLock, blocking};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
@@ -152,6 +152,15 @@ impl Inode {
             clearing: Clearing::default(),
             len_max_bytes: size.len_max_bytes,
         }))
+    }
+
+    /// Frees a file without pages and handles. Waits until no other thread has a reference to it.
+    pub(crate) fn free(mut shared: Arc<Self>) {
+        let mut backoff = Backoff::default();
+        while let Err(other) = Arc::try_unwrap(shared).map(drop) {
+            shared = other;
+            backoff.wait();
+        }
     }
 
     /// Returns a reference that keeps it allocated; `None` if it is about to be freed.
