@@ -54,6 +54,7 @@ impl Error {
             ErrorKind::Config { .. }
             | ErrorKind::OutOfRange { .. }
             | ErrorKind::PinSpansFolios { .. }
+            | ErrorKind::PinTooLarge { .. }
             | ErrorKind::NotMappable { .. }
             | ErrorKind::NoGate { .. }
             | ErrorKind::FolioSizeConflict { .. } => (Io::InvalidInput, libc::EINVAL),

@@ -4,7 +4,8 @@
 //! table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread. A [`Hold`] owns
 //! its reference and its handle, and can be sent to other threads. A [`PinMut`] is the folio lock
 //! and a write section. A pin guarantees residency, not immutability: another handle may write the
-//! bytes concurrently, unless the file is immutable. `pin_many.rs` pins several folios.
+//! bytes concurrently, unless the file is immutable. `pin_many.rs` and `pin_slices.rs` pin several
+//! folios.
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
@@ -537,7 +538,7 @@ impl File {
     }
 
     #[cold]
-    fn empty_pin(&self) -> Error {
+    pub(super) fn empty_pin(&self) -> Error {
         let problem = "a pin of no bytes".to_owned();
         ErrorKind::Config { name: "range", problem }.into()
     }

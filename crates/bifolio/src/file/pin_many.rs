@@ -66,7 +66,7 @@ impl File {
     }
 
     /// Returns a pin of a range in a folio that has just been read.
-    fn pin_locked(&self, range: &Range<u64>, locked: &Locked<'_>) -> Option<Pin<'_>> {
+    pub(super) fn pin_locked(&self, range: &Range<u64>, locked: &Locked<'_>) -> Option<Pin<'_>> {
         // The file may have been truncated since.
         if range.end > self.len() {
             return None;
