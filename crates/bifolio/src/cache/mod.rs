@@ -54,6 +54,12 @@ struct Inner {
     _background: Background,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.registry.note_no_cache();
+    }
+}
+
 impl fmt::Debug for Cache {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = formatter.debug_struct("Cache");

@@ -21,7 +21,7 @@ use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
 use crate::io::{Backing, DiskFile, FileIdentity, Stamp};
 use crate::page::PAGE_BYTES;
-use crate::sync::Backoff;
+use crate::sync::{Backoff, Ordering};
 use crate::writeback::{Inode, is_inside_any};
 use std::sync::Arc;
 
@@ -64,6 +64,10 @@ impl Drop for Membership {
         });
         if is_last == Some(true) {
             self.registry.retire_logged(self.key, self.has_failed);
+            // Relaxed: the lock of the slots orders it, whichever thread was the first there.
+            if self.registry.has_no_cache.load(Ordering::Relaxed) {
+                self.registry.give_up(self.key, is_held_back);
+            }
         }
     }
 }
@@ -225,6 +229,40 @@ impl Registry {
     }
 }
 
+/// Returns `true` for a file without handles whose pages its write gate holds back.
+fn is_held_back(open: &Open) -> bool {
+    open.handles == 0 && open.is_kept && open.inode.has_gate()
+}
+
+impl Registry {
+    /// Ends files without handles whose write gates hold pages back, now and later. Called when the
+    /// last `Cache` is dropped: no caller can open, commit or sync them any more. Otherwise a gate
+    /// that owns a file of this cache would keep the registry, which keeps the gate.
+    pub(crate) fn note_no_cache(&self) {
+        if self.cache_state.is_forked() {
+            return;
+        }
+        // Relaxed: as in the drop of `Membership`.
+        self.has_no_cache.store(true, Ordering::Relaxed);
+        self.files.keys().into_iter().for_each(|key| self.give_up(key, is_held_back));
+    }
+
+    /// Tries for the last time to make a file durable if `is_wanted` accepts it, and drops it with
+    /// what could not be written.
+    fn give_up(&self, key: Key, is_wanted: impl Fn(&Open) -> bool) {
+        if self.files.look(key, |open| is_wanted(open)) != Some(true) {
+            return;
+        }
+        let Err(failure) = self.retire(key, false) else { return };
+        log::error!("{failure}; these bytes are lost, because the cache is dropped");
+        if let Some((_busy, open)) = self.files.take_if(key, is_wanted) {
+            open.inode.remove_folios_from(0);
+            self.reclaim.wait_for_reclaim();
+            self.free_unused(open);
+        }
+    }
+}
+
 impl Retire<Open> for Registry {
     type Shared = Arc<Inode>;
     type Failure = CloseFailure;
@@ -279,13 +317,7 @@ impl Drop for Registry {
         // No handle is left, since each keeps the registry, and so no memory file: the remaining
         // files could not be written.
         for key in self.files.keys() {
-            let Err(failure) = self.retire(key, false) else { continue };
-            log::error!("{failure}; these bytes are lost, because the cache is dropped");
-            if let Some((_busy, open)) = self.files.take_if(key, |open| open.handles == 0) {
-                open.inode.remove_folios_from(0);
-                self.reclaim.wait_for_reclaim();
-                self.free_unused(open);
-            }
+            self.give_up(key, |open| open.handles == 0);
         }
         self.reclaim.free_closed_files();
         if let Some(swap) = &self.services.swap {

@@ -44,7 +44,7 @@ use crate::io::{
 use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::os::fd::OwnedFd;
@@ -98,6 +98,8 @@ pub(crate) struct Registry {
     pub(super) files: OpenSlots<Key, Open>,
     /// Next key of a backing that cannot be opened twice.
     next_single: AtomicU64,
+    /// Set once every `Cache` is dropped.
+    pub(super) has_no_cache: AtomicBool,
     /// Serializes closes of the cache.
     pub(super) closing: Mutex<()>,
     map_resources: MapResources,
@@ -124,6 +126,7 @@ impl Registry {
             cache_state,
             files: OpenSlots::default(),
             next_single: AtomicU64::new(0),
+            has_no_cache: AtomicBool::new(false),
             closing: Mutex::new(()),
             map_resources: MapResources::new(features, config.unmap_batch_folios),
             read_servers: ReadServers::default(),

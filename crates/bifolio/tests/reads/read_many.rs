@@ -309,7 +309,7 @@ fn missing_pages_of_slices_are_read_by_long_transfers() {
     let before = cache.stats().read_requests;
     let pins = file.pin_slices(PAGE..4 << 20).unwrap();
     assert_same(&joined(&pins), &bytes[PAGE as usize..4 << 20]);
-    // At most 1 MiB each, and page 300 was there.
+    // At most 1 MiB each, and page 300 was resident.
     assert!(cache.stats().read_requests - before <= 6, "{:?}", cache.stats());
     drop(pins);
     drop(file);

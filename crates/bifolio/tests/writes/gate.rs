@@ -528,3 +528,66 @@ fn a_sync_of_a_range_that_is_held_back_keeps_the_length() {
     file.sync_range(position..position + 8).unwrap();
     assert_eq!(storage.bytes().len() as u64, position + 8);
 }
+
+/// A gate that owns the file of its log, in the same cache.
+#[derive(Debug)]
+struct LogFile {
+    file: File,
+    fails: AtomicBool,
+    durable: AtomicU64,
+}
+
+impl WriteGate for LogFile {
+    fn durable_lsn(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    fn make_durable(&self, lsn: u64) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.file.sync_data().map_err(io::Error::from)?;
+        self.durable.fetch_max(lsn, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Drops a gated file whose page has `lsn`, and its cache. Returns the first byte of the storage
+/// afterwards, when nothing of the cache is left.
+fn byte_after_drops(lsn: u64, is_cache_first: bool, is_healed: bool) -> u8 {
+    let storages = [(); 2].map(|()| Arc::new(MemoryBacking::new(vec![0; PAGE as usize])));
+    let [data, of_log] = storages;
+    let cache = quiet(1 << 20).build().unwrap();
+    let file = cache.open_backing(of_log.clone(), &writable()).unwrap();
+    let (fails, durable) = (AtomicBool::new(true), AtomicU64::new(0));
+    let log = Arc::new(LogFile { file, fails, durable });
+    let tree = cache.open_backing(data.clone(), &writable()).unwrap();
+    tree.set_gate(log.clone()).unwrap();
+    tree.write_all_at_lsn(&[7], 0, lsn).unwrap();
+    if is_cache_first {
+        drop(cache);
+        drop(tree);
+    } else {
+        drop(tree);
+        log.fails.store(!is_healed, Ordering::Relaxed);
+        drop(cache);
+    }
+    let gate = Arc::downgrade(&log);
+    drop(log);
+    wait_until(|| gate.strong_count() == 0);
+    // The background thread of a gate may have the last reference for a moment.
+    wait_until(|| Arc::strong_count(&data) == 1 && Arc::strong_count(&of_log) == 1);
+    data.bytes()[0]
+}
+
+#[test]
+fn a_dropped_cache_keeps_no_gate_that_owns_its_log() {
+    for is_cache_first in [true, false] {
+        for lsn in [5, u64::MAX] {
+            let byte = byte_after_drops(lsn, is_cache_first, false);
+            assert_eq!(byte, 0, "LSN {lsn} was never durable");
+        }
+    }
+    assert_eq!(byte_after_drops(u64::MAX, false, true), 0, "never committed");
+    assert_eq!(byte_after_drops(5, false, true), 7, "the log is durable in the end");
+}
