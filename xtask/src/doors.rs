@@ -20,6 +20,15 @@ struct Door {
 const DOORS: &[Door] = &[
     Door { name: "capi", commands: &["test -p bifolio-capi"], whole: &[] },
     Door {
+        name: "mount",
+        commands: &[
+            "clippy --manifest-path doors/Cargo.toml -p bifolio-mount --all-targets -- -D warnings",
+            "test --manifest-path doors/Cargo.toml -p bifolio-mount",
+        ],
+        whole: &["test --release --manifest-path doors/Cargo.toml -p bifolio-mount -- \
+                  --include-ignored --nocapture --test-threads=1"],
+    },
+    Door {
         name: "redb",
         commands: &[
             "fmt --manifest-path doors/Cargo.toml --all --check",

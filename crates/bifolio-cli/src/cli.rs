@@ -1,5 +1,6 @@
 //! The commands of the program. Parses and validates; does nothing.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,13 @@ pub(crate) enum Command {
     Compare(CompareOptions),
     /// Print which features of the kernel are available and in use, and why not.
     Features,
+    /// Mount a directory through the cache: runs `bifolio-mount`, which is built separately.
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Mount {
+        /// The arguments of `bifolio-mount`; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     #[command(hide = true)]
     BenchChild {
         /// The task, as JSON.

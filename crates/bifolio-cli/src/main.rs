@@ -1,5 +1,5 @@
-//! The `bifolio` program: benchmarks, their comparison, checks of a file through the cache, and
-//! the kernel's features.
+//! The `bifolio` program: benchmarks, their comparison, checks of a file through the cache, the
+//! kernel's features, and mounts.
 //!
 //! `cli` parses the command line, each subcommand has its file, `output` is the only way to
 //! standard output. Exit status: 0 done, 1 found wrong bytes, missed a figure or found something
@@ -10,6 +10,7 @@ mod check;
 mod cli;
 mod compare;
 mod features;
+mod mount;
 mod output;
 mod terminal;
 
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Check(options) => check::run(&options),
         Command::Compare(options) => compare::run(&options),
         Command::Features => features::run(),
+        Command::Mount { arguments } => mount::run(&arguments),
         Command::BenchChild { request } => bench::run_child(&request),
     })
 }

@@ -29,8 +29,9 @@ use crate::cargo::workspace_root;
 use source::Source;
 
 /// The folders and files that are checked.
-const ROOTS: [&str; 9] = [
+const ROOTS: [&str; 10] = [
     "crates",
+    "doors/bifolio-mount",
     "doors/bifolio-redb",
     "doors/bifolio-tantivy",
     "doors/engine-bench",

@@ -1,0 +1,448 @@
+//! The contents of files: one open file of the cache for each inode, kept after the last close.
+//!
+//! ```text
+//!              open, create                release of the last          more than `kept_max`,
+//!   closed ------------------> open (n) ------------------------> kept ------------------> closed
+//!                                 ^            write-out begins    |      pages written,
+//!                                 '--------------------------------'      times set
+//! ```
+//!
+//! The cache's own syncs only write pages: [`Disk`] ignores its flushes. `fsync` flushes the device
+//! itself, after the pages are written. So closing a file costs no flush, as with the kernel.
+//!
+//! While an inode has unwritten data, its size and times are ours: the file in the source directory
+//! gets the length and new times only when pages are written. Closing sets the modification time to
+//! the one that programs have seen.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::SystemTime;
+
+use bifolio::{
+    Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, Features, File, FileIdentity,
+    IoBuf, IoBufMut, IoRequest, OpenOptions, Submission,
+};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::attributes::{system_time_of, timespec};
+use crate::error::{Error, Result};
+use crate::inode::{Inode, Table, path_of};
+
+/// State of an inode's contents, under its lock.
+#[derive(Default)]
+pub struct Data {
+    opened: Option<Opened>,
+    /// Opens by the kernel, and operations that need the file for a moment.
+    users: u64,
+    /// `true` while the inode is in the list of kept files.
+    is_kept: bool,
+    /// `true` if the file was used since it was last considered for closing.
+    is_used: bool,
+    /// Written to since write-out was last asked for.
+    pub is_dirty: bool,
+    /// Flushed to the device since it was last written to. Unknown at first, hence `false`.
+    is_flushed: bool,
+    /// Known to have neither a set-user-id nor a set-group-id bit that a write must clear.
+    pub has_no_set_id: bool,
+    /// Modification time that programs have seen, if the source directory's may be another.
+    pub modified: Option<SystemTime>,
+    /// Lower bound of the change time that programs have seen.
+    pub changed: Option<SystemTime>,
+}
+
+/// A file in the cache.
+#[derive(Clone)]
+struct Opened {
+    file: File,
+    disk: Arc<Disk>,
+    is_writable: bool,
+}
+
+impl Data {
+    /// Returns the length if the file is open in the cache.
+    pub fn len_bytes(&self) -> Option<u64> {
+        self.opened.as_ref().map(|opened| opened.file.len())
+    }
+
+    /// Records a change of the metadata. The source directory has the time of it, unless written
+    /// pages change that.
+    pub fn touch(&mut self) {
+        if self.modified.is_some() {
+            self.changed = Some(self.now());
+        }
+    }
+
+    /// Returns the time, by the clock that file systems use: a finer one would be ahead of theirs.
+    /// It is not before a time that programs have seen.
+    fn now(&self) -> SystemTime {
+        let now = system_time_of(clock_gettime(ClockId::RealtimeCoarse));
+        self.changed.map_or(now, |seen| seen.max(now))
+    }
+
+    /// Records a change of the contents.
+    fn touch_contents(&mut self) {
+        let now = self.now();
+        self.modified = Some(now);
+        self.changed = Some(now);
+        self.is_dirty = true;
+        self.is_flushed = false;
+    }
+}
+
+impl Inode {
+    /// Returns the file, which a program has open, for reading.
+    pub fn file(&self) -> Result<File> {
+        let data = self.data();
+        let opened = data.opened.as_ref().ok_or(rustix::io::Errno::BADF)?;
+        Ok(opened.file.clone())
+    }
+
+    /// Returns the file, which a program has open, for a change of its contents.
+    pub fn file_for_change(&self) -> Result<File> {
+        let mut data = self.data();
+        let opened = data.opened.as_ref().filter(|opened| opened.is_writable);
+        let file = opened.ok_or(rustix::io::Errno::BADF)?.file.clone();
+        data.touch_contents();
+        Ok(file)
+    }
+
+    /// Starts to write the dirty pages, if there are any.
+    pub fn write_out(&self) -> Result<()> {
+        let mut data = self.data();
+        if std::mem::take(&mut data.is_dirty)
+            && let Some(opened) = &data.opened
+        {
+            opened.file.write_out(0..u64::MAX >> 1)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the dirty pages, without a flush of the device.
+    pub fn write_pages(&self) -> Result<()> {
+        let opened = self.data().opened.clone();
+        opened.map_or(Ok(()), |opened| Ok(opened.file.sync_data()?))
+    }
+
+    /// Makes the contents durable, and, if `with_metadata`, also owner, mode and times.
+    pub fn sync(&self, with_metadata: bool) -> Result<()> {
+        let (opened, is_flushed, modified) = {
+            let mut data = self.data();
+            let Some(opened) = data.opened.clone() else { return Ok(()) };
+            (opened, std::mem::replace(&mut data.is_flushed, true), data.modified)
+        };
+        let written = opened.file.sync_data().map_err(Error::from).and_then(|()| {
+            if let Some(modified) = modified {
+                self.set_modified(modified)?;
+            }
+            if is_flushed && !with_metadata {
+                return Ok(());
+            }
+            let disk = &opened.disk.disk;
+            let flushed = if with_metadata { disk.sync_all() } else { disk.sync_data() };
+            flushed.map_err(|source| Error::Flush { file: opened.disk.describe(), source })
+        });
+        if written.is_err() {
+            self.data().is_flushed = false;
+        }
+        written
+    }
+
+    /// Returns `true` if data may not be on the device.
+    pub fn is_unwritten(&self) -> bool {
+        self.data().modified.is_some()
+    }
+
+    /// Returns `true` if the inode has no name any more.
+    fn is_removed(&self) -> bool {
+        self.stat().is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
+    /// Sets the modification time of the file in the source directory.
+    fn set_modified(&self, modified: SystemTime) -> Result<()> {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: timespec(modified),
+        };
+        Ok(utimensat(CWD, self.path(), &times, AtFlags::empty())?)
+    }
+}
+
+/// The files that are open in the cache.
+pub struct Files {
+    pub cache: Cache,
+    features: Features,
+    table: Arc<Table>,
+    /// Files that no program has open, the least recently closed first.
+    kept: Mutex<VecDeque<Weak<Inode>>>,
+    kept_max: usize,
+    /// Threads that close kept files now.
+    closers: AtomicUsize,
+}
+
+/// Maximum number of threads that close kept files.
+const CLOSERS_MAX: usize = 4;
+
+impl Files {
+    pub fn new(cache: Cache, table: Arc<Table>, kept_max: usize) -> Self {
+        let (kept, closers) = (Mutex::default(), AtomicUsize::new(0));
+        Self { cache, features: Features::probe(&[]), table, kept, kept_max, closers }
+    }
+
+    /// Opens the file for a program or an operation; [`Self::release`] ends that.
+    pub fn open(&self, inode: &Inode, for_writing: bool) -> Result<()> {
+        let mut data = inode.data();
+        let is_open = |opened: &Opened| opened.is_writable || !for_writing;
+        if !data.opened.as_ref().is_some_and(is_open) {
+            let opened = match self.open_disk(inode, for_writing) {
+                Err(error) if is_out_of_descriptors(&error) => {
+                    drop(data);
+                    let kept = self.kept.lock().len();
+                    self.close_kept(kept.div_ceil(4));
+                    data = inode.data();
+                    self.open_disk(inode, for_writing)?
+                }
+                opened => opened?,
+            };
+            // Relaxed: read under the table's lock, and the kernel has a reference meanwhile.
+            inode.is_cached.store(true, Ordering::Relaxed);
+            data.is_used = data.opened.replace(opened).is_some();
+        } else {
+            data.is_used = true;
+        }
+        data.users += 1;
+        Ok(())
+    }
+
+    fn open_disk(&self, inode: &Inode, for_writing: bool) -> Result<Opened> {
+        let options = DiskOptions { read: true, write: for_writing, ..DiskOptions::default() };
+        let disk = DiskFile::open(inode.path(), &options, &self.features);
+        let disk = disk.map_err(bifolio::Error::from)?;
+        let disk = Arc::new(Disk { disk, handle: Arc::clone(&inode.handle) });
+        let options = OpenOptions::new().read(true).write(for_writing);
+        let file = self.cache.open_backing(Arc::clone(&disk) as Arc<dyn Backing>, &options)?;
+        Ok(Opened { file, disk, is_writable: for_writing })
+    }
+
+    /// Ends an open. The file stays in the cache. Returns `true` if too many do, so that
+    /// [`Self::close_excess`] should be called where waiting is allowed.
+    pub fn release(&self, inode: &Arc<Inode>) -> bool {
+        let mut data = inode.data();
+        data.users -= 1;
+        if data.users > 0 || std::mem::replace(&mut data.is_kept, true) {
+            return false;
+        }
+        drop(data);
+        let mut kept = self.kept.lock();
+        kept.push_back(Arc::downgrade(inode));
+        kept.len() > self.kept_max
+    }
+
+    /// Closes kept files beyond the maximum, unless enough threads do so already.
+    pub fn close_excess(&self) {
+        // Relaxed: only counts.
+        if self.closers.fetch_add(1, Ordering::Relaxed) < CLOSERS_MAX {
+            let kept = self.kept.lock().len();
+            self.close_kept(kept.saturating_sub(self.kept_max));
+        }
+        self.closers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Closes one kept file if there are twice as many as allowed: programs open files faster than
+    /// the closers close them.
+    pub fn throttle(&self) {
+        if self.kept.lock().len() > 2 * self.kept_max {
+            self.close_kept(1);
+        }
+    }
+
+    /// Closes about `count` kept files: the least recently used, but those used since they were
+    /// kept get a second chance.
+    fn close_kept(&self, count: usize) {
+        for _ in 0..count {
+            let Some(kept) = self.kept.lock().pop_front() else { return };
+            // A file that was removed may be gone.
+            if kept.upgrade().is_some_and(|inode| !self.close(&inode)) {
+                self.kept.lock().push_back(kept);
+            }
+        }
+    }
+
+    /// Writes and closes a file that no program has open. Returns `false` if it stays kept.
+    fn close(&self, inode: &Inode) -> bool {
+        let mut data = inode.data();
+        if data.users > 0 {
+            // The next release keeps it again.
+            data.is_kept = false;
+            return true;
+        }
+        if std::mem::take(&mut data.is_used) && data.opened.is_some() {
+            return false;
+        }
+        if inode.is_removed() {
+            self.forget_removed(inode, data);
+            return true;
+        }
+        if let Some(opened) = &data.opened {
+            let written = opened.file.sync_data().map_err(Error::from);
+            let written = written.and_then(|()| match data.modified {
+                Some(modified) => inode.set_modified(modified),
+                None => Ok(()),
+            });
+            if let Err(error) = written {
+                let _logged = error.answer();
+                return false;
+            }
+        }
+        self.forget_file(inode, data);
+        true
+    }
+
+    fn forget_file(&self, inode: &Inode, mut data: MutexGuard<'_, Data>) {
+        data.is_kept = false;
+        data.opened = None;
+        data.modified = None;
+        data.is_dirty = false;
+        inode.is_cached.store(false, Ordering::Relaxed);
+        drop(data);
+        self.table.remove_unused(inode);
+    }
+
+    /// Drops the contents of a file that has no name and no user any more, without writing them.
+    pub fn drop_removed(&self, inode: &Inode) {
+        let data = inode.data();
+        if data.users == 0 && inode.is_removed() {
+            self.forget_removed(inode, data);
+        }
+    }
+
+    fn forget_removed(&self, inode: &Inode, data: MutexGuard<'_, Data>) {
+        if let Some(opened) = data.opened.as_ref().filter(|opened| opened.is_writable)
+            && let Err(error) = opened.file.discard_dirty()
+        {
+            log::warn!("cannot discard the contents of a removed file: {error}");
+        }
+        self.forget_file(inode, data);
+    }
+
+    /// Runs an operation on a file that no program need have open, for a change of its contents.
+    /// The second result is that of [`Self::release`].
+    pub fn change(
+        &self,
+        inode: &Arc<Inode>,
+        operation: impl FnOnce(&File) -> bifolio::Result<()>,
+    ) -> (Result<()>, bool) {
+        if let Err(error) = self.open(inode, true) {
+            return (Err(error), false);
+        }
+        let outcome = inode.file_for_change().and_then(|file| Ok(operation(&file)?));
+        (outcome, self.release(inode))
+    }
+
+    /// Writes all files and sets their times. Returns the failures, which name the files.
+    pub fn write_all(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        if let Err(error) = self.cache.close() {
+            match error.kind() {
+                bifolio::ErrorKind::Close { failures: files } => {
+                    failures.extend(files.iter().map(ToString::to_string));
+                }
+                _ => failures.push(error.to_string()),
+            }
+        }
+        for inode in self.table.all() {
+            let modified = inode.data().modified;
+            if let Some(Err(error)) = modified.map(|modified| inode.set_modified(modified)) {
+                log::warn!("cannot set the modification time of a file: {error}");
+            }
+        }
+        failures
+    }
+}
+
+fn is_out_of_descriptors(error: &Error) -> bool {
+    let Error::Cache(error) = error else { return false };
+    matches!(error.errno(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
+}
+
+/// A file of the source directory under the cache: a [`DiskFile`] without flushes, named by the
+/// path that it has now.
+#[derive(Debug)]
+struct Disk {
+    disk: DiskFile,
+    handle: Arc<OwnedFd>,
+}
+
+impl Backing for Disk {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.disk.read_at(target, position_bytes)
+    }
+
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.disk.write_at(source, position_bytes)
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoBufMut<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        self.disk.read_vectored_at(targets, position_bytes)
+    }
+
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
+        self.disk.write_vectored_at(sources, position_bytes)
+    }
+
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        self.disk.submission(request)
+    }
+
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        self.disk.completed(request, answer)
+    }
+
+    /// Does nothing: [`Inode::sync`] and the unmount flush the device.
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Does nothing, like [`Self::sync_data`].
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.disk.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.disk.set_len(length_bytes)
+    }
+
+    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
+        self.disk.allocate(bytes)
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.disk.alignment()
+    }
+
+    fn describe(&self) -> String {
+        let path = std::fs::read_link(path_of(&self.handle));
+        path.map_or_else(|_| self.disk.describe(), |path| path.display().to_string())
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        self.disk.identity()
+    }
+
+    fn direct(&self) -> DirectStatus {
+        self.disk.direct()
+    }
+}

@@ -1,0 +1,437 @@
+//! The source directory as a [`Volume`]: names, directories and extended attributes.
+//!
+//! Every name is resolved in a descriptor of its directory, so that renames elsewhere do not
+//! matter. The kernel has checked all permissions (`default_permissions`) before it asks; a mount
+//! by root acts as root here and gives new inodes to the program that created them.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFlags};
+use parking_lot::Mutex;
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatVfs, XattrFlags,
+    fchmod, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat,
+    unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::attributes::Changes;
+use crate::data::Files;
+use crate::error::Result;
+use crate::inode::{Inode, Table};
+use crate::workers::Workers;
+
+/// The extended attribute whose presence makes a directory ignore the umask.
+const DEFAULT_ACL: &str = "system.posix_acl_default";
+/// Maximum number of bytes that one request copies between files. The program asks again.
+const COPY_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of a buffer for copies between files, and of one for directory entries.
+const BUFFER_BYTES: usize = 128 << 10;
+
+/// A mounted directory.
+pub struct Volume {
+    pub table: Arc<Table>,
+    pub files: Files,
+    pub workers: Workers,
+    /// This program acts as root: each user owns what its programs create.
+    is_root: bool,
+    /// The kernel's page cache is used, too.
+    pub uses_kernel_cache: bool,
+    /// Open directories, by the number that the kernel got.
+    directories: Mutex<HashMap<u64, Arc<OwnedFd>>>,
+    next_directory: AtomicU64,
+    /// Number of inodes beyond which the kernel is asked to forget some: each has a descriptor.
+    pub inodes_max: usize,
+    notifier: OnceLock<Notifier>,
+    is_pruning: AtomicBool,
+}
+
+/// A new inode: its permission bits and who gets it.
+#[derive(Clone, Copy)]
+pub struct Creation {
+    pub mode: u32,
+    pub umask: u32,
+    pub owner: u32,
+    pub group: u32,
+}
+
+impl Creation {
+    pub fn new(request: &Request, mode: u32, umask: u32) -> Self {
+        Self { mode, umask, owner: request.uid(), group: request.gid() }
+    }
+}
+
+impl Volume {
+    pub fn new(table: Arc<Table>, files: Files, workers: Workers) -> Self {
+        Self {
+            table,
+            files,
+            workers,
+            is_root: rustix::process::geteuid().is_root(),
+            uses_kernel_cache: false,
+            directories: Mutex::default(),
+            next_directory: AtomicU64::new(0),
+            inodes_max: usize::MAX,
+            notifier: OnceLock::new(),
+            is_pruning: AtomicBool::new(false),
+        }
+    }
+
+    /// Sets the way to the kernel's caches, once the session exists.
+    pub fn set_notifier(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
+    }
+
+    pub fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
+        let inode = self.table.lookup(&*self.table.get(parent)?, name)?;
+        inode.attributes().inspect_err(|_| self.forget(inode.number, 1))
+    }
+
+    /// Returns `true` if the kernel knows too many inodes, so that [`Self::prune`] should be
+    /// called. No request may wait for that: the kernel holds locks of directories meanwhile.
+    pub fn needs_pruning(&self) -> bool {
+        // Relaxed: one thread at a time; each works through the table's own lock.
+        self.table.len() > self.inodes_max && !self.is_pruning.swap(true, Ordering::Relaxed)
+    }
+
+    /// Makes the kernel forget a quarter of the names that no program uses.
+    pub fn prune(&self) {
+        for (parent, name) in self.table.forgettable(self.inodes_max / 4) {
+            // A name that is not there any more is an error.
+            let _ = self.notifier.get().map(|notifier| notifier.inval_entry(parent, &name));
+        }
+        self.is_pruning.store(false, Ordering::Relaxed);
+    }
+
+    /// Takes references that the kernel gives back.
+    pub fn forget(&self, number: INodeNo, lookups: u64) {
+        if let Some(inode) = self.table.forget(number, lookups) {
+            self.files.drop_removed(&inode);
+        }
+    }
+
+    /// Creates an inode by `make`, which gets the directory and the permission bits, and looks it
+    /// up.
+    fn create(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        creation: Creation,
+        make: impl FnOnce(&Inode, Mode) -> rustix::io::Result<()>,
+    ) -> Result<Arc<Inode>> {
+        let parent = self.table.get(parent)?;
+        // The kernel leaves the umask to us, because a default list of access rights replaces it.
+        let mut no_buffer = [0; 0];
+        let masked = match rustix::fs::getxattr(parent.path(), DEFAULT_ACL, &mut no_buffer[..]) {
+            Ok(length) if length > 0 => creation.mode,
+            _ => creation.mode & !creation.umask,
+        };
+        make(&parent, Mode::from_raw_mode(masked & 0o7777))?;
+        let inode = self.table.lookup(&parent, name)?;
+        if self.is_root {
+            // In a directory with the set-group-id bit the group is inherited.
+            let inherits = parent.stat()?.st_mode & libc::S_ISGID != 0;
+            inode.give_to(creation.owner, (!inherits).then_some(creation.group))?;
+        }
+        Ok(inode)
+    }
+
+    /// Creates a file and opens it.
+    pub fn create_file(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        creation: Creation,
+        flags: OFlags,
+    ) -> Result<FileAttr> {
+        let access =
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut created = None;
+        let inode = self.create(parent, name, creation, |parent, mode| {
+            created = Some(openat(parent, name, access, mode)?);
+            Ok(())
+        });
+        let inode = match inode {
+            Err(crate::error::Error::System(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => {
+                self.table.lookup(&*self.table.get(parent)?, name)?
+            }
+            inode => inode?,
+        };
+        let for_writing = flags & OFlags::ACCMODE != OFlags::RDONLY;
+        // Only the descriptor that created a file may write to one that is read-only: the file is
+        // opened once more here.
+        let mode = inode.stat()?.st_mode;
+        let opens_up = !self.is_root && mode & 0o600 != 0o600;
+        let created = created.filter(|_| opens_up);
+        if let Some(descriptor) = &created {
+            fchmod(descriptor, Mode::from_raw_mode((mode & 0o7777) | 0o600))?;
+        }
+        let opened = self.files.open(&inode, for_writing);
+        if let Some(descriptor) = &created {
+            fchmod(descriptor, Mode::from_raw_mode(mode & 0o7777))?;
+        }
+        opened?;
+        inode.attributes()
+    }
+
+    pub fn mknod(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        creation: Creation,
+        device: u32,
+    ) -> Result<FileAttr> {
+        let kind = FileType::from_raw_mode(creation.mode);
+        let make = |parent: &Inode, mode| mknodat(parent, name, kind, mode, u64::from(device));
+        self.create(parent, name, creation, make)?.attributes()
+    }
+
+    pub fn mkdir(&self, parent: INodeNo, name: &OsStr, creation: Creation) -> Result<FileAttr> {
+        self.create(parent, name, creation, |parent, mode| mkdirat(parent, name, mode))?
+            .attributes()
+    }
+
+    pub fn symlink(
+        &self,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &OsStr,
+        creation: Creation,
+    ) -> Result<FileAttr> {
+        self.create(parent, name, creation, |parent, _| symlinkat(target, parent, name))?
+            .attributes()
+    }
+
+    pub fn readlink(&self, number: INodeNo) -> Result<Vec<u8>> {
+        Ok(readlinkat(&*self.table.get(number)?, c"", Vec::new())?.into_bytes())
+    }
+
+    pub fn link(&self, number: INodeNo, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
+        let (inode, parent) = (self.table.get(number)?, self.table.get(parent)?);
+        linkat(CWD, inode.path(), &*parent, name, AtFlags::SYMLINK_FOLLOW)?;
+        inode.data().touch();
+        let linked = self.table.lookup(&parent, name)?;
+        linked.attributes()
+    }
+
+    pub fn unlink(&self, parent: INodeNo, name: &OsStr, flags: AtFlags) -> Result<()> {
+        let parent = self.table.get(parent)?;
+        let inode = self.table.known(&parent, name);
+        unlinkat(&*parent, name, flags)?;
+        inode.inspect(|inode| inode.data().touch());
+        Ok(())
+    }
+
+    /// Renames after the pages of the file are written: a program that replaces a file by a new
+    /// version expects to find one of the two after a crash.
+    pub fn rename(
+        &self,
+        (parent, name): (INodeNo, &OsStr),
+        (new_parent, new_name): (INodeNo, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (parent, new_parent) = (self.table.get(parent)?, self.table.get(new_parent)?);
+        let moved = self.table.known(&parent, name);
+        if let Some(inode) = &moved
+            && inode.kind == FileType::RegularFile
+        {
+            inode.write_pages()?;
+        }
+        let replaced = self.table.known(&new_parent, new_name);
+        renameat_with(&*parent, name, &*new_parent, new_name, flags)?;
+        if let Some(inode) = moved {
+            inode.data().touch();
+            inode.set_place(new_parent.number, new_name);
+        }
+        if let Some(inode) = replaced {
+            inode.data().touch();
+            if flags.contains(RenameFlags::EXCHANGE) {
+                inode.set_place(parent.number, name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes attributes, the size first: it changes the times, which the program may set, too.
+    pub fn change_attributes(
+        &self,
+        number: INodeNo,
+        changes: &Changes,
+        size: Option<u64>,
+        is_by_root: bool,
+    ) -> Result<FileAttr> {
+        let inode = self.table.get(number)?;
+        if let Some(size) = size {
+            if !is_by_root {
+                inode.clear_set_id()?;
+            }
+            let (changed, has_excess) = self.files.change(&inode, |file| file.set_len(size));
+            if has_excess {
+                self.files.close_excess();
+            }
+            changed?;
+        }
+        if *changes != Changes::default() {
+            inode.change_attributes(changes)?;
+        }
+        inode.attributes()
+    }
+
+    pub fn open_directory(&self, number: INodeNo) -> Result<u64> {
+        let descriptor = self.table.get(number)?.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        // Relaxed: only hands out numbers.
+        let opened = self.next_directory.fetch_add(1, Ordering::Relaxed);
+        self.directories.lock().insert(opened, Arc::new(descriptor));
+        Ok(opened)
+    }
+
+    fn directory(&self, opened: u64) -> Result<Arc<OwnedFd>> {
+        self.directories.lock().get(&opened).cloned().ok_or(Errno::BADF.into())
+    }
+
+    pub fn close_directory(&self, opened: u64) {
+        self.directories.lock().remove(&opened);
+    }
+
+    pub fn sync_directory(&self, opened: u64) -> Result<()> {
+        Ok(fsync(&*self.directory(opened)?)?)
+    }
+
+    /// Reads entries from `position` on: each name with its inode number, its kind, and the
+    /// position after it, until `entry` returns `false`.
+    pub fn read_directory(
+        &self,
+        opened: u64,
+        position: u64,
+        mut entry: impl FnMut(&OsStr, u64, FileType, u64) -> bool,
+    ) -> Result<()> {
+        use std::os::unix::ffi::OsStrExt;
+        let descriptor = self.directory(opened)?;
+        seek(&*descriptor, SeekFrom::Start(position))?;
+        let mut buffer = [MaybeUninit::uninit(); 32 << 10];
+        let mut entries = RawDir::new(&*descriptor, &mut buffer);
+        while let Some(found) = entries.next() {
+            let found = found?;
+            let name = OsStr::from_bytes(found.file_name().to_bytes());
+            if !entry(name, found.ino(), found.file_type(), found.next_entry_cookie()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how programs use the files that they open.
+    pub fn open_flags(&self) -> FopenFlags {
+        if self.uses_kernel_cache {
+            FopenFlags::FOPEN_KEEP_CACHE
+        } else {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        }
+    }
+
+    /// Opens a file, and closes others if too many are open.
+    pub fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<()> {
+        self.files.throttle();
+        let for_writing = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
+        self.files.open(&*self.table.get(number)?, for_writing)
+    }
+
+    /// Writes to a file that a program has open. Returns the number of bytes.
+    pub fn write(
+        &self,
+        number: INodeNo,
+        position: u64,
+        bytes: &[u8],
+        (flags, open_flags): (WriteFlags, OpenFlags),
+    ) -> Result<u32> {
+        let inode = self.table.get(number)?;
+        let file = inode.file_for_change()?;
+        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && inode.clear_set_id()? {
+            // A position below 0 stands for the attributes.
+            let _ = self.notifier.get().map(|kernel| kernel.inval_inode(number, -1, 0));
+        }
+        let mut written = 0;
+        while written < bytes.len() {
+            match file.write_at(&bytes[written..], position + written as u64) {
+                Ok(0) => break,
+                Ok(length) => written += length,
+                // The program meets the error when it goes on.
+                Err(_) if written > 0 => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // The kernel leaves this to us, with direct I/O.
+        if open_flags.0 & libc::O_DSYNC != 0 {
+            inode.sync(open_flags.0 & libc::O_SYNC == libc::O_SYNC)?;
+        }
+        Ok(written as u32)
+    }
+
+    /// Copies bytes between two open files, through the cache. Returns their number.
+    pub fn copy(
+        &self,
+        (from, from_position): (INodeNo, u64),
+        (to, to_position): (INodeNo, u64),
+        length: u64,
+    ) -> Result<u64> {
+        let source = self.table.get(from)?.file()?;
+        let target = self.table.get(to)?.file_for_change()?;
+        let length = length.min(COPY_BYTES_MAX);
+        let mut buffer = vec![0; BUFFER_BYTES.min(length as usize)];
+        let mut copied = 0;
+        while copied < length {
+            let wanted = buffer.len().min((length - copied) as usize);
+            let read = source.read_at(&mut buffer[..wanted], from_position + copied)?;
+            if read == 0 {
+                break;
+            }
+            match target.write_all_at(&buffer[..read], to_position + copied) {
+                // What was copied before counts; the program meets the error when it goes on.
+                Err(_) if copied > 0 => break,
+                written => written?,
+            }
+            copied += read as u64;
+        }
+        Ok(copied)
+    }
+
+    pub fn statfs(&self, number: INodeNo) -> Result<StatVfs> {
+        Ok(rustix::fs::fstatvfs(&*self.table.get(number)?)?)
+    }
+
+    pub fn set_xattr(&self, number: INodeNo, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+        let inode = self.table.get(number)?;
+        let flags = XattrFlags::from_bits_retain(flags as u32);
+        rustix::fs::setxattr(inode.path(), name, value, flags)?;
+        inode.data().touch();
+        Ok(())
+    }
+
+    /// Returns the value, or only its length as the length of the buffer if `size` is 0.
+    pub fn xattr(&self, number: INodeNo, name: &OsStr, size: u32) -> Result<(Vec<u8>, usize)> {
+        let inode = self.table.get(number)?;
+        let mut value = vec![0; size as usize];
+        let length = rustix::fs::getxattr(inode.path(), name, &mut value[..])?;
+        Ok((value, length))
+    }
+
+    /// Returns the names, or only their length, as [`Self::xattr`] does.
+    pub fn xattrs(&self, number: INodeNo, size: u32) -> Result<(Vec<u8>, usize)> {
+        let inode = self.table.get(number)?;
+        let mut names = vec![0; size as usize];
+        let length = rustix::fs::listxattr(inode.path(), &mut names[..])?;
+        Ok((names, length))
+    }
+
+    pub fn remove_xattr(&self, number: INodeNo, name: &OsStr) -> Result<()> {
+        let inode = self.table.get(number)?;
+        rustix::fs::removexattr(inode.path(), name)?;
+        inode.data().touch();
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Memory, processor time and descriptors of a mount.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::Duration;
+
+use crate::mounted::Mounted;
+
+/// Memory beside the cache: the program, and for each of 4 threads a request of 1 MiB and its
+/// answer.
+const CONSTANT_BYTES: u64 = 24 << 20;
+
+fn status_bytes(pid: u32, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Returns the processor time that a process has used, in ticks of 10 ms.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn resident_memory_stays_within_the_bound() {
+    let Some(mounted) = Mounted::new(&["--memory", "64M"]) else { return };
+    for name in ["one", "two"] {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(mounted.path(name)).unwrap();
+        (0..128).for_each(|index| file.write_all_at(&[1; 1 << 20], index << 20).unwrap());
+        let mut buffer = vec![0; 1 << 20];
+        (0..128).for_each(|index| file.read_exact_at(&mut buffer, index << 20).unwrap());
+    }
+    let bound = 64 << 20;
+    let most = bound + bound / 50 + (8 << 20) + CONSTANT_BYTES;
+    let resident = status_bytes(mounted.pid(), "VmHWM");
+    eprintln!(
+        "resident {resident} of {most} bytes, {} beyond the bound",
+        resident as i64 - bound as i64
+    );
+    assert!(resident <= most, "{resident} bytes are resident, at most {most} are allowed");
+    mounted.unmount_cleanly();
+}
+
+#[test]
+fn an_idle_mount_uses_no_processor_time() {
+    let Some(mounted) = Mounted::new(&["--memory", "16M"]) else { return };
+    let mut file = File::create(mounted.path("file")).unwrap();
+    file.write_all(&[1; 100_000]).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    // Workers leave after 5 s without work; then nothing happens, however loaded the machine is.
+    thread::sleep(Duration::from_secs(7));
+    let before = ticks(mounted.pid());
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(ticks(mounted.pid()) - before, 0);
+    mounted.unmount_cleanly();
+}
+
+#[test]
+fn kept_files_are_closed_beyond_their_maximum() {
+    let Some(mounted) = Mounted::new(&["--memory", "8M", "--kept-files", "20"]) else { return };
+    for number in 0..2_000_u32 {
+        fs::write(mounted.path(format!("file{number}")), number.to_le_bytes()).unwrap();
+    }
+    // Two descriptors of each kept file, one of each inode that the kernel knows.
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", mounted.pid())).unwrap().count();
+    assert!(descriptors < 2_000 + 2 * 2 * 20 + 100, "{descriptors}");
+    for number in 0..2_000_u32 {
+        let bytes = fs::read(mounted.path(format!("file{number}"))).unwrap();
+        assert_eq!(bytes, number.to_le_bytes());
+    }
+    mounted.unmount_cleanly();
+}
+
+#[test]
+fn the_kernel_forgets_inodes_when_descriptors_run_short() {
+    if !crate::mounted::can_mount() {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    for number in 0..3_000 {
+        File::create(source.path().join(format!("file{number}"))).unwrap();
+    }
+    let target = tempfile::tempdir().unwrap();
+    // Without the right to exceed the hard limit.
+    let script = r#"
+        program=$1; source=$2; target=$3
+        ulimit -n 1000
+        setpriv --bounding-set -sys_resource --inh-caps -sys_resource \
+            "$program" --background --memory 4M "$source" "$target"
+        ls -l "$target" | wc -l
+        for turn in 1 2; do
+            for file in "$target"/file*; do test -f "$file"; done
+        done
+        cat "$target"/file* | wc -c
+        umount "$target"
+        flock "$source" true
+    "#;
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_bifolio-mount"));
+    let counts = crate::mounted::shell(script, &[program, source.path(), target.path()]);
+    assert_eq!(counts.split_whitespace().collect::<Vec<_>>(), ["3001", "0"]);
+}

@@ -1,0 +1,97 @@
+//! How a mount begins and ends, and what it says about files that it could not write.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+
+use bifolio_testing::SmallDisk;
+
+use crate::mounted::{Mounted, can_mount, program, shell};
+
+#[test]
+fn a_signal_unmounts_and_writes_everything() {
+    for signal in ["INT", "TERM"] {
+        let source = tempfile::tempdir().unwrap();
+        let Some(mounted) = Mounted::of(source.path(), &[]) else { return };
+        fs::write(mounted.path("file"), vec![3; 3_000_000]).unwrap();
+        let (status, log) = mounted.signal(signal);
+        assert!(status.success() && log.is_empty(), "{status}: {log}");
+        assert!(fs::read(source.path().join("file")).unwrap() == vec![3; 3_000_000]);
+    }
+}
+
+#[test]
+fn a_mount_in_use_is_detached_by_a_signal_and_written() {
+    let source = tempfile::tempdir().unwrap();
+    let Some(mounted) = Mounted::of(source.path(), &[]) else { return };
+    let mut file = File::create(mounted.path("file")).unwrap();
+    file.write_all(b"bytes").unwrap();
+    let (status, log) = mounted.signal("TERM");
+    assert!(status.success() && log.contains("is in use"), "{status}: {log}");
+    assert_eq!(fs::read(source.path().join("file")).unwrap(), b"bytes");
+    assert!(file.write_all(b"more").is_err());
+}
+
+#[test]
+fn a_second_mount_of_the_same_source_is_refused() {
+    let Some(mounted) = Mounted::new(&[]) else { return };
+    let other = tempfile::tempdir().unwrap();
+    let output = program().arg(mounted.source("")).arg(other.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("mounted already"), "{said}");
+    mounted.unmount_cleanly();
+}
+
+#[test]
+fn a_target_inside_of_the_source_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    let target = source.path().join("target");
+    fs::create_dir(&target).unwrap();
+    let output = program().arg(source.path()).arg(&target).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("contain itself"), "{said}");
+}
+
+#[test]
+fn a_directory_can_be_mounted_over_itself_in_the_background() {
+    if !can_mount() {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    let path = source.path();
+    fs::write(path.join("before"), b"before").unwrap();
+    let status = program().args(["--background", "--memory", "4M"]).args([path, path]).status();
+    assert!(status.unwrap().success());
+    let kind = || shell("stat -f -c %T \"$1\"", &[path]);
+    assert_eq!(kind().trim(), "fuseblk");
+    assert_eq!(fs::read(path.join("before")).unwrap(), b"before");
+    fs::write(path.join("during"), b"during").unwrap();
+    // The lock is free when the program has written everything.
+    shell("umount \"$1\"; flock \"$1\" true", &[path]);
+    assert_eq!(fs::read(path.join("during")).unwrap(), b"during");
+}
+
+#[test]
+fn a_full_disk_is_told_and_the_unwritten_file_named() {
+    let Some(disk) = SmallDisk::mount(4 << 20) else { return };
+    let Some(mounted) = Mounted::of(disk.path(), &["--memory", "64M"]) else { return };
+    fs::write(mounted.path("fits"), vec![1; 100_000]).unwrap();
+    let file = File::create(mounted.path("too-long")).unwrap();
+    let written = (0..16).try_for_each(|index| file.write_all_at(&[2; 1 << 20], index << 20));
+    let told = written.and_then(|()| file.sync_all()).unwrap_err();
+    assert_eq!(told.raw_os_error(), Some(libc::ENOSPC));
+    // Other files are not affected.
+    let other = OpenOptions::new().write(true).open(mounted.path("fits")).unwrap();
+    other.write_all_at(b"changed", 10).unwrap();
+    other.sync_all().unwrap();
+    drop((file, other));
+    let (status, log) = mounted.unmount();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let named = log.lines().find(|line| line.contains("not written")).unwrap_or_default();
+    assert!(named.contains("too-long") && named.contains("space"), "{log}");
+    assert!(!log.contains("fits"), "{log}");
+    assert_eq!(&fs::read(disk.path().join("fits")).unwrap()[10..17], b"changed");
+}

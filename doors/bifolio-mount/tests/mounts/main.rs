@@ -1,0 +1,15 @@
+//! Directories mounted by the program, and what other programs do in them.
+//!
+//! Needs `/dev/fuse`, and for most tests root. The tests that are ignored by default are the long
+//! runs of other people's suites: `cargo x check-doors mount --whole`.
+#![allow(missing_docs)]
+
+mod bounds;
+mod contents;
+mod ends;
+mod hangs;
+mod kills;
+mod mounted;
+mod names;
+mod suites;
+mod unprivileged;
