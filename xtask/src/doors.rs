@@ -29,6 +29,15 @@ const DOORS: &[Door] = &[
                   --include-ignored --nocapture --test-threads=1"],
     },
     Door {
+        name: "objects",
+        commands: &[
+            "clippy --manifest-path doors/Cargo.toml -p bifolio-object-store --all-targets \
+             -- -D warnings",
+            "test --manifest-path doors/Cargo.toml -p bifolio-object-store",
+        ],
+        whole: &[],
+    },
+    Door {
         name: "redb",
         commands: &[
             "fmt --manifest-path doors/Cargo.toml --all --check",

@@ -1,0 +1,206 @@
+//! Building a store: settings and their limits.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bifolio::Cache;
+use object_store::ObjectStore;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::error::CacheError;
+use crate::lists::Lists;
+use crate::metrics::Counters;
+use crate::object::Known;
+use crate::read::Shared;
+use crate::record::{HEADER_BYTES, Layout};
+use crate::store::CachedStore;
+use crate::tier::Tier;
+
+/// Limits of the length of a part.
+const PART_BYTES_MIN: u64 = 4096;
+const PART_BYTES_MAX: u64 = 64 << 20;
+/// Length of a block, which has a checksum of its own; longer in parts of more than 4 MiB.
+const BLOCK_BYTES: u64 = 64 << 10;
+/// Blocks in a part.
+const BLOCKS_MAX: u64 = 64;
+/// Bytes of parts on their way into the cache.
+const INSERTING_BYTES_MAX: u64 = 4 << 20;
+/// The part of the cache's memory that parts without a disk tier take by default.
+const MEMORY_SHARE: (u64, u64) = (7, 8);
+
+/// Settings of a [`CachedStore`].
+#[derive(Clone, Debug)]
+pub struct CachedStoreBuilder {
+    store: Arc<dyn ObjectStore>,
+    cache: Cache,
+    name: Option<String>,
+    disk: Option<(PathBuf, u64)>,
+    memory_bytes: Option<u64>,
+    part_bytes: u64,
+    request_bytes_max: u64,
+    gap_bytes_max: u64,
+    head_age: Option<Duration>,
+    list_age: Option<Duration>,
+    stall_timeout: Duration,
+    runtime: Option<Handle>,
+}
+
+impl CachedStoreBuilder {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, cache: &Cache) -> Self {
+        Self {
+            store,
+            cache: cache.clone(),
+            name: None,
+            disk: None,
+            memory_bytes: None,
+            part_bytes: 1 << 20,
+            request_bytes_max: 8 << 20,
+            gap_bytes_max: 1 << 20,
+            head_age: None,
+            list_age: None,
+            stall_timeout: Duration::from_secs(30),
+            runtime: None,
+        }
+    }
+
+    /// Keeps up to `bytes` of objects in files in `directory`, which survive the process. It is
+    /// created if it does not exist. Each process needs a directory of its own.
+    ///
+    /// Memory then holds what was used last of the tier, up to the bound of the cache. The table
+    /// of parts takes about 300 bytes of memory a part.
+    pub fn disk(mut self, directory: impl Into<PathBuf>, bytes: u64) -> Self {
+        self.disk = Some((directory.into(), bytes));
+        self
+    }
+
+    /// Sets how much of the cache's memory parts take without a disk tier, bytes: by default 7/8 of
+    /// the bound, which is also the maximum. Use less if the cache has other files.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the length of a part, in which objects are fetched and kept, bytes: a multiple of 4096
+    /// up to 64 MiB, by default 1 MiB. The last part of an object is shorter, and counts as a whole
+    /// one; for many small objects use shorter parts.
+    pub fn part_bytes(mut self, bytes: u64) -> Self {
+        self.part_bytes = bytes;
+        self
+    }
+
+    /// Sets the longest request, bytes; by default 8 MiB. Longer runs of absent parts are several
+    /// requests at the same time.
+    pub fn request_bytes_max(mut self, bytes: u64) -> Self {
+        self.request_bytes_max = bytes;
+        self
+    }
+
+    /// Sets the longest gap between two absent parts that is requested with them, instead of a
+    /// second request, bytes; by default 1 MiB.
+    pub fn gap_bytes_max(mut self, bytes: u64) -> Self {
+        self.gap_bytes_max = bytes;
+        self
+    }
+
+    /// Lets reads use the version of an object that was seen within this time, without asking the
+    /// store whether there is a newer one. Without it, which is the default, a read of cached parts
+    /// costs a request for the metadata.
+    ///
+    /// Objects that never change, as the files of table formats, can have any age. Changes through
+    /// this store are seen at once.
+    pub fn head_age(mut self, age: Duration) -> Self {
+        self.head_age = Some(age);
+        self
+    }
+
+    /// Remembers lists for this time. By default none is remembered. Changes through this store
+    /// end it.
+    pub fn list_age(mut self, age: Duration) -> Self {
+        self.list_age = Some(age);
+        self
+    }
+
+    /// Sets how long the store may send nothing before a request is repeated; by default 30
+    /// seconds. After three repetitions the read fails.
+    pub fn stall_timeout(mut self, time: Duration) -> Self {
+        self.stall_timeout = time;
+        self
+    }
+
+    /// Names the store. By default the name is what the store displays, such as its bucket. Objects
+    /// of stores with different names are different, even in one disk tier.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets the tokio runtime of requests. By default a request belongs to the runtime of the read
+    /// that sends it; others that wait for it need that runtime to be driven.
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Builds the store. Blocks while it reads the index of the disk tier.
+    ///
+    /// # Errors
+    /// An invalid setting; a directory that cannot be written, or is in use by another store.
+    pub fn build(self) -> Result<CachedStore, CacheError> {
+        let config = |name, problem: String| Err(CacheError::Config { name, problem });
+        let part_bytes = self.part_bytes;
+        if !part_bytes.is_multiple_of(4096)
+            || !(PART_BYTES_MIN..=PART_BYTES_MAX).contains(&part_bytes)
+        {
+            let problem = format!("{part_bytes} is no multiple of 4096 from 4096 to 64 MiB");
+            return config("part_bytes", problem);
+        }
+        let run_parts = self.request_bytes_max / part_bytes;
+        let Some(run_parts_max) = u32::try_from(run_parts).ok().filter(|parts| *parts > 0) else {
+            let problem = format!("{} bytes are no whole parts", self.request_bytes_max);
+            return config("request_bytes_max", problem);
+        };
+        let block_bytes = part_bytes.div_ceil(BLOCKS_MAX).next_multiple_of(4096).max(BLOCK_BYTES);
+        let mut layout = Layout { part_bytes, block_bytes: block_bytes.min(part_bytes), slots: 0 };
+        let counters = Arc::<Counters>::default();
+        let tier = if let Some((directory, bytes)) = &self.disk {
+            let slot_bytes = part_bytes + layout.record_bytes() as u64;
+            let slots = bytes.saturating_sub(HEADER_BYTES) / slot_bytes;
+            if slots == 0 {
+                return config("disk", format!("{bytes} bytes have no room for a part"));
+            }
+            layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
+            Tier::on_disk(&self.cache, directory, layout, Arc::clone(&counters))?
+        } else {
+            let bound = self.cache.stats().bound_bytes;
+            let most = bound / MEMORY_SHARE.1 * MEMORY_SHARE.0;
+            let slots = self.memory_bytes.unwrap_or(most).min(most) / part_bytes;
+            if slots == 0 {
+                let problem = format!("a cache of {bound} bytes has no room for a part");
+                return config("memory", problem);
+            }
+            layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
+            Tier::in_memory(&self.cache, layout, Arc::clone(&counters))?
+        };
+        let inserts_max = (INSERTING_BYTES_MAX / part_bytes).clamp(2, 64) as u32;
+        let shared = Shared {
+            name: self.name.unwrap_or_else(|| self.store.to_string()),
+            store: self.store,
+            tier,
+            known: Known::new(),
+            counters,
+            runtime: self.runtime,
+            head_age: self.head_age,
+            stall_timeout: self.stall_timeout,
+            run_parts_max,
+            gap_parts_max: u32::try_from(self.gap_bytes_max / part_bytes).unwrap_or(u32::MAX),
+            inserts: Arc::new(Semaphore::new(inserts_max as usize)),
+            inserts_max,
+            is_disk_late: AtomicBool::new(false),
+            openings: Mutex::default(),
+        };
+        Ok(CachedStore { shared: Arc::new(shared), lists: Arc::new(Lists::new(self.list_age)) })
+    }
+}

@@ -1,0 +1,109 @@
+//! The storage under a disk tier: a file that loses what it cannot write.
+//!
+//! A page cache keeps a page that cannot be written, so that nothing is lost. Of a tier that would
+//! be wrong: its bytes can be fetched again, and kept pages would take memory until the disk is
+//! mended. So a write that fails counts as made. The page stays readable until it is evicted; what
+//! is read afterwards has another checksum than the part, and the part is fetched again.
+
+use std::io;
+use std::sync::Arc;
+
+use bifolio::{
+    Alignment, Backing, DeviceIdentity, DirectStatus, DiskFile, FileIdentity, IoBuf, IoBufMut,
+    IoRequest, Operation, Submission,
+};
+
+use crate::metrics::{Counters, add};
+
+/// A file whose failed writes count as made.
+#[derive(Debug)]
+pub(crate) struct LossyDisk {
+    pub(crate) file: DiskFile,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl LossyDisk {
+    /// Returns the result of a write of `length` bytes for the cache.
+    fn written(&self, answer: io::Result<usize>, length: usize) -> io::Result<usize> {
+        match answer {
+            Ok(0) if length > 0 => {}
+            Ok(bytes) => return Ok(bytes),
+            // The cache makes these writes again.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
+            Err(_) => {}
+        }
+        add(&self.counters.disk_write_failures, 1);
+        Ok(length)
+    }
+}
+
+impl Backing for LossyDisk {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.file.read_at(target, position_bytes)
+    }
+
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.written(self.file.write_at(source, position_bytes), source.len())
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoBufMut<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        self.file.read_vectored_at(targets, position_bytes)
+    }
+
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
+        let length = sources.iter().map(IoBuf::len).sum();
+        self.written(self.file.write_vectored_at(sources, position_bytes), length)
+    }
+
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        self.file.submission(request)
+    }
+
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        let answer = self.file.completed(request, answer);
+        match request.operation {
+            Operation::Write => self.written(answer, request.length_bytes),
+            _ => answer,
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.file.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.file.set_len(length_bytes)
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.file.alignment()
+    }
+
+    fn describe(&self) -> String {
+        self.file.describe()
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        self.file.identity()
+    }
+
+    fn device(&self) -> Option<DeviceIdentity> {
+        self.file.device()
+    }
+
+    fn direct(&self) -> DirectStatus {
+        self.file.direct()
+    }
+}

@@ -1,0 +1,72 @@
+//! `object_store` over Bifolio: a cache of objects in memory and on disk, with hard bounds.
+//!
+//! [`CachedStore`] wraps any [`ObjectStore`](object_store::ObjectStore), and is one. It keeps parts
+//! of objects, 1 MiB each by default, in the memory of a [`Cache`](bifolio::Cache), and on disk if
+//! it is given a directory.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! # let folder = tempfile::tempdir()?;
+//! use std::{sync::Arc, time::Duration};
+//! use bifolio_object_store::CachedStore;
+//! use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
+//!
+//! let bucket = Arc::new(InMemory::new());
+//! let location = Path::from("table/part-0.parquet");
+//! bucket.put(&location, vec![7; 3_000_000].into()).await?;
+//!
+//! let cache = bifolio::Cache::builder().memory(64 << 20).build()?;
+//! let store = CachedStore::builder(bucket, &cache)
+//!     .disk(folder.path(), 1 << 30)
+//!     .head_age(Duration::from_secs(60))
+//!     .build()?;
+//! for _ in 0..2 {
+//!     assert_eq!(store.get_range(&location, 100..200).await?, vec![7; 100]);
+//! }
+//! assert_eq!(store.metrics().get_requests, 1);
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
+//! # Which bytes a read returns
+//! Those of one version of the object, which was current at some time during the read. A version is
+//! identified by its ETag; where the store has no strong ETags, by its version, or by size and time
+//! of the last change, which miss a change within one tick of the store's clock. Parts of different
+//! versions are never mixed. A read asks the store for the version, unless
+//! [`head_age`](CachedStoreBuilder::head_age) allows to use one that was seen before. Concurrent
+//! reads of a part share one request.
+//!
+//! Reads with other conditions than `if_match`, and of versions by name, are passed on to the store.
+//!
+//! # Memory
+//! Cached bytes are inside the bound of the cache. Besides, each request on its way has a part in
+//! memory, and up to 4 MiB are on their way into the cache.
+//!
+//! # Disk
+//! The disk tier is as large as its builder says, and never trusted: each block of a part has a
+//! checksum, which is verified whenever it is read. A disk that is full, slow or damaged costs
+//! requests, and returns no wrong bytes.
+//!
+//! # Tasks
+//! Reads are futures of tokio: a runtime with time enabled. Each may be dropped at any moment; a
+//! request is aborted when no read waits for it. Nothing runs while there are no reads.
+
+mod builder;
+mod disk;
+mod error;
+mod fetch;
+mod lists;
+mod metrics;
+mod object;
+mod read;
+mod record;
+mod store;
+mod table;
+mod tier;
+
+pub use builder::CachedStoreBuilder;
+pub use error::CacheError;
+pub use metrics::Metrics;
+pub use store::CachedStore;

@@ -1,0 +1,418 @@
+//! Reads: which version, which parts, where each part is; and putting the bytes together.
+//!
+//! A read takes one version of the object and reads all its ranges from parts of that version. It
+//! returns them once the store has confirmed the version: by an answer to one of the requests, or to
+//! a request for the metadata where all parts are cached. If the version turns out to be old, the
+//! read starts again with the new one.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::future::{try_join, try_join_all};
+use object_store::path::Path;
+use object_store::{Extensions, GetOptions, GetRange, GetResult, ObjectStore, Result};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+use crate::error::{CacheError, Failure};
+use crate::fetch;
+use crate::metrics::{Counters, add};
+use crate::object::{Began, Known, Object};
+use crate::record::PartKey;
+use crate::table::{Fetch, PartResult, Place, Snapshot, Table};
+use crate::tier::Tier;
+
+/// Changes of an object during one read after which the read fails.
+const CHANGES_MAX: u32 = 5;
+/// Times that a part was lost during one read after which the read takes no part from the cache.
+const LOST_MAX: u32 = 3;
+/// Times that a part was lost during one read after which the read fails.
+const LOST_LIMIT: u32 = 12;
+
+/// What all handles of a store share.
+pub(crate) struct Shared {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    /// Distinguishes the objects of different stores in one disk tier.
+    pub(crate) name: String,
+    pub(crate) tier: Tier,
+    pub(crate) known: Known,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) runtime: Option<Handle>,
+    pub(crate) head_age: Option<Duration>,
+    pub(crate) stall_timeout: Duration,
+    /// Parts in the longest request.
+    pub(crate) run_parts_max: u32,
+    /// Absent parts between two others that are requested with them.
+    pub(crate) gap_parts_max: u32,
+    /// Permits for parts on their way into the cache.
+    pub(crate) inserts: Arc<Semaphore>,
+    pub(crate) inserts_max: u32,
+    pub(crate) is_disk_late: AtomicBool,
+    /// Locks of the objects of which no version is known.
+    pub(crate) openings: Mutex<HashMap<Path, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+/// The ranges of a read that are valid for a version, or `None` if one is not.
+pub(crate) type Resolve<'a> = &'a (dyn Fn(&Object) -> Option<Vec<Range<u64>>> + Sync);
+
+/// The parts of a read, and the requests that bring them.
+struct Plan {
+    sources: HashMap<u32, Source>,
+    /// Kept until the end of the read: a request without readers is aborted.
+    fetches: Vec<Arc<Fetch>>,
+    /// `true` if a request on its way will confirm the version.
+    is_confirmed: bool,
+}
+
+#[derive(Clone)]
+enum Source {
+    Slot(Snapshot),
+    Flight(watch::Receiver<PartResult>),
+}
+
+/// Why a plan failed.
+enum Trouble {
+    /// A part left the cache, or its request was aborted.
+    Lost,
+    Failure(Failure),
+}
+
+impl Shared {
+    /// Remembers the version in an answer of the store, and returns it.
+    pub(crate) fn learn(&self, location: &Path, result: &GetResult, began: &Began) -> Arc<Object> {
+        let mut meta = result.meta.clone();
+        meta.location.clone_from(location);
+        let attributes = Some(result.attributes.clone());
+        self.known.learn(Object::new(&self.name, meta, attributes, began.at), began)
+    }
+
+    /// Returns the runtime of requests.
+    fn runtime(&self) -> Result<Handle> {
+        match &self.runtime {
+            Some(runtime) => Ok(runtime.clone()),
+            None => Ok(Handle::try_current().map_err(|_| CacheError::NoRuntime)?),
+        }
+    }
+
+    /// Asks the store for the metadata of an object. Asks again if the store does not answer.
+    pub(crate) async fn head(
+        &self,
+        location: &Path,
+        extensions: &Extensions,
+    ) -> Result<Arc<Object>> {
+        let runtime = self.runtime()?;
+        for _ in 0..=fetch::RETRIES_MAX {
+            let began = self.known.begin();
+            let extensions = extensions.clone();
+            let options = GetOptions { head: true, extensions, ..GetOptions::default() };
+            add(&self.counters.head_requests, 1);
+            let started = Instant::now();
+            let answer = {
+                let _entered = runtime.enter();
+                timeout(self.stall_timeout, self.store.get_opts(location, options))
+            };
+            let answer = answer.await;
+            add(&self.counters.store_wait_us, started.elapsed().as_micros() as u64);
+            let Ok(answer) = answer else {
+                add(&self.counters.retries, 1);
+                continue;
+            };
+            if matches!(answer, Err(object_store::Error::NotFound { .. }))
+                && let Some(known) = self.known.get(location)
+            {
+                self.known.forget(&known);
+            }
+            return Ok(self.learn(location, &answer?, &began));
+        }
+        let (location, waited) = (location.to_string(), self.stall_timeout);
+        Err(CacheError::Stalled { location, range: None, waited }.into())
+    }
+
+    /// Returns `true` if a read that began at `since` needs no confirmation of the version.
+    pub(crate) fn is_current(&self, object: &Object, since: Instant) -> bool {
+        object.seen_at >= since || self.head_age.is_some_and(|age| object.seen_at.elapsed() < age)
+    }
+
+    /// Returns the version seen last. If there is none, asks the store, once for all readers.
+    pub(crate) async fn object(
+        &self,
+        location: &Path,
+        extensions: &Extensions,
+    ) -> Result<Arc<Object>> {
+        if let Some(object) = self.known.get(location) {
+            return Ok(object);
+        }
+        let opening = {
+            let mut openings = self.openings.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = openings.get(location).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                openings.retain(|_, opening| opening.strong_count() > 0);
+                let opening = Arc::default();
+                openings.insert(location.clone(), Arc::downgrade(&opening));
+                opening
+            })
+        };
+        let _guard = opening.lock().await;
+        match self.known.get(location) {
+            Some(object) => Ok(object),
+            None => self.head(location, extensions).await,
+        }
+    }
+
+    /// Reads ranges of the current version of an object. Returns `None` if `resolve` does, or if
+    /// the object has too many parts.
+    pub(crate) async fn read_current(
+        self: &Arc<Self>,
+        location: &Path,
+        resolve: Resolve<'_>,
+        extensions: &Extensions,
+    ) -> Result<Option<(Arc<Object>, Vec<Bytes>)>> {
+        let since = Instant::now();
+        for _ in 0..CHANGES_MAX {
+            let object = self.object(location, extensions).await?;
+            let is_current = self.is_current(&object, since);
+            let ranges = resolve(&object).filter(|_| self.parts_of(&object).is_some());
+            let Some(ranges) = ranges else {
+                if is_current {
+                    return Ok(None);
+                }
+                // The version may be old.
+                let seen = self.head(location, extensions).await?;
+                if seen.id == object.id {
+                    return Ok(None);
+                }
+                continue;
+            };
+            match self.read_version(&object, &ranges, is_current, extensions).await {
+                Ok(bytes) => {
+                    let seen = self.known.get(location).filter(|seen| seen.id == object.id);
+                    return Ok(Some((seen.unwrap_or(object), bytes)));
+                }
+                Err(Failure::Changed) => {
+                    add(&self.counters.changed, 1);
+                    self.known.forget(&object);
+                }
+                Err(failure) => {
+                    if let Failure::Store(error) = &failure
+                        && matches!(**error, object_store::Error::NotFound { .. })
+                    {
+                        self.known.forget(&object);
+                    }
+                    return Err(failure.into_error(location));
+                }
+            }
+        }
+        let location = location.to_string();
+        Err(CacheError::Changed { location, changes: CHANGES_MAX }.into())
+    }
+
+    /// Reads ranges of one version, and confirms it unless it is current.
+    pub(crate) async fn read_version(
+        self: &Arc<Self>,
+        object: &Arc<Object>,
+        ranges: &[Range<u64>],
+        is_current: bool,
+        extensions: &Extensions,
+    ) -> Result<Vec<Bytes>, Failure> {
+        let location = object.location();
+        for lost in 0..LOST_LIMIT {
+            let runtime = self.runtime().map_err(|error| Failure::Store(Arc::new(error)))?;
+            let plan = self.plan(object, ranges, lost < LOST_MAX, extensions, &runtime);
+            let confirmation = async {
+                if is_current || plan.is_confirmed {
+                    return Ok(());
+                }
+                let seen = self.head(location, extensions).await;
+                let seen = seen.map_err(|error| Trouble::Failure(Failure::of_request(error)))?;
+                if seen.id == object.id {
+                    return Ok(());
+                }
+                Err(Trouble::Failure(Failure::Changed))
+            };
+            let gathered =
+                try_join_all(ranges.iter().map(|range| self.gather(object, &plan, range)));
+            match try_join(confirmation, gathered).await {
+                Ok(((), bytes)) => return Ok(bytes),
+                Err(Trouble::Failure(failure)) => return Err(failure),
+                Err(Trouble::Lost) => {}
+            }
+        }
+        let location = location.to_string();
+        Err(Failure::Store(Arc::new(CacheError::Cancelled { location }.into())))
+    }
+
+    /// Returns the number of parts of a version, if they can be numbered.
+    pub(crate) fn parts_of(&self, object: &Object) -> Option<u32> {
+        u32::try_from(object.meta.size.div_ceil(self.tier.layout.part_bytes)).ok()
+    }
+
+    /// Finds the parts of the ranges, and sends requests for those that are absent.
+    fn plan(
+        self: &Arc<Self>,
+        object: &Arc<Object>,
+        ranges: &[Range<u64>],
+        may_use_slots: bool,
+        extensions: &Extensions,
+        runtime: &Handle,
+    ) -> Plan {
+        let part_bytes = self.tier.layout.part_bytes;
+        let parts_of = |range: &Range<u64>| {
+            (range.start / part_bytes) as u32..range.end.div_ceil(part_bytes) as u32
+        };
+        let mut numbers: Vec<u32> = ranges.iter().flat_map(parts_of).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut plan = Plan { sources: HashMap::new(), fetches: Vec::new(), is_confirmed: false };
+        let mut absent = Vec::new();
+        let mut table = self.tier.table();
+        for number in numbers {
+            let key = PartKey { object: object.id, number };
+            match table.find(&key) {
+                Place::Slot(snapshot) if may_use_slots => {
+                    plan.sources.insert(number, Source::Slot(snapshot));
+                }
+                Place::Flight(result, fetch) => {
+                    add(&self.counters.shared, 1);
+                    plan.is_confirmed |= fetch.is_some();
+                    plan.fetches.extend(fetch);
+                    plan.sources.insert(number, Source::Flight(result));
+                }
+                Place::Slot(_) | Place::Absent => {
+                    add(&self.counters.misses, 1);
+                    absent.push(number);
+                }
+            }
+        }
+        let mut prepared = Vec::new();
+        for parts in self.runs(&mut table, object, &absent) {
+            plan.is_confirmed = true;
+            let numbers = parts.clone();
+            let (fetch, results, run) =
+                fetch::prepare(self, &mut table, object, parts, extensions, runtime);
+            plan.fetches.push(fetch);
+            plan.sources.extend(numbers.zip(results.into_iter().map(Source::Flight)));
+            prepared.push(run);
+        }
+        drop(table);
+        // Without the lock: a runtime that has shut down drops a task on this thread.
+        prepared.into_iter().for_each(fetch::Run::start);
+        plan
+    }
+
+    /// Returns the runs of parts to request: adjacent ones, and small gaps of absent ones between.
+    fn runs(&self, table: &mut Table, object: &Object, absent: &[u32]) -> Vec<Range<u32>> {
+        let mut runs: Vec<Range<u32>> = Vec::new();
+        for &number in absent {
+            if let Some(run) = runs.last_mut() {
+                let mut gap = run.end..number;
+                let is_joined = gap.len() as u32 <= self.gap_parts_max
+                    && number - run.start < self.run_parts_max
+                    && gap.all(|number| {
+                        let key = PartKey { object: object.id, number };
+                        matches!(table.find(&key), Place::Absent)
+                    });
+                if is_joined {
+                    run.end = number + 1;
+                    continue;
+                }
+            }
+            runs.push(number..number + 1);
+        }
+        runs
+    }
+
+    /// Puts a range together.
+    async fn gather(
+        &self,
+        object: &Object,
+        plan: &Plan,
+        range: &Range<u64>,
+    ) -> Result<Bytes, Trouble> {
+        let part_bytes = self.tier.layout.part_bytes;
+        let piece = |number: u64| async move {
+            let part = number * part_bytes;
+            let within = range.start.max(part) - part..range.end.min(part + part_bytes) - part;
+            let key = PartKey { object: object.id, number: number as u32 };
+            match plan.sources.get(&key.number) {
+                Some(Source::Slot(snapshot)) => {
+                    self.tier.read(&key, snapshot, within).await.ok_or(Trouble::Lost)
+                }
+                Some(Source::Flight(result)) => self.wait(result.clone(), within).await,
+                None => Err(Trouble::Lost),
+            }
+        };
+        let numbers = range.start / part_bytes..range.end.div_ceil(part_bytes);
+        let bytes = if numbers.end - numbers.start == 1 {
+            piece(numbers.start).await?
+        } else {
+            let pieces = try_join_all(numbers.map(piece)).await?;
+            let mut whole = Vec::with_capacity((range.end - range.start) as usize);
+            pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+            whole.into()
+        };
+        add(&self.counters.returned_bytes, bytes.len() as u64);
+        Ok(bytes)
+    }
+
+    /// Waits for a part, and returns `range` of it.
+    async fn wait(
+        &self,
+        mut result: watch::Receiver<PartResult>,
+        range: Range<u64>,
+    ) -> Result<Bytes, Trouble> {
+        let started = Instant::now();
+        let part = match result.wait_for(Option::is_some).await {
+            Ok(result) => result.clone(),
+            Err(_) => None,
+        };
+        add(&self.counters.store_wait_us, started.elapsed().as_micros() as u64);
+        let part = part.ok_or(Trouble::Lost)?.map_err(Trouble::Failure)?;
+        let range = range.start as usize..range.end as usize;
+        if part.len() < range.end {
+            return Err(Trouble::Lost);
+        }
+        if range.len() < part.len() / 2 {
+            // A slice would keep the whole part.
+            return Ok(Bytes::copy_from_slice(&part[range]));
+        }
+        Ok(part.slice(range))
+    }
+
+    /// Forgets an object that changes through this store.
+    pub(crate) fn change(self: &Arc<Self>, location: &Path) {
+        let Some(object) = self.known.change(location) else { return };
+        let Some(parts) = self.parts_of(&object) else { return };
+        let slots = self.tier.table().remove_object(object.id, 0..parts);
+        if slots.is_empty() {
+            return;
+        }
+        let shared = Arc::clone(self);
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || shared.tier.erase(&slots))),
+            Err(_) => shared.tier.erase(&slots),
+        }
+    }
+}
+
+/// Returns the part of a version that a range means, or `None` if it is empty or invalid.
+pub(crate) fn resolve_range(range: Option<&GetRange>, object: &Object) -> Option<Range<u64>> {
+    let size = object.meta.size;
+    let range = match range {
+        Some(range) => range.as_range(size).ok()?,
+        None => 0..size,
+    };
+    (!range.is_empty()).then_some(range)
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shared = formatter.debug_struct("Shared");
+        shared.field("store", &self.store).field("name", &self.name).finish_non_exhaustive()
+    }
+}

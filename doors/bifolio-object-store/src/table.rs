@@ -1,0 +1,303 @@
+//! The table of parts: which slot each cached part is in, and which parts are being fetched.
+//!
+//! One lock covers both, so that a part is never fetched twice: it leaves the fetches in the same
+//! step in which it appears in a slot. Slots are reused in the order of CLOCK: a slot that was read
+//! since the hand passed it last gets a second chance. A new part has none yet, so that a scan does
+//! not evict what is read again and again.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock, Weak};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::error::Failure;
+use crate::object::ObjectId;
+use crate::record::{PartKey, Record};
+
+/// A part as it comes from the store; `None` until it is complete.
+pub(crate) type PartResult = Option<Result<Bytes, Failure>>;
+
+/// A request on its way. It is aborted when the last reader drops its reference.
+#[derive(Debug, Default)]
+pub(crate) struct Fetch(pub(crate) OnceLock<AbortHandle>);
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.get() {
+            task.abort();
+        }
+    }
+}
+
+/// A part that is being fetched or put into its slot.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) number: u64,
+    pub(crate) result: watch::Receiver<PartResult>,
+    pub(crate) fetch: Weak<Fetch>,
+}
+
+/// Where a part is.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Absent,
+    Slot(Snapshot),
+    /// The request is `None` if the part is complete.
+    Flight(watch::Receiver<PartResult>, Option<Arc<Fetch>>),
+}
+
+/// What is in a slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) slot: u32,
+    pub(crate) length_bytes: u32,
+    pub(crate) checksums: Arc<[u64]>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free,
+    /// Being written or erased.
+    Busy,
+    Ready {
+        key: PartKey,
+        length_bytes: u32,
+        checksums: Arc<[u64]>,
+        is_used: bool,
+    },
+}
+
+/// A slot to write to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) slot: u32,
+    /// Length of the part that was evicted from it; 0 if there was none.
+    pub(crate) evicted_bytes: u32,
+}
+
+/// The table of parts.
+#[derive(Debug)]
+pub(crate) struct Table {
+    places: HashMap<PartKey, u32>,
+    slots: Vec<Slot>,
+    slots_max: u32,
+    free: Vec<u32>,
+    hand: usize,
+    flights: HashMap<PartKey, Flight>,
+    next_flight: u64,
+}
+
+impl Table {
+    pub(crate) fn new(slots_max: u32) -> Self {
+        Self {
+            places: HashMap::new(),
+            slots: Vec::new(),
+            slots_max,
+            free: Vec::new(),
+            hand: 0,
+            flights: HashMap::new(),
+            next_flight: 0,
+        }
+    }
+
+    /// Returns where a part is, and marks its slot as used.
+    pub(crate) fn find(&mut self, key: &PartKey) -> Place {
+        if let Some(&slot) = self.places.get(key)
+            && let Slot::Ready { length_bytes, checksums, is_used, .. } =
+                &mut self.slots[slot as usize]
+        {
+            *is_used = true;
+            let (length_bytes, checksums) = (*length_bytes, Arc::clone(checksums));
+            return Place::Slot(Snapshot { slot, length_bytes, checksums });
+        }
+        let Some(flight) = self.flights.get(key) else { return Place::Absent };
+        let is_complete = match &*flight.result.borrow() {
+            Some(Ok(_)) => true,
+            Some(Err(_)) => return Place::Absent,
+            None => false,
+        };
+        match (is_complete, flight.fetch.upgrade()) {
+            (true, _) => Place::Flight(flight.result.clone(), None),
+            (false, Some(fetch)) => Place::Flight(flight.result.clone(), Some(fetch)),
+            // Its last reader is gone.
+            (false, None) => Place::Absent,
+        }
+    }
+
+    /// Returns a number for the flights of one request.
+    pub(crate) fn number_flight(&mut self) -> u64 {
+        self.next_flight += 1;
+        self.next_flight
+    }
+
+    pub(crate) fn add_flight(&mut self, key: PartKey, flight: Flight) {
+        self.flights.insert(key, flight);
+    }
+
+    /// Returns `true` until the flight ends, or its object changes.
+    pub(crate) fn has_flight(&self, key: &PartKey, number: u64) -> bool {
+        self.flights.get(key).is_some_and(|flight| flight.number == number)
+    }
+
+    pub(crate) fn end_flight(&mut self, key: &PartKey, number: u64) {
+        if self.has_flight(key, number) {
+            self.flights.remove(key);
+        }
+    }
+
+    /// Takes a slot for a new part, evicting another one if none is free. Returns `None` if all
+    /// slots are being written.
+    pub(crate) fn take_slot(&mut self) -> Option<Taken> {
+        if let Some(slot) = self.free.pop() {
+            self.slots[slot as usize] = Slot::Busy;
+            return Some(Taken { slot, evicted_bytes: 0 });
+        }
+        if (self.slots.len() as u64) < u64::from(self.slots_max) {
+            self.slots.push(Slot::Busy);
+            return Some(Taken { slot: self.slots.len() as u32 - 1, evicted_bytes: 0 });
+        }
+        for _ in 0..2 * self.slots.len() {
+            let slot = self.hand;
+            self.hand = (self.hand + 1) % self.slots.len();
+            match &mut self.slots[slot] {
+                Slot::Ready { is_used, .. } if *is_used => *is_used = false,
+                Slot::Ready { key, length_bytes, .. } => {
+                    let taken = Taken { slot: slot as u32, evicted_bytes: *length_bytes };
+                    self.places.remove(key);
+                    self.slots[slot] = Slot::Busy;
+                    return Some(taken);
+                }
+                Slot::Free | Slot::Busy => {}
+            }
+        }
+        None
+    }
+
+    /// Makes a part that was written to its slot readable.
+    pub(crate) fn publish(&mut self, slot: u32, record: Record) {
+        let Record { key, length_bytes, checksums } = record;
+        let checksums = checksums.into();
+        self.slots[slot as usize] = Slot::Ready { key, length_bytes, checksums, is_used: false };
+        if let Some(old) = self.places.insert(key, slot) {
+            self.free_slot(old);
+        }
+    }
+
+    /// Adds a slot with what a record says about it, at start.
+    pub(crate) fn restore(&mut self, record: Option<Record>) {
+        let slot = self.slots.len() as u32;
+        self.slots.push(Slot::Busy);
+        match record {
+            Some(record) => self.publish(slot, record),
+            None => self.free_slot(slot),
+        }
+    }
+
+    pub(crate) fn free_slot(&mut self, slot: u32) {
+        self.slots[slot as usize] = Slot::Free;
+        self.free.push(slot);
+    }
+
+    /// Removes a part whose bytes were found to be wrong. Returns `false` if it has left the slot
+    /// since.
+    pub(crate) fn remove_wrong(&mut self, key: &PartKey, snapshot: &Snapshot) -> bool {
+        let is_same = self.places.get(key) == Some(&snapshot.slot)
+            && matches!(&self.slots[snapshot.slot as usize], Slot::Ready { checksums, .. }
+                if Arc::ptr_eq(checksums, &snapshot.checksums));
+        if is_same {
+            self.places.remove(key);
+            self.free_slot(snapshot.slot);
+        }
+        is_same
+    }
+
+    /// Removes all parts of a version, also those on their way. Returns the slots, which are not
+    /// free yet.
+    pub(crate) fn remove_object(&mut self, object: ObjectId, parts: Range<u32>) -> Vec<u32> {
+        self.flights.retain(|key, _| key.object != object);
+        let keys: Vec<PartKey> = if parts.len() <= self.places.len() {
+            parts.map(|number| PartKey { object, number }).collect()
+        } else {
+            self.places.keys().filter(|key| key.object == object).copied().collect()
+        };
+        let slots: Vec<u32> = keys.iter().filter_map(|key| self.places.remove(key)).collect();
+        for &slot in &slots {
+            self.slots[slot as usize] = Slot::Busy;
+        }
+        slots
+    }
+
+    /// Returns how many parts are cached.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u32) -> PartKey {
+        PartKey { object: [1; 16], number }
+    }
+
+    fn insert(table: &mut Table, number: u32) -> Taken {
+        let taken = table.take_slot().expect("a slot");
+        let checksums = [u64::from(number)].into();
+        table.publish(taken.slot, Record { key: key(number), length_bytes: 10, checksums });
+        taken
+    }
+
+    fn holds(table: &Table, number: u32) -> bool {
+        table.places.contains_key(&key(number))
+    }
+
+    #[test]
+    fn a_part_that_is_read_survives_a_scan() {
+        let mut table = Table::new(4);
+        for number in 0..100 {
+            insert(&mut table, number);
+            assert!(matches!(table.find(&key(0)), Place::Slot(_)), "after part {number}");
+        }
+        assert_eq!(table.len(), 4);
+    }
+
+    #[test]
+    fn slots_being_written_are_not_taken_again() {
+        let mut table = Table::new(2);
+        let (first, second) = (table.take_slot().unwrap(), table.take_slot().unwrap());
+        assert_ne!(first.slot, second.slot);
+        assert!(table.take_slot().is_none());
+        table.free_slot(second.slot);
+        assert_eq!(table.take_slot().unwrap().slot, second.slot);
+    }
+
+    #[test]
+    fn a_removed_object_leaves_no_part_and_its_slots_busy() {
+        let mut table = Table::new(3);
+        for number in 0..3 {
+            insert(&mut table, number);
+        }
+        assert_eq!(table.remove_object([1; 16], 0..2).len(), 2);
+        assert!(!holds(&table, 0) && !holds(&table, 1) && holds(&table, 2));
+        assert_eq!(table.remove_object([1; 16], 0..u32::MAX).len(), 1);
+        assert_eq!(table.len(), 0);
+        assert!(table.take_slot().is_none());
+    }
+
+    #[test]
+    fn a_wrong_part_is_removed_only_from_its_own_slot() {
+        let mut table = Table::new(1);
+        insert(&mut table, 0);
+        let Place::Slot(old) = table.find(&key(0)) else { panic!("part 0 is cached") };
+        insert(&mut table, 1);
+        insert(&mut table, 0);
+        assert!(!table.remove_wrong(&key(0), &old));
+        let Place::Slot(new) = table.find(&key(0)) else { panic!("part 0 is cached") };
+        assert!(table.remove_wrong(&key(0), &new));
+        assert_eq!((table.len(), table.free.len()), (0, 1));
+    }
+}

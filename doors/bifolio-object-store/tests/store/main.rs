@@ -1,0 +1,11 @@
+//! Reads through the cache: their bytes, requests, versions, faults, and the disk tier.
+#![allow(missing_docs)]
+
+mod cancellation;
+mod changes;
+mod conditions;
+mod disk;
+mod faults;
+mod reads;
+mod support;
+mod versions;
