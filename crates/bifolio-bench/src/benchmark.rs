@@ -3,15 +3,17 @@
 //! Called by the program; calls the benchmark's own module. The checks before every run (space,
 //! memory) are here, so that no benchmark can omit them.
 
+use std::time::SystemTime;
+
+use bifolio_report::{Host, Report};
 use serde_json::Value;
 
-use crate::config::Config;
+use crate::config::{Config, Target};
 use crate::error::{Error, Result};
 use crate::harness::memory;
 use crate::harness::workspace::Workspace;
-use crate::host::Host;
+use crate::host;
 use crate::progress::Progress;
-use crate::report::Report;
 use crate::{
     advise, format_bytes, gather, map_reads, random_reads, reclaim, scan, seq_reads, small_reads,
     swap, writes,
@@ -111,8 +113,17 @@ pub fn run(
     for remark in workspace.remarks() {
         progress.say(remark);
     }
-    let host = Host::read(workspace.file_system());
-    benchmark.run(&Context { config, workspace: &workspace, host }, progress)
+    let host = host::read(workspace.file_system());
+    let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let mut report = benchmark.run(&Context { config, workspace: &workspace, host }, progress)?;
+    report.rows.retain(|row| !row.series.is_empty());
+    if config.target == Target::Kernel {
+        report.config["target"] = "kernel".into();
+    }
+    report.started = started;
+    report.command = host::command_line();
+    report.features = host::features();
+    Ok(report)
 }
 
 #[cfg(test)]

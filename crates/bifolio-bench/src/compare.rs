@@ -20,7 +20,7 @@ use serde_json::Value;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::error::{Error, Result};
-use crate::statistics::median;
+use bifolio_report::statistics::median;
 
 /// How often a comparison without any change may name one.
 const FALSE_ALARMS: f64 = 0.05;

@@ -20,6 +20,16 @@ pub enum ParameterSet {
     Full,
 }
 
+/// The series that are measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// Every series.
+    #[default]
+    All,
+    /// Only the kernel's, for a comparison of kernels.
+    Kernel,
+}
+
 /// The settings that the user asked for.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -37,6 +47,8 @@ pub struct Config {
     pub size_bytes: Option<u64>,
     /// Measure only what the summary of all benchmarks shows, where a benchmark can tell.
     pub summary_only: bool,
+    /// The series that are measured.
+    pub target: Target,
     /// Directory for files; a temporary directory on a disk when absent.
     pub dir: Option<PathBuf>,
     /// The program that calls [`run_child`](crate::run_child), and its arguments: measurements of a
@@ -54,9 +66,15 @@ impl Config {
             memory_bytes: None,
             size_bytes: None,
             summary_only: false,
+            target: Target::All,
             dir: None,
             child_command,
         }
+    }
+
+    /// Returns `true` if the series called `series` is to be measured.
+    pub(crate) fn measures(&self, series: &str) -> bool {
+        self.target == Target::All || is_of_kernel(series)
     }
 
     /// The numbers of threads, or 1 and 2.
@@ -70,4 +88,10 @@ impl Config {
         }
         Ok(threads)
     }
+}
+
+/// Returns `true` if the series called `series` is one of the kernel: all of their names say so,
+/// and `stress_ng` runs on the kernel alone.
+fn is_of_kernel(series: &str) -> bool {
+    series == "kernel" || series.starts_with("kernel_") || series == "stress_ng"
 }

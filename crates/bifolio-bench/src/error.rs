@@ -41,17 +41,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the message with all its causes, as the reason why a series was skipped.
-    pub(crate) fn with_causes(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        text
-    }
-
     /// Returns a function that creates an [`Error::System`], for `map_err`.
     pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();

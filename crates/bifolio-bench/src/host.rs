@@ -5,56 +5,53 @@
 
 use std::fs;
 
-use serde::Serialize;
+use bifolio_report::{FeatureUse, Host};
 
-/// The machine of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Host {
-    /// The processor's model, in its own words.
-    pub cpu: String,
-    /// The number of its family; 0 if it gives none.
-    pub cpu_family: u32,
-    /// The number of its model within the family; 0 if it gives none.
-    pub cpu_model: u32,
-    /// How the library copies pages here ([`bifolio::PageCopy::name`]).
-    pub copy: &'static str,
-    /// How many CPUs this process may use.
-    pub cpus: usize,
-    /// The processor family.
-    pub arch: &'static str,
-    /// Name and release of the kernel.
-    pub kernel: String,
-    /// Memory of the machine.
-    pub memory_bytes: u64,
-    /// The file system under the benchmark's files.
-    pub file_system: String,
-    /// Set if there are signs of a virtual machine.
-    pub virtualised: bool,
+/// Reads the facts; `file_system` is that of the workspace.
+pub(crate) fn read(file_system: &str) -> Host {
+    let uname = rustix::system::uname();
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    Host {
+        cpu: cpu_name(&cpuinfo),
+        cpu_family: cpu_number(&cpuinfo, "cpu family").unwrap_or(0),
+        cpu_model: cpu_number(&cpuinfo, "model").unwrap_or(0),
+        copy: bifolio::page_copy().name.into(),
+        cpus: crate::harness::cpus::allowed().len(),
+        arch: std::env::consts::ARCH.into(),
+        kernel: format!(
+            "{} {}",
+            uname.sysname().to_string_lossy(),
+            uname.release().to_string_lossy()
+        ),
+        memory_bytes: kibibytes_field(&meminfo, "MemTotal").unwrap_or(0),
+        file_system: file_system.to_owned(),
+        virtualised: virtualised(&cpuinfo),
+    }
 }
 
-impl Host {
-    /// Reads the facts; `file_system` is what the workspace stands on.
-    pub fn read(file_system: &str) -> Self {
-        let uname = rustix::system::uname();
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        Self {
-            cpu: cpu_name(&cpuinfo),
-            cpu_family: cpu_number(&cpuinfo, "cpu family").unwrap_or(0),
-            cpu_model: cpu_number(&cpuinfo, "model").unwrap_or(0),
-            copy: bifolio::page_copy().name,
-            cpus: crate::harness::cpus::allowed().len(),
-            arch: std::env::consts::ARCH,
-            kernel: format!(
-                "{} {}",
-                uname.sysname().to_string_lossy(),
-                uname.release().to_string_lossy()
-            ),
-            memory_bytes: kibibytes_field(&meminfo, "MemTotal").unwrap_or(0),
-            file_system: file_system.to_owned(),
-            virtualised: virtualised(&cpuinfo),
+/// Returns what the library found when it probed the kernel.
+pub(crate) fn features() -> Vec<FeatureUse> {
+    let used = |feature: bifolio::FeatureReport| FeatureUse {
+        name: feature.name.to_owned(),
+        in_use: feature.in_use,
+        reason: feature.reason,
+        fallback: feature.fallback.to_owned(),
+    };
+    bifolio::features().into_iter().map(used).collect()
+}
+
+/// Returns the command line of this process, quoted for a shell.
+pub(crate) fn command_line() -> String {
+    let quoted = |argument: std::ffi::OsString| {
+        let text = argument.to_string_lossy().into_owned();
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./=:,+".contains(&byte);
+        if !text.is_empty() && text.bytes().all(is_plain) {
+            return text;
         }
-    }
+        format!("'{}'", text.replace('\'', r"'\''"))
+    };
+    std::env::args_os().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
 /// The value of a `name: N kB` line, in bytes.
@@ -127,7 +124,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_cpus_and_memory() {
-        let host = Host::read("ext4");
+        let host = read("ext4");
         assert!(host.cpus >= 1 && host.memory_bytes > 0);
         assert!(host.kernel.starts_with("Linux "));
         assert_eq!(host.copy, bifolio::page_copy().name);

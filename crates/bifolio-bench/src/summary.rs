@@ -6,157 +6,9 @@
 
 use std::fmt::Write as _;
 
+use bifolio_report::{BESIDE_THE_KERNEL, Line, MECHANISMS, Report, short, short_ratio};
+
 use crate::format_bytes;
-use crate::report::{Ratio, Report, Row};
-
-/// A row of a report, and the series that are shown.
-struct Line {
-    label: &'static str,
-    bench: &'static str,
-    /// Values of its case; of several rows the last one, which has the most threads.
-    case: &'static [(&'static str, &'static str)],
-    before: &'static str,
-    ours: &'static str,
-    kernel: &'static str,
-}
-
-/// One of the four mechanisms.
-struct Mechanism {
-    title: &'static str,
-    meaning: &'static str,
-    lines: &'static [Line],
-}
-
-const fn line(
-    label: &'static str,
-    bench: &'static str,
-    case: &'static [(&'static str, &'static str)],
-    series: [&'static str; 3],
-) -> Line {
-    let [before, ours, kernel] = series;
-    Line { label, bench, case, before, ours, kernel }
-}
-
-const MECHANISMS: [Mechanism; 4] = [
-    Mechanism {
-        title: "Reference count: one add, no loop",
-        meaning: "Threads that pin the same page do not fail for each other.",
-        lines: &[
-            line(
-                "pins of one page",
-                "small-reads",
-                &[("pattern", "hot")],
-                ["pin_cas", "pin_frozen_bit", "kernel_pread_tmpfs"],
-            ),
-            line(
-                "reads of it, no pin",
-                "small-reads",
-                &[("pattern", "hot")],
-                ["pin_cas", "optimistic", "kernel_pread_tmpfs"],
-            ),
-        ],
-    },
-    Mechanism {
-        title: "Batched reads: many pages at once",
-        meaning: "A long read looks its pages up together, and locks none of them.",
-        lines: &[
-            line(
-                "64 KiB, in order",
-                "seq-reads",
-                &[("layout", "written"), ("folio_bytes", "4096"), ("block_bytes", "65536")],
-                ["one_by_one", "batched", "kernel_tmpfs"],
-            ),
-            line(
-                "64 KiB, scattered pages",
-                "seq-reads",
-                &[("layout", "scattered"), ("folio_bytes", "4096"), ("block_bytes", "65536")],
-                ["one_by_one", "batched", "kernel_tmpfs"],
-            ),
-        ],
-    },
-    Mechanism {
-        title: "One flush for a batch of evicted pages",
-        meaning: "Reclaim interrupts the other CPUs once for 31 pages, not for each.",
-        lines: &[
-            line(
-                "map, stores in order",
-                "reclaim",
-                &[("pattern", "sequential")],
-                ["flush_per_folio", "flush_per_batch_31", "kernel_swap"],
-            ),
-            line(
-                "map, stores, random",
-                "reclaim",
-                &[("pattern", "random")],
-                ["flush_per_folio", "flush_per_batch_31", "kernel_swap"],
-            ),
-        ],
-    },
-    Mechanism {
-        title: "Drains only where they can help",
-        meaning: "Advice to evict asks the one CPU that may hold a page, not all of them.",
-        lines: &[line(
-            "advice, mapped stream",
-            "advise",
-            &[("workload", "mapped_stream")],
-            ["drain_on_any_failure", "targeted", "kernel"],
-        )],
-    },
-];
-
-const BESIDE_THE_KERNEL: [Line; 11] = [
-    line(
-        "hits, 64 B, random",
-        "small-reads",
-        &[("pattern", "uniform"), ("block_bytes", "64"), ("fill", "in_order")],
-        ["", "optimistic", "kernel_pread_file"],
-    ),
-    line(
-        "misses, 4 KiB, random",
-        "random-reads",
-        &[("pattern", "uniform"), ("depth", "1")],
-        ["", "read_at", "kernel_pread"],
-    ),
-    line(
-        "misses, 4 KiB, skewed",
-        "random-reads",
-        &[("pattern", "zipf"), ("depth", "1")],
-        ["", "read_at", "kernel_pread"],
-    ),
-    line(
-        "gather, 4 KiB, WILLNEED",
-        "gather",
-        &[("row_bytes", "4096"), ("state", "cold")],
-        ["", "read_many", "kernel_willneed"],
-    ),
-    line("scan of a large file", "scan", &[], ["", "read_at", "kernel_pread"]),
-    line(
-        "writes, 4 KiB, random",
-        "writes",
-        &[("pattern", "random")],
-        ["", "write_at", "kernel_write"],
-    ),
-    line(
-        "writes, 1 MiB, in order",
-        "writes",
-        &[("pattern", "sequential")],
-        ["", "write_at", "kernel_write"],
-    ),
-    line("log records, synced", "writes", &[("pattern", "log")], ["", "write_at", "kernel_write"]),
-    line(
-        "pages synced (O_DIRECT)",
-        "writes",
-        &[("pattern", "records")],
-        ["", "write_at", "kernel_direct"],
-    ),
-    line("map, loads, one page", "map-reads", &[("pattern", "hot")], ["", "map", "kernel_mapping"]),
-    line(
-        "map, loads, random",
-        "map-reads",
-        &[("pattern", "uniform")],
-        ["", "map", "kernel_mapping"],
-    ),
-];
 
 /// Returns the summary of all reports, with a line feed at its end; empty if there are none.
 pub fn summarise(reports: &[Report], wanted: usize) -> String {
@@ -173,13 +25,13 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
         host.file_system,
         host.copy,
     );
-    let features = bifolio::features().into_iter().filter(|feature| !feature.in_use);
-    let missing: Vec<_> = features.map(|feature| feature.name).collect();
+    let features = first.features.iter().filter(|feature| !feature.in_use);
+    let missing: Vec<_> = features.map(|feature| feature.name.as_str()).collect();
     if !missing.is_empty() {
         let _ = writeln!(text, "The kernel lacks: {} (bifolio features)", missing.join(", "));
     }
     for (number, mechanism) in (1..).zip(&MECHANISMS) {
-        let lines: Vec<_> = mechanism.lines.iter().filter_map(|line| line.draw(reports)).collect();
+        let lines: Vec<_> = mechanism.lines.iter().filter_map(|line| draw(line, reports)).collect();
         if lines.is_empty() {
             continue;
         }
@@ -191,11 +43,11 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
             lines.concat().trim_end()
         );
     }
-    let lines: Vec<_> = BESIDE_THE_KERNEL.iter().filter_map(|line| line.draw(reports)).collect();
+    let lines: Vec<_> = BESIDE_THE_KERNEL.iter().filter_map(|line| draw(line, reports)).collect();
     if !lines.is_empty() {
         let _ = writeln!(text, "\n{}\n{}", heading("", "").trim_end(), lines.concat().trim_end());
     }
-    let sizes = reports.iter().filter_map(|report| Some((report.rss?, report.bench)));
+    let sizes = reports.iter().filter_map(|report| Some((report.rss?, &report.bench)));
     if let Some((size, bench)) = sizes.max_by_key(|(size, _)| size.bound_bytes) {
         let _ = writeln!(
             text,
@@ -208,7 +60,7 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
         let _ = writeln!(text, "Ended early: {} of {wanted} benchmarks were run.", reports.len());
     }
     text.push_str("`x`: how many times better ours is; ~1.0: no difference beyond the noise.\n");
-    text.push_str("Everything: --tables; one: bench NAME.\n");
+    text.push_str("Everything: --tables, or --report FILE.html; one: bench NAME.\n");
     text
 }
 
@@ -226,82 +78,45 @@ fn heading(before: &str, to_before: &str) -> String {
     columns(["", "thr", "unit", before, "ours", "kernel", to_before, "x kern"])
 }
 
-impl Line {
-    fn row<'a>(&self, reports: &'a [Report]) -> Option<&'a Row> {
-        let report = reports.iter().find(|report| report.bench == self.bench)?;
-        let is_meant = |row: &&Row| {
-            row.series.contains_key(self.ours)
-                && self.case.iter().all(|(key, value)| row.case.text(key) == *value)
-        };
-        report.rows.iter().rfind(is_meant)
-    }
-
-    fn draw(&self, reports: &[Report]) -> Option<String> {
-        let row = self.row(reports)?;
-        let ours = *row.series.get(self.ours)?;
-        let is_time = row.unit.starts_with("ns");
-        let amount = |name: &str| row.series.get(name).map(|value| short(*value));
-        let times_better = |name: &'static str| {
-            let (over, under) = if is_time { (name, self.ours) } else { (self.ours, name) };
-            row.ratio_text(&Ratio::new(over, under), short_ratio)
-        };
-        let shown = |cell: Option<String>, name: &str| {
-            cell.unwrap_or_else(|| if name.is_empty() { "" } else { "-" }.to_owned())
-        };
-        let spread = row.spread.get(self.ours).map_or(0.0, |[low, high]| (high - low) / 2.0 / ours);
-        Some(columns([
-            self.label,
-            &(row.case.text("threads") + &row.case.text("workers")),
-            row.unit.trim_start_matches("bogo "),
-            &shown(amount(self.before), self.before),
-            &(short(ours)
-                + &if spread > 0.0 { format!(" +-{:.0}%", spread * 100.0) } else { String::new() }),
-            &shown(amount(self.kernel), self.kernel),
-            &shown(times_better(self.before), self.before),
-            &shown(times_better(self.kernel), self.kernel),
-        ]))
-    }
-}
-
-/// Formats a value with three digits, and a letter for thousands.
-fn short(value: f64) -> String {
-    let (scaled, letter) = match value {
-        large if large >= 1e9 => (large / 1e9, " G"),
-        large if large >= 1e6 => (large / 1e6, " M"),
-        large if large >= 1e4 => (large / 1e3, " k"),
-        small => (small, ""),
+/// Formats a line; `None` if no report has its row.
+fn draw(line: &Line, reports: &[Report]) -> Option<String> {
+    let row = line.row(reports)?;
+    let ours = *row.series.get(line.ours)?;
+    let amount = |name: &str| row.series.get(name).map(|value| short(*value));
+    let times_better = |name| row.ratio_text(&line.times_better(row, name), short_ratio);
+    let shown = |cell: Option<String>, name: &str| {
+        cell.unwrap_or_else(|| if name.is_empty() { "" } else { "-" }.to_owned())
     };
-    match scaled {
-        large if large >= 100.0 => format!("{large:.0}{letter}"),
-        large if large >= 10.0 => format!("{large:.1}{letter}"),
-        small => format!("{small:.2}{letter}"),
-    }
-}
-
-fn short_ratio(ratio: f64) -> String {
-    if ratio >= 10.0 { format!("{ratio:.0}") } else { format!("{ratio:.2}") }
+    let spread = row.spread.get(line.ours).map_or(0.0, |[low, high]| (high - low) / 2.0 / ours);
+    Some(columns([
+        line.label,
+        &(row.case.text("threads") + &row.case.text("workers")),
+        row.unit.trim_start_matches("bogo "),
+        &shown(amount(line.before), line.before),
+        &(short(ours)
+            + &if spread > 0.0 { format!(" +-{:.0}%", spread * 100.0) } else { String::new() }),
+        &shown(amount(line.kernel), line.kernel),
+        &shown(times_better(line.before), line.before),
+        &shown(times_better(line.kernel), line.kernel),
+    ]))
 }
 
 #[cfg(test)]
 mod tests {
+    use bifolio_report::{Case, Row, Rss};
+
     use super::*;
-    use crate::benchmark::Context;
-    use crate::config::{Config, ParameterSet};
     use crate::harness::workspace::Workspace;
-    use crate::host::Host;
-    use crate::report::{Case, Rss};
 
     fn report(bench: &'static str, rows: Vec<Row>) -> Report {
-        let config = Config::new(ParameterSet::Smoke, Vec::new());
         let workspace = Workspace::create(None, 0).unwrap();
-        let host = Host::read(workspace.file_system());
-        let context = Context { config: &config, workspace: &workspace, host };
-        Report { rows, ..Report::new(bench, &context, serde_json::Value::Null) }
+        let host = crate::host::read(workspace.file_system());
+        Report { rows, ..Report::new(bench, &host, serde_json::Value::Null) }
     }
 
     fn row(case: Case, unit: &'static str, series: &[(&'static str, f64)]) -> Row {
         let mut row = Row::new(case, unit);
-        row.series.extend(series.iter().copied());
+        row.series.extend(series.iter().map(|(name, value)| ((*name).into(), *value)));
         row
     }
 
@@ -317,7 +132,7 @@ mod tests {
                 let series =
                     [line.before, line.ours, line.kernel].map(|name| (name, 123_456_789.0));
                 let mut row = row(case.with("threads", 128), "writes/s", &series);
-                row.spread.insert(line.ours, [0.0, 250_000_000.0]);
+                row.spread.insert(line.ours.into(), [0.0, 250_000_000.0]);
                 let mut report = report(line.bench, vec![row]);
                 report.rss = Some(Rss { bound_bytes: 1 << 30, peak_bytes: 1 << 30 });
                 report
@@ -349,8 +164,8 @@ mod tests {
     fn a_difference_that_may_be_noise_is_about_one() {
         let case = Case::new().with("pattern", "zipf").with("depth", 1);
         let mut row = row(case, "reads/s", &[("read_at", 60.0), ("kernel_pread", 100.0)]);
-        row.spread.insert("read_at", [50.0, 101.0]);
-        row.spread.insert("kernel_pread", [98.0, 102.0]);
+        row.spread.insert("read_at".into(), [50.0, 101.0]);
+        row.spread.insert("kernel_pread".into(), [98.0, 102.0]);
         let text = summarise(&[report("random-reads", vec![row])], 9);
         let line = text.lines().find(|line| line.contains("skewed")).unwrap();
         assert!(line.ends_with("   ~1.0"), "{line}");

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::format_bytes;
-use crate::report::{Counts, Figure, Ratio, Report, Row};
+use bifolio_report::{Counts, Figure, Name, Ratio, Report, Row};
 
 /// Returns the whole report as text, with a line feed at its end.
 pub fn render(report: &Report) -> String {
@@ -27,7 +27,7 @@ pub fn render(report: &Report) -> String {
     );
     for rows in report.rows.chunk_by(|left, right| left.unit == right.unit) {
         let scale = scale_of(rows);
-        let unit = rows[0].unit;
+        let unit = &rows[0].unit;
         let _ = writeln!(text, "{}{unit}, medians, +- half the spread", scale.prefix);
         let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, &scale));
     }
@@ -82,12 +82,12 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
 
 /// Returns the counts, one line for each series of each row that has any of them; `None` if no row
 /// has any.
-fn counts_table(rows: &[Row], names: &[&'static str]) -> Option<Table> {
+fn counts_table(rows: &[Row], names: &[Name]) -> Option<Table> {
     let keys = case_keys(rows);
-    let present = |name: &&&str| {
-        rows.iter().any(|row| row.counts.values().any(|counts| counts.contains_key(**name)))
+    let present = |name: &&Name| {
+        rows.iter().any(|row| row.counts.values().any(|counts| counts.contains_key(name.as_ref())))
     };
-    let names: Vec<&&str> = names.iter().filter(present).collect();
+    let names: Vec<&Name> = names.iter().filter(present).collect();
     if names.is_empty() {
         return None;
     }
@@ -98,11 +98,11 @@ fn counts_table(rows: &[Row], names: &[&'static str]) -> Option<Table> {
     header.extend(names.iter().map(|name| stacked(name)));
     table.set_header(header);
     for row in rows {
-        let counted = |counts: &Counts| names.iter().any(|name| counts.contains_key(**name));
+        let counted = |counts: &Counts| names.iter().any(|name| counts.contains_key(name.as_ref()));
         for (series, counts) in row.counts.iter().filter(|(_, counts)| counted(counts)) {
             let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
-            cells.push((*series).to_owned());
-            cells.extend(names.iter().map(|name| count_cell(counts.get(**name).copied())));
+            cells.push(series.to_string());
+            cells.extend(names.iter().map(|name| count_cell(counts.get(name.as_ref()).copied())));
             table.add_row(cells);
         }
     }
@@ -126,17 +126,17 @@ fn stacked(name: &str) -> String {
     name.replace('_', "\n")
 }
 
-fn series_names(rows: &[Row]) -> Vec<&'static str> {
+fn series_names(rows: &[Row]) -> Vec<&str> {
     let mut names = Vec::new();
     for name in rows.iter().flat_map(|row| row.series.keys()) {
-        if !names.contains(name) {
-            names.push(*name);
+        if !names.contains(&name.as_ref()) {
+            names.push(name.as_ref());
         }
     }
     names
 }
 
-fn case_keys(rows: &[Row]) -> Vec<&'static str> {
+fn case_keys(rows: &[Row]) -> Vec<&str> {
     let mut keys = Vec::new();
     for key in rows.iter().flat_map(|row| row.case.keys()) {
         if !keys.contains(&key) {
@@ -184,16 +184,16 @@ fn figure_line(figure: &Figure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     #[test]
     fn a_missing_series_is_a_dash_and_has_no_ratio() {
         let mut full = Row::new(Case::new().with("threads", 1), "ops/s");
-        full.series.insert("left", 4e6);
-        full.series.insert("right", 2e6);
-        full.spread.insert("left", [3e6, 5e6]);
+        full.series.insert("left".into(), 4e6);
+        full.series.insert("right".into(), 2e6);
+        full.spread.insert("left".into(), [3e6, 5e6]);
         let mut partial = Row::new(Case::new().with("threads", 2), "ops/s");
-        partial.series.insert("left", 8e6);
+        partial.series.insert("left".into(), 8e6);
         let rows = vec![full, partial];
         assert_eq!(series_names(&rows), ["left", "right"]);
         let scale = scale_of(&rows);
@@ -208,13 +208,16 @@ mod tests {
     fn counts_that_no_row_has_get_no_column() {
         let mut row = Row::new(Case::new().with("threads", 1), "ops/s");
         let counts = [("p50_ns", 12345.4), ("misses", 0.5)];
-        row.counts.insert("left", counts.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect());
-        row.counts.insert("right", Counts::new());
+        row.counts
+            .insert("left".into(), counts.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect());
+        row.counts.insert("right".into(), Counts::new());
         let rows = [row];
-        let text = counts_table(&rows, &["p50_ns", "absent", "misses"]).unwrap().to_string();
+        let text = counts_table(&rows, &["p50_ns", "absent", "misses"].map(Into::into))
+            .unwrap()
+            .to_string();
         assert!(text.contains("12345 ") && text.contains("0.500"), "{text}");
         assert!(!text.contains("absent") && !text.contains("right"), "{text}");
-        assert!(counts_table(&rows, &["absent"]).is_none());
+        assert!(counts_table(&rows, &["absent".into()]).is_none());
     }
 
     #[test]

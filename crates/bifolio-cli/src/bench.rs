@@ -1,11 +1,11 @@
 //! `bifolio bench`: picks benchmarks, runs them, prints tables or envelopes.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use bifolio_bench::{Benchmark, Config, Report, all, clean_on_signals, find, render, summarise};
 use parking_lot::Mutex;
 
@@ -31,8 +31,9 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     }
     let benchmarks = chosen(options.name.as_deref())?;
     let config = config(options)?;
-    let mut sink = Sink::open(options)?;
-    let (finished, wanted) = (Arc::clone(&sink.finished), benchmarks.len());
+    let wanted = benchmarks.len();
+    let mut sink = Sink::open(options, wanted)?;
+    let finished = Arc::clone(&sink.finished);
     let has_summary = sink.shown == Shown::Summary;
     clean_on_signals(move || {
         if has_summary {
@@ -87,6 +88,7 @@ fn config(options: &BenchOptions) -> anyhow::Result<Config> {
     config.threads.clone_from(&options.threads);
     config.memory_bytes = options.memory;
     config.size_bytes = options.size;
+    config.target = options.target.into();
     config.summary_only = Shown::chosen(options) == Shown::Summary;
     config.dir.clone_from(&options.dir);
     Ok(config)
@@ -110,10 +112,48 @@ impl Shown {
     }
 }
 
+/// The page of `--report`, written again after each benchmark: it is there whatever ends the run.
+struct Page {
+    path: PathBuf,
+    wanted: usize,
+    /// Reports of other programs that are shown on it.
+    others: Vec<Report>,
+}
+
+impl Page {
+    fn open(options: &BenchOptions, wanted: usize) -> anyhow::Result<Option<Self>> {
+        let Some(path) = options.report.clone() else { return Ok(None) };
+        let mut others = Vec::new();
+        for other in &options.with {
+            let shown = other.display();
+            let text = fs::read_to_string(other).with_context(|| format!("read {shown}"))?;
+            others.extend(Report::read_lines(&text).map_err(|(line, error)| {
+                anyhow!("{shown}, line {line}: not a report of bench: {error}")
+            })?);
+        }
+        let page = Self { path, wanted, others };
+        page.write(&[])?;
+        Ok(Some(page))
+    }
+
+    /// Replaces the file by a page of what was measured so far.
+    fn write(&self, finished: &[Report]) -> anyhow::Result<()> {
+        let missing = self.wanted - finished.len();
+        let reports: Vec<Report> = finished.iter().chain(&self.others).cloned().collect();
+        // A signal may end the program at any time: the page is never half a page.
+        let mut partial = self.path.clone().into_os_string();
+        partial.push(".partial");
+        fs::write(&partial, bifolio_report::page(&reports, missing))
+            .and_then(|()| fs::rename(&partial, &self.path))
+            .with_context(|| format!("write {}", self.path.display()))
+    }
+}
+
 /// Destination of the reports.
 struct Sink {
     shown: Shown,
     file: Option<File>,
+    page: Option<Page>,
     /// Set if figures are compared with their targets, and the number of those that miss it.
     check: bool,
     missed: usize,
@@ -122,13 +162,14 @@ struct Sink {
 
 impl Sink {
     /// Opens the file at once: minutes of measuring must not end in "permission denied".
-    fn open(options: &BenchOptions) -> anyhow::Result<Self> {
+    fn open(options: &BenchOptions, wanted: usize) -> anyhow::Result<Self> {
         let create =
             |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
         let path = options.json.as_deref().filter(|path| *path != Path::new(TO_OUTPUT));
         Ok(Self {
             shown: Shown::chosen(options),
             file: path.map(create).transpose()?,
+            page: Page::open(options, wanted)?,
             check: options.check,
             missed: 0,
             finished: Arc::default(),
@@ -151,8 +192,9 @@ impl Sink {
                 output::complain(&format!("{}: missed: {figure}", report.bench));
             }
         }
-        self.finished.lock().push(report);
-        Ok(())
+        let mut finished = self.finished.lock();
+        finished.push(report);
+        self.page.as_ref().map_or(Ok(()), |page| page.write(&finished))
     }
 
     fn end(self, wanted: usize) -> anyhow::Result<()> {

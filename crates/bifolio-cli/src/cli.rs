@@ -61,6 +61,16 @@ pub(crate) struct BenchOptions {
     /// How thorough to be.
     #[arg(long, value_enum, default_value = "quick")]
     pub(crate) set: Set,
+    /// The series to measure: of the kernel alone, to compare two kernels with `compare`.
+    #[arg(long, value_enum, default_value = "all")]
+    pub(crate) target: Target,
+    /// Write one page with tables and plots to FILE, also after an interrupt.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Add the reports of a JSON file to the page, such as one of `cargo x engine-bench`; may be
+    /// given several times.
+    #[arg(long, value_name = "FILE", requires = "report")]
+    pub(crate) with: Vec<PathBuf>,
     /// Write one JSON report per line to FILE; `-` is standard output, instead of all other output.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -127,6 +137,24 @@ impl From<Set> for ParameterSet {
             Set::Smoke => Self::Smoke,
             Set::Quick => Self::Quick,
             Set::Full => Self::Full,
+        }
+    }
+}
+
+/// The series that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Target {
+    /// Every series.
+    All,
+    /// Only the kernel's.
+    Kernel,
+}
+
+impl From<Target> for bifolio_bench::Target {
+    fn from(target: Target) -> Self {
+        match target {
+            Target::All => Self::All,
+            Target::Kernel => Self::Kernel,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Progress on standard error: on a terminal one line with the remaining time, elsewhere one line
-//! per benchmark.
+//! Progress on standard error: on a terminal one line with the remaining time, elsewhere two
+//! lines per benchmark.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -45,6 +45,10 @@ impl Terminal {
     pub(crate) fn end(&mut self) {
         self.end_phase();
         self.ended += 1;
+        if !self.is_terminal && self.ended < self.wanted {
+            let done = &self.name;
+            crate::output::complain(&format!("{done} is done, {}", self.left()));
+        }
     }
 
     /// Returns the number of the current benchmark and the estimated time for the rest.
@@ -53,8 +57,13 @@ impl Terminal {
         if self.ended == 0 || self.ended == self.wanted {
             return place;
         }
+        format!("{place}, {}", self.left())
+    }
+
+    /// Returns the estimated time for the rest; a benchmark has ended.
+    fn left(&self) -> String {
         let left = self.since.elapsed() / self.ended as u32 * (self.wanted - self.ended) as u32;
-        format!("{place}, about {} s left", left.as_secs().next_multiple_of(5))
+        format!("about {} s left", left.as_secs().next_multiple_of(5))
     }
 
     fn end_phase(&mut self) {

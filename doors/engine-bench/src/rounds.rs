@@ -121,11 +121,6 @@ pub(crate) fn measure<R: Serialize>(
 }
 
 fn fill(row: &mut Row, series: &'static str, costs: &[RoundCost]) {
-    let mut rates: Vec<f64> = costs.iter().map(|c| c.operations as f64 / c.seconds).collect();
-    row.repetitions.insert(series, rates.clone());
-    rates.sort_by(f64::total_cmp);
-    row.series.insert(series, rates[rates.len() / 2]);
-    row.spread.insert(series, [rates[0], rates[rates.len() - 1]]);
     let sum = |of: fn(&RoundCost) -> u64| costs.iter().map(of).sum::<u64>() as f64;
     let operations = sum(|cost| cost.operations);
     let mebibytes = |of: fn(&RoundCost) -> u64| {
@@ -145,7 +140,8 @@ fn fill(row: &mut Row, series: &'static str, costs: &[RoundCost]) {
         let quantile = |share: f64| latencies[(last as f64 * share).round() as usize] as f64;
         counts.extend(shares.map(|(name, share)| (name.to_owned(), quantile(share))));
     }
-    row.counts.insert(series, counts);
+    let rates = costs.iter().map(|cost| cost.operations as f64 / cost.seconds).collect();
+    row.add(series, rates, counts);
 }
 
 /// An error of a database, as one of the benchmark.

@@ -17,7 +17,7 @@ use crate::harness::cached::Cached;
 use crate::harness::threads::run_on;
 use crate::harness::{direct, pattern};
 use crate::progress::Silent;
-use crate::report::Report;
+use bifolio_report::Report;
 
 /// Returns every series that can run, each with its own file.
 pub(super) fn series<'a>(stage: &Stage<'a>, report: &mut Report) -> Vec<Series<'a>> {

@@ -2,7 +2,7 @@
 
 use super::advised::{KERNEL, ON_ANY_FAILURE, TARGETED, WHEN_IT_CAN_HELP};
 use super::{FALLBACK, MAPPED_STREAM, MIXED, MIXED_HERE};
-use crate::report::{Figure, Ratio, Report, Row};
+use bifolio_report::{Figure, Ratio, Report, Row};
 
 /// The columns beside the series.
 pub(super) const RATIOS: [Ratio; 4] = [
@@ -96,9 +96,9 @@ mod tests {
     fn with(workload: &str, counts: &[(&str, f64)]) -> Row {
         let mut row = row(workload);
         for (series, value) in [(ON_ANY_FAILURE, 100.0), (TARGETED, 80.0), (KERNEL, 400.0)] {
-            row.series.insert(series, value);
+            row.series.insert(series.into(), value);
             let counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count));
-            row.counts.insert(series, counts.collect());
+            row.counts.insert(series.into(), counts.collect());
         }
         row
     }

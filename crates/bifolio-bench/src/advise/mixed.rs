@@ -22,7 +22,7 @@ use crate::harness::cached::Cached;
 use crate::harness::pattern;
 use crate::harness::threads::run_on;
 use crate::progress::Silent;
-use crate::report::Report;
+use bifolio_report::Report;
 
 const RANGE_BYTES: u64 = 4 * QUARTER_BYTES;
 const QUARTER_PAGES: u64 = QUARTER_BYTES / PAGE_BYTES as u64;

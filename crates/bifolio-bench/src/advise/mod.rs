@@ -38,7 +38,7 @@ use crate::error::Result;
 use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::{cpus, pattern};
 use crate::progress::Progress;
-use crate::report::{Case, Report, Row, Skipped};
+use bifolio_report::{Case, Report, Row, Skipped};
 
 const NAME: &str = "advise";
 const UNIT: &str = "ns/call";
@@ -82,9 +82,9 @@ impl Benchmark for Advise {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = SHOWN_COUNTS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let &[here, there, ..] = cpus::allowed().as_slice() else {
             let reason = "all of it is about batches of another CPU: needs 2 CPUs, there is 1";
             report.skipped.push(Skipped { series: "*".into(), reason: reason.into() });
@@ -123,12 +123,20 @@ fn measure(
     let series = stream::series(stage, &file, report);
     progress.advance(1);
     let chunks = parameters.size_bytes / parameters.chunk_bytes;
-    add_row(MAPPED_STREAM, series, parameters.stream_rounds(), chunks, report, progress)?;
+    add_row(
+        context.config,
+        MAPPED_STREAM,
+        series,
+        parameters.stream_rounds(),
+        chunks,
+        report,
+        progress,
+    )?;
     let series = fallback::series(stage, report);
-    add_row(FALLBACK, series, parameters.short_rounds(), 1, report, progress)?;
+    add_row(context.config, FALLBACK, series, parameters.short_rounds(), 1, report, progress)?;
     for (workload, batched) in [(MIXED, Batched::Elsewhere), (MIXED_HERE, Batched::Here)] {
         let series = mixed::series(stage, batched, report)?;
-        add_row(workload, series, parameters.short_rounds(), 1, report, progress)?;
+        add_row(context.config, workload, series, parameters.short_rounds(), 1, report, progress)?;
     }
     Ok(())
 }
@@ -136,13 +144,15 @@ fn measure(
 /// Runs rounds of all `series`, interleaved, and adds a row with the results; each call is about
 /// one of `chunks` parts of the file.
 fn add_row(
+    config: &Config,
     workload: &str,
-    series: Vec<Series<'_>>,
+    mut series: Vec<Series<'_>>,
     rounds: Rounds,
     chunks: u64,
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
+    series.retain(|(series, _)| config.measures(series));
     if series.is_empty() {
         return Ok(());
     }

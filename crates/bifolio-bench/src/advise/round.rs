@@ -8,8 +8,7 @@ use bifolio::Outcome;
 use super::advised::Advised;
 use crate::error::Result;
 use crate::harness::latency::Latencies;
-use crate::report::{Counts, Row};
-use crate::statistics::{median, spread};
+use bifolio_report::{Counts, Row};
 
 /// Number of drains that a round should make, depending on the folios in batches of other CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,10 +70,7 @@ impl Round {
 /// Writes the rounds of `series` into `row`; each call is about one of `chunks` parts.
 pub(super) fn fill(row: &mut Row, series: &'static str, rounds: &[Round], chunks: u64) {
     let medians: Vec<f64> = rounds.iter().map(Round::median_ns).collect();
-    row.series.insert(series, median(&medians));
-    row.spread.insert(series, spread(&medians));
-    row.repetitions.insert(series, medians);
-    row.counts.insert(series, counts(rounds, chunks));
+    row.add(series, medians, counts(rounds, chunks));
 }
 
 fn counts(rounds: &[Round], chunks: u64) -> Counts {
@@ -124,7 +120,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     fn round(microseconds: u64, resident_pages: u64, knows: bool) -> Round {
         let mut round = Round { resident_pages, exact: true, ..Round::default() };

@@ -22,7 +22,7 @@ use crate::harness::mapping::Hint;
 use crate::harness::span::Span;
 use crate::harness::threads::run_beside;
 use crate::harness::{direct, pattern, waits};
-use crate::report::Report;
+use bifolio_report::Report;
 
 /// Returns every series that can run, over the file at `path`.
 pub(super) fn series<'a>(stage: &Stage<'a>, path: &Path, report: &mut Report) -> Vec<Series<'a>> {

@@ -1,6 +1,6 @@
 //! The figures that are asked of `gather`, from its rows. Pure functions.
 
-use crate::report::{Figure, Ratio, Report, Row};
+use bifolio_report::{Figure, Ratio, Report, Row};
 
 const OURS: [&str; 2] = ["read_many", "pin_many"];
 
@@ -55,14 +55,14 @@ fn of_row(row: &Row) -> Vec<Figure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     #[test]
     fn each_state_has_the_figures_of_its_rivals() {
         let figures = |state| {
             let mut row = Row::new(Case::new().with("state", state), "rows/s");
             for name in ["read_many", "kernel_mmap", "raw_direct"] {
-                row.series.insert(name, 1.0);
+                row.series.insert(name.into(), 1.0);
             }
             of_row(&row).iter().map(Figure::met).collect::<Vec<_>>()
         };

@@ -39,8 +39,7 @@ use crate::harness::latency::Latencies;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::{child, pattern};
 use crate::progress::Progress;
-use crate::report::{Case, Counts, Report, Row};
-use crate::statistics::{median, spread};
+use bifolio_report::{Case, Counts, Report, Row};
 
 const NAME: &str = "gather";
 
@@ -63,9 +62,9 @@ impl Benchmark for Gather {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = figures::SHOWN_COUNTS.to_vec();
+        report.shown_counts = figures::SHOWN_COUNTS.map(Into::into).to_vec();
         report.notes = notes(&parameters);
         let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         measure(context, &parameters, &file, &mut report, progress)?;
@@ -105,6 +104,7 @@ fn measure(
     if group.is_some() {
         ways.extend([Way::KernelWillNeed, Way::KernelMmap]);
     }
+    ways.retain(|way| context.config.measures(way.series()));
     // One gather of each: whether it can run is known before anything is timed.
     let can_run = |way: &Way| {
         let tried = run(context, base.of(*way, parameters.cases()[0]).once());
@@ -138,9 +138,6 @@ fn run(context: &Context<'_>, task: Task) -> Result<Answer> {
 /// Writes the rounds of `series` into `row`.
 fn fill(row: &mut Row, series: &'static str, answers: &[Answer]) {
     let rates: Vec<f64> = answers.iter().map(Answer::rows_rate).collect();
-    row.series.insert(series, median(&rates));
-    row.spread.insert(series, spread(&rates));
-    row.repetitions.insert(series, rates);
     let mut latencies = Latencies::default();
     answers.iter().for_each(|answer| latencies.merge(&answer.latencies));
     let rows: u64 = answers.iter().map(|answer| answer.rows).sum();
@@ -155,7 +152,7 @@ fn fill(row: &mut Row, series: &'static str, answers: &[Answer]) {
         ("resident_peak_mib", resident_bytes.unwrap_or(0) as f64 / f64::from(1 << 20)),
     ];
     let counts = counts.map(|(name, value)| (name.to_owned(), value));
-    row.counts.insert(series, Counts::from_iter(counts));
+    row.add(series, rates, Counts::from_iter(counts));
 }
 
 /// A row of the report.

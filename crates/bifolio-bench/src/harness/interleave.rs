@@ -10,8 +10,8 @@ use indexmap::IndexMap;
 
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::report::{Counts, Row};
-use crate::statistics::{median, median_interval, spread};
+use bifolio_report::statistics::{median, median_interval};
+use bifolio_report::{Counts, Row};
 
 /// The result of one trial of one series.
 #[derive(Debug, Default)]
@@ -151,10 +151,7 @@ pub(crate) fn interleave(
 /// Writes the trials of `series` into `row`; `operation` names the unit that counts are divided by.
 pub(crate) fn fill(row: &mut Row, series: &'static str, samples: &[Sample], operation: &str) {
     let values: Vec<f64> = samples.iter().map(|sample| sample.value).collect();
-    row.series.insert(series, median(&values));
-    row.spread.insert(series, spread(&values));
-    row.repetitions.insert(series, values);
-    row.counts.insert(series, counts_per_operation(samples, operation));
+    row.add(series, values, counts_per_operation(samples, operation));
 }
 
 fn counts_per_operation(samples: &[Sample], operation: &str) -> Counts {
@@ -174,7 +171,7 @@ mod tests {
 
     use super::*;
     use crate::progress::Silent;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     #[test]
     fn series_alternate_and_medians_land_in_their_rows() {

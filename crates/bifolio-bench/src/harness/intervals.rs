@@ -1,4 +1,5 @@
-//! Operations completed in each second of a trial, so that a stall is visible.
+//! Operations completed in each second of a trial, and the longest of them, so that a stall is
+//! visible.
 //!
 //! Every thread counts from the common start; the counts are added up afterwards. Trials of less
 //! than two seconds are divided into tenths of a second.
@@ -12,22 +13,48 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct OperationsByInterval {
     length: Duration,
     operations: Vec<u64>,
+    /// The longest call that ended in each interval, nanoseconds.
+    longest_ns: Vec<u64>,
 }
 
 impl OperationsByInterval {
     /// Creates intervals of a second, or of a tenth of a second for a trial shorter than two.
     pub(crate) fn new(trial: Duration) -> Self {
         let milliseconds = if trial >= Duration::from_secs(2) { 1000 } else { 100 };
-        Self { length: Duration::from_millis(milliseconds), operations: Vec::new() }
+        Self {
+            length: Duration::from_millis(milliseconds),
+            operations: Vec::new(),
+            longest_ns: Vec::new(),
+        }
     }
 
     /// Counts operations that ended `since_start`.
     pub(crate) fn add(&mut self, since_start: Duration, operations: u64) {
+        let index = self.index(since_start);
+        self.operations[index] += operations;
+    }
+
+    /// Counts one operation of `latency` that ended `since_start`.
+    pub(crate) fn add_timed(&mut self, since_start: Duration, latency: Duration) {
+        self.add(since_start, 1);
+        self.add_latency(since_start, latency);
+    }
+
+    /// Notes the latency of a call that ended `since_start`, without counting operations.
+    pub(crate) fn add_latency(&mut self, since_start: Duration, latency: Duration) {
+        let index = self.index(since_start);
+        self.longest_ns.resize(self.operations.len(), 0);
+        let longest = &mut self.longest_ns[index];
+        *longest = (*longest).max(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Returns the index of the interval, which exists after the call.
+    fn index(&mut self, since_start: Duration) -> usize {
         let index = (since_start.as_nanos() / self.length.as_nanos()) as usize;
         if index >= self.operations.len() {
             self.operations.resize(index + 1, 0);
         }
-        self.operations[index] += operations;
+        index
     }
 
     /// Adds what another thread counted over the same intervals.
@@ -36,6 +63,11 @@ impl OperationsByInterval {
         self.operations.resize(length, 0);
         for (sum, operations) in self.operations.iter_mut().zip(&other.operations) {
             *sum += operations;
+        }
+        let length = self.longest_ns.len().max(other.longest_ns.len());
+        self.longest_ns.resize(length, 0);
+        for (longest, other) in self.longest_ns.iter_mut().zip(&other.longest_ns) {
+            *longest = (*longest).max(*other);
         }
     }
 
@@ -58,6 +90,17 @@ impl OperationsByInterval {
         let whole = (elapsed.as_nanos() / self.length.as_nanos()) as usize;
         let padded = self.operations.iter().copied().chain(std::iter::repeat(0));
         padded.take(whole).map(|operations| operations as f64 / self.seconds()).collect()
+    }
+
+    /// Returns the longest call of each interval that `elapsed` covers completely, nanoseconds; 0
+    /// if none ended in it. Empty if no call was timed.
+    pub(crate) fn longest_ns(&self, elapsed: Duration) -> Vec<f64> {
+        if self.longest_ns.is_empty() {
+            return Vec::new();
+        }
+        let whole = (elapsed.as_nanos() / self.length.as_nanos()) as usize;
+        let padded = self.longest_ns.iter().copied().chain(std::iter::repeat(0));
+        padded.take(whole).map(|nanoseconds| nanoseconds as f64).collect()
     }
 
     /// Returns the smallest of the rates as a share of their mean; `None` for fewer than two
@@ -89,6 +132,20 @@ mod tests {
         assert_eq!(intervals.least_over_mean(milliseconds(310)), Some(0.0));
         assert_eq!(intervals.least_over_mean(milliseconds(299)), Some(1.0));
         assert_eq!(intervals.least_over_mean(milliseconds(150)), None);
+    }
+
+    #[test]
+    fn the_longest_call_of_each_interval_is_kept_for_all_threads() {
+        let milliseconds = Duration::from_millis;
+        let mut intervals = OperationsByInterval::new(milliseconds(500));
+        let mut other = intervals.clone();
+        assert_eq!(intervals.longest_ns(milliseconds(500)), [0.0; 0], "nothing was timed");
+        intervals.add_timed(milliseconds(50), milliseconds(2));
+        intervals.add_timed(milliseconds(60), milliseconds(1));
+        other.add_latency(milliseconds(250), milliseconds(3));
+        intervals.merge(&other);
+        assert_eq!(intervals.longest_ns(milliseconds(399)), [2e6, 0.0, 3e6]);
+        assert_eq!(intervals.rates(milliseconds(399)), [20.0, 0.0, 0.0]);
     }
 
     #[test]

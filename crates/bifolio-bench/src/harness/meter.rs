@@ -13,8 +13,7 @@ use super::intervals::OperationsByInterval;
 use super::latency::Latencies;
 use super::syscalls::SyscallCount;
 use crate::error::Result;
-use crate::report::{Counts, Intervals, Row};
-use crate::statistics::{median, spread};
+use bifolio_report::{Counts, Intervals, Row};
 
 /// Runs while a trial is timed.
 #[derive(Debug)]
@@ -103,19 +102,20 @@ pub(crate) fn fill(
     trials: &[Measured],
     value: fn(&Measured) -> f64,
 ) {
-    let values: Vec<f64> = trials.iter().map(value).collect();
-    row.series.insert(series, median(&values));
-    row.spread.insert(series, spread(&values));
-    row.repetitions.insert(series, values);
-    row.counts.insert(series, counts(trials));
+    row.add(series, trials.iter().map(value).collect(), counts(trials));
     if let Some(first) = trials.first() {
         let rates = |trial: &Measured| {
             let per_operation = value(trial) / trial.operations_rate();
             let rates = trial.intervals.rates(trial.cost.elapsed);
             rates.into_iter().map(move |rate| rate * per_operation)
         };
-        let rates = trials.iter().flat_map(rates).collect();
-        row.samples.insert(series, Intervals { seconds: first.intervals.seconds(), rates });
+        let longest = |trial: &Measured| trial.intervals.longest_ns(trial.cost.elapsed);
+        let intervals = Intervals {
+            seconds: first.intervals.seconds(),
+            rates: trials.iter().flat_map(rates).collect(),
+            longest_ns: trials.iter().flat_map(longest).collect(),
+        };
+        row.samples.insert(series.into(), intervals);
     }
 }
 
@@ -162,7 +162,7 @@ fn counts(trials: &[Measured]) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     fn trial(operations: u64, misses: u64, seconds: u64) -> Measured {
         let elapsed = Duration::from_secs(seconds);

@@ -96,7 +96,7 @@ pub(crate) fn pass(
         }
         ring.complete(1, |done| {
             latencies.add(done.latency);
-            intervals.add(started.elapsed(), 1);
+            intervals.add_timed(started.elapsed(), done.latency);
             if writes { Ok(()) } else { blocks.look(done.bytes, done.pos_bytes) }
         })?;
     }

@@ -26,7 +26,7 @@ impl Seen {
     /// Adds one call, that ended `since_start`.
     pub(crate) fn add(&mut self, since_start: Duration, latency: Duration) {
         self.latencies.add(latency);
-        self.intervals.add(since_start, 1);
+        self.intervals.add_timed(since_start, latency);
     }
 
     /// Returns the number of calls.

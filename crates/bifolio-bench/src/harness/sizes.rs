@@ -10,7 +10,7 @@ use crate::benchmark::Needs;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format_bytes;
-use crate::report::Rss;
+use bifolio_report::Rss;
 
 /// Ratio of file size and bound, unless the user chose both.
 const FILE_FACTOR: u64 = 8;

@@ -16,7 +16,7 @@ use rustix::mount::{MountFlags, mount};
 use super::cleanup::{CleanupItem, Removal};
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
-use crate::report::Report;
+use bifolio_report::Report;
 
 const NUMBER_FILE: &str = "events/raw_syscalls/sys_enter/id";
 const USUAL_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
@@ -38,7 +38,9 @@ pub(crate) fn tracepoint_for(report: &mut Report, workspace: &Workspace) -> Opti
     let tracepoint = tracepoint(workspace);
     let way = match &tracepoint {
         Ok(_) => "counted by the kernel at raw_syscalls:sys_enter".to_owned(),
-        Err(reason) => format!("what each series knows of itself ({})", reason.with_causes()),
+        Err(reason) => {
+            format!("what each series knows of itself ({})", bifolio_report::with_causes(&reason))
+        }
     };
     report.notes.push(format!("system calls: {way}"));
     if let Some(config) = report.config.as_object_mut() {

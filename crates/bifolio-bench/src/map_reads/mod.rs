@@ -29,7 +29,7 @@ use crate::harness::span::Span;
 use crate::harness::timed::{ReadPath, Reader};
 use crate::harness::{cpus, direct, pattern};
 use crate::progress::Progress;
-use crate::report::{Case, Figure, Ratio, Report, Row, Skipped};
+use bifolio_report::{Case, Figure, Ratio, Report, Row, Skipped};
 
 const NAME: &str = "map-reads";
 
@@ -64,13 +64,14 @@ impl Benchmark for MapReads {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = vec![OF_SMALL, OF_MAPPING];
         let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
         let copy = context.workspace.path().join("copy");
         progress.start("make its copy", parameters.size_bytes);
         pattern::make_file(&copy, parameters.size_bytes, progress)?;
-        let series = make_series(&file, &copy, &parameters, &mut report)?;
+        let mut series = make_series(&file, &copy, &parameters, &mut report)?;
+        series.retain(|series| context.config.measures(series.name));
         progress.start("compare every byte by every way", series.len() as u64);
         for series in &series {
             report.verified_bytes += series.verify(&file, parameters.verify_threads)?;

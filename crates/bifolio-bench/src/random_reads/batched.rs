@@ -7,7 +7,7 @@
 //! requests as the depth.
 
 use std::fs::File;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::one_by_one::Load;
 use bifolio::ReadRequest;
@@ -54,6 +54,11 @@ impl Seen {
         self.started.elapsed() >= load.duration || load.draws.taken() >= load.draw_end
     }
 
+    fn time(&mut self, latency: Duration) {
+        self.latencies.add(latency);
+        self.intervals.add_latency(self.started.elapsed(), latency);
+    }
+
     fn count(&mut self, operations: u64) {
         self.operations += operations;
         self.intervals.add(self.started.elapsed(), operations);
@@ -88,12 +93,12 @@ pub(crate) fn read_raw(load: &Load<'_>, file: &File, shape: Shape, depth: u16) -
         let before = ring.in_flight();
         ring.complete(wanted, |done: Completed<'_>| {
             if shape == Shape::Rolling {
-                seen.latencies.add(done.latency);
+                seen.time(done.latency);
             }
             seen.checker.add(done.bytes, done.pos_bytes)
         })?;
         if shape == Shape::Barrier {
-            seen.latencies.add(begin.elapsed());
+            seen.time(begin.elapsed());
         }
         seen.count((before - ring.in_flight()) as u64);
     }
@@ -130,7 +135,7 @@ pub(crate) fn read_many(
         }
         let begin = Instant::now();
         file.read_many(&mut requests)?;
-        seen.latencies.add(begin.elapsed());
+        seen.time(begin.elapsed());
         for request in &mut requests {
             if std::mem::replace(&mut request.result, Ok(0))? != PAGE_BYTES {
                 return Err(seen.checker.wrong(request.position));

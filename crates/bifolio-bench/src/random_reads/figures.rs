@@ -1,6 +1,6 @@
 //! The figures that are asked of `random-reads`, worked out from its rows. Pure functions.
 
-use crate::report::{Figure, Ratio, Report, Row, Rss};
+use bifolio_report::{Figure, Ratio, Report, Row, Rss};
 
 const MANY_OF_RAW: Ratio = Ratio::new("read_many", "raw_direct");
 const ONE_OF_RAW: Ratio = Ratio::new("read_at", "raw_direct");
@@ -93,14 +93,14 @@ fn present(case: &str, all: &[(&str, Option<f64>, f64, bool)]) -> Vec<Figure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Case, Counts};
+    use bifolio_report::{Case, Counts};
 
     fn row(pattern: &str, series: [&'static str; 2]) -> Row {
         let mut row = Row::new(Case::new().with("pattern", pattern).with("threads", 1), "reads/s");
         for (index, name) in series.into_iter().enumerate() {
-            row.series.insert(name, 9.0 + index as f64);
+            row.series.insert(name.into(), 9.0 + index as f64);
             let p999 = Counts::from([("p999_ns".to_owned(), 100.0 * (index + 1) as f64)]);
-            row.counts.insert(name, p999);
+            row.counts.insert(name.into(), p999);
         }
         row
     }

@@ -43,7 +43,7 @@ use crate::harness::meter::{self, Measured};
 use crate::harness::sizes::Sizes;
 use crate::harness::{child, direct, pattern, syscalls};
 use crate::progress::Progress;
-use crate::report::{Report, Rss};
+use bifolio_report::{Report, Rss};
 
 const NAME: &str = "random-reads";
 
@@ -75,14 +75,16 @@ impl Benchmark for RandomReads {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = figures::SHOWN_COUNTS.to_vec();
+        report.shown_counts = figures::SHOWN_COUNTS.map(Into::into).to_vec();
         let setting = set_up(context, parameters, &mut report, progress)?;
         for pattern in PATTERNS {
-            measure(&setting, pattern, &mut report, progress)?;
+            measure(context.config, &setting, pattern, &mut report, progress)?;
         }
-        measure_resident_size(&setting, &mut report, progress)?;
+        if context.config.measures("read_at") {
+            measure_resident_size(&setting, &mut report, progress)?;
+        }
         report.notes.extend(notes(&setting.parameters));
         report.figures = figures::figures(&report);
         Ok(report)
@@ -123,6 +125,7 @@ fn notes(parameters: &Parameters) -> [String; 3] {
 
 /// Measures all rows of one pattern.
 fn measure(
+    config: &Config,
     setting: &Setting,
     pattern: Pattern,
     report: &mut Report,
@@ -138,7 +141,10 @@ fn measure(
     progress.start(&format!("{}: warm the caches", pattern.name()), 1);
     report.verified_bytes += stage.warm()?;
 
-    let plan = plan(&setting.parameters, pattern, possible);
+    let mut plan = plan(&setting.parameters, pattern, possible);
+    for (_, steps) in &mut plan {
+        steps.retain(|step| config.measures(step.series()));
+    }
     let steps = plan.iter().flat_map(|(_, steps)| steps);
     let weight: u32 = steps.clone().map(|step| step.weight()).sum();
     let trial_count = steps.count();

@@ -108,7 +108,7 @@ fn read_until(
             return Err(seen.checker.wrong(pos_bytes));
         }
         seen.latencies.add(last - begin);
-        seen.intervals.add(last.duration_since(started), 1);
+        seen.intervals.add_timed(last.duration_since(started), last - begin);
         seen.checker.add(&page.0, pos_bytes)?;
     }
 }

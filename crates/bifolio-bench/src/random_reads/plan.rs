@@ -6,7 +6,7 @@ use super::batched::Shape;
 use super::kernel::Way;
 use super::parameters::{DEPTH, Parameters};
 use crate::harness::access::{PAGE_BYTES, Pattern};
-use crate::report::{Case, Row};
+use bifolio_report::{Case, Row};
 
 /// Requests per call of `read_many`, and the corresponding shape of the raw ring.
 const CALLS: [(u16, Shape); 2] = [(DEPTH, Shape::Barrier), (1024, Shape::Rolling)];

@@ -3,7 +3,7 @@
 use super::memory_kind::{
     KERNEL_MMAP, KERNEL_SWAP, PER_31, PER_31_THREADS, PER_128, PER_FOLIO, UNCACHED,
 };
-use crate::report::{Figure, Ratio, Report, Row, Rss};
+use bifolio_report::{Figure, Ratio, Report, Row, Rss};
 
 const OF_SWAP: Ratio = Ratio::new(PER_31, KERNEL_SWAP);
 const OF_MMAP: Ratio = Ratio::new(PER_31, KERNEL_MMAP);
@@ -76,7 +76,7 @@ fn shootdowns(row: &Row, (ratio, at_most): &(Ratio, f64)) -> Option<Figure> {
         let pages = count("pages_evicted").filter(|pages| *pages > 0.0)?;
         Some(count("tlb_shootdowns")? / pages)
     };
-    let under = per_page(ratio.under).filter(|under| *under > 0.0)?;
+    let under = per_page(&ratio.under).filter(|under| *under > 0.0)?;
     let several = row.case.text("workers") != "1";
     several.then_some(Figure {
         name: format!(
@@ -85,7 +85,7 @@ fn shootdowns(row: &Row, (ratio, at_most): &(Ratio, f64)) -> Option<Figure> {
             ratio.under,
             describe(row)
         ),
-        value: per_page(ratio.over)? / under,
+        value: per_page(&ratio.over)? / under,
         target: *at_most,
         at_most: true,
     })
@@ -124,11 +124,11 @@ mod tests {
         let mut row = Row::new(case(workers, pattern), "bogo ops/s");
         let rates =
             [(KERNEL_SWAP, 50.0), (PER_FOLIO, 20.0), (PER_31, 70.0), (PER_31_THREADS, 80.0)];
-        row.series.extend(rates);
+        row.series.extend(rates.map(|(series, rate)| (series.into(), rate)));
         for (series, shootdowns, slow_ns) in
             [(PER_FOLIO, 900.0, 0.0), (PER_31, 30.0, 250e3), (UNCACHED, 0.0, 200e3)]
         {
-            let counts = row.counts.entry(series).or_default();
+            let counts = row.counts.entry(series.into()).or_default();
             counts.insert("tlb_shootdowns".into(), shootdowns);
             counts.insert("pages_evicted".into(), 1000.0);
             counts.insert("p999_fault_ns".into(), slow_ns);
@@ -168,7 +168,7 @@ mod tests {
     fn stalls_are_counted_a_thousand_touches() {
         let mut row = row(1, "random");
         assert!(stalls(&row).is_none());
-        row.counts.entry(PER_31).or_default().insert("reclaim_stalls".into(), 6.0);
+        row.counts.entry(PER_31.into()).or_default().insert("reclaim_stalls".into(), 6.0);
         let figure = stalls(&row).unwrap();
         assert_eq!((figure.value, figure.met()), (1.5, false));
     }

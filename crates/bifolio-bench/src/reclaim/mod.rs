@@ -43,7 +43,7 @@ use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::meter::{self, Measured};
 use crate::harness::swap::SwapFile;
 use crate::progress::Progress;
-use crate::report::{Case, Report, Row, Rss};
+use bifolio_report::{Case, Report, Row, Rss};
 
 const NAME: &str = "reclaim";
 const UNIT: &str = "bogo ops/s";
@@ -81,9 +81,9 @@ impl Benchmark for Reclaim {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = SHOWN_COUNTS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let kernel = Kernel::create(context, &parameters);
         let kernel = report.skip_on_error(&[KERNEL_SWAP, KERNEL_MMAP, STRESS_NG], kernel);
         let group = kernel.as_ref().map(|kernel| kernel.group.membership());
@@ -171,6 +171,7 @@ fn measure(
         child::ask(&context.config.child_command, NAME, &ChildTask::Keep(task))
     };
     let mut series = all_series(group, context.workspace.path());
+    series.retain(|(series, _)| context.config.measures(series));
     progress.start("try every series", series.len() as u64);
     series.retain(|(name, memory_kind)| {
         progress.advance(1);
@@ -204,7 +205,10 @@ fn measure(
         }
         let peak = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
         for row in &mut report.rows[trial.row_index..][..Order::ALL.len()] {
-            row.counts.entry(trial.series).or_default().insert("peak_bytes".into(), peak as f64);
+            row.counts
+                .entry(trial.series.into())
+                .or_default()
+                .insert("peak_bytes".into(), peak as f64);
         }
         if CACHES.iter().any(|(cache, ..)| *cache == trial.series) {
             peak_bytes = peak.max(peak_bytes);
@@ -224,7 +228,7 @@ fn case(workers: usize, pattern: &str) -> Case {
 fn fill(row: &mut Row, series: &'static str, done: &[&Done]) {
     let windows: Vec<Measured> = done.iter().map(|done| done.measured.clone()).collect();
     meter::fill(row, series, &windows, Measured::operations_rate);
-    let counts = row.counts.entry(series).or_default();
+    let counts = row.counts.entry(series.into()).or_default();
     // First touches of pages are timed here, not calls.
     for name in ["p50", "p99", "p999", "max"] {
         if let Some(value) = counts.shift_remove(&format!("{name}_ns")) {
@@ -248,7 +252,8 @@ mod tests {
                 "cost": {"elapsed": {"secs": 1, "nanos": 0}, "cpu": {"secs": 0, "nanos": 0},
                          "syscalls": null},
                 "latencies": [[1000, 3]],
-                "intervals": {"length": {"secs": 1, "nanos": 0}, "operations": [10]},
+                "intervals": {"length": {"secs": 1, "nanos": 0}, "operations": [10],
+                              "longest_ns": []},
                 "verified_bytes": 0,
             });
             let counts = [("pgscan".to_owned(), count)].into_iter().collect();

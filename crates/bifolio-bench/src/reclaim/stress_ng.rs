@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::harness::child;
 use crate::harness::memory_group::Membership;
 use crate::progress::Progress;
-use crate::report::{Report, Row};
+use bifolio_report::{Counts, Report, Row};
 
 pub(super) const STRESS_NG: &str = "stress_ng";
 
@@ -54,8 +54,7 @@ pub(super) fn measure(
         let rate = child::ask::<f64>(&context.config.child_command, NAME, &task);
         if let Some(rate) = report.skip_on_error(&[STRESS_NG], rate) {
             let mut row = Row::new(case(workers, "stress-ng"), UNIT);
-            row.series.insert(STRESS_NG, rate);
-            row.spread.insert(STRESS_NG, [rate; 2]);
+            row.add(STRESS_NG, vec![rate], Counts::new());
             report.rows.push(row);
         }
         progress.advance(1);

@@ -184,7 +184,12 @@ impl<P: Pages> Worker<P> {
             let shuffled = Permutation::new(self.count(), u64::from(self.pass));
             for step in 0..self.count() {
                 let page = if order == Order::Random { shuffled.apply(step) } else { step };
-                self.operate(page, step.is_multiple_of(sample_pages(order)), &mut seen)?;
+                let is_sampled = step.is_multiple_of(sample_pages(order));
+                let touch = self.operate(page, is_sampled, &mut seen)?;
+                if let Some(latency) = touch {
+                    seen.latencies.add(latency);
+                    seen.intervals.add_latency(started.elapsed(), latency);
+                }
                 if seen.operations.is_multiple_of(PAGES_PER_LOOK) {
                     let since_start = started.elapsed();
                     seen.intervals.add(since_start, PAGES_PER_LOOK);
@@ -196,8 +201,15 @@ impl<P: Pages> Worker<P> {
         }
     }
 
-    fn operate(&mut self, page: u64, is_sampled: bool, seen: &mut Seen) -> Result<()> {
-        let mut sampled = is_sampled.then_some(&mut seen.latencies);
+    /// Writes or verifies a page. Returns the duration of its first access, if it is sampled.
+    fn operate(
+        &mut self,
+        page: u64,
+        is_sampled: bool,
+        seen: &mut Seen,
+    ) -> Result<Option<Duration>> {
+        let mut touch = is_sampled.then_some(Duration::ZERO);
+        let mut sampled = touch.as_mut();
         let is_written = (page / RUN_PAGES + u64::from(self.pass)).is_multiple_of(2);
         if is_written {
             self.write(page, &mut sampled)?;
@@ -206,10 +218,10 @@ impl<P: Pages> Worker<P> {
             seen.verified += 1;
         }
         seen.operations += 1;
-        Ok(())
+        Ok(touch)
     }
 
-    fn write(&mut self, page: u64, sampled: &mut Option<&mut Latencies>) -> Result<()> {
+    fn write(&mut self, page: u64, sampled: &mut Option<&mut Duration>) -> Result<()> {
         let version = self.pass;
         self.written_in[page as usize] = version;
         for pos_bytes in self.words_of(page) {
@@ -219,7 +231,7 @@ impl<P: Pages> Worker<P> {
         self.pages.leave_page()
     }
 
-    fn verify(&mut self, page: u64, sampled: &mut Option<&mut Latencies>) -> Result<()> {
+    fn verify(&mut self, page: u64, sampled: &mut Option<&mut Duration>) -> Result<()> {
         let version = self.written_in[page as usize];
         for pos_bytes in self.words_of(page) {
             let word = timed(sampled, || self.pages.load(pos_bytes))?;
@@ -238,13 +250,13 @@ impl<P: Pages> Worker<P> {
 
 /// Runs `access`; the first access of a sampled page is timed.
 #[inline(always)]
-fn timed<T>(sampled: &mut Option<&mut Latencies>, access: impl FnOnce() -> T) -> T {
-    let Some(latencies) = sampled.take() else {
+fn timed<T>(sampled: &mut Option<&mut Duration>, access: impl FnOnce() -> T) -> T {
+    let Some(duration) = sampled.take() else {
         return access();
     };
     let begin = Instant::now();
     let given = access();
-    latencies.add(begin.elapsed());
+    *duration = begin.elapsed();
     given
 }
 

@@ -20,7 +20,7 @@ use crate::harness::meter::{self, Measured};
 use crate::harness::raw_stream::{Shape, fastest_shape};
 use crate::harness::{direct, pattern, syscalls};
 use crate::progress::Progress;
-use crate::report::{Case, Figure, Ratio, Report, Row};
+use bifolio_report::{Case, Figure, Ratio, Report, Row};
 
 const NAME: &str = "scan";
 
@@ -57,14 +57,14 @@ impl Benchmark for Scans {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = vec![OF_RAW, OF_KERNEL];
-        report.shown_counts = SHOWN_COUNTS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         let tracepoint = syscalls::tracepoint_for(&mut report, context.workspace);
         let scan = Scan { file: &file, sizes: parameters.sizes, tracepoint };
         let shape = report.skip_on_error(&["raw_direct"], choose_shape(&scan, progress));
-        measure(&scan, shape, &parameters, &mut report, progress)?;
+        measure(context.config, &scan, shape, &parameters, &mut report, progress)?;
         report.figures = figures(&report.rows);
         Ok(report)
     }
@@ -77,6 +77,7 @@ fn choose_shape(scan: &Scan<'_>, progress: &mut dyn Progress) -> Result<Shape> {
 }
 
 fn measure(
+    config: &Config,
     scan: &Scan<'_>,
     shape: Option<Shape>,
     parameters: &Parameters,
@@ -94,6 +95,7 @@ fn measure(
         add("read_at", Box::new(move || scan.read_at(block_bytes)));
         add("kernel_pread", Box::new(move || scan.kernel_pread(block_bytes)));
     }
+    trials.retain(|trial| config.measures(trial.series));
     progress.start("measure", (trials.len() * parameters.repetitions) as u64);
     let value = |_: &Trial<'_, _>, given: &Measured| vec![given.gibibytes_rate()];
     let given = run_trials(&trials, parameters.rounds(), value, progress)?;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::pattern;
 use crate::harness::threads::run_together;
-use crate::report::{Case, Report, Row};
+use bifolio_report::{Case, Counts, Report, Row};
 
 /// The series, and the states it is measured in.
 pub(super) const SERIES: &str = "contiguity";
@@ -54,8 +54,7 @@ fn add_row(report: &mut Report, state: &str, share: f64) {
         .with("folio_bytes", PAGE_BYTES as u64)
         .with("frames", state);
     let mut row = Row::new(case, "share of neighbours");
-    row.series.insert(SERIES, share);
-    row.spread.insert(SERIES, [share; 2]);
+    row.add(SERIES, vec![share], Counts::new());
     report.rows.push(row);
 }
 

@@ -1,7 +1,7 @@
 //! The figures that are asked of `seq-reads`, worked out from its rows. Pure functions.
 
 use super::contiguity;
-use crate::report::{Figure, Ratio, Row};
+use bifolio_report::{Figure, Ratio, Row};
 
 const OF_ONE: Ratio = Ratio::new("batched", "one_by_one");
 const OF_KERNEL: Ratio = Ratio::new("batched", "kernel_tmpfs");
@@ -86,7 +86,7 @@ fn describe(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     fn row(layout: &str, block_bytes: u64, batched: f64) -> Row {
         let case = Case::new()
@@ -94,8 +94,8 @@ mod tests {
             .with("folio_bytes", 4096)
             .with("block_bytes", block_bytes);
         let mut row = Row::new(case, "GiB/s");
-        row.series.insert("batched", batched);
-        row.series.insert("one_by_one", 10.0);
+        row.series.insert("batched".into(), batched);
+        row.series.insert("one_by_one".into(), 10.0);
         row
     }
 

@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::format_bytes;
 use crate::progress::Progress;
-use crate::report::Report;
+use bifolio_report::Report;
 
 const NAME: &str = "seq-reads";
 
@@ -56,9 +56,9 @@ impl Benchmark for SequentialReads {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = figures::SHOWN_COUNTS.to_vec();
+        report.shown_counts = figures::SHOWN_COUNTS.map(Into::into).to_vec();
         for layout in Layout::ALL {
             for folio_bytes in FOLIOS_BYTES {
                 let plan = Plan { layout, size_bytes: parameters.size_bytes, folio_bytes };
@@ -66,7 +66,9 @@ impl Benchmark for SequentialReads {
             }
         }
         progress.start("look where pages lie, before and after churn", 1);
-        contiguity::measure(context, &parameters, &mut report)?;
+        if context.config.measures(contiguity::SERIES) {
+            contiguity::measure(context, &parameters, &mut report)?;
+        }
         progress.advance(1);
         report.figures = figures::figures(&report.rows);
         Ok(report)
@@ -88,5 +90,11 @@ fn measure(
     let trials = BLOCKS_BYTES.len() * SERIES_COUNT;
     progress.start(&format!("measure: {what}"), (trials * parameters.repetitions) as u64);
     let all_trials = trials * Layout::ALL.len() * FOLIOS_BYTES.len();
-    stage.measure(parameters.repetitions, parameters.trial(all_trials), report, progress)
+    stage.measure(
+        context.config,
+        parameters.repetitions,
+        parameters.trial(all_trials),
+        report,
+        progress,
+    )
 }

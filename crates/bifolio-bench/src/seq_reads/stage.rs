@@ -16,6 +16,7 @@ use super::parameters::{BLOCKS_BYTES, Parameters};
 use super::source::{Contents, LOOK_BYTES, Source};
 use super::sources::{Copied, Kernel, MemoryFile, Way, Zeroed};
 use crate::benchmark::Context;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
 use crate::harness::cpus;
@@ -23,7 +24,7 @@ use crate::harness::interleave::{self, Rounds, Sample, Trial, run_trials};
 use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::progress::Progress;
-use crate::report::{Case, Report, Row};
+use bifolio_report::{Case, Report, Row};
 
 const WAYS: [(&str, Way); 3] = [
     ("locked_one_by_one", Way::OneByOne { locked: true }),
@@ -76,6 +77,7 @@ impl Stage {
     /// Measures all rows of this stage; each trial takes `trial`.
     pub(super) fn measure(
         &self,
+        config: &Config,
         repetitions: usize,
         trial: Duration,
         report: &mut Report,
@@ -87,7 +89,8 @@ impl Stage {
         for block_bytes in BLOCKS_BYTES {
             let row_index = report.rows.len();
             report.rows.push(Row::new(self.case(block_bytes), "GiB/s"));
-            trials.extend(self.sources.iter().map(|source| {
+            let sources = self.sources.iter().filter(|source| config.measures(source.name()));
+            trials.extend(sources.map(|source| {
                 let cursor = Cell::new(0);
                 let run = move || self.trial(source.as_ref(), block_bytes, &cursor, trial, cpu);
                 Trial { row_index, series: source.name(), run: Box::new(run) }
@@ -157,7 +160,7 @@ fn kernel(context: &Context<'_>, plan: &Plan, notes: &mut Vec<String>) -> Result
         let note = format!(
             "kernel_tmpfs has the system's default pages, not {}: {}",
             pages.option().trim_start_matches(','),
-            refusal.with_causes()
+            bifolio_report::with_causes(&refusal)
         );
         if !notes.contains(&note) {
             notes.push(note);

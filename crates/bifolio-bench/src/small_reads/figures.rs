@@ -1,6 +1,6 @@
 //! The figures that are asked of `small-reads`, worked out from its rows. Pure functions.
 
-use crate::report::{Figure, Ratio, Report, Row, Rss};
+use bifolio_report::{Figure, Ratio, Report, Row, Rss};
 
 const PIN_GAIN: Ratio = Ratio::new("pin_frozen_bit", "pin_cas");
 const KERNEL_GAIN: Ratio = Ratio::new("optimistic", "kernel_pread_tmpfs");
@@ -63,7 +63,7 @@ pub(crate) fn figures(report: &Report) -> Vec<Figure> {
 impl Asked {
     fn figure(&self, rows: &[Row]) -> Option<Figure> {
         let row = find(rows, self.pattern, self.block_bytes, self.threads)?;
-        let Ratio { over, under } = self.ratio;
+        let Ratio { over, under } = &self.ratio;
         let (pattern, block_bytes, threads) = (self.pattern, self.block_bytes, self.threads);
         Some(Figure {
             name: format!("{over} / {under}, {pattern}, {block_bytes} bytes, threads {threads}"),
@@ -96,7 +96,7 @@ fn find<'a>(rows: &'a [Row], pattern: &str, block_bytes: u64, threads: u64) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Case;
+    use bifolio_report::Case;
 
     fn row(threads: u64, optimistic: f64) -> Row {
         let case = Case::new()
@@ -105,8 +105,8 @@ mod tests {
             .with("threads", threads)
             .with("fill", "in_order");
         let mut row = Row::new(case, "ops/s");
-        row.series.insert("optimistic", optimistic);
-        row.series.insert("memcpy_limit", 10.0);
+        row.series.insert("optimistic".into(), optimistic);
+        row.series.insert("memcpy_limit".into(), 10.0);
         row
     }
 

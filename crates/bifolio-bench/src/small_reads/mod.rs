@@ -37,7 +37,7 @@ use crate::harness::tmpfs::Tmpfs;
 use crate::harness::verify::{fill, fill_shuffled};
 use crate::harness::{child, cpus, pattern};
 use crate::progress::Progress;
-use crate::report::{Case, Report, Row, Rss, Skipped};
+use bifolio_report::{Case, Counts, Report, Row, Rss, Skipped};
 
 const NAME: &str = "small-reads";
 
@@ -60,10 +60,12 @@ impl Benchmark for SmallReads {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = figures::RATIOS.to_vec();
         measure_reads(context, &parameters, &mut report, progress)?;
-        measure_resident_size(context, &parameters, &mut report, progress)?;
+        if context.config.measures(figures::METADATA) {
+            measure_resident_size(context, &parameters, &mut report, progress)?;
+        }
         report.figures = figures::figures(&report);
         Ok(report)
     }
@@ -94,7 +96,8 @@ fn measure_reads(
         report.verified_bytes += fill(&mappable.file, MAPPABLE)?;
     }
     let caches = [compare_exchange, frozen_bit];
-    let series = make_series(&file, tmpfs.as_ref(), caches, mappable, parameters)?;
+    let mut series = make_series(&file, tmpfs.as_ref(), caches, mappable, parameters)?;
+    series.retain(|series| context.config.measures(series.name));
 
     progress.start("compare every byte by every way", series.len() as u64);
     for series in &series {
@@ -107,7 +110,7 @@ fn measure_reads(
     time_series(&series, &cases, (IN_ORDER, trial), parameters, report, progress)?;
     // Their memory is wanted for the cache that is filled out of order.
     drop(series);
-    measure_shuffled(&file, trial, parameters, report, progress)
+    measure_shuffled(context, &file, trial, report, progress)
 }
 
 /// The values of the key `fill`.
@@ -117,12 +120,13 @@ const SHUFFLED_SERIES: usize = 3;
 
 /// One row of a cache whose pages were read in random order.
 fn measure_shuffled(
+    context: &Context<'_>,
     file: &Path,
     trial: Duration,
-    parameters: &Parameters,
     report: &mut Report,
     progress: &mut dyn Progress,
 ) -> Result<()> {
+    let parameters = &Parameters::from_config(context.config)?;
     progress.start("fill a cache out of order", 1);
     let cache = Cache::builder().memory(parameters.resident_memory_bytes()).build()?;
     // Through the kernel's page cache, which has the file: a device would take a minute.
@@ -130,11 +134,14 @@ fn measure_shuffled(
     let cached = Cached { file: cache.open(file, &options)?, cache };
     report.verified_bytes += fill_shuffled(&cached.file, parameters.size_bytes, FILL_SHUFFLED)?;
     progress.advance(1);
+    let plain = PlainMemory::new(parameters.size_in_memory()?)?;
     let series: [Series; SHUFFLED_SERIES] = [
         Series::new("kernel_pread_file", Kernel::new(file)),
         Series::new("optimistic", Optimistic(cached)),
-        Series::new("memcpy_limit", Plain::new(PlainMemory::new(parameters.size_in_memory()?)?)),
+        Series::new("memcpy_limit", Plain::new(plain)),
     ];
+    let mut series = Vec::from(series);
+    series.retain(|series| context.config.measures(series.name));
     for series in &series {
         report.verified_bytes += series.verify(file, parameters.verify_threads)?;
     }
@@ -272,8 +279,7 @@ fn measure_resident_size(
     let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", 4096);
     let mut row = Row::new(case, "bytes");
     let per_page = answer.metadata_bytes_per_resident_page(size_bytes);
-    row.series.insert(figures::METADATA, per_page);
-    row.spread.insert(figures::METADATA, [per_page; 2]);
+    row.add(figures::METADATA, vec![per_page], Counts::new());
     report.rows.push(row);
     report.rss = Some(Rss { bound_bytes: parameters.memory_bytes, peak_bytes: answer.peak_bytes });
     Ok(())

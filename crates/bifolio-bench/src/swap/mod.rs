@@ -33,7 +33,7 @@ use crate::harness::sizes::Sizes;
 use crate::harness::swap::SwapFile;
 use crate::harness::tmpfs::Tmpfs;
 use crate::progress::Progress;
-use crate::report::{Case, Ratio, Report, Row, Rss};
+use bifolio_report::{Case, Ratio, Report, Row, Rss};
 
 const NAME: &str = "swap";
 
@@ -61,9 +61,9 @@ impl Benchmark for Swap {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = vec![OF_KERNEL];
-        report.shown_counts = SHOWN_COUNTS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let kernel = Kernel::create(context, &parameters);
         let kernel = report.skip_on_error(&[KERNEL], kernel);
         measure(context, &parameters, kernel.as_ref(), &mut report, progress)?;
@@ -137,6 +137,7 @@ fn measure(
         let run = Box::new(move || kernel.ask(child_command, load));
         trials.push(Trial { row_index: 0, series: KERNEL, run });
     }
+    trials.retain(|trial| context.config.measures(trial.series));
     progress.start("measure", (trials.len() * parameters.repetitions) as u64);
     let values = |_: &Trial<'_, _>, answer: &Answer| {
         answer.done.iter().map(|done| done.measured.bytes_rate()).collect()
@@ -154,8 +155,10 @@ fn measure(
         let phases = answer.done.iter().map(|done| done.measured.verified_bytes);
         report.verified_bytes += answer.verified_bytes + phases.sum::<u64>();
     }
-    let peak_bytes = given[0].iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
-    report.rss = Some(Rss { bound_bytes: parameters.sizes.memory_bytes, peak_bytes });
+    let ours = trials.iter().zip(&given).find(|(trial, _)| trial.series == BIFOLIO);
+    let peak_bytes = ours.and_then(|(_, given)| given.iter().map(|it| it.peak_bytes).max());
+    let bound_bytes = parameters.sizes.memory_bytes;
+    report.rss = peak_bytes.map(|peak_bytes| Rss { bound_bytes, peak_bytes });
     Ok(())
 }
 
@@ -167,7 +170,7 @@ fn fill(row: &mut Row, series: &'static str, index: usize, answers: &[Answer]) {
     let pages = |bytes: u64| bytes as f64 / PAGE_BYTES as f64 / answers.len().max(1) as f64;
     let moved = || answers.iter().map(|answer| answer.done[index].moved);
     let peak_bytes = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
-    let counts = row.counts.entry(series).or_default();
+    let counts = row.counts.entry(series.into()).or_default();
     counts.insert("pages_written".to_owned(), pages(moved().map(|moved| moved.written).sum()));
     counts.insert("pages_read".to_owned(), pages(moved().map(|moved| moved.read).sum()));
     counts.insert("peak_bytes".to_owned(), peak_bytes as f64);

@@ -39,7 +39,7 @@ use crate::harness::meter::{self, Measured};
 use crate::harness::raw_stream::{Shape, fastest_shape};
 use crate::harness::{direct, pattern, syscalls};
 use crate::progress::Progress;
-use crate::report::{Case, Figure, Ratio, Report, Row};
+use bifolio_report::{Case, Figure, Ratio, Report, Row};
 
 const NAME: &str = "writes";
 
@@ -93,9 +93,9 @@ impl Benchmark for WriteAndSync {
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
         let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, context, serde_json::to_value(&parameters)?);
+        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
         report.ratios = vec![OF_RAW, LARGE_OF_RAW, OF_KERNEL, OF_KERNEL_DIRECT];
-        report.shown_counts = SHOWN_COUNTS.to_vec();
+        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         let passes = Passes {
             file: &file,
@@ -106,7 +106,7 @@ impl Benchmark for WriteAndSync {
             flushes: RefCell::default(),
         };
         let shape = report.skip_on_error(&["raw_direct"], choose_shape(&passes, progress));
-        measure(&passes, shape, &mut report, progress)?;
+        measure(context.config, &passes, shape, &mut report, progress)?;
         add_notes(&passes, shape, &mut report);
         report.figures = figures(&report.rows);
         Ok(report)
@@ -120,6 +120,7 @@ fn choose_shape(passes: &Passes<'_>, progress: &mut dyn Progress) -> Result<Shap
 }
 
 fn measure(
+    config: &Config,
     passes: &Passes<'_>,
     shape: Option<Shape>,
     report: &mut Report,
@@ -151,6 +152,7 @@ fn measure(
         add("kernel_write", Box::new(move || passes.kernel_write(order)));
     }
     add_records(passes, shape.is_some(), report, &mut trials);
+    trials.retain(|trial| config.measures(trial.series));
     progress.start("measure", (trials.len() * passes.parameters.repetitions) as u64);
     let value = |trial: &Trial<'_, _>, given: &Measured| vec![values[trial.row_index](given)];
     let given = run_trials(&trials, passes.parameters.rounds(), value, progress)?;
@@ -248,9 +250,9 @@ mod tests {
             .map(|pattern| Row::new(Case::new().with("pattern", pattern), "x"))
             .collect();
         for row in &mut rows {
-            row.series.insert("write_at", 2.0);
-            row.series.insert("kernel_write", 1.0);
-            row.series.insert("raw_direct", 4.0);
+            row.series.insert("write_at".into(), 2.0);
+            row.series.insert("kernel_write".into(), 1.0);
+            row.series.insert("raw_direct".into(), 4.0);
         }
         let values: Vec<f64> = figures(&rows).iter().map(|figure| figure.value).collect();
         assert_eq!(values, [2.0, 0.5]);

@@ -8,6 +8,7 @@ use std::process::{Child, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::schema;
 use crate::support::{bifolio, error_line, left_in, process_naming, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -51,6 +52,7 @@ fn every_benchmark_runs_and_prints_its_envelope() {
         assert!(["memcpy", "lines", "words"].contains(&host["copy"].as_str().unwrap()));
         assert!(envelope["config"].is_object() && envelope["skipped"].is_array());
         validate_rows(&envelope);
+        schema::assert_valid(&envelope);
         assert_eq!(left_in(dir.path()), Vec::<String>::new());
     }
 }
@@ -108,6 +110,30 @@ fn small_reads_measures_every_series_and_where_hits_come_from() {
     }
     assert!(envelope["rss"]["bound_bytes"].as_u64().unwrap() > 0);
     assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_kernel_alone_is_measured_if_it_is_the_target() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir_text = dir.path().to_str().unwrap();
+    let arguments = ["bench", "--target", "kernel", "--set", "smoke", "--json", "-", "--dir"];
+    let output = bifolio(&arguments).arg(dir_text).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let envelopes: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(envelopes.len(), names().len());
+    for envelope in &envelopes {
+        assert_eq!(envelope["config"]["target"], "kernel");
+        assert_eq!(envelope["rss"], Value::Null, "no cache was measured");
+        let rows = envelope["rows"].as_array().unwrap();
+        let skipped = envelope["skipped"].as_array().unwrap();
+        assert!(!rows.is_empty() || !skipped.is_empty(), "{}", envelope["bench"]);
+        for series in rows.iter().flat_map(|row| row["series"].as_object().unwrap().keys()) {
+            assert!(series.starts_with("kernel"), "{}: {series}", envelope["bench"]);
+        }
+        schema::assert_valid(envelope);
+    }
 }
 
 /// The envelope of a benchmark with smoke parameters and `more`.
@@ -385,7 +411,10 @@ fn a_run_without_room_is_refused_before_it_makes_anything() {
 /// At most a page of output, written for first-time users; the smoke run prints half of one.
 #[test]
 fn the_summary_fits_a_page_and_survives_an_interrupt() {
-    let whole = run(&["bench", "--set", "smoke"]);
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let page = dir.path().join("report.html");
+    let page_text = page.to_str().unwrap();
+    let whole = run(&["bench", "--set", "smoke", "--report", page_text]);
     assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
     let whole = String::from_utf8(whole.stdout).unwrap();
     let lines: Vec<&str> = whole.lines().collect();
@@ -395,15 +424,57 @@ fn the_summary_fits_a_page_and_survives_an_interrupt() {
     assert!(!whole.contains("MET"), "{whole}");
     assert!(whole.contains("1. Reference count") && !whole.contains("Ended early"), "{whole}");
 
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("reports");
-    let mut command = bifolio(&["bench", "--set", "smoke", "--json"]);
-    let child = command.arg(&json).spawn().unwrap();
-    let has_one = || fs::read_to_string(&json).is_ok_and(|text| text.contains("verified_bytes"));
+    let ids = sections_of(&page);
+    assert!(names().iter().all(|name| ids.contains(name)), "{ids:?}");
+    assert!(!fs::read_to_string(&page).unwrap().contains("are missing"));
+
+    let other_page = dir.path().join("interrupted.html");
+    let mut command = bifolio(&["bench", "--set", "smoke", "--report"]);
+    let child = command.arg(&other_page).spawn().unwrap();
+    let has_one = || fs::read_to_string(&other_page).is_ok_and(|text| text.contains("<table>"));
     let output = signal_when(child, Signal::INT, has_one);
     assert_eq!(output.status.code(), Some(130));
     let part = String::from_utf8(output.stdout).unwrap();
     assert!(part.contains("Ended early: ") && part.lines().count() < lines.len(), "{part}");
+    let ids = sections_of(&other_page);
+    assert!(ids.contains(&names()[0]) && ids.len() < names().len(), "{ids:?}");
+    assert!(fs::read_to_string(&other_page).unwrap().contains("are missing"));
+}
+
+/// Parses a page of `--report`, which loads nothing. Returns the ids of its sections.
+fn sections_of(page: &Path) -> Vec<String> {
+    let text = fs::read_to_string(page).unwrap();
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(&text, options).unwrap();
+    for element in document.descendants().filter(roxmltree::Node::is_element) {
+        let name = element.tag_name().name();
+        assert!(!["script", "link", "img", "iframe"].contains(&name), "{name}");
+        let target = element.attribute("href").or(element.attribute("src"));
+        assert!(target.is_none_or(|target| target.starts_with('#')), "{target:?}");
+    }
+    let sections = document.descendants().filter(|element| element.has_tag_name("section"));
+    sections.filter_map(|section| section.attribute("id").map(str::to_owned)).collect()
+}
+
+#[test]
+fn reports_of_engines_are_added_and_other_files_refused() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [page, engines, wrong] = ["page.html", "engines.json", "wrong"].map(|name| {
+        let path = dir.path().join(name);
+        path.to_str().unwrap().to_owned()
+    });
+    let row = r#"{"case":{"work":"point","data":"8x"},"unit":"ops/s","series":{"bifolio":5678}}"#;
+    let engine =
+        format!(r#"{{"schema":1,"bench":"redb<i>","host":{{}},"config":{{}},"rows":[{row}]}}"#);
+    fs::write(&engines, engine).unwrap();
+    fs::write(&wrong, "\n{}").unwrap();
+    let arguments = ["bench", "advise", "--set", "smoke", "--report", &page, "--with"];
+    let output = bifolio(&arguments).arg(&engines).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sections_of(Path::new(&page)), ["advise", "redb<i>", "features"]);
+    let refused = bifolio(&arguments).arg(&wrong).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(error_line(&refused).contains("wrong, line 2"));
 }
 
 #[test]

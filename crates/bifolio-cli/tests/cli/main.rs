@@ -3,4 +3,5 @@
 mod bench;
 mod check;
 mod compare;
+mod schema;
 mod support;

@@ -181,9 +181,11 @@ impl Benchmark for RedbBenchmark {
                 "default_fits": split.default_fits, "default_8x": split.default_8x,
             },
         });
-        let mut report = Report::new("redb", context, config);
-        report.ratios = vec![Ratio { over: SERIES[0], under: SERIES[1] }];
-        report.shown_counts = vec!["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"];
+        let mut report = Report::new("redb", &context.host, config);
+        report.ratios = vec![Ratio::new(SERIES[0], SERIES[1])];
+        report.shown_counts = ["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"]
+            .map(Into::into)
+            .to_vec();
         let fits = Data { name: "fits", size_bytes: memory_bytes / FITS_PART };
         let large = Data { name: "8x", size_bytes: memory_bytes * LARGE_FACTOR };
         for data in [fits, large] {

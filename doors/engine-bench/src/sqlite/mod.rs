@@ -172,13 +172,12 @@ impl Benchmark for SqliteBenchmark {
             "readahead": self.selection.readahead,
             "synchronous": self.selection.synchronous,
         });
-        let mut report = Report::new("sqlite", context, config);
+        let mut report = Report::new("sqlite", &context.host, config);
         let ours = SERIES[0].0;
-        report.ratios = vec![
-            Ratio { over: ours, under: SERIES[1].0 },
-            Ratio { over: ours, under: SERIES[2].0 },
-        ];
-        report.shown_counts = vec!["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"];
+        report.ratios = vec![Ratio::new(ours, SERIES[1].0), Ratio::new(ours, SERIES[2].0)];
+        report.shown_counts = ["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"]
+            .map(Into::into)
+            .to_vec();
         let fits = Data { name: "fits", size_bytes: memory_bytes / FITS_PART };
         let large = Data { name: "8x", size_bytes: memory_bytes * LARGE_FACTOR };
         for data in [fits, large] {

@@ -155,9 +155,9 @@ impl Benchmark for TantivyBenchmark {
             "madvise": self.setup.madvise,
             "text": self.texts(),
         });
-        let mut report = Report::new("tantivy", context, config);
-        report.ratios = vec![Ratio { over: SERIES[0], under: SERIES[1] }];
-        report.shown_counts = vec![
+        let mut report = Report::new("tantivy", &context.host, config);
+        report.ratios = vec![Ratio::new(SERIES[0], SERIES[1])];
+        report.shown_counts = [
             "p50_ns",
             "p99_ns",
             "p999_ns",
@@ -165,7 +165,9 @@ impl Benchmark for TantivyBenchmark {
             "read_bytes_per_op",
             "group_peak_mib",
             "resident_peak_mib",
-        ];
+        ]
+        .map(Into::into)
+        .to_vec();
         let fits = Data { name: "fits", size_bytes: memory_bytes / FITS_PART };
         let large = Data { name: "8x", size_bytes: memory_bytes * LARGE_FACTOR };
         for data in [fits, large] {

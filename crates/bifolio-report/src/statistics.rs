@@ -1,8 +1,8 @@
-//! Medians and spreads. Pure functions.
+//! Medians and spreads. Pure functions, called by benchmarks and by [`crate::envelope`].
 
 /// Returns the median; of an even number of samples the mean of the middle two; zero without
 /// samples.
-pub(crate) fn median(samples: &[f64]) -> f64 {
+pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -17,9 +17,9 @@ pub(crate) fn median(samples: &[f64]) -> f64 {
 /// not reach it.
 const COVERAGE_MIN: f64 = 0.9;
 
-/// The narrowest interval between two samples that holds the true median with a probability of
-/// [`COVERAGE_MIN`], whatever the distribution; the extremes of few samples. Zeros of none.
-pub(crate) fn median_interval(samples: &[f64]) -> [f64; 2] {
+/// Returns the narrowest interval between two samples that holds the true median with a probability
+/// of 0.9, whatever the distribution; the extremes of few samples. Zeros of none.
+pub fn median_interval(samples: &[f64]) -> [f64; 2] {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
@@ -37,8 +37,8 @@ pub(crate) fn median_interval(samples: &[f64]) -> [f64; 2] {
     }
 }
 
-/// The smallest and the largest sample. Zeros of none.
-pub(crate) fn spread(samples: &[f64]) -> [f64; 2] {
+/// Returns the smallest and the largest sample. Zeros of none.
+pub fn spread(samples: &[f64]) -> [f64; 2] {
     let low = samples.iter().copied().min_by(f64::total_cmp).unwrap_or(0.0);
     let high = samples.iter().copied().max_by(f64::total_cmp).unwrap_or(0.0);
     [low, high]

@@ -1,26 +1,29 @@
-//! The JSON that `bifolio bench NAME --json -` prints, the same for every benchmark.
+//! The envelope: the JSON of one benchmark of one run, as `bifolio bench --json` prints it.
 //!
-//! Filled in by a benchmark, serialised by the program, drawn by `table.rs`. Fields that serde
-//! skips ([`Ratio`], [`Figure`]) follow from the rows; they exist for the tables.
+//! Filled in by a benchmark, one per line of a file, read again by everything that draws. Unknown
+//! fields are ignored and most have a default, so a file of an older version can be read.
+//! `docs/bench.schema.json` describes it for other programs.
 
+use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 
 use indexmap::IndexMap;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::benchmark::Context;
-use crate::error::Result;
-use crate::host::Host;
-use crate::statistics::{median, median_interval};
+use crate::statistics::{median, median_interval, spread};
 
 /// The version of the envelope.
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
+
+/// A name that a benchmark has in its code, or that was read from a file.
+pub type Name = Cow<'static, str>;
 
 /// The keys that distinguish a row from the others: `pattern`, `threads`, `block_bytes`,
 /// `folio_bytes` ...
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Case(IndexMap<&'static str, Value>);
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Case(IndexMap<Name, Value>);
 
 impl Case {
     /// A case with no keys.
@@ -31,7 +34,7 @@ impl Case {
     /// Adds one key.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Self {
-        self.0.insert(key, value.into());
+        self.0.insert(key.into(), value.into());
         self
     }
 
@@ -45,8 +48,13 @@ impl Case {
     }
 
     /// The keys, in the order in which they were added.
-    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
-        self.0.keys().copied()
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(AsRef::as_ref)
+    }
+
+    /// The value of `key`, if it is a number.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.0.get(key)?.as_f64()
     }
 }
 
@@ -54,33 +62,38 @@ impl Case {
 pub type Counts = IndexMap<String, f64>;
 
 /// One case, measured with every series that could run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// The keys that tell this row from the others.
     pub case: Case,
     /// The unit of `series` and `spread`.
-    pub unit: &'static str,
+    pub unit: Name,
     /// The median of the repetitions, by series.
-    pub series: IndexMap<&'static str, f64>,
+    pub series: IndexMap<Name, f64>,
     /// The smallest and the largest repetition, by series.
-    pub spread: IndexMap<&'static str, [f64; 2]>,
+    #[serde(default)]
+    pub spread: IndexMap<Name, [f64; 2]>,
     /// The counts, by series.
-    pub counts: IndexMap<&'static str, Counts>,
+    #[serde(default)]
+    pub counts: IndexMap<Name, Counts>,
     /// Every repetition in its order, by series; repetitions are compared pair by pair.
-    #[serde(skip_serializing_if = "IndexMap::is_empty")]
-    pub repetitions: IndexMap<&'static str, Vec<f64>>,
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub repetitions: IndexMap<Name, Vec<f64>>,
     /// How fast it went in each interval of time, by series.
-    #[serde(skip_serializing_if = "IndexMap::is_empty")]
-    pub samples: IndexMap<&'static str, Intervals>,
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub samples: IndexMap<Name, Intervals>,
 }
 
 /// Rates of equal intervals of time, one after the other.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Intervals {
     /// Length of each interval.
     pub seconds: f64,
     /// The rate in each, in the unit of the row; the repetitions follow each other.
     pub rates: Vec<f64>,
+    /// The longest call that ended in each, nanoseconds; empty if calls are not timed one by one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub longest_ns: Vec<f64>,
 }
 
 impl Row {
@@ -88,13 +101,21 @@ impl Row {
     pub fn new(case: Case, unit: &'static str) -> Self {
         Self {
             case,
-            unit,
+            unit: unit.into(),
             series: IndexMap::new(),
             spread: IndexMap::new(),
             counts: IndexMap::new(),
             repetitions: IndexMap::new(),
             samples: IndexMap::new(),
         }
+    }
+
+    /// Adds a series; its median and its spread are those of the repetitions.
+    pub fn add(&mut self, series: &'static str, repetitions: Vec<f64>, counts: Counts) {
+        self.series.insert(series.into(), median(&repetitions));
+        self.spread.insert(series.into(), spread(&repetitions));
+        self.repetitions.insert(series.into(), repetitions);
+        self.counts.insert(series.into(), counts);
     }
 
     /// Returns the ratio of one series to another, if both ran and the other is not zero: the
@@ -104,8 +125,8 @@ impl Row {
         if let Some(pairs) = self.pair_ratios(ratio) {
             return Some(median(&pairs));
         }
-        let over = *self.series.get(ratio.over)?;
-        let under = *self.series.get(ratio.under)?;
+        let over = *self.series.get(&ratio.over)?;
+        let under = *self.series.get(&ratio.under)?;
         (under != 0.0).then(|| over / under)
     }
 
@@ -115,7 +136,7 @@ impl Row {
             return Some(median_interval(&pairs));
         }
         let value = self.ratio(ratio)?;
-        let (over, under) = (self.spread.get(ratio.over), self.spread.get(ratio.under));
+        let (over, under) = (self.spread.get(&ratio.over), self.spread.get(&ratio.under));
         Some(match (over, under) {
             (Some([over_low, over_high]), Some([under_low, under_high])) if *under_low > 0.0 => {
                 [over_low / under_high, over_high / under_low]
@@ -125,19 +146,15 @@ impl Row {
     }
 
     /// Returns a ratio as tables show it, formatted by `text`: `~1.0` where it may be 1.
-    pub(crate) fn ratio_text(
-        &self,
-        ratio: &Ratio,
-        text: impl FnOnce(f64) -> String,
-    ) -> Option<String> {
+    pub fn ratio_text(&self, ratio: &Ratio, text: impl FnOnce(f64) -> String) -> Option<String> {
         let [low, high] = self.ratio_interval(ratio)?;
         let may_be_one = low < high && low <= 1.0 && 1.0 <= high;
         if may_be_one { Some("~1.0".to_owned()) } else { self.ratio(ratio).map(text) }
     }
 
     fn pair_ratios(&self, ratio: &Ratio) -> Option<Vec<f64>> {
-        let over = self.repetitions.get(ratio.over)?;
-        let under = self.repetitions.get(ratio.under)?;
+        let over = self.repetitions.get(&ratio.over)?;
+        let under = self.repetitions.get(&ratio.under)?;
         let pairs = over.len() == under.len() && !over.is_empty() && !under.contains(&0.0);
         pairs.then(|| over.iter().zip(under).map(|(over, under)| over / under).collect())
     }
@@ -149,7 +166,7 @@ impl Row {
 }
 
 /// A series that could not run, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     /// The series, or `*` for all of a case.
     pub series: String,
@@ -158,7 +175,7 @@ pub struct Skipped {
 }
 
 /// The resident size of a process whose cache is bounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rss {
     /// The bound of the cache.
     pub bound_bytes: u64,
@@ -173,7 +190,7 @@ impl Rss {
     }
 
     /// Returns the figure of every benchmark that measures it.
-    pub(crate) fn figure(&self) -> Figure {
+    pub fn figure(&self) -> Figure {
         let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         Figure {
             name: "peak resident size, in MiB".to_owned(),
@@ -185,23 +202,23 @@ impl Rss {
 }
 
 /// A column of the table: one series against another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ratio {
     /// The numerator.
-    pub over: &'static str,
+    pub over: Name,
     /// The denominator.
-    pub under: &'static str,
+    pub under: Name,
 }
 
 impl Ratio {
     /// The series `over` against the series `under`.
-    pub(crate) const fn new(over: &'static str, under: &'static str) -> Self {
-        Self { over, under }
+    pub const fn new(over: &'static str, under: &'static str) -> Self {
+        Self { over: Cow::Borrowed(over), under: Cow::Borrowed(under) }
     }
 }
 
 /// A figure with a target, and its value in this run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// Its text.
     pub name: String,
@@ -227,47 +244,100 @@ impl Figure {
     }
 }
 
-/// The findings of one benchmark.
-#[derive(Clone, Debug, Serialize)]
+/// The machine of a run. A fact that the machine does not report is an empty text or a zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Host {
+    /// The processor's model, in its own words.
+    pub cpu: String,
+    /// The number of its family; 0 if it gives none.
+    pub cpu_family: u32,
+    /// The number of its model within the family; 0 if it gives none.
+    pub cpu_model: u32,
+    /// How the library copies pages here.
+    pub copy: Name,
+    /// How many CPUs the process may use.
+    pub cpus: usize,
+    /// The processor family.
+    pub arch: Name,
+    /// Name and release of the kernel.
+    pub kernel: String,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// The file system under the benchmark's files.
+    pub file_system: String,
+    /// Set if there are signs of a virtual machine.
+    pub virtualised: bool,
+}
+
+/// A feature of the kernel that the library uses, or its fallback.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FeatureUse {
+    /// The feature.
+    pub name: String,
+    /// Set if the feature is used; otherwise its fallback is.
+    pub in_use: bool,
+    /// Why the feature is used or not.
+    pub reason: String,
+    /// The fallback.
+    pub fallback: String,
+}
+
+/// The findings of one benchmark: the envelope.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// The version of this envelope.
     pub schema: u32,
     /// The benchmark.
-    pub bench: &'static str,
+    pub bench: Name,
+    /// Start of the run in UTC, as RFC 3339 has it.
+    #[serde(default)]
+    pub started: String,
+    /// The command line of the run.
+    #[serde(default)]
+    pub command: String,
     /// The machine.
     pub host: Host,
+    /// The features of the kernel that the library found, and the fallbacks in use.
+    #[serde(default)]
+    pub features: Vec<FeatureUse>,
     /// The parameters of the run.
     pub config: Value,
     /// The measurements.
     pub rows: Vec<Row>,
     /// The series that could not run.
+    #[serde(default)]
     pub skipped: Vec<Skipped>,
     /// The resident size, where the benchmark measures it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rss: Option<Rss>,
     /// Number of bytes compared with the content of the file.
+    #[serde(default)]
     pub verified_bytes: u64,
     /// Columns of the table.
-    #[serde(skip)]
+    #[serde(default)]
     pub ratios: Vec<Ratio>,
     /// Counts that the second table shows.
-    #[serde(skip)]
-    pub shown_counts: Vec<&'static str>,
+    #[serde(default)]
+    pub shown_counts: Vec<Name>,
     /// Lines below the table.
-    #[serde(skip)]
+    #[serde(default)]
     pub figures: Vec<Figure>,
     /// A note that is needed to read the table.
-    #[serde(skip)]
+    #[serde(default)]
     pub notes: Vec<String>,
 }
 
 impl Report {
     /// A report with no rows yet.
-    pub fn new(bench: &'static str, context: &Context<'_>, config: Value) -> Self {
+    pub fn new(bench: &'static str, host: &Host, config: Value) -> Self {
         Self {
             schema: SCHEMA,
-            bench,
-            host: context.host.clone(),
+            bench: bench.into(),
+            started: String::new(),
+            command: String::new(),
+            host: host.clone(),
+            features: Vec::new(),
             config,
             rows: Vec::new(),
             skipped: Vec::new(),
@@ -281,11 +351,15 @@ impl Report {
     }
 
     /// Returns the result of `attempt`; after an error, every one of `series` is skipped for its
-    /// reason.
-    pub(crate) fn skip_on_error<T>(&mut self, series: &[&str], attempt: Result<T>) -> Option<T> {
+    /// reason, the message with all its causes.
+    pub fn skip_on_error<T, E: Error>(
+        &mut self,
+        series: &[&str],
+        attempt: Result<T, E>,
+    ) -> Option<T> {
         let reason = match attempt {
             Ok(given) => return Some(given),
-            Err(error) => error.with_causes(),
+            Err(error) => with_causes(&error),
         };
         for series in series {
             let skipped = Skipped { series: (*series).to_owned(), reason: reason.clone() };
@@ -295,6 +369,27 @@ impl Report {
         }
         None
     }
+
+    /// Returns the envelopes of a file, one per line.
+    ///
+    /// # Errors
+    /// A line is not an envelope; the number is that of the line, from 1.
+    pub fn read_lines(text: &str) -> Result<Vec<Self>, (usize, serde_json::Error)> {
+        let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+        let parse = |(number, line)| serde_json::from_str(line).map_err(|error| (number, error));
+        lines.map(parse).collect()
+    }
+}
+
+/// Returns the message of an error, followed by its causes.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]
@@ -305,11 +400,11 @@ mod tests {
 
     fn row() -> Row {
         let mut row = Row::new(Case::new().with("pattern", "hot").with("threads", 2), "ops/s");
-        row.series.insert("z_first", 30.0);
-        row.series.insert("a_second", 12.0);
-        row.series.insert("stopped", 0.0);
-        row.spread.insert("z_first", [29.0, 31.0]);
-        row.counts.entry("z_first").or_default().insert("syscalls_per_op".into(), 1.0);
+        row.series.insert("z_first".into(), 30.0);
+        row.series.insert("a_second".into(), 12.0);
+        row.series.insert("stopped".into(), 0.0);
+        row.spread.insert("z_first".into(), [29.0, 31.0]);
+        row.counts.entry("z_first".into()).or_default().insert("syscalls_per_op".into(), 1.0);
         row
     }
 
@@ -326,7 +421,7 @@ mod tests {
 
     #[test]
     fn ratio_needs_both_series_and_a_denominator() {
-        let ratio = |over, under| row().ratio(&Ratio { over, under });
+        let ratio = |over, under| row().ratio(&Ratio::new(over, under));
         assert_eq!(ratio("z_first", "a_second"), Some(2.5));
         assert_eq!(ratio("z_first", "stopped"), None);
         assert_eq!(ratio("z_first", "absent"), None);
@@ -335,8 +430,8 @@ mod tests {
     #[test]
     fn ratios_of_neighbours_stand_above_the_ratio_of_medians() {
         let mut row = row();
-        row.repetitions.insert("z_first", vec![10.0, 30.0, 90.0]);
-        row.repetitions.insert("a_second", vec![5.0, 10.0, 90.0]);
+        row.repetitions.insert("z_first".into(), vec![10.0, 30.0, 90.0]);
+        row.repetitions.insert("a_second".into(), vec![5.0, 10.0, 90.0]);
         let ratio = Ratio::new("z_first", "a_second");
         assert_eq!(row.ratio(&ratio), Some(2.0), "of 2, 3, 1");
         row.repetitions["a_second"].pop();
@@ -349,16 +444,16 @@ mod tests {
             row.ratio_text(&Ratio::new(over, under), |ratio| format!("{ratio:.2}"))
         };
         let mut row = row();
-        row.repetitions.insert("z_first", vec![10.0, 30.0, 30.0, 20.0, 30.0]);
-        row.repetitions.insert("a_second", vec![11.0, 10.0, 10.0, 10.0, 10.0]);
+        row.repetitions.insert("z_first".into(), vec![10.0, 30.0, 30.0, 20.0, 30.0]);
+        row.repetitions.insert("a_second".into(), vec![11.0, 10.0, 10.0, 10.0, 10.0]);
         assert_eq!(text(&row, "z_first", "a_second").unwrap(), "~1.0", "0.91 to 3");
         row.repetitions["z_first"][0] = 12.0;
         assert_eq!(text(&row, "z_first", "a_second").unwrap(), "3.00");
         // Without pairs the spreads decide.
         row.repetitions.clear();
-        row.spread.insert("a_second", [10.0, 28.9]);
+        row.spread.insert("a_second".into(), [10.0, 28.9]);
         assert_eq!(text(&row, "z_first", "a_second").unwrap(), "2.50");
-        row.spread.insert("a_second", [10.0, 30.0]);
+        row.spread.insert("a_second".into(), [10.0, 30.0]);
         assert_eq!(text(&row, "z_first", "a_second").unwrap(), "~1.0");
         assert_eq!(text(&row, "z_first", "absent"), None);
     }
