@@ -1,36 +1,27 @@
-//! `cargo x benchmarks`: prints `docs/benchmarks.md` from `docs/benchmarks.json`.
+//! `cargo x benchmarks`: prints figures and plots of the documentation from `docs/report.json`.
 //!
-//! Both files have one report of `bifolio bench --json` per benchmark. With a file as argument, its
-//! reports are copied to `docs/benchmarks.json` first, without what the page does not show. The
-//! page contains no other figures than these.
+//! That file has one report of `bifolio bench --json` per line; with a file as argument, its
+//! reports are copied there first. Printed are the tables of `docs/benchmarks.md`, the pictures in
+//! `docs/plots`, and the line below the picture in README, which names machine and date. Nothing
+//! else in these files changes.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use serde_json::{Map, Value, json};
+use anyhow::{Context, Result, anyhow};
+use bifolio_report::{Ratio, Report, Row, short, short_ratio, speed};
 
 use crate::cargo::workspace_root;
 
-const DATA: &str = "docs/benchmarks.json";
+const DATA: &str = "docs/report.json";
 const PAGE: &str = "docs/benchmarks.md";
+const README: &str = "README.md";
 /// Everything after this line of the page is printed.
 const BEGIN: &str = "<!-- printed by `cargo x benchmarks` -->\n";
-
-/// Ratios of each benchmark: more than 1 if Bifolio, or the series named first, is faster.
-const RATIOS: [&str; 9] = [
-    "small-reads optimistic/kernel_pread_tmpfs optimistic/memcpy_limit pin_frozen_bit/pin_cas",
-    "random-reads read_at/raw_direct read_many/raw_direct read_at/kernel_pread read_at/kernel_mmap",
-    "scan read_at/raw_direct read_at/kernel_pread",
-    "writes write_at/raw_direct write_at/kernel_write",
-    "seq-reads batched/kernel_tmpfs batched/one_by_one batched/memcpy_limit",
-    "swap bifolio_swap/kernel_swap",
-    "reclaim flush_per_batch_31/kernel_swap flush_per_batch_31/kernel_mmap \
-     flush_per_batch_31/flush_per_folio",
-    "map-reads map/kernel_small map/kernel_mapping",
-    "advise targeted/kernel targeted/drain_on_any_failure",
-];
+/// The end of the line of README after which the machine is named.
+const PICTURE: &str = "](docs/plots/speed-up.svg)\n";
 
 /// Options of `cargo x benchmarks`.
 #[derive(Debug, clap::Args)]
@@ -39,125 +30,116 @@ pub struct Arguments {
     file: Option<PathBuf>,
 }
 
-/// Records the reports of a file, if there is one, and prints the page.
+/// Records the reports of a file, if there is one, and prints the documentation.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let root = workspace_root();
     if let Some(file) = &arguments.file {
-        let mut reports = read(file)?;
-        reports.iter_mut().for_each(keep_shown);
-        let lines: Vec<String> = reports.iter().map(Value::to_string).collect();
-        fs::write(root.join(DATA), lines.join("\n") + "\n").context(DATA)?;
+        read(file)?;
+        fs::copy(file, root.join(DATA)).context(DATA)?;
     }
+    fs::create_dir_all(root.join("docs/plots")).context("docs/plots")?;
+    for (path, text) in printed(&root)? {
+        fs::write(root.join(&path), text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Returns the text of every file that is printed.
+fn printed(root: &Path) -> Result<BTreeMap<PathBuf, String>> {
+    let reports = read(&root.join(DATA))?;
+    let measured_on = reports.first().map(machine).unwrap_or_default();
     let page = fs::read_to_string(root.join(PAGE)).context(PAGE)?;
     let (head, _) = page.split_once(BEGIN).with_context(|| format!("{PAGE} has no {BEGIN}"))?;
-    let mut page = format!("{head}{BEGIN}");
-    let reports = read(&root.join(DATA))?;
-    page.push_str(&reports.first().map(machine).unwrap_or_default());
+    let mut page = format!("{head}{BEGIN}\nMeasured on {measured_on}.\n");
+    page.push_str("\n![Speed relative to the kernel](plots/speed-up.svg)\n");
     reports.iter().for_each(|report| page.push_str(&section(report)));
-    fs::write(root.join(PAGE), page).context(PAGE)
+    let readme = fs::read_to_string(root.join(README)).context(README)?;
+    let (head, rest) =
+        readme.split_once(PICTURE).with_context(|| format!("{README} has no {PICTURE}"))?;
+    let rest = rest.split_once('\n').map_or("", |(_, rest)| rest);
+    let caption = format!("*One run of `bench` on {measured_on}. [More](#how-fast).*");
+    let pictures = bifolio_report::pictures(&reports).into_iter();
+    let pictures = pictures.map(|(name, text)| (format!("docs/plots/{name}.svg").into(), text));
+    let readme = format!("{head}{PICTURE}{caption}\n{rest}");
+    Ok(pictures.chain([(PAGE.into(), page), (README.into(), readme)]).collect())
 }
 
-fn read(path: &Path) -> Result<Vec<Value>> {
+fn read(path: &Path) -> Result<Vec<Report>> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    text.lines().map(|line| serde_json::from_str(line).context("a report")).collect()
+    Report::read_lines(&text)
+        .map_err(|(line, error)| anyhow!("{}, line {line}: {error}", path.display()))
 }
 
-fn keep_shown(report: &mut Value) {
-    let rows = report["rows"].as_array().into_iter().flatten();
-    let keep =
-        |row: &Value| json!({"case": row["case"], "unit": row["unit"], "series": row["series"]});
-    let rows: Vec<Value> = rows.map(keep).collect();
-    *report = json!({
-        "bench": report["bench"], "host": report["host"], "config": report["config"],
-        "rss": report["rss"], "rows": rows,
-    });
+fn machine(report: &Report) -> String {
+    let host = &report.host;
+    let date = report.started.split('T').next().unwrap_or_default();
+    let kind = if host.virtualised { "a virtual machine, " } else { "" };
+    format!("{}, {} CPUs, {kind}{}, {}, {date}", host.cpu, host.cpus, host.kernel, host.file_system)
 }
 
-fn machine(report: &Value) -> String {
-    let host = &report["host"];
-    let [cpu, cpus, kernel, storage] =
-        ["cpu", "cpus", "kernel", "file_system"].map(|key| plain(&host[key]));
-    format!("\nMeasured on: {cpu}, {cpus} CPUs, {kernel}, {storage}.\n")
-}
-
-/// Returns the heading and one table for each run of rows with the same unit.
-fn section(report: &Value) -> String {
-    let bench = report["bench"].as_str().unwrap_or_default();
-    let words = RATIOS.map(|line| line.split(' ').collect::<Vec<_>>());
-    let words = words.into_iter().find(|words| words[0] == bench).unwrap_or_default();
-    let ratios: Vec<_> = words.iter().filter_map(|word| word.split_once('/')).collect();
-    let mut text = format!("\n## {bench}\n");
-    let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
-    for rows in rows.chunk_by(|left, right| left["unit"] == right["unit"]) {
-        let _ = write!(
-            text,
-            "\n{}:\n\n{}",
-            rows[0]["unit"].as_str().unwrap_or(""),
-            table(rows, &ratios)
-        );
+/// Returns the heading, the picture and one table for each run of rows with the same unit.
+fn section(report: &Report) -> String {
+    let bench = &report.bench;
+    let mut text = format!("\n## {bench}\n\n![Plots of {bench}](plots/{bench}.svg)\n");
+    for rows in report.rows.chunk_by(|left, right| left.unit == right.unit) {
+        let _ = write!(text, "\n{}:\n\n{}", rows[0].unit, table(rows, &report.ratios));
     }
-    if let (Some(peak), Some(bound)) =
-        (report["rss"]["peak_bytes"].as_f64(), report["rss"]["bound_bytes"].as_f64())
-    {
-        let mebibytes = |bytes| bytes / f64::from(1 << 20);
-        let (peak, bound) = (mebibytes(peak), mebibytes(bound));
+    if let Some(rss) = report.rss {
+        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let (peak, bound) = (mebibytes(rss.peak_bytes), mebibytes(rss.bound_bytes));
         let _ =
             writeln!(text, "\nPeak resident size of the process {peak:.1} MiB, bound {bound} MiB.");
     }
     text
 }
 
-fn table(rows: &[Value], ratios: &[(&str, &str)]) -> String {
-    let (cases, series) = (names(rows, "case"), names(rows, "series"));
-    let is_shown = |(over, under): &&(&str, &str)| {
-        [over, under].iter().all(|it| series.iter().any(|name| name == *it))
-    };
-    let ratios: Vec<&(&str, &str)> = ratios.iter().filter(is_shown).collect();
-    let mut head: Vec<String> = cases.iter().chain(&series).cloned().collect();
-    head.extend(ratios.iter().map(|(over, under)| format!("{over} / {under}")));
+fn table(rows: &[Row], ratios: &[Ratio]) -> String {
+    let cases = names(rows.iter().flat_map(|row| row.case.keys()));
+    let series = names(rows.iter().flat_map(|row| row.series.keys().map(AsRef::as_ref)));
+    let is_shown = |ratio: &&Ratio| rows.iter().any(|row| row.ratio(ratio).is_some());
+    let ratios: Vec<&Ratio> = ratios.iter().filter(is_shown).collect();
+    let mut head: Vec<String> = cases.iter().chain(&series).map(|it| (*it).to_owned()).collect();
+    head.extend(ratios.iter().map(|ratio| format!("{} / {}", ratio.over, ratio.under)));
     let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
-    // Times per call: the smaller one is the faster.
-    let is_time = rows[0]["unit"].as_str().is_some_and(|unit| unit.starts_with("ns"));
+    let or_dash = |cell: Option<String>| {
+        cell.filter(|cell| !cell.is_empty()).unwrap_or_else(|| "-".to_owned())
+    };
     for row in rows {
-        let mut cells: Vec<String> = cases.iter().map(|name| plain(&row["case"][name])).collect();
-        cells.extend(
-            series.iter().map(|name| row["series"][name].as_f64().map_or("-".into(), rounded)),
-        );
-        cells.extend(ratios.iter().map(|(over, under)| {
-            let values = (row["series"][*over].as_f64(), row["series"][*under].as_f64());
-            let (Some(over), Some(under)) = values else { return "-".into() };
-            let ratio = if is_time { under / over } else { over / under };
-            if ratio < 1.0 { format!("**{}**", rounded(ratio)) } else { rounded(ratio) }
-        }));
+        let cells = cases.iter().map(|key| Some(row.case.text(key)));
+        let values = series.iter().map(|name| row.series.get(*name).map(|value| short(*value)));
+        let ratios = ratios.iter().map(|ratio| {
+            let ratio = speed(row, ratio);
+            let is_slower = row.ratio_interval(&ratio)?[1] < 1.0;
+            let text = row.ratio_text(&ratio, short_ratio)?;
+            Some(if is_slower { format!("**{text}**") } else { text })
+        });
+        let cells: Vec<String> = cells.chain(values).chain(ratios).map(or_dash).collect();
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     }
     text
 }
 
-/// Returns the keys of the objects `field` of all rows, in the order of their first use.
-fn names(rows: &[Value], field: &str) -> Vec<String> {
+/// Returns the names in the order of their first use.
+fn names<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names = Vec::new();
-    for name in rows.iter().filter_map(|row| row[field].as_object()).flat_map(Map::keys) {
-        if !names.contains(name) {
-            names.push(name.clone());
+    for name in all {
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
     names
 }
 
-fn plain(value: &Value) -> String {
-    value
-        .as_str()
-        .map_or_else(|| if value.is_null() { "-".into() } else { value.to_string() }, str::to_owned)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Returns three significant digits, with a unit prefix.
-fn rounded(value: f64) -> String {
-    let (value, prefix) = match value {
-        large if large >= 1e6 => (large / 1e6, " M"),
-        medium if medium >= 1e3 => (medium / 1e3, " k"),
-        small => (small, ""),
-    };
-    let digits = (2.0 - value.abs().max(0.01).log10().floor()).clamp(0.0, 2.0) as usize;
-    format!("{value:.digits$}{prefix}")
+    #[test]
+    fn the_documentation_has_the_figures_of_the_recorded_report() {
+        let root = workspace_root();
+        for (path, text) in printed(&root).unwrap() {
+            let found = fs::read_to_string(root.join(&path)).unwrap_or_default();
+            assert!(found == text, "{} differs: run `cargo x benchmarks`", path.display());
+        }
+    }
 }

@@ -51,7 +51,7 @@ enum Task {
     /// Search by coverage for sequences of operations and faults that fail; needs the nightly
     /// toolchain.
     Fuzz(fuzz::Arguments),
-    /// Print docs/benchmarks.md from docs/benchmarks.json.
+    /// Print the figures and plots of the documentation from docs/report.json.
     Benchmarks(benchmarks::Arguments),
     /// Run the check of each crate by which other software uses Bifolio.
     CheckDoors(doors::Arguments),
