@@ -99,6 +99,18 @@ impl Folio {
         self.batch.store(cpu as u16 + 1, Ordering::Relaxed);
     }
 
+    /// Forgets the wakers with data at `data` that were registered for the folio lock, in this or an
+    /// earlier generation.
+    pub(crate) fn forget_waker(&self, data: *const ()) {
+        lock_wakers::forget(&self.lock.0, data);
+    }
+
+    /// Returns the number of wakers that are registered for the folio lock.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn lock_wakers(&self) -> usize {
+        lock_wakers::registered(&self.lock.0)
+    }
+
     /// Returns `true` if the folio lock is held now; a hint.
     pub(crate) fn is_locked(&self) -> bool {
         self.lock.0.load(Ordering::Relaxed) != UNLOCKED

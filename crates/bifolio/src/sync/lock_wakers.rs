@@ -2,13 +2,17 @@
 //!
 //! Used by the folio lock. A waker is registered before the word says that there are waiters; the
 //! thread that unlocks such a word calls all its wakers and forgets them. So a waker is called once
-//! for each registration, perhaps without need, and must not wait or call into the cache.
+//! for each registration that is not forgotten before, perhaps without need, and must not wait or
+//! call into the cache.
 
 use crate::sync::AtomicU32;
 use std::task::Waker;
 
 #[cfg(not(all(test, loom)))]
-pub(crate) use table::{register, wake};
+#[cfg(test)]
+pub(crate) use table::registered;
+#[cfg(not(all(test, loom)))]
+pub(crate) use table::{forget, register, wake};
 #[cfg(not(all(test, loom)))]
 mod table {
     use super::{AtomicU32, Waker};
@@ -41,6 +45,23 @@ mod table {
         bucket.lock().push((address, waker));
     }
 
+    /// Forgets the wakers of `word` whose data is at `data`. Takes time proportional to the wakers
+    /// of a 64th of all words.
+    pub(crate) fn forget(word: &AtomicU32, data: *const ()) {
+        let (address, bucket) = bucket(word);
+        let is_meant = |entry: &mut (usize, Waker)| entry.0 == address && entry.1.data() == data;
+        let forgotten: Vec<_> = bucket.lock().extract_if(.., is_meant).collect();
+        // Relaxed: as in `wake`.
+        REGISTERED.fetch_sub(forgotten.len(), Ordering::Relaxed);
+    }
+
+    /// Returns the number of wakers of `word`.
+    #[cfg(test)]
+    pub(crate) fn registered(word: &AtomicU32) -> usize {
+        let (address, bucket) = bucket(word);
+        bucket.lock().iter().filter(|entry| entry.0 == address).count()
+    }
+
     /// Calls the wakers of `word`, and forgets them.
     pub(crate) fn wake(word: &AtomicU32) {
         // Relaxed: the exchange of the word before it orders it.
@@ -57,7 +78,7 @@ mod table {
 
 /// Model of the table for loom: a step of it is atomic.
 #[cfg(all(test, loom))]
-pub(crate) use model::{register, wake};
+pub(crate) use model::{forget, register, wake};
 #[cfg(all(test, loom))]
 mod model {
     use super::{AtomicU32, Waker};
@@ -71,6 +92,13 @@ mod model {
     pub(crate) fn register(word: &AtomicU32, waker: Waker) {
         let address = std::ptr::from_ref(word).addr();
         TABLE.with_borrow_mut(|table| table.push((address, waker)));
+    }
+
+    pub(crate) fn forget(word: &AtomicU32, data: *const ()) {
+        let address = std::ptr::from_ref(word).addr();
+        TABLE.with_borrow_mut(|table| {
+            table.retain(|entry| entry.0 != address || entry.1.data() != data);
+        });
     }
 
     pub(crate) fn wake(word: &AtomicU32) {

@@ -335,9 +335,9 @@ impl DirtyList {
         use_lsns(&mut self.state.lock().lsns)
     }
 
-    /// Returns the highest LSN of any folio that is committed.
-    pub(crate) fn highest_lsn(&self) -> u64 {
-        self.state.lock().lsns.highest()
+    /// Returns the highest LSN of any folio, other than uncommitted ones, if it is above `durable`.
+    pub(crate) fn highest_lsn_above(&self, durable: u64) -> u64 {
+        self.state.lock().lsns.highest_above(durable)
     }
 
     /// Returns the folios that are held back while the log is durable up to `durable`.

@@ -25,7 +25,8 @@
 //! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
 //! folios that they pass over they ask a thread of the gate, which lives only while there is
 //! something to ask for. It asks for the lowest LSN that was passed over, and then calls the
-//! flusher again. A sync calls the gate on its own thread: first for the highest LSN of the file,
+//! flusher again. After a failed call it pauses and tries again, as long as the file has something
+//! that is held back. A sync calls the gate on its own thread: first for the highest LSN of the file,
 //! without a lock; then for a folio that got a higher LSN meanwhile, with the lock of that folio,
 //! so that a page that is written all the time is written out, too. The gate must not use the file
 //! that it is set for: such a call returns [`ErrorKind::InsideGate`].
@@ -38,7 +39,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::{IoError, Operation};
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::sync::{Mutex, blocking};
+use crate::sync::{Condvar, Mutex, blocking};
 use crate::sys::process::OwnedThread;
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -48,8 +49,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Pause after a failed call, before the gate is asked in the background again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Pause after a failed call, before the gate is asked in the background again. It doubles with
+/// each failure, up to the maximum.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(320);
 
 /// Tells the cache how far a write-ahead log is durable, so that no page reaches the storage before
 /// the log record of its changes. Set for a file with [`File::set_gate`](crate::File::set_gate).
@@ -85,6 +88,8 @@ pub(super) struct Gate {
     user: Mutex<Arc<dyn WriteGate>>,
     known: KnownDurable,
     asks: Mutex<Asks>,
+    /// Signalled when the thread need not pause any longer.
+    pause_ended: Condvar,
 }
 
 /// Requests to the thread of the gate.
@@ -93,10 +98,27 @@ struct Asks {
     /// Set while the thread exists.
     is_running: bool,
     next: Option<Ask>,
-    /// Last failed call, unless one has succeeded since.
-    failure: Option<(Instant, Arc<io::Error>)>,
+    /// Last failed call, unless the log has become durable further since.
+    failure: Option<Failure>,
     /// Number of failed calls.
     failures: u64,
+}
+
+/// Failed call of a gate.
+#[derive(Debug)]
+struct Failure {
+    error: Arc<io::Error>,
+    at: Instant,
+    /// Pause before the next call in the background.
+    pause: Duration,
+}
+
+impl Asks {
+    /// Returns the rest of the pause after a failed call.
+    fn pause_left(&self) -> Option<Duration> {
+        let failure = self.failure.as_ref()?;
+        Some(failure.pause.saturating_sub(failure.at.elapsed())).filter(|left| !left.is_zero())
+    }
 }
 
 /// Request for folios that were passed over.
@@ -170,7 +192,8 @@ impl Gate {
     fn refresh(&self, inode: u64) -> u64 {
         let user = self.user();
         match call(inode, || Ok(user.durable_lsn())) {
-            Ok(lsn) => self.known.raise(lsn),
+            Ok(lsn) if self.known.raise(lsn) => self.forget_failure(),
+            Ok(_) => {}
             Err(error) => log::error!("{error}"),
         }
         self.known.get()
@@ -186,7 +209,7 @@ impl Gate {
             Ok(()) => {
                 self.known.raise(lsn);
                 self.refresh(inode);
-                self.asks.lock().failure = None;
+                self.forget_failure();
                 Ok(())
             }
             Err(error) => {
@@ -200,15 +223,20 @@ impl Gate {
     fn note_failure(&self, error: Arc<io::Error>) {
         let mut asks = self.asks.lock();
         asks.failures += 1;
-        asks.failure = Some((Instant::now(), error));
+        let last = asks.failure.take();
+        let pause = last.map_or(PAUSE_MIN, |last| (2 * last.pause).min(PAUSE_MAX));
+        asks.failure = Some(Failure { error, at: Instant::now(), pause });
+    }
+
+    fn forget_failure(&self) {
+        if self.asks.lock().failure.take().is_some() {
+            self.pause_ended.notify_all();
+        }
     }
 
     /// Queues a request. Returns `true` if the caller must start a thread for it.
     fn queue(&self, ask: Ask) -> bool {
         let mut asks = self.asks.lock();
-        if asks.failure.as_ref().is_some_and(|(at, _)| at.elapsed() < PAUSE) {
-            return false;
-        }
         match &mut asks.next {
             Some(next) => next.merge(ask),
             none => *none = Some(ask),
@@ -216,16 +244,20 @@ impl Gate {
         !std::mem::replace(&mut asks.is_running, true)
     }
 
-    /// Returns the next request; without one, the thread ends.
+    /// Returns the next request, after the pause that follows a failed call; without one, the
+    /// thread ends.
     fn next(&self) -> Option<Ask> {
         let mut asks = self.asks.lock();
+        while let Some(left) = asks.pause_left().filter(|_| asks.next.is_some()) {
+            self.pause_ended.wait_for(&mut asks, left);
+        }
         let next = asks.next.take();
         asks.is_running = next.is_some();
         next
     }
 
     fn failure(&self) -> Option<Arc<io::Error>> {
-        self.asks.lock().failure.as_ref().map(|(_, error)| Arc::clone(error))
+        self.asks.lock().failure.as_ref().map(|failure| Arc::clone(&failure.error))
     }
 }
 
@@ -257,6 +289,11 @@ impl Asker {
                 log::warn!("a write gate cannot make LSN {lsn} durable: {error}");
                 // Throttled writers get this error.
                 self.flusher.throttle.release();
+                let file = self.file.upgrade();
+                if file.is_some_and(|file| file.is_held_back_for_now()) {
+                    // This thread takes it.
+                    let _ = self.gate.queue(Ask { lsn, folios, range });
+                }
             } else {
                 self.device.want_written(folios);
                 if let (Some(range), Some(file)) = (range, self.file.upgrade()) {
@@ -276,12 +313,13 @@ impl Inode {
             user: Mutex::new(Arc::clone(&user)),
             known: KnownDurable::default(),
             asks: Mutex::default(),
+            pause_ended: Condvar::default(),
         };
         let gate = self.gate.get_or_init(|| Arc::new(new));
         let old = std::mem::replace(&mut *gate.user.lock(), user);
         // It may be the last reference: the gate is dropped without the lock.
         drop(old);
-        gate.asks.lock().failure = None;
+        gate.forget_failure();
         gate.refresh(self.address());
     }
 
@@ -320,7 +358,8 @@ impl Inode {
     /// gate.
     pub(super) fn open_gate(&self) -> std::result::Result<(), Arc<io::Error>> {
         let Some(gate) = self.gate.get() else { return Ok(()) };
-        gate.make_durable(self.address(), self.dirty.highest_lsn())
+        let lsn = self.dirty.highest_lsn_above(gate.known.get());
+        gate.make_durable(self.address(), lsn)
     }
 
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
@@ -338,10 +377,13 @@ impl Inode {
         let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
         let HeldBack { folios, lsn } = held;
         let folios = if range.is_some() { 0 } else { folios };
-        if lsn == UNCOMMITTED || !gate.queue(Ask { lsn, folios, range }) {
+        if lsn == UNCOMMITTED {
             return;
         }
         self.memory.counters.add(Counter::GateAsk, 1);
+        if !gate.queue(Ask { lsn, folios, range }) {
+            return;
+        }
         let asker = Asker {
             gate: Arc::clone(gate),
             flusher: Arc::clone(&self.flusher),
@@ -353,8 +395,8 @@ impl Inode {
             Ok(thread) => thread.detach(),
             Err(error) => {
                 gate.note_failure(Arc::new(error));
-                let mut asks = gate.asks.lock();
-                (asks.is_running, asks.next) = (false, None);
+                // The next request tries again.
+                gate.asks.lock().is_running = false;
             }
         }
     }
@@ -407,6 +449,11 @@ impl Inode {
         let gate = self.gate.get()?;
         let held = self.dirty.held_back(gate.known.get())?;
         Some(self.refusal(held, gate.failure()))
+    }
+
+    /// Returns `true` if the gate holds dirty bytes back and another call may let them pass.
+    fn is_held_back_for_now(&self) -> bool {
+        self.held_back().is_some_and(|refusal| refusal.held.lsn != UNCOMMITTED)
     }
 
     /// Returns the number of failed calls of the gate.

@@ -44,10 +44,10 @@ impl LsnSlot {
 pub(crate) struct KnownDurable(AtomicU64);
 
 impl KnownDurable {
-    /// Notes that the log is durable up to `lsn`.
-    pub(crate) fn raise(&self, lsn: u64) {
+    /// Notes that the log is durable up to `lsn`. Returns `true` if that was not known.
+    pub(crate) fn raise(&self, lsn: u64) -> bool {
         // Release: pairs with the Acquire in `get`: what made the log durable precedes this.
-        self.0.fetch_max(lsn, Ordering::Release);
+        self.0.fetch_max(lsn, Ordering::Release) < lsn
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -78,8 +78,10 @@ impl HeldBack {
 pub(crate) struct Lsns {
     slots: Vec<LsnSlot>,
     used: usize,
-    /// Highest LSN of any folio since the table was last empty, other than [`UNCOMMITTED`].
+    /// Upper bound of the LSNs of all folios, other than [`UNCOMMITTED`].
     highest: u64,
+    /// Set if the folio that had this LSN was removed.
+    is_highest_removed: bool,
     /// Lowest first LSN of the folios written out since the last flush began.
     unflushed: u64,
     /// Lowest first LSN of the folios that the flush in progress makes durable.
@@ -89,7 +91,8 @@ pub(crate) struct Lsns {
 impl Default for Lsns {
     fn default() -> Self {
         let (unflushed, flushing) = (UNCOMMITTED, UNCOMMITTED);
-        Self { slots: Vec::new(), used: 0, highest: NO_LSN, unflushed, flushing }
+        let (slots, highest, is_highest_removed) = (Vec::new(), NO_LSN, false);
+        Self { slots, used: 0, highest, is_highest_removed, unflushed, flushing }
     }
 }
 
@@ -188,7 +191,8 @@ impl Lsns {
 
     /// Removes the entry of a folio, and returns its first LSN.
     pub(crate) fn remove(&mut self, id: FolioId) -> Option<u64> {
-        let first = self.slot(id)?.first;
+        let LsnSlot { first, highest, .. } = *self.slot(id)?;
+        self.is_highest_removed |= highest == self.highest;
         let mask = self.slots.len() - 1;
         let mut hole = self.find(id.0);
         let mut at = (hole + 1) & mask;
@@ -203,14 +207,16 @@ impl Lsns {
         }
         self.slots[hole] = VACANT;
         self.used -= 1;
-        if self.used == 0 {
-            self.highest = NO_LSN;
-        }
         Some(first)
     }
 
-    /// Returns an LSN that is at least the highest of any folio, other than [`UNCOMMITTED`].
-    pub(crate) fn highest(&self) -> u64 {
+    /// Returns the highest LSN of any folio, other than [`UNCOMMITTED`], if it is above `durable`;
+    /// otherwise any LSN up to that. Visits all folios only if the one with the highest LSN was
+    /// removed without a write-out.
+    pub(crate) fn highest_above(&mut self, durable: u64) -> u64 {
+        if self.highest > durable && std::mem::take(&mut self.is_highest_removed) {
+            self.highest = self.slots.iter().map(|slot| slot.highest).max().unwrap_or(NO_LSN);
+        }
         self.highest
     }
 
@@ -279,6 +285,8 @@ mod tests {
             let id = FolioId(random.u32(0..300));
             assert_eq!(lsns.highest_of(id), map.get(&id.0).map_or(0, |(_, highest)| *highest));
             assert_eq!(lsns.used, map.len());
+            let highest = map.values().map(|(_, highest)| *highest).max().unwrap_or(0);
+            assert_eq!(lsns.highest_above(0), highest);
         }
         assert_eq!(lsns.oldest(), map.values().map(|(first, _)| *first).min());
         let held = map.values().filter(|(_, highest)| *highest > 500);
@@ -286,7 +294,7 @@ mod tests {
         let folios = held.count() as u64;
         assert_eq!(lsns.held_back(500), Some(HeldBack { folios, lsn: lowest }));
         map.keys().for_each(|id| assert!(lsns.remove(FolioId(*id)).is_some()));
-        assert_eq!((lsns.highest(), lsns.oldest(), lsns.held_back(0)), (0, None, None));
+        assert_eq!((lsns.highest_above(0), lsns.oldest(), lsns.held_back(0)), (0, None, None));
         assert!(lsns.shrink() >= 300 && lsns.slots() == 0);
     }
 
@@ -298,7 +306,7 @@ mod tests {
         let count = (1..).take_while(|id| lsns.add(FolioId(*id), 5)).count();
         assert_eq!(count, 48);
         assert!(lsns.add(FolioId(1), 9));
-        assert_eq!((lsns.highest_of(FolioId(1)), lsns.highest()), (9, 9));
+        assert_eq!((lsns.highest_of(FolioId(1)), lsns.highest_above(0)), (9, 9));
     }
 
     #[test]
@@ -307,7 +315,8 @@ mod tests {
         lsns.grow(64);
         let id = FolioId(3);
         assert!(lsns.add(id, UNCOMMITTED) && lsns.add(id, 4));
-        assert_eq!((lsns.highest_of(id), lsns.highest(), lsns.oldest()), (UNCOMMITTED, 4, Some(4)));
+        let lsns_of = (lsns.highest_of(id), lsns.highest_above(0), lsns.oldest());
+        assert_eq!(lsns_of, (UNCOMMITTED, 4, Some(4)));
         assert!(!may_pass(lsns.highest_of(id), u64::MAX));
         lsns.commit(id, 7);
         lsns.commit(id, 5);

@@ -17,6 +17,8 @@ struct Log {
     /// LSNs that the cache has asked for.
     asked: Mutex<Vec<u64>>,
     fails: AtomicBool,
+    /// Number of calls that have failed.
+    failures: AtomicU64,
     stalls: Option<Gate>,
 }
 
@@ -43,6 +45,7 @@ impl WriteGate for Log {
         self.asked.lock().unwrap().push(lsn);
         self.stalls.iter().for_each(Gate::pass);
         if self.fails.load(Ordering::Relaxed) {
+            self.failures.fetch_add(1, Ordering::Relaxed);
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         self.set_durable(lsn);
@@ -114,6 +117,51 @@ fn write_out_of_a_range_follows_once_the_gate_opens() {
     wait_until(|| storage.bytes()[0] == 1);
     assert_eq!((log.asked(), cache.stats().device_flushes), (vec![3], 0));
     assert_eq!(file.residency(0..3 * PAGE).unwrap().dirty, 1, "outside of the range");
+}
+
+#[test]
+fn write_out_behind_a_failed_gate_follows_once_it_opens() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_out(0..PAGE).unwrap();
+    wait_until(|| log.failures.load(Ordering::Relaxed) > 0);
+    // Another one while the gate pauses.
+    file.write_all_at_lsn(&[2; 8], 2 * PAGE, 4).unwrap();
+    file.write_out(2 * PAGE..3 * PAGE).unwrap();
+    log.fails.store(false, Ordering::Relaxed);
+    wait_until(|| storage.bytes()[0] == 1 && storage.bytes()[2 * PAGE as usize] == 2);
+}
+
+#[test]
+fn a_file_behind_a_failed_gate_can_be_given_up() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (cache, file, _storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_out(0..PAGE).unwrap();
+    wait_until(|| log.failures.load(Ordering::Relaxed) > 0);
+    file.discard_dirty().unwrap();
+    drop(file);
+    cache.close().unwrap();
+    drop(cache);
+    // The thread of the gate ends, too.
+    wait_until(|| Arc::strong_count(&log) == 1);
+}
+
+#[test]
+fn a_failure_is_forgotten_once_the_log_is_durable() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    // The engine does it itself.
+    log.set_durable(5);
+    let (_, error) = fill(&file, u64::MAX);
+    assert!(error.to_string().contains("not committed"), "{error}");
+    assert!(!error.to_string().contains("No space left"), "{error}");
 }
 
 #[test]
@@ -376,6 +424,17 @@ fn a_truncation_forgets_the_lsns_of_what_it_removes() {
     file.set_len(0).unwrap();
     file.sync_data().unwrap();
     assert!(storage.bytes().is_empty() && log.asked().is_empty());
+}
+
+#[test]
+fn a_sync_does_not_wait_for_the_lsn_of_a_page_that_was_cut_off() {
+    let log = Log::new();
+    let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
+    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_all_at_lsn(&[1; 8], 2 * PAGE, 9).unwrap();
+    file.set_len(PAGE).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(log.asked(), [3]);
 }
 
 #[test]

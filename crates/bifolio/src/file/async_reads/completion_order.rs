@@ -3,7 +3,8 @@
 //! [`File::read_many_with`] submits the misses as asynchronous reads and waits for them on the
 //! calling thread. That thread owns no transfers, so the callback may use the cache (IO-5).
 
-use super::server::{AsyncRead, PendingRead};
+use super::pending_read::PendingRead;
+use super::server::AsyncRead;
 use super::try_read::Obstacle;
 use crate::error::Result;
 use crate::file::hit::Hit;

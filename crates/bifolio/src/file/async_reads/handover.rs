@@ -49,9 +49,11 @@ impl<T> Handover<T> {
     /// Takes the item if the read is complete (`None` if it was taken before); otherwise stores the
     /// waker (P1, P2).
     pub(crate) fn poll(&self, new_waker: &Waker) -> Poll<Option<T>> {
+        // A waker is user code: it is cloned before the lock is taken, and dropped after that.
+        let mut other = new_waker.clone();
         let mut step = self.0.lock();
         if let Step::Reading { waker, .. } = &mut *step {
-            waker.clone_from(new_waker);
+            std::mem::swap(waker, &mut other);
             return Poll::Pending;
         }
         match std::mem::replace(&mut *step, Step::Over) {
@@ -62,7 +64,9 @@ impl<T> Handover<T> {
 
     /// Takes the item, complete or not: the read has no future any more (P3).
     pub(crate) fn abandon(&self) -> Option<T> {
-        match std::mem::replace(&mut *self.0.lock(), Step::Over) {
+        // The lock is released before the waker is dropped.
+        let step = std::mem::replace(&mut *self.0.lock(), Step::Over);
+        match step {
             Step::Reading { item, .. } | Step::Ready(item) => Some(item),
             Step::Over => None,
         }
@@ -196,5 +200,43 @@ impl<T> Inbox<T> {
         let mut state = self.0.lock();
         (state.outstanding, state.server) = (0, Server::None);
         std::mem::take(&mut state.queue)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Weak};
+    use std::task::Wake;
+
+    /// A waker whose drop abandons the read, as that of a task which owns the future does.
+    struct Owner(Weak<Handover<u32>>);
+
+    impl Wake for Owner {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            if let Some(handover) = self.0.upgrade() {
+                handover.abandon();
+            }
+        }
+    }
+
+    fn owned() -> Arc<Handover<u32>> {
+        Arc::new_cyclic(|this| Handover::new(7, Waker::from(Arc::new(Owner(Weak::clone(this))))))
+    }
+
+    #[test]
+    fn a_waker_that_is_replaced_may_drop_the_future() {
+        let handover = owned();
+        assert_eq!(handover.poll(Waker::noop()), Poll::Pending);
+        assert_eq!(handover.poll(Waker::noop()), Poll::Ready(None));
+    }
+
+    #[test]
+    fn the_waker_of_an_abandoned_read_may_drop_the_future() {
+        assert_eq!(owned().abandon(), Some(7));
     }
 }

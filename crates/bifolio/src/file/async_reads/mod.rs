@@ -25,6 +25,7 @@
 
 mod completion_order;
 pub(crate) mod handover;
+mod pending_read;
 mod server;
 mod try_read;
 
@@ -32,7 +33,8 @@ use super::hit::Hit;
 use super::{File, own_pins};
 use crate::error::{Error, ErrorKind, Result};
 use crate::page::{PAGE_SHIFT, pages_of};
-use server::{AsyncRead, PendingRead};
+use pending_read::PendingRead;
+use server::AsyncRead;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -196,5 +198,58 @@ impl fmt::Debug for ReadFuture {
             Step::Over => "over",
         };
         formatter.debug_struct("ReadFuture").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::page::Lookup;
+    use crate::{Cache, OpenOptions};
+    use std::pin::pin;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not in 30 seconds");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_dropped_future_leaves_no_waker_at_a_locked_page() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![7; 8192]).unwrap();
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new().write(true)).unwrap();
+        let (locked, is_locked) = mpsc::channel();
+        let (done, is_done) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let file = &file;
+            scope.spawn(move || {
+                let pin = file.pin_mut(0..8).unwrap();
+                locked.send(()).unwrap();
+                let _ = is_done.recv();
+                drop(pin);
+            });
+            is_locked.recv().unwrap();
+            let inode = &file.handle.inode;
+            let found = inode.mapping.get_folio(&inode.memory.folios, 0);
+            let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+            for _ in 0..10 {
+                {
+                    let mut future = pin!(file.read_async(0, vec![0; 8]));
+                    let mut context = Context::from_waker(Waker::noop());
+                    assert!(future.as_mut().poll(&mut context).is_pending());
+                    wait_until("the read waits", || folio.folio().lock_wakers() == 1);
+                }
+                wait_until("its waker is forgotten", || folio.folio().lock_wakers() == 0);
+            }
+            drop(done);
+        });
     }
 }

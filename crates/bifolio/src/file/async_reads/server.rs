@@ -14,16 +14,16 @@
 //! at the read. A close waits for storage, so another thread of the engine does it.
 
 use super::handover::{Call, Handover, Inbox, Rest};
+use super::pending_read::PendingRead;
 use super::try_read::Obstacle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::file::fill::{Locked, ReadIoClaim, Wait};
 use crate::file::handle::Handle;
 use crate::file::read_io::ReadIo;
-use crate::file::read_many::ReadRequest;
 use crate::io::{Engine, IoError, Lane, Queue, lane_of};
 use crate::memory::Memory;
-use crate::page::{Entry, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
+use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, pages_of};
 use crate::sync::{Mutex, Ordering};
 use crate::sys::bell::Bell;
 use crate::sys::process::Origin;
@@ -40,71 +40,6 @@ const READ_BYTES_MAX: u64 = 8 << 20;
 const COMPLETIONS_WANTED: usize = 16;
 /// Number of a read that the server does not know.
 const NO_NUMBER: usize = usize::MAX;
-
-/// Request, buffer and progress of a read.
-#[derive(Debug)]
-pub(super) struct PendingRead {
-    pub(super) file: File,
-    pub(super) position: u64,
-    pub(super) buffer: Vec<u8>,
-    /// Number of bytes read so far, or the error that ended the read.
-    pub(super) result: Result<usize>,
-    /// Set if the next byte cannot be read: the read ends before it.
-    is_cut: bool,
-}
-
-impl PendingRead {
-    pub(super) fn new(file: File, position: u64, buffer: Vec<u8>) -> Self {
-        Self { file, position, buffer, result: Ok(0), is_cut: false }
-    }
-
-    /// Returns the bytes that were read, or the error.
-    pub(super) fn into_result(mut self) -> Result<Vec<u8>> {
-        self.buffer.truncate(self.result?);
-        Ok(self.buffer)
-    }
-
-    fn done(&self) -> usize {
-        *self.result.as_ref().unwrap_or(&self.buffer.len())
-    }
-
-    /// Returns `true` if nothing more will be read. A read in one page is whole after its first
-    /// bytes: bytes appended since belong to later writes.
-    fn is_finished(&self) -> bool {
-        let done = self.done();
-        let is_whole = done > 0 && is_in_one_page(self.position, self.buffer.len() as u64);
-        self.is_cut || is_whole || done == self.buffer.len()
-    }
-
-    /// Calls `work` with the read as a request.
-    fn as_request<R>(&mut self, work: impl FnOnce(&mut ReadRequest<'_>) -> R) -> R {
-        let mut request = ReadRequest::new(self.position, &mut self.buffer);
-        request.result = std::mem::replace(&mut self.result, Ok(0));
-        let answer = work(&mut request);
-        self.result = request.result;
-        answer
-    }
-
-    /// Copies what is resident. Returns the obstacle at the next byte, unless the read is finished.
-    fn read_available(&mut self) -> Obstacle {
-        if self.is_finished() {
-            return Obstacle::None;
-        }
-        let done = self.done();
-        let at = self.position + done as u64;
-        let (copied, obstacle) = self.file.read_available(&mut self.buffer[done..], at);
-        self.result = Ok(done + copied);
-        obstacle
-    }
-
-    /// Ends the read with `error`, or before the byte that it is about.
-    fn fail(&mut self, error: Error) {
-        if self.done() == 0 {
-            self.result = Err(error);
-        }
-        self.is_cut = true;
-    }
-}
 
 /// A read that was submitted: shared by its future, the server, and the wakers of folio locks.
 #[derive(Debug)]
@@ -268,6 +203,8 @@ struct Entrant {
     runs: usize,
     /// Set while the read waits for a folio lock.
     is_parked: bool,
+    /// Folio whose lock the read has last waited for: it may still have the waker.
+    parked_at: Option<FolioId>,
     /// Set after a run of several folios failed: one folio at a time.
     is_one_by_one: bool,
 }
@@ -351,8 +288,13 @@ impl<'s> Server<'s> {
                     self.reads.len() - 1
                 });
                 read.number.store(number, Ordering::Relaxed);
-                let (is_parked, is_one_by_one) = (false, false);
-                self.reads[number] = Some(Entrant { read, runs: 0, is_parked, is_one_by_one });
+                self.reads[number] = Some(Entrant {
+                    read,
+                    runs: 0,
+                    is_parked: false,
+                    parked_at: None,
+                    is_one_by_one: false,
+                });
                 self.ready.push_back(number);
             }
         }
@@ -457,7 +399,12 @@ impl<'s> Server<'s> {
                 self.ready.push_front(number);
                 return false;
             }
-            Look::Abandoned => self.end(number),
+            Look::Abandoned => {
+                if let Some(id) = self.entrant(number).parked_at {
+                    self.memory.folio(id).forget_waker(Arc::as_ptr(&read).cast());
+                }
+                self.end(number);
+            }
             Look::Complete => {
                 self.end(number);
                 read.complete(|_| ());
@@ -568,6 +515,7 @@ impl<'s> Server<'s> {
                 self.entrant(number).is_parked = true;
                 let is_free = folio.try_lock_or_wake(Waker::from(Arc::clone(read))).is_some();
                 self.entrant(number).is_parked = !is_free;
+                self.entrant(number).parked_at = Some(folio.id());
                 if is_free { None } else { Some(Look::Waits) }
             }
             Some(Lookup::Absent(_)) => None,
