@@ -37,6 +37,8 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Show what a cache in another process does now: hits, misses, storage, memory, files.
+    Top(TopOptions),
     #[command(hide = true)]
     BenchChild {
         /// The task, as JSON.
@@ -91,6 +93,20 @@ pub(crate) struct BenchOptions {
     /// Directory for files; a temporary directory on a disk when absent.
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+}
+
+/// The process must serve its statistics: `bifolio mount` does, others by `Cache::serve_stats`.
+#[derive(Args, Debug)]
+pub(crate) struct TopOptions {
+    /// The number of a process, a mount point, or the name that the process gave; the only cache
+    /// that is served when absent.
+    pub(crate) target: Option<String>,
+    /// Time between two screens, seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    pub(crate) interval: Duration,
+    /// Show one screen, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 /// Sizes accept 4096, 64M, 512MiB, 1GiB.

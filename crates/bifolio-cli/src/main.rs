@@ -13,6 +13,7 @@ mod features;
 mod mount;
 mod output;
 mod terminal;
+mod top;
 
 use std::process::ExitCode;
 
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Command::Compare(options) => compare::run(&options),
         Command::Features => features::run(),
         Command::Mount { arguments } => mount::run(&arguments),
+        Command::Top(options) => top::run(&options),
         Command::BenchChild { request } => bench::run_child(&request),
     })
 }

@@ -101,7 +101,7 @@ mod writeback {
 mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::ablation::{DrainPolicy, PinMode};
-    pub use crate::cache::{Cache, CacheBuilder};
+    pub use crate::cache::{Cache, CacheBuilder, StatsServer};
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result};
     pub use crate::file::{
@@ -115,7 +115,7 @@ mod surface {
     };
     pub use crate::map::{Map, MapMut, MapPin, MapPinMut};
     pub use crate::outcome::{Outcome, Remaining};
-    pub use crate::stats::{DeviceStats, Stats};
+    pub use crate::stats::{DeviceStats, FileStats, Stats};
     pub use crate::sys::copy::PageCopy;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};
     #[cfg(feature = "refusals")]

@@ -36,6 +36,21 @@ pub struct DeviceStats {
     pub last_error: Option<String>,
 }
 
+/// A snapshot of an open file ([`Cache::files`](crate::Cache::files)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileStats {
+    /// Path of the file, or the name of a memory file or a backing.
+    pub file: String,
+    /// Length, bytes.
+    pub len_bytes: u64,
+    /// Its pages in memory, bytes.
+    pub resident_bytes: u64,
+    /// Its dirty pages, without those being written out and without stores through maps that were
+    /// not found yet, bytes.
+    pub dirty_bytes: u64,
+}
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
         /// The counters.
@@ -97,6 +112,24 @@ macro_rules! counters {
                     $($(#[cfg($only)])? $field: counts[Counter::$variant as usize],)+
                     ..Self::default()
                 }
+            }
+
+            /// Returns the levels by name, in the order of the fields.
+            pub fn levels(&self) -> Vec<(&'static str, u64)> {
+                vec![
+                    ("bound_bytes", self.bound_bytes),
+                    ("used_bytes", self.used_bytes),
+                    ("frame_bytes", self.frame_bytes),
+                    ("free_bytes", self.free_bytes),
+                    ("metadata_bytes", self.metadata_bytes),
+                    ("dirty_bytes", self.dirty_bytes),
+                    ("unswapped_bytes", self.unswapped_bytes),
+                    ("swap_bytes", self.swap_bytes),
+                    ("closed_bytes", self.closed_bytes),
+                    ("inactive_bytes", self.inactive_bytes),
+                    ("active_bytes", self.active_bytes),
+                    ("throttle_ns_max", self.throttle_ns_max),
+                ]
             }
 
             /// Returns the counts by name, in the order of the fields.

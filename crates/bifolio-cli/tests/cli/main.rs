@@ -5,3 +5,4 @@ mod check;
 mod compare;
 mod schema;
 mod support;
+mod top;

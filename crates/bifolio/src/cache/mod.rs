@@ -4,8 +4,10 @@
 //! keep alive what they need; dropping the last `Cache` while files are open does not affect them.
 
 mod builder;
+mod metrics;
 
 pub use builder::CacheBuilder;
+pub use metrics::StatsServer;
 
 use crate::config;
 use crate::error::{Discarded, Result};
@@ -275,42 +277,7 @@ impl Cache {
     /// Returns a snapshot of counters and levels, cheap enough to take every second. (It visits
     /// each open file: some milliseconds for 100,000.) In a forked child all values are zero.
     pub fn stats(&self) -> Stats {
-        if self.inner.registry.cache_state.is_forked() {
-            // Locks may be held by threads that are not in this process.
-            return Stats::default();
-        }
-        let memory = &self.inner.reclaim.memory;
-        let usage = memory.arena.usage();
-        let lists = memory.lru.sizes();
-        let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
-        let transfers = self.inner.engine.counts();
-        Stats {
-            bound_bytes: usage.bound_bytes,
-            used_bytes: usage.used_bytes,
-            frame_bytes: usage.frame_bytes,
-            free_bytes: usage.free_pages * PAGE_BYTES,
-            metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            dirty_bytes: dirty_pages * PAGE_BYTES,
-            unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
-            swap_bytes: self.inner.registry.swap_bytes(),
-            closed_bytes: self.inner.reclaim.closed_bytes(),
-            inactive_bytes: lists.inactive_pages * PAGE_BYTES,
-            active_bytes: lists.active_pages * PAGE_BYTES,
-            ring_enters: transfers.ring_enters,
-            ring_transfers: transfers.ring_transfers,
-            plain_transfers: transfers.plain_transfers,
-            throttle_ns_max: self.inner.flusher.stall_ns_max(),
-            fallbacks: self.fallbacks(),
-            devices: self.inner.flusher.device_stats(),
-            ..memory.counters.snapshot()
-        }
-    }
-
-    fn fallbacks(&self) -> Vec<String> {
-        let reports = self.inner.features.reports().into_iter();
-        let unused = reports.filter(|report| !report.in_use);
-        let general = unused.map(|report| format!("{}: {}", report.name, report.fallback));
-        general.chain(self.inner.registry.fallbacks()).collect()
+        self.inner.stats()
     }
 
     /// Returns the kernel features that were probed when the cache was built, and which are in use.
@@ -366,5 +333,46 @@ impl Cache {
     /// The cache is closed.
     pub fn discard_closed(&self) -> Result<Vec<Discarded>> {
         self.inner.registry.discard_closed()
+    }
+}
+
+impl Inner {
+    fn stats(&self) -> Stats {
+        if self.registry.cache_state.is_forked() {
+            // Locks may be held by threads that are not in this process.
+            return Stats::default();
+        }
+        let memory = &self.reclaim.memory;
+        let usage = memory.arena.usage();
+        let lists = memory.lru.sizes();
+        let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
+        let transfers = self.engine.counts();
+        Stats {
+            bound_bytes: usage.bound_bytes,
+            used_bytes: usage.used_bytes,
+            frame_bytes: usage.frame_bytes,
+            free_bytes: usage.free_pages * PAGE_BYTES,
+            metadata_bytes: usage.used_bytes - usage.frame_bytes,
+            dirty_bytes: dirty_pages * PAGE_BYTES,
+            unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+            swap_bytes: self.registry.swap_bytes(),
+            closed_bytes: self.reclaim.closed_bytes(),
+            inactive_bytes: lists.inactive_pages * PAGE_BYTES,
+            active_bytes: lists.active_pages * PAGE_BYTES,
+            ring_enters: transfers.ring_enters,
+            ring_transfers: transfers.ring_transfers,
+            plain_transfers: transfers.plain_transfers,
+            throttle_ns_max: self.flusher.stall_ns_max(),
+            fallbacks: self.fallbacks(),
+            devices: self.flusher.device_stats(),
+            ..memory.counters.snapshot()
+        }
+    }
+
+    fn fallbacks(&self) -> Vec<String> {
+        let reports = self.features.reports().into_iter();
+        let unused = reports.filter(|report| !report.in_use);
+        let general = unused.map(|report| format!("{}: {}", report.name, report.fallback));
+        general.chain(self.registry.fallbacks()).collect()
     }
 }

@@ -44,7 +44,12 @@ use crate::io::{
 use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
+<<<<<<< HEAD
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+=======
+use crate::stats::FileStats;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+>>>>>>> 80626bc (Show a running cache in bifolio top, and serve it to Prometheus)
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::os::fd::OwnedFd;
@@ -430,6 +435,20 @@ impl Registry {
     pub(super) fn inodes(&self) -> impl Iterator<Item = Arc<Inode>> {
         let shared = |key| self.files.look(key, |open| Arc::clone(&open.inode));
         self.files.keys().into_iter().filter_map(shared)
+    }
+
+    /// Returns a snapshot of each open file.
+    pub(crate) fn file_stats(&self) -> Vec<FileStats> {
+        let stats = |inode: Arc<Inode>| {
+            let folio_bytes = inode.mapping.folio_bytes();
+            FileStats {
+                file: inode.store.name(),
+                len_bytes: inode.mapping.len_bytes(),
+                resident_bytes: inode.mapping.resident_folios() * folio_bytes,
+                dirty_bytes: inode.dirty_bytes(),
+            }
+        };
+        self.inodes().map(stats).collect()
     }
 
     /// Returns the number of bytes of the swap in use.

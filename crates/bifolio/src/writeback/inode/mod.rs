@@ -199,6 +199,11 @@ impl Inode {
         if keeps_values { table.next_occupied(index) } else { table.next_folio(index) }
     }
 
+    /// Returns the number of bytes in dirty folios, as far as they are known to be dirty.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty.len() * self.mapping.folio_bytes()
+    }
+
     /// Returns the number of bytes not yet written to a backing: dirty ones, and those in flight,
     /// which become dirty again on failure. Counts all resident ones if the kernel cannot tell
     /// which pages of a map were stored to.

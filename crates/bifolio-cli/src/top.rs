@@ -1,0 +1,357 @@
+//! `bifolio top`: what a cache in another process does now, from the text that it serves
+//! (`Cache::serve_stats`). Each screen is the difference of two snapshots.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bifolio::StatsServer;
+
+use crate::cli::TopOptions;
+use crate::output;
+
+/// Columns of a screen.
+const WIDTH: usize = 80;
+/// Files on a screen.
+const FILES: usize = 10;
+/// Time that a process has to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Shows screens until the process ends, or the only one with `--once`.
+pub(crate) fn run(options: &TopOptions) -> Result<()> {
+    let mut before = find(options.target.as_deref())?;
+    let is_terminal = std::io::stdout().is_terminal();
+    loop {
+        std::thread::sleep(options.interval);
+        let after = match Snapshot::of(&before.socket) {
+            Ok(after) => after,
+            Err(_) if !before.socket.exists() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let screen = screen(&before, &after);
+        let clear = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
+        output::print(&format!("{clear}{screen}"))?;
+        if options.once {
+            return Ok(());
+        }
+        before = after;
+    }
+}
+
+/// The statistics of one cache at one time.
+#[derive(Debug)]
+struct Snapshot {
+    socket: PathBuf,
+    at: Instant,
+    samples: Vec<Sample>,
+}
+
+/// One line of the text.
+#[derive(Debug, PartialEq)]
+struct Sample {
+    name: String,
+    labels: HashMap<String, String>,
+    value: f64,
+}
+
+/// Finds the cache of a process, or with a name; the only one if no target is given.
+fn find(target: Option<&str>) -> Result<Snapshot> {
+    let directories = directories();
+    let mut found = Vec::new();
+    let mut failure = None;
+    for directory in &directories {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            match Snapshot::of(&entry.path()) {
+                Ok(snapshot) => found.push(snapshot),
+                Err(error) => failure = Some(error),
+            }
+        }
+    }
+    if let Some(target) = target {
+        let path = fs::canonicalize(target).ok();
+        let path = path.as_deref().and_then(|path| path.to_str()).unwrap_or(target);
+        found.retain(|snapshot| {
+            let info = |label| snapshot.label("bifolio_info", label).unwrap_or_default();
+            info("pid") == target || info("name") == target || info("name") == path
+        });
+    }
+    match (found.len(), failure) {
+        (1, _) => Ok(found.remove(0)),
+        (0, Some(error)) => Err(error),
+        (0, None) => bail!(
+            "no cache {}serves its statistics in {} (Cache::serve_stats; bifolio mount does)",
+            target.map_or_else(String::new, |target| format!("of {target} ")),
+            directories
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
+        (_, _) => {
+            let mut list = String::new();
+            for snapshot in &found {
+                let info = |label| snapshot.label("bifolio_info", label).unwrap_or_default();
+                let _ = write!(list, " {} ({})", info("pid"), info("name"));
+            }
+            bail!("several caches serve their statistics, choose one:{list}")
+        }
+    }
+}
+
+/// Returns where sockets are: for root, also those of other users.
+fn directories() -> Vec<PathBuf> {
+    let own = StatsServer::directory();
+    let mut directories = vec![own.clone()];
+    if own.starts_with("/run/bifolio") {
+        let users = fs::read_dir("/run/user").into_iter().flatten().flatten();
+        directories.extend(users.map(|user| user.path().join("bifolio")));
+    }
+    directories
+}
+
+impl Snapshot {
+    /// Asks the process behind a socket.
+    fn of(socket: &std::path::Path) -> Result<Self> {
+        let ask = || {
+            let mut stream = UnixStream::connect(socket)?;
+            stream.set_read_timeout(Some(ANSWER_MAX))?;
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            std::io::Result::Ok(text)
+        };
+        let text = ask().with_context(|| format!("cannot read {}", socket.display()))?;
+        let (_, body) = text.split_once("\r\n\r\n").unwrap_or_default();
+        let samples: Vec<Sample> = body.lines().filter_map(parse).collect();
+        ensure!(!samples.is_empty(), "{} does not serve statistics", socket.display());
+        Ok(Self { socket: socket.to_owned(), at: Instant::now(), samples })
+    }
+
+    fn samples(&self, name: &str) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |sample| sample.name == name)
+    }
+
+    /// Returns a level, or 0 if the process does not serve it.
+    fn level(&self, name: &str) -> f64 {
+        self.samples(&format!("bifolio_{name}")).next().map_or(0.0, |sample| sample.value)
+    }
+
+    fn count(&self, name: &str) -> f64 {
+        self.level(&format!("{name}_total"))
+    }
+
+    fn label(&self, name: &str, label: &str) -> Option<&str> {
+        self.samples(name).next()?.labels.get(label).map(String::as_str)
+    }
+}
+
+/// Parses a line; `None` for a comment or another text.
+fn parse(line: &str) -> Option<Sample> {
+    let (head, value) = line.rsplit_once(' ')?;
+    let value = value.parse().ok()?;
+    if line.starts_with('#') {
+        return None;
+    }
+    let Some((name, rest)) = head.split_once('{') else {
+        return Some(Sample { name: head.to_owned(), labels: HashMap::new(), value });
+    };
+    let mut labels = HashMap::new();
+    let mut rest = rest.strip_suffix('}')?;
+    while let Some((label, quoted)) = rest.split_once("=\"") {
+        let mut text = String::new();
+        let mut letters = quoted.char_indices();
+        let end = loop {
+            match letters.next()? {
+                (at, '"') => break at,
+                (_, '\\') => match letters.next()?.1 {
+                    'n' => text.push('\n'),
+                    other => text.push(other),
+                },
+                (_, other) => text.push(other),
+            }
+        };
+        labels.insert(label.trim_start_matches(',').to_owned(), text);
+        rest = &quoted[end + 1..];
+    }
+    Some(Sample { name: name.to_owned(), labels, value })
+}
+
+/// Describes what happened between two snapshots, in lines of at most [`WIDTH`] columns.
+fn screen(before: &Snapshot, after: &Snapshot) -> String {
+    let seconds = (after.at - before.at).as_secs_f64().max(1e-3);
+    let grown = |name: &str| (after.count(name) - before.count(name)).max(0.0);
+    let rate = |name: &str| number(grown(name) / seconds);
+    let byte_rate = |name: &str| bytes(grown(name) / seconds);
+    let level = |name: &str| bytes(after.level(name));
+    let info = |label| after.label("bifolio_info", label).unwrap_or("?");
+    let resident = after.samples("process_resident_memory_bytes").next();
+    let resident = resident.map_or_else(|| "?".to_owned(), |sample| bytes(sample.value));
+    let hits = grown("hits_optimistic") + grown("hits_pinned") + grown("hits_slow");
+    let lookups = hits + grown("misses");
+    let ratio = if lookups > 0.0 { format!("{:.2} %", 100.0 * hits / lookups) } else { "-".into() };
+    let throttled_ms = grown("throttle_ns") / 1e6 / seconds;
+
+    let mut lines = vec![
+        format!("{}, process {}, over {seconds:.1} s", info("name"), info("pid")),
+        format!(
+            "memory   resident {resident} of the process, bound {}, used {}",
+            level("bound_bytes"),
+            level("used_bytes")
+        ),
+        format!(
+            "         dirty {}, free {}, active {}, inactive {}",
+            level("dirty_bytes"),
+            level("free_bytes"),
+            level("active_bytes"),
+            level("inactive_bytes")
+        ),
+        format!(
+            "reads    {} pages/s, hit ratio {ratio}, misses {}/s, refaults {}/s",
+            number(lookups / seconds),
+            rate("misses"),
+            rate("workingset_refault")
+        ),
+        format!(
+            "writes   {}/s accepted, syncs {}/s, throttled {}/s ({throttled_ms:.1} ms/s)",
+            byte_rate("write_bytes"),
+            rate("syncs"),
+            rate("throttle_waits")
+        ),
+        format!(
+            "storage  read {}/s in {}/s, written {}/s in {}/s, errors {}",
+            byte_rate("read_bytes"),
+            rate("read_requests"),
+            byte_rate("written_bytes"),
+            rate("write_requests"),
+            number(after.count("writeback_errors"))
+        ),
+        format!(
+            "reclaim  evicted {}/s folios, stalls {}/s, faults {}/s",
+            rate("pgsteal"),
+            rate("reclaim_stalls"),
+            rate("faults")
+        ),
+    ];
+    for device in after.samples("bifolio_device_dirty_bytes") {
+        lines.push(device_line(after, device));
+    }
+    let mut files: Vec<&Sample> = after.samples("bifolio_file_resident_bytes").collect();
+    files.sort_by(|one, other| other.value.total_cmp(&one.value));
+    if !files.is_empty() {
+        lines.push(format!("{:>12} {:>12}  file", "resident", "dirty"));
+    }
+    for file in files.into_iter().take(FILES) {
+        let dirty = after.samples("bifolio_file_dirty_bytes").find(|one| one.labels == file.labels);
+        let name = file.labels.get("file").map_or("?", String::as_str);
+        let dirty = dirty.map_or(0.0, |dirty| dirty.value);
+        let name = end_of(name, WIDTH - 27);
+        lines.push(format!("{:>12} {:>12}  {name}", bytes(file.value), bytes(dirty)));
+    }
+    let mut text = String::new();
+    for line in lines {
+        text.extend(line.chars().take(WIDTH));
+        text.push('\n');
+    }
+    text
+}
+
+/// Describes a device: the cache's view, and the latency since boot that the kernel measures.
+fn device_line(after: &Snapshot, device: &Sample) -> String {
+    let of_device = |name: &str| {
+        after.samples(name).find(|one| one.labels == device.labels).map_or(0.0, |one| one.value)
+    };
+    let number = device.labels.get("device").and_then(|number| number.parse::<u64>().ok());
+    let (name, latency) = number.map_or((String::new(), String::new()), |number| {
+        // As `makedev` packs them.
+        let major = (number >> 8 & 0xfff) | (number >> 32 & !0xfff);
+        let minor = (number & 0xff) | (number >> 12 & !0xff);
+        (format!("{major}:{minor}"), latency(major, minor).unwrap_or_default())
+    });
+    let stuck = if of_device("bifolio_device_stuck") > 0.0 { ", REFUSES WRITES" } else { "" };
+    format!(
+        "device   {name} dirty {} of {}{latency}{stuck}",
+        bytes(device.value),
+        bytes(of_device("bifolio_device_dirty_bytes_max"))
+    )
+}
+
+/// Returns the mean time of reads and writes of a block device.
+fn latency(major: u64, minor: u64) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+    let fields: Vec<f64> = text.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+    let mean = |count: usize, ms: usize| Some(fields.get(ms)? / fields.get(count)?.max(1.0));
+    Some(format!(", mean read {:.2} ms, write {:.2} ms", mean(0, 3)?, mean(4, 7)?))
+}
+
+fn bytes(value: f64) -> String {
+    // Three digits.
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = value;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+fn number(value: f64) -> String {
+    match value {
+        _ if value >= 1e6 => format!("{:.1} M", value / 1e6),
+        _ if value >= 1e4 => format!("{:.1} K", value / 1e3),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// Returns the end of a path that is longer than `width`.
+fn end_of(path: &str, width: usize) -> String {
+    let letters: Vec<char> = path.chars().filter(|letter| !letter.is_control()).collect();
+    if letters.len() <= width {
+        return letters.into_iter().collect();
+    }
+    let start = letters.len() - width + 3;
+    format!("...{}", letters[start..].iter().collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_with_labels_is_read_as_it_was_written() {
+        let line = r#"bifolio_file_resident_bytes{file="/a \"b\\c\nd",kind="x y"} 4096"#;
+        let sample = parse(line).unwrap();
+        assert_eq!((&*sample.name, sample.value), ("bifolio_file_resident_bytes", 4096.0));
+        assert_eq!(sample.labels["file"], "/a \"b\\c\nd");
+        assert_eq!(sample.labels["kind"], "x y");
+        assert_eq!(parse("# TYPE a counter"), None);
+        assert_eq!(parse("a{b=\"unfinished 1"), None);
+        assert_eq!(parse("a 12").unwrap().value, 12.0);
+    }
+
+    #[test]
+    fn a_screen_has_80_columns_and_the_rates() {
+        let at = Instant::now();
+        let snapshot = |misses: u64, at| {
+            let text = format!(
+                "bifolio_info{{name=\"{}\",pid=\"7\"}} 1\nbifolio_misses_total {misses}\n\
+                 bifolio_hits_optimistic_total {}\nbifolio_bound_bytes 1048576\n\
+                 bifolio_file_resident_bytes{{file=\"{}\"}} 8192\n",
+                "n".repeat(100),
+                misses * 9,
+                "/long".repeat(40)
+            );
+            let samples = text.lines().filter_map(parse).collect();
+            Snapshot { socket: PathBuf::new(), at, samples }
+        };
+        let shown = screen(&snapshot(0, at), &snapshot(2000, at + Duration::from_secs(2)));
+        assert!(shown.lines().all(|line| line.chars().count() <= WIDTH), "{shown}");
+        assert!(shown.contains("hit ratio 90.00 %, misses 1000/s"), "{shown}");
+        assert!(shown.contains("bound 1.0 MiB") || shown.contains("bound 1024.0 KiB"), "{shown}");
+    }
+}

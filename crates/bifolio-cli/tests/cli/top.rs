@@ -1,0 +1,29 @@
+//! `bifolio top`: one screen of a cache in this process.
+
+use bifolio::{Cache, OpenOptions};
+
+use crate::support::{error_line, run};
+
+#[test]
+fn a_screen_shows_the_cache_of_another_process() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).create(true);
+    let file = cache.open(dir.path().join("table"), &options).unwrap();
+    file.write_all_at(&[7; 8192], 0).unwrap();
+    let name = dir.path().to_str().unwrap();
+    let _server = cache.serve_stats(name).unwrap();
+    let shown = run(&["top", name, "--once", "--interval", "0.1"]);
+    assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.contains("bound 16.0 MiB"), "{text}");
+    assert!(text.contains("/table\n") && text.contains("8.0 KiB"), "{text}");
+}
+
+#[test]
+fn a_process_without_statistics_is_named_in_the_error() {
+    let refused = run(&["top", "no-such-cache", "--once"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(error_line(&refused).contains("no cache of no-such-cache"), "{refused:?}");
+}
