@@ -44,12 +44,8 @@ use crate::io::{
 use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
-<<<<<<< HEAD
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-=======
 use crate::stats::FileStats;
-use crate::sync::{AtomicU64, Mutex, Ordering};
->>>>>>> 80626bc (Show a running cache in bifolio top, and serve it to Prometheus)
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
 use crate::writeback::{FileSize, FlusherThreads, Inode, Services};
 use std::os::fd::OwnedFd;

@@ -99,8 +99,8 @@ impl Folio {
         self.batch.store(cpu as u16 + 1, Ordering::Relaxed);
     }
 
-    /// Forgets the wakers with data at `data` that were registered for the folio lock, in this or an
-    /// earlier generation.
+    /// Forgets the wakers with data at `data` that were registered for the folio lock, in this or
+    /// an earlier generation.
     pub(crate) fn forget_waker(&self, data: *const ()) {
         lock_wakers::forget(&self.lock.0, data);
     }

@@ -27,7 +27,7 @@ fn the_text_has_every_counter_and_the_files() {
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
     let path = directory.path().join("a \"quoted\" name");
     let file = cache.open(&path, &writable().create(true)).unwrap();
-    file.write_all_at(&[7; 3 * PAGE], 0).unwrap();
+    file.write_all_at(&[7; 3 * PAGE as usize], 0).unwrap();
     let text = cache.stats_text("x\\y");
     for (name, count) in cache.stats().counts() {
         assert!(text.contains(&format!("\nbifolio_{name}_total {count}\n")), "{name}: {text}");
@@ -38,8 +38,8 @@ fn the_text_has_every_counter_and_the_files() {
     let line = format!("bifolio_file_dirty_bytes{{file=\"{shown}\"}} {}\n", 3 * PAGE);
     assert!(text.contains(&line), "{text}");
     let files = cache.files();
-    assert_eq!((files.len(), files[0].len_bytes), (1, 3 * PAGE as u64));
-    assert_eq!(files[0].resident_bytes, 3 * PAGE as u64);
+    assert_eq!((files.len(), files[0].len_bytes), (1, 3 * PAGE));
+    assert_eq!(files[0].resident_bytes, 3 * PAGE);
 }
 
 #[test]
