@@ -16,7 +16,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -423,10 +422,6 @@ impl Backing for Disk {
 
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
         self.disk.set_len(length_bytes)
-    }
-
-    fn allocate(&self, bytes: Range<u64>) -> io::Result<()> {
-        self.disk.allocate(bytes)
     }
 
     fn alignment(&self) -> Alignment {
