@@ -35,7 +35,11 @@ const DOORS: &[Door] = &[
              -- -D warnings",
             "test --manifest-path doors/Cargo.toml -p bifolio-object-store",
         ],
-        whole: &[],
+        // DataFusion and Ballista take half an hour to build.
+        whole: &[
+            "test --manifest-path doors/Cargo.toml -p bifolio-object-store",
+            "test --manifest-path doors/Cargo.toml --profile engines -p bifolio-datafusion",
+        ],
     },
     Door {
         name: "redb",

@@ -82,12 +82,18 @@ fn main() -> ExitCode {
             .run()
             .map(|_| ()),
         Task::Install(arguments) => install::run(&arguments),
-        Task::EngineBench { arguments } => {
-            // tantivy takes minutes to build: only its own benchmark does.
-            let is_tantivy = arguments.first().is_some_and(|engine| engine == "tantivy");
-            let features = if is_tantivy { " --features tantivy" } else { "" };
-            let line = "run --quiet --release --manifest-path doors/Cargo.toml -p engine-bench";
-            Cargo::new(&format!("{line}{features}")).program_arguments(&arguments).run().map(|_| ())
+        Task::EngineBench { mut arguments } => {
+            // Some engines take long to build: only their own benchmarks do.
+            let program = match arguments.first().map(String::as_str) {
+                Some("objects") => {
+                    arguments.remove(0);
+                    "--profile engines -p bifolio-datafusion --bin objects-bench"
+                }
+                Some("tantivy") => "--release -p engine-bench --features tantivy",
+                _ => "--release -p engine-bench",
+            };
+            let line = format!("run --quiet --manifest-path doors/Cargo.toml {program}");
+            Cargo::new(&line).program_arguments(&arguments).run().map(|_| ())
         }
         Task::Step(step) => step.run().map(|_| ()),
     };
