@@ -240,6 +240,18 @@ fn screen(before: &Snapshot, after: &Snapshot) -> String {
     for device in after.samples("bifolio_device_dirty_bytes") {
         lines.push(device_line(after, device));
     }
+    lines.extend(file_lines(after));
+    let mut text = String::new();
+    for line in lines {
+        text.extend(line.chars().take(WIDTH));
+        text.push('\n');
+    }
+    text
+}
+
+/// Describes the files with the most bytes in memory.
+fn file_lines(after: &Snapshot) -> Vec<String> {
+    let mut lines = Vec::new();
     let mut files: Vec<&Sample> = after.samples("bifolio_file_resident_bytes").collect();
     files.sort_by(|one, other| other.value.total_cmp(&one.value));
     if !files.is_empty() {
@@ -252,12 +264,7 @@ fn screen(before: &Snapshot, after: &Snapshot) -> String {
         let name = end_of(name, WIDTH - 27);
         lines.push(format!("{:>12} {:>12}  {name}", bytes(file.value), bytes(dirty)));
     }
-    let mut text = String::new();
-    for line in lines {
-        text.extend(line.chars().take(WIDTH));
-        text.push('\n');
-    }
-    text
+    lines
 }
 
 /// Describes a device: the cache's view, and the latency since boot that the kernel measures.

@@ -45,8 +45,10 @@ pub struct Data {
     is_used: bool,
     /// Written to since write-out was last asked for.
     pub is_dirty: bool,
-    /// Flushed to the device since it was last written to. Unknown at first, hence `false`.
-    is_flushed: bool,
+    /// Changes of the contents, counted from 1 on: what was there at the open may need a flush.
+    changes: u64,
+    /// Changes that a completed flush of the device covers.
+    flushed_changes: u64,
     /// Known to have neither a set-user-id nor a set-group-id bit that a write must clear.
     pub has_no_set_id: bool,
     /// Modification time that programs have seen, if the source directory's may be another.
@@ -90,7 +92,7 @@ impl Data {
         self.modified = Some(now);
         self.changed = Some(now);
         self.is_dirty = true;
-        self.is_flushed = false;
+        self.changes += 1;
     }
 }
 
@@ -113,13 +115,15 @@ impl Inode {
 
     /// Starts to write the dirty pages, if there are any.
     pub fn write_out(&self) -> Result<()> {
-        let mut data = self.data();
-        if std::mem::take(&mut data.is_dirty)
-            && let Some(opened) = &data.opened
-        {
-            opened.file.write_out(0..u64::MAX >> 1)?;
-        }
-        Ok(())
+        let opened = {
+            let mut data = self.data();
+            if !std::mem::take(&mut data.is_dirty) {
+                return Ok(());
+            }
+            data.opened.clone()
+        };
+        // Without the lock, which reads of resident pages take: this may wait for the device.
+        opened.map_or(Ok(()), |opened| Ok(opened.file.write_out(0..u64::MAX >> 1)?))
     }
 
     /// Writes the dirty pages, without a flush of the device.
@@ -130,26 +134,26 @@ impl Inode {
 
     /// Makes the contents durable, and, if `with_metadata`, also owner, mode and times.
     pub fn sync(&self, with_metadata: bool) -> Result<()> {
-        let (opened, is_flushed, modified) = {
+        let (opened, changes, is_flushed, modified) = {
             let mut data = self.data();
             let Some(opened) = data.opened.clone() else { return Ok(()) };
-            (opened, std::mem::replace(&mut data.is_flushed, true), data.modified)
+            data.changes = data.changes.max(1);
+            // A flush that is still in progress does not count: it may fail.
+            (opened, data.changes, data.flushed_changes >= data.changes, data.modified)
         };
-        let written = opened.file.sync_data().map_err(Error::from).and_then(|()| {
-            if let Some(modified) = modified {
-                self.set_modified(modified)?;
-            }
-            if is_flushed && !with_metadata {
-                return Ok(());
-            }
-            let disk = &opened.disk.disk;
-            let flushed = if with_metadata { disk.sync_all() } else { disk.sync_data() };
-            flushed.map_err(|source| Error::Flush { file: opened.disk.describe(), source })
-        });
-        if written.is_err() {
-            self.data().is_flushed = false;
+        opened.file.sync_data()?;
+        if let Some(modified) = modified {
+            self.set_modified(modified)?;
         }
-        written
+        if is_flushed && !with_metadata {
+            return Ok(());
+        }
+        let disk = &opened.disk.disk;
+        let flushed = if with_metadata { disk.sync_all() } else { disk.sync_data() };
+        flushed.map_err(|source| Error::Flush { file: opened.disk.describe(), source })?;
+        let mut data = self.data();
+        data.flushed_changes = data.flushed_changes.max(changes);
+        Ok(())
     }
 
     /// Returns `true` if data may not be on the device.

@@ -54,8 +54,8 @@ impl Cache {
         self.inner.stats_text(name)
     }
 
-    /// Serves [`Self::stats_text`] to programs of this user: `bifolio top` shows it by the number of
-    /// this process, or by `name`. Ends when the result is dropped.
+    /// Serves [`Self::stats_text`] to programs of this user: `bifolio top` shows it by the number
+    /// of this process, or by `name`. Ends when the result is dropped.
     ///
     /// The socket is in `/run/bifolio` for root, otherwise in `bifolio` in `$XDG_RUNTIME_DIR`, or
     /// in `/tmp/bifolio-UID`. Other users have no access to it. A thread serves it, and sleeps

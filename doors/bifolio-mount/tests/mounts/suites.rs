@@ -94,8 +94,9 @@ fn fio_verifies_what_it_wrote_by_each_engine() {
                 least=512
                 test "$2" != mmap || least=4096
                 fio --name=job --filename="$1" --ioengine="$2" --rw=randwrite \
-                    --bsrange=$least-128k --blockalign=$least --size=48M --iodepth=8 --verify=crc32c \
-                    --verify_fatal=1 --do_verify=1 --fsync=50 --end_fsync=1 --fallocate=none --minimal
+                    --bsrange=$least-128k --blockalign=$least --size=48M --iodepth=8 \
+                    --verify=crc32c --verify_fatal=1 --do_verify=1 --fsync=50 --end_fsync=1 \
+                    --fallocate=none --minimal
             "#;
             shell(script, &[&mounted.path(engine), Path::new(engine)]);
         }
