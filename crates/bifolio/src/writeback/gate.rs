@@ -28,8 +28,8 @@
 //! flusher again. After a failed call it pauses and tries again, as long as the file has something
 //! that is held back. A sync calls the gate on its own thread: first for the highest LSN of the
 //! file, without a lock; then for a folio that got a higher LSN meanwhile, with the lock of that
-//! folio, so that a page that is written all the time is written out, too. The gate must not use the file
-//! that it is set for: such a call returns [`ErrorKind::InsideGate`].
+//! folio, so that a page that is written all the time is written out, too. The gate must not use
+//! the file that it is set for: such a call returns [`ErrorKind::InsideGate`].
 
 use super::device::Device;
 use super::flusher::Flusher;
