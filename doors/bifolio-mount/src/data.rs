@@ -16,14 +16,15 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use bifolio::{
-    Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, Features, File, FileIdentity,
-    IoBuf, IoBufMut, IoRequest, OpenOptions, Submission,
+    Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, FallocateMode, Features, File,
+    FileIdentity, IoBuf, IoBufMut, IoRequest, OpenOptions, Submission,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
@@ -426,6 +427,18 @@ impl Backing for Disk {
 
     fn set_len(&self, length_bytes: u64) -> io::Result<()> {
         self.disk.set_len(length_bytes)
+    }
+
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        self.disk.fallocate(mode, bytes)
+    }
+
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.disk.seek_data(position_bytes)
+    }
+
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.disk.seek_hole(position_bytes)
     }
 
     fn alignment(&self) -> Alignment {

@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{AtFlags, OFlags};
 
@@ -60,7 +60,7 @@ macro_rules! refuse {
 }
 
 refuse! { ReplyAttr ReplyCreate ReplyData ReplyDirectory ReplyEmpty ReplyEntry }
-refuse! { ReplyOpen ReplyStatfs ReplyWrite ReplyXattr }
+refuse! { ReplyLseek ReplyOpen ReplyStatfs ReplyWrite ReplyXattr }
 
 /// Sends the result by `send`, or the error.
 fn answer<T, R: Refuse>(reply: R, result: Result<T>, send: impl FnOnce(R, T)) {
@@ -516,14 +516,32 @@ impl Filesystem for Server {
     fn fallocate(
         &self,
         _request: &Request,
-        _number: INodeNo,
+        number: INodeNo,
         _file: FileHandle,
-        _position: u64,
-        _length: u64,
-        _mode: i32,
+        position: u64,
+        length: u64,
+        mode: i32,
         reply: ReplyEmpty,
     ) {
-        reply.error(Errno::EOPNOTSUPP);
+        self.run(move |volume| {
+            let bytes = position..position.saturating_add(length);
+            answer(reply, volume.allocate(number, bytes, mode), send_done);
+        });
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _file: FileHandle,
+        position: i64,
+        what: i32,
+        reply: ReplyLseek,
+    ) {
+        self.run(move |volume| {
+            let found = volume.seek(number, position as u64, what);
+            answer(reply, found, |reply, found| reply.offset(found as i64));
+        });
     }
 
     fn copy_file_range(

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,9 +15,9 @@ use std::sync::{Arc, OnceLock};
 use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFlags};
 use parking_lot::Mutex;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatVfs, XattrFlags,
-    fchmod, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat,
-    unlinkat,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatVfs,
+    XattrFlags, fchmod, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -370,6 +371,38 @@ impl Volume {
             inode.sync(open_flags.0 & libc::O_SYNC == libc::O_SYNC)?;
         }
         Ok(written as u32)
+    }
+
+    /// Changes the allocation of an open file, in the modes that the cache has.
+    pub fn allocate(&self, number: INodeNo, bytes: Range<u64>, mode: i32) -> Result<()> {
+        let inode = self.table.get(number)?;
+        let file = inode.file_for_change()?;
+        let mode = FallocateFlags::from_bits_retain(mode as u32);
+        let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
+        let zero = FallocateFlags::ZERO_RANGE;
+        match mode {
+            _ if mode.is_empty() => file.allocate(bytes)?,
+            _ if mode == keep => file.allocate_keep_len(bytes)?,
+            _ if mode == keep | punch => file.punch_hole(bytes)?,
+            _ if mode == keep | zero => file.zero_range(bytes)?,
+            _ if mode == zero => {
+                file.allocate(bytes.clone())?;
+                file.zero_range(bytes)?;
+            }
+            _ => return Err(Errno::OPNOTSUPP.into()),
+        }
+        Ok(())
+    }
+
+    /// Returns the position of the next data or the next hole.
+    pub fn seek(&self, number: INodeNo, position: u64, what: i32) -> Result<u64> {
+        let file = self.table.get(number)?.file()?;
+        let found = match what {
+            libc::SEEK_DATA => file.seek_data(position)?,
+            libc::SEEK_HOLE => file.seek_hole(position)?,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        found.ok_or(Errno::NXIO.into())
     }
 
     /// Copies bytes between two open files, through the cache. Returns their number.

@@ -4,6 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use rustix::fs::{FallocateFlags, SeekFrom as SeekWhere, fallocate};
+
 use crate::mounted::{Mounted, shell};
 
 /// With these options a file is closed in the cache soon after its last close by a program.
@@ -131,6 +133,35 @@ fn ranges_are_copied_between_files() {
     drop(to);
     assert!(fs::read(mounted.path("part")).unwrap() == bytes[12_345..1_012_345]);
     mounted.unmount_cleanly();
+}
+
+#[test]
+fn holes_are_punched_zeroed_allocated_and_found() {
+    let Some(mounted) = Mounted::new(&FEW_FILES) else { return };
+    let path = mounted.path("file");
+    fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
+    fallocate(&file, keep | punch, 100_000, 200_000).unwrap();
+    fallocate(&file, FallocateFlags::ZERO_RANGE | keep, 900_000, 10).unwrap();
+    fallocate(&file, keep, 1 << 20, 1 << 20).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    fallocate(&file, FallocateFlags::empty(), 1 << 20, 4096).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), (1 << 20) + 4096);
+    let insert = fallocate(&file, FallocateFlags::INSERT_RANGE, 0, 4096);
+    assert_eq!(insert.unwrap_err(), rustix::io::Errno::OPNOTSUPP);
+    let mut expected = vec![1; 1 << 20];
+    expected[100_000..300_000].fill(0);
+    expected[900_000..900_010].fill(0);
+    expected.resize((1 << 20) + 4096, 0);
+    assert!(fs::read(&path).unwrap() == expected);
+    let hole = rustix::fs::seek(&file, SeekWhere::Hole(0)).unwrap();
+    assert!((100_000..106_000).contains(&hole), "{hole}");
+    let data = rustix::fs::seek(&file, SeekWhere::Data(hole)).unwrap();
+    assert!((290_000..=300_000).contains(&data), "{data}");
+    drop(file);
+    let source = mounted.source("file");
+    mounted.unmount_cleanly_with(|| assert!(fs::read(&source).unwrap() == expected));
 }
 
 #[test]

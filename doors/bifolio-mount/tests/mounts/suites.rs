@@ -54,6 +54,8 @@ fn exercise(program: &Path, bound: &str, seed: u32, operations: u32) {
         ("sendfile", 2),
         ("posix_fadvise", 2),
         ("copy_file_range", 5),
+        ("posix_fallocate", 2),
+        ("punch_hole", 3),
     ];
     let weights = weights.map(|(name, weight)| format!("{name} = {weight}.0\n")).concat();
     let lines = format!("flen = 3000000\n[opsize]\nmax = 200000\n[weights]\n{weights}");
