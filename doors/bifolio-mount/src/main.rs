@@ -20,6 +20,7 @@ mod workers;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -53,6 +54,10 @@ pub struct Options {
     /// Return when TARGET is mounted, and go on in the background.
     #[arg(long)]
     background: bool,
+    /// Serve statistics to Prometheus on an address: a port is one of 127.0.0.1. (`bifolio top
+    /// TARGET` needs no address.)
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
+    metrics: Option<SocketAddr>,
     /// Files that stay open in the cache after their last close.
     #[arg(long, hide = true, default_value_t = 4096)]
     kept_files: usize,
@@ -133,6 +138,14 @@ fn bytes(text: &str) -> Result<u64> {
     Ok(number << shift)
 }
 
+/// Parses an address such as 9100 or 192.168.0.1:9100.
+fn metrics_address(text: &str) -> Result<SocketAddr> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok((Ipv4Addr::LOCALHOST, port).into());
+    }
+    text.parse().with_context(|| format!("{text:?} is neither a port nor ADDRESS:PORT"))
+}
+
 /// Logs warnings and errors of this program and the cache to standard error.
 struct StandardError;
 
@@ -155,6 +168,13 @@ impl log::Log for StandardError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_alone_is_one_of_the_loopback_address() {
+        assert_eq!(metrics_address("9100").unwrap().to_string(), "127.0.0.1:9100");
+        assert_eq!(metrics_address("[::1]:9100").unwrap().to_string(), "[::1]:9100");
+        assert!(metrics_address("host").is_err());
+    }
 
     #[test]
     fn sizes_have_units() {

@@ -9,6 +9,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bifolio::Cache;
+use bifolio::{Cache, StatsServer};
 use fuser::{Config, MountOption, Session, SessionACL};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, syncfs};
@@ -65,6 +66,12 @@ pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
 
     let root = lock_source(&source)?;
     let cache = Cache::builder().memory(options.memory).build()?;
+    // Before the mount, so that an address that is in use is told at once.
+    let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
+    let _metrics = metrics.transpose()?;
+    let _statistics = cache
+        .serve_stats(&target.display().to_string())
+        .inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}"));
     let root_path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&root));
     let handle = rustix::fs::open(root_path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let table = Arc::new(Table::new(handle).map_err(|error| anyhow::anyhow!("{error}"))?);
@@ -106,6 +113,13 @@ pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
     // A thread that still serves a detached mount ends with the process.
     drop(session);
     Ok(failures)
+}
+
+/// Serves the statistics to Prometheus.
+fn serve_metrics(cache: &Cache, address: SocketAddr, target: &Path) -> Result<StatsServer> {
+    let server = TcpListener::bind(address)
+        .and_then(|listener| cache.serve_stats_on(listener, &target.display().to_string()));
+    server.with_context(|| format!("cannot serve metrics on {address}"))
 }
 
 /// Blocks the signals that end a mount, in this thread and those that it starts.

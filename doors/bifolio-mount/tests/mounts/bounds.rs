@@ -63,6 +63,34 @@ fn an_idle_mount_uses_no_processor_time() {
 }
 
 #[test]
+fn statistics_name_the_mount_and_its_files() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let arguments = ["--memory", "8M", "--metrics", &port.to_string()];
+    let Some(mounted) = Mounted::new(&arguments) else { return };
+    fs::write(mounted.path("table"), [7; 10_000]).unwrap();
+    let directory = bifolio::StatsServer::directory();
+    let socket = (0..4).map(|number| directory.join(format!("{}-{number}.sock", mounted.pid())));
+    let socket = socket.into_iter().find(|path| path.exists()).unwrap();
+    let mut local = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    let mut network = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let (mut of_local, mut of_network) = (String::new(), String::new());
+    for (client, text) in
+        [(&mut local as &mut dyn ReadWrite, &mut of_local), (&mut network, &mut of_network)]
+    {
+        client.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        client.read_to_string(text).unwrap();
+        let name = format!("bifolio_info{{name=\"{}\"", mounted.path("").display());
+        assert!(text.contains(name.trim_end_matches("/\"")), "{text}");
+        let file = mounted.source("table").display().to_string();
+        assert!(text.contains(&format!("bifolio_file_resident_bytes{{file=\"{file}\"}} 12288")));
+    }
+    mounted.unmount_cleanly();
+}
+
+trait ReadWrite: std::io::Read + std::io::Write {}
+impl<C: std::io::Read + std::io::Write> ReadWrite for C {}
+
+#[test]
 fn kept_files_are_closed_beyond_their_maximum() {
     let Some(mounted) = Mounted::new(&["--memory", "8M", "--kept-files", "20"]) else { return };
     for number in 0..2_000_u32 {
