@@ -2,8 +2,8 @@
 //!
 //! A benchmark fills in a [`Report`], the program prints it as a line of JSON, and everything that
 //! shows results reads such lines: the summary and the tables of `bifolio bench`, the page of
-//! `bench --report` ([`page`]), and the plots of the documentation. This crate measures nothing and
-//! knows nothing of the cache, so it builds fast.
+//! `bench --report` ([`page()`]), and the plots of the documentation. This crate measures nothing
+//! and knows nothing of the cache, so it builds fast.
 
 mod charts;
 mod envelope;

@@ -1,4 +1,4 @@
-//! Medians and spreads. Pure functions, called by benchmarks and by [`crate::envelope`].
+//! Medians and spreads. Pure functions, called by benchmarks and by `envelope.rs`.
 
 /// Returns the median; of an even number of samples the mean of the middle two; zero without
 /// samples.
