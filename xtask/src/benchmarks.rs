@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use bifolio_report::{Ratio, Report, Row, short, short_ratio, speed};
+use bifolio_report::{Ratio, Report, Row, names, short, short_ratio, speed};
 
 use crate::cargo::workspace_root;
 
@@ -117,17 +117,6 @@ fn table(rows: &[Row], ratios: &[Ratio]) -> String {
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     }
     text
-}
-
-/// Returns the names in the order of their first use.
-fn names<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut names = Vec::new();
-    for name in all {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! [`crate::step`] creates and runs it. The printed text can be typed in the root of the workspace
 //! to the same effect.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -58,13 +59,28 @@ impl Cargo {
         self.arguments(&["--target-dir".to_owned(), folder]).flags("RUSTFLAGS", flags)
     }
 
-    /// Runs the command and returns its standard output, which is also passed on immediately.
-    pub fn run(&self) -> Result<String> {
+    /// Returns the command, to be started in an environment with variables of these names.
+    ///
+    /// Those that describe the package `xtask` are removed. Some build scripts (that of `ring`) run
+    /// again if they change, so that `cargo x` and plain cargo would undo each other's builds.
+    fn command(&self, environment: impl Iterator<Item = OsString>) -> Command {
         // Cargo names itself to what it runs, so the same toolchain is used throughout.
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(program);
         command.args(&self.arguments).current_dir(workspace_root()).stdout(Stdio::piped());
+        for name in environment {
+            let text = name.to_string_lossy();
+            if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+                command.env_remove(&name);
+            }
+        }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Runs the command and returns its standard output, which is also passed on immediately.
+    pub fn run(&self) -> Result<String> {
+        let mut command = self.command(std::env::vars_os().map(|(name, _)| name));
         let mut child = command.spawn().context("cannot start cargo")?;
         let output = child.stdout.take().context("cargo has no standard output")?;
         let copied = copy_through(output, std::io::stdout().lock());
@@ -137,6 +153,15 @@ mod tests {
             r"XTASK_TEST_FLAGS='--cfg loom' cargo test -p bifolio 'it'\''s' -- --ignored"
         );
         assert_eq!(Cargo::new("test").program_arguments(&[]).to_string(), "cargo test");
+    }
+
+    #[test]
+    fn variables_of_the_package_of_this_program_are_not_passed_on() {
+        let names = ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR", "CARGO_TARGET_DIR", "RUSTFLAGS"];
+        let command = Cargo::new("build").command(names.into_iter().map(Into::into));
+        let removed: Vec<_> = command.get_envs().filter(|(_, value)| value.is_none()).collect();
+        let expected = ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"].map(|name| (name.as_ref(), None));
+        assert_eq!(removed, expected);
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! member of the workspace, and `cargo test --workspace` has its tests; one with heavy dependencies
 //! is a member of the workspace `doors/`, which nothing but this builds.
 
-use anyhow::{Context, Result, bail};
+use std::process::Command;
 
-use crate::cargo::Cargo;
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo::{Cargo, workspace_root};
 
 /// A door, and the cargo commands of its checks.
 struct Door {
@@ -15,10 +17,12 @@ struct Door {
     commands: &'static [&'static str],
     /// Instead of `commands` where everything is asked for; none if the short check is all.
     whole: &'static [&'static str],
+    /// Script that installs what the tests of `whole` use. None of them may then be skipped.
+    install: Option<&'static str>,
 }
 
 const DOORS: &[Door] = &[
-    Door { name: "capi", commands: &["test -p bifolio-capi"], whole: &[] },
+    Door { name: "capi", commands: &["test -p bifolio-capi"], whole: &[], install: None },
     Door {
         name: "mount",
         commands: &[
@@ -27,6 +31,7 @@ const DOORS: &[Door] = &[
         ],
         whole: &["test --release --manifest-path doors/Cargo.toml -p bifolio-mount -- \
                   --include-ignored --nocapture --test-threads=1"],
+        install: Some("doors/bifolio-mount/tests/install.sh"),
     },
     Door {
         name: "objects",
@@ -39,7 +44,9 @@ const DOORS: &[Door] = &[
         whole: &[
             "test --manifest-path doors/Cargo.toml -p bifolio-object-store",
             "test --manifest-path doors/Cargo.toml --profile engines -p bifolio-datafusion",
+            "test --manifest-path doors/Cargo.toml -p engine-bench --test envelope -- --ignored",
         ],
+        install: None,
     },
     Door {
         name: "redb",
@@ -52,11 +59,13 @@ const DOORS: &[Door] = &[
             "test --manifest-path doors/Cargo.toml -p bifolio-redb -p engine-bench",
         ],
         whole: &[],
+        install: None,
     },
     Door {
         name: "sqlite",
         commands: &["test -p bifolio-sqlite"],
         whole: &["test -p bifolio-sqlite -- --include-ignored --nocapture"],
+        install: None,
     },
     Door {
         name: "tantivy",
@@ -67,6 +76,7 @@ const DOORS: &[Door] = &[
             "test --manifest-path doors/Cargo.toml -p engine-bench --features tantivy tantivy",
         ],
         whole: &[],
+        install: None,
     },
 ];
 
@@ -90,10 +100,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     for door in doors {
         let is_whole = arguments.whole && !door.whole.is_empty();
+        let install = door.install.filter(|_| is_whole);
+        if let Some(script) = install {
+            eprintln!("\n== {}\n$ {script}", door.name);
+            let status = Command::new(workspace_root().join(script)).status();
+            let status = status.with_context(|| format!("cannot start {script}"))?;
+            ensure!(status.success(), "the check of {} lacks programs ({script})", door.name);
+        }
         for command in if is_whole { door.whole } else { door.commands } {
             let mut cargo = Cargo::new(command);
             if is_whole {
                 cargo = cargo.default_variable("BIFOLIO_KILLS", "200");
+            }
+            if install.is_some() {
+                cargo = cargo.default_variable("BIFOLIO_TEST_REQUIRE", "all");
             }
             eprintln!("\n== {}\n$ {cargo}", door.name);
             cargo.run().with_context(|| format!("the check of {} failed ({cargo})", door.name))?;

@@ -61,7 +61,8 @@ enum Task {
     Install(install::Arguments),
     /// Measure a storage engine over Bifolio beside its own storage, with the same memory.
     EngineBench {
-        /// The engine (`redb`, `sqlite`), then its options: `--json -`, `--memory 64MiB`, `--smoke`
+        /// The engine (`redb`, `sqlite`, `tantivy`, `objects`), then its options: `--json -`,
+        /// `--smoke`, `--help`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         arguments: Vec<String>,
     },
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::CheckDoors(arguments) => doors::run(&arguments),
-        Task::Header => Cargo::new("test -p bifolio-capi --test header")
+        Task::Header => Cargo::new("test -p bifolio-capi --test header the_header_is")
             .default_variable("BIFOLIO_HEADER", "write")
             .run()
             .map(|_| ()),

@@ -74,6 +74,18 @@
 #define BIFOLIO_OPEN_MAPPABLE 32
 
 /**
+ * For `bifolio_open_options.flags`: creates the file, and fails if the path exists. Requires
+ * writing.
+ */
+#define BIFOLIO_OPEN_CREATE_NEW 64
+
+/**
+ * For `bifolio_open_options.flags`: locks the file against other programs and other caches while
+ * it is open (`F_OFD_SETLK`). Requires writing.
+ */
+#define BIFOLIO_OPEN_EXCLUSIVE 128
+
+/**
  * For `bifolio_map_new`: the bytes can be stored to.
  */
 #define BIFOLIO_MAP_WRITE 1
@@ -158,7 +170,8 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_PAST_END = 19,
     /**
-     * The file would grow past `len_max_bytes` of its open options.
+     * The file would grow past `len_max_bytes` of its open options, or past what
+     * `bifolio_file_raise_len_max` has made of it.
      */
     BIFOLIO_ERROR_TOO_LONG = 20,
     /**
@@ -257,6 +270,18 @@ enum bifolio_result
      * Another program, or another cache, has locked the file.
      */
     BIFOLIO_ERROR_LOCKED = 44,
+    /**
+     * The range of a pin has too many folios.
+     */
+    BIFOLIO_ERROR_PIN_TOO_LARGE = 45,
+    /**
+     * The file is open, and an option of that open excludes this one.
+     */
+    BIFOLIO_ERROR_OPTION_CONFLICT = 46,
+    /**
+     * The call needs a folio that its own thread has pinned for writing: release the pin first.
+     */
+    BIFOLIO_ERROR_PINNED_BY_CALLER = 47,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -524,6 +549,11 @@ typedef struct {
      * `BIFOLIO_CACHE_POPULATE`, or 0.
      */
     uint32_t flags;
+    /**
+     * Memory that closed files may use, bytes: their pages stay until memory is wanted, and an
+     * open of an unchanged file finds them. Default: none.
+     */
+    uint64_t closed_bytes_max;
 } bifolio_cache_options;
 
 /**
@@ -549,7 +579,8 @@ typedef struct {
      */
     uint64_t folio_bytes;
     /**
-     * Maximum length of the file while it is open, bytes. Default 1 TiB, or 64 GiB for a mappable
+     * Maximum length of the file while it is open, bytes; `bifolio_file_raise_len_max` raises it.
+     * Default 1 TiB, or 64 GiB for a mappable
      * file, or four times its length.
      */
     uint64_t len_max_bytes;
@@ -558,9 +589,9 @@ typedef struct {
      */
     uint32_t faults;
     /**
-     * Must be 0.
+     * Permission bits of a file that this open creates, before the umask; 0 for 0666.
      */
-    uint32_t reserved;
+    uint32_t mode;
 } bifolio_open_options;
 
 /**
@@ -732,6 +763,151 @@ typedef struct {
      * Longest time that a write was throttled, nanoseconds.
      */
     uint64_t throttle_ns_max;
+    /**
+     * Memory of closed files whose pages are kept, when it was last counted, bytes.
+     */
+    uint64_t closed_bytes;
+    /**
+     * Optimistic reads whose page changed during the copy, and that were repeated.
+     */
+    uint64_t optimistic_retries;
+    /**
+     * Folios written out.
+     */
+    uint64_t writeback;
+    /**
+     * Writes that waited for a write-out of their folio.
+     */
+    uint64_t writeback_waits;
+    /**
+     * Pages installed in regions.
+     */
+    uint64_t mapped_in_pages;
+    /**
+     * Pages unmapped from regions by reclaim.
+     */
+    uint64_t unmapped_pages;
+    /**
+     * Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
+     */
+    uint64_t unmap_flushes;
+    /**
+     * Pages that were stored to while they were being unmapped, and were kept.
+     */
+    uint64_t stored_late_pages;
+    /**
+     * Runs of small folios of memory files that were collapsed into one large folio.
+     */
+    uint64_t collapses;
+    /**
+     * Folios moved from the inactive list to the active one.
+     */
+    uint64_t pgactivate;
+    /**
+     * Folios moved from the active list to the inactive one.
+     */
+    uint64_t pgdeactivate;
+    /**
+     * Folios that reclaim found pinned or otherwise referenced.
+     */
+    uint64_t pgpinned;
+    /**
+     * Folios that an allocation had to write out itself, and wait for.
+     */
+    uint64_t pageout;
+    /**
+     * Folios evicted because their chunk was needed for another folio size or had to be released.
+     */
+    uint64_t pgevacuate;
+    /**
+     * Folios in use that were moved to frames among others that stay.
+     */
+    uint64_t pgrelocate;
+    /**
+     * Times the background thread was woken to reclaim.
+     */
+    uint64_t background_reclaims;
+    /**
+     * Allocations that waited for frames that other calls used briefly (I/O, reads in progress).
+     */
+    uint64_t allocation_waits;
+    /**
+     * LRU batches moved to the lists because they were full.
+     */
+    uint64_t lru_batches;
+    /**
+     * Times all CPUs' LRU batches were drained to find folios to evict.
+     */
+    uint64_t lru_drains;
+    /**
+     * Rounds that a lookup waited for a folio that was frozen or just replaced.
+     */
+    uint64_t frozen_waits;
+    /**
+     * Folios evicted on advice.
+     */
+    uint64_t advise_evicted;
+    /**
+     * Folios evicted on advice only after other CPUs' LRU batches had been drained.
+     */
+    uint64_t advise_second_pass_evicted;
+    /**
+     * Folios kept despite advice: they extend beyond the range.
+     */
+    uint64_t advise_straddling;
+    /**
+     * Folios kept despite advice: another thread was evicting or removing them.
+     */
+    uint64_t advise_gone;
+    /**
+     * Folios kept despite advice: locked.
+     */
+    uint64_t advise_locked;
+    /**
+     * Folios kept despite advice: being written out.
+     */
+    uint64_t advise_writeback;
+    /**
+     * Folios kept despite advice: they exist only in memory.
+     */
+    uint64_t advise_private;
+    /**
+     * Folios kept despite advice: dirty.
+     */
+    uint64_t advise_dirty;
+    /**
+     * Folios kept despite advice: part of a map.
+     */
+    uint64_t advise_mapped;
+    /**
+     * Folios kept despite advice: clean and not mapped, but referenced.
+     */
+    uint64_t advise_referenced;
+    /**
+     * Drains of other CPUs' LRU batches requested by advice.
+     */
+    uint64_t advise_drains;
+    /**
+     * LRU batches drained for advice.
+     */
+    uint64_t advise_drained_cpus;
+    /**
+     * Flusher rounds that wrote something.
+     */
+    uint64_t flusher_rounds;
+    /**
+     * Folios written by the flusher.
+     */
+    uint64_t flusher_folios;
+    /**
+     * Requests to write gates to make their log durable, made in the background because dirty
+     * pages were held back. Many of them mean that reclaim and the flusher wait for the log.
+     */
+    uint64_t gate_asks;
+    /**
+     * Transfers made with plain system calls.
+     */
+    uint64_t plain_transfers;
 } bifolio_stats;
 
 /**
@@ -1037,6 +1213,23 @@ uint64_t bifolio_file_folio_bytes(const bifolio_file *file);
  * Threads: any, at the same time. Blocks: for the device, and for write-outs of the file.
  */
 bifolio_result bifolio_file_set_len(const bifolio_file *file, uint64_t len_bytes);
+
+/**
+ * Returns the length that the file may grow to, bytes; 0 for null.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+uint64_t bifolio_file_len_max(const bifolio_file *file);
+
+/**
+ * Raises the length that the file may grow to, `len_max_bytes` of its open options, for all of its
+ * handles until the last one is closed. Other threads may use the file meanwhile, and pins stay
+ * valid. Takes address space only. No effect if the file may already grow to `bytes`; on an error
+ * nothing changes. Not for mappable files.
+ *
+ * Threads: any, at the same time. Blocks: for other changes of the length.
+ */
+bifolio_result bifolio_file_raise_len_max(const bifolio_file *file, uint64_t bytes);
 
 /**
  * Makes every write that returned before durable: writes dirty pages out and flushes the device.

@@ -9,6 +9,7 @@ use crate::boundary::{
 };
 use crate::file::{bifolio_file, bifolio_outcome};
 use crate::result::bifolio_result;
+use crate::stats::{bifolio_stats, stats_of};
 use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, File, HugePages, OpenOptions};
 use std::ffi::{c_char, c_int};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -79,8 +80,14 @@ pub const BIFOLIO_OPEN_TRUNCATE: u32 = 8;
 pub const BIFOLIO_OPEN_IMMUTABLE: u32 = 16;
 /// For `bifolio_open_options.flags`: the file can be mapped (`bifolio_map_new`).
 pub const BIFOLIO_OPEN_MAPPABLE: u32 = 32;
+/// For `bifolio_open_options.flags`: creates the file, and fails if the path exists. Requires
+/// writing.
+pub const BIFOLIO_OPEN_CREATE_NEW: u32 = 64;
+/// For `bifolio_open_options.flags`: locks the file against other programs and other caches while
+/// it is open (`F_OFD_SETLK`). Requires writing.
+pub const BIFOLIO_OPEN_EXCLUSIVE: u32 = 128;
 
-const OPEN_FLAGS: u32 = 63;
+const OPEN_FLAGS: u32 = 255;
 
 /// Settings of a cache. Set `size` to `sizeof(bifolio_cache_options)` and everything else to zero,
 /// which selects the defaults; then change what you need: `bifolio_cache_options options = { .size
@@ -121,6 +128,9 @@ pub struct bifolio_cache_options {
     pub huge_pages: u32,
     /// `BIFOLIO_CACHE_POPULATE`, or 0.
     pub flags: u32,
+    /// Memory that closed files may use, bytes: their pages stay until memory is wanted, and an
+    /// open of an unchanged file finds them. Default: none.
+    pub closed_bytes_max: u64,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers and pointers only, for which zeros are valid.
@@ -142,112 +152,19 @@ pub struct bifolio_open_options {
     /// Bytes of a folio, the unit of residency and of pins: a power of two from 4 KiB, the default,
     /// to 2 MiB. All handles of a file must agree.
     pub folio_bytes: u64,
-    /// Maximum length of the file while it is open, bytes. Default 1 TiB, or 64 GiB for a mappable
+    /// Maximum length of the file while it is open, bytes; `bifolio_file_raise_len_max` raises it.
+    /// Default 1 TiB, or 64 GiB for a mappable
     /// file, or four times its length.
     pub len_max_bytes: u64,
     /// One of `bifolio_faults`.
     pub faults: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Permission bits of a file that this open creates, before the umask; 0 for 0666.
+    pub mode: u32,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers only.
 unsafe impl Versioned for bifolio_open_options {
     const SIZE_MIN: usize = 40;
-}
-
-/// Counters of a cache since it was built, and its memory now. Counts only grow; fields that end in
-/// `_bytes` are current values, except the counts of traffic. Later versions append fields.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct bifolio_stats {
-    /// `sizeof(bifolio_stats)` before the call; after it, how many bytes of the struct are set.
-    pub size: usize,
-    /// The bound on memory.
-    pub bound_bytes: u64,
-    /// Memory charged against the bound: frames, descriptors and tables.
-    pub used_bytes: u64,
-    /// Part of `used_bytes` in frames: memory for pages.
-    pub frame_bytes: u64,
-    /// Part of `frame_bytes` that holds no page.
-    pub free_bytes: u64,
-    /// Part of `used_bytes` in descriptors and tables.
-    pub metadata_bytes: u64,
-    /// Dirty pages, including those being written out.
-    pub dirty_bytes: u64,
-    /// Pages of memory files that are only in memory.
-    pub unswapped_bytes: u64,
-    /// Swap slots in use.
-    pub swap_bytes: u64,
-    /// Folios on the inactive list.
-    pub inactive_bytes: u64,
-    /// Folios on the active list.
-    pub active_bytes: u64,
-    /// Pages read without a lock or a reference.
-    pub hits_optimistic: u64,
-    /// Pages copied with a reference.
-    pub hits_pinned: u64,
-    /// Resident pages that could only be read or pinned under a lock.
-    pub hits_slow: u64,
-    /// Lookups that found no folio.
-    pub misses: u64,
-    /// Misses that needed no transfer.
-    pub misses_without_read: u64,
-    /// Misses of pages that were evicted before.
-    pub workingset_refault: u64,
-    /// Refaults within the working set, which go to the active list at once.
-    pub workingset_activate: u64,
-    /// Bytes read from devices.
-    pub read_bytes: u64,
-    /// Read requests sent to devices.
-    pub read_requests: u64,
-    /// Bytes written to devices.
-    pub written_bytes: u64,
-    /// Write requests sent to devices.
-    pub write_requests: u64,
-    /// Write-outs that failed; their pages stayed dirty.
-    pub writeback_errors: u64,
-    /// Bytes accepted by writes.
-    pub write_bytes: u64,
-    /// Syncs of files.
-    pub syncs: u64,
-    /// Syncs that shared the flush of another sync.
-    pub syncs_shared: u64,
-    /// Flushes of devices made for syncs.
-    pub device_flushes: u64,
-    /// Faults of maps served.
-    pub faults: u64,
-    /// Pins taken.
-    pub pins: u64,
-    /// Folios read ahead.
-    pub readahead_folios: u64,
-    /// Folios read ahead that were evicted before their first use.
-    pub readahead_unused: u64,
-    /// Pages of memory files written to the swap.
-    pub swapped_out_pages: u64,
-    /// Pages of memory files read back from the swap.
-    pub swapped_in_pages: u64,
-    /// Folios of the inactive list scanned by reclaim.
-    pub pgscan: u64,
-    /// Folios evicted by reclaim.
-    pub pgsteal: u64,
-    /// Allocations that found no frame and had to reclaim.
-    pub direct_reclaims: u64,
-    /// Times a thread waited 100 us or longer for reclaim.
-    pub reclaim_stalls: u64,
-    /// Allocations that failed because everything was pinned or could not be written.
-    pub allocation_failures: u64,
-    /// Writes that were throttled because too much was dirty.
-    pub throttle_waits: u64,
-    /// Total time that writes were throttled, nanoseconds.
-    pub throttle_ns: u64,
-    /// Longest time that a write was throttled, nanoseconds.
-    pub throttle_ns_max: u64,
-}
-
-// SAFETY: `repr(C)`, begins with its size, integers only.
-unsafe impl Versioned for bifolio_stats {
-    const SIZE_MIN: usize = 328;
 }
 
 /// Builds a cache. `options` may be null for the defaults. The cache starts a few threads and takes
@@ -281,7 +198,7 @@ pub(crate) unsafe fn builder(
     let options = unsafe { options(pointer, "options")? };
     let mut builder = Cache::builder();
     type Setter = fn(CacheBuilder, u64) -> CacheBuilder;
-    let numbers: [(u64, Setter); 8] = [
+    let numbers: [(u64, Setter); 9] = [
         (options.memory_bytes, CacheBuilder::memory),
         (options.memory_bytes_max, CacheBuilder::memory_max),
         (options.dirty_bytes_max, CacheBuilder::dirty_bytes_max),
@@ -289,6 +206,7 @@ pub(crate) unsafe fn builder(
         (options.dirty_age_ms_max, CacheBuilder::dirty_age_ms_max),
         (options.reclaim_wait_ms_max, CacheBuilder::reclaim_wait_ms_max),
         (options.swap_bytes_max, CacheBuilder::swap_bytes_max),
+        (options.closed_bytes_max, CacheBuilder::closed_bytes_max),
         (options.io_depth.into(), |builder, depth| builder.io_depth(depth as usize)),
     ];
     for (number, set) in numbers {
@@ -342,9 +260,6 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     if flags & !OPEN_FLAGS != 0 {
         return Err(unknown_flags(flags));
     }
-    if options.reserved != 0 {
-        return Err(Failure::Misuse("options: reserved is not 0".to_owned()));
-    }
     let has = |flag: u32| flags & flag != 0;
     let direct = [
         (bifolio_direct::BIFOLIO_DIRECT_AUTO as u32, DirectIo::Auto),
@@ -362,6 +277,8 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
         .truncate(has(BIFOLIO_OPEN_TRUNCATE))
         .immutable(has(BIFOLIO_OPEN_IMMUTABLE))
         .mappable(has(BIFOLIO_OPEN_MAPPABLE))
+        .create_new(has(BIFOLIO_OPEN_CREATE_NEW))
+        .exclusive(has(BIFOLIO_OPEN_EXCLUSIVE))
         .direct(choice(options.direct, &direct, "direct")?)
         .faults(choice(options.faults, &faults, "faults")?);
     if options.folio_bytes != 0 {
@@ -369,6 +286,9 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     }
     if options.len_max_bytes != 0 {
         open = open.len_max(options.len_max_bytes);
+    }
+    if options.mode != 0 {
+        open = open.mode(options.mode);
     }
     Ok(open)
 }
@@ -488,24 +408,6 @@ pub unsafe extern "C" fn bifolio_cache_stats(
         unsafe { output.set(&counts) };
         Ok(())
     })
-}
-
-fn stats_of(cache: &Cache) -> bifolio_stats {
-    let stats = cache.stats();
-    macro_rules! take {
-        ($($field:ident)+) => {
-            bifolio_stats { size: 0, $($field: stats.$field,)+ }
-        };
-    }
-    take! {
-        bound_bytes used_bytes frame_bytes free_bytes metadata_bytes dirty_bytes unswapped_bytes
-        swap_bytes inactive_bytes active_bytes hits_optimistic hits_pinned hits_slow misses
-        misses_without_read workingset_refault workingset_activate read_bytes read_requests
-        written_bytes write_requests writeback_errors write_bytes syncs syncs_shared device_flushes
-        faults pins readahead_folios readahead_unused swapped_out_pages swapped_in_pages pgscan
-        pgsteal direct_reclaims reclaim_stalls allocation_failures throttle_waits throttle_ns
-        throttle_ns_max
-    }
 }
 
 /// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns memory

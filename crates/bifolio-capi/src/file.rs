@@ -316,6 +316,30 @@ pub unsafe extern "C" fn bifolio_file_set_len(
     guard(|| Ok(unsafe { handle(file, "file")? }.file.set_len(len_bytes)?))
 }
 
+/// Returns the length that the file may grow to, bytes; 0 for null.
+///
+/// Threads: any, at the same time. Blocks: never.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_len_max(file: *const bifolio_file) -> u64 {
+    // SAFETY: null, or a live handle.
+    unsafe { file.as_ref() }.map_or(0, |file| file.file.len_max())
+}
+
+/// Raises the length that the file may grow to, `len_max_bytes` of its open options, for all of its
+/// handles until the last one is closed. Other threads may use the file meanwhile, and pins stay
+/// valid. Takes address space only. No effect if the file may already grow to `bytes`; on an error
+/// nothing changes. Not for mappable files.
+///
+/// Threads: any, at the same time. Blocks: for other changes of the length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_raise_len_max(
+    file: *const bifolio_file,
+    bytes: u64,
+) -> bifolio_result {
+    // SAFETY: null, or a live handle.
+    guard(|| Ok(unsafe { handle(file, "file")? }.file.raise_len_max(bytes)?))
+}
+
 /// Makes every write that returned before durable: writes dirty pages out and flushes the device.
 /// Concurrent syncs share a flush. A failure, now or since the last sync of this handle, is
 /// reported once; the pages stay dirty, and no sync succeeds until they are on the device.

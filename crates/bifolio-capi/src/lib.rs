@@ -29,4 +29,5 @@ pub mod file;
 pub mod map;
 pub mod pin;
 pub mod result;
+pub mod stats;
 pub mod text;

@@ -50,7 +50,8 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_OUT_OF_RANGE = 18,
     /// A range ends past the end of the file, which this call does not allow.
     BIFOLIO_ERROR_PAST_END = 19,
-    /// The file would grow past `len_max_bytes` of its open options.
+    /// The file would grow past `len_max_bytes` of its open options, or past what
+    /// `bifolio_file_raise_len_max` has made of it.
     BIFOLIO_ERROR_TOO_LONG = 20,
     /// A pin must lie in one folio.
     BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
@@ -100,6 +101,12 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_FORKED = 43,
     /// Another program, or another cache, has locked the file.
     BIFOLIO_ERROR_LOCKED = 44,
+    /// The range of a pin has too many folios.
+    BIFOLIO_ERROR_PIN_TOO_LARGE = 45,
+    /// The file is open, and an option of that open excludes this one.
+    BIFOLIO_ERROR_OPTION_CONFLICT = 46,
+    /// The call needs a folio that its own thread has pinned for writing: release the pin first.
+    BIFOLIO_ERROR_PINNED_BY_CALLER = 47,
 }
 
 use bifolio_result::*;
@@ -142,6 +149,9 @@ fn code(kind: &ErrorKind) -> bifolio_result {
         ErrorKind::Closed => BIFOLIO_ERROR_CLOSED,
         ErrorKind::Forked => BIFOLIO_ERROR_FORKED,
         ErrorKind::Locked { .. } => BIFOLIO_ERROR_LOCKED,
+        ErrorKind::PinTooLarge { .. } => BIFOLIO_ERROR_PIN_TOO_LARGE,
+        ErrorKind::OptionConflict { .. } => BIFOLIO_ERROR_OPTION_CONFLICT,
+        ErrorKind::PinnedByCaller { .. } => BIFOLIO_ERROR_PINNED_BY_CALLER,
         _ => BIFOLIO_ERROR_OTHER,
     }
 }
@@ -189,7 +199,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 41] = [
+const NAMES: [(bifolio_result, &CStr); 44] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -231,6 +241,9 @@ const NAMES: [(bifolio_result, &CStr); 41] = [
     (BIFOLIO_ERROR_CLOSED, c"BIFOLIO_ERROR_CLOSED"),
     (BIFOLIO_ERROR_FORKED, c"BIFOLIO_ERROR_FORKED"),
     (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
+    (BIFOLIO_ERROR_PIN_TOO_LARGE, c"BIFOLIO_ERROR_PIN_TOO_LARGE"),
+    (BIFOLIO_ERROR_OPTION_CONFLICT, c"BIFOLIO_ERROR_OPTION_CONFLICT"),
+    (BIFOLIO_ERROR_PINNED_BY_CALLER, c"BIFOLIO_ERROR_PINNED_BY_CALLER"),
 ];
 
 /// Returns the text of the last call of this thread that failed: what failed, on which file and

@@ -88,7 +88,6 @@ pub unsafe extern "C" fn bifolio_cache_stats_text(
             ("active_bytes", stats.active_bytes),
             ("ring_enters", stats.ring_enters),
             ("ring_transfers", stats.ring_transfers),
-            ("plain_transfers", stats.plain_transfers),
             ("throttle_ns_max", stats.throttle_ns_max),
         ];
         let mut text = String::new();

@@ -16,7 +16,7 @@ fn the_header_is_what_the_sources_say() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for module in ["result", "boundary", "cache", "file", "pin", "map", "text"] {
+    for module in ["result", "boundary", "cache", "stats", "file", "pin", "map", "text"] {
         builder = builder.with_src(folder.join(format!("src/{module}.rs")));
     }
     let mut made = Vec::new();
@@ -58,6 +58,88 @@ fn the_shared_library_exports_what_the_header_declares() {
         .collect();
     assert!(declared.len() > 30, "{declared:?}");
     assert_eq!(exported, declared);
+}
+
+/// Text of a source of the library.
+fn source(path: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bifolio/src");
+    std::fs::read_to_string(folder.join(path)).unwrap()
+}
+
+/// Words of the header.
+fn header_words() -> BTreeSet<String> {
+    let header = std::fs::read_to_string(header_path()).unwrap();
+    let words = header.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.map(str::to_owned).collect()
+}
+
+/// Returns the names between `before` and `after` of the lines of `text`.
+fn names<'t>(text: &'t str, before: &str, after: char) -> Vec<&'t str> {
+    let found = text.lines().filter_map(|line| line.strip_prefix(before)?.split_once(after));
+    found.map(|(name, _)| name).collect()
+}
+
+#[test]
+fn every_counter_of_the_library_is_in_the_header() {
+    let words = header_words();
+    let stats = bifolio::Stats::default();
+    let known: Vec<_> = stats.counts().into_iter().chain(stats.levels()).collect();
+    assert!(known.len() > 70, "{known:?}");
+    let only_for_benchmarks = ["references_taken", "entries_loaded"];
+    for (name, _) in known.iter().filter(|(name, _)| !only_for_benchmarks.contains(name)) {
+        assert!(words.contains(*name), "bifolio_stats lacks {name}");
+    }
+}
+
+#[test]
+fn every_setting_of_the_library_is_in_the_header() {
+    let words = header_words();
+    // For storage of one's own, and for tests.
+    let absent = ["swap_backing", "disable", "pin_mode", "drain_policy"];
+    let (builder, options) = (source("cache/builder.rs"), source("file/options.rs"));
+    let settings = [&builder, &options].map(|text| names(text, "    pub fn ", '('));
+    let [builder, options] = settings.map(|found| {
+        let is_setting = |name: &&str| !["new", "validate", "build"].contains(name);
+        found.into_iter().filter(is_setting).collect::<Vec<_>>()
+    });
+    assert!(builder.len() > 14 && options.len() > 12, "{builder:?} {options:?}");
+    for name in builder.into_iter().chain(options) {
+        let in_capitals = name.to_uppercase();
+        let is_in_header = [
+            name.to_owned(),
+            format!("{name}_bytes"),
+            format!("{}_bytes_max", name.trim_end_matches("_max")),
+            format!("BIFOLIO_OPEN_{in_capitals}"),
+            format!("BIFOLIO_CACHE_{in_capitals}"),
+        ]
+        .iter()
+        .any(|wanted| words.contains(wanted));
+        assert!(is_in_header || absent.contains(&name), "the header lacks {name}");
+    }
+}
+
+#[test]
+fn every_error_of_the_library_has_a_number() {
+    let errors = source("error.rs");
+    let (_, kinds) = errors.split_once("pub enum ErrorKind {").unwrap();
+    let (kinds, _) = kinds.split_once("\n}").unwrap();
+    let variants = kinds.lines().filter_map(|line| {
+        let rest = line.strip_prefix("    ").filter(|rest| rest.starts_with(char::is_uppercase))?;
+        rest.split(|c: char| !c.is_alphanumeric()).next()
+    });
+    let variants: Vec<_> = variants.collect();
+    assert!(variants.len() > 40, "{variants:?}");
+    // Of write gates, calls that never wait, and backings, which C does not have.
+    let absent = ["Gated", "InsideGate", "NoGate", "CannotGate", "WouldBlock", "InvalidAlignment"];
+    let words = header_words();
+    for name in variants {
+        let mut number = "BIFOLIO_ERROR".to_owned();
+        for letter in name.chars() {
+            number += if letter.is_uppercase() { "_" } else { "" };
+            number.extend(letter.to_uppercase());
+        }
+        assert!(words.contains(&number) != absent.contains(&name), "{name}: {number}");
+    }
 }
 
 /// The shared library beside this test.

@@ -19,6 +19,8 @@ use crate::output;
 const WIDTH: usize = 80;
 /// Files on a screen.
 const FILES: usize = 10;
+/// The sample that each device has.
+const DEVICE_DIRTY_BYTES: &str = "bifolio_device_dirty_bytes";
 /// Time that a process has to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -49,6 +51,17 @@ struct Snapshot {
     socket: PathBuf,
     at: Instant,
     samples: Vec<Sample>,
+    /// Counters of the kernel for each block device, by the label of the device.
+    devices: HashMap<String, Transfers>,
+}
+
+/// Transfers of a block device since boot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Transfers {
+    reads: f64,
+    read_ms: f64,
+    writes: f64,
+    write_ms: f64,
 }
 
 /// One line of the text.
@@ -82,15 +95,15 @@ fn find(target: Option<&str>) -> Result<Snapshot> {
     }
     match (found.len(), failure) {
         (1, _) => Ok(found.remove(0)),
-        (0, Some(error)) => Err(error),
-        (0, None) => bail!(
-            "no cache {}serves its statistics in {} (Cache::serve_stats; bifolio mount does)",
+        (0, failure) => bail!(
+            "no cache {}serves its statistics in {} (Cache::serve_stats; bifolio mount does){}",
             target.map_or_else(String::new, |target| format!("of {target} ")),
             directories
                 .iter()
                 .map(|path| path.display().to_string())
                 .collect::<Vec<_>>()
-                .join(", ")
+                .join(", "),
+            failure.map_or_else(String::new, |failure| format!("; {failure:#}"))
         ),
         (_, _) => {
             let mut list = String::new();
@@ -129,7 +142,11 @@ impl Snapshot {
         let (_, body) = text.split_once("\r\n\r\n").unwrap_or_default();
         let samples: Vec<Sample> = body.lines().filter_map(parse).collect();
         ensure!(!samples.is_empty(), "{} does not serve statistics", socket.display());
-        Ok(Self { socket: socket.to_owned(), at: Instant::now(), samples })
+        let devices = samples.iter().filter(|sample| sample.name == DEVICE_DIRTY_BYTES);
+        let devices = devices.filter_map(|sample| sample.labels.get("device"));
+        let devices =
+            devices.filter_map(|device| Some((device.clone(), Transfers::of(device)?))).collect();
+        Ok(Self { socket: socket.to_owned(), at: Instant::now(), samples, devices })
     }
 
     fn samples(&self, name: &str) -> impl Iterator<Item = &Sample> {
@@ -237,8 +254,8 @@ fn screen(before: &Snapshot, after: &Snapshot) -> String {
             rate("faults")
         ),
     ];
-    for device in after.samples("bifolio_device_dirty_bytes") {
-        lines.push(device_line(after, device));
+    for device in after.samples(DEVICE_DIRTY_BYTES) {
+        lines.push(device_line(before, after, device));
     }
     lines.extend(file_lines(after));
     let mut text = String::new();
@@ -267,18 +284,15 @@ fn file_lines(after: &Snapshot) -> Vec<String> {
     lines
 }
 
-/// Describes a device: the cache's view, and the latency since boot that the kernel measures.
-fn device_line(after: &Snapshot, device: &Sample) -> String {
+/// Describes a device: the cache's view, and the latency that the kernel measured meanwhile.
+fn device_line(before: &Snapshot, after: &Snapshot, device: &Sample) -> String {
     let of_device = |name: &str| {
         after.samples(name).find(|one| one.labels == device.labels).map_or(0.0, |one| one.value)
     };
-    let number = device.labels.get("device").and_then(|number| number.parse::<u64>().ok());
-    let (name, latency) = number.map_or((String::new(), String::new()), |number| {
-        // As `makedev` packs them.
-        let major = (number >> 8 & 0xfff) | (number >> 32 & !0xfff);
-        let minor = (number & 0xff) | (number >> 12 & !0xff);
-        (format!("{major}:{minor}"), latency(major, minor).unwrap_or_default())
-    });
+    let label = device.labels.get("device").map_or("", String::as_str);
+    let name = numbers(label).map_or_else(String::new, |(major, minor)| format!("{major}:{minor}"));
+    let transfers = before.devices.get(label).zip(after.devices.get(label));
+    let latency = transfers.map_or_else(String::new, |(before, after)| latency(before, after));
     let stuck = if of_device("bifolio_device_stuck") > 0.0 { ", REFUSES WRITES" } else { "" };
     format!(
         "device   {name} dirty {} of {}{latency}{stuck}",
@@ -287,12 +301,35 @@ fn device_line(after: &Snapshot, device: &Sample) -> String {
     )
 }
 
-/// Returns the mean time of reads and writes of a block device.
-fn latency(major: u64, minor: u64) -> Option<String> {
-    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
-    let fields: Vec<f64> = text.split_whitespace().filter_map(|field| field.parse().ok()).collect();
-    let mean = |count: usize, ms: usize| Some(fields.get(ms)? / fields.get(count)?.max(1.0));
-    Some(format!(", mean read {:.2} ms, write {:.2} ms", mean(0, 3)?, mean(4, 7)?))
+/// Returns the major and minor number of a device, as `makedev` packs them.
+fn numbers(device: &str) -> Option<(u64, u64)> {
+    let packed: u64 = device.parse().ok()?;
+    let major = (packed >> 8 & 0xfff) | (packed >> 32 & !0xfff);
+    Some((major, (packed & 0xff) | (packed >> 12 & !0xff)))
+}
+
+impl Transfers {
+    /// Returns the kernel's counters, or `None` for a device without blocks.
+    fn of(device: &str) -> Option<Self> {
+        let (major, minor) = numbers(device)?;
+        let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+        let fields: Vec<f64> = text.split_whitespace().map_while(|one| one.parse().ok()).collect();
+        let [reads, _, _, read_ms, writes, _, _, write_ms, ..] = fields[..] else { return None };
+        Some(Self { reads, read_ms, writes, write_ms })
+    }
+}
+
+/// Returns the mean time of the reads and writes between two snapshots.
+fn latency(before: &Transfers, after: &Transfers) -> String {
+    let mean = |ms: f64, count: f64| match count {
+        _ if count > 0.0 => format!("{:.2} ms", ms.max(0.0) / count),
+        _ => "-".to_owned(),
+    };
+    format!(
+        ", mean read {}, write {}",
+        mean(after.read_ms - before.read_ms, after.reads - before.reads),
+        mean(after.write_ms - before.write_ms, after.writes - before.writes)
+    )
 }
 
 fn bytes(value: f64) -> String {
@@ -342,6 +379,13 @@ mod tests {
     }
 
     #[test]
+    fn the_latency_of_a_device_is_that_of_the_interval() {
+        let before = Transfers { reads: 100.0, read_ms: 9000.0, writes: 5.0, write_ms: 50.0 };
+        let after = Transfers { reads: 104.0, read_ms: 9002.0, ..before };
+        assert_eq!(latency(&before, &after), ", mean read 0.50 ms, write -");
+    }
+
+    #[test]
     fn a_screen_has_80_columns_and_the_rates() {
         let at = Instant::now();
         let snapshot = |misses: u64, at| {
@@ -354,7 +398,7 @@ mod tests {
                 "/long".repeat(40)
             );
             let samples = text.lines().filter_map(parse).collect();
-            Snapshot { socket: PathBuf::new(), at, samples }
+            Snapshot { socket: PathBuf::new(), at, samples, devices: HashMap::new() }
         };
         let shown = screen(&snapshot(0, at), &snapshot(2000, at + Duration::from_secs(2)));
         assert!(shown.lines().all(|line| line.chars().count() <= WIDTH), "{shown}");

@@ -20,5 +20,5 @@ pub use envelope::{
 };
 pub use headline::{BESIDE_THE_KERNEL, Line, MECHANISMS, Mechanism, speed};
 pub use numbers::{short, short_ratio};
-pub use page::page;
+pub use page::{names, page};
 pub use pictures::pictures;

@@ -193,8 +193,9 @@ fn card_lines(heading: &str, bars: &[(String, f64, Paint)], ratios: &[(String, S
 fn engine_cards(engines: &[&Report]) -> String {
     let mut cards = String::new();
     for report in engines {
-        let mut lines = String::new();
+        let (mut lines, mut factor) = (String::new(), String::new());
         for row in report.rows.iter().filter(|row| row.case.text("data") != "fits") {
+            factor = row.case.text("data").trim_end_matches('x').to_owned();
             let names: Vec<(&str, &str)> =
                 row.series.keys().map(|name| (name.as_ref(), name.as_ref())).collect();
             let chips = report.ratios.iter().filter_map(|ratio| {
@@ -211,8 +212,9 @@ fn engine_cards(engines: &[&Report]) -> String {
         if !lines.is_empty() {
             let _ = writeln!(
                 cards,
-                "<article><h3>{}</h3>\n<p>Data of 8 times the memory.</p>\n{lines}</article>",
-                escaped(&report.bench)
+                "<article><h3>{}</h3>\n<p>Data of {} times the memory.</p>\n{lines}</article>",
+                escaped(&report.bench),
+                escaped(&factor)
             );
         }
     }
@@ -383,7 +385,8 @@ fn table(head: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
     )
 }
 
-fn names<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+/// Returns the names in the order of their first use.
+pub fn names<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names = Vec::new();
     for name in all {
         if !names.contains(&name) {
@@ -457,5 +460,6 @@ mod tests {
         let cards = engine_cards(&[&report]);
         assert!(cards.contains("5678") && !cards.contains("1234"), "{cards}");
         assert!(cards.contains("<b>2.00</b> x default"), "{cards}");
+        assert!(cards.contains("Data of 8 times the memory"), "{cards}");
     }
 }

@@ -48,7 +48,7 @@ impl Role {
             "drain_when_it_can_help",
         ];
         match name {
-            "raw_direct" | "memcpy_limit" => Self::Limit,
+            "raw_direct" | "raw_copied" | "memcpy_limit" => Self::Limit,
             "default" | "default_mmap" | "kernel" | "stress_ng" => Self::Kernel,
             kernel if kernel.starts_with("kernel_") => Self::Kernel,
             before if BEFORE.contains(&before) => Self::Before,
@@ -339,7 +339,7 @@ pub(crate) fn ratios(dots: &[Dot], width: u32, label: &str) -> String {
             let color = if tick == 1.0 { MUTED } else { GRID };
             root.draw(&PathElement::new([(x, 0), (x, bottom)], color))?;
             // On a narrow plot every tick would have no room for its number.
-            if room > 400.0 || [0.1, 0.5, 1.0, 2.0, 10.0, 100.0, 1000.0].contains(&tick) {
+            if room > 400.0 || [0.1, 1.0, 10.0, 100.0, 1000.0].contains(&tick) {
                 let centered = style(MUTED).pos(top_center());
                 root.draw(&Text::new(format!("{tick}x"), (x, bottom + 6), centered))?;
             }

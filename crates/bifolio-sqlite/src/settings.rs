@@ -3,7 +3,7 @@
 //! | parameter | meaning | default |
 //! |---|---|---|
 //! | `bifolio_memory` | the bound on memory: `64MiB`, `1GiB`, `500000` (bytes) | 64 MiB |
-//! | `bifolio_readahead` | the largest window of readahead; 0 for none | 128 KiB |
+//! | `bifolio_readahead` | the largest window of readahead; 0 for none | that of the cache |
 //! | `bifolio_direct` | `auto`, `never`, `require`: past the kernel's page cache | `auto` |
 
 use bifolio::{Cache, CacheBuilder, DirectIo};
@@ -13,8 +13,8 @@ use bifolio::{Cache, CacheBuilder, DirectIo};
 pub struct Settings {
     /// The bound on memory, bytes.
     pub memory_bytes: u64,
-    /// The largest window of readahead, bytes.
-    pub readahead_bytes: u64,
+    /// The largest window of readahead, bytes; the default of the cache without it.
+    pub readahead_bytes: Option<u64>,
     /// Set if transfers bypass the kernel's page cache.
     pub direct: DirectIo,
 }
@@ -23,12 +23,13 @@ impl Settings {
     /// Reads the parameters; `parameter` returns the value of a name, if the URI has it. The error
     /// names the invalid value.
     pub fn new<'a>(parameter: impl Fn(&str) -> Option<&'a str>) -> Result<Self, String> {
-        let size = |name: &str, default: u64| {
-            parameter(name).map_or(Ok(default), |value| {
+        let size = |name: &str| {
+            let read = |value| {
                 bytes(value).ok_or_else(|| {
                     format!("{name}={value}: a size is a number of bytes, KiB, MiB or GiB")
                 })
-            })
+            };
+            parameter(name).map(read).transpose()
         };
         let direct = match parameter("bifolio_direct") {
             None | Some("auto") => DirectIo::Auto,
@@ -39,9 +40,8 @@ impl Settings {
             }
         };
         let settings = Self {
-            memory_bytes: size("bifolio_memory", 64 << 20)?,
-            // SQLite looks for pages in trees: a large window is mostly wasted.
-            readahead_bytes: size("bifolio_readahead", 128 << 10)?,
+            memory_bytes: size("bifolio_memory")?.unwrap_or(64 << 20),
+            readahead_bytes: size("bifolio_readahead")?,
             direct,
         };
         settings.builder().validate().map_err(|error| error.to_string())?;
@@ -50,7 +50,11 @@ impl Settings {
 
     /// The builder of the cache.
     pub fn builder(&self) -> CacheBuilder {
-        Cache::builder().memory(self.memory_bytes).readahead_bytes_max(self.readahead_bytes)
+        let builder = Cache::builder().memory(self.memory_bytes);
+        match self.readahead_bytes {
+            Some(bytes) => builder.readahead_bytes_max(bytes),
+            None => builder,
+        }
     }
 }
 

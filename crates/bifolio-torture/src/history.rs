@@ -87,8 +87,10 @@ impl Times {
 pub enum Kind {
     /// The bytes of the file when its history began.
     Birth,
-    /// Words that encode the change.
+    /// Words that encode the change, written whole in each page.
     Write,
+    /// Words that encode the change, stored through a map one by one.
+    Store,
     /// Zeros: a truncation or a punched hole.
     Zero,
 }
@@ -119,7 +121,7 @@ impl Change {
     /// Returns the value of the word `index` after the change.
     pub fn word(&self, index: u64) -> u64 {
         match self.kind {
-            Kind::Write => word_of(self.id, index),
+            Kind::Write | Kind::Store => word_of(self.id, index),
             Kind::Birth | Kind::Zero => 0,
         }
     }
@@ -428,6 +430,18 @@ mod tests {
         assert!(history.check("read", &bytes(&first, 0), 0, now).is_err());
         assert!(history.check("read", &bytes(&first, 1), 8, now).is_ok());
         assert!(history.check("read", &bytes(&second, 1), 8, now).is_ok());
+    }
+
+    #[test]
+    fn a_write_is_seen_whole_in_a_page_and_a_raw_store_word_by_word() {
+        for (kind, is_whole) in [(Kind::Write, true), (Kind::Store, false)] {
+            let history = history();
+            let older = history.begin("write", 0, Kind::Write, 0..16);
+            history.end(&older, 16);
+            let change = history.begin("change", 0, kind, 0..16);
+            let half = [bytes(&change, 0), bytes(&older, 1)].concat();
+            assert_eq!(history.check_whole(&half, 0).is_err(), is_whole, "{kind:?}");
+        }
     }
 
     #[test]

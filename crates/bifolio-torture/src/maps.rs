@@ -46,7 +46,7 @@ pub fn stored_unseen(target: &Target, file: &File, number: usize) -> Option<MapM
 
 /// Stores to a range of a file, which is mapped or pinned at `start`.
 fn store(target: &Target, number: usize, start: *mut u8, range: Range<u64>) {
-    let change = target.history.begin("raw store", number, Kind::Write, range.clone());
+    let change = target.history.begin("raw store", number, Kind::Store, range.clone());
     for (offset, index) in (range.start / WORD_BYTES..range.end / WORD_BYTES).enumerate() {
         let word = start.wrapping_add(offset * 8).cast::<u64>();
         // SAFETY: an aligned word of the map or the pin, of a file that is not truncated.

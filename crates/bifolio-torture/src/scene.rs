@@ -35,10 +35,12 @@ pub enum Class {
     Upsets,
     /// A file with a write gate over a simulated log.
     Gates,
+    /// Real files whose pages are kept while they are closed, and that change meanwhile.
+    Closed,
 }
 
 /// All of them.
-pub const CLASSES: [Class; 10] = [
+pub const CLASSES: [Class; 11] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -49,6 +51,7 @@ pub const CLASSES: [Class; 10] = [
     Class::Exerciser,
     Class::Upsets,
     Class::Gates,
+    Class::Closed,
 ];
 
 /// Returns `true` if files can be mapped for writing on this kernel.
@@ -72,6 +75,7 @@ impl Class {
             Self::Exerciser => "exerciser",
             Self::Upsets => "upsets",
             Self::Gates => "gates",
+            Self::Closed => "closed",
         }
     }
 }
@@ -82,6 +86,9 @@ const RECENT_MAX: usize = 64;
 const MORE: u64 = 0x5EED_0002;
 /// Mask of the seed for parameters that were added later.
 const LATER: u64 = 0x5EED_0003;
+
+/// Mask of the seed for parameters that were added last.
+const LAST: u64 = 0x5EED_0004;
 
 /// One file of a scene.
 #[derive(Debug)]
@@ -178,11 +185,7 @@ impl Scene {
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4).min(files_max(class, has_swap, memory_bytes));
         let has_refusals = later.bool();
-        let share = |call| {
-            let share = later.choice([0, 32, 400]).unwrap_or(0);
-            (call, if has_refusals { share } else { 0 })
-        };
-        let refusals = [Refusable::Scan, Refusable::Protect, Refusable::Unmap].map(share);
+        let refusals = refusals(has_refusals, &mut later);
         let has_reopens = class == Class::Handles || class == Class::Maps && later.bool();
         let mut scene = Self {
             class,
@@ -245,6 +248,10 @@ impl Scene {
         let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
         let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
         let options = options.faults(self.faults);
+        let low_bytes = 1 << Rng::with_seed(self.seed ^ LAST ^ number as u64).u32(12..22);
+        let is_low = self.has_low_limits() && low_bytes < len_bytes_max;
+        let first_options = options.clone();
+        let first_options = if is_low { first_options.len_max(low_bytes) } else { first_options };
         let faults = if self.may_fail { faults(random) } else { Faults::default() };
         // A load of a page that cannot be read is a signal.
         let faults = Faults { read: if is_mappable { 0 } else { faults.read }, ..faults };
@@ -257,11 +264,12 @@ impl Scene {
         let first = match &device {
             Some(device) => {
                 let backing: Arc<dyn bifolio::Backing> = Arc::<Device>::clone(device);
-                self.cache.open_backing(backing, &options)?
+                self.cache.open_backing(backing, &first_options)?
             }
-            None => self.cache.memory_file_with(&name, &options)?,
+            None => self.cache.memory_file_with(&name, &first_options)?,
         };
         if self.class != Class::Cuts && self.class != Class::Handles {
+            first.raise_len_max(len_bytes_max)?;
             first.set_len(len_bytes_max)?;
         }
         let len_bytes_certain = AtomicU64::new(first.len());
@@ -279,6 +287,12 @@ impl Scene {
             recent: Mutex::default(),
             met: AtomicU64::default(),
         })
+    }
+
+    /// Returns `true` if files are opened for less than they grow to, and their limit is raised.
+    pub fn has_low_limits(&self) -> bool {
+        let may_be_low = !self.has_reopens && self.class != Class::Maps;
+        may_be_low && Rng::with_seed(self.seed ^ LAST).bool()
     }
 
     /// Returns `true` if files get shorter.
@@ -346,6 +360,14 @@ impl Scene {
             .filter_map(|slot| slot.lock().expect("no panic").as_ref().map(File::folio_bytes));
         sizes.max().unwrap_or(4096)
     }
+}
+
+/// Returns the kernel calls for maps that fail, each with its rate, in 1024.
+fn refusals(has_refusals: bool, random: &mut Rng) -> [(Refusable, u32); 3] {
+    [Refusable::Scan, Refusable::Protect, Refusable::Unmap].map(|call| {
+        let share = random.choice([0, 32, 400]).unwrap_or(0);
+        (call, if has_refusals { share } else { 0 })
+    })
 }
 
 /// Creates storage for the pages of memory files: a temporary file, or a slow device that may

@@ -75,6 +75,7 @@ impl<'s> Worker<'s> {
             12 => self.sync(target, &file, true),
             13 => self.sync(target, &file, false),
             14 => self.advise(&file),
+            15 if scene.has_low_limits() && self.random.bool() => self.raise_len_max(target, &file),
             15 => self.set_len(target, &file),
             16 => self.punch_or_allocate(target, &file),
             // Less memory than a device that hangs keeps cannot be, nor can its files be read.
@@ -435,6 +436,21 @@ impl<'s> Worker<'s> {
         }
     }
 
+    /// Raises the length that a file of low limits may grow to, in scenes where writes beyond are
+    /// refused until then.
+    fn raise_len_max(&mut self, target: &Target, file: &File) -> Outcome {
+        let bytes = match self.random.u32(0..4) {
+            0 => target.len_bytes_max,
+            _ => self.random.u64(0..=target.len_bytes_max),
+        };
+        self.scene.clock.begin_call(self.number);
+        match file.raise_len_max(bytes) {
+            Ok(()) if file.len_max() >= bytes => Ok(()),
+            Ok(()) => Err(Violation(format!("raised to {}, not {bytes}", file.len_max()))),
+            Err(error) => self.refused("raise_len_max", target, &error),
+        }
+    }
+
     fn punch_or_allocate(&mut self, target: &Target, file: &File) -> Outcome {
         let range = self.range(target, 64 << 10);
         self.scene.clock.begin_call(self.number);
@@ -520,6 +536,7 @@ impl<'s> Worker<'s> {
         let is_expected = match error.kind() {
             ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
             ErrorKind::NotOpenedFor { .. } => self.scene.has_reopens,
+            ErrorKind::TooLong { .. } => self.scene.has_low_limits() && self.scene.has_cuts(),
             _ => false,
         };
         if is_expected {

@@ -229,10 +229,12 @@ pub enum ErrorKind {
         /// Length of the file, bytes.
         len_bytes: u64,
     },
-    /// The file would grow past the length that its table was reserved for.
+    /// The file would grow past its maximum length: that of its first open
+    /// ([`OpenOptions::len_max`](crate::OpenOptions::len_max)), or as raised since
+    /// ([`File::raise_len_max`](crate::File::raise_len_max)).
     #[error(
-        "{file}: cannot grow to {wanted_bytes} bytes: it was opened for at most {len_max_bytes} \
-         (OpenOptions::len_max)"
+        "{file}: cannot grow to {wanted_bytes} bytes, only to {len_max_bytes} \
+         (OpenOptions::len_max, File::raise_len_max)"
     )]
     TooLong {
         /// The file.

@@ -96,8 +96,6 @@ macro_rules! counters {
             pub ring_enters: u64,
             /// Transfers made through io_uring.
             pub ring_transfers: u64,
-            /// Transfers made with plain system calls: single ones, or all without io_uring.
-            pub plain_transfers: u64,
             /// Longest time that a write was throttled, nanoseconds.
             pub throttle_ns_max: u64,
             /// Fallbacks in use for missing kernel features, one text each.
@@ -162,6 +160,8 @@ counters! {
     ReadBytes read_bytes,
     /// Read requests sent to devices.
     ReadRequest read_requests,
+    /// Transfers made with plain system calls: single ones, or all without io_uring.
+    PlainTransfer plain_transfers,
     /// Bytes written to devices.
     WrittenBytes written_bytes,
     /// Folios written out.

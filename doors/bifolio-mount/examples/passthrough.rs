@@ -1,8 +1,9 @@
 //! A pass-through mount of one flat directory, for comparisons with `bifolio-mount`: as small as a
 //! FUSE file system can be, with nothing between the kernel and the files.
 //!
-//! `passthrough SOURCE TARGET` uses the kernel's page cache; `passthrough SOURCE TARGET --direct`
-//! opens the files with `O_DIRECT` and bypasses that of FUSE, too. Ends when it is unmounted.
+//! `passthrough SOURCE TARGET` uses the kernel's page cache twice, above and below FUSE; with
+//! `--uncached` only below it, so that each access is a request; with `--direct` not at all
+//! (`O_DIRECT`). Ends when it is unmounted. `examples/compare.rs` runs it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,6 +26,9 @@ const ALIGNMENT: usize = 4096;
 
 struct Passthrough {
     source: PathBuf,
+    /// Each access is a request.
+    is_uncached: bool,
+    /// The files are opened with `O_DIRECT`.
     is_direct: bool,
     files: RwLock<HashMap<u64, Arc<File>>>,
 }
@@ -75,7 +79,7 @@ impl Passthrough {
     }
 
     fn open_flags(&self) -> FopenFlags {
-        match self.is_direct {
+        match self.is_uncached {
             true => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
             false => FopenFlags::FOPEN_KEEP_CACHE,
         }
@@ -223,12 +227,14 @@ impl Filesystem for Passthrough {
 fn main() {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let [source, target, rest @ ..] = &arguments[..] else {
-        eprintln!("passthrough SOURCE TARGET [--direct]");
+        eprintln!("passthrough SOURCE TARGET [--uncached | --direct]");
         std::process::exit(2);
     };
-    let is_direct = rest.iter().any(|argument| argument == "--direct");
+    let has = |option| rest.iter().any(|argument| argument == option);
+    let is_direct = has("--direct");
+    let is_uncached = is_direct || has("--uncached");
     let files = RwLock::default();
-    let passthrough = Passthrough { source: source.into(), is_direct, files };
+    let passthrough = Passthrough { source: source.into(), is_uncached, is_direct, files };
     let mut config = Config::default();
     config.acl = SessionACL::All;
     config.n_threads = Some(4);

@@ -14,17 +14,17 @@
 //! gets the length and new times only when pages are written. Closing sets the modification time to
 //! the one that programs have seen.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use bifolio::{
     Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, FallocateMode, Features, File,
-    FileIdentity, IoBuf, IoBufMut, IoRequest, OpenOptions, Submission,
+    FileIdentity, IoBuf, IoBufMut, IoRequest, OpenDiskError, OpenOptions, Submission,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
@@ -105,6 +105,12 @@ impl Inode {
         Ok(opened.file.clone())
     }
 
+    /// Acts as [`Self::file`], but never waits for a device: returns `None` if the file is not open
+    /// or its data are locked.
+    pub fn try_file(&self) -> Option<File> {
+        Some(self.try_data()?.opened.as_ref()?.file.clone())
+    }
+
     /// Returns the file, which a program has open, for a change of its contents.
     pub fn file_for_change(&self) -> Result<File> {
         let mut data = self.data();
@@ -157,9 +163,9 @@ impl Inode {
         Ok(())
     }
 
-    /// Returns `true` if data may not be on the device.
+    /// Returns `true` if data may not be on the device, or another thread waits for the device.
     pub fn is_unwritten(&self) -> bool {
-        self.data().modified.is_some()
+        self.try_data().is_none_or(|data| data.modified.is_some())
     }
 
     /// Returns `true` if the inode has no name any more.
@@ -182,20 +188,28 @@ pub struct Files {
     pub cache: Cache,
     features: Features,
     table: Arc<Table>,
-    /// Files that no program has open, the least recently closed first.
-    kept: Mutex<VecDeque<Weak<Inode>>>,
+    /// Files that no program has open, by device: one that hangs must not hinder the closing of
+    /// files of others.
+    kept: Mutex<HashMap<u64, Kept>>,
+    /// Maximum number of kept files of all devices.
     kept_max: usize,
-    /// Threads that close kept files now.
-    closers: AtomicUsize,
 }
 
-/// Maximum number of threads that close kept files.
+/// The files of a device that no program has open.
+#[derive(Default)]
+struct Kept {
+    /// The least recently closed first.
+    files: VecDeque<Weak<Inode>>,
+    /// Threads that close some of them now.
+    closers: usize,
+}
+
+/// Maximum number of threads that close kept files of a device.
 const CLOSERS_MAX: usize = 4;
 
 impl Files {
     pub fn new(cache: Cache, table: Arc<Table>, kept_max: usize) -> Self {
-        let (kept, closers) = (Mutex::default(), AtomicUsize::new(0));
-        Self { cache, features: Features::probe(&[]), table, kept, kept_max, closers }
+        Self { cache, features: Features::probe(&[]), table, kept: Mutex::default(), kept_max }
     }
 
     /// Opens the file for a program or an operation; [`Self::release`] ends that.
@@ -206,8 +220,8 @@ impl Files {
             let opened = match self.open_disk(inode, for_writing) {
                 Err(error) if is_out_of_descriptors(&error) => {
                     drop(data);
-                    let kept = self.kept.lock().len();
-                    self.close_kept(kept.div_ceil(4));
+                    let device = inode.key.0;
+                    self.close_kept(device, self.kept_of(device).div_ceil(4));
                     data = inode.data();
                     self.open_disk(inode, for_writing)?
                 }
@@ -226,7 +240,13 @@ impl Files {
     fn open_disk(&self, inode: &Inode, for_writing: bool) -> Result<Opened> {
         let options = DiskOptions { read: true, write: for_writing, ..DiskOptions::default() };
         let disk = DiskFile::open(inode.path(), &options, &self.features);
-        let disk = disk.map_err(bifolio::Error::from)?;
+        let disk = disk.map_err(|mut error| {
+            if let OpenDiskError::System { path, .. } = &mut error {
+                // For the log, instead of that of a descriptor.
+                *path = inode.name().into();
+            }
+            bifolio::Error::from(error)
+        })?;
         let disk = Arc::new(Disk { disk, handle: Arc::clone(&inode.handle) });
         let options = OpenOptions::new().read(true).write(for_writing);
         let file = self.cache.open_backing(Arc::clone(&disk) as Arc<dyn Backing>, &options)?;
@@ -242,37 +262,53 @@ impl Files {
             return false;
         }
         drop(data);
+        let device = inode.key.0;
+        self.kept.lock().entry(device).or_default().files.push_back(Arc::downgrade(inode));
+        self.excess(device, 1) > 0
+    }
+
+    /// Returns the number of kept files of a device.
+    fn kept_of(&self, device: u64) -> usize {
+        self.kept.lock().get(&device).map_or(0, |kept| kept.files.len())
+    }
+
+    /// Returns the number of kept files of a device beyond `times` its share of the maximum.
+    fn excess(&self, device: u64, times: usize) -> usize {
+        let share = self.kept_max / self.kept.lock().len().max(1);
+        self.kept_of(device).saturating_sub(times * share)
+    }
+
+    /// Closes kept files of a device beyond its share of the maximum, unless enough threads do so
+    /// already.
+    pub fn close_excess(&self, device: u64) {
         let mut kept = self.kept.lock();
-        kept.push_back(Arc::downgrade(inode));
-        kept.len() > self.kept_max
-    }
-
-    /// Closes kept files beyond the maximum, unless enough threads do so already.
-    pub fn close_excess(&self) {
-        // Relaxed: only counts.
-        if self.closers.fetch_add(1, Ordering::Relaxed) < CLOSERS_MAX {
-            let kept = self.kept.lock().len();
-            self.close_kept(kept.saturating_sub(self.kept_max));
+        let closers = &mut kept.entry(device).or_default().closers;
+        if *closers == CLOSERS_MAX {
+            return;
         }
-        self.closers.fetch_sub(1, Ordering::Relaxed);
+        *closers += 1;
+        drop(kept);
+        scopeguard::defer! { self.kept.lock().entry(device).or_default().closers -= 1; }
+        self.close_kept(device, self.excess(device, 1));
     }
 
-    /// Closes one kept file if there are twice as many as allowed: programs open files faster than
-    /// the closers close them.
-    pub fn throttle(&self) {
-        if self.kept.lock().len() > 2 * self.kept_max {
-            self.close_kept(1);
+    /// Closes one kept file of a device if there are twice as many as allowed: programs open files
+    /// faster than the closers close them.
+    pub fn throttle(&self, device: u64) {
+        if self.excess(device, 2) > 0 {
+            self.close_kept(device, 1);
         }
     }
 
-    /// Closes about `count` kept files: the least recently used, but those used since they were
-    /// kept get a second chance.
-    fn close_kept(&self, count: usize) {
+    /// Closes about `count` kept files of a device: the least recently used, but those used since
+    /// they were kept get a second chance.
+    fn close_kept(&self, device: u64, count: usize) {
         for _ in 0..count {
-            let Some(kept) = self.kept.lock().pop_front() else { return };
+            let kept = self.kept.lock().get_mut(&device).and_then(|kept| kept.files.pop_front());
+            let Some(kept) = kept else { return };
             // A file that was removed may be gone.
             if kept.upgrade().is_some_and(|inode| !self.close(&inode)) {
-                self.kept.lock().push_back(kept);
+                self.kept.lock().entry(device).or_default().files.push_back(kept);
             }
         }
     }
@@ -335,17 +371,19 @@ impl Files {
     }
 
     /// Runs an operation on a file that no program need have open, for a change of its contents.
-    /// The second result is that of [`Self::release`].
+    /// Closes kept files of the device if there are too many.
     pub fn change(
         &self,
         inode: &Arc<Inode>,
         operation: impl FnOnce(&File) -> bifolio::Result<()>,
-    ) -> (Result<()>, bool) {
-        if let Err(error) = self.open(inode, true) {
-            return (Err(error), false);
+    ) -> Result<()> {
+        self.open(inode, true)?;
+        scopeguard::defer! {
+            if self.release(inode) {
+                self.close_excess(inode.key.0);
+            }
         }
-        let outcome = inode.file_for_change().and_then(|file| Ok(operation(&file)?));
-        (outcome, self.release(inode))
+        Ok(operation(&inode.file_for_change()?)?)
     }
 
     /// Writes all files and sets their times. Returns the failures, which name the files.
@@ -456,5 +494,27 @@ impl Backing for Disk {
 
     fn direct(&self) -> DirectStatus {
         self.disk.direct()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+    #[test]
+    fn a_change_that_panics_leaves_no_user_of_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("file"), "contents").unwrap();
+        let root = std::fs::File::open(directory.path()).unwrap();
+        let table = Arc::new(Table::new(root.into()).unwrap());
+        let root = table.get(fuser::INodeNo::ROOT).unwrap();
+        let inode = table.lookup(&root, OsStr::new("file")).unwrap();
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let files = Files::new(cache, table, 1);
+        let change = || files.change(&inode, |_| resume_unwind(Box::new(())));
+        assert!(catch_unwind(AssertUnwindSafe(change)).is_err());
+        assert_eq!(inode.data().users, 0);
     }
 }

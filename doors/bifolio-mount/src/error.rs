@@ -37,7 +37,8 @@ impl Error {
             Self::Flush { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         };
         let is_expected = matches!(self, Self::System(_))
-            || matches!(number, libc::EFBIG | libc::EINVAL | libc::EACCES | libc::EPERM);
+            || matches!(number, libc::EFBIG | libc::EINVAL | libc::EACCES | libc::EPERM)
+            || number == libc::EROFS;
         if !is_expected && may_log() {
             log::error!("{self}");
         }

@@ -47,9 +47,15 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// Locks the data of the inode: its open file and its times.
+    /// Locks the data of the inode: its open file and its times. May wait for the device: an open
+    /// of the file and its last close hold the lock.
     pub fn data(&self) -> MutexGuard<'_, Data> {
         self.data.lock()
+    }
+
+    /// Locks the data of the inode, unless another thread holds the lock.
+    pub fn try_data(&self) -> Option<MutexGuard<'_, Data>> {
+        self.data.try_lock()
     }
 
     /// Returns the status of the file in the source directory.

@@ -8,11 +8,16 @@
 //!
 //! Exit status: 0 unmounted, and everything is durable; 1 some files could not be written, each
 //! named on standard error; 2 could not mount.
+//!
+//! # Safety
+//! The one unsafe call sets a parameter of the C library's allocator, before there are threads.
+#![allow(unsafe_code)]
 
 mod attributes;
 mod data;
 mod error;
 mod inode;
+mod read_buffers;
 mod server;
 mod session;
 mod volume;
@@ -86,6 +91,7 @@ fn main() -> ExitCode {
 
 /// Mounts, serves requests until the target is unmounted, and writes everything.
 fn serve(options: &Options) -> Result<ExitCode> {
+    return_freed_buffers();
     let failures = session::run(options, || {
         // The parent process, if it waits, or a script.
         let _ = writeln!(std::io::stdout(), "{MOUNTED}");
@@ -94,6 +100,16 @@ fn serve(options: &Options) -> Result<ExitCode> {
         eprintln!("bifolio-mount: not written: {failure}");
     }
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_WRITTEN) })
+}
+
+/// Has the C library return buffers of 128 KiB and more to the kernel when they are freed. By
+/// default it soon keeps buffers of 1 MiB, in an arena for each thread that allocates, so that the
+/// copies of writes that wait would take a multiple of their bound.
+fn return_freed_buffers() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: `mallopt` has no demand but that no other thread allocates meanwhile, which holds
+    // because `main` has started none.
+    let _is_set = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
 }
 
 /// Starts this program again, in a session of its own, and returns when it has mounted.

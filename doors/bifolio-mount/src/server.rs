@@ -29,6 +29,8 @@ use crate::volume::{Creation, Volume};
 const VALID: Duration = Duration::from_secs(1);
 /// Maximum length of one request to read or write.
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// Maximum length of a read for which each thread has a buffer of its own.
+const SHORT_BYTES_MAX: u32 = 64 << 10;
 /// Maximum number of requests that the kernel sends for asynchronous I/O of programs.
 const BACKGROUND_MAX: u16 = 64;
 /// Inode numbers are not reused while the kernel knows them.
@@ -97,21 +99,51 @@ impl Server {
     }
 }
 
+/// Runs `read` with a buffer of this thread.
+fn with_read_buffer<T>(size: u32, read: impl FnOnce(&mut [u8]) -> T) -> T {
+    READ_BUFFER.with_borrow_mut(|buffer| {
+        let size = size as usize;
+        buffer.resize(buffer.len().max(size), 0);
+        read(&mut buffer[..size])
+    })
+}
+
 impl Volume {
+    /// Answers with the bytes up to the end of the file, if nothing has to be waited for. Returns
+    /// the reply otherwise, and if a part is missing, which is then read again with the rest.
+    fn try_read(
+        &self,
+        number: INodeNo,
+        position: u64,
+        size: u32,
+        reply: ReplyData,
+    ) -> Option<ReplyData> {
+        let inode = self.table.get(number).ok();
+        let Some(file) = inode.and_then(|inode| inode.try_file()) else { return Some(reply) };
+        with_read_buffer(size, |buffer| match file.try_read_at(buffer, position) {
+            Ok(length) if length == buffer.len() || position + length as u64 >= file.len() => {
+                reply.data(&buffer[..length]);
+                None
+            }
+            _ => Some(reply),
+        })
+    }
+
     /// Reads, and answers with the bytes up to the end of the file.
     fn read(&self, number: INodeNo, position: u64, size: u32, reply: ReplyData) {
-        let file = match self.table.get(number).and_then(|inode| inode.file()) {
-            Ok(file) => file,
+        let opened = self.table.get(number).and_then(|inode| Ok((inode.key.0, inode.file()?)));
+        let (device, file) = match opened {
+            Ok(opened) => opened,
             Err(error) => return reply.error(error.answer()),
         };
-        READ_BUFFER.with_borrow_mut(|buffer| {
-            let size = size as usize;
-            buffer.resize(buffer.len().max(size), 0);
-            match file.read_at(&mut buffer[..size], position) {
-                Ok(length) => reply.data(&buffer[..length]),
-                Err(error) => reply.error(crate::error::Error::from(error).answer()),
-            }
-        });
+        let read = |buffer: &mut [u8]| match file.read_at(buffer, position) {
+            Ok(length) => reply.data(&buffer[..length]),
+            Err(error) => reply.error(crate::error::Error::from(error).answer()),
+        };
+        if size <= SHORT_BYTES_MAX {
+            return with_read_buffer(size, read);
+        }
+        self.read_buffers.with(device, size, read);
     }
 }
 
@@ -300,7 +332,6 @@ impl Filesystem for Server {
         let (name, creation) = (name.to_owned(), Creation::new(request, mode, umask));
         let flags = OFlags::from_bits_retain(flags as u32);
         self.run(move |volume| {
-            volume.files.throttle();
             let created = volume.create_file(parent, &name, creation, flags);
             answer(reply, created, |reply, attributes| {
                 let flags = volume.open_flags();
@@ -320,21 +351,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // A hit waits for nothing. A part of one is read again, with what is missing.
-        let file = self.volume.table.get(number).and_then(|inode| inode.file());
-        let reply = READ_BUFFER.with_borrow_mut(|buffer| {
-            let size = size as usize;
-            buffer.resize(buffer.len().max(size), 0);
-            let Ok(file) = file else { return Some(reply) };
-            match file.try_read_at(&mut buffer[..size], position) {
-                Ok(length) if length == size || position + length as u64 >= file.len() => {
-                    reply.data(&buffer[..length]);
-                    None
-                }
-                _ => Some(reply),
-            }
-        });
-        if let Some(reply) = reply {
+        if let Some(reply) = self.volume.try_read(number, position, size, reply) {
             self.run(move |volume| volume.read(number, position, size, reply));
         }
     }
@@ -351,17 +368,11 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let flags = (write_flags, open_flags);
-        let write = move |volume: &Volume, bytes: &[u8], reply| {
-            let written = volume.write(number, position, bytes, flags);
-            answer(reply, written, |reply: ReplyWrite, length| reply.written(length));
-        };
-        if let Some(_permission) = self.volume.workers.may_wait() {
-            return write(&self.volume, bytes, reply);
-        }
-        // The bytes are in the buffer of this thread, which takes the next request.
-        let (volume, bytes) = (Arc::clone(&self.volume), bytes.to_vec());
-        self.volume.workers.spawn(move || write(&volume, &bytes, reply));
+        let volume = Arc::clone(&self.volume);
+        self.volume.workers.run_write(bytes, move |bytes| {
+            let written = volume.write(number, position, bytes, (write_flags, open_flags));
+            answer(reply, written, |reply, length| reply.written(length));
+        });
     }
 
     fn flush(
@@ -388,12 +399,16 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let released = self.volume.table.get(number).map(|inode| self.volume.files.release(&inode));
-        if matches!(released, Ok(true)) {
-            let volume = Arc::clone(&self.volume);
-            self.volume.workers.spawn(move || volume.files.close_excess());
-        }
-        answer(reply, released, |reply, _| reply.ok());
+        self.run(move |volume| match volume.table.get(number) {
+            Ok(inode) => {
+                let has_excess = volume.files.release(&inode);
+                reply.ok();
+                if has_excess {
+                    volume.files.close_excess(inode.key.0);
+                }
+            }
+            Err(error) => reply.error(error.answer()),
+        });
     }
 
     fn fsync(

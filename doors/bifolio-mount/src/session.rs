@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -52,6 +52,7 @@ enum End {
 pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
     let source = options.source.canonicalize();
     let source = source.with_context(|| format!("{}", options.source.display()))?;
+    check_target(&options.target)?;
     let target = options.target.canonicalize();
     let target = target.with_context(|| format!("{}", options.target.display()))?;
     ensure!(
@@ -84,15 +85,18 @@ pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
 
     let server = Server { volume: Arc::clone(&volume) };
     let session = Session::new(server, &target, &config(options, &source));
-    let session = session.with_context(|| format!("cannot mount on {}", target.display()))?;
+    let session = session.with_context(|| {
+        let is_root = rustix::process::geteuid().is_root();
+        let hint = if is_root { "" } else { " (a user other than root needs fusermount3)" };
+        format!("cannot mount on {}{hint}", target.display())
+    })?;
     volume.set_notifier(session.notifier());
     let (end, ended) = mpsc::channel();
     let signalled = end.clone();
-    let signal_target = target.clone();
     let signal_volume = Arc::clone(&volume);
     thread::Builder::new()
         .name("signals".into())
-        .spawn(move || serve_signals(&signals, &signal_target, &signal_volume, &signalled))?;
+        .spawn(move || serve_signals(&signals, target, &signal_volume, signalled))?;
     let session = thread::Builder::new()
         .name("session".into())
         .spawn(move || drop(end.send(End::Session(session.run()))))?;
@@ -113,6 +117,17 @@ pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
     // A thread that still serves a detached mount ends with the process.
     drop(session);
     Ok(failures)
+}
+
+/// Refuses a target that the kernel would accept, or whose refusal would not say what to do.
+fn check_target(target: &Path) -> Result<()> {
+    match fs::metadata(target) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            bail!("{} is a mount whose program was killed: umount it first", target.display())
+        }
+        Ok(status) if !status.is_dir() => bail!("{} is not a directory", target.display()),
+        _ => Ok(()),
+    }
 }
 
 /// Serves the statistics to Prometheus.
@@ -187,27 +202,14 @@ fn config(options: &Options, source: &Path) -> Config {
 }
 
 /// Unmounts at the first signal, and gives up at the second.
-fn serve_signals(signals: &SigSet, target: &Path, volume: &Volume, end: &Sender<End>) {
+fn serve_signals(signals: &SigSet, target: PathBuf, volume: &Volume, end: Sender<End>) {
     if signals.wait().is_err() {
         return;
     }
-    match unmount_by(target, UnmountFlags::empty(), &["-u"]) {
-        Ok(()) => {}
-        Err(error) => {
-            eprintln!(
-                "bifolio-mount: {} is in use ({error}): programs that still use it get errors",
-                target.display()
-            );
-            // What programs have stored to shared maps is in the kernel.
-            let root = rustix::fs::open(target, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-            if let Err(error) = root.and_then(|root| syncfs(&root)) {
-                log::warn!("cannot write what the kernel has of {}: {error}", target.display());
-            }
-            if let Err(error) = unmount_by(target, UnmountFlags::DETACH, &["-u", "-z"]) {
-                log::error!("cannot detach {}: {error}", target.display());
-            }
-            let _ = end.send(End::Detached);
-        }
+    // In a thread of its own: to detach a mount waits for its answers.
+    let unmounting = move || unmount_or_detach(&target, &end);
+    if let Err(error) = thread::Builder::new().name("unmount".into()).spawn(unmounting) {
+        log::error!("cannot start a thread that unmounts: {error}");
     }
     if signals.wait().is_ok() {
         for inode in volume.table.all() {
@@ -217,6 +219,24 @@ fn serve_signals(signals: &SigSet, target: &Path, volume: &Volume, end: &Sender<
         }
         std::process::exit(i32::from(crate::EXIT_NOT_WRITTEN));
     }
+}
+
+/// Unmounts the target, or detaches it if it is in use.
+fn unmount_or_detach(target: &Path, end: &Sender<End>) {
+    let Err(error) = unmount_by(target, UnmountFlags::empty(), &["-u"]) else { return };
+    eprintln!(
+        "bifolio-mount: {} is in use ({error}): programs that still use it get errors",
+        target.display()
+    );
+    // What programs have stored to shared maps is in the kernel.
+    let root = rustix::fs::open(target, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    if let Err(error) = root.and_then(|root| syncfs(&root)) {
+        log::warn!("cannot write what the kernel has of {}: {error}", target.display());
+    }
+    if let Err(error) = unmount_by(target, UnmountFlags::DETACH, &["-u", "-z"]) {
+        log::error!("cannot detach {}: {error}", target.display());
+    }
+    let _ = end.send(End::Detached);
 }
 
 /// Unmounts as root, or with the help of `fusermount3`.

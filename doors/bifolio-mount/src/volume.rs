@@ -11,6 +11,8 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFlags};
 use parking_lot::Mutex;
@@ -25,6 +27,7 @@ use crate::attributes::Changes;
 use crate::data::Files;
 use crate::error::Result;
 use crate::inode::{Inode, Table};
+use crate::read_buffers::ReadBuffers;
 use crate::workers::Workers;
 
 /// The extended attribute whose presence makes a directory ignore the umask.
@@ -33,12 +36,15 @@ const DEFAULT_ACL: &str = "system.posix_acl_default";
 const COPY_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of a buffer for copies between files, and of one for directory entries.
 const BUFFER_BYTES: usize = 128 << 10;
+/// Delay of a lookup while the kernel knows far too many inodes.
+const LOOKUP_DELAY: Duration = Duration::from_millis(5);
 
 /// A mounted directory.
 pub struct Volume {
     pub table: Arc<Table>,
     pub files: Files,
     pub workers: Workers,
+    pub read_buffers: ReadBuffers,
     /// This program acts as root: each user owns what its programs create.
     is_root: bool,
     /// The kernel's page cache is used, too.
@@ -73,6 +79,7 @@ impl Volume {
             table,
             files,
             workers,
+            read_buffers: ReadBuffers::default(),
             is_root: rustix::process::geteuid().is_root(),
             uses_kernel_cache: false,
             directories: Mutex::default(),
@@ -89,7 +96,17 @@ impl Volume {
     }
 
     pub fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
-        let inode = self.table.lookup(&*self.table.get(parent)?, name)?;
+        if self.table.len() / 5 * 4 > self.inodes_max {
+            // The kernel forgets more slowly than programs look up. It needs the directory for
+            // that, which it has between two lookups, so this one does not wait for the end.
+            thread::sleep(LOOKUP_DELAY);
+        }
+        self.attributes_of(&*self.table.lookup(&*self.table.get(parent)?, name)?)
+    }
+
+    /// Returns the attributes of an inode that was looked up for the kernel. After an error the
+    /// kernel has no reference of it.
+    fn attributes_of(&self, inode: &Inode) -> Result<FileAttr> {
         inode.attributes().inspect_err(|_| self.forget(inode.number, 1))
     }
 
@@ -102,11 +119,11 @@ impl Volume {
 
     /// Makes the kernel forget a quarter of the names that no program uses.
     pub fn prune(&self) {
+        scopeguard::defer! { self.is_pruning.store(false, Ordering::Relaxed); }
         for (parent, name) in self.table.forgettable(self.inodes_max / 4) {
             // A name that is not there any more is an error.
             let _ = self.notifier.get().map(|notifier| notifier.inval_entry(parent, &name));
         }
-        self.is_pruning.store(false, Ordering::Relaxed);
     }
 
     /// Takes references that the kernel gives back.
@@ -137,7 +154,8 @@ impl Volume {
         if self.is_root {
             // In a directory with the set-group-id bit the group is inherited.
             let inherits = parent.stat()?.st_mode & libc::S_ISGID != 0;
-            inode.give_to(creation.owner, (!inherits).then_some(creation.group))?;
+            let given = inode.give_to(creation.owner, (!inherits).then_some(creation.group));
+            given.inspect_err(|_| self.forget(inode.number, 1))?;
         }
         Ok(inode)
     }
@@ -163,6 +181,18 @@ impl Volume {
             }
             inode => inode?,
         };
+        let opened = self.open_created(&inode, created, flags);
+        opened.inspect_err(|_| self.forget(inode.number, 1))
+    }
+
+    /// Opens a file; `created` is the descriptor that created it.
+    fn open_created(
+        &self,
+        inode: &Arc<Inode>,
+        created: Option<OwnedFd>,
+        flags: OFlags,
+    ) -> Result<FileAttr> {
+        self.files.throttle(inode.key.0);
         let for_writing = flags & OFlags::ACCMODE != OFlags::RDONLY;
         // Only the descriptor that created a file may write to one that is read-only: the file is
         // opened once more here.
@@ -172,12 +202,16 @@ impl Volume {
         if let Some(descriptor) = &created {
             fchmod(descriptor, Mode::from_raw_mode((mode & 0o7777) | 0o600))?;
         }
-        let opened = self.files.open(&inode, for_writing);
-        if let Some(descriptor) = &created {
-            fchmod(descriptor, Mode::from_raw_mode(mode & 0o7777))?;
-        }
+        let opened = self.files.open(inode, for_writing);
+        let restored = match &created {
+            Some(descriptor) => fchmod(descriptor, Mode::from_raw_mode(mode & 0o7777)),
+            None => Ok(()),
+        };
         opened?;
-        inode.attributes()
+        let attributes = restored.map_err(Into::into).and_then(|()| inode.attributes());
+        attributes.inspect_err(|_| {
+            self.files.release(inode);
+        })
     }
 
     pub fn mknod(
@@ -189,12 +223,12 @@ impl Volume {
     ) -> Result<FileAttr> {
         let kind = FileType::from_raw_mode(creation.mode);
         let make = |parent: &Inode, mode| mknodat(parent, name, kind, mode, u64::from(device));
-        self.create(parent, name, creation, make)?.attributes()
+        self.attributes_of(&*self.create(parent, name, creation, make)?)
     }
 
     pub fn mkdir(&self, parent: INodeNo, name: &OsStr, creation: Creation) -> Result<FileAttr> {
-        self.create(parent, name, creation, |parent, mode| mkdirat(parent, name, mode))?
-            .attributes()
+        let make = |parent: &Inode, mode| mkdirat(parent, name, mode);
+        self.attributes_of(&*self.create(parent, name, creation, make)?)
     }
 
     pub fn symlink(
@@ -204,8 +238,8 @@ impl Volume {
         target: &OsStr,
         creation: Creation,
     ) -> Result<FileAttr> {
-        self.create(parent, name, creation, |parent, _| symlinkat(target, parent, name))?
-            .attributes()
+        let make = |parent: &Inode, _| symlinkat(target, parent, name);
+        self.attributes_of(&*self.create(parent, name, creation, make)?)
     }
 
     pub fn readlink(&self, number: INodeNo) -> Result<Vec<u8>> {
@@ -216,8 +250,7 @@ impl Volume {
         let (inode, parent) = (self.table.get(number)?, self.table.get(parent)?);
         linkat(CWD, inode.path(), &*parent, name, AtFlags::SYMLINK_FOLLOW)?;
         inode.data().touch();
-        let linked = self.table.lookup(&parent, name)?;
-        linked.attributes()
+        self.attributes_of(&*self.table.lookup(&parent, name)?)
     }
 
     pub fn unlink(&self, parent: INodeNo, name: &OsStr, flags: AtFlags) -> Result<()> {
@@ -271,11 +304,7 @@ impl Volume {
             if !is_by_root {
                 inode.clear_set_id()?;
             }
-            let (changed, has_excess) = self.files.change(&inode, |file| file.set_len(size));
-            if has_excess {
-                self.files.close_excess();
-            }
-            changed?;
+            self.files.change(&inode, |file| file.set_len(size))?;
         }
         if *changes != Changes::default() {
             inode.change_attributes(changes)?;
@@ -337,9 +366,10 @@ impl Volume {
 
     /// Opens a file, and closes others if too many are open.
     pub fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<()> {
-        self.files.throttle();
+        let inode = self.table.get(number)?;
+        self.files.throttle(inode.key.0);
         let for_writing = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
-        self.files.open(&*self.table.get(number)?, for_writing)
+        self.files.open(&inode, for_writing)
     }
 
     /// Writes to a file that a program has open. Returns the number of bytes.
@@ -466,5 +496,31 @@ impl Volume {
         rustix::fs::removexattr(inode.path(), name)?;
         inode.data().touch();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bifolio::Cache;
+
+    /// The kernel forgets only what it was told.
+    #[test]
+    fn a_creation_that_fails_leaves_no_inode() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(directory.path()).unwrap();
+        let table = Arc::new(Table::new(root.into()).unwrap());
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let files = Files::new(cache, Arc::clone(&table), 1);
+        let volume = Volume::new(table, files, Workers::new(1));
+        let creation = Creation { mode: libc::S_IFIFO | 0o600, umask: 0, owner: 0, group: 0 };
+        let number = volume.mknod(INodeNo::ROOT, OsStr::new("fifo"), creation, 0).unwrap().ino;
+        volume.forget(number, 1);
+        assert_eq!(volume.table.len(), 1);
+        // It exists, and cannot be opened as a file.
+        let creation = Creation { mode: 0o600, ..creation };
+        let created = volume.create_file(INodeNo::ROOT, OsStr::new("fifo"), creation, OFlags::RDWR);
+        assert!(created.is_err());
+        assert_eq!(volume.table.len(), 1);
     }
 }

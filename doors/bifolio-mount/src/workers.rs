@@ -6,6 +6,7 @@
 //! which exists while there is work and for a few seconds afterwards.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -13,8 +14,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Maximum number of worker threads. Further requests queue.
-const WORKERS_MAX: usize = 64;
+/// Maximum number of worker threads, which is that of requests that may hang. Further ones queue.
+const WORKERS_MAX: usize = 512;
+/// Maximum length of all writes that wait in workers, bytes: as many as the kernel sends
+/// asynchronously at a time.
+const WRITE_BYTES_MAX: usize = 64 << 20;
 /// Time for which an idle worker stays.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
@@ -33,6 +37,8 @@ struct Shared {
     waiting: AtomicUsize,
     queue: Mutex<Queue>,
     work_arrived: Condvar,
+    /// Length of the writes that wait in workers.
+    write_bytes: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -60,6 +66,7 @@ impl Workers {
             waiting: AtomicUsize::new(0),
             queue: Mutex::default(),
             work_arrived: Condvar::new(),
+            write_bytes: AtomicUsize::new(0),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -79,6 +86,31 @@ impl Workers {
             Some(_permission) => job(),
             None => self.spawn(job),
         }
+    }
+
+    /// Runs a write: in this session thread, or, with a copy of its bytes, in a worker if it is the
+    /// last free one. A request comes with its bytes, so while the copies take
+    /// [`WRITE_BYTES_MAX`], the last session thread, too, waits for the device.
+    pub fn run_write(&self, bytes: &[u8], write: impl FnOnce(&[u8]) + Send + 'static) {
+        if let Some(_permission) = self.may_wait() {
+            return write(bytes);
+        }
+        let shared = &self.shared;
+        // Relaxed: only the value counts.
+        let copies = shared.write_bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
+        // Given back even if the write panics.
+        let counted = scopeguard::guard((Arc::clone(shared), bytes.len()), |(shared, length)| {
+            shared.write_bytes.fetch_sub(length, Ordering::Relaxed);
+        });
+        if copies > WRITE_BYTES_MAX {
+            drop(counted);
+            return write(bytes);
+        }
+        let bytes = bytes.to_vec();
+        self.spawn(move || {
+            write(&bytes);
+            drop((bytes, counted));
+        });
     }
 
     /// Runs a job in a worker.
@@ -103,12 +135,15 @@ impl Workers {
 }
 
 impl Shared {
-    /// Runs jobs until none has arrived for [`IDLE_MAX`].
+    /// Runs jobs until none has arrived for [`IDLE_MAX`]. A job that panics has written its
+    /// message; its request is answered with an error when the reply is dropped.
     fn work(&self) {
         let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
-                parking_lot::MutexGuard::unlocked(&mut queue, job);
+                let _panicked = parking_lot::MutexGuard::unlocked(&mut queue, || {
+                    catch_unwind(AssertUnwindSafe(job))
+                });
                 continue;
             }
             queue.idle_workers += 1;
@@ -125,6 +160,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::resume_unwind;
     use std::sync::mpsc;
 
     #[test]
@@ -150,5 +186,16 @@ mod tests {
         workers.run(move || done.send(thread::current().id()).unwrap());
         assert_ne!(is_done.recv().unwrap(), thread::current().id());
         drop(release);
+    }
+
+    #[test]
+    fn jobs_that_panic_leave_workers_for_others() {
+        let workers = Workers::new(1);
+        for _ in 0..WORKERS_MAX {
+            workers.run(|| resume_unwind(Box::new(())));
+        }
+        let (done, is_done) = mpsc::channel();
+        workers.run(move || done.send(()).unwrap());
+        is_done.recv_timeout(Duration::from_secs(60)).expect("the job never runs");
     }
 }

@@ -45,6 +45,7 @@ pub struct CachedStoreBuilder {
     head_age: Option<Duration>,
     list_age: Option<Duration>,
     stall_timeout: Duration,
+    disk_timeout: Duration,
     runtime: Option<Handle>,
 }
 
@@ -62,6 +63,7 @@ impl CachedStoreBuilder {
             head_age: None,
             list_age: None,
             stall_timeout: Duration::from_secs(30),
+            disk_timeout: Duration::from_secs(2),
             runtime: None,
         }
     }
@@ -130,6 +132,18 @@ impl CachedStoreBuilder {
         self
     }
 
+    /// Sets how long a read waits for the disk tier before it requests the part from the store; by
+    /// default 2 seconds. For ten times as long, reads then use only what is in memory, and nothing
+    /// is put into the tier.
+    ///
+    /// A disk that answers nothing for ten times this time hangs: [`build`](Self::build) and
+    /// [`flush`](CachedStore::flush) then fail, and dropping the last handle leaves the files to a
+    /// thread.
+    pub fn disk_timeout(mut self, time: Duration) -> Self {
+        self.disk_timeout = time;
+        self
+    }
+
     /// Names the store. By default the name is what the store displays, such as its bucket. Objects
     /// of stores with different names are different, even in one disk tier.
     pub fn name(mut self, name: impl Into<String>) -> Self {
@@ -147,7 +161,8 @@ impl CachedStoreBuilder {
     /// Builds the store. Blocks while it reads the index of the disk tier.
     ///
     /// # Errors
-    /// An invalid setting; a directory that cannot be written, or is in use by another store.
+    /// An invalid setting; a directory that cannot be written, is in use by another store, or is on
+    /// a disk that hangs (see [`disk_timeout`](Self::disk_timeout)).
     pub fn build(self) -> Result<CachedStore, CacheError> {
         let config = |name, problem: String| Err(CacheError::Config { name, problem });
         let part_bytes = self.part_bytes;
@@ -172,7 +187,7 @@ impl CachedStoreBuilder {
                 return config("disk", format!("{bytes} bytes have no room for a part"));
             }
             layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
-            Tier::on_disk(&self.cache, directory, layout, Arc::clone(&counters))?
+            Tier::on_disk(&self.cache, directory, layout, self.disk_timeout, Arc::clone(&counters))?
         } else {
             let bound = self.cache.stats().bound_bytes;
             let most = bound / MEMORY_SHARE.1 * MEMORY_SHARE.0;
@@ -182,7 +197,7 @@ impl CachedStoreBuilder {
                 return config("memory", problem);
             }
             layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
-            Tier::in_memory(&self.cache, layout, Arc::clone(&counters))?
+            Tier::in_memory(&self.cache, layout, self.disk_timeout, Arc::clone(&counters))?
         };
         let inserts_max = (INSERTING_BYTES_MAX / part_bytes).clamp(2, 64) as u32;
         let shared = Shared {

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bifolio::{
     Alignment, Backing, DeviceIdentity, DirectStatus, DiskFile, FileIdentity, IoBuf, IoBufMut,
@@ -20,9 +21,18 @@ use crate::metrics::{Counters, add};
 pub(crate) struct LossyDisk {
     pub(crate) file: DiskFile,
     pub(crate) counters: Arc<Counters>,
+    /// Number of reads, writes and flushes that the disk has answered.
+    pub(crate) answers: Arc<AtomicU64>,
 }
 
 impl LossyDisk {
+    /// Counts an answer of the disk.
+    fn answered<T>(&self, answer: T) -> T {
+        // Relaxed: only the value counts.
+        self.answers.fetch_add(1, Ordering::Relaxed);
+        answer
+    }
+
     /// Returns the result of a write of `length` bytes for the cache.
     fn written(&self, answer: io::Result<usize>, length: usize) -> io::Result<usize> {
         match answer {
@@ -39,11 +49,12 @@ impl LossyDisk {
 
 impl Backing for LossyDisk {
     fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.file.read_at(target, position_bytes)
+        self.answered(self.file.read_at(target, position_bytes))
     }
 
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.written(self.file.write_at(source, position_bytes), source.len())
+        let answer = self.answered(self.file.write_at(source, position_bytes));
+        self.written(answer, source.len())
     }
 
     fn read_vectored_at(
@@ -51,12 +62,13 @@ impl Backing for LossyDisk {
         targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
-        self.file.read_vectored_at(targets, position_bytes)
+        self.answered(self.file.read_vectored_at(targets, position_bytes))
     }
 
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         let length = sources.iter().map(IoBuf::len).sum();
-        self.written(self.file.write_vectored_at(sources, position_bytes), length)
+        let answer = self.answered(self.file.write_vectored_at(sources, position_bytes));
+        self.written(answer, length)
     }
 
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
@@ -64,7 +76,7 @@ impl Backing for LossyDisk {
     }
 
     fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
-        let answer = self.file.completed(request, answer);
+        let answer = self.answered(self.file.completed(request, answer));
         match request.operation {
             Operation::Write => self.written(answer, request.length_bytes),
             _ => answer,
@@ -72,11 +84,11 @@ impl Backing for LossyDisk {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.answered(self.file.sync_data())
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        self.file.sync_all()
+        self.answered(self.file.sync_all())
     }
 
     fn len_bytes(&self) -> io::Result<u64> {

@@ -35,6 +35,15 @@ pub enum CacheError {
         /// The directory.
         path: PathBuf,
     },
+    /// The disk of the tier hangs: it has answered nothing for ten times the `disk_timeout`. A thread
+    /// goes on to wait for it; until that ends, the tier is in use.
+    #[error("the disk tier {} did not answer for {} ms", path.display(), waited.as_millis())]
+    DiskHangs {
+        /// The directory.
+        path: PathBuf,
+        /// The time that was waited.
+        waited: std::time::Duration,
+    },
     /// The page cache refused a file.
     #[error("the page cache refused the file of the parts: {0}")]
     Cache(#[source] Arc<bifolio::Error>),

@@ -232,6 +232,9 @@ impl Run {
     }
 
     async fn insert_permit(&self) -> Option<OwnedSemaphorePermit> {
+        if self.shared.tier.is_paused() {
+            return None;
+        }
         let inserts = &self.shared.inserts;
         if let Ok(permit) = Arc::clone(inserts).try_acquire_owned() {
             return Some(permit);

@@ -31,12 +31,15 @@
 //! ```
 //!
 //! # Which bytes a read returns
-//! Those of one version of the object, which was current at some time during the read. A version is
+//! Those of one version of the object; parts of different versions are never mixed. A version is
 //! identified by its ETag; where the store has no strong ETags, by its version, or by size and time
-//! of the last change, which miss a change within one tick of the store's clock. Parts of different
-//! versions are never mixed. A read asks the store for the version, unless
-//! [`head_age`](CachedStoreBuilder::head_age) allows to use one that was seen before. Concurrent
-//! reads of a part share one request.
+//! of the last change, which miss a change within one tick of the store's clock.
+//!
+//! The version was current at some time during the read, with two exceptions. Concurrent reads of a
+//! part share one request: a read that joins a request which is already on its way may return the
+//! version that was current when that request was sent, before the read began. And
+//! [`head_age`](CachedStoreBuilder::head_age) allows a read to use a version that was seen before,
+//! without asking the store.
 //!
 //! Reads with other conditions than `if_match`, and of versions by name, are passed on to the store.
 //!
@@ -46,8 +49,11 @@
 //!
 //! # Disk
 //! The disk tier is as large as its builder says, and never trusted: each block of a part has a
-//! checksum, which is verified whenever it is read. A disk that is full, slow or damaged costs
-//! requests, and returns no wrong bytes.
+//! checksum, which is verified whenever it is read. A disk that is full, read-only, slow or damaged
+//! costs requests, and returns no wrong bytes. One that hangs also costs each read up to
+//! [`disk_timeout`](CachedStoreBuilder::disk_timeout), and is then left alone for a while;
+//! [`build`](CachedStoreBuilder::build), [`flush`](CachedStore::flush) and dropping the last handle
+//! wait for it.
 //!
 //! # Tasks
 //! Reads are futures of tokio: a runtime with time enabled. Each may be dropped at any moment; a

@@ -75,6 +75,8 @@ metrics! {
     not_inserted,
     /// Parts of which the disk tier returned other bytes than were written, or none.
     corrupt,
+    /// Reads of a part that were sent to the store because the disk tier did not answer in time.
+    disk_late,
     /// Writes that the disk refused.
     disk_write_failures,
 }

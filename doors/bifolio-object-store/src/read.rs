@@ -26,7 +26,7 @@ use crate::metrics::{Counters, add};
 use crate::object::{Began, Known, Object};
 use crate::record::PartKey;
 use crate::table::{Fetch, PartResult, Place, Snapshot, Table};
-use crate::tier::Tier;
+use crate::tier::{Miss, Tier};
 
 /// Changes of an object during one read after which the read fails.
 const CHANGES_MAX: u32 = 5;
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) run_parts_max: u32,
     /// Absent parts between two others that are requested with them.
     pub(crate) gap_parts_max: u32,
-    /// Permits for parts on their way into the cache.
+    /// Permits for threads that insert a part into the cache, or erase parts of changed objects.
     pub(crate) inserts: Arc<Semaphore>,
     pub(crate) inserts_max: u32,
     pub(crate) is_disk_late: AtomicBool,
@@ -235,8 +235,9 @@ impl Shared {
                 }
                 Err(Trouble::Failure(Failure::Changed))
             };
-            let gathered =
-                try_join_all(ranges.iter().map(|range| self.gather(object, &plan, range)));
+            let gathered = try_join_all(
+                ranges.iter().map(|range| self.gather(object, &plan, range, extensions, &runtime)),
+            );
             match try_join(confirmation, gathered).await {
                 Ok(((), bytes)) => return Ok(bytes),
                 Err(Trouble::Failure(failure)) => return Err(failure),
@@ -273,8 +274,9 @@ impl Shared {
         let mut table = self.tier.table();
         for number in numbers {
             let key = PartKey { object: object.id, number };
-            match table.find(&key) {
-                Place::Slot(snapshot) if may_use_slots => {
+            let place = if may_use_slots { table.find(&key) } else { table.find_flight(&key) };
+            match place {
+                Place::Slot(snapshot) => {
                     plan.sources.insert(number, Source::Slot(snapshot));
                 }
                 Place::Flight(result, fetch) => {
@@ -283,7 +285,7 @@ impl Shared {
                     plan.fetches.extend(fetch);
                     plan.sources.insert(number, Source::Flight(result));
                 }
-                Place::Slot(_) | Place::Absent => {
+                Place::Absent => {
                     add(&self.counters.misses, 1);
                     absent.push(number);
                 }
@@ -329,10 +331,12 @@ impl Shared {
 
     /// Puts a range together.
     async fn gather(
-        &self,
-        object: &Object,
+        self: &Arc<Self>,
+        object: &Arc<Object>,
         plan: &Plan,
         range: &Range<u64>,
+        extensions: &Extensions,
+        runtime: &Handle,
     ) -> Result<Bytes, Trouble> {
         let part_bytes = self.tier.layout.part_bytes;
         let piece = |number: u64| async move {
@@ -341,7 +345,14 @@ impl Shared {
             let key = PartKey { object: object.id, number: number as u32 };
             match plan.sources.get(&key.number) {
                 Some(Source::Slot(snapshot)) => {
-                    self.tier.read(&key, snapshot, within).await.ok_or(Trouble::Lost)
+                    match self.tier.read(&key, snapshot, within.clone(), runtime).await {
+                        Ok(bytes) => Ok(bytes),
+                        Err(Miss::Lost) => Err(Trouble::Lost),
+                        Err(Miss::Late) => {
+                            self.read_past_disk(object, key.number, within, extensions, runtime)
+                                .await
+                        }
+                    }
                 }
                 Some(Source::Flight(result)) => self.wait(result.clone(), within).await,
                 None => Err(Trouble::Lost),
@@ -358,6 +369,25 @@ impl Shared {
         };
         add(&self.counters.returned_bytes, bytes.len() as u64);
         Ok(bytes)
+    }
+
+    /// Requests a part that the disk did not return in time, and returns `range` of it.
+    async fn read_past_disk(
+        self: &Arc<Self>,
+        object: &Arc<Object>,
+        number: u32,
+        range: Range<u64>,
+        extensions: &Extensions,
+        runtime: &Handle,
+    ) -> Result<Bytes, Trouble> {
+        let start = u64::from(number) * self.tier.layout.part_bytes;
+        let bytes = start + range.start..start + range.end;
+        // Kept until the part is here: a request without readers is aborted.
+        let plan = self.plan(object, &[bytes], false, extensions, runtime);
+        match plan.sources.get(&number) {
+            Some(Source::Flight(result)) => self.wait(result.clone(), range).await,
+            _ => Err(Trouble::Lost),
+        }
     }
 
     /// Waits for a part, and returns `range` of it.
@@ -392,11 +422,20 @@ impl Shared {
         if slots.is_empty() {
             return;
         }
-        let shared = Arc::clone(self);
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || shared.tier.erase(&slots))),
-            Err(_) => shared.tier.erase(&slots),
-        }
+        // Freed even if the runtime shuts down before they are erased.
+        let slots = scopeguard::guard((Arc::clone(self), slots), |(shared, slots)| {
+            let mut table = shared.tier.table();
+            slots.into_iter().for_each(|slot| table.free_slot(slot));
+        });
+        let Ok(runtime) = self.runtime() else { return self.tier.erase(&slots.1) };
+        // A disk that hangs keeps no more threads than there are permits.
+        runtime.spawn(async move {
+            let permit = Arc::clone(&slots.0.inserts).acquire_owned().await;
+            tokio::task::spawn_blocking(move || {
+                slots.0.tier.erase(&slots.1);
+                drop((slots, permit));
+            });
+        });
     }
 }
 

@@ -56,18 +56,21 @@ impl CachedStore {
     /// A tier that is not flushed loses at most parts, which are fetched again.
     ///
     /// # Errors
-    /// The disk refuses to flush.
+    /// The disk refuses to flush, or hangs: it has answered nothing for ten times the
+    /// [`disk_timeout`](CachedStoreBuilder::disk_timeout).
     pub async fn flush(&self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        let permits = shared.inserts_max;
-        let inserted = Arc::clone(&shared.inserts).acquire_many_owned(permits).await;
-        let location = String::new();
-        let cancelled = || object_store::Error::from(CacheError::Cancelled { location });
-        let synced = tokio::task::spawn_blocking(move || {
-            let _inserted = inserted;
-            shared.tier.sync()
-        });
-        Ok(synced.await.map_err(|_| cancelled())??)
+        let flushed = async move {
+            let permits = shared.inserts_max;
+            let inserted = Arc::clone(&shared.inserts).acquire_many_owned(permits).await;
+            let synced = tokio::task::spawn_blocking(move || {
+                let _inserted = inserted;
+                shared.tier.sync()
+            });
+            let location = String::new();
+            synced.await.unwrap_or(Err(CacheError::Cancelled { location }))
+        };
+        Ok(self.shared.tier.unless_disk_hangs(flushed).await??)
     }
 
     /// Passes a read on to the store.

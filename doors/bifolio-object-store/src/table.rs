@@ -113,6 +113,11 @@ impl Table {
             let (length_bytes, checksums) = (*length_bytes, Arc::clone(checksums));
             return Place::Slot(Snapshot { slot, length_bytes, checksums });
         }
+        self.find_flight(key)
+    }
+
+    /// Returns where a part comes from, if it is not to be read from its slot.
+    pub(crate) fn find_flight(&self, key: &PartKey) -> Place {
         let Some(flight) = self.flights.get(key) else { return Place::Absent };
         let is_complete = match &*flight.result.borrow() {
             Some(Ok(_)) => true,

@@ -3,20 +3,32 @@
 //!
 //! A part is checked when it is read, block by block, whether its bytes were in memory or not. That
 //! also finds a slot that was reused between the look-up and the read.
+//!
+//! A disk that hangs, or is slower than the store, is left alone for a while after each read that it
+//! did not answer in time: reads find only what is in memory, and nothing is inserted. What must wait
+//! for the disk (opening the tier, flushing and closing it) is done in a thread, which is waited for
+//! as long as the disk answers anything.
 
 use std::fs;
 use std::future::{Future, poll_fn};
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::pin::Pin;
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bifolio::{Cache, DiskFile, DiskOptions, Features, OpenOptions};
 use bytes::Bytes;
+use scopeguard::ScopeGuard;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 use crate::disk::LossyDisk;
 use crate::error::CacheError;
@@ -29,15 +41,62 @@ const DATA: &str = "parts";
 const INDEX: &str = "index";
 const LOCK: &str = "lock";
 
+/// Time for which a late disk is left alone, in multiples of the time that a read waits for it.
+const PAUSE: u32 = 10;
+/// Time without any answer after which a disk hangs, in the same multiples.
+const HANG: u32 = 10;
+
+/// Why a part was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Miss {
+    /// The bytes are not those of the part. It is no longer cached.
+    Lost,
+    /// The disk is late. The part is still cached.
+    Late,
+}
+
 /// The cached parts.
 #[derive(Debug)]
 pub(crate) struct Tier {
     pub(crate) layout: Layout,
-    file: bifolio::File,
-    /// The index of the disk tier, and the lock on its directory.
-    disk: Option<(fs::File, fs::File)>,
+    /// `None` once the tier is being dropped.
+    file: Option<bifolio::File>,
+    disk: Option<Disk>,
     table: Mutex<Table>,
     counters: Arc<Counters>,
+    /// How long a read waits for the disk.
+    timeout: Duration,
+    opened_at: Instant,
+    /// End of the time for which the disk is left alone, microseconds since the tier was opened.
+    paused_until_us: AtomicU64,
+}
+
+/// The files of a disk tier beside the parts.
+#[derive(Debug)]
+struct Disk {
+    index: fs::File,
+    /// The lock on the directory.
+    _lock: LockFile,
+    directory: PathBuf,
+    /// Number of reads, writes and flushes of the parts that the disk has answered.
+    answers: Arc<AtomicU64>,
+}
+
+/// A file that this process has locked.
+#[derive(Debug)]
+struct LockFile {
+    file: fs::File,
+    process: u32,
+}
+
+impl Drop for LockFile {
+    /// Unlocks the file. Closing it would leave it locked while another thread starts a program,
+    /// which has copies of all descriptors for a moment. The lock of a parent process stays.
+    fn drop(&mut self) {
+        if self.process == process::id() {
+            let _ = self.file.unlock();
+        }
+    }
 }
 
 impl Tier {
@@ -45,21 +104,58 @@ impl Tier {
     pub(crate) fn in_memory(
         cache: &Cache,
         layout: Layout,
+        timeout: Duration,
         counters: Arc<Counters>,
     ) -> Result<Self, CacheError> {
         let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
         let file = cache.memory_file_with("parts of objects", &options);
         let file = file.map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        let table = Mutex::new(Table::new(layout.slots));
-        Ok(Self { layout, file, disk: None, table, counters })
+        Ok(Self::new(layout, file, None, Table::new(layout.slots), timeout, counters))
     }
 
-    /// Opens a tier on disk, with the parts that an earlier process left there. Blocks.
+    /// Opens a tier on disk, with the parts that an earlier process left there. Blocks until the
+    /// disk hangs.
     pub(crate) fn on_disk(
         cache: &Cache,
         directory: &Path,
         layout: Layout,
+        timeout: Duration,
         counters: Arc<Counters>,
+    ) -> Result<Self, CacheError> {
+        let (answer, answers) = mpsc::channel();
+        let (cache, path) = (cache.clone(), directory.to_owned());
+        let open = move || {
+            let answered = || drop(answer.send(None));
+            let opened = Self::open(&cache, &path, layout, timeout, counters, &answered);
+            // Dropped, and so closed, if it is late.
+            let _ = answer.send(Some(opened));
+        };
+        let started = thread::Builder::new().name("open-tier".into()).spawn(open);
+        let failed = |source| CacheError::Disk { path: directory.to_owned(), source };
+        started.map_err(|error| failed(Arc::new(error)))?;
+        loop {
+            match answers.recv_timeout(HANG * timeout) {
+                Ok(Some(opened)) => return opened,
+                Ok(None) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let (path, waited) = (directory.to_owned(), HANG * timeout);
+                    return Err(CacheError::DiskHangs { path, waited });
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(failed(Arc::new(io::Error::other("the thread panicked"))));
+                }
+            }
+        }
+    }
+
+    /// Opens a tier on disk. Calls `answered` whenever the disk has answered.
+    fn open(
+        cache: &Cache,
+        directory: &Path,
+        layout: Layout,
+        timeout: Duration,
+        counters: Arc<Counters>,
+        answered: &dyn Fn(),
     ) -> Result<Self, CacheError> {
         let failed = |name: &str| {
             let path = directory.join(name);
@@ -67,6 +163,7 @@ impl Tier {
         };
         fs::create_dir_all(directory).map_err(failed(""))?;
         let open = |name| {
+            answered();
             let mut options = fs::OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
             options.open(directory.join(name)).map_err(failed(name))
@@ -79,63 +176,80 @@ impl Tier {
             }
             Err(fs::TryLockError::Error(error)) => return Err(failed(LOCK)(error)),
         }
+        let lock = LockFile { file: lock, process: process::id() };
         let index = open(INDEX)?;
-        let records = read_index(&index, &layout).map_err(failed(INDEX))?;
+        let records = read_index(&index, &layout, answered).map_err(failed(INDEX))?;
         let data = open(DATA)?;
+        answered();
         if data.metadata().map_err(failed(DATA))?.len() > file_bytes(&layout) {
             data.set_len(file_bytes(&layout)).map_err(failed(DATA))?;
         }
+        answered();
         let options = DiskOptions { read: true, write: true, ..Default::default() };
         let features = Features::probe(&[]);
         let file = DiskFile::open(directory.join(DATA), &options, &features)
             .map_err(|error| failed(DATA)(io::Error::other(error)))?;
-        let disk = LossyDisk { file, counters: Arc::clone(&counters) };
+        answered();
+        let answers = Arc::default();
+        let disk =
+            LossyDisk { file, counters: Arc::clone(&counters), answers: Arc::clone(&answers) };
         let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
         let file = cache.open_backing(Arc::new(disk), &options);
         let file = file.map_err(|error| CacheError::Cache(Arc::new(error)))?;
+        answered();
         // Sparse: the space is used part by part.
         let resized = file.set_len(file_bytes(&layout));
         resized.map_err(|error| CacheError::Cache(Arc::new(error)))?;
         let mut table = Table::new(layout.slots);
         records.into_iter().for_each(|record| table.restore(record));
-        let (disk, table) = (Some((index, lock)), Mutex::new(table));
-        Ok(Self { layout, file, disk, table, counters })
+        let disk = Disk { index, _lock: lock, directory: directory.to_owned(), answers };
+        Ok(Self::new(layout, file, Some(disk), table, timeout, counters))
+    }
+
+    fn new(
+        layout: Layout,
+        file: bifolio::File,
+        disk: Option<Disk>,
+        table: Table,
+        timeout: Duration,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let (table, opened_at) = (Mutex::new(table), Instant::now());
+        let (file, paused_until_us) = (Some(file), AtomicU64::new(0));
+        Self { layout, file, disk, table, counters, timeout, opened_at, paused_until_us }
+    }
+
+    fn file(&self) -> &bifolio::File {
+        self.file.as_ref().expect("only a drop takes it")
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads `range` of a part. Returns `None` if the bytes are not those of the part any more: it
-    /// is no longer cached then.
+    /// Returns `true` while the disk is left alone, because a read of it was late.
+    pub(crate) fn is_paused(&self) -> bool {
+        // Relaxed: only the value counts; a read that misses a change waits once more.
+        self.paused_until_us.load(Ordering::Relaxed) > self.opened_at.elapsed().as_micros() as u64
+    }
+
+    /// Reads `range` of a part. A late disk is waited for with a timer of `runtime`.
     pub(crate) async fn read(
         &self,
         key: &PartKey,
         snapshot: &Snapshot,
         range: Range<u64>,
-    ) -> Option<Bytes> {
+        runtime: &Handle,
+    ) -> Result<Bytes, Miss> {
         let block = self.layout.block_bytes;
         let start = range.start / block * block;
         let end = range.end.next_multiple_of(block).min(u64::from(snapshot.length_bytes));
         if range.end > end {
-            return None;
+            return Err(Miss::Lost);
         }
         let position = self.slot_position(snapshot.slot) + start;
-        let mut future = self.file.read_async(position, vec![0; (end - start) as usize]);
-        let first = poll_fn(|context| Poll::Ready(Pin::new(&mut future).poll(context))).await;
-        let result = match first {
-            Poll::Ready(result) => {
-                add(&self.counters.memory_hits, 1);
-                result
-            }
-            Poll::Pending => {
-                let started = Instant::now();
-                let result = future.await;
-                add(&self.counters.disk_hits, 1);
-                add(&self.counters.disk_wait_us, started.elapsed().as_micros() as u64);
-                result
-            }
-        };
+        let buffer = vec![0; (end - start) as usize];
+        let result = self.read_file(position, buffer, runtime).await?;
         let first_block = (start / block) as usize;
         let is_right = |bytes: &Vec<u8>| {
             let mut blocks = bytes.chunks(block as usize).enumerate();
@@ -149,13 +263,52 @@ impl Tier {
             if self.table().remove_wrong(key, snapshot) {
                 add(&self.counters.corrupt, 1);
             }
-            return None;
+            return Err(Miss::Lost);
         };
         let wanted = (range.start - start) as usize..(range.end - start) as usize;
         if wanted.len() < bytes.len() / 2 {
-            return Some(Bytes::copy_from_slice(&bytes[wanted]));
+            return Ok(Bytes::copy_from_slice(&bytes[wanted]));
         }
-        Some(Bytes::from(bytes).slice(wanted))
+        Ok(Bytes::from(bytes).slice(wanted))
+    }
+
+    /// Fills `buffer` from memory, or from the disk unless it is late.
+    async fn read_file(
+        &self,
+        position: u64,
+        mut buffer: Vec<u8>,
+        runtime: &Handle,
+    ) -> Result<bifolio::Result<Vec<u8>>, Miss> {
+        if self.is_paused() {
+            if self.file().try_read_at(&mut buffer, position).ok() == Some(buffer.len()) {
+                add(&self.counters.memory_hits, 1);
+                return Ok(Ok(buffer));
+            }
+            add(&self.counters.disk_late, 1);
+            return Err(Miss::Late);
+        }
+        let mut future = self.file().read_async(position, buffer);
+        let first = poll_fn(|context| Poll::Ready(Pin::new(&mut future).poll(context))).await;
+        if let Poll::Ready(result) = first {
+            add(&self.counters.memory_hits, 1);
+            return Ok(result);
+        }
+        let started = Instant::now();
+        let limited = {
+            let _entered = runtime.enter();
+            timeout(self.timeout, future)
+        };
+        let result = limited.await;
+        add(&self.counters.disk_wait_us, started.elapsed().as_micros() as u64);
+        let Ok(result) = result else {
+            let until = self.opened_at.elapsed() + PAUSE * self.timeout;
+            // Relaxed: only the value counts.
+            self.paused_until_us.store(until.as_micros() as u64, Ordering::Relaxed);
+            add(&self.counters.disk_late, 1);
+            return Err(Miss::Late);
+        };
+        add(&self.counters.disk_hits, 1);
+        Ok(result)
     }
 
     /// Puts a part into a slot, unless its flight has ended. Blocks while the cache or the disk is
@@ -166,6 +319,8 @@ impl Tier {
             return;
         };
         let slot = taken.slot;
+        // Freed, unless a part is published in it.
+        let busy = scopeguard::guard(slot, |slot| self.table().free_slot(slot));
         if taken.evicted_bytes > 0 {
             add(&self.counters.evicted, 1);
         }
@@ -173,16 +328,16 @@ impl Tier {
         let end = position + part.len() as u64;
         if self.disk.is_none() && u64::from(taken.evicted_bytes) > part.len() as u64 {
             // Ends inside the slot. A failure costs memory that the next part of the slot uses.
-            let _ = self.file.punch_hole(end..position + self.layout.part_bytes);
+            let _ = self.file().punch_hole(end..position + self.layout.part_bytes);
         }
         let checksums = key.checksums(part, self.layout.block_bytes as usize);
         let record = Record { key, length_bytes: part.len() as u32, checksums };
-        if self.file.write_all_at(part, position).is_err() {
+        if self.file().write_all_at(part, position).is_err() {
             add(&self.counters.not_inserted, 1);
             self.erase(&[slot]);
             return;
         }
-        if let Some((index, _)) = &self.disk {
+        if let Some(Disk { index, .. }) = &self.disk {
             let bytes = record.encode(&self.layout, slot);
             if index.write_all_at(&bytes, self.layout.record_position(slot)).is_err() {
                 add(&self.counters.disk_write_failures, 1);
@@ -201,18 +356,19 @@ impl Tier {
             self.erase(&[slot]);
             return;
         }
+        ScopeGuard::into_inner(busy);
         add(&self.counters.inserted, 1);
         if self.disk.is_some() {
             // Fails for a closed cache only; then the part is lost with the process.
-            let _ = self.file.write_out(position..end);
+            let _ = self.file().write_out(position..end);
         }
     }
 
-    /// Erases slots that were removed from the table, and frees them. Blocks.
+    /// Erases slots that were removed from the table, which the caller then frees. Blocks.
     pub(crate) fn erase(&self, slots: &[u32]) {
         for &slot in slots {
             match &self.disk {
-                Some((index, _)) => {
+                Some(Disk { index, .. }) => {
                     let zeros = vec![0; self.layout.record_bytes()];
                     if index.write_all_at(&zeros, self.layout.record_position(slot)).is_err() {
                         add(&self.counters.disk_write_failures, 1);
@@ -221,17 +377,38 @@ impl Tier {
                 None => {
                     let position = self.slot_position(slot);
                     // A failure costs memory that the next part of the slot uses.
-                    let _ = self.file.punch_hole(position..position + self.layout.part_bytes);
+                    let _ = self.file().punch_hole(position..position + self.layout.part_bytes);
                 }
             }
-            self.table().free_slot(slot);
+        }
+    }
+
+    /// Returns the result of `work`, unless the disk hangs meanwhile.
+    pub(crate) async fn unless_disk_hangs<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, CacheError> {
+        let Some(disk) = &self.disk else { return Ok(work.await) };
+        let mut work = pin!(work);
+        // Relaxed: only the value counts, here and below.
+        let mut before = disk.answers.load(Ordering::Relaxed);
+        loop {
+            if let Ok(result) = timeout(HANG * self.timeout, &mut work).await {
+                return Ok(result);
+            }
+            let answers = disk.answers.load(Ordering::Relaxed);
+            if answers == before {
+                let (path, waited) = (disk.directory.clone(), HANG * self.timeout);
+                return Err(CacheError::DiskHangs { path, waited });
+            }
+            before = answers;
         }
     }
 
     /// Makes the disk tier durable. Blocks.
     pub(crate) fn sync(&self) -> Result<(), CacheError> {
-        let Some((index, _)) = &self.disk else { return Ok(()) };
-        self.file.sync_data().map_err(|error| CacheError::Cache(Arc::new(error)))?;
+        let Some(Disk { index, .. }) = &self.disk else { return Ok(()) };
+        self.file().sync_data().map_err(|error| CacheError::Cache(Arc::new(error)))?;
         index
             .sync_data()
             .map_err(|error| CacheError::Disk { path: INDEX.into(), source: Arc::new(error) })
@@ -242,12 +419,38 @@ impl Tier {
     }
 }
 
+impl Drop for Tier {
+    /// Closes the files of a disk tier in a thread, and waits for it until the disk hangs.
+    fn drop(&mut self) {
+        let (file, Some(disk)) = (self.file.take(), self.disk.take()) else { return };
+        let answers = Arc::clone(&disk.answers);
+        let (closing, closed) = mpsc::channel::<()>();
+        // In this thread if there is none. The lock is the last to go.
+        let close = move || drop((file, disk, closing));
+        let _ = thread::Builder::new().name("close-tier".into()).spawn(close);
+        // Relaxed: only the value counts, here and below.
+        let mut before = answers.load(Ordering::Relaxed);
+        while closed.recv_timeout(HANG * self.timeout) == Err(RecvTimeoutError::Timeout) {
+            let now = answers.load(Ordering::Relaxed);
+            if now == before {
+                return;
+            }
+            before = now;
+        }
+    }
+}
+
 fn file_bytes(layout: &Layout) -> u64 {
     u64::from(layout.slots) * layout.part_bytes
 }
 
-/// Reads the records of an index. One of another layout is emptied.
-fn read_index(index: &fs::File, layout: &Layout) -> io::Result<Vec<Option<Record>>> {
+/// Reads the records of an index. One of another layout is emptied. Calls `answered` whenever the
+/// disk has answered.
+fn read_index(
+    index: &fs::File,
+    layout: &Layout,
+    answered: &dyn Fn(),
+) -> io::Result<Vec<Option<Record>>> {
     let mut header = vec![0; HEADER_BYTES as usize];
     let is_ours = index.read_exact_at(&mut header, 0).is_ok() && layout.accepts(&header);
     if !is_ours {
@@ -260,6 +463,7 @@ fn read_index(index: &fs::File, layout: &Layout) -> io::Result<Vec<Option<Record
     if index.metadata()?.len() > end {
         index.set_len(end)?;
     }
+    answered();
     let mut reader = io::BufReader::with_capacity(1 << 20, index);
     reader.read_exact(&mut header)?;
     let mut records = Vec::new();
@@ -269,6 +473,9 @@ fn read_index(index: &fs::File, layout: &Layout) -> io::Result<Vec<Option<Record
             Ok(()) => records.push(Record::decode(&record, layout, slot)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
             Err(error) => return Err(error),
+        }
+        if slot % 1024 == 0 {
+            answered();
         }
     }
     Ok(records)

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bifolio::{Cache, OpenOptions};
@@ -135,13 +136,29 @@ impl Directory for BifolioDirectory {
                 fs::TryLockError::Error(error) => LockError::wrap_io_error(error),
             })?;
         }
-        Ok(DirectoryLock::from(Box::new(file)))
+        Ok(DirectoryLock::from(Box::new(LockFile { file, process: process::id() })))
     }
 
     /// Calls `callback` after each commit: at once if it is made through this directory, within
     /// half a second if another process makes it.
     fn watch(&self, callback: WatchCallback) -> tantivy::Result<WatchHandle> {
         Ok(self.inner.watcher.subscribe(callback)?)
+    }
+}
+
+/// A file that this process has locked.
+struct LockFile {
+    file: File,
+    process: u32,
+}
+
+impl Drop for LockFile {
+    /// Unlocks the file. Closing it would leave it locked while another thread starts a program,
+    /// which has copies of all descriptors for a moment. The lock of a parent process stays.
+    fn drop(&mut self) {
+        if self.process == process::id() {
+            let _ = self.file.unlock();
+        }
     }
 }
 

@@ -12,14 +12,13 @@ mod sqlite;
 mod tantivy;
 mod values;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use bifolio_bench::{
-    Benchmark, Config, ParameterSet, Progress, clean_on_signals, parse_bytes, render, run,
+    Benchmark, Config, Lines, ParameterSet, clean_on_signals, deliver, parse_bytes, render, run,
 };
 use clap::{Parser, Subcommand};
 
@@ -119,31 +118,6 @@ fn measure(benchmark: &dyn Benchmark, options: &Options) -> anyhow::Result<()> {
     config.dir.clone_from(&options.dir);
     let seconds = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
     config.timed = Some(seconds);
-    let report = run(benchmark, &config, &mut Terminal)?;
-    let envelope = format!("{}\n", serde_json::to_string(&report)?);
-    let text = match &options.json {
-        Some(path) if path.as_os_str() == "-" => envelope,
-        Some(path) => {
-            std::fs::write(path, envelope).context("write the JSON file")?;
-            render(&report)
-        }
-        None => render(&report),
-    };
-    std::io::stdout().write_all(text.as_bytes()).context("write to standard output")
-}
-
-/// Tells on standard error what is being done.
-#[derive(Debug)]
-struct Terminal;
-
-impl Progress for Terminal {
-    fn say(&mut self, line: &str) {
-        eprintln!("{line}");
-    }
-
-    fn start(&mut self, phase: &str, _steps: u64) {
-        eprintln!("{phase}");
-    }
-
-    fn advance(&mut self, _steps: u64) {}
+    let report = run(benchmark, &config, &mut Lines)?;
+    Ok(deliver(&report, options.json.as_deref(), render)?)
 }

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
@@ -21,6 +21,10 @@ use serde_json::Value;
 
 use crate::benchmark;
 use crate::error::{Error, Result};
+
+/// Attempts at a task whose process is killed: the kernel kills one in a control group that is full
+/// of dirty pages if the disk is slow at that moment.
+const ATTEMPTS_MAX: usize = 3;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
@@ -41,7 +45,13 @@ pub(crate) fn ask<A: DeserializeOwned>(
     let mut command = Command::new(program);
     command.args(arguments).arg(serde_json::to_string(&request)?).stdin(Stdio::null());
     die_with_this_process(&mut command);
-    let output = command.output().map_err(Error::system(format!("start {program}")))?;
+    let mut run = || command.output().map_err(Error::system(format!("start {program}")));
+    let mut output = run()?;
+    for _ in 1..ATTEMPTS_MAX {
+        if output.status.signal() == Some(libc::SIGKILL) {
+            output = run()?;
+        }
+    }
     if !output.status.success() {
         let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(Error::Child(format!("{}: {complaint}", output.status)));
@@ -98,5 +108,16 @@ mod tests {
         assert!(message.contains("no room") && message.contains('3'), "{message}");
         assert!(ask::<Value>(&[], "b", &()).is_err());
         assert!(ask::<Value>(&shell("echo not json"), "b", &()).is_err());
+    }
+
+    #[test]
+    fn a_child_that_is_killed_is_started_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let mark = directory.path().join("mark");
+        let first =
+            format!("[ -e {0} ] && echo 7 || {{ touch {0}; kill -KILL $$; }}", mark.display());
+        assert_eq!(ask::<i32>(&shell(&first), "b", &()).unwrap(), 7);
+        let error = ask::<i32>(&shell("kill -KILL $$"), "b", &()).unwrap_err();
+        assert!(error.to_string().contains('9'), "{error}");
     }
 }

@@ -26,8 +26,14 @@ pub(crate) struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// `raw_direct`.
-    pub(crate) fn raw(&self, shape: Shape) -> Result<Measured> {
+    /// `raw_direct`, whose blocks stay where the device has put them, and `raw_copied`, which also
+    /// copies each block into a buffer of `copied_to_bytes`, like that of a caller of `read_at`.
+    pub(crate) fn raw(
+        &self,
+        series: &'static str,
+        shape: Shape,
+        copied_to_bytes: usize,
+    ) -> Result<Measured> {
         direct::drop_page_cache(self.file)?;
         let stream = Stream {
             file: self.file,
@@ -36,9 +42,9 @@ impl Scan<'_> {
             expected: self.sizes.expected_pass(),
             tracepoint: self.tracepoint,
         };
-        let mut looked = Looked(Checker::new("raw_direct"));
+        let mut looked = Looked { checker: Checker::new(series), buffer: vec![0; copied_to_bytes] };
         let mut measured = raw_stream::pass(&stream, shape, &mut looked)?;
-        measured.verified_bytes = looked.0.finish()?;
+        measured.verified_bytes = looked.checker.finish()?;
         Ok(measured)
     }
 
@@ -97,12 +103,27 @@ impl Scan<'_> {
     }
 }
 
-struct Looked(Checker);
+/// Blocks that are checked where they are, or in `buffer`, if it has a length, after a copy.
+struct Looked {
+    checker: Checker,
+    buffer: Vec<u8>,
+}
 
 impl Blocks for Looked {
     fn fill(&mut self, _block: &mut [u8], _pos_bytes: u64) {}
 
     fn look(&mut self, block: &[u8], pos_bytes: u64) -> Result<()> {
-        self.0.add(block, pos_bytes)
+        if self.buffer.is_empty() {
+            return self.checker.add(block, pos_bytes);
+        }
+        for (part, pos_bytes) in
+            block.chunks(self.buffer.len()).zip((pos_bytes..).step_by(self.buffer.len()))
+        {
+            let start = pos_bytes as usize % self.buffer.len();
+            let copy = &mut self.buffer[start..start + part.len()];
+            copy.copy_from_slice(part);
+            self.checker.add(copy, pos_bytes)?;
+        }
+        Ok(())
     }
 }

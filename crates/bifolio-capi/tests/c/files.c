@@ -51,6 +51,14 @@ static void reads_give_what_was_written(void) {
     CHECK(bifolio_file_len(file) == LENGTH + 5);
     CHECK_OK(bifolio_file_set_len(file, LENGTH + 4));
 
+    CHECK(bifolio_file_len_max(file) == 1ull << 40 && bifolio_file_len_max(NULL) == 0);
+    CHECK_OK(bifolio_file_raise_len_max(file, 1ull << 30));
+    CHECK(bifolio_file_len_max(file) == 1ull << 40);
+    CHECK_OK(bifolio_file_raise_len_max(file, 1ull << 41));
+    CHECK(bifolio_file_len_max(file) == 1ull << 41);
+    CHECK_RESULT(bifolio_file_raise_len_max(file, UINT64_MAX), BIFOLIO_ERROR_CONFIG);
+    CHECK_RESULT(bifolio_file_raise_len_max(NULL, 1), BIFOLIO_ERROR_NULL);
+
     bifolio_stats stats = {.size = sizeof stats};
     CHECK_OK(bifolio_cache_stats(cache, &stats));
     CHECK(stats.size == sizeof stats && stats.bound_bytes == 1 << 20);
@@ -174,6 +182,42 @@ static void texts_are_cut_to_fit(void) {
     CHECK_OK(bifolio_cache_close(cache));
 }
 
+static void closed_files_keep_their_pages(void) {
+    bifolio_cache_options options = {.size = sizeof options, .memory_bytes = 1 << 20};
+    options.closed_bytes_max = 512 << 10;
+    bifolio_cache *cache = NULL;
+    CHECK_OK(bifolio_cache_new(&options, &cache));
+    bifolio_open_options open = {.size = sizeof open, .mode = 0600, .len_max_bytes = 100};
+    open.flags = READ_WRITE | BIFOLIO_OPEN_CREATE_NEW | BIFOLIO_OPEN_EXCLUSIVE;
+    bifolio_file *file = NULL;
+    CHECK_OK(bifolio_cache_open(cache, in_directory("new"), &open, &file));
+    CHECK_RESULT(bifolio_file_write(file, 0, written, 101), BIFOLIO_ERROR_TOO_LONG);
+    CHECK_OK(bifolio_file_raise_len_max(file, 101));
+    CHECK_OK(bifolio_file_write(file, 0, written, 101));
+    bifolio_file *other = NULL;
+    open.flags = READ_WRITE;
+    open.len_max_bytes = 1 << 20;
+    CHECK_RESULT(bifolio_cache_open(cache, in_directory("new"), &open, &other),
+                 BIFOLIO_ERROR_OPTION_CONFLICT);
+    CHECK_OK(bifolio_file_close(file));
+    open.flags = READ_WRITE | BIFOLIO_OPEN_CREATE_NEW;
+    CHECK_RESULT(bifolio_cache_open(cache, in_directory("new"), &open, &file),
+                 BIFOLIO_ERROR_OPEN);
+    CHECK(bifolio_last_errno() == EEXIST);
+
+    /* A file that was changed a moment ago is not kept. */
+    usleep(50000);
+    file = open_file(cache, "new", BIFOLIO_OPEN_READ);
+    size_t read_bytes = 0;
+    CHECK_OK(bifolio_file_read(file, 0, found, 200, &read_bytes));
+    CHECK(read_bytes == 101 && memcmp(found, written, 101) == 0);
+    CHECK_OK(bifolio_file_close(file));
+    bifolio_stats stats = {.size = sizeof stats};
+    CHECK_OK(bifolio_cache_stats(cache, &stats));
+    CHECK(stats.closed_bytes > 4096 && stats.closed_bytes <= options.closed_bytes_max);
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
 int main(int count, char **arguments) {
     directory = count > 1 ? arguments[1] : ".";
     reads_give_what_was_written();
@@ -182,5 +226,6 @@ int main(int count, char **arguments) {
     a_descriptor_is_taken_over();
     a_failed_close_loses_nothing();
     texts_are_cut_to_fit();
+    closed_files_keep_their_pages();
     return 0;
 }

@@ -1,4 +1,6 @@
 //! `bifolio bench`: every benchmark with smoke parameters, its report, and that it cleans up.
+//!
+//! Longer than 600 lines because most tests share the ways to run and to interrupt `bench`.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

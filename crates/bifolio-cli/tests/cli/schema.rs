@@ -26,3 +26,12 @@ fn the_schema_refuses_what_is_no_envelope() {
         assert!(!SCHEMA.is_valid(&wrong), "{wrong}");
     }
 }
+
+#[test]
+fn the_recorded_report_is_valid() {
+    let recorded = include_str!("../../../../docs/report.json");
+    let envelopes: Vec<Value> =
+        recorded.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(!envelopes.is_empty());
+    envelopes.iter().for_each(assert_valid);
+}

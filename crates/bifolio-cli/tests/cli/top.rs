@@ -1,6 +1,9 @@
 //! `bifolio top`: one screen of a cache in this process.
 
-use bifolio::{Cache, OpenOptions};
+use std::fs;
+use std::os::unix::net::UnixListener;
+
+use bifolio::{Cache, OpenOptions, StatsServer};
 
 use crate::support::{error_line, run};
 
@@ -26,4 +29,19 @@ fn a_process_without_statistics_is_named_in_the_error() {
     let refused = run(&["top", "no-such-cache", "--once"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(error_line(&refused).contains("no cache of no-such-cache"), "{refused:?}");
+}
+
+/// A process that is killed leaves its socket behind.
+#[test]
+fn a_socket_without_a_process_does_not_hide_that_no_cache_has_the_name() {
+    let directory = StatsServer::directory();
+    fs::create_dir_all(&directory).unwrap();
+    let socket = directory.join(format!("{}-without-process.sock", std::process::id()));
+    drop(UnixListener::bind(&socket).unwrap());
+    let refused = run(&["top", "no-such-cache", "--once"]);
+    fs::remove_file(&socket).unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let line = error_line(&refused);
+    assert!(line.contains("no cache of no-such-cache"), "{line}");
+    assert!(line.contains("without-process.sock"), "{line}");
 }

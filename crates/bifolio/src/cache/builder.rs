@@ -92,8 +92,10 @@ impl CacheBuilder {
     }
 
     /// Sets the maximum readahead window, bytes; 8 MiB by default, 0 turns readahead off. Up to two
-    /// windows are ahead of a reader. In a small cache the maximum is an eighth of the bound, and
-    /// less for several readers of one handle.
+    /// windows are ahead of a reader, each at most as long as what it has read so far, unless it
+    /// began at the start of the file or was announced ([`Advice::Sequential`](crate::Advice)). In
+    /// a small cache the maximum is an eighth of the bound, and less for several readers of one
+    /// handle.
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
         self.config.readahead_bytes_max = bytes;
         self

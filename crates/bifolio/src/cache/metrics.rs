@@ -315,11 +315,8 @@ impl Inner {
             let help = "Resident memory of the process, bytes.";
             text.labelled("process_resident_memory_bytes", "gauge", help, [(Vec::new(), bytes)]);
         }
-        let transfers = [
-            ("ring_enters", stats.ring_enters),
-            ("ring_transfers", stats.ring_transfers),
-            ("plain_transfers", stats.plain_transfers),
-        ];
+        let transfers =
+            [("ring_enters", stats.ring_enters), ("ring_transfers", stats.ring_transfers)];
         for (name, count) in stats.counts().into_iter().chain(transfers) {
             text.plain(&format!("bifolio_{name}_total"), "counter", count);
         }

@@ -347,6 +347,7 @@ impl Inner {
         let lists = memory.lru.sizes();
         let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
         let transfers = self.engine.counts();
+        let counted = memory.counters.snapshot();
         Stats {
             bound_bytes: usage.bound_bytes,
             used_bytes: usage.used_bytes,
@@ -361,11 +362,11 @@ impl Inner {
             active_bytes: lists.active_pages * PAGE_BYTES,
             ring_enters: transfers.ring_enters,
             ring_transfers: transfers.ring_transfers,
-            plain_transfers: transfers.plain_transfers,
+            plain_transfers: counted.plain_transfers + transfers.plain_transfers,
             throttle_ns_max: self.flusher.stall_ns_max(),
             fallbacks: self.fallbacks(),
             devices: self.flusher.device_stats(),
-            ..memory.counters.snapshot()
+            ..counted
         }
     }
 

@@ -168,8 +168,9 @@ impl File {
     /// Atomic with respect to reads and writes within one folio. A write that ends before the call
     /// begins is not written to the hole afterwards, and one that begins after the call has
     /// returned stays. On a file with a write gate, the call has no LSN: the zeros do not wait for
-    /// the log. A page of a map that is pinned is written as zeros and keeps its storage. Pinned
-    /// bytes stay readable through the pin, with any content.
+    /// the log, and neither does the length, which the storage gets if the range reaches the end of
+    /// file. A page of a map that is pinned is written as zeros and keeps its storage. Pinned bytes
+    /// stay readable through the pin, with any content.
     ///
     /// Blocks for I/O if the first or the last folio is only partly in the range and not in
     /// memory. In a file with a backing, also for the file system, for write-outs of the file that

@@ -167,7 +167,7 @@ impl Registry {
         let len_max_bytes = options.len_max_bytes(stamp.length_bytes);
         let fits = !options.mappable
             && options.folio_bytes == inode.mapping.folio_bytes()
-            && len_max_bytes.is_ok_and(|wanted_bytes| wanted_bytes <= inode.len_max_bytes);
+            && len_max_bytes.is_ok_and(|wanted_bytes| wanted_bytes <= inode.len_max_bytes());
         match disk {
             Some(disk) if fits && disk.stamp().is_ok_and(|now| now == stamp) => {
                 let backing: Arc<dyn Backing> = Arc::clone(disk) as _;
@@ -387,7 +387,8 @@ impl File {
     ///
     /// # Errors
     /// A handle that is not open for writing; an error of the storage when asked for its length:
-    /// the changes are discarded then, and the length stays.
+    /// the changes are discarded then, and the file has the length that the storage had after the
+    /// last successful write.
     pub fn discard_dirty(&self) -> Result<u64> {
         let handle = &self.handle;
         handle.check_writable()?;
@@ -399,7 +400,7 @@ impl File {
         let resizing = inode.lock_resizing();
         let bytes = inode.discard_dirty();
         let before_bytes = self.len();
-        let len_bytes = resizing.cut_to_backing()?;
+        let (len_bytes, queried) = resizing.cut_to_backing();
         if len_bytes < before_bytes {
             self.forget_behind(len_bytes)?;
         }
@@ -407,6 +408,7 @@ impl File {
         // storage. If that fails, the next access to the page returns the error.
         let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
         held.into_iter().for_each(|index| drop(handle.lock_folio(index, AccessMode::Cache)));
+        queried?;
         Ok(bytes)
     }
 }

@@ -5,6 +5,8 @@
 //! the winner's folio lock and uses its folio. A fill has three steps: *claim* a frame and the
 //! Entry (here), *read* (`read_io.rs`, alone or as part of a batch), and *finish* (`read_io.rs`). A
 //! fill that fails removes its folio from the table, so that the next access tries again.
+//!
+//! Longer than 600 lines only with its tests, which use its private items.
 
 use super::handle::{AccessMode, Handle, OnAllocated};
 use super::own_pins;
@@ -326,9 +328,7 @@ impl Handle {
         seen: Entry,
         wait: Wait,
     ) -> Result<ReadIoClaim> {
-        let mapping = &self.inode.mapping;
-        let folio_pages = 1 << mapping.order();
-        let first = mapping.head_index(pages.start);
+        let first = self.inode.mapping.head_index(pages.start);
         let Some(room) = self.room(pages.end - first, true, wait) else {
             return Ok(ReadIoClaim::NoFrame);
         };
@@ -342,8 +342,17 @@ impl Handle {
             Claim::Taken => return Ok(ReadIoClaim::Taken),
             Claim::NoFrame => return Ok(ReadIoClaim::NoFrame),
         }
-        let mut index = first + folio_pages;
-        while index < pages.end && run.has_room(folio_pages) {
+        self.extend_read_io(&mut run, pages.end);
+        Ok(ReadIoClaim::New(run))
+    }
+
+    /// Claims the absent folios that follow a run, up to page `end`, without waiting: as many as
+    /// the run has room for.
+    pub(super) fn extend_read_io(&self, run: &mut ReadIo, end: u64) {
+        let mapping = &self.inode.mapping;
+        let folio_pages = 1 << mapping.order();
+        let mut index = run.first_page() + run.pages();
+        while index < end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
             let seen = mapping.table().load(index, Ordering::Acquire);
             if !self.inode.is_absent(seen) || !run.can_go_on_with(seen) {
@@ -353,7 +362,6 @@ impl Handle {
             run.push(locked);
             index += folio_pages;
         }
-        Ok(ReadIoClaim::New(run))
     }
 
     /// Reserves the resources other than frames for a fill of up to `pages` pages, and at least one

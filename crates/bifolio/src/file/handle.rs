@@ -156,9 +156,9 @@ impl Handle {
         ErrorKind::PastEnd { file, position_bytes, length_bytes, len_bytes }.into()
     }
 
-    /// Fails for a length that the table was not reserved for.
+    /// Fails for a length above the maximum.
     pub(super) fn check_len(&self, wanted_bytes: u64) -> Result<()> {
-        let len_max_bytes = self.inode.len_max_bytes;
+        let len_max_bytes = self.inode.len_max_bytes();
         if wanted_bytes <= len_max_bytes {
             return Ok(());
         }

@@ -4,8 +4,10 @@
 //! length. One bounds check covers the page and the table; the length is checked after the Entry is
 //! loaded. A hit reads two cache lines of shared memory, the Entry and the data, and writes none.
 //! The exception are pages of a file that can be mapped, which are unmapped when they are evicted:
-//! they need a reference. A long read checks the Entry before it copies, so that a miss costs no
-//! copy, and prefetches the next page of a sequential reader (`read.rs`).
+//! they need a reference. Pages above the maximum length of the open, which was raised since, have
+//! their Entries elsewhere: they are hits, too, through [`HitPath::later_word`]. A long read checks
+//! the Entry before it copies, so that a miss costs no copy, and prefetches the next page of a
+//! sequential reader (`read.rs`).
 //!
 //! # Safety
 //! Dereferences raw addresses taken from a `Handle`, which the same `File` keeps alive.
@@ -16,7 +18,7 @@ use super::read::continues_read;
 use crate::ablation::Ablation;
 use crate::memory::Memory;
 use crate::page::{
-    Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, TryGet, is_in_one_page,
+    Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, Table, TryGet, is_in_one_page,
     read_validated, recheck_ready,
 };
 use crate::stats::{Counter, ThreadBlock};
@@ -55,11 +57,14 @@ pub(super) struct HitPath {
     entries: *const AtomicU64,
     frames: *const u8,
     hot: *const Hot,
-    /// End of the positions that have an Entry, in bytes; 0 turns hits off.
+    /// End of the positions that have an Entry at `entries`, in bytes; 0 turns their hits off.
     entries_end: u64,
     /// End of the positions of a file in a region, in bytes; 0 for other files. Frames of such a
     /// file follow from the positions, not from the Entries, and `entries_end` is 0.
     in_place_end: u64,
+    /// End of the positions that have an Entry at `entries`, of any file, in bytes.
+    pins_end: u64,
+    table: *const Table,
     folio_bytes: u64,
     counters_id: u64,
     memory: *const Memory,
@@ -80,13 +85,15 @@ impl HitPath {
         let mapping = &handle.inode.mapping;
         let hot = if handle.readable { mapping.hot() } else { &NOTHING };
         let is_in_place = handle.inode.page_space.is_in_place();
-        let end = if handle.readable { mapping.table().end_bytes() } else { 0 };
+        let end = if handle.readable { mapping.table().first_end_bytes() } else { 0 };
         Self {
             entries: mapping.table().as_ptr(),
             frames: handle.inode.page_space.base(),
             hot,
             entries_end: if is_in_place { 0 } else { end },
             in_place_end: if is_in_place { end } else { 0 },
+            pins_end: end,
+            table: mapping.table(),
             folio_bytes: mapping.folio_bytes(),
             counters_id: handle.inode.memory.counters.id(),
             memory: &*handle.inode.memory,
@@ -104,11 +111,12 @@ impl HitPath {
             return self.read_long(buffer, position);
         }
         if !self.may_read(position, buffer.len() as u64) {
-            return self.read_referenced(buffer, position);
+            return self.read_elsewhere(buffer, position);
         }
         self.touch_predicted(position, 1);
+        let word = self.entry_word(position >> PAGE_SHIFT);
         // SAFETY: as for any copy out of a frame: the caller of the closure upholds the contract.
-        self.read_known(buffer, position, |source, target| unsafe {
+        self.read_known(word, buffer, position, |source, target| unsafe {
             copy::copy_out(source, target);
         })
     }
@@ -119,7 +127,7 @@ impl HitPath {
     fn read_long(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
         if !self.may_read(position, length) {
-            return self.read_referenced(buffer, position);
+            return self.read_elsewhere(buffer, position);
         }
         self.touch_predicted(position, 4);
         let word = self.entry_word(position >> PAGE_SHIFT);
@@ -131,26 +139,43 @@ impl HitPath {
         if !continues_read {
             // SAFETY: as for any copy out of a frame: the caller of the closure upholds the
             // contract.
-            return self.read_known(buffer, position, |source, target| unsafe {
+            return self.read_known(word, buffer, position, |source, target| unsafe {
                 copy::copy_out(source, target);
             });
         }
         let ahead = self.frame_at(position + length);
         // SAFETY: as above.
-        self.read_known(buffer, position, |source, target| unsafe {
+        self.read_known(word, buffer, position, |source, target| unsafe {
             copy::copy_out_ahead(source, target, ahead);
         })
     }
 
-    /// Reads from a file in a region, where a page can be unmapped at any moment, with a reference
-    /// that keeps it (REGION-4). Returns `false` for other files. A separate function: one more
-    /// condition on the path of the arena halves the rate of hits.
+    /// Reads a page whose Entry is not at `entries`, or of a file in a region. A separate function:
+    /// one more condition on the path of the arena halves the rate of hits.
     #[inline(never)]
-    fn read_referenced(&self, buffer: &mut [u8], position: u64) -> Hit {
+    fn read_elsewhere(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
-        if !is_in_one_page(position, length) || position >= self.in_place_end {
+        if !is_in_one_page(position, length) {
             return Hit::None;
         }
+        if position < self.in_place_end {
+            return self.read_referenced(buffer, position);
+        }
+        // Not even a read of nothing is a hit of a handle without read access, whose file is empty.
+        if position.saturating_add(length.max(1)) > self.hot().len_bytes() {
+            return Hit::None;
+        }
+        let word = self.later_word(position >> PAGE_SHIFT);
+        // SAFETY: as for any copy out of a frame: the caller of the closure upholds the contract.
+        self.read_known(word, buffer, position, |source, target| unsafe {
+            copy::copy_out(source, target);
+        })
+    }
+
+    /// Reads from a file in a region, where a page can be unmapped at any moment, with a reference
+    /// that keeps it (REGION-4). The bytes lie in one page below `in_place_end`.
+    fn read_referenced(&self, buffer: &mut [u8], position: u64) -> Hit {
+        let length = buffer.len() as u64;
         let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
@@ -190,16 +215,16 @@ impl HitPath {
         is_in_one_page(position, length) & (position < self.entries_end)
     }
 
-    /// Copies from a page of the arena that has an Entry in the table. `copy` gets an address that
-    /// is readable for the length of the buffer.
+    /// Copies from a page of the arena whose Entry is `word`. `copy` gets an address that is
+    /// readable for the length of the buffer.
     #[inline(always)]
     fn read_known(
         &self,
+        word: &AtomicU64,
         buffer: &mut [u8],
         position: u64,
         copy: impl FnOnce(*const u8, &mut [u8]),
     ) -> Hit {
-        let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
         let copies = Cell::new(false);
         let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & copies.get();
@@ -229,11 +254,41 @@ impl HitPath {
         range: &Range<u64>,
         try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
     ) -> Option<(FolioRef<'a>, *const u8)> {
-        let in_one_folio = (range.start ^ range.end.wrapping_sub(1)) < self.folio_bytes;
-        if !in_one_folio || range.start >= range.end || range.end > self.hot().len_bytes() {
+        // A folio lies in one array. The others are for `pin_elsewhere`: a call from here would
+        // make each pin slower.
+        if !self.may_pin(range) || range.end > self.pins_end {
             return None;
         }
-        let word = self.entry_word(range.start >> PAGE_SHIFT);
+        self.pin_known(self.entry_word(range.start >> PAGE_SHIFT), range, try_get)
+    }
+
+    /// Acts as [`Self::pin`] for a folio whose Entry is not at `entries`; `None` for any other.
+    pub(super) fn pin_elsewhere<'a>(
+        &'a self,
+        range: &Range<u64>,
+        try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
+    ) -> Option<(FolioRef<'a>, *const u8)> {
+        if !self.may_pin(range) || range.end <= self.pins_end {
+            return None;
+        }
+        self.pin_known(self.later_word(range.start >> PAGE_SHIFT), range, try_get)
+    }
+
+    /// Returns `true` if the range lies in one folio and in the file.
+    #[inline(always)]
+    fn may_pin(&self, range: &Range<u64>) -> bool {
+        let in_one_folio = (range.start ^ range.end.wrapping_sub(1)) < self.folio_bytes;
+        in_one_folio && range.start < range.end && range.end <= self.hot().len_bytes()
+    }
+
+    /// Takes a reference to the folio of `range`, whose Entry is `word`.
+    #[inline(always)]
+    fn pin_known<'a>(
+        &'a self,
+        word: &AtomicU64,
+        range: &Range<u64>,
+        try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
+    ) -> Option<(FolioRef<'a>, *const u8)> {
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
         let seen = Entry::from_word(word.load(Ordering::Acquire));
         if !seen.is_referenced() {
@@ -249,6 +304,14 @@ impl HitPath {
         }
         let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
         Some((folio, self.frames.wrapping_add(seen.frame_offset_bytes() + in_page)))
+    }
+
+    /// Returns the Entry of a page below the length whose Entry is not at `entries`.
+    #[cold]
+    #[inline(never)]
+    fn later_word(&self, index: u64) -> &AtomicU64 {
+        // SAFETY: the handle keeps the inode, and the inode its table.
+        unsafe { &*self.table }.word(index)
     }
 
     #[inline(always)]
@@ -289,8 +352,8 @@ impl HitPath {
     /// Returns the Entry of a page, which is at most the one after the last.
     #[inline(always)]
     fn entry_word(&self, index: u64) -> &AtomicU64 {
-        // SAFETY: the table has an Entry for every page the file may have, and one more, and lives
-        // as long as the inode.
+        // SAFETY: the callers have checked that the page lies below `entries_end`, `in_place_end`
+        // or `pins_end`: the array has an Entry for it, and lives as long as the inode.
         unsafe { &*self.entries.wrapping_add(index as usize) }
     }
 }

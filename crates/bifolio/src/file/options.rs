@@ -43,6 +43,18 @@ const ADDRESS_SPACE_DIVISOR: u64 = 16;
 /// Bytes of a file for each byte of its table.
 const TABLE_DIVISOR: u64 = 512;
 
+/// Fails for a maximum length that a file of `len_bytes` bytes cannot have.
+pub(super) fn check_len_max(len_max_bytes: u64, len_bytes: u64) -> Result<()> {
+    if (len_bytes..=LEN_MAX_BYTES_LIMIT).contains(&len_max_bytes) {
+        return Ok(());
+    }
+    let problem = format!(
+        "{len_max_bytes} bytes is not from the file's length ({len_bytes}) to \
+         {LEN_MAX_BYTES_LIMIT} (4 PiB)"
+    );
+    Err(ErrorKind::Config { name: "len_max", problem }.into())
+}
+
 impl Default for OpenOptions {
     fn default() -> Self {
         Self {
@@ -144,7 +156,8 @@ impl OpenOptions {
     /// address space counts as memory: give the length that the file will have. Where the process
     /// has a limit on its address space (`RLIMIT_AS`) a default takes at most a 16th of that. The
     /// first open decides: a later one that asks for more is refused
-    /// ([`ErrorKind::OptionConflict`]), and one that asks for less changes nothing.
+    /// ([`ErrorKind::OptionConflict`]), and one that asks for less changes nothing. To raise it
+    /// while the file is open, use [`File::raise_len_max`](crate::File::raise_len_max).
     pub fn len_max(mut self, bytes: u64) -> Self {
         self.len_max_bytes = Some(bytes);
         self
@@ -214,13 +227,7 @@ impl OpenOptions {
             let room_bytes = part_bytes.saturating_mul(bytes_for_each);
             wanted.min(room_bytes).min(LEN_MAX_BYTES_LIMIT).max(len_bytes)
         });
-        if chosen < len_bytes || chosen > LEN_MAX_BYTES_LIMIT {
-            let problem = format!(
-                "{chosen} bytes is not from the file's length ({len_bytes}) to \
-                 {LEN_MAX_BYTES_LIMIT} (4 PiB)"
-            );
-            return Err(ErrorKind::Config { name: "len_max", problem }.into());
-        }
+        check_len_max(chosen, len_bytes)?;
         Ok(chosen)
     }
 

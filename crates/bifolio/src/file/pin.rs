@@ -17,7 +17,7 @@ use super::handle::{AccessMode, Handle};
 use super::own_pins::OwnPin;
 use super::read_io::Batch;
 use crate::ablation::PinMode;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::memory::Memory;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
@@ -230,8 +230,9 @@ impl Drop for Hold {
 /// so do not wait for such a thread while you hold it.
 ///
 /// A call for other folios never waits for a thread that waits for this one, with two exceptions:
-/// that thread holds one of the other folios as a `PinMut`, or both change the length of the same
-/// file and that thread is about to truncate it or to write across its end.
+/// that thread holds one of the other folios as a `PinMut`, or the call changes the length of the
+/// same file, and that thread is truncating it, clearing a range of it (`punch_hole`,
+/// `zero_range`), discarding its changes, or writing across its end.
 #[derive(Debug)]
 pub struct PinMut<'a> {
     // Dropped in this order: the section ends under the lock, the lock under the reference.
@@ -451,6 +452,10 @@ impl File {
     #[inline(never)]
     fn pin_miss(&self, start: u64, end: u64) -> Result<FolioId> {
         let range = start..end;
+        let try_get = |folios, id| self.try_get(folios, id);
+        if let Some((folio, _)) = self.hit_path.pin_elsewhere(&range, try_get) {
+            return Ok(folio.into_id());
+        }
         self.check_pin(&range)?;
         let index = range.start >> PAGE_SHIFT;
         // Bytes that continue the last read or pin do not count as another use of their page.
@@ -499,10 +504,16 @@ impl File {
         if plan.is_none() {
             return Ok(());
         }
-        let ReadIoClaim::New(run) = handle.claim_read_io(pages, seen, Wait::ForFrames)? else {
+        let claimed = handle.claim_read_io(pages.clone(), seen, Wait::ForFrames)?;
+        let ReadIoClaim::New(mut run) = claimed else {
             handle.read_ahead(plan);
             return Ok(());
         };
+        let plan = handle.join_plan(&mut run, &pages, plan);
+        if plan.is_none() {
+            let _ = run.read(&handle.inode, drop);
+            return Ok(());
+        }
         let mut batch = Batch::in_order(&handle.inode);
         batch.start(run, 0, &mut |_, delivery| drop(delivery));
         // The transfer that this reader waits for is the first.
@@ -518,14 +529,7 @@ impl File {
     }
 
     fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
-        let length_bytes = range.end.saturating_sub(range.start);
-        self.handle.range_end(range.start, length_bytes)?;
-        if range.is_empty() {
-            return Err(self.empty_pin());
-        }
-        if range.end > self.len() {
-            return Err(self.handle.past_end(range.start, length_bytes));
-        }
+        let length_bytes = self.check_pin_bytes(range)?;
         let folio_bytes = self.folio_bytes();
         if range.start / folio_bytes != (range.end - 1) / folio_bytes {
             let file = self.handle.inode.name();
@@ -537,9 +541,17 @@ impl File {
         Ok(())
     }
 
-    #[cold]
-    pub(super) fn empty_pin(&self) -> Error {
-        let problem = "a pin of no bytes".to_owned();
-        ErrorKind::Config { name: "range", problem }.into()
+    /// Returns the length of a range that is not empty and lies in the file.
+    pub(super) fn check_pin_bytes(&self, range: &Range<u64>) -> Result<u64> {
+        let length_bytes = range.end.saturating_sub(range.start);
+        self.handle.range_end(range.start, length_bytes)?;
+        if range.is_empty() {
+            let problem = "a pin of no bytes".to_owned();
+            return Err(ErrorKind::Config { name: "range", problem }.into());
+        }
+        if range.end > self.len() {
+            return Err(self.handle.past_end(range.start, length_bytes));
+        }
+        Ok(length_bytes)
     }
 }

@@ -193,15 +193,8 @@ impl File {
 
     fn check_pin_slices(&self, range: &Range<u64>) -> Result<()> {
         self.handle.check_readable()?;
+        let length_bytes = self.check_pin_bytes(range)?;
         let (position_bytes, folio_bytes) = (range.start, self.folio_bytes());
-        let length_bytes = range.end.saturating_sub(range.start);
-        self.handle.range_end(range.start, length_bytes)?;
-        if range.is_empty() {
-            return Err(self.empty_pin());
-        }
-        if range.end > self.len() {
-            return Err(self.handle.past_end(range.start, length_bytes));
-        }
         let folios = range.end.div_ceil(folio_bytes) - range.start / folio_bytes;
         if folios <= FOLIOS_MAX {
             return Ok(());

@@ -35,7 +35,7 @@
 //! evicted.
 #![allow(unsafe_code)]
 
-use super::fill::{ReadIoClaim, Wait};
+use super::fill::{Locked, ReadIoClaim, Wait};
 use super::handle::AccessMode;
 use super::hit::Hit;
 use super::read_io::{Batch, Delivery, copy_filled};
@@ -209,7 +209,7 @@ impl File {
         let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
         let claim = |seen| self.handle.claim_read_io(pages.clone(), seen, Wait::ForFrames);
         let claimed = absent.map_or(Ok(ReadIoClaim::Taken), claim)?;
-        let ReadIoClaim::New(run) = claimed else {
+        let ReadIoClaim::New(mut run) = claimed else {
             // The run is in flight. The readahead must not wait until it completes.
             if ahead {
                 self.handle.follow_marks(pages);
@@ -217,30 +217,37 @@ impl File {
             return self.read_page_locked(buffer, position);
         };
         let plan = if ahead { self.handle.plan_after_miss(pages.clone()) } else { None };
+        let plan = self.handle.join_plan(&mut run, &pages, plan);
         let (mut copied, mut failed) = (0, None);
-        let first_page = run.first_page();
-        let mut deliver = |_, delivery| match delivery {
-            Delivery::Folio(locked) => {
-                let next = position + copied as u64;
-                copied += copy_filled(inode, &locked, &mut buffer[copied..], next);
-            }
-            Delivery::Failed { error, page, folios: 1 } if page == first_page => {
-                failed = Some(error);
-            }
-            // One bad byte fails a whole run; the first folio alone may be readable.
-            Delivery::Failed { .. } => {}
+        let mut copy = |locked: Locked<'_>| {
+            let next = position + copied as u64;
+            copied += copy_filled(inode, &locked, &mut buffer[copied..], next);
         };
-        let mut batch = Batch::in_order(inode);
-        batch.start(run, 0, &mut deliver);
-        if plan.is_some() {
-            // Submits its own transfer first, which this reader waits for.
-            batch.begin();
-            self.handle.read_ahead(plan);
+        let (first_page, end_page) = (run.first_page(), run.first_page() + run.pages());
+        if plan.is_none() && end_page >= pages.end {
+            let is_one = run.folios().len() == 1;
+            failed = run.read(inode, copy).err().filter(|_| is_one);
+        } else {
+            let mut deliver = |_, delivery| match delivery {
+                Delivery::Folio(locked) => copy(locked),
+                Delivery::Failed { error, page, folios: 1 } if page == first_page => {
+                    failed = Some(error);
+                }
+                // One bad byte fails a whole run; the first folio alone may be readable.
+                Delivery::Failed { .. } => {}
+            };
+            let mut batch = Batch::in_order(inode);
+            batch.start(run, 0, &mut deliver);
+            if plan.is_some() {
+                // Submits its own transfer first, which this reader waits for.
+                batch.begin();
+                self.handle.read_ahead(plan);
+            }
+            let rest = batch.add(&self.handle, pages, 0, &mut deliver);
+            batch.finish(&mut deliver);
+            // The next call handles pages that could not be started.
+            let _ = rest;
         }
-        let rest = batch.add(&self.handle, pages, 0, &mut deliver);
-        batch.finish(&mut deliver);
-        // The next call handles pages that could not be started.
-        let _ = rest;
         match (copied, failed) {
             (0, Some(error)) => Err(error),
             (0, None) => self.read_page_locked(buffer, position),

@@ -1,7 +1,7 @@
 //! Reads of runs: adjacent folios filled by one transfer.
 //!
 //! `fill.rs` creates a run by claiming its folios. The run is started alone
-//! ([`ReadIo::read_first`]), in a [`Batch`] or by readahead (`readahead`), and ended
+//! ([`ReadIo::read`]), in a [`Batch`] or by readahead (`readahead`), and ended
 //! by [`ReadIo::finish`] on the thread that sees the transfer complete. Until then it owns the lock
 //! of each folio and one reference, which reserve the frames for the kernel (IO-1) even if all
 //! other users are gone. A run that fails or is dropped removes its folios from the table.
@@ -20,7 +20,7 @@
 use super::fill::{Locked, ReadIoClaim, Room, Wait};
 use super::handle::Handle;
 use crate::error::{Error, Result};
-use crate::io::{IoError, Queue};
+use crate::io::{IoError, Queue, Transfer};
 use crate::memory::Staged;
 use crate::page::{Entry, Flag, FolioId, Folios, PAGE_BYTES};
 use crate::stats::Counter;
@@ -81,6 +81,16 @@ impl ReadIo {
         self.is_empty() || self.pages() + folio_pages <= most
     }
 
+    /// Makes room for up to `pages` more pages, without waiting.
+    pub(super) fn make_room(&mut self, pages: u64) {
+        let least = 1 << self.inode.mapping.order();
+        let more_pages = self.inode.try_begin_read(least, pages).unwrap_or(0);
+        self.counted_pages += more_pages;
+        if let Some(staged) = &mut self.staged {
+            staged.extend(more_pages as usize);
+        }
+    }
+
     /// Returns the address that the bytes of a folio are read to.
     fn target(&self, number: usize, id: FolioId) -> *mut u8 {
         match &self.staged {
@@ -126,13 +136,8 @@ impl ReadIo {
         &self.folios
     }
 
-    /// Queues the run in `queue`, or finishes it at once if the backing has no bytes of it.
-    pub(super) fn start<T>(
-        mut self,
-        queue: &mut Queue<'_, (ReadIo, T)>,
-        tag: T,
-        finished: impl FnOnce(ReadIo, T),
-    ) {
+    /// Returns the transfer that fills the run; `None` if the backing has no bytes of it.
+    fn transfer(&mut self) -> Option<Transfer> {
         if let Some(staged) = &mut self.staged {
             staged.shrink(self.folios.len());
         }
@@ -141,16 +146,27 @@ impl ReadIo {
         self.inode.end_read(unused_pages);
         self.cleared_before = self.inode.clearing.cleared_before();
         self.expected_bytes = self.inode.bytes_to_read(&self.folios);
+        let counters = &self.inode.memory.counters;
         if self.expected_bytes == 0 {
-            self.inode.memory.counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
-            return finished(self, tag);
+            counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
+            return None;
         }
         if self.staged.is_some() {
             self.inode.memory.region_reads.note_read(self.pages());
         }
-        self.inode.memory.counters.add(Counter::ReadRequest, 1);
+        counters.add(Counter::ReadRequest, 1);
         let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));
-        let transfer = self.inode.read_transfer(&self.folios, targets);
+        Some(self.inode.read_transfer(&self.folios, targets))
+    }
+
+    /// Queues the run in `queue`, or finishes it at once if the backing has no bytes of it.
+    pub(super) fn start<T>(
+        mut self,
+        queue: &mut Queue<'_, (ReadIo, T)>,
+        tag: T,
+        finished: impl FnOnce(ReadIo, T),
+    ) {
+        let Some(transfer) = self.transfer() else { return finished(self, tag) };
         // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), or staging memory. The
         // run, which the queue keeps until it is complete, holds that memory and the locks and
         // references of the folios, which are not uptodate: no other thread writes them, and
@@ -158,19 +174,26 @@ impl ReadIo {
         unsafe { queue.push(transfer, (self, tag)) }
     }
 
+    /// Reads the run on this thread, which has no queue, and passes its folios to `visit` like
+    /// [`Self::finish`].
+    pub(super) fn read<'a>(
+        mut self,
+        inode: &'a Inode,
+        visit: impl FnMut(Locked<'a>),
+    ) -> Result<()> {
+        let answer = self.transfer().map_or(Ok(0), |transfer| {
+            inode.memory.counters.add(Counter::PlainTransfer, 1);
+            // SAFETY: IO-1, as in `start`: the run is here until the transfer is complete.
+            unsafe { transfer.run_alone() }
+        });
+        self.finish(&inode.memory.folios, answer, visit)
+    }
+
     /// Reads the run on this thread and returns its first folio, locked.
-    pub(super) fn read_first<'a>(self, inode: &'a Inode) -> Result<Locked<'a>> {
-        let folios = &inode.memory.folios;
+    pub(super) fn read_first(self, inode: &Inode) -> Result<Locked<'_>> {
         let mut first = None;
-        let mut outcome = Ok(());
-        let mut finish = |run: ReadIo, answer| {
-            outcome = run.finish(folios, answer, |locked| first = first.take().or(Some(locked)));
-        };
-        let mut queue = inode.engine.queue();
-        self.start(&mut queue, (), |run, ()| finish(run, Ok(0)));
-        queue.complete(1, |(run, ()), answer| finish(run, answer));
-        drop(queue);
-        outcome.map(|()| first.expect("a run has a folio, and returns it on success"))
+        self.read(inode, |locked| first = first.take().or(Some(locked)))?;
+        Ok(first.expect("a run has a folio, and returns it on success"))
     }
 
     /// Ends the fill. `answer` is the result of the transfer: the number of bytes read from the

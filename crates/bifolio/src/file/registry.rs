@@ -27,6 +27,8 @@
 //! `CacheState` (`handle.rs`) tells if the cache is usable (not closed, not in a forked child), and
 //! counts the maps in use, which a close must not invalidate. Every call checks it before it takes
 //! a lock.
+//!
+//! Longer than 600 lines only with its tests, which use its private items.
 
 use super::async_reads::ReadServers;
 use super::closing::Membership;
@@ -474,7 +476,7 @@ fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
     Ok(file)
 }
 
-fn no_table(source: std::io::Error) -> crate::error::Error {
+pub(super) fn no_table(source: std::io::Error) -> crate::error::Error {
     let purpose = "a file's table (OpenOptions::len_max)";
     ErrorKind::Memory { purpose, source }.into()
 }
@@ -522,7 +524,7 @@ impl Open {
             return Err(kind.into());
         }
         let faults = self.inode.page_space.is_in_place().then_some(self.faults);
-        options.check_decided(self.inode.len_max_bytes, faults, file)?;
+        options.check_decided(self.inode.len_max_bytes(), faults, file)?;
         self.check_way(options.direct)
     }
 

@@ -13,7 +13,9 @@
 use super::File;
 use super::fill::Locked;
 use super::handle::AccessMode;
+use super::options::check_len_max;
 use super::own_pins;
+use super::registry::no_table;
 use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::io::FallocateMode;
@@ -30,6 +32,8 @@ use std::time::Duration;
 #[derive(Debug)]
 struct Growing<'a> {
     page_space: Option<&'a PageSpace>,
+    /// File with a backing and its length before, if raw writers may store past its end.
+    uncovered: Option<(&'a File, u64)>,
 }
 
 impl Growing<'_> {
@@ -43,6 +47,15 @@ impl Growing<'_> {
 impl Drop for Growing<'_> {
     fn drop(&mut self) {
         self.end();
+        // A raw store past the old end, made since the bytes there were zeroed, is part of the file
+        // now. A write-out of its page ended at the old length.
+        if let Some((file, before_bytes)) = self.uncovered
+            && file.len() > before_bytes
+            && let Some(Locked { folio, lock, .. }) =
+                file.handle.find_resident(before_bytes >> PAGE_SHIFT)
+        {
+            file.handle.inode.mark_stored(&lock, folio.id());
+        }
     }
 }
 
@@ -94,6 +107,67 @@ impl File {
         self.cut(&resizing, len_bytes)
     }
 
+    /// Returns the length in bytes that the file may grow to:
+    /// [`OpenOptions::len_max`](crate::OpenOptions::len_max) of the first open, or as raised since.
+    pub fn len_max(&self) -> u64 {
+        self.handle.inode.len_max_bytes()
+    }
+
+    /// Raises the length that the file may grow to, `len_max`, to `bytes`, for all of its handles
+    /// until the last one is closed. Has no effect if the file may already grow to that.
+    ///
+    /// Other threads may use the file meanwhile: no page moves, and pins stay valid. Blocks only
+    /// for other changes of the length, which may wait for their I/O.
+    ///
+    /// # Cost
+    /// A few system calls, and address space: an 8-byte Entry for each 4 KiB of file up to `bytes`,
+    /// at least as much as the file had before. It becomes memory, within the bound, as pages are
+    /// cached, and is freed with the file. Outside of the bound it costs a few hundred bytes. Hits
+    /// on pages below the `len_max` of the open cost what they did. Those above it have their
+    /// Entries in another array, and take about twice as long: if you know at the open how long
+    /// the file will be, say so there. Raise it by much rather than often.
+    ///
+    /// # Errors
+    /// A handle that is not open for writing; a file that can be mapped
+    /// ([`ErrorKind::IsMappable`]), whose address space is fixed; more than 4 PiB
+    /// ([`ErrorKind::Config`]); address space that the system refuses ([`ErrorKind::Memory`]).
+    /// Nothing has changed then.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// use bifolio::{Cache, ErrorKind, OpenOptions};
+    /// let cache = Cache::builder().memory(4 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create(true).len_max(1 << 20);
+    /// let log = cache.open(&path, &options)?;
+    /// log.set_len(1 << 20)?;
+    /// let refused = log.append(b"record").unwrap_err();
+    /// assert!(matches!(refused.kind(), ErrorKind::TooLong { .. }));
+    ///
+    /// log.raise_len_max(1 << 30)?;
+    /// assert_eq!(log.append(b"record")?, 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn raise_len_max(&self, bytes: u64) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        if bytes <= self.len_max() {
+            return Ok(());
+        }
+        handle.check_unmappable("raise len_max")?;
+        check_len_max(bytes, 0)?;
+        let raise = || {
+            let resizing = handle.inode.lock_resizing();
+            // Another thread may have raised it further.
+            if bytes > self.len_max() { resizing.raise_len_max(bytes) } else { Ok(()) }
+        };
+        // Tables of closed files may have the address space.
+        let is_freed = || handle.reclaim.free_closed_files().0 > 0;
+        raise().or_else(|error| if is_freed() { raise() } else { Err(error) }).map_err(no_table)
+    }
+
     fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {
         let before_bytes = self.len();
         resizing.set_len(len_bytes)?;
@@ -141,10 +215,10 @@ impl File {
     fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
         if len_bytes <= before_bytes {
-            return Ok(Growing { page_space: None });
+            return Ok(Growing { page_space: None, uncovered: None });
         }
         let page_space = &self.handle.inode.page_space;
-        let growing = Growing { page_space: Some(page_space) };
+        let mut growing = Growing { page_space: Some(page_space), uncovered: None };
         let purpose = "pages past the end of a file";
         let begun = page_space.begin_growth(before_bytes, len_bytes);
         begun.map_err(|source| ErrorKind::Memory { purpose, source })?;
@@ -162,6 +236,9 @@ impl File {
         }
         if page_space.tracked().is_some() {
             self.zero_tail(before_bytes)?;
+            let ends_in_page = !before_bytes.is_multiple_of(PAGE_BYTES);
+            growing.uncovered =
+                (ends_in_page && !self.is_memory_file()).then_some((self, before_bytes));
         }
         Ok(growing)
     }
@@ -321,8 +398,8 @@ impl File {
         else {
             return false;
         };
-        // Only here do dirty bytes move to another folio. A memory file has no syncs, so no thread
-        // looks for them by its dirty list; the folios stay locked, and the old ones are frozen.
+        // A memory file has no syncs, so no thread looks for its bytes by the dirty list; the new
+        // folio stays locked, and the old ones are frozen.
         inode.pass_dirt(&gone, new.id());
         if inode.is_evictable() {
             memory.lru.add(&memory.folios, for_lru, process::current_cpu());

@@ -48,6 +48,7 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 #[cfg(test)]
 use crate::sys::file::FileKind;
 use crate::sys::file::{self, FallocateFlags, SeekFrom};
+use crate::sys::process::Origin;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -94,6 +95,27 @@ pub struct DiskFile {
     /// The errno of the sync that failed (IO-4). Locked during a sync: the kernel reports a lost
     /// write once per descriptor.
     pub(super) sync_failed: Mutex<Option<Option<i32>>>,
+    /// Set once the file was locked exclusively.
+    pub(super) lock: Mutex<Option<ExclusiveLock>>,
+}
+
+/// An exclusive lock of the file.
+#[derive(Debug)]
+pub(super) struct ExclusiveLock {
+    /// Copy of the descriptor that took it.
+    file: OwnedFd,
+    /// Process that took it.
+    process: Origin,
+}
+
+impl Drop for ExclusiveLock {
+    /// Unlocks the file. Closing it would leave it locked while another thread starts a program,
+    /// which has copies of all descriptors for a moment. The lock of a parent process stays.
+    fn drop(&mut self) {
+        if !self.process.is_forked() {
+            let _ = file::unlock(self.file.as_fd());
+        }
+    }
 }
 
 impl DiskFile {
@@ -107,7 +129,15 @@ impl DiskFile {
     /// Locks the whole file against other programs and caches, without waiting; the lock ends when
     /// the file is closed. The file must be open for writing.
     pub(crate) fn lock_exclusively(&self) -> io::Result<()> {
-        file::lock_exclusively(self.buffered.as_fd())
+        let mut lock = self.lock.lock();
+        if lock.is_none() {
+            file::lock_exclusively(self.buffered.as_fd())?;
+            // Copied afterwards: closing a copy would drop the POSIX locks of the process.
+            let file = self.buffered.try_clone();
+            let file = file.inspect_err(|_| drop(file::unlock(self.buffered.as_fd())))?;
+            *lock = Some(ExclusiveLock { file, process: Origin::here() });
+        }
+        Ok(())
     }
 
     /// Returns `true` if the descriptors were opened for writing.

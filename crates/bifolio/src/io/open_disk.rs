@@ -158,6 +158,7 @@ impl Opened<'_> {
             direct_required: AtomicBool::new(options.direct == DirectIo::Require),
             buffered_reason: reason.map_or_else(OnceLock::new, OnceLock::from),
             sync_failed: Mutex::new(None),
+            lock: Mutex::new(None),
         }))
     }
 

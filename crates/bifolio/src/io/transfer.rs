@@ -18,6 +18,8 @@
 //!
 //! Nothing here retries anything else, or decides what an error means for a page.
 //!
+//! Longer than 600 lines only with its tests, which use its private items.
+//!
 //! # Safety
 //! Creates buffers from the pieces of a transfer: `push` requires IO-1 for all of them until the
 //! transfer is complete.
@@ -406,7 +408,7 @@ pub(crate) struct Transfer {
 }
 
 /// Result of a transfer: bytes before the end of file, or all bytes of a write.
-pub(super) type Answer = Result<usize, IoError>;
+pub(crate) type Answer = Result<usize, IoError>;
 
 impl Transfer {
     /// Returns the request to the backing.
@@ -421,6 +423,19 @@ impl Transfer {
     pub(super) unsafe fn run(self) -> Answer {
         // SAFETY: the caller's contract.
         unsafe { self.finish(|_| None) }
+    }
+
+    /// Acts as [`Self::run`], for a thread that has no queue.
+    ///
+    /// # Safety
+    /// IO-1 must hold for the pieces.
+    pub(crate) unsafe fn run_alone(self) -> Answer {
+        blocking::check_in_queue("a transfer", 0);
+        blocking::note_pushed();
+        // SAFETY: the caller's contract.
+        let answer = unsafe { self.run() };
+        blocking::note_handed_out(1);
+        answer
     }
 
     /// Completes a transfer whose first attempt was made by a ring, with result `answer`.

@@ -143,16 +143,18 @@ impl Hot {
 impl Mapping {
     /// Creates a mapping for a file of `len_bytes` bytes that can grow to `len_bytes_max`.
     pub(crate) fn new(order: u8, len_bytes: u64, len_bytes_max: u64) -> std::io::Result<Self> {
-        let folio_bytes = PAGE_BYTES << order;
-        let pages = len_bytes_max.div_ceil(folio_bytes).max(1) << order;
         Ok(Self {
-            // One extra page: a read of no bytes at the very end loads its Entry.
-            table: Table::new(pages + 1)?,
+            table: Table::new(table_pages(order, len_bytes_max))?,
             order,
             hot: Box::new(Hot::new(len_bytes)),
             resident: AtomicU64::new(0),
             prediction: Prediction::default(),
         })
+    }
+
+    /// Makes the table long enough for a file of `len_bytes_max` bytes, as [`Table::reserve`] does.
+    pub(crate) fn reserve(&self, len_bytes_max: u64) -> std::io::Result<()> {
+        self.table.reserve(table_pages(self.order, len_bytes_max))
     }
 
     /// Returns log2 of the pages of a unit.
@@ -230,6 +232,13 @@ impl Mapping {
             folios.get(FolioId(entry.frame())).set_version(entry.version());
         }
     }
+}
+
+/// Returns the pages of the table of a file that can grow to `len_bytes_max`.
+fn table_pages(order: u8, len_bytes_max: u64) -> u64 {
+    let units = len_bytes_max.div_ceil(PAGE_BYTES << order).max(1);
+    // One extra page: a read of no bytes at the very end loads its Entry.
+    (units << order) + 1
 }
 
 /// Error of an insertion: another thread's folio is at the index. The caller uses that one.

@@ -49,6 +49,7 @@ mod mapping;
 mod optimistic;
 mod pin;
 mod table;
+mod tables;
 
 pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
@@ -66,4 +67,5 @@ pub(crate) use pin::{COUNT_MAX, TryGet};
 pub(crate) use pin::{PinState, PinWord, Put};
 #[cfg(all(test, loom))]
 pub(crate) use table::Bitmap;
-pub(crate) use table::{Filling, HasTable, TABLE_PAGE_BYTES, Table, Tables};
+pub(crate) use table::{Filling, TABLE_PAGE_BYTES, Table};
+pub(crate) use tables::{HasTable, Tables};

@@ -7,6 +7,16 @@
 //! [`Bitmap`], and skip the rest at no cost. (The bitmap itself is not charged; one page of it
 //! covers 64 GiB of file.)
 //!
+//! A table that must become longer ([`Table::reserve`]) gets another array for the pages after its
+//! end, a [`Segment`]; those before stay in place. Each segment at least doubles the table, so few
+//! are ever searched, and a table that was never extended has only the first, which the hit path
+//! addresses directly. A thread that accesses a page finds its segment without a further protocol:
+//! the extension is published (Release, in `OnceLock::set`) before the limit of the length is
+//! raised, and the limit before any page beyond the old one is in the table or below the length.
+//! So whatever tells a thread of such a page also orders its search (Acquire, in `OnceLock::get`)
+//! after the publication. A walk that does not know of the segment misses no page that was inserted
+//! before it began.
+//!
 //! PROTOCOL. A table page without a folio and without a swap slot holds only holes and shadows, and
 //! shadows are hints. When memory for metadata is short, `reclaim` returns such pages to the
 //! kernel. Their addresses stay mapped and read as zeros, which are holes, so readers are not
@@ -34,19 +44,20 @@
 //! page that was freed in between: its exchange fails, but 4 KiB are resident and not charged until
 //! the page is charged again or the file is closed.
 //!
+//! Longer than 600 lines only with its tests, which use its private items.
+//!
 //! # Safety
 //! The table consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
 use super::entry::Entry;
-use crate::sync::{AtomicU8, AtomicU64, Backoff, Mutex, Ordering, WeakList, store_owned};
+use crate::sync::{AtomicU8, AtomicU64, Backoff, Ordering, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::copy;
-use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
 /// Entries per table page, the unit of charging.
-const ENTRIES_PER_TABLE_PAGE: u64 = 512;
+const ENTRIES_PER_TABLE_PAGE: u64 = if cfg!(all(test, loom)) { 4 } else { 512 };
 /// Size of a table page in bytes.
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 
@@ -58,16 +69,72 @@ struct Word(AtomicU64);
 // SAFETY: an atomic word is valid when zero and needs no dropping.
 unsafe impl ZeroValid for Word {}
 
-/// The Entries of one file, with a bitmap of the charged table pages.
+/// The Entries of consecutive pages, with a bitmap of the charged table pages.
+#[derive(Debug)]
+struct Segment {
+    /// First page that it describes, which begins a table page.
+    first_page: u64,
+    /// Entries of whole table pages.
+    entries: ReservedArray<Word>,
+    /// One bit per charged table page, counted from the first of the segment.
+    charged: Bitmap,
+    /// Segment that begins where this one ends, if there is one.
+    next: OnceLock<Box<Segment>>,
+}
+
+impl Segment {
+    /// Reserves a segment for `pages` pages or slightly more.
+    fn new(first_page: u64, pages: u64) -> std::io::Result<Self> {
+        let table_pages = pages.div_ceil(ENTRIES_PER_TABLE_PAGE);
+        let entries = usize::try_from(table_pages * ENTRIES_PER_TABLE_PAGE);
+        let entries = entries.map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            first_page,
+            entries: ReservedArray::new(entries)?,
+            charged: Bitmap::new(table_pages)?,
+            next: OnceLock::new(),
+        })
+    }
+
+    fn end_page(&self) -> u64 {
+        self.first_page + self.entries.len() as u64
+    }
+
+    fn first_table_page(&self) -> u64 {
+        self.first_page / ENTRIES_PER_TABLE_PAGE
+    }
+
+    /// Returns the bit of the table page that holds the Entry of page `index`.
+    fn bit_of(&self, index: u64) -> u64 {
+        (index - self.first_page) / ENTRIES_PER_TABLE_PAGE
+    }
+
+    /// Returns the first page of the segment from `index` on whose Entry `is_wanted`.
+    #[inline]
+    fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
+        let load = |place| self.entries.get(place as usize).0.load(Ordering::Relaxed);
+        let mut place = index.saturating_sub(self.first_page);
+        while let Some(table_page) = self.charged.next(place / ENTRIES_PER_TABLE_PAGE) {
+            let first = table_page * ENTRIES_PER_TABLE_PAGE;
+            let end = first + ENTRIES_PER_TABLE_PAGE;
+            let mut places = place.max(first)..end;
+            if let Some(found) = places.find(|place| is_wanted(Entry(load(*place)))) {
+                return Some(self.first_page + found);
+            }
+            place = end;
+        }
+        None
+    }
+}
+
+/// The Entries of one file.
 #[derive(Debug)]
 pub(crate) struct Table {
-    entries: ReservedArray<Word>,
-    /// One bit per charged table page.
-    charged: Bitmap,
+    first: Segment,
     /// Number of charged table pages.
     charged_pages: AtomicU64,
     fillers: Fillers,
-    listed: Listed,
+    pub(super) listed: Listed,
     /// Table page at which the next search for unused pages begins.
     looked_at: AtomicU64,
 }
@@ -75,10 +142,8 @@ pub(crate) struct Table {
 impl Table {
     /// Reserves a table for `pages` pages of the file.
     pub(crate) fn new(pages: u64) -> std::io::Result<Self> {
-        let entries = usize::try_from(pages).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            entries: ReservedArray::new(entries)?,
-            charged: Bitmap::new(pages.div_ceil(ENTRIES_PER_TABLE_PAGE))?,
+            first: Segment::new(0, pages)?,
             charged_pages: AtomicU64::new(0),
             fillers: Fillers::default(),
             listed: Listed::default(),
@@ -86,14 +151,50 @@ impl Table {
         })
     }
 
-    /// Returns the number of pages that the table can describe.
-    pub(crate) fn pages(&self) -> u64 {
-        self.entries.len() as u64
+    /// Extends the table to at least `pages` pages of the file. Callers serialize, and tell other
+    /// threads of a page beyond the old end only after the call. Changes nothing if the kernel
+    /// refuses the address space.
+    pub(crate) fn reserve(&self, pages: u64) -> std::io::Result<()> {
+        let last = self.segments().last().unwrap_or(&self.first);
+        let end_page = last.end_page();
+        if pages <= end_page {
+            return Ok(());
+        }
+        // Many small extensions would make a long chain.
+        let segment = Segment::new(end_page, pages.max(2 * end_page) - end_page)?;
+        let is_set = last.next.set(Box::new(segment)).is_ok();
+        debug_assert!(is_set, "callers serialize");
+        Ok(())
     }
 
-    /// Returns the first position of the file that has no Entry.
-    pub(crate) fn end_bytes(&self) -> u64 {
-        self.pages().saturating_mul(super::PAGE_BYTES)
+    /// Returns the segments, the first one first.
+    fn segments(&self) -> impl Iterator<Item = &Segment> {
+        std::iter::successors(Some(&self.first), |segment| segment.next.get().map(Box::as_ref))
+    }
+
+    /// Returns the segment of a page. Panics past the end of the table, which is a bug in this
+    /// crate.
+    #[inline(always)]
+    fn segment_of(&self, index: u64) -> &Segment {
+        if index < self.first.end_page() { &self.first } else { self.later_segment_of(index) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn later_segment_of(&self, index: u64) -> &Segment {
+        let found = self.segments().find(|segment| index < segment.end_page());
+        found.unwrap_or_else(|| panic!("page {index} of {}", self.pages()))
+    }
+
+    /// Returns the number of pages that the table can describe.
+    pub(crate) fn pages(&self) -> u64 {
+        self.segments().last().unwrap_or(&self.first).end_page()
+    }
+
+    /// Returns the first position of the file that has no Entry in the array at
+    /// [`Self::as_ptr`].
+    pub(crate) fn first_end_bytes(&self) -> u64 {
+        self.first.end_page().saturating_mul(super::PAGE_BYTES)
     }
 
     /// Loads the Entry of a page. Panics past the end of the table, which is a bug in this crate.
@@ -102,17 +203,29 @@ impl Table {
         Entry(self.word(index).load(ordering))
     }
 
-    /// Returns the address of the first Entry, for the hit path, which checks the index against the
-    /// file's length.
+    /// Returns the address of the first Entry, for the hit path, which checks positions against
+    /// [`Self::first_end_bytes`].
     #[cfg(not(all(test, loom)))]
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *const AtomicU64 {
-        self.entries.as_ptr().cast()
+        self.first.entries.as_ptr().cast()
     }
 
+    /// Returns the word of a page's Entry. Panics like [`Self::load`].
     #[inline(always)]
     pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
-        &self.entries.get(index as usize).0
+        // The first segment begins at page 0: one comparison, which is also the bounds check.
+        if index < self.first.entries.len() as u64 {
+            return &self.first.entries.get(index as usize).0;
+        }
+        self.later_word(index)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn later_word(&self, index: u64) -> &AtomicU64 {
+        let segment = self.later_segment_of(index);
+        &segment.entries.get((index - segment.first_page) as usize).0
     }
 
     /// Prefetches an Entry.
@@ -159,13 +272,16 @@ impl Table {
 
     /// Returns the first charged table page at or after `page`.
     fn next_charged(&self, page: u64) -> Option<u64> {
-        self.charged.next(page)
+        self.segments().find_map(|segment| {
+            let first = segment.first_table_page();
+            segment.charged.next(page.saturating_sub(first)).map(|bit| first + bit)
+        })
     }
 
     /// Returns `true` if `is_wanted` accepts any Entry of a table page. Checks them in order.
     fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
         let first = page * ENTRIES_PER_TABLE_PAGE;
-        let mut entries = first..(first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
+        let mut entries = first..first + ENTRIES_PER_TABLE_PAGE;
         // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a folio
         // removed sees the others removed.
         entries.any(|index| is_wanted(self.load(index, Ordering::Acquire)))
@@ -174,13 +290,15 @@ impl Table {
     /// Returns the memory of a table page to the kernel, if that succeeds: all its Entries are
     /// holes now. No thread is filling.
     fn discharge(&self, page: u64) -> bool {
-        let first = page * ENTRIES_PER_TABLE_PAGE;
-        let end = (first + ENTRIES_PER_TABLE_PAGE).min(self.pages());
-        let is_given = self.entries.release(first as usize..end as usize, |word| {
+        let index = page * ENTRIES_PER_TABLE_PAGE;
+        let segment = self.segment_of(index);
+        let first = (index - segment.first_page) as usize;
+        let end = first + ENTRIES_PER_TABLE_PAGE as usize;
+        let is_given = segment.entries.release(first..end, |word| {
             word.0.store(Entry::HOLE.0, Ordering::Relaxed);
         });
         if is_given {
-            self.charged.clear(page);
+            segment.charged.clear(segment.bit_of(index));
             self.charged_pages.fetch_sub(1, Ordering::Relaxed);
         }
         is_given
@@ -188,7 +306,8 @@ impl Table {
 
     /// Returns `true` if the table page of `index` has been charged against the bound.
     pub(crate) fn is_charged(&self, index: u64) -> bool {
-        self.charged.is_set(index / ENTRIES_PER_TABLE_PAGE)
+        let segment = self.segment_of(index);
+        segment.charged.is_set(segment.bit_of(index))
     }
 
     /// Returns the end of the uncharged pages, all holes, that start at `index`; `index` itself if
@@ -202,7 +321,8 @@ impl Table {
 
     /// Records that the table page of `index` has been charged. Returns `false` if it already was.
     pub(crate) fn set_charged(&self, index: u64) -> bool {
-        let fresh = self.charged.set(index / ENTRIES_PER_TABLE_PAGE);
+        let segment = self.segment_of(index);
+        let fresh = segment.charged.set(segment.bit_of(index));
         if fresh {
             self.charged_pages.fetch_add(1, Ordering::Relaxed);
         }
@@ -229,17 +349,113 @@ impl Table {
     /// Returns the first page from `index` on whose Entry `is_wanted`. Touches charged table pages
     /// only.
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
-        let mut index = index;
+        let mut segment = &self.first;
         loop {
-            let table_page = self.charged.next(index / ENTRIES_PER_TABLE_PAGE)?;
-            let first = table_page * ENTRIES_PER_TABLE_PAGE;
-            let next_first = first + ENTRIES_PER_TABLE_PAGE;
-            let mut pages = index.max(first)..next_first.min(self.pages());
-            if let Some(found) = pages.find(|page| is_wanted(self.load(*page, Ordering::Relaxed))) {
+            if let Some(found) = segment.next(index, &is_wanted) {
                 return Some(found);
             }
-            index = next_first;
+            segment = segment.next.get()?;
         }
+    }
+}
+
+/// Records if a table is on the list of [`Tables`](super::Tables).
+#[derive(Debug, Default)]
+pub(super) struct Listed(AtomicU8);
+
+impl Listed {
+    /// Records that the table is listed. Returns `true` if it was not: the caller must add it to
+    /// the list.
+    pub(super) fn begin(&self) -> bool {
+        // AcqRel: pairs with itself in `end`: the later of the two sees what the earlier thread
+        // charged, or that the table must be listed again.
+        self.0.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Records that the table is not listed. Pages charged before it was last listed are seen
+    /// afterwards.
+    pub(super) fn end(&self) {
+        // AcqRel: pairs with itself in `begin`.
+        self.0.swap(0, Ordering::AcqRel);
+    }
+}
+
+/// Set while no thread may begin to fill.
+const CLOSED: u64 = 1 << 63;
+/// Charged pages examined per call; fillers wait meanwhile.
+const LOOKED_AT_MAX: u64 = 64;
+
+/// Number of threads that fill pages of a table, or [`CLOSED`].
+#[derive(Debug, Default)]
+struct Fillers(AtomicU64);
+
+/// Guard of a filler: while it exists, no page of the table is freed.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Filling<'t>(&'t Fillers);
+
+impl Fillers {
+    /// T1: begins to fill.
+    fn enter(&self) -> Filling<'_> {
+        let mut backoff = Backoff::default();
+        loop {
+            // Acquire: pairs with the Release of G4: this thread sees which pages are no longer
+            // charged.
+            if self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
+                return Filling(self);
+            }
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            backoff.wait();
+        }
+    }
+
+    /// Runs `work` between G1 and G4. Returns `false`, without running it, if a thread is filling.
+    fn close_for(&self, work: impl FnOnce()) -> bool {
+        // Acquire: pairs with the Release of T4: this thread sees what was inserted. On failure,
+        // Relaxed: nothing is read.
+        let exchange = (Ordering::Acquire, Ordering::Relaxed);
+        if self.0.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
+            return false;
+        }
+        work();
+        // Release: pairs with the Acquire of T1.
+        self.0.fetch_and(!CLOSED, Ordering::Release);
+        true
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of G1: the insertions are seen.
+        self.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Table {
+    /// Returns unused table pages to the kernel among the next [`LOOKED_AT_MAX`] charged ones.
+    /// Returns how many.
+    pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
+        if self.charged_bytes() == 0 {
+            return 0;
+        }
+        let is_needed = |entry: Entry| entry.is_folio() || keeps_values && entry != Entry::HOLE;
+        let mut given = 0;
+        self.fillers.close_for(|| {
+            // Relaxed: the position of the search, only a hint.
+            let mut at = self.looked_at.load(Ordering::Relaxed);
+            for _ in 0..LOOKED_AT_MAX {
+                let Some(page) = self.next_charged(at) else {
+                    at = 0;
+                    break;
+                };
+                at = page + 1;
+                if !self.any_of(page, is_needed) && self.discharge(page) {
+                    given += 1;
+                }
+            }
+            self.looked_at.store(at, Ordering::Relaxed);
+        });
+        given
     }
 }
 
@@ -349,200 +565,6 @@ fn mask(bit: u64) -> u64 {
     1 << (bit % WORD_BITS)
 }
 
-/// Set while no thread may begin to fill.
-const CLOSED: u64 = 1 << 63;
-/// Charged pages examined per call; fillers wait meanwhile.
-const LOOKED_AT_MAX: u64 = 64;
-
-/// Number of threads that fill pages of a table, or [`CLOSED`].
-#[derive(Debug, Default)]
-struct Fillers(AtomicU64);
-
-/// Guard of a filler: while it exists, no page of the table is freed.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct Filling<'t>(&'t Fillers);
-
-impl Fillers {
-    /// T1: begins to fill.
-    fn enter(&self) -> Filling<'_> {
-        let mut backoff = Backoff::default();
-        loop {
-            // Acquire: pairs with the Release of G4: this thread sees which pages are no longer
-            // charged.
-            if self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
-                return Filling(self);
-            }
-            self.0.fetch_sub(1, Ordering::Relaxed);
-            backoff.wait();
-        }
-    }
-
-    /// Runs `work` between G1 and G4. Returns `false`, without running it, if a thread is filling.
-    fn close_for(&self, work: impl FnOnce()) -> bool {
-        // Acquire: pairs with the Release of T4: this thread sees what was inserted. On failure,
-        // Relaxed: nothing is read.
-        let exchange = (Ordering::Acquire, Ordering::Relaxed);
-        if self.0.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
-            return false;
-        }
-        work();
-        // Release: pairs with the Acquire of T1.
-        self.0.fetch_and(!CLOSED, Ordering::Release);
-        true
-    }
-}
-
-impl Drop for Filling<'_> {
-    fn drop(&mut self) {
-        // Release: pairs with the Acquire of G1: the insertions are seen.
-        self.0.0.fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// A file that has a table.
-pub(crate) trait HasTable: Send + Sync + Debug {
-    /// Returns the table.
-    fn table(&self) -> &Table;
-    /// Returns `true` if the value of an Entry without a folio is more than a hint.
-    fn keeps_values(&self) -> bool;
-    /// Returns `true` if charged pages stay for as long as the file is open, empty or not.
-    fn keeps_pages(&self) -> bool;
-}
-
-/// Records if a table is on the list of [`Tables`].
-#[derive(Debug, Default)]
-struct Listed(AtomicU8);
-
-impl Listed {
-    /// Records that the table is listed. Returns `true` if it was not: the caller must add it to
-    /// the list.
-    fn begin(&self) -> bool {
-        // AcqRel: pairs with itself in `end`: the later of the two sees what the earlier thread
-        // charged, or that the table must be listed again.
-        self.0.swap(1, Ordering::AcqRel) == 0
-    }
-
-    /// Records that the table is not listed. Pages charged before it was last listed are seen
-    /// afterwards.
-    fn end(&self) {
-        // AcqRel: pairs with itself in `begin`.
-        self.0.swap(0, Ordering::AcqRel);
-    }
-}
-
-/// The tables that have charged pages, least recently searched first. The cost of a search does not
-/// depend on the number of open files without such pages.
-///
-/// ```text
-///  CHARGE                                      SEARCH
-///  K1 set the bit, count the page              H1 pop a table, free what it can
-///  K2 listed = 1; was it 0? then add it        H2 pages left? add it
-///     to the list                              H3 else listed = 0; pages now, and listed = 1
-///                                                 was 0? add it
-/// ```
-///
-/// The later of K2 and H3 sees what the earlier did: so a table with a charged page is on the list,
-/// or popped by a thread that will add it again.
-#[derive(Debug)]
-pub(crate) struct Tables {
-    files: Mutex<WeakList<dyn HasTable>>,
-    /// Charged pages of files that keep values, which eviction does not empty.
-    kept_pages: AtomicU64,
-}
-
-impl Default for Tables {
-    fn default() -> Self {
-        Self { files: Mutex::new(WeakList::default()), kept_pages: AtomicU64::new(0) }
-    }
-}
-
-impl Tables {
-    /// K2: lists the table, one of whose pages was charged.
-    pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
-        if file.keeps_values() {
-            // Relaxed, here and below: only a count.
-            self.kept_pages.fetch_add(1, Ordering::Relaxed);
-        }
-        if file.table().listed.begin() {
-            let file: Arc<dyn HasTable> = Arc::<T>::clone(file);
-            self.files.lock().push(Arc::downgrade(&file));
-        }
-    }
-
-    /// Returns the charged pages of files that keep values.
-    pub(crate) fn kept_pages(&self) -> u64 {
-        self.kept_pages.load(Ordering::Relaxed)
-    }
-
-    /// Accounts for the drop of a file's table with its charged pages. Returns their bytes.
-    pub(crate) fn forget(&self, file: &impl HasTable) -> u64 {
-        let bytes = file.table().charged_bytes();
-        if file.keeps_values() {
-            self.kept_pages.fetch_sub(bytes / TABLE_PAGE_BYTES, Ordering::Relaxed);
-        }
-        bytes
-    }
-
-    /// Returns up to `wanted` or slightly more table pages to the kernel. Returns how many; the
-    /// caller uncharges them.
-    pub(crate) fn give_back(&self, wanted: u64) -> u64 {
-        let mut given = 0;
-        let count = self.files.lock().len();
-        for _ in 0..count {
-            let Some(file) = self.files.lock().pop() else { break };
-            let table = file.table();
-            let keeps_values = file.keeps_values();
-            let pages = if file.keeps_pages() { 0 } else { table.give_back(keeps_values) };
-            given += pages;
-            if keeps_values {
-                self.kept_pages.fetch_sub(pages, Ordering::Relaxed);
-            }
-            let has_pages = || table.charged_bytes() > 0;
-            let mut stays = has_pages();
-            if !stays {
-                table.listed.end();
-                stays = has_pages() && table.listed.begin();
-            }
-            if stays {
-                self.files.lock().push(Arc::downgrade(&file));
-            }
-            if given >= wanted {
-                break;
-            }
-        }
-        given
-    }
-}
-
-impl Table {
-    /// Returns unused table pages to the kernel among the next [`LOOKED_AT_MAX`] charged ones.
-    /// Returns how many.
-    pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
-        if self.charged_bytes() == 0 {
-            return 0;
-        }
-        let is_needed = |entry: Entry| entry.is_folio() || keeps_values && entry != Entry::HOLE;
-        let mut given = 0;
-        self.fillers.close_for(|| {
-            // Relaxed: the position of the search, only a hint.
-            let mut at = self.looked_at.load(Ordering::Relaxed);
-            for _ in 0..LOOKED_AT_MAX {
-                let Some(page) = self.next_charged(at) else {
-                    at = 0;
-                    break;
-                };
-                at = page + 1;
-                if !self.any_of(page, is_needed) && self.discharge(page) {
-                    given += 1;
-                }
-            }
-            self.looked_at.store(at, Ordering::Relaxed);
-        });
-        given
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -595,6 +617,41 @@ mod tests {
     }
 
     #[test]
+    fn an_extended_table_keeps_its_entries_and_finds_the_new_ones() {
+        let folio = Entry::folio(3, 0, 0);
+        for pages in [2, 512, 513, 70_000] {
+            let table = table_with(pages, &[(1, folio)]);
+            let (start, end) = (table.as_ptr(), table.pages());
+            assert_eq!(end, pages.next_multiple_of(ENTRIES_PER_TABLE_PAGE));
+            table.reserve(end).unwrap();
+            assert_eq!(table.pages(), end, "the table has them already");
+            table.reserve(end + 1).unwrap();
+            assert_eq!(table.pages(), 2 * end, "it doubles at least");
+            table.reserve(20 * end + 1).unwrap();
+            let last = 20 * end;
+            for index in [end, 2 * end - 1, 2 * end, last] {
+                table.set_charged(index);
+                assert!(table.is_charged(index), "page {index}");
+                table.store(index, folio, Ordering::Relaxed);
+            }
+            assert_eq!(table.as_ptr(), start);
+            let found = std::iter::successors(table.next_folio(0), |at| table.next_folio(at + 1));
+            assert_eq!(found.collect::<Vec<_>>(), [1, end, 2 * end - 1, 2 * end, last]);
+            let charged = table.charged_bytes();
+            for index in [end, last] {
+                table.store(index, Entry::HOLE, Ordering::Relaxed);
+            }
+            let left = [1, 2 * end - 1, 2 * end].map(|index| index / ENTRIES_PER_TABLE_PAGE);
+            let freed = [end, last].map(|index| index / ENTRIES_PER_TABLE_PAGE);
+            let freed = freed.iter().filter(|page| !left.contains(page)).count() as u64;
+            assert_eq!(table.give_back(false), freed);
+            assert_eq!(table.charged_bytes(), charged - freed * TABLE_PAGE_BYTES);
+            assert!(table.reserve(u64::MAX / 4096).is_err());
+            assert_eq!(table.pages(), (20 * end + 1).next_multiple_of(ENTRIES_PER_TABLE_PAGE));
+        }
+    }
+
+    #[test]
     fn charges_are_counted_once() {
         let table = Table::new(PAGES_HUGE).unwrap();
         assert!(table.set_charged(0) && !table.set_charged(511) && table.set_charged(512));
@@ -642,47 +699,5 @@ mod tests {
             assert_eq!(bitmap.next(bits), None, "past the end");
             assert_eq!(bitmap.next(u64::MAX), None);
         }
-    }
-
-    #[derive(Debug)]
-    struct File(Table);
-
-    impl HasTable for File {
-        fn table(&self) -> &Table {
-            &self.0
-        }
-
-        fn keeps_values(&self) -> bool {
-            false
-        }
-
-        fn keeps_pages(&self) -> bool {
-            false
-        }
-    }
-
-    #[test]
-    fn only_tables_with_charged_pages_are_searched() {
-        let tables = Tables::default();
-        let mut files: Vec<_> =
-            (0..1000).map(|_| Arc::new(File(Table::new(2048).unwrap()))).collect();
-        let charge = |number: usize, index| {
-            assert!(files[number].0.set_charged(index));
-            tables.enlist(&files[number]);
-        };
-        for number in [3, 500, 999] {
-            charge(number, 0);
-            charge(number, 600);
-        }
-        let listed = || tables.files.lock().len();
-        assert_eq!(listed(), 3, "one entry per table");
-        files[500].0.store(7, Entry::folio(3, 0, 0), Ordering::Relaxed);
-        assert_eq!(tables.give_back(1), 2, "all pages of the first table");
-        assert_eq!(listed(), 2);
-        charge(3, 1200);
-        assert_eq!((listed(), tables.give_back(100), listed()), (3, 4, 1));
-        assert_eq!((tables.give_back(100), listed()), (0, 1), "the page names a folio");
-        files.clear();
-        assert_eq!((tables.give_back(100), listed()), (0, 0));
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! MOVING a folio to other frames copies a small folio. No thread waits longer than that: readers
 //! without references retry, and lookups wait for the frozen folio. A folio with other references
-//! is not moved. A dirty folio is not moved either (WRITEBACK-1), except one of a memory file that
-//! cannot be evicted, so that its chunk can be emptied: no sync searches for it on the dirty list.
+//! is not moved, nor is one that is dirty for a device (WRITEBACK-1). A dirty folio of a memory
+//! file is: no sync searches for it on the dirty list.
 //!
 //! CLEARING an extent evicts or moves the neighbours of folios that `scan.rs` and `swapper.rs` have
 //! evicted. Folios are evicted one by one, in the order of their age, so that without this step the
@@ -19,10 +19,11 @@
 //! ```text
 //!   an extent after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
 //!     old: clean, and in the oldest quarter of the inactive list. Evicted now, unless in use.
-//!     young, used: moved to partial slots, and keep their positions on the lists.
+//!     young, used, and dirty folios of memory files: moved to partial slots, and keep their
+//!       positions on the lists.
 //!     fixed: locked, pinned, or adjacent to their neighbours in the file. They stay. If there
 //!       are too many of them, or too little is gained, nothing is done.
-//!     dirty: stay, too (WRITEBACK-1). The flusher is asked to write these pages.
+//!     dirty for a device: stay, too. The flusher is asked to write these pages.
 //! ```
 //!
 //! The folios that then fill the extent are of the same age, so they become old together, and less
@@ -32,7 +33,7 @@
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::memory::{EXTENT_PAGES, Evacuation, FrameKind, ListKind, Purpose};
-use crate::page::{Flag, FolioId, FolioRef, LockedFolio, OldFolio, PAGE_BYTES, WriteState};
+use crate::page::{Flag, FolioId, LockedFolio, OldFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::writeback::{Cleaner, Inode};
@@ -40,6 +41,13 @@ use std::ops::Range;
 
 /// Number of chunks that a round tries before it gives up.
 const CHUNKS_TRIED_MAX: usize = 8;
+
+/// The frames that a folio must leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OutOf {
+    Extent,
+    Chunk,
+}
 
 impl Reclaim {
     /// Empties a chunk, or as much of one as possible, for a folio. If that fails, empties a chunk
@@ -141,54 +149,35 @@ impl Reclaim {
             memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
         }
         let cannot_evict = matches!(outcome, EvictOutcome::Unwritten | EvictOutcome::Unswapped);
-        if cannot_evict && self.move_out(reclaim_lock, id) {
+        if cannot_evict && self.migrate(reclaim_lock, id, OutOf::Chunk) {
             return (EvictOutcome::Moved, pages);
         }
         (outcome, pages)
     }
 
-    /// Moves a folio to a partial slot in another extent; it keeps its position on its list.
-    /// Returns `false` if the folio is in use, dirty or under write-back, if it is adjacent to its
-    /// neighbours in the file, or if there is no partial slot.
-    fn migrate(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> bool {
-        let Ok(folio) = self.memory.folios.try_get(id) else { return false };
+    /// Moves a folio out of its extent to a partial slot of another one, or out of a chunk that is
+    /// being emptied to a slot of another chunk; it keeps its position on its list. Returns `false`
+    /// if the folio is in use, dirty for a device or under write-back, if there is no such slot, or
+    /// if only its extent is cleared and it is adjacent to its neighbours in the file.
+    fn migrate(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId, out_of: OutOf) -> bool {
+        let memory = &self.memory;
+        let Ok(folio) = memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
         let Some(inode) = reclaim_lock.owner(&locked) else { return false };
         let is_movable = locked.flags.get(Flag::Uptodate)
-            && locked.flags.write_state() == WriteState::Clean
-            && !stands_in_extent(inode, &locked, id);
-        if !is_movable {
+            && match locked.flags.write_state() {
+                WriteState::Clean => true,
+                WriteState::Dirty => inode.store.cleaner() != Cleaner::Flusher,
+                _ => false,
+            };
+        if !is_movable || out_of == OutOf::Extent && stands_in_extent(inode, &locked, id) {
             return false;
         }
-        let Some(target) = self.arena().allocate_partial(locked.order(), id) else { return false };
-        self.relocate(inode, folio, locked, target)
-    }
-
-    /// Moves a dirty folio of a memory file out of a chunk that is being emptied, to a free slot of
-    /// another chunk. Returns `false` if it is in use or under write-back, or if there is no such
-    /// slot.
-    fn move_out(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> bool {
-        let Ok(folio) = self.memory.folios.try_get(id) else { return false };
-        let Some(locked) = folio.try_lock() else { return false };
-        let Some(inode) = reclaim_lock.owner(&locked) else { return false };
-        let is_movable = inode.store.cleaner() != Cleaner::Flusher
-            && locked.flags.get(Flag::Uptodate)
-            && locked.flags.write_state() == WriteState::Dirty;
-        if !is_movable {
-            return false;
-        }
-        let Some(target) = self.arena().allocate_elsewhere(locked.order()) else { return false };
-        self.relocate(inode, folio, locked, target)
-    }
-
-    fn relocate(
-        &self,
-        inode: &Inode,
-        folio: FolioRef<'_>,
-        locked: LockedFolio<'_>,
-        target: FolioId,
-    ) -> bool {
-        let memory = &self.memory;
+        let target = match out_of {
+            OutOf::Extent => self.arena().allocate_partial(locked.order(), id),
+            OutOf::Chunk => self.arena().allocate_elsewhere(locked.order()),
+        };
+        let Some(target) = target else { return false };
         // As in a fill, the folio has no owner until it is in the table.
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
         let new_locked = new.lock_new();
@@ -286,29 +275,34 @@ impl Reclaim {
         extents.sort_unstable();
         extents.dedup();
         for extent in extents {
-            let survey = self.survey(extent);
+            let mut survey = self.survey(extent);
             let is_held = extent.pages_of(survey.fixed) > REMAINING_PAGES_MAX;
             if is_held || !survey.is_worth_it(extent) {
                 continue;
             }
-            self.have_written(reclaim_lock, &survey.dirty);
+            self.sort_dirty(reclaim_lock, &mut survey);
             if !survey.is_blocked(extent) {
                 self.compact_extent(reclaim_lock, extent, survey, counts);
             }
         }
     }
 
-    /// Asks the flusher to write dirty folios.
-    fn have_written(&self, reclaim_lock: &ReclaimLock<'_>, dirty: &[FolioId]) {
-        for id in dirty {
-            let Ok(folio) = self.memory.folios.try_get(*id) else { continue };
-            let Some(locked) = folio.try_lock() else { continue };
-            let Some(inode) = reclaim_lock.owner(&locked) else { continue };
-            if inode.store.cleaner() == Cleaner::Flusher {
+    /// Makes the dirty folios of memory files movable, and asks the flusher to write the others.
+    fn sort_dirty(&self, reclaim_lock: &ReclaimLock<'_>, survey: &mut Survey) {
+        let movable = &mut survey.movable;
+        survey.dirty.retain(|id| {
+            let Ok(folio) = self.memory.folios.try_get(*id) else { return true };
+            let Some(locked) = folio.try_lock() else { return true };
+            let Some(inode) = reclaim_lock.owner(&locked) else { return true };
+            let is_for_device = inode.store.cleaner() == Cleaner::Flusher;
+            if is_for_device {
                 let start = locked.index() * PAGE_BYTES;
                 inode.write_soon(start..start + locked.pages() * PAGE_BYTES);
+            } else {
+                movable.push(*id);
             }
-        }
+            is_for_device
+        });
     }
 
     fn compact_extent(
@@ -320,7 +314,7 @@ impl Reclaim {
     ) {
         let mut left = survey.fixed;
         for id in survey.movable {
-            left += usize::from(!self.migrate(reclaim_lock, id));
+            left += usize::from(!self.migrate(reclaim_lock, id, OutOf::Extent));
             if extent.pages_of(left) > REMAINING_PAGES_MAX {
                 return;
             }
@@ -374,7 +368,7 @@ impl Reclaim {
         let id = folio.id();
         memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
         if kind == ListKind::Active {
-            self.migrate(reclaim_lock, id);
+            self.migrate(reclaim_lock, id, OutOf::Extent);
         }
     }
 }

@@ -143,10 +143,19 @@ pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
 
 /// Takes a write lock of the open file description on the whole file (`F_OFD_SETLK`) without
 /// waiting. Fails with `EAGAIN` or `EACCES` if another description holds a lock. The lock ends with
-/// the last descriptor of the description.
+/// the last descriptor of the description, or [`unlock`].
 pub(crate) fn lock_exclusively(file: BorrowedFd<'_>) -> io::Result<()> {
+    set_lock(file, libc::F_WRLCK)
+}
+
+/// Ends the lock of the open file description.
+pub(crate) fn unlock(file: BorrowedFd<'_>) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK)
+}
+
+fn set_lock(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
     let lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,

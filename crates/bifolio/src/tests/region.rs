@@ -12,6 +12,8 @@
 //! - A raw store first gets a translation, then stores, even if the entry has changed meanwhile. A
 //!   flush waits until no earlier translation is in use.
 //! - A thread that keeps the bytes of a page has them after its unmapping.
+//!
+//! Longer than 600 lines because all steps act on the private state of one model.
 
 use super::world::{OWNER, World};
 use crate::page::{Entry, Flag, Folio, FolioRef, Frozen, Listing, LockedFolio, Lookup, WriteState};

@@ -31,6 +31,8 @@
 //! error were recorded before D4, a sync could begin in between: S1 would count the error, and S3
 //! would find nothing. Another thread may run S3 and S4, with a later `end`: they still come
 //! between this sync's S2 and S5 (`flush.rs`).
+//!
+//! Longer than 600 lines only with its tests, which use its private items.
 
 use super::lsns::{HeldBack, Lsns, may_pass};
 use super::throttle::DirtyPages;
@@ -229,19 +231,22 @@ impl DirtyList {
 
     /// Removes a locked folio from the list without a write-out: its bytes are no longer needed.
     pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
-        self.forget_in(&mut self.state.lock(), folios, id);
+        self.pages.sub(Self::remove_in(&mut self.state.lock(), folios, id));
     }
 
-    fn forget_in(&self, state: &mut DirtyState, folios: &Folios, id: FolioId) {
-        if folios.get(id).flags.transition_to_clean() == Listing::Remove {
-            state.unlink(folios, id);
-            state.lsns.remove(id);
-            self.pages.sub(folios.get(id).pages());
+    /// Removes a folio from the list, if it is on it. Returns the number of its pages that are
+    /// still counted.
+    fn remove_in(state: &mut DirtyState, folios: &Folios, id: FolioId) -> u64 {
+        if folios.get(id).flags.transition_to_clean() != Listing::Remove {
+            return 0;
         }
+        state.unlink(folios, id);
+        state.lsns.remove(id);
+        folios.get(id).pages()
     }
 
-    /// Removes those of the folios `old` that are on the list, and appends `new`, which has their
-    /// bytes. All are locked or frozen, and none has a write-out in flight.
+    /// Removes those of the folios `old` that are on the list, and appends `new`, which is clean
+    /// and has their bytes. All are locked or frozen, and none has a write-out in flight.
     pub(crate) fn replace(
         &self,
         folios: &Folios,
@@ -249,10 +254,11 @@ impl DirtyList {
         new: FolioId,
     ) {
         let mut state = self.state.lock();
-        old.for_each(|id| self.forget_in(&mut state, folios, id));
-        if Self::mark_in(&mut state, folios, new) {
-            self.pages.add(folios.get(new).pages());
-        }
+        let counted_pages: u64 = old.map(|id| Self::remove_in(&mut state, folios, id)).sum();
+        let is_new = Self::mark_in(&mut state, folios, new);
+        debug_assert!(is_new, "{new:?} was dirty before it had the bytes");
+        // The count is never lower meanwhile: a writer would find room that does not exist.
+        self.pages.add(folios.get(new).pages() - counted_pages);
     }
 
     /// D2, if the folio is dirty and its log record is durable: O3 of `gate.rs`, with the `durable`
@@ -369,7 +375,7 @@ impl DirtyList {
 
     /// Returns those of `ids` that are on the list with a number below `end`. The ids were found in
     /// the table of the file at the address `owner`. (A folio is in the table before it is put on
-    /// the list, and until it is removed from it: a dirty folio is never moved.)
+    /// the list, and until it is removed from it. One that is dirty for a device is never moved.)
     pub(crate) fn among<'a>(
         &self,
         folios: &'a Folios,
@@ -537,7 +543,7 @@ fn set_links(folio: &Folio, previous: u32, next: u32) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::AtomicU64;
+    use crate::sync::{AtomicBool, AtomicU64};
     use crate::writeback::NO_LSN;
     use std::sync::Arc;
 
@@ -629,6 +635,30 @@ mod tests {
         frozen.unfreeze().into_id();
         assert_eq!(ids(&walk.next_folios(&folios, &ALL, 10, false)), all[1..]);
         assert!(walk.is_over());
+    }
+
+    /// The folio is moved while another thread finds no room.
+    #[test]
+    fn the_bytes_of_a_moved_folio_are_counted_all_the_time() {
+        let (folios, list) = (folios(), list());
+        let old = dirty(&folios, &list, 1)[0];
+        let new = FolioId(1);
+        let _for_ever = folios.start(new, 64, 0, 0).into_id();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let counting = scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert!(!list.try_count_alone(1, 1), "there is room beside a dirty folio");
+                }
+            });
+            for _ in 0..100_000 {
+                list.replace(&folios, std::iter::once(old), new);
+                list.replace(&folios, std::iter::once(new), old);
+            }
+            is_over.store(true, Ordering::Relaxed);
+            counting.join().unwrap();
+        });
+        assert_eq!((list.len(), list.pages.own()), (1, 1));
     }
 
     #[test]

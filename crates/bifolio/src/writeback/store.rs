@@ -259,12 +259,13 @@ impl Store {
         self.set_len(before_bytes)
     }
 
-    /// Queries the length of the backing, if there is one. The caller holds `cutting` exclusively.
-    pub(crate) fn take_len(&self) -> std::result::Result<Option<u64>, IoError> {
-        let Self::Disk(disk) = self else { return Ok(None) };
+    /// Queries and records the length of the backing, if there is one. The caller holds `cutting`
+    /// exclusively.
+    pub(crate) fn query_len(&self) -> std::result::Result<(), IoError> {
+        let Self::Disk(disk) = self else { return Ok(()) };
         let len_bytes = io::len_bytes(&*disk.writer())?;
         disk.len_bytes.store(len_bytes, Ordering::Relaxed);
-        Ok(Some(len_bytes))
+        Ok(())
     }
 }
 

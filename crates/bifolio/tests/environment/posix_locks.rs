@@ -12,6 +12,7 @@ use crate::support::{
 };
 use bifolio::{Cache, DirectIo, ErrorKind, Feature, OpenOptions};
 use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 /// Set for the process that tries to lock a file.
 const PROBED: &str = "BIFOLIO_PROBED_FILE";
@@ -276,6 +277,28 @@ fn an_exclusive_open_refuses_other_caches_until_it_is_closed() {
     assert!(second.open(&path, &exclusive).is_err(), "the file is open for reading still");
     drop(reader);
     second.open(&path, &exclusive).unwrap();
+}
+
+/// A program that another thread starts has copies of all descriptors until it is executed.
+#[test]
+fn a_closed_file_is_unlocked_while_copies_of_its_descriptor_exist() {
+    let directory = directory();
+    let (path, _) = random_file(&directory, "copied", 10_000);
+    let path = path.canonicalize().unwrap();
+    let exclusive = writable().exclusive(true);
+    let file = cache_of(1 << 20).open(&path, &exclusive).unwrap();
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let numbers = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap());
+    let of_file = numbers.filter(|entry| entry.path().read_link().is_ok_and(|name| name == path));
+    let numbers: Vec<i32> =
+        of_file.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect();
+    let copies: Vec<OwnedFd> = numbers
+        .iter()
+        .map(|number| pidfd_getfd(&this, *number, PidfdGetfdFlags::empty()).unwrap())
+        .collect();
+    assert!(!copies.is_empty());
+    drop(file);
+    cache_of(1 << 20).open(&path, &exclusive).unwrap();
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Progress is asserted with a wide margin: far below the wait for a device that does not answer,
 //! and far above the delays of a loaded machine.
 //!
+//! Longer than 600 lines because most tests share `Healthy`, the file that must go on working.
+//!
 //! # Safety
 //! Loads bytes inside maps that live, by address, without references to them.
 #![allow(unsafe_code)]
@@ -29,7 +31,7 @@ use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, SmallDisk
 use fastrand::Rng;
 
 /// Maximum duration of a call on a healthy file.
-const CALL_MAX: Duration = Duration::from_secs(5);
+const CALL_MAX: Duration = Duration::from_secs(8);
 /// Maximum duration of everything that is expected to end.
 const TEST_MAX: Duration = Duration::from_secs(45);
 /// The bound of most caches here; half of it may be dirty.
@@ -317,7 +319,7 @@ fn a_healthy_file_works_beside_a_hung_swap() {
             continue;
         }
         let (_, swap) = faulty_memory(0);
-        let builder = small_cache().swap_backing(swap.clone()).reclaim_wait_ms_max(2000);
+        let builder = small_cache().swap_backing(swap.clone());
         let cache = builder.build().unwrap();
         let options = writable().mappable(mappable);
         let scratch = cache.memory_file_with("scratch", &options).unwrap();
@@ -394,6 +396,15 @@ fn a_call_waits_for_memory_once_whatever_it_asks_for() {
     });
 }
 
+/// Stops the other threads of a test, also if it fails.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes to random pages of a memory file until it is told to stop, ignoring errors. Returns the
 /// first byte of each page.
 fn overwrite_until(stop: &AtomicBool, file: &File, refused: &AtomicU64) -> Vec<u64> {
@@ -429,7 +440,11 @@ fn a_healthy_file_works_beside_a_swap_that_refuses() {
         }
         let (_, swap) = faulty_memory(0);
         let builder = Cache::builder().memory(memory).swap_backing(swap.clone());
-        let cache = builder.dirty_age_ms_max(20).reclaim_wait_ms_max(2000).build().unwrap();
+        // All that the swap leaves to the healthy file, 16 KiB of the smallest cache, may be on the
+        // way to its disk: a call waits for that as long as it may take.
+        let wait_ms_max = CALL_MAX.as_millis() as u64;
+        let builder = builder.dirty_age_ms_max(20).reclaim_wait_ms_max(wait_ms_max);
+        let cache = builder.build().unwrap();
         let scratch = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
         let mut healthy = Healthy::new(&cache, 4 << 20);
         // Most of it is in the swap, and comes back to be changed.
@@ -438,13 +453,14 @@ fn a_healthy_file_works_beside_a_swap_that_refuses() {
         swap.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
         let (stop, refused) = (AtomicBool::new(false), AtomicU64::new(0));
         let words = thread::scope(|scope| {
+            let stop_at_end = StopAtEnd(&stop);
             let writer = scope.spawn(|| overwrite_until(&stop, &scratch, &refused));
             // There is a limit.
             while refused.load(Ordering::Relaxed) < 2 && !writer.is_finished() {
                 healthy.work(100);
             }
             healthy.work(500);
-            stop.store(true, Ordering::Relaxed);
+            drop(stop_at_end);
             writer.join().unwrap()
         });
         assert_eq!(cache.stats().allocation_failures, 0, "{memory}: {:?}", cache.stats());
@@ -508,7 +524,7 @@ fn check_beside(waiting: Waiting, healthy: Healthy, rounds: usize) {
 #[test]
 fn a_healthy_file_works_beside_reads_that_hang() {
     let (_, hung) = faulty_memory(16 << 20);
-    let cache = small_cache().reclaim_wait_ms_max(2000).build().unwrap();
+    let cache = small_cache().build().unwrap();
     let healthy = Healthy::new(&cache, 16 << 20);
     let mut waiting = Waiting::new(&hung);
     let hung_file = cache.open_backing(hung, &writable()).unwrap();
@@ -538,7 +554,7 @@ fn a_healthy_map_works_beside_faults_that_hang() {
         return;
     }
     let (_, hung) = faulty_memory(16 << 20);
-    let cache = small_cache().reclaim_wait_ms_max(2000).build().unwrap();
+    let cache = small_cache().build().unwrap();
     let healthy = Healthy::mapped(&cache, 16 << 20);
     let mut waiting = Waiting::new(&hung);
     let hung_file = cache.open_backing(hung, &writable().mappable(true)).unwrap();
@@ -562,7 +578,7 @@ fn a_healthy_map_works_beside_two_devices_that_hang() {
         return;
     }
     // So small that what two devices leave of some things is less than a page.
-    let builder = Cache::builder().memory(1 << 20).reclaim_wait_ms_max(2000);
+    let builder = Cache::builder().memory(1 << 20);
     let cache = builder.build().unwrap();
     let healthy = Healthy::mapped(&cache, 4 << 20);
     let others: Vec<_> = (0..2).map(|_| faulty_memory(16 << 20).1).collect();
@@ -595,7 +611,7 @@ fn hung_devices(count: usize, call: Call, gate: &Gate) -> Vec<Arc<FaultyBacking>
 #[test]
 fn a_healthy_file_works_beside_many_hung_readers() {
     for count in [5, 17] {
-        let cache = small_cache().reclaim_wait_ms_max(2000).build().unwrap();
+        let cache = small_cache().build().unwrap();
         let healthy = Healthy::new(&cache, 16 << 20);
         let mut waiting = Waiting { gate: Gate::new(), threads: Vec::new() };
         for hung in hung_devices(count, Call::Read, &waiting.gate) {

@@ -1,5 +1,7 @@
 //! A request that cannot work returns an error of the right kind, in one line with the file and the
 //! error number.
+//!
+//! Longer than 600 lines because it goes through the kinds of errors one by one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

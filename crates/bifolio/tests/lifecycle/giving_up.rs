@@ -120,6 +120,18 @@ fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
 }
 
 #[test]
+fn bytes_past_the_storage_are_given_up_even_if_its_length_is_unknown() {
+    let (faulty, cache) = setup();
+    let file = faulty.open(&cache);
+    file.append(&[1; 3 * PAGE as usize]).unwrap();
+    faulty.backing.inject(Fault::on(Call::Len).fails(libc::EIO));
+    error_of(file.discard_dirty(), &["query of the length", "os error 5"]);
+    assert_same(&read_all(&file), &faulty.bytes);
+    file.close().unwrap();
+    assert_same(&faulty.stored(), &faulty.bytes);
+}
+
+#[test]
 fn a_file_without_a_handle_is_given_up_by_the_cache() {
     let (faulty, cache) = setup();
     let (others, _) = setup();

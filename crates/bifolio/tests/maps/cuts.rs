@@ -4,13 +4,15 @@
 //! A thread touches a page past the end only through the kernel, which returns EFAULT for it.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bifolio::FaultMode;
+use bifolio::{FaultMode, FileIdentity};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, kernel_loads, store, touch};
-use crate::support::{PAGE, directory, file_of};
+use crate::support::{PAGE, assert_same, directory, file_of, read_all, wait_until, writable};
 
 /// Lets the kernel load the second page repeatedly.
 fn load_until(stop: &AtomicBool, start: Address) {
@@ -65,5 +67,43 @@ fn a_page_is_there_at_once_when_the_file_grows() {
             stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(touch(map.as_ptr(), PAGE), 0);
+    }
+}
+
+/// The page is written out, with its old length, between the store and the end of the growth.
+#[test]
+fn what_is_stored_past_the_end_of_a_growing_file_reaches_its_storage() {
+    for way in Way::modes() {
+        let memory =
+            |number| MemoryBacking::new(vec![7; 5000]).identified(FileIdentity::custom(1, number));
+        let (storage, gate) = (Arc::new(memory(1)), Gate::new());
+        let full = Arc::new(FaultyBacking::new(memory(2)));
+        full.inject(Fault::on(Call::Write).held(&gate).forever());
+        let builder = way.builder(1 << 20).dirty_age_ms_max(3_600_000).dirty_bytes_max(64 << 10);
+        let cache = builder.build().unwrap();
+        let file = cache.open_backing(storage.clone(), &way.options().len_max(1 << 20)).unwrap();
+        let other = cache.open_backing(full.clone(), &writable().len_max(1 << 20)).unwrap();
+        let mut map = file.map_mut(0..5000).unwrap();
+        let start = Address(map.as_mut_ptr());
+        // A device may have three quarters of the limit.
+        while cache.stats().dirty_bytes < 48 << 10 {
+            other.append(&[1; PAGE as usize]).unwrap();
+        }
+        store(start.0, 7000, b"zeroed");
+        // Not evicted: another fill would find what the storage has.
+        let _resident = file.pin(PAGE..PAGE + 1).unwrap();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| file.write_all_at(b"end", 20_000).unwrap());
+            wait_until("the file starts to grow", || touch(start.0, 7000) == 0);
+            store(start.0, 7000, b"stored");
+            file.sync_data().unwrap();
+            assert_eq!(file.len(), 5000, "the writer waits for the other file");
+            gate.open();
+            writer.join().unwrap();
+        });
+        let found = read_all(&file);
+        file.sync_data().unwrap();
+        assert_same(&storage.bytes(), &found);
+        other.sync_data().unwrap();
     }
 }

@@ -8,6 +8,7 @@
 use std::os::unix::process::ExitStatusExt;
 
 use bifolio::{Cache, File};
+use bifolio_testing::{Call, Fault};
 
 use crate::setup::{Way, kernel_loads, load, log_to_stderr, run_child, store, touch};
 use crate::support::{self, Faulty, PAGE, assert_same, error_of, read, read_all};
@@ -130,6 +131,30 @@ fn dirty_pages_that_were_discarded_are_an_error() {
         error_of(file.sync_data(), &["discarded the page"]);
         file.sync_data().unwrap();
         assert_same(&read_all(&file), &storage.bytes);
+        drop((map, file));
+        cache.close().unwrap();
+    });
+}
+
+/// The end of the file was never written out: only its length needs the storage to grow.
+#[test]
+fn a_dirty_end_that_was_discarded_keeps_the_length() {
+    const NAME: &str = "discarded::a_dirty_end_that_was_discarded_keeps_the_length";
+    for_each(NAME, &Way::modes(), |way| {
+        let (storage, cache, file) = open(way, 2, 1 << 20);
+        file.append(&[8; 2 * PAGE_USIZE + 100]).unwrap();
+        let map = file.map(0..file.len()).unwrap();
+        discard(map.as_ptr(), 4..5);
+        // If the storage cannot grow, the page stays, and so does its error.
+        storage.backing.inject(Fault::on(Call::SetLen).fails(libc::ENOSPC));
+        error_of(map.prefetch(4 * PAGE..4 * PAGE + 100), &["change of length to 16484 bytes"]);
+        error_of(file.sync_data(), &["discarded the page"]);
+        error_of(map.prefetch(4 * PAGE..4 * PAGE + 100), &["discarded the page"]);
+        error_of(file.sync_data(), &["discarded the page"]);
+        file.sync_data().unwrap();
+        let expected = [&storage.bytes[..], &[8; 2 * PAGE_USIZE], &[0; 100]].concat();
+        assert_same(&read_all(&file), &expected);
+        assert_same(&storage.stored(), &expected);
         drop((map, file));
         cache.close().unwrap();
     });

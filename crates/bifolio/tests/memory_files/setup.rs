@@ -36,7 +36,7 @@ impl Setup {
     }
 
     pub fn builder(&self) -> CacheBuilder {
-        let builder = Cache::builder().memory(self.memory_bytes).reclaim_wait_ms_max(2000);
+        let builder = Cache::builder().memory(self.memory_bytes);
         match self.swap {
             Swap::None => builder,
             Swap::Temporary => builder.swap_directory(env!("CARGO_TARGET_TMPDIR")),

@@ -112,6 +112,67 @@ fn random_pins_read_nothing_ahead() {
     });
 }
 
+/// Reads the page at `start`, through a pin or a copy.
+fn check_page(file: &File, bytes: &[u8], start: u64, is_pinned: bool) {
+    let mut page = vec![0; PAGE as usize];
+    if is_pinned {
+        file.pin(start..start + PAGE).unwrap().copy_to(&mut page);
+    } else {
+        file.read_exact_at(&mut page, start).unwrap();
+    }
+    assert_same(&page, &bytes[start as usize..(start + PAGE) as usize]);
+}
+
+/// Ranges of a B-tree: a few pages in order, from a random one on.
+#[test]
+fn short_runs_are_read_ahead_by_about_as_much_as_they_read() {
+    const RUNS: u64 = 300;
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for run_pages in [2, 6, 12, 50] {
+        for is_pinned in [false, true] {
+            for_both_ways(4 << 20, &path, |cache, file| {
+                let mut rng = Rng::with_seed(run_pages);
+                for _ in 0..RUNS {
+                    let first = rng.u64(1..LENGTH as u64 / PAGE - run_pages);
+                    for start in (first..first + run_pages).map(|page| page * PAGE) {
+                        check_page(file, &bytes, start, is_pinned);
+                    }
+                }
+                let stats = cache.stats();
+                let read_pages = stats.read_bytes / PAGE;
+                // The first window has four pages, whatever follows.
+                assert!(read_pages <= RUNS * (2 * run_pages + 8), "{run_pages}: {stats:?}");
+                assert!(
+                    stats.read_requests <= RUNS * (run_pages / 6 + 3),
+                    "{run_pages}: {stats:?}"
+                );
+            });
+        }
+    }
+}
+
+#[test]
+fn a_small_window_is_read_in_the_transfer_of_its_reader() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 1 << 20);
+    for is_pinned in [false, true] {
+        for_both_ways(1 << 20, &path, |cache, file| {
+            for page in 100..102 {
+                check_page(file, &bytes, page * PAGE, is_pinned);
+            }
+            // The first page alone, then a window of four. No other thread reads.
+            let stats = cache.stats();
+            assert_eq!((stats.read_requests, stats.read_bytes / PAGE), (2, 5), "{stats:?}");
+            assert_eq!((stats.readahead_folios, stats.ring_transfers), (3, 0), "{stats:?}");
+            // The next page is a hit that begins the next window.
+            check_page(file, &bytes, 102 * PAGE, is_pinned);
+            let stats = cache.stats();
+            assert_eq!((stats.misses - stats.readahead_folios, stats.readahead_folios), (2, 7));
+        });
+    }
+}
+
 /// Pages after a resident page are read ahead early. The resident page was not used before.
 #[test]
 fn a_scan_makes_nothing_hot_but_what_was_read_before() {

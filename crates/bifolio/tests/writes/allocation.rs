@@ -240,6 +240,28 @@ fn a_dirty_page_in_a_hole_is_data() {
     assert_eq!(file.seek_hole(end).unwrap(), Some(end + 4));
 }
 
+/// The end of the file was never written out: only its length needs the storage to grow.
+#[test]
+fn a_hole_at_an_end_that_was_not_written_keeps_the_length() {
+    let clears = [File::punch_hole, File::zero_range];
+    for (clear, range) in clears.into_iter().flat_map(|clear| {
+        [(clear, PAGE..20_000), (clear, 2 * PAGE..1 << 20), (clear, PAGE..3 * PAGE)]
+    }) {
+        let directory = directory();
+        let path = file_of(&directory, "file", &[7; 5000]);
+        let cache = quiet();
+        let file = open(&cache, &path);
+        file.append(&[8; 15_000]).unwrap();
+        clear(&file, range.clone()).unwrap();
+        let mut expected = [vec![7; 5000], vec![8; 15_000]].concat();
+        let end = range.end.min(20_000) as usize;
+        expected[range.start as usize..end].fill(0);
+        assert_same(&read_all(&file), &expected);
+        file.close().unwrap();
+        assert_same(&std::fs::read(&path).unwrap(), &expected);
+    }
+}
+
 #[test]
 fn a_hole_that_cannot_be_punched_loses_no_byte() {
     let cache = quiet();

@@ -3,6 +3,7 @@
 mod allocation;
 mod flusher;
 mod gate;
+mod len_max;
 mod lengths;
 mod model;
 #[path = "../support/mod.rs"]

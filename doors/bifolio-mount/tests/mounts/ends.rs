@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use bifolio_testing::SmallDisk;
 
-use crate::mounted::{Mounted, can_mount, program, shell};
+use crate::mounted::{Mounted, can_mount, program, run, shell};
 
 #[test]
 fn a_signal_unmounts_and_writes_everything() {
@@ -94,4 +94,54 @@ fn a_full_disk_is_told_and_the_unwritten_file_named() {
     assert!(named.contains("too-long") && named.contains("space"), "{log}");
     assert!(!log.contains("fits"), "{log}");
     assert_eq!(&fs::read(disk.path().join("fits")).unwrap()[10..17], b"changed");
+}
+
+#[test]
+fn a_target_that_is_no_directory_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    let target = tempfile::NamedTempFile::new().unwrap();
+    // A pipe would be read until the mount ends.
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut mount = program();
+    mount.arg("--background").args([source.path(), target.path()]).stderr(log.reopen().unwrap());
+    let status = mount.status().unwrap();
+    if status.success() {
+        run("umount", [target.path()]);
+    }
+    let said = fs::read_to_string(log.path()).unwrap();
+    assert!(status.code() == Some(2) && said.contains("not a directory"), "{status}: {said}");
+}
+
+#[test]
+fn a_target_whose_mount_was_killed_must_be_unmounted_first() {
+    let Some(mut mounted) = Mounted::new(&[]) else { return };
+    mounted.kill_program();
+    let arguments = [mounted.source(""), mounted.path("")];
+    let output = program().args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("umount it first"), "{said}");
+}
+
+#[test]
+fn a_write_to_a_read_only_source_is_refused_without_a_line_in_the_log() {
+    if !can_mount() {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    let script = r#"
+        mount -t tmpfs none "$1"
+        echo data > "$1/file"
+        mount -o remount,ro "$1"
+    "#;
+    shell(script, &[source.path()]);
+    let mounted = Mounted::of(source.path(), &[]).unwrap();
+    assert_eq!(fs::read(mounted.path("file")).unwrap(), b"data\n");
+    let refused = OpenOptions::new().write(true).open(mounted.path("file")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    let (status, log) = mounted.unmount();
+    assert!(run("umount", [source.path()]));
+    assert!(status.success() && log.is_empty(), "{status}: {log}");
 }

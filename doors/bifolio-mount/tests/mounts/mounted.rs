@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use bifolio_testing::skip;
 use tempfile::TempDir;
@@ -97,7 +98,14 @@ impl Mounted {
 
     /// Unmounts. Returns the program's exit status and what it said.
     pub fn unmount(self) -> (ExitStatus, String) {
-        assert!(run("umount", [self.target.path()]), "{}", self.target.path().display());
+        // A program that another test starts has copies of all descriptors for a moment.
+        let is_unmounted = (0..200).any(|_| {
+            run("umount", [self.target.path()]) || {
+                thread::sleep(Duration::from_millis(50));
+                false
+            }
+        });
+        assert!(is_unmounted, "{}", self.target.path().display());
         self.finish()
     }
 
@@ -108,7 +116,7 @@ impl Mounted {
     }
 
     /// Waits until the program ends.
-    fn finish(mut self) -> (ExitStatus, String) {
+    pub fn finish(mut self) -> (ExitStatus, String) {
         let status = self.child.take().unwrap().wait().unwrap();
         (status, self.log.take().unwrap().join().unwrap())
     }
@@ -128,6 +136,11 @@ impl Mounted {
 
     /// Kills the program, and detaches the mount.
     pub fn kill(mut self) {
+        self.kill_program();
+    }
+
+    /// Kills the program. The mount stays, and answers nothing any more.
+    pub fn kill_program(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

@@ -67,3 +67,24 @@ async fn deletions_count_even_if_their_results_are_dropped() {
     drop(deletions);
     assert!(cached.head(&location).await.is_err());
 }
+
+/// A change erases slots in a task of the caller's runtime, which may shut down before.
+#[test]
+fn a_change_whose_runtime_shuts_down_leaves_its_slots_to_others() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (store, location, other) = (TestStore::new(), Path::from("a"), Path::from("b"));
+    // Room for one of the objects.
+    let cached = builder(&store, &cache()).memory(LENGTH as u64).build().unwrap();
+    runtime().block_on(async {
+        put(&store, &location, &bytes(0, LENGTH)).await;
+        put(&store, &other, &bytes(1, LENGTH)).await;
+        cached.get(&location).await.unwrap().bytes().await.unwrap();
+        wait_for_parts(&cached, 3).await;
+    });
+    runtime().block_on(cached.put(&location, bytes(2, LENGTH).into())).unwrap();
+    assert_eq!(cached.cached_parts(), 0);
+    runtime().block_on(async {
+        cached.get(&other).await.unwrap().bytes().await.unwrap();
+        wait_for_parts(&cached, 3).await;
+    });
+}

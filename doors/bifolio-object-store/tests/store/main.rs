@@ -6,6 +6,8 @@ mod changes;
 mod conditions;
 mod disk;
 mod faults;
+mod hanging_disk;
+mod hangs;
 mod reads;
 mod support;
 mod versions;

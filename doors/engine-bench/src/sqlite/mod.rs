@@ -34,6 +34,8 @@ const FITS_PART: u64 = 2;
 const LARGE_FACTOR: u64 = 8;
 /// Default size of SQLite's own cache.
 const SQLITE_BYTES: u64 = 2000 << 10;
+/// The log between two checkpoints, which is in the kernel's page cache in all series.
+const LOG_BYTES_MAX: u64 = 4 << 20;
 const WORKS: [(&str, Work); 5] = [
     ("point", Work::Point),
     ("point_skewed", Work::PointSkewed),
@@ -127,7 +129,7 @@ impl SqliteBenchmark {
                 rows,
                 storage,
                 sqlite_bytes: SQLITE_BYTES,
-                cache_bytes: memory_bytes - SQLITE_BYTES,
+                cache_bytes: memory_bytes - SQLITE_BYTES - log_bytes(memory_bytes),
                 readahead: self.selection.readahead.clone(),
                 synchronous: self.selection.synchronous.clone(),
                 group,
@@ -168,6 +170,7 @@ impl Benchmark for SqliteBenchmark {
             "memory_bytes": memory_bytes,
             "rounds": ROUNDS,
             "sqlite_bytes": SQLITE_BYTES,
+            "log_bytes": log_bytes(memory_bytes),
             "sqlite_version": rusqlite::version(),
             "readahead": self.selection.readahead,
             "synchronous": self.selection.synchronous,
@@ -187,6 +190,11 @@ impl Benchmark for SqliteBenchmark {
         }
         Ok(report)
     }
+}
+
+/// Returns the part of the memory that is left for the log, bytes.
+fn log_bytes(memory_bytes: u64) -> u64 {
+    LOG_BYTES_MAX.min(memory_bytes / 16)
 }
 
 /// The child's side.

@@ -104,8 +104,8 @@ impl File {
     /// for a page without bytes of its own.
     fn try_read_locked(&self, buffer: &mut [u8], position: u64) -> usize {
         let inode = &*self.handle.inode;
-        if faults::is_mapped(buffer) {
-            // A copy into a map may fault, and then needs folio locks.
+        // A copy into a map may fault, and then needs folio locks. The table ends at `len_max`.
+        if faults::is_mapped(buffer) || position >= inode.mapping.len_bytes() {
             return 0;
         }
         let found = inode.mapping.try_get_folio(&inode.memory.folios, position >> PAGE_SHIFT);

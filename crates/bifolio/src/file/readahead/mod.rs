@@ -13,10 +13,11 @@
 //!     reads the runs in order, a part of them at a time                       (worker.rs)
 //! ```
 //!
-//! The reader never waits here: it claims frames that are free, or can be freed without I/O, hands
-//! the runs over and continues. If it then reaches a page that is being filled, it waits for the
-//! folio lock. Errors are not reported: the folio is removed from the table, and the next read of
-//! it gets the error.
+//! After a miss, the reader reads a small plan itself, in the transfer that it waits for anyway.
+//! Otherwise it never waits here: it claims frames that are free, or can be freed without I/O,
+//! hands the runs over and continues. If it then reaches a page that is being filled, it waits for
+//! the folio lock. Errors are not reported: the folio is removed from the table, and the next read
+//! of it gets the error.
 //!
 //! The first use of a page that was read ahead does not count as a second use: see
 //! `page/optimistic.rs`. So pages behind a scan are evicted first, and pages ahead of it are not
@@ -64,6 +65,9 @@ const STREAMS_MIN: u64 = 2;
 /// while the other is used if one device had all of it; but a device gets less, and the second
 /// window would be split into two short reads.
 const WINDOWS_STAGED: u64 = 4;
+/// Upper bound on the pages of a transfer that reads a plan together with the pages that the reader
+/// waits for: 128 KiB.
+const JOINED_PAGES_MAX: u64 = 32;
 /// Bytes of an advised range in flight, at most.
 const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
@@ -223,13 +227,53 @@ impl Handle {
         streams.on_access(access, &Settings { max_pages, mode }, file_pages)
     }
 
+    /// Extends a run that reads `pages` by the rest of a small plan: one transfer takes less time
+    /// than another thread needs to begin a second one. Returns the plan if there is more of it to
+    /// read; otherwise sets its mark.
+    pub(super) fn join_plan(
+        &self,
+        run: &mut ReadIo,
+        pages: &Range<u64>,
+        plan: Option<Plan>,
+    ) -> Option<Plan> {
+        let plan = plan?;
+        let run_end = run.first_page() + run.pages();
+        let planned_end = self.end_of_folio(plan.end_from(pages.start) - 1);
+        let is_small = planned_end - run.first_page() <= JOINED_PAGES_MAX;
+        if is_small && (pages.end..planned_end).contains(&run_end) {
+            run.make_room(planned_end - run_end);
+            self.extend_read_io(run, planned_end);
+            self.mark_read_ahead(run, run_end);
+        }
+        if !plan.is_read_by(run) {
+            return Some(plan);
+        }
+        self.set_mark_of(&plan);
+        None
+    }
+
+    /// Marks the folios of a run from page `index` on as read ahead.
+    fn mark_read_ahead(&self, run: &ReadIo, index: u64) {
+        let (memory, order) = (&self.inode.memory, self.inode.mapping.order());
+        let wanted_folios = index.saturating_sub(run.first_page()).div_ceil(1 << order) as usize;
+        let ahead = run.folios().get(wanted_folios..).unwrap_or_default();
+        for id in ahead {
+            memory.folio(*id).flags.set(Flag::Readahead);
+        }
+        memory.counters.add(Counter::Readahead, ahead.len() as u64);
+    }
+
     /// Starts to read a plan. Returns the page at which frames ran short, if they did.
     pub(super) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
         let plan = plan?;
+        self.set_mark_of(&plan);
+        self.start_reading(&self.readahead.at_work().windows, plan.pages())
+    }
+
+    fn set_mark_of(&self, plan: &Plan) {
         if let Some(mark) = plan.mark {
             self.readahead.set_mark(mark);
         }
-        self.start_reading(&self.readahead.at_work().windows, plan.pages())
     }
 
     /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
@@ -259,15 +303,11 @@ impl Handle {
     /// Claims the absent folios of `pages` until `take` refuses a run. Returns the page where that
     /// happened, or where frames ran short.
     fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(ReadIo) -> bool) -> Option<u64> {
-        let memory = &self.inode.memory;
         let mut left = pages;
         while let Some((absent, seen)) = self.next_absent(left.clone()) {
             left.start = match self.claim_read_io(absent..left.end, seen, Wait::Never) {
                 Ok(ReadIoClaim::New(run)) => {
-                    for id in run.folios() {
-                        memory.folio(*id).flags.set(Flag::Readahead);
-                    }
-                    memory.counters.add(Counter::Readahead, run.folios().len() as u64);
+                    self.mark_read_ahead(&run, run.first_page());
                     let end = run.first_page() + run.pages();
                     if !take(run) {
                         return Some(absent);
@@ -340,6 +380,12 @@ impl Plan {
     pub fn end_from(&self, index: u64) -> u64 {
         let piece = self.pieces.iter().find(|piece| piece.contains(&index));
         piece.map_or(index + 1, |piece| piece.end)
+    }
+
+    /// Returns `true` if a run reads everything that is planned.
+    fn is_read_by(&self, run: &ReadIo) -> bool {
+        let (start, end) = (run.first_page(), run.first_page() + run.pages());
+        self.pieces.iter().all(|piece| start <= piece.start && piece.end <= end)
     }
 
     /// Returns the ranges of pages in the order of their use: one for a sequential reader, which

@@ -17,9 +17,13 @@
 //! in steps, with a mark for each: otherwise a device that has completed everything would be idle
 //! while the reader copies a window.
 //!
-//! Windows grow, fast while they are small. A miss in a window that was issued means that pages
-//! were evicted before their use, or were never read because frames were short. Then the windows of
-//! this reader stay below half of the last one, until enough of them had no miss.
+//! Windows grow, fast while they are small. A reader detected in the middle of the file, such as a
+//! range scan of a B-tree, may stop soon: after the first, its windows are at most as long as what
+//! it has read. It may skip a few pages, such as inner pages of the tree, also where a window ends.
+//!
+//! A miss in a window that was issued means that pages were evicted before their use, or were never
+//! read because frames were short. Then the windows of this reader stay below half of the last one,
+//! until enough of them had no miss.
 //!
 //! A STRIDED reader has pieces at equal distances ahead of it, with gaps that are not read. It is
 //! detected by the distances between consecutive misses that continue no other reader.
@@ -38,6 +42,7 @@
 use super::{Limits, Mode, PageAccess, Plan};
 use arrayvec::ArrayVec;
 use std::iter;
+use std::mem;
 use std::ops::Range;
 
 /// Ratio of the first window to the request, at least.
@@ -50,12 +55,17 @@ const SMALL_GROWTH: u64 = 4;
 const STEPS: u64 = 4;
 /// Minimum pages of a step: one transfer. A window with smaller steps is issued whole.
 const STEP_PAGES_MIN: u64 = 256;
+/// Pages that a reader may skip where it has read all that was issued.
+const SKIPPED_PAGES_MAX: u64 = 4;
 /// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 
 /// Sequential reader.
 #[derive(Debug)]
 pub(super) struct Sequential {
+    /// First page of a reader that was detected in the middle of the file. `None` if the reader is
+    /// expected to read on: it began at page 0, or was announced.
+    found_at: Option<u64>,
     /// Pages of the last access.
     read: Range<u64>,
     /// End of the pages that have been issued, from `read` on.
@@ -83,20 +93,26 @@ impl Sequential {
             _ => initial,
         };
         let read = access.first_page..access.end_page;
-        let planned_end = access.first_page;
-        let ceiling_pages = u64::MAX;
-        let (mark, clean_windows) = (None, 0);
-        let mut new = Self { read, planned_end, window_pages, mark, ceiling_pages, clean_windows };
+        let reads_on = mode == Mode::Sequential || read.start == 0;
+        let mut new = Self {
+            found_at: (!reads_on).then_some(read.start),
+            planned_end: read.start,
+            read,
+            window_pages,
+            mark: None,
+            ceiling_pages: u64::MAX,
+            clean_windows: 0,
+        };
         let plan = new.issue_at_miss(miss, limits);
         (new, plan)
     }
 
-    /// Returns `true` if the access belongs to this reader: a miss at or after its last read and
-    /// not past the pages issued for it, or a hit in its last window.
+    /// Returns `true` if the access belongs to this reader: a miss at or after its last read and at
+    /// most a few pages past those issued for it, or a hit in its last window.
     pub(super) fn is_met_by(&self, access: &PageAccess) -> bool {
         match (access.miss, self.mark) {
             (Some(_), _) => {
-                let end = self.planned_end.max(self.read.end);
+                let end = self.planned_end.max(self.read.end).saturating_add(SKIPPED_PAGES_MAX);
                 (self.read.start..=end).contains(&access.first_page)
             }
             (None, Some(mark)) => access.end_page > mark && access.first_page < self.planned_end,
@@ -107,10 +123,12 @@ impl Sequential {
     /// Advances the reader to an access that [`is_met_by`](Self::is_met_by) has matched. Returns
     /// its next window.
     pub(super) fn advance(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
-        self.read = access.first_page..access.end_page;
+        let before = mem::replace(&mut self.read, access.first_page..access.end_page);
         // The file may have been truncated.
         self.planned_end = self.planned_end.min(limits.file_pages);
         match access.miss {
+            // Another thread has planned for the same miss, and is about to claim its pages.
+            Some(miss) if miss < self.planned_end && self.read == before => None,
             None => {
                 self.grow(limits.max_pages);
                 self.issue_step(access.end_page, limits)
@@ -179,7 +197,9 @@ impl Sequential {
         let is_small = self.window_pages < largest / SMALL_DIVISOR;
         let grown = self.window_pages * if is_small { SMALL_GROWTH } else { 2 };
         let initial = initial_pages(self.request_pages(), max_pages);
-        self.window_pages = grown.max(initial).min(largest);
+        let read_pages =
+            self.found_at.map_or(u64::MAX, |start| self.read.end.saturating_sub(start));
+        self.window_pages = grown.min(read_pages).max(initial).min(largest);
     }
 
     fn shrink(&mut self, max_pages: u64) {

@@ -104,6 +104,37 @@ fn windows_grow_from_four_requests_to_the_largest() {
 }
 
 #[test]
+fn a_reader_in_the_middle_gets_windows_of_what_it_has_read() {
+    let mut readers = Readers::new(Mode::Normal);
+    assert_eq!(readers.read(5000..5001), NOTHING);
+    assert_eq!(readers.read(5001..5002), window(5001..5005));
+    assert_eq!(readers.read(5002..5003), window(5005..5009));
+    assert_eq!(readers.read(5003..5005), NOTHING);
+    assert_eq!(readers.read(5005..5006), window(5009..5014));
+    let start = 5001;
+    let (mut page, mut ahead_max) = (5006, 0);
+    while next_window(&mut readers, &mut page) < MAX_PAGES {
+        let ahead = (page..).take_while(|page| readers.resident.contains(page)).count() as u64;
+        assert!(ahead <= 2 * (page - start), "{ahead} pages ahead of page {page}");
+        ahead_max = ahead_max.max(ahead);
+    }
+    assert!(ahead_max > MAX_PAGES / 2, "it has not grown");
+    assert!(page < start + 3 * MAX_PAGES, "largest only at page {page}");
+}
+
+#[test]
+fn a_reader_that_skips_a_few_pages_is_still_the_same_one() {
+    for gap_pages in [1, 4] {
+        let mut readers = Readers::new(Mode::Normal);
+        let skipped = |page: u64| page % 5 < gap_pages;
+        for page in (5001..15_000).filter(|page| !skipped(*page)) {
+            readers.read(page..page + 1);
+        }
+        assert!(readers.misses < 50, "{gap_pages}: {} misses", readers.misses);
+    }
+}
+
+#[test]
 fn the_largest_window_is_issued_in_steps_as_the_reader_goes_on() {
     let mut readers = Readers::new(Mode::Normal);
     for page in 0..468 {
@@ -301,6 +332,22 @@ fn no_window_passes_the_end_and_a_file_that_grows_is_followed() {
     assert_eq!(readers.read(13..20), NOTHING);
     readers.file_pages = 1000;
     assert_eq!(readers.read(20..21), window(20..1000));
+}
+
+#[test]
+fn two_threads_that_miss_the_same_pages_get_the_windows_of_one() {
+    for (first_page, start) in [(0, 0), (5000, 5001)] {
+        let mut readers = Readers::new(Mode::Normal);
+        for page in first_page..=start {
+            readers.read(page..page + 1);
+        }
+        readers.plans.clear();
+        readers.tell(PageAccess { first_page: start, end_page: start + 1, miss: Some(start) });
+        assert_eq!(readers.plans, NOTHING);
+        let second = if start == 0 { 16 } else { 4 };
+        let after = start + 4;
+        assert_eq!(readers.read(start + 1..start + 2), window(after..after + second));
+    }
 }
 
 #[test]

@@ -135,6 +135,17 @@ impl Staged {
         self.staging.memory.base.wrapping_add(offset_bytes)
     }
 
+    /// Takes up to `pages` more, if they are free, without waiting.
+    pub(crate) fn extend(&mut self, pages: usize) {
+        let mut used = self.staging.used.lock();
+        let room = self.share.room(used.pages.len() as u64, SHARE_DIVISOR) as usize;
+        let behind = &mut used.pages[self.first + self.pages..];
+        let free_pages = behind.iter().take(pages.min(room)).take_while(|used| !**used).count();
+        behind[..free_pages].fill(true);
+        self.share.add(free_pages as u64);
+        self.pages += free_pages;
+    }
+
     /// Keeps the first `pages` and frees the others.
     pub(crate) fn shrink(&mut self, pages: usize) {
         if pages >= self.pages {
@@ -191,6 +202,24 @@ mod tests {
         let fill = staging.take(5, &share);
         assert_eq!(fill.pages(), 5);
         assert_eq!(staging.try_take_for_copies(8, &share).unwrap().pages(), 2);
+    }
+
+    #[test]
+    fn a_run_is_extended_by_what_is_free_behind_it() {
+        let (staging, all) = (staging_of(16), Arc::default());
+        let share = Share::new(&all);
+        let mut run = staging.take(2, &share);
+        let behind = staging.take(2, &share);
+        run.extend(3);
+        assert_eq!(run.pages(), 2);
+        drop(behind);
+        run.extend(3);
+        assert_eq!((run.pages(), share.own()), (5, 5));
+        run.extend(100);
+        assert_eq!((run.pages(), share.own()), (14, 14), "the rest is for other devices");
+        assert_eq!(longest_run(&staging.used.lock().pages, 16), Some((14, 2)));
+        drop(run);
+        assert_eq!((longest_run(&staging.used.lock().pages, 16), share.own()), (Some((0, 16)), 0));
     }
 
     #[test]

@@ -9,19 +9,9 @@ use crate::error::Result;
 use crate::io::{self, FallocateMode, IoError};
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::{Ordering, blocking};
-use crate::writeback::clearing::ClearedBefore;
 use std::ops::Range;
 
 impl Inode {
-    /// F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages are
-    /// being cleared. Returns `true` if its bytes must then be zeros: they were read before the
-    /// storage was cleared.
-    pub(crate) fn mark_if_cleared(&self, locked: &LockedFolio<'_>, before: ClearedBefore) -> bool {
-        let Some(clear) = self.clearing.of_page(locked.index()) else { return false };
-        locked.flags.set(Flag::Punched);
-        clear != before
-    }
-
     /// O1: returns `true` if a locked folio is about to be removed by a clear whose storage is
     /// cleared, so that its bytes must not be written. The caller holds `cutting` shared.
     pub(in crate::writeback) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
@@ -53,6 +43,10 @@ impl Resizing<'_> {
         let pages = bytes.start >> PAGE_SHIFT..bytes.end >> PAGE_SHIFT;
         blocking::check("`cutting`, and the backing");
         let no_write_out = inode.cutting.write();
+        if bytes.end >= inode.mapping.len_bytes() {
+            // The last folio may be dirty; it will not be written out.
+            inode.extend_backing_alone(bytes.end)?;
+        }
         inode.clearing.begin(pages.clone());
         let cleared = inode.store.fallocate(mode, bytes);
         match cleared {

@@ -179,13 +179,17 @@ impl Inode {
     }
 
     /// Removes a locked, dirty folio from the table whose page is missing: its bytes are lost.
-    /// Every handle reports this at its next sync.
+    /// Every handle reports this at its next sync. The file keeps its length: if the backing cannot
+    /// be extended for that, returns this error, and the folio stays.
     #[cold]
     pub(crate) fn lose_discarded<'a>(
         &'a self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
     ) -> IoError {
+        if let Err(error) = self.extend_backing((locked.index() + 1) * PAGE_BYTES) {
+            return error;
+        }
         self.errors.record(Arc::new(self.discarded(locked.index())));
         self.forget_content(locked, folio.id());
         drop(self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE));

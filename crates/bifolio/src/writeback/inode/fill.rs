@@ -31,7 +31,7 @@ use crate::page::{Entry, Flag, FolioId, FolioRef, HasTable, LockedFolio, PAGE_BY
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking};
 use crate::sys::copy;
-use crate::writeback::Cleaner;
+use crate::writeback::{Cleaner, ClearedBefore};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -217,6 +217,15 @@ impl Inode {
             self.memory.counters.add(Counter::SwapIn, folio.folio().pages());
         }
         Ok(())
+    }
+
+    /// F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages are
+    /// being cleared. Returns `true` if its bytes must then be zeros: they were read before the
+    /// storage was cleared.
+    pub(crate) fn mark_if_cleared(&self, locked: &LockedFolio<'_>, before: ClearedBefore) -> bool {
+        let Some(clear) = self.clearing.of_page(locked.index()) else { return false };
+        locked.flags.set(Flag::Punched);
+        clear != before
     }
 
     /// Zeroes a locked folio's bytes from `offset` on, in memory.

@@ -37,7 +37,7 @@ use crate::memory::{Memory, PageSpace};
 use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
-use crate::sync::{Backoff, Mutex, Ordering, RwLock, blocking};
+use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
@@ -79,8 +79,8 @@ pub(crate) struct Inode {
     pub(super) cutting: RwLock<()>,
     /// Pages that are being cleared (`clearing.rs`).
     pub(crate) clearing: Clearing,
-    /// Maximum length of the file, in bytes.
-    pub(crate) len_max_bytes: u64,
+    /// Maximum length of the file, in bytes. Raised by the thread that holds `resizing`.
+    pub(super) len_max_bytes: AtomicU64,
 }
 
 /// Size of a file and of its unit.
@@ -150,7 +150,7 @@ impl Inode {
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             clearing: Clearing::default(),
-            len_max_bytes: size.len_max_bytes,
+            len_max_bytes: AtomicU64::new(size.len_max_bytes),
         }))
     }
 
@@ -190,6 +190,12 @@ impl Inode {
     /// Returns `true` if it is a memory file, for callers that ask about the file itself.
     pub(crate) fn is_memory_file(&self) -> bool {
         !self.store.outlives_handles()
+    }
+
+    /// Returns the maximum length of the file, in bytes.
+    pub(crate) fn len_max_bytes(&self) -> u64 {
+        // Acquire: pairs with the Release in `raise_len_max`.
+        self.len_max_bytes.load(Ordering::Acquire)
     }
 
     /// Returns the first page from `index` on whose Entry must not be dropped.

@@ -11,8 +11,13 @@
 //! | [`Resizing::set_len`], shorter | `set_len` | first: readers see no missing bytes | then |
 //! | [`Resizing::set_len`], longer | `set_len` | then | first: it may refuse |
 //! | [`Inode::extend_backing`] | syncs of a range | stays | as the file's, up to the range's end |
+//! | [`Inode::extend_backing`] | loss of a discarded page | stays | as the file's, up to its end |
+//! | [`Resizing::clear`] | `punch_hole`, `zero_range` | stays | as the file's, at its end |
 //! | [`Resizing::undo_cut`] | a failed truncation | as before | as before |
 //! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is queried |
+//!
+//! A backing is shorter than its file only while the last folio of the file is dirty. So each way
+//! to drop that folio without a write-out changes the backing's length, too, or the file's.
 //!
 //! Lock order: `resizing`, then folio locks, one at a time and not during a change, then `cutting`.
 //! `set_len` holds `cutting` exclusively, so that it meets no write-out: write-outs end at the
@@ -37,7 +42,7 @@ use super::Inode;
 use crate::io::IoError;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::sync::{MutexGuard, blocking};
+use crate::sync::{MutexGuard, Ordering, blocking};
 use crate::writeback::clearing::ClearedBefore;
 use crate::writeback::sync::ALL_BYTES;
 use std::cell::Cell;
@@ -63,21 +68,38 @@ impl Inode {
     /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
     /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
     pub(in crate::writeback) fn extend_backing(&self, end_bytes: u64) -> Result<(), IoError> {
-        let missing = || {
-            let end_bytes = end_bytes.min(self.mapping.len_bytes());
-            (self.store.bytes_from(0, end_bytes) < end_bytes).then_some(end_bytes)
-        };
-        if !self.store.outlives_handles() || missing().is_none() {
+        if !self.store.outlives_handles() || self.missing_end(end_bytes).is_none() {
             return Ok(());
         }
         blocking::check("`cutting`, and the backing");
         let _no_write_out = self.cutting.write();
-        // Write-outs may have extended it since, or the file was truncated.
-        missing().map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
+        self.extend_backing_alone(end_bytes)
+    }
+
+    /// Acts as [`Self::extend_backing`] for a caller that holds `cutting` exclusively.
+    pub(super) fn extend_backing_alone(&self, end_bytes: u64) -> Result<(), IoError> {
+        self.missing_end(end_bytes).map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
+    }
+
+    /// Returns the end of the file, or `end_bytes` if that comes first, unless the backing is as
+    /// long.
+    fn missing_end(&self, end_bytes: u64) -> Option<u64> {
+        let end_bytes = end_bytes.min(self.mapping.len_bytes());
+        (self.store.bytes_from(0, end_bytes) < end_bytes).then_some(end_bytes)
     }
 }
 
 impl Resizing<'_> {
+    /// Raises the maximum length to `len_max_bytes`, which is more than before. Changes nothing if
+    /// the kernel refuses the address space.
+    pub(crate) fn raise_len_max(&self, len_max_bytes: u64) -> std::io::Result<()> {
+        self.inode.mapping.reserve(len_max_bytes)?;
+        // Release: pairs with the Acquire in `len_max_bytes`: a thread that sees the new limit
+        // finds the Entries below it.
+        self.inode.len_max_bytes.store(len_max_bytes, Ordering::Release);
+        Ok(())
+    }
+
     /// Sets the length to `len_bytes` if the file is shorter. The new bytes are in memory, or
     /// zeros.
     pub(crate) fn extend(&self, len_bytes: u64) {
@@ -111,16 +133,17 @@ impl Resizing<'_> {
         self.inode.page_space.end_growth();
     }
 
-    /// Truncates the file to the length of its backing, if it is longer. Returns its length. Blocks
-    /// for write-outs.
-    pub(crate) fn cut_to_backing(&self) -> Result<u64, IoError> {
+    /// Truncates the file to the length of its backing, if it is longer: to the recorded length, if
+    /// the query of the length fails. Returns the file's length, and the result of the query.
+    /// Blocks for write-outs.
+    pub(crate) fn cut_to_backing(&self) -> (u64, Result<(), IoError>) {
         let inode = self.inode;
         blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();
-        let before_bytes = inode.mapping.len_bytes();
-        let len_bytes = inode.store.take_len()?.unwrap_or(before_bytes).min(before_bytes);
+        let queried = inode.store.query_len();
+        let len_bytes = inode.store.bytes_from(0, inode.mapping.len_bytes());
         inode.mapping.set_len_bytes(len_bytes);
-        Ok(len_bytes)
+        (len_bytes, queried)
     }
 }
 

@@ -35,9 +35,11 @@ impl FoyerStore {
         memory_bytes: usize,
         directory: &FilePath,
         disk_bytes: u64,
+        is_direct: bool,
     ) -> Result<Self> {
         std::fs::create_dir_all(directory)?;
-        let device = FsDeviceBuilder::new(directory).with_capacity(disk_bytes as usize).build()?;
+        let device = FsDeviceBuilder::new(directory).with_capacity(disk_bytes as usize);
+        let device = device.with_direct(is_direct).build()?;
         let cache = HybridCacheBuilder::new()
             .memory(memory_bytes)
             .with_weighter(|key: &String, part: &Bytes| key.len() + part.len())

@@ -18,8 +18,8 @@ use object_store::{
 };
 use tokio::time::{Instant, sleep, sleep_until};
 
-const LATENCY: Duration = Duration::from_millis(20);
-const BYTES_PER_SECOND: f64 = (100 << 20) as f64;
+pub(crate) const LATENCY: Duration = Duration::from_millis(20);
+pub(crate) const BYTES_PER_SECOND: f64 = (100 << 20) as f64;
 
 #[derive(Debug)]
 pub(crate) struct Remote {

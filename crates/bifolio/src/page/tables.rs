@@ -1,0 +1,151 @@
+//! The tables that have charged pages: where memory for metadata is looked for.
+//!
+//! `writeback` enlists a table when a page of it is charged, and `reclaim` asks for pages back
+//! ([`Tables::give_back`]); how one table gives pages back is in `table.rs`.
+//!
+//! ```text
+//!  CHARGE                                      SEARCH
+//!  K1 set the bit, count the page              H1 pop a table, free what it can
+//!  K2 listed = 1; was it 0? then add it        H2 pages left? add it
+//!     to the list                              H3 else listed = 0; pages now, and listed = 1
+//!                                                 was 0? add it
+//! ```
+//!
+//! The later of K2 and H3 sees what the earlier did: so a table with a charged page is on the list,
+//! or popped by a thread that will add it again.
+
+use super::table::{TABLE_PAGE_BYTES, Table};
+use crate::sync::{AtomicU64, Mutex, Ordering, WeakList};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// A file that has a table.
+pub(crate) trait HasTable: Send + Sync + Debug {
+    /// Returns the table.
+    fn table(&self) -> &Table;
+    /// Returns `true` if the value of an Entry without a folio is more than a hint.
+    fn keeps_values(&self) -> bool;
+    /// Returns `true` if charged pages stay for as long as the file is open, empty or not.
+    fn keeps_pages(&self) -> bool;
+}
+
+/// The tables that have charged pages, least recently searched first. The cost of a search does not
+/// depend on the number of open files without such pages.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    files: Mutex<WeakList<dyn HasTable>>,
+    /// Charged pages of files that keep values, which eviction does not empty.
+    kept_pages: AtomicU64,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self { files: Mutex::new(WeakList::default()), kept_pages: AtomicU64::new(0) }
+    }
+}
+
+impl Tables {
+    /// K2: lists the table, one of whose pages was charged.
+    pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
+        if file.keeps_values() {
+            // Relaxed, here and below: only a count.
+            self.kept_pages.fetch_add(1, Ordering::Relaxed);
+        }
+        if file.table().listed.begin() {
+            let file: Arc<dyn HasTable> = Arc::<T>::clone(file);
+            self.files.lock().push(Arc::downgrade(&file));
+        }
+    }
+
+    /// Returns the charged pages of files that keep values.
+    pub(crate) fn kept_pages(&self) -> u64 {
+        self.kept_pages.load(Ordering::Relaxed)
+    }
+
+    /// Accounts for the drop of a file's table with its charged pages. Returns their bytes.
+    pub(crate) fn forget(&self, file: &impl HasTable) -> u64 {
+        let bytes = file.table().charged_bytes();
+        if file.keeps_values() {
+            self.kept_pages.fetch_sub(bytes / TABLE_PAGE_BYTES, Ordering::Relaxed);
+        }
+        bytes
+    }
+
+    /// Returns up to `wanted` or slightly more table pages to the kernel. Returns how many; the
+    /// caller uncharges them.
+    pub(crate) fn give_back(&self, wanted: u64) -> u64 {
+        let mut given = 0;
+        let count = self.files.lock().len();
+        for _ in 0..count {
+            let Some(file) = self.files.lock().pop() else { break };
+            let table = file.table();
+            let keeps_values = file.keeps_values();
+            let pages = if file.keeps_pages() { 0 } else { table.give_back(keeps_values) };
+            given += pages;
+            if keeps_values {
+                self.kept_pages.fetch_sub(pages, Ordering::Relaxed);
+            }
+            let has_pages = || table.charged_bytes() > 0;
+            let mut stays = has_pages();
+            if !stays {
+                table.listed.end();
+                stays = has_pages() && table.listed.begin();
+            }
+            if stays {
+                self.files.lock().push(Arc::downgrade(&file));
+            }
+            if given >= wanted {
+                break;
+            }
+        }
+        given
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::page::Entry;
+
+    #[derive(Debug)]
+    struct File(Table);
+
+    impl HasTable for File {
+        fn table(&self) -> &Table {
+            &self.0
+        }
+
+        fn keeps_values(&self) -> bool {
+            false
+        }
+
+        fn keeps_pages(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn only_tables_with_charged_pages_are_searched() {
+        let tables = Tables::default();
+        let mut files: Vec<_> =
+            (0..1000).map(|_| Arc::new(File(Table::new(2048).unwrap()))).collect();
+        let charge = |number: usize, index| {
+            assert!(files[number].0.set_charged(index));
+            tables.enlist(&files[number]);
+        };
+        for number in [3, 500, 999] {
+            charge(number, 0);
+            charge(number, 600);
+        }
+        let listed = || tables.files.lock().len();
+        assert_eq!(listed(), 3, "one entry per table");
+        files[500].0.store(7, Entry::folio(3, 0, 0), Ordering::Relaxed);
+        assert_eq!(tables.give_back(1), 2, "all pages of the first table");
+        assert_eq!(listed(), 2);
+        charge(3, 1200);
+        assert_eq!((listed(), tables.give_back(100), listed()), (3, 4, 1));
+        assert_eq!((tables.give_back(100), listed()), (0, 1), "the page names a folio");
+        files.clear();
+        assert_eq!((tables.give_back(100), listed()), (0, 0));
+    }
+}
