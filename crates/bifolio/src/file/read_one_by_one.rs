@@ -31,13 +31,13 @@ impl File {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
-            let in_order = done > 0 || self.handle.readahead.continues(position);
-            let is_whole = is_in_one_page(at, (buffer.len() - done) as u64);
-            let copied = match self.read_page(&mut buffer[done..], at, locked, in_order) {
+            let left = &mut buffer[done..];
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let copied = match self.copy_one_by_one(left, at, locked) {
                 0 => {
                     let in_page_left = (PAGE_BYTES - (at & (PAGE_BYTES - 1))) as usize;
-                    let end = buffer.len().min(done + in_page_left);
-                    self.read_at(&mut buffer[done..end], at)
+                    let end = left.len().min(in_page_left);
+                    self.read_at(&mut left[..end], at)
                 }
                 copied => Ok(copied),
             };
@@ -54,6 +54,23 @@ impl File {
             }
         }
         Ok(done)
+    }
+
+    /// Copies from resident pages, one by one, from the first byte on. Returns 0 if the first page
+    /// is not resident.
+    fn copy_one_by_one(&self, buffer: &mut [u8], position: u64, locked: bool) -> usize {
+        let continues = self.handle.readahead.continues(position);
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let is_whole = is_in_one_page(at, (buffer.len() - done) as u64);
+            let copied = self.read_page(&mut buffer[done..], at, locked, continues || done > 0);
+            done += copied;
+            if copied == 0 || is_whole {
+                break;
+            }
+        }
+        done
     }
 
     /// Reads the part of the bytes that lies in the page at `position`. Returns 0 if the page is
