@@ -62,8 +62,8 @@ fn assert_listed(cache: &Cache) {
         let held = stats.frame_bytes - stats.free_bytes;
         held.saturating_sub(stats.inactive_bytes + stats.active_bytes)
     };
-    // Reclaim may be at work for a moment.
-    let is_so = (0..200).any(|_| {
+    // Reclaim may be at work for a while on a busy machine.
+    let is_so = (0..6000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
         missing() <= on_their_way
     });
@@ -105,10 +105,15 @@ fn random_reads_keep_eviction_transfers_short() {
     // Until the stream is forgotten: some pages at which it would continue are resident, which
     // shortens it each time.
     in_no_order(16_000);
-    let in_no_order = pages_by_transfer(&mut || in_no_order(4000));
+    let at_random = pages_by_transfer(&mut || in_no_order(4000));
     // Two that are neighbours by chance look like a stream, for a while.
-    assert!((1..48).contains(&in_no_order), "{in_no_order} pages, {in_order} in order");
-    // No more memory is kept free than a random reader needs.
-    let stats = cache.stats();
-    assert!(stats.bound_bytes - stats.used_bytes < 1 << 20, "{stats:?}");
+    assert!((1..48).contains(&at_random), "{at_random} pages, {in_order} in order");
+    // No more memory is kept free than a random reader needs, once a batch that was evicted at a
+    // busy moment is used up.
+    let is_used = (0..20).any(|_| {
+        in_no_order(1000);
+        let stats = cache.stats();
+        stats.bound_bytes - stats.used_bytes < 1 << 20
+    });
+    assert!(is_used, "{:?}", cache.stats());
 }
