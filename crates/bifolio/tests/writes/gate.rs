@@ -481,14 +481,10 @@ fn files_that_cannot_have_a_gate_say_why() {
 fn lsns_are_charged_to_the_bound_and_given_back() {
     const PAGES: u64 = 2000;
     let log = Log::new();
-    // Nothing is written before the sync, so that each page keeps its LSN.
+    // Nothing is written before the sync, so that each page keeps its LSN. All frames have their
+    // descriptors before, so that only the table of LSNs is charged below.
     let builder = quiet(32 << 20).dirty_bytes_background(16 << 20).dirty_bytes_max(16 << 20);
-    let (cache, file, _storage) = gated(builder, &log);
-    // Descriptors of frames are charged once, and the cache makes frames ready ahead of need: here,
-    // more than the file takes, so that only the table of LSNs is charged below.
-    let filler = cache.memory_file("filler").unwrap();
-    filler.write_all_at(&[1; 24 << 20], 0).unwrap();
-    drop(filler);
+    let (cache, file, _storage) = gated(builder.populate(true), &log);
     // The tables of the file are charged first.
     (0..PAGES).for_each(|page| file.write_all_at(&[1; 8], page * PAGE).unwrap());
     let before = cache.stats().metadata_bytes;
