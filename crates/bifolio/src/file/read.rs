@@ -114,29 +114,22 @@ impl File {
         hit.forget(buffer);
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
-        self.read_pages(buffer, position, true, |left, at| self.read_resident(left, at))
+        self.read_pages(buffer, position, true)
     }
 
     /// Reads without detecting an access pattern, and without reading ahead.
     pub(super) fn read_plainly(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
-        self.read_pages(buffer, position, false, |left, at| self.read_resident(left, at))
+        self.read_pages(buffer, position, false)
     }
 
-    /// Reads like [`Self::read_at`]. `copy` copies what is resident, like [`Self::read_resident`].
-    pub(super) fn read_pages(
-        &self,
-        buffer: &mut [u8],
-        position: u64,
-        ahead: bool,
-        copy: impl Fn(&mut [u8], u64) -> usize,
-    ) -> Result<usize> {
+    fn read_pages(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
             let left = &mut buffer[done..];
             let is_whole = is_in_one_page(at, left.len() as u64);
             let absent = self.handle.absent_at(at);
-            let resident = if absent.is_some() { 0 } else { copy(left, at) };
+            let resident = if absent.is_some() { 0 } else { self.read_resident(left, at) };
             let copied = match resident {
                 0 => self.read_absent(left, at, absent, ahead),
                 copied => Ok(copied),

@@ -1,7 +1,7 @@
 //! Reads one page at a time, as tmpfs does: the baseline that batched reads are measured against.
 //!
 //! Compiled for benchmarks only. Each page is looked up, referenced, copied and released before the
-//! next one, even within a large folio. What is not resident is read as by [`File::read_at`].
+//! next one, even within a large folio. Pages that are not resident are read by [`File::read_at`].
 //!
 //! # Safety
 //! Copies from frames that a reference keeps.
@@ -28,7 +28,32 @@ impl File {
         }
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
-        self.read_pages(buffer, position, true, |left, at| self.copy_one_by_one(left, at, locked))
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            let left = &mut buffer[done..];
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let copied = match self.copy_one_by_one(left, at, locked) {
+                0 => {
+                    let in_page_left = (PAGE_BYTES - (at & (PAGE_BYTES - 1))) as usize;
+                    let end = left.len().min(in_page_left);
+                    self.read_at(&mut left[..end], at)
+                }
+                copied => Ok(copied),
+            };
+            match copied {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(error) if done == 0 => return Err(error),
+                // The bytes read so far are valid; the next call returns the error.
+                Err(_) => break,
+            }
+            self.handle.note_read(at..position + done as u64);
+            if is_whole {
+                break;
+            }
+        }
+        Ok(done)
     }
 
     /// Copies from resident pages, one by one, from the first byte on. Returns 0 if the first page
