@@ -29,4 +29,4 @@ mod settings;
 mod sqlite;
 mod vfs;
 
-pub use vfs::{sqlite3_bifoliosqlite_init, sqlite3_extension_init};
+pub use vfs::{sqlite3_bifoliodefault_init, sqlite3_bifoliosqlite_init, sqlite3_extension_init};

@@ -164,12 +164,12 @@ impl Api {
     ///
     /// # Safety
     /// `vfs` lives forever.
-    pub unsafe fn vfs_register(self, vfs: *mut Vfs) -> c_int {
+    pub unsafe fn vfs_register(self, vfs: *mut Vfs, is_default: bool) -> c_int {
         type Function = unsafe extern "C" fn(*mut Vfs, c_int) -> c_int;
         // SAFETY: `int sqlite3_vfs_register(sqlite3_vfs *, int)`.
         let function = unsafe { self.function::<Function>(VFS_REGISTER) };
         // SAFETY: it lives for ever.
-        unsafe { function(vfs, 0) }
+        unsafe { function(vfs, c_int::from(is_default)) }
     }
 
     /// Returns a parameter of the URI that a file name came from.

@@ -18,6 +18,8 @@ use std::ptr;
 
 /// The name of the VFS.
 const NAME: &CStr = c"bifolio";
+/// The variable of the environment that makes the VFS the default if it is 1.
+const DEFAULT_VARIABLE: &str = "BIFOLIO_DEFAULT";
 /// The first version whose table has all the functions that are called: 3.8.0.
 const VERSION_MIN: c_int = 3_008_000;
 
@@ -44,12 +46,35 @@ pub unsafe extern "C" fn sqlite3_bifoliosqlite_init(
     message: *mut *mut c_char,
     table: *const *const c_void,
 ) -> c_int {
+    let is_default = std::env::var_os(DEFAULT_VARIABLE).is_some_and(|value| value == "1");
+    // SAFETY: the same contract.
+    unsafe { load(message, table, is_default) }
+}
+
+/// The entry point that makes the VFS the default: databases that are opened from then on without
+/// the name of a VFS use it.
+///
+/// # Safety
+/// As for [`sqlite3_bifoliosqlite_init`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sqlite3_bifoliodefault_init(
+    _connection: *mut c_void,
+    message: *mut *mut c_char,
+    table: *const *const c_void,
+) -> c_int {
+    // SAFETY: the same contract.
+    unsafe { load(message, table, true) }
+}
+
+/// # Safety
+/// The arguments of an entry point, from SQLite.
+unsafe fn load(message: *mut *mut c_char, table: *const *const c_void, is_default: bool) -> c_int {
     if table.is_null() {
         return sqlite::ERROR;
     }
     // SAFETY: the table that SQLite gives to extensions.
     let api = unsafe { Api::new(table) };
-    match catch_unwind(AssertUnwindSafe(|| register(api))) {
+    match catch_unwind(AssertUnwindSafe(|| register(api, is_default))) {
         Ok(Ok(())) => sqlite::OK_LOAD_PERMANENTLY,
         Ok(Err(problem)) => {
             if !message.is_null() {
@@ -76,13 +101,25 @@ pub unsafe extern "C" fn sqlite3_extension_init(
     unsafe { sqlite3_bifoliosqlite_init(connection, message, table) }
 }
 
-fn register(api: Api) -> Result<(), String> {
+/// Registers the VFS, or makes a registered one the default if `is_default`.
+fn register(api: Api, is_default: bool) -> Result<(), String> {
     if api.version() < VERSION_MIN {
         return Err(format!("bifolio needs SQLite 3.8.0, and this is {}", api.version()));
     }
-    if !api.vfs_find(Some(NAME)).is_null() {
+    let registered = api.vfs_find(Some(NAME));
+    let vfs = if registered.is_null() { create(api)? } else { registered };
+    if !registered.is_null() && !is_default {
         return Ok(());
     }
+    // SAFETY: `create` leaked it.
+    match unsafe { api.vfs_register(vfs, is_default) } {
+        sqlite::OK => Ok(()),
+        code => Err(format!("SQLite does not take the VFS: error {code}")),
+    }
+}
+
+/// Creates the VFS, which lives as long as the process.
+fn create(api: Api) -> Result<*mut Vfs, String> {
     let system = api.vfs_find(Some(c"unix"));
     if system.is_null() {
         return Err("bifolio needs the VFS \"unix\", and there is none".to_owned());
@@ -114,19 +151,15 @@ fn register(api: Api) -> Result<(), String> {
         get_system_call: ptr::null(),
         next_system_call: ptr::null(),
     }));
-    // SAFETY: leaked above.
-    match unsafe { api.vfs_register(vfs) } {
-        sqlite::OK => Ok(()),
-        code => Err(format!("SQLite does not take the VFS: error {code}")),
-    }
+    Ok(vfs)
 }
 
 /// # Safety
-/// A VFS that [`register`] made.
+/// A VFS that [`create`] made.
 unsafe fn home<'a>(vfs: *mut Vfs) -> &'a Home {
     // SAFETY: a live VFS, by the contract.
     let data = unsafe { (*vfs).data };
-    // SAFETY: `register` leaked it.
+    // SAFETY: `create` leaked it.
     unsafe { &*data.cast::<Home>() }
 }
 

@@ -81,6 +81,31 @@ fn a_wrong_parameter_is_refused() {
     assert!(errors.contains("unable to open database"), "{errors}");
 }
 
+/// An entry point and a variable of the environment make the VFS that of databases without a URI.
+#[test]
+fn a_database_without_a_uri_uses_the_default() {
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    for (entry, variable, expected) in [
+        ("", "", "unix"),
+        ("", "0", "unix"),
+        ("", "1", "bifolio"),
+        ("sqlite3_bifoliodefault_init", "", "bifolio"),
+    ] {
+        let mut command = Command::new("sqlite3");
+        command.env("BIFOLIO_DEFAULT", variable);
+        command.arg("-cmd").arg(format!(".load {} {entry}", extension().display()));
+        command.arg("-cmd").arg(format!(".open '{}'", path.display()));
+        let sql = "create table if not exists t(a); insert into t values(7);
+                   select max(a) from t;\n.vfsname\n";
+        let (out, errors) = run(command, sql);
+        assert_eq!(out, format!("7\n{expected}\n"), "{entry}, {variable}: {errors}");
+    }
+}
+
 /// The shell opens the database of its command line before it loads what `-cmd` says, so the lines
 /// load and then open.
 #[test]
