@@ -549,11 +549,6 @@ typedef struct {
      * `BIFOLIO_CACHE_POPULATE`, or 0.
      */
     uint32_t flags;
-    /**
-     * Memory that closed files may use, bytes: their pages stay until memory is wanted, and an
-     * open of an unchanged file finds them. Default: none.
-     */
-    uint64_t closed_bytes_max;
 } bifolio_cache_options;
 
 /**
@@ -763,10 +758,6 @@ typedef struct {
      * Longest time that a write was throttled, nanoseconds.
      */
     uint64_t throttle_ns_max;
-    /**
-     * Memory of closed files whose pages are kept, when it was last counted, bytes.
-     */
-    uint64_t closed_bytes;
     /**
      * Optimistic reads whose page changed during the copy, and that were repeated.
      */

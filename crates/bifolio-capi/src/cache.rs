@@ -128,9 +128,6 @@ pub struct bifolio_cache_options {
     pub huge_pages: u32,
     /// `BIFOLIO_CACHE_POPULATE`, or 0.
     pub flags: u32,
-    /// Memory that closed files may use, bytes: their pages stay until memory is wanted, and an
-    /// open of an unchanged file finds them. Default: none.
-    pub closed_bytes_max: u64,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers and pointers only, for which zeros are valid.
@@ -198,7 +195,7 @@ pub(crate) unsafe fn builder(
     let options = unsafe { options(pointer, "options")? };
     let mut builder = Cache::builder();
     type Setter = fn(CacheBuilder, u64) -> CacheBuilder;
-    let numbers: [(u64, Setter); 9] = [
+    let numbers: [(u64, Setter); 8] = [
         (options.memory_bytes, CacheBuilder::memory),
         (options.memory_bytes_max, CacheBuilder::memory_max),
         (options.dirty_bytes_max, CacheBuilder::dirty_bytes_max),
@@ -206,7 +203,6 @@ pub(crate) unsafe fn builder(
         (options.dirty_age_ms_max, CacheBuilder::dirty_age_ms_max),
         (options.reclaim_wait_ms_max, CacheBuilder::reclaim_wait_ms_max),
         (options.swap_bytes_max, CacheBuilder::swap_bytes_max),
-        (options.closed_bytes_max, CacheBuilder::closed_bytes_max),
         (options.io_depth.into(), |builder, depth| builder.io_depth(depth as usize)),
     ];
     for (number, set) in numbers {

@@ -94,8 +94,6 @@ pub struct bifolio_stats {
     pub throttle_ns: u64,
     /// Longest time that a write was throttled, nanoseconds.
     pub throttle_ns_max: u64,
-    /// Memory of closed files whose pages are kept, when it was last counted, bytes.
-    pub closed_bytes: u64,
     /// Optimistic reads whose page changed during the copy, and that were repeated.
     pub optimistic_retries: u64,
     /// Folios written out.
@@ -189,7 +187,7 @@ pub(crate) fn stats_of(cache: &Cache) -> bifolio_stats {
         written_bytes write_requests writeback_errors write_bytes syncs syncs_shared device_flushes
         faults pins readahead_folios readahead_unused swapped_out_pages swapped_in_pages pgscan
         pgsteal direct_reclaims reclaim_stalls allocation_failures throttle_waits throttle_ns
-        throttle_ns_max closed_bytes optimistic_retries writeback writeback_waits mapped_in_pages
+        throttle_ns_max optimistic_retries writeback writeback_waits mapped_in_pages
         unmapped_pages unmap_flushes stored_late_pages collapses pgactivate pgdeactivate pgpinned
         pageout pgevacuate pgrelocate background_reclaims allocation_waits lru_batches lru_drains
         frozen_waits advise_evicted advise_second_pass_evicted advise_straddling advise_gone

@@ -11,7 +11,6 @@
 
 mod advice;
 mod async_reads;
-mod closed;
 mod closes;
 mod deaths;
 mod device;
@@ -108,7 +107,6 @@ struct Tally {
     kills: kills::Tally,
     upsets: upsets::Tally,
     gates: gates::Tally,
-    closed: closed::Tally,
 }
 
 impl Tally {
@@ -186,11 +184,6 @@ fn play_one(
         tally.upsets.add(watched(class, seed, arguments, &upsets::PROGRESS, cases)?);
         return Ok(());
     }
-    if class == Class::Closed {
-        let scene = || closed::play(seed, duration);
-        tally.closed.add(watched(class, seed, arguments, &closed::PROGRESS, scene)?);
-        return Ok(());
-    }
     if class == Class::Gates {
         let scene = || gates::play(seed, duration);
         tally.gates.add(watched(class, seed, arguments, &gates::PROGRESS, scene)?);
@@ -260,13 +253,6 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
         println!(
             "torture: {writes} writes with an LSN, {syncs} syncs, {words} words judged on the way \
              to the storage"
-        );
-    }
-    if tally.closed.sessions > 0 {
-        let closed::Tally { sessions, found, changes, raises } = tally.closed;
-        println!(
-            "torture: {sessions} sessions of files: {found} found pages of a closed file, \
-             {changes} changes from outside, {raises} raised limits"
         );
     }
     println!(

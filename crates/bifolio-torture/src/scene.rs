@@ -35,12 +35,10 @@ pub enum Class {
     Upsets,
     /// A file with a write gate over a simulated log.
     Gates,
-    /// Real files whose pages are kept while they are closed, and that change meanwhile.
-    Closed,
 }
 
 /// All of them.
-pub const CLASSES: [Class; 11] = [
+pub const CLASSES: [Class; 10] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -51,7 +49,6 @@ pub const CLASSES: [Class; 11] = [
     Class::Exerciser,
     Class::Upsets,
     Class::Gates,
-    Class::Closed,
 ];
 
 /// Returns `true` if files can be mapped for writing on this kernel.
@@ -75,7 +72,6 @@ impl Class {
             Self::Exerciser => "exerciser",
             Self::Upsets => "upsets",
             Self::Gates => "gates",
-            Self::Closed => "closed",
         }
     }
 }

@@ -79,7 +79,6 @@ pub(crate) struct Config {
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_ms_max: u64,
     pub(crate) swap_bytes_max: Option<u64>,
-    pub(crate) closed_bytes_max: u64,
     pub(crate) ablation: Ablation,
 }
 
@@ -98,7 +97,6 @@ impl Default for Config {
             dirty_bytes_max: None,
             dirty_age_ms_max: 5_000,
             swap_bytes_max: None,
-            closed_bytes_max: 0,
             ablation: Ablation::default(),
         }
     }

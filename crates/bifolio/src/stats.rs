@@ -85,9 +85,6 @@ macro_rules! counters {
             pub unswapped_bytes: u64,
             /// Swap slots in use, bytes.
             pub swap_bytes: u64,
-            /// Memory of closed files whose pages are kept, when it was last counted, bytes; see
-            /// [`closed_bytes_max`](crate::CacheBuilder::closed_bytes_max).
-            pub closed_bytes: u64,
             /// Folios on the inactive list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.
@@ -123,7 +120,6 @@ macro_rules! counters {
                     ("dirty_bytes", self.dirty_bytes),
                     ("unswapped_bytes", self.unswapped_bytes),
                     ("swap_bytes", self.swap_bytes),
-                    ("closed_bytes", self.closed_bytes),
                     ("inactive_bytes", self.inactive_bytes),
                     ("active_bytes", self.active_bytes),
                     ("throttle_ns_max", self.throttle_ns_max),

@@ -90,12 +90,10 @@ IS(BIFOLIO_TO_END, UINT64_MAX);
 /* Structs with a size may only grow at their end; the others not at all. */
 IS(offsetof(bifolio_cache_options, swap_directory), 72);
 IS(offsetof(bifolio_cache_options, flags), 92);
-IS(offsetof(bifolio_cache_options, closed_bytes_max), 96);
 IS(offsetof(bifolio_open_options, mode), 36);
 IS(offsetof(bifolio_stats, bound_bytes), 8);
 IS(offsetof(bifolio_stats, throttle_ns_max), 320);
-IS(offsetof(bifolio_stats, closed_bytes), 328);
-IS(offsetof(bifolio_stats, gate_asks), 600);
+IS(offsetof(bifolio_stats, gate_asks), 592);
 IS(sizeof(bifolio_outcome), 32);
 IS(sizeof(bifolio_residency), 32);
 IS(sizeof(bifolio_read), 40);

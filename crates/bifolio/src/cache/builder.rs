@@ -138,59 +138,6 @@ impl CacheBuilder {
         self
     }
 
-    /// Sets how many bytes of memory closed files may use. When the last handle of a file is
-    /// closed, its pages then stay, clean, until memory is wanted or the limit is reached: an open
-    /// finds them again. So a program with many files can close those that it does not use now. 0
-    /// by default: the pages are freed with the last handle.
-    ///
-    /// # What is kept
-    /// A closed file has no descriptor and no lock. Its pages are evicted like those of open files.
-    /// At the limit, the files that were closed first are freed. Each file counts with its pages,
-    /// its table (4 KiB for each 2 MiB of file that was used) and 10 KiB: 2 KiB that are charged to
-    /// the bound, and the page tables of the kernel, which are not. The address space of the tables
-    /// ([`OpenOptions::len_max`](crate::OpenOptions::len_max), 2 GiB by default) stays, too, for at
-    /// most a quarter of the address space of the process: for 100,000 closed files, set `len_max`
-    /// to 128 GiB or less.
-    ///
-    /// # When the pages are used
-    /// If the file that is opened has the same device, inode, length, and times of last change
-    /// (`mtime`, `ctime`) as when it was closed, and needs no larger `len_max` and no other folio
-    /// size. Otherwise they are freed, and the file is read anew: after another program changed,
-    /// truncated, replaced or renamed it, or its inode number was reused. The times do not show a
-    /// change that another program makes through a shared mapping (`mmap`) that it had stored to
-    /// before the close: do not use this for such files.
-    ///
-    /// Files whose changes the times may not show are not kept: on a file system other than ext4,
-    /// xfs, btrfs, f2fs, zfs, bcachefs, overlayfs and tmpfs, and a file that was changed less than
-    /// a tick of the kernel's clock (up to 10 ms) before its close. Neither are files without a
-    /// name, files opened read-only that another program has changed meanwhile, files larger than
-    /// the limit, mappable files, files with a write gate or with an error of a write or flush,
-    /// memory files, and files on a [`Backing`] of your own.
-    ///
-    /// Closing a file costs two system calls more, and not the time to free its pages.
-    /// [`Stats::closed_bytes`](crate::Stats::closed_bytes) is the memory in use;
-    /// [`Cache::advise_all`] with [`Advice::DontNeed`](crate::Advice::DontNeed) frees it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("page.html");
-    /// # std::fs::write(&path, "<html>")?;
-    /// use bifolio::{Cache, OpenOptions};
-    /// let cache = Cache::builder().memory(64 << 20).closed_bytes_max(32 << 20).build()?;
-    /// for _ in 0..2 {
-    ///     let file = cache.open(&path, &OpenOptions::new().len_max(1 << 30))?;
-    ///     let mut bytes = vec![0; file.len() as usize];
-    ///     file.read_exact_at(&mut bytes, 0)?; // reads the file only once
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn closed_bytes_max(mut self, bytes: u64) -> Self {
-        self.config.closed_bytes_max = bytes;
-        self
-    }
-
     /// Lets memory files be larger than memory: under memory pressure, their pages are written to a
     /// temporary file in `directory`, which no other program can open and which is deleted with the
     /// cache. Put it on a fast disk; on a tmpfs it would use the memory that it is meant to save.

@@ -93,8 +93,7 @@ impl Cache {
     /// file uses only what is resident. So 100,000 files can be open in a cache of 64 MiB, given
     /// enough address space and descriptors; a program that keeps that many open should give the
     /// cache 200 MiB less. Opening, using, syncing and closing a file costs the same however many
-    /// are open. A file that is not used now can be closed, and its pages kept
-    /// ([`CacheBuilder::closed_bytes_max`]): then it costs no descriptor.
+    /// are open.
     ///
     /// Without free descriptors (`RLIMIT_NOFILE`) the open fails with `EMFILE` and leaves nothing
     /// open; close other files and try again.
@@ -357,7 +356,6 @@ impl Inner {
             dirty_bytes: dirty_pages * PAGE_BYTES,
             unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
             swap_bytes: self.registry.swap_bytes(),
-            closed_bytes: self.reclaim.closed_bytes(),
             inactive_bytes: lists.inactive_pages * PAGE_BYTES,
             active_bytes: lists.active_pages * PAGE_BYTES,
             ring_enters: transfers.ring_enters,

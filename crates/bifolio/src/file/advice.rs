@@ -161,9 +161,6 @@ impl Registry {
                 }
             }
         }
-        if advice == Advice::DontNeed {
-            total.evicted += self.reclaim.free_closed_files().1;
-        }
         Ok(total)
     }
 }

@@ -19,9 +19,9 @@ use super::own_pins;
 use super::registry::{Key, Open, Registry};
 use super::{File, OpenOptions};
 use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
-use crate::io::{Backing, DiskFile, FileIdentity, Stamp};
+use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
-use crate::sync::{Backoff, Ordering};
+use crate::sync::Ordering;
 use crate::writeback::{Inode, is_inside_any};
 use std::sync::Arc;
 
@@ -112,73 +112,6 @@ impl Registry {
         let Open { inode, disks: _disks, spare: _spare, .. } = open;
         super::faults::forget(&inode.page_space);
         Inode::free(inode);
-    }
-
-    /// Returns `true` if the pages of a file without handles may stay in memory after its close.
-    fn may_keep_pages(&self, open: &Open) -> bool {
-        let inode = &open.inode;
-        let is_trusted = inode.errors.count() == 0 && !inode.store.has_failed_flush();
-        self.reclaim.keeps_closed_files()
-            && open.has_only_disks
-            && !open.disks.is_empty()
-            // Other programs may have changed it since its last handle was dropped.
-            && !open.is_kept
-            && !inode.page_space.is_in_place()
-            && !inode.has_gate()
-            && is_trusted
-            && self.check().is_ok()
-    }
-
-    /// L4 for a file whose pages may stay. They do if every change that another program makes to
-    /// the file from now on can be told by its times.
-    fn close_with_pages(&self, open: Open) {
-        let disk = open.disks.first();
-        let identity = disk.and_then(|disk| disk.identity());
-        let stamp = disk.and_then(|disk| disk.lasting_stamp());
-        let was_changed = || !open.inode.store.is_writable() && stamp != open.stamp;
-        let is_as_here = |stamp: &Stamp| stamp.length_bytes == open.inode.mapping.len_bytes();
-        let stamp = stamp.filter(|stamp| is_as_here(stamp) && !was_changed());
-        let (Some(identity), Some(stamp)) = (identity, stamp) else {
-            self.drop_pages(&open.inode);
-            return self.free_unused(open);
-        };
-        let Open { inode, disks, spare, .. } = open;
-        // Transfers (readahead) that were in flight at the close.
-        let mut backoff = Backoff::default();
-        while Arc::strong_count(&inode) > 1 {
-            backoff.wait();
-        }
-        inode.store.close_storage();
-        drop((disks, spare));
-        self.reclaim.keep_closed_file(identity, inode, stamp);
-    }
-
-    /// Returns the inode of a closed file whose pages are in memory, connected to `disk`, which was
-    /// just opened. The caller has taken the slot. Frees the pages if the file was changed since,
-    /// or `options` need another inode.
-    pub(super) fn reopen_closed(
-        &self,
-        key: Key,
-        disk: Option<&Arc<DiskFile>>,
-        options: &OpenOptions,
-    ) -> Option<Arc<Inode>> {
-        let Key::Identified(identity) = key else { return None };
-        let (inode, stamp) = self.reclaim.take_closed_file(identity)?;
-        let len_max_bytes = options.len_max_bytes(stamp.length_bytes);
-        let fits = !options.mappable
-            && options.folio_bytes == inode.mapping.folio_bytes()
-            && len_max_bytes.is_ok_and(|wanted_bytes| wanted_bytes <= inode.len_max_bytes());
-        match disk {
-            Some(disk) if fits && disk.stamp().is_ok_and(|now| now == stamp) => {
-                let backing: Arc<dyn Backing> = Arc::clone(disk) as _;
-                inode.store.reopen_storage(&backing);
-                Some(inode)
-            }
-            _ => {
-                self.reclaim.free_file(inode);
-                None
-            }
-        }
     }
 
     /// Makes all files durable. The error lists those that are not.
@@ -276,19 +209,11 @@ impl Retire<Open> for Registry {
     }
 
     fn may_go(&self, open: &Open) -> bool {
-        if self.may_keep_pages(open) {
-            open.inode.is_durable()
-        } else {
-            self.drop_pages(&open.inode)
-        }
+        self.drop_pages(&open.inode)
     }
 
     fn free(&self, open: Open) {
-        // L3 has dropped the pages, unless they may stay.
-        if open.inode.mapping.resident_folios() == 0 {
-            return self.free_unused(open);
-        }
-        self.close_with_pages(open);
+        self.free_unused(open);
     }
 
     fn keep(&self, open: &mut Open) {
@@ -311,7 +236,6 @@ impl Drop for Registry {
         if forked {
             // The memory and the files belong to the parent process: leave them alone.
             self.files.forget_all();
-            self.reclaim.forget_closed_files();
             return;
         }
         // No handle is left, since each keeps the registry, and so no memory file: the remaining
@@ -319,7 +243,6 @@ impl Drop for Registry {
         for key in self.files.keys() {
             self.give_up(key, |open| open.handles == 0);
         }
-        self.reclaim.free_closed_files();
         if let Some(swap) = &self.services.swap {
             // Its pages are unused now. If it cannot be truncated, it only stays longer than
             // necessary.

@@ -14,9 +14,7 @@
 //! no handle (so that nothing is inserted any more) and was durable. Before that its table is
 //! empty, reclaim has been waited for, so that no thread can find its address in a folio
 //! (`Inode::owner`), and all other references to it are dropped. Its slot becomes free last, so its
-//! descriptors are closed before the file can be opened again. With
-//! [`CacheBuilder::closed_bytes_max`](crate::CacheBuilder::closed_bytes_max) the inode may instead
-//! lose only its descriptors, and wait in `reclaim/closed_files.rs` for the next open of the file.
+//! descriptors are closed before the file can be opened again.
 //!
 //! Invariant REGISTRY-2: while a regular file is open here, no descriptor of it is closed, because
 //! the kernel would drop all POSIX locks (`fcntl`) that this process has on the file. So a path is
@@ -40,9 +38,7 @@ use super::{File, OpenOptions, faults};
 use crate::ablation::Ablation;
 use crate::config::{self, FaultMode};
 use crate::error::{ErrorKind, Result};
-use crate::io::{
-    Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError, Stamp,
-};
+use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
 use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
@@ -70,10 +66,6 @@ pub(super) struct Open {
     pub(super) disks: Vec<Arc<DiskFile>>,
     /// Descriptors that callers passed and that are not used.
     pub(super) spare: Vec<OwnedFd>,
-    /// `false` if a backing of the caller's has been used for it.
-    pub(super) has_only_disks: bool,
-    /// Length and times when it was opened first, if it may stay in memory after its close.
-    pub(super) stamp: Option<Stamp>,
 }
 
 /// Key of a file in the registry.
@@ -267,7 +259,7 @@ impl Registry {
     ) -> Result<File> {
         let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
         let found = self.find(key, |open| {
-            open.note_backing(disk.clone());
+            open.disks.extend(disk.clone());
             self.join(key, open, backing, options).map(Some)
         })?;
         match found {
@@ -285,12 +277,8 @@ impl Registry {
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
-        let reopened = self.reopen_closed(busy.key(), disk.as_ref(), options);
-        let is_stamped = self.reclaim.keeps_closed_files();
-        let stamp = disk.as_ref().filter(|_| is_stamped).and_then(|disk| disk.stamp().ok());
-        let inode = reopened.map_or_else(|| self.make_inode(backing, options), Ok);
-        let mut open = Open { stamp, ..Open::new(inode?, options) };
-        open.note_backing(disk);
+        let mut open = Open::new(self.make_inode(backing, options)?, options);
+        open.disks.extend(disk);
         match self.join(busy.key(), &mut open, backing, options) {
             Ok(handle) => {
                 busy.fill(open);
@@ -394,10 +382,7 @@ impl Registry {
     fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
         let size = self.size_of(options, crate::io::len_bytes(&**backing)?)?;
         let page_space = self.page_space_for(options, size)?;
-        let make = || Inode::new(&self.services, page_space.clone(), backing, size);
-        // Tables of closed files may have the address space.
-        let is_freed = || self.reclaim.free_closed_files().0 > 0;
-        make().or_else(|error| if is_freed() { make() } else { Err(error) }).map_err(no_table)
+        Inode::new(&self.services, page_space, backing, size).map_err(no_table)
     }
 
     fn make_handle(
@@ -492,15 +477,7 @@ impl Open {
             is_kept: false,
             disks: Vec::new(),
             spare: Vec::new(),
-            has_only_disks: true,
-            stamp: None,
         }
-    }
-
-    /// Records that the file is used through `disk`, or through a backing of the caller's.
-    fn note_backing(&mut self, disk: Option<Arc<DiskFile>>) {
-        self.has_only_disks &= disk.is_some();
-        self.disks.extend(disk);
     }
 
     /// Returns an error if another handle with `options` conflicts with the open ones. Changes

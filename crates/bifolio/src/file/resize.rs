@@ -158,14 +158,12 @@ impl File {
         }
         handle.check_unmappable("raise len_max")?;
         check_len_max(bytes, 0)?;
-        let raise = || {
-            let resizing = handle.inode.lock_resizing();
-            // Another thread may have raised it further.
-            if bytes > self.len_max() { resizing.raise_len_max(bytes) } else { Ok(()) }
-        };
-        // Tables of closed files may have the address space.
-        let is_freed = || handle.reclaim.free_closed_files().0 > 0;
-        raise().or_else(|error| if is_freed() { raise() } else { Err(error) }).map_err(no_table)
+        let resizing = handle.inode.lock_resizing();
+        if bytes <= self.len_max() {
+            // Another thread has raised it further.
+            return Ok(());
+        }
+        resizing.raise_len_max(bytes).map_err(no_table)
     }
 
     fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {

@@ -42,7 +42,7 @@
 use super::transfer::{range_end, round_down};
 use super::{
     Alignment, Backing, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut, IoRequest,
-    Operation, Stamp, Submission,
+    Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
 #[cfg(test)]
@@ -143,16 +143,6 @@ impl DiskFile {
     /// Returns `true` if the descriptors were opened for writing.
     pub(crate) fn is_writable(&self) -> bool {
         file::rights(self.buffered.as_fd()).is_ok_and(|rights| rights.write)
-    }
-
-    /// Returns the file's length and times.
-    pub(crate) fn stamp(&self) -> io::Result<Stamp> {
-        file::stamp(self.buffered.as_fd())
-    }
-
-    /// Returns the file's length and times if every later change of its bytes will change them.
-    pub(crate) fn lasting_stamp(&self) -> Option<Stamp> {
-        file::lasting_stamp(self.buffered.as_fd())
     }
 
     /// Sets the name used in messages.

@@ -20,7 +20,6 @@
 
 mod backing;
 mod buf;
-mod closed;
 mod disk;
 mod engine;
 mod error;
@@ -33,7 +32,6 @@ mod transfer;
 pub(crate) use backing::Guarded;
 pub use backing::{Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIdentity};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
-pub(crate) use closed::ClosedStorage;
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
 pub use error::{IoError, OpenDiskError, Operation};
@@ -46,4 +44,3 @@ pub(crate) use transfer::{
 };
 
 pub use crate::sys::file::FileKind;
-pub(crate) use crate::sys::file::Stamp;

@@ -41,7 +41,6 @@
 #![allow(unsafe_code)]
 
 mod background;
-mod closed_files;
 mod evacuate;
 mod invalidate;
 mod scan;
@@ -119,7 +118,6 @@ pub(crate) struct Reclaim {
     signal: background::Signal,
     /// Folios queued for the swap.
     swapper: swapper::Swapper,
-    closed_files: closed_files::ClosedFiles,
 }
 
 /// A call that may wait for memory several times, with one deadline. An inner scope is part of the
@@ -207,7 +205,6 @@ impl Reclaim {
             rebounds: AtomicU64::new(0),
             signal: background::Signal::default(),
             swapper: swapper::Swapper::default(),
-            closed_files: closed_files::ClosedFiles::new(config.closed_bytes_max),
         }
     }
 

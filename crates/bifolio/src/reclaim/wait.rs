@@ -176,9 +176,7 @@ impl Reclaim {
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
-            if counts.reclaimed_pages == 0
-                && (self.give_tables_back() | self.free_empty_closed_files(&reclaim_lock))
-            {
+            if counts.reclaimed_pages == 0 && self.give_tables_back() {
                 counts.reclaimed_pages = 1;
             }
             let found = self.take_frames(kind)?;
@@ -439,7 +437,7 @@ impl Reclaim {
             let usage = self.arena().usage();
             let metadata_bytes = usage.used_bytes - usage.frame_bytes;
             if metadata_bytes > usage.bound_bytes / METADATA_DIVISOR
-                && (self.give_tables_back() | self.free_empty_closed_files(&self.lock()))
+                && self.give_tables_back()
                 && charge()
             {
                 return Ok(());
@@ -455,15 +453,6 @@ impl Reclaim {
             };
             let counts = retry_budget.note_round(counts, 1);
             self.decide(counts, &mut retry_budget)?;
-        }
-    }
-
-    /// Charges metadata, after one round of reclaim if necessary. Returns `true` if it is charged.
-    pub(super) fn charge_in_one_round(&self, bytes: u64) -> bool {
-        self.arena().charge(bytes) || {
-            let retry_budget = RetryBudget::new(self, bytes);
-            self.give_memory_back(&self.lock(), 1, &retry_budget);
-            self.arena().charge(bytes)
         }
     }
 

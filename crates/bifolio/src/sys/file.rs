@@ -87,15 +87,6 @@ pub(crate) struct Status {
     pub(crate) length_bytes: u64,
 }
 
-/// Length and times of a file. They differ after its bytes have changed, and after it was renamed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    pub(crate) length_bytes: u64,
-    /// Times of the last change of the bytes and of the status, nanoseconds.
-    modified_ns: i128,
-    changed_ns: i128,
-}
-
 /// Mode in which a file is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenMode {
@@ -270,55 +261,6 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
         inode: found.st_ino,
         length_bytes: u64::try_from(found.st_size).unwrap_or(0),
     })
-}
-
-/// Returns the length and the times of an open file.
-pub(crate) fn stamp(file: BorrowedFd<'_>) -> io::Result<Stamp> {
-    Ok(stamp_of(&rustix::fs::fstat(file)?))
-}
-
-fn stamp_of(found: &rustix::fs::Stat) -> Stamp {
-    let ns_of = |seconds: i128, ns: i128| seconds * NS_PER_SECOND + ns;
-    Stamp {
-        length_bytes: u64::try_from(found.st_size).unwrap_or(0),
-        modified_ns: ns_of(found.st_mtime.into(), found.st_mtime_nsec.into()),
-        changed_ns: ns_of(found.st_ctime.into(), found.st_ctime_nsec.into()),
-    }
-}
-
-const NS_PER_SECOND: i128 = 1_000_000_000;
-/// Shortest time between two ticks of the clock that the kernel takes file times from.
-const TICK_NS_MIN: i128 = 1_000_000;
-
-/// File systems whose times come from this machine's clock, and change with every write.
-const DATED: [u64; 8] = [
-    0xEF53,      // ext2 to ext4
-    0x5846_5342, // xfs
-    0x9123_683E, // btrfs
-    0xF2F5_2010, // f2fs
-    0x2FC1_2FC1, // zfs
-    0xCA45_1A4E, // bcachefs
-    0x794C_7630, // overlayfs
-    TMPFS_MAGIC,
-];
-
-/// Returns the length and the times of an open file if every later change of its bytes will change
-/// them. Returns `None` if the file was changed in the current tick of the kernel's clock, because
-/// another change may get the same time; if it has no name; or on a file system that may not keep
-/// exact times.
-pub(crate) fn lasting_stamp(file: BorrowedFd<'_>) -> Option<Stamp> {
-    // Before the status: a change after that gets at least this time.
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    let now_ns = i128::from(now.tv_sec) * NS_PER_SECOND + i128::from(now.tv_nsec);
-    let found = rustix::fs::fstat(file).ok()?;
-    let stamp = stamp_of(&found);
-    // Without a fraction, the file system may keep whole seconds.
-    let is_whole = stamp.changed_ns % NS_PER_SECOND == 0;
-    let granularity_ns = if is_whole { NS_PER_SECOND } else { TICK_NS_MIN };
-    let is_past = stamp.changed_ns + granularity_ns <= now_ns;
-    let is_dated =
-        || rustix::fs::fstatfs(file).is_ok_and(|found| DATED.contains(&(found.f_type as u64)));
-    (is_past && found.st_nlink > 0 && is_dated()).then_some(stamp)
 }
 
 /// Returns the required alignment of direct transfers of `file` (`STATX_DIOALIGN`).

@@ -23,7 +23,7 @@
 
 use super::inode::pages_of_still;
 use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, ClosedStorage, DirectStatus, FallocateMode, IoError, Operation};
+use crate::io::{self, Backing, DirectStatus, FallocateMode, IoError, Operation};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
@@ -175,23 +175,6 @@ impl Store {
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
         if let Self::Disk(disk) = self {
             disk.backings.write().writer.get_or_insert_with(|| Arc::clone(backing));
-        }
-    }
-
-    /// Drops the backings of a file without handles, and with them its descriptors.
-    pub(crate) fn close_storage(&self) {
-        let Self::Disk(disk) = self else { return };
-        let reader: Arc<dyn Backing> = Arc::new(ClosedStorage(self.name()));
-        let closed = Backings { reader, writer: None };
-        let open = std::mem::replace(&mut *disk.backings.write(), closed);
-        // Closes descriptors, without the lock.
-        drop(open);
-    }
-
-    /// Connects a closed file to its storage again, for reading.
-    pub(crate) fn reopen_storage(&self, backing: &Arc<dyn Backing>) {
-        if let Self::Disk(disk) = self {
-            *disk.backings.write() = Backings { reader: Arc::clone(backing), writer: None };
         }
     }
 }
@@ -520,12 +503,6 @@ impl Store {
         let flushed_changes = disk.flushed_changes.load(Ordering::Acquire);
         // Acquire: as above.
         disk.changes.load(Ordering::Acquire) <= flushed_changes
-    }
-
-    /// Returns `true` if a flush has failed.
-    pub(crate) fn has_failed_flush(&self) -> bool {
-        // Relaxed: only the value counts.
-        matches!(self, Self::Disk(disk) if disk.failed_changes.load(Ordering::Relaxed) > 0)
     }
 
     /// Discards the changes that a failed flush was to make durable, but no later ones.

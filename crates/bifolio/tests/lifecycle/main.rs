@@ -1,9 +1,7 @@
 //! How files and caches end: the last handle, a closed cache (`whole_cache.rs`), files opened again
-//! meanwhile (`opens.rs`) or later (`closed_files.rs`), storage that stays unwritable
-//! (`giving_up.rs`), killed processes and power failures (`crash/`). Also what other programs see
-//! of them (`stats_server.rs`).
+//! meanwhile (`opens.rs`), storage that stays unwritable (`giving_up.rs`), killed processes and
+//! power failures (`crash/`). Also what other programs see of them (`stats_server.rs`).
 
-mod closed_files;
 mod crash;
 mod giving_up;
 mod last_handle;
