@@ -14,24 +14,29 @@
 #![allow(unsafe_code)]
 
 mod attributes;
+mod background;
+mod claim;
 mod data;
 mod error;
 mod inode;
+mod messages;
+mod mount;
 mod read_buffers;
 mod server;
 mod session;
 mod volume;
 mod workers;
 
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+
+use crate::background::Process;
 
 /// Mount SOURCE on TARGET, through a cache that takes at most the given memory.
 ///
@@ -56,9 +61,16 @@ pub struct Options {
     /// Give other users access. Always so for root; else `/etc/fuse.conf` must allow it.
     #[arg(long)]
     allow_other: bool,
-    /// Return when TARGET is mounted, and go on in the background.
+    /// Maximum age of data that only this program has: 200ms, 1s, 1m. A kill of this program loses
+    /// what is younger and was not synced by fsync. (Neither sync nor syncfs reaches this program.)
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    dirty_age: Duration,
+    /// Return when TARGET is mounted, and go on in the background. Messages then go to syslog.
     #[arg(long)]
     background: bool,
+    /// Append messages to a file.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Serve statistics to Prometheus on an address: a port is one of 127.0.0.1. (`bifolio top
     /// TARGET` needs no address.)
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
@@ -73,31 +85,42 @@ const EXIT_NOT_WRITTEN: u8 = 1;
 /// The directory could not be mounted.
 const EXIT_NOT_MOUNTED: u8 = 2;
 
-/// The line on standard output that says that requests are served.
-const MOUNTED: &str = "mounted";
-
 fn main() -> ExitCode {
     let options = Options::parse();
-    log::set_logger(&StandardError).map(|()| log::set_max_level(log::LevelFilter::Warn)).ok();
-    let result = if options.background { go_to_background() } else { serve(&options) };
-    match result {
+    match run(&options) {
         Ok(status) => status,
         Err(error) => {
-            eprintln!("bifolio-mount: {error:#}");
+            messages::report_failure(&error);
             ExitCode::from(EXIT_NOT_MOUNTED)
         }
     }
 }
 
+/// Runs in the foreground, or starts the background process.
+fn run(options: &Options) -> Result<ExitCode> {
+    if !options.background {
+        messages::start(options.log.as_deref())?;
+        return serve(options, || {
+            // For a script that waits for it.
+            let _ = writeln!(std::io::stdout(), "mounted");
+            Ok(())
+        });
+    }
+    match background::start()? {
+        Process::Caller(status) => Ok(status),
+        Process::Server(background) => {
+            messages::start(options.log.as_deref())?;
+            serve(options, || background.release_caller())
+        }
+    }
+}
+
 /// Mounts, serves requests until the target is unmounted, and writes everything.
-fn serve(options: &Options) -> Result<ExitCode> {
+fn serve(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<ExitCode> {
     return_freed_buffers();
-    let failures = session::run(options, || {
-        // The parent process, if it waits, or a script.
-        let _ = writeln!(std::io::stdout(), "{MOUNTED}");
-    })?;
+    let failures = session::run(options, mounted)?;
     for failure in &failures {
-        eprintln!("bifolio-mount: not written: {failure}");
+        log::error!("not written: {failure}");
     }
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_WRITTEN) })
 }
@@ -110,32 +133,6 @@ fn return_freed_buffers() {
     // SAFETY: `mallopt` has no demand but that no other thread allocates meanwhile, which holds
     // because `main` has started none.
     let _is_set = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
-}
-
-/// Starts this program again, in a session of its own, and returns when it has mounted.
-fn go_to_background() -> Result<ExitCode> {
-    let program = std::env::current_exe().context("cannot find this program")?;
-    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--background");
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        // No signal of the terminal, such as that of ctrl-C.
-        .process_group(0)
-        .spawn()
-        .context("cannot start a background process")?;
-    let output = child.stdout.take().context("the output of the background process is piped")?;
-    let mut line = String::new();
-    BufReader::new(output)
-        .read_line(&mut line)
-        .context("cannot read from the background process")?;
-    if line.trim_end() == MOUNTED {
-        return Ok(ExitCode::SUCCESS);
-    }
-    // It has said why.
-    let status = child.wait().context("cannot wait for the background process")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(EXIT_NOT_MOUNTED)))
 }
 
 /// Parses a size such as 4096, 512K, 512M, 2GiB.
@@ -154,31 +151,28 @@ fn bytes(text: &str) -> Result<u64> {
     Ok(number << shift)
 }
 
+/// Parses a time such as 200ms, 1s, 5 (seconds), 1m.
+fn duration(text: &str) -> Result<Duration> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let milliseconds: u64 = match &text[digits.len()..] {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        unit => bail!("{unit} is no unit: ms, s and m are"),
+    };
+    let number: u64 = digits.parse().with_context(|| format!("{digits:?} is no number"))?;
+    let time = Duration::from_millis(number.saturating_mul(milliseconds));
+    let (min, max) = (Duration::from_millis(1), Duration::from_secs(3600));
+    ensure!((min..=max).contains(&time), "{text} is not from 1ms to 60m");
+    Ok(time)
+}
+
 /// Parses an address such as 9100 or 192.168.0.1:9100.
 fn metrics_address(text: &str) -> Result<SocketAddr> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
     }
     text.parse().with_context(|| format!("{text:?} is neither a port nor ADDRESS:PORT"))
-}
-
-/// Logs warnings and errors of this program and the cache to standard error.
-struct StandardError;
-
-impl log::Log for StandardError {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn && metadata.target().starts_with("bifolio")
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            let mut line = String::from("bifolio-mount: ");
-            let _ = writeln!(line, "{}", record.args());
-            let _ = std::io::stderr().write_all(line.as_bytes());
-        }
-    }
-
-    fn flush(&self) {}
 }
 
 #[cfg(test)]
@@ -190,6 +184,16 @@ mod tests {
         assert_eq!(metrics_address("9100").unwrap().to_string(), "127.0.0.1:9100");
         assert_eq!(metrics_address("[::1]:9100").unwrap().to_string(), "[::1]:9100");
         assert!(metrics_address("host").is_err());
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, expected) in [("1ms", 1), ("5", 5_000), ("2s", 2_000), ("60m", 3_600_000)] {
+            assert_eq!(duration(text).unwrap(), Duration::from_millis(expected));
+        }
+        for wrong in ["", "s", "0", "61m", "1h", "-1s", "99999999999999999999s"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

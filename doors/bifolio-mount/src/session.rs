@@ -3,33 +3,33 @@
 //! ```text
 //!   main thread     mounts, then waits for the first of:
 //!   session thread    (a) the session ends: the target was unmounted
-//!   signal thread     (b) SIGINT or SIGTERM: the target is unmounted, or detached if it is in use
+//!   signal thread     (b) SIGINT or SIGTERM: the mount is detached, which ends the session
+//!                             unless a program uses it
 //!                   writes all files, flushes, returns the failures
 //! ```
 
-use std::ffi::OsStr;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use bifolio::{Cache, StatsServer};
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, Session, SessionACL};
 use nix::sys::signal::{SigSet, Signal};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, syncfs};
-use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::fs::{Mode, OFlags, syncfs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use scopeguard::ScopeGuard;
 
 use crate::Options;
+use crate::claim::Claim;
 use crate::data::Files;
 use crate::inode::Table;
+use crate::mount::Mount;
 use crate::server::Server;
 use crate::volume::Volume;
 use crate::workers::Workers;
@@ -49,31 +49,27 @@ enum End {
 
 /// Mounts, calls `mounted`, and serves requests until the target is unmounted. Returns why files
 /// could not be written.
-pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
+pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
     let source = options.source.canonicalize();
     let source = source.with_context(|| format!("{}", options.source.display()))?;
     check_target(&options.target)?;
     let target = options.target.canonicalize();
     let target = target.with_context(|| format!("{}", options.target.display()))?;
-    ensure!(
-        target == source || !target.starts_with(&source),
-        "{} is inside of {}: it would contain itself",
-        target.display(),
-        source.display()
-    );
     let signals = block_signals()?;
     rustix::process::umask(Mode::empty());
     let descriptors = raise_descriptor_limit();
 
-    let root = lock_source(&source)?;
-    let cache = Cache::builder().memory(options.memory).build()?;
+    let claim = Claim::new(&source, &target)?;
+    let root = &claim.root;
+    let dirty_age_ms = options.dirty_age.as_millis() as u64;
+    let cache = Cache::builder().memory(options.memory).dirty_age_ms_max(dirty_age_ms).build()?;
     // Before the mount, so that an address that is in use is told at once.
     let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
     let _metrics = metrics.transpose()?;
     let _statistics = cache
         .serve_stats(&target.display().to_string())
         .inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}"));
-    let root_path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&root));
+    let root_path = format!("/proc/self/fd/{}", root.as_raw_fd());
     let handle = rustix::fs::open(root_path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let table = Arc::new(Table::new(handle).map_err(|error| anyhow::anyhow!("{error}"))?);
     let kept_max = options.kept_files.min((descriptors / DESCRIPTORS_PER_FILE / 4) as usize).max(1);
@@ -84,23 +80,26 @@ pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
     let volume = Arc::new(volume);
 
     let server = Server { volume: Arc::clone(&volume) };
-    let session = Session::new(server, &target, &config(options, &source));
-    let session = session.with_context(|| {
-        let is_root = rustix::process::geteuid().is_root();
-        let hint = if is_root { "" } else { " (a user other than root needs fusermount3)" };
-        format!("cannot mount on {}{hint}", target.display())
-    })?;
+    let is_for_all_users = options.allow_other || rustix::process::geteuid().is_root();
+    let (mount, connection) = Mount::new(&source, &target, is_for_all_users)?;
+    let mount = Arc::new(mount);
+    // Until all runs: nothing would serve it.
+    let unserved = scopeguard::guard(Arc::clone(&mount), |mount| drop(mount.detach()));
+    let acl = if is_for_all_users { SessionACL::All } else { SessionACL::Owner };
+    let session = Session::from_fd(server, connection, acl, config(options));
+    let session = session.context("the kernel refuses the session")?;
     volume.set_notifier(session.notifier());
     let (end, ended) = mpsc::channel();
     let signalled = end.clone();
-    let signal_volume = Arc::clone(&volume);
+    let (signal_volume, signal_mount) = (Arc::clone(&volume), Arc::clone(&mount));
     thread::Builder::new()
         .name("signals".into())
-        .spawn(move || serve_signals(&signals, target, &signal_volume, signalled))?;
+        .spawn(move || serve_signals(&signals, signal_mount, &signal_volume, signalled))?;
     let session = thread::Builder::new()
         .name("session".into())
         .spawn(move || drop(end.send(End::Session(session.run()))))?;
-    mounted();
+    mounted()?;
+    ScopeGuard::into_inner(unserved);
 
     let result = match ended.recv()? {
         End::Detached => match ended.recv_timeout(DETACHED_MAX) {
@@ -110,9 +109,11 @@ pub fn run(options: &Options, mounted: impl FnOnce()) -> Result<Vec<String>> {
         End::Session(result) => result,
     };
     let mut failures = volume.files.write_all();
-    failures.extend(flush(&volume, &root));
+    failures.extend(flush(&volume, root));
     if let Err(error) = result {
         log::warn!("the session ended with an error: {error}");
+        // Nothing serves it any more.
+        let _ = mount.detach();
     }
     // A thread that still serves a detached mount ends with the process.
     drop(session);
@@ -167,90 +168,46 @@ fn raise_descriptor_limit() -> u64 {
         .unwrap_or(1024)
 }
 
-/// Opens the source directory and locks it against a second mount.
-fn lock_source(source: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(source, flags, Mode::empty());
-    let root = root.with_context(|| format!("cannot open {}", source.display()))?;
-    match flock(&root, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(root),
-        Err(Errno::WOULDBLOCK) => bail!(
-            "{} is mounted already, or still being written after an unmount: another \
-             bifolio-mount has locked it",
-            source.display()
-        ),
-        Err(error) => Err(error).with_context(|| format!("cannot lock {}", source.display())),
-    }
-}
-
-fn config(options: &Options, source: &Path) -> Config {
-    // Commas separate mount options.
-    let name = source.display().to_string().replace(',', "_");
+/// Returns how the session serves. Who has access is told to the kernel by the mount.
+fn config(options: &Options) -> Config {
     let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(name),
-        MountOption::Subtype("bifolio".into()),
-        MountOption::DefaultPermissions,
-        MountOption::NoDev,
-        MountOption::NoSuid,
-    ];
-    let is_for_all_users = options.allow_other || rustix::process::geteuid().is_root();
-    config.acl = if is_for_all_users { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(usize::from(options.threads));
     config.clone_fd = true;
     config
 }
 
 /// Unmounts at the first signal, and gives up at the second.
-fn serve_signals(signals: &SigSet, target: PathBuf, volume: &Volume, end: Sender<End>) {
+fn serve_signals(signals: &SigSet, mount: Arc<Mount>, volume: &Volume, end: Sender<End>) {
     if signals.wait().is_err() {
         return;
     }
     // In a thread of its own: to detach a mount waits for its answers.
-    let unmounting = move || unmount_or_detach(&target, &end);
+    let unmounting = move || detach(&mount, &end);
     if let Err(error) = thread::Builder::new().name("unmount".into()).spawn(unmounting) {
         log::error!("cannot start a thread that unmounts: {error}");
     }
     if signals.wait().is_ok() {
         for inode in volume.table.all() {
             if inode.is_unwritten() {
-                eprintln!("bifolio-mount: perhaps not written: {}", inode.name());
+                log::error!("perhaps not written: {}", inode.name());
             }
         }
         std::process::exit(i32::from(crate::EXIT_NOT_WRITTEN));
     }
 }
 
-/// Unmounts the target, or detaches it if it is in use.
-fn unmount_or_detach(target: &Path, end: &Sender<End>) {
-    let Err(error) = unmount_by(target, UnmountFlags::empty(), &["-u"]) else { return };
-    eprintln!(
-        "bifolio-mount: {} is in use ({error}): programs that still use it get errors",
-        target.display()
-    );
-    // What programs have stored to shared maps is in the kernel.
-    let root = rustix::fs::open(target, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    if let Err(error) = root.and_then(|root| syncfs(&root)) {
-        log::warn!("cannot write what the kernel has of {}: {error}", target.display());
-    }
-    if let Err(error) = unmount_by(target, UnmountFlags::DETACH, &["-u", "-z"]) {
-        log::error!("cannot detach {}: {error}", target.display());
+/// Takes the mount away. Programs that use it keep it for a moment.
+fn detach(mount: &Mount, end: &Sender<End>) {
+    let target = mount.target.display();
+    if let Err(error) = mount.write_and_detach() {
+        log::error!("cannot unmount {target}: {error:#}");
+    } else if mount.is_alive() {
+        log::warn!("{target} is in use: programs that still use it get errors");
+    } else {
+        // The session ends by itself.
+        return;
     }
     let _ = end.send(End::Detached);
-}
-
-/// Unmounts as root, or with the help of `fusermount3`.
-fn unmount_by(target: &Path, flags: UnmountFlags, arguments: &[&str]) -> Result<()> {
-    match unmount(target, flags) {
-        Ok(()) => return Ok(()),
-        Err(Errno::PERM) => {}
-        Err(error) => bail!("{error}"),
-    }
-    let mut helper = Command::new("fusermount3");
-    let output = helper.args(arguments).arg(OsStr::new("--")).arg(target).output();
-    let output = output.context("cannot start fusermount3")?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
 }
 
 /// Flushes the devices of all files. Returns the failures.

@@ -5,9 +5,11 @@ use std::hint;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use crate::mounted::{Mounted, can_mount};
 
@@ -82,6 +84,38 @@ fn kill_once(seed: u64) {
             "seed {seed}: file {round} of {last}"
         );
     }
+}
+
+#[test]
+fn data_older_than_the_dirty_age_survive_a_kill() {
+    if !can_mount() {
+        return;
+    }
+    let contents = |age: &str, look: &dyn Fn(&Path)| {
+        let source = tempfile::tempdir().unwrap();
+        let path = source.path().join("file");
+        let mounted = Mounted::of(source.path(), &["--dirty-age", age]).unwrap();
+        // Any close would begin to write it, also that of a copy in a child of this process.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec > \"$1\"; printf bytes; read line", "sh"]);
+        let mut writer = shell.arg(mounted.path("file")).stdin(Stdio::piped()).spawn().unwrap();
+        while fs::metadata(mounted.path("file")).map_or(0, |status| status.len()) == 0 {
+            thread::sleep(Duration::from_millis(20));
+        }
+        look(&path);
+        mounted.kill();
+        drop(writer.stdin.take());
+        writer.wait().unwrap();
+        fs::read(path).unwrap()
+    };
+    let wait = |path: &Path| {
+        while fs::metadata(path).unwrap().len() == 0 {
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    assert_eq!(contents("100ms", &wait), b"bytes");
+    // Longer than the age is by default.
+    assert_eq!(contents("10m", &|_| thread::sleep(Duration::from_secs(3))), b"");
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! runs of other people's suites: `cargo x check-doors mount --whole`.
 #![allow(missing_docs)]
 
+mod background;
 mod bounds;
+mod claims;
 mod contents;
 mod ends;
 mod hangs;

@@ -117,6 +117,11 @@ impl Mounted {
 
     /// Waits until the program ends.
     pub fn finish(mut self) -> (ExitStatus, String) {
+        self.wait()
+    }
+
+    /// Waits until the program ends. What it leaves is unmounted on drop.
+    pub fn wait(&mut self) -> (ExitStatus, String) {
         let status = self.child.take().unwrap().wait().unwrap();
         (status, self.log.take().unwrap().join().unwrap())
     }

@@ -9,7 +9,8 @@ use crate::mounted::{can_mount, run, shell};
 
 /// Runs as `daemon`: mounts, clones a repository, unmounts, and waits until all is written.
 const USE: &str = r#"
-    "$1" --background --memory 16M source target
+    "$1" --background --memory 16M source,1 target
+    grep -c "$PWD/source,1 $PWD/target fuse.bifolio rw,nosuid,nodev,.*user_id=$(id -u)" /proc/mounts
     cd target
     export HOME=$PWD
     git init --quiet --initial-branch main one
@@ -28,9 +29,9 @@ const USE: &str = r#"
     ! chown 0 read-only 2>/dev/null
     cd ..
     fusermount3 -u target
-    flock source true
-    cat source/two/file100
-    stat -c %U source/two/file100
+    flock source,1 true
+    cat source,1/two/file100
+    stat -c %U source,1/two/file100
 "#;
 
 #[test]
@@ -49,8 +50,8 @@ fn a_user_without_privileges_mounts_clones_and_unmounts() {
     // Some machines keep `/dev/fuse` for root. The test has one of its own.
     let script = r#"
         cd "$1"
-        mkdir source target
-        chown daemon source target
+        mkdir source,1 target
+        chown daemon source,1 target
         exec unshare --mount sh -euc '
             mknod fuse c 10 229
             chmod 666 fuse
@@ -58,7 +59,7 @@ fn a_user_without_privileges_mounts_clones_and_unmounts() {
             setpriv --reuid daemon --regid daemon --clear-groups sh -eu use ./program
         '
     "#;
-    assert_eq!(shell(script, &[path]), "100\ndaemon\n");
+    assert_eq!(shell(script, &[path]), "1\n100\ndaemon\n");
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     assert!(!mounts.contains(&*path.to_string_lossy()), "{mounts}");
 }

@@ -1,0 +1,73 @@
+//! `--background`: nothing of the caller stays in use.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use bifolio::StatsServer;
+
+use crate::mounted::{can_mount, shell};
+
+/// Returns the process that has locked a source directory.
+fn server_of(source: &Path) -> u32 {
+    let inode = fs::metadata(source).unwrap().ino();
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    let is_ours = |line: &&str| line.contains("FLOCK") && line.contains(&format!(":{inode} "));
+    let line = locks.lines().find(is_ours).expect("no process has the lock");
+    line.split_whitespace().nth(4).unwrap().parse().unwrap()
+}
+
+#[test]
+fn callers_that_wait_for_the_end_of_output_return_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    // The output of the script, too, is a pipe whose end is waited for.
+    let script = r#"
+        cd "$2"
+        mkdir source target
+        exec 5> lock
+        flock 5
+        said=$(timeout 60 "$1" --background --memory 1M --log messages source target 2>&1 6>&1)
+        echo "<$said>"
+        flock -u 5
+        exec 5>&-
+        flock --nonblock lock true
+        echo bytes > target/file
+        timeout 60 "$1" --background nowhere target 2>&1 || echo "status $?"
+    "#;
+    let program = Path::new(env!("CARGO_BIN_EXE_bifolio-mount"));
+    let said = shell(script, &[program, directory.path()]);
+    assert!(said.starts_with("<>\n") && said.ends_with("status 2\n"), "{said}");
+    assert!(said.contains("nowhere: No such file"), "{said}");
+
+    let pid = server_of(&path("source"));
+    let of_process = |name: &str| fs::read_link(format!("/proc/{pid}/{name}")).unwrap();
+    assert_eq!(of_process("cwd"), Path::new("/"));
+    for stream in 0..3 {
+        assert_eq!(of_process(&format!("fd/{stream}")), Path::new("/dev/null"));
+    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
+    assert_eq!(session, pid.to_string());
+    let is_ours = |name: &str| name.starts_with(&format!("{pid}-"));
+    let socket = fs::read_dir(StatsServer::directory()).unwrap().find_map(|entry| {
+        let entry = entry.unwrap();
+        is_ours(entry.file_name().to_str().unwrap()).then_some(entry.path())
+    });
+    UnixStream::connect(socket.unwrap()).unwrap();
+
+    // A message of the end.
+    let file = File::open(path("target/file")).unwrap();
+    shell(r#"kill "$2"; flock "$1" true"#, &[&path("source"), Path::new(&pid.to_string())]);
+    drop(file);
+    let messages = fs::read_to_string(path("messages")).unwrap();
+    assert!(
+        messages.contains("target is in use") && messages.contains("bifolio-mount["),
+        "{messages}"
+    );
+    assert_eq!(fs::read_to_string(path("source/file")).unwrap(), "bytes\n");
+}
