@@ -116,7 +116,7 @@ pub fn run(
     let host = host::read(workspace.file_system());
     let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let mut report = benchmark.run(&Context { config, workspace: &workspace, host }, progress)?;
-    report.rows.retain(|row| !row.series.is_empty());
+    report.rows.retain(|row| row.names().next().is_some());
     if config.target == Target::Kernel {
         report.config["target"] = "kernel".into();
     }

@@ -20,6 +20,7 @@ use serde_json::Value;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::error::{Error, Result};
+use bifolio_report::Failure;
 use bifolio_report::statistics::median;
 
 /// How often a comparison without any change may name one.
@@ -58,6 +59,8 @@ struct EnvelopeRow {
     series: IndexMap<String, f64>,
     #[serde(default)]
     repetitions: IndexMap<String, Vec<f64>>,
+    #[serde(default)]
+    failed: IndexMap<String, Failure>,
 }
 
 /// Names a row: benchmark, case, series.
@@ -125,6 +128,11 @@ pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Re
     changes.retain(|change| change.probability < FALSE_ALARMS && is_large(change, change_min));
 
     let mut text = differences(&envelopes);
+    for (envelopes, name) in envelopes.iter().zip([first.0, second.0]) {
+        failures(envelopes).iter().for_each(|failure| {
+            let _ = writeln!(text, "{name}: {failure}");
+        });
+    }
     if changes.is_empty() {
         let _ = writeln!(text, "no change");
     } else {
@@ -175,6 +183,21 @@ fn collect(envelopes: &[Envelope]) -> BTreeMap<Key, Runs> {
         }
     }
     rows
+}
+
+/// Series without a figure in a run, because they failed.
+fn failures(envelopes: &[Envelope]) -> Vec<String> {
+    let mut failures = Vec::new();
+    for envelope in envelopes {
+        for row in &envelope.rows {
+            let case: Vec<_> = row.case.iter().map(|(key, value)| case_text(key, value)).collect();
+            let case = case.join(" ");
+            failures.extend(row.failed.iter().map(|(series, failure)| {
+                format!("{} {case} {series} {}", envelope.bench, failure.word())
+            }));
+        }
+    }
+    failures
 }
 
 fn case_text(key: &str, value: &Value) -> String {
@@ -372,6 +395,22 @@ mod tests {
         };
         let found = compared(&runs(0..3, 1000.0), &runs(3..6, 1500.0));
         assert_eq!((found.better, found.worse), (1, 0), "{}", found.text);
+    }
+
+    #[test]
+    fn a_series_that_was_killed_is_named_with_its_file() {
+        let first = run(1, [1000.0, 2000.0], "ops/s");
+        let mut killed: Value = serde_json::from_str(&first).unwrap();
+        let row = &mut killed["rows"][1];
+        let series = row["series"].as_object().unwrap().keys().next().unwrap().clone();
+        for map in ["series", "repetitions"] {
+            row[map].as_object_mut().unwrap().remove(&series);
+        }
+        row["failed"] = serde_json::json!({ series: {"killed": true, "reason": "no memory"} });
+        let found = compared(&first, &killed.to_string());
+        assert_eq!((found.better, found.worse), (0, 0), "{}", found.text);
+        assert!(found.text.contains(" killed\n"), "{}", found.text);
+        assert!(found.text.contains("1 rows are in one of the files only"), "{}", found.text);
     }
 
     #[test]

@@ -35,6 +35,15 @@ pub enum Error {
         /// Position in the file.
         pos_bytes: u64,
     },
+    /// The child process that measures was killed, each time it was started.
+    #[error(
+        "its process was killed {attempts} times by SIGKILL, as the kernel does when the memory of \
+         a control group or of the machine runs out"
+    )]
+    Killed {
+        /// Number of times that it was started.
+        attempts: usize,
+    },
     /// The child process that measures itself returned no result.
     #[error("the measuring child process failed: {0}")]
     Child(String),

@@ -47,6 +47,19 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
     if !lines.is_empty() {
         let _ = writeln!(text, "\n{}\n{}", heading("", "").trim_end(), lines.concat().trim_end());
     }
+    for report in reports {
+        let mut words: Vec<String> = Vec::new();
+        for (series, failure) in report.rows.iter().flat_map(|row| &row.failed) {
+            let word = format!("{} {series}", failure.word());
+            if !words.contains(&word) {
+                words.push(word);
+            }
+        }
+        if !words.is_empty() {
+            let words = words.join(", ");
+            let _ = writeln!(text, "\n{}: {words}; --tables has the reason.", report.bench);
+        }
+    }
     let sizes = reports.iter().filter_map(|report| Some((report.rss?, &report.bench)));
     if let Some((size, bench)) = sizes.max_by_key(|(size, _)| size.bound_bytes) {
         let _ = writeln!(
@@ -57,7 +70,7 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
         );
     }
     if reports.len() < wanted {
-        let _ = writeln!(text, "Ended early: {} of {wanted} benchmarks were run.", reports.len());
+        let _ = writeln!(text, "Incomplete: {} of {wanted} benchmarks were run.", reports.len());
     }
     text.push_str("`x`: how many times better ours is; ~1.0: no difference beyond the noise.\n");
     text.push_str("Everything: --tables, or --report FILE.html; one: bench NAME.\n");
@@ -82,7 +95,10 @@ fn heading(before: &str, to_before: &str) -> String {
 fn draw(line: &Line, reports: &[Report]) -> Option<String> {
     let row = line.row(reports)?;
     let ours = *row.series.get(line.ours)?;
-    let amount = |name: &str| row.series.get(name).map(|value| short(*value));
+    let amount = |name: &str| {
+        let failed = || row.failed.get(name).map(|failure| failure.word().to_owned());
+        row.series.get(name).map(|value| short(*value)).or_else(failed)
+    };
     let times_better = |name| row.ratio_text(&line.times_better(row, name), short_ratio);
     let shown = |cell: Option<String>, name: &str| {
         cell.unwrap_or_else(|| if name.is_empty() { "" } else { "-" }.to_owned())

@@ -34,6 +34,9 @@ pub fn render(report: &Report) -> String {
     if let Some(table) = counts_table(&report.rows, &report.shown_counts) {
         let _ = writeln!(text, "{table}");
     }
+    for footnote in report.footnotes() {
+        let _ = writeln!(text, "  {footnote}");
+    }
     for note in &report.notes {
         let _ = writeln!(text, "  note: {note}");
     }
@@ -128,9 +131,9 @@ fn stacked(name: &str) -> String {
 
 fn series_names(rows: &[Row]) -> Vec<&str> {
     let mut names = Vec::new();
-    for name in rows.iter().flat_map(|row| row.series.keys()) {
-        if !names.contains(&name.as_ref()) {
-            names.push(name.as_ref());
+    for name in rows.iter().flat_map(Row::names) {
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
     names
@@ -163,7 +166,7 @@ fn scale_of(rows: &[Row]) -> Scale {
 
 fn series_cell(row: &Row, name: &str, scale: &Scale) -> String {
     let Some(&value) = row.series.get(name) else {
-        return "-".to_owned();
+        return row.word(name).to_owned();
     };
     let spread = row.spread.get(name).filter(|[low, high]| low < high && value > 0.0);
     let Some([low, high]) = spread else {
@@ -184,7 +187,7 @@ fn figure_line(figure: &Figure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bifolio_report::Case;
+    use bifolio_report::{Case, Failure, Host};
 
     #[test]
     fn a_missing_series_is_a_dash_and_has_no_ratio() {
@@ -202,6 +205,20 @@ mod tests {
         let ratio = Ratio::new("left", "right");
         assert_eq!(ratio_cell(&rows[0], &ratio), "2.00");
         assert_eq!(ratio_cell(&rows[1], &ratio), "-");
+    }
+
+    #[test]
+    fn a_killed_series_is_a_word_with_a_footnote() {
+        let mut row = Row::new(Case::new().with("threads", 1), "ops/s");
+        row.series.insert("ours".into(), 4.0);
+        let failure = Failure { killed: true, reason: "out of memory".into() };
+        row.failed.insert("rival".into(), failure);
+        let mut report = Report::new("b", &Host::default(), serde_json::Value::Null);
+        report.rows.push(row);
+        report.ratios = vec![Ratio::new("ours", "rival")];
+        let text = render(&report);
+        assert!(text.contains(" killed "), "{text}");
+        assert!(text.contains("  killed rival, threads 1: out of memory\n"), "{text}");
     }
 
     #[test]

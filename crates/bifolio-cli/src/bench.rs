@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use bifolio_bench::Error::WrongBytes;
 use bifolio_bench::{Benchmark, Config, Report, all, clean_on_signals, find, render, summarise};
 use parking_lot::Mutex;
 
@@ -24,7 +25,13 @@ const TO_OUTPUT: &str = "-";
 #[error("{0} of the figures that are asked for were missed")]
 pub(crate) struct Missed(usize);
 
-/// Runs the chosen benchmarks.
+/// Benchmarks that could not be run, or in which a series of the library failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} of the benchmarks failed")]
+pub(crate) struct Failed(usize);
+
+/// Runs the chosen benchmarks. One that cannot run does not stop the others, unless it finds wrong
+/// bytes.
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     if options.list {
         return list();
@@ -43,16 +50,21 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let mut terminal = Terminal::new(wanted);
     for benchmark in benchmarks {
         terminal.begin(benchmark.name());
-        let report = match bifolio_bench::run(benchmark, &config, &mut terminal) {
-            Ok(report) => report,
+        let result = bifolio_bench::run(benchmark, &config, &mut terminal);
+        terminal.end();
+        match result {
+            Ok(report) => sink.take(report)?,
+            Err(error) if wanted > 1 && !matches!(error, WrongBytes { .. }) => {
+                sink.failed += 1;
+                let reason = anyhow::Error::from(error);
+                output::complain(&format!("{}: {reason:#}", benchmark.name()));
+            }
             Err(error) => {
                 drop(terminal);
                 sink.end(wanted)?;
                 return Err(error.into());
             }
-        };
-        terminal.end();
-        sink.take(report)?;
+        }
     }
     sink.end(wanted)
 }
@@ -157,6 +169,7 @@ struct Sink {
     /// Set if figures are compared with their targets, and the number of those that miss it.
     check: bool,
     missed: usize,
+    failed: usize,
     finished: Arc<Mutex<Vec<Report>>>,
 }
 
@@ -172,6 +185,7 @@ impl Sink {
             page: Page::open(options, wanted)?,
             check: options.check,
             missed: 0,
+            failed: 0,
             finished: Arc::default(),
         })
     }
@@ -192,6 +206,12 @@ impl Sink {
                 output::complain(&format!("{}: missed: {figure}", report.bench));
             }
         }
+        if report.has_failed() {
+            self.failed += 1;
+            for footnote in report.footnotes() {
+                output::complain(&format!("{}: {footnote}", report.bench));
+            }
+        }
         let mut finished = self.finished.lock();
         finished.push(report);
         self.page.as_ref().map_or(Ok(()), |page| page.write(&finished))
@@ -200,6 +220,9 @@ impl Sink {
     fn end(self, wanted: usize) -> anyhow::Result<()> {
         if self.shown == Shown::Summary {
             output::print(&summarise(&self.finished.lock(), wanted))?;
+        }
+        if self.failed > 0 {
+            return Err(Failed(self.failed).into());
         }
         if self.missed == 0 { Ok(()) } else { Err(Missed(self.missed).into()) }
     }

@@ -12,6 +12,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::plot::Role;
 use crate::statistics::{median, median_interval, spread};
 
 /// The version of the envelope.
@@ -82,6 +83,25 @@ pub struct Row {
     /// How fast it went in each interval of time, by series.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub samples: IndexMap<Name, Intervals>,
+    /// The series that were started and have no figure, and why.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub failed: IndexMap<Name, Failure>,
+}
+
+/// Reason why a series of a row has no figure although it ran before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Set if the process of the series was killed, as the kernel does when memory runs out.
+    pub killed: bool,
+    /// The error, with its causes.
+    pub reason: String,
+}
+
+impl Failure {
+    /// Returns what a table shows in place of the figure.
+    pub fn word(&self) -> &'static str {
+        if self.killed { "killed" } else { "failed" }
+    }
 }
 
 /// Rates of equal intervals of time, one after the other.
@@ -107,6 +127,7 @@ impl Row {
             counts: IndexMap::new(),
             repetitions: IndexMap::new(),
             samples: IndexMap::new(),
+            failed: IndexMap::new(),
         }
     }
 
@@ -157,6 +178,16 @@ impl Row {
         let under = self.repetitions.get(&ratio.under)?;
         let pairs = over.len() == under.len() && !over.is_empty() && !under.contains(&0.0);
         pairs.then(|| over.iter().zip(under).map(|(over, under)| over / under).collect())
+    }
+
+    /// Returns the names of all series, those that failed last.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.series.keys().chain(self.failed.keys()).map(AsRef::as_ref)
+    }
+
+    /// Returns what a table shows for `series` if that has no figure.
+    pub fn word(&self, series: &str) -> &'static str {
+        self.failed.get(series).map_or("-", Failure::word)
     }
 
     /// The count under `name` while `series` ran.
@@ -350,24 +381,33 @@ impl Report {
         }
     }
 
-    /// Returns the result of `attempt`; after an error, every one of `series` is skipped for its
-    /// reason, the message with all its causes.
-    pub fn skip_on_error<T, E: Error>(
-        &mut self,
-        series: &[&str],
-        attempt: Result<T, E>,
-    ) -> Option<T> {
-        let reason = match attempt {
-            Ok(given) => return Some(given),
-            Err(error) => with_causes(&error),
-        };
+    /// Lists every one of `series` as skipped for `reason`.
+    pub fn skip(&mut self, series: &[&str], reason: &str) {
         for series in series {
-            let skipped = Skipped { series: (*series).to_owned(), reason: reason.clone() };
+            let skipped = Skipped { series: (*series).to_owned(), reason: reason.to_owned() };
             if !self.skipped.contains(&skipped) {
                 self.skipped.push(skipped);
             }
         }
-        None
+    }
+
+    /// Returns a footnote for each series of each row that failed.
+    pub fn footnotes(&self) -> impl Iterator<Item = String> {
+        self.rows.iter().flat_map(|row| {
+            let case: Vec<String> =
+                row.case.keys().map(|key| format!("{key} {}", row.case.text(key))).collect();
+            row.failed.iter().map(move |(series, failure)| {
+                format!("{} {series}, {}: {}", failure.word(), case.join(", "), failure.reason)
+            })
+        })
+    }
+
+    /// Returns `true` if a series that is neither the kernel's nor a limit failed with an error: a
+    /// process that is killed says nothing about the library.
+    pub fn has_failed(&self) -> bool {
+        let is_ours = |series: &str| matches!(Role::of(series), Role::Ours | Role::Before);
+        let mut failed = self.rows.iter().flat_map(|row| &row.failed);
+        failed.any(|(series, failure)| is_ours(series) && !failure.killed)
     }
 
     /// Returns the envelopes of a file, one per line.
@@ -456,6 +496,29 @@ mod tests {
         row.spread.insert("a_second".into(), [10.0, 30.0]);
         assert_eq!(text(&row, "z_first", "a_second").unwrap(), "~1.0");
         assert_eq!(text(&row, "z_first", "absent"), None);
+    }
+
+    #[test]
+    fn a_series_that_failed_has_a_word_and_a_footnote() {
+        let mut row = row();
+        let reason = "out of memory".to_owned();
+        row.failed.insert("rival".into(), Failure { killed: true, reason });
+        assert_eq!(row.names().last(), Some("rival"));
+        assert_eq!([row.word("rival"), row.word("absent")], ["killed", "-"]);
+        let mut report = Report::new("b", &Host::default(), Value::Null);
+        report.rows.push(row);
+        let footnotes: Vec<String> = report.footnotes().collect();
+        assert_eq!(footnotes, ["killed rival, pattern hot, threads 2: out of memory"]);
+        let text = serde_json::to_string(&report).unwrap();
+        let [read] = &Report::read_lines(&text).unwrap()[..] else { panic!("one line") };
+        assert_eq!(read.rows[0].failed, report.rows[0].failed);
+        let mut has_failed = |series: &'static str, killed| {
+            let failure = Failure { killed, reason: String::new() };
+            report.rows[0].failed = [(series.into(), failure)].into_iter().collect();
+            report.has_failed()
+        };
+        assert!(!has_failed("kernel_swap", false) && !has_failed("read_at", true));
+        assert!(has_failed("read_at", false));
     }
 
     #[test]

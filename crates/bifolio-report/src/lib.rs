@@ -15,8 +15,8 @@ mod plot;
 pub mod statistics;
 
 pub use envelope::{
-    Case, Counts, FeatureUse, Figure, Host, Intervals, Name, Ratio, Report, Row, Rss, SCHEMA,
-    Skipped, with_causes,
+    Case, Counts, Failure, FeatureUse, Figure, Host, Intervals, Name, Ratio, Report, Row, Rss,
+    SCHEMA, Skipped, with_causes,
 };
 pub use headline::{BESIDE_THE_KERNEL, Line, MECHANISMS, Mechanism, speed};
 pub use numbers::{short, short_ratio};

@@ -280,6 +280,7 @@ fn section(report: &Report) -> String {
         }
     };
     list("notes", report.notes.clone());
+    list("failed", report.footnotes().collect());
     let skipped = report.skipped.iter();
     list("skipped", skipped.map(|it| format!("skipped {}: {}", it.series, it.reason)).collect());
     text.push_str(&targets(report));
@@ -326,7 +327,7 @@ fn grid(charts: &[Chart]) -> String {
 
 fn rows_table(rows: &[Row], ratios: &[Ratio]) -> String {
     let cases = names(rows.iter().flat_map(|row| row.case.keys()));
-    let series = names(rows.iter().flat_map(|row| row.series.keys().map(AsRef::as_ref)));
+    let series = names(rows.iter().flat_map(Row::names));
     let has_ratio = |ratio: &&Ratio| rows.iter().any(|row| row.ratio(ratio).is_some());
     let ratios: Vec<&Ratio> = ratios.iter().filter(has_ratio).collect();
     let head = cases.iter().chain(&series).map(|name| name.replace('_', " "));
@@ -335,7 +336,7 @@ fn rows_table(rows: &[Row], ratios: &[Ratio]) -> String {
     let rows = rows.iter().map(|row| {
         let cells = cases.iter().map(|key| row.case.text(key));
         let values = series.iter().map(|name| {
-            let Some(value) = row.series.get(*name) else { return "-".to_owned() };
+            let Some(value) = row.series.get(*name) else { return row.word(name).to_owned() };
             let spread = row.spread.get(*name).filter(|[low, high]| low < high && *value > 0.0);
             let half = spread.map(|[low, high]| (high - low) / 2.0 / value * 100.0);
             short(*value) + &half.map_or(String::new(), |half| format!(" \u{b1}{half:.0} %"))

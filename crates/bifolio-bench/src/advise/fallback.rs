@@ -14,22 +14,23 @@ use super::{Series, Stage};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
+use crate::harness::failures::skip_on_error;
 use crate::harness::threads::run_on;
 use crate::harness::{direct, pattern};
 use crate::progress::Silent;
 use bifolio_report::Report;
 
 /// Returns every series that can run, each with its own file.
-pub(super) fn series<'a>(stage: &Stage<'a>, report: &mut Report) -> Vec<Series<'a>> {
+pub(super) fn series<'a>(stage: &Stage<'a>, report: &mut Report) -> Result<Vec<Series<'a>>> {
     let path = |name| stage.directory.join(format!("fallback-{name}"));
     let mut all: Vec<Series<'a>> = Vec::new();
     for (name, policy) in POLICIES {
         let fallback = Fallback::of_cache(name, policy, path(name));
-        all.extend(report.skip_on_error(&[name], fallback).map(|it| it.series(stage)));
+        all.extend(skip_on_error(report, &[name], fallback)?.map(|it| it.series(stage)));
     }
     let fallback = Fallback::of_kernel(path(KERNEL));
-    all.extend(report.skip_on_error(&[KERNEL], fallback).map(|it| it.series(stage)));
-    all
+    all.extend(skip_on_error(report, &[KERNEL], fallback)?.map(|it| it.series(stage)));
+    Ok(all)
 }
 
 struct Fallback<A> {

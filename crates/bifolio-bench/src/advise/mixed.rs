@@ -19,6 +19,7 @@ use super::{Series, Stage};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
+use crate::harness::failures::skip_on_error;
 use crate::harness::pattern;
 use crate::harness::threads::run_on;
 use crate::progress::Silent;
@@ -66,7 +67,7 @@ pub(super) fn series<'a>(
     let mut all: Vec<Series<'a>> = Vec::new();
     for (name, policy) in POLICIES {
         let mixed = Mixed::new(name, policy, batched, &names);
-        if let Some(mixed) = report.skip_on_error(&[name], mixed) {
+        if let Some(mixed) = skip_on_error(report, &[name], mixed)? {
             all.push((name, Box::new(move || mixed.round(cpus))));
         }
     }

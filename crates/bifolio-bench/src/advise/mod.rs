@@ -120,7 +120,7 @@ fn measure(
     let parameters = stage.parameters;
     let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
     progress.start("read it, by every way", 1);
-    let series = stream::series(stage, &file, report);
+    let series = stream::series(stage, &file, report)?;
     progress.advance(1);
     let chunks = parameters.size_bytes / parameters.chunk_bytes;
     add_row(
@@ -132,7 +132,7 @@ fn measure(
         report,
         progress,
     )?;
-    let series = fallback::series(stage, report);
+    let series = fallback::series(stage, report)?;
     add_row(context.config, FALLBACK, series, parameters.short_rounds(), 1, report, progress)?;
     for (workload, batched) in [(MIXED, Batched::Elsewhere), (MIXED_HERE, Batched::Here)] {
         let series = mixed::series(stage, batched, report)?;
@@ -156,13 +156,16 @@ fn add_row(
     if series.is_empty() {
         return Ok(());
     }
-    let trial = |(series, run)| Trial { row_index: report.rows.len(), series, run };
+    let trial = |(series, run)| Trial { row_index: 0, series, run };
     let trials: Vec<Trial<'_, Round>> = series.into_iter().map(trial).collect();
     progress.start(&format!("measure {workload}"), (trials.len() * rounds.at_least) as u64);
     let mut row = row(workload);
     let value = |_: &Trial<'_, _>, round: &Round| vec![round.median_ns()];
-    for (trial, rounds) in trials.iter().zip(run_trials(&trials, rounds, value, progress)?) {
-        round::fill(&mut row, trial.series, &rounds, chunks);
+    let given = run_trials(&trials, rounds, value, progress)?;
+    for (trial, given) in trials.iter().zip(&given) {
+        let rows = std::slice::from_mut(&mut row);
+        let Some(rounds) = given.or_fail(rows, trial.row(), trial.series) else { continue };
+        round::fill(&mut row, trial.series, rounds, chunks);
         report.verified_bytes += rounds.iter().map(|round| round.verified_bytes).sum::<u64>();
     }
     report.rows.push(row);

@@ -17,6 +17,7 @@ use super::round::{Drains, Round};
 use super::{Series, Stage};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
+use crate::harness::failures::skip_on_error;
 use crate::harness::mapped_file::MappedFile;
 use crate::harness::mapping::Hint;
 use crate::harness::span::Span;
@@ -25,15 +26,19 @@ use crate::harness::{direct, pattern, waits};
 use bifolio_report::Report;
 
 /// Returns every series that can run, over the file at `path`.
-pub(super) fn series<'a>(stage: &Stage<'a>, path: &Path, report: &mut Report) -> Vec<Series<'a>> {
+pub(super) fn series<'a>(
+    stage: &Stage<'a>,
+    path: &Path,
+    report: &mut Report,
+) -> Result<Vec<Series<'a>>> {
     let mut all: Vec<Series<'a>> = Vec::new();
     for (name, policy) in POLICIES {
         let stream = Stream::of_cache(name, policy, path, stage);
-        all.extend(report.skip_on_error(&[name], stream).map(|stream| stream.series(stage)));
+        all.extend(skip_on_error(report, &[name], stream)?.map(|stream| stream.series(stage)));
     }
     let stream = Stream::of_kernel(path);
-    all.extend(report.skip_on_error(&[KERNEL], stream).map(|stream| stream.series(stage)));
-    all
+    all.extend(skip_on_error(report, &[KERNEL], stream)?.map(|stream| stream.series(stage)));
+    Ok(all)
 }
 
 struct Stream<A, F> {

@@ -34,6 +34,7 @@ use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
 use crate::format_bytes;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::latency::Latencies;
 use crate::harness::memory_group::MemoryGroup;
@@ -98,7 +99,7 @@ fn measure(
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let kernel = [Way::KernelMmap.series(), Way::KernelWillNeed.series()];
-    let group = report.skip_on_error(&kernel, MemoryGroup::create(parameters.sizes));
+    let group = skip_on_error(report, &kernel, MemoryGroup::create(parameters.sizes))?;
     let base = Task::new(file, parameters, group.as_ref().map(MemoryGroup::membership));
     let mut ways = vec![Way::RawDirect, Way::ReadMany, Way::PinMany];
     if group.is_some() {
@@ -106,15 +107,15 @@ fn measure(
     }
     ways.retain(|way| context.config.measures(way.series()));
     // One gather of each: whether it can run is known before anything is timed.
-    let can_run = |way: &Way| {
-        let tried = run(context, base.of(*way, parameters.cases()[0]).once());
-        report.skip_on_error(&[way.series()], tried).is_some()
-    };
-    ways.retain(can_run);
+    let mut can_run = Vec::new();
+    for way in ways {
+        let tried = run(context, base.of(way, parameters.cases()[0]).once());
+        can_run.extend(skip_on_error(report, &[way.series()], tried)?.map(|_| way));
+    }
     let (mut rows, mut trials) = (Vec::new(), Vec::new());
     for (row_index, case) in parameters.cases().into_iter().enumerate() {
         rows.push(Row::new(case.keys(), "rows/s"));
-        for way in ways.iter().filter(|way| way.is_measured_in(case.state)) {
+        for way in can_run.iter().filter(|way| way.is_measured_in(case.state)) {
             let task = base.of(*way, case);
             let run = Box::new(move || run(context, task.clone()));
             trials.push(Trial { row_index, series: way.series(), run });
@@ -123,7 +124,8 @@ fn measure(
     progress.start("measure", (trials.len() * parameters.repetitions) as u64);
     let value = |_: &Trial<'_, _>, answer: &Answer| vec![answer.rows_rate()];
     let given = run_trials(&trials, Rounds::exactly(parameters.repetitions), value, progress)?;
-    for (trial, answers) in trials.iter().zip(&given) {
+    for (trial, given) in trials.iter().zip(&given) {
+        let Some(answers) = given.or_fail(&mut rows, trial.row(), trial.series) else { continue };
         report.verified_bytes += answers.iter().map(|answer| answer.verified_bytes).sum::<u64>();
         fill(&mut rows[trial.row_index], trial.series, answers);
     }

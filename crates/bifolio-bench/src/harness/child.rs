@@ -22,14 +22,20 @@ use serde_json::Value;
 use crate::benchmark;
 use crate::error::{Error, Result};
 
-/// Attempts at a task whose process is killed: the kernel kills one in a control group that is full
-/// of dirty pages if the disk is slow at that moment.
-const ATTEMPTS_MAX: usize = 3;
+/// Attempts at a task whose process is killed.
+const ATTEMPTS_MAX: usize = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
     bench: String,
     task: Value,
+}
+
+/// Output of a child. Any other error is its exit status and its standard error.
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    Done(Value),
+    WrongBytes { series: String, pos_bytes: u64 },
 }
 
 /// Runs `task` of benchmark `bench` in a child of this process.
@@ -46,17 +52,21 @@ pub(crate) fn ask<A: DeserializeOwned>(
     command.args(arguments).arg(serde_json::to_string(&request)?).stdin(Stdio::null());
     die_with_this_process(&mut command);
     let mut run = || command.output().map_err(Error::system(format!("start {program}")));
-    let mut output = run()?;
-    for _ in 1..ATTEMPTS_MAX {
+    for _ in 0..ATTEMPTS_MAX {
+        let output = run()?;
         if output.status.signal() == Some(libc::SIGKILL) {
-            output = run()?;
+            continue;
         }
+        if !output.status.success() {
+            let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Error::Child(format!("{}: {complaint}", output.status)));
+        }
+        return match serde_json::from_slice(&output.stdout)? {
+            Reply::Done(answer) => Ok(serde_json::from_value(answer)?),
+            Reply::WrongBytes { series, pos_bytes } => Err(Error::WrongBytes { series, pos_bytes }),
+        };
     }
-    if !output.status.success() {
-        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(Error::Child(format!("{}: {complaint}", output.status)));
-    }
-    Ok(serde_json::from_slice(&output.stdout)?)
+    Err(Error::Killed { attempts: ATTEMPTS_MAX })
 }
 
 fn die_with_this_process(command: &mut Command) {
@@ -78,7 +88,11 @@ pub fn run_child(request: &str) -> Result<String> {
     let request: Request = serde_json::from_str(request)?;
     let benchmark = benchmark::find(&request.bench)
         .ok_or_else(|| Error::Child(format!("no benchmark is called {}", request.bench)))?;
-    Ok(serde_json::to_string(&benchmark.run_in_child(request.task)?)?)
+    let reply = match benchmark.run_in_child(request.task) {
+        Err(Error::WrongBytes { series, pos_bytes }) => Reply::WrongBytes { series, pos_bytes },
+        done => Reply::Done(done?),
+    };
+    Ok(serde_json::to_string(&reply)?)
 }
 
 impl From<serde_json::Error> for Error {
@@ -97,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_request_arrives_and_the_answer_comes_back() {
-        let answer: Value = ask(&shell("printf '%s' \"$0\""), "b", &[1, 2]).unwrap();
+        let script = "printf '{\"Done\": %s}' \"$0\"";
+        let answer: Value = ask(&shell(script), "b", &[1, 2]).unwrap();
         assert_eq!(answer, serde_json::json!({"bench": "b", "task": [1, 2]}));
     }
 
@@ -114,10 +129,19 @@ mod tests {
     fn a_child_that_is_killed_is_started_again() {
         let directory = tempfile::tempdir().unwrap();
         let mark = directory.path().join("mark");
-        let first =
-            format!("[ -e {0} ] && echo 7 || {{ touch {0}; kill -KILL $$; }}", mark.display());
+        let first = format!(
+            "[ -e {0} ] && echo '{{\"Done\":7}}' || {{ touch {0}; kill -KILL $$; }}",
+            mark.display()
+        );
         assert_eq!(ask::<i32>(&shell(&first), "b", &()).unwrap(), 7);
         let error = ask::<i32>(&shell("kill -KILL $$"), "b", &()).unwrap_err();
-        assert!(error.to_string().contains('9'), "{error}");
+        assert!(matches!(error, Error::Killed { attempts: 2 }), "{error}");
+    }
+
+    #[test]
+    fn wrong_bytes_in_a_child_are_wrong_bytes_here() {
+        let script = "echo '{\"WrongBytes\":{\"series\":\"x\",\"pos_bytes\":8}}'";
+        let error = ask::<i32>(&shell(script), "b", &()).unwrap_err();
+        assert!(matches!(error, Error::WrongBytes { pos_bytes: 8, .. }), "{error}");
     }
 }

@@ -4,10 +4,12 @@
 //! every series, and the ratio of two medians is unaffected. The result of a trial depends on the
 //! benchmark; [`interleave`] and [`fill`] are for trials with one rate and counts per operation.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
 
+use super::failures::Given;
 use crate::error::Result;
 use crate::progress::Progress;
 use bifolio_report::statistics::{median, median_interval};
@@ -29,6 +31,13 @@ pub(crate) struct Trial<'a, T> {
     pub(crate) row_index: usize,
     pub(crate) series: &'static str,
     pub(crate) run: Box<dyn Fn() -> Result<T> + 'a>,
+}
+
+impl<T> Trial<'_, T> {
+    /// Returns its row, as a range.
+    pub(crate) fn row(&self) -> Range<usize> {
+        self.row_index..self.row_index + 1
+    }
 }
 
 /// Number of repetitions of all trials.
@@ -64,14 +73,17 @@ const SPREAD_MAX: f64 = 0.15;
 /// Runs all `trials`, round after round, every second round backwards: neighbours stay neighbours,
 /// and a steady drift favours none of them. Trials of noisy rows are then repeated, at most as
 /// often again and for half of the time; `values` returns what a trial adds to its row, or rows.
-/// Returns the results of each trial, by round.
+/// A series that fails is not run again in its row. Returns the results of each trial, by round.
+///
+/// # Errors
+/// A trial failed in a way that ends the run.
 pub(crate) fn run_trials<T>(
     trials: &[Trial<'_, T>],
     rounds: Rounds,
     values: impl Fn(&Trial<'_, T>, &T) -> Vec<f64>,
     progress: &mut dyn Progress,
-) -> Result<Vec<Vec<T>>> {
-    let mut given: Vec<Vec<T>> = trials.iter().map(|_| Vec::new()).collect();
+) -> Result<Vec<Given<T>>> {
+    let mut given: Vec<Given<T>> = trials.iter().map(|_| Given::new()).collect();
     let start = Instant::now();
     let mut done = 0;
     while rounds.one_more(done, start.elapsed()) {
@@ -90,13 +102,15 @@ fn take_round<T>(
     trials: &[Trial<'_, T>],
     backwards: bool,
     is_meant: impl Fn(usize) -> bool,
-    given: &mut [Vec<T>],
+    given: &mut [Given<T>],
     progress: &mut dyn Progress,
 ) -> Result<()> {
     for place in 0..trials.len() {
         let index = if backwards { trials.len() - 1 - place } else { place };
         if is_meant(trials[index].row_index) {
-            given[index].push((trials[index].run)()?);
+            if !given[index].has_failed() {
+                given[index].add((trials[index].run)())?;
+            }
             progress.advance(1);
         }
     }
@@ -109,12 +123,13 @@ fn take_more<T>(
     rounds_max: usize,
     values: impl Fn(&Trial<'_, T>, &T) -> Vec<f64>,
     has_time: impl Fn() -> bool,
-    given: &mut [Vec<T>],
+    given: &mut [Given<T>],
     progress: &mut dyn Progress,
 ) -> Result<()> {
     for round in 0..rounds_max {
-        let is_noisy = |(trial, given): (&Trial<'_, T>, &Vec<T>)| {
-            let rounds: Vec<Vec<f64>> = given.iter().map(|given| values(trial, given)).collect();
+        let is_noisy = |(trial, given): (&Trial<'_, T>, &Given<T>)| {
+            let results = given.results().iter();
+            let rounds: Vec<Vec<f64>> = results.map(|result| values(trial, result)).collect();
             let columns = rounds.first().map_or(0, Vec::len);
             let noisy = |column| is_noisy(&rounds.iter().map(|v| v[column]).collect::<Vec<_>>());
             (0..columns).any(noisy).then_some(trial.row_index)
@@ -141,11 +156,14 @@ pub(crate) fn interleave(
     progress: &mut dyn Progress,
 ) -> Result<u64> {
     let value = |_: &Trial<'_, _>, sample: &Sample| vec![sample.value];
-    let samples = run_trials(trials, Rounds::exactly(repetitions), value, progress)?;
-    for (trial, samples) in trials.iter().zip(&samples) {
+    let given = run_trials(trials, Rounds::exactly(repetitions), value, progress)?;
+    let mut operations = 0;
+    for (trial, given) in trials.iter().zip(&given) {
+        let Some(samples) = given.or_fail(rows, trial.row(), trial.series) else { continue };
         fill(&mut rows[trial.row_index], trial.series, samples, "op");
+        operations += samples.iter().map(|sample| sample.operations).sum::<u64>();
     }
-    Ok(samples.iter().flatten().map(|sample| sample.operations).sum())
+    Ok(operations)
 }
 
 /// Writes the trials of `series` into `row`; `operation` names the unit that counts are divided by.
@@ -170,6 +188,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::error::Error;
     use crate::progress::Silent;
     use bifolio_report::Case;
 
@@ -199,6 +218,30 @@ mod tests {
         assert!(!rows[1].series.contains_key("b"));
     }
 
+    #[test]
+    fn a_series_that_fails_is_not_run_again_and_stops_no_other() {
+        let runs = RefCell::new(0);
+        let dies = || {
+            *runs.borrow_mut() += 1;
+            if *runs.borrow() == 1 {
+                Ok(Sample::default())
+            } else {
+                Err(Error::Killed { attempts: 2 })
+            }
+        };
+        let lives = || Ok(Sample { value: 1.0, operations: 1, counts: Vec::new() });
+        let trials = [
+            Trial { row_index: 0, series: "dies", run: Box::new(dies) },
+            Trial { row_index: 0, series: "lives", run: Box::new(lives) },
+        ];
+        let mut rows = [Row::new(Case::new(), "ops/s")];
+        assert_eq!(interleave(&trials, 5, &mut rows, &mut Silent).unwrap(), 5);
+        assert_eq!(*runs.borrow(), 2);
+        assert_eq!(rows[0].word("dies"), "killed");
+        assert!(!rows[0].series.contains_key("dies"));
+        assert_eq!(rows[0].repetitions["lives"], [1.0; 5]);
+    }
+
     /// Runs trials of rows 0 and 1, the first of which varies during the first `noisy` runs.
     /// Returns the number of further runs of each.
     fn more_trials(noisy: usize, has_time: bool) -> [usize; 3] {
@@ -215,10 +258,14 @@ mod tests {
         };
         let trials =
             [trial(0, "noisy", false), trial(0, "beside it", true), trial(1, "other", true)];
-        let mut given = [vec![1.0, 2.0, 1.0], vec![1.0; 3], vec![1.0; 3]];
+        let mut given = [vec![1.0, 2.0, 1.0], vec![1.0; 3], vec![1.0; 3]].map(|results| {
+            let mut given = Given::new();
+            results.into_iter().for_each(|result| given.add(Ok(result)).unwrap());
+            given
+        });
         let values = |_: &Trial<'_, f64>, value: &f64| vec![*value];
         take_more(&trials, 20, values, || has_time, &mut given, &mut Silent).unwrap();
-        given.map(|given| given.len() - 3)
+        given.map(|given| given.results().len() - 3)
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! (`tmpfs` mounts one in it), `cleanup` removes everything at the end, `pattern` fills files so
 //! that every read can be checked, `interleave` alternates the series, `threads` runs one trial on
 //! several threads (`cpus`). `child` runs what needs a separate process, `resident` reads its size.
+//! `failures` decides what a series costs that fails.
 //!
 //! Reads of resident bytes: `series` has the ways to read, `verify` compares each with the file,
 //! `timed` is the inner loop, `plain_memory` is the upper limit of the speed.
@@ -26,6 +27,7 @@ pub(crate) mod cpu_time;
 pub(crate) mod cpus;
 pub(crate) mod device_bytes;
 pub(crate) mod direct;
+pub(crate) mod failures;
 pub(crate) mod filesystem;
 pub(crate) mod interleave;
 pub(crate) mod interrupts;

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::memory_group::patiently;
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -79,7 +80,12 @@ pub(crate) fn make_file(path: &Path, size_bytes: u64, progress: &mut dyn Progres
         let left = usize::try_from(size_bytes - pos_bytes).unwrap_or(usize::MAX);
         let part = &mut chunk[..left.min(CHUNK_BYTES)];
         fill(part, pos_bytes);
-        file.write_all(part).map_err(write())?;
+        let mut rest = &part[..];
+        while !rest.is_empty() {
+            // In a control group, which a file that is written fills with dirty pages.
+            let written = patiently(|| file.write(rest)).map_err(write())?;
+            rest = &rest[written..];
+        }
         pos_bytes += part.len() as u64;
         progress.advance(part.len() as u64);
     }

@@ -21,6 +21,7 @@ use self::parameters::Parameters;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Trial, interleave};
 use crate::harness::mapped_file::MappedFile;
 use crate::harness::mapping::{Hint, Mapping};
@@ -91,7 +92,7 @@ fn make_series(
     report: &mut Report,
 ) -> Result<Vec<Series>> {
     let builder = Cache::builder().memory(parameters.memory_bytes());
-    let map = report.skip_on_error(&[MAP], MappedFile::open(builder, file));
+    let map = skip_on_error(report, &[MAP], MappedFile::open(builder, file))?;
     let mut series: Vec<Series> =
         map.map(|map| Series::new(MAP, Loads::of_cache(map))).into_iter().collect();
     direct::drop_page_cache(file)?;

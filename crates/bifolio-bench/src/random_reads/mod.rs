@@ -38,6 +38,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::access::Pattern;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::meter::{self, Measured};
 use crate::harness::sizes::Sizes;
@@ -46,6 +47,9 @@ use crate::progress::Progress;
 use bifolio_report::{Report, Rss};
 
 const NAME: &str = "random-reads";
+
+/// Name of the measurement of the resident size, if it is skipped.
+const RESIDENT_SIZE: &str = "resident_size";
 
 const PATTERNS: [Pattern; 2] = [Pattern::Uniform, Pattern::Zipf];
 
@@ -132,14 +136,14 @@ fn measure(
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let mut stage = Stage::new(setting, pattern)?;
-    let possible = Possible {
-        raw: report.skip_on_error(&["raw_direct"], direct::probe(&setting.file)).is_some(),
-        kernel: report
-            .skip_on_error(&["kernel_pread", "kernel_mmap"], stage.add_kernel())
-            .is_some(),
-    };
-    progress.start(&format!("{}: warm the caches", pattern.name()), 1);
+    progress.start(&format!("{}: warm the caches", pattern.name()), 2);
     report.verified_bytes += stage.warm()?;
+    progress.advance(1);
+    let kernel = skip_on_error(report, &["kernel_pread", "kernel_mmap"], stage.add_kernel())?;
+    progress.advance(1);
+    report.verified_bytes += kernel.unwrap_or(0);
+    let raw = skip_on_error(report, &["raw_direct"], direct::probe(&setting.file))?;
+    let possible = Possible { raw: raw.is_some(), kernel: kernel.is_some() };
 
     let mut plan = plan(&setting.parameters, pattern, possible);
     for (_, steps) in &mut plan {
@@ -164,6 +168,7 @@ fn measure(
     let value = |_: &Trial<'_, _>, given: &Measured| vec![given.operations_rate()];
     let given = run_trials(&trials, Rounds::exactly(repetitions), value, progress)?;
     for (trial, given) in trials.iter().zip(&given) {
+        let Some(given) = given.or_fail(&mut rows, trial.row(), trial.series) else { continue };
         report.verified_bytes += given.iter().map(|trial| trial.verified_bytes).sum::<u64>();
         meter::fill(&mut rows[trial.row_index], trial.series, given, Measured::operations_rate);
     }
@@ -179,8 +184,10 @@ fn measure_resident_size(
     let Sizes { size_bytes, memory_bytes } = setting.parameters.sizes;
     progress.start("read the file in a child process", 1);
     let task = resident::Task { file: setting.file.clone(), size_bytes, memory_bytes };
-    let answer: resident::Answer = child::ask(&setting.child_command, NAME, &Task::Resident(task))?;
+    let answer = child::ask(&setting.child_command, NAME, &Task::Resident(task));
     progress.advance(1);
+    let answer: Option<resident::Answer> = skip_on_error(report, &[RESIDENT_SIZE], answer)?;
+    let Some(answer) = answer else { return Ok(()) };
     report.verified_bytes += answer.verified_bytes;
     report.rss = Some(Rss { bound_bytes: memory_bytes, peak_bytes: answer.peak_bytes });
     Ok(())

@@ -16,6 +16,7 @@ use crate::harness::checker::Checker;
 use crate::harness::direct::{self, Page};
 use crate::harness::intervals::OperationsByInterval;
 use crate::harness::latency::Latencies;
+use crate::harness::memory_group::patiently;
 use crate::harness::meter::{Measured, Meter};
 use crate::harness::threads::run_together;
 
@@ -144,7 +145,8 @@ impl Buffered {
 
 impl PageReader for Buffered {
     fn read(&mut self, page: &mut Page, pos_bytes: u64) -> Result<usize> {
-        pread(&self.0, &mut page.0, pos_bytes).map_err(Error::system("read the file with pread"))
+        let read = patiently(|| Ok(pread(&self.0, &mut page.0, pos_bytes)?));
+        read.map_err(Error::system("read the file with pread"))
     }
 }
 

@@ -68,28 +68,31 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Creates the control group for the kernel's series.
+    /// Creates the control group for the kernel's series, and fills its page cache as [`warm`] does
+    /// the cache. Returns the number of bytes verified.
     ///
     /// # Errors
     /// It is not possible; the message is the reason to skip them.
-    pub(crate) fn add_kernel(&mut self) -> Result<()> {
+    ///
+    /// [`warm`]: Self::warm
+    pub(crate) fn add_kernel(&mut self) -> Result<u64> {
         let group = MemoryGroup::create(self.setting.parameters.sizes)?;
         self.kernel = Some(Kernel { group, draws: Draws::default() });
-        // One page: whether a child can join is known before anything is timed.
-        self.kernel(Way::Pread, 1, Duration::MAX, 1).map(drop)
+        let reads = self.warming_reads();
+        let measured = self.kernel(Way::Pread, WARMING_THREADS, Duration::MAX, reads)?;
+        Ok(measured.verified_bytes)
     }
 
-    /// Fills both caches with the pattern, and beyond: the timed reads then also evict.
+    /// Fills the cache with the pattern, and beyond: the timed reads then also evict.
     pub(crate) fn warm(&self) -> Result<u64> {
-        let bounds = if self.pattern == Pattern::Zipf { 4 } else { 2 };
-        let reads = bounds * self.setting.parameters.sizes.memory_pages();
+        let reads = self.warming_reads();
         let load = self.load("read_at", &self.cached_draws, WARMING_THREADS, Duration::MAX, reads);
-        let mut verified_bytes = read_pages(&load, || self.read_at_reader())?.verified_bytes;
-        if self.kernel.is_some() {
-            let measured = self.kernel(Way::Pread, WARMING_THREADS, Duration::MAX, reads)?;
-            verified_bytes += measured.verified_bytes;
-        }
-        Ok(verified_bytes)
+        Ok(read_pages(&load, || self.read_at_reader())?.verified_bytes)
+    }
+
+    fn warming_reads(&self) -> u64 {
+        let bounds = if self.pattern == Pattern::Zipf { 4 } else { 2 };
+        bounds * self.setting.parameters.sizes.memory_pages()
     }
 
     fn load<'b>(

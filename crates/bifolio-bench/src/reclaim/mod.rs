@@ -38,6 +38,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::child;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Rounds, Trial, run_trials};
 use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::meter::{self, Measured};
@@ -85,11 +86,12 @@ impl Benchmark for Reclaim {
         report.ratios = figures::RATIOS.to_vec();
         report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let kernel = Kernel::create(context, &parameters);
-        let kernel = report.skip_on_error(&[KERNEL_SWAP, KERNEL_MMAP, STRESS_NG], kernel);
+        let series = [KERNEL_SWAP, KERNEL_MMAP, STRESS_NG];
+        let kernel = skip_on_error(&mut report, &series, kernel)?;
         let group = kernel.as_ref().map(|kernel| kernel.group.membership());
         measure(context, &parameters, group.as_ref(), &mut report, progress)?;
         if let Some(group) = group.filter(|_| parameters.stress_ng) {
-            stress_ng::measure(context, &parameters, &group, &mut report, progress);
+            stress_ng::measure(context, &parameters, &group, &mut report, progress)?;
         }
         report.notes.push(
             "interrupts, and what the kernel's series scanned and wrote, are those of the whole \
@@ -173,11 +175,13 @@ fn measure(
     let mut series = all_series(group, context.workspace.path());
     series.retain(|(series, _)| context.config.measures(series));
     progress.start("try every series", series.len() as u64);
-    series.retain(|(name, memory_kind)| {
+    let mut can_run = Vec::new();
+    for (name, memory_kind) in series {
         progress.advance(1);
-        report.skip_on_error(&[*name], ask(memory_kind, parameters.trial())).is_some()
-    });
-    let ask = &ask;
+        let tried = skip_on_error(report, &[name], ask(&memory_kind, parameters.trial()))?;
+        can_run.extend(tried.map(|_| (name, memory_kind)));
+    }
+    let (ask, series) = (&ask, can_run);
     let mut trials = Vec::new();
     for &workers in &parameters.workers {
         let load = parameters.load(workers, parameters.workers.len() * series.len());
@@ -196,7 +200,9 @@ fn measure(
     let rounds = Rounds::exactly(parameters.repetitions);
     let given = run_trials(&trials, rounds, values, progress)?;
     let mut peak_bytes = 0;
-    for (trial, answers) in trials.iter().zip(&given) {
+    for (trial, given) in trials.iter().zip(&given) {
+        let rows = trial.row_index..trial.row_index + Order::ALL.len();
+        let Some(answers) = given.or_fail(&mut report.rows, rows, trial.series) else { continue };
         for index in 0..Order::ALL.len() {
             let done: Vec<&Done> = answers.iter().map(|answer| &answer.done[index]).collect();
             fill(&mut report.rows[trial.row_index + index], trial.series, &done);

@@ -12,6 +12,7 @@ use super::{ChildTask, NAME, UNIT, case};
 use crate::benchmark::Context;
 use crate::error::{Error, Result};
 use crate::harness::child;
+use crate::harness::failures::skip_on_error;
 use crate::harness::memory_group::Membership;
 use crate::progress::Progress;
 use bifolio_report::{Counts, Report, Row};
@@ -41,7 +42,7 @@ pub(super) fn measure(
     group: &Membership,
     report: &mut Report,
     progress: &mut dyn Progress,
-) {
+) -> Result<()> {
     progress.start("stress-ng", parameters.workers.len() as u64);
     let share = parameters.timed_seconds * TIME_SHARE / parameters.workers.len() as f64;
     for &workers in &parameters.workers {
@@ -52,13 +53,14 @@ pub(super) fn measure(
             seconds: (share as u64).max(SECONDS_MIN),
         });
         let rate = child::ask::<f64>(&context.config.child_command, NAME, &task);
-        if let Some(rate) = report.skip_on_error(&[STRESS_NG], rate) {
+        if let Some(rate) = skip_on_error(report, &[STRESS_NG], rate)? {
             let mut row = Row::new(case(workers, "stress-ng"), UNIT);
             row.add(STRESS_NG, vec![rate], Counts::new());
             report.rows.push(row);
         }
         progress.advance(1);
     }
+    Ok(())
 }
 
 /// Runs the child's side. Returns its rate, by wall-clock time.

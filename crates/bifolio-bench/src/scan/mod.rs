@@ -16,6 +16,7 @@ use self::passes::Scan;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Trial, run_trials};
 use crate::harness::meter::{self, Measured};
 use crate::harness::raw_stream::{Shape, fastest_shape};
@@ -65,8 +66,8 @@ impl Benchmark for Scans {
         let file = pattern::make_in(context.workspace, parameters.sizes.size_bytes, progress)?;
         let tracepoint = syscalls::tracepoint_for(&mut report, context.workspace);
         let scan = Scan { file: &file, sizes: parameters.sizes, tracepoint };
-        let shape =
-            report.skip_on_error(&["raw_direct", "raw_copied"], choose_shape(&scan, progress));
+        let shape = choose_shape(&scan, progress);
+        let shape = skip_on_error(&mut report, &["raw_direct", "raw_copied"], shape)?;
         measure(context.config, &scan, shape, &parameters, &mut report, progress)?;
         report.figures = figures(&report.rows);
         Ok(report)
@@ -104,6 +105,8 @@ fn measure(
     let value = |_: &Trial<'_, _>, given: &Measured| vec![given.gibibytes_rate()];
     let given = run_trials(&trials, parameters.rounds(), value, progress)?;
     for (trial, given) in trials.iter().zip(&given) {
+        let rows = &mut report.rows;
+        let Some(given) = given.or_fail(rows, trial.row(), trial.series) else { continue };
         report.verified_bytes += given.iter().map(|trial| trial.verified_bytes).sum::<u64>();
         let row = &mut report.rows[trial.row_index];
         meter::fill(row, trial.series, given, Measured::gibibytes_rate);

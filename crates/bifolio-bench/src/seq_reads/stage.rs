@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
 use crate::harness::cpus;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{self, Rounds, Sample, Trial, run_trials};
 use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
@@ -52,7 +53,7 @@ impl Stage {
     ) -> Result<Self> {
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         let kernel = kernel(context, &plan, &mut report.notes);
-        if let Some(kernel) = report.skip_on_error(&["kernel_tmpfs"], kernel) {
+        if let Some(kernel) = skip_on_error(report, &["kernel_tmpfs"], kernel)? {
             sources.push(Box::new(kernel));
         }
         for (name, way) in WAYS {
@@ -98,8 +99,10 @@ impl Stage {
         }
         let value = |_: &Trial<'_, _>, sample: &Sample| vec![sample.value];
         let given = run_trials(&trials, Rounds::exactly(repetitions), value, progress)?;
-        for (trial, samples) in trials.iter().zip(&given) {
-            let row = &mut report.rows[trial.row_index];
+        for (trial, given) in trials.iter().zip(&given) {
+            let rows = &mut report.rows;
+            let Some(samples) = given.or_fail(rows, trial.row(), trial.series) else { continue };
+            let row = &mut rows[trial.row_index];
             let block_bytes = BLOCKS_BYTES[trial.row_index % BLOCKS_BYTES.len()] as u64;
             // The loop checks the first word of every block it reads.
             let read_mib: u64 = samples.iter().map(|sample| sample.operations).sum();

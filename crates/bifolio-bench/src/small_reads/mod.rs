@@ -30,6 +30,7 @@ use self::paths::{Cached, Kernel, Optimistic, Pinned, Plain};
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Trial, interleave};
 use crate::harness::plain_memory::PlainMemory;
 use crate::harness::series::{Load, Series};
@@ -91,7 +92,7 @@ fn measure_reads(
     let frozen_bit = open_cached(&file, parameters, PinMode::FrozenBit)?;
     report.verified_bytes += fill(&frozen_bit.file, "optimistic")?;
     progress.advance(1);
-    let mappable = report.skip_on_error(&[MAPPABLE], open_mappable(&file, parameters));
+    let mappable = skip_on_error(report, &[MAPPABLE], open_mappable(&file, parameters))?;
     if let Some(mappable) = &mappable {
         report.verified_bytes += fill(&mappable.file, MAPPABLE)?;
     }
@@ -161,11 +162,7 @@ fn make_tmpfs(
             pattern::make_file(&tmpfs.path().join("file"), parameters.size_bytes, progress)?;
             Ok(Some(tmpfs))
         }
-        Err(reason) => {
-            let series = "kernel_pread_tmpfs".to_owned();
-            report.skipped.push(Skipped { series, reason: reason.to_string() });
-            Ok(None)
-        }
+        Err(error) => skip_on_error(report, &["kernel_pread_tmpfs"], Err(error)),
     }
 }
 
@@ -273,8 +270,9 @@ fn measure_resident_size(
     pattern::make_file(&file, size_bytes, progress)?;
     progress.start("read it at random in a child process", 1);
     let task = resident::Task { file, size_bytes, bound_bytes: parameters.memory_bytes };
-    let answer: resident::Answer = child::ask(&context.config.child_command, NAME, &task)?;
+    let answer = child::ask::<resident::Answer>(&context.config.child_command, NAME, &task);
     progress.advance(1);
+    let Some(answer) = skip_on_error(report, &[figures::METADATA], answer)? else { return Ok(()) };
     report.verified_bytes += answer.verified_bytes;
     let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", 4096);
     let mut row = Row::new(case, "bytes");

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
 use crate::harness::device_bytes::DeviceBytes;
-use crate::harness::memory_group::Membership;
+use crate::harness::memory_group::{Membership, patiently};
 use crate::harness::resident;
 
 /// The series.
@@ -117,11 +117,13 @@ impl Medium for Swapped {
     }
 
     fn write(&self, bytes: &[u8], pos_bytes: u64) -> Result<()> {
-        self.0.write_all_at(bytes, pos_bytes).map_err(Error::system("write a file on tmpfs"))
+        let written = patiently(|| self.0.write_all_at(bytes, pos_bytes));
+        written.map_err(Error::system("write a file on tmpfs"))
     }
 
     fn read(&self, bytes: &mut [u8], pos_bytes: u64) -> Result<()> {
-        self.0.read_exact_at(bytes, pos_bytes).map_err(Error::system("read a file on tmpfs"))
+        let read = patiently(|| self.0.read_exact_at(bytes, pos_bytes));
+        read.map_err(Error::system("read a file on tmpfs"))
     }
 
     fn moved(&self) -> Result<DeviceBytes> {

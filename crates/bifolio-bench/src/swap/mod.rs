@@ -26,6 +26,7 @@ use crate::error::Result;
 use crate::format_bytes;
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::child;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Trial, run_trials};
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::meter::{self, Measured};
@@ -65,7 +66,7 @@ impl Benchmark for Swap {
         report.ratios = vec![OF_KERNEL];
         report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
         let kernel = Kernel::create(context, &parameters);
-        let kernel = report.skip_on_error(&[KERNEL], kernel);
+        let kernel = skip_on_error(&mut report, &[KERNEL], kernel)?;
         measure(context, &parameters, kernel.as_ref(), &mut report, progress)?;
         if kernel.is_some() {
             report.notes.push(format!(
@@ -143,22 +144,26 @@ fn measure(
         answer.done.iter().map(|done| done.measured.bytes_rate()).collect()
     };
     let given = run_trials(&trials, parameters.rounds(), values, progress)?;
-    for (index, phase) in Phase::ALL.into_iter().enumerate() {
+    report.rows.extend(Phase::ALL.map(|phase| {
         let case = Case::new().with("phase", phase.name()).with("block_bytes", phase.block_bytes());
-        let mut row = Row::new(case, "bytes/s");
-        for (trial, answers) in trials.iter().zip(&given) {
-            fill(&mut row, trial.series, index, answers);
-        }
-        report.rows.push(row);
-    }
-    for answer in given.iter().flatten() {
-        let phases = answer.done.iter().map(|done| done.measured.verified_bytes);
-        report.verified_bytes += answer.verified_bytes + phases.sum::<u64>();
-    }
-    let ours = trials.iter().zip(&given).find(|(trial, _)| trial.series == BIFOLIO);
-    let peak_bytes = ours.and_then(|(_, given)| given.iter().map(|it| it.peak_bytes).max());
+        Row::new(case, "bytes/s")
+    }));
     let bound_bytes = parameters.sizes.memory_bytes;
-    report.rss = peak_bytes.map(|peak_bytes| Rss { bound_bytes, peak_bytes });
+    for (trial, given) in trials.iter().zip(&given) {
+        let rows = 0..Phase::ALL.len();
+        let Some(answers) = given.or_fail(&mut report.rows, rows, trial.series) else { continue };
+        for (index, row) in report.rows.iter_mut().enumerate() {
+            fill(row, trial.series, index, answers);
+        }
+        for answer in answers {
+            let phases = answer.done.iter().map(|done| done.measured.verified_bytes);
+            report.verified_bytes += answer.verified_bytes + phases.sum::<u64>();
+        }
+        if trial.series == BIFOLIO {
+            let peak_bytes = answers.iter().map(|answer| answer.peak_bytes).max();
+            report.rss = peak_bytes.map(|peak_bytes| Rss { bound_bytes, peak_bytes });
+        }
+    }
     Ok(())
 }
 

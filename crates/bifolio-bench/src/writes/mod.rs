@@ -34,6 +34,7 @@ use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::Config;
 use crate::error::Result;
 use crate::harness::access::PAGE_BYTES;
+use crate::harness::failures::skip_on_error;
 use crate::harness::interleave::{Trial, run_trials};
 use crate::harness::meter::{self, Measured};
 use crate::harness::raw_stream::{Shape, fastest_shape};
@@ -105,7 +106,8 @@ impl Benchmark for WriteAndSync {
             throttle_ns_max: RefCell::new(None),
             flushes: RefCell::default(),
         };
-        let shape = report.skip_on_error(&["raw_direct"], choose_shape(&passes, progress));
+        let shape = choose_shape(&passes, progress);
+        let shape = skip_on_error(&mut report, &["raw_direct"], shape)?;
         measure(context.config, &passes, shape, &mut report, progress)?;
         add_notes(&passes, shape, &mut report);
         report.figures = figures(&report.rows);
@@ -157,6 +159,8 @@ fn measure(
     let value = |trial: &Trial<'_, _>, given: &Measured| vec![values[trial.row_index](given)];
     let given = run_trials(&trials, passes.parameters.rounds(), value, progress)?;
     for (trial, given) in trials.iter().zip(&given) {
+        let rows = &mut report.rows;
+        let Some(given) = given.or_fail(rows, trial.row(), trial.series) else { continue };
         report.verified_bytes += given.iter().map(|trial| trial.verified_bytes).sum::<u64>();
         let row = &mut report.rows[trial.row_index];
         meter::fill(row, trial.series, given, values[trial.row_index]);

@@ -10,6 +10,8 @@ use std::process::{Child, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bifolio_bench::{Config, ParameterSet, Report, Silent, find, render, summarise};
+
 use crate::schema;
 use crate::support::{bifolio, error_line, left_in, process_naming, run};
 use rustix::process::{Pid, Signal, kill_process};
@@ -67,7 +69,7 @@ fn validate_rows(envelope: &Value) {
     for row in rows {
         assert!(row["case"].is_object() && row["unit"].is_string() && row["counts"].is_object());
         let series = row["series"].as_object().unwrap();
-        assert!(!series.is_empty());
+        assert!(!series.is_empty() || row["failed"].is_object());
         for (name, median) in series {
             let median = median.as_f64().unwrap();
             let spread: Vec<f64> = serde_json::from_value(row["spread"][name].clone()).unwrap();
@@ -150,8 +152,12 @@ fn envelope_of(name: &str, more: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Checks that `series` is in the row with all of `counts`, or skipped with a reason.
+/// Checks that `series` is in the row with all of `counts`, or skipped with a reason, or that its
+/// process was killed.
 fn assert_measured(envelope: &Value, row: &Value, series: &str, counts: &[&str]) {
+    if row["failed"][series]["killed"] == true {
+        return;
+    }
     if !row["series"][series].is_f64() {
         let skipped = envelope["skipped"].as_array().unwrap();
         let reason = skipped.iter().find(|skipped| skipped["series"] == series);
@@ -410,6 +416,65 @@ fn a_run_without_room_is_refused_before_it_makes_anything() {
     assert_eq!(left_in(dir.path()), Vec::<String>::new());
 }
 
+/// Runs a benchmark whose children run `script` first, with their request in `$1`: it may kill
+/// them.
+fn report_with_children(name: &str, script: &str) -> Report {
+    let program = env!("CARGO_BIN_EXE_bifolio");
+    let script = format!("{script}\nexec {program} bench-child \"$1\"");
+    let command = ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut config = Config::new(ParameterSet::Smoke, command);
+    config.dir = Some(dir.path().to_owned());
+    config.threads = Some(vec![1]);
+    let report = bifolio_bench::run(find(name).unwrap(), &config, &mut Silent)
+        .unwrap_or_else(|error| panic!("{name}: {error}"));
+    schema::assert_valid(&serde_json::to_value(&report).unwrap());
+    assert_eq!(left_in(dir.path()), Vec::<String>::new());
+    report
+}
+
+#[test]
+fn no_benchmark_ends_because_all_its_children_are_killed() {
+    for name in ["small-reads", "random-reads", "gather", "swap", "reclaim"] {
+        let report = report_with_children(name, "kill -KILL $$");
+        let skipped = report.skipped.iter().map(|skipped| skipped.reason.as_str());
+        let failed = report.rows.iter().flat_map(|row| row.failed.values());
+        let mut reasons = skipped.chain(failed.map(|failure| failure.reason.as_str()));
+        assert!(reasons.any(|reason| reason.contains("killed")), "{name}: {:?}", report.skipped);
+        assert!(!report.has_failed());
+    }
+}
+
+/// The first child of the series lives, the one that shows whether the series can run.
+#[test]
+fn a_series_whose_child_is_killed_twice_is_a_word_in_its_row() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let children = dir.path().join("children");
+    let dies_after_the_first = |text: &str| {
+        let _ = fs::remove_file(&children);
+        let children = children.display();
+        format!(
+            "case \"$1\" in *{text}*) echo >> {children}\n\
+             [ $(wc -l < {children}) = 1 ] || kill -KILL $$;; esac"
+        )
+    };
+    let report = report_with_children("reclaim", &dies_after_the_first("flush_per_folio"));
+    assert_eq!(fs::read_to_string(&children).unwrap().lines().count(), 3, "one, and two attempts");
+    assert_eq!(report.rows.len(), 2);
+    for row in &report.rows {
+        assert!(row.failed["flush_per_folio"].killed && row.failed.len() == 1);
+        assert!(row.series["flush_per_batch_31"] > 0.0);
+        assert!(!row.series.contains_key("flush_per_folio"));
+    }
+    let text = render(&report);
+    assert!(text.contains("killed flush_per_folio, workers 1, pattern random: its "), "{text}");
+    assert!(summarise(&[report], 1).contains("reclaim: killed flush_per_folio;"));
+
+    let report = report_with_children("gather", &dies_after_the_first("ReadMany"));
+    assert!(report.rows.iter().any(|row| row.failed["read_many"].killed));
+    assert!(report.rows.iter().all(|row| row.series["pin_many"] > 0.0));
+}
+
 /// At most a page of output, written for first-time users; the smoke run prints half of one.
 #[test]
 fn the_summary_fits_a_page_and_survives_an_interrupt() {
@@ -424,7 +489,7 @@ fn the_summary_fits_a_page_and_survives_an_interrupt() {
     let is_wide = |line: &&&str| line.len() > 80;
     assert_eq!(lines.iter().find(is_wide), None, "{whole}");
     assert!(!whole.contains("MET"), "{whole}");
-    assert!(whole.contains("1. Reference count") && !whole.contains("Ended early"), "{whole}");
+    assert!(whole.contains("1. Reference count") && !whole.contains("Incomplete"), "{whole}");
 
     let ids = sections_of(&page);
     assert!(names().iter().all(|name| ids.contains(name)), "{ids:?}");
@@ -437,7 +502,7 @@ fn the_summary_fits_a_page_and_survives_an_interrupt() {
     let output = signal_when(child, Signal::INT, has_one);
     assert_eq!(output.status.code(), Some(130));
     let part = String::from_utf8(output.stdout).unwrap();
-    assert!(part.contains("Ended early: ") && part.lines().count() < lines.len(), "{part}");
+    assert!(part.contains("Incomplete: ") && part.lines().count() < lines.len(), "{part}");
     let ids = sections_of(&other_page);
     assert!(ids.contains(&names()[0]) && ids.len() < names().len(), "{ids:?}");
     assert!(fs::read_to_string(&other_page).unwrap().contains("are missing"));
