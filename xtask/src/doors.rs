@@ -65,7 +65,7 @@ const DOORS: &[Door] = &[
         name: "sqlite",
         commands: &["test -p bifolio-sqlite"],
         whole: &["test -p bifolio-sqlite -- --include-ignored --nocapture"],
-        install: None,
+        install: Some("crates/bifolio-sqlite/tests/install.sh"),
     },
     Door {
         name: "tantivy",

@@ -13,6 +13,7 @@
 //! | [`SmallDisk`] | a file system that is soon full |
 //! | [`run_and_kill`] | a child that tells of its commits, and is killed |
 //! | [`skip()`] | says why a test is skipped; fails where CI demands the feature |
+//! | [`attempt`] | runs a command, or skips the test if it fails |
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
 //! Uses only bifolio's public API. It is for integration tests; bifolio's own unit tests use only
@@ -49,7 +50,7 @@ pub use op::{Op, OpKind, fill_bytes};
 pub use run::{Failure, Runner};
 pub use seed::with_seeds;
 pub use shrink::shrink;
-pub use skip::skip;
+pub use skip::{attempt, skip};
 pub use small_disk::SmallDisk;
 pub use upset::{UpsetCase, UpsetStep, UpsetTally};
 pub use workload::{Limits, Workload};

@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fmt::Display;
+use std::process::{Command, Output};
 
 /// The variable that requires features: `all`, or names separated by commas.
 const VARIABLE: &str = "BIFOLIO_TEST_REQUIRE";
@@ -19,6 +20,22 @@ pub fn skip(feature: impl Display, reason: impl Display) {
     let required = env::var(VARIABLE).unwrap_or_default();
     assert!(!demands(&required, &feature), "{VARIABLE}={required}, but {feature}: {reason}");
     eprintln!("skipped: {feature}: {reason}");
+}
+
+/// Runs a command that needs a tool or a registry. If it fails, the test is skipped for lack of
+/// `feature`, and there is no output.
+///
+/// # Panics
+/// As [`skip`] does.
+#[track_caller]
+pub fn attempt(command: &mut Command, feature: impl Display) -> Option<Output> {
+    let refusal = match command.output() {
+        Ok(output) if output.status.success() => return Some(output),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    skip(feature, format!("{command:?}: {refusal}"));
+    None
 }
 
 fn demands(required: &str, feature: &str) -> bool {

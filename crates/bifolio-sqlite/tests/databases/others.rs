@@ -2,9 +2,9 @@
 //! Ignored, since both come from package registries.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use bifolio_testing::skip;
+use bifolio_testing::attempt;
 
 use crate::shell::{MODES, extension};
 
@@ -17,17 +17,6 @@ fn folder(name: &str) -> PathBuf {
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
-}
-
-/// Runs a command that needs a tool or a registry; `None` if that is missing.
-fn attempt(command: &mut Command, feature: &str) -> Option<Output> {
-    let refusal = match command.output() {
-        Ok(output) if output.status.success() => return Some(output),
-        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-        Err(error) => error.to_string(),
-    };
-    skip(feature, format!("{command:?}: {refusal}"));
-    None
 }
 
 fn succeed(command: &mut Command) -> String {
@@ -66,14 +55,10 @@ fn speed_test_source() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("BIFOLIO_SPEEDTEST1") {
         return Some(path.into());
     }
-    let folder = folder("speedtest1");
-    let path = folder.join("speedtest1.c");
-    if !path.exists() {
-        let mut fetch = Command::new("sh");
-        fetch.arg(source("fetch_speedtest1.sh")).arg(&folder);
-        attempt(&mut fetch, "speedtest1")?;
-    }
-    Some(path)
+    let folder = folder("sqlite-suite");
+    let mut fetch = Command::new("sh");
+    attempt(fetch.arg(source("fetch_source.sh")).arg(&folder), "speedtest1")?;
+    Some(folder.join("source/test/speedtest1.c"))
 }
 
 /// The lines that depend on what was read, without times.

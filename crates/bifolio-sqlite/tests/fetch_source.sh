@@ -1,8 +1,10 @@
 #!/bin/sh
-# fetch_speedtest1.sh DIRECTORY: puts speedtest1.c of the installed SQLite there, from Debian's
-# source package. The lists of source packages stay in the directory: the system's are not changed.
+# fetch_source.sh DIRECTORY: puts the sources of the installed SQLite into DIRECTORY/source, from
+# Debian's source package. The lists of source packages stay in the directory: the system's are not
+# changed.
 set -eu
 cd "$1"
+[ ! -d source ] || exit 0
 mkdir -p lists/partial
 cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
   sed -n 's/^deb /deb-src /p' >deb-src.list
@@ -15,5 +17,7 @@ apt() {
 }
 apt update
 apt source --download-only sqlite3
-tar -xJf sqlite3_*.orig.tar.xz --wildcards --strip-components=2 '*/test/speedtest1.c'
-test -s speedtest1.c
+rm -rf unpacked
+dpkg-source -x sqlite3_*.dsc unpacked
+test -s unpacked/test/speedtest1.c
+mv unpacked source
