@@ -271,17 +271,13 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_LOCKED = 44,
     /**
-     * The range of a pin has too many folios.
-     */
-    BIFOLIO_ERROR_PIN_TOO_LARGE = 45,
-    /**
      * The file is open, and an option of that open excludes this one.
      */
-    BIFOLIO_ERROR_OPTION_CONFLICT = 46,
+    BIFOLIO_ERROR_OPTION_CONFLICT = 45,
     /**
      * The call needs a folio that its own thread has pinned for writing: release the pin first.
      */
-    BIFOLIO_ERROR_PINNED_BY_CALLER = 47,
+    BIFOLIO_ERROR_PINNED_BY_CALLER = 46,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

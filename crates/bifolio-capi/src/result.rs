@@ -101,12 +101,10 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_FORKED = 43,
     /// Another program, or another cache, has locked the file.
     BIFOLIO_ERROR_LOCKED = 44,
-    /// The range of a pin has too many folios.
-    BIFOLIO_ERROR_PIN_TOO_LARGE = 45,
     /// The file is open, and an option of that open excludes this one.
-    BIFOLIO_ERROR_OPTION_CONFLICT = 46,
+    BIFOLIO_ERROR_OPTION_CONFLICT = 45,
     /// The call needs a folio that its own thread has pinned for writing: release the pin first.
-    BIFOLIO_ERROR_PINNED_BY_CALLER = 47,
+    BIFOLIO_ERROR_PINNED_BY_CALLER = 46,
 }
 
 use bifolio_result::*;
@@ -149,7 +147,6 @@ fn code(kind: &ErrorKind) -> bifolio_result {
         ErrorKind::Closed => BIFOLIO_ERROR_CLOSED,
         ErrorKind::Forked => BIFOLIO_ERROR_FORKED,
         ErrorKind::Locked { .. } => BIFOLIO_ERROR_LOCKED,
-        ErrorKind::PinTooLarge { .. } => BIFOLIO_ERROR_PIN_TOO_LARGE,
         ErrorKind::OptionConflict { .. } => BIFOLIO_ERROR_OPTION_CONFLICT,
         ErrorKind::PinnedByCaller { .. } => BIFOLIO_ERROR_PINNED_BY_CALLER,
         _ => BIFOLIO_ERROR_OTHER,
@@ -199,7 +196,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 44] = [
+const NAMES: [(bifolio_result, &CStr); 43] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -241,7 +238,6 @@ const NAMES: [(bifolio_result, &CStr); 44] = [
     (BIFOLIO_ERROR_CLOSED, c"BIFOLIO_ERROR_CLOSED"),
     (BIFOLIO_ERROR_FORKED, c"BIFOLIO_ERROR_FORKED"),
     (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
-    (BIFOLIO_ERROR_PIN_TOO_LARGE, c"BIFOLIO_ERROR_PIN_TOO_LARGE"),
     (BIFOLIO_ERROR_OPTION_CONFLICT, c"BIFOLIO_ERROR_OPTION_CONFLICT"),
     (BIFOLIO_ERROR_PINNED_BY_CALLER, c"BIFOLIO_ERROR_PINNED_BY_CALLER"),
 ];

@@ -259,23 +259,6 @@ pub enum ErrorKind {
         /// Folio size of this file, bytes.
         folio_bytes: u64,
     },
-    /// The range of [`File::pin_slices`](crate::File::pin_slices) has too many folios.
-    #[error(
-        "{file}: cannot pin {length_bytes} bytes at position {position_bytes} at once: {folios} \
-         folios, at most {folios_max}"
-    )]
-    PinTooLarge {
-        /// The file.
-        file: String,
-        /// Position of the range.
-        position_bytes: u64,
-        /// Length of the range, bytes.
-        length_bytes: u64,
-        /// Folios that hold bytes of the range.
-        folios: u64,
-        /// Maximum number of folios.
-        folios_max: u64,
-    },
     /// The handle was not opened for this operation.
     #[error("{file}: not opened for {operation}")]
     NotOpenedFor {

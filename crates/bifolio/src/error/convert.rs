@@ -47,6 +47,40 @@ impl Error {
             .map_or_else(|| self.classify().0, |number| io::Error::from_raw_os_error(number).kind())
     }
 
+    /// Returns a copy of an [`ErrorKind::Full`], and `None` of any other error.
+    pub(crate) fn full_again(&self) -> Option<Self> {
+        let ErrorKind::Full {
+            bound_bytes,
+            pinned_bytes,
+            unwritten_bytes,
+            unswappable_bytes,
+            busy_bytes,
+            gated_bytes,
+            metadata_bytes,
+            wanted_bytes,
+            free_bytes,
+            ref cause,
+            ref refused,
+        } = *self.kind()
+        else {
+            return None;
+        };
+        let kind = ErrorKind::Full {
+            bound_bytes,
+            pinned_bytes,
+            unwritten_bytes,
+            unswappable_bytes,
+            busy_bytes,
+            gated_bytes,
+            metadata_bytes,
+            wanted_bytes,
+            free_bytes,
+            cause: cause.clone(),
+            refused: refused.clone(),
+        };
+        Some(kind.into())
+    }
+
     /// The kind and number of an error without a number of the system.
     fn classify(&self) -> (io::ErrorKind, i32) {
         use io::ErrorKind as Io;
@@ -54,7 +88,6 @@ impl Error {
             ErrorKind::Config { .. }
             | ErrorKind::OutOfRange { .. }
             | ErrorKind::PinSpansFolios { .. }
-            | ErrorKind::PinTooLarge { .. }
             | ErrorKind::NotMappable { .. }
             | ErrorKind::NoGate { .. }
             | ErrorKind::FolioSizeConflict { .. } => (Io::InvalidInput, libc::EINVAL),

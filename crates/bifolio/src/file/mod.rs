@@ -17,7 +17,7 @@
 //!   read_many  as read_at, all runs in one batch  read_many.rs
 //!   read_async futures, served by a job per device  async_reads/
 //!   pin        one reference                      pin.rs
-//!   pin_slices  a range of several folios         pin_slices.rs
+//!   pin_many   as pin, all misses in one batch    pin_many.rs
 //!   write_at   the folio lock, a write section    write.rs
 //!   set_len    lengths, allocation, holes         resize.rs
 //!   advise     access hints, and residency        advice.rs
@@ -53,7 +53,6 @@ mod options;
 mod own_pins;
 mod pin;
 mod pin_many;
-mod pin_slices;
 mod read;
 mod read_io;
 mod read_many;
@@ -73,7 +72,6 @@ pub(crate) use handle::CacheState;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
-pub use pin_slices::PinSlices;
 pub use read_many::ReadRequest;
 pub(crate) use registry::Registry;
 

@@ -4,8 +4,7 @@
 //! table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread. A [`Hold`] owns
 //! its reference and its handle, and can be sent to other threads. A [`PinMut`] is the folio lock
 //! and a write section. A pin guarantees residency, not immutability: another handle may write the
-//! bytes concurrently, unless the file is immutable. `pin_many.rs` and `pin_slices.rs` pin several
-//! folios.
+//! bytes concurrently, unless the file is immutable. `pin_many.rs` pins several folios.
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
@@ -484,6 +483,17 @@ impl File {
             }
         }
         Ok(folio.into_id())
+    }
+
+    /// Returns the pin of a range whose folio is resident and filled. Never waits.
+    pub(super) fn pin_resident(&self, range: &Range<u64>) -> Option<Pin<'_>> {
+        let index = range.start >> PAGE_SHIFT;
+        let folio = self.ready_folio(index)?;
+        // The file may have been truncated meanwhile.
+        self.check_pin_range(range).ok()?;
+        self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
+        self.note_use(index, false);
+        Some(self.pin_of(range, folio.into_id()))
     }
 
     /// Returns a reference to the folio of page `index` if it is resident and no thread changes it.

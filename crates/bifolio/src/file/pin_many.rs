@@ -1,11 +1,17 @@
 //! Pins of many folios at once: those of resident folios first; the others follow after transfers
 //! that are submitted together.
+//!
+//! MEMORY. A call that waits for memory while it has pins could wait for another such call. So its
+//! first attempt is hasty ([`Batch::hurry`]): if nothing can be evicted, the call drops its pins and
+//! waits, without any, until no other call waits for memory while it has pins
+//! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)). Then it begins anew: the calls
+//! beside it either get all their pins or drop them.
 
 use super::File;
 use super::fill::Locked;
 use super::pin::Pin;
 use super::read_io::{Batch, Delivery};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::page::pages_of;
 use std::ops::Range;
 
@@ -15,7 +21,9 @@ impl File {
     /// not affect the others. Blocks until all ranges have a result.
     ///
     /// All pins count against the memory bound at the same time: ranges that do not fit get
-    /// [`ErrorKind::Full`](crate::ErrorKind::Full).
+    /// [`ErrorKind::Full`]. Calls that fit only one after the other wait for each other, for up to
+    /// [`reclaim_wait_ms_max`](crate::CacheBuilder::reclaim_wait_ms_max), and hold no pins
+    /// meanwhile.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,38 +39,67 @@ impl File {
     /// # }
     /// ```
     pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<Pin<'_>>> {
+        if let Some(pins) = self.pin_all(ranges, true) {
+            return pins;
+        }
+        let _alone = self.handle.reclaim.pin_alone();
+        self.pin_all(ranges, false).expect("only a hasty attempt fails")
+    }
+
+    /// Pins all ranges. A hasty attempt fails if there is no memory for one of them.
+    fn pin_all(&self, ranges: &[Range<u64>], is_hasty: bool) -> Option<Vec<Result<Pin<'_>>>> {
         let mut pins: Vec<Option<Result<Pin<'_>>>> = Vec::new();
         pins.resize_with(ranges.len(), || None);
         let mut batch = Batch::new(&self.handle.inode);
+        if is_hasty {
+            batch.hurry();
+        }
         let deliver = |pins: &mut Vec<_>, number: usize, delivery: Delivery<'_>| {
             pins[number] = match delivery {
                 Delivery::Folio(locked) => self.pin_locked(&ranges[number], &locked).map(Ok),
                 Delivery::Failed { error, .. } => Some(Err(error)),
             };
         };
+        let mut full: Option<Error> = None;
         for (number, range) in ranges.iter().enumerate() {
             pins[number] = self.pin_hit(range).map(Ok);
             if pins[number].is_some() || self.check_pin(range).is_err() {
                 continue;
             }
-            let is_absent = self.handle.absent_at(range.start).is_some();
-            let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
-            // If the batch cannot take a range, `pin` below reports why.
-            let _ = batch.add(&self.handle, pages_of(range), number, &mut deliver);
-            if !is_absent {
+            if self.handle.absent_at(range.start).is_none() {
                 self.handle.note_read(range.clone());
-            } else if let plan @ Some(_) = self.handle.plan_after_miss(pages_of(range)) {
+                pins[number] = self.pin_resident(range).map(Ok);
+                continue;
+            }
+            if let Some(again) = full.as_ref().and_then(Error::full_again) {
+                pins[number] = Some(Err(again));
+                continue;
+            }
+            let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
+            // If the batch cannot take a range for another reason, `pin` below reports it.
+            full = batch.add(&self.handle, pages_of(range), number, &mut deliver).err();
+            full = full.filter(|error| error.full_again().is_some());
+            if full.is_some() && is_hasty {
+                return None;
+            }
+            if let plan @ Some(_) = self.handle.plan_after_miss(pages_of(range)) {
                 // Before the pages that follow: these are read first.
                 batch.begin();
                 self.handle.read_ahead(plan);
             }
         }
         batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));
-        let alone = |(number, pin): (usize, Option<_>)| {
-            // Not in the batch, being filled by another thread, or evicted again.
-            pin.unwrap_or_else(|| self.pin(ranges[number].clone()))
-        };
-        pins.into_iter().enumerate().map(alone).collect()
+        let mut all = Vec::with_capacity(ranges.len());
+        for (pin, range) in pins.into_iter().zip(ranges) {
+            let is_evicted_again =
+                || self.check_pin(range).is_ok() && self.handle.absent_at(range.start).is_some();
+            if pin.is_none() && is_hasty && is_evicted_again() {
+                return None;
+            }
+            // Not in the batch, or being filled by another thread.
+            all.push(pin.unwrap_or_else(|| self.pin(range.clone())));
+        }
+        Some(all)
     }
 
     /// Returns a pin of a range in a folio that has just been read.

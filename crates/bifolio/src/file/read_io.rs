@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::io::{IoError, Queue, Transfer};
 use crate::memory::Staged;
 use crate::page::{Entry, Flag, FolioId, Folios, PAGE_BYTES};
+use crate::reclaim::Haste;
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::{ClearedBefore, Inode};
@@ -323,6 +324,7 @@ pub(super) struct Batch<'a> {
     wanted: usize,
     /// Number of transfers in flight or claimed at which `add` waits for completions.
     most: usize,
+    is_hasty: bool,
 }
 
 impl<'a> Batch<'a> {
@@ -333,7 +335,7 @@ impl<'a> Batch<'a> {
         // delivered. As many again are prepared for the case that the device completes all at once.
         let half = queue.depth() / 2;
         let (wanted, most) = (COMPLETIONS_WANTED.max(half), queue.depth() + half);
-        Self { folios, queue, wanted, most }
+        Self { folios, queue, wanted, most, is_hasty: false }
     }
 
     /// Creates a batch for large runs that a reader consumes in order: each run is delivered as
@@ -341,7 +343,12 @@ impl<'a> Batch<'a> {
     pub(super) fn in_order(inode: &'a Inode) -> Self {
         let (folios, queue) = (&inode.memory.folios, inode.engine.queue());
         let most = queue.depth();
-        Self { folios, queue, wanted: 1, most }
+        Self { folios, queue, wanted: 1, most, is_hasty: false }
+    }
+
+    /// From now on, fails if nothing can be evicted, instead of waiting.
+    pub(super) fn hurry(&mut self) {
+        self.is_hasty = true;
     }
 
     /// Starts to read the absent folios of `pages` of a file, under `number`. Skips folios that
@@ -359,7 +366,11 @@ impl<'a> Batch<'a> {
         let mut left = pages;
         while let Some((absent, seen)) = handle.next_absent(left.clone()) {
             let wait = if self.queue.in_flight() == 0 { Wait::ForFrames } else { Wait::Never };
-            left.start = match handle.claim_read_io(absent..left.end, seen, wait)? {
+            let claimed = {
+                let _haste = self.is_hasty.then(Haste::begin);
+                handle.claim_read_io(absent..left.end, seen, wait)?
+            };
+            left.start = match claimed {
                 ReadIoClaim::New(run) => {
                     let end = run.first_page() + run.pages();
                     self.start(run, number, deliver);

@@ -96,6 +96,8 @@ thread_local! {
     static SCOPES: Cell<usize> = const { Cell::new(0) };
     /// Time at which this thread's call began to wait for memory.
     static WAITING_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// Set while the thread has a [`Haste`].
+    static IS_HASTY: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The reclaim of a cache; see the [module documentation](self).
@@ -114,6 +116,8 @@ pub(crate) struct Reclaim {
     rebounding: Mutex<()>,
     /// Number of changes of the bound that were tried.
     rebounds: AtomicU64,
+    /// Held by the only call that may wait for memory while it has pins ([`Reclaim::pin_alone`]).
+    pinning: Mutex<()>,
     /// Tells the background thread to work or to end.
     signal: background::Signal,
     /// Folios queued for the swap.
@@ -149,6 +153,28 @@ impl Drop for CallScope {
         if outer_scopes == 0 {
             WAITING_SINCE.set(None);
         }
+    }
+}
+
+/// Allocations of a call that has pins, for which other calls may be waiting: they fail as soon as a
+/// sweep finds nothing to evict, instead of after [`SWEEPS_MAX`] sweeps or at the call's deadline.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Haste {
+    was_hasty: bool,
+    /// The haste belongs to its thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Haste {
+    pub(crate) fn begin() -> Self {
+        Self { was_hasty: IS_HASTY.replace(true), _not_send: PhantomData }
+    }
+}
+
+impl Drop for Haste {
+    fn drop(&mut self) {
+        IS_HASTY.set(self.was_hasty);
     }
 }
 
@@ -203,6 +229,7 @@ impl Reclaim {
             lock: Mutex::new(()),
             rebounding: Mutex::new(()),
             rebounds: AtomicU64::new(0),
+            pinning: Mutex::new(()),
             signal: background::Signal::default(),
             swapper: swapper::Swapper::default(),
         }
@@ -401,6 +428,21 @@ impl Reclaim {
         }
         self.flusher.set_bound(bound_bytes);
         Ok(())
+    }
+
+    /// Waits until no other call has the right to wait for memory while it has pins, and returns
+    /// that right. Returns `None` after the time that a call may wait for memory, because the call
+    /// that has it may read from a device that does not answer. The caller has no pins.
+    pub(crate) fn pin_alone(&self) -> Option<MutexGuard<'_, ()>> {
+        blocking::check("another call that pins");
+        let begun = Instant::now();
+        loop {
+            let pinning = self.pinning.try_lock();
+            if pinning.is_some() || begun.elapsed() > self.wait_max {
+                return pinning;
+            }
+            std::thread::sleep(wait::SWEEP_PAUSE);
+        }
     }
 
     fn lock(&self) -> ReclaimLock<'_> {

@@ -13,7 +13,9 @@
 //! for each [`RetryBudget`].
 
 use super::scan::{ScanCounts, WriteOut};
-use super::{CallScope, ROUND_PAGES, Reclaim, ReclaimLock, SWEEPS_MAX, WAITING_SINCE, swapper};
+use super::{
+    CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEPS_MAX, WAITING_SINCE, swapper,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{CHUNK_PAGES, FrameKind};
 use crate::page::{FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
@@ -106,9 +108,13 @@ impl RetryBudget<'_> {
     }
 
     /// Counts a sweep that freed nothing. Returns `true` if the next ones are hopeless, too. A
-    /// sweep that found busy folios (`is_busy`) is not.
+    /// sweep that found busy folios (`is_busy`) is not, unless the call is hasty and has swept
+    /// often.
     pub(super) fn is_hopeless(&mut self, is_busy: bool) -> bool {
         self.idle_sweeps = if is_busy { 0 } else { self.idle_sweeps + 1 };
+        if IS_HASTY.get() {
+            return self.idle_sweeps > 0 || self.futile_sweeps >= SWEEPS_MAX;
+        }
         self.idle_sweeps >= SWEEPS_MAX
     }
 
@@ -294,7 +300,9 @@ impl Reclaim {
 
     #[cold]
     pub(super) fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
-        self.memory.counters.add(Counter::AllocationFailure, 1);
+        if !IS_HASTY.get() {
+            self.memory.counters.add(Counter::AllocationFailure, 1);
+        }
         let usage = self.arena().usage();
         let gate = self.flusher.held_back();
         let of_gate = || Some(Arc::new(gate.as_ref()?.to_io_error(std::io::ErrorKind::WouldBlock)));

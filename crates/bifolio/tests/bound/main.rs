@@ -1,6 +1,7 @@
 //! The memory bound: resident size, memory for pages and tables, adjacent frames, many open files.
 
 mod many_files;
+mod pins;
 mod placement;
 mod resident_size;
 mod room;

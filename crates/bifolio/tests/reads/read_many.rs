@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use crate::support::{
-    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, has, random_file, read,
+    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, has, random_file,
 };
-use bifolio::{Advice, Cache, ErrorKind, Feature, File, OpenOptions, PinSlices, ReadRequest};
+use bifolio::{Advice, Cache, ErrorKind, Feature, File, OpenOptions, ReadRequest};
 use fastrand::Rng;
 
 /// Returns a cache that uses io_uring if the machine has it, and one that does not.
@@ -239,88 +239,4 @@ fn the_device_gets_a_first_part_of_a_long_queue_at_once() {
         assert_eq!(after.misses - before.misses, count as u64);
         assert_eq!(after.ring_enters - before.ring_enters, calls, "{count} requests");
     }
-}
-
-/// Returns the bytes of all slices.
-fn joined(pins: &PinSlices<'_>) -> Vec<u8> {
-    pins.as_bytes().unwrap().collect::<Vec<_>>().concat()
-}
-
-#[test]
-fn pinned_slices_are_the_bytes_of_the_range() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", 3_000_001);
-    for folio_bytes in FOLIO_SIZES {
-        let cache = cache_of(32 << 20);
-        let options = OpenOptions::new().immutable(true).folio_bytes(folio_bytes);
-        let file = cache.open(&path, &options).unwrap();
-        // Some pages are resident before.
-        read(&file, 100_000, 70_000);
-        read(&file, 1_000_000, 1);
-        for range in [5..6, 4095..4097, 90_000..1_200_000, 0..3_000_001, 2_999_999..3_000_001] {
-            let pins = match file.pin_slices(range.clone()) {
-                Ok(pins) => pins,
-                Err(error) => panic!("{range:?} of folios of {folio_bytes}: {error}"),
-            };
-            assert_same(&joined(&pins), expected(&bytes, &range));
-            assert_eq!(pins.len() as u64, range.end - range.start);
-            let folios = range.end.div_ceil(folio_bytes) - range.start / folio_bytes;
-            assert_eq!(pins.folios() as u64, folios);
-            let mut some = vec![0; pins.len() * 2 / 3];
-            pins.copy_to(&mut some);
-            assert_same(&some, &expected(&bytes, &range)[..some.len()]);
-            assert!(pins.as_ptrs().len() <= pins.folios());
-        }
-    }
-}
-
-#[test]
-fn a_slice_pin_that_is_not_possible_pins_nothing() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", 6 << 20);
-    let cache = cache_of(2 << 20);
-    let file = cache.open(&path, &OpenOptions::new()).unwrap();
-    let refused = |range: Range<u64>| file.pin_slices(range).unwrap_err();
-    assert!(matches!(refused(5..5).kind(), ErrorKind::Config { .. }));
-    assert!(matches!(refused(0..(6 << 20) + 1).kind(), ErrorKind::PastEnd { .. }));
-    let too_large = refused(4095..(4 << 20) + 1);
-    let message = "cannot pin 4190210 bytes at position 4095 at once";
-    assert!(too_large.to_string().contains(message), "{too_large}");
-    let kind = too_large.kind();
-    assert!(matches!(kind, ErrorKind::PinTooLarge { folios: 1025, folios_max: 1024, .. }));
-    let full = refused(4096..(4 << 20) + 4096);
-    assert!(matches!(full.kind(), ErrorKind::Full { .. }), "{full}");
-    // No page is pinned: half of the cache can be pinned elsewhere.
-    let pins = file.pin_slices(5 << 20..6 << 20).unwrap();
-    let mut found = vec![0; 1 << 20];
-    pins.copy_to(&mut found);
-    assert_same(&found, &bytes[5 << 20..]);
-    assert!(pins.as_bytes().is_none(), "another handle may write");
-}
-
-#[test]
-fn missing_pages_of_slices_are_read_by_long_transfers() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", 8 << 20);
-    let builder = Cache::builder().memory(32 << 20);
-    let cache = builder.clone().readahead_bytes_max(0).build().unwrap();
-    let file = cache.open(&path, &OpenOptions::new().immutable(true)).unwrap();
-    read(&file, 300 * PAGE, 1);
-    let before = cache.stats().read_requests;
-    let pins = file.pin_slices(PAGE..4 << 20).unwrap();
-    assert_same(&joined(&pins), &bytes[PAGE as usize..4 << 20]);
-    // At most 1 MiB each, and page 300 was resident.
-    assert!(cache.stats().read_requests - before <= 6, "{:?}", cache.stats());
-    drop(pins);
-    drop(file);
-
-    // Sequential calls start readahead.
-    let cache = builder.build().unwrap();
-    let file = cache.open(&path, &OpenOptions::new().immutable(true)).unwrap();
-    for start in (0..8 << 20).step_by(64 << 10) {
-        let pins = file.pin_slices(start..start + (64 << 10)).unwrap();
-        assert_same(&joined(&pins), &bytes[start as usize..][..64 << 10]);
-    }
-    let stats = cache.stats();
-    assert!(stats.readahead_folios > 1000, "{stats:?}");
 }
