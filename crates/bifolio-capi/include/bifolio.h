@@ -278,6 +278,10 @@ enum bifolio_result
      * The call needs a folio that its own thread has pinned for writing: release the pin first.
      */
     BIFOLIO_ERROR_PINNED_BY_CALLER = 46,
+    /**
+     * The bound cannot fall: what is dirty exceeds its share of the new one, and is not written.
+     */
+    BIFOLIO_ERROR_BOUND_IN_USE = 47,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

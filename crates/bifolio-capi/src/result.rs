@@ -105,6 +105,8 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_OPTION_CONFLICT = 45,
     /// The call needs a folio that its own thread has pinned for writing: release the pin first.
     BIFOLIO_ERROR_PINNED_BY_CALLER = 46,
+    /// The bound cannot fall: what is dirty exceeds its share of the new one, and is not written.
+    BIFOLIO_ERROR_BOUND_IN_USE = 47,
 }
 
 use bifolio_result::*;
@@ -139,6 +141,7 @@ fn code(kind: &ErrorKind) -> bifolio_result {
         ErrorKind::FolioSizeConflict { .. } => BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT,
         ErrorKind::Unwritable { .. } => BIFOLIO_ERROR_UNWRITABLE,
         ErrorKind::Full { .. } => BIFOLIO_ERROR_FULL,
+        ErrorKind::BoundInUse { .. } => BIFOLIO_ERROR_BOUND_IN_USE,
         ErrorKind::TooManyPins { .. } => BIFOLIO_ERROR_TOO_MANY_PINS,
         ErrorKind::Memory { .. } => BIFOLIO_ERROR_MEMORY,
         ErrorKind::Thread(_) => BIFOLIO_ERROR_THREAD,
@@ -196,7 +199,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 43] = [
+const NAMES: [(bifolio_result, &CStr); 44] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -240,6 +243,7 @@ const NAMES: [(bifolio_result, &CStr); 43] = [
     (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
     (BIFOLIO_ERROR_OPTION_CONFLICT, c"BIFOLIO_ERROR_OPTION_CONFLICT"),
     (BIFOLIO_ERROR_PINNED_BY_CALLER, c"BIFOLIO_ERROR_PINNED_BY_CALLER"),
+    (BIFOLIO_ERROR_BOUND_IN_USE, c"BIFOLIO_ERROR_BOUND_IN_USE"),
 ];
 
 /// Returns the text of the last call of this thread that failed: what failed, on which file and

@@ -477,6 +477,28 @@ pub enum ErrorKind {
         /// The kernel's last refusal to evict pages of maps, if none has been evicted since.
         refused: Option<String>,
     },
+    /// The bound cannot fall ([`Cache::set_memory`](crate::Cache::set_memory)): what is dirty does
+    /// not fit in its new share, and cannot be written out now.
+    #[error(
+        "the bound cannot fall to {bound_bytes} bytes: {used_bytes} bytes are {limit}, of which \
+         {max_bytes} may be (CacheBuilder::dirty_bytes_max): {cause}"
+    )]
+    BoundInUse {
+        /// The bound that was wanted, bytes.
+        bound_bytes: u64,
+        /// The file, or one of the files, that the dirty bytes belong to.
+        file: String,
+        /// The limit that they exceed.
+        limit: &'static str,
+        /// Dirty bytes that count for the limit.
+        used_bytes: u64,
+        /// Maximum under the bound that was wanted, bytes.
+        max_bytes: u64,
+        /// The error of the device or of the write gate;
+        /// [`TimedOut`](std::io::ErrorKind::TimedOut) if it has not answered.
+        #[source]
+        cause: Arc<IoError>,
+    },
     /// A folio has the maximum number of references.
     #[error(
         "{file}: the page at position {position_bytes} is pinned {pins} times, the most allowed"

@@ -264,8 +264,8 @@ impl Cache {
     }
 
     /// Applies advice to all open files. [`Advice::DontNeed`] evicts clean, unreferenced folios, as
-    /// [`File::advise`] does, starts the write-out of dirty ones, and frees the pages of closed
-    /// files; [`Advice::Cold`] makes all folios equally likely to be evicted.
+    /// [`File::advise`] does, and starts the write-out of dirty ones; [`Advice::Cold`] makes all folios
+    /// equally likely to be evicted.
     ///
     /// # Errors
     /// Other advice, which applies to one file; a closed cache.
@@ -285,12 +285,17 @@ impl Cache {
     }
 
     /// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns
-    /// memory to the system; the call blocks until this is done. Other calls that find no memory in
-    /// the meantime wait until the new bound is in effect.
+    /// memory to the system; the call blocks until this is done. It asks the write gates of files
+    /// that have more dirty bytes than the new bound allows. Other calls that find no memory in the
+    /// meantime wait until the new bound is in effect.
     ///
     /// # Errors
-    /// A bound above the reserved maximum or below the minimum; too much memory that is pinned or
-    /// cannot be written out. The old bound then stays in force.
+    /// The old bound stays in force after
+    /// - a bound above the reserved maximum or below the minimum;
+    /// - dirty bytes of a device or behind a write gate that exceed their share of the new bound
+    ///   and are not written within 10 s ([`ErrorKind::BoundInUse`](crate::ErrorKind::BoundInUse));
+    /// - too much memory that is pinned, or in memory files
+    ///   ([`ErrorKind::Full`](crate::ErrorKind::Full)).
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.inner.registry.check()?;
         config::validate_memory(bytes)?;

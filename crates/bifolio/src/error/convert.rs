@@ -111,7 +111,9 @@ impl Error {
             ErrorKind::Locked { .. } | ErrorKind::WouldBlock { .. } => {
                 (Io::WouldBlock, libc::EAGAIN)
             }
-            ErrorKind::Full { .. } => (Io::OutOfMemory, libc::ENOMEM),
+            ErrorKind::Full { .. } | ErrorKind::BoundInUse { .. } => {
+                (Io::OutOfMemory, libc::ENOMEM)
+            }
             ErrorKind::SwapCorrupt { .. } | ErrorKind::CutShort { .. } => {
                 (Io::InvalidData, libc::EIO)
             }

@@ -114,6 +114,8 @@ pub(crate) struct Reclaim {
     /// Held while the bound changes, because a failed change restores the previous bound. Also held
     /// by an allocation that failed because of such a change, while it tries for the last time.
     rebounding: Mutex<()>,
+    /// Held by a change of the bound, for the whole call.
+    setting_bound: Mutex<()>,
     /// Number of changes of the bound that were tried.
     rebounds: AtomicU64,
     /// Held by the only call that may wait for memory while it has pins ([`Reclaim::pin_alone`]).
@@ -228,6 +230,7 @@ impl Reclaim {
             wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
             lock: Mutex::new(()),
             rebounding: Mutex::new(()),
+            setting_bound: Mutex::new(()),
             rebounds: AtomicU64::new(0),
             pinning: Mutex::new(()),
             signal: background::Signal::default(),
@@ -399,11 +402,27 @@ impl Reclaim {
         arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
-    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept.
+    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept. What is
+    /// used already fits in the shares of the new bound before it counts.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
+        let _alone = self.setting_bound.lock();
+        let before_bytes = self.arena().bound_bytes();
+        let is_lower = bound_bytes < before_bytes;
+        // Before `rebounding` is held: allocations wait for that.
+        let lowered = if is_lower { self.flusher.lower_bound(bound_bytes) } else { Ok(()) };
+        let changed = lowered.and_then(|()| self.change_bound(before_bytes, bound_bytes));
+        self.flusher.set_bound(if changed.is_ok() { bound_bytes } else { before_bytes });
+        changed
+    }
+
+    fn change_bound(&self, before_bytes: u64, bound_bytes: u64) -> Result<()> {
         let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
         retry_budget.standing = Some(self.rebounding.lock());
-        let changed = self.try_set_bound(bound_bytes, &mut retry_budget);
+        self.arena().set_bound(bound_bytes);
+        let changed = self.fit_in_bound(&mut retry_budget);
+        if changed.is_err() {
+            self.arena().set_bound(before_bytes);
+        }
         // Release: pairs with the Acquire in `RetryBudget::new`: an allocation that sees this
         // increment also sees the current bound; one that does not learns in `was_rebound` that the
         // bound has changed.
@@ -411,23 +430,25 @@ impl Reclaim {
         changed
     }
 
-    fn try_set_bound<'r>(
-        &'r self,
-        bound_bytes: u64,
-        retry_budget: &mut RetryBudget<'r>,
-    ) -> Result<()> {
-        let before_bytes = self.arena().bound_bytes();
-        self.arena().set_bound(bound_bytes);
-        while self.arena().excess_bytes() > 0 {
-            let excess_pages = self.arena().excess_bytes() / PAGE_BYTES;
-            let counts = self.give_memory_back(&self.lock(), excess_pages + 1, retry_budget);
-            if let Err(error) = self.decide(counts, retry_budget) {
-                self.arena().set_bound(before_bytes);
-                return Err(error);
-            }
+    /// Frees memory until what is used fits in a bound that has just changed, and memory files
+    /// leave their share to other files.
+    fn fit_in_bound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> Result<()> {
+        self.check_kept(0)?;
+        let memory = &self.memory;
+        let excess_of = |pages: u64| pages.saturating_sub(memory.unswapped_pages_max());
+        if excess_of(memory.lru.unlisted_pages()) > 0 {
+            return Err(self.full(ScanCounts::default(), PAGE_BYTES));
         }
-        self.flusher.set_bound(bound_bytes);
-        Ok(())
+        loop {
+            let unswapped_pages = memory.unswapped_pages.load(Ordering::Relaxed);
+            let used_pages = self.arena().excess_bytes().div_ceil(PAGE_BYTES);
+            let excess_pages = used_pages.max(excess_of(unswapped_pages));
+            if excess_pages == 0 {
+                return Ok(());
+            }
+            let counts = self.give_memory_back(&self.lock(), excess_pages, retry_budget);
+            self.decide(counts, retry_budget)?;
+        }
     }
 
     /// Waits until no other call has the right to wait for memory while it has pins, and returns

@@ -369,7 +369,7 @@ impl Reclaim {
 
     /// Refuses metadata of memory files beyond their part of the bound: eviction does not free it,
     /// and other files need tables, too.
-    fn check_kept(&self, more_bytes: u64) -> Result<()> {
+    pub(super) fn check_kept(&self, more_bytes: u64) -> Result<()> {
         let kept_bytes = || {
             let slots = self.swap.as_ref().map_or(0, |swap| u64::from(swap.capacity_slots()));
             let slots_bytes = slots / u64::from(GROUP_SLOTS) * GROUP_BYTES;

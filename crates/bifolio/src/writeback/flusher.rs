@@ -88,6 +88,14 @@ pub(crate) struct FlusherSettings {
     pub(crate) age_max: Duration,
 }
 
+/// Limits that follow from a bound, pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    bound_pages: u64,
+    background_pages: u64,
+    max_pages: u64,
+}
+
 /// Pages above the background threshold that still count as just above it.
 const JUST_PAGES: u64 = 16;
 
@@ -98,6 +106,9 @@ pub(crate) struct Flusher {
     /// Thresholds in pages, which follow the bound.
     background_pages: AtomicU64,
     max_pages: AtomicU64,
+    /// Dirty limit of files with write gates, pages: falls before that of the others does
+    /// (`falling.rs`). They get a part of it.
+    gated_max_pages: AtomicU64,
     /// Lower bound on the dirty limit, pages: two of the largest folios of any file, so that a
     /// writer of such folios is not throttled for the first one.
     floor_pages: AtomicU64,
@@ -166,6 +177,7 @@ impl Flusher {
             settings,
             background_pages: AtomicU64::new(0),
             max_pages: AtomicU64::new(0),
+            gated_max_pages: AtomicU64::new(0),
             floor_pages: AtomicU64::new(0),
             dirty_devices: Arc::new(AtomicU64::new(0)),
             roster: Mutex::new(Roster {
@@ -196,13 +208,29 @@ impl Flusher {
     /// half. The thresholds are high because random writes are sorted by position: the more there
     /// are, the faster the device writes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
+        let Limits { bound_pages, background_pages, max_pages } = self.limits_of(bound_bytes);
+        self.background_pages.store(background_pages, Ordering::Relaxed);
+        self.max_pages.store(max_pages, Ordering::Relaxed);
+        self.gated_max_pages.store(max_pages, Ordering::Relaxed);
+        self.loads.set_bound(bound_pages);
+        self.throttle.release();
+    }
+
+    /// Returns the limits that follow from a bound.
+    pub(super) fn limits_of(&self, bound_bytes: u64) -> Limits {
         let max =
             self.settings.max_bytes.unwrap_or(u64::MAX).min(config::dirty_bytes_max(bound_bytes));
         let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
-        self.background_pages.store(background / PAGE_BYTES, Ordering::Relaxed);
-        self.max_pages.store(max / PAGE_BYTES, Ordering::Relaxed);
-        self.loads.set_bound(bound_bytes / PAGE_BYTES);
-        self.throttle.release();
+        Limits {
+            bound_pages: bound_bytes / PAGE_BYTES,
+            background_pages: background / PAGE_BYTES,
+            max_pages: max / PAGE_BYTES,
+        }
+    }
+
+    /// Sets the dirty limit of files with write gates alone.
+    pub(super) fn set_gated_limit(&self, limits: Limits) {
+        self.gated_max_pages.store(limits.max_pages, Ordering::Relaxed);
     }
 
     /// Returns the device of a file over `backing`, whose folios have `1 << order` pages.
@@ -288,8 +316,21 @@ impl Flusher {
 
     /// Returns the maximum number of dirty pages.
     pub(super) fn max_pages(&self) -> u64 {
-        let floor_pages = self.floor_pages.load(Ordering::Relaxed);
-        self.max_pages.load(Ordering::Relaxed).max(floor_pages)
+        self.max_pages.load(Ordering::Relaxed).max(self.floor_pages())
+    }
+
+    fn floor_pages(&self) -> u64 {
+        self.floor_pages.load(Ordering::Relaxed)
+    }
+
+    /// Returns the maximum number of dirty pages that `limits` allow.
+    pub(super) fn max_pages_of(&self, limits: Limits) -> u64 {
+        limits.max_pages.max(self.floor_pages())
+    }
+
+    /// Returns the part of them that files with write gates may have.
+    pub(super) fn gated_pages_of(&self, limits: Limits) -> u64 {
+        without_part_for_logs(self.max_pages_of(limits))
     }
 
     /// Counts pages of a device that are about to become dirty. Returns `false` if there is no
@@ -302,8 +343,11 @@ impl Flusher {
     /// gate. Files with a gate leave a part to others: one of these may be the log, and while it
     /// cannot be written, no gate opens.
     pub(super) fn max_pages_for(&self, has_gate: bool) -> u64 {
-        let max_pages = self.max_pages();
-        if has_gate { max_pages - max_pages / PART_FOR_LOGS } else { max_pages }
+        if !has_gate {
+            return self.max_pages();
+        }
+        let gated_max_pages = self.gated_max_pages.load(Ordering::Relaxed);
+        without_part_for_logs(gated_max_pages.max(self.floor_pages()))
     }
 
     /// Called when a write-out of a device has ended.
@@ -351,7 +395,7 @@ impl Flusher {
         })
     }
 
-    fn devices(&self) -> impl Iterator<Item = Arc<Device>> + use<> {
+    pub(super) fn devices(&self) -> impl Iterator<Item = Arc<Device>> + use<> {
         self.roster.lock().devices.snapshot()
     }
 
@@ -513,6 +557,10 @@ impl Flusher {
             total.add(inode.write_out_until(u64::MAX, left));
         }
     }
+}
+
+fn without_part_for_logs(max_pages: u64) -> u64 {
+    max_pages - max_pages / PART_FOR_LOGS
 }
 
 /// A store through a map starts to age when it is found.

@@ -58,6 +58,8 @@ mod clearing;
 mod device;
 mod dirty;
 mod errors;
+#[cfg(not(all(test, loom)))]
+mod falling;
 mod flush;
 mod flusher;
 mod gate;

@@ -6,7 +6,9 @@
 //! device may have three quarters of what the other devices leave ([`Share`]).
 
 #[cfg(not(all(test, loom)))]
-use super::{device::Device, flusher::Flusher, inode::Inode};
+use super::device::{Device, ThrottledWriter};
+#[cfg(not(all(test, loom)))]
+use super::{flusher::Flusher, inode::Inode};
 use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
 #[cfg(not(all(test, loom)))]
 use crate::{io::IoError, stats::Counter};
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 /// others.
 const SHARE_DIVISOR: u64 = 4;
 /// Upper bound on the time that a writer waits for a device that does not answer.
-const STALL_MAX: Duration = Duration::from_secs(10);
+pub(super) const STALL_MAX: Duration = Duration::from_secs(10);
 /// Interval at which a waiting writer requests another flusher round.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
@@ -159,7 +161,7 @@ impl Flusher {
         pages: u64,
     ) -> std::result::Result<(), Option<Arc<IoError>>> {
         let begun = Instant::now();
-        let result = self.wait_for_room_since(begun, device, inode, pages);
+        let result = self.wait_for_room_without_count(device, inode, pages);
         let nanoseconds = begun.elapsed().as_nanos() as u64;
         inode.memory.counters.add(Counter::ThrottleWait, 1);
         inode.memory.counters.add(Counter::ThrottleNs, nanoseconds);
@@ -167,42 +169,25 @@ impl Flusher {
         result
     }
 
-    fn wait_for_room_since(
+    fn wait_for_room_without_count(
         &self,
-        begun: Instant,
         device: &Arc<Device>,
         inode: &Inode,
         pages: u64,
     ) -> std::result::Result<(), Option<Arc<IoError>>> {
-        let _held = device.hold();
-        let (round, failures) = (device.rounds_begun(), inode.gate_failures());
         let max_pages = || self.max_pages_for(inode.has_gate());
         let has_room = || device.dirty_pages.has_room(pages, max_pages());
-        // Written folios of other files do not count for a writer that waits for its gate.
-        let progress = || (device.answers(), inode.known_durable());
-        let (mut last, mut since) = (progress(), begun);
+        let mut wait = WriteOutWait::begin(self, device, inode);
         loop {
             self.call(device);
             if device.dirty_pages.all() + pages > max_pages() {
                 self.call_neighbours(device, pages);
             }
-            self.throttle.hold_while(Instant::now() + ASK_EVERY, || {
-                !has_room() && device.trouble_after(round).is_none()
-            });
+            wait.hold_while(|| !has_room());
             if has_room() {
                 return Ok(());
             }
-            let cause = device.trouble_after(round).or_else(|| inode.shut_gate(device, failures));
-            if cause.is_some() {
-                return Err(cause);
-            }
-            let now = progress();
-            let is_progress = now.1 != last.1 || now.0 != last.0 && inode.held_back().is_none();
-            if is_progress {
-                (last, since) = (now, Instant::now());
-            } else if since.elapsed() > STALL_MAX {
-                return Err(None);
-            }
+            wait.check(STALL_MAX)?;
         }
     }
 
@@ -222,6 +207,70 @@ impl Flusher {
     /// Returns the longest time that a writer was throttled, nanoseconds.
     pub(crate) fn stall_ns_max(&self) -> u64 {
         self.stall_ns_max.load(Ordering::Relaxed)
+    }
+}
+
+/// Wait for write-outs of a device, on behalf of a file. While it exists, the device writes as for a
+/// throttled writer.
+#[cfg(not(all(test, loom)))]
+#[derive(Debug)]
+pub(super) struct WriteOutWait<'w> {
+    flusher: &'w Flusher,
+    device: &'w Device,
+    inode: &'w Inode,
+    _held: ThrottledWriter<'w>,
+    /// Number of rounds of the device, and of failed calls of the file's gate, before the wait.
+    round: u64,
+    failures: u64,
+    /// Latest progress, and its time.
+    last: (u64, u64),
+    since: Instant,
+}
+
+#[cfg(not(all(test, loom)))]
+impl<'w> WriteOutWait<'w> {
+    pub(super) fn begin(flusher: &'w Flusher, device: &'w Device, inode: &'w Inode) -> Self {
+        Self {
+            flusher,
+            device,
+            inode,
+            _held: device.hold(),
+            round: device.rounds_begun(),
+            failures: inode.gate_failures(),
+            last: (device.answers(), inode.known_durable()),
+            since: Instant::now(),
+        }
+    }
+
+    /// Waits while `must_wait`, which takes no lock, returns `true` and the device is not in
+    /// trouble, for at most [`ASK_EVERY`].
+    pub(super) fn hold_while(&self, must_wait: impl Fn() -> bool) {
+        let deadline = Instant::now() + ASK_EVERY;
+        self.flusher.throttle.hold_while(deadline, || {
+            must_wait() && self.device.trouble_after(self.round).is_none()
+        });
+    }
+
+    /// Fails if the device or the file's gate refuses, and, with `None`, if neither has made
+    /// progress for `stall_max`.
+    pub(super) fn check(
+        &mut self,
+        stall_max: Duration,
+    ) -> std::result::Result<(), Option<Arc<IoError>>> {
+        let shut = || self.inode.shut_gate(self.device, self.failures);
+        let cause = self.device.trouble_after(self.round).or_else(shut);
+        if cause.is_some() {
+            return Err(cause);
+        }
+        // Written folios of other files do not count for a wait for the file's gate.
+        let now = (self.device.answers(), self.inode.known_durable());
+        let is_open = || self.inode.held_back().is_none();
+        if now.1 != self.last.1 || now.0 != self.last.0 && is_open() {
+            (self.last, self.since) = (now, Instant::now());
+        } else if self.since.elapsed() > stall_max {
+            return Err(None);
+        }
+        Ok(())
     }
 }
 

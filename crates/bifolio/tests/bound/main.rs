@@ -1,5 +1,7 @@
-//! The memory bound: resident size, memory for pages and tables, adjacent frames, many open files.
+//! The memory bound: resident size, memory for pages and tables, pins, adjacent frames, many open
+//! files, and bounds that fall.
 
+mod falling;
 mod many_files;
 mod pins;
 mod placement;
