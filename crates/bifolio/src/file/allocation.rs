@@ -17,7 +17,7 @@ use super::handle::AccessMode;
 use super::own_pins;
 use crate::error::Result;
 use crate::io::FallocateMode;
-use crate::page::{Flag, PAGE_BYTES, PAGE_SHIFT, pages_of};
+use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use std::ops::Range;
 
 /// Bytes that a write of zeros takes from.
@@ -249,11 +249,32 @@ impl File {
         if range.is_empty() {
             return Ok(());
         }
-        let Some(locked) = self.handle.find_folio(range.start >> PAGE_SHIFT, AccessMode::Read)?
-        else {
-            return Ok(());
-        };
-        self.handle.inode.zero_in_place(&locked.folio, &locked.lock, range);
+        self.zero_in_memory(range.start >> PAGE_SHIFT, |_| range.clone())
+    }
+
+    /// Zeroes the bytes that `range` returns, in the folio of a memory file that holds page
+    /// `index`. A hole stays one. Blocks like a write for room among the pages that are not in the
+    /// swap.
+    pub(super) fn zero_in_memory(
+        &self,
+        index: u64,
+        range: impl Fn(&LockedFolio<'_>) -> Range<u64>,
+    ) -> Result<()> {
+        let inode = &self.handle.inode;
+        while let Some(found) = self.handle.find_folio(index, AccessMode::Read)? {
+            let (range, is_uptodate) = (range(&found.lock), found.is_uptodate());
+            // Allocated and never written: zeros already.
+            let marked = match is_uptodate {
+                true => inode.try_mark_dirty(&found.folio, &found.lock, None),
+                false => Ok(()),
+            };
+            let Err(no_room) = marked else {
+                inode.zero_in_place(&found.folio, &found.lock, range);
+                break;
+            };
+            drop(found);
+            self.handle.make_room(no_room, range.start, range.end - range.start)?;
+        }
         Ok(())
     }
 

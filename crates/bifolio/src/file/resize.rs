@@ -20,7 +20,7 @@ use crate::config;
 use crate::error::{CollapseRefusal, ErrorKind, Result};
 use crate::io::FallocateMode;
 use crate::memory::{FrameKind, PageSpace};
-use crate::page::{Flag, FolioRef, Frozen, Lookup, OldFolio, PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{Flag, FolioRef, Frozen, LockedFolio, Lookup, OldFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sys::process;
 use crate::writeback::Resizing;
@@ -261,15 +261,13 @@ impl File {
             return Ok(());
         }
         own_pins::check(inode, &(head..head + 1))?;
-        let found = if inode.store.zeroes_what_is_cut() {
-            self.handle.find_resident(head)
-        } else {
+        let tail = |lock: &LockedFolio<'_>| len_bytes..(lock.index() + lock.pages()) * PAGE_BYTES;
+        if !inode.store.zeroes_what_is_cut() {
             // Resident, unless the page was written and swapped out since the check.
-            self.handle.find_folio(head, AccessMode::Read)?
-        };
-        if let Some(Locked { folio, lock, .. }) = found {
-            let folio_end = (lock.index() + lock.pages()) * PAGE_BYTES;
-            inode.zero_in_place(&folio, &lock, len_bytes..folio_end);
+            return self.zero_in_memory(head, tail);
+        }
+        if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(head) {
+            inode.zero_in_place(&folio, &lock, tail(&lock));
         }
         Ok(())
     }
@@ -391,6 +389,8 @@ impl File {
         // References of LRU batches would prevent the freeze.
         memory.lru.drain_all(&memory.folios);
         let Some(old_folios) = self.lock_all(old) else { return false };
+        // The new folio is dirty if one of the old ones is.
+        let Some(_room) = inode.room_for_collapse(&old_folios) else { return false };
         let lock = new.lock();
         let (Some(gone), Some(for_lru)) = (inode.collapse(old_folios, new, &lock), new.try_clone())
         else {
