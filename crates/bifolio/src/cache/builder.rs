@@ -144,7 +144,7 @@ impl CacheBuilder {
     /// When memory runs short the file grows ahead of need, 64 MiB at a time, to at most 17/16 of
     /// the pages of all memory files, or twice that if folios of several pages find no contiguous
     /// slots. Without a swap, which is the default, memory files stay within the bound and leave 8
-    /// to 64 pages of it to other files (at most 1/16): a write beyond that fails with
+    /// to 64 pages of it to other files (at most 1/8): a write beyond that fails with
     /// [`ErrorKind::Full`].
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.swap = Some(SwapStorage::In(directory.into()));

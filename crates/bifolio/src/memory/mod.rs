@@ -63,8 +63,11 @@ const STALL_MIN: Duration = Duration::from_micros(100);
 const OTHER_FILES_DIVISOR: u64 = 512;
 const OTHER_FILES_PAGES_MIN: u64 = 8;
 const OTHER_FILES_PAGES_MAX: u64 = 64;
-/// Upper bound on that number as a part of the bound, for the smallest caches.
-const OTHER_FILES_DIVISOR_MAX: u64 = 16;
+/// Upper bound on that number as a part of the bound, for the smallest caches. In 256 KiB that
+/// leaves 8 pages: the pages of other files' tables, one for each 2 MiB of file in use, are charged
+/// later and are among them. With half as many, two tables left frames for two pages, which a
+/// writer to a busy disk had both under write-out.
+const OTHER_FILES_DIVISOR_MAX: u64 = 8;
 
 /// The memory of one cache and the state that all its files share.
 #[derive(Debug)]
