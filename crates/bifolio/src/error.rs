@@ -564,17 +564,6 @@ pub struct CloseFailure {
     pub cause: Error,
 }
 
-/// A file without a handle whose unwritten bytes were discarded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Discarded {
-    /// The file.
-    pub file: String,
-    /// Bytes of the file in dirty folios, as
-    /// [`File::discard_dirty`](crate::File::discard_dirty) counts them.
-    pub bytes: u64,
-}
-
 /// The reason why a range of a memory file cannot become one folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -103,7 +103,7 @@ mod surface {
     pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder, StatsServer};
     pub use crate::config::{FaultMode, HugePages};
-    pub use crate::error::{CloseFailure, CollapseRefusal, Discarded, Error, ErrorKind, Result};
+    pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
     pub use crate::file::{
         Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageResidency, Pin, PinMut, Pins,
         ReadFuture, ReadRequest, Residency,

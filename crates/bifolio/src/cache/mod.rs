@@ -10,7 +10,7 @@ pub use builder::CacheBuilder;
 pub use metrics::StatsServer;
 
 use crate::config;
-use crate::error::{Discarded, Result};
+use crate::error::Result;
 use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
 use crate::io::{Backing, Engine, Guarded, IoError, Operation};
 use crate::outcome::Outcome;
@@ -323,20 +323,11 @@ impl Cache {
     /// # Errors
     /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;
     /// all others are. The cache is still open then, and nothing is lost: make room and close
-    /// again, or discard the bytes ([`File::discard_dirty`], [`Cache::discard_closed`]).
+    /// again, or discard the bytes with [`File::discard_dirty`], of a file without a handle after
+    /// it is opened again. If it cannot be opened any more, drop the cache.
     /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive).
     pub fn close(&self) -> Result<()> {
         self.inner.registry.close()
-    }
-
-    /// Discards the unwritten bytes of files that have no handle any more, and returns their number
-    /// for each file. For files with a handle use [`File::discard_dirty`]. Blocks for write-outs in
-    /// flight.
-    ///
-    /// # Errors
-    /// The cache is closed.
-    pub fn discard_closed(&self) -> Result<Vec<Discarded>> {
-        self.inner.registry.discard_closed()
     }
 }
 

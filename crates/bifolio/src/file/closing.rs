@@ -18,7 +18,7 @@ use super::open_slots::Retire;
 use super::own_pins;
 use super::registry::{Key, Open, Registry};
 use super::{File, OpenOptions};
-use crate::error::{CloseFailure, Discarded, ErrorKind, Result};
+use crate::error::{CloseFailure, ErrorKind, Result};
 use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;
@@ -144,22 +144,6 @@ impl Registry {
         }
         Ok(())
     }
-
-    /// Discards the dirty data of files that have no handle.
-    pub(crate) fn discard_closed(&self) -> Result<Vec<Discarded>> {
-        self.check()?;
-        let mut discarded = Vec::new();
-        for key in self.files.keys() {
-            // Checked with the slot taken: another last close may be about to make it durable.
-            let is_kept = |open: &Open| open.handles == 0 && open.is_kept;
-            let Some((_busy, open)) = self.files.take_if(key, is_kept) else { continue };
-            let file = open.inode.name();
-            discarded.push(Discarded { file, bytes: open.inode.discard_all() });
-            self.reclaim.wait_for_reclaim();
-            self.free_unused(open);
-        }
-        Ok(discarded)
-    }
 }
 
 /// Returns `true` for a file without handles whose pages its write gate holds back.
@@ -261,9 +245,10 @@ impl File {
     /// # Errors
     /// Fails like [`File::sync_data`], and with [`ErrorKind::Closed`] if the cache is closed. The
     /// handle is closed even then, but nothing is lost: data that could not be written stays in the
-    /// cache, dirty. The next open of the file finds it, [`Cache::close`](crate::Cache::close)
-    /// tries to write it again, and [`Cache::discard_closed`](crate::Cache::discard_closed)
-    /// discards it. To keep the handle after a failure, call `sync_data` first.
+    /// cache, dirty. The next open of the file finds it, and
+    /// [`Cache::close`](crate::Cache::close) tries to write it again. To discard it, open the file
+    /// again and call [`File::discard_dirty`]. To keep the handle after a failure, call `sync_data`
+    /// first.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

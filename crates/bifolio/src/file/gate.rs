@@ -71,10 +71,10 @@ impl File {
     /// The cache keeps `gate` until the file is closed. A gate that itself owns a handle of the
     /// file keeps it open forever. A file whose last handle is dropped while the gate holds pages
     /// back stays in the cache, with the gate and what that owns, such as the log's [`File`].
-    /// [`Cache::close`](crate::Cache::close) names the file, and
-    /// [`Cache::discard_closed`](crate::Cache::discard_closed) gives its pages up. Once the last
-    /// [`Cache`](crate::Cache) is dropped, no call can commit them: that drop, or a later one of
-    /// the file's last handle, asks the gate for the last time and logs what is lost, like a crash.
+    /// [`Cache::close`](crate::Cache::close) names the file, and [`File::discard_dirty`] gives its
+    /// pages up once it is opened again. Once the last [`Cache`](crate::Cache) is dropped, no call
+    /// can commit them: that drop, or a later one of the file's last handle, asks the gate for the
+    /// last time and logs what is lost, like a crash.
     ///
     /// # Errors
     /// [`ErrorKind::CannotGate`] for a memory file, which is not durable, and for a mappable file,

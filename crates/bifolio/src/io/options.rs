@@ -11,9 +11,9 @@
 /// its own copy of what it could not write. Then a read returns what the device holds, which may be
 /// the bytes from before the write, and the loss is only reported by the next sync. That sync
 /// fails, and so does every later one of any kind and through any handle, until the loss is
-/// accepted ([`File::discard_dirty`](crate::File::discard_dirty),
-/// [`Cache::discard_closed`](crate::Cache::discard_closed)), the last handle is closed, and the
-/// file is opened again: everything written since the last successful sync must be considered lost.
+/// accepted ([`File::discard_dirty`](crate::File::discard_dirty)), the last handle is closed, and
+/// the file is opened again: everything written since the last successful sync must be considered
+/// lost.
 ///
 /// With direct transfers the write-out itself fails, and the page stays in memory, dirty, and is
 /// written again later. A program that must not read old bytes in such a case opens its files with

@@ -177,19 +177,8 @@ impl Inode {
     /// Removes every dirty folio, and returns the number of their bytes in the file. Concurrent
     /// writes are dropped or not. In a region, a referenced page stays visible to maps until it is
     /// filled again. Every folio counts as dirty if the kernel cannot tell which pages of a map
-    /// were stored to.
+    /// were stored to. Waits for write-outs in flight.
     pub(crate) fn discard_dirty(&self) -> u64 {
-        self.discard(false)
-    }
-
-    /// Removes all folios of a file without handles. Returns the same as [`Self::discard_dirty`].
-    pub(crate) fn discard_all(&self) -> u64 {
-        self.discard(true)
-    }
-
-    /// Removes every dirty folio, or every folio. Returns the number of bytes of the file in dirty
-    /// ones. Waits for write-outs in flight.
-    fn discard(&self, everything: bool) -> u64 {
         let len_bytes = self.mapping.len_bytes();
         let discarded_bytes = Cell::new(0);
         let may_all_be_dirty = self.mark_stored_in(&ALL_BYTES, true).is_err();
@@ -200,7 +189,7 @@ impl Inode {
                 let bytes = len_bytes.saturating_sub(start).min(locked.pages() * PAGE_BYTES);
                 discarded_bytes.update(|sum| sum + bytes);
             }
-            is_dirty || everything
+            is_dirty
         };
         self.remove_folios(Removal::new(self, PinnedPages::Kept), 0..u64::MAX, is_unwanted);
         self.store.forget_failed_flush();
