@@ -7,6 +7,7 @@
 //! | file | rules |
 //! |---|---|
 //! | `rules` | head, columns, ascii, leftover, file-name, length, unsafe, seqcst, ordering |
+//! | `descriptors` | descriptor |
 //! | `layers` | layers |
 //! | `prose` | prose-start, prose-person, prose-word |
 //!
@@ -14,6 +15,7 @@
 //!
 //! It does not check what rustfmt, rustc or clippy check.
 
+mod descriptors;
 mod layers;
 mod prose;
 mod rules;
@@ -42,7 +44,7 @@ const ROOTS: [&str; 10] = [
     "CONTRIBUTING.md",
 ];
 
-const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
+const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
     rules::head,
     rules::characters,
     rules::leftover,
@@ -50,6 +52,7 @@ const RULES: [fn(&Source) -> Vec<Finding>; 9] = [
     rules::length,
     rules::danger,
     rules::orderings,
+    descriptors::descriptors,
     layers::layers,
     prose::in_source,
 ];

@@ -11,3 +11,4 @@ mod methods;
 mod others;
 mod shell;
 mod storage;
+mod streams;

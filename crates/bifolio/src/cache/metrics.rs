@@ -8,6 +8,7 @@
 use super::{Cache, Inner};
 use crate::page::PAGE_BYTES;
 use crate::stats::{FileStats, Stats};
+use crate::sys::descriptor::{above_standard, read_text, with_standard_occupied};
 use crate::sys::process::OwnedThread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fmt::{self, Write as _};
@@ -81,7 +82,7 @@ impl Cache {
         let path = directory.join(format!("{}-{number}.sock", std::process::id()));
         // Of an earlier process with this number.
         let _ = fs::remove_file(&path);
-        let listener = Listener::Local(UnixListener::bind(&path)?);
+        let listener = Listener::Local(above_standard(|| UnixListener::bind(&path))?);
         self.start_stats_server(name, listener, path.display().to_string(), Some(path))
     }
 
@@ -104,7 +105,7 @@ impl Cache {
         path: Option<PathBuf>,
     ) -> io::Result<StatsServer> {
         listener.set_nonblocking()?;
-        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let end = Arc::new(above_standard(|| eventfd(0, EventfdFlags::CLOEXEC))?);
         let (cache, name) = (Arc::downgrade(&self.inner), name.to_owned());
         let ended = Arc::clone(&end);
         let run = move || serve(&listener, &ended, &cache, &name);
@@ -168,17 +169,17 @@ impl Listener {
     }
 
     /// Accepts a client, whose calls then block for [`REQUEST_MAX`] at the longest.
-    fn accept(&self) -> io::Result<Box<dyn Client>> {
+    fn next_client(&self) -> io::Result<Box<dyn Client>> {
         match self {
             Self::Local(listener) => {
-                let (client, _) = listener.accept()?;
+                let client = above_standard(|| listener.accept().map(|accepted| accepted.0))?;
                 client.set_nonblocking(false)?;
                 client.set_read_timeout(Some(REQUEST_MAX))?;
                 client.set_write_timeout(Some(REQUEST_MAX))?;
                 Ok(Box::new(client))
             }
             Self::Network(listener) => {
-                let (client, _) = listener.accept()?;
+                let client = above_standard(|| listener.accept().map(|accepted| accepted.0))?;
                 client.set_nonblocking(false)?;
                 client.set_read_timeout(Some(REQUEST_MAX))?;
                 client.set_write_timeout(Some(REQUEST_MAX))?;
@@ -202,7 +203,7 @@ fn serve(listener: &Listener, end: &OwnedFd, cache: &Weak<Inner>, name: &str) {
         {
             return;
         }
-        let client = match listener.accept() {
+        let client = match listener.next_client() {
             Ok(client) => client,
             Err(error) if is_passing(&error) => continue,
             Err(error) => {
@@ -284,7 +285,8 @@ fn create_private(directory: &Path) -> io::Result<()> {
 
 /// Removes the sockets of processes that have ended.
 fn remove_stale(directory: &Path) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+    let entries = with_standard_occupied(|| fs::read_dir(directory));
+    for entry in entries.into_iter().flatten().flatten() {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.split('-').next()?.parse::<u32>().ok());
         if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
@@ -381,7 +383,7 @@ impl Inner {
 
 /// Returns the resident memory of this process.
 fn resident_bytes() -> Option<u64> {
-    let found = fs::read_to_string("/proc/self/statm").ok()?;
+    let found = read_text("/proc/self/statm").ok()?;
     Some(found.split(' ').nth(1)?.parse::<u64>().ok()? * PAGE_BYTES)
 }
 

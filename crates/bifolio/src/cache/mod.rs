@@ -28,6 +28,10 @@ use std::sync::Arc;
 
 /// A page cache with a hard bound on memory. Cheap to clone; all clones are one cache.
 ///
+/// Its calls need at most 48 KiB of stack (debug builds: 96 KiB). Its descriptors are close-on-exec
+/// and never standard streams (0, 1, 2), even if the program has closed those. Core dumps leave out
+/// its memory.
+///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use bifolio::Cache;

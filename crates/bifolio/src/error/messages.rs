@@ -1,7 +1,7 @@
 //! Parts of the messages of errors that depend on their fields.
 
 use super::CloseFailure;
-use crate::io::IoError;
+use crate::io::{IoError, limit_of};
 use std::sync::Arc;
 
 /// Returns the part of the message of `Full` about memory that is free but not usable.
@@ -30,13 +30,14 @@ const FAILURES_LISTED_MAX: usize = 4;
 /// Returns a hint at the limit to raise when the system refuses a resource.
 pub(super) fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EMFILE) => "; RLIMIT_NOFILE (ulimit -n) is too low",
-        Some(libc::ENFILE) => "; fs.file-max is too low",
-        Some(libc::EAGAIN) => "; RLIMIT_NPROC (ulimit -u) or a control group's pids.max is too low",
+        Some(libc::EAGAIN) => {
+            "; RLIMIT_NPROC (ulimit -u), a control group's pids.max or, for the stack, RLIMIT_AS \
+             or vm.max_map_count is too low"
+        }
         Some(libc::ENOMEM) => {
             "; RLIMIT_AS, RLIMIT_DATA, vm.overcommit_memory = 2 or vm.max_map_count may forbid it"
         }
-        _ => "",
+        _ => limit_of(error),
     }
 }
 

@@ -59,7 +59,7 @@ impl fmt::Display for Operation {
 
 /// An operation on a backing that failed permanently.
 #[derive(Debug, Error)]
-#[error("{file}: {operation}{} failed: {source}", self.place())]
+#[error("{file}: {operation}{} failed: {source}{}", self.place(), limit_of(source))]
 #[non_exhaustive]
 pub struct IoError {
     /// The file, as [`Backing::describe`](super::Backing::describe) names it.
@@ -107,6 +107,16 @@ impl IoError {
     }
 }
 
+/// Returns a hint at the limit to raise when the system refuses a descriptor or a longer file.
+pub(crate) fn limit_of(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "; RLIMIT_NOFILE (ulimit -n) is too low",
+        Some(libc::ENFILE) => "; fs.file-max is too low",
+        Some(libc::EFBIG) => "; RLIMIT_FSIZE (ulimit -f) or the file system forbids a longer file",
+        _ => "",
+    }
+}
+
 /// Why a file could not be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -128,7 +138,7 @@ pub enum OpenDiskError {
         kind: FileKind,
     },
     /// A system call failed.
-    #[error("{}: cannot open: {source}", path.display())]
+    #[error("{}: cannot open: {source}{}", path.display(), limit_of(source))]
     System {
         /// The path as it was given.
         path: PathBuf,

@@ -34,6 +34,7 @@ pub use backing::{Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIden
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
+pub(crate) use error::limit_of;
 pub use error::{IoError, OpenDiskError, Operation};
 pub(crate) use open_disk::Located;
 pub use options::{DirectIo, DiskOptions};

@@ -404,11 +404,13 @@ impl Arena {
     }
 
     /// Keeps the kernel from making a huge page of a partly resident chunk, which would add pages
-    /// that are not charged. Returns `false` if the kernel refuses.
-    pub(super) fn keep_small(&self, number: usize) -> bool {
+    /// that are not charged.
+    pub(super) fn keep_small(&self, number: usize) -> io::Result<()> {
+        if !self.may_use_huge_pages() {
+            return Ok(());
+        }
         let offset_bytes = number * CHUNK_BYTES as usize;
-        !self.may_use_huge_pages()
-            || self.memory.refuse_huge_pages_in(offset_bytes, CHUNK_BYTES as usize).is_ok()
+        self.memory.refuse_huge_pages_in(offset_bytes, CHUNK_BYTES as usize)
     }
 
     pub(super) fn may_use_huge_pages(&self) -> bool {

@@ -223,8 +223,8 @@ impl Arena {
     fn populate(&self, allocation: &ChunkAllocation) -> io::Result<()> {
         let (offset_bytes, bytes) = location_of(allocation.chunk, &allocation.pages);
         let is_whole = allocation.pages == (0..CHUNK_PAGES);
-        if !is_whole && !self.keep_small(allocation.chunk) {
-            return Err(io::ErrorKind::OutOfMemory.into());
+        if !is_whole {
+            self.keep_small(allocation.chunk)?;
         }
         let huge = self.may_use_huge_pages() && is_whole;
         self.memory.populate(offset_bytes, bytes, huge, &self.features)
@@ -415,7 +415,9 @@ impl Arena {
         let Some((number, pages)) = found else { return 0 };
         let count = pages.end - pages.start;
         let (offset_bytes, bytes) = location_of(number, &pages);
-        if !self.keep_small(number) || self.memory.release(offset_bytes, bytes).is_err() {
+        let released =
+            self.keep_small(number).and_then(|()| self.memory.release(offset_bytes, bytes));
+        if released.is_err() {
             return 0;
         }
         let chunk = &mut state.chunks[number];

@@ -3,12 +3,15 @@
 //!
 //! Used by `io::engine`. A ring between two waits is not lost: the next wait returns at once.
 
-use super::file::is_passing;
+use super::descriptor::above_standard;
+use super::retries::persist;
 use super::ring::{RingCall, RingMemory};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
+use std::thread;
 use std::time::Duration;
 
 /// An event descriptor, with the word that a ring reads its counter into.
@@ -21,29 +24,31 @@ pub(crate) struct Bell {
 impl Bell {
     /// Creates a bell that was not rung.
     pub(crate) fn new() -> io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let event = above_standard(|| eventfd(0, EventfdFlags::CLOEXEC))?;
         Ok(Self { event, counter: AtomicU64::new(0) })
     }
 
     /// Ends the current or the next wait.
     pub(crate) fn ring(&self) {
         // Fails only if the counter is at its limit, where a wait returns anyway.
-        while let Err(error) = rustix::io::write(&self.event, &1_u64.to_ne_bytes())
-            && is_passing(&error.into())
-        {}
+        let _ = persist(|| Ok(rustix::io::write(&self.event, &1_u64.to_ne_bytes())?));
     }
 
     /// Waits until the bell is rung. May return early.
     pub(crate) fn wait(&self) {
         // A caller checks again what it waits for, also after an interruption.
-        let _ = rustix::io::read(&self.event, &mut [0; size_of::<u64>()]);
+        let rung = rustix::io::read(&self.event, &mut [0; size_of::<u64>()]);
+        rung.map_or_else(pause, drop);
     }
 
     /// Waits until the bell is rung, for at most `time`. Returns `true` if it was rung.
     pub(crate) fn wait_for(&self, time: Duration) -> bool {
         let timeout = Timespec::try_from(time).ok();
         let mut events = [PollFd::new(&self.event, PollFlags::IN)];
-        let is_rung = poll(&mut events, timeout.as_ref()).is_ok_and(|count| count > 0);
+        let is_rung = poll(&mut events, timeout.as_ref()).unwrap_or_else(|error| {
+            pause(error);
+            0
+        }) > 0;
         if is_rung {
             self.wait();
         }
@@ -56,6 +61,13 @@ impl Bell {
         let start = self.counter.as_ptr().cast();
         let memory = RingMemory::One { start, length_bytes: size_of::<u64>() };
         RingCall { is_write: false, file: self.event.as_raw_fd(), memory, position_bytes: 0 }
+    }
+}
+
+/// Keeps a caller from spinning where a filter refuses the call that waits.
+fn pause(refusal: Errno) {
+    if refusal != Errno::INTR {
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

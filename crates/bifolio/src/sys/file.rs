@@ -18,6 +18,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use super::descriptor::above_standard;
+use super::retries::is_forbidden;
 use arrayvec::ArrayVec;
 use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, StatxFlags};
 pub(crate) use rustix::fs::{FallocateFlags, SeekFrom};
@@ -129,7 +131,11 @@ pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
     flags.set(OFlags::EXCL, mode.create.is_some_and(|creation| creation.must_be_new));
     flags.set(OFlags::DIRECT, mode.direct);
     let permissions = mode.create.map_or(0, |creation| creation.permissions);
-    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(permissions))?)
+    open_above(path, flags, permissions)
+}
+
+fn open_above(path: &Path, flags: OFlags, permissions: u32) -> io::Result<OwnedFd> {
+    above_standard(|| rustix::fs::open(path, flags, Mode::from_raw_mode(permissions)))
 }
 
 /// Takes a write lock of the open file description on the whole file (`F_OFD_SETLK`) without
@@ -160,18 +166,18 @@ fn set_lock(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
 /// Flushes the entries of a directory (`fsync`).
 pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty())?;
-    Ok(rustix::fs::fsync(directory)?)
+    Ok(rustix::fs::fsync(open_above(path, flags, 0)?)?)
 }
 
 /// Opens `path` without access to its contents (`O_PATH`): has no side effects, needs no permission
 /// on the file, and closing it drops no locks.
 pub(crate) fn locate(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+    open_above(path, OFlags::PATH | OFlags::CLOEXEC, 0)
 }
 
 /// Succeeds if this process may open the file of a descriptor, found at `path`. Checks the
-/// descriptor, or the path if the kernel does not support that.
+/// descriptor or, if that is not supported or forbidden, the path. The second check is for the real
+/// user, so that a process with another effective user fails.
 pub(crate) fn may_open(file: BorrowedFd<'_>, path: &Path, write: bool) -> io::Result<()> {
     let access = if write { Access::READ_OK | Access::WRITE_OK } else { Access::READ_OK };
     let (file, mode) = (file.as_raw_fd(), access.bits());
@@ -179,16 +185,18 @@ pub(crate) fn may_open(file: BorrowedFd<'_>, path: &Path, write: bool) -> io::Re
     // SAFETY: the name is a NUL-terminated string, and the call only checks.
     let answer = unsafe { libc::syscall(libc::SYS_faccessat2, file, c"".as_ptr(), mode, flags) };
     match answer_of(answer) {
-        Err(error) if is_unknown(&error) => {
-            Ok(rustix::fs::accessat(rustix::fs::CWD, path, access, AtFlags::EACCESS)?)
+        // EINVAL: Linux 5.8 to 6.5 may not know the flags.
+        Err(error) if is_forbidden(&error) || error.raw_os_error() == Some(libc::EINVAL) => {
+            let is_own = rustix::process::getuid() == rustix::process::geteuid()
+                && rustix::process::getgid() == rustix::process::getegid();
+            if !is_own {
+                return Err(error);
+            }
+            // Without flags this is the older call, `faccessat`.
+            Ok(rustix::fs::accessat(rustix::fs::CWD, path, access, AtFlags::empty())?)
         }
         answer => answer.map(drop),
     }
-}
-
-/// Returns `true` if the kernel does not know a call, or a filter pretends that.
-fn is_unknown(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL))
 }
 
 /// Access modes of a descriptor.
@@ -221,13 +229,13 @@ pub(crate) fn name_of(file: BorrowedFd<'_>) -> PathBuf {
 /// Creates a file at `path`, which must not exist, with access for its owner only.
 pub(crate) fn create_private(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?)
+    open_above(path, flags, 0o600)
 }
 
 /// Creates a file in `directory` that has no name and cannot be given one (`O_TMPFILE`).
 pub(crate) fn create_unnamed(directory: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::EXCL | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(directory, flags, Mode::from_raw_mode(0o600))?)
+    open_above(directory, flags, 0o600)
 }
 
 /// Removes the name `path` of a file.
@@ -451,11 +459,6 @@ pub(crate) fn seek(file: impl AsFd, target: SeekFrom) -> io::Result<Option<u64>>
 /// thread.
 pub(super) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
     answer.try_into().map_err(|_| io::Error::last_os_error())
-}
-
-/// Returns `true` if a call that failed with `error` should be repeated.
-pub(super) fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
 /// Converts a position to the kernel's signed type.

@@ -8,6 +8,12 @@
 //! In a program that locks all future memory (`mlockall(MCL_FUTURE)`) a new mapping would be made
 //! resident as a whole. So it is mapped without access, unlocked, and only then made accessible.
 //!
+//! Core dumps leave reservations out (`MADV_DONTDUMP`): they are address space for the most part,
+//! and the rest are bytes of files.
+//!
+//! A reservation is one mapping of the process, of `vm.max_map_count`. Advice to a part of one
+//! divides it; at the limit, the kernel refuses that.
+//!
 //! Scattered ranges are freed with one call and one TLB flush: the kernel flushes once for a vector
 //! of ranges, whereas a call per range interrupts the other processors each time.
 //!
@@ -16,8 +22,9 @@
 //! inside a [`Reservation`]. It frees pages whose bytes, as the caller guarantees, are not needed.
 #![allow(unsafe_code)]
 
-use super::file::{answer_of, is_passing};
+use super::file::answer_of;
 use super::probe::{Feature, Features};
+use super::retries::{is_forbidden, persist};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap,
 };
@@ -30,7 +37,8 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// A private, anonymous, zero-filled range of memory.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    /// The whole mapping, for `munmap`: longer than requested, for alignment.
+    /// The whole mapping, for `munmap`: longer than requested if the ends that were mapped for the
+    /// alignment could not be unmapped.
     mapped: *mut u8,
     mapped_bytes: usize,
     /// Address of the first byte; never changes.
@@ -58,11 +66,44 @@ impl Reservation {
         let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, none, flags) }?;
         let mapped = mapped.cast::<u8>();
         let base = mapped.wrapping_add(mapped.align_offset(align_bytes.max(1)));
-        let reservation = Self { mapped, mapped_bytes, base, length_bytes };
+        let mut reservation = Self { mapped, mapped_bytes, base, length_bytes };
+        reservation.trim();
         // SAFETY: the mapping made above; no byte changes.
-        unsafe { munlock(mapped.cast(), mapped_bytes) }?;
-        protect(mapped, mapped_bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
+        if let Err(error) = unsafe { munlock(reservation.mapped.cast(), reservation.mapped_bytes) }
+        {
+            reservation.check_unlocked(error.into())?;
+        }
+        // Where this is refused, core dumps are larger.
+        let _ = reservation.advise(0, length_bytes, Advice::LinuxDontDump);
+        protect(base, length_bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
         Ok(reservation)
+    }
+
+    /// Unmaps what was mapped for the alignment: with other advice it would be mappings of its own.
+    fn trim(&mut self) {
+        let head_bytes = self.base.addr() - self.mapped.addr();
+        // SAFETY: the beginning of the mapping, before the first byte that is used.
+        if head_bytes > 0 && unsafe { munmap(self.mapped.cast(), head_bytes) }.is_ok() {
+            (self.mapped, self.mapped_bytes) = (self.base, self.mapped_bytes - head_bytes);
+        }
+        let tail = self.base.wrapping_add(self.length_bytes);
+        let tail_bytes = self.mapped.addr() + self.mapped_bytes - tail.addr();
+        // SAFETY: the end of the mapping, after the last byte that is used.
+        if tail_bytes > 0 && unsafe { munmap(tail.cast(), tail_bytes) }.is_ok() {
+            self.mapped_bytes -= tail_bytes;
+        }
+    }
+
+    /// Checks that the mapping is not locked in memory, after the kernel refused to unlock it.
+    fn check_unlocked(&self, refusal: io::Error) -> io::Result<()> {
+        let advised = self.advise(0, PAGE_BYTES, Advice::LinuxDontNeed);
+        // The error of this advice on locked memory.
+        let is_locked = advised.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL));
+        if !is_locked && is_forbidden(&refusal) {
+            return Ok(());
+        }
+        let problem = format!("munlock: {refusal}; the process may have locked all of its memory");
+        Err(io::Error::new(refusal.kind(), problem))
     }
 
     /// Returns the length in bytes, a multiple of the page size.
@@ -127,7 +168,12 @@ impl Reservation {
             self.prefer_huge_pages_in(offset_bytes, length_bytes);
         }
         if features.has(Feature::PopulateWrite) {
-            return self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite);
+            match self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite) {
+                Err(error) if is_forbidden(&error) => {
+                    features.withdraw(Feature::PopulateWrite, "madvise", &error);
+                }
+                answer => return answer,
+            }
         }
         for page in (offset_bytes..offset_bytes + length_bytes).step_by(PAGE_BYTES) {
             let byte = self.at(page, 1);
@@ -147,14 +193,14 @@ impl Reservation {
 
     fn advise(&self, offset_bytes: usize, length_bytes: usize, advice: Advice) -> io::Result<()> {
         let start = self.at(offset_bytes, length_bytes);
-        loop {
-            // SAFETY: `at` checked that the range is ours; none of the advice used in this file
-            // unmaps it, and zeroing it is the documented effect of `release`.
-            match unsafe { madvise(start.cast(), length_bytes, advice) } {
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-                other => return other.map_err(io::Error::from),
-            }
-        }
+        // SAFETY: `at` checked that the range is ours; none of the advice used in this file unmaps
+        // it, and zeroing it is the documented effect of `release`.
+        let advise = || Ok(unsafe { madvise(start.cast(), length_bytes, advice) }?);
+        persist(advise).map_err(|error| match error.raw_os_error() {
+            // The error of this call alone for what others return ENOMEM for.
+            Some(libc::EAGAIN) => io::Error::from_raw_os_error(libc::ENOMEM),
+            _ => error,
+        })
     }
 
     fn at(&self, offset_bytes: usize, length_bytes: usize) -> *mut u8 {
@@ -175,10 +221,9 @@ pub(crate) unsafe fn free_pages(start: *mut u8, length_bytes: usize) -> io::Resu
     let mut way = ways.next();
     while let Some(advice) = way {
         // SAFETY: the caller guarantees that the range may be freed.
-        let answer = unsafe { libc::madvise(start.cast(), length_bytes, advice) };
-        match answer_of(answer) {
+        let free = || answer_of(unsafe { libc::madvise(start.cast(), length_bytes, advice) });
+        match persist(free) {
             Ok(_) => return Ok(()),
-            Err(error) if is_passing(&error) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => way = ways.next(),
             Err(error) => return Err(error),
         }
@@ -231,8 +276,12 @@ fn protect(start: *mut u8, length_bytes: usize, access: MprotectFlags) -> io::Re
 impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: exactly what `new` mapped; every borrow of the memory borrows `self`.
-        let result = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) };
-        debug_assert!(result.is_ok(), "munmap: {result:?}");
+        if let Err(error) = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) } {
+            // At `vm.max_map_count`, if the kernel has joined this mapping with its neighbours:
+            // only the addresses stay in use.
+            log::warn!("{} bytes of address space stay reserved: {error}", self.mapped_bytes);
+            let _ = self.release(0, self.length_bytes);
+        }
     }
 }
 
@@ -245,7 +294,7 @@ pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
         let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
         ends.is_some_and(|range| range.contains(&address.addr()))
     };
-    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let maps = super::descriptor::read_text("/proc/self/smaps").unwrap();
     // The line with the range comes first, then its details, then its flags.
     let mut lines = maps.lines().skip_while(|line| !has(line));
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
@@ -316,7 +365,6 @@ impl Unmapper {
                     unmapped.flushes_asked += 1;
                     unmapped.ranges_done += ranges_done;
                 }
-                Err(error) if is_passing(&error) => {}
                 Err(error) => {
                     unmapped.error = Some(error);
                     break;
@@ -337,11 +385,13 @@ impl Unmapper {
         if self.features.has(Feature::VectoredUnmap) {
             let part = &ranges[..ranges.len().min(RANGES_MAX)];
             // SAFETY: a part of the caller's ranges.
-            match unsafe { advise_vector(part) }.map(|done_bytes| whole_ranges(part, done_bytes)) {
-                // Longer than what one call accepts (2 GiB).
-                Ok(0) => {}
-                Err(error) if !is_passing(&error) => refusal = Some(error),
-                answer => return answer,
+            match persist(|| unsafe { advise_vector(part) }) {
+                Err(error) => refusal = Some(error),
+                Ok(done_bytes) => match whole_ranges(part, done_bytes) {
+                    // Longer than what one call accepts (2 GiB).
+                    0 => {}
+                    ranges_done => return Ok(ranges_done),
+                },
             }
         }
         // SAFETY: the first of the caller's ranges.

@@ -9,6 +9,8 @@ pub(crate) mod array;
 pub(crate) mod bell;
 pub(crate) mod copy;
 #[cfg(not(all(test, loom)))]
+pub(crate) mod descriptor;
+#[cfg(not(all(test, loom)))]
 pub(crate) mod file;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod memory;
@@ -24,6 +26,8 @@ mod probe_features;
 pub(crate) mod process;
 #[cfg(all(feature = "refusals", not(all(test, loom))))]
 pub(crate) mod refusals;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod retries;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod ring;
 #[cfg(not(all(test, loom)))]

@@ -17,8 +17,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
+use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size};
 
+use super::descriptor::pipe;
 use super::file::answer_of;
 use super::memory::{PAGE_BYTES, PageRange};
 
@@ -41,7 +42,7 @@ struct Pipe {
 impl Pipe {
     /// Creates a pipe for `pages_max` pages, or for as many as the system allows.
     fn new(pages_max: usize, may_be_large: bool) -> io::Result<Self> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK)?;
         let wished_pages = if may_be_large { pages_max.min(PIPE_PAGES_MAX) } else { 1 };
         let wished_bytes = wished_pages.next_power_of_two() * PAGE_BYTES;
         let size_bytes =

@@ -15,8 +15,9 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, opcode};
 
-use super::file::is_passing;
+use super::descriptor::above_standard;
 use super::memory::PageRange;
+use super::retries::Retries;
 use super::userfault::control;
 
 const IS_WRITTEN: u64 = 1 << 1;
@@ -69,7 +70,7 @@ pub(crate) struct Pagemap {
 impl Pagemap {
     /// Opens the table of the calling process.
     pub(crate) fn open() -> io::Result<Self> {
-        Ok(Self { file: File::open("/proc/self/pagemap")? })
+        Ok(Self { file: above_standard(|| File::open("/proc/self/pagemap"))? })
     }
 
     /// Returns the runs of written pages in the range, in order. They stay written. Adjacent pages
@@ -113,6 +114,7 @@ impl Pagemap {
         let mut ranges = [ScanRange::default(); RANGES_MAX];
         let end = start.addr() + range.length_bytes;
         let mut position = start.addr();
+        let mut retries = Retries::default();
         while position < end {
             let mut call = ScanCall {
                 size_bytes: size_of::<ScanCall>() as u64,
@@ -132,7 +134,7 @@ impl Pagemap {
             // SAFETY: the argument structure of this call; its only address is that of `ranges`,
             // which is exclusively ours and has the stated length.
             let found = match unsafe { control(self.file.as_fd(), DO_SCAN, &mut call) } {
-                Err(error) if is_passing(&error) => continue,
+                Err(error) if retries.after(&error) => continue,
                 other => other?,
             };
             for range in &ranges[..found] {
@@ -143,6 +145,7 @@ impl Pagemap {
                 return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
             }
             position = call.walk_end as usize;
+            retries = Retries::default();
         }
         Ok(())
     }

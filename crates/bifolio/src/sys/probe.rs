@@ -17,7 +17,6 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::ptr;
@@ -26,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::descriptor::read_text;
 use super::probe_features;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -251,7 +251,7 @@ fn probe_huge_pages() -> Finding {
         return Err("disabled for this process (PR_SET_THP_DISABLE)".to_owned());
     }
     probe_advice("MADV_HUGEPAGE", Advice::LinuxHugepage)?;
-    let setting = |name| fs::read_to_string(Path::new(HUGE_PAGE_SETTINGS).join(name)).ok();
+    let setting = |name| read_text(Path::new(HUGE_PAGE_SETTINGS).join(name)).ok();
     huge_page_policy(
         setting("enabled").as_deref(),
         setting("hugepages-2048kB/enabled").as_deref(),
@@ -320,10 +320,11 @@ fn advise_scratch(advice: Advice) -> io::Result<()> {
 fn probe_statx() -> Finding {
     let found = rustix::fs::statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::DIOALIGN)
         .or_else(|_| rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::DIOALIGN));
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = read_text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
     match found {
         Err(error) => Err(format!("statx: {error}")),
-        Ok(status) => statx_answer(status.stx_mask & StatxFlags::DIOALIGN.bits() != 0, &release),
+        Ok(status) => statx_answer(status.stx_mask & StatxFlags::DIOALIGN.bits() != 0, release),
     }
 }
 

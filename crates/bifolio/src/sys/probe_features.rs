@@ -10,6 +10,7 @@
 //! other code ever learns their addresses.
 #![allow(unsafe_code)]
 
+use super::descriptor::{self, above_standard};
 use super::memory::{self, PAGE_BYTES, PageRange, Reservation};
 use super::page_pipe::PagePipe;
 use super::pagemap::Pagemap;
@@ -19,7 +20,7 @@ use super::userfault::{Userfault, Wishes};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::{fs, io};
+use std::{fs::File, io};
 
 pub(super) fn user_faults() -> Finding {
     let trial = || {
@@ -84,7 +85,7 @@ pub(super) fn vectored_unmap() -> Finding {
 
 pub(super) fn large_pipes() -> Finding {
     let trial = || {
-        let (_reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (_reader, writer) = descriptor::pipe(PipeFlags::empty())?;
         rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20).map_err(|error| match error {
             Errno::PERM => {
                 io::Error::other("other pipes of this user use up fs.pipe-user-pages-soft")
@@ -186,7 +187,7 @@ pub(super) fn io_uring() -> Finding {
     match trial() {
         Ok(()) => Ok("io_uring works".to_owned()),
         Err(error) => {
-            let setting = fs::read_to_string(DISABLED_SETTING);
+            let setting = descriptor::read_text(DISABLED_SETTING);
             Err(refusal("io_uring", &error, setting.ok().as_deref()))
         }
     }
@@ -205,7 +206,8 @@ fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
 
 /// Opens a file with at least one byte, which exists everywhere.
 fn source() -> io::Result<OwnedFd> {
-    Ok(fs::File::open("/proc/self/exe").or_else(|_| fs::File::open("/dev/zero"))?.into())
+    let own = above_standard(|| File::open("/proc/self/exe"));
+    Ok(own.or_else(|_| above_standard(|| File::open("/dev/zero")))?.into())
 }
 
 /// Reads one byte of `file` through the ring.

@@ -4,11 +4,20 @@
 //! A page of the process that the kernel wipes in children holds a number: checking it costs one
 //! load. In a child it is 0 until the child creates something of its own, and then another number.
 //! Where the kernel cannot wipe, the process id is compared instead, which is a system call.
+//!
+//! The limits of the process are queried through the C library: a filter may refuse the calls.
+//!
+//! # Safety
+//! Passes memory for the answers of such queries.
+#![allow(unsafe_code)]
 
 use super::array::ReservedArray;
+use super::descriptor;
+use super::memory::{PAGE_BYTES, Reservation, refuse_access};
 use super::probe;
 use super::signal;
 use std::io;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -79,23 +88,30 @@ pub(crate) fn current_thread() -> u32 {
 
 /// Returns the number of CPUs that the machine may ever have; at least 1.
 pub(crate) fn possible_cpus() -> usize {
-    let configured = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok();
+    let configured = descriptor::read_text("/sys/devices/system/cpu/possible").ok();
     let last = configured.as_deref().and_then(last_cpu);
     last.map(|last| last + 1)
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
         .unwrap_or(1)
 }
 
-/// Returns the memory of the machine in bytes.
+/// Returns the memory of the machine in bytes; 0 if the kernel does not tell.
 pub(crate) fn machine_memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
+    let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
+    // SAFETY: memory for the answer.
+    let _ = unsafe { libc::sysinfo(info.as_mut_ptr()) };
+    // SAFETY: zeros, which are valid numbers, or what the kernel wrote.
+    let info = unsafe { info.assume_init() };
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
 /// Returns the address space that the process may use in bytes (`RLIMIT_AS`); `u64::MAX` if
-/// unlimited.
+/// unlimited, or if the kernel does not tell.
 pub(crate) fn address_space_bytes_max() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX)
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: memory for the answer.
+    let _ = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    limit.rlim_cur
 }
 
 /// Returns the last number of a kernel CPU list such as `0-3,8-11`.
@@ -106,6 +122,20 @@ fn last_cpu(list: &str) -> Option<usize> {
 /// Stack size of the cache's threads; touched as needed. `Backing` and `docs/maps.md` document it,
 /// because a user's backing runs on these stacks, too.
 const STACK_BYTES: usize = 256 << 10;
+
+/// Bytes of the stack on which the standard library handles signals of a thread, rounded up.
+const SIGNAL_STACK_BYTES: usize = 64 << 10;
+
+/// Checks that the process may have the mappings of another thread. Where it may not, the standard
+/// library panics at the start of the thread, which ends the process.
+fn check_room_for_thread() -> io::Result<()> {
+    let room = Reservation::new(STACK_BYTES + SIGNAL_STACK_BYTES, PAGE_BYTES)?;
+    // Two stacks, each with a guard page, and some for other threads that do the same now.
+    for page in [1, 3, 5] {
+        refuse_access(room.base.wrapping_add(page * PAGE_BYTES), PAGE_BYTES)?;
+    }
+    Ok(())
+}
 
 /// A running thread with a name and a small stack. The drop joins it; its owner has requested its
 /// end before.
@@ -120,6 +150,7 @@ impl OwnedThread {
     /// Starts a thread that blocks every signal which another thread can take.
     pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let builder = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+        check_room_for_thread()?;
         // Held until the thread has inherited the mask.
         let _blocked = signal::block_asynchronous();
         Ok(Self { handle: Some(builder.spawn(run)?), origin: Origin::here() })

@@ -15,8 +15,9 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
+use super::descriptor::{NUMBER_MIN, with_standard_occupied};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 /// One io_uring instance.
@@ -43,8 +44,9 @@ pub(crate) struct RingCall {
 impl Ring {
     /// Creates a ring for `entries` calls in flight.
     pub(crate) fn open(entries: u32) -> io::Result<Self> {
-        let build =
-            |builder: &mut io_uring::Builder| builder.dontfork().setup_clamp().build(entries);
+        let build = |builder: &mut io_uring::Builder| {
+            with_standard_occupied(|| builder.dontfork().setup_clamp().build(entries))
+        };
         let cooperative = build(IoUring::builder().setup_coop_taskrun());
         let ring = match cooperative {
             // Linux before 5.19 rejects the flag.
@@ -56,6 +58,10 @@ impl Ring {
         let params = ring.params();
         if !params.is_feature_nodrop() || !params.is_feature_submit_stable() {
             return Err(io::ErrorKind::Unsupported.into());
+        }
+        if ring.as_raw_fd() < NUMBER_MIN {
+            // Another thread closed a standard stream meanwhile.
+            return Err(io::ErrorKind::Interrupted.into());
         }
         Ok(Self(ring))
     }

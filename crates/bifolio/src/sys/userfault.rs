@@ -5,7 +5,8 @@
 //! itself. Pages are installed whole and atomically, from other memory.
 //!
 //! Calls continue after partial progress (EAGAIN) and after an interruption; other errors are
-//! returned. No non-cooperative events are requested, so EAGAIN is transient.
+//! returned. No non-cooperative events are requested, so EAGAIN without progress is transient, and
+//! such a call is repeated a few times.
 //!
 //! # Safety
 //! Fills, protects and poisons ranges of a registered region. Filling reads from an address of the
@@ -21,9 +22,11 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
-use super::file::{answer_of, is_passing};
+use super::descriptor::above_standard;
+use super::file::answer_of;
 use super::memory::PageRange;
 use super::probe::{Feature, Features};
+use super::retries::{Retries, persist};
 use crate::config::FaultMode;
 
 /// The version of the interface.
@@ -111,7 +114,7 @@ impl Userfault {
             flags |= USER_MODE_ONLY;
         }
         // SAFETY: opens a descriptor; memory is unaffected until a range is registered.
-        let descriptor = unsafe { rustix::mm::userfaultfd(flags) }?;
+        let descriptor = above_standard(|| unsafe { rustix::mm::userfaultfd(flags) })?;
         let mut features = FEATURE_FLAG_PROTECTION | FEATURE_EXACT_ADDRESS | FEATURE_THREAD_ID;
         if wishes.sigbus {
             features |= FEATURE_SIGBUS;
@@ -125,7 +128,12 @@ impl Userfault {
         let mut call = [API, features, 0];
         // SAFETY: the argument words of the call, without addresses.
         unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
-        Ok(Self { descriptor, signals: wishes.sigbus })
+        let opened = Self { descriptor, signals: wishes.sigbus };
+        if !opened.signals {
+            // Finds a filter that refuses to read messages. There is none yet.
+            opened.read_faults(&mut Vec::new())?;
+        }
+        Ok(opened)
     }
 
     /// Registers a range until it is unmapped or `self` is dropped: faults on missing pages are
@@ -209,21 +217,21 @@ impl Userfault {
 
     /// Returns a waiter for messages, which ends when `stop` becomes readable.
     pub(crate) fn waiter(&self, stop: OwnedFd) -> io::Result<FaultWaiter> {
-        let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let watch = above_standard(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         for (number, watched) in [self.descriptor.as_fd(), stop.as_fd()].into_iter().enumerate() {
             let data = epoll::EventData::new_u64(number as u64);
             epoll::add(&watch, watched, data, epoll::EventFlags::IN)?;
         }
+        // A filter that refuses this call is found here: later, threads that touch a missing page
+        // would wait for ever.
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut found: Vec<epoll::Event> = Vec::with_capacity(2);
+        epoll::wait(&watch, spare_capacity(&mut found), Some(&at_once))?;
         Ok(FaultWaiter { watch, _stop: stop })
     }
 
     fn repeat(&self, mut call: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>) -> io::Result<()> {
-        loop {
-            match call(self.descriptor.as_fd()) {
-                Err(error) if is_passing(&error) => {}
-                other => return other.map(drop),
-            }
-        }
+        persist(|| call(self.descriptor.as_fd())).map(drop)
     }
 }
 
@@ -281,12 +289,23 @@ fn go_on(
     mut part: impl FnMut(usize) -> (io::Result<usize>, u64),
 ) -> (usize, io::Result<()>) {
     let mut done_bytes = 0;
+    let mut retries = Retries::default();
     while done_bytes < length_bytes {
         let (answer, more_bytes) = part(done_bytes);
         // Negative: an error number, which `answer` also contains.
-        done_bytes += usize::try_from(more_bytes.cast_signed()).unwrap_or(0);
+        let more_bytes = usize::try_from(more_bytes.cast_signed()).unwrap_or(0);
+        done_bytes += more_bytes;
+        if more_bytes > 0 {
+            // EAGAIN: the rest remains to be done.
+            retries = Retries::default();
+        }
         match answer {
-            Err(error) if !is_passing(&error) => return (done_bytes, Err(error)),
+            Err(error) if more_bytes == 0 && !retries.after(&error) => {
+                return (done_bytes, Err(error));
+            }
+            Err(error) if more_bytes > 0 && error.raw_os_error() != Some(libc::EAGAIN) => {
+                return (done_bytes, Err(error));
+            }
             _ => {}
         }
     }

@@ -24,9 +24,11 @@
 use super::{log_inside, server_of, threads_for};
 use crate::memory::{Regions, fault_time};
 use crate::sync::{Mutex, Share, blocking};
+use crate::sys::descriptor;
 use crate::sys::memory::{PageRange, is_resident};
 use crate::sys::process::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
+use rustix::pipe::PipeFlags;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -91,7 +93,7 @@ impl FaultThreads {
         userfault: &Arc<Userfault>,
         regions: &Arc<Regions>,
     ) -> io::Result<Self> {
-        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (stopped, stop) = descriptor::pipe(PipeFlags::empty())?;
         let shared = Arc::new(Shared {
             userfault: Arc::clone(userfault),
             regions: Arc::clone(regions),

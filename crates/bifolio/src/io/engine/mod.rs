@@ -38,6 +38,7 @@ pub(crate) use rings::EngineCounts;
 #[derive(Debug)]
 pub(crate) struct Engine {
     depth: usize,
+    features: Features,
     rings: Rings,
     workers: Workers,
 }
@@ -55,7 +56,8 @@ impl Engine {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let rings_max = if features.has(Feature::IoUring) { (2 * cpus).clamp(2, 16) } else { 0 };
         let rings = Rings::new(rings_max, depth);
-        Arc::new(Self { depth, rings, workers: Workers::new(threads_max) })
+        let features = features.clone();
+        Arc::new(Self { depth, features, rings, workers: Workers::new(threads_max) })
     }
 
     /// Runs `job`, which transfers to or from `backing`, on another thread. Returns `false`,

@@ -42,6 +42,7 @@ use crate::io::{IoError, IoRequest, Operation};
 use crate::sync::{Ordering, blocking};
 use crate::sys::bell::Bell;
 use crate::sys::copy;
+use crate::sys::probe::Feature;
 use crate::sys::ring::RingCall;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -519,7 +520,7 @@ impl<T> Queue<'_, T> {
             lease.pause();
             return self.armed.iter().for_each(|bell| bell.ring());
         }
-        log::warn!("io_uring failed and is no longer used: {error}");
+        self.engine.features.withdraw(Feature::IoUring, "io_uring_enter", &error);
         self.lease.take().into_iter().for_each(Lease::give_up);
         self.armed = None;
         for token in 0..self.slots.len() {

@@ -154,6 +154,8 @@ pub(super) const LEASE_TRANSFERS: u32 = 1024;
 /// Sleep after the kernel first refuses to be entered; it doubles with each refusal, to 12 ms.
 const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 const REFUSAL_DOUBLINGS_MAX: u32 = 7;
+/// Consecutive refusals for lack of memory after which the ring is given up: 1.2 s together.
+const REFUSALS_MAX: u32 = 100;
 
 /// A ring used by one queue: the queue pushes first attempts, enters the kernel and reaps
 /// completions, and drops the lease when it has them all.
@@ -217,7 +219,7 @@ impl<'e> Lease<'e> {
     /// Submits the pushed calls, and waits for `wanted` completions or an interruption.
     ///
     /// # Errors
-    /// Fails if the kernel refuses permanently.
+    /// Fails if the kernel refuses permanently, or for more than a second.
     pub(super) fn enter(&mut self, wanted: usize) -> io::Result<()> {
         // Relaxed: statistics.
         self.rings.counts.ring_enters.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +232,7 @@ impl<'e> Lease<'e> {
         };
         match error.raw_os_error() {
             Some(libc::EINTR) => Ok(()),
-            Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) if self.refusals < REFUSALS_MAX => {
                 self.pause();
                 Ok(())
             }

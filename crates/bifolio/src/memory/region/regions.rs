@@ -12,6 +12,7 @@ use crate::sys::memory::{PageRange, Reservation, Unmapper};
 use crate::sys::page_pipe::PagePipe;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::probe::{Feature, Features};
+use crate::sys::retries::is_forbidden;
 use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
@@ -141,7 +142,7 @@ impl Regions {
     /// itself, files can no longer be mapped for writing: pages of maps for writing cannot be
     /// evicted.
     pub(crate) fn note_not_kept(&self, error: &io::Error) {
-        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
+        if is_forbidden(error) {
             self.features.withdraw(Feature::WriteProtectAsync, "vmsplice", error);
         }
     }
