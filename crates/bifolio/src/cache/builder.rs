@@ -65,8 +65,9 @@ impl CacheBuilder {
     /// that is left for tables. By default it becomes resident as it is needed, 2 MiB at a time.
     /// The kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to provide
     /// them: with `populate` no miss waits for that, and building fails if the machine does not
-    /// have the memory. Do not use it for caches of mapped files, whose memory is separate and
-    /// would be taken from it.
+    /// have the memory, or if a control group of the process does not allow it now. (The kernel
+    /// kills a process that touches more.) Do not use it for caches of mapped files, whose memory
+    /// is separate and would be taken from it.
     pub fn populate(mut self, populate: bool) -> Self {
         self.config.populate = populate;
         self

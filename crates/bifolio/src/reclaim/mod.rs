@@ -60,6 +60,7 @@ use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
+use crate::sys::control_group::MemoryLimit;
 use crate::writeback::{Flusher, Inode, Services};
 use scan::{ScanCounts, WriteOut};
 use std::cell::Cell;
@@ -365,9 +366,14 @@ impl Reclaim {
         counted.ok_or_else(full).map(Some)
     }
 
-    /// Makes all memory that the bound allows resident, except for a part for tables.
+    /// Makes all memory that the bound allows resident, except for a part for tables. Fails before
+    /// it touches any if a control group of the process allows less.
     pub(crate) fn populate(&self) -> Result<()> {
-        let left_bytes = self.arena().bound_bytes() / UNPOPULATED_DIVISOR;
+        let bound_bytes = self.arena().bound_bytes();
+        let left_bytes = bound_bytes / UNPOPULATED_DIVISOR;
+        if let Some(limit) = MemoryLimit::of_process() {
+            limit.check(bound_bytes - left_bytes).map_err(frames_refused)?;
+        }
         self.arena().grow_until(left_bytes, &self.memory.folios).map_err(frames_refused)
     }
 

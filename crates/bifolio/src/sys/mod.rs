@@ -7,6 +7,8 @@
 pub(crate) mod array;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod bell;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod control_group;
 pub(crate) mod copy;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod descriptor;
