@@ -9,8 +9,12 @@
 //! Gives up privileges and resources of the process, which runs only one test.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod calls;
+mod descriptors;
 mod fallback;
 mod fork;
+mod limits;
 mod posix_locks;
 mod program;
 #[allow(dead_code)]
@@ -18,6 +22,7 @@ mod program;
 mod setup;
 #[path = "../support/mod.rs"]
 mod support;
+mod workload;
 
 use bifolio_testing::skip;
 use std::fs;
