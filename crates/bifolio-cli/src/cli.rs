@@ -95,7 +95,7 @@ pub(crate) struct BenchOptions {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// The process must serve its statistics: `bifolio mount` does, others by `Cache::serve_stats`.
+/// The process must serve its statistics: `bifolio mount` does, others by `bifolio_stats::serve`.
 #[derive(Args, Debug)]
 pub(crate) struct TopOptions {
     /// The number of a process, a mount point, or the name that the process gave; the only cache

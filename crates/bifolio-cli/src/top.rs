@@ -1,5 +1,5 @@
 //! `bifolio top`: what a cache in another process does now, from the text that it serves
-//! (`Cache::serve_stats`). Each screen is the difference of two snapshots.
+//! (crate `bifolio-stats`). Each screen is the difference of two snapshots.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bifolio::StatsServer;
 
 use crate::cli::TopOptions;
 use crate::output;
@@ -76,12 +75,18 @@ struct Sample {
 fn find(target: Option<&str>) -> Result<Snapshot> {
     let directories = directories();
     let mut found = Vec::new();
-    let mut failure = None;
+    let mut failures = String::new();
     for directory in &directories {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            match Snapshot::of(&entry.path()) {
+            let path = entry.path();
+            if path.extension().is_none_or(|extension| extension != "sock") {
+                continue;
+            }
+            match Snapshot::of(&path) {
                 Ok(snapshot) => found.push(snapshot),
-                Err(error) => failure = Some(error),
+                Err(error) => {
+                    let _ = write!(failures, "; {error:#}");
+                }
             }
         }
     }
@@ -93,19 +98,19 @@ fn find(target: Option<&str>) -> Result<Snapshot> {
             info("pid") == target || info("name") == target || info("name") == path
         });
     }
-    match (found.len(), failure) {
-        (1, _) => Ok(found.remove(0)),
-        (0, failure) => bail!(
-            "no cache {}serves its statistics in {} (Cache::serve_stats; bifolio mount does){}",
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => bail!(
+            "no cache {}serves its statistics in {} (bifolio_stats::serve; bifolio mount \
+             does){failures}",
             target.map_or_else(String::new, |target| format!("of {target} ")),
             directories
                 .iter()
                 .map(|path| path.display().to_string())
                 .collect::<Vec<_>>()
-                .join(", "),
-            failure.map_or_else(String::new, |failure| format!("; {failure:#}"))
+                .join(", ")
         ),
-        (_, _) => {
+        _ => {
             let mut list = String::new();
             for snapshot in &found {
                 let info = |label| snapshot.label("bifolio_info", label).unwrap_or_default();
@@ -118,7 +123,7 @@ fn find(target: Option<&str>) -> Result<Snapshot> {
 
 /// Returns where sockets are: for root, also those of other users.
 fn directories() -> Vec<PathBuf> {
-    let own = StatsServer::directory();
+    let own = bifolio_stats::directory();
     let mut directories = vec![own.clone()];
     if own.starts_with("/run/bifolio") {
         let users = fs::read_dir("/run/user").into_iter().flatten().flatten();

@@ -101,7 +101,7 @@ mod writeback {
 mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::ablation::{DrainPolicy, PinMode};
-    pub use crate::cache::{Cache, CacheBuilder, StatsServer};
+    pub use crate::cache::{Cache, CacheBuilder, WeakCache};
     pub use crate::config::{FaultMode, HugePages};
     pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
     pub use crate::file::{

@@ -18,7 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bifolio::{Cache, StatsServer};
+use bifolio::Cache;
+use bifolio_stats::StatsServer;
 use fuser::{Config, Session, SessionACL};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::{Mode, OFlags, syncfs};
@@ -66,8 +67,7 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     // Before the mount, so that an address that is in use is told at once.
     let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
     let _metrics = metrics.transpose()?;
-    let _statistics = cache
-        .serve_stats(&target.display().to_string())
+    let _statistics = bifolio_stats::serve(&cache, &target.display().to_string())
         .inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}"));
     let root_path = format!("/proc/self/fd/{}", root.as_raw_fd());
     let handle = rustix::fs::open(root_path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -133,8 +133,9 @@ fn check_target(target: &Path) -> Result<()> {
 
 /// Serves the statistics to Prometheus.
 fn serve_metrics(cache: &Cache, address: SocketAddr, target: &Path) -> Result<StatsServer> {
-    let server = TcpListener::bind(address)
-        .and_then(|listener| cache.serve_stats_on(listener, &target.display().to_string()));
+    let server = TcpListener::bind(address).and_then(|listener| {
+        bifolio_stats::serve_on(cache, listener, &target.display().to_string())
+    });
     server.with_context(|| format!("cannot serve metrics on {address}"))
 }
 

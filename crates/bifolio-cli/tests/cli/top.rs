@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-use bifolio::{Cache, OpenOptions, StatsServer};
+use bifolio::{Cache, OpenOptions};
 
 use crate::support::{error_line, run};
 
@@ -15,7 +15,7 @@ fn a_screen_shows_the_cache_of_another_process() {
     let file = cache.open(dir.path().join("table"), &options).unwrap();
     file.write_all_at(&[7; 8192], 0).unwrap();
     let name = dir.path().to_str().unwrap();
-    let _server = cache.serve_stats(name).unwrap();
+    let _server = bifolio_stats::serve(&cache, name).unwrap();
     let shown = run(&["top", name, "--once", "--interval", "0.1"]);
     assert_eq!(shown.status.code(), Some(0), "{shown:?}");
     let text = String::from_utf8(shown.stdout).unwrap();
@@ -34,7 +34,7 @@ fn a_process_without_statistics_is_named_in_the_error() {
 /// A process that is killed leaves its socket behind.
 #[test]
 fn a_socket_without_a_process_does_not_hide_that_no_cache_has_the_name() {
-    let directory = StatsServer::directory();
+    let directory = bifolio_stats::directory();
     fs::create_dir_all(&directory).unwrap();
     let socket = directory.join(format!("{}-without-process.sock", std::process::id()));
     drop(UnixListener::bind(&socket).unwrap());

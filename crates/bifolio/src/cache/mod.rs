@@ -4,10 +4,8 @@
 //! keep alive what they need; dropping the last `Cache` while files are open does not affect them.
 
 mod builder;
-mod metrics;
 
 pub use builder::CacheBuilder;
-pub use metrics::StatsServer;
 
 use crate::config;
 use crate::error::Result;
@@ -16,7 +14,7 @@ use crate::io::{Backing, Engine, Guarded, IoError, Operation};
 use crate::outcome::Outcome;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
-use crate::stats::Stats;
+use crate::stats::{FileStats, Stats};
 use crate::sync::Ordering;
 use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
@@ -24,7 +22,7 @@ use crate::writeback::Flusher;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A page cache with a hard bound on memory. Cheap to clone; all clones are one cache.
 ///
@@ -45,6 +43,20 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Cache {
     inner: Arc<Inner>,
+}
+
+/// A reference to a cache that does not keep it open ([`Cache::downgrade`]).
+#[derive(Clone, Debug)]
+pub struct WeakCache {
+    inner: Weak<Inner>,
+}
+
+impl WeakCache {
+    /// Returns the cache, unless its last [`Cache`] was dropped. The result keeps it open: drop it
+    /// soon.
+    pub fn upgrade(&self) -> Option<Cache> {
+        Some(Cache { inner: self.inner.upgrade()? })
+    }
 }
 
 #[derive(Debug)]
@@ -281,6 +293,31 @@ impl Cache {
     /// each open file: some milliseconds for 100,000.) In a forked child all values are zero.
     pub fn stats(&self) -> Stats {
         self.inner.stats()
+    }
+
+    /// Returns the open files: name, length, and bytes in memory. Visits each file; takes some
+    /// milliseconds for 100,000. Empty in a forked child.
+    pub fn files(&self) -> Vec<FileStats> {
+        if self.inner.registry.cache_state.is_forked() {
+            return Vec::new();
+        }
+        self.inner.registry.file_stats()
+    }
+
+    /// Returns a reference that does not keep the cache open: for a thread that observes it.
+    ///
+    /// ```
+    /// # fn main() -> bifolio::Result<()> {
+    /// let cache = bifolio::Cache::builder().memory(16 << 20).build()?;
+    /// let observed = cache.downgrade();
+    /// assert_eq!(observed.upgrade().map(|cache| cache.stats().misses), Some(0));
+    /// drop(cache);
+    /// assert!(observed.upgrade().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn downgrade(&self) -> WeakCache {
+        WeakCache { inner: Arc::downgrade(&self.inner) }
     }
 
     /// Returns the kernel features that were probed when the cache was built, and which are in use.

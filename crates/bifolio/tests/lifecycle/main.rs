@@ -1,12 +1,11 @@
 //! How files and caches end: the last handle, a closed cache (`whole_cache.rs`), files opened again
 //! meanwhile (`opens.rs`), storage that stays unwritable (`giving_up.rs`), killed processes and
-//! power failures (`crash/`). Also what other programs see of them (`stats_server.rs`).
+//! power failures (`crash/`).
 
 mod crash;
 mod giving_up;
 mod last_handle;
 mod opens;
-mod stats_server;
 #[path = "../support/mod.rs"]
 mod support;
 mod wal_btree;
