@@ -81,7 +81,8 @@
 
 /**
  * For `bifolio_open_options.flags`: locks the file against other programs and other caches while
- * it is open (`F_OFD_SETLK`). Requires writing.
+ * it is open (`F_OFD_SETLK`). The lock is advisory: programs that take none are not kept out.
+ * Requires writing.
  */
 #define BIFOLIO_OPEN_EXCLUSIVE 128
 
@@ -502,8 +503,8 @@ typedef struct {
      */
     uint64_t memory_bytes_max;
     /**
-     * Dirty bytes at which writers wait for the device. Default 2/3 of the bound; a set value is
-     * at most half of it.
+     * Dirty bytes at which writers wait for the device. Default 2/3 of the bound, which is also
+     * the maximum.
      */
     uint64_t dirty_bytes_max;
     /**
@@ -707,7 +708,7 @@ typedef struct {
      */
     uint64_t faults;
     /**
-     * Pins taken.
+     * Pins taken so far, including those that were released.
      */
     uint64_t pins;
     /**
@@ -803,7 +804,7 @@ typedef struct {
      */
     uint64_t pgpinned;
     /**
-     * Folios that an allocation had to write out itself, and wait for.
+     * Folios of memory files that were written to the swap in order to evict them.
      */
     uint64_t pageout;
     /**
@@ -1017,7 +1018,8 @@ typedef struct {
 
 /**
  * A function that receives a line of the log: its level, and text that is valid during the call
- * only. It is called by any thread, one line at a time, and must not call the library.
+ * only. It is called by any thread, one line at a time, and must not call the library. It must not
+ * throw: an exception that leaves it ends the process. Declare it `noexcept` in C++.
  */
 typedef void (*bifolio_log_function)(void *context, uint32_t level, const char *message);
 
@@ -1071,8 +1073,9 @@ bifolio_result bifolio_cache_open(const bifolio_cache *cache,
 
 /**
  * Opens the regular file of `descriptor`. The descriptor then belongs to the cache: it is closed
- * with the file, or at once if the call fails. (If a pointer is null or an option invalid, it
- * still belongs to the caller.)
+ * with the file. If the call fails it is closed before the call returns, or with the file if that
+ * is open in this cache already. (If a pointer is null or an option invalid, it still belongs to
+ * the caller.)
  *
  * Threads: any, at the same time. Blocks: for the file system.
  */
@@ -1152,8 +1155,9 @@ bifolio_result bifolio_file_read(const bifolio_file *file,
 /**
  * Makes `count` reads: resident pages at once, the rest with transfers that are submitted
  * together. Each read has its own `result`, even if others fail. Returns the result of the first
- * read that failed; if the call could not begin (`file` or `reads` null, the file not opened for
- * reading), `reads` is not changed.
+ * read that failed; if the call could not begin (`file`, `reads` or the buffer of one of the reads
+ * null, unless its length is 0; the file not opened for reading), nothing is read and `reads` is
+ * not changed.
  *
  * Threads: any, at the same time. Blocks: for the device, until all are answered.
  */
@@ -1336,8 +1340,8 @@ void bifolio_pin_release(bifolio_pin *pin);
 
 /**
  * Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
- * was not changed. Holds the folio's lock: a call of the same thread that needs the folio, such as
- * a sync, would deadlock.
+ * was not changed. Holds the folio's lock: calls of other threads that need the folio wait, and
+ * one of the same thread, such as a sync, fails with `BIFOLIO_ERROR_PINNED_BY_CALLER`.
  *
  * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
  * folio's lock, and while too much is dirty.

@@ -84,7 +84,8 @@ pub const BIFOLIO_OPEN_MAPPABLE: u32 = 32;
 /// writing.
 pub const BIFOLIO_OPEN_CREATE_NEW: u32 = 64;
 /// For `bifolio_open_options.flags`: locks the file against other programs and other caches while
-/// it is open (`F_OFD_SETLK`). Requires writing.
+/// it is open (`F_OFD_SETLK`). The lock is advisory: programs that take none are not kept out.
+/// Requires writing.
 pub const BIFOLIO_OPEN_EXCLUSIVE: u32 = 128;
 
 const OPEN_FLAGS: u32 = 255;
@@ -102,8 +103,8 @@ pub struct bifolio_cache_options {
     pub memory_bytes: u64,
     /// Upper bound for `bifolio_cache_set_memory`, bytes. Default: all of the machine's memory.
     pub memory_bytes_max: u64,
-    /// Dirty bytes at which writers wait for the device. Default 2/3 of the bound; a set value is
-    /// at most half of it.
+    /// Dirty bytes at which writers wait for the device. Default 2/3 of the bound, which is also
+    /// the maximum.
     pub dirty_bytes_max: u64,
     /// Dirty bytes at which the flusher starts to write. Default a quarter of the bound.
     pub dirty_bytes_background: u64,
@@ -333,8 +334,9 @@ pub unsafe extern "C" fn bifolio_cache_open(
 }
 
 /// Opens the regular file of `descriptor`. The descriptor then belongs to the cache: it is closed
-/// with the file, or at once if the call fails. (If a pointer is null or an option invalid, it
-/// still belongs to the caller.)
+/// with the file. If the call fails it is closed before the call returns, or with the file if that
+/// is open in this cache already. (If a pointer is null or an option invalid, it still belongs to
+/// the caller.)
 ///
 /// Threads: any, at the same time. Blocks: for the file system.
 #[unsafe(no_mangle)]

@@ -170,8 +170,9 @@ pub unsafe extern "C" fn bifolio_file_read(
 
 /// Makes `count` reads: resident pages at once, the rest with transfers that are submitted
 /// together. Each read has its own `result`, even if others fail. Returns the result of the first
-/// read that failed; if the call could not begin (`file` or `reads` null, the file not opened for
-/// reading), `reads` is not changed.
+/// read that failed; if the call could not begin (`file`, `reads` or the buffer of one of the reads
+/// null, unless its length is 0; the file not opened for reading), nothing is read and `reads` is
+/// not changed.
 ///
 /// Threads: any, at the same time. Blocks: for the device, until all are answered.
 #[unsafe(no_mangle)]

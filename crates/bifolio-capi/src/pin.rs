@@ -159,8 +159,8 @@ pub unsafe extern "C" fn bifolio_pin_release(pin: *mut bifolio_pin) {
 }
 
 /// Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
-/// was not changed. Holds the folio's lock: a call of the same thread that needs the folio, such as
-/// a sync, would deadlock.
+/// was not changed. Holds the folio's lock: calls of other threads that need the folio wait, and
+/// one of the same thread, such as a sync, fails with `BIFOLIO_ERROR_PINNED_BY_CALLER`.
 ///
 /// Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
 /// folio's lock, and while too much is dirty.

@@ -68,7 +68,7 @@ pub struct bifolio_stats {
     pub device_flushes: u64,
     /// Faults of maps served.
     pub faults: u64,
-    /// Pins taken.
+    /// Pins taken so far, including those that were released.
     pub pins: u64,
     /// Folios read ahead.
     pub readahead_folios: u64,
@@ -116,7 +116,7 @@ pub struct bifolio_stats {
     pub pgdeactivate: u64,
     /// Folios that reclaim found pinned or otherwise referenced.
     pub pgpinned: u64,
-    /// Folios that an allocation had to write out itself, and wait for.
+    /// Folios of memory files that were written to the swap in order to evict them.
     pub pageout: u64,
     /// Folios evicted because their chunk was needed for another folio size or had to be released.
     pub pgevacuate: u64,

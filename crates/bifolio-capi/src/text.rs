@@ -152,7 +152,8 @@ pub enum bifolio_log_level {
 }
 
 /// A function that receives a line of the log: its level, and text that is valid during the call
-/// only. It is called by any thread, one line at a time, and must not call the library.
+/// only. It is called by any thread, one line at a time, and must not call the library. It must not
+/// throw: an exception that leaves it ends the process. Declare it `noexcept` in C++.
 pub type bifolio_log_function =
     Option<unsafe extern "C" fn(context: *mut c_void, level: u32, message: *const c_char)>;
 

@@ -202,7 +202,7 @@ counters! {
     PgDeactivate pgdeactivate,
     /// Folios that reclaim found pinned or otherwise referenced.
     PgPinned pgpinned,
-    /// Folios that an allocation had to write out itself, and wait for.
+    /// Folios of memory files that were written to the swap in order to evict them.
     PageOut pageout,
     /// Folios evicted because their chunk was needed for another folio size or had to be released.
     PgEvacuate pgevacuate,
@@ -248,7 +248,7 @@ counters! {
     AdviseDrain advise_drains,
     /// LRU batches drained for advice.
     AdviseDrainCpu advise_drained_cpus,
-    /// Pins taken.
+    /// Pins taken so far, including those that were released.
     Pin pins,
     /// Folios read ahead.
     Readahead readahead_folios,

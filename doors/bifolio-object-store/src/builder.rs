@@ -146,6 +146,10 @@ impl CachedStoreBuilder {
 
     /// Names the store. By default the name is what the store displays, such as its bucket. Objects
     /// of stores with different names are different, even in one disk tier.
+    ///
+    /// Two stores with one name are one store to a disk tier: an object of the second that has the
+    /// path, the ETag and the size of one of the first is read from the parts of the first. So name
+    /// stores that display the same, such as one bucket name at two endpoints, or stores in memory.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self

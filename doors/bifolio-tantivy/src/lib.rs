@@ -34,6 +34,10 @@
 //! are inside the bound of the cache. Files of a kernel without `userfaultfd`, which maps need, are
 //! copied in any case. Any number of indexes, and other files, can share one cache.
 //!
+//! A file of an index takes three descriptors while a reader or a searcher uses it: two of the
+//! cache and one of its map. A segment has about seven files, so 40 segments are near the usual
+//! limit of 1,024 (`RLIMIT_NOFILE`): raise the limit, or let a merge policy keep fewer segments.
+//!
 //! # Durability
 //! A commit returns when its files and their names are on the device. A kill or a loss of power
 //! leaves the last commit, and perhaps files that the next writer removes.
