@@ -133,9 +133,9 @@ impl OpenOptions {
         self
     }
 
-    /// Promises that the bytes do not change while such a handle exists, so that pins dereference
-    /// to a plain `&[u8]`. In exchange, no writable handle can be opened in this cache at the same
-    /// time. Excludes `write`.
+    /// Promises that the bytes do not change while such a handle exists, so that pins lend them as
+    /// a plain `&[u8]` ([`Pin::as_bytes`](crate::Pin::as_bytes)). In exchange, no writable handle
+    /// can be opened in this cache at the same time. Excludes `write`.
     pub fn immutable(mut self, immutable: bool) -> Self {
         self.immutable = immutable;
         self

@@ -340,7 +340,7 @@ pub(super) struct UnmappedBatch<'t> {
     batch: Option<WriteBatch<'t>>,
     in_flight: Vec<Unmapped<'t>>,
     gathered: Vec<Unmapped<'t>>,
-    victim: Vec<WriteVictim<'t>>,
+    write_victims: Vec<WriteVictim<'t>>,
     pub(super) bounce_buffer: MutexGuard<'t, BounceBuffer>,
     /// Number of parts of the bounce buffer: two if one is written while the other fills.
     parts: usize,
@@ -372,7 +372,7 @@ impl<'t> UnmappedBatch<'t> {
             batch: None,
             in_flight: Vec::new(),
             gathered: Vec::new(),
-            victim: Vec::new(),
+            write_victims: Vec::new(),
             bounce_buffer,
             parts: if writes { 2 } else { 1 },
             half: 0,
@@ -406,7 +406,7 @@ impl<'t> UnmappedBatch<'t> {
         self.pages_used = page + 1 - self.half * self.half_pages();
         let again = left.folio.try_clone();
         let folio = again.expect("a folio that was just frozen has two references");
-        self.victim.push(WriteVictim { folio, in_flight, copy: Some(left.copy) });
+        self.write_victims.push(WriteVictim { folio, in_flight, copy: Some(left.copy) });
         self.gathered.push(left);
     }
 
@@ -418,10 +418,10 @@ impl<'t> UnmappedBatch<'t> {
         memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
         let are_single = memory.region_reads.are_single();
         let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
-        let victim = std::mem::take(&mut self.victim);
-        if !victim.is_empty() {
+        let victims = std::mem::take(&mut self.write_victims);
+        if !victims.is_empty() {
             let batch = self.batch.get_or_insert_with(|| WriteBatch::of_victims(self.inode));
-            batch.start_victims(victim, portion_folios);
+            batch.start_victims(victims, portion_folios);
         }
         self.in_flight = std::mem::take(&mut self.gathered);
         self.half = (self.half + 1) % self.parts;

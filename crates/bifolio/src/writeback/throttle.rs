@@ -113,7 +113,7 @@ pub(crate) fn part_of(left_pages: u64) -> u64 {
     sync::part_of(left_pages, SHARE_DIVISOR)
 }
 
-/// The gate, one per cache; each waiter has its own condition.
+/// The gate, one per cache: the number of waiters, and the condition on which all of them wait.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     /// Number of waiters.

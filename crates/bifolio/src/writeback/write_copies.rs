@@ -42,7 +42,7 @@ enum CopyMemory {
     Own(Box<OwnPage>),
 }
 
-/// CopyMemory for one page.
+/// Memory for the copy of one page.
 #[derive(Debug)]
 #[repr(align(4096))]
 struct OwnPage(UnsafeCell<[u8; PAGE_BYTES as usize]>);
@@ -68,7 +68,7 @@ impl WriteCopies {
         }
     }
 
-    /// WriteCopies the pages.
+    /// Copies the pages.
     fn fill(&mut self, folios: &[WriteVictim<'_>], inode: &Inode) {
         for (page, victim) in folios.iter().enumerate() {
             let (source, target) = (victim.start(inode), self.address(page));

@@ -8,7 +8,7 @@
 //! folio on the dirty list, where it waits for the end of the freeze, or in flight.
 //!
 //! # Safety
-//! WriteCopies between frames of folios that the caller has locked.
+//! Copies between frames of folios that the caller has locked.
 #![allow(unsafe_code)]
 
 use super::Inode;
