@@ -134,11 +134,11 @@ impl Tier {
         let failed = |source| CacheError::Disk { path: directory.to_owned(), source };
         started.map_err(|error| failed(Arc::new(error)))?;
         loop {
-            match answers.recv_timeout(HANG * timeout) {
+            match answers.recv_timeout(timeout.saturating_mul(HANG)) {
                 Ok(Some(opened)) => return opened,
                 Ok(None) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    let (path, waited) = (directory.to_owned(), HANG * timeout);
+                    let (path, waited) = (directory.to_owned(), timeout.saturating_mul(HANG));
                     return Err(CacheError::DiskHangs { path, waited });
                 }
                 Err(RecvTimeoutError::Disconnected) => {
@@ -217,6 +217,11 @@ impl Tier {
         let (table, opened_at) = (Mutex::new(table), Instant::now());
         let (file, paused_until_us) = (Some(file), AtomicU64::new(0));
         Self { layout, file, disk, table, counters, timeout, opened_at, paused_until_us }
+    }
+
+    /// Returns the time without an answer after which the disk hangs.
+    fn hang_time(&self) -> Duration {
+        self.timeout.saturating_mul(HANG)
     }
 
     fn file(&self) -> &bifolio::File {
@@ -301,9 +306,10 @@ impl Tier {
         let result = limited.await;
         add(&self.counters.disk_wait_us, started.elapsed().as_micros() as u64);
         let Ok(result) = result else {
-            let until = self.opened_at.elapsed() + PAUSE * self.timeout;
+            let pause = self.timeout.saturating_mul(PAUSE);
+            let until_us = self.opened_at.elapsed().saturating_add(pause).as_micros();
             // Relaxed: only the value counts.
-            self.paused_until_us.store(until.as_micros() as u64, Ordering::Relaxed);
+            self.paused_until_us.store(until_us.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
             add(&self.counters.disk_late, 1);
             return Err(Miss::Late);
         };
@@ -393,12 +399,12 @@ impl Tier {
         // Relaxed: only the value counts, here and below.
         let mut before = disk.answers.load(Ordering::Relaxed);
         loop {
-            if let Ok(result) = timeout(HANG * self.timeout, &mut work).await {
+            if let Ok(result) = timeout(self.hang_time(), &mut work).await {
                 return Ok(result);
             }
             let answers = disk.answers.load(Ordering::Relaxed);
             if answers == before {
-                let (path, waited) = (disk.directory.clone(), HANG * self.timeout);
+                let (path, waited) = (disk.directory.clone(), self.hang_time());
                 return Err(CacheError::DiskHangs { path, waited });
             }
             before = answers;
@@ -430,7 +436,7 @@ impl Drop for Tier {
         let _ = thread::Builder::new().name("close-tier".into()).spawn(close);
         // Relaxed: only the value counts, here and below.
         let mut before = answers.load(Ordering::Relaxed);
-        while closed.recv_timeout(HANG * self.timeout) == Err(RecvTimeoutError::Timeout) {
+        while closed.recv_timeout(self.hang_time()) == Err(RecvTimeoutError::Timeout) {
             let now = answers.load(Ordering::Relaxed);
             if now == before {
                 return;

@@ -5,9 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path as FilePath;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bifolio_object_store::{CacheError, CachedStore};
 use bifolio_testing::{SmallDisk, skip};
+use futures::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
@@ -47,6 +49,39 @@ async fn parts_survive_a_restart() {
     put(&store, &location, &bytes(1, LENGTH)).await;
     let cached = open(&store, directory.path());
     assert_eq!(read(&cached, &location).await, bytes(1, LENGTH));
+}
+
+#[tokio::test]
+async fn durations_without_end_are_waits_without_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    put(&store, &location, &bytes(0, LENGTH)).await;
+    // What is multiplied or added to must not overflow.
+    for time in [Duration::MAX, Duration::MAX / 10, Duration::from_secs(u64::MAX / 11)] {
+        let building = builder(&store, &cache()).disk(directory.path(), 1 << 20);
+        let building = building.disk_timeout(time).stall_timeout(time);
+        let cached = building.head_age(time).list_age(time).build().unwrap();
+        assert_eq!(read(&cached, &location).await, bytes(0, LENGTH));
+        assert_eq!(cached.list(None).collect::<Vec<_>>().await.len(), 1);
+        wait_for_parts(&cached, PARTS).await;
+    }
+}
+
+#[tokio::test]
+async fn stores_with_names_of_their_own_share_a_directory_and_no_object() {
+    let directory = tempfile::tempdir().unwrap();
+    let location = Path::from("a");
+    let (first, second) = (TestStore::new(), TestStore::new());
+    put(&first, &location, &bytes(1, LENGTH)).await;
+    put(&second, &location, &bytes(2, LENGTH)).await;
+    let open = |store: &Arc<TestStore>, name: &str| {
+        builder(store, &cache()).disk(directory.path(), 1 << 20).name(name).build().unwrap()
+    };
+    let cached = open(&first, "first");
+    assert_eq!(read(&cached, &location).await, bytes(1, LENGTH));
+    wait_for_parts(&cached, PARTS).await;
+    drop(cached);
+    assert_eq!(read(&open(&second, "second"), &location).await, bytes(2, LENGTH));
 }
 
 #[tokio::test]
