@@ -41,6 +41,7 @@ pub use config::{Config, ParameterSet, Target};
 pub use error::{Error, Result};
 pub use harness::child::run_child;
 pub use harness::cleanup::clean_on_signals;
+pub use harness::failures::Given;
 pub use harness::memory_group::{Membership, MemoryGroup};
 pub use harness::sizes::Sizes;
 pub use harness::workspace::Workspace;

@@ -3,10 +3,12 @@
 //! Called by the benchmarks. The child reads tasks from standard input and answers each with one
 //! line. It ends when the pipe is closed, so it outlives its parent by a round at most.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use bifolio_bench::{Error, Result};
+use rustix::process::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -40,14 +42,27 @@ impl MeasuringChild {
     pub(crate) fn run_round<A: DeserializeOwned>(&mut self, task: &impl Serialize) -> Result<A> {
         let mut line = serde_json::to_string(task)?;
         line.push('\n');
-        let tasks = self.tasks.as_mut().expect("it is taken by the drop only");
+        let Some(tasks) = &mut self.tasks else { return Err(self.end()) };
         let sent = tasks.write_all(line.as_bytes());
         line.clear();
         let answered = sent.and_then(|()| self.answers.read_line(&mut line));
         match answered {
             Ok(1..) => Ok(serde_json::from_str(&line)?),
-            Ok(0) => Err(Error::Child("it ended before its round did".into())),
+            Ok(0) => Err(self.end()),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(self.end()),
             Err(error) => Err(Error::Child(format!("it does not answer: {error}"))),
+        }
+    }
+
+    /// Returns how a child ended that ended before its round did.
+    fn end(&mut self) -> Error {
+        drop(self.tasks.take());
+        match self.child.wait() {
+            Ok(status) if status.signal() == Some(Signal::KILL.as_raw()) => {
+                Error::Killed { attempts: 1 }
+            }
+            Ok(status) => Error::Child(format!("it ended before its round did: {status}")),
+            Err(error) => Error::Child(format!("it ended before its round did: {error}")),
         }
     }
 }

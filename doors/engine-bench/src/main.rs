@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use bifolio_bench::{
     Benchmark, Config, Lines, ParameterSet, clean_on_signals, deliver, parse_bytes, render, run,
 };
@@ -84,6 +84,9 @@ struct Options {
     smoke: bool,
 }
 
+/// Maximum of `--seconds`: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().engine {
         Engine::Redb { options, split } => measure(&redb::RedbBenchmark::new(split), &options),
@@ -116,8 +119,12 @@ fn measure(benchmark: &dyn Benchmark, options: &Options) -> anyhow::Result<()> {
     let mut config = Config::new(set, child_command);
     config.memory_bytes = options.memory;
     config.dir.clone_from(&options.dir);
-    let seconds = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
-    config.timed = Some(seconds);
+    let is_possible = options.seconds > 0.0 && options.seconds <= SECONDS_MAX;
+    ensure!(is_possible, "--seconds: must be more than 0 and at most {SECONDS_MAX}");
+    config.timed = Some(Duration::from_secs_f64(options.seconds));
     let report = run(benchmark, &config, &mut Lines)?;
-    Ok(deliver(&report, options.json.as_deref(), render)?)
+    deliver(&report, options.json.as_deref(), render)?;
+    let failures: Vec<String> = report.footnotes().collect();
+    ensure!(!report.has_failed(), "{}", failures.join("; "));
+    Ok(())
 }

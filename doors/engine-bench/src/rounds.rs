@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bifolio_bench::{
-    Case, Config, Counts, Error, Membership, MemoryGroup, ParameterSet, Report, Result, Row, Sizes,
-    Skipped,
+    Case, Config, Counts, Error, Given, Membership, MemoryGroup, ParameterSet, Report, Result, Row,
+    Sizes, Skipped,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::children::MeasuringChild;
 
@@ -59,6 +60,9 @@ pub(crate) struct RoundCost {
 pub(crate) struct Series {
     name: &'static str,
     child: MeasuringChild,
+    /// Command and task of the child.
+    command: Vec<String>,
+    opening: Value,
     /// Dropped after the child has ended.
     _group: Option<MemoryGroup>,
 }
@@ -86,13 +90,27 @@ impl Series {
             }
         };
         let opening = opening(group.as_ref().map(MemoryGroup::membership));
+        let opening = serde_json::to_value(opening)?;
         let child = MeasuringChild::start(command, &opening)?;
-        Ok(Some(Self { name, child, _group: group }))
+        Ok(Some(Self { name, child, command: command.to_vec(), opening, _group: group }))
+    }
+
+    /// Runs a round, once more in a new child if the child was killed.
+    fn run_round(&mut self, task: &impl Serialize) -> Result<RoundCost> {
+        let killed = match self.child.run_round(task) {
+            Err(Error::Killed { attempts }) => attempts,
+            answer => return answer,
+        };
+        self.child = MeasuringChild::start(&self.command, &self.opening)?;
+        self.child.run_round(task).map_err(|error| match error {
+            Error::Killed { attempts } => Error::Killed { attempts: killed + attempts },
+            other => other,
+        })
     }
 }
 
 /// Runs a round that warms up and `rounds` that count, and adds a row to the report. Which series
-/// is first alternates.
+/// is first alternates. A series that fails has no figure in the row, and stops no other.
 pub(crate) fn measure<R: Serialize>(
     series: &mut [Series],
     rounds: usize,
@@ -100,19 +118,24 @@ pub(crate) fn measure<R: Serialize>(
     task: impl Fn(usize) -> R,
     report: &mut Report,
 ) -> Result<()> {
-    let mut costs: Vec<Vec<RoundCost>> = vec![Vec::new(); series.len()];
+    let mut given: Vec<Given<RoundCost>> = series.iter().map(|_| Given::new()).collect();
     for round in 0..=rounds {
         let task = task(round);
         for place in 0..series.len() {
             let place = if round % 2 == 0 { place } else { series.len() - 1 - place };
-            let cost = series[place].child.run_round(&task)?;
-            if round > 0 {
-                costs[place].push(cost);
+            if given[place].has_failed() {
+                continue;
+            }
+            let cost = series[place].run_round(&task);
+            if round > 0 || cost.is_err() {
+                given[place].add(cost)?;
             }
         }
     }
     let mut row = Row::new(case, "ops/s");
-    for (series, costs) in series.iter().zip(&costs) {
+    for (series, given) in series.iter().zip(&given) {
+        let rows = std::slice::from_mut(&mut row);
+        let Some(costs) = given.or_fail(rows, 0..1, series.name) else { continue };
         fill(&mut row, series.name, costs);
         report.verified_bytes += costs.iter().map(|cost| cost.verified_bytes).sum::<u64>();
     }
@@ -184,4 +207,41 @@ fn field_of(path: &str, name: &str) -> anyhow::Result<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     Ok(number.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A series whose child runs `script` for each task.
+    fn series(name: &'static str, script: &str) -> Series {
+        let script = format!("while read -r task; do {script}; done");
+        let command = ["sh", "-c", &script].map(str::to_owned).to_vec();
+        let child = MeasuringChild::start(&command, &Value::Null).unwrap();
+        Series { name, child, command, opening: Value::Null, _group: None }
+    }
+
+    #[test]
+    fn a_child_that_is_killed_costs_its_series_and_is_started_once_more() {
+        let answer = r#"'{"operations":2,"seconds":1.0,"verified_bytes":8,"read_bytes":0,
+            "written_bytes":0,"group_peak_bytes":0,"resident_peak_bytes":0,"latencies":[]}'"#;
+        let lives = format!("echo {answer}").replace('\n', " ");
+        let directory = tempfile::tempdir().unwrap();
+        let mark = directory.path().join("mark").display().to_string();
+        let dies_once = format!("[ -e {mark} ] && {lives} || {{ touch {mark}; kill -KILL $$; }}");
+        let mut all = [
+            series("bifolio", &lives),
+            series("default", "kill -KILL $$"),
+            series("default_mmap", &dies_once),
+            series("other", "exit 3"),
+        ];
+        let mut report = Report::new("b", &bifolio_bench::Host::default(), Value::Null);
+        measure(&mut all, 2, Case::new(), |round| round, &mut report).unwrap();
+        let row = &report.rows[0];
+        let failed: Vec<_> = row.failed.iter().map(|(name, how)| (&**name, how.killed)).collect();
+        assert_eq!(failed, [("default", true), ("other", false)]);
+        assert!(row.failed["other"].reason.contains('3'), "{:?}", row.failed);
+        assert_eq!(row.repetitions["bifolio"], [2.0; 2]);
+        assert_eq!(row.repetitions["default_mmap"], [2.0; 2]);
+    }
 }

@@ -57,18 +57,25 @@ fn failure(error: Error) -> Result<Failure> {
 
 /// The results of the trials of one series in one row, or in several.
 #[derive(Debug)]
-pub(crate) struct Given<T> {
+pub struct Given<T> {
     results: Vec<T>,
     failure: Option<Failure>,
 }
 
-impl<T> Given<T> {
-    pub(crate) fn new() -> Self {
+impl<T> Default for Given<T> {
+    fn default() -> Self {
         Self { results: Vec::new(), failure: None }
+    }
+}
+
+impl<T> Given<T> {
+    /// Returns no results yet.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Returns `true` if a trial failed: there are no results, and no trial is to follow.
-    pub(crate) fn has_failed(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
@@ -76,7 +83,7 @@ impl<T> Given<T> {
     ///
     /// # Errors
     /// The error ends the run.
-    pub(crate) fn add(&mut self, result: Result<T>) -> Result<()> {
+    pub fn add(&mut self, result: Result<T>) -> Result<()> {
         match result {
             Ok(result) => self.results.push(result),
             Err(error) => {
@@ -88,13 +95,13 @@ impl<T> Given<T> {
     }
 
     /// Returns the results so far, in their order.
-    pub(crate) fn results(&self) -> &[T] {
+    pub fn results(&self) -> &[T] {
         &self.results
     }
 
     /// Returns the results for the rows `of` `series`; `None` if it failed, which the rows then
     /// show.
-    pub(crate) fn or_fail(
+    pub fn or_fail(
         &self,
         rows: &mut [Row],
         of: Range<usize>,
