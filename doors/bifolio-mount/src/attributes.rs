@@ -5,11 +5,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileType, TimeOrNow};
 use rustix::fs::{
     AtFlags, CWD, FileType as Kind, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
-    Uid, chmodat, chownat, utimensat,
+    Uid, chmodat, chownat, removexattr, utimensat,
 };
 
 use crate::error::Result;
 use crate::inode::Inode;
+use crate::xattr::CAPABILITY;
 
 const SET_USER_ID: u32 = libc::S_ISUID;
 const SET_GROUP_ID: u32 = libc::S_ISGID;
@@ -90,24 +91,35 @@ impl Inode {
     }
 
     fn set_mode(&self, mode: u32) -> Result<()> {
+        if mode & (SET_USER_ID | SET_GROUP_ID) != 0 && self.kind == Kind::RegularFile {
+            // If this program is not root, the write-out of earlier writes would clear the bits.
+            self.write_pages()?;
+        }
         let mut data = self.data();
         chmodat(CWD, self.path(), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
         data.has_no_set_id = false;
         Ok(())
     }
 
-    /// Clears the bits that a write by an unprivileged program clears: a program that runs with
-    /// the rights of its owner must not be changed by others. Returns `true` if there were any.
-    pub fn clear_set_id(&self) -> Result<bool> {
-        if std::mem::replace(&mut self.data().has_no_set_id, true) {
-            return Ok(false);
+    /// Clears what a change of the contents clears: a program that runs with rights of its own must
+    /// not be changed by others. Those are its capabilities, and, unless root changes it, the
+    /// set-id bits. Returns `true` if it cleared any.
+    pub fn clear_privileges(&self, is_by_root: bool) -> Result<bool> {
+        let mut data = self.data();
+        let may_have_capability = !std::mem::replace(&mut data.has_no_capability, true);
+        let may_have_set_id = !is_by_root && !std::mem::replace(&mut data.has_no_set_id, true);
+        drop(data);
+        // If this is refused, the file system removes them when the change is written out.
+        let had_capability = may_have_capability && removexattr(self.path(), CAPABILITY).is_ok();
+        if !may_have_set_id {
+            return Ok(had_capability);
         }
         let mode = self.stat()?.st_mode;
         let cleared = without_set_id(mode);
         if cleared != mode {
             self.set_mode(cleared)?;
         }
-        Ok(cleared != mode)
+        Ok(had_capability || cleared != mode)
     }
 
     /// Gives a new inode to the program that created it, unless it is its own already.

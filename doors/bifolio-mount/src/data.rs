@@ -52,6 +52,8 @@ pub struct Data {
     flushed_changes: u64,
     /// Known to have neither a set-user-id nor a set-group-id bit that a write must clear.
     pub has_no_set_id: bool,
+    /// Known to have no capabilities that a write must clear.
+    pub has_no_capability: bool,
     /// Modification time that programs have seen, if the source directory's may be another.
     pub modified: Option<SystemTime>,
     /// Lower bound of the change time that programs have seen.

@@ -26,6 +26,7 @@ mod server;
 mod session;
 mod volume;
 mod workers;
+mod xattr;
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};

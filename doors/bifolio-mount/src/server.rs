@@ -24,6 +24,7 @@ use rustix::fs::{AtFlags, OFlags};
 use crate::attributes::{Changes, kind};
 use crate::error::Result;
 use crate::volume::{Creation, Volume};
+use crate::xattr::Answer;
 
 /// Time for which the kernel may use names and attributes without asking.
 const VALID: Duration = Duration::from_secs(1);
@@ -84,10 +85,10 @@ fn send_done(reply: ReplyEmpty, (): ()) {
     reply.ok();
 }
 
-fn send_xattr(reply: ReplyXattr, size: u32, (bytes, length): (Vec<u8>, usize)) {
-    match size {
-        0 => reply.size(length as u32),
-        _ => reply.data(&bytes[..length]),
+fn send_xattr(reply: ReplyXattr, answer: Answer) {
+    match answer {
+        Answer::Length(length) => reply.size(length as u32),
+        Answer::Bytes(bytes) => reply.data(&bytes),
     }
 }
 
@@ -509,18 +510,13 @@ impl Filesystem for Server {
     ) {
         let name = name.to_owned();
         self.run(move |volume| {
-            answer(reply, volume.xattr(number, &name, size), |reply, value| {
-                send_xattr(reply, size, value);
-            });
+            answer(reply, volume.xattr(number, &name, size), send_xattr);
         });
     }
 
-    fn listxattr(&self, _request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        self.run(move |volume| {
-            answer(reply, volume.xattrs(number, size), |reply, names| {
-                send_xattr(reply, size, names);
-            });
-        });
+    fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let is_root = request.uid() == 0;
+        self.run(move |volume| answer(reply, volume.xattrs(number, size, is_root), send_xattr));
     }
 
     fn removexattr(&self, _request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -530,7 +526,7 @@ impl Filesystem for Server {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         number: INodeNo,
         _file: FileHandle,
         position: u64,
@@ -538,9 +534,10 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let is_root = request.uid() == 0;
         self.run(move |volume| {
             let bytes = position..position.saturating_add(length);
-            answer(reply, volume.allocate(number, bytes, mode), send_done);
+            answer(reply, volume.allocate(number, bytes, mode, is_root), send_done);
         });
     }
 
@@ -561,7 +558,7 @@ impl Filesystem for Server {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         from: INodeNo,
         _from_file: FileHandle,
         from_position: u64,
@@ -572,8 +569,9 @@ impl Filesystem for Server {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        let is_root = request.uid() == 0;
         self.run(move |volume| {
-            let copied = volume.copy((from, from_position), (to, to_position), length);
+            let copied = volume.copy((from, from_position), (to, to_position), length, is_root);
             answer(reply, copied, |reply, length| reply.written(length as u32));
         });
     }

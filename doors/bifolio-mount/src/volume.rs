@@ -18,8 +18,8 @@ use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFl
 use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatVfs,
-    XattrFlags, fchmod, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek,
-    symlinkat, unlinkat,
+    fchmod, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat,
+    unlinkat,
 };
 use rustix::io::Errno;
 
@@ -29,9 +29,8 @@ use crate::error::Result;
 use crate::inode::{Inode, Table};
 use crate::read_buffers::ReadBuffers;
 use crate::workers::Workers;
+use crate::xattr::DEFAULT_ACL;
 
-/// The extended attribute whose presence makes a directory ignore the umask.
-const DEFAULT_ACL: &str = "system.posix_acl_default";
 /// Maximum number of bytes that one request copies between files. The program asks again.
 const COPY_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of a buffer for copies between files, and of one for directory entries.
@@ -143,9 +142,8 @@ impl Volume {
         make: impl FnOnce(&Inode, Mode) -> rustix::io::Result<()>,
     ) -> Result<Arc<Inode>> {
         let parent = self.table.get(parent)?;
-        // The kernel leaves the umask to us, because a default list of access rights replaces it.
-        let mut no_buffer = [0; 0];
-        let masked = match rustix::fs::getxattr(parent.path(), DEFAULT_ACL, &mut no_buffer[..]) {
+        // The kernel leaves the umask to us, because a default access list takes its place.
+        let masked = match rustix::fs::getxattr_query(parent.path(), DEFAULT_ACL) {
             Ok(length) if length > 0 => creation.mode,
             _ => creation.mode & !creation.umask,
         };
@@ -301,9 +299,7 @@ impl Volume {
     ) -> Result<FileAttr> {
         let inode = self.table.get(number)?;
         if let Some(size) = size {
-            if !is_by_root {
-                inode.clear_set_id()?;
-            }
+            inode.clear_privileges(is_by_root)?;
             self.files.change(&inode, |file| file.set_len(size))?;
         }
         if *changes != Changes::default() {
@@ -372,6 +368,15 @@ impl Volume {
         self.files.open(&inode, for_writing)
     }
 
+    /// Clears what a change of the contents clears, and has the kernel ask for the mode again.
+    fn clear_privileges(&self, inode: &Inode, is_by_root: bool) -> Result<()> {
+        if inode.clear_privileges(is_by_root)? {
+            // A position below 0 stands for the attributes.
+            let _ = self.notifier.get().map(|kernel| kernel.inval_inode(inode.number, -1, 0));
+        }
+        Ok(())
+    }
+
     /// Writes to a file that a program has open. Returns the number of bytes.
     pub fn write(
         &self,
@@ -382,9 +387,9 @@ impl Volume {
     ) -> Result<u32> {
         let inode = self.table.get(number)?;
         let file = inode.file_for_change()?;
-        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && inode.clear_set_id()? {
-            // A position below 0 stands for the attributes.
-            let _ = self.notifier.get().map(|kernel| kernel.inval_inode(number, -1, 0));
+        // As elsewhere, stores to maps clear nothing.
+        if !flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            self.clear_privileges(&inode, !flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID))?;
         }
         let mut written = 0;
         while written < bytes.len() {
@@ -404,9 +409,16 @@ impl Volume {
     }
 
     /// Changes the allocation of an open file, in the modes that the cache has.
-    pub fn allocate(&self, number: INodeNo, bytes: Range<u64>, mode: i32) -> Result<()> {
+    pub fn allocate(
+        &self,
+        number: INodeNo,
+        bytes: Range<u64>,
+        mode: i32,
+        is_by_root: bool,
+    ) -> Result<()> {
         let inode = self.table.get(number)?;
         let file = inode.file_for_change()?;
+        self.clear_privileges(&inode, is_by_root)?;
         let mode = FallocateFlags::from_bits_retain(mode as u32);
         let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
         let zero = FallocateFlags::ZERO_RANGE;
@@ -441,9 +453,12 @@ impl Volume {
         (from, from_position): (INodeNo, u64),
         (to, to_position): (INodeNo, u64),
         length: u64,
+        is_by_root: bool,
     ) -> Result<u64> {
         let source = self.table.get(from)?.file()?;
-        let target = self.table.get(to)?.file_for_change()?;
+        let inode = self.table.get(to)?;
+        let target = inode.file_for_change()?;
+        self.clear_privileges(&inode, is_by_root)?;
         let length = length.min(COPY_BYTES_MAX);
         let mut buffer = vec![0; BUFFER_BYTES.min(length as usize)];
         let mut copied = 0;
@@ -465,37 +480,6 @@ impl Volume {
 
     pub fn statfs(&self, number: INodeNo) -> Result<StatVfs> {
         Ok(rustix::fs::fstatvfs(&*self.table.get(number)?)?)
-    }
-
-    pub fn set_xattr(&self, number: INodeNo, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
-        let inode = self.table.get(number)?;
-        let flags = XattrFlags::from_bits_retain(flags as u32);
-        rustix::fs::setxattr(inode.path(), name, value, flags)?;
-        inode.data().touch();
-        Ok(())
-    }
-
-    /// Returns the value, or only its length as the length of the buffer if `size` is 0.
-    pub fn xattr(&self, number: INodeNo, name: &OsStr, size: u32) -> Result<(Vec<u8>, usize)> {
-        let inode = self.table.get(number)?;
-        let mut value = vec![0; size as usize];
-        let length = rustix::fs::getxattr(inode.path(), name, &mut value[..])?;
-        Ok((value, length))
-    }
-
-    /// Returns the names, or only their length, as [`Self::xattr`] does.
-    pub fn xattrs(&self, number: INodeNo, size: u32) -> Result<(Vec<u8>, usize)> {
-        let inode = self.table.get(number)?;
-        let mut names = vec![0; size as usize];
-        let length = rustix::fs::listxattr(inode.path(), &mut names[..])?;
-        Ok((names, length))
-    }
-
-    pub fn remove_xattr(&self, number: INodeNo, name: &OsStr) -> Result<()> {
-        let inode = self.table.get(number)?;
-        rustix::fs::removexattr(inode.path(), name)?;
-        inode.data().touch();
-        Ok(())
     }
 }
 

@@ -2,7 +2,8 @@
 # install.sh [PROGRAM...]: installs what the tests of the mount use and this machine lacks; without
 # arguments all of it. Needs apt-get and root only if something is missing.
 set -eu
-[ $# -gt 0 ] || set -- fusermount3 setpriv git sqlite3 fio cc acl.h
+[ $# -gt 0 ] || set -- fusermount3 setpriv git sqlite3 fio cc acl.h \
+  getfattr setfacl getcap rsync tar python3
 missing=
 for program in "$@"; do
   case $program in
@@ -13,6 +14,9 @@ for program in "$@"; do
         fusermount3) package=fuse3 ;;
         setpriv) package=util-linux ;;
         cc) package=gcc ;;
+        getfattr) package=attr ;;
+        setfacl) package=acl ;;
+        getcap) package=libcap2-bin ;;
         *) package=$program ;;
       esac
       missing="$missing $package"

@@ -15,3 +15,4 @@ mod mounted;
 mod names;
 mod suites;
 mod unprivileged;
+mod xattrs;

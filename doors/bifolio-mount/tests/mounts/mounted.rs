@@ -40,6 +40,18 @@ pub fn can_mount() -> bool {
     false
 }
 
+/// Returns `false`, after a report, if one of the programs is missing.
+#[track_caller]
+pub fn have(programs: &[&str]) -> bool {
+    let is_missing =
+        |program: &&&str| !run("sh", ["-c", &format!("command -v {program} >/dev/null")]);
+    match programs.iter().find(is_missing) {
+        Some(program) => skip(program, "the program is missing"),
+        None => return true,
+    }
+    false
+}
+
 impl Mounted {
     /// Mounts a new directory, or returns `None`, after a report, where that is not possible.
     #[track_caller]

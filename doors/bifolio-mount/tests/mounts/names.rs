@@ -6,10 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use rustix::fs::{
-    CWD, FileType, Mode, RenameFlags, XattrFlags, getxattr, listxattr, mknodat, removexattr,
-    renameat_with, setxattr, statvfs,
-};
+use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with, statvfs};
 use rustix::io::Errno;
 
 use crate::mounted::{Mounted, shell};
@@ -110,25 +107,6 @@ fn directories_of_10_000_names_are_listed_once_each() {
     assert_eq!(fs::read_dir(mounted.path("")).unwrap().count(), 0);
     fs::create_dir(mounted.path("directory")).unwrap();
     fs::remove_dir(mounted.path("directory")).unwrap();
-    mounted.unmount_cleanly();
-}
-
-#[test]
-fn extended_attributes_are_kept() {
-    let Some(mounted) = Mounted::new(&[]) else { return };
-    let path = mounted.path("file");
-    fs::write(&path, b"").unwrap();
-    setxattr(&path, "user.colour", b"blue", XattrFlags::CREATE).unwrap();
-    let again = setxattr(&path, "user.colour", b"red", XattrFlags::CREATE);
-    assert_eq!(again.unwrap_err(), Errno::EXIST);
-    let mut value = [0; 16];
-    assert_eq!(getxattr(&path, "user.colour", &mut value[..]).unwrap(), 4);
-    assert_eq!(&value[..4], b"blue");
-    assert_eq!(getxattr(&path, "user.colour", &mut value[..2]).unwrap_err(), Errno::RANGE);
-    let length = listxattr(&path, &mut value[..]).unwrap();
-    assert_eq!(&value[..length], b"user.colour\0");
-    removexattr(&path, "user.colour").unwrap();
-    assert_eq!(getxattr(&path, "user.colour", &mut value[..]).unwrap_err(), Errno::NODATA);
     mounted.unmount_cleanly();
 }
 

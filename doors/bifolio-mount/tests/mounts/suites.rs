@@ -8,19 +8,7 @@ use std::process::Command;
 
 use bifolio_testing::skip;
 
-use crate::mounted::{Mounted, can_mount, run, shell};
-
-/// Returns `false`, after a report, if one of the programs is missing.
-#[track_caller]
-fn have(programs: &[&str]) -> bool {
-    let is_missing =
-        |program: &&&str| !run("sh", ["-c", &format!("command -v {program} >/dev/null")]);
-    match programs.iter().find(is_missing) {
-        Some(program) => skip(program, "the program is missing"),
-        None => return true,
-    }
-    false
-}
+use crate::mounted::{Mounted, can_mount, have, shell};
 
 /// Installs a program from the registry, once, and returns its path.
 #[track_caller]
