@@ -15,24 +15,22 @@
 //! the one that programs have seen.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
-use bifolio::{
-    Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, FallocateMode, Features, File,
-    FileIdentity, IoBuf, IoBufMut, IoRequest, OpenDiskError, OpenOptions, Submission,
-};
+use bifolio::{Backing, Cache, DiskFile, DiskOptions, Features, File, OpenDiskError, OpenOptions};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::attributes::{system_time_of, timespec};
+use crate::disk::Disk;
 use crate::error::{Error, Result};
-use crate::inode::{Inode, Table, path_of};
+use crate::failures::Failures;
+use crate::inode::{Inode, Table};
+use crate::room::Space;
 
 /// State of an inode's contents, under its lock.
 #[derive(Default)]
@@ -58,13 +56,16 @@ pub struct Data {
     pub modified: Option<SystemTime>,
     /// Lower bound of the change time that programs have seen.
     pub changed: Option<SystemTime>,
+    failures: Failures,
 }
 
 /// A file in the cache.
 #[derive(Clone)]
-struct Opened {
-    file: File,
-    disk: Arc<Disk>,
+pub struct Opened {
+    pub file: File,
+    pub disk: Arc<Disk>,
+    /// Free space of its file system.
+    pub space: Arc<Space>,
     is_writable: bool,
 }
 
@@ -114,35 +115,73 @@ impl Inode {
     }
 
     /// Returns the file, which a program has open, for a change of its contents.
-    pub fn file_for_change(&self) -> Result<File> {
+    pub fn opened_for_change(&self) -> Result<Opened> {
         let mut data = self.data();
         let opened = data.opened.as_ref().filter(|opened| opened.is_writable);
-        let file = opened.ok_or(rustix::io::Errno::BADF)?.file.clone();
+        let opened = opened.ok_or(rustix::io::Errno::BADF)?.clone();
         data.touch_contents();
-        Ok(file)
+        Ok(opened)
     }
 
-    /// Starts to write the dirty pages, if there are any.
-    pub fn write_out(&self) -> Result<()> {
-        let opened = {
+    /// Starts to write the dirty pages when a program closes the file. Waits for them if their
+    /// device is short of space.
+    ///
+    /// # Errors
+    /// Pages cannot be written, or could not since the handle was opened, and no sync through it
+    /// has said so.
+    pub fn write_out(&self, handle: u64) -> Result<()> {
+        let (opened, is_dirty) = {
             let mut data = self.data();
-            if !std::mem::take(&mut data.is_dirty) {
-                return Ok(());
-            }
-            data.opened.clone()
+            let Some(opened) = data.opened.clone() else { return Ok(()) };
+            (opened, std::mem::take(&mut data.is_dirty))
         };
         // Without the lock, which reads of resident pages take: this may wait for the device.
-        opened.map_or(Ok(()), |opened| Ok(opened.file.write_out(0..u64::MAX >> 1)?))
+        let everything = 0..u64::MAX >> 1;
+        let written = match is_dirty {
+            _ if !opened.is_writable => Ok(()),
+            true if opened.space.is_short() => opened.file.sync_data(),
+            true => opened.file.write_out(everything),
+            // Asks for errors.
+            false => opened.file.write_out(0..0),
+        };
+        self.note_failure(written.map_err(Error::from))?;
+        // A sync through the handle, or a copy of it, says it again.
+        self.data().failures.untold(handle).map_or(Ok(()), |number| Err(self.failed_before(number)))
     }
 
     /// Writes the dirty pages, without a flush of the device.
     pub fn write_pages(&self) -> Result<()> {
         let opened = self.data().opened.clone();
-        opened.map_or(Ok(()), |opened| Ok(opened.file.sync_data()?))
+        let written = opened.map_or(Ok(()), |opened| Ok(opened.file.sync_data()?));
+        self.note_failure(written)
+    }
+
+    /// Writes the dirty pages of some bytes, without a flush of the device.
+    pub fn write_bytes(&self, opened: &Opened, bytes: Range<u64>) -> Result<()> {
+        self.note_failure(opened.file.sync_range(bytes).map_err(Error::from))
+    }
+
+    /// Records a failure for every handle that is open now: each reports it once.
+    fn note_failure(&self, result: Result<()>) -> Result<()> {
+        result.inspect_err(|error| self.data().failures.record(error.number()))
+    }
+
+    fn failed_before(&self, number: i32) -> Error {
+        Error::Before { file: self.name(), number }
     }
 
     /// Makes the contents durable, and, if `with_metadata`, also owner, mode and times.
-    pub fn sync(&self, with_metadata: bool) -> Result<()> {
+    ///
+    /// # Errors
+    /// As on a file system of the kernel, an error of an earlier write-back or flush is reported
+    /// once to each handle that was open then. Pages that could not be written are written again.
+    pub fn sync(&self, handle: u64, with_metadata: bool) -> Result<()> {
+        let synced = self.sync_now(with_metadata);
+        let untold = self.data().failures.tell(handle);
+        synced.and_then(|()| untold.map_or(Ok(()), |number| Err(self.failed_before(number))))
+    }
+
+    fn sync_now(&self, with_metadata: bool) -> Result<()> {
         let (opened, changes, is_flushed, modified) = {
             let mut data = self.data();
             let Some(opened) = data.opened.clone() else { return Ok(()) };
@@ -150,16 +189,21 @@ impl Inode {
             // A flush that is still in progress does not count: it may fail.
             (opened, data.changes, data.flushed_changes >= data.changes, data.modified)
         };
-        opened.file.sync_data()?;
+        self.note_failure(opened.file.sync_data().map_err(Error::from))?;
         if let Some(modified) = modified {
             self.set_modified(modified)?;
         }
         if is_flushed && !with_metadata {
             return Ok(());
         }
-        let disk = &opened.disk.disk;
+        let disk = opened.disk.file();
         let flushed = if with_metadata { disk.sync_all() } else { disk.sync_data() };
-        flushed.map_err(|source| Error::Flush { file: opened.disk.describe(), source })?;
+        let describe = |source| Error::Flush { file: opened.disk.describe(), source };
+        if let Err(error) = self.note_failure(flushed.map_err(describe)) {
+            // Recorded before: a sync that waits for this one, and now succeeds, reports it.
+            disk.forget_failed_sync();
+            return Err(error);
+        }
         let mut data = self.data();
         data.flushed_changes = data.flushed_changes.max(changes);
         Ok(())
@@ -195,6 +239,10 @@ pub struct Files {
     kept: Mutex<HashMap<u64, Kept>>,
     /// Maximum number of kept files of all devices.
     kept_max: usize,
+    /// Free space of each device.
+    spaces: Mutex<HashMap<u64, Arc<Space>>>,
+    /// Stores to maps that could not be written, for the end of the mount.
+    lost: Mutex<Vec<String>>,
 }
 
 /// The files of a device that no program has open.
@@ -206,16 +254,27 @@ struct Kept {
     closers: usize,
 }
 
+/// Maximum number of lines about lost stores at the end of a mount.
+const LOST_MAX: usize = 100;
 /// Maximum number of threads that close kept files of a device.
 const CLOSERS_MAX: usize = 4;
 
 impl Files {
     pub fn new(cache: Cache, table: Arc<Table>, kept_max: usize) -> Self {
-        Self { cache, features: Features::probe(&[]), table, kept: Mutex::default(), kept_max }
+        Self {
+            cache,
+            features: Features::probe(&[]),
+            table,
+            kept: Mutex::default(),
+            kept_max,
+            spaces: Mutex::default(),
+            lost: Mutex::default(),
+        }
     }
 
-    /// Opens the file for a program or an operation; [`Self::release`] ends that.
-    pub fn open(&self, inode: &Inode, for_writing: bool) -> Result<()> {
+    /// Opens the file for a program or an operation; [`Self::release`] ends that. Returns the
+    /// number of the handle.
+    pub fn open(&self, inode: &Inode, for_writing: bool) -> Result<u64> {
         let mut data = inode.data();
         let is_open = |opened: &Opened| opened.is_writable || !for_writing;
         if !data.opened.as_ref().is_some_and(is_open) {
@@ -236,7 +295,7 @@ impl Files {
             data.is_used = true;
         }
         data.users += 1;
-        Ok(())
+        Ok(data.failures.new_handle())
     }
 
     fn open_disk(&self, inode: &Inode, for_writing: bool) -> Result<Opened> {
@@ -249,24 +308,70 @@ impl Files {
             }
             bifolio::Error::from(error)
         })?;
-        let disk = Arc::new(Disk { disk, handle: Arc::clone(&inode.handle) });
+        let disk = Arc::new(Disk::new(disk, Arc::clone(&inode.handle)));
         let options = OpenOptions::new().read(true).write(for_writing);
         let file = self.cache.open_backing(Arc::clone(&disk) as Arc<dyn Backing>, &options)?;
-        Ok(Opened { file, disk, is_writable: for_writing })
+        let space = Arc::clone(self.spaces.lock().entry(inode.key.0).or_default());
+        Ok(Opened { file, disk, space, is_writable: for_writing })
     }
 
-    /// Ends an open. The file stays in the cache. Returns `true` if too many do, so that
-    /// [`Self::close_excess`] should be called where waiting is allowed.
-    pub fn release(&self, inode: &Arc<Inode>) -> bool {
+    /// Ends an open. The file stays in the cache. Returns `true` if too many do, or this one should
+    /// not, so that [`Self::close_released`] should be called where waiting is allowed.
+    pub fn release(&self, inode: &Arc<Inode>, handle: u64) -> bool {
         let mut data = inode.data();
         data.users -= 1;
-        if data.users > 0 || std::mem::replace(&mut data.is_kept, true) {
+        data.failures.forget(handle);
+        if data.users > 0 {
             return false;
+        }
+        let has_failed = data.failures.has_any();
+        if std::mem::replace(&mut data.is_kept, true) {
+            return has_failed;
         }
         drop(data);
         let device = inode.key.0;
         self.kept.lock().entry(device).or_default().files.push_back(Arc::downgrade(inode));
-        self.excess(device, 1) > 0
+        has_failed || self.excess(device, 1) > 0
+    }
+
+    /// Closes a released file after a failure: the next open begins anew, with what the storage
+    /// has. Pages that still cannot be written stay. Also closes kept files beyond their maximum.
+    pub fn close_released(&self, inode: &Inode) {
+        let mut data = inode.data();
+        let must_close = data.users == 0 && data.failures.has_any();
+        data.is_used &= !must_close;
+        drop(data);
+        if must_close {
+            let _is_closed = self.close(inode);
+        }
+        if self.excess(inode.key.0, 1) > 0 {
+            self.close_excess(inode.key.0);
+        }
+    }
+
+    /// Writes all files of a device. Failures are recorded with each file.
+    pub fn write_device(&self, device: u64) {
+        // Relaxed: what is promised is written to files that are open.
+        let is_open = |inode: &Arc<Inode>| inode.is_cached.load(Ordering::Relaxed);
+        let inodes = self.table.all().into_iter().filter(is_open);
+        for inode in inodes.filter(|inode| inode.key.0 == device) {
+            if let Err(error) = inode.write_pages() {
+                let _logged = error.answer();
+            }
+        }
+    }
+
+    /// Records bytes that a program has stored to a map and the storage refuses. The kernel has
+    /// told programs that sync the map or close the file from now on; none may.
+    pub fn note_lost(&self, inode: &Inode, bytes: Range<u64>, error: &Error) {
+        let (length, position) = (bytes.end - bytes.start, bytes.start);
+        let text =
+            format!("{}: {length} bytes at {position}, stored to a map: {error}", inode.name());
+        log::error!("{text}");
+        let mut lost = self.lost.lock();
+        if lost.len() < LOST_MAX {
+            lost.push(text);
+        }
     }
 
     /// Returns the number of kept files of a device.
@@ -348,6 +453,7 @@ impl Files {
     fn forget_file(&self, inode: &Inode, mut data: MutexGuard<'_, Data>) {
         data.is_kept = false;
         data.opened = None;
+        data.failures = Failures::default();
         data.modified = None;
         data.is_dirty = false;
         inode.is_cached.store(false, Ordering::Relaxed);
@@ -379,18 +485,18 @@ impl Files {
         inode: &Arc<Inode>,
         operation: impl FnOnce(&File) -> bifolio::Result<()>,
     ) -> Result<()> {
-        self.open(inode, true)?;
+        let handle = self.open(inode, true)?;
         scopeguard::defer! {
-            if self.release(inode) {
-                self.close_excess(inode.key.0);
+            if self.release(inode, handle) {
+                self.close_released(inode);
             }
         }
-        Ok(operation(&inode.file_for_change()?)?)
+        Ok(operation(&inode.opened_for_change()?.file)?)
     }
 
     /// Writes all files and sets their times. Returns the failures, which name the files.
     pub fn write_all(&self) -> Vec<String> {
-        let mut failures = Vec::new();
+        let mut failures = std::mem::take(&mut *self.lost.lock());
         if let Err(error) = self.cache.close() {
             match error.kind() {
                 bifolio::ErrorKind::Close { failures: files } => {
@@ -412,91 +518,6 @@ impl Files {
 fn is_out_of_descriptors(error: &Error) -> bool {
     let Error::Cache(error) = error else { return false };
     matches!(error.errno(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
-}
-
-/// A file of the source directory under the cache: a [`DiskFile`] without flushes, named by the
-/// path that it has now.
-#[derive(Debug)]
-struct Disk {
-    disk: DiskFile,
-    handle: Arc<OwnedFd>,
-}
-
-impl Backing for Disk {
-    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.disk.read_at(target, position_bytes)
-    }
-
-    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.disk.write_at(source, position_bytes)
-    }
-
-    fn read_vectored_at(
-        &self,
-        targets: &mut [IoBufMut<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
-        self.disk.read_vectored_at(targets, position_bytes)
-    }
-
-    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
-        self.disk.write_vectored_at(sources, position_bytes)
-    }
-
-    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
-        self.disk.submission(request)
-    }
-
-    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
-        self.disk.completed(request, answer)
-    }
-
-    /// Does nothing: [`Inode::sync`] and the unmount flush the device.
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Does nothing, like [`Self::sync_data`].
-    fn sync_all(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.disk.len_bytes()
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.disk.set_len(length_bytes)
-    }
-
-    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
-        self.disk.fallocate(mode, bytes)
-    }
-
-    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
-        self.disk.seek_data(position_bytes)
-    }
-
-    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
-        self.disk.seek_hole(position_bytes)
-    }
-
-    fn alignment(&self) -> Alignment {
-        self.disk.alignment()
-    }
-
-    fn describe(&self) -> String {
-        let path = std::fs::read_link(path_of(&self.handle));
-        path.map_or_else(|_| self.disk.describe(), |path| path.display().to_string())
-    }
-
-    fn identity(&self) -> Option<FileIdentity> {
-        self.disk.identity()
-    }
-
-    fn direct(&self) -> DirectStatus {
-        self.disk.direct()
-    }
 }
 
 #[cfg(test)]

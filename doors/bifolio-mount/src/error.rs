@@ -19,6 +19,13 @@ pub enum Error {
     System(rustix::io::Errno),
     /// The cache. Its text names the file.
     Cache(bifolio::Error),
+    /// An earlier write-out or flush has failed, which the log has told about.
+    Before {
+        /// The file.
+        file: String,
+        /// Its error number.
+        number: i32,
+    },
     /// The device refused to flush the file.
     Flush {
         /// The file.
@@ -29,14 +36,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the error number for the program. Logs errors of the device, which name the file.
-    pub fn answer(&self) -> Errno {
-        let number = match self {
+    /// Returns the error number.
+    pub fn number(&self) -> i32 {
+        match self {
             Self::System(errno) => errno.raw_os_error(),
             Self::Cache(error) => error.errno(),
+            Self::Before { number, .. } => *number,
             Self::Flush { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-        };
-        let is_expected = matches!(self, Self::System(_))
+        }
+    }
+
+    /// Returns the error number for the program. Logs errors of the device, which name the file.
+    pub fn answer(&self) -> Errno {
+        let number = self.number();
+        let is_expected = matches!(self, Self::System(_) | Self::Before { .. })
             || matches!(number, libc::EFBIG | libc::EINVAL | libc::EACCES | libc::EPERM)
             || number == libc::EROFS;
         if !is_expected && may_log() {
@@ -63,6 +76,10 @@ impl fmt::Display for Error {
         match self {
             Self::System(errno) => errno.fmt(formatter),
             Self::Cache(error) => error.fmt(formatter),
+            Self::Before { file, number } => {
+                let cause = io::Error::from_raw_os_error(*number);
+                write!(formatter, "{file}: an earlier write-out failed: {cause}")
+            }
             Self::Flush { file, source } => write!(formatter, "{file}: flush failed: {source}"),
         }
     }

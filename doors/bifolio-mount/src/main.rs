@@ -9,6 +9,46 @@
 //! Exit status: 0 unmounted, and everything is durable; 1 some files could not be written, each
 //! named on standard error; 2 could not mount.
 //!
+//! # Promises
+//!
+//! What programs take an `Ok` of a call to mean, and what it means here. *In the cache* is lost if
+//! this program is killed, and nothing else; *in the source* is in the kernel, below this program;
+//! *durable* is on the device. An error of a later write-out is logged at once, with file and
+//! position, and reported to each handle that was open then: by each close, and once by a sync.
+//!
+//! ```text
+//! Ok of                   means                                  no space is said       test
+//! write, append,          in the cache, with room for its blocks by the call (room.rs)  F1 F2
+//!   copy_file_range       (beside what other programs take)
+//! close                   write-out has begun; when space is     if it was not by the   F1 E2
+//!                         short: in the source                   write
+//! fsync, fdatasync,       durable, with all writes before it;    by the call            K E1
+//!   O_SYNC, msync         no earlier one was lost                                       E3
+//! rename                  both names, in the source; the file    by the call            N1 E4
+//!                         moved was written before
+//! fallocate               blocks, in the source                  by the call            F1
+//! ftruncate to less       in the source                          -                      C1
+//! ftruncate to more       a hole, in the cache                   by writes to it        F3
+//! unlink                  no name, in the source; what was not   -                      N2
+//!                         written is dropped at the last close
+//! chmod, setxattr, ..     in the source                          by the call            X
+//! a store to a map        in the kernel's page cache             by msync, fsync, close F1
+//!                         (refused later: logged, exit status 1)
+//! sync, syncfs            nothing: the kernel does not pass      -                      -
+//!                         them on
+//! umount                  no new writes; this program ends when  exit status 1, with    E4
+//!                         all is durable                         the names of files
+//!
+//! K  kills.rs: what_fsync_acknowledged_survives_5_kills
+//! E  faults.rs: 1 each_open_handle_learns_of_a_passing_error_once, 2 a_close_reports_..,
+//!    3 pages_that_a_device_refused_.., 4 a_rename_and_an_unmount_..
+//! F  full.rs: 1 what_calls_said_is_there_after_the_unmount_.., 2 writers_of_many_files_..,
+//!    3 sparse_files_stay_sparse
+//! C  contents.rs: 1 appends_truncates_and_holes_have_the_right_size
+//! N  names.rs: 1 a_renamed_file_is_written_first, 2 a_removed_file_is_used_until_it_is_closed
+//! X  xattrs.rs
+//! ```
+//!
 //! # Safety
 //! The one unsafe call sets a parameter of the C library's allocator, before there are threads.
 #![allow(unsafe_code)]
@@ -17,11 +57,14 @@ mod attributes;
 mod background;
 mod claim;
 mod data;
+mod disk;
 mod error;
+mod failures;
 mod inode;
 mod messages;
 mod mount;
 mod read_buffers;
+mod room;
 mod server;
 mod session;
 mod volume;

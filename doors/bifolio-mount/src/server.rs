@@ -314,8 +314,8 @@ impl Filesystem for Server {
 
     fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.run(move |volume| {
-            answer(reply, volume.open_file(number, flags), |reply, ()| {
-                reply.opened(FileHandle(0), volume.open_flags());
+            answer(reply, volume.open_file(number, flags), |reply, handle| {
+                reply.opened(FileHandle(handle), volume.open_flags());
             });
         });
     }
@@ -334,9 +334,9 @@ impl Filesystem for Server {
         let flags = OFlags::from_bits_retain(flags as u32);
         self.run(move |volume| {
             let created = volume.create_file(parent, &name, creation, flags);
-            answer(reply, created, |reply, attributes| {
+            answer(reply, created, |reply, (attributes, handle)| {
                 let flags = volume.open_flags();
-                reply.created(&VALID, &attributes, GENERATION, FileHandle(0), flags);
+                reply.created(&VALID, &attributes, GENERATION, FileHandle(handle), flags);
             });
         });
     }
@@ -359,9 +359,9 @@ impl Filesystem for Server {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         number: INodeNo,
-        _file: FileHandle,
+        file: FileHandle,
         position: u64,
         bytes: &[u8],
         write_flags: WriteFlags,
@@ -370,8 +370,9 @@ impl Filesystem for Server {
         reply: ReplyWrite,
     ) {
         let volume = Arc::clone(&self.volume);
+        let from = (number, file.0, request.uid());
         self.volume.workers.run_write(bytes, move |bytes| {
-            let written = volume.write(number, position, bytes, (write_flags, open_flags));
+            let written = volume.write(from, position, bytes, (write_flags, open_flags));
             answer(reply, written, |reply, length| reply.written(length));
         });
     }
@@ -380,12 +381,12 @@ impl Filesystem for Server {
         &self,
         _request: &Request,
         number: INodeNo,
-        _file: FileHandle,
+        file: FileHandle,
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
         self.run(move |volume| {
-            let written = volume.table.get(number).and_then(|inode| inode.write_out());
+            let written = volume.table.get(number).and_then(|inode| inode.write_out(file.0));
             answer(reply, written, send_done);
         });
     }
@@ -394,7 +395,7 @@ impl Filesystem for Server {
         &self,
         _request: &Request,
         number: INodeNo,
-        _file: FileHandle,
+        file: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
@@ -402,10 +403,10 @@ impl Filesystem for Server {
     ) {
         self.run(move |volume| match volume.table.get(number) {
             Ok(inode) => {
-                let has_excess = volume.files.release(&inode);
+                let must_close = volume.files.release(&inode, file.0);
                 reply.ok();
-                if has_excess {
-                    volume.files.close_excess(inode.key.0);
+                if must_close {
+                    volume.files.close_released(&inode);
                 }
             }
             Err(error) => reply.error(error.answer()),
@@ -416,12 +417,12 @@ impl Filesystem for Server {
         &self,
         _request: &Request,
         number: INodeNo,
-        _file: FileHandle,
+        file: FileHandle,
         only_data: bool,
         reply: ReplyEmpty,
     ) {
         self.run(move |volume| {
-            let synced = volume.table.get(number).and_then(|inode| inode.sync(!only_data));
+            let synced = volume.table.get(number).and_then(|inode| inode.sync(file.0, !only_data));
             answer(reply, synced, send_done);
         });
     }
@@ -534,10 +535,10 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let is_root = request.uid() == 0;
+        let user = request.uid();
         self.run(move |volume| {
             let bytes = position..position.saturating_add(length);
-            answer(reply, volume.allocate(number, bytes, mode, is_root), send_done);
+            answer(reply, volume.allocate(number, bytes, mode, user), send_done);
         });
     }
 
@@ -569,9 +570,9 @@ impl Filesystem for Server {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let is_root = request.uid() == 0;
+        let user = request.uid();
         self.run(move |volume| {
-            let copied = volume.copy((from, from_position), (to, to_position), length, is_root);
+            let copied = volume.copy((from, from_position), (to, to_position), length, user);
             answer(reply, copied, |reply, length| reply.written(length as u32));
         });
     }

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use bifolio::File;
 use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFlags};
 use parking_lot::Mutex;
 use rustix::fs::{
@@ -24,10 +25,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::attributes::Changes;
-use crate::data::Files;
+use crate::data::{Files, Opened};
 use crate::error::Result;
 use crate::inode::{Inode, Table};
 use crate::read_buffers::ReadBuffers;
+use crate::room::allocate_as;
 use crate::workers::Workers;
 use crate::xattr::DEFAULT_ACL;
 
@@ -158,14 +160,14 @@ impl Volume {
         Ok(inode)
     }
 
-    /// Creates a file and opens it.
+    /// Creates a file and opens it. Returns its attributes and the number of the handle.
     pub fn create_file(
         &self,
         parent: INodeNo,
         name: &OsStr,
         creation: Creation,
         flags: OFlags,
-    ) -> Result<FileAttr> {
+    ) -> Result<(FileAttr, u64)> {
         let access =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut created = None;
@@ -189,7 +191,7 @@ impl Volume {
         inode: &Arc<Inode>,
         created: Option<OwnedFd>,
         flags: OFlags,
-    ) -> Result<FileAttr> {
+    ) -> Result<(FileAttr, u64)> {
         self.files.throttle(inode.key.0);
         let for_writing = flags & OFlags::ACCMODE != OFlags::RDONLY;
         // Only the descriptor that created a file may write to one that is read-only: the file is
@@ -205,11 +207,12 @@ impl Volume {
             Some(descriptor) => fchmod(descriptor, Mode::from_raw_mode(mode & 0o7777)),
             None => Ok(()),
         };
-        opened?;
+        let handle = opened?;
         let attributes = restored.map_err(Into::into).and_then(|()| inode.attributes());
-        attributes.inspect_err(|_| {
-            self.files.release(inode);
-        })
+        let attributes = attributes.inspect_err(|_| {
+            self.files.release(inode, handle);
+        });
+        Ok((attributes?, handle))
     }
 
     pub fn mknod(
@@ -360,8 +363,8 @@ impl Volume {
         }
     }
 
-    /// Opens a file, and closes others if too many are open.
-    pub fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<()> {
+    /// Opens a file, and closes others if too many are open. Returns the number of the handle.
+    pub fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<u64> {
         let inode = self.table.get(number)?;
         self.files.throttle(inode.key.0);
         let for_writing = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
@@ -378,62 +381,79 @@ impl Volume {
     }
 
     /// Writes to a file that a program has open. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// Also those that would keep the bytes from the storage for lack of space.
     pub fn write(
         &self,
-        number: INodeNo,
+        (number, handle, user): (INodeNo, u64, u32),
         position: u64,
         bytes: &[u8],
         (flags, open_flags): (WriteFlags, OpenFlags),
     ) -> Result<u32> {
         let inode = self.table.get(number)?;
-        let file = inode.file_for_change()?;
+        let opened = inode.opened_for_change()?;
+        let is_of_map = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         // As elsewhere, stores to maps clear nothing.
-        if !flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+        if !is_of_map {
             self.clear_privileges(&inode, !flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID))?;
         }
         let mut written = 0;
         while written < bytes.len() {
-            match file.write_at(&bytes[written..], position + written as u64) {
+            let at = position + written as u64;
+            match self.write_part(&inode, &opened, &bytes[written..], at, user) {
                 Ok(0) => break,
                 Ok(length) => written += length,
+                Err(error) if is_of_map => {
+                    let end = position + bytes.len() as u64;
+                    self.files.note_lost(&inode, at..end, &error);
+                    return Err(error);
+                }
                 // The program meets the error when it goes on.
                 Err(_) if written > 0 => break,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         // The kernel leaves this to us, with direct I/O.
         if open_flags.0 & libc::O_DSYNC != 0 {
-            inode.sync(open_flags.0 & libc::O_SYNC == libc::O_SYNC)?;
+            inode.sync(handle, open_flags.0 & libc::O_SYNC == libc::O_SYNC)?;
         }
         Ok(written as u32)
     }
 
-    /// Changes the allocation of an open file, in the modes that the cache has.
-    pub fn allocate(
+    /// Writes the first of some bytes, as many as there is room for. Returns their number.
+    fn write_part(
         &self,
-        number: INodeNo,
-        bytes: Range<u64>,
-        mode: i32,
-        is_by_root: bool,
-    ) -> Result<()> {
-        let inode = self.table.get(number)?;
-        let file = inode.file_for_change()?;
-        self.clear_privileges(&inode, is_by_root)?;
-        let mode = FallocateFlags::from_bits_retain(mode as u32);
-        let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
-        let zero = FallocateFlags::ZERO_RANGE;
-        match mode {
-            _ if mode.is_empty() => file.allocate(bytes)?,
-            _ if mode == keep => file.allocate_keep_len(bytes)?,
-            _ if mode == keep | punch => file.punch_hole(bytes)?,
-            _ if mode == keep | zero => file.zero_range(bytes)?,
-            _ if mode == zero => {
-                file.allocate(bytes.clone())?;
-                file.zero_range(bytes)?;
-            }
-            _ => return Err(Errno::OPNOTSUPP.into()),
+        inode: &Inode,
+        opened: &Opened,
+        bytes: &[u8],
+        position: u64,
+        user: u32,
+    ) -> Result<usize> {
+        let range = position..position.saturating_add(bytes.len() as u64);
+        let room = self.files.make_room(inode, opened, range, user)?;
+        let written = opened.file.write_at(&bytes[..room.length as usize], position)?;
+        if room.must_sync {
+            inode.write_bytes(opened, position..position + written as u64)?;
         }
-        Ok(())
+        Ok(written)
+    }
+
+    /// Changes the allocation of an open file, in the modes that the cache has.
+    pub fn allocate(&self, number: INodeNo, bytes: Range<u64>, mode: i32, user: u32) -> Result<()> {
+        let inode = self.table.get(number)?;
+        let opened = inode.opened_for_change()?;
+        self.clear_privileges(&inode, user == 0)?;
+        let mode = FallocateFlags::from_bits_retain(mode as u32);
+        if mode.contains(FallocateFlags::PUNCH_HOLE) {
+            return allocate_in(&opened.file, bytes, mode);
+        }
+        // What others were promised is not free.
+        let _room = self.files.count_room(&inode, &opened, &bytes);
+        if user != 0 {
+            allocate_as(user, &opened, &bytes)?;
+        }
+        allocate_in(&opened.file, bytes, mode)
     }
 
     /// Returns the position of the next data or the next hole.
@@ -453,12 +473,12 @@ impl Volume {
         (from, from_position): (INodeNo, u64),
         (to, to_position): (INodeNo, u64),
         length: u64,
-        is_by_root: bool,
+        user: u32,
     ) -> Result<u64> {
         let source = self.table.get(from)?.file()?;
         let inode = self.table.get(to)?;
-        let target = inode.file_for_change()?;
-        self.clear_privileges(&inode, is_by_root)?;
+        let target = inode.opened_for_change()?;
+        self.clear_privileges(&inode, user == 0)?;
         let length = length.min(COPY_BYTES_MAX);
         let mut buffer = vec![0; BUFFER_BYTES.min(length as usize)];
         let mut copied = 0;
@@ -468,12 +488,13 @@ impl Volume {
             if read == 0 {
                 break;
             }
-            match target.write_all_at(&buffer[..read], to_position + copied) {
+            let position = to_position + copied;
+            match self.write_part(&inode, &target, &buffer[..read], position, user) {
                 // What was copied before counts; the program meets the error when it goes on.
                 Err(_) if copied > 0 => break,
-                written => written?,
+                Ok(0) => break,
+                written => copied += written? as u64,
             }
-            copied += read as u64;
         }
         Ok(copied)
     }
@@ -481,6 +502,23 @@ impl Volume {
     pub fn statfs(&self, number: INodeNo) -> Result<StatVfs> {
         Ok(rustix::fs::fstatvfs(&*self.table.get(number)?)?)
     }
+}
+
+fn allocate_in(file: &File, bytes: Range<u64>, mode: FallocateFlags) -> Result<()> {
+    let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
+    let zero = FallocateFlags::ZERO_RANGE;
+    match mode {
+        _ if mode.is_empty() => file.allocate(bytes)?,
+        _ if mode == keep => file.allocate_keep_len(bytes)?,
+        _ if mode == keep | punch => file.punch_hole(bytes)?,
+        _ if mode == keep | zero => file.zero_range(bytes)?,
+        _ if mode == zero => {
+            file.allocate(bytes.clone())?;
+            file.zero_range(bytes)?;
+        }
+        _ => return Err(Errno::OPNOTSUPP.into()),
+    }
+    Ok(())
 }
 
 #[cfg(test)]

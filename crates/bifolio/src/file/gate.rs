@@ -253,18 +253,26 @@ impl File {
 
     /// Starts to write the dirty pages of `range` to the storage, in the background and without a
     /// flush: a later sync has less to do. Returns at once. Pages that a write gate holds back
-    /// follow when it lets them pass. Failures are reported by the next sync.
+    /// follow when it lets them pass.
     ///
-    /// At most 256 ranges wait for a device; more are written when they reach the age limit.
+    /// At most 256 ranges wait for a device; more are written when they reach the age limit. An
+    /// empty range starts nothing, and asks only for earlier errors.
     ///
     /// # Errors
-    /// The cache is closed; a range beyond 2^63.
+    /// The cache is closed; a range beyond 2^63. Also the last error of an earlier write-back that
+    /// this handle has not reported yet, whatever its range: the write of `range` has been started
+    /// then, too. The write-back that this call starts fails later, and its error is returned by
+    /// the next call or sync.
     pub fn write_out(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_sound()?;
         self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        let start = range.start / PAGE_BYTES * PAGE_BYTES;
-        self.handle.inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
-        Ok(())
+        let inode = &self.handle.inode;
+        if !range.is_empty() {
+            let start = range.start / PAGE_BYTES * PAGE_BYTES;
+            inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
+        }
+        let error = inode.errors.check_since(&self.handle.error_cursor, inode.errors.count());
+        error.map_or(Ok(()), |error| Err(ErrorKind::Writeback(error).into()))
     }
 
     /// Syncs several files of the cache that `registry` belongs to.

@@ -33,8 +33,10 @@
 //! - IO-2: whole blocks of aligned memory at aligned positions go directly, everything else goes
 //!   through the page cache.
 //! - IO-3: a file that was once refused a direct transfer never tries one again.
-//! - IO-4: after one failed sync no later one succeeds. The kernel may drop what it could not write
-//!   and then report success because nothing is left to write: durability would be an illusion.
+//! - IO-4: after one failed sync no later one succeeds, unless the owner of the file says that it
+//!   has reported the loss ([`DiskFile::forget_failed_sync`]). The kernel may drop what it could
+//!   not write and then report success because nothing is left to write: durability would be an
+//!   illusion.
 //!   Syncs of one file are serialized, because the kernel reports a loss once per descriptor.
 //!
 //! This file does not retry, does not continue short transfers, and does not cache or read ahead.
@@ -143,6 +145,14 @@ impl DiskFile {
     /// Returns `true` if the descriptors were opened for writing.
     pub(crate) fn is_writable(&self) -> bool {
         file::rights(self.buffered.as_fd()).is_ok_and(|rights| rights.write)
+    }
+
+    /// Lets later syncs succeed again after a failed one: they cover what is written from now on.
+    /// What was written between the last successful sync and the failed one may be lost, and no
+    /// sync will report it any more, so the caller has told every user of the file. A file of a
+    /// [`Cache`](crate::Cache) is better closed and opened again.
+    pub fn forget_failed_sync(&self) {
+        *self.sync_failed.lock() = None;
     }
 
     /// Sets the name used in messages.

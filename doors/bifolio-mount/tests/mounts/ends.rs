@@ -2,9 +2,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
-
-use bifolio_testing::SmallDisk;
 
 use crate::mounted::{Mounted, can_mount, program, run, shell};
 
@@ -72,28 +69,6 @@ fn a_directory_can_be_mounted_over_itself_in_the_background() {
     // The lock is free when the program has written everything.
     shell("umount \"$1\"; flock \"$1\" true", &[path]);
     assert_eq!(fs::read(path.join("during")).unwrap(), b"during");
-}
-
-#[test]
-fn a_full_disk_is_told_and_the_unwritten_file_named() {
-    let Some(disk) = SmallDisk::mount(4 << 20) else { return };
-    let Some(mounted) = Mounted::of(disk.path(), &["--memory", "64M"]) else { return };
-    fs::write(mounted.path("fits"), vec![1; 100_000]).unwrap();
-    let file = File::create(mounted.path("too-long")).unwrap();
-    let written = (0..16).try_for_each(|index| file.write_all_at(&[2; 1 << 20], index << 20));
-    let told = written.and_then(|()| file.sync_all()).unwrap_err();
-    assert_eq!(told.raw_os_error(), Some(libc::ENOSPC));
-    // Other files are not affected.
-    let other = OpenOptions::new().write(true).open(mounted.path("fits")).unwrap();
-    other.write_all_at(b"changed", 10).unwrap();
-    other.sync_all().unwrap();
-    drop((file, other));
-    let (status, log) = mounted.unmount();
-    assert_eq!(status.code(), Some(1), "{log}");
-    let named = log.lines().find(|line| line.contains("not written")).unwrap_or_default();
-    assert!(named.contains("too-long") && named.contains("space"), "{log}");
-    assert!(!log.contains("fits"), "{log}");
-    assert_eq!(&fs::read(disk.path().join("fits")).unwrap()[10..17], b"changed");
 }
 
 #[test]

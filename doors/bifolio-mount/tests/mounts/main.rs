@@ -9,6 +9,8 @@ mod bounds;
 mod claims;
 mod contents;
 mod ends;
+mod faults;
+mod full;
 mod hangs;
 mod kills;
 mod mounted;

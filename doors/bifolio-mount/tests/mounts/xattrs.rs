@@ -136,6 +136,8 @@ fn default_access_lists_are_inherited_and_others_follow_the_umask() {
 const CHANGES: &str = r#"
 import mmap, os, sys
 way, name = sys.argv[1:]
+def copy(source, target):
+    os.copy_file_range(os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR), 100)
 if way == "read": open(name, "rb").read()
 elif way == "write": open(name, "r+b").write(b"x")
 elif way == "append": open(name, "ab").write(b"x")
@@ -143,8 +145,8 @@ elif way == "open_truncate": open(name, "wb")
 elif way == "truncate": os.truncate(name, 100)
 elif way == "ftruncate": os.ftruncate(os.open(name, os.O_RDWR), 50)
 elif way == "fallocate": os.posix_fallocate(os.open(name, os.O_RDWR), 0, 100000)
-elif way == "copy": os.copy_file_range(os.open("source", os.O_RDONLY), os.open(name, os.O_RDWR), 100)
-elif way == "copy_from": os.copy_file_range(os.open(name, os.O_RDONLY), os.open("target", os.O_RDWR), 100)
+elif way == "copy": copy("source", name)
+elif way == "copy_from": copy(name, "target")
 elif way == "store":
     map = mmap.mmap(os.open(name, os.O_RDWR), 4096)
     map[0:1] = b"x"
