@@ -1,32 +1,101 @@
-//! A loadable extension of SQLite that registers the VFS `bifolio`: a main database is read and
-//! written through its own Bifolio cache; all other files use the system's VFS.
+//! A loadable extension of SQLite that registers the VFS `bifolio`: main databases are read and
+//! written through a Bifolio cache; all other files use the system's VFS.
 //!
 //! ```text
 //!  SQLite
 //!    |  xRead, xWrite, xSync, xLock ...
-//!  database ----- main databases: a cache, made with the first lock    database
-//!    |            settings from the URI                                settings
-//!  vfs ---------- xOpen; what is no main database goes on unchanged    vfs
-//!    |
-//!  the system's VFS: locks, directories, journals, logs, temporary files
+//!  connection --- what SQLite has open as one file                       connection
+//!    |            (or the reason why it was not opened: refused)
+//!  shared ------- the database file, one in the process: its cache,      shared
+//!    |            locks among connections (locks), the index of the log
+//!  system ------- the file of the system's VFS: its lock                 system
+//!
+//!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
 //! ```
 //!
-//! # What is promised
-//! - **One connection.** The first lock of a database is exclusive and held until the connection is
-//!   closed, so no other connection, of this process or another, can read what a cache has not
-//!   written, or write what a cache would not see: it gets `SQLITE_BUSY`. A database that can only
-//!   be read is held shared, and cannot be in WAL mode.
-//! - **Durability** is SQLite's own. A commit is durable when the sync of the journal or of the log
-//!   says so; where SQLite omits a sync of the database (`synchronous=OFF`), the extension makes it
-//!   all the same, because what is in the cache would be lost with the process.
+//! # What SQLite takes an Ok to mean, and what this VFS means by it
+//!
+//! Read in `wal.c`, `pager.c`, `backup.c` and `os_unix.c` of SQLite 3.40. What is in the kernel
+//! survives the process; what is durable survives the machine, too. A result marked with `-` is
+//! dropped by SQLite.
+//!
+//! ```text
+//!  call                SQLite takes an Ok to mean         this VFS means
+//!  xOpen               the file exists, with these        the same; a wrong parameter, or a log
+//!                      rights                             that cannot be protected, ends the open
+//!                                                         with a text that clients show
+//!  xRead               the bytes last written by any      the same, through the cache
+//!                      connection; SHORT_READ: then
+//!                      zeros
+//!  xWrite              in the kernel, with room           in the cache, seen by all connections;
+//!                                                         no promise of SQLite rests on it, see
+//!                                                         below
+//!  xTruncate           the length; after a checkpoint     the length, and what was written before
+//!                      with synchronous=OFF also: the     is durable; FULL
+//!                      log may be overwritten
+//!  xSync               durable                            durable; FULL
+//!  FCNTL_SYNC          precedes xSync in commit and       durable; FULL
+//!                      rollback, comes alone with
+//!                      synchronous=OFF; then the journal
+//!                      goes
+//!  CKPT_START,DONE -   a checkpoint begins, ends          not handled
+//!  COMMIT_PHASETWO     the commit has happened            not handled
+//!  SIZE_HINT -         room is reserved, in chunks        the same
+//!  PERSIST_WAL, PSOW,  a setting of the connection        the same
+//!  CHUNK_SIZE
+//!  HAS_MOVED,          an answer about the connection     the same
+//!  LAST_ERRNO,
+//!  LOCKSTATE
+//!  xClose -            nothing of value is only here      dirty pages are made durable; if that
+//!                                                         fails, a journal or the log has them
+//!  xLock, xUnlock      five states among all processes    among the connections of the process;
+//!                                                         toward others the system's lock is held
+//!                                                         until the last connection closes:
+//!                                                         exclusive, or shared if none may write
+//!                                                         and there is no log
+//!  xCheckReservedLock  a connection is about to write     the same; asks the system while its lock
+//!                                                         is shared
+//!  xShm*               memory and locks of all            memory and locks of the connections of
+//!                      processes, recovered after a       this process; the first that maps them
+//!                      crash                              recovers them from the log
+//! ```
+//!
+//! # Why nothing acknowledged is only in the cache
+//! A commit counts once the journal is gone, or once its frames are in the log.
+//!
+//! - *Journal modes, with `memory` and `off`*: before SQLite lets go of the journal, it calls
+//!   `FCNTL_SYNC` and uses its result, in a commit, in a rollback and at the end of VACUUM and
+//!   backup. Until then the journal, which the system's VFS has written, restores the database.
+//! - *Log*: frames go through the system's VFS, so the kernel has them. The log is overwritten or
+//!   deleted only after a checkpoint that reached its end, which calls `xTruncate`, and `xSync`
+//!   unless `synchronous=OFF`; it uses both results. A partial checkpoint relies on neither, and
+//!   recovery starts from the first frame.
+//! - A failed sync keeps its pages dirty, and the next sync fails until they are on the storage. So
+//!   no later success hides an error. After an error of the device itself, all syncs fail until the
+//!   last connection is closed; the next open rolls back, or recovers from the log.
+//!
+//! In `tests/databases`, `kills.rs` and `storage.rs` show it for kills and full disks,
+//! `connections.rs` the locks in a process, and `locks.rs` those toward others. Errors of a device
+//! are not injected yet.
+//!
+//! # Descriptors
+//! The kernel drops all POSIX locks of a process on a file when it closes any descriptor of it. The
+//! cache's descriptors live as long as the system's lock, and are closed when no connection is left
+//! (see `shared`).
 //!
 //! # Safety
 //! The tables of functions that this crate gives to SQLite are called with the pointers that SQLite
 //! documents. A file is used by one thread at a time, which SQLite ensures.
 
-mod database;
+mod connection;
+mod fork;
+mod locks;
+mod name;
+mod refused;
 mod settings;
+mod shared;
 mod sqlite;
+mod system;
 mod vfs;
 
 pub use vfs::{sqlite3_bifoliodefault_init, sqlite3_bifoliosqlite_init, sqlite3_extension_init};

@@ -8,53 +8,108 @@
 
 use bifolio::{Cache, CacheBuilder, DirectIo};
 
-/// Settings of one database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The bound on memory, bytes.
-    pub memory_bytes: u64,
-    /// The largest window of readahead, bytes; the default of the cache without it.
-    pub readahead_bytes: Option<u64>,
-    /// Set if transfers bypass the kernel's page cache.
-    pub direct: DirectIo,
+/// Bound on memory of a database whose URI gives none, bytes.
+const MEMORY_BYTES: u64 = 64 << 20;
+
+/// Parameters of SQLite that would read the file without a lock, past the cache.
+const WITHOUT_LOCK: [&str; 2] = ["immutable", "nolock"];
+
+/// Settings of one database; what the URI does not give is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Bound on memory, bytes.
+    memory_bytes: Option<u64>,
+    /// Largest window of readahead, bytes.
+    readahead_bytes: Option<u64>,
+    /// Transfers past the kernel's page cache.
+    direct: Option<DirectIo>,
 }
 
 impl Settings {
-    /// Reads the parameters; `parameter` returns the value of a name, if the URI has it. The error
-    /// names the invalid value.
-    pub fn new<'a>(parameter: impl Fn(&str) -> Option<&'a str>) -> Result<Self, String> {
-        let size = |name: &str| {
-            let read = |value| {
-                bytes(value).ok_or_else(|| {
-                    format!("{name}={value}: a size is a number of bytes, KiB, MiB or GiB")
-                })
-            };
-            parameter(name).map(read).transpose()
-        };
-        let direct = match parameter("bifolio_direct") {
-            None | Some("auto") => DirectIo::Auto,
-            Some("never") => DirectIo::Never,
-            Some("require") => DirectIo::Require,
-            Some(other) => {
-                return Err(format!("bifolio_direct={other}: is auto, never or require"));
+    /// Reads the parameters of a URI. The error names the one that is wrong.
+    pub(crate) fn new<'a>(
+        parameters: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, String> {
+        let mut settings = Self::default();
+        for (key, value) in parameters {
+            match key {
+                "bifolio_memory" => settings.memory_bytes = Some(size(key, value)?),
+                "bifolio_readahead" => settings.readahead_bytes = Some(size(key, value)?),
+                "bifolio_direct" => settings.direct = Some(direct(value)?),
+                _ if key.starts_with("bifolio_") => {
+                    return Err(format!(
+                        "{key}: no such parameter; there are bifolio_memory, bifolio_readahead \
+                         and bifolio_direct"
+                    ));
+                }
+                _ if WITHOUT_LOCK.contains(&key) && is_true(value) => {
+                    return Err(format!(
+                        "{key}={value}: the VFS bifolio needs the lock of a database; open it \
+                         with mode=ro, or with vfs=unix"
+                    ));
+                }
+                _ => {}
             }
-        };
-        let settings = Self {
-            memory_bytes: size("bifolio_memory")?.unwrap_or(64 << 20),
-            readahead_bytes: size("bifolio_readahead")?,
-            direct,
-        };
+        }
         settings.builder().validate().map_err(|error| error.to_string())?;
         Ok(settings)
     }
 
-    /// The builder of the cache.
-    pub fn builder(&self) -> CacheBuilder {
-        let builder = Cache::builder().memory(self.memory_bytes);
+    /// Returns the builder of the cache.
+    pub(crate) fn builder(&self) -> CacheBuilder {
+        let builder = Cache::builder().memory(self.memory_bytes.unwrap_or(MEMORY_BYTES));
         match self.readahead_bytes {
             Some(bytes) => builder.readahead_bytes_max(bytes),
             None => builder,
         }
+    }
+
+    pub(crate) fn direct(&self) -> DirectIo {
+        self.direct.unwrap_or(DirectIo::Auto)
+    }
+
+    /// Checks that a database with these settings is what a further connection asks for, which may
+    /// leave them out.
+    pub(crate) fn check_joined_with(&self, asked: &Self) -> Result<(), String> {
+        let memory_bytes = self.memory_bytes.unwrap_or(MEMORY_BYTES);
+        if let Some(other_bytes) = asked.memory_bytes.filter(|other| *other != memory_bytes) {
+            return Err(format!(
+                "bifolio_memory={other_bytes}: the database is open in this process with \
+                 bifolio_memory={memory_bytes}"
+            ));
+        }
+        let differs =
+            asked.readahead_bytes.is_some_and(|_| asked.readahead_bytes != self.readahead_bytes)
+                || asked.direct.is_some_and(|direct| direct != self.direct());
+        if differs {
+            return Err("bifolio_readahead or bifolio_direct: the database is open in this \
+                        process with other values"
+                .to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn direct(value: &str) -> Result<DirectIo, String> {
+    match value {
+        "auto" => Ok(DirectIo::Auto),
+        "never" => Ok(DirectIo::Never),
+        "require" => Ok(DirectIo::Require),
+        _ => Err(format!("bifolio_direct={value}: is auto, never or require")),
+    }
+}
+
+fn size(key: &str, value: &str) -> Result<u64, String> {
+    let problem = || format!("{key}={value}: a size is a number of bytes, KiB, MiB or GiB");
+    bytes(value).ok_or_else(problem)
+}
+
+/// Reads a boolean as SQLite does in a URI.
+pub(crate) fn is_true(value: &str) -> bool {
+    let digits = value.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    match digits.parse::<u64>() {
+        Ok(number) => number != 0,
+        Err(_) => ["on", "yes", "true"].iter().any(|yes| value.eq_ignore_ascii_case(yes)),
     }
 }
 
@@ -94,15 +149,36 @@ mod tests {
         }
     }
 
+    fn parse(uri: &'static str) -> Result<Settings, String> {
+        Settings::new(uri.split('&').filter_map(|pair| pair.split_once('=')))
+    }
+
     #[test]
     fn a_wrong_parameter_is_named() {
-        let wrong = |wrong: &'static str, value: &'static str| {
-            Settings::new(|name| (name == wrong).then_some(value)).unwrap_err()
-        };
-        assert!(wrong("bifolio_memory", "much").contains("bifolio_memory=much"));
-        assert!(wrong("bifolio_memory", "1").contains("memory"));
-        assert!(wrong("bifolio_direct", "yes").contains("bifolio_direct=yes"));
-        let defaults = Settings::new(|_| None).unwrap();
-        assert_eq!(defaults.memory_bytes, 64 << 20);
+        for (uri, part) in [
+            ("bifolio_memory=much", "bifolio_memory=much"),
+            ("bifolio_memory=1", "memory"),
+            ("bifolio_direct=yes", "bifolio_direct=yes"),
+            ("mode=ro&bifolio_memry=1MiB", "bifolio_memry"),
+            ("immutable=1", "immutable=1"),
+            ("nolock=yes", "mode=ro"),
+        ] {
+            let problem = parse(uri).unwrap_err();
+            assert!(problem.contains(part), "{uri}: {problem}");
+        }
+        assert_eq!(parse("mode=ro&nolock=0&immutable=off&cache=shared"), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn a_further_connection_asks_for_the_same_or_for_nothing() {
+        let open = parse("bifolio_memory=8MiB&bifolio_direct=never").unwrap();
+        for same in ["", "bifolio_memory=8192KiB", "bifolio_direct=never"] {
+            assert_eq!(open.check_joined_with(&parse(same).unwrap()), Ok(()));
+        }
+        for other in ["bifolio_memory=64MiB", "bifolio_direct=auto", "bifolio_readahead=0"] {
+            assert!(open.check_joined_with(&parse(other).unwrap()).is_err(), "{other}");
+        }
+        let open = parse("").unwrap();
+        assert_eq!(open.check_joined_with(&parse("bifolio_memory=64MiB").unwrap()), Ok(()));
     }
 }

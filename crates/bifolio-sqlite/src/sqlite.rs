@@ -19,6 +19,7 @@ pub const IOERR: c_int = 10;
 pub const NOTFOUND: c_int = 12;
 pub const FULL: c_int = 13;
 pub const CANTOPEN: c_int = 14;
+pub const MISUSE: c_int = 21;
 
 pub const IOERR_READ: c_int = IOERR | 1 << 8;
 pub const IOERR_SHORT_READ: c_int = IOERR | 2 << 8;
@@ -26,15 +27,22 @@ pub const IOERR_WRITE: c_int = IOERR | 3 << 8;
 pub const IOERR_FSYNC: c_int = IOERR | 4 << 8;
 pub const IOERR_TRUNCATE: c_int = IOERR | 6 << 8;
 pub const IOERR_CLOSE: c_int = IOERR | 16 << 8;
-pub const READONLY_CANTINIT: c_int = READONLY | 5 << 8;
+pub const IOERR_SHMMAP: c_int = IOERR | 21 << 8;
+pub const IOERR_SHMLOCK: c_int = IOERR | 20 << 8;
 
 pub const OPEN_READONLY: c_int = 1;
+pub const OPEN_READWRITE: c_int = 2;
+pub const OPEN_CREATE: c_int = 4;
 pub const OPEN_MAIN_DB: c_int = 0x100;
 
 pub const LOCK_NONE: c_int = 0;
 pub const LOCK_SHARED: c_int = 1;
 pub const LOCK_RESERVED: c_int = 2;
+pub const LOCK_PENDING: c_int = 3;
 pub const LOCK_EXCLUSIVE: c_int = 4;
+
+pub const SHM_UNLOCK: c_int = 1;
+pub const SHM_SHARED: c_int = 4;
 
 pub const IOCAP_POWERSAFE_OVERWRITE: c_int = 0x1000;
 
@@ -42,6 +50,7 @@ pub const FCNTL_LOCKSTATE: c_int = 1;
 pub const FCNTL_LAST_ERRNO: c_int = 4;
 pub const FCNTL_SIZE_HINT: c_int = 5;
 pub const FCNTL_CHUNK_SIZE: c_int = 6;
+pub const FCNTL_FILE_POINTER: c_int = 7;
 pub const FCNTL_PERSIST_WAL: c_int = 10;
 pub const FCNTL_VFSNAME: c_int = 12;
 pub const FCNTL_POWERSAFE_OVERWRITE: c_int = 13;
@@ -49,7 +58,6 @@ pub const FCNTL_PRAGMA: c_int = 14;
 pub const FCNTL_TEMPFILENAME: c_int = 16;
 pub const FCNTL_HAS_MOVED: c_int = 20;
 pub const FCNTL_SYNC: c_int = 21;
-pub const FCNTL_CKPT_DONE: c_int = 37;
 
 /// A file of SQLite: the table of its functions, followed by data of the VFS.
 #[repr(C)]
@@ -122,7 +130,12 @@ const MALLOC: usize = 68;
 const VFS_FIND: usize = 141;
 const VFS_REGISTER: usize = 142;
 const LOG: usize = 167;
-const URI_PARAMETER: usize = 189;
+const FILE_CONTROL: usize = 127;
+const AUTO_EXTENSION: usize = 192;
+
+/// An entry point of an extension.
+pub type EntryPoint =
+    unsafe extern "C" fn(*mut c_void, *mut *mut c_char, *const *const c_void) -> c_int;
 
 impl Api {
     /// # Safety
@@ -172,18 +185,30 @@ impl Api {
         unsafe { function(vfs, c_int::from(is_default)) }
     }
 
-    /// Returns a parameter of the URI that a file name came from.
+    /// Has `entry` called with each connection that is opened from now on: an error of it, and
+    /// its text, are those of the open.
+    pub fn auto_extension(self, entry: EntryPoint) -> c_int {
+        type Function = unsafe extern "C" fn(EntryPoint) -> c_int;
+        // SAFETY: `int sqlite3_auto_extension(void (*)(void))`, which calls it as an entry point.
+        let function = unsafe { self.function::<Function>(AUTO_EXTENSION) };
+        // SAFETY: an entry point, which is never unloaded.
+        unsafe { function(entry) }
+    }
+
+    /// Returns the file of the main database of a connection; null if it has none.
     ///
     /// # Safety
-    /// `name` is what SQLite gave to `xOpen` for a main database, and is valid for `'a`.
-    pub unsafe fn uri_parameter<'a>(self, name: *const c_char, key: &CStr) -> Option<&'a CStr> {
-        type Function = unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_char;
-        // SAFETY: `const char *sqlite3_uri_parameter(const char *, const char *)`.
-        let function = unsafe { self.function::<Function>(URI_PARAMETER) };
-        // SAFETY: a file name with its parameters, by the contract, and a text.
-        let value = unsafe { function(name, key.as_ptr()) };
-        // SAFETY: null, or a text that is part of the name.
-        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+    /// `connection` is open.
+    pub unsafe fn main_file(self, connection: *mut c_void) -> *mut File {
+        type Function =
+            unsafe extern "C" fn(*mut c_void, *const c_char, c_int, *mut c_void) -> c_int;
+        // SAFETY: `int sqlite3_file_control(sqlite3 *, const char *, int, void *)`.
+        let function = unsafe { self.function::<Function>(FILE_CONTROL) };
+        let mut file = std::ptr::null_mut::<File>();
+        let argument = (&raw mut file).cast();
+        // SAFETY: an open connection, and the variable that the operation takes.
+        unsafe { function(connection, c"main".as_ptr(), FCNTL_FILE_POINTER, argument) };
+        file
     }
 
     /// Writes a line to the log that the application may have set up.

@@ -1,18 +1,23 @@
 //! The VFS: its treatment of each kind of file, and the entry points of the extension.
 //!
-//! A main database becomes a [`Database`]. Every other file is opened by the system's VFS, in the
-//! memory that SQLite allocated for this VFS, so that its calls bypass this crate: journals and
-//! logs are written in order and synced, and the kernel keeps what a killed process wrote.
+//! A main database becomes a [`Connection`] to a [`Shared`] file. Every other file is opened by
+//! the system's VFS, in the memory that SQLite allocated for this VFS, so that its calls bypass
+//! this crate: journals and logs are written in order and synced, and the kernel keeps what a
+//! killed process wrote.
 //!
 //! # Safety
-//! `xOpen` gets memory of `file_size` bytes for a file: [`Opened`], followed by the file of the
+//! `xOpen` gets memory of `file_size` bytes for a file, which holds [`Opened`] or a file of the
 //! system's VFS. The VFS and its name are leaked, since SQLite keeps them.
 #![allow(unsafe_code)]
 
-use crate::database::{Database, METHODS};
-use crate::settings::Settings;
+use crate::connection::{self, Connection};
+use crate::fork;
+use crate::name::FileName;
+use crate::refused::{self, Refusal};
+use crate::settings::{self, Settings};
+use crate::shared::{OpenFailure, Shared};
 use crate::sqlite::{self, Api, File, Vfs};
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
@@ -20,14 +25,15 @@ use std::ptr;
 const NAME: &CStr = c"bifolio";
 /// The variable of the environment that makes the VFS the default if it is 1.
 const DEFAULT_VARIABLE: &str = "BIFOLIO_DEFAULT";
-/// The first version whose table has all the functions that are called: 3.8.0.
-const VERSION_MIN: c_int = 3_008_000;
+/// The first version whose table has all the functions that are called: 3.8.7.
+const VERSION_MIN: c_int = 3_008_007;
 
-/// A file of this VFS; the file of the system's VFS follows it in memory.
+/// A file of this VFS.
 #[repr(C)]
 pub(crate) struct Opened {
-    base: File,
-    pub(crate) database: *mut Database,
+    pub(crate) base: File,
+    /// A [`Connection`], or a [`Refusal`].
+    pub(crate) data: *mut c_void,
 }
 
 /// The library that the VFS is registered in, and the system's VFS.
@@ -104,13 +110,16 @@ pub unsafe extern "C" fn sqlite3_extension_init(
 /// Registers the VFS, or makes a registered one the default if `is_default`.
 fn register(api: Api, is_default: bool) -> Result<(), String> {
     if api.version() < VERSION_MIN {
-        return Err(format!("bifolio needs SQLite 3.8.0, and this is {}", api.version()));
+        return Err(format!("bifolio needs SQLite 3.8.7, and this is {}", api.version()));
     }
     let registered = api.vfs_find(Some(NAME));
     let vfs = if registered.is_null() { create(api)? } else { registered };
-    if !registered.is_null() && !is_default {
-        return Ok(());
+    match api.auto_extension(refused::report) {
+        sqlite::OK if !registered.is_null() && !is_default => return Ok(()),
+        sqlite::OK => {}
+        code => return Err(format!("SQLite does not take an entry point: error {code}")),
     }
+    fork::watch();
     // SAFETY: `create` leaked it.
     match unsafe { api.vfs_register(vfs, is_default) } {
         sqlite::OK => Ok(()),
@@ -129,7 +138,7 @@ fn create(api: Api) -> Result<*mut Vfs, String> {
     let home = Box::leak(Box::new(Home { api, system }));
     let vfs = Box::leak(Box::new(Vfs {
         version: 2,
-        file_size: size_of::<Opened>() as c_int + file_size,
+        file_size: file_size.max(size_of::<Opened>() as c_int),
         path_max,
         next: ptr::null_mut(),
         name: NAME.as_ptr(),
@@ -172,9 +181,9 @@ unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: SQLite calls with the VFS that was registered.
     let home = unsafe { home(vfs) };
-    // SAFETY: registered VFSs live as long as the library.
-    let system_open = unsafe { (*home.system).open };
     if flags & sqlite::OPEN_MAIN_DB == 0 || name.is_null() {
+        // SAFETY: registered VFSs live as long as the library.
+        let system_open = unsafe { (*home.system).open };
         // SAFETY: there is more memory than the system's VFS needs.
         return unsafe { system_open(home.system, name, file, flags, flags_out) };
     }
@@ -182,45 +191,40 @@ unsafe extern "C" fn open(
     // close.
     unsafe { (*file).methods = ptr::null() };
     let body = || {
-        let parameter = |key: &str| {
-            let key = CString::new(key).ok()?;
-            // SAFETY: the name that SQLite gave for a main database.
-            unsafe { home.api.uri_parameter(name, &key) }.and_then(|value| value.to_str().ok())
-        };
-        let settings = Settings::new(parameter);
-        let settings = settings.map_err(|problem| {
-            home.api.log(sqlite::CANTOPEN, &problem);
-            sqlite::CANTOPEN
-        })?;
-        let mut flags_found = flags;
-        // SAFETY: there is memory for it behind ours.
-        let system_file = unsafe { file.cast::<Opened>().add(1) }.cast::<File>();
-        // SAFETY: the arguments that SQLite gave, and the memory for the file.
-        let code = unsafe { system_open(home.system, name, system_file, flags, &mut flags_found) };
-        if code != sqlite::OK {
-            return Err(code);
-        }
-        // SAFETY: the name that SQLite gave ends with a zero byte.
-        let path = unsafe { CStr::from_ptr(name) };
-        let is_writable = flags_found & sqlite::OPEN_READONLY == 0;
-        // SAFETY: opened above; it is closed by `Database::close` only.
-        let database = unsafe { Database::new(home.api, system_file, path, is_writable, settings) };
-        if !flags_out.is_null() {
-            // SAFETY: SQLite's variable.
-            unsafe { flags_out.write(flags_found) };
-        }
-        Ok(Box::into_raw(Box::new(database)))
+        // SAFETY: the name that SQLite gave for a main database.
+        let copy = || unsafe { FileName::copy(name) };
+        let given = copy();
+        let settings = Settings::new(given.parameters())
+            .map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text }))?;
+        // SAFETY: the system's VFS is registered.
+        let joined = unsafe { Shared::open(home.api, home.system, copy, flags, &settings) };
+        let (shared, flags) = joined?;
+        let is_writable = flags & sqlite::OPEN_READONLY == 0;
+        let is_powersafe = given.parameters().find(|(key, _)| *key == "psow");
+        let is_powersafe = is_powersafe.map(|(_, value)| settings::is_true(value));
+        let path = given.path().to_owned();
+        Ok((Connection::new(home.api, shared, path, is_writable, is_powersafe), flags))
     };
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(database)) => {
-            let base = File { methods: &METHODS };
+    let (flags_found, code) = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok((connection, flags))) => {
             // SAFETY: the memory that SQLite has for a file.
-            unsafe { file.cast::<Opened>().write(Opened { base, database }) };
-            sqlite::OK
+            unsafe { connection::open(file, connection) };
+            (flags, sqlite::OK)
         }
-        Ok(Err(code)) => code,
-        Err(_) => sqlite::CANTOPEN,
+        Ok(Err(OpenFailure::Refused(refusal))) => {
+            home.api.log(sqlite::CANTOPEN, &refusal.text);
+            // SAFETY: the memory that SQLite has for a file.
+            unsafe { refused::refuse(file, refusal) };
+            (flags, sqlite::OK)
+        }
+        Ok(Err(OpenFailure::Code(code))) => (flags, code),
+        Err(_) => (flags, sqlite::CANTOPEN),
+    };
+    if !flags_out.is_null() {
+        // SAFETY: SQLite's variable.
+        unsafe { flags_out.write(flags_found) };
     }
+    code
 }
 
 /// Forwards a call to the system's VFS, with its own pointer instead of this one's.

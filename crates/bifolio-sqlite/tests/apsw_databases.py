@@ -1,7 +1,7 @@
 """apsw_databases.py EXTENSION DIRECTORY: databases through the package apsw, over the cache.
 
 Random changes with savepoints, compared with a dictionary; blobs, backups in both directions,
-VACUUM, locks, and what the stock VFS finds afterwards.
+VACUUM, connections, locks, and what the stock VFS finds afterwards.
 """
 
 import os
@@ -63,12 +63,14 @@ for mode in ("delete", "truncate", "persist", "wal"):
     model = change(connection, {}, numbers)
     check(connection, model)
 
-    for other in (lambda: connect(path), lambda: apsw.Connection(path)):
-        try:
-            other().execute("select count(*) from t").fetchall()
-            raise AssertionError("another connection was let in")
-        except apsw.BusyError:
-            pass
+    other = connect(path, "")
+    check(other, model)
+    other.close()
+    try:
+        apsw.Connection(path).execute("select count(*) from t").fetchall()
+        raise AssertionError("a connection through the stock VFS was let in")
+    except apsw.BusyError:
+        pass
 
     key = max(model, key=lambda key: len(model[key]))
     with connection.blob_open("main", "t", "v", key, True) as blob:

@@ -70,15 +70,30 @@ fn a_database_of_8_times_the_memory_stays_whole() {
     }
 }
 
+/// Clients show the message of a failed open: the shell, and every binding.
 #[test]
-fn a_wrong_parameter_is_refused() {
+fn a_wrong_parameter_is_refused_with_its_name() {
     if !has_sqlite() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.db");
-    let (_, errors) = run(with_cache(&path, "bifolio_memory=8x"), "");
-    assert!(errors.contains("unable to open database"), "{errors}");
+    for (parameters, part) in [
+        ("bifolio_memory=8x", "bifolio_memory=8x: a size is a number of bytes"),
+        ("bifolio_memry=8MiB", "bifolio_memry: no such parameter"),
+        ("immutable=1", "immutable=1: the VFS bifolio needs the lock"),
+        ("mode=rwc&nolock=1", "nolock=1: the VFS bifolio needs the lock"),
+    ] {
+        let (out, errors) = run(with_cache(&path, parameters), "select 7;\n.vfsname\n");
+        assert!(errors.contains(part), "{parameters}: {errors}");
+        assert!(!out.contains("bifolio"), "{out}");
+        assert!(!path.exists(), "{parameters}");
+        let attach = format!("attach 'file:{}?vfs=bifolio&{parameters}' as a;", path.display());
+        let (_, errors) = run(with_cache(&directory.path().join("y.db"), ""), &attach);
+        assert_ne!(errors, "", "{parameters}");
+    }
+    let (out, errors) = run(with_cache(&path, "immutable=0&nolock=off"), "select 7;\n.vfsname\n");
+    assert_eq!(out, "7\nbifolio\n", "{errors}");
 }
 
 /// An entry point and a variable of the environment make the VFS that of databases without a URI.

@@ -4,13 +4,13 @@
 //! The types of the functions are those of `sqlite3.h`.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::Once;
 
-use bifolio_testing::skip;
 use tempfile::TempDir;
+
+use crate::library::{Connection, Library};
 
 const NOTFOUND: c_int = 12;
 const IOERR_SHORT_READ: c_int = 10 | 2 << 8;
@@ -22,7 +22,6 @@ const FCNTL_VFSNAME: c_int = 12;
 const FCNTL_HAS_MOVED: c_int = 20;
 /// Starts an atomic write of several pages, which the VFS does not offer.
 const FCNTL_BEGIN_ATOMIC_WRITE: c_int = 31;
-const OPEN_READWRITE_CREATE_URI: c_int = 2 | 4 | 0x40;
 
 /// The first functions of a file.
 #[repr(C)]
@@ -41,114 +40,28 @@ struct File {
     methods: *const Methods,
 }
 
-/// SQLite's library, loaded when the test runs.
-#[derive(Clone, Copy)]
-struct Library(*mut c_void);
-
-impl Library {
-    /// Loads the library and registers the VFS in it; `None` if the machine has none.
-    fn load() -> Option<Self> {
-        static REGISTERED: Once = Once::new();
-        // SAFETY: SQLite may be loaded.
-        let library = Self(unsafe { libc::dlopen(c"libsqlite3.so.0".as_ptr(), libc::RTLD_NOW) });
-        if library.0.is_null() {
-            skip("sqlite3", "the library libsqlite3.so.0 is not installed");
-            return None;
-        }
-        REGISTERED.call_once(|| {
-            type Register = unsafe extern "C" fn(Entry) -> c_int;
-            // SAFETY: the function's type.
-            let register: Register = unsafe { library.function(c"sqlite3_auto_extension") };
-            // SAFETY: an entry point.
-            assert_eq!(unsafe { register(entry) }, 0);
-        });
-        Some(library)
-    }
-
-    /// # Safety
-    /// `F` is the function's type.
-    unsafe fn function<F: Copy>(self, name: &CStr) -> F {
-        // SAFETY: a loaded library.
-        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        assert!(!address.is_null(), "{name:?}");
-        // SAFETY: the contract.
-        unsafe { ptr::from_ref(&address).cast::<F>().read() }
-    }
-}
-
-type Entry = unsafe extern "C" fn(*mut c_void, *mut *mut c_char, *const *const c_void) -> c_int;
-
-unsafe extern "C" fn entry(
-    connection: *mut c_void,
-    message: *mut *mut c_char,
-    table: *const *const c_void,
-) -> c_int {
-    // SAFETY: SQLite's arguments.
-    let code = unsafe { bifolio_sqlite::sqlite3_bifoliosqlite_init(connection, message, table) };
-    // To stay loaded is an answer for SQLite's loader only.
-    if code == 256 { 0 } else { code }
-}
-
-/// A connection through the VFS.
-struct Connection {
-    library: Library,
-    pointer: *mut c_void,
+/// A database, and a connection to it through the VFS.
+struct Database {
+    connection: Connection,
     path: PathBuf,
     _directory: TempDir,
 }
 
-impl Connection {
+impl Database {
     fn open() -> Option<Self> {
-        type Open =
-            unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, *const c_char) -> c_int;
         let library = Library::load()?;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.db");
-        // The extension is registered by the first connection.
-        for name in [":memory:".to_owned(), format!("file:{}?vfs=bifolio", path.display())] {
-            let name = CString::new(name).unwrap();
-            let mut pointer = ptr::null_mut();
-            // SAFETY: the function's type.
-            let open: Open = unsafe { library.function(c"sqlite3_open_v2") };
-            // SAFETY: texts and a variable.
-            let code = unsafe {
-                open(name.as_ptr(), &mut pointer, OPEN_READWRITE_CREATE_URI, ptr::null())
-            };
-            assert_eq!(code, 0);
-            if name.as_bytes() == b":memory:" {
-                close(library, pointer);
-                continue;
-            }
-            return Some(Self { library, pointer, path, _directory: directory });
-        }
-        unreachable!()
+        let connection = library.open_cached(&path, "").unwrap();
+        Some(Self { connection, path, _directory: directory })
     }
 
     fn run(&self, sql: &str) {
-        type Run = unsafe extern "C" fn(
-            *mut c_void,
-            *const c_char,
-            *const c_void,
-            *const c_void,
-            *const c_void,
-        ) -> c_int;
-        let text = CString::new(sql).unwrap();
-        // SAFETY: the function's type.
-        let run: Run = unsafe { self.library.function(c"sqlite3_exec") };
-        // SAFETY: an open connection and a text.
-        let code =
-            unsafe { run(self.pointer, text.as_ptr(), ptr::null(), ptr::null(), ptr::null()) };
-        assert_eq!(code, 0, "{sql}");
+        self.connection.run(sql).unwrap();
     }
 
     fn control<T>(&self, operation: c_int, argument: &mut T) -> c_int {
-        type Control =
-            unsafe extern "C" fn(*mut c_void, *const c_char, c_int, *mut c_void) -> c_int;
-        // SAFETY: the function's type.
-        let control: Control = unsafe { self.library.function(c"sqlite3_file_control") };
-        let argument = ptr::from_mut(argument).cast();
-        // SAFETY: an open connection, and an argument as the operation has it.
-        unsafe { control(self.pointer, c"main".as_ptr(), operation, argument) }
+        self.connection.control(operation, argument)
     }
 
     fn file(&self) -> *mut File {
@@ -182,27 +95,13 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        close(self.library, self.pointer);
-    }
-}
-
-fn close(library: Library, connection: *mut c_void) {
-    // SAFETY: the function's type.
-    let close: unsafe extern "C" fn(*mut c_void) -> c_int =
-        unsafe { library.function(c"sqlite3_close") };
-    // SAFETY: an open connection.
-    assert_eq!(unsafe { close(connection) }, 0);
-}
-
 fn disk_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
 #[test]
 fn a_short_read_is_told_and_ends_with_zeros() {
-    let Some(connection) = Connection::open() else { return };
+    let Some(connection) = Database::open() else { return };
     // Before the first lock, and after it.
     assert_eq!(connection.read(0, 100), (IOERR_SHORT_READ, vec![0; 100]));
     connection.run("create table t(a); insert into t values(7)");
@@ -218,7 +117,7 @@ fn a_short_read_is_told_and_ends_with_zeros() {
 
 #[test]
 fn size_hints_grow_the_file_in_whole_chunks() {
-    let Some(connection) = Connection::open() else { return };
+    let Some(connection) = Database::open() else { return };
     connection.run("create table t(a)");
     let size = connection.size_bytes();
     assert_eq!(connection.control(FCNTL_SIZE_HINT, &mut 5_000_000_i64), 0);
@@ -241,7 +140,7 @@ fn size_hints_grow_the_file_in_whole_chunks() {
 
 #[test]
 fn file_controls_answer_for_the_cache() {
-    let Some(connection) = Connection::open() else { return };
+    let Some(connection) = Database::open() else { return };
     connection.run("create table t(a)");
     let mut name: *mut c_char = ptr::null_mut();
     assert_eq!(connection.control(FCNTL_VFSNAME, &mut name), 0);

@@ -2,6 +2,7 @@
 //! a database takes.
 
 use std::fs::{self, File, Permissions};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -68,6 +69,52 @@ fn a_full_disk_fails_a_commit_and_loses_none() {
     }
 }
 
+/// The log is reused only when the database has what it had: without syncs, SQLite hears of a full
+/// disk from the cut at the end of a checkpoint.
+#[test]
+fn a_full_disk_loses_no_commit_of_a_log_without_syncs() {
+    if !has_sqlite() {
+        return;
+    }
+    for is_killed in [false, true] {
+        let Some(disk) = SmallDisk::mount(4 << 20) else { return };
+        let path = disk.path().join("x.db");
+        let ballast = disk.path().join("ballast");
+        fs::write(&ballast, vec![1; 512 << 10]).unwrap();
+        let mut shell = Shell::start(with_cache(&path, "bifolio_memory=16MiB"));
+        let sql = "pragma journal_mode=wal; pragma synchronous=off; pragma wal_autocheckpoint=50;
+                   create table t(id integer primary key, v blob); select 'made';";
+        shell.ask(sql);
+        let mut input = shell.input;
+        let feeder = std::thread::spawn(move || {
+            for id in 1..600 {
+                let insert = format!("insert into t values({id}, randomblob(10000));");
+                writeln!(input, "{insert}\nselect 'found', count(*) from t;").unwrap();
+            }
+            writeln!(input, "select 'end';").unwrap();
+            input
+        });
+        let mut found = 0_u64;
+        for line in shell.lines.by_ref().map(Result::unwrap).take_while(|line| line != "end") {
+            if let Some(count) = line.strip_prefix("found|") {
+                found = count.parse().unwrap();
+            }
+        }
+        let input = feeder.join().unwrap();
+        if is_killed {
+            shell.child.kill().unwrap();
+        }
+        drop(input);
+        let output = shell.child.wait_with_output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains("database or disk is full"), "{found} rows: {errors}");
+        fs::remove_file(&ballast).unwrap();
+        let sql = "pragma integrity_check; select count(*) from t;";
+        let (out, errors) = through_the_system(&path, sql);
+        assert_eq!(out, format!("ok\n{found}\n"), "killed: {is_killed}: {errors}");
+    }
+}
+
 /// A directory that another user can come into, with a copy of the extension.
 fn public_directory() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
@@ -119,9 +166,16 @@ fn a_log_needs_a_file_that_can_be_written() {
     let path = directory.path().join("x.db");
     make(&path, "wal", 300);
     fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
-    let (out, errors) = as_a_plain_user(&extension, &path, "select count(*) from t;");
-    assert_eq!(out, "", "{errors}");
-    assert!(errors.contains("readonly"), "{errors}");
+    // Told by the open, also to those who may not write to the directory; and by an `attach`.
+    let (out, errors) = as_a_plain_user(&extension, &path, ".vfsname\n");
+    assert!(errors.contains("is in WAL mode and its file cannot be written"), "{errors}");
+    assert!(errors.contains("PRAGMA journal_mode=DELETE"), "{errors}");
+    assert!(!out.contains("bifolio"), "{out}");
+    let attach = format!("attach 'file:{}?vfs=bifolio' as a;", path.display());
+    let other = directory.path().join("y.db");
+    make(&other, "delete", 3);
+    let (_, errors) = as_a_plain_user(&extension, &other, &attach);
+    assert!(errors.contains("unable to open database"), "{errors}");
 }
 
 #[test]

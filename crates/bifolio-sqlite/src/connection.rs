@@ -1,0 +1,517 @@
+//! A connection to a main database: what SQLite has open as one file.
+//!
+//! Its bytes are those of the [`Shared`] database, read and written through the cache from the
+//! first lock on. Locks, level of the lock and settings of the file belong to the connection.
+//!
+//! `SQLITE_FCNTL_SYNC` precedes each `xSync` of a commit, and comes alone where SQLite is
+//! configured not to sync. The database is synced on it, and an `xSync` without new writes returns
+//! at once.
+//!
+//! # Safety
+//! SQLite calls the functions of [`METHODS`] with a file that [`open`] created, from one thread
+//! at a time.
+#![allow(unsafe_code)]
+
+use crate::fork;
+use crate::locks::{HeldSlots, SlotLocks};
+use crate::shared::Shared;
+use crate::sqlite::{self, Api, File, IoMethods};
+use crate::system::{Answer, SystemFile};
+use crate::vfs::Opened;
+use bifolio::{Cache, Error};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::Write;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// The functions of a main database.
+static METHODS: IoMethods = IoMethods {
+    version: 2,
+    close,
+    read,
+    write,
+    truncate,
+    sync,
+    file_size,
+    lock,
+    unlock,
+    check_reserved_lock,
+    file_control,
+    sector_size,
+    device_characteristics,
+    shm_map,
+    shm_lock,
+    shm_barrier,
+    shm_unmap,
+};
+
+/// A connection to a main database.
+pub(crate) struct Connection {
+    api: Api,
+    shared: Arc<Shared>,
+    path: PathBuf,
+    is_writable: bool,
+    /// Forks up to the process that opened the connection.
+    forks: u32,
+    /// Set from the first lock on.
+    file: Option<bifolio::File>,
+    /// Level of its lock.
+    level: c_int,
+    /// Slots of the index that it holds; `None` if it has not mapped the index.
+    slots: Option<HeldSlots>,
+    /// The file grows in multiples of this, bytes; 0 if it may have any length.
+    chunk_bytes: u64,
+    keeps_log: bool,
+    is_powersafe: bool,
+    /// The `errno` of the last error.
+    errno: c_int,
+}
+
+/// Opens a connection as a file of SQLite.
+///
+/// # Safety
+/// `file` is the memory that SQLite has for a file.
+pub(crate) unsafe fn open(file: *mut File, connection: Connection) {
+    let data = Box::into_raw(Box::new(connection)).cast();
+    let base = File { methods: &METHODS };
+    // SAFETY: the contract.
+    unsafe { file.cast::<Opened>().write(Opened { base, data }) };
+}
+
+impl Connection {
+    pub(crate) fn new(
+        api: Api,
+        shared: Arc<Shared>,
+        path: PathBuf,
+        is_writable: bool,
+        is_powersafe: Option<bool>,
+    ) -> Self {
+        let characteristics = shared.device_characteristics;
+        let usually = characteristics & sqlite::IOCAP_POWERSAFE_OVERWRITE != 0;
+        Self {
+            api,
+            shared,
+            path,
+            is_writable,
+            forks: fork::count(),
+            file: None,
+            level: sqlite::LOCK_NONE,
+            slots: None,
+            chunk_bytes: 0,
+            keeps_log: false,
+            is_powersafe: is_powersafe.unwrap_or(usually),
+            errno: 0,
+        }
+    }
+
+    /// Returns `true` in a child of the process that opened the connection.
+    fn is_inherited(&self) -> bool {
+        self.forks != fork::count()
+    }
+
+    /// Reports an error of the cache, and returns SQLite's code for it.
+    fn failed(&mut self, error: &Error, code: c_int) -> c_int {
+        let (code, errno) = self.shared.report(error, code);
+        self.errno = errno;
+        code
+    }
+
+    fn close(&mut self) -> Answer {
+        self.file = None;
+        if self.slots.is_some() {
+            self.shm_unmap(0)?;
+        }
+        self.shared.unlock(&mut self.level, sqlite::LOCK_NONE);
+        self.shared.leave()
+    }
+
+    /// Returns the file in the cache, or what `access` returns for the system's: before the first
+    /// lock of any connection.
+    fn file_or<T>(
+        &self,
+        access: impl FnOnce(&mut SystemFile) -> Answer<T>,
+    ) -> Result<bifolio::File, Answer<T>> {
+        match self.shared.cached() {
+            Some(cached) => Ok(cached.file),
+            None => Err(self.shared.with_system(access)),
+        }
+    }
+
+    /// # Safety
+    /// `buffer` has `length` bytes that can be written.
+    unsafe fn read(&mut self, buffer: *mut c_void, length: c_int, offset: i64) -> Answer {
+        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_READ)?;
+        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_READ)?;
+        // SAFETY: the contract.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+        let result = match &self.file {
+            Some(file) => file.read_at(buffer, position),
+            None => match self.file_or(|system| system.read(buffer, offset)) {
+                Ok(file) => file.read_at(buffer, position),
+                Err(answer) => return answer,
+            },
+        };
+        match result {
+            Ok(count) if count == length => Ok(()),
+            Ok(count) => {
+                buffer[count..].fill(0);
+                Err(sqlite::IOERR_SHORT_READ)
+            }
+            Err(error) => Err(self.failed(&error, sqlite::IOERR_READ)),
+        }
+    }
+
+    /// Returns the file for a change. SQLite changes nothing without a lock.
+    fn file_to_change(&self, code: c_int) -> Answer<bifolio::File> {
+        let file = self.file.clone().filter(|_| self.is_writable).ok_or(code)?;
+        self.shared.note_write();
+        Ok(file)
+    }
+
+    /// # Safety
+    /// `buffer` has `length` bytes.
+    unsafe fn write(&mut self, buffer: *const c_void, length: c_int, offset: i64) -> Answer {
+        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_WRITE)?;
+        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
+        // SAFETY: the contract.
+        let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
+        let file = self.file_to_change(sqlite::IOERR_WRITE)?;
+        let written = file.write_all_at(buffer, position);
+        written.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
+    }
+
+    /// Cuts the file, and makes durable what was written before: with `synchronous=OFF`, this is
+    /// the last call whose result counts before a checkpoint lets go of the log.
+    fn truncate(&mut self, size: i64) -> Answer {
+        let size = u64::try_from(size).map_err(|_| sqlite::IOERR_TRUNCATE)?;
+        let has_written = self.shared.is_unsynced();
+        let file = self.file_to_change(sqlite::IOERR_TRUNCATE)?;
+        // First to the byte, so that pages of the last chunk that cannot be written are gone.
+        let mut cut = file.set_len(size);
+        let whole = whole_chunks(size, self.chunk_bytes);
+        if whole > size {
+            cut = cut.and_then(|()| file.set_len(whole));
+        }
+        if has_written {
+            cut = cut.and_then(|()| self.shared.make_durable(&file));
+        }
+        cut.map_err(|error| self.failed(&error, sqlite::IOERR_TRUNCATE))
+    }
+
+    fn sync(&mut self, _flags: c_int) -> Answer {
+        let Some(file) = &self.file else { return Ok(()) };
+        let synced = self.shared.make_durable(file);
+        synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
+    }
+
+    /// # Safety
+    /// `size` is a variable.
+    unsafe fn file_size(&mut self, size: *mut i64) -> Answer {
+        let found = match self.file_or(SystemFile::size) {
+            Ok(file) => i64::try_from(file.len()).unwrap_or(i64::MAX),
+            Err(answer) => answer?,
+        };
+        // SAFETY: the contract.
+        unsafe { size.write(found) };
+        Ok(())
+    }
+
+    fn lock(&mut self, level: c_int) -> Answer {
+        if level > sqlite::LOCK_SHARED && !self.is_writable {
+            return Err(sqlite::READONLY);
+        }
+        self.shared.lock(&mut self.level, level, self.is_writable)?;
+        if self.file.is_none() {
+            self.file = self.shared.cached().map(|cached| cached.file);
+        }
+        Ok(())
+    }
+
+    fn unlock(&mut self, level: c_int) -> Answer {
+        self.shared.unlock(&mut self.level, level);
+        Ok(())
+    }
+
+    /// # Safety
+    /// `answer` is a variable.
+    unsafe fn check_reserved_lock(&mut self, answer: *mut c_int) -> Answer {
+        let is_reserved = self.shared.is_reserved()?;
+        // SAFETY: the contract.
+        unsafe { answer.write(c_int::from(is_reserved)) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// `argument` is what SQLite passes with `operation`.
+    unsafe fn file_control(&mut self, operation: c_int, argument: *mut c_void) -> Answer {
+        let integer = argument.cast::<c_int>();
+        match operation {
+            sqlite::FCNTL_SYNC => self.sync(0),
+            // SAFETY: SQLite's variable.
+            sqlite::FCNTL_LOCKSTATE => unsafe { answer(integer, self.level) },
+            // SAFETY: SQLite's variable.
+            sqlite::FCNTL_LAST_ERRNO => unsafe { answer(integer, self.errno) },
+            sqlite::FCNTL_HAS_MOVED => {
+                let has_moved = self.shared.is_elsewhere_than(&self.path);
+                // SAFETY: SQLite's variable.
+                unsafe { answer(integer, c_int::from(has_moved)) }
+            }
+            // SAFETY: SQLite's variable.
+            sqlite::FCNTL_PERSIST_WAL => unsafe { set_or_ask(integer, &mut self.keeps_log) },
+            sqlite::FCNTL_POWERSAFE_OVERWRITE => {
+                // SAFETY: SQLite's variable.
+                unsafe { set_or_ask(integer, &mut self.is_powersafe) }
+            }
+            sqlite::FCNTL_CHUNK_SIZE => {
+                // SAFETY: SQLite's variable.
+                let bytes = unsafe { integer.read() };
+                self.chunk_bytes = u64::try_from(bytes).unwrap_or(0);
+                Ok(())
+            }
+            sqlite::FCNTL_SIZE_HINT => {
+                // SAFETY: SQLite's variable.
+                let size = unsafe { argument.cast::<i64>().read() };
+                self.grow(u64::try_from(size).unwrap_or(0))
+            }
+            sqlite::FCNTL_VFSNAME => {
+                // SAFETY: SQLite's variable, whose text it frees.
+                unsafe { argument.cast::<*mut c_char>().write(self.api.text("bifolio")) };
+                Ok(())
+            }
+            // SAFETY: three texts and room for another.
+            sqlite::FCNTL_PRAGMA => unsafe { self.pragma(argument.cast()) },
+            sqlite::FCNTL_TEMPFILENAME => {
+                // SAFETY: the contract.
+                self.shared.with_system(|system| unsafe { system.control(operation, argument) })
+            }
+            _ => Err(sqlite::NOTFOUND),
+        }
+    }
+
+    /// Extends the file to hold `size` bytes, in whole chunks if a chunk size is set. The chunks
+    /// have room on the storage, where it can reserve room.
+    fn grow(&mut self, size: u64) -> Answer {
+        if self.chunk_bytes == 0 {
+            return Ok(());
+        }
+        let size = whole_chunks(size, self.chunk_bytes);
+        let file = self.file_to_change(sqlite::IOERR_WRITE)?;
+        let len = file.len();
+        if size <= len {
+            return Ok(());
+        }
+        let grown = match file.allocate(len..size) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.set_len(size),
+            allocated => allocated,
+        };
+        grown.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
+    }
+
+    /// # Safety
+    /// The argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
+    unsafe fn pragma(&mut self, arguments: *mut *mut c_char) -> Answer {
+        let name = arguments.wrapping_add(1);
+        // SAFETY: the contract.
+        let name = unsafe { name.read() };
+        // SAFETY: a text.
+        let name = unsafe { CStr::from_ptr(name) };
+        if !name.to_bytes().eq_ignore_ascii_case(b"bifolio_stats") {
+            return Err(sqlite::NOTFOUND);
+        }
+        let text = match self.shared.cached() {
+            Some(cached) => describe(&cached.cache),
+            None => "the database was not read yet".to_owned(),
+        };
+        // SAFETY: the room for an answer, which SQLite frees.
+        unsafe { arguments.write(self.api.text(&text)) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// `address` points to a variable of SQLite.
+    unsafe fn shm_map(
+        &mut self,
+        region: c_int,
+        size: c_int,
+        extend: c_int,
+        address: *mut *mut c_void,
+    ) -> Answer {
+        // SAFETY: the contract.
+        unsafe { address.write(std::ptr::null_mut()) };
+        let region = usize::try_from(region).map_err(|_| sqlite::IOERR_SHMMAP)?;
+        let bytes = usize::try_from(size).map_err(|_| sqlite::IOERR_SHMMAP)?;
+        let is_mapped = self.slots.is_some();
+        let found = self.shared.map_index(is_mapped, region, bytes, extend != 0)?;
+        self.slots.get_or_insert_default();
+        // SAFETY: the contract.
+        unsafe { address.write(found) };
+        Ok(())
+    }
+
+    fn shm_lock(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
+        let number = |number| usize::try_from(number).map_err(|_| sqlite::IOERR_SHMLOCK);
+        let (first, count) = (number(first)?, number(count)?);
+        let own = self.slots.as_mut().filter(|_| SlotLocks::has(first, count));
+        let own = own.ok_or(sqlite::IOERR_SHMLOCK)?;
+        let locked = self.shared.with_slots(|slots| match flags {
+            _ if flags & sqlite::SHM_UNLOCK != 0 => {
+                slots.unlock(own, first, count);
+                Ok(())
+            }
+            _ if flags & sqlite::SHM_SHARED != 0 => slots.lock_shared(own, first),
+            _ => slots.lock_exclusive(own, first, count),
+        });
+        locked.map_err(|_| sqlite::BUSY)
+    }
+
+    fn shm_unmap(&mut self, _delete: c_int) -> Answer {
+        if let Some(mut slots) = self.slots.take() {
+            self.shared.unmap_index(&mut slots);
+        }
+        Ok(())
+    }
+}
+
+/// Answers a file control.
+///
+/// # Safety
+/// `variable` can be written.
+unsafe fn answer(variable: *mut c_int, value: c_int) -> Answer {
+    // SAFETY: the contract.
+    unsafe { variable.write(value) };
+    Ok(())
+}
+
+/// Changes a setting, or answers its value if the variable is negative.
+///
+/// # Safety
+/// `variable` can be read and written.
+unsafe fn set_or_ask(variable: *mut c_int, setting: &mut bool) -> Answer {
+    // SAFETY: the contract.
+    let wanted = unsafe { variable.read() };
+    if wanted >= 0 {
+        *setting = wanted != 0;
+        return Ok(());
+    }
+    // SAFETY: the contract.
+    unsafe { answer(variable, c_int::from(*setting)) }
+}
+
+fn whole_chunks(size: u64, chunk_bytes: u64) -> u64 {
+    if chunk_bytes == 0 { size } else { size.next_multiple_of(chunk_bytes) }
+}
+
+/// Returns the counters of a cache that are not zero.
+fn describe(cache: &Cache) -> String {
+    let stats = cache.stats();
+    let levels = [
+        ("bound_bytes", stats.bound_bytes),
+        ("used_bytes", stats.used_bytes),
+        ("dirty_bytes", stats.dirty_bytes),
+    ];
+    let mut text = String::new();
+    for (name, value) in levels.into_iter().chain(stats.counts()) {
+        if value > 0 {
+            let _ = writeln!(text, "{name} {value}");
+        }
+    }
+    for fallback in &stats.fallbacks {
+        let _ = writeln!(text, "fallback: {fallback}");
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// Returns the connection of a file.
+///
+/// # Safety
+/// A file that [`open`] created, used by one thread.
+unsafe fn connection<'a>(file: *mut File) -> &'a mut Connection {
+    // SAFETY: the contract.
+    let data = unsafe { (*file.cast::<Opened>()).data };
+    // SAFETY: made with the file, and freed by `close` only.
+    unsafe { &mut *data.cast::<Connection>() }
+}
+
+/// Defines the functions that SQLite calls: each calls the method of its name. A panic is an I/O
+/// error, and so is any call in a child that inherited the connection.
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $type:ty),*);)+) => {
+        $(unsafe extern "C" fn $name(file: *mut File, $($argument: $type),*) -> c_int {
+            // SAFETY: SQLite calls with a file of this VFS, and with one thread at a time.
+            let connection = unsafe { connection(file) };
+            if connection.is_inherited() {
+                return sqlite::IOERR;
+            }
+            #[allow(unused_unsafe)]
+            // SAFETY: the arguments are SQLite's, and are what its documentation says.
+            let body = AssertUnwindSafe(|| unsafe { connection.$name($($argument),*) });
+            match catch_unwind(body) {
+                Ok(Ok(())) => sqlite::OK,
+                Ok(Err(code)) => code,
+                Err(_) => sqlite::IOERR,
+            }
+        })+
+    };
+}
+
+functions! {
+    read(buffer: *mut c_void, length: c_int, offset: i64);
+    write(buffer: *const c_void, length: c_int, offset: i64);
+    truncate(size: i64);
+    sync(flags: c_int);
+    file_size(size: *mut i64);
+    lock(level: c_int);
+    unlock(level: c_int);
+    check_reserved_lock(answer: *mut c_int);
+    file_control(operation: c_int, argument: *mut c_void);
+    shm_map(region: c_int, size: c_int, extend: c_int, address: *mut *mut c_void);
+    shm_lock(first: c_int, count: c_int, flags: c_int);
+    shm_unmap(delete: c_int);
+}
+
+unsafe extern "C" fn close(file: *mut File) -> c_int {
+    // SAFETY: SQLite calls with a file of this VFS, for the last time.
+    let data = unsafe { (*file.cast::<Opened>()).data };
+    // SAFETY: made by `open`, and not used any more.
+    let connection = unsafe { Box::from_raw(data.cast::<Connection>()) };
+    // SAFETY: the memory of the file.
+    unsafe { (*file).methods = std::ptr::null() };
+    let mut connection = ManuallyDrop::new(connection);
+    if connection.is_inherited() {
+        // The parent has the locks, and the threads of the cache.
+        return sqlite::OK;
+    }
+    let closed = catch_unwind(AssertUnwindSafe(|| {
+        let closed = connection.close();
+        drop(ManuallyDrop::into_inner(connection));
+        closed
+    }));
+    match closed {
+        Ok(Ok(())) => sqlite::OK,
+        Ok(Err(code)) => code,
+        Err(_) => sqlite::IOERR_CLOSE,
+    }
+}
+
+unsafe extern "C" fn sector_size(file: *mut File) -> c_int {
+    // SAFETY: SQLite calls with a file of this VFS, and with one thread at a time.
+    unsafe { connection(file) }.shared.sector_size
+}
+
+unsafe extern "C" fn device_characteristics(file: *mut File) -> c_int {
+    // SAFETY: SQLite calls with a file of this VFS, and with one thread at a time.
+    let connection = unsafe { connection(file) };
+    // A write-out of a page has the neighbours' bytes as they are. Nothing else that the system's
+    // file may promise, such as atomic batches, is true of the cache.
+    if connection.is_powersafe { sqlite::IOCAP_POWERSAFE_OVERWRITE } else { 0 }
+}
+
+unsafe extern "C" fn shm_barrier(_: *mut File) {
+    // AcqRel: orders the two copies of the header in the index, which `wal.c` writes and reads in
+    // opposite order. Everything else in the index is ordered by the slot locks.
+    fence(Ordering::AcqRel);
+}

@@ -1,0 +1,325 @@
+//! Several connections of one process to one database, with a journal and with a log.
+//!
+//! # Safety
+//! A child after a fork uses SQLite, which the test's process does not use in another thread then.
+#![allow(unsafe_code)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::library::{Connection, Library};
+use crate::shell::{has_sqlite, through_the_system};
+
+fn make(path: &Path, mode: &str) {
+    let sql = format!(
+        "pragma journal_mode={mode}; create table t(a, b); create index by_a on t(a);
+         insert into t values(7, zeroblob(2000));"
+    );
+    let (_, errors) = through_the_system(path, &sql);
+    assert_eq!(errors, "");
+}
+
+/// Writes through the system's VFS, in another process, which has to be kept out.
+#[track_caller]
+fn check_locked_out(path: &Path, when: &str) {
+    let (_, errors) = through_the_system(path, "update t set a=a+1;");
+    assert!(errors.contains("locked"), "{when}: {errors}");
+}
+
+/// The kernel drops the locks of a process when any of its descriptors of the file is closed.
+#[test]
+fn closing_one_connection_keeps_the_lock_of_the_others() {
+    let Some(library) = Library::load() else { return };
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for (mode, access) in [("delete", "mode=ro"), ("delete", "mode=rw"), ("wal", "mode=rw")] {
+        let path = directory.path().join(format!("{mode}-{access}.db"));
+        make(&path, mode);
+        let first = library.open_cached(&path, access).unwrap();
+        assert_eq!(first.ask("select a from t"), "7");
+        let second = library.open_cached(&path, access).unwrap();
+        assert_eq!(second.ask("select a from t"), "7");
+        check_locked_out(&path, "two are open");
+        drop(second);
+        check_locked_out(&path, "one was closed");
+        let uri = format!("file:{}?vfs=bifolio&{access}", path.display());
+        first.run(&format!("attach '{uri}' as again; select a from again.t")).unwrap();
+        first.run("detach again").unwrap();
+        check_locked_out(&path, "another was detached");
+        // Refused opens have descriptors, too.
+        library.open_cached(&path, &format!("{access}&bifolio_memory=1GiB")).err().unwrap();
+        library.open_cached(&path, &format!("{access}&bifolio_direct=never")).err().unwrap();
+        check_locked_out(&path, "another was refused");
+        assert_eq!(first.ask("select a from t"), "7");
+        drop(first);
+        let (out, errors) = through_the_system(&path, "update t set a=a+1; select a from t");
+        assert_eq!(out, "8\n", "{mode}: {errors}");
+    }
+}
+
+/// A database with a log that is opened for reading is locked against writers of other processes.
+#[test]
+fn a_reader_of_a_log_reads_what_is_committed() {
+    let Some(library) = Library::load() else { return };
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    make(&path, "wal");
+    for log_exists in [false, true] {
+        // A shell that is killed leaves its log.
+        if log_exists {
+            let mut shell = crate::shell::Shell::start(crate::shell::with_system(&path));
+            assert_eq!(shell.ask("update t set a=8; select a from t;"), "8");
+            shell.child.kill().unwrap();
+            shell.child.wait().unwrap();
+        }
+        let expected = if log_exists { "8" } else { "7" };
+        let reader = library.open_cached(&path, "mode=ro").unwrap();
+        let sql = "select a from t; pragma integrity_check";
+        assert_eq!(reader.run(sql), Ok(vec![expected.to_owned(), "ok".to_owned()]));
+        check_locked_out(&path, "a reader is open");
+        assert_eq!(reader.run(sql), Ok(vec![expected.to_owned(), "ok".to_owned()]));
+        let refusal = reader.run("update t set a=9").unwrap_err();
+        assert!(refusal.contains("readonly"), "{refusal}");
+        // A writer of this process is let in, before and after.
+        let writer = library.open_cached(&path, "").unwrap();
+        writer.run("update t set a=a+10").unwrap();
+        assert_ne!(reader.ask("select a from t"), expected);
+        writer.run("update t set a=a-10; pragma wal_checkpoint(truncate)").unwrap();
+        assert_eq!(reader.ask("select a from t"), expected);
+        drop(reader);
+        drop(writer);
+    }
+}
+
+#[test]
+fn readers_and_a_writer_of_one_process_share_a_database() {
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["delete", "truncate", "persist", "memory", "wal"] {
+        let path = directory.path().join(format!("{mode}.db"));
+        let open = |parameters: &str| library.open_cached(&path, parameters).unwrap();
+        let (writer, reader) = (open("bifolio_memory=1MiB"), open(""));
+        let sql = format!("pragma journal_mode={mode}; create table t(a); insert into t values(1)");
+        writer.run(&sql).unwrap();
+        reader.run(&format!("pragma journal_mode={mode}; pragma busy_timeout=0")).unwrap();
+        assert_eq!(reader.ask("select a from t"), "1");
+        writer.run("begin immediate; update t set a=2").unwrap();
+        assert_eq!(reader.ask("select a from t"), "1", "{mode}");
+        let refusal = reader.run("begin immediate").unwrap_err();
+        assert!(refusal.contains("locked"), "{mode}: {refusal}");
+        writer.run("commit").unwrap();
+        assert_eq!(reader.ask("select a from t"), "2", "{mode}");
+        reader.run("begin; select a from t").unwrap();
+        writer.run("pragma busy_timeout=0").unwrap();
+        let written = writer.run("update t set a=3");
+        assert_eq!(written.is_ok(), mode == "wal", "{mode}: {written:?}");
+        assert_eq!(reader.ask("select a from t"), "2", "{mode}: a snapshot");
+        if mode == "wal" {
+            let answer = writer.ask("pragma wal_checkpoint(truncate)");
+            assert!(answer.starts_with("1|"), "beside a snapshot: {answer}");
+        }
+        reader.run("commit").unwrap();
+        writer.run("update t set a=3").unwrap();
+        assert_eq!(reader.ask("select a from t"), "3", "{mode}");
+        if mode == "wal" {
+            assert_eq!(writer.ask("pragma wal_checkpoint(truncate)"), "0|0|0");
+            assert_eq!(reader.ask("select a from t"), "3");
+        }
+        check_special_cases(&path, &writer, &reader, library);
+        drop((writer, reader));
+        let (out, errors) = through_the_system(&path, "pragma integrity_check; select a from t");
+        assert_eq!(out, "ok\n3\n", "{mode}: {errors}");
+    }
+}
+
+/// Copies, exclusive mode, shared page caches and VACUUM beside another connection.
+fn check_special_cases(path: &Path, writer: &Connection, reader: &Connection, library: Library) {
+    reader.run("pragma busy_timeout=20000").unwrap();
+    let copy = path.with_extension("copy");
+    reader.run(&format!("vacuum into '{}'", copy.display())).unwrap();
+    writer.run("vacuum; pragma incremental_vacuum").unwrap();
+    assert_eq!(reader.ask("select a from t"), "3");
+    let shared = [(); 2].map(|()| library.open_cached(path, "cache=shared").unwrap());
+    assert_eq!(shared[0].ask("select a from t"), "3");
+    shared[1].run("update t set a=4").unwrap();
+    assert_eq!(reader.ask("select a from t"), "4");
+    shared[0].run("update t set a=3").unwrap();
+    drop(shared);
+    let alone = library.open_cached(path, "").unwrap();
+    reader.run("pragma busy_timeout=0").unwrap();
+    if alone.run("pragma locking_mode=exclusive; update t set a=5").is_ok() {
+        let refusal = reader.run("select a from t").unwrap_err();
+        assert!(refusal.contains("locked"), "{refusal}");
+        alone.run("update t set a=3").unwrap();
+    }
+    drop(alone);
+    assert_eq!(reader.ask("select a from t"), "3");
+}
+
+/// A connection that a child inherits fails, and its close takes nothing from the parent.
+#[test]
+fn a_child_cannot_use_what_it_inherits() {
+    const CHILD: &str = "BIFOLIO_TEST_FORKS";
+    let Some(library) = Library::load() else { return };
+    if std::env::var_os(CHILD).is_none() {
+        // In a process of its own, in which no other thread uses SQLite.
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "connections::a_child_cannot_use_what_it_inherits"]);
+        let output = again.arg("--nocapture").env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    for mode in ["delete", "wal"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.db");
+        make(&path, mode);
+        let connection = library.open_cached(&path, "").unwrap();
+        connection.run("update t set a=8").unwrap();
+        // SAFETY: the child only uses SQLite, and ends without destructors of the parent.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let is_refused = connection.run("select a from t").is_err()
+                && connection.run("update t set a=9").is_err();
+            drop(connection);
+            let is_locked = library
+                .open_cached(&path, "")
+                .and_then(|again| again.run("pragma busy_timeout=0; select a from t"));
+            let is_locked = is_locked.is_err_and(|problem| problem.contains("locked"));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!is_refused) + 2 * i32::from(!is_locked)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "{mode}");
+        check_locked_out(&path, "the child has ended");
+        connection.run("update t set a=a+1").unwrap();
+        assert_eq!(connection.ask("select a from t"), "9");
+        drop(connection);
+        let (out, errors) = through_the_system(&path, "pragma integrity_check; select a from t");
+        assert_eq!(out, "ok\n9\n", "{mode}: {errors}");
+    }
+}
+
+/// Rows among which each commit spreads [`STEP`]: their sum is a function of the version.
+const ROWS: u64 = 400;
+const STEP: u64 = 1000;
+
+/// Runs one transaction of a thread; another thread may have locked the database for too long.
+fn transact(connection: &Connection, commits: &AtomicU64, seen: &mut u64) -> Result<(), String> {
+    match fastrand::u32(0..20) {
+        0..6 => {
+            connection.run("begin immediate; update version set v=v+1")?;
+            let parts = fastrand::u64(1..8);
+            for part in 0..parts {
+                let amount = STEP / parts + if part == 0 { STEP % parts } else { 0 };
+                let id = fastrand::u64(0..ROWS);
+                connection.run(&format!(
+                    "update t set a=a+{amount}, b=randomblob({}) where id={id}",
+                    fastrand::u64(0..3000)
+                ))?;
+            }
+            if fastrand::u32(0..5) == 0 {
+                connection.run("rollback").map(drop)
+            } else {
+                connection.run("commit")?;
+                // Relaxed: only counted.
+                commits.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+        6 => connection.run("pragma wal_checkpoint(passive)").map(drop),
+        7 => connection.run("pragma wal_checkpoint(restart)").map(drop),
+        8 => connection.run("pragma wal_checkpoint(truncate)").map(drop),
+        _ => {
+            let by = ["", "indexed by by_a", "not indexed"][fastrand::usize(0..3)];
+            let rows = connection.run(&format!(
+                "begin; select v from version; select sum(a) from t {by} where a>=0; commit"
+            ))?;
+            let numbers: Vec<u64> = rows.iter().map(|row| row.parse().unwrap()).collect();
+            let (version, sum) = (numbers[0], numbers[1]);
+            assert_eq!(sum, version * STEP, "sum of version {version} {by}");
+            assert!(version >= *seen, "version {version} after {seen}");
+            *seen = version;
+            Ok(())
+        }
+    }
+}
+
+/// Threads with a connection each. No reader sees a sum that no commit had, or goes back in time.
+fn check_histories(threads: usize, mode: &str, duration: Duration) {
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    let open = || {
+        let connection = library.open_cached(&path, "bifolio_memory=1MiB").unwrap();
+        connection.run("pragma cache_size=10; pragma synchronous=normal").unwrap();
+        connection
+    };
+    let first = open();
+    let sql = format!(
+        "pragma journal_mode={mode}; create table version(v); insert into version values(0);
+         create table t(id integer primary key, a, b); create index by_a on t(a);
+         with recursive n(i) as (select 0 union all select i+1 from n where i<{ROWS}-1)
+             insert into t select i, 0, randomblob(3000) from n;"
+    );
+    first.run(&sql).unwrap();
+    let (is_over, commits) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let (mut connection, mut seen) = (open(), 0);
+                // Relaxed: only the value counts.
+                while !is_over.load(Ordering::Relaxed) {
+                    let done = transact(&connection, &commits, &mut seen);
+                    let is_locked = |problem: &String| problem.contains("locked");
+                    assert!(done.as_ref().err().is_none_or(is_locked), "{mode}: {done:?}");
+                    if done.is_err() {
+                        let _ = connection.run("rollback");
+                    }
+                    if fastrand::u32(0..100) == 0 {
+                        connection = open();
+                    }
+                }
+            });
+        }
+        let start = Instant::now();
+        // Relaxed: only counted. A slow machine runs on until it has some commits.
+        while start.elapsed() < duration || commits.load(Ordering::Relaxed) < 20 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let commits = commits.into_inner();
+    assert_eq!(first.ask("select v from version"), commits.to_string());
+    drop(first);
+    let sql = "pragma integrity_check; select v from version; select sum(a) from t";
+    let (out, errors) = through_the_system(&path, sql);
+    assert_eq!(out, format!("ok\n{commits}\n{}\n", commits * STEP), "{mode}: {errors}");
+    println!("{mode}, {threads} connections: {commits} commits");
+}
+
+#[test]
+fn eight_connections_see_only_what_was_committed() {
+    for mode in ["delete", "wal"] {
+        check_histories(8, mode, Duration::from_secs(2));
+    }
+}
+
+#[test]
+#[ignore = "takes four minutes"]
+fn many_connections_see_only_what_was_committed() {
+    for threads in [1, 8, 32] {
+        for mode in ["delete", "truncate", "persist", "wal"] {
+            check_histories(threads, mode, Duration::from_secs(20));
+        }
+    }
+}
