@@ -7,7 +7,7 @@
 use crate::boundary::{Failure, Output, bytes, bytes_mut, choice, guard, handle, range};
 use crate::pin::PinCount;
 use crate::result::{self, bifolio_result};
-use bifolio::{Advice, File, Outcome, ReadRequest};
+use bifolio::{Advice, File, Outcome, PageView, ReadRequest};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
@@ -165,6 +165,42 @@ pub unsafe extern "C" fn bifolio_file_read(
         // SAFETY: the caller's variable.
         unsafe { output.set(count) };
         Ok(())
+    })
+}
+
+/// A function that reads `length` bytes of a file in place. Other threads may change them
+/// meanwhile: access them through a pointer to volatile, check each offset that comes from them,
+/// and keep only results in `context`. The bytes are valid during the call. One read may take
+/// several calls, and the last one counts. The function must not throw (declare it `noexcept`), and
+/// must not close the file.
+pub type bifolio_read_function =
+    Option<unsafe extern "C" fn(bytes: *const c_void, length: usize, context: *mut c_void)>;
+
+/// Calls `function` with `length` bytes at `offset`, in place, until a call saw bytes that did not
+/// change meanwhile. They must lie in one folio (`bifolio_file_folio_bytes`) and in the file. Bytes
+/// of one resident page are read without a copy, a lock, a reference or a shared write: the way to
+/// descend a tree that other threads change. If they change at each of a few attempts, `function`
+/// gets a copy.
+///
+/// Threads: any, at the same time. Blocks: for the device, for what is not in memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_read_with(
+    file: *const bifolio_file,
+    offset: u64,
+    length: usize,
+    function: bifolio_read_function,
+    context: *mut c_void,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        let file = unsafe { handle(file, "file")? };
+        let function = function.ok_or(Failure::Null("function"))?;
+        let range = offset..offset.saturating_add(length as u64);
+        // SAFETY: the caller's function, with the bytes that its type describes.
+        let read = |page: &PageView<'_>| unsafe {
+            function(page.as_ptr().cast(), page.len(), context);
+        };
+        Ok(file.file.read_with(range, read)?)
     })
 }
 

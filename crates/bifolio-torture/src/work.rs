@@ -67,7 +67,9 @@ impl<'s> Worker<'s> {
             0..=2 => self.read(target, &file),
             3 if self.random.bool() => self.read_async(target, &file),
             3 => self.read_many(target, &file),
-            4 | 5 => self.pin(target, &file),
+            4 => self.pin(target, &file),
+            5 if self.random.bool() => self.pin(target, &file),
+            5 => self.read_with(target, &file),
             6 => self.pin_many(target, &file),
             7..=9 => self.write(target, &file),
             10 => self.append(target, &file),
@@ -201,6 +203,23 @@ impl<'s> Worker<'s> {
                 if self.scene.has_cuts() { Ok(()) } else { checked }
             }
             Err(error) => self.refused("pin", target, &error),
+        }
+    }
+
+    /// Reads in place; the result is that of one moment.
+    fn read_with(&mut self, target: &Target, file: &File) -> Outcome {
+        let range = self.folio_range(target, file);
+        let begun = self.scene.clock.begin_call(self.number);
+        let answer = file.read_with(range.clone(), |page| {
+            let words = (0..page.len()).step_by(WORD_BYTES as usize);
+            words.map_while(|at| page.u64_le(at)).collect::<Vec<_>>()
+        });
+        match answer {
+            Ok(words) => {
+                let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+                target.history.check("read_with", &bytes, range.start, begun)
+            }
+            Err(error) => self.refused("read_with", target, &error),
         }
     }
 

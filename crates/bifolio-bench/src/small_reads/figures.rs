@@ -10,8 +10,14 @@ pub(crate) const MAPPABLE: &str = "mappable";
 const MAPPABLE_SHARE: Ratio = Ratio::new(MAPPABLE, "optimistic");
 const LIMIT_SHARE: Ratio = Ratio::new("optimistic", "memcpy_limit");
 
+/// The series of searches in place.
+pub(crate) const READ_WITH: &str = "read_with";
+const IN_PLACE_GAIN: Ratio = Ratio::new(READ_WITH, "pin_frozen_bit");
+const IN_PLACE_SHARE: Ratio = Ratio::new(READ_WITH, "memcpy_limit");
+
 /// The columns beside the series.
-pub(crate) const RATIOS: [Ratio; 4] = [KERNEL_GAIN, PIN_GAIN, LIMIT_SHARE, MAPPABLE_SHARE];
+pub(crate) const RATIOS: [Ratio; 6] =
+    [KERNEL_GAIN, PIN_GAIN, LIMIT_SHARE, MAPPABLE_SHARE, IN_PLACE_GAIN, IN_PLACE_SHARE];
 
 /// A ratio asked of one row.
 struct Asked {
@@ -27,7 +33,7 @@ const fn asked(ratio: Ratio, case: (&'static str, u64, u64), at_least: f64) -> A
     Asked { ratio, pattern, block_bytes, threads, at_least }
 }
 
-const ASKED: [Asked; 8] = [
+const ASKED: [Asked; 10] = [
     asked(KERNEL_GAIN, ("hot", 64, 2), 60.0),
     asked(PIN_GAIN, ("hot", 64, 2), 1.10),
     asked(PIN_GAIN, ("hot", 64, 1), 0.98),
@@ -36,20 +42,23 @@ const ASKED: [Asked; 8] = [
     asked(LIMIT_SHARE, ("uniform", 4096, 2), 0.85),
     asked(MAPPABLE_SHARE, ("hot", 64, 1), 0.4),
     asked(MAPPABLE_SHARE, ("uniform", 4096, 1), 0.4),
+    asked(IN_PLACE_SHARE, ("search_hot", 4096, 1), 0.6),
+    asked(IN_PLACE_GAIN, ("search_hot", 4096, 2), 10.0),
 ];
 
 /// The series of what the cache keeps for itself.
 pub(crate) const METADATA: &str = "metadata_per_resident_page";
 const METADATA_AT_MOST: f64 = 72.0;
 
-/// `optimistic` with two threads against one.
+/// Two threads against one, on one hot page.
 const SCALING_AT_LEAST: f64 = 1.9;
 
 /// Every figure that this report has the rows for.
 pub(crate) fn figures(report: &Report) -> Vec<Figure> {
     let rows = &report.rows;
     let mut figures: Vec<Figure> = ASKED.iter().filter_map(|asked| asked.figure(rows)).collect();
-    figures.extend(scaling(rows));
+    figures.extend(scaling(rows, "optimistic", ("hot", 64)));
+    figures.extend(scaling(rows, READ_WITH, ("search_hot", 4096)));
     figures.extend(rows.iter().find_map(|row| row.series.get(METADATA)).map(|&value| Figure {
         name: "metadata for a resident 4 KiB page, bytes beyond 8 for each page of the file".into(),
         value,
@@ -74,11 +83,11 @@ impl Asked {
     }
 }
 
-fn scaling(rows: &[Row]) -> Option<Figure> {
-    let optimistic = |threads| find(rows, "hot", 64, threads)?.series.get("optimistic").copied();
+fn scaling(rows: &[Row], series: &str, (pattern, block_bytes): (&str, u64)) -> Option<Figure> {
+    let rate = |threads| find(rows, pattern, block_bytes, threads)?.series.get(series).copied();
     Some(Figure {
-        name: "optimistic, hot, threads 2 / threads 1".to_owned(),
-        value: optimistic(2)? / optimistic(1)?,
+        name: format!("{series}, {pattern}, threads 2 / threads 1"),
+        value: rate(2)? / rate(1)?,
         target: SCALING_AT_LEAST,
         at_most: false,
     })
@@ -119,7 +128,8 @@ mod tests {
         assert_eq!(shares.len(), 1, "only the share of the limit has both series and its row");
         assert_eq!(shares[0].value, 0.3);
         assert!(!shares[0].met());
-        assert_eq!(scaling(&rows).unwrap().value, 1.5);
+        let scaling = |rows| scaling(rows, "optimistic", ("hot", 64));
+        assert_eq!(scaling(&rows[..]).unwrap().value, 1.5);
         assert!(scaling(&rows[2..]).is_none());
     }
 }

@@ -8,8 +8,8 @@
 //! same loop (`timed`), interleaved (`interleave`); before that the caches are filled, and each way
 //! serves every byte of the file, compared with an independent `pread` (`verify`). The caches are
 //! filled from the first page to the last (`fill`: `in_order`), but for one row (`shuffled`): there
-//! a page's place tells nothing about the place of the next one. At the end a child process reads a
-//! file eight times its cache (`resident`).
+//! a page's place tells nothing about the place of the next one. Then nodes of a B-tree are searched
+//! in four ways (`search`), and a child process reads a file eight times its cache (`resident`).
 //!
 //! Everything timed is resident: what reading costs when it is not is another benchmark's question.
 
@@ -17,6 +17,7 @@ mod figures;
 mod parameters;
 mod paths;
 mod resident;
+mod search;
 
 use std::path::Path;
 use std::time::Duration;
@@ -106,12 +107,16 @@ fn measure_reads(
         progress.advance(1);
     }
     let cases = runnable_cases(parameters, cpus::allowed().len(), &mut report.skipped);
-    let trials = cases.len() * series.len() + SHUFFLED_SERIES;
+    let thread_counts = cases.len() / PATTERNS.len();
+    let searches = search::trials(context.config, thread_counts);
+    let trials = cases.len() * series.len() + SHUFFLED_SERIES + searches;
     let trial = parameters.timed().div_f64((trials * parameters.repetitions) as f64);
     time_series(&series, &cases, (IN_ORDER, trial), parameters, report, progress)?;
     // Their memory is wanted for the cache that is filled out of order.
     drop(series);
-    measure_shuffled(context, &file, trial, report, progress)
+    measure_shuffled(context, &file, trial, report, progress)?;
+    let directory = context.workspace.path();
+    search::measure(context.config, directory, trial, parameters, report, progress)
 }
 
 /// The values of the key `fill`.

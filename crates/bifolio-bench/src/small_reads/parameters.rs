@@ -5,6 +5,7 @@ use std::time::Duration;
 use bifolio::Cache;
 use serde::Serialize;
 
+use super::search::NEEDS_BYTES;
 use crate::benchmark::Needs;
 use crate::config::{Config, ParameterSet};
 use crate::error::{Error, Result};
@@ -106,12 +107,13 @@ impl Parameters {
     }
 
     /// On disk the two files; in memory a tmpfs copy, the plain copy, the kernel's page cache, and
-    /// three caches.
+    /// three caches. The nodes that are searched come on top.
     pub(crate) fn needs(&self) -> Needs {
         let caches = 3 * self.resident_memory_bytes();
         Needs {
-            disk_bytes: self.size_bytes.saturating_add(self.large_file_bytes()),
-            memory_bytes: (3 * self.size_bytes + caches).saturating_add(self.memory_bytes),
+            disk_bytes: (self.size_bytes + NEEDS_BYTES).saturating_add(self.large_file_bytes()),
+            memory_bytes: (3 * self.size_bytes + caches + NEEDS_BYTES)
+                .saturating_add(self.memory_bytes),
         }
     }
 }
@@ -124,13 +126,13 @@ mod tests {
     fn the_user_overrides_the_set_and_needs_follow() {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         let quick = Parameters::from_config(&config).unwrap();
-        assert_eq!(quick.needs().disk_bytes, (1 << 30) + (512 << 20));
+        assert_eq!(quick.needs().disk_bytes, (1 << 30) + (512 << 20) + NEEDS_BYTES);
         assert!(quick.needs().memory_bytes > 5 << 30);
         config.size_bytes = Some(1 << 20);
         config.memory_bytes = Some(1 << 20);
         config.timed = Some(Duration::from_secs(2));
         let small = Parameters::from_config(&config).unwrap();
-        assert_eq!(small.needs().disk_bytes, 9 << 20);
+        assert_eq!(small.needs().disk_bytes, (9 << 20) + NEEDS_BYTES);
         assert_eq!(small.timed_seconds, 2.0);
     }
 

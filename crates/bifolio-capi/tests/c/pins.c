@@ -46,6 +46,46 @@ static void pins_hold_bytes_in_place(void) {
     CHECK_OK(bifolio_cache_close(cache));
 }
 
+struct sum {
+    unsigned calls;
+    size_t length;
+    unsigned long bytes;
+};
+
+static void add_bytes(const void *bytes, size_t length, void *context) {
+    const volatile unsigned char *byte = bytes;
+    struct sum *sum = context;
+    sum->bytes = 0;
+    for (size_t at = 0; at < length; at++)
+        sum->bytes += byte[at];
+    sum->length = length;
+    sum->calls++;
+}
+
+static void functions_read_bytes_in_place(void) {
+    bifolio_cache *cache = new_cache(1 << 20);
+    bifolio_file *file = open_file(cache, "in-place", NEW_FILE);
+    CHECK_OK(bifolio_file_set_len(file, 64 << 10));
+    CHECK_OK(bifolio_file_write(file, 5000, "\1\2\3", 3));
+    for (unsigned call = 1; call <= 3; call++) {
+        struct sum sum = {0};
+        CHECK_OK(bifolio_file_read_with(file, 4096, 4096, add_bytes, &sum));
+        CHECK(sum.calls == 1 && sum.length == 4096 && sum.bytes == 6);
+    }
+    struct sum sum = {0};
+    CHECK_RESULT(bifolio_file_read_with(NULL, 0, 1, add_bytes, &sum), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_file_read_with(file, 0, 1, NULL, &sum), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_file_read_with(file, 4090, 8, add_bytes, &sum),
+                 BIFOLIO_ERROR_PIN_SPANS_FOLIOS);
+    CHECK_RESULT(bifolio_file_read_with(file, 64 << 10, 8, add_bytes, &sum),
+                 BIFOLIO_ERROR_PAST_END);
+    CHECK_RESULT(bifolio_file_read_with(file, 5, SIZE_MAX, add_bytes, &sum),
+                 BIFOLIO_ERROR_OUT_OF_RANGE);
+    CHECK(sum.calls == 0);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
 static void too_many_pins_are_an_error(void) {
     bifolio_cache_options options = {.size = sizeof options};
     options.memory_bytes = 256 << 10;
@@ -117,6 +157,7 @@ static bifolio_result result_of_open(bifolio_cache *cache, bifolio_file **file) 
 int main(int count, char **arguments) {
     directory = count > 1 ? arguments[1] : ".";
     pins_hold_bytes_in_place();
+    functions_read_bytes_in_place();
     too_many_pins_are_an_error();
     bifolio_cache *cache = new_cache(8 << 20);
     bifolio_file *file = NULL;

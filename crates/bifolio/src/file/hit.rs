@@ -15,6 +15,7 @@
 
 use super::handle::Handle;
 use super::read::continues_read;
+use super::read_with::PageView;
 use crate::ablation::Ablation;
 use crate::memory::Memory;
 use crate::page::{
@@ -244,6 +245,40 @@ impl HitPath {
             return Hit::Done;
         }
         if copies.get() { Hit::Discarded } else { Hit::None }
+    }
+
+    /// Calls `read` with the bytes of `range` if they lie in one resident page of the arena that is
+    /// marked as used. Returns `None` if they do not, or if the page changed meanwhile.
+    #[inline(always)]
+    pub(super) fn look<T>(
+        &self,
+        range: &Range<u64>,
+        read: impl FnOnce(&PageView<'_>) -> T,
+    ) -> Option<T> {
+        let length = range.end.wrapping_sub(range.start);
+        // An empty range, or one that ends before it starts, is for the cold path.
+        if length.wrapping_sub(1) >= PAGE_BYTES || !self.may_read(range.start, length) {
+            return None;
+        }
+        let block = ThreadBlock::of(self.counters_id);
+        let is_wanted = |_| true;
+        let word = self.entry_word(range.start >> PAGE_SHIFT);
+        let found = read_validated(word, is_wanted, |entry| {
+            // The length is loaded after the Entry: see `read_known`.
+            let is_inside = range.end <= self.hot().len_bytes();
+            // Not called with the bytes of a page that is not there.
+            if !(entry.is_referenced() & block.is_known() & is_inside) {
+                return None;
+            }
+            let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
+            let start = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
+            // SAFETY: a frame of the arena, which stays mapped (FRAMES-2); the range ends inside of
+            // the page.
+            Some(read(&unsafe { PageView::new(start, length as usize) }))
+        });
+        let result = found.flatten()?;
+        block.add(Counter::HitOptimistic, 1);
+        Some(result)
     }
 
     /// Takes a reference to the folio of `range`, if it is resident and marked as used, and returns

@@ -15,6 +15,7 @@
 //!                v                                read_io.rs  one transfer, READY folio by folio
 //!              one folio, under its lock          fill.rs     if another thread has it locked
 //!   read_many  as read_at, all runs in one batch  read_many.rs
+//!   read_with  a closure reads in place            read_with.rs
 //!   read_async futures, served by a job per device  async_reads/
 //!   pin        one reference                      pin.rs
 //!   pin_many   as pin, all misses in one batch    pin_many.rs
@@ -58,6 +59,7 @@ mod read_io;
 mod read_many;
 #[cfg(feature = "ablation")]
 mod read_one_by_one;
+mod read_with;
 mod readahead;
 mod registry;
 mod resize;
@@ -73,6 +75,7 @@ pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
 pub use pin::{Hold, Pin, PinMut, Pins};
 pub use read_many::ReadRequest;
+pub use read_with::PageView;
 pub(crate) use registry::Registry;
 
 use crate::error::Result;

@@ -142,6 +142,10 @@ impl<'a> Pin<'a> {
         self.file.handle.immutable
     }
 
+    pub(super) fn folio_id(&self) -> FolioId {
+        self.folio.id()
+    }
+
     /// Returns a [`Hold`] of the same bytes: a separate reference that can be stored, cloned and
     /// sent.
     pub fn hold(&self) -> Hold {
@@ -533,12 +537,12 @@ impl File {
         Ok(())
     }
 
-    fn address_in(&self, folio: &FolioRef<'_>, position: u64) -> *mut u8 {
+    pub(super) fn address_in(&self, folio: &FolioRef<'_>, position: u64) -> *mut u8 {
         let in_folio = position - folio.folio().index() * PAGE_BYTES;
         self.handle.inode.frame_of(folio).wrapping_add(in_folio as usize)
     }
 
-    fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
+    pub(super) fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
         let length_bytes = self.check_pin_bytes(range)?;
         let folio_bytes = self.folio_bytes();
         if range.start / folio_bytes != (range.end - 1) / folio_bytes {

@@ -61,7 +61,7 @@ pub(crate) use evict::{EvictError, WriteSection};
 pub(crate) use flags::{Flag, Listing, WriteState};
 pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
-pub(crate) use optimistic::{FrameRun, read_validated};
+pub(crate) use optimistic::{FrameRun, read_held, read_validated};
 pub(crate) use pin::{COUNT_MAX, TryGet};
 #[cfg(test)]
 pub(crate) use pin::{PinState, PinWord, Put};

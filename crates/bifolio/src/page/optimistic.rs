@@ -31,7 +31,7 @@
 use super::entry::Entry;
 use super::lookup::recheck_ready;
 use super::table::Table;
-use super::{BATCH_SLOTS, Flag, FolioRef, Folios, Mapping};
+use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::sys::copy;
 use arrayvec::ArrayVec;
@@ -58,6 +58,25 @@ pub(crate) fn read_validated<R>(
     let now = Entry(word.load(Ordering::Relaxed));
     // Compares the whole word: a mark set or cleared during the copy costs only a retry.
     (is_wanted(seen) & (now == seen)).then_some(result)
+}
+
+/// Reads `pages`, which lie in the folio `held`, while the caller holds a reference to it: the
+/// frames stay, but the bytes may change, and the pages may be removed from the table.
+///
+/// Returns `None` if a page is not READY in that folio before the read or changes during it, if
+/// there are more pages than fit in a [`FrameRun`], or if `read` returns `None`. `read` loads the
+/// length of the file itself: see [`FrameRun`].
+pub(crate) fn read_held<R>(
+    table: &Table,
+    pages: Range<u64>,
+    held: FolioId,
+    read: impl FnOnce() -> Option<R>,
+) -> Option<R> {
+    let count = pages.end - pages.start;
+    let run = FrameRun::find(table, pages, false);
+    let is_whole = run.pages() == count && run.start()?.folio_id() == held;
+    let result = if is_whole { read()? } else { return None };
+    (run.unchanged(count) == count).then_some(result)
 }
 
 /// Maximum pages of a run: their Entries are on the stack.

@@ -8,7 +8,7 @@
 //! invalidate.
 
 use super::world::{World, model, spawn};
-use crate::page::{Entry, Flag, FolioId};
+use crate::page::{Entry, Flag, FolioId, read_held};
 use std::sync::Arc;
 
 /// Contents of pages 0 and 1.
@@ -28,6 +28,14 @@ fn read_page_0(world: &World) {
         assert_eq!(first, second, "torn");
         assert!([BEFORE, AFTER].contains(&first), "{first} was never in the page");
     }
+}
+
+/// Reads the first `N` pages under a reference to their folio, as `File::read_with` does.
+fn read_held_pages<const N: usize>(world: &World) -> Option<[[u64; 2]; N]> {
+    let folio = world.find(0)?;
+    let frame_of = |page: usize| world.frame(FolioId(folio.id().0 + page as u32));
+    let read = || Some(std::array::from_fn(|page| frame_of(page).load()));
+    read_held(world.mapping.table(), 0..N as u64, folio.id(), read)
 }
 
 /// Against a write. Dies with: the fence of `read_validated` (O3) or of `begin_write_section` (W2)
@@ -204,5 +212,66 @@ fn loom_optimistic_read_marks_restore_no_old_entry() {
         assert!(world.evict(0));
         reader.join().unwrap();
         assert!(!world.entry(0).is_folio());
+    });
+}
+
+/// Under a reference, against two writes: the reference keeps the frame, not its bytes.
+/// Dies with: the fence of `FrameRun::unchanged` (O3) or of `begin_write_section` (W2) left out;
+/// Relaxed in `FrameRun::find` (O1); W1 left out; a section that keeps the version.
+#[test]
+fn loom_optimistic_read_held_vs_two_writes() {
+    model(|| {
+        let world = world_with_page_0();
+        let reader = spawn(&world, |world| {
+            if let Some([[first, second]]) = read_held_pages(world) {
+                assert_eq!(first, second, "torn");
+            }
+        });
+        world.write(0, AFTER);
+        world.write(0, BEFORE);
+        reader.join().unwrap();
+        assert_eq!(read_held_pages(&world), Some([[BEFORE, BEFORE]]));
+    });
+}
+
+/// Both pages of a folio, against a partial truncate that changes them in one section: the result
+/// is of one moment. Dies with: what `..._held_vs_two_writes` dies with.
+#[test]
+fn loom_optimistic_read_held_vs_partial_truncate() {
+    model(|| {
+        let world = World::new(2, 1, 1);
+        assert!(world.fill(0, Entry::HOLE, BEFORE));
+        let before = [[BEFORE, BEFORE], [BEFORE, BEFORE]];
+        let after = [[BEFORE, 0], [0, 0]];
+        let reader = spawn(&world, move |world| {
+            let found = read_held_pages::<2>(world);
+            assert!(found.is_none_or(|pages| [before, after].contains(&pages)), "{found:?}");
+        });
+        world.zero_from_middle(0);
+        reader.join().unwrap();
+        assert_eq!(read_held_pages(&world), Some(after));
+    });
+}
+
+/// Against a removal, and a fill of the page in another frame: the old frame is never taken for the
+/// page of the new Entry. Dies with: `read_held` without its look at the folio.
+#[test]
+fn loom_optimistic_read_held_vs_removal_and_refill() {
+    model(|| {
+        let world = World::new(2, 0, 1);
+        assert!(world.fill(0, Entry::HOLE, BEFORE));
+        let reader = spawn(&world, |world| {
+            let Some(folio) = world.find(0) else { return };
+            let read = || Some((world.entry(0), world.frame(folio.id()).load()));
+            let found = read_held(world.mapping.table(), 0..1, folio.id(), read);
+            // Validated, so the Entry in between is that of both loads.
+            if let Some((entry, [first, second])) = found {
+                assert_eq!(entry.folio_id(), folio.id());
+                assert_eq!(first, second, "torn");
+            }
+        });
+        world.remove(0);
+        assert!(world.fill(0, Entry::HOLE, AFTER));
+        reader.join().unwrap();
     });
 }

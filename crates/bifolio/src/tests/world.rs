@@ -87,7 +87,7 @@ impl Frame {
         }
     }
 
-    fn load(&self) -> [u64; 2] {
+    pub(super) fn load(&self) -> [u64; 2] {
         let first = self.words[0].load(Ordering::Relaxed);
         [first, self.words[1].load(Ordering::Relaxed)]
     }

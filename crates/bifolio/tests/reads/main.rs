@@ -5,6 +5,7 @@ mod async_reads;
 mod lengths;
 mod modes;
 mod read_many;
+mod read_with;
 mod readahead;
 #[path = "../support/mod.rs"]
 mod support;

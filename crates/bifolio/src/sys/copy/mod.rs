@@ -85,6 +85,17 @@ pub(crate) unsafe fn copy_out_ahead(source: *const u8, target: &mut [u8], ahead:
     unsafe { arch::copy_out_ahead(source, target.as_mut_ptr(), target.len(), ahead) }
 }
 
+/// Returns the `N` bytes at `source`, which others may be writing: in a register for 1, 2, 4 or 8
+/// bytes.
+///
+/// # Safety
+/// As for [`copy_out`], with a target of `N` bytes.
+#[inline(always)]
+pub(crate) unsafe fn load<const N: usize>(source: *const u8) -> [u8; N] {
+    // SAFETY: the caller's contract is the same as the callee's.
+    unsafe { arch::load(source) }
+}
+
 /// Copies `source` to `target`, which others may be reading through [`copy_out`].
 ///
 /// # Safety
@@ -181,6 +192,26 @@ mod tests {
                     assert_eq!((target[0], target[length + 1]), (0xAA, 0xAA), "length {length}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn loads_are_exact_at_every_offset() {
+        let mut frame = Frame([0; 8192]);
+        for (i, byte) in frame.0.iter_mut().enumerate() {
+            *byte = (i * 31 + i / 256) as u8;
+        }
+        fn check<const N: usize>(bytes: &[u8], offset: usize) {
+            let source = bytes[offset..].as_ptr();
+            // SAFETY: `offset + N` is inside of `bytes`.
+            let loaded = [unsafe { arch::load::<N>(source) }, unsafe { portable::load(source) }];
+            assert_eq!(loaded, [&bytes[offset..offset + N]; 2], "{N} bytes at {offset}");
+        }
+        for offset in 0..100 {
+            check::<1>(&frame.0, offset);
+            check::<2>(&frame.0, offset);
+            check::<4>(&frame.0, offset);
+            check::<8>(&frame.0, offset);
         }
     }
 

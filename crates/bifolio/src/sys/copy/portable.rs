@@ -20,12 +20,22 @@ pub(super) unsafe fn copy_out(source: *const u8, target: *mut u8, length: usize)
     for_each_word(source.addr(), length, |word_address, skip, done, count| {
         let word = source.with_addr(word_address);
         // SAFETY: the aligned word that holds a byte of the frame is in the frame.
-        let bytes = unsafe { load(word) }.to_ne_bytes();
+        let bytes = unsafe { load_word(word) }.to_ne_bytes();
         // SAFETY: done + count <= length; `bytes` is ours and skip + count <= 8.
         unsafe {
             target.wrapping_add(done).copy_from_nonoverlapping(bytes[skip..].as_ptr(), count)
         };
     });
+}
+
+/// # Safety
+/// As [`copy_out`], with `length` `N`.
+#[inline]
+pub(super) unsafe fn load<const N: usize>(source: *const u8) -> [u8; N] {
+    let mut bytes = [0; N];
+    // SAFETY: the caller's contract; `bytes` is `N` long.
+    unsafe { copy_out(source, bytes.as_mut_ptr(), N) };
+    bytes
 }
 
 /// # Safety
@@ -49,12 +59,12 @@ pub(super) unsafe fn copy_in(target: *mut u8, source: *const u8, length: usize) 
     for_each_word(target.addr(), length, |word_address, skip, done, count| {
         let word = target.with_addr(word_address);
         // SAFETY: the aligned word that holds a byte of the frame is in the frame.
-        let mut bytes = unsafe { load(word) }.to_ne_bytes();
+        let mut bytes = unsafe { load_word(word) }.to_ne_bytes();
         let part = bytes[skip..skip + count].as_mut_ptr();
         // SAFETY: done + count <= length; `part` is `count` bytes of our own array.
         unsafe { part.copy_from_nonoverlapping(source.wrapping_add(done), count) };
         // SAFETY: as for the load; only this thread writes these bytes (the caller's contract).
-        unsafe { store(word, u64::from_ne_bytes(bytes)) };
+        unsafe { store_word(word, u64::from_ne_bytes(bytes)) };
     });
 }
 
@@ -65,10 +75,10 @@ pub(super) unsafe fn zero(target: *mut u8, length: usize) {
     for_each_word(target.addr(), length, |word_address, skip, _, count| {
         let word = target.with_addr(word_address);
         // SAFETY: the aligned word that holds a byte of the frame is in the frame.
-        let mut bytes = unsafe { load(word) }.to_ne_bytes();
+        let mut bytes = unsafe { load_word(word) }.to_ne_bytes();
         bytes[skip..skip + count].fill(0);
         // SAFETY: as for the load; only this thread writes these bytes (the caller's contract).
-        unsafe { store(word, u64::from_ne_bytes(bytes)) };
+        unsafe { store_word(word, u64::from_ne_bytes(bytes)) };
     });
 }
 
@@ -95,14 +105,14 @@ fn for_each_word(address: usize, length: usize, mut visit: impl FnMut(usize, usi
 
 /// # Safety
 /// `word` is aligned to 8 bytes, in a mapped frame, and accessed by others only through this file.
-unsafe fn load(word: *const u8) -> u64 {
+unsafe fn load_word(word: *const u8) -> u64 {
     // SAFETY: the caller's contract is that of a shared atomic.
     unsafe { AtomicU64::from_ptr(word.cast_mut().cast()) }.load(Ordering::Relaxed)
 }
 
 /// # Safety
-/// As [`load`], and no other thread stores to the word now.
-unsafe fn store(word: *mut u8, value: u64) {
+/// As [`load_word`], and no other thread stores to the word now.
+unsafe fn store_word(word: *mut u8, value: u64) {
     // SAFETY: the caller's contract is that of a shared atomic.
     unsafe { AtomicU64::from_ptr(word.cast()) }.store(value, Ordering::Relaxed);
 }

@@ -79,6 +79,25 @@ pub(super) unsafe fn copy_out_ahead(
 /// prefetches the rest of a page by itself once its first lines are cached.
 ///
 /// # Safety
+/// As [`copy_out`], with `length` `N`.
+#[inline(always)]
+pub(super) unsafe fn load<const N: usize>(source: *const u8) -> [u8; N] {
+    let mut bytes = [0; N];
+    let target = bytes.as_mut_ptr();
+    match N {
+        // SAFETY: the caller's contract; `bytes` is `N` long.
+        2 => unsafe { load_2(source, target) },
+        // SAFETY: as above.
+        4 => unsafe { load_4(source, target) },
+        // SAFETY: as above.
+        8 => unsafe { load_8(source, target) },
+        // SAFETY: as above.
+        _ => unsafe { copy_out(source, target, N) },
+    }
+    bytes
+}
+
+/// # Safety
 /// As [`copy_out_ahead`].
 #[inline(always)]
 pub(super) unsafe fn copy_after_prefetch(
@@ -279,6 +298,34 @@ unsafe fn load_8(source: *const u8, target: *mut u8) {
     }
     // SAFETY: `target` is writable for 8 bytes.
     unsafe { target.cast::<u64>().write_unaligned(word) };
+}
+
+/// # Safety
+/// `source` readable for 4 bytes (it may change meanwhile), `target` writable for 4.
+#[inline(always)]
+unsafe fn load_4(source: *const u8, target: *mut u8) {
+    let word: u32;
+    // SAFETY: loads bytes 0..4 of `source`.
+    unsafe {
+        asm!("mov {w:e}, [{s}]", s = in(reg) source, w = out(reg) word,
+             options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: `target` is writable for 4 bytes.
+    unsafe { target.cast::<u32>().write_unaligned(word) };
+}
+
+/// # Safety
+/// `source` readable for 2 bytes (it may change meanwhile), `target` writable for 2.
+#[inline(always)]
+unsafe fn load_2(source: *const u8, target: *mut u8) {
+    let word: u32;
+    // SAFETY: loads bytes 0..2 of `source`, and fills the register with zeros.
+    unsafe {
+        asm!("movzx {w:e}, word ptr [{s}]", s = in(reg) source, w = out(reg) word,
+             options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: `target` is writable for 2 bytes.
+    unsafe { target.cast::<u16>().write_unaligned(word as u16) };
 }
 
 /// # Safety

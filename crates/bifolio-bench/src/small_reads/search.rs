@@ -1,0 +1,179 @@
+//! The rows `search_hot` and `search_uniform`: the lower bound of a key among the 512 sorted words
+//! of a 4 KiB node, one step of a B-tree's descent.
+//!
+//! Four ways, each with the same search: in place with `read_with`, in place under a pin, in a
+//! buffer that `read_at` has filled, and through a plain pointer into memory of the same size, which
+//! is the limit. `hot` searches one node, such as the root; `uniform` any node of 16 MiB.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bifolio::{Cache, OpenOptions};
+use bifolio_report::{Case, Report, Row};
+
+use super::IN_ORDER;
+use super::figures::READ_WITH;
+use super::parameters::Parameters;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::harness::cpus;
+use crate::harness::interleave::{Sample, Trial, interleave};
+use crate::harness::plain_memory::PlainMemory;
+use crate::harness::threads::run_pinned;
+use crate::harness::timed::{Positions, Window};
+use crate::progress::Progress;
+
+const NODE_BYTES: usize = 4096;
+const KEYS: usize = NODE_BYTES / size_of::<u64>();
+const FILE_BYTES: usize = 16 << 20;
+const CACHE_BYTES: u64 = 32 << 20;
+/// Searches between two clock readings.
+const OPERATIONS_PER_LOOK: u64 = 1024;
+
+/// Names of the rows, with the bytes that are searched.
+const PATTERNS: [(&str, usize); 2] = [("search_hot", NODE_BYTES), ("search_uniform", FILE_BYTES)];
+const SERIES: [&str; 4] = ["pin_frozen_bit", "optimistic", READ_WITH, "memcpy_limit"];
+
+/// Memory and disk of the rows, bytes.
+pub(super) const NEEDS_BYTES: u64 = CACHE_BYTES + FILE_BYTES as u64;
+
+/// Returns the series that are measured.
+fn series(config: &Config) -> impl Iterator<Item = &'static str> {
+    SERIES.into_iter().filter(|name| config.measures(name))
+}
+
+/// Returns the number of trials in a round.
+pub(super) fn trials(config: &Config, thread_counts: usize) -> usize {
+    PATTERNS.len() * thread_counts * series(config).count()
+}
+
+/// Fills nodes with keys: even numbers, in order through all of the file.
+fn fill(bytes: &mut [u8]) {
+    for (number, word) in bytes.chunks_exact_mut(size_of::<u64>()).enumerate() {
+        word.copy_from_slice(&(2 * number as u64).to_le_bytes());
+    }
+}
+
+/// Returns the number of keys below `sought`.
+#[inline(always)]
+fn lower_bound(sought: u64, key: impl Fn(usize) -> u64) -> usize {
+    let (mut low, mut left) = (0, KEYS);
+    while left > 1 {
+        let half = left / 2;
+        if key(low + half - 1) < sought {
+            low += half;
+        }
+        left -= half;
+    }
+    low + usize::from(key(low) < sought)
+}
+
+#[inline(always)]
+fn search_bytes(node: &[u8], sought: u64) -> usize {
+    let (keys, _) = node.as_chunks::<8>();
+    lower_bound(sought, |at| u64::from_le_bytes(keys[at]))
+}
+
+/// Searches for random keys of random nodes, on each of `cpus`, and checks the places found.
+fn run(
+    cpus: &[usize],
+    extent_bytes: usize,
+    duration: Duration,
+    search: impl Fn(u64, u64) -> Result<usize> + Sync,
+) -> Result<Sample> {
+    let prepare = |thread| Ok(Positions::new(extent_bytes as u64, 8, thread as u64));
+    let windows = run_pinned(cpus, prepare, |mut positions| {
+        let start = Instant::now();
+        let mut operations = 0;
+        loop {
+            for _ in 0..OPERATIONS_PER_LOOK {
+                let position = positions.next();
+                let node = position & !(NODE_BYTES as u64 - 1);
+                let expected = (position - node) as usize / size_of::<u64>();
+                // The key at `position`: twice its number.
+                if search(node, position / 4)? != expected {
+                    return Err(Error::WrongBytes { series: "search".into(), pos_bytes: position });
+                }
+            }
+            operations += OPERATIONS_PER_LOOK;
+            let elapsed = start.elapsed();
+            if elapsed >= duration {
+                return Ok(Window { operations, elapsed });
+            }
+        }
+    })?;
+    let operations = windows.iter().map(|window| window.operations).sum();
+    let value = windows.iter().map(Window::rate).sum();
+    Ok(Sample { value, operations, counts: Vec::new() })
+}
+
+/// Measures the rows; `trial` is the duration of one trial.
+pub(super) fn measure(
+    config: &Config,
+    directory: &Path,
+    trial: Duration,
+    parameters: &Parameters,
+    report: &mut Report,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let cpus = cpus::allowed();
+    let plain = PlainMemory::filled(FILE_BYTES, fill)?;
+    let path = directory.join("nodes");
+    std::fs::write(&path, plain.bytes()).map_err(Error::system("write the nodes"))?;
+    let cache = Cache::builder().memory(CACHE_BYTES).build()?;
+    let file = cache.open(&path, &OpenOptions::new().immutable(true))?;
+    // The second read of a page marks it as used.
+    for position in (0..2 * FILE_BYTES).step_by(NODE_BYTES) {
+        file.read_exact_at(&mut [0; NODE_BYTES], (position % FILE_BYTES) as u64)?;
+    }
+    let (file, plain) = (&file, plain.bytes());
+    let node_of = |start: u64| start..start + NODE_BYTES as u64;
+    let mut trials = Vec::new();
+    let thread_counts = parameters.threads.iter().filter(|&&threads| threads <= cpus.len());
+    for (&threads, (pattern, extent_bytes)) in
+        thread_counts.flat_map(|threads| PATTERNS.map(|pattern| (threads, pattern)))
+    {
+        let case = Case::new()
+            .with("pattern", pattern)
+            .with("block_bytes", NODE_BYTES)
+            .with("threads", threads)
+            .with("fill", IN_ORDER);
+        let row_index = report.rows.len();
+        report.rows.push(Row::new(case, "ops/s"));
+        let cpus = &cpus[..threads];
+        for series in series(config) {
+            let run: Box<dyn Fn() -> Result<Sample>> = match series {
+                READ_WITH => Box::new(move || {
+                    run(cpus, extent_bytes, trial, |start, sought| {
+                        Ok(file.read_with(node_of(start), |node| {
+                            lower_bound(sought, |at| node.u64_le(at * 8).unwrap_or_default())
+                        })?)
+                    })
+                }),
+                "pin_frozen_bit" => Box::new(move || {
+                    run(cpus, extent_bytes, trial, |start, sought| {
+                        let pin = file.pin(node_of(start))?;
+                        Ok(search_bytes(pin.as_bytes().expect("immutable"), sought))
+                    })
+                }),
+                "optimistic" => Box::new(move || {
+                    run(cpus, extent_bytes, trial, |start, sought| {
+                        let mut node = [0; NODE_BYTES];
+                        file.read_exact_at(&mut node, start)?;
+                        Ok(search_bytes(&node, sought))
+                    })
+                }),
+                _ => Box::new(move || {
+                    run(cpus, extent_bytes, trial, |start, sought| {
+                        Ok(search_bytes(&plain[start as usize..][..NODE_BYTES], sought))
+                    })
+                }),
+            };
+            trials.push(Trial { row_index, series, run });
+        }
+    }
+    progress.start("search nodes", (trials.len() * parameters.repetitions) as u64);
+    let operations = interleave(&trials, parameters.repetitions, &mut report.rows, progress)?;
+    report.verified_bytes += operations * size_of::<u64>() as u64;
+    Ok(())
+}

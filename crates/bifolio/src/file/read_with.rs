@@ -1,0 +1,260 @@
+//! Reads in place: a closure reads the bytes of a resident page, and its result counts only if the
+//! page did not change meanwhile.
+//!
+//! This is how LeanStore (ICDE 2018) and vmcache (SIGMOD 2023) descend B-trees: a hot inner node is
+//! read by all threads without a copy, a reference or a shared write. The protocol is that of the
+//! optimistic read (O1-O4 of `page/mapping.rs`), with the closure as the copy.
+//!
+//! ```text
+//!   HitPath::look   hit.rs    one page of the arena, resident and marked: no reference
+//!   look_held                 under a pin, which fills the page and keeps it resident
+//!   look_at_copy              a copy that is made under the folio lock: writers cannot starve it
+//! ```
+//!
+//! # Safety
+//! Reads frames that stay mapped (FRAMES-2) or that a pin keeps (FRAMES-3), through `sys::copy`
+//! only: other threads may change them at any moment.
+#![allow(unsafe_code)]
+
+use super::File;
+use super::fill::Locked;
+use super::handle::AccessMode;
+use crate::error::Result;
+use crate::page::{PAGE_SHIFT, pages_of, read_held};
+use crate::sys::copy;
+use std::cmp::Ordering;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Attempts under a pin before the bytes are copied under the folio lock.
+const ATTEMPTS_MAX: u32 = 4;
+
+/// Bytes of a file that are read in place by [`File::read_with`].
+///
+/// Other threads may change the bytes while they are read, so two loads may disagree, and any load
+/// may return bytes of an unfinished change or of another page. What the closure returns then is
+/// discarded. Each load is checked against the length of the range and returns `None` past it:
+/// an offset that was computed from changing bytes cannot reach other memory.
+///
+/// ```
+/// # fn main() -> bifolio::Result<()> {
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// # let file = cache.memory_file("nodes")?;
+/// file.write_all_at(&[7, 0, 0, 0, b'k', b'e', b'y'], 0)?;
+/// file.read_with(0..7, |page| {
+///     assert_eq!((page.len(), page.u8(0), page.u32_le(0)), (7, Some(7), Some(7)));
+///     assert_eq!(page.u32_be(0), Some(7 << 24));
+///     assert_eq!(page.u32_le(4), None);
+///     assert_eq!(page.compare(4..7, b"kex"), Some(std::cmp::Ordering::Greater));
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct PageView<'a> {
+    start: *const u8,
+    length: usize,
+    bytes: PhantomData<&'a [u8]>,
+}
+
+macro_rules! loads {
+    ($($bytes:literal $type:ident: $little:ident $big:ident;)+) => {
+        $(
+            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, lowest byte first;")]
+            #[doc = "`None` if it reaches past the end. Any offset is allowed, aligned or not."]
+            #[inline(always)]
+            pub fn $little(&self, offset: usize) -> Option<$type> {
+                self.load::<$bytes>(offset).map($type::from_le_bytes)
+            }
+
+            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, highest byte first;")]
+            #[doc = "`None` if it reaches past the end. Any offset is allowed, aligned or not."]
+            #[inline(always)]
+            pub fn $big(&self, offset: usize) -> Option<$type> {
+                self.load::<$bytes>(offset).map($type::from_be_bytes)
+            }
+        )+
+    };
+}
+
+impl PageView<'_> {
+    /// Returns the view of `length` bytes at `start`.
+    ///
+    /// # Safety
+    /// The bytes stay mapped for the lifetime of the view, and are changed through `sys::copy` or
+    /// by the kernel only.
+    #[inline(always)]
+    pub(super) unsafe fn new(start: *const u8, length: usize) -> Self {
+        Self { start, length, bytes: PhantomData }
+    }
+
+    /// Returns the number of bytes: the length of the range.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns `true` if the range is empty.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Returns the address of the first byte, which is valid until the closure returns. Other
+    /// threads may be writing the bytes: read them with volatile loads, and create no reference.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start
+    }
+
+    /// Returns the byte at `offset`; `None` past the end.
+    #[inline(always)]
+    pub fn u8(&self, offset: usize) -> Option<u8> {
+        self.load::<1>(offset).map(|[byte]| byte)
+    }
+
+    loads! {
+        2 u16: u16_le u16_be;
+        4 u32: u32_le u32_be;
+        8 u64: u64_le u64_be;
+    }
+
+    /// Copies `buffer.len()` bytes from `offset` on to `buffer`. Returns `None`, and leaves
+    /// `buffer` unchanged, if they reach past the end.
+    #[inline]
+    pub fn copy_to(&self, offset: usize, buffer: &mut [u8]) -> Option<()> {
+        let source = self.address(offset, buffer.len())?;
+        // SAFETY: inside of the view, checked by `address`; `buffer` is a unique borrow, which
+        // is not frame memory.
+        unsafe { copy::copy_out(source, buffer) };
+        Some(())
+    }
+
+    /// Compares the bytes of `range` with `bytes`, byte by byte, as slices compare. Returns `None`
+    /// if `range` reaches past the end or ends before it starts.
+    pub fn compare(&self, range: Range<usize>, bytes: &[u8]) -> Option<Ordering> {
+        let length = range.end.checked_sub(range.start)?;
+        self.address(range.start, length)?;
+        let common = length.min(bytes.len());
+        let (words, rest) = bytes[..common].as_chunks::<8>();
+        for (at, word) in (range.start..).step_by(8).zip(words) {
+            let order = self.u64_be(at)?.cmp(&u64::from_be_bytes(*word));
+            if order.is_ne() {
+                return Some(order);
+            }
+        }
+        for (at, byte) in (range.start + words.len() * 8..).zip(rest) {
+            let order = self.u8(at)?.cmp(byte);
+            if order.is_ne() {
+                return Some(order);
+            }
+        }
+        Some(length.cmp(&bytes.len()))
+    }
+
+    #[inline(always)]
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let source = self.address(offset, N)?;
+        // SAFETY: inside of the view, checked by `address`.
+        Some(unsafe { copy::load(source) })
+    }
+
+    /// Returns the address of `offset` if `length` bytes from there lie inside of the view.
+    #[inline(always)]
+    fn address(&self, offset: usize, length: usize) -> Option<*const u8> {
+        let fits = length <= self.length && offset <= self.length - length;
+        fits.then(|| self.start.wrapping_add(offset))
+    }
+}
+
+impl File {
+    /// Calls `read` with the bytes of `range`, in place, and returns its result if the bytes did
+    /// not change meanwhile; otherwise calls it again. The range must lie in one folio and in the
+    /// file, as for [`File::pin`].
+    ///
+    /// Bytes of one resident page are read without a copy, a lock, a reference or a shared write:
+    /// any number of threads may read the same page at full speed, such as the root of a B-tree.
+    /// A page that is not resident is pinned first, as is one of a mappable file; blocks for I/O
+    /// then. If writers change the page at each of a few attempts, `read` gets a copy that was
+    /// taken under the folio lock.
+    ///
+    /// The result is that of one state of the bytes: no call of this cache changed one of them
+    /// between the first load and the last. Stores through a [`MapMut`](crate::MapMut) and changes
+    /// by other programs are not noticed.
+    ///
+    /// `read` may run several times, and on bytes that are torn or belong to another page or file
+    /// of the cache. So it must not panic, loop or act on what it finds: it returns what it found,
+    /// and the caller acts. A descent keeps two results: the child's number, and whether the node
+    /// made sense. `read` should be short (microseconds), and may call other methods of the cache.
+    ///
+    /// # Errors
+    /// The errors of [`File::pin`].
+    ///
+    /// ```
+    /// # fn main() -> bifolio::Result<()> {
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// # let file = cache.memory_file("nodes")?;
+    /// // A node of sorted keys, 8 bytes each, behind their number.
+    /// for (at, number) in [3_u64, 10, 20, 30].into_iter().enumerate() {
+    ///     file.write_all_at(&number.to_le_bytes(), at as u64 * 8)?;
+    /// }
+    /// file.set_len(4096)?;
+    /// let rank = |key: u64| {
+    ///     file.read_with(0..4096, |node| {
+    ///         let (mut low, mut high) = (0, node.u64_le(0)?.min(511) as usize);
+    ///         while low < high {
+    ///             let middle = low.midpoint(high);
+    ///             if node.u64_le(8 + middle * 8)? < key { low = middle + 1 } else { high = middle }
+    ///         }
+    ///         Some(low)
+    ///     })
+    /// };
+    /// assert_eq!((rank(20)?, rank(31)?), (Some(1), Some(3)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn read_with<T>(&self, range: Range<u64>, read: impl Fn(&PageView<'_>) -> T) -> Result<T> {
+        match self.hit_path.look(&range, &read) {
+            Some(result) => Ok(result),
+            None => self.look_held(&range, &read),
+        }
+    }
+
+    /// Reads under a pin, then at a copy.
+    #[cold]
+    #[inline(never)]
+    fn look_held<T>(&self, range: &Range<u64>, read: &impl Fn(&PageView<'_>) -> T) -> Result<T> {
+        let pin = self.pin(range.clone())?;
+        let mapping = &self.handle.inode.mapping;
+        let look = || {
+            // Checked after the Entries: a truncation sets the length before it changes the bytes
+            // past it.
+            let is_inside = range.end <= mapping.len_bytes();
+            // SAFETY: the pin keeps the frames while `look` runs.
+            is_inside.then(|| read(&unsafe { PageView::new(pin.as_ptr(), pin.len()) }))
+        };
+        for _ in 0..ATTEMPTS_MAX {
+            let found = read_held(mapping.table(), pages_of(range), pin.folio_id(), look);
+            if let Some(result) = found {
+                return Ok(result);
+            }
+        }
+        drop(pin);
+        self.look_at_copy(range, read)
+    }
+
+    /// Reads from a copy, which is taken under the folio lock.
+    fn look_at_copy<T>(&self, range: &Range<u64>, read: &impl Fn(&PageView<'_>) -> T) -> Result<T> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let index = range.start >> PAGE_SHIFT;
+        let Locked { folio, lock, .. } = self.handle.lock_folio(index, AccessMode::Cache)?;
+        // The file may have been truncated meanwhile.
+        self.check_pin_range(range)?;
+        // SAFETY: inside of the folio, whose lock and reference we hold; `bytes` is as long.
+        unsafe { copy::copy_out(self.address_in(&folio, range.start), &mut bytes) };
+        drop(lock);
+        drop(folio);
+        // SAFETY: `bytes` outlives the view, and nothing changes it.
+        Ok(read(&unsafe { PageView::new(bytes.as_ptr(), bytes.len()) }))
+    }
+}
