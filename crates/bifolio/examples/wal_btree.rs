@@ -1,5 +1,5 @@
-//! A B-tree with a write-ahead log: write gate, reads in place, pins, group commit, checkpoints, and
-//! a crash test.
+//! A B-tree with a write-ahead log: write gate, reads in place, pins, group commit, checkpoints,
+//! and a crash test.
 //!
 //! Keys and values are 64-bit numbers. A change is one log record with the bytes that it changes in
 //! each page. Replaying all records in order repairs every page, even a torn one, because whatever

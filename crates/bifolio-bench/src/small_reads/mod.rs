@@ -8,8 +8,9 @@
 //! same loop (`timed`), interleaved (`interleave`); before that the caches are filled, and each way
 //! serves every byte of the file, compared with an independent `pread` (`verify`). The caches are
 //! filled from the first page to the last (`fill`: `in_order`), but for one row (`shuffled`): there
-//! a page's place tells nothing about the place of the next one. Then nodes of a B-tree are searched
-//! in four ways (`search`), and a child process reads a file eight times its cache (`resident`).
+//! a page's place tells nothing about the place of the next one. Then nodes of a B-tree are
+//! searched in four ways (`search`), and a child process reads a file eight times its cache
+//! (`resident`).
 //!
 //! Everything timed is resident: what reading costs when it is not is another benchmark's question.
 

@@ -2,8 +2,8 @@
 //! of a 4 KiB node, one step of a B-tree's descent.
 //!
 //! Four ways, each with the same search: in place with `read_with`, in place under a pin, in a
-//! buffer that `read_at` has filled, and through a plain pointer into memory of the same size, which
-//! is the limit. `hot` searches one node, such as the root; `uniform` any node of 16 MiB.
+//! buffer that `read_at` has filled, and through a plain pointer into memory of the same size,
+//! which is the limit. `hot` searches one node, such as the root; `uniform` any node of 16 MiB.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -280,8 +280,8 @@ impl Cache {
     }
 
     /// Applies advice to all open files. [`Advice::DontNeed`] evicts clean, unreferenced folios, as
-    /// [`File::advise`] does, and starts the write-out of dirty ones; [`Advice::Cold`] makes all folios
-    /// equally likely to be evicted.
+    /// [`File::advise`] does, and starts the write-out of dirty ones; [`Advice::Cold`] makes all
+    /// folios equally likely to be evicted.
     ///
     /// # Errors
     /// Other advice, which applies to one file; a closed cache.

@@ -2,8 +2,8 @@
 //! that are submitted together.
 //!
 //! MEMORY. A call that waits for memory while it has pins could wait for another such call. So its
-//! first attempt is hasty ([`Batch::hurry`]): if nothing can be evicted, the call drops its pins and
-//! waits, without any, until no other call waits for memory while it has pins
+//! first attempt is hasty ([`Batch::hurry`]): if nothing can be evicted, the call drops its pins
+//! and waits, without any, until no other call waits for memory while it has pins
 //! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)). Then it begins anew: the calls
 //! beside it either get all their pins or drop them.
 

@@ -60,15 +60,15 @@ pub struct PageView<'a> {
 macro_rules! loads {
     ($($bytes:literal $type:ident: $little:ident $big:ident;)+) => {
         $(
-            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, lowest byte first;")]
-            #[doc = "`None` if it reaches past the end. Any offset is allowed, aligned or not."]
+            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, lowest byte")]
+            #[doc = "first; `None` if it reaches past the end. Offsets need no alignment."]
             #[inline(always)]
             pub fn $little(&self, offset: usize) -> Option<$type> {
                 self.load::<$bytes>(offset).map($type::from_le_bytes)
             }
 
-            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, highest byte first;")]
-            #[doc = "`None` if it reaches past the end. Any offset is allowed, aligned or not."]
+            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, highest byte")]
+            #[doc = "first; `None` if it reaches past the end. Offsets need no alignment."]
             #[inline(always)]
             pub fn $big(&self, offset: usize) -> Option<$type> {
                 self.load::<$bytes>(offset).map($type::from_be_bytes)
@@ -203,7 +203,8 @@ impl File {
     ///         let (mut low, mut high) = (0, node.u64_le(0)?.min(511) as usize);
     ///         while low < high {
     ///             let middle = low.midpoint(high);
-    ///             if node.u64_le(8 + middle * 8)? < key { low = middle + 1 } else { high = middle }
+    ///             let found = node.u64_le(8 + middle * 8)?;
+    ///             if found < key { low = middle + 1 } else { high = middle }
     ///         }
     ///         Some(low)
     ///     })

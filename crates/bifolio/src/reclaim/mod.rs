@@ -159,8 +159,9 @@ impl Drop for CallScope {
     }
 }
 
-/// Allocations of a call that has pins, for which other calls may be waiting: they fail as soon as a
-/// sweep finds nothing to evict, instead of after [`SWEEPS_MAX`] sweeps or at the call's deadline.
+/// Allocations of a call that has pins, for which other calls may be waiting: they fail as soon as
+/// a sweep finds nothing to evict, instead of after [`SWEEPS_MAX`] sweeps or at the call's
+/// deadline.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Haste {
@@ -408,8 +409,8 @@ impl Reclaim {
         arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
-    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept. What is
-    /// used already fits in the shares of the new bound before it counts.
+    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept. What
+    /// is used already fits in the shares of the new bound before it counts.
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
         let _alone = self.setting_bound.lock();
         let before_bytes = self.arena().bound_bytes();

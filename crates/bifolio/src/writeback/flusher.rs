@@ -9,6 +9,8 @@
 //! - a writer is throttled;
 //! - advice requests it for a range of a file.
 //!
+//! Length: rounds, threads and the gate are read together.
+//!
 //! THREADS. A round may never end, if the storage hangs. So one thread always listens: before a
 //! thread starts a round, it starts another thread, up to [`THREADS_MAX`], unless one listens
 //! already. During a round the next device waits [`NEXT_DEVICE_DELAY`] for the thread, so that many

@@ -210,8 +210,8 @@ impl Flusher {
     }
 }
 
-/// Wait for write-outs of a device, on behalf of a file. While it exists, the device writes as for a
-/// throttled writer.
+/// Wait for write-outs of a device, on behalf of a file. While it exists, the device writes as for
+/// a throttled writer.
 #[cfg(not(all(test, loom)))]
 #[derive(Debug)]
 pub(super) struct WriteOutWait<'w> {

@@ -76,8 +76,6 @@ fn use_cache(directory: &Path) {
     fs::write(&path, [1; 3 * PAGE as usize]).unwrap();
     let cache = Cache::builder().memory(1 << 20).swap_directory(directory).build().unwrap();
     check_numbers("build");
-    let server = cache.serve_stats("descriptors").unwrap();
-    check_numbers("serve_stats");
     let file = cache.open(&path, &writable().exclusive(true)).unwrap();
     check_numbers("open");
     let new = cache.open(directory.join("new"), &writable().create(true)).unwrap();
@@ -100,7 +98,7 @@ fn use_cache(directory: &Path) {
     check_numbers("swap");
     assert_eq!(read(&scratch, 3 << 20, 1), [4]);
     assert_same(&fs::read(&path).unwrap(), &read_all(&file));
-    drop((again, server, new, scratch));
+    drop((again, new, scratch));
     check_numbers("close");
 }
 

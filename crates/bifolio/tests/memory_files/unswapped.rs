@@ -59,12 +59,12 @@ fn check(files: usize, is_full: bool, zero: impl Fn(&File, u64) -> Result<(), Er
 }
 
 #[test]
-fn punched_parts_of_pages_leave_other_files_their_share() {
+fn punched_parts_of_pages_take_no_share_of_other_files() {
     check(1, false, |file, page| file.punch_hole(page * PAGE + 1..page * PAGE + 100));
 }
 
 #[test]
-fn truncated_pages_leave_other_files_their_share() {
+fn truncated_pages_take_no_share_of_other_files() {
     check(24, true, |file, page| file.set_len(page * PAGE + 100));
 }
 
