@@ -41,9 +41,10 @@ impl Inode {
         data.changed = Some(changed);
         let size = data.len_bytes().unwrap_or(stat.st_size as u64);
         let mut blocks = stat.st_blocks as u64;
-        if data.modified.is_some() {
-            // Programs take a file with few blocks for one with holes. They get theirs later.
-            blocks = blocks.max(size.div_ceil(512));
+        if data.unwritten_bytes > 0 {
+            // Programs take a file without blocks for one hole. It gets them when it is written.
+            let most = size.next_multiple_of(4096) / 512;
+            blocks = blocks.max(most.min(blocks.saturating_add(data.unwritten_bytes / 512)));
         }
         Ok(FileAttr {
             ino: self.number,
@@ -145,7 +146,20 @@ fn ask(time: Option<TimeOrNow>) -> Timespec {
     match time {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
         Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        Some(TimeOrNow::SpecificTime(time)) => timespec(time),
+        Some(TimeOrNow::SpecificTime(time)) => timespec_of_request(time),
+    }
+}
+
+/// Converts the time of a request. Of one before 1970, `fuser` has subtracted the nanoseconds from
+/// the seconds instead of adding them.
+fn timespec_of_request(time: SystemTime) -> Timespec {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(_) => timespec(time),
+        Err(error) => {
+            let before = error.duration();
+            let tv_sec = -(before.as_secs() as i64);
+            Timespec { tv_sec, tv_nsec: i64::from(before.subsec_nanos()) }
+        }
     }
 }
 

@@ -11,14 +11,14 @@
 //! itself, after the pages are written. So closing a file costs no flush, as with the kernel.
 //!
 //! While an inode has unwritten data, its size and times are ours: the file in the source directory
-//! gets the length and new times only when pages are written. Closing sets the modification time to
-//! the one that programs have seen.
+//! gets the length and new times only when pages are written. `finalize.rs` sets the modification
+//! time to the one that programs have seen.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use bifolio::{Backing, Cache, DiskFile, DiskOptions, Features, File, OpenDiskError, OpenOptions};
 use parking_lot::{Mutex, MutexGuard};
@@ -29,8 +29,12 @@ use crate::attributes::{system_time_of, timespec};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::failures::Failures;
+use crate::finalize::Reason;
 use crate::inode::{Inode, Table};
 use crate::room::Space;
+
+/// Bytes of a block of most file systems.
+const BLOCK_BYTES: u64 = 4 << 10;
 
 /// State of an inode's contents, under its lock.
 #[derive(Default)]
@@ -57,6 +61,43 @@ pub struct Data {
     /// Lower bound of the change time that programs have seen.
     pub changed: Option<SystemTime>,
     failures: Failures,
+    /// The last change of the contents.
+    changed_at: Option<Instant>,
+    /// A reference for each change that is being made.
+    changing: Arc<()>,
+    /// Upper bound of the bytes for which the storage may have no blocks yet.
+    pub unwritten_bytes: u64,
+    /// The parts of the queue of changed files that have this one.
+    is_queued_as_changed: bool,
+    is_queued_as_closed: bool,
+}
+
+/// A change of a file's contents that is being made.
+pub struct Change {
+    opened: Opened,
+    _counted: Arc<()>,
+    /// Number of the change, and the times before it.
+    number: u64,
+    before: (Option<SystemTime>, Option<SystemTime>),
+}
+
+impl Change {
+    /// Gives the file back the times from before a change that has failed, unless it was changed
+    /// again meanwhile.
+    pub fn undo(self, inode: &Inode) {
+        let mut data = inode.data();
+        if data.changes == self.number {
+            (data.modified, data.changed) = self.before;
+        }
+    }
+}
+
+impl Deref for Change {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
 }
 
 /// A file in the cache.
@@ -95,8 +136,44 @@ impl Data {
         let now = self.now();
         self.modified = Some(now);
         self.changed = Some(now);
+        self.changed_at = Some(Instant::now());
         self.is_dirty = true;
         self.changes += 1;
+    }
+
+    /// Returns the number of changes of the contents.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Returns `true` while a change is being made, or if a program has the file open and has
+    /// changed it within `delay`.
+    pub fn is_being_changed(&self, delay: Duration) -> bool {
+        let is_young = self.changed_at.is_some_and(|change| change.elapsed() < delay);
+        Arc::strong_count(&self.changing) > 1 || self.users > 0 && is_young
+    }
+
+    /// Leaves the times to the storage, which has them.
+    pub fn finalize(&mut self) {
+        self.modified = None;
+        self.unwritten_bytes = 0;
+    }
+
+    /// Records that the file is in a part of the queue. Returns `false` if it was before.
+    pub fn enter_queue(&mut self, reason: Reason) -> bool {
+        !std::mem::replace(self.queued(reason), true)
+    }
+
+    /// Records that the file is not in a part of the queue any more.
+    pub fn leave_queue(&mut self, reason: Reason) {
+        *self.queued(reason) = false;
+    }
+
+    fn queued(&mut self, reason: Reason) -> &mut bool {
+        match reason {
+            Reason::Changed => &mut self.is_queued_as_changed,
+            Reason::Closed => &mut self.is_queued_as_closed,
+        }
     }
 }
 
@@ -115,12 +192,23 @@ impl Inode {
     }
 
     /// Returns the file, which a program has open, for a change of its contents.
-    pub fn opened_for_change(&self) -> Result<Opened> {
+    pub fn opened_for_change(&self) -> Result<Change> {
         let mut data = self.data();
         let opened = data.opened.as_ref().filter(|opened| opened.is_writable);
         let opened = opened.ok_or(rustix::io::Errno::BADF)?.clone();
+        let before = (data.modified, data.changed);
         data.touch_contents();
-        Ok(opened)
+        self.enter_queue(&mut data, Reason::Changed);
+        Ok(Change { opened, _counted: Arc::clone(&data.changing), number: data.changes, before })
+    }
+
+    /// Records that bytes were written, for which the storage may need blocks.
+    pub fn note_written(&self, bytes: u64) {
+        let mut data = self.data();
+        if data.modified.is_some() {
+            let more = bytes.next_multiple_of(BLOCK_BYTES);
+            data.unwritten_bytes = data.unwritten_bytes.saturating_add(more);
+        }
     }
 
     /// Starts to write the dirty pages when a program closes the file. Waits for them if their
@@ -182,16 +270,20 @@ impl Inode {
     }
 
     fn sync_now(&self, with_metadata: bool) -> Result<()> {
-        let (opened, changes, is_flushed, modified) = {
+        let (opened, changes, is_flushed) = {
             let mut data = self.data();
             let Some(opened) = data.opened.clone() else { return Ok(()) };
             data.changes = data.changes.max(1);
             // A flush that is still in progress does not count: it may fail.
-            (opened, data.changes, data.flushed_changes >= data.changes, data.modified)
+            let is_flushed = data.flushed_changes >= data.changes;
+            // The pages of a change that is being made may be written later.
+            let is_changing = data.is_being_changed(Duration::ZERO);
+            (opened, (data.changes, is_changing), is_flushed)
         };
+        let (changes, is_changing) = changes;
         self.note_failure(opened.file.sync_data().map_err(Error::from))?;
-        if let Some(modified) = modified {
-            self.set_modified(modified)?;
+        if !is_changing {
+            self.finish_finalizing(changes)?;
         }
         if is_flushed && !with_metadata {
             return Ok(());
@@ -220,7 +312,7 @@ impl Inode {
     }
 
     /// Sets the modification time of the file in the source directory.
-    fn set_modified(&self, modified: SystemTime) -> Result<()> {
+    pub fn set_modified(&self, modified: SystemTime) -> Result<()> {
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: timespec(modified),
@@ -321,6 +413,9 @@ impl Files {
         let mut data = inode.data();
         data.users -= 1;
         data.failures.forget(handle);
+        if data.users == 0 {
+            inode.enter_queue(&mut data, Reason::Closed);
+        }
         if data.users > 0 {
             return false;
         }
@@ -454,7 +549,7 @@ impl Files {
         data.is_kept = false;
         data.opened = None;
         data.failures = Failures::default();
-        data.modified = None;
+        data.finalize();
         data.is_dirty = false;
         inode.is_cached.store(false, Ordering::Relaxed);
         drop(data);
@@ -491,7 +586,12 @@ impl Files {
                 self.close_released(inode);
             }
         }
-        Ok(operation(&inode.opened_for_change()?.file)?)
+        let change = inode.opened_for_change()?;
+        let changed = operation(&change.file);
+        if changed.is_err() {
+            change.undo(inode);
+        }
+        Ok(changed?)
     }
 
     /// Writes all files and sets their times. Returns the failures, which name the files.
@@ -531,7 +631,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("file"), "contents").unwrap();
         let root = std::fs::File::open(directory.path()).unwrap();
-        let table = Arc::new(Table::new(root.into()).unwrap());
+        let table = Arc::new(Table::new(root.into(), Duration::from_secs(1)).unwrap());
         let root = table.get(fuser::INodeNo::ROOT).unwrap();
         let inode = table.lookup(&root, OsStr::new("file")).unwrap();
         let cache = Cache::builder().memory(1 << 20).build().unwrap();

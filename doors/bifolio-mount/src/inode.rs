@@ -13,6 +13,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use fuser::INodeNo;
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -21,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::data::Data;
 use crate::error::Result;
+use crate::finalize::Queue;
 
 /// Identifies a file on this machine: device and inode number.
 pub type Key = (u64, u64);
@@ -43,6 +45,8 @@ pub struct Inode {
     pub is_cached: AtomicBool,
     /// A directory and the name in it by which the inode was found last.
     place: Mutex<Option<(INodeNo, OsString)>>,
+    /// Queue of files that were changed.
+    pub pending_times: Arc<Queue>,
     data: Mutex<Data>,
 }
 
@@ -106,6 +110,7 @@ pub struct Table {
     /// Device of the source directory.
     device: u64,
     next_other: AtomicU64,
+    pending_times: Arc<Queue>,
     inodes: RwLock<Inodes>,
 }
 
@@ -116,11 +121,16 @@ struct Inodes {
 }
 
 impl Table {
-    /// Creates a table with the root directory, which the kernel never forgets.
-    pub fn new(root: OwnedFd) -> Result<Self> {
+    /// Creates a table with the root directory, which the kernel never forgets. The times of a file
+    /// that is open reach the storage when it has not been changed for `finalize_delay`.
+    pub fn new(root: OwnedFd, finalize_delay: Duration) -> Result<Self> {
         let stat = statat(&root, c"", AtFlags::EMPTY_PATH)?;
-        let table =
-            Self { device: stat.st_dev, next_other: AtomicU64::new(0), inodes: RwLock::default() };
+        let table = Self {
+            device: stat.st_dev,
+            next_other: AtomicU64::new(0),
+            pending_times: Arc::new(Queue::new(finalize_delay)),
+            inodes: RwLock::default(),
+        };
         table.insert(INodeNo::ROOT, root, &stat);
         Ok(table)
     }
@@ -141,6 +151,7 @@ impl Table {
             lookups: AtomicU64::new(1),
             is_cached: AtomicBool::new(false),
             place: Mutex::default(),
+            pending_times: Arc::clone(&self.pending_times),
             data: Mutex::default(),
         });
         inodes.by_number.insert(number, Arc::clone(&inode));
@@ -208,6 +219,11 @@ impl Table {
     /// Removes the inode if neither the kernel nor the cache uses it.
     pub fn remove_unused(&self, inode: &Inode) {
         self.inodes.write().remove_unused(inode);
+    }
+
+    /// Returns the queue of files that were changed.
+    pub fn pending_times(&self) -> &Queue {
+        &self.pending_times
     }
 
     /// Returns all inodes.

@@ -60,6 +60,7 @@ mod data;
 mod disk;
 mod error;
 mod failures;
+mod finalize;
 mod inode;
 mod messages;
 mod mount;

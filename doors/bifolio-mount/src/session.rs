@@ -29,6 +29,7 @@ use scopeguard::ScopeGuard;
 use crate::Options;
 use crate::claim::Claim;
 use crate::data::Files;
+use crate::finalize;
 use crate::inode::Table;
 use crate::mount::Mount;
 use crate::server::Server;
@@ -69,9 +70,7 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let _metrics = metrics.transpose()?;
     let _statistics = bifolio_stats::serve(&cache, &target.display().to_string())
         .inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}"));
-    let root_path = format!("/proc/self/fd/{}", root.as_raw_fd());
-    let handle = rustix::fs::open(root_path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let table = Arc::new(Table::new(handle).map_err(|error| anyhow::anyhow!("{error}"))?);
+    let table = new_table(root, options)?;
     let kept_max = options.kept_files.min((descriptors / DESCRIPTORS_PER_FILE / 4) as usize).max(1);
     let files = Files::new(cache, Arc::clone(&table), kept_max);
     let mut volume = Volume::new(table, files, Workers::new(usize::from(options.threads)));
@@ -89,6 +88,8 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let session = Session::from_fd(server, connection, acl, config(options));
     let session = session.context("the kernel refuses the session")?;
     volume.set_notifier(session.notifier());
+    let of_finalizer = Arc::clone(&volume);
+    thread::Builder::new().name("finalize".into()).spawn(move || finalize::serve(&of_finalizer))?;
     let (end, ended) = mpsc::channel();
     let signalled = end.clone();
     let (signal_volume, signal_mount) = (Arc::clone(&volume), Arc::clone(&mount));
@@ -118,6 +119,14 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     // A thread that still serves a detached mount ends with the process.
     drop(session);
     Ok(failures)
+}
+
+/// Returns the table of inodes, with that of the source directory.
+fn new_table(root: &OwnedFd, options: &Options) -> Result<Arc<Table>> {
+    let path = format!("/proc/self/fd/{}", root.as_raw_fd());
+    let handle = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let table = Table::new(handle, options.dirty_age);
+    Ok(Arc::new(table.map_err(|error| anyhow::anyhow!("{error}"))?))
 }
 
 /// Refuses a target that the kernel would accept, or whose refusal would not say what to do.

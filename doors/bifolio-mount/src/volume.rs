@@ -96,6 +96,12 @@ impl Volume {
         let _ = self.notifier.set(notifier);
     }
 
+    /// Makes the kernel ask for the attributes of an inode again.
+    pub fn forget_attributes(&self, number: INodeNo) {
+        // A position below 0 stands for the attributes.
+        let _ = self.notifier.get().map(|kernel| kernel.inval_inode(number, -1, 0));
+    }
+
     pub fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
         if self.table.len() / 5 * 4 > self.inodes_max {
             // The kernel forgets more slowly than programs look up. It needs the directory for
@@ -411,9 +417,13 @@ impl Volume {
                 }
                 // The program meets the error when it goes on.
                 Err(_) if written > 0 => break,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    opened.undo(&inode);
+                    return Err(error);
+                }
             }
         }
+        inode.note_written(written as u64);
         // The kernel leaves this to us, with direct I/O.
         if open_flags.0 & libc::O_DSYNC != 0 {
             inode.sync(handle, open_flags.0 & libc::O_SYNC == libc::O_SYNC)?;
@@ -496,6 +506,7 @@ impl Volume {
                 written => copied += written? as u64,
             }
         }
+        inode.note_written(copied);
         Ok(copied)
     }
 
@@ -531,7 +542,7 @@ mod tests {
     fn a_creation_that_fails_leaves_no_inode() {
         let directory = tempfile::tempdir().unwrap();
         let root = std::fs::File::open(directory.path()).unwrap();
-        let table = Arc::new(Table::new(root.into()).unwrap());
+        let table = Arc::new(Table::new(root.into(), Duration::from_secs(1)).unwrap());
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         let files = Files::new(cache, Arc::clone(&table), 1);
         let volume = Volume::new(table, files, Workers::new(1));

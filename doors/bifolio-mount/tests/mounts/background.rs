@@ -5,8 +5,6 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use bifolio::StatsServer;
-
 use crate::mounted::{can_mount, shell};
 
 /// Returns the process that has locked a source directory.
@@ -54,7 +52,7 @@ fn callers_that_wait_for_the_end_of_output_return_at_once() {
     let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
     assert_eq!(session, pid.to_string());
     let is_ours = |name: &str| name.starts_with(&format!("{pid}-"));
-    let socket = fs::read_dir(StatsServer::directory()).unwrap().find_map(|entry| {
+    let socket = fs::read_dir(bifolio_stats::directory()).unwrap().find_map(|entry| {
         let entry = entry.unwrap();
         is_ours(entry.file_name().to_str().unwrap()).then_some(entry.path())
     });

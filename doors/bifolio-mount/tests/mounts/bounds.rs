@@ -89,7 +89,7 @@ fn statistics_name_the_mount_and_its_files() {
     let arguments = ["--memory", "8M", "--metrics", &port.to_string()];
     let Some(mounted) = Mounted::new(&arguments) else { return };
     fs::write(mounted.path("table"), [7; 10_000]).unwrap();
-    let directory = bifolio::StatsServer::directory();
+    let directory = bifolio_stats::directory();
     let socket = (0..4).map(|number| directory.join(format!("{}-{number}.sock", mounted.pid())));
     let socket = socket.into_iter().find(|path| path.exists()).unwrap();
     let mut local = std::os::unix::net::UnixStream::connect(socket).unwrap();

@@ -16,5 +16,6 @@ mod kills;
 mod mounted;
 mod names;
 mod suites;
+mod times;
 mod unprivileged;
 mod xattrs;
