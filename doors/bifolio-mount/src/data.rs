@@ -15,7 +15,7 @@
 //! time to the one that programs have seen.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -29,7 +29,7 @@ use crate::attributes::{system_time_of, timespec};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::failures::Failures;
-use crate::finalize::Reason;
+use crate::finalize::{Change, Reason};
 use crate::inode::{Inode, Table};
 use crate::room::Space;
 
@@ -70,34 +70,6 @@ pub struct Data {
     /// The parts of the queue of changed files that have this one.
     is_queued_as_changed: bool,
     is_queued_as_closed: bool,
-}
-
-/// A change of a file's contents that is being made.
-pub struct Change {
-    opened: Opened,
-    _counted: Arc<()>,
-    /// Number of the change, and the times before it.
-    number: u64,
-    before: (Option<SystemTime>, Option<SystemTime>),
-}
-
-impl Change {
-    /// Gives the file back the times from before a change that has failed, unless it was changed
-    /// again meanwhile.
-    pub fn undo(self, inode: &Inode) {
-        let mut data = inode.data();
-        if data.changes == self.number {
-            (data.modified, data.changed) = self.before;
-        }
-    }
-}
-
-impl Deref for Change {
-    type Target = Opened;
-
-    fn deref(&self) -> &Opened {
-        &self.opened
-    }
 }
 
 /// A file in the cache.
@@ -199,7 +171,8 @@ impl Inode {
         let before = (data.modified, data.changed);
         data.touch_contents();
         self.enter_queue(&mut data, Reason::Changed);
-        Ok(Change { opened, _counted: Arc::clone(&data.changing), number: data.changes, before })
+        let counted = Arc::clone(&data.changing);
+        Ok(Change { opened, number: data.changes, before, _counted: counted })
     }
 
     /// Records that bytes were written, for which the storage may need blocks.

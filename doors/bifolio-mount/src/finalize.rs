@@ -11,17 +11,47 @@
 //! device that hangs holds up only its own.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bifolio::ErrorKind;
 use fuser::INodeNo;
 use parking_lot::{Condvar, Mutex};
 
-use crate::data::Data;
+use crate::data::{Data, Opened};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
+
+/// A change of a file's contents that is being made.
+pub struct Change {
+    pub opened: Opened,
+    /// Number of the change, and the times before it.
+    pub number: u64,
+    pub before: (Option<SystemTime>, Option<SystemTime>),
+    /// Shows that a change is being made.
+    pub _counted: Arc<()>,
+}
+
+impl Change {
+    /// Gives the file back the times from before a change that has failed, unless it was changed
+    /// again meanwhile.
+    pub fn undo(self, inode: &Inode) {
+        let mut data = inode.data();
+        if data.changes() == self.number {
+            (data.modified, data.changed) = self.before;
+        }
+    }
+}
+
+impl Deref for Change {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
+}
 
 /// Files that have unwritten times.
 pub struct Queue {
