@@ -108,7 +108,8 @@ struct Search {
 void search_node(const void *bytes, size_t, void *context) noexcept {
     auto node = static_cast<const volatile Node *>(bytes);
     auto search = static_cast<Search *>(context);
-    uint32_t low = 0, high = std::min<uint32_t>(node->count, Node::capacity);
+    const uint32_t count = node->count;
+    uint32_t low = 0, high = std::min<uint32_t>(count, Node::capacity);
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (node->keys[middle] <= search->key)

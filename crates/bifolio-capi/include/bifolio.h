@@ -925,6 +925,15 @@ typedef struct {
 } bifolio_outcome;
 
 /**
+ * A function that reads `length` bytes of a file in place. Other threads may change them
+ * meanwhile: access them through a pointer to volatile, check each offset that comes from them,
+ * and keep only results in `context`. The bytes are valid during the call. One read may take
+ * several calls, and the last one counts. The function must not throw (declare it `noexcept`), and
+ * must not close the file.
+ */
+typedef void (*bifolio_read_function)(const void *bytes, size_t length, void *context);
+
+/**
  * One read of `bifolio_file_read_many`.
  */
 typedef struct {
@@ -1151,6 +1160,21 @@ bifolio_result bifolio_file_read(const bifolio_file *file,
                                  void *buffer,
                                  size_t length,
                                  size_t *read);
+
+/**
+ * Calls `function` with `length` bytes at `offset`, in place, until a call saw bytes that did not
+ * change meanwhile. They must lie in one folio (`bifolio_file_folio_bytes`) and in the file. Bytes
+ * of one resident page are read without a copy, a lock, a reference or a shared write: the way to
+ * descend a tree that other threads change. If they change at each of a few attempts, `function`
+ * gets a copy.
+ *
+ * Threads: any, at the same time. Blocks: for the device, for what is not in memory.
+ */
+bifolio_result bifolio_file_read_with(const bifolio_file *file,
+                                      uint64_t offset,
+                                      size_t length,
+                                      bifolio_read_function function,
+                                      void *context);
 
 /**
  * Makes `count` reads: resident pages at once, the rest with transfers that are submitted
