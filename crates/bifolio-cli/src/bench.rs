@@ -38,6 +38,13 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     }
     let benchmarks = chosen(options.name.as_deref())?;
     let config = config(options)?;
+    // What no benchmark could use is refused at once, not once for each.
+    for benchmark in &benchmarks {
+        benchmark.needs(&config)?;
+    }
+    if let Some(directory) = &config.dir {
+        fs::read_dir(directory).with_context(|| format!("use {}", directory.display()))?;
+    }
     let wanted = benchmarks.len();
     let mut sink = Sink::open(options, wanted)?;
     let finished = Arc::clone(&sink.finished);

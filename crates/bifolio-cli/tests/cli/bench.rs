@@ -95,6 +95,12 @@ fn small_reads_measures_every_series_and_where_hits_come_from() {
     let (reads, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "ops/s");
     let (shuffled, reads): (Vec<_>, Vec<_>) =
         reads.into_iter().partition(|row| row["case"]["fill"] == "shuffled");
+    let is_search = |row: &&Value| row["case"]["pattern"].as_str().unwrap().starts_with("search");
+    let (searches, reads): (Vec<_>, Vec<_>) = reads.into_iter().partition(is_search);
+    assert_eq!(searches.len(), 2, "hot and uniform");
+    for series in ["pin_frozen_bit", "optimistic", "read_with", "memcpy_limit"] {
+        assert!(searches.iter().all(|row| row["series"][series].as_f64().unwrap() > 0.0));
+    }
     assert_eq!(reads.len(), 3, "hot, uniform with 64 and with 4096 bytes");
     assert_eq!(shuffled.len(), 1);
     assert_eq!(shuffled[0]["counts"]["optimistic"]["misses_per_op"], 0.0);
