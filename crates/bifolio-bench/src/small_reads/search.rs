@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bifolio::{Cache, OpenOptions};
+use bifolio::{Cache, File, OpenOptions};
 use bifolio_report::{Case, Report, Row};
 
 use super::IN_ORDER;
@@ -107,6 +107,19 @@ fn run(
     Ok(Sample { value, operations, counts: Vec::new() })
 }
 
+/// Writes the nodes to a file, and reads all of them into a cache.
+fn open(directory: &Path, nodes: &[u8]) -> Result<File> {
+    let path = directory.join("nodes");
+    std::fs::write(&path, nodes).map_err(Error::system("write the nodes"))?;
+    let cache = Cache::builder().memory(CACHE_BYTES).build()?;
+    let file = cache.open(&path, &OpenOptions::new().immutable(true))?;
+    // The second read of a page marks it as used.
+    for position in (0..2 * FILE_BYTES).step_by(NODE_BYTES) {
+        file.read_exact_at(&mut [0; NODE_BYTES], (position % FILE_BYTES) as u64)?;
+    }
+    Ok(file)
+}
+
 /// Measures the rows; `trial` is the duration of one trial.
 pub(super) fn measure(
     config: &Config,
@@ -121,14 +134,7 @@ pub(super) fn measure(
     }
     let cpus = cpus::allowed();
     let plain = PlainMemory::filled(FILE_BYTES, fill)?;
-    let path = directory.join("nodes");
-    std::fs::write(&path, plain.bytes()).map_err(Error::system("write the nodes"))?;
-    let cache = Cache::builder().memory(CACHE_BYTES).build()?;
-    let file = cache.open(&path, &OpenOptions::new().immutable(true))?;
-    // The second read of a page marks it as used.
-    for position in (0..2 * FILE_BYTES).step_by(NODE_BYTES) {
-        file.read_exact_at(&mut [0; NODE_BYTES], (position % FILE_BYTES) as u64)?;
-    }
+    let file = open(directory, plain.bytes())?;
     let (file, plain) = (&file, plain.bytes());
     let node_of = |start: u64| start..start + NODE_BYTES as u64;
     let mut trials = Vec::new();
