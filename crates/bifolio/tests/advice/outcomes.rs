@@ -162,7 +162,8 @@ fn a_device_that_refuses_keeps_the_folio_dirty_and_here() {
         assert_eq!(read(&file, 0, 3), b"new");
         assert!(file.sync_data().is_err(), "who writes is told");
         faulty.backing.heal();
-        file.sync_data().unwrap();
+        // The flusher may have tried once more before that, which the next sync reports.
+        file.sync_data().or_else(|_| file.sync_data()).unwrap();
         evict_all(&file, 1);
         assert_eq!(read(&file, 0, 3), b"new");
     });
