@@ -164,10 +164,22 @@ impl Connection {
         }
     }
 
-    /// Returns the file for a change. SQLite changes nothing without a lock.
-    fn file_to_change(&self, code: c_int) -> Answer<bifolio::File> {
-        let file = self.file.clone().filter(|_| self.is_writable).ok_or(code)?;
-        self.shared.note_write();
+    /// Returns the file in the cache, if any connection has locked the database.
+    fn cached_file(&self) -> Option<bifolio::File> {
+        self.file.clone().or_else(|| self.shared.cached().map(|cached| cached.file))
+    }
+
+    /// Returns the file for a change; `None` if it is not in a cache. SQLite changes nothing
+    /// without a lock, but a VFS that is stacked on this one may: `multiplex` locks one of its
+    /// files only. Those bytes go to the system's file, as they would without this VFS.
+    fn file_to_change(&self, code: c_int) -> Answer<Option<bifolio::File>> {
+        if !self.is_writable {
+            return Err(code);
+        }
+        let file = self.cached_file();
+        if file.is_some() {
+            self.shared.note_write();
+        }
         Ok(file)
     }
 
@@ -178,7 +190,9 @@ impl Connection {
         let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
         // SAFETY: the contract.
         let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
-        let file = self.file_to_change(sqlite::IOERR_WRITE)?;
+        let Some(file) = self.file_to_change(sqlite::IOERR_WRITE)? else {
+            return self.shared.with_system(|system| system.write(buffer, offset));
+        };
         let written = file.write_all_at(buffer, position);
         written.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
     }
@@ -186,9 +200,11 @@ impl Connection {
     /// Cuts the file, and makes durable what was written before: with `synchronous=OFF`, this is
     /// the last call whose result counts before a checkpoint lets go of the log.
     fn truncate(&mut self, size: i64) -> Answer {
-        let size = u64::try_from(size).map_err(|_| sqlite::IOERR_TRUNCATE)?;
         let has_written = self.shared.is_unsynced();
-        let file = self.file_to_change(sqlite::IOERR_TRUNCATE)?;
+        let Some(file) = self.file_to_change(sqlite::IOERR_TRUNCATE)? else {
+            return self.shared.with_system(|system| system.truncate(size));
+        };
+        let size = u64::try_from(size).map_err(|_| sqlite::IOERR_TRUNCATE)?;
         // First to the byte, so that pages of the last chunk that cannot be written are gone.
         let mut cut = file.set_len(size);
         let whole = whole_chunks(size, self.chunk_bytes);
@@ -201,9 +217,11 @@ impl Connection {
         cut.map_err(|error| self.failed(&error, sqlite::IOERR_TRUNCATE))
     }
 
-    fn sync(&mut self, _flags: c_int) -> Answer {
-        let Some(file) = &self.file else { return Ok(()) };
-        let synced = self.shared.make_durable(file);
+    fn sync(&mut self, flags: c_int) -> Answer {
+        let Some(file) = self.cached_file() else {
+            return self.shared.with_system(|system| system.sync(flags));
+        };
+        let synced = self.shared.make_durable(&file);
         synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
     }
 
@@ -249,6 +267,8 @@ impl Connection {
     unsafe fn file_control(&mut self, operation: c_int, argument: *mut c_void) -> Answer {
         let integer = argument.cast::<c_int>();
         match operation {
+            // The system's file has nothing that is only in a cache.
+            sqlite::FCNTL_SYNC if self.cached_file().is_none() => Ok(()),
             sqlite::FCNTL_SYNC => self.sync(0),
             // SAFETY: SQLite's variable.
             sqlite::FCNTL_LOCKSTATE => unsafe { answer(integer, self.level) },
@@ -298,7 +318,8 @@ impl Connection {
             return Ok(());
         }
         let size = whole_chunks(size, self.chunk_bytes);
-        let file = self.file_to_change(sqlite::IOERR_WRITE)?;
+        // A hint only: the system's file grows by its writes.
+        let Some(file) = self.file_to_change(sqlite::IOERR_WRITE)? else { return Ok(()) };
         let len = file.len();
         if size <= len {
             return Ok(());

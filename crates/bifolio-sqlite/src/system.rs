@@ -94,6 +94,25 @@ impl SystemFile {
         check(unsafe { read(self.pointer(), buffer.as_mut_ptr().cast(), length, offset) })
     }
 
+    pub(crate) fn write(&mut self, buffer: &[u8], offset: i64) -> Answer {
+        let write = self.open_methods().write;
+        let length = c_int::try_from(buffer.len()).map_err(|_| sqlite::IOERR_WRITE)?;
+        // SAFETY: an open file and a buffer.
+        check(unsafe { write(self.pointer(), buffer.as_ptr().cast(), length, offset) })
+    }
+
+    pub(crate) fn truncate(&mut self, size: i64) -> Answer {
+        let truncate = self.open_methods().truncate;
+        // SAFETY: an open file.
+        check(unsafe { truncate(self.pointer(), size) })
+    }
+
+    pub(crate) fn sync(&mut self, flags: c_int) -> Answer {
+        let sync = self.open_methods().sync;
+        // SAFETY: an open file.
+        check(unsafe { sync(self.pointer(), flags) })
+    }
+
     pub(crate) fn size(&mut self) -> Answer<i64> {
         let file_size = self.open_methods().file_size;
         let mut size = 0;
