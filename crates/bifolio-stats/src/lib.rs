@@ -2,7 +2,7 @@
 //!
 //! [`serve`] answers on a socket that only this user can open and that `bifolio top` finds by the
 //! number of the process or by a name; [`serve_on`] answers on a network address. Both return a
-//! [`StatsServer`], which serves until it is dropped. [`text`] returns what they serve.
+//! [`StatsServer`], which serves until it is dropped. [`text()`] returns what they serve.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,7 @@ pub use crate::text::text;
 /// Time that a client has, from its connection to the last byte of its answer.
 pub const CLIENT_MAX: Duration = Duration::from_secs(2);
 
-/// Serves the [`text`] of `cache` to programs of this user and of root: `bifolio top` shows it by
+/// Serves the [`text()`] of `cache` to programs of this user and of root: `bifolio top` shows it by
 /// the number of this process, or by `name`. It ends when the result is dropped.
 ///
 /// The socket is in [`directory`], which is created if it does not exist. Sockets in it that no
@@ -51,7 +51,7 @@ pub fn serve(cache: &Cache, name: &str) -> io::Result<StatsServer> {
     StatsServer::start(cache, name, Listener::Local(listener), address, Some(socket))
 }
 
-/// Serves the [`text`] of `cache` over HTTP, at `/metrics`, to every program that can connect to
+/// Serves the [`text()`] of `cache` over HTTP, at `/metrics`, to every program that can connect to
 /// `listener`. There is no encryption and no password: bind it to a loopback address. It ends when
 /// the result is dropped.
 ///
