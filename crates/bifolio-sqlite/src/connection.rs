@@ -134,10 +134,7 @@ impl Connection {
         &self,
         access: impl FnOnce(&mut SystemFile) -> Answer<T>,
     ) -> Result<bifolio::File, Answer<T>> {
-        match self.shared.cached() {
-            Some(cached) => Ok(cached.file),
-            None => Err(self.shared.with_system(access)),
-        }
+        self.file.clone().map_or_else(|| self.shared.cached_or(access), Ok)
     }
 
     /// # Safety
@@ -164,22 +161,20 @@ impl Connection {
         }
     }
 
-    /// Returns the file in the cache, if any connection has locked the database.
-    fn cached_file(&self) -> Option<bifolio::File> {
-        self.file.clone().or_else(|| self.shared.cached().map(|cached| cached.file))
-    }
-
-    /// Returns the file for a change; `None` if it is not in a cache. SQLite changes nothing
-    /// without a lock, but a VFS that is stacked on this one may: `multiplex` locks one of its
-    /// files only. Those bytes go to the system's file, as they would without this VFS.
-    fn file_to_change(&self, code: c_int) -> Answer<Option<bifolio::File>> {
+    /// Returns the file for a change, or the answer of the call: `code` for a file that is only
+    /// read, and that of `access` for the system's file if it is not in a cache. SQLite changes
+    /// nothing without a lock, but a VFS that is stacked on this one may: `multiplex` locks one of
+    /// its files only. Those bytes go to the system's file, as they would without this VFS.
+    fn file_to_change(
+        &self,
+        code: c_int,
+        access: impl FnOnce(&mut SystemFile) -> Answer,
+    ) -> Result<bifolio::File, Answer> {
         if !self.is_writable {
-            return Err(code);
+            return Err(Err(code));
         }
-        let file = self.cached_file();
-        if file.is_some() {
-            self.shared.note_write();
-        }
+        let file = self.file_or(access)?;
+        self.shared.note_write();
         Ok(file)
     }
 
@@ -190,8 +185,10 @@ impl Connection {
         let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
         // SAFETY: the contract.
         let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
-        let Some(file) = self.file_to_change(sqlite::IOERR_WRITE)? else {
-            return self.shared.with_system(|system| system.write(buffer, offset));
+        let to_system = |system: &mut SystemFile| system.write(buffer, offset);
+        let file = match self.file_to_change(sqlite::IOERR_WRITE, to_system) {
+            Ok(file) => file,
+            Err(answer) => return answer,
         };
         let written = file.write_all_at(buffer, position);
         written.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
@@ -201,8 +198,10 @@ impl Connection {
     /// the last call whose result counts before a checkpoint lets go of the log.
     fn truncate(&mut self, size: i64) -> Answer {
         let has_written = self.shared.is_unsynced();
-        let Some(file) = self.file_to_change(sqlite::IOERR_TRUNCATE)? else {
-            return self.shared.with_system(|system| system.truncate(size));
+        let to_system = |system: &mut SystemFile| system.truncate(size);
+        let file = match self.file_to_change(sqlite::IOERR_TRUNCATE, to_system) {
+            Ok(file) => file,
+            Err(answer) => return answer,
         };
         let size = u64::try_from(size).map_err(|_| sqlite::IOERR_TRUNCATE)?;
         // First to the byte, so that pages of the last chunk that cannot be written are gone.
@@ -218,10 +217,15 @@ impl Connection {
     }
 
     fn sync(&mut self, flags: c_int) -> Answer {
-        let Some(file) = self.cached_file() else {
-            return self.shared.with_system(|system| system.sync(flags));
+        let file = match self.file_or(|system| system.sync(flags)) {
+            Ok(file) => file,
+            Err(answer) => return answer,
         };
-        let synced = self.shared.make_durable(&file);
+        self.make_durable(&file)
+    }
+
+    fn make_durable(&mut self, file: &bifolio::File) -> Answer {
+        let synced = self.shared.make_durable(file);
         synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
     }
 
@@ -268,8 +272,10 @@ impl Connection {
         let integer = argument.cast::<c_int>();
         match operation {
             // The system's file has nothing that is only in a cache.
-            sqlite::FCNTL_SYNC if self.cached_file().is_none() => Ok(()),
-            sqlite::FCNTL_SYNC => self.sync(0),
+            sqlite::FCNTL_SYNC => {
+                let file = self.file_or(|_| Ok(()));
+                file.map_or_else(|answer| answer, |file| self.make_durable(&file))
+            }
             // SAFETY: SQLite's variable.
             sqlite::FCNTL_LOCKSTATE => unsafe { answer(integer, self.level) },
             // SAFETY: SQLite's variable.
@@ -319,7 +325,10 @@ impl Connection {
         }
         let size = whole_chunks(size, self.chunk_bytes);
         // A hint only: the system's file grows by its writes.
-        let Some(file) = self.file_to_change(sqlite::IOERR_WRITE)? else { return Ok(()) };
+        let file = match self.file_to_change(sqlite::IOERR_WRITE, |_| Ok(())) {
+            Ok(file) => file,
+            Err(answer) => return answer,
+        };
         let len = file.len();
         if size <= len {
             return Ok(());

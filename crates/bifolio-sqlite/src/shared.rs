@@ -384,8 +384,20 @@ impl Shared {
         self.state.lock().cached.clone()
     }
 
-    /// Calls `access` with the system's file, for a connection that has not locked, unless the
-    /// file is in a cache.
+    /// Returns the file in the cache, or what `access` returns for the system's: before the first
+    /// lock of any connection. No connection can open the cache meanwhile.
+    pub(crate) fn cached_or<T>(
+        &self,
+        access: impl FnOnce(&mut SystemFile) -> T,
+    ) -> Result<bifolio::File, T> {
+        let mut state = self.state.lock();
+        match &state.cached {
+            Some(cached) => Ok(cached.file.clone()),
+            None => Err(access(state.system())),
+        }
+    }
+
+    /// Calls `access` with the system's file.
     pub(crate) fn with_system<T>(&self, access: impl FnOnce(&mut SystemFile) -> T) -> T {
         access(self.state.lock().system())
     }
