@@ -335,6 +335,18 @@ mod tests {
         assert_eq!(cache.stats().dirty_bytes, 0);
     }
 
+    #[test]
+    fn a_dirty_file_is_listed_during_every_round_of_the_flusher() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
+        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(3_600_000);
+        let cache = builder.build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
+        file.write_all_at(&[2; 8], 0).unwrap();
+        assert!(file.handle.inode.stays_listed_for(2_000));
+    }
+
     /// A page that a sync waits to write is frozen. The sync waits until it is not, after the
     /// writes that it has started are complete.
     #[test]

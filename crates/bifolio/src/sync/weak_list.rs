@@ -58,6 +58,12 @@ impl<T: ?Sized> WeakList<T> {
         }
     }
 
+    /// Removes the live entries for which `keep` returns `false`, and all dropped ones. `keep` is
+    /// called in order.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Weak<T>) -> bool) {
+        self.entries.retain(|entry| entry.strong_count() > 0 && keep(entry));
+    }
+
     /// Returns the number of entries, including dropped ones.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()

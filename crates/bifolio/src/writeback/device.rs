@@ -25,6 +25,7 @@ use crate::io::{DeviceIdentity, IoError};
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::DeviceStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WeakList};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -211,18 +212,22 @@ impl Device {
         self.files.lock().mapped.snapshot()
     }
 
-    /// Removes files that have nothing dirty from the list.
+    /// Removes files that have nothing dirty from the list. A file that has something dirty is on
+    /// the list all the time: a bound that falls, and a write gate, look for it there.
     fn delist_clean_files(&self) {
-        let count = self.files.lock().dirty.len();
-        for _ in 0..count {
-            // Not under the lock: a thread that marks the first folio of a file holds the lock of
-            // the file's dirty list.
-            let Some(inode) = self.files.lock().dirty.pop() else { break };
+        // Addresses are unique: an entry keeps the memory of a dropped file allocated.
+        let mut clean = HashSet::new();
+        // Not under the lock: a thread that marks the first folio of a file holds the lock of the
+        // file's dirty list.
+        for inode in self.dirty_files() {
             if inode.dirty.delist() {
                 inode.free_lsns();
-            } else {
-                self.files.lock().dirty.push(Weak::clone(&inode.this));
+                clean.insert(Arc::as_ptr(&inode));
             }
+        }
+        if !clean.is_empty() {
+            // The first entry alone: a file marked since then has a second one.
+            self.files.lock().dirty.retain(|entry| !clean.remove(&entry.as_ptr()));
         }
     }
 
@@ -387,6 +392,24 @@ pub(super) struct ThrottledWriter<'d>(&'d Device);
 impl Drop for ThrottledWriter<'_> {
     fn drop(&mut self) {
         self.0.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl Inode {
+    /// Asks for `rounds` rounds of the file's device. Returns `true` if the file was on the list of
+    /// dirty files all the time.
+    pub(crate) fn stays_listed_for(&self, rounds: u64) -> bool {
+        let device = self.device.as_ref().expect("a file over storage");
+        let end = device.rounds_begun() + rounds;
+        let is_listed = || device.dirty_files().any(|inode| std::ptr::eq(&*inode, self));
+        while device.rounds_begun() < end {
+            self.flusher.call(device);
+            if !is_listed() {
+                return false;
+            }
+        }
+        true
     }
 }
 
