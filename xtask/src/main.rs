@@ -7,8 +7,9 @@
 //! Exit status: 0 when all is well, 1 when a step failed, 2 for a wrong command line.
 //!
 //! It changes no file, except that `cargo x fmt` formats, `cargo x torture --mutants` rewrites its
-//! table, `cargo x benchmarks` its page, `cargo x header` the C header, and `cargo x install`
-//! copies to the directory that it is given.
+//! table, `cargo x benchmarks` its page, `cargo x header` the C header, `cargo x surface --write`
+//! the record of the public surface, and `cargo x install` copies to the directory that it is
+//! given.
 
 mod benchmarks;
 mod cargo;
@@ -19,6 +20,7 @@ mod install;
 mod mutants;
 mod san;
 mod step;
+mod surface;
 mod tidy;
 
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 use crate::cargo::Cargo;
-use crate::{mutants, tidy};
+use crate::{mutants, surface, tidy};
 
 /// The last steps of `cargo x ci`: three minutes, with fresh seeds, which are printed; a failure
 /// prints a command that repeats it. The exerciser is limited by operations instead of time.
@@ -32,6 +32,8 @@ pub enum Step {
     Clippy,
     /// Build the documentation with private items, warnings denied.
     Doc,
+    /// Compare the public surface of the library with docs/surface.txt.
+    Surface(surface::Arguments),
     /// Run the loom tests of the library whose names start with `loom_NAME`; all without a name.
     Loom {
         /// The test or group of tests, with or without `loom_` before it.
@@ -93,6 +95,7 @@ fn all(skip_tests: bool) -> Vec<Step> {
         Step::Tidy,
         Step::Clippy,
         Step::Doc,
+        Step::Surface(surface::Arguments::default()),
         Step::Loom { name: None, arguments: Vec::new() },
     ];
     if !skip_tests {
@@ -113,6 +116,7 @@ impl Step {
             Self::Tidy => "tidy",
             Self::Clippy => "clippy",
             Self::Doc => "doc",
+            Self::Surface(_) => "surface",
             Self::Loom { .. } => "loom",
             Self::Chaos { .. } => "chaos",
             Self::Torture { .. } => "torture",
@@ -128,6 +132,7 @@ impl Step {
         let start = Instant::now();
         let outcome = match (self, &command) {
             (Self::Tidy, _) => tidy::run(),
+            (Self::Surface(arguments), _) => surface::run(*arguments),
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Loom { .. }, Some(cargo)) => cargo.run().and_then(|text| check_ran(&text)),
             (_, Some(cargo)) => cargo.run().map(|_| ()),
@@ -157,6 +162,7 @@ impl Step {
                 Cargo::new("doc --workspace --all-features --no-deps --document-private-items")
                     .flags("RUSTDOCFLAGS", "-D warnings")
             }
+            Self::Surface(_) => surface::command(),
             Self::Loom { name, arguments } => {
                 loom(name.as_deref().unwrap_or_default()).program_arguments(arguments)
             }
@@ -208,7 +214,7 @@ mod tests {
     fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
         let names = |skip| all(skip).iter().map(Step::name).collect::<Vec<_>>();
         let (torture, tests) = (["torture"; 2], ["test"]);
-        let cheap = ["fmt", "tidy", "clippy", "doc", "loom"];
+        let cheap = ["fmt", "tidy", "clippy", "doc", "surface", "loom"];
         assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
         assert_eq!(names(true), [&cheap[..], &torture].concat());
     }
