@@ -18,6 +18,7 @@
 //! [`CLIENT_MAX`] from its connection to its last byte. It does not keep the cache open: when the
 //! last [`Cache`] is dropped, requests are answered with status 503.
 
+mod descriptors;
 mod server;
 mod sockets;
 mod text;
@@ -46,6 +47,7 @@ pub const CLIENT_MAX: Duration = Duration::from_secs(2);
 /// The directory cannot be created, belongs to another user or can be changed by one
 /// ([`PermissionDenied`](io::ErrorKind::PermissionDenied)); there is no socket or no thread.
 pub fn serve(cache: &Cache, name: &str) -> io::Result<StatsServer> {
+    let _occupied = descriptors::occupy()?;
     let (listener, socket) = sockets::bind(&directory())?;
     let address = socket.path().display().to_string();
     StatsServer::start(cache, name, Listener::Local(listener), address, Some(socket))

@@ -24,11 +24,13 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::CLIENT_MAX;
+use crate::descriptors::{self, lift};
 use crate::sockets::Socket;
 use crate::text::text;
 
@@ -70,6 +72,7 @@ impl StatsServer {
         address: String,
         socket: Option<Socket>,
     ) -> io::Result<Self> {
+        let _occupied = descriptors::occupy()?;
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let served = Arc::new(Served { cache: cache.downgrade(), name: name.to_owned() });
         start_accepting(&runtime, listener, served)?;
@@ -148,7 +151,10 @@ fn start_accepting(runtime: &Runtime, listener: Listener, served: Arc<Served>) -
             let listener = Arc::new(tokio::net::UnixListener::from_std(listener)?);
             let next = move || {
                 let listener = Arc::clone(&listener);
-                async move { Ok(listener.accept().await?.0) }
+                async move {
+                    let client = listener.accept().await?.0.into_std()?;
+                    UnixStream::from_std(lift(client.into())?.into())
+                }
             };
             runtime.spawn(accept(next, served));
         }
@@ -157,7 +163,10 @@ fn start_accepting(runtime: &Runtime, listener: Listener, served: Arc<Served>) -
             let listener = Arc::new(tokio::net::TcpListener::from_std(listener)?);
             let next = move || {
                 let listener = Arc::clone(&listener);
-                async move { Ok(listener.accept().await?.0) }
+                async move {
+                    let client = listener.accept().await?.0.into_std()?;
+                    TcpStream::from_std(lift(client.into())?.into())
+                }
             };
             runtime.spawn(accept(next, served));
         }

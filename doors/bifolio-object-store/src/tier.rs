@@ -13,6 +13,7 @@ use std::fs;
 use std::future::{Future, poll_fn};
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
@@ -166,7 +167,8 @@ impl Tier {
             answered();
             let mut options = fs::OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
-            options.open(directory.join(name)).map_err(failed(name))
+            let opened = options.open(directory.join(name)).and_then(above_standard);
+            opened.map_err(failed(name))
         };
         let lock = open(LOCK)?;
         match lock.try_lock() {
@@ -444,6 +446,15 @@ impl Drop for Tier {
             before = now;
         }
     }
+}
+
+/// Gives a file another descriptor if it has that of a standard stream: the program has closed the
+/// stream, and messages to it would be written to the file.
+fn above_standard(file: fs::File) -> io::Result<fs::File> {
+    if file.as_raw_fd() >= 3 {
+        return Ok(file);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&file, 3)?.into())
 }
 
 fn file_bytes(layout: &Layout) -> u64 {
