@@ -71,7 +71,7 @@ impl Inode {
         if changes.owner.is_some() || changes.group.is_some() {
             let (owner, group) =
                 (changes.owner.map(Uid::from_raw), changes.group.map(Gid::from_raw));
-            chownat(self, c"", owner, group, AtFlags::EMPTY_PATH)?;
+            chownat(self.handle()?, c"", owner, group, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = changes.mode {
             self.set_mode(mode)?;
@@ -80,7 +80,7 @@ impl Inode {
             let (last_access, last_modification) = (ask(changes.accessed), ask(changes.modified));
             let mut data = self.data();
             let times = Timestamps { last_access, last_modification };
-            utimensat(CWD, self.path(), &times, AtFlags::empty())?;
+            self.with_path(|path| utimensat(CWD, path, &times, AtFlags::empty()))?;
             if changes.modified.is_some() && data.modified.is_some() {
                 // Pages that are written later must not change it.
                 let stat = self.stat()?;
@@ -97,7 +97,8 @@ impl Inode {
             self.write_pages()?;
         }
         let mut data = self.data();
-        chmodat(CWD, self.path(), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        self.with_path(|path| chmodat(CWD, path, mode, AtFlags::empty()))?;
         data.has_no_set_id = false;
         Ok(())
     }
@@ -111,7 +112,8 @@ impl Inode {
         let may_have_set_id = !is_by_root && !std::mem::replace(&mut data.has_no_set_id, true);
         drop(data);
         // If this is refused, the file system removes them when the change is written out.
-        let had_capability = may_have_capability && removexattr(self.path(), CAPABILITY).is_ok();
+        let remove = |path: &str| removexattr(path, CAPABILITY);
+        let had_capability = may_have_capability && self.with_path(remove).is_ok();
         if !may_have_set_id {
             return Ok(had_capability);
         }

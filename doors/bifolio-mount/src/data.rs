@@ -20,16 +20,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use bifolio::{Backing, Cache, DiskFile, DiskOptions, Features, File, OpenDiskError, OpenOptions};
+use bifolio::{
+    Backing, Cache, DirectIo, DiskFile, DiskOptions, Features, File, OpenDiskError, OpenOptions,
+};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::attributes::{system_time_of, timespec};
+use crate::attributes::system_time_of;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::failures::Failures;
 use crate::finalize::{Change, Reason};
+use crate::handle::path_of;
 use crate::inode::{Inode, Table};
 use crate::room::Space;
 
@@ -278,20 +280,6 @@ impl Inode {
     pub fn is_unwritten(&self) -> bool {
         self.try_data().is_none_or(|data| data.modified.is_some())
     }
-
-    /// Returns `true` if the inode has no name any more.
-    fn is_removed(&self) -> bool {
-        self.stat().is_ok_and(|stat| stat.st_nlink == 0)
-    }
-
-    /// Sets the modification time of the file in the source directory.
-    pub fn set_modified(&self, modified: SystemTime) -> Result<()> {
-        let times = Timestamps {
-            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-            last_modification: timespec(modified),
-        };
-        Ok(utimensat(CWD, self.path(), &times, AtFlags::empty())?)
-    }
 }
 
 /// The files that are open in the cache.
@@ -304,6 +292,10 @@ pub struct Files {
     kept: Mutex<HashMap<u64, Kept>>,
     /// Maximum number of kept files of all devices.
     kept_max: usize,
+    /// Maximum number of open files with direct transfers, which take two descriptors.
+    direct_files_max: usize,
+    /// A reference for each of them.
+    direct_files: Arc<()>,
     /// Free space of each device.
     spaces: Mutex<HashMap<u64, Arc<Space>>>,
     /// Stores to maps that could not be written, for the end of the mount.
@@ -325,13 +317,15 @@ const LOST_MAX: usize = 100;
 const CLOSERS_MAX: usize = 4;
 
 impl Files {
-    pub fn new(cache: Cache, table: Arc<Table>, kept_max: usize) -> Self {
+    pub fn new(cache: Cache, table: Arc<Table>, kept_max: usize, direct_files_max: usize) -> Self {
         Self {
             cache,
             features: Features::probe(&[]),
             table,
             kept: Mutex::default(),
             kept_max,
+            direct_files_max,
+            direct_files: Arc::default(),
             spaces: Mutex::default(),
             lost: Mutex::default(),
         }
@@ -344,8 +338,9 @@ impl Files {
         let is_open = |opened: &Opened| opened.is_writable || !for_writing;
         if !data.opened.as_ref().is_some_and(is_open) {
             let opened = match self.open_disk(inode, for_writing) {
-                Err(error) if is_out_of_descriptors(&error) => {
+                Err(error) if error.is_out_of_descriptors() => {
                     drop(data);
+                    self.table.handles().close_most();
                     let device = inode.key.0;
                     self.close_kept(device, self.kept_of(device).div_ceil(4));
                     data = inode.data();
@@ -364,8 +359,14 @@ impl Files {
     }
 
     fn open_disk(&self, inode: &Inode, for_writing: bool) -> Result<Opened> {
-        let options = DiskOptions { read: true, write: for_writing, ..DiskOptions::default() };
-        let disk = DiskFile::open(inode.path(), &options, &self.features);
+        // Direct transfers take a second descriptor.
+        let has_direct = Arc::strong_count(&self.direct_files) <= self.direct_files_max;
+        let counted = has_direct.then(|| Arc::clone(&self.direct_files));
+        let direct = if has_direct { DirectIo::Auto } else { DirectIo::Never };
+        let options =
+            DiskOptions { read: true, write: for_writing, direct, ..DiskOptions::default() };
+        let handle = inode.handle()?;
+        let disk = DiskFile::open(path_of(&handle), &options, &self.features);
         let disk = disk.map_err(|mut error| {
             if let OpenDiskError::System { path, .. } = &mut error {
                 // For the log, instead of that of a descriptor.
@@ -373,9 +374,10 @@ impl Files {
             }
             bifolio::Error::from(error)
         })?;
-        let disk = Arc::new(Disk::new(disk, Arc::clone(&inode.handle)));
+        let disk = Arc::new(Disk::new(disk, counted));
         let options = OpenOptions::new().read(true).write(for_writing);
         let file = self.cache.open_backing(Arc::clone(&disk) as Arc<dyn Backing>, &options)?;
+        inode.lend(&disk);
         let space = Arc::clone(self.spaces.lock().entry(inode.key.0).or_default());
         Ok(Opened { file, disk, space, is_writable: for_writing })
     }
@@ -588,11 +590,6 @@ impl Files {
     }
 }
 
-fn is_out_of_descriptors(error: &Error) -> bool {
-    let Error::Cache(error) = error else { return false };
-    matches!(error.errno(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -604,11 +601,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("file"), "contents").unwrap();
         let root = std::fs::File::open(directory.path()).unwrap();
-        let table = Arc::new(Table::new(root.into(), Duration::from_secs(1)).unwrap());
+        let table = Arc::new(Table::new(root.into(), Duration::from_secs(1), 1).unwrap());
         let root = table.get(fuser::INodeNo::ROOT).unwrap();
         let inode = table.lookup(&root, OsStr::new("file")).unwrap();
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        let files = Files::new(cache, table, 1);
+        let files = Files::new(cache, table, 1, 1);
         let change = || files.change(&inode, |_| resume_unwind(Box::new(())));
         assert!(catch_unwind(AssertUnwindSafe(change)).is_err());
         assert_eq!(inode.data().users, 0);

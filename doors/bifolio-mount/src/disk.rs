@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,21 +11,22 @@ use bifolio::{
     IoRequest, Operation, Submission,
 };
 
-use crate::inode::path_of;
+use crate::handle::path_of;
 
 /// A file of the source directory under the cache: a [`DiskFile`] without flushes, named by the
 /// path that it has now.
 #[derive(Debug)]
 pub struct Disk {
     disk: DiskFile,
-    handle: Arc<OwnedFd>,
+    /// Counts this among the files with direct transfers.
+    _counted: Option<Arc<()>>,
     /// The last write was refused, and the log says so.
     is_refused: AtomicBool,
 }
 
 impl Disk {
-    pub fn new(disk: DiskFile, handle: Arc<OwnedFd>) -> Self {
-        Self { disk, handle, is_refused: AtomicBool::new(false) }
+    pub fn new(disk: DiskFile, counted: Option<Arc<()>>) -> Self {
+        Self { disk, _counted: counted, is_refused: AtomicBool::new(false) }
     }
 
     /// Returns the file below, for calls that the cache does not make.
@@ -48,6 +49,12 @@ impl Disk {
             let file = self.describe();
             log::error!("{file}: cannot write {length_bytes} bytes at {position_bytes}: {error}");
         }
+    }
+}
+
+impl AsFd for Disk {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.disk.as_fd()
     }
 }
 
@@ -123,7 +130,7 @@ impl Backing for Disk {
     }
 
     fn describe(&self) -> String {
-        let path = std::fs::read_link(path_of(&self.handle));
+        let path = std::fs::read_link(path_of(&self.disk));
         path.map_or_else(|_| self.disk.describe(), |path| path.display().to_string())
     }
 

@@ -46,6 +46,11 @@ impl Error {
         }
     }
 
+    /// Returns `true` if closing descriptors may help.
+    pub fn is_out_of_descriptors(&self) -> bool {
+        matches!(self.number(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
+    }
+
     /// Returns the error number for the program. Logs errors of the device, which name the file.
     pub fn answer(&self) -> Errno {
         let number = self.number();

@@ -1,28 +1,30 @@
 //! Inodes: what the kernel knows by number, and the table of them.
 //!
-//! An [`Inode`] has an `O_PATH` descriptor of its file, so that it survives renames and removal,
-//! and its number in the source directory cannot be given to another file while the kernel uses it.
-//! The table counts the kernel's references (`lookup` adds one, `forget` takes some). An inode
-//! leaves the table with its last reference, unless its file is still open in the cache; then it
-//! leaves when that is closed.
+//! `handle.rs` says how an [`Inode`] is reached in the source directory. The table counts the
+//! kernel's references (`lookup` adds one, `forget` takes some). An inode leaves the table with its
+//! last reference, unless its file is still open in the cache; then it leaves when that is closed.
 //!
-//! Lock order: the data of an inode, then the table.
+//! Lock order: the data of an inode, then the table, then the slot of an inode.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
 
 use fuser::INodeNo;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, statat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, statat, utimensat,
+};
 use rustix::io::Errno;
 
+use crate::attributes::timespec;
 use crate::data::Data;
 use crate::error::Result;
 use crate::finalize::Queue;
+use crate::handle::{Handles, Slot, open_name, path_of};
 
 /// Identifies a file on this machine: device and inode number.
 pub type Key = (u64, u64);
@@ -37,14 +39,13 @@ pub struct Inode {
     pub number: INodeNo,
     pub key: Key,
     pub kind: FileType,
-    /// Descriptor with `O_PATH`.
-    pub handle: Arc<OwnedFd>,
+    pub this: Weak<Inode>,
+    slot: Mutex<Slot>,
+    pub handles: Arc<Handles>,
     /// References of the kernel.
     lookups: AtomicU64,
     /// `true` while the file is open in the cache.
     pub is_cached: AtomicBool,
-    /// A directory and the name in it by which the inode was found last.
-    place: Mutex<Option<(INodeNo, OsString)>>,
     /// Queue of files that were changed.
     pub pending_times: Arc<Queue>,
     data: Mutex<Data>,
@@ -62,19 +63,23 @@ impl Inode {
         self.data.try_lock()
     }
 
-    /// Returns the status of the file in the source directory.
-    pub fn stat(&self) -> Result<Stat> {
-        Ok(statat(&*self.handle, c"", AtFlags::EMPTY_PATH)?)
+    /// Locks the descriptors of the inode, for a moment.
+    pub fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock()
     }
 
-    /// Returns a path of the inode that follows it through renames and works after removal.
-    pub fn path(&self) -> String {
-        path_of(&self.handle)
+    /// Returns the status of the file in the source directory.
+    pub fn stat(&self) -> Result<Stat> {
+        Ok(statat(self.handle()?, c"", AtFlags::EMPTY_PATH)?)
     }
 
     /// Opens the inode. `O_PATH` descriptors can neither read nor write.
     pub fn open(&self, flags: OFlags) -> Result<OwnedFd> {
-        Ok(rustix::fs::open(self.path(), flags | OFlags::CLOEXEC, Mode::empty())?)
+        let open = |path: &str| {
+            let open = || rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
+            self.handles.retry(open)
+        };
+        self.with_path(open)
     }
 
     /// Returns `true` for a file or directory, which can be opened without side effects.
@@ -82,27 +87,26 @@ impl Inode {
         matches!(self.kind, FileType::RegularFile | FileType::Directory)
     }
 
+    /// Returns `true` if the inode has no name any more.
+    pub fn is_removed(&self) -> bool {
+        self.stat().is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
+    /// Sets the modification time of the file in the source directory.
+    pub fn set_modified(&self, modified: SystemTime) -> Result<()> {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: timespec(modified),
+        };
+        self.with_path(|path| utimensat(CWD, path, &times, AtFlags::empty()))
+    }
+
     /// Returns the path in the source directory, for messages.
     pub fn name(&self) -> String {
-        std::fs::read_link(self.path())
-            .map_or_else(|_| format!("inode {}", self.number), |path| path.display().to_string())
+        let handle = self.handle();
+        let path = handle.ok().and_then(|handle| std::fs::read_link(path_of(&handle)).ok());
+        path.map_or_else(|| format!("inode {}", self.number), |path| path.display().to_string())
     }
-
-    /// Records where the inode was found.
-    pub fn set_place(&self, parent: INodeNo, name: &OsStr) {
-        *self.place.lock() = Some((parent, name.to_owned()));
-    }
-}
-
-impl AsFd for Inode {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.handle.as_fd()
-    }
-}
-
-/// Returns the path by which the kernel resolves a descriptor.
-pub fn path_of(handle: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", handle.as_raw_fd())
 }
 
 /// All inodes that the kernel or the cache uses.
@@ -111,6 +115,7 @@ pub struct Table {
     device: u64,
     next_other: AtomicU64,
     pending_times: Arc<Queue>,
+    handles: Arc<Handles>,
     inodes: RwLock<Inodes>,
 }
 
@@ -122,13 +127,15 @@ struct Inodes {
 
 impl Table {
     /// Creates a table with the root directory, which the kernel never forgets. The times of a file
-    /// that is open reach the storage when it has not been changed for `finalize_delay`.
-    pub fn new(root: OwnedFd, finalize_delay: Duration) -> Result<Self> {
+    /// that is open reach the storage when it has not been changed for `finalize_delay`. Up to
+    /// `handles_max` inodes have a descriptor beside those of open files.
+    pub fn new(root: OwnedFd, finalize_delay: Duration, handles_max: usize) -> Result<Self> {
         let stat = statat(&root, c"", AtFlags::EMPTY_PATH)?;
         let table = Self {
             device: stat.st_dev,
             next_other: AtomicU64::new(0),
             pending_times: Arc::new(Queue::new(finalize_delay)),
+            handles: Arc::new(Handles::new(handles_max)),
             inodes: RwLock::default(),
         };
         table.insert(INodeNo::ROOT, root, &stat);
@@ -143,14 +150,15 @@ impl Table {
             inode.lookups.fetch_add(1, Ordering::Relaxed);
             return Arc::clone(inode);
         }
-        let inode = Arc::new(Inode {
+        let inode = Arc::new_cyclic(|this| Inode {
             number,
             key,
             kind: FileType::from_raw_mode(stat.st_mode),
-            handle: Arc::new(handle),
+            this: Weak::clone(this),
+            slot: Mutex::new(Slot::new(handle, number == INodeNo::ROOT)),
+            handles: Arc::clone(&self.handles),
             lookups: AtomicU64::new(1),
             is_cached: AtomicBool::new(false),
-            place: Mutex::default(),
             pending_times: Arc::clone(&self.pending_times),
             data: Mutex::default(),
         });
@@ -161,15 +169,21 @@ impl Table {
 
     /// Looks up a name in a directory. The kernel gets a reference of the inode, which it returns
     /// by [`Self::forget`].
-    pub fn lookup(&self, parent: &Inode, name: &OsStr) -> Result<Arc<Inode>> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let handle = openat(parent, name, flags, Mode::empty())?;
-        let stat = statat(&handle, c"", AtFlags::EMPTY_PATH)?;
+    pub fn lookup(&self, parent: &Arc<Inode>, name: &OsStr) -> Result<Arc<Inode>> {
+        let directory = parent.handle()?;
+        let (handle, stat) = self.handles.retry(|| open_name(&directory, name))?;
         let inode = match self.find((stat.st_dev, stat.st_ino), true) {
-            Some(known) => known,
-            None => self.insert(self.number_for(&stat), handle, &stat),
+            Some(known) => {
+                known.set_place(parent, name);
+                known
+            }
+            None => {
+                let inode = self.insert(self.number_for(&stat), handle, &stat);
+                inode.set_place(parent, name);
+                self.handles.note_opened(&inode);
+                inode
+            }
         };
-        inode.set_place(parent.number, name);
         Ok(inode)
     }
 
@@ -193,7 +207,8 @@ impl Table {
 
     /// Returns the inode of a name, if the kernel or the cache uses it.
     pub fn known(&self, parent: &Inode, name: &OsStr) -> Option<Arc<Inode>> {
-        let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let directory = parent.handle().ok()?;
+        let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         self.find((stat.st_dev, stat.st_ino), false)
     }
 
@@ -231,17 +246,15 @@ impl Table {
         self.inodes.read().by_number.values().cloned().collect()
     }
 
-    /// Returns the number of inodes.
-    pub fn len(&self) -> usize {
-        self.inodes.read().by_number.len()
+    /// Returns the descriptors of inodes.
+    pub fn handles(&self) -> &Handles {
+        &self.handles
     }
 
-    /// Returns up to `count` names of inodes that only the kernel uses, which it may forget.
-    pub fn forgettable(&self, count: usize) -> Vec<(INodeNo, OsString)> {
-        let inodes = self.inodes.read();
-        let unused = inodes.by_number.values();
-        let unused = unused.filter(|inode| !inode.is_cached.load(Ordering::Relaxed));
-        unused.filter_map(|inode| inode.place.lock().clone()).take(count).collect()
+    /// Returns the number of inodes.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.inodes.read().by_number.len()
     }
 }
 

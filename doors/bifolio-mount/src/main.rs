@@ -61,6 +61,7 @@ mod disk;
 mod error;
 mod failures;
 mod finalize;
+mod handle;
 mod inode;
 mod messages;
 mod mount;

@@ -201,7 +201,8 @@ fn free_beyond_dirty(cache: &Cache, inode: &Inode) -> (Option<u64>, u64) {
     // Before the free space: see ROOM-1.
     let stats = cache.stats();
     let dirty: u64 = stats.devices.iter().map(|device| device.dirty_bytes).sum();
-    let space = fstatvfs(inode).ok().filter(|space| space.f_blocks > 0);
+    let space = inode.handle().ok().and_then(|handle| fstatvfs(handle).ok());
+    let space = space.filter(|space| space.f_blocks > 0);
     let free = space.map(|space| (space.f_bavail * space.f_frsize).saturating_sub(dirty));
     (free, MARGIN_BYTES + stats.bound_bytes / MARGIN_PART)
 }

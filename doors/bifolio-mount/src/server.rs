@@ -167,10 +167,6 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if self.volume.needs_pruning() {
-            let volume = Arc::clone(&self.volume);
-            self.volume.workers.spawn(move || volume.prune());
-        }
         let name = name.to_owned();
         self.run(move |volume| answer(reply, volume.lookup(parent, &name), send_entry));
     }

@@ -38,8 +38,12 @@ use crate::workers::Workers;
 
 /// Time for which programs may go on to use a detached mount.
 const DETACHED_MAX: Duration = Duration::from_secs(2);
-/// Descriptors of an open file: two of its disk file, one of its inode.
-const DESCRIPTORS_PER_FILE: u64 = 3;
+/// Parts of the limit of descriptors: for inodes that are not open, for the second descriptor of
+/// files with direct transfers, and for files that are kept open after their last close, which have
+/// up to two. The rest is for files that programs have open.
+const DIVISOR_OF_HANDLES: u64 = 16;
+const DIVISOR_OF_DIRECT_FILES: u64 = 8;
+const DIVISOR_OF_KEPT_FILES: u64 = 12;
 
 /// The end of a mount.
 enum End {
@@ -70,12 +74,13 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let _metrics = metrics.transpose()?;
     let _statistics = bifolio_stats::serve(&cache, &target.display().to_string())
         .inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}"));
-    let table = new_table(root, options)?;
-    let kept_max = options.kept_files.min((descriptors / DESCRIPTORS_PER_FILE / 4) as usize).max(1);
-    let files = Files::new(cache, Arc::clone(&table), kept_max);
+    let part = |divisor: u64| (descriptors / divisor).max(1) as usize;
+    let table = new_table(root, options, part(DIVISOR_OF_HANDLES))?;
+    let kept_max = options.kept_files.min(part(DIVISOR_OF_KEPT_FILES)).max(1);
+    let direct_max = part(DIVISOR_OF_DIRECT_FILES);
+    let files = Files::new(cache, Arc::clone(&table), kept_max, direct_max);
     let mut volume = Volume::new(table, files, Workers::new(usize::from(options.threads)));
     volume.uses_kernel_cache = options.kernel_cache;
-    volume.inodes_max = (descriptors / 3 * 2) as usize;
     let volume = Arc::new(volume);
 
     let server = Server { volume: Arc::clone(&volume) };
@@ -122,10 +127,10 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
 }
 
 /// Returns the table of inodes, with that of the source directory.
-fn new_table(root: &OwnedFd, options: &Options) -> Result<Arc<Table>> {
+fn new_table(root: &OwnedFd, options: &Options, handles_max: usize) -> Result<Arc<Table>> {
     let path = format!("/proc/self/fd/{}", root.as_raw_fd());
     let handle = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let table = Table::new(handle, options.dirty_age);
+    let table = Table::new(handle, options.dirty_age, handles_max);
     Ok(Arc::new(table.map_err(|error| anyhow::anyhow!("{error}"))?))
 }
 
@@ -159,8 +164,7 @@ fn block_signals() -> Result<SigSet> {
     Ok(signals)
 }
 
-/// Raises the limit of open descriptors as far as possible, and returns it. The kernel names an
-/// inode for as long as it likes, and each takes a descriptor.
+/// Raises the limit of open descriptors as far as possible, and returns it.
 fn raise_descriptor_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let system = fs::read_to_string("/proc/sys/fs/nr_open").ok();

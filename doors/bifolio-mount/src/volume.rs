@@ -1,18 +1,17 @@
 //! The source directory as a [`Volume`]: names, directories and extended attributes.
 //!
 //! Every name is resolved in a descriptor of its directory, so that renames elsewhere do not
-//! matter. The kernel has checked all permissions (`default_permissions`) before it asks; a mount
-//! by root acts as root here and gives new inodes to the program that created them.
+//! matter; `handle.rs` says where that comes from. The kernel has checked all permissions
+//! (`default_permissions`) before it asks; a mount by root acts as root here and gives new inodes
+//! to the program that created them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
-use std::time::Duration;
 
 use bifolio::File;
 use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFlags};
@@ -27,6 +26,7 @@ use rustix::io::Errno;
 use crate::attributes::Changes;
 use crate::data::{Files, Opened};
 use crate::error::Result;
+use crate::handle::{Handle, Pinned, path_of};
 use crate::inode::{Inode, Table};
 use crate::read_buffers::ReadBuffers;
 use crate::room::allocate_as;
@@ -37,8 +37,6 @@ use crate::xattr::DEFAULT_ACL;
 const COPY_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of a buffer for copies between files, and of one for directory entries.
 const BUFFER_BYTES: usize = 128 << 10;
-/// Delay of a lookup while the kernel knows far too many inodes.
-const LOOKUP_DELAY: Duration = Duration::from_millis(5);
 
 /// A mounted directory.
 pub struct Volume {
@@ -53,10 +51,7 @@ pub struct Volume {
     /// Open directories, by the number that the kernel got.
     directories: Mutex<HashMap<u64, Arc<OwnedFd>>>,
     next_directory: AtomicU64,
-    /// Number of inodes beyond which the kernel is asked to forget some: each has a descriptor.
-    pub inodes_max: usize,
     notifier: OnceLock<Notifier>,
-    is_pruning: AtomicBool,
 }
 
 /// A new inode: its permission bits and who gets it.
@@ -85,9 +80,7 @@ impl Volume {
             uses_kernel_cache: false,
             directories: Mutex::default(),
             next_directory: AtomicU64::new(0),
-            inodes_max: usize::MAX,
             notifier: OnceLock::new(),
-            is_pruning: AtomicBool::new(false),
         }
     }
 
@@ -103,34 +96,13 @@ impl Volume {
     }
 
     pub fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
-        if self.table.len() / 5 * 4 > self.inodes_max {
-            // The kernel forgets more slowly than programs look up. It needs the directory for
-            // that, which it has between two lookups, so this one does not wait for the end.
-            thread::sleep(LOOKUP_DELAY);
-        }
-        self.attributes_of(&*self.table.lookup(&*self.table.get(parent)?, name)?)
+        self.attributes_of(&*self.table.lookup(&self.table.get(parent)?, name)?)
     }
 
     /// Returns the attributes of an inode that was looked up for the kernel. After an error the
     /// kernel has no reference of it.
     fn attributes_of(&self, inode: &Inode) -> Result<FileAttr> {
         inode.attributes().inspect_err(|_| self.forget(inode.number, 1))
-    }
-
-    /// Returns `true` if the kernel knows too many inodes, so that [`Self::prune`] should be
-    /// called. No request may wait for that: the kernel holds locks of directories meanwhile.
-    pub fn needs_pruning(&self) -> bool {
-        // Relaxed: one thread at a time; each works through the table's own lock.
-        self.table.len() > self.inodes_max && !self.is_pruning.swap(true, Ordering::Relaxed)
-    }
-
-    /// Makes the kernel forget a quarter of the names that no program uses.
-    pub fn prune(&self) {
-        scopeguard::defer! { self.is_pruning.store(false, Ordering::Relaxed); }
-        for (parent, name) in self.table.forgettable(self.inodes_max / 4) {
-            // A name that is not there any more is an error.
-            let _ = self.notifier.get().map(|notifier| notifier.inval_entry(parent, &name));
-        }
     }
 
     /// Takes references that the kernel gives back.
@@ -147,15 +119,16 @@ impl Volume {
         parent: INodeNo,
         name: &OsStr,
         creation: Creation,
-        make: impl FnOnce(&Inode, Mode) -> rustix::io::Result<()>,
+        make: impl FnOnce(&Handle, Mode) -> rustix::io::Result<()>,
     ) -> Result<Arc<Inode>> {
         let parent = self.table.get(parent)?;
+        let directory = parent.handle()?;
         // The kernel leaves the umask to us, because a default access list takes its place.
-        let masked = match rustix::fs::getxattr_query(parent.path(), DEFAULT_ACL) {
+        let masked = match rustix::fs::getxattr_query(path_of(&directory), DEFAULT_ACL) {
             Ok(length) if length > 0 => creation.mode,
             _ => creation.mode & !creation.umask,
         };
-        make(&parent, Mode::from_raw_mode(masked & 0o7777))?;
+        make(&directory, Mode::from_raw_mode(masked & 0o7777))?;
         let inode = self.table.lookup(&parent, name)?;
         if self.is_root {
             // In a directory with the set-group-id bit the group is inherited.
@@ -178,12 +151,13 @@ impl Volume {
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut created = None;
         let inode = self.create(parent, name, creation, |parent, mode| {
-            created = Some(openat(parent, name, access, mode)?);
+            let create = || openat(parent, name, access, mode);
+            created = Some(self.table.handles().retry(create)?);
             Ok(())
         });
         let inode = match inode {
             Err(crate::error::Error::System(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => {
-                self.table.lookup(&*self.table.get(parent)?, name)?
+                self.table.lookup(&self.table.get(parent)?, name)?
             }
             inode => inode?,
         };
@@ -229,12 +203,12 @@ impl Volume {
         device: u32,
     ) -> Result<FileAttr> {
         let kind = FileType::from_raw_mode(creation.mode);
-        let make = |parent: &Inode, mode| mknodat(parent, name, kind, mode, u64::from(device));
+        let make = |parent: &Handle, mode| mknodat(parent, name, kind, mode, u64::from(device));
         self.attributes_of(&*self.create(parent, name, creation, make)?)
     }
 
     pub fn mkdir(&self, parent: INodeNo, name: &OsStr, creation: Creation) -> Result<FileAttr> {
-        let make = |parent: &Inode, mode| mkdirat(parent, name, mode);
+        let make = |parent: &Handle, mode| mkdirat(parent, name, mode);
         self.attributes_of(&*self.create(parent, name, creation, make)?)
     }
 
@@ -245,17 +219,18 @@ impl Volume {
         target: &OsStr,
         creation: Creation,
     ) -> Result<FileAttr> {
-        let make = |parent: &Inode, _| symlinkat(target, parent, name);
+        let make = |parent: &Handle, _| symlinkat(target, parent, name);
         self.attributes_of(&*self.create(parent, name, creation, make)?)
     }
 
     pub fn readlink(&self, number: INodeNo) -> Result<Vec<u8>> {
-        Ok(readlinkat(&*self.table.get(number)?, c"", Vec::new())?.into_bytes())
+        Ok(readlinkat(self.table.get(number)?.handle()?, c"", Vec::new())?.into_bytes())
     }
 
     pub fn link(&self, number: INodeNo, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
         let (inode, parent) = (self.table.get(number)?, self.table.get(parent)?);
-        linkat(CWD, inode.path(), &*parent, name, AtFlags::SYMLINK_FOLLOW)?;
+        let directory = parent.handle()?;
+        inode.with_path(|path| linkat(CWD, path, &directory, name, AtFlags::SYMLINK_FOLLOW))?;
         inode.data().touch();
         self.attributes_of(&*self.table.lookup(&parent, name)?)
     }
@@ -263,8 +238,10 @@ impl Volume {
     pub fn unlink(&self, parent: INodeNo, name: &OsStr, flags: AtFlags) -> Result<()> {
         let parent = self.table.get(parent)?;
         let inode = self.table.known(&parent, name);
-        unlinkat(&*parent, name, flags)?;
-        inode.inspect(|inode| inode.data().touch());
+        let pinned = Pinned::new(inode.as_ref());
+        unlinkat(parent.handle()?, name, flags)?;
+        pinned.note_removed();
+        inode.iter().for_each(|inode| inode.data().touch());
         Ok(())
     }
 
@@ -284,15 +261,20 @@ impl Volume {
             inode.write_pages()?;
         }
         let replaced = self.table.known(&new_parent, new_name);
-        renameat_with(&*parent, name, &*new_parent, new_name, flags)?;
-        if let Some(inode) = moved {
+        // The places of both are wrong for a moment.
+        let _pinned = Pinned::new(moved.as_ref());
+        let pinned = Pinned::new(replaced.as_ref());
+        renameat_with(parent.handle()?, name, new_parent.handle()?, new_name, flags)?;
+        if let Some(inode) = &moved {
             inode.data().touch();
-            inode.set_place(new_parent.number, new_name);
+            inode.set_place(&new_parent, new_name);
         }
-        if let Some(inode) = replaced {
+        if let Some(inode) = &replaced {
             inode.data().touch();
             if flags.contains(RenameFlags::EXCHANGE) {
-                inode.set_place(parent.number, name);
+                inode.set_place(&parent, name);
+            } else {
+                pinned.note_removed();
             }
         }
         Ok(())
@@ -511,7 +493,7 @@ impl Volume {
     }
 
     pub fn statfs(&self, number: INodeNo) -> Result<StatVfs> {
-        Ok(rustix::fs::fstatvfs(&*self.table.get(number)?)?)
+        Ok(rustix::fs::fstatvfs(self.table.get(number)?.handle()?)?)
     }
 }
 
@@ -536,15 +518,16 @@ fn allocate_in(file: &File, bytes: Range<u64>, mode: FallocateFlags) -> Result<(
 mod tests {
     use super::*;
     use bifolio::Cache;
+    use std::time::Duration;
 
     /// The kernel forgets only what it was told.
     #[test]
     fn a_creation_that_fails_leaves_no_inode() {
         let directory = tempfile::tempdir().unwrap();
         let root = std::fs::File::open(directory.path()).unwrap();
-        let table = Arc::new(Table::new(root.into(), Duration::from_secs(1)).unwrap());
+        let table = Arc::new(Table::new(root.into(), Duration::from_secs(1), 1).unwrap());
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        let files = Files::new(cache, Arc::clone(&table), 1);
+        let files = Files::new(cache, Arc::clone(&table), 1, 1);
         let volume = Volume::new(table, files, Workers::new(1));
         let creation = Creation { mode: libc::S_IFIFO | 0o600, umask: 0, owner: 0, group: 0 };
         let number = volume.mknod(INodeNo::ROOT, OsStr::new("fifo"), creation, 0).unwrap().ino;

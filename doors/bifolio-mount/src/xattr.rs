@@ -39,7 +39,7 @@ impl Volume {
             // The write-out of earlier writes would remove them.
             inode.write_pages()?;
         }
-        setxattr(inode.path(), name, value, flags)?;
+        inode.with_path(|path| setxattr(path, name, value, flags))?;
         let mut data = inode.data();
         data.has_no_capability &= name != CAPABILITY;
         data.touch();
@@ -48,30 +48,31 @@ impl Volume {
 
     /// Returns the value, or its length if `size` is 0.
     pub fn xattr(&self, number: INodeNo, name: &OsStr, size: u32) -> Result<Answer> {
-        let path = self.table.get(number)?.path();
+        let inode = self.table.get(number)?;
         if size == 0 {
-            return Ok(Answer::Length(getxattr_query(path, name)?));
+            return Ok(Answer::Length(inode.with_path(|path| getxattr_query(path, name))?));
         }
         let mut value = vec![0; size as usize];
-        let length = getxattr(path, name, &mut value[..])?;
+        let length = inode.with_path(|path| getxattr(path, name, &mut value[..]))?;
         value.truncate(length);
         Ok(Answer::Bytes(value))
     }
 
     /// Returns the names, or their length if `size` is 0.
     pub fn xattrs(&self, number: INodeNo, size: u32, is_by_root: bool) -> Result<Answer> {
-        let path = self.table.get(number)?.path();
-        let names = loop {
-            let mut names = vec![0; listxattr_query(&*path)?];
-            match listxattr(&*path, &mut names[..]) {
-                // Another program has added some.
-                Err(Errno::RANGE) => {}
-                length => {
-                    names.truncate(length?);
-                    break names;
+        let names = self.table.get(number)?.with_path(|path| {
+            loop {
+                let mut names = vec![0; listxattr_query(path)?];
+                match listxattr(path, &mut names[..]) {
+                    // Another program has added some.
+                    Err(Errno::RANGE) => {}
+                    length => {
+                        names.truncate(length?);
+                        return Ok(names);
+                    }
                 }
             }
-        };
+        })?;
         let names = if is_by_root { names } else { without_trusted(&names) };
         match size as usize {
             0 => Ok(Answer::Length(names.len())),
@@ -82,7 +83,7 @@ impl Volume {
 
     pub fn remove_xattr(&self, number: INodeNo, name: &OsStr) -> Result<()> {
         let inode = self.table.get(number)?;
-        removexattr(inode.path(), name)?;
+        inode.with_path(|path| removexattr(path, name))?;
         inode.data().touch();
         Ok(())
     }

@@ -120,6 +120,14 @@ impl Drop for ExclusiveLock {
     }
 }
 
+impl AsFd for DiskFile {
+    /// Returns the descriptor for transfers through the kernel's page cache. A caller that reads or
+    /// writes with it bypasses the cache; it is meant for calls on attributes and names.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.buffered.as_fd()
+    }
+}
+
 impl DiskFile {
     /// Makes direct transfers mandatory: no transfer falls back to the page cache from now on,
     /// unless they already do.

@@ -3,10 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::mounted::Mounted;
+use rustix::fs::{Mode, OFlags, fstat, openat};
+
+use crate::mounted::{Mounted, shell};
 
 /// Memory beside the cache: the program, for each of 4 threads a request of 1 MiB and its answer,
 /// and 8 reads of 1 MiB that wait for the device.
@@ -117,9 +120,7 @@ fn kept_files_are_closed_beyond_their_maximum() {
     for number in 0..2_000_u32 {
         fs::write(mounted.path(format!("file{number}")), number.to_le_bytes()).unwrap();
     }
-    // Two descriptors of each kept file, one of each inode that the kernel knows.
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", mounted.pid())).unwrap().count();
-    assert!(descriptors < 2_000 + 2 * 2 * 20 + 100, "{descriptors}");
+    assert!(mounted.descriptors() < 2_000 + 2 * 2 * 20 + 100, "{}", mounted.descriptors());
     for number in 0..2_000_u32 {
         let bytes = fs::read(mounted.path(format!("file{number}"))).unwrap();
         assert_eq!(bytes, number.to_le_bytes());
@@ -127,31 +128,95 @@ fn kept_files_are_closed_beyond_their_maximum() {
     mounted.unmount_cleanly();
 }
 
+/// Directories and files of [`many_files`].
+const DIRECTORIES: usize = 10;
+const FILES_PER_DIRECTORY: usize = 500;
+
+/// Creates files below `top`, each with its number as contents.
+fn many_files(source: &Path) {
+    for directory in 0..DIRECTORIES {
+        let path = source.join(format!("top/{directory}"));
+        fs::create_dir_all(&path).unwrap();
+        for file in 0..FILES_PER_DIRECTORY {
+            fs::write(path.join(file.to_string()), contents(directory, file)).unwrap();
+        }
+    }
+}
+
+fn contents(directory: usize, file: usize) -> String {
+    format!("{directory}/{file}")
+}
+
+/// Has the kernel know all names below a directory.
+fn walk(top: &Path) {
+    let lines = shell("ls -lR \"$1\" | wc -l", &[top]);
+    assert!(lines.trim().parse::<usize>().unwrap() > DIRECTORIES * FILES_PER_DIRECTORY);
+}
+
 #[test]
-fn the_kernel_forgets_inodes_when_descriptors_run_short() {
-    if !crate::mounted::can_mount() {
-        return;
-    }
+fn names_that_the_kernel_remembers_leave_descriptors_to_open_files() {
     let source = tempfile::tempdir().unwrap();
-    for number in 0..3_000 {
-        File::create(source.path().join(format!("file{number}"))).unwrap();
+    many_files(source.path());
+    let Some(mounted) = Mounted::limited(source.path(), 1024, &["--memory", "16M"]) else { return };
+    let top = mounted.path("top");
+    walk(&top);
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let open = |number: usize| {
+        let (directory, file) = (number % DIRECTORIES, number / DIRECTORIES);
+        (options.open(top.join(contents(directory, file))).unwrap(), contents(directory, file))
+    };
+    let files: Vec<_> = (0..800).map(open).collect();
+    walk(&top);
+    for (file, contents) in &files {
+        let mut bytes = vec![0; contents.len()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, contents.as_bytes());
+        file.write_all_at(b" written", contents.len() as u64).unwrap();
     }
-    let target = tempfile::tempdir().unwrap();
-    // Without the right to exceed the hard limit.
-    let script = r#"
-        program=$1; source=$2; target=$3
-        ulimit -n 1000
-        setpriv --bounding-set -sys_resource --inh-caps -sys_resource \
-            "$program" --background --memory 4M "$source" "$target"
-        ls -l "$target" | wc -l
-        for turn in 1 2; do
-            for file in "$target"/file*; do test -f "$file"; done
-        done
-        cat "$target"/file* | wc -c
-        umount "$target"
-        flock "$source" true
-    "#;
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_bifolio-mount"));
-    let counts = crate::mounted::shell(script, &[program, source.path(), target.path()]);
-    assert_eq!(counts.split_whitespace().collect::<Vec<_>>(), ["3001", "0"]);
+    assert!(mounted.descriptors() <= 1024);
+    for (file, contents) in files {
+        file.sync_data().unwrap();
+        let path = mounted.source("top").join(&contents);
+        assert_eq!(fs::read_to_string(path).unwrap(), format!("{contents} written"));
+    }
+    mounted.unmount_cleanly();
+}
+
+#[test]
+fn an_inode_without_a_descriptor_is_found_after_renames_and_removals() {
+    let source = tempfile::tempdir().unwrap();
+    many_files(source.path());
+    let Some(mounted) = Mounted::limited(source.path(), 256, &["--memory", "16M"]) else { return };
+    let (top, moved) = (mounted.path("top"), mounted.path("moved"));
+    // What a program names by descriptors, which need not be open in the mount.
+    let name = |path: &Path| {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).unwrap()
+    };
+    let directory = name(&top.join("3"));
+    let [removed, linked, replaced, renamed] =
+        ["3/1", "3/2", "3/3", "3/4"].map(|path| name(&top.join(path)));
+    let other = top.join("3/link");
+    fs::hard_link(top.join("3/2"), &other).unwrap();
+    let inodes = [&removed, &linked, &replaced, &renamed].map(|file| fstat(file).unwrap().st_ino);
+    walk(&top);
+    assert!(mounted.descriptors() < 256);
+    fs::remove_file(top.join("3/1")).unwrap();
+    fs::remove_file(top.join("3/2")).unwrap();
+    fs::rename(top.join("4/3"), top.join("3/3")).unwrap();
+    fs::rename(top.join("3/4"), top.join("5/renamed")).unwrap();
+    fs::rename(&top, &moved).unwrap();
+    walk(&moved);
+    let found = [&removed, &linked, &replaced, &renamed].map(|file| fstat(file).unwrap());
+    assert_eq!(found.map(|stat| stat.st_ino), inodes);
+    assert_eq!(found.map(|stat| stat.st_nlink), [0, 1, 0, 1]);
+    let read = |name: &str| {
+        let file = openat(&directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        std::io::read_to_string(File::from(file.unwrap())).unwrap()
+    };
+    assert_eq!([read("7"), read("link"), read("3")], ["3/7", "3/2", "4/3"]);
+    assert_eq!(fs::read_to_string(moved.join("5/renamed")).unwrap(), "3/4");
+    drop((directory, removed, linked, replaced, renamed));
+    mounted.unmount_cleanly();
 }

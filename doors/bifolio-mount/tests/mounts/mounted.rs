@@ -65,11 +65,27 @@ impl Mounted {
     /// Mounts a directory.
     #[track_caller]
     pub fn of(source: &Path, arguments: &[&str]) -> Option<Self> {
+        Self::by(program(), source, arguments)
+    }
+
+    /// Mounts a directory by a program without the right to exceed a limit of descriptors.
+    #[track_caller]
+    pub fn limited(source: &Path, descriptors: usize, arguments: &[&str]) -> Option<Self> {
+        let script = r#"ulimit -n "$1"; shift; exec setpriv --bounding-set -sys_resource \
+            --inh-caps -sys_resource "$@""#;
+        let mut command = Command::new("sh");
+        command.args(["-euc", script, "sh", &descriptors.to_string()]);
+        command.arg(program().get_program());
+        Self::by(command, source, arguments)
+    }
+
+    #[track_caller]
+    fn by(mut program: Command, source: &Path, arguments: &[&str]) -> Option<Self> {
         if !can_mount() {
             return None;
         }
         let target = tempfile::tempdir().unwrap();
-        let mut child = program()
+        let mut child = program
             .args(arguments)
             .arg(source)
             .arg(target.path())
@@ -106,6 +122,11 @@ impl Mounted {
 
     pub fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
+    }
+
+    /// Returns the number of descriptors that the program has open.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
     /// Unmounts. Returns the program's exit status and what it said.
