@@ -132,9 +132,15 @@ mod tests {
 
     use super::*;
 
+    /// Not by the process's file mode mask, which another test changes for a moment.
+    fn private_directory() -> tempfile::TempDir {
+        let mode = Permissions::from_mode(0o700);
+        tempfile::Builder::new().permissions(mode).tempdir().unwrap()
+    }
+
     #[test]
     fn only_stale_sockets_of_servers_are_removed() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = private_directory();
         let path = |name: &str| directory.path().join(name);
         // As of a process in another namespace: no process here has that number.
         let listening = UnixListener::bind(path("4294967295-0.sock")).unwrap();
@@ -163,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_is_in_use_keeps_its_name() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = private_directory();
         // As of a process with the number of this one, in another namespace.
         let taken = directory.path().join(format!("{}-0.sock", std::process::id()));
         let other = UnixListener::bind(&taken).unwrap();
@@ -175,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_name_that_another_socket_has_taken_over_stays() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = private_directory();
         let (_listener, socket) = bind(directory.path()).unwrap();
         let path = socket.path().to_owned();
         fs::remove_file(&path).unwrap();
@@ -186,7 +192,7 @@ mod tests {
 
     #[test]
     fn no_other_user_can_open_a_socket_in_a_readable_directory() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = private_directory();
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
         let before = rustix::process::umask(rustix::fs::Mode::empty());
         let bound = bind(directory.path());
