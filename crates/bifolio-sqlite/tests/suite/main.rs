@@ -24,6 +24,8 @@ use crate::runs::{Run, Suite, Vfs};
 
 /// Processes at a time.
 const WORKERS: usize = 2;
+/// Duration of a file above which it is reported.
+const SLOW_SECONDS: u64 = 30;
 
 fn script(name: &str) -> Command {
     let mut command = Command::new("sh");
@@ -74,7 +76,9 @@ fn run_all(suite: &Suite, files: &[String]) -> BTreeMap<String, Pair> {
             let pair = Pair::run(suite, file);
             let (ours, systems) = (seconds(&pair.ours), seconds(&pair.systems));
             let (tests, count) = (pair.systems.tests.len(), pair.differing.len());
-            println!("{file}: {tests} tests, {count} differ; {systems} s, ours {ours} s");
+            if count > 0 || ours > SLOW_SECONDS {
+                println!("{file}: {tests} tests, {count} differ; {systems} s, ours {ours} s");
+            }
             pairs.lock().unwrap().insert(file.clone(), pair);
         }
     };
