@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Result};
 use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
-use crate::sys::process::OwnedThread;
+use crate::sys::thread::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
 

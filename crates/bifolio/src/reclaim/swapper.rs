@@ -43,7 +43,7 @@ use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
-use crate::sys::process::OwnedThread;
+use crate::sys::thread::OwnedThread;
 use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::sync::Arc;

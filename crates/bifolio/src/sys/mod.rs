@@ -35,4 +35,6 @@ pub(crate) mod ring;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod signal;
 #[cfg(not(all(test, loom)))]
+pub(crate) mod thread;
+#[cfg(not(all(test, loom)))]
 pub(crate) mod userfault;

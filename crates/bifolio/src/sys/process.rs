@@ -1,5 +1,4 @@
-//! The process and its machine: detection of a fork ([`Origin`]), threads of the cache
-//! ([`OwnedThread`]), CPUs and memory.
+//! The process and its machine: detection of a fork ([`Origin`]), CPUs and memory.
 //!
 //! A page of the process that the kernel wipes in children holds a number: checking it costs one
 //! load. In a child it is 0 until the child creates something of its own, and then another number.
@@ -13,14 +12,10 @@
 
 use super::array::ReservedArray;
 use super::descriptor;
-use super::memory::{PAGE_BYTES, Reservation, refuse_access};
 use super::probe;
-use super::signal;
-use std::io;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 
 /// The page; `None` where the kernel cannot wipe.
 static MARK: OnceLock<Option<ReservedArray<AtomicU64>>> = OnceLock::new();
@@ -117,68 +112,6 @@ pub(crate) fn address_space_bytes_max() -> u64 {
 /// Returns the last number of a kernel CPU list such as `0-3,8-11`.
 fn last_cpu(list: &str) -> Option<usize> {
     list.trim().rsplit([',', '-']).next()?.parse().ok()
-}
-
-/// Stack size of the cache's threads; touched as needed. `Backing` and `docs/maps.md` document it,
-/// because a user's backing runs on these stacks, too.
-const STACK_BYTES: usize = 256 << 10;
-
-/// Bytes of the stack on which the standard library handles signals of a thread, rounded up.
-const SIGNAL_STACK_BYTES: usize = 64 << 10;
-
-/// Checks that the process may have the mappings of another thread. Where it may not, the standard
-/// library panics at the start of the thread, which ends the process.
-fn check_room_for_thread() -> io::Result<()> {
-    let room = Reservation::new(STACK_BYTES + SIGNAL_STACK_BYTES, PAGE_BYTES)?;
-    // Two stacks, each with a guard page, and some for other threads that do the same now.
-    for page in [1, 3, 5] {
-        refuse_access(room.base.wrapping_add(page * PAGE_BYTES), PAGE_BYTES)?;
-    }
-    Ok(())
-}
-
-/// A running thread with a name and a small stack. The drop joins it; its owner has requested its
-/// end before.
-#[derive(Debug)]
-pub(crate) struct OwnedThread {
-    handle: Option<JoinHandle<()>>,
-    /// Detects a fork: a child inherits this value, but not the thread.
-    origin: Origin,
-}
-
-impl OwnedThread {
-    /// Starts a thread that blocks every signal which another thread can take.
-    pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
-        let builder = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
-        check_room_for_thread()?;
-        // Held until the thread has inherited the mask.
-        let _blocked = signal::block_asynchronous();
-        Ok(Self { handle: Some(builder.spawn(run)?), origin: Origin::here() })
-    }
-
-    /// Lets the thread run without an owner, until it ends by itself.
-    pub(crate) fn detach(mut self) {
-        drop(self.handle.take());
-    }
-
-    /// Returns `true` in a forked child: the thread does not exist, and nothing it shares may be
-    /// touched.
-    pub(crate) fn is_of_parent(&self) -> bool {
-        self.origin.is_forked()
-    }
-}
-
-impl Drop for OwnedThread {
-    fn drop(&mut self) {
-        let Some(handle) = self.handle.take() else { return };
-        if self.is_of_parent() {
-            // The thread does not exist here.
-            std::mem::forget(handle);
-        } else if handle.thread().id() != thread::current().id() {
-            // The runtime has already reported a panic of the thread.
-            let _ = handle.join();
-        }
-    }
 }
 
 #[cfg(test)]

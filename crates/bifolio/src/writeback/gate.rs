@@ -40,7 +40,7 @@ use crate::io::{IoError, Operation};
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, blocking};
-use crate::sys::process::OwnedThread;
+use crate::sys::thread::OwnedThread;
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::io;

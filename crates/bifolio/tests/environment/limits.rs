@@ -9,6 +9,8 @@
 use std::fs;
 use std::io::Error;
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::thread;
 
 use bifolio::{Cache, FaultMode};
 use bifolio_testing::skip;
@@ -89,6 +91,33 @@ fn a_process_without_mappings_left_hangs_nowhere() {
             let texts = run_restricted(|_| use_up_mappings(spare));
             assert_named(&texts, &["vm.max_map_count"]);
             assert!(spare > 0 || !texts.is_empty());
+        }
+    });
+}
+
+/// A thread that finds room for the mappings of its new thread must not lose it to another.
+#[test]
+fn threads_that_start_at_once_share_the_last_mappings() {
+    const STARTERS: usize = 6;
+    in_a_child("limits::threads_that_start_at_once_share_the_last_mappings", false, || {
+        for spare in (4..60).step_by(4) {
+            let directory = open_directory();
+            let child = Child::start(directory.path(), |_report| {
+                let begin = Barrier::new(STARTERS + 1);
+                thread::scope(|scope| {
+                    for _ in 0..STARTERS {
+                        scope.spawn(|| {
+                            begin.wait();
+                            // An error is fine.
+                            drop(Cache::builder().memory(256 << 10).build());
+                        });
+                    }
+                    use_up_mappings(spare);
+                    begin.wait();
+                });
+            });
+            let status = child.wait();
+            assert_eq!(status, Ok(()), "{spare} mappings");
         }
     });
 }

@@ -146,9 +146,8 @@ impl Child {
         Self { process, report }
     }
 
-    /// Waits for the end of the process. Returns why it did not end well, or else checks that no
-    /// byte was lost.
-    pub fn end(self, directory: &Path) -> Result<(), String> {
+    /// Waits for the end of the process. Returns why it did not end well.
+    pub fn wait(&self) -> Result<(), String> {
         let mut status = 0;
         // SAFETY: a child of this process, and memory for its status.
         assert_eq!(unsafe { libc::waitpid(self.process, &raw mut status, 0) }, self.process);
@@ -169,6 +168,14 @@ impl Child {
             };
             return Err(format!("{why}; {text}"));
         }
+        Ok(())
+    }
+
+    /// Waits for the end of the process. Returns why it did not end well, or else checks that no
+    /// byte was lost.
+    pub fn end(self, directory: &Path) -> Result<(), String> {
+        self.wait()?;
+        let text = self.report.text();
         let bytes = fs::read(directory.join("rounds")).unwrap();
         let durable = self.report.durable.load(Ordering::Relaxed) as u8;
         let begun = self.report.begun.load(Ordering::Relaxed) as u8;

@@ -26,7 +26,7 @@ use crate::memory::{Regions, fault_time};
 use crate::sync::{Mutex, Share, blocking};
 use crate::sys::descriptor;
 use crate::sys::memory::{PageRange, is_resident};
-use crate::sys::process::OwnedThread;
+use crate::sys::thread::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use rustix::pipe::PipeFlags;
 use std::collections::VecDeque;

@@ -22,7 +22,8 @@ use std::sync::Arc;
 
 use super::Lane;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::sys::process::{Origin, OwnedThread};
+use crate::sys::process::Origin;
+use crate::sys::thread::OwnedThread;
 
 /// Maximum number of threads: enough for two hung devices and others that work.
 pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;

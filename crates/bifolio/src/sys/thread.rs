@@ -1,0 +1,176 @@
+//! Threads of the cache: a name, a small stack, and no signal that another thread can take.
+//!
+//! They are created by `pthread_create`. In a Rust program, `std::thread` gives each thread a stack
+//! for signals, and panics in the new thread if the process has no mappings left for that
+//! (`vm.max_map_count`): a search for room beforehand can lose it to another thread. Here a lack of
+//! mappings is an error of the start.
+//!
+//! # Safety
+//! The start routine gets a box that it alone owns. A thread is joined or detached once, by its
+//! owner.
+#![allow(unsafe_code)]
+
+use super::memory::{PAGE_BYTES, Reservation, refuse_access};
+use super::process::Origin;
+use super::signal;
+use std::ffi::{CString, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// Stack size of the cache's threads; touched as needed. `Backing` and `docs/maps.md` document it,
+/// because a user's backing runs on these stacks, too.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Bytes of a name that the kernel keeps.
+const NAME_BYTES_MAX: usize = 15;
+
+/// The body of a thread.
+type Run = Box<dyn FnOnce() + Send>;
+
+/// A running thread with a name and a small stack. The drop joins it; its owner has requested its
+/// end before.
+#[derive(Debug)]
+pub(crate) struct OwnedThread {
+    /// None once it is detached.
+    thread: Option<libc::pthread_t>,
+    /// Detects a fork: a child inherits this value, but not the thread.
+    origin: Origin,
+}
+
+impl OwnedThread {
+    /// Starts a thread that blocks every signal which another thread can take. A panic of `run`
+    /// ends it, after the panic hook has reported it.
+    ///
+    /// # Errors
+    /// `EAGAIN` at a limit of threads; `ENOMEM` without memory or mappings for its stack.
+    pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let name = CString::new(&name[..name.len().min(NAME_BYTES_MAX)])?;
+        let run = move || {
+            // A nameless thread works, too.
+            let _ = rustix::thread::set_name(&name);
+            run();
+        };
+        // Held until the thread has inherited the mask.
+        let _blocked = signal::block_asynchronous();
+        let thread = create(Box::new(run)).map_err(|error| match check_room() {
+            // The C library does not tell mappings from threads.
+            Err(lack) if error.raw_os_error() == Some(libc::EAGAIN) => lack,
+            _ => error,
+        })?;
+        Ok(Self { thread: Some(thread), origin: Origin::here() })
+    }
+
+    /// Lets the thread run without an owner, until it ends by itself.
+    pub(crate) fn detach(mut self) {
+        if let Some(thread) = self.thread.take() {
+            detach(thread);
+        }
+    }
+
+    /// Returns `true` in a forked child: the thread does not exist, and nothing it shares may be
+    /// touched.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.origin.is_forked()
+    }
+}
+
+impl Drop for OwnedThread {
+    fn drop(&mut self) {
+        // In a forked child the thread does not exist.
+        let Some(thread) = self.thread.take().filter(|_| !self.is_of_parent()) else { return };
+        // SAFETY: the call has no demands.
+        if thread == unsafe { libc::pthread_self() } {
+            detach(thread);
+            return;
+        }
+        // SAFETY: the thread was neither joined nor detached, and is not this one.
+        unsafe { libc::pthread_join(thread, ptr::null_mut()) };
+    }
+}
+
+/// Starts a thread with [`STACK_BYTES`].
+fn create(run: Run) -> io::Result<libc::pthread_t> {
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: memory for the attributes.
+    answer(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+    // SAFETY: initialized attributes.
+    let sized =
+        answer(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES) });
+    let mut thread = MaybeUninit::uninit();
+    let argument = Box::into_raw(Box::new(run));
+    let created = sized.and_then(|()| {
+        // SAFETY: memory for the thread, initialized attributes, and the argument that `run_boxed`
+        // takes over.
+        answer(unsafe {
+            libc::pthread_create(
+                thread.as_mut_ptr(),
+                attributes.as_ptr(),
+                run_boxed,
+                argument.cast(),
+            )
+        })
+    });
+    // SAFETY: initialized attributes, which are not used any more.
+    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    if let Err(error) = created {
+        // SAFETY: made above, and no thread has it.
+        drop(unsafe { Box::from_raw(argument) });
+        return Err(error);
+    }
+    // SAFETY: the call succeeded, so it wrote the thread.
+    Ok(unsafe { thread.assume_init() })
+}
+
+extern "C" fn run_boxed(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: `create` passes a box that this thread alone owns.
+    let run = unsafe { Box::from_raw(argument.cast::<Run>()) };
+    // The panic hook has reported it.
+    let _ = catch_unwind(AssertUnwindSafe(run));
+    ptr::null_mut()
+}
+
+fn detach(thread: libc::pthread_t) {
+    // SAFETY: the thread was neither joined nor detached.
+    unsafe { libc::pthread_detach(thread) };
+}
+
+/// Converts the answer of a function of the threads library.
+fn answer(number: i32) -> io::Result<()> {
+    if number == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(number)) }
+}
+
+/// Checks that the process may have the mappings of a stack and its guard page.
+fn check_room() -> io::Result<()> {
+    let room = Reservation::new(STACK_BYTES, PAGE_BYTES)?;
+    refuse_access(room.base.wrapping_add(PAGE_BYTES), PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_thread_has_its_name_and_is_joined_by_the_drop() {
+        let (sender, receiver) = mpsc::channel();
+        let thread = OwnedThread::start("a name of more than 15 bytes", move || {
+            sender.send(rustix::thread::name()).unwrap();
+        });
+        drop(thread.unwrap());
+        let name = receiver.try_recv().expect("the thread has ended").unwrap();
+        assert_eq!(name.to_str(), Ok("a name of more "));
+    }
+
+    #[test]
+    fn a_panic_ends_the_thread_alone() {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let thread = OwnedThread::start("panics", move || {
+            let _dropped_in_the_unwind = sender;
+            std::panic::resume_unwind(Box::new(()));
+        });
+        drop(thread.unwrap());
+        assert!(receiver.recv().is_err());
+    }
+}
