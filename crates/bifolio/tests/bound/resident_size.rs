@@ -365,7 +365,8 @@ fn a_bound_that_changes_all_the_time_delays_no_call() {
     let bound = MIB;
     for swap in [false, true] {
         let directory = directory();
-        let builder = Cache::builder().memory(bound);
+        // A write in several parts may wait for each.
+        let builder = Cache::builder().memory(bound).reclaim_wait_ms_max(500);
         let cache = match swap {
             true => builder.swap_directory(directory.path()).swap_bytes_max(MIB / 4),
             false => builder,
