@@ -120,6 +120,8 @@ fn tests(text: &str) -> BTreeMap<String, bool> {
             last.take().map(|name| tests.insert(name, true));
             continue;
         }
+        // The dots of a test of threads.
+        let line = line.trim_start_matches('.');
         let Some((name, rest)) = line.split_once("...") else { continue };
         let passed = rest == " Ok";
         if name.is_empty() || name.contains(' ') && !passed && !rest.is_empty() {
