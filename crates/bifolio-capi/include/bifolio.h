@@ -301,7 +301,7 @@ enum bifolio_advice
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * For the handle: sequential and strided reads are detected and read ahead. The default.
+     * For the handle: sequential reads are detected and read ahead. The default.
      */
     BIFOLIO_ADVICE_NORMAL = 0,
     /**

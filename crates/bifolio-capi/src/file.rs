@@ -41,7 +41,7 @@ impl bifolio_file {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
 pub enum bifolio_advice {
-    /// For the handle: sequential and strided reads are detected and read ahead. The default.
+    /// For the handle: sequential reads are detected and read ahead. The default.
     BIFOLIO_ADVICE_NORMAL = 0,
     /// For the handle: reads are sequential.
     BIFOLIO_ADVICE_SEQUENTIAL = 1,

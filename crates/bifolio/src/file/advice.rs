@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Advice {
-    /// For the handle: detects sequential and strided reads and reads ahead of them. The default.
+    /// For the handle: detects sequential reads and reads ahead of them. The default.
     Normal,
     /// For the handle: reads are sequential. Reads ahead from the first read on, with large
     /// windows.

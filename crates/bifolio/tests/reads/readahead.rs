@@ -1,4 +1,4 @@
-//! Readahead: requests of a sequential, a strided and a random reader; pages are used before their
+//! Readahead: requests of a sequential and a random reader; pages are used before their
 //! eviction, nothing is read past the end, and advice is followed.
 
 use std::path::Path;
@@ -254,23 +254,6 @@ fn random_reads_and_random_advice_read_nothing_ahead() {
         scan(file, &bytes[..1 << 20], 4096);
         assert_eq!((cache.stats().readahead_folios, cache.stats().read_requests), (0, 256));
         file.advise(0..0, Advice::Normal).unwrap();
-    });
-}
-
-#[test]
-fn a_strided_reader_gets_the_pieces_without_the_gaps() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", LENGTH);
-    for_both_ways(8 << 20, &path, |cache, file| {
-        let mut buffer = [0; 4096];
-        for start in (0..LENGTH).step_by(16 * 4096) {
-            file.read_exact_at(&mut buffer, start as u64).unwrap();
-            assert_same(&buffer, &bytes[start..start + 4096]);
-        }
-        let stats = cache.stats();
-        let pieces = (LENGTH / 16 / 4096) as u64;
-        assert!(stats.misses < pieces * 12 / 10, "the gaps were read: {stats:?}");
-        assert!(stats.readahead_folios > pieces / 2, "{stats:?}");
     });
 }
 

@@ -26,8 +26,7 @@
 //! Plans are pure: no I/O, no clock, no atomics. They count pages, and the caller rounds to folios.
 //!
 //! ```text
-//!   access --> continues the strided reader?               the next pieces      readers.rs
-//!          --> continues one of the sequential readers?    the next window      readers.rs
+//!   access --> continues one of the sequential readers?    the next window      readers.rs
 //!          --> a miss at page 0, or where an earlier miss ended?   a new sequential reader
 //!          --> any other miss                              random: remembered, plans nothing
 //! ```
@@ -50,7 +49,7 @@ use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
-use readers::{PIECES_MAX, Sequential, StridedReader};
+use readers::Sequential;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use worker::ReadaheadWorker;
@@ -267,7 +266,7 @@ impl Handle {
     pub(super) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
         let plan = plan?;
         self.set_mark_of(&plan);
-        self.start_reading(&self.readahead.at_work().windows, plan.pages())
+        self.start_reading(&self.readahead.at_work().windows, plan.pages)
     }
 
     fn set_mark_of(&self, plan: &Plan) {
@@ -285,31 +284,19 @@ impl Handle {
     /// Starts to read the absent pages of an advised range, without waiting. Stops when frames run
     /// short.
     pub(super) fn start_reading_advised(&self, pages: Range<u64>) {
-        self.start_reading(&self.readahead.at_work().advised, [pages]);
+        self.start_reading(&self.readahead.at_work().advised, pages);
     }
 
-    /// Queues the absent pages of some ranges for `worker`. Stops when frames or workers run short,
+    /// Queues the absent pages among `pages` for `worker`. Stops when frames or workers run short,
     /// and returns the page. The device starts with the first runs while the rest is being claimed.
-    fn start_reading(
-        &self,
-        worker: &Arc<ReadaheadWorker>,
-        ranges: impl IntoIterator<Item = Range<u64>>,
-    ) -> Option<u64> {
-        ranges
-            .into_iter()
-            .find_map(|pages| self.claim_ahead(pages, |run| worker.push(&self.inode, run)))
-    }
-
-    /// Claims the absent folios of `pages` until `take` refuses a run. Returns the page where that
-    /// happened, or where frames ran short.
-    fn claim_ahead(&self, pages: Range<u64>, mut take: impl FnMut(ReadIo) -> bool) -> Option<u64> {
+    fn start_reading(&self, worker: &Arc<ReadaheadWorker>, pages: Range<u64>) -> Option<u64> {
         let mut left = pages;
         while let Some((absent, seen)) = self.next_absent(left.clone()) {
             left.start = match self.claim_read_io(absent..left.end, seen, Wait::Never) {
                 Ok(ReadIoClaim::New(run)) => {
                     self.mark_read_ahead(&run, run.first_page());
                     let end = run.first_page() + run.pages();
-                    if !take(run) {
+                    if !worker.push(&self.inode, run) {
                         return Some(absent);
                     }
                     end
@@ -324,9 +311,6 @@ impl Handle {
 
 /// Number of sequential readers of one handle that are tracked at a time.
 pub(super) const STREAMS: usize = 4;
-
-/// Consecutive equal distances that make a stride.
-const STRIDES_MIN: u32 = 3;
 
 /// Access pattern that the readers of a handle announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -370,28 +354,22 @@ impl PageAccess {
 /// Plan: pages to read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    pieces: ArrayVec<Range<u64>, PIECES_MAX>,
+    /// Pages in the order of their use. After a miss they start at the miss.
+    pub pages: Range<u64>,
     /// Page whose read must be reported: it starts the next plan.
     pub mark: Option<u64>,
 }
 
 impl Plan {
-    /// Returns the end of the piece that contains page `index`; `index + 1` if none does.
+    /// Returns the end of the planned pages if they contain page `index`, else `index + 1`.
     pub fn end_from(&self, index: u64) -> u64 {
-        let piece = self.pieces.iter().find(|piece| piece.contains(&index));
-        piece.map_or(index + 1, |piece| piece.end)
+        if self.pages.contains(&index) { self.pages.end } else { index + 1 }
     }
 
     /// Returns `true` if a run reads everything that is planned.
     fn is_read_by(&self, run: &ReadIo) -> bool {
         let (start, end) = (run.first_page(), run.first_page() + run.pages());
-        self.pieces.iter().all(|piece| start <= piece.start && piece.end <= end)
-    }
-
-    /// Returns the ranges of pages in the order of their use: one for a sequential reader, which
-    /// after a miss starts at the miss; the next pieces, without the gaps, for a strided one.
-    pub fn pages(self) -> impl IntoIterator<Item = Range<u64>> {
-        self.pieces
+        start <= self.pages.start && self.pages.end <= end
     }
 }
 
@@ -407,8 +385,6 @@ struct Limits {
 pub(super) struct Streams {
     /// Sequential readers, the last used first; the last in the list is replaced.
     sequential: ArrayVec<Sequential, STREAMS>,
-    strides: Strides,
-    strided: Option<StridedReader>,
     /// Ranges of misses that continued no reader, the last one first.
     candidates: ArrayVec<Range<u64>, STREAMS>,
 }
@@ -431,11 +407,6 @@ impl Streams {
             return None;
         }
         let limits = Limits { max_pages: settings.max_pages.max(1), file_pages };
-        if let Some(reader) = &mut self.strided
-            && let Some(steps) = reader.steps_to(access)
-        {
-            return reader.advance(steps, access, &limits);
-        }
         if let Some(at) = self.sequential.iter().position(|stream| stream.is_met_by(access)) {
             self.sequential[..=at].rotate_right(1);
             return self.sequential[0].advance(access, &limits);
@@ -460,7 +431,6 @@ impl Streams {
         limits: &Limits,
     ) -> Option<Plan> {
         if mode == Mode::Sequential || access.first_page == 0 || self.continues_read(access) {
-            self.strides.note(access);
             let (stream, plan) = Sequential::start(access, miss, mode, limits);
             push_front(&mut self.sequential, stream);
             return plan;
@@ -468,19 +438,10 @@ impl Streams {
         let is_rest_of_one = |earlier: &Range<u64>| {
             earlier.contains(&access.first_page) && earlier.end == access.end_page
         };
-        if self.candidates.iter().any(is_rest_of_one) {
-            return None;
+        if !self.candidates.iter().any(is_rest_of_one) {
+            push_front(&mut self.candidates, access.first_page..access.end_page);
         }
-        push_front(&mut self.candidates, access.first_page..access.end_page);
-        self.strides.note(access);
-        let distance = self.strides.distance;
-        let leaves_gaps = access.pages() <= distance.unsigned_abs() / 2;
-        if self.strides.repeats < STRIDES_MIN || !leaves_gaps {
-            return None;
-        }
-        let (reader, plan) = StridedReader::start(distance, access, limits);
-        self.strided = Some(reader);
-        plan
+        None
     }
 
     /// Returns `true` if the access starts where a candidate ended, or in its last page. Removes
@@ -492,26 +453,6 @@ impl Streams {
         };
         let found = self.candidates.iter().position(follows);
         found.map(|at| self.candidates.remove(at)).is_some()
-    }
-}
-
-/// Distances between consecutive misses that continued no reader.
-#[derive(Debug, Default)]
-struct Strides {
-    /// First page of the last such miss.
-    last_page: Option<u64>,
-    /// Distance of that miss from the one before, and the number of times in sequence it was seen.
-    distance: i64,
-    repeats: u32,
-}
-
-impl Strides {
-    fn note(&mut self, access: &PageAccess) {
-        let before = self.last_page.replace(access.first_page);
-        let Some(before) = before else { return };
-        let distance = access.first_page.wrapping_sub(before).cast_signed();
-        self.repeats = if distance == self.distance { self.repeats + 1 } else { 1 };
-        self.distance = distance;
     }
 }
 
@@ -538,8 +479,7 @@ mod tests {
         let staging_pages = handle.inode.page_space.staging().unwrap().pages();
         handle.readahead.set_mode(Mode::Sequential);
         let plan = handle.plan_after_miss(0..1).unwrap();
-        let longest = plan.pages().into_iter().map(|pages| pages.end - pages.start).max();
-        assert!(longest.unwrap() <= staging_pages / WINDOWS_STAGED, "{longest:?}");
+        assert!(plan.pages.end - plan.pages.start <= staging_pages / WINDOWS_STAGED, "{plan:?}");
         assert_eq!(staging_pages % WINDOWS_STAGED, 0);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `mod.rs` creates them, and finds the reader that an access belongs to.
 //!
-//! A SEQUENTIAL reader has windows ahead of it.
+//! A reader has windows ahead of it.
 //!
 //! ```text
 //!                   read          mark
@@ -24,24 +24,8 @@
 //! A miss in a window that was issued means that pages were evicted before their use, or were never
 //! read because frames were short. Then the windows of this reader stay below half of the last one,
 //! until enough of them had no miss.
-//!
-//! A STRIDED reader has pieces at equal distances ahead of it, with gaps that are not read. It is
-//! detected by the distances between consecutive misses that continue no other reader.
-//!
-//! ```text
-//!      distance
-//!   |-------------|
-//!   [==]          [==]          [==]          [==]          [==]          [==]
-//!   learnt        learnt        learnt        position      mark          planned
-//! ```
-//!
-//! The mark is the first piece of the last plan: when the reader reaches it, the next pieces are
-//! planned, twice as many each time. A miss on a planned piece means that it was evicted before its
-//! use: then half as many are planned. Distances may be negative.
 
 use super::{Limits, Mode, PageAccess, Plan};
-use arrayvec::ArrayVec;
-use std::iter;
 use std::mem;
 use std::ops::Range;
 
@@ -183,7 +167,7 @@ impl Sequential {
             return None;
         }
         self.planned_end = end;
-        Some(Plan { pieces: iter::once(start..end).collect(), mark: self.mark })
+        Some(Plan { pages: start..end, mark: self.mark })
     }
 
     fn grow(&mut self, max_pages: u64) {
@@ -217,98 +201,4 @@ fn initial_pages(request_pages: u64, max_pages: u64) -> u64 {
     // A request beyond the largest window makes no difference, and must not overflow.
     let wanted = request_pages.min(max_pages).saturating_mul(INITIAL_FACTOR);
     wanted.checked_next_power_of_two().unwrap_or(max_pages).min(max_pages)
-}
-
-/// Pieces of one plan, at most.
-pub(super) const PIECES_MAX: usize = 16;
-
-/// Strided reader: pieces at equal distances, with gaps that are not read.
-#[derive(Debug)]
-pub(super) struct StridedReader {
-    distance: i64,
-    piece_pages: u64,
-    /// First page of the piece where the reader was last seen.
-    position: u64,
-    /// Number of pieces planned from there on.
-    planned: u64,
-    /// Number of pieces of the last plan, before it was cut.
-    count: u64,
-    /// Piece that is marked.
-    marked: Option<u64>,
-}
-
-impl StridedReader {
-    /// Creates a reader whose last piece is the access, and its first pieces.
-    pub(super) fn start(
-        distance: i64,
-        access: &PageAccess,
-        limits: &Limits,
-    ) -> (Self, Option<Plan>) {
-        let (piece_pages, position) = (access.pages(), access.first_page);
-        let mut new = Self { distance, piece_pages, position, planned: 0, count: 1, marked: None };
-        let plan = new.issue(limits);
-        (new, plan)
-    }
-
-    /// Returns by how many pieces the reader has advanced, if the access belongs to it: a miss on
-    /// one of its pieces up to the first one not planned, or a hit on the mark.
-    pub(super) fn steps_to(&self, access: &PageAccess) -> Option<u64> {
-        if access.miss.is_none() {
-            let marked = self.marked?;
-            let mark = self.piece(marked)?;
-            return (access.first_page..access.end_page).contains(&mark).then_some(marked);
-        }
-        let way = access.first_page.wrapping_sub(self.position).cast_signed();
-        let is_on_a_piece = way % self.distance == 0;
-        let steps = u64::try_from(way / self.distance).ok()?;
-        (is_on_a_piece && steps <= self.planned + 1).then_some(steps)
-    }
-
-    /// Advances the reader by `steps` pieces. Returns the next ones.
-    pub(super) fn advance(
-        &mut self,
-        steps: u64,
-        access: &PageAccess,
-        limits: &Limits,
-    ) -> Option<Plan> {
-        if steps == 0 {
-            // This is the same piece again.
-            return None;
-        }
-        self.position = self.piece(steps)?;
-        if access.miss.is_some() && steps <= self.planned {
-            self.count = (self.count / 2).max(1);
-            self.planned = 0;
-        } else {
-            self.count = (self.count * 2).min(PIECES_MAX as u64);
-            self.planned = self.planned.saturating_sub(steps);
-        }
-        self.issue(limits)
-    }
-
-    /// Issues the next `count` pieces within the file.
-    fn issue(&mut self, limits: &Limits) -> Option<Plan> {
-        let first = self.planned + 1;
-        self.count = self.count.min((limits.max_pages / self.piece_pages).max(1));
-        let piece_pages = self.piece_pages.min(limits.max_pages);
-        let mut pieces = ArrayVec::new();
-        for number in first..first + self.count {
-            let Some(start) = self.piece(number) else { break };
-            if start >= limits.file_pages {
-                break;
-            }
-            pieces.push(start..(start + piece_pages).min(limits.file_pages));
-        }
-        self.planned += pieces.len() as u64;
-        self.marked = (!pieces.is_empty()).then_some(first);
-        let mark = Some(pieces.first()?.start);
-        Some(Plan { pieces, mark })
-    }
-
-    /// Returns the first page of a piece, counted from the position of the reader; `None` before
-    /// the start of the file.
-    fn piece(&self, number: u64) -> Option<u64> {
-        let way = self.distance.checked_mul(number.try_into().ok()?)?;
-        self.position.checked_add_signed(way)
-    }
 }
