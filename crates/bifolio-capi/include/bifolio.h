@@ -405,32 +405,6 @@ typedef uint32_t bifolio_direct;
 #endif // __cplusplus
 
 /**
- * Values of `bifolio_open_options.faults`.
- */
-enum bifolio_faults
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-    /**
-     * Threads of the cache serve faults of maps.
-     */
-    BIFOLIO_FAULTS_THREADS = 0,
-    /**
-     * The thread that touches a page serves its fault, in a SIGBUS handler. The program must not
-     * block that signal, and a handler installed later must pass on signals that are not its own.
-     */
-    BIFOLIO_FAULTS_IN_THREAD = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum bifolio_faults bifolio_faults;
-#else
-typedef uint32_t bifolio_faults;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-/**
  * Levels of the log.
  */
 enum bifolio_log_level
@@ -581,13 +555,13 @@ typedef struct {
      */
     uint64_t len_max_bytes;
     /**
-     * One of `bifolio_faults`.
-     */
-    uint32_t faults;
-    /**
      * Permission bits of a file that this open creates, before the umask; 0 for 0666.
      */
     uint32_t mode;
+    /**
+     * Zero.
+     */
+    uint32_t reserved;
 } bifolio_open_options;
 
 /**

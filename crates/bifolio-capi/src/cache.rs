@@ -10,7 +10,7 @@ use crate::boundary::{
 use crate::file::{bifolio_file, bifolio_outcome};
 use crate::result::bifolio_result;
 use crate::stats::{bifolio_stats, stats_of};
-use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, File, HugePages, OpenOptions};
+use bifolio::{Cache, CacheBuilder, DirectIo, File, HugePages, OpenOptions};
 use std::ffi::{c_char, c_int};
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -48,17 +48,6 @@ pub enum bifolio_direct {
     BIFOLIO_DIRECT_NEVER = 1,
     /// Bypasses the kernel's page cache, or the open fails.
     BIFOLIO_DIRECT_REQUIRE = 2,
-}
-
-/// Values of `bifolio_open_options.faults`.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug)]
-pub enum bifolio_faults {
-    /// Threads of the cache serve faults of maps.
-    BIFOLIO_FAULTS_THREADS = 0,
-    /// The thread that touches a page serves its fault, in a SIGBUS handler. The program must not
-    /// block that signal, and a handler installed later must pass on signals that are not its own.
-    BIFOLIO_FAULTS_IN_THREAD = 1,
 }
 
 /// For `bifolio_cache_options.flags`: makes the memory resident when the cache is built.
@@ -154,10 +143,10 @@ pub struct bifolio_open_options {
     /// Default 1 TiB, or 64 GiB for a mappable
     /// file, or four times its length.
     pub len_max_bytes: u64,
-    /// One of `bifolio_faults`.
-    pub faults: u32,
     /// Permission bits of a file that this open creates, before the umask; 0 for 0666.
     pub mode: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers only.
@@ -263,10 +252,6 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
         (bifolio_direct::BIFOLIO_DIRECT_NEVER as u32, DirectIo::Never),
         (bifolio_direct::BIFOLIO_DIRECT_REQUIRE as u32, DirectIo::Require),
     ];
-    let faults = [
-        (bifolio_faults::BIFOLIO_FAULTS_THREADS as u32, FaultMode::Threads),
-        (bifolio_faults::BIFOLIO_FAULTS_IN_THREAD as u32, FaultMode::InThread),
-    ];
     let mut open = OpenOptions::new()
         .read(has(BIFOLIO_OPEN_READ) || flags == 0)
         .write(has(BIFOLIO_OPEN_WRITE))
@@ -276,8 +261,7 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
         .mappable(has(BIFOLIO_OPEN_MAPPABLE))
         .create_new(has(BIFOLIO_OPEN_CREATE_NEW))
         .exclusive(has(BIFOLIO_OPEN_EXCLUSIVE))
-        .direct(choice(options.direct, &direct, "direct")?)
-        .faults(choice(options.faults, &faults, "faults")?);
+        .direct(choice(options.direct, &direct, "direct")?);
     if options.folio_bytes != 0 {
         open = open.folio_bytes(options.folio_bytes);
     }

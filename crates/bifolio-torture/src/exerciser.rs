@@ -13,7 +13,7 @@
 use crate::history::Violation;
 use crate::memory;
 use crate::scene::can_map;
-use bifolio::{Cache, DirectIo, FaultMode, File, OpenOptions};
+use bifolio::{Cache, DirectIo, File, OpenOptions};
 use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, fill_bytes, shrink};
 use fastrand::Rng;
 use std::fmt::Write as _;
@@ -48,7 +48,7 @@ enum Storage {
 struct Case {
     seed: u64,
     storage: Storage,
-    faults: Option<FaultMode>,
+    is_mappable: bool,
     memory_bytes: u64,
     folio_bytes: u64,
     length_bytes_max: u64,
@@ -83,10 +83,9 @@ impl Case {
         let mut random = Rng::with_seed(seed);
         let storages = [Storage::Direct, Storage::Buffered, Storage::Memory, Storage::Swapped];
         let storage = random.choice(storages).unwrap_or(Storage::Direct);
-        let faults = [None, None, Some(FaultMode::Threads), Some(FaultMode::InThread)];
-        let faults = random.choice(faults).unwrap_or_default().filter(|_| can_map());
+        let is_mappable = random.u32(0..4) >= 2 && can_map();
         let memory_bytes = (256 << 10) << random.u32(0..6);
-        let mut folio_bytes = if faults.is_some() { 4096 } else { 4096 << random.u32(0..10) };
+        let mut folio_bytes = if is_mappable { 4096 } else { 4096 << random.u32(0..10) };
         while 2 * folio_bytes + (256 << 10) > memory_bytes && folio_bytes > 4096 {
             folio_bytes /= 2;
         }
@@ -100,7 +99,7 @@ impl Case {
         let case = Self {
             seed,
             storage,
-            faults,
+            is_mappable,
             memory_bytes,
             folio_bytes,
             length_bytes_max,
@@ -122,13 +121,13 @@ impl Case {
 
     fn kinds(&self) -> Vec<OpKind> {
         let mut kinds = [&OpKind::ANY_FILE[..], &OpKind::EXERCISER].concat();
-        match (self.is_memory_file(), self.faults.is_some()) {
+        match (self.is_memory_file(), self.is_mappable) {
             // A map faults in neighbours, so that the holes are unspecified.
             (true, true) => kinds.extend([OpKind::Allocate, OpKind::PunchHole]),
             (true, false) => kinds.extend(OpKind::MEMORY_FILE),
             (false, _) => kinds.extend(OpKind::ALLOCATION),
         }
-        if self.faults.is_some() {
+        if self.is_mappable {
             kinds.extend(OpKind::MAPPABLE_FILE);
         }
         kinds
@@ -194,8 +193,7 @@ impl Case {
 
     fn open(&self, cache: &Cache, path: &Path) -> Result<File, String> {
         let options = OpenOptions::new().read(true).write(true).folio_bytes(self.folio_bytes);
-        let options = options.mappable(self.faults.is_some());
-        let options = options.faults(self.faults.unwrap_or_default()).len_max(16 << 20);
+        let options = options.mappable(self.is_mappable).len_max(16 << 20);
         match self.storage {
             Storage::Memory | Storage::Swapped => cache.memory_file_with("file", &options),
             Storage::Direct => cache.open(path, &options),
@@ -291,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_with_few_steps() {
-        let case = Case { storage: Storage::Buffered, faults: None, ..Case::new(7) };
+        let case = Case { storage: Storage::Buffered, is_mappable: false, ..Case::new(7) };
         let mut steps: Vec<_> = case.steps().into_iter().enumerate().take(40).collect();
         // No call can write there.
         let wrong = Op::Write { position_bytes: 1 << 30, length: 1, fill: 0 };

@@ -3,7 +3,7 @@
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
 use bifolio::OpenOptions;
-use bifolio::{Backing, Cache, CacheBuilder, FaultMode, Feature, File, FileIdentity, HugePages};
+use bifolio::{Backing, Cache, CacheBuilder, Feature, File, FileIdentity, HugePages};
 use bifolio::{Refusable, refuse};
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -145,7 +145,6 @@ pub struct Scene {
     pub log_epoch: AtomicU64,
     dirty_bytes_max: u64,
     folio_bytes_max: u64,
-    faults: FaultMode,
     /// Owned by the harness, so that it outlives the cache.
     _swap: Option<Arc<Device>>,
     _directory: tempfile::TempDir,
@@ -203,7 +202,6 @@ impl Scene {
             refusals,
             dirty_bytes_max,
             folio_bytes_max: 0,
-            faults: if more.bool() { FaultMode::Threads } else { FaultMode::InThread },
             log: Mutex::default(),
             log_epoch: AtomicU64::new(0),
             _swap: swap,
@@ -243,7 +241,6 @@ impl Scene {
         let folio_bytes = 4096 << (2 * random.u64(0..largest)).min(4);
         let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
         let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
-        let options = options.faults(self.faults);
         let low_bytes = 1 << Rng::with_seed(self.seed ^ LAST ^ number as u64).u32(12..22);
         let is_low = self.has_low_limits() && low_bytes < len_bytes_max;
         let first_options = options.clone();

@@ -40,30 +40,6 @@ pub enum HugePages {
     Require,
 }
 
-/// Selects the threads that serve faults of a mapped file: accesses to pages that are not resident.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FaultMode {
-    /// Threads of the cache, at the cost of a context switch. Works for every load and store. An
-    /// access that the kernel makes for a system call (for example `write(2)` from a map) waits for
-    /// its page only where the process may serve such faults
-    /// ([`Feature::KernelFaults`](crate::Feature::KernelFaults): as root, or with
-    /// `vm.unprivileged_userfaultfd` = 1); elsewhere the call fails with `EFAULT` on a page that is
-    /// not resident.
-    #[default]
-    Threads,
-    /// The faulting thread, in a SIGBUS handler, without a context switch. A system call on a page
-    /// that is not resident fails with `EFAULT`, so read or [prefetch] it first. The handler does
-    /// I/O and takes locks of the cache and of the memory allocator: do not touch a map inside an
-    /// allocator, or while the thread holds a lock that such code needs. A SIGBUS handler that was
-    /// installed before still gets its signals; one that is installed later must pass on ours. A
-    /// fault kills a thread that blocks SIGBUS: creating a map in such a thread is refused, but
-    /// using one is not checked.
-    ///
-    /// [prefetch]: crate::Map::prefetch
-    InThread,
-}
-
 /// The settings of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {

@@ -102,7 +102,7 @@ mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder, WeakCache};
-    pub use crate::config::{FaultMode, HugePages};
+    pub use crate::config::HugePages;
     pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
     pub use crate::file::{
         Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageResidency, PageView, Pin,

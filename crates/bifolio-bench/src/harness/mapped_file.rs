@@ -9,30 +9,11 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use bifolio::{Advice, CacheBuilder, FaultMode, File, Map, MapMut, OpenOptions};
-use serde::{Deserialize, Serialize};
+use bifolio::{Advice, CacheBuilder, File, Map, MapMut, OpenOptions};
 
 use super::cached::Cached;
 use super::span::{Mapped, Span};
 use crate::error::{Error, Result};
-
-/// The threads that serve faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Faults {
-    /// Threads of the cache.
-    Threads,
-    /// The thread that faults.
-    InThread,
-}
-
-impl From<Faults> for FaultMode {
-    fn from(faults: Faults) -> Self {
-        match faults {
-            Faults::Threads => Self::Threads,
-            Faults::InThread => Self::InThread,
-        }
-    }
-}
 
 /// A mapped file and its cache, which has no other file.
 #[derive(Debug)]
@@ -46,13 +27,9 @@ impl Mapped for MapMut {}
 
 impl MappedFile {
     /// Creates a memory file of `size_bytes`, mapped for writing, in a new cache.
-    pub(crate) fn in_memory(
-        builder: CacheBuilder,
-        faults: Faults,
-        size_bytes: u64,
-    ) -> Result<Self> {
+    pub(crate) fn in_memory(builder: CacheBuilder, size_bytes: u64) -> Result<Self> {
         let options = OpenOptions::new().read(true).write(true).mappable(true);
-        let cached = Cached::in_memory_with(builder, &options.faults(faults.into()))?;
+        let cached = Cached::in_memory_with(builder, &options)?;
         cached.file.set_len(size_bytes)?;
         let mut map = cached.file.map_mut(0..size_bytes)?;
         let (start, len_bytes) = (not_zero(map.as_mut_ptr())?, map.len() as usize);
@@ -128,21 +105,17 @@ mod tests {
 
     #[test]
     fn words_go_to_the_file_and_come_from_it_and_faults_are_counted() {
-        for faults in [Faults::Threads, Faults::InThread] {
-            let builder = Cache::builder().memory(8 << 20);
-            let Ok(mapped) = MappedFile::in_memory(builder, faults, SIZE_BYTES) else {
-                return;
-            };
-            mapped.advise(Advice::Random).unwrap();
-            let words = mapped.span();
-            words.store(SIZE_BYTES - 8, 0x1234);
-            assert_eq!((words.load(0), words.load(SIZE_BYTES - 8)), (0, 0x1234));
-            let mut word = [0; 8];
-            mapped.cached.file.read_exact_at(&mut word, SIZE_BYTES - 8).unwrap();
-            assert_eq!(u64::from_ne_bytes(word), 0x1234);
-            let faults = mapped.counts().into_iter().find(|(name, _)| *name == "faults");
-            assert!(faults.unwrap().1 >= 2);
-        }
+        let builder = Cache::builder().memory(8 << 20);
+        let Ok(mapped) = MappedFile::in_memory(builder, SIZE_BYTES) else { return };
+        mapped.advise(Advice::Random).unwrap();
+        let words = mapped.span();
+        words.store(SIZE_BYTES - 8, 0x1234);
+        assert_eq!((words.load(0), words.load(SIZE_BYTES - 8)), (0, 0x1234));
+        let mut word = [0; 8];
+        mapped.cached.file.read_exact_at(&mut word, SIZE_BYTES - 8).unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 0x1234);
+        let faults = mapped.counts().into_iter().find(|(name, _)| *name == "faults");
+        assert!(faults.unwrap().1 >= 2);
     }
 
     #[test]

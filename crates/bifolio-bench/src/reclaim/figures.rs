@@ -1,8 +1,6 @@
 //! The figures that are asked of `reclaim`, worked out from its rows. Pure functions.
 
-use super::memory_kind::{
-    KERNEL_MMAP, KERNEL_SWAP, PER_31, PER_31_THREADS, PER_128, PER_FOLIO, UNCACHED,
-};
+use super::memory_kind::{KERNEL_MMAP, KERNEL_SWAP, PER_31, PER_128, PER_FOLIO, UNCACHED};
 use bifolio_report::{Figure, Ratio, Report, Row, Rss};
 
 const OF_SWAP: Ratio = Ratio::new(PER_31, KERNEL_SWAP);
@@ -57,15 +55,12 @@ pub(super) fn figures(report: &Report) -> Vec<Figure> {
 }
 
 impl Asked {
-    /// Uses the better of the two ways to serve faults.
     fn figure(&self, row: &Row) -> Option<Figure> {
         if self.pattern.is_some_and(|pattern| row.case.text("pattern") != pattern) {
             return None;
         }
-        let ratio = |over| Some((over, row.ratio(&Ratio::new(over, self.under))?));
-        let both = [ratio(PER_31), ratio(PER_31_THREADS)].into_iter().flatten();
-        let (over, value) = both.max_by(|left, right| left.1.total_cmp(&right.1))?;
-        let name = format!("{over} / {}, {}", self.under, describe(row));
+        let value = row.ratio(&Ratio::new(PER_31, self.under))?;
+        let name = format!("{PER_31} / {}, {}", self.under, describe(row));
         Some(Figure { name, value, target: self.at_least, at_most: false })
     }
 }
@@ -122,8 +117,7 @@ mod tests {
 
     fn row(workers: usize, pattern: &str) -> Row {
         let mut row = Row::new(case(workers, pattern), "bogo ops/s");
-        let rates =
-            [(KERNEL_SWAP, 50.0), (PER_FOLIO, 20.0), (PER_31, 70.0), (PER_31_THREADS, 80.0)];
+        let rates = [(KERNEL_SWAP, 50.0), (PER_FOLIO, 20.0), (PER_31, 80.0)];
         row.series.extend(rates.map(|(series, rate)| (series.into(), rate)));
         for (series, shootdowns, slow_ns) in
             [(PER_FOLIO, 900.0, 0.0), (PER_31, 30.0, 250e3), (UNCACHED, 0.0, 200e3)]
@@ -142,11 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn the_better_way_to_serve_faults_counts_for_each_order() {
+    fn each_order_has_figures_of_its_own() {
         let figures = asked(&row(1, "sequential"));
         let found: Vec<_> = figures.iter().map(|figure| (figure.value, figure.target)).collect();
         assert_eq!(found, [(4.0, 1.5), (1.6, 1.5)], "no row has kernel_mmap");
-        assert!(figures[0].name.starts_with(PER_31_THREADS));
         assert_eq!(asked(&row(1, "random"))[1].target, 1.0);
     }
 

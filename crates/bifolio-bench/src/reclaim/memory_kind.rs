@@ -13,7 +13,7 @@ use super::pages::{Pages, Uncached};
 use super::work::{Load, Order, Team};
 use crate::error::{Error, Result};
 use crate::harness::kernel_reclaim::{self, Written};
-use crate::harness::mapped_file::{Faults, MappedFile};
+use crate::harness::mapped_file::MappedFile;
 use crate::harness::mapping::{Hint, Mapping};
 use crate::harness::memory_group::Membership;
 use crate::harness::meter::Measured;
@@ -29,21 +29,18 @@ pub(super) const UNCACHED: &str = "raw_direct";
 /// Series of caches with targets.
 pub(super) const PER_FOLIO: &str = "flush_per_folio";
 pub(super) const PER_31: &str = "flush_per_batch_31";
-pub(super) const PER_31_THREADS: &str = "flush_per_batch_31_threads";
 pub(super) const PER_128: &str = "flush_per_batch_128";
 
-/// A series of a cache: the number of folios that it unmaps with one flush, and the threads that
-/// serve its faults.
-pub(super) type CacheSeries = (&'static str, usize, Faults);
+/// A series of a cache, and the number of folios that it unmaps with one flush.
+pub(super) type CacheSeries = (&'static str, usize);
 
 /// In the order of the tables.
-pub(super) const CACHES: [CacheSeries; 6] = [
-    (PER_FOLIO, 1, Faults::InThread),
-    ("flush_per_batch_8", 8, Faults::InThread),
-    (PER_31, 31, Faults::InThread),
-    (PER_31_THREADS, 31, Faults::Threads),
-    (PER_128, 128, Faults::InThread),
-    ("flush_per_batch_512", 512, Faults::InThread),
+pub(super) const CACHES: [CacheSeries; 5] = [
+    (PER_FOLIO, 1),
+    ("flush_per_batch_8", 8),
+    (PER_31, 31),
+    (PER_128, 128),
+    ("flush_per_batch_512", 512),
 ];
 
 /// The task of a child.
@@ -62,7 +59,7 @@ pub(super) enum MemoryKind {
     /// A file to be created in this directory, mapped by a process in this control group.
     Mmap { group: Membership, directory: PathBuf },
     /// A memory file of a cache that swaps out into this directory.
-    Cache { series: String, batch_folios: usize, faults: Faults, directory: PathBuf },
+    Cache { series: String, batch_folios: usize, directory: PathBuf },
     /// No cache: a file to be created in this directory, read and written page by page.
     Uncached { directory: PathBuf },
 }
@@ -92,8 +89,8 @@ pub(super) fn run(task: &Task) -> Result<Answer> {
     match &task.memory_kind {
         MemoryKind::Swap { group } => swap(task, group),
         MemoryKind::Mmap { group, directory } => map_file(task, group, directory),
-        MemoryKind::Cache { series, batch_folios, faults, directory } => {
-            cache(task, series, *batch_folios, *faults, directory)
+        MemoryKind::Cache { series, batch_folios, directory } => {
+            cache(task, series, *batch_folios, directory)
         }
         MemoryKind::Uncached { directory } => uncached(task, directory),
     }
@@ -131,17 +128,11 @@ fn hint(order: Order) -> Hint {
     }
 }
 
-fn cache(
-    task: &Task,
-    series: &str,
-    batch_folios: usize,
-    faults: Faults,
-    directory: &Path,
-) -> Result<Answer> {
+fn cache(task: &Task, series: &str, batch_folios: usize, directory: &Path) -> Result<Answer> {
     let builder = Cache::builder().memory(task.sizes.memory_bytes).swap_directory(directory);
     let builder = builder.unmap_batch_folios(batch_folios);
-    let file = MappedFile::in_memory(builder, faults, task.load.size_bytes)?;
-    let known = CACHES.iter().map(|(known, ..)| *known).find(|known| *known == series);
+    let file = MappedFile::in_memory(builder, task.load.size_bytes)?;
+    let known = CACHES.iter().map(|(known, _)| *known).find(|known| *known == series);
     let team = Team::new(known.unwrap_or("cache"), &task.load, || Ok(file.span()))?;
     team.fill()?;
     let advice = |order| match order {

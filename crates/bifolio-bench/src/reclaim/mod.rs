@@ -1,13 +1,12 @@
 //! `reclaim`: mapped memory four times as large as memory, written and verified by workers.
 //!
 //! The benchmark measures the cost of reclaim. Series: a mapped memory file of a cache, which
-//! unmaps N folios with one TLB flush (`flush_per_folio`, `flush_per_batch_N`; faults are served in
-//! the faulting thread, or by the cache's threads); anonymous memory that the kernel swaps out to
-//! the same disk, and a file that it maps, both limited to the memory of a process with such a
-//! cache (`kernel_swap`, `kernel_mmap`); and the same work without a cache (`raw_direct`), whose
-//! slowest accesses show the speed of the disk at that time. A trial is a child process: resident
-//! sizes and control groups belong to processes. It fills the memory, which is not timed, runs a
-//! timed window of each order, and compares every page.
+//! unmaps N folios with one TLB flush (`flush_per_folio`, `flush_per_batch_N`); anonymous memory
+//! that the kernel swaps out to the same disk, and a file that it maps, both limited to the memory
+//! of a process with such a cache (`kernel_swap`, `kernel_mmap`); and the same work without a cache
+//! (`raw_direct`), whose slowest accesses show the speed of the disk at that time. A trial is a
+//! child process: resident sizes and control groups belong to processes. It fills the memory, which
+//! is not timed, runs a timed window of each order, and compares every page.
 //!
 //! ```text
 //!   work.rs       the workers: the method of `stress-ng --vm`, and where it differs
@@ -151,10 +150,10 @@ fn all_series(group: Option<&Membership>, directory: &Path) -> Vec<Series> {
         all.push((KERNEL_SWAP, MemoryKind::Swap { group: group() }));
         all.push((KERNEL_MMAP, MemoryKind::Mmap { group: group(), directory: directory() }));
     }
-    for (name, batch_folios, faults) in CACHES {
+    for (name, batch_folios) in CACHES {
         let series = name.to_owned();
         let directory = directory();
-        all.push((name, MemoryKind::Cache { series, batch_folios, faults, directory }));
+        all.push((name, MemoryKind::Cache { series, batch_folios, directory }));
     }
     all.push((UNCACHED, MemoryKind::Uncached { directory: directory() }));
     all
@@ -216,7 +215,7 @@ fn measure(
                 .or_default()
                 .insert("peak_bytes".into(), peak as f64);
         }
-        if CACHES.iter().any(|(cache, ..)| *cache == trial.series) {
+        if CACHES.iter().any(|(cache, _)| *cache == trial.series) {
             peak_bytes = peak.max(peak_bytes);
         }
         report.verified_bytes += answers.iter().map(|answer| answer.verified_bytes).sum::<u64>();

@@ -66,8 +66,6 @@ IS(BIFOLIO_HUGE_PAGES_REQUIRE, 2);
 IS(BIFOLIO_DIRECT_AUTO, 0);
 IS(BIFOLIO_DIRECT_NEVER, 1);
 IS(BIFOLIO_DIRECT_REQUIRE, 2);
-IS(BIFOLIO_FAULTS_THREADS, 0);
-IS(BIFOLIO_FAULTS_IN_THREAD, 1);
 IS(BIFOLIO_LOG_OFF, 0);
 IS(BIFOLIO_LOG_ERROR, 1);
 IS(BIFOLIO_LOG_WARN, 2);
@@ -90,7 +88,7 @@ IS(BIFOLIO_TO_END, UINT64_MAX);
 /* Structs with a size may only grow at their end; the others not at all. */
 IS(offsetof(bifolio_cache_options, swap_directory), 72);
 IS(offsetof(bifolio_cache_options, flags), 92);
-IS(offsetof(bifolio_open_options, mode), 36);
+IS(offsetof(bifolio_open_options, mode), 32);
 IS(offsetof(bifolio_stats, bound_bytes), 8);
 IS(offsetof(bifolio_stats, throttle_ns_max), 320);
 IS(offsetof(bifolio_stats, gate_asks), 592);

@@ -312,8 +312,7 @@ fn reclaim_measures_all_series_and_compares_every_page() {
             assert_measured(&envelope, row, series, &counts);
             assert_measured(&envelope, row, series, &of_reclaim);
         }
-        for batch in ["folio", "batch_8", "batch_31", "batch_31_threads", "batch_128", "batch_512"]
-        {
+        for batch in ["folio", "batch_8", "batch_31", "batch_128", "batch_512"] {
             let series = format!("flush_per_{batch}");
             assert_measured(&envelope, row, &series, &counts);
             assert_measured(&envelope, row, &series, &of_reclaim);

@@ -7,7 +7,6 @@ use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Region;
 use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES, pages_of};
-use crate::sys::signal;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -71,11 +70,6 @@ impl File {
         }
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
-        }
-        if region.userfault.signals && signal::is_blocked() {
-            let problem = "this thread blocks SIGBUS, with which it is to serve its own faults \
-                           (FaultMode::InThread): the first would end the process";
-            return Err(ErrorKind::Config { name: "faults", problem: problem.to_owned() }.into());
         }
         let pages = pages_of(range);
         if handle.inode.is_memory_file() {

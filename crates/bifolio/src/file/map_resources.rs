@@ -1,14 +1,12 @@
 //! Shared resources of files that can be mapped: created with the first of them.
 
-use super::faults::{self, FaultThreads};
-use crate::config::FaultMode;
+use super::faults::FaultThreads;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Region, Regions};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
 use crate::sys::probe::{Feature, Features};
-use crate::sys::signal;
 use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
@@ -25,7 +23,6 @@ pub(super) struct MapResources {
 struct Made {
     regions: Option<Arc<Regions>>,
     threads: Option<FaultThreads>,
-    in_thread: Option<Arc<Userfault>>,
 }
 
 impl MapResources {
@@ -37,18 +34,13 @@ impl MapResources {
     ///
     /// # Errors
     /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
-    pub(super) fn new_region(
-        &self,
-        reclaim: &Reclaim,
-        len_max_bytes: u64,
-        faults: FaultMode,
-    ) -> Result<Region> {
+    pub(super) fn new_region(&self, reclaim: &Reclaim, len_max_bytes: u64) -> Result<Region> {
         if let Some(reason) = self.features.why_not(Feature::UserFaults) {
             return Err(ErrorKind::CannotMap { reason }.into());
         }
         let mut made = self.made.lock();
         let regions = self.regions(&mut made, reclaim)?;
-        let userfault = self.userfault(&mut made, faults, &regions)?;
+        let userfault = self.userfault(&mut made, &regions)?;
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
         Region::new(pages, &userfault, &regions).map_err(refused)
     }
@@ -68,32 +60,13 @@ impl MapResources {
         Ok(regions)
     }
 
-    fn userfault(
-        &self,
-        made: &mut Made,
-        faults: FaultMode,
-        regions: &Arc<Regions>,
-    ) -> Result<Arc<Userfault>> {
-        let known = match faults {
-            FaultMode::Threads => made.threads.as_ref().map(FaultThreads::userfault),
-            FaultMode::InThread => made.in_thread.as_ref(),
-        };
-        if let Some(userfault) = known {
-            return Ok(Arc::clone(userfault));
+    fn userfault(&self, made: &mut Made, regions: &Arc<Regions>) -> Result<Arc<Userfault>> {
+        if let Some(threads) = &made.threads {
+            return Ok(Arc::clone(threads.userfault()));
         }
-        let userfault = Userfault::open(faults, &self.features).map_err(refused)?;
-        let userfault = Arc::new(userfault);
-        match faults {
-            FaultMode::Threads => {
-                let threads =
-                    FaultThreads::start(&userfault, regions).map_err(ErrorKind::Thread)?;
-                made.threads = Some(threads);
-            }
-            FaultMode::InThread => {
-                signal::install(faults::serve_in_thread).map_err(refused)?;
-                made.in_thread = Some(Arc::clone(&userfault));
-            }
-        }
+        let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
+        let threads = FaultThreads::start(&userfault, regions).map_err(ErrorKind::Thread)?;
+        made.threads = Some(threads);
         Ok(userfault)
     }
 }

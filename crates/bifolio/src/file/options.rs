@@ -1,6 +1,6 @@
 //! How a file is opened.
 
-use crate::config::{self, FaultMode};
+use crate::config;
 use crate::error::{ErrorKind, Result};
 use crate::io::{DirectIo, DiskOptions};
 use crate::sys::process;
@@ -27,7 +27,6 @@ pub struct OpenOptions {
     len_max_bytes: Option<u64>,
     pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
-    pub(super) faults: Option<FaultMode>,
 }
 
 /// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.
@@ -70,7 +69,6 @@ impl Default for OpenOptions {
             len_max_bytes: None,
             direct: DirectIo::Auto,
             mappable: false,
-            faults: None,
         }
     }
 }
@@ -181,14 +179,6 @@ impl OpenOptions {
         self
     }
 
-    /// Sets which threads serve faults of the mapped file. The first open decides; a later one that
-    /// asks for others is refused ([`ErrorKind::OptionConflict`]). No effect on a file that cannot
-    /// be mapped.
-    pub fn faults(mut self, faults: FaultMode) -> Self {
-        self.faults = Some(faults);
-        self
-    }
-
     pub(crate) fn validate(&self) -> Result<()> {
         config::folio_order(self.folio_bytes)?;
         let has_large_folios = self.folio_bytes > config::FOLIO_BYTES_MIN;
@@ -231,25 +221,17 @@ impl OpenOptions {
         Ok(chosen)
     }
 
-    /// Refuses what the first open has decided otherwise; `faults` if the file can be mapped.
+    /// Refuses what the first open has decided otherwise.
     pub(super) fn check_decided(
         &self,
         len_max_bytes: u64,
-        faults: Option<FaultMode>,
         file: impl Fn() -> String,
     ) -> Result<()> {
-        let refuse = |option, wanted, open| {
-            Err(ErrorKind::OptionConflict { file: file(), option, wanted, open }.into())
-        };
-        if let Some(wanted) = self.len_max_bytes.filter(|wanted| *wanted > len_max_bytes) {
-            return refuse("len_max", wanted.to_string(), len_max_bytes.to_string());
-        }
-        match (self.faults, faults) {
-            (Some(wanted), Some(open)) if wanted != open => {
-                refuse("faults", format!("{wanted:?}"), format!("{open:?}"))
-            }
-            _ => Ok(()),
-        }
+        let wanted_more = self.len_max_bytes.filter(|wanted| *wanted > len_max_bytes);
+        wanted_more.map_or(Ok(()), |wanted| {
+            let (wanted, open) = (wanted.to_string(), len_max_bytes.to_string());
+            Err(ErrorKind::OptionConflict { file: file(), option: "len_max", wanted, open }.into())
+        })
     }
 
     pub(crate) fn disk_options(&self) -> DiskOptions {

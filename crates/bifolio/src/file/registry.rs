@@ -36,7 +36,7 @@ use super::open_slots::{Busy, Found, OpenSlots};
 use super::readahead::Readahead;
 use super::{File, OpenOptions, faults};
 use crate::ablation::Ablation;
-use crate::config::{self, FaultMode};
+use crate::config;
 use crate::error::{ErrorKind, Result};
 use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
 use crate::memory::PageSpace;
@@ -57,8 +57,6 @@ pub(super) struct Open {
     pub(super) handles: u64,
     pub(super) writable: u64,
     pub(super) immutable: u64,
-    /// Threads that serve its faults, if the file can be mapped.
-    faults: FaultMode,
     /// Set if the last handle is closed and the file could not be made durable.
     pub(super) is_kept: bool,
     /// Open files of the backing. None of their descriptors is closed before the file is, because a
@@ -277,7 +275,7 @@ impl Registry {
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
-        let mut open = Open::new(self.make_inode(backing, options)?, options);
+        let mut open = Open::new(self.make_inode(backing, options)?);
         open.disks.extend(disk);
         match self.join(busy.key(), &mut open, backing, options) {
             Ok(handle) => {
@@ -304,7 +302,7 @@ impl Registry {
         let size = self.size_of(options, 0)?;
         let page_space = self.page_space_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, page_space, name, size);
-        let mut open = Open::new(inode.map_err(no_table)?, options);
+        let mut open = Open::new(inode.map_err(no_table)?);
         let key = self.single_key();
         let handle = self.make_handle(key, &mut open, options)?;
         self.files.insert_new(key, open);
@@ -371,11 +369,7 @@ impl Registry {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
         }
-        let region = self.map_resources.new_region(
-            &self.reclaim,
-            size.len_max_bytes,
-            options.faults.unwrap_or_default(),
-        )?;
+        let region = self.map_resources.new_region(&self.reclaim, size.len_max_bytes)?;
         Ok(PageSpace::Region(Arc::new(region)))
     }
 
@@ -467,13 +461,12 @@ pub(super) fn no_table(source: std::io::Error) -> crate::error::Error {
 }
 
 impl Open {
-    fn new(inode: Arc<Inode>, options: &OpenOptions) -> Self {
+    fn new(inode: Arc<Inode>) -> Self {
         Self {
             inode,
             handles: 0,
             writable: 0,
             immutable: 0,
-            faults: options.faults.unwrap_or_default(),
             is_kept: false,
             disks: Vec::new(),
             spare: Vec::new(),
@@ -500,8 +493,7 @@ impl Open {
             let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
             return Err(kind.into());
         }
-        let faults = self.inode.page_space.is_in_place().then_some(self.faults);
-        options.check_decided(self.inode.len_max_bytes(), faults, file)?;
+        options.check_decided(self.inode.len_max_bytes(), file)?;
         self.check_way(options.direct)
     }
 

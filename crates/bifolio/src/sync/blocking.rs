@@ -293,12 +293,6 @@ pub(crate) fn replace_tracked(held: i32) -> i32 {
     own.ok().flatten().unwrap_or(0)
 }
 
-/// Returns `true` if the calling thread holds anything.
-pub(crate) fn is_this_thread_tracked() -> bool {
-    // Found by id: a signal handler must not initialize the thread-local variable.
-    is_tracked(current_thread())
-}
-
 /// Returns `true` if a thread, which is stopped in a fault, holds anything.
 pub(crate) fn is_tracked(thread: u32) -> bool {
     // Relaxed: the kernel's locks order the message about the fault after the counts.
@@ -313,18 +307,18 @@ mod tests {
 
     #[test]
     fn a_thread_is_tracked_while_it_holds_something() {
-        assert!(!is_this_thread_tracked() && !is_tracked(current_thread()) && !is_tracked(0));
+        assert!(!is_tracked(current_thread()) && !is_tracked(0));
         track(2);
-        assert!(is_this_thread_tracked() && is_tracked(current_thread()));
+        assert!(is_tracked(current_thread()));
         let own = current_thread();
-        std::thread::spawn(move || assert!(!is_this_thread_tracked() && is_tracked(own)))
+        std::thread::spawn(move || assert!(!is_tracked(current_thread()) && is_tracked(own)))
             .join()
             .unwrap();
         let held = replace_tracked(0);
         assert!(held == 2 && !is_tracked(own));
         replace_tracked(held);
         track(-2);
-        assert!(!is_this_thread_tracked() && !is_tracked(own));
+        assert!(!is_tracked(own));
     }
 
     #[test]
@@ -337,7 +331,7 @@ mod tests {
             let ended = std::thread::spawn(end).join().unwrap();
             assert!(!is_tracked(ended));
         }
-        assert!(std::thread::spawn(|| (track(1), is_this_thread_tracked()).1).join().unwrap());
+        assert!(std::thread::spawn(|| (track(1), is_tracked(current_thread())).1).join().unwrap());
     }
 }
 

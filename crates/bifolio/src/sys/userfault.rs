@@ -27,7 +27,6 @@ use super::file::answer_of;
 use super::memory::PageRange;
 use super::probe::{Feature, Features};
 use super::retries::{Retries, persist};
-use crate::config::FaultMode;
 
 /// The version of the interface.
 const API: u64 = 0xAA;
@@ -35,7 +34,6 @@ const API: u64 = 0xAA;
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
 const FEATURE_FLAG_PROTECTION: u64 = 1 << 0;
-const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
 const FEATURE_PROTECT_UNPOPULATED: u64 = 1 << 13;
@@ -72,7 +70,6 @@ const DO_POISON: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x08);
 pub(super) struct Wishes {
     /// Serves faults inside system calls, too.
     pub(super) kernel_faults: bool,
-    pub(super) sigbus: bool,
     /// Records stores to protected pages instead of stopping them.
     pub(super) protect_async: bool,
     pub(super) poison: bool,
@@ -93,16 +90,13 @@ pub(crate) struct Fault {
 #[derive(Debug)]
 pub(crate) struct Userfault {
     descriptor: OwnedFd,
-    /// `true` if a fault raises a signal in its thread instead of a message.
-    pub(crate) signals: bool,
 }
 
 impl Userfault {
     /// Opens a descriptor with the features that are in use. Reads of it never block.
-    pub(crate) fn open(mode: FaultMode, features: &Features) -> io::Result<Self> {
+    pub(crate) fn open(features: &Features) -> io::Result<Self> {
         Self::with(Wishes {
             kernel_faults: features.has(Feature::KernelFaults),
-            sigbus: mode == FaultMode::InThread,
             protect_async: features.has(Feature::WriteProtectAsync),
             poison: features.has(Feature::FaultPoison),
         })
@@ -116,9 +110,6 @@ impl Userfault {
         // SAFETY: opens a descriptor; memory is unaffected until a range is registered.
         let descriptor = above_standard(|| unsafe { rustix::mm::userfaultfd(flags) })?;
         let mut features = FEATURE_FLAG_PROTECTION | FEATURE_EXACT_ADDRESS | FEATURE_THREAD_ID;
-        if wishes.sigbus {
-            features |= FEATURE_SIGBUS;
-        }
         if wishes.protect_async {
             features |= FEATURE_PROTECT_ASYNC | FEATURE_PROTECT_UNPOPULATED;
         }
@@ -128,11 +119,9 @@ impl Userfault {
         let mut call = [API, features, 0];
         // SAFETY: the argument words of the call, without addresses.
         unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
-        let opened = Self { descriptor, signals: wishes.sigbus };
-        if !opened.signals {
-            // Finds a filter that refuses to read messages. There is none yet.
-            opened.read_faults(&mut Vec::new())?;
-        }
+        let opened = Self { descriptor };
+        // Finds a filter that refuses to read messages. There is none yet.
+        opened.read_faults(&mut Vec::new())?;
         Ok(opened)
     }
 

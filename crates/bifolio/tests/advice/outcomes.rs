@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use bifolio::{Advice, Cache, FaultMode, File, Outcome};
+use bifolio::{Advice, Cache, File, Outcome};
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{
@@ -240,25 +240,23 @@ fn mapped_folios_stay_as_long_as_they_are_mapped() {
         let cache = cache_of(4 << 20);
         let directory = directory();
         let (path, bytes) = random_file(&directory, "file", LENGTH);
-        for faults in [FaultMode::Threads, FaultMode::InThread] {
-            let file = cache.open(&path, &writable().mappable(true).faults(faults)).unwrap();
-            check(&file, &bytes);
-            let map = file.map(4 * PAGE..12 * PAGE).unwrap();
-            let other = file.map(10 * PAGE + 5..14 * PAGE + 5).unwrap();
-            let before = cache.stats().unmap_flushes;
-            let outcome = evict(&file);
-            // The second map has bytes of page 14.
-            assert_eq!((outcome.evicted, reasons(&outcome)), (5, remaining("mapped", 11)));
-            assert_eq!(outcome.drains_requested, 0);
-            assert_eq!(cache.stats().unmap_flushes - before, 1, "one flush for all five");
-            drop(map);
-            let outcome = evict(&file);
-            assert_eq!((outcome.evicted, reasons(&outcome)), (6, remaining("mapped", 5)));
-            drop(other);
-            assert_eq!(evict(&file).evicted, 5);
-            check(&file, &bytes);
-            assert_eq!(evict(&file).evicted, PAGES);
-        }
+        let file = cache.open(&path, &writable().mappable(true)).unwrap();
+        check(&file, &bytes);
+        let map = file.map(4 * PAGE..12 * PAGE).unwrap();
+        let other = file.map(10 * PAGE + 5..14 * PAGE + 5).unwrap();
+        let before = cache.stats().unmap_flushes;
+        let outcome = evict(&file);
+        // The second map has bytes of page 14.
+        assert_eq!((outcome.evicted, reasons(&outcome)), (5, remaining("mapped", 11)));
+        assert_eq!(outcome.drains_requested, 0);
+        assert_eq!(cache.stats().unmap_flushes - before, 1, "one flush for all five");
+        drop(map);
+        let outcome = evict(&file);
+        assert_eq!((outcome.evicted, reasons(&outcome)), (6, remaining("mapped", 5)));
+        drop(other);
+        assert_eq!(evict(&file).evicted, 5);
+        check(&file, &bytes);
+        assert_eq!(evict(&file).evicted, PAGES);
     });
 }
 

@@ -14,10 +14,9 @@ use std::io::Error;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use bifolio::{Cache, FaultMode, Feature, OpenOptions, ReadRequest};
+use bifolio::{Cache, Feature, OpenOptions, ReadRequest};
 use tempfile::TempDir;
 
-use crate::setup::MODES;
 use crate::support::{PAGE, files_can_be_mapped, has};
 use crate::workload::{Child, MOMENTS, Moment, Report, UNLISTED_CALL, exit, use_files, use_map};
 use crate::{can_map, in_a_child, open_directory};
@@ -252,14 +251,14 @@ fn allow_listed_only(report: &'static Report) {
 #[derive(Clone, Copy, Debug)]
 enum Use {
     Files,
-    Map(FaultMode),
+    Map,
 }
 
 impl Use {
     fn run(self, directory: &Path, report: &Report, moment: Moment, restrict: impl FnOnce()) {
         match self {
             Self::Files => use_files(directory, report, moment, restrict),
-            Self::Map(mode) => use_map(directory, report, mode, moment, restrict),
+            Self::Map => use_map(directory, report, moment, restrict),
         }
     }
 }
@@ -269,7 +268,7 @@ fn every_system_call_is_listed() {
     in_a_child("calls::every_system_call_is_listed", false, || {
         let mut uses = vec![Use::Files];
         if files_can_be_mapped() {
-            uses.extend(MODES.map(Use::Map));
+            uses.push(Use::Map);
         }
         for one in uses {
             let directory = open_directory();
@@ -369,7 +368,7 @@ fn maps_survive_the_refusal_of_each_of_their_system_calls() {
         }
         let is_used = |call: &Call| call.is_of_maps || SHARED_WITH_MAPS.contains(&call.name);
         let calls: Vec<_> = CALLS.into_iter().filter(is_used).collect();
-        let uses = MODES.map(Use::Map);
+        let uses = [Use::Map];
         let mut cases = cases_of(&calls, &uses, &MOMENTS);
         cases.extend(cases_of(&WAITING, &uses, &[Moment::Start]));
         run_cases(&cases);

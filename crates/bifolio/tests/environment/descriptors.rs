@@ -9,7 +9,7 @@ use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
-use crate::setup::{MODES, load, store};
+use crate::setup::{load, store};
 use crate::support::{PAGE, assert_same, files_can_be_mapped, read, read_all, writable};
 use crate::{VARIABLE, in_a_child, open_directory, run};
 use bifolio::{Cache, OpenOptions};
@@ -103,19 +103,17 @@ fn use_cache(directory: &Path) {
 }
 
 fn use_maps(directory: &Path) {
-    for mode in MODES {
-        let path = directory.join(format!("mapped {mode:?}"));
-        fs::write(&path, [1; 3 * PAGE as usize]).unwrap();
-        let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        let file = cache.open(&path, &writable().mappable(true).faults(mode)).unwrap();
-        let mut map = file.map_mut(0..3 * PAGE).unwrap();
-        check_numbers("map_mut");
-        store(map.as_mut_ptr(), PAGE, &[5; 10]);
-        map.sync(0..3 * PAGE).unwrap();
-        check_numbers("stores");
-        assert_eq!(load(map.as_ptr(), PAGE..PAGE + 10), [5; 10]);
-        assert_same(&fs::read(&path).unwrap(), &read_all(&file));
-    }
+    let path = directory.join("mapped");
+    fs::write(&path, [1; 3 * PAGE as usize]).unwrap();
+    let cache = Cache::builder().memory(1 << 20).build().unwrap();
+    let file = cache.open(&path, &writable().mappable(true)).unwrap();
+    let mut map = file.map_mut(0..3 * PAGE).unwrap();
+    check_numbers("map_mut");
+    store(map.as_mut_ptr(), PAGE, &[5; 10]);
+    map.sync(0..3 * PAGE).unwrap();
+    check_numbers("stores");
+    assert_eq!(load(map.as_ptr(), PAGE..PAGE + 10), [5; 10]);
+    assert_same(&fs::read(&path).unwrap(), &read_all(&file));
 }
 
 #[test]

@@ -12,11 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::thread;
 
-use bifolio::{Cache, FaultMode};
+use bifolio::Cache;
 use bifolio_testing::skip;
 use rustix::process::Resource;
 
-use crate::setup::MODES;
 use crate::workload::{Child, MOMENTS, Moment, use_files, use_map};
 use crate::{can_map, in_a_child, kernel_flags, limit, open_directory};
 
@@ -34,21 +33,19 @@ fn run_restricted(restrict: impl Fn(&Path) + Copy) -> String {
         texts += &report.text();
     }
     if can_map() {
-        for mode in MODES {
-            texts += &run_map(mode, restrict);
-        }
+        texts += &run_map(restrict);
     }
     texts
 }
 
-fn run_map(mode: FaultMode, restrict: impl Fn(&Path) + Copy) -> String {
+fn run_map(restrict: impl Fn(&Path) + Copy) -> String {
     let directory = open_directory();
     let path = directory.path().to_owned();
     let child = Child::start(&path, |report| {
-        use_map(&path, report, mode, Moment::Later, || restrict(&path));
+        use_map(&path, report, Moment::Later, || restrict(&path));
     });
     let report = child.report;
-    assert_eq!(child.end(&path), Ok(()), "{mode:?}");
+    assert_eq!(child.end(&path), Ok(()));
     report.text()
 }
 
@@ -192,16 +189,16 @@ fn a_small_stack_is_enough() {
         let report = child.report;
         assert_eq!(child.end(&path), Ok(()));
         assert_eq!(report.text(), "");
-        for mode in MODES.into_iter().filter(|_| can_map()) {
+        if can_map() {
             let child = Child::start(&path, |report| {
                 let small = std::thread::Builder::new().stack_size(STACK_BYTES);
                 std::thread::scope(|scope| {
-                    let work = || use_map(&path, report, mode, Moment::Start, || {});
+                    let work = || use_map(&path, report, Moment::Start, || {});
                     small.spawn_scoped(scope, work).unwrap().join().unwrap();
                 });
             });
             let report = child.report;
-            assert_eq!(child.end(&path), Ok(()), "{mode:?}");
+            assert_eq!(child.end(&path), Ok(()));
             assert_eq!(report.text(), "");
         }
     });

@@ -29,13 +29,13 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use bifolio::{Cache, FaultMode, Feature};
+use bifolio::{Cache, Feature};
 use rustix::pipe::{fcntl_setpipe_size, pipe};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
 use crate::program::{Answer, Program};
-use crate::setup::{MODES, refuse_calls, run_child};
+use crate::setup::{refuse_calls, run_child};
 use crate::support::{PAGE, files_can_be_mapped, report_of, writable};
 
 const VARIABLE: &str = "BIFOLIO_TEST_ENVIRONMENT";
@@ -100,13 +100,12 @@ fn assert_missing(feature: Feature, needle: &str) {
 /// Runs each part. Returns its name and result.
 fn run(directory: &Path, is_small: bool) -> Vec<(String, Answer)> {
     let program = Program { directory, is_small };
-    let mut answers =
-        vec![("files".into(), program.use_files()), ("swap".into(), program.use_swap())];
-    for mode in MODES {
-        answers.push((format!("map {mode:?}"), program.read_map(mode)));
-        answers.push((format!("map_mut {mode:?}"), program.write_map(mode)));
-    }
-    answers
+    vec![
+        ("files".into(), program.use_files()),
+        ("swap".into(), program.use_swap()),
+        ("map".into(), program.read_map()),
+        ("map_mut".into(), program.write_map()),
+    ]
 }
 
 /// Checks that every part works except those whose name begins with `refused`, whose messages
@@ -211,21 +210,18 @@ fn faults_are_served_where_no_descriptor_may_be_had() {
         if !files_can_be_mapped() {
             return;
         }
-        for mode in MODES {
-            let cache = Cache::builder().memory(1 << 20).build().unwrap();
-            let options = writable().mappable(true).faults(mode);
-            let file = cache.memory_file_with("mapped", &options).unwrap();
-            file.set_len(50 * PAGE).unwrap();
-            let mut map = file.map_mut(0..50 * PAGE).unwrap();
-            setup::store(map.as_mut_ptr(), 0, b"before");
-            let before = getrlimit(Resource::Nofile).current;
-            limit(Resource::Nofile, 0);
-            for page in 1..50 {
-                setup::store(map.as_mut_ptr(), page * PAGE, &[page as u8]);
-            }
-            limit(Resource::Nofile, before.unwrap());
-            assert!((1..50).all(|page| support::read(&file, page * PAGE, 1) == [page as u8]));
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file_with("mapped", &writable().mappable(true)).unwrap();
+        file.set_len(50 * PAGE).unwrap();
+        let mut map = file.map_mut(0..50 * PAGE).unwrap();
+        setup::store(map.as_mut_ptr(), 0, b"before");
+        let before = getrlimit(Resource::Nofile).current;
+        limit(Resource::Nofile, 0);
+        for page in 1..50 {
+            setup::store(map.as_mut_ptr(), page * PAGE, &[page as u8]);
         }
+        limit(Resource::Nofile, before.unwrap());
+        assert!((1..50).all(|page| support::read(&file, page * PAGE, 1) == [page as u8]));
     });
 }
 
@@ -269,7 +265,7 @@ fn maps_take_few_descriptors_where_pipes_are_small() {
         let before = descriptors();
         // As much as large pipes would be asked for.
         let cache = Cache::builder().memory(64 << 20).build().unwrap();
-        let options = writable().mappable(true).faults(FaultMode::Threads);
+        let options = writable().mappable(true);
         let file = cache.memory_file_with("mapped", &options).unwrap();
         file.set_len(PAGE).unwrap();
         let map = file.map_mut(0..PAGE).unwrap();
@@ -433,12 +429,9 @@ fn pages_of_maps_are_not_merged_with_others() {
             return;
         }
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        for mode in MODES {
-            let options = writable().mappable(true).faults(mode);
-            let file = cache.memory_file_with("mapped", &options).unwrap();
-            file.set_len(PAGE).unwrap();
-            let flags = kernel_flags(file.map(0..PAGE).unwrap().as_ptr());
-            assert!(!flags.contains(" mg"), "{flags}");
-        }
+        let file = cache.memory_file_with("mapped", &writable().mappable(true)).unwrap();
+        file.set_len(PAGE).unwrap();
+        let flags = kernel_flags(file.map(0..PAGE).unwrap().as_ptr());
+        assert!(!flags.contains(" mg"), "{flags}");
     });
 }

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use bifolio::{Cache, CacheBuilder, FaultMode, OpenOptions};
+use bifolio::{Cache, CacheBuilder, OpenOptions};
 
 use crate::setup::{load, store, touch};
 use crate::support::{PAGE, assert_same, read_all, writable};
@@ -78,24 +78,23 @@ impl Program<'_> {
         Ok(cache.close()?)
     }
 
-    pub fn read_map(self, mode: FaultMode) -> Answer {
+    pub fn read_map(self) -> Answer {
         let path = self.directory.join("mapped");
         let expected = bytes();
         std::fs::write(&path, &expected)?;
         let cache = self.builder().build()?;
-        let file =
-            cache.open(&path, &self.sized(OpenOptions::new().mappable(true).faults(mode)))?;
+        let file = cache.open(&path, &self.sized(OpenOptions::new().mappable(true)))?;
         let map = file.map(0..LENGTH)?;
         assert_same(&load(map.as_ptr(), 0..LENGTH), &expected);
         drop((map, file));
         Ok(cache.close()?)
     }
 
-    pub fn write_map(self, mode: FaultMode) -> Answer {
+    pub fn write_map(self) -> Answer {
         let path = self.directory.join("mapped for writing");
         std::fs::write(&path, vec![1; LENGTH as usize])?;
         let cache = self.builder().build()?;
-        let file = cache.open(&path, &self.sized(writable().mappable(true).faults(mode)))?;
+        let file = cache.open(&path, &self.sized(writable().mappable(true)))?;
         let mut map = file.map_mut(0..LENGTH)?;
         for position in (0..LENGTH).step_by(PAGE as usize) {
             store(map.as_mut_ptr(), position, &position.to_ne_bytes());

@@ -15,7 +15,7 @@ use std::panic;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 
-use bifolio::{Advice, Cache, CacheBuilder, FaultMode, OpenOptions, ReadRequest};
+use bifolio::{Advice, Cache, CacheBuilder, OpenOptions, ReadRequest};
 use bifolio_testing::block_on;
 
 use crate::setup::store;
@@ -330,19 +330,13 @@ fn use_memory_file(cache: &Cache, report: &Report) {
 }
 
 /// Stores to a map of the file. After the restriction, it touches only pages that are resident.
-pub fn use_map(
-    directory: &Path,
-    report: &Report,
-    mode: FaultMode,
-    moment: Moment,
-    restrict: impl FnOnce(),
-) {
+pub fn use_map(directory: &Path, report: &Report, moment: Moment, restrict: impl FnOnce()) {
     let mut restrict = Some(restrict);
     if moment == Moment::Start {
         restrict.take().into_iter().for_each(|restrict| restrict());
     }
     let Some(cache) = report.note("build", builder(directory).build()) else { return };
-    let options = options().mappable(true).faults(mode);
+    let options = options().mappable(true);
     let opened = cache.open(directory.join("rounds"), &options);
     let Some(file) = report.note("open", opened) else { return };
     let Some(mut map) = report.note("map_mut", file.map_mut(0..PAGES * PAGE)) else { return };

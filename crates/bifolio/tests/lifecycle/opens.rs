@@ -4,12 +4,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, Cache, FaultMode, FileIdentity, OpenOptions};
+use bifolio::{Advice, Cache, FileIdentity};
 use bifolio_testing::{Call, Fault, Gate, MemoryBacking};
 
 use crate::support::{
-    Faulty, PAGE, Way, cache_of, directory, error_of, files_can_be_mapped, random_file, read,
-    writable,
+    Faulty, PAGE, Way, cache_of, directory, error_of, random_file, read, writable,
 };
 
 /// Runs `test` on a thread, and fails if it is stuck.
@@ -122,22 +121,6 @@ fn a_later_open_for_a_longer_file_is_refused() {
     cache.open(&path, &writable().len_max(1 << 20)).unwrap();
     cache.open(&path, &writable().len_max(20_000)).unwrap();
     cache.open(&path, &writable()).unwrap();
-}
-
-#[test]
-fn a_later_open_with_another_fault_mode_is_refused() {
-    if !files_can_be_mapped() {
-        return;
-    }
-    let directory = directory();
-    let (path, _) = random_file(&directory, "file", 10_000);
-    let cache = cache_of(1 << 20);
-    let mapped = || OpenOptions::new().mappable(true);
-    let _first = cache.open(&path, &mapped()).unwrap();
-    let refused = cache.open(&path, &mapped().faults(FaultMode::InThread));
-    error_of(refused, &[path.to_str().unwrap(), "faults", "InThread", "Threads"]);
-    cache.open(&path, &mapped().faults(FaultMode::Threads)).unwrap();
-    cache.open(&path, &OpenOptions::new()).unwrap();
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn page_of(index: u64) -> Vec<u8> {
 
 #[test]
 fn a_page_can_be_written_from_the_map_of_itself_and_of_others() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 2 * PAGES * PAGE);
         let map = file.map(0..2 * PAGES * PAGE).unwrap();
@@ -41,7 +41,7 @@ fn a_page_can_be_written_from_the_map_of_itself_and_of_others() {
 
 #[test]
 fn a_page_can_be_read_into_the_map_of_itself_and_of_others() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 4 * PAGES * PAGE);
         for index in 0..PAGES {
@@ -72,7 +72,7 @@ fn a_page_can_be_read_into_the_map_of_itself_and_of_others() {
 
 #[test]
 fn a_swapped_page_can_be_read_into_its_own_place() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 32 * PAGES * PAGE);
         let mut map = file.map_mut(0..32 * PAGES * PAGE).unwrap();

@@ -115,7 +115,7 @@ impl Backing for Twice {
 
 #[test]
 fn the_bytes_of_a_write_stand_still_under_stores() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         // With memory for all pages in one transfer, and for a few in each.
         for memory_bytes in [8 << 20, 1 << 20] {
             let backing = Arc::new(Twice::new(Duration::from_secs(60)));
@@ -145,7 +145,7 @@ fn the_bytes_of_a_write_stand_still_under_stores() {
 
 #[test]
 fn the_first_map_for_writing_waits_for_write_outs() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let backing = Arc::new(Twice::new(Duration::from_millis(300)));
         let cache = way.builder(8 << 20).build().unwrap();
         let file = cache.open_backing(backing.clone(), &way.options()).unwrap();
@@ -171,7 +171,7 @@ fn the_first_map_for_writing_waits_for_write_outs() {
 
 #[test]
 fn a_stuck_write_of_a_map_holds_up_no_other_file() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.builder(2 << 20).build().unwrap();
         let gate = Gate::new();
         let [stuck, open, more] = [(); 3].map(|()| Arc::new(MemoryBacking::new(vec![0; LENGTH])));

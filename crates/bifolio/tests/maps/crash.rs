@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{ErrorKind, FaultMode, Feature, File, Result};
+use bifolio::{ErrorKind, Feature, File, Result};
 use bifolio_testing::with_seeds;
 use fastrand::Rng;
 
@@ -41,8 +41,7 @@ const CHILD_SECONDS_MAX: u32 = 60;
 
 /// Returns the way of a round.
 fn way_of(round: u32) -> Way {
-    let mode = [FaultMode::Threads, FaultMode::InThread][round as usize % 2];
-    if round % 4 == 3 { Way::without(mode, Feature::VectoredUnmap) } else { Way::new(mode) }
+    if round % 4 == 3 { Way::without(Feature::VectoredUnmap) } else { Way::new() }
 }
 
 fn value(slot: u64, sequence: u64) -> u64 {
@@ -150,7 +149,7 @@ fn a_killed_process_loses_no_store_that_was_synced() {
     if let Ok(job) = std::env::var(VARIABLE) {
         child(&job);
     }
-    if Way::modes().is_empty() {
+    if Way::whole().is_empty() {
         return;
     }
     with_seeds(1, |seed| {
@@ -223,7 +222,7 @@ fn fork(way: Way) {
 
 #[test]
 fn a_forked_child_is_refused_and_the_parent_is_unharmed() {
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(FORK_VARIABLE) {
         return fork(ways[number.parse::<usize>().unwrap()]);
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bifolio::{FaultMode, FileIdentity};
+use bifolio::FileIdentity;
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, kernel_loads, store, touch};
@@ -24,7 +24,7 @@ fn load_until(stop: &AtomicBool, start: Address) {
 /// A thread that never touches pages past the end never gets an error of a failed fault.
 #[test]
 fn pages_stored_between_two_cuts_are_never_refused() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let path = file_of(&directory, "mapped", &vec![1; 64 * PAGE as usize]);
         let cache = way.builder(4 << 20).build().unwrap();
@@ -46,7 +46,7 @@ fn pages_stored_between_two_cuts_are_never_refused() {
 /// A message about a page past the end, served after the file has grown, affects no thread.
 #[test]
 fn a_page_is_there_at_once_when_the_file_grows() {
-    for way in Way::modes().into_iter().filter(|way| way.faults == FaultMode::Threads) {
+    for way in Way::whole() {
         let cache = way.builder(4 << 20).build().unwrap();
         let file = way.memory_file(&cache, 2 * PAGE);
         let map = file.map(0..2 * PAGE).unwrap();
@@ -73,7 +73,7 @@ fn a_page_is_there_at_once_when_the_file_grows() {
 /// The page is written out, with its old length, between the store and the end of the growth.
 #[test]
 fn what_is_stored_past_the_end_of_a_growing_file_reaches_its_storage() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let memory =
             |number| MemoryBacking::new(vec![7; 5000]).identified(FileIdentity::custom(1, number));
         let (storage, gate) = (Arc::new(memory(1)), Gate::new());

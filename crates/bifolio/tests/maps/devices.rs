@@ -185,7 +185,7 @@ impl Sources {
 #[test]
 fn direct_reads_into_a_pinned_map_of_a_file_are_kept() {
     let Some(sources) = Sources::new() else { return };
-    for way in Way::modes() {
+    for way in Way::whole() {
         let path = sources.target("target");
         let cache = way.builder(MEMORY_BYTES).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
@@ -200,7 +200,7 @@ fn direct_reads_into_a_pinned_map_of_a_file_are_kept() {
 #[test]
 fn direct_reads_into_a_pinned_memory_file_are_kept() {
     let Some(sources) = Sources::new() else { return };
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(MEMORY_BYTES);
         let file = way.memory_file(&cache, LENGTH);
         let map = file.map_mut(0..LENGTH).unwrap();
@@ -238,7 +238,7 @@ fn direct_reads_into_a_mapping_of_the_kernel_are_kept() {
 #[test]
 fn a_sync_writes_what_came_under_a_pin() {
     let Some(sources) = Sources::new() else { return };
-    for way in Way::modes() {
+    for way in Way::whole() {
         let path = sources.target("target");
         let cache = way.builder(MEMORY_BYTES).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
@@ -264,7 +264,7 @@ fn what_came_last_under_a_pin_is_kept_also_after_a_cut() {
     if !readings().contains(&Reading::Registered) {
         return skip("io-uring", "no memory can be registered");
     }
-    for (way, is_cut) in Way::modes().into_iter().flat_map(|way| [(way, false), (way, true)]) {
+    for (way, is_cut) in Way::whole().into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let path = sources.target("target");
         let cache = way.builder(MEMORY_BYTES).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();

@@ -92,7 +92,7 @@ fn clean_pages_that_were_discarded_are_read_again() {
 #[test]
 fn pages_of_a_memory_file_that_were_discarded_are_no_hang() {
     const NAME: &str = "discarded::pages_of_a_memory_file_that_were_discarded_are_no_hang";
-    for_each(NAME, &Way::modes(), |way| {
+    for_each(NAME, &Way::whole(), |way| {
         // All pages fit: none is discarded while it is being evicted, which is not supported.
         let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, 300 * PAGE);
@@ -140,7 +140,7 @@ fn dirty_pages_that_were_discarded_are_an_error() {
 #[test]
 fn a_dirty_end_that_was_discarded_keeps_the_length() {
     const NAME: &str = "discarded::a_dirty_end_that_was_discarded_keeps_the_length";
-    for_each(NAME, &Way::modes(), |way| {
+    for_each(NAME, &Way::whole(), |way| {
         let (storage, cache, file) = open(way, 2, 1 << 20);
         file.append(&[8; 2 * PAGE_USIZE + 100]).unwrap();
         let map = file.map(0..file.len()).unwrap();
@@ -180,7 +180,7 @@ fn a_write_to_a_page_that_was_discarded_is_sigbus_no_hang() {
 /// Runs `access` to page 3, which was dirty and discarded: the process is killed by SIGBUS, and the
 /// log contains `needle`.
 fn die(name: &str, needle: &str, access: impl Fn(File, *const u8)) {
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(PATIENCE) };

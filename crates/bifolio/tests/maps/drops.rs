@@ -7,7 +7,6 @@
 use std::thread;
 use std::time::Duration;
 
-use bifolio::FaultMode;
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::setup::{Address, Way, run_child, touch};
@@ -63,13 +62,13 @@ fn touch_at(start: Address, page: u64) -> u8 {
 #[test]
 fn faults_at_pinned_pages_delay_no_other_thread() {
     const NAME: &str = "drops::faults_at_pinned_pages_delay_no_other_thread";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
         return touch_with_pins(ways[number.parse::<usize>().unwrap()]);
     }
-    for (number, way) in ways.iter().enumerate().filter(|(_, it)| it.faults == FaultMode::Threads) {
+    for (number, way) in ways.iter().enumerate() {
         let output = run_child(NAME, VARIABLE, &number.to_string());
         let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);

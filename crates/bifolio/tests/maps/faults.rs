@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Cache, ErrorKind, FaultMode, Feature, File, ReadRequest};
+use bifolio::{Cache, ErrorKind, Feature, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
 use crate::setup::{Address, Way, kernel_loads, load, run_child, store, touch};
@@ -87,11 +87,6 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
         let mut map = file.map_mut(0..file.len()).unwrap();
         storage.backing.inject(Fault::on(Call::Read).forever());
         assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it was to fail");
-        if way.faults == FaultMode::InThread {
-            // The kernel cannot ask us: nothing is poisoned, and the next one finds it.
-            assert!(map.take_error().is_none());
-            continue;
-        }
         wait_for_services(&file);
         storage.backing.heal();
         assert!(!kernel_loads(map.as_ptr(), 5 * PAGE), "{way:?}: it is poisoned");
@@ -119,8 +114,7 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
 /// Each waiting thread has sent a message; the first failure is reported to all of them.
 #[test]
 fn a_page_that_many_wait_for_is_refused_once() {
-    let ways = Way::with_and_without(Feature::FaultPoison).into_iter();
-    for way in ways.filter(|way| way.faults == FaultMode::Threads) {
+    for way in Way::with_and_without(Feature::FaultPoison) {
         let storage = storage(16);
         let (cache, file) = open(way, &storage, 1 << 20);
         let map = file.map(0..file.len()).unwrap();
@@ -153,7 +147,7 @@ fn a_page_that_many_wait_for_is_refused_once() {
 
 #[test]
 fn short_and_late_reads_bring_the_right_bytes() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let storage = storage(200);
         let (_cache, file) = open(way, &storage, 512 << 10);
         let map = file.map(0..file.len()).unwrap();
@@ -181,7 +175,7 @@ fn store_everywhere(file: &File, bytes: &mut [u8], seed: u64) {
 
 #[test]
 fn pages_that_cannot_be_written_at_eviction_stay() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = storage(512);
             let mut bytes = storage.bytes.clone();
@@ -211,7 +205,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     const DEPTH: usize = 2;
     let storage = storage(64);
     let cache = storage.builder(1 << 20).io_depth(DEPTH).build().unwrap();
-    let way = Way::modes()[0];
+    let way = Way::whole()[0];
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     let last = 63 * PAGE;
     read(&file, last, PAGE_USIZE);
@@ -242,7 +236,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
 
 #[test]
 fn a_swap_that_fails_during_eviction_loses_nothing() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         for errno in [libc::EIO, libc::ENOSPC] {
             let storage = Faulty::new(support::Way::Memory, 0, 6);
             let builder = storage.builder(512 << 10).swap_backing(storage.backing.clone());

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use bifolio::{FaultMode, Feature, MapMut};
+use bifolio::{Feature, MapMut};
 use bifolio_testing::fill_bytes;
 
 use crate::setup::{Way, load};
@@ -36,7 +36,7 @@ fn read_in(map: &mut MapMut, from: &std::fs::File, length: usize) -> Result<usiz
 fn kernel_waits(way: Way) -> bool {
     let reports = bifolio::features();
     let is_there = reports.iter().any(|r| r.feature == Feature::KernelFaults && r.available);
-    is_there && way.masked != Some(Feature::KernelFaults) && way.faults == FaultMode::Threads
+    is_there && way.masked != Some(Feature::KernelFaults)
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_system_call_reads_a_map_or_is_refused() {
 
 #[test]
 fn stores_of_a_system_call_in_a_map_are_stores() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let mut bytes = fill_bytes(3, LENGTH);
         let new = fill_bytes(4, 3 * PAGE as usize);

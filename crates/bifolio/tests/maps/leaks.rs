@@ -162,7 +162,7 @@ fn caches_with_maps_leave_nothing_behind_however_they_end() {
         // SAFETY: it only says how memory is allocated from now on.
         assert_eq!(unsafe { libc::mallopt(what, number) }, 1);
     }
-    for way in Way::modes() {
+    for way in Way::whole() {
         for end in ENDS {
             // What is made once for a process.
             live_and_end(way, end);

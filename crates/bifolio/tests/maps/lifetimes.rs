@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, Cache, ErrorKind, FaultMode, Feature, File, OpenOptions, Result};
+use bifolio::{Advice, Cache, ErrorKind, Feature, File, OpenOptions, Result};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 
@@ -90,8 +90,8 @@ fn a_touch_of_what_was_cut_raises_a_signal() {
 
 #[test]
 fn each_map_is_told_once_why_a_page_could_not_be_had() {
-    let way = Way::new(FaultMode::Threads);
-    if Way::modes().is_empty() || !has(Feature::KernelFaults) {
+    let way = Way::new();
+    if Way::whole().is_empty() || !has(Feature::KernelFaults) {
         return;
     }
     for_both_files(way, &fill_bytes(1, 16 * PAGE_USIZE), |_, file| {
@@ -127,7 +127,7 @@ fn grow(file: &File, way: u32, len: u64) {
 
 #[test]
 fn growth_after_a_truncation_brings_zeros() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         for how in 0..4 {
             let bytes = fill_bytes(2, 20 * PAGE_USIZE);
             for_both_files(way, &bytes, |cache, file| {
@@ -157,7 +157,7 @@ fn growth_after_a_truncation_brings_zeros() {
 
 #[test]
 fn a_hole_is_seen_through_a_map_despite_a_hold() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(1 << 20);
         let file = way.memory_file(&cache, 10 * PAGE);
         let mut map = file.map_mut(0..10 * PAGE).unwrap();
@@ -177,7 +177,7 @@ fn a_hole_is_seen_through_a_map_despite_a_hold() {
 
 #[test]
 fn holds_of_pages_that_are_cut_stay_readable() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let bytes = fill_bytes(3, 10 * PAGE_USIZE);
         for_both_files(way, &bytes, |_, file| {
             let map = file.map(0..file.len()).unwrap();
@@ -199,7 +199,7 @@ fn holds_of_pages_that_are_cut_stay_readable() {
 
 #[test]
 fn several_maps_calls_and_pins_see_the_same_bytes() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let mut bytes = fill_bytes(4, 30 * PAGE_USIZE + 77);
         for_both_files(way, &bytes.clone(), |_, file| {
             let whole = file.map(0..file.len()).unwrap();
@@ -237,7 +237,7 @@ fn several_maps_calls_and_pins_see_the_same_bytes() {
 
 #[test]
 fn a_cache_with_maps_is_not_closed_and_closes_after_them() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let path = file_of(&directory, "mapped", &[1; 3 * PAGE_USIZE]);
         let cache = way.swapping(1 << 20);
@@ -263,7 +263,7 @@ fn a_cache_with_maps_is_not_closed_and_closes_after_them() {
 /// A device writes under a pin whose map was dropped.
 #[test]
 fn a_cache_with_pins_of_maps_is_not_closed() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let path = file_of(&directory, "mapped", &[1; 3 * PAGE_USIZE]);
         let cache = way.swapping(1 << 20);
@@ -286,7 +286,7 @@ fn a_cache_with_pins_of_maps_is_not_closed() {
 
 #[test]
 fn a_pin_of_a_map_keeps_its_file_and_its_bytes_reach_the_disk() {
-    for (way, has_cache) in Way::modes().into_iter().flat_map(|it| [(it, false), (it, true)]) {
+    for (way, has_cache) in Way::whole().into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let directory = directory();
         let path = file_of(&directory, "mapped", &[1; 3 * PAGE_USIZE]);
         let mut cache = Some(way.builder(1 << 20).build().unwrap());
@@ -306,7 +306,7 @@ fn a_pin_of_a_map_keeps_its_file_and_its_bytes_reach_the_disk() {
 
 #[test]
 fn a_map_keeps_its_file_and_the_last_stores_reach_the_disk() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let (path, mut bytes) = random_file(&directory, "mapped", 2_000_000);
         let cache = way.builder(1 << 20).build().unwrap();
@@ -329,7 +329,7 @@ fn a_map_keeps_its_file_and_the_last_stores_reach_the_disk() {
 /// second is written out.
 #[test]
 fn a_page_that_was_written_meanwhile_is_not_marked_again() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let (path, _) = random_file(&directory, "mapped", 2 * PAGE_USIZE);
         let cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
@@ -356,7 +356,7 @@ fn a_page_that_was_written_meanwhile_is_not_marked_again() {
 /// advice. It skips the page, and writes out pages that other threads wait for.
 #[test]
 fn a_pinned_page_holds_no_other_back_from_its_device() {
-    for (way, has_advice) in Way::modes().into_iter().flat_map(|it| [(it, false), (it, true)]) {
+    for (way, has_advice) in Way::whole().into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let directory = directory();
         let (path, _) = random_file(&directory, "mapped", 2 * PAGE_USIZE);
         let age_ms_max = if has_advice { 3_600_000 } else { 20 };
@@ -389,7 +389,7 @@ fn is_open(path: &std::path::Path) -> bool {
 
 #[test]
 fn a_mapped_file_is_closed_with_its_last_map() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let (path, mut bytes) = random_file(&directory, "mapped", 64 * PAGE_USIZE);
         // The flusher looks for stores all the time.
@@ -445,7 +445,7 @@ fn pinned_pages_of_a_map_stay_and_raise_no_faults() {
 
 #[test]
 fn a_cache_full_of_pinned_maps_says_so_and_recovers() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "mapped", 4 << 20);
         let cache = way.builder(1 << 20).reclaim_wait_ms_max(50).build().unwrap();
@@ -473,7 +473,7 @@ fn a_cache_full_of_pinned_maps_says_so_and_recovers() {
 
 #[test]
 fn maps_are_made_and_dropped_while_others_fault() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "mapped", 3 << 20);
         let cache = way.builder(1 << 20).build().unwrap();
@@ -512,7 +512,7 @@ fn maps_are_made_and_dropped_while_others_fault() {
 
 #[test]
 fn files_that_cannot_be_mapped_are_refused() {
-    if Way::modes().is_empty() {
+    if Way::whole().is_empty() {
         return;
     }
     let directory = directory();

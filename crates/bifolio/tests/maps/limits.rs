@@ -4,7 +4,7 @@
 //! Gives up privileges, or has calls refused, in a separate process.
 #![allow(unsafe_code)]
 
-use bifolio::{ErrorKind, FaultMode, Feature};
+use bifolio::{ErrorKind, Feature};
 use bifolio_testing::skip;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -31,7 +31,7 @@ fn allow_threads(current: Option<u64>) {
 
 fn start_too_many_threads() {
     become_a_user();
-    let way = Way::new(FaultMode::Threads);
+    let way = Way::new();
     let cache = way.builder(1 << 20).build().unwrap();
     let plain = cache.memory_file("plain").unwrap();
     plain.write_all_at(b"bytes", 0).unwrap();
@@ -78,7 +78,7 @@ fn run_to_a_good_end(name: &str) {
 /// Without a way to keep pages beyond their unmapping, there are only read-only maps.
 fn forbid_vmsplice() {
     refuse_calls(libc::SYS_vmsplice, None, libc::EPERM);
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.builder(512 << 10).build().unwrap();
         let file = way.memory_file(&cache, 50 * PAGE);
         let error = error_of(file.map_mut(0..PAGE), &["for writing", "write protection"]);
@@ -105,7 +105,7 @@ fn maps_for_writing_need_what_evicting_them_needs() {
 
 #[test]
 fn hundreds_of_files_can_be_mapped_at_once() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.builder(16 << 20).build().unwrap();
         let files: Vec<_> = (0..300).map(|_| way.memory_file(&cache, PAGE)).collect();
         let maps: Vec<_> = files.iter().map(|file| file.map_mut(0..PAGE).unwrap()).collect();
@@ -113,32 +113,6 @@ fn hundreds_of_files_can_be_mapped_at_once() {
             store(map.as_mut_ptr(), 0, &[number as u8]);
             assert_eq!(touch(map.as_ptr(), 0), number as u8);
         }
-    }
-}
-
-/// A thread that blocks SIGBUS gets an error instead of a map, because its faults would kill it.
-#[test]
-fn a_thread_that_blocks_the_signal_of_faults_gets_no_map() {
-    for way in Way::modes().into_iter().filter(|way| way.faults == FaultMode::InThread) {
-        let cache = way.builder(1 << 20).build().unwrap();
-        let file = way.memory_file(&cache, PAGE);
-        std::thread::scope(|scope| {
-            let blocking = scope.spawn(|| {
-                // SAFETY: all zeros is a valid set of signals.
-                let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-                // SAFETY: a set of ours.
-                assert_eq!(unsafe { libc::sigaddset(&raw mut set, libc::SIGBUS) }, 0);
-                // SAFETY: blocks a signal in this thread, which ends with this test.
-                let answer = unsafe {
-                    libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
-                };
-                assert_eq!(answer, 0);
-                error_of(file.map(0..PAGE), &["SIGBUS"])
-            });
-            let error = blocking.join().unwrap();
-            assert!(matches!(error.kind(), ErrorKind::Config { name: "faults", .. }), "{error:?}");
-        });
-        assert_eq!(touch(file.map(0..PAGE).unwrap().as_ptr(), 0), 0);
     }
 }
 
@@ -185,12 +159,12 @@ fn map_many_files(way: &Way) {
 #[test]
 fn tables_of_many_memory_files_fail_no_store_to_a_map() {
     if let Ok(number) = std::env::var(VARIABLE) {
-        return map_many_files(&Way::modes()[number.parse::<usize>().unwrap()]);
+        return map_many_files(&Way::whole()[number.parse::<usize>().unwrap()]);
     }
     if !files_can_be_mapped() {
         return;
     }
-    for number in 0..Way::modes().len() {
+    for number in 0..Way::whole().len() {
         let output = run_alone(MANY, VARIABLE, &number.to_string());
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains("it has ended well"), "{text}");

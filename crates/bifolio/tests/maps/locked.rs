@@ -16,7 +16,7 @@ const PAGE: u64 = 4096;
 /// A batch of adjacent pages, one of which, in the middle, is locked.
 #[test]
 fn a_batch_with_locked_pages_loses_no_store() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(4 << 20);
         let file = way.memory_file(&cache, PAGES * PAGE);
         let mut map = file.map_mut(0..PAGES * PAGE).unwrap();
@@ -97,7 +97,7 @@ fn locked_memory_is_truncated_and_evicted_all_the_same() {
 /// between two of them.
 #[test]
 fn a_map_of_several_kernel_mappings_is_read_in_as_few_transfers() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let storage = Faulty::new(support::Way::Memory, 1024 * PAGE as usize, 3);
         let builder = storage.builder(16 << 20);
         let cache = way.mask(builder).build().unwrap();
@@ -140,7 +140,7 @@ fn with_mlockall_a_cache_stays_within_its_bound() {
     // SAFETY: it changes nothing that is mapped.
     assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0);
     let cache = bifolio::Cache::builder().memory(1 << 20).memory_max(256 << 20).build().unwrap();
-    for way in Way::modes() {
+    for way in Way::whole() {
         let file = cache.memory_file_with("mapped", &way.options().len_max(256 << 20)).unwrap();
         file.set_len(10 * PAGE).unwrap();
         file.write_all_at(b"bytes", 3 * PAGE).unwrap();

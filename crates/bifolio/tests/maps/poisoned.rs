@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use bifolio::{Backing, Cache, ErrorKind, FaultMode, Feature, IoBuf, IoBufMut};
+use bifolio::{Backing, Cache, ErrorKind, Feature, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault};
 
 use crate::setup::{Address, Way, kernel_loads, refuse_calls, run_child, store, touch, word};
@@ -113,7 +113,7 @@ fn find_no_memory_to_read(way: Way) {
         }
     }
     assert!(!kernel_loads(map.as_ptr(), 5 * PAGE));
-    assert_eq!(map.take_error().is_some(), way.faults == FaultMode::Threads);
+    assert!(map.take_error().is_some());
     assert_eq!(touch(map.as_ptr(), 7), storage.bytes[7]);
     file.sync_data().unwrap();
     drop((map, file));
@@ -223,7 +223,7 @@ fn end_without_a_look(way: Way, errno: i32) {
 #[test]
 fn stores_that_cannot_be_looked_for_survive_all_closes() {
     const NAME: &str = "poisoned::stores_that_cannot_be_looked_for_survive_all_closes";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         log::set_logger(&ERRORS).unwrap();
         log::set_max_level(log::LevelFilter::Error);
@@ -255,7 +255,7 @@ fn find_no_memory_to_refuse(way: Way) {
 fn a_page_that_cannot_be_refused_poisons_the_cache_in_time() {
     const NAME: &str = "poisoned::a_page_that_cannot_be_refused_poisons_the_cache_in_time";
     if std::env::var(VARIABLE).is_ok() {
-        return find_no_memory_to_refuse(Way::new(FaultMode::Threads));
+        return find_no_memory_to_refuse(Way::new());
     }
     let can_run = support::files_can_be_mapped() && support::has(Feature::FaultPoison);
     run_to_a_good_end(NAME, usize::from(can_run));
@@ -266,7 +266,7 @@ fn a_page_that_cannot_be_refused_poisons_the_cache_in_time() {
 #[test]
 fn kept_pages_that_are_lost_poison_the_cache() {
     const NAME: &str = "poisoned::kept_pages_that_are_lost_poison_the_cache";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
@@ -278,7 +278,7 @@ fn kept_pages_that_are_lost_poison_the_cache() {
 #[test]
 fn pages_that_find_no_memory_are_an_error() {
     const NAME: &str = "poisoned::pages_that_find_no_memory_are_an_error";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
@@ -290,7 +290,7 @@ fn pages_that_find_no_memory_are_an_error() {
 #[test]
 fn pages_that_cannot_be_put_back_poison_the_cache_in_time() {
     const NAME: &str = "poisoned::pages_that_cannot_be_put_back_poison_the_cache_in_time";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
@@ -327,7 +327,7 @@ fn find_no_vectored_unmap(way: Way) {
 #[test]
 fn an_unmap_call_that_is_refused_later_is_replaced_for_good() {
     const NAME: &str = "poisoned::an_unmap_call_that_is_refused_later_is_replaced_for_good";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
@@ -356,7 +356,7 @@ fn find_no_vmsplice(way: Way) {
 #[test]
 fn a_cache_that_can_evict_nothing_names_the_refused_call() {
     const NAME: &str = "poisoned::a_cache_that_can_evict_nothing_names_the_refused_call";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
@@ -462,7 +462,7 @@ fn add_at_once(start: Address) -> u64 {
 /// Bytes were stored to the first pages of a transfer, and the kernel refuses a later page.
 #[test]
 fn pages_in_front_of_one_that_is_refused_keep_what_was_stored() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         for round in 0..100 {
             let cache = way.builder(1 << 20).build().unwrap();
             let backing = Arc::new(Hostile::default());

@@ -118,7 +118,7 @@ fn reads_of_a_file_that_is_cut_raise_no_signal() {
 #[test]
 fn reads_of_a_memory_file_that_is_cut_raise_no_signal() {
     let name = "reads::reads_of_a_memory_file_that_is_cut_raise_no_signal";
-    in_children(name, &Way::modes(), |way| {
+    in_children(name, &Way::whole(), |way| {
         let cache = way.swapping(MEMORY_BYTES);
         let file = way.memory_file(&cache, PAGES * PAGE);
         // Raw writers are looked for.

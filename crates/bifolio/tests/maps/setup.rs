@@ -1,5 +1,4 @@
-//! The ways in which maps are tested: the threads that serve faults, and the features that are
-//! disabled; and loads and stores.
+//! The ways in which maps are tested: the features that are disabled; and loads and stores.
 //!
 //! # Safety
 //! Offsets are compared with the length of the map. The caller makes sure that the page can be
@@ -12,19 +11,15 @@ use std::os::fd::AsRawFd;
 use std::process::{Command, Output};
 use std::sync::atomic::AtomicU64;
 
-use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, Map, MapMut, OpenOptions};
+use bifolio::{Cache, CacheBuilder, Feature, File, Map, MapMut, OpenOptions};
 
 use crate::support::{files_can_be_mapped, writable};
 
-/// Way of serving faults, and the features that are disabled.
+/// Feature that is disabled, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    pub faults: FaultMode,
     pub masked: Option<Feature>,
 }
-
-/// Kinds of threads that can serve faults.
-pub const MODES: [FaultMode; 2] = [FaultMode::Threads, FaultMode::InThread];
 
 /// Features that maps can work without.
 pub const MASKS: [Feature; 3] =
@@ -32,29 +27,29 @@ pub const MASKS: [Feature; 3] =
 
 impl Way {
     /// Creates a way with all features of the kernel.
-    pub fn new(faults: FaultMode) -> Self {
-        Self { faults, masked: None }
+    pub fn new() -> Self {
+        Self { masked: None }
     }
 
-    pub fn without(faults: FaultMode, feature: Feature) -> Self {
-        Self { faults, masked: Some(feature) }
+    pub fn without(feature: Feature) -> Self {
+        Self { masked: Some(feature) }
     }
 
-    /// Returns both modes, with all features.
-    pub fn modes() -> Vec<Self> {
-        skip_all_unless_mapped(MODES.map(Self::new).to_vec())
+    /// Returns the way with all features.
+    pub fn whole() -> Vec<Self> {
+        skip_all_unless_mapped(vec![Self::new()])
     }
 
-    /// Returns both modes, with all features, and without each feature that maps can work without.
+    /// Returns the way with all features, and those without each feature that maps can work
+    /// without.
     pub fn all() -> Vec<Self> {
-        let masked = MODES.into_iter().flat_map(|mode| MASKS.map(|mask| Self::without(mode, mask)));
-        skip_all_unless_mapped(MODES.into_iter().map(Self::new).chain(masked).collect())
+        let masked = MASKS.map(Self::without);
+        skip_all_unless_mapped([Self::new()].into_iter().chain(masked).collect())
     }
 
-    /// Returns both modes, with all features, and without `feature`.
+    /// Returns the ways with all features and without `feature`.
     pub fn with_and_without(feature: Feature) -> Vec<Self> {
-        let masked = MODES.map(|mode| Self::without(mode, feature));
-        skip_all_unless_mapped(MODES.into_iter().map(Self::new).chain(masked).collect())
+        skip_all_unless_mapped(vec![Self::new(), Self::without(feature)])
     }
 
     pub fn builder(self, memory_bytes: u64) -> CacheBuilder {
@@ -76,7 +71,7 @@ impl Way {
 
     /// Returns options to read, write and map.
     pub fn options(self) -> OpenOptions {
-        writable().mappable(true).faults(self.faults)
+        writable().mappable(true)
     }
 
     /// Creates a memory file of `length` zeros.

@@ -46,7 +46,7 @@ fn threads_of_the_cache_block_asynchronous_signals_only() {
         status.lines().find(|line| line.starts_with("SigBlk:")).unwrap().to_owned()
     };
     let before = mask_of_this_thread();
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(512 << 10);
         let file = way.memory_file(&cache, 400 * PAGE);
         let mut map = file.map_mut(0..file.len()).unwrap();
@@ -189,7 +189,7 @@ fn touch_in_a_handler(way: Way) {
 #[test]
 fn a_handler_that_faults_inside_a_call_dies_and_does_not_hang() {
     const NAME: &str = "signals::a_handler_that_faults_inside_a_call_dies_and_does_not_hang";
-    let ways = Way::modes();
+    let ways = Way::whole();
     if let Ok(number) = std::env::var(VARIABLE) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(PATIENCE) };

@@ -214,7 +214,7 @@ const SHORT: Duration = Duration::from_millis(400);
 
 #[test]
 fn no_store_to_pages_of_one_thread_is_lost() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         run(way, Owns::Pages, &Place::Memory, SHORT);
         run(way, Owns::Pages, &Place::Disk, SHORT);
     }
@@ -222,11 +222,11 @@ fn no_store_to_pages_of_one_thread_is_lost() {
 
 #[test]
 fn no_store_to_words_of_shared_pages_is_lost() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         run(way, Owns::Words, &Place::Memory, SHORT);
         run(way, Owns::Words, &Place::Disk, SHORT);
     }
-    for way in Way::with_and_without(Feature::VectoredUnmap).into_iter().skip(2) {
+    for way in Way::with_and_without(Feature::VectoredUnmap).into_iter().skip(1) {
         run(way, Owns::Words, &Place::Disk, SHORT);
     }
 }
@@ -236,7 +236,7 @@ fn no_store_to_words_of_shared_pages_is_lost() {
 #[test]
 #[ignore = "takes a minute: stores between the look and the unmapping are rare"]
 fn stores_that_come_late_are_found() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         run(way, Owns::Words, &Place::Memory, Duration::from_secs(20));
     }
 }
@@ -245,7 +245,7 @@ fn stores_that_come_late_are_found() {
 /// in the table but not in the address space would fault endlessly.
 #[test]
 fn pages_punched_while_stored_to_can_be_touched() {
-    for way in Way::modes() {
+    for way in Way::whole() {
         let cache = way.swapping(MEMORY_BYTES);
         let file = way.memory_file(&cache, 8 * PAGE);
         let mut map = file.map_mut(0..8 * PAGE).unwrap();
@@ -280,7 +280,7 @@ fn pages_punched_while_stored_to_can_be_touched() {
 #[test]
 fn stores_to_pages_from_before_the_first_map_are_found() {
     const LEN: u64 = 1 << 20;
-    for way in Way::modes() {
+    for way in Way::whole() {
         let directory = directory();
         let (path, _) = random_file(&directory, "mapped", LEN as usize);
         let cache = way.builder(8 << 20).build().unwrap();

@@ -1,23 +1,22 @@
 //! Faults: accesses to pages of a region that are not present.
 //!
-//! The kernel reports a fault as a message to one of the cache's threads (`threads.rs`), or as a
-//! signal to the faulting thread. Either calls [`Server::serve`], and the page is filled like for a
-//! read (`file/fill.rs`). A page that cannot be read is poisoned: an access raises SIGBUS, as with
-//! `mmap`, and the region has the reason ([`Region::error_since`]).
+//! The kernel reports a fault as a message to one of the cache's threads (`threads.rs`). It calls
+//! [`Server::serve`], and the page is filled like for a read (`file/fill.rs`). A page that cannot
+//! be read is poisoned: an access raises SIGBUS, as with `mmap`, and the region has the reason
+//! ([`Region::error_since`]).
 //!
 //! ```text
-//!   touch --> kernel --> message --> threads.rs --.
-//!               |                                 +--> serve --> Handle::handle_fault --> fill.rs
-//!               '------> SIGBUS, in the thread  --'       |            '--> readahead
-//!                                                         '--> failed: check again; if the error
-//!                                                              holds, record it, poison the page
+//!   touch --> kernel --> message --> threads.rs --> serve --> Handle::handle_fault --> fill.rs
+//!                                                     |            '--> readahead
+//!                                                     '--> failed: check again; if the error
+//!                                                          holds, record it, poison the page
 //! ```
 //!
 //! A message may be served when its thread no longer waits and the page has changed;
 //! `memory/region/stray_pages.rs` describes when an error still holds.
 //!
-//! The table of regions covers all caches of the process, because a signal handler knows only the
-//! address.
+//! The table of regions covers all caches of the process, because a buffer that a caller passes to
+//! one cache may be a map of another.
 
 mod handle_fault;
 mod services;
@@ -30,8 +29,7 @@ use super::handle::Handle;
 use crate::memory::{PageSpace, Refusal, Region};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList, blocking};
-use crate::sys::process::current_thread;
+use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
 use services::Service;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -143,34 +141,30 @@ impl Server {
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
 
-    /// Serves faults at `pages`, reported by a message that was read at `read_at`. Returns `true`
-    /// if the faulting thread can continue.
-    fn serve(&self, pages: Range<u64>, is_write: bool, read_at: u64) -> bool {
+    /// Serves faults at `pages`, reported by a message that was read at `read_at`.
+    fn serve(&self, pages: Range<u64>, is_write: bool, read_at: u64) {
         self.handle.inode.memory.counters.add(Counter::Fault, 1);
         let mut left = pages;
-        let mut is_served = true;
         while left.start < left.end {
             // Poisoned by another service, which has reported it: no thread waits.
             if self.region.is_poisoned_since(left.start, read_at) {
-                (is_served, left.start) = (false, left.start + 1);
+                left.start += 1;
                 continue;
             }
             // R1 of `memory/region/stray_pages.rs`.
             let growths = self.region.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
-                break;
+                return;
             };
-            let error = Arc::new(error);
-            is_served &= !self.refuse(&Refusal { index, growths, read_at, error });
+            self.refuse(&Refusal { index, growths, read_at, error: Arc::new(error) });
             left.start = index + 1;
         }
-        is_served
     }
 
     /// Handles a page that cannot be filled: if the error still holds, poisons the page, so that an
-    /// access raises SIGBUS and no thread waits for it. Returns `true` if the error holds. Retries
-    /// for a while if the kernel has no memory for this; then poisons the cache.
-    fn refuse(&self, refusal: &Refusal) -> bool {
+    /// access raises SIGBUS and no thread waits for it. Retries for a while if the kernel has no
+    /// memory for this; then poisons the cache.
+    fn refuse(&self, refusal: &Refusal) {
         let (index, mapping) = (refusal.index, &self.handle.inode.mapping);
         let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
@@ -178,10 +172,10 @@ impl Server {
             match self.region.refuse(refusal, is_past_end, is_there) {
                 Err(error) if error.kind() == io::ErrorKind::OutOfMemory => thread::sleep(PAUSE),
                 Err(error) => return self.lose("a page of a map cannot be poisoned", &error),
-                Ok(is_refused) => return is_refused,
+                Ok(_) => return,
             }
         }
-        self.lose("a page of a map cannot be poisoned", &io::ErrorKind::OutOfMemory.into())
+        self.lose("a page of a map cannot be poisoned", &io::ErrorKind::OutOfMemory.into());
     }
 
     /// Wakes threads that wait for pages that were present already.
@@ -191,9 +185,8 @@ impl Server {
         }
     }
 
-    fn lose(&self, what: &'static str, error: &io::Error) -> bool {
+    fn lose(&self, what: &'static str, error: &io::Error) {
         self.region.regions.soundness.lose(what, error);
-        true
     }
 }
 
@@ -205,21 +198,6 @@ fn log_inside(address: usize, thread: u32) {
          inside a call of the cache that holds a lock or a transfer: a signal handler must not \
          touch maps, and pages of a map must not be thrown away (madvise) or unmapped; SIGBUS"
     );
-}
-
-/// Serves the fault of the calling thread, in its signal handler.
-pub(super) fn serve_in_thread(address: usize, is_write: bool) -> bool {
-    if blocking::is_this_thread_tracked() {
-        if threads_for(address).is_some() {
-            log_inside(address, current_thread());
-        }
-        return false;
-    }
-    let Some(server) = server_of(address) else { return false };
-    let _serving = blocking::serve();
-    let pages = server.pages_at(address, 1);
-    // No message can be stale here: the waiting thread is this one.
-    server.serve(pages, is_write, u64::MAX)
 }
 
 #[cfg(all(test, not(loom)))]

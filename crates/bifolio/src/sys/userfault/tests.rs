@@ -19,17 +19,13 @@ pub(in crate::sys) struct Scratch {
 impl Scratch {
     /// Creates a region of `pages` pages; `None` where the kernel lacks one of `needed`.
     pub(in crate::sys) fn new(pages: usize, needed: &[Feature]) -> Option<Self> {
-        Self::with(pages, FaultMode::Threads, needed)
-    }
-
-    pub(in crate::sys) fn with(pages: usize, mode: FaultMode, needed: &[Feature]) -> Option<Self> {
         let features = Features::probe(&[]);
         let needed = [&[Feature::UserFaults], needed].concat();
         if let Some(missing) = needed.iter().find(|feature| !features.has(**feature)) {
             skip(missing, format!("{:?}", features.reports()));
             return None;
         }
-        let faults = Userfault::open(mode, &features).unwrap();
+        let faults = Userfault::open(&features).unwrap();
         let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.refuse_huge_pages();
         memory.skip_on_fork().unwrap();
