@@ -1,18 +1,14 @@
-//! Asynchronous reads: many at once by one thread, some of them dropped, and batches with a
-//! callback.
+//! Asynchronous reads: many at once by one thread, some of them dropped.
 
 use crate::history::WORD_BYTES;
 use crate::scene::Target;
 use crate::work::{Outcome, Worker};
-use bifolio::{File, ReadRequest};
+use bifolio::File;
 use bifolio_testing::run_all;
 
 impl Worker<'_> {
     /// Reads some ranges at once. Each future is dropped after a poll with a probability of 1/8.
     pub fn read_async(&mut self, target: &Target, file: &File) -> Outcome {
-        if self.random.u32(0..4) == 0 {
-            return self.read_many_with(target, file);
-        }
         let count = self.random.usize(1..40);
         let ranges: Vec<_> = (0..count).map(|_| self.range(target, 16 << 10)).collect();
         let begun = self.scene.clock.begin_call(self.number);
@@ -34,35 +30,5 @@ impl Worker<'_> {
             }
         }
         Ok(())
-    }
-
-    fn read_many_with(&mut self, target: &Target, file: &File) -> Outcome {
-        let count = self.random.usize(1..40);
-        let ranges: Vec<_> = (0..count).map(|_| self.range(target, 16 << 10)).collect();
-        let mut buffers: Vec<Vec<u8>> =
-            ranges.iter().map(|range| vec![0xAA; (range.end - range.start) as usize]).collect();
-        let begun = self.scene.clock.begin_call(self.number);
-        let starts = ranges.iter().map(|range| range.start).zip(&mut buffers);
-        let mut requests: Vec<_> =
-            starts.map(|(start, buffer)| ReadRequest::new(start, buffer)).collect();
-        let mut outcome = Ok(());
-        let what = "read_many_with";
-        let read = file.read_many_with(&mut requests, |_, request| {
-            let judged = match &request.result {
-                Ok(read) => {
-                    let whole = *read as u64 / WORD_BYTES * WORD_BYTES;
-                    let bytes = &request.buffer[..whole as usize];
-                    target.history.check(what, bytes, request.position, begun)
-                }
-                Err(error) => self.refused(what, target, error),
-            };
-            if outcome.is_ok() {
-                outcome = judged;
-            }
-        });
-        match read {
-            Ok(()) => outcome,
-            Err(error) => self.refused(what, target, &error),
-        }
     }
 }

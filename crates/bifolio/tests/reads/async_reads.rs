@@ -13,7 +13,7 @@ use crate::support::{
 };
 use bifolio::{
     Advice, Cache, DiskFile, DiskOptions, ErrorKind, Feature, Features, File, OpenOptions,
-    ReadFuture, ReadRequest,
+    ReadFuture,
 };
 use bifolio_testing::{
     Call, Fault, FaultyBacking, Gate, MemoryBacking, block_on, fill_bytes, run_all,
@@ -338,69 +338,6 @@ fn futures_run_on_tasks_of_tokio() {
             }
         }
     });
-}
-
-#[test]
-fn a_callback_gets_each_request_of_a_batch_once() {
-    let directory = directory();
-    let (path, bytes) = random_file(&directory, "file", (3 << 20) + 100);
-    let mut random = Rng::with_seed(8);
-    for disabled in [None, Some(Feature::IoUring)] {
-        let builder = Cache::builder().memory(1 << 20);
-        let builder = disabled.into_iter().fold(builder, |builder, off| builder.disable(off));
-        let file = open(&builder.build().unwrap(), &path);
-        let mut buffers: Vec<_> =
-            (0..1000).map(|_| vec![0xEE; random.usize(..3 * PAGE as usize)]).collect();
-        let mut starts = Vec::new();
-        let mut requests: Vec<_> = buffers
-            .iter_mut()
-            .map(|buffer| {
-                starts.push(random.usize(..bytes.len() + 100));
-                ReadRequest::new(starts[starts.len() - 1] as u64, buffer)
-            })
-            .collect();
-        let mut times = vec![0; requests.len()];
-        file.read_many_with(&mut requests, |number, request| {
-            times[number] += 1;
-            let start = starts[number].min(bytes.len());
-            let end = (starts[number] + request.buffer.len()).clamp(start, bytes.len());
-            assert_eq!(*request.result.as_ref().unwrap(), end - start);
-            assert_same(&request.buffer[..end - start], &bytes[start..end]);
-            // A callback may use the cache.
-            file.read_exact_at(&mut [0; 8], random.u64(..3 << 20)).unwrap();
-        })
-        .unwrap();
-        assert!(times.iter().all(|times| *times == 1));
-    }
-}
-
-#[test]
-fn a_batch_goes_on_beside_a_request_that_is_held_up_or_fails() {
-    let bytes = fill_bytes(7, 1 << 20);
-    let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(bytes.clone())));
-    let gate = Gate::new();
-    backing.inject(Fault::on(Call::Read).at(0..1).held(&gate));
-    backing.inject(Fault::on(Call::Read).at(8192..8193).forever().fails(libc::EIO));
-    let file = cache_of(4 << 20).open_backing(backing, &OpenOptions::new()).unwrap();
-    let mut buffers = vec![vec![0; PAGE as usize]; 20];
-    let requests = buffers.iter_mut().enumerate();
-    let mut requests: Vec<_> =
-        requests.map(|(page, buffer)| ReadRequest::new(page as u64 * PAGE, buffer)).collect();
-    let (mut order, mut others) = (Vec::new(), 0);
-    file.read_many_with(&mut requests, |number, request| {
-        order.push(number);
-        match number {
-            2 => assert!(request.result.is_err()),
-            _ => assert_same(request.buffer, &bytes[number * 4096..][..4096]),
-        }
-        others += 1;
-        if others == 19 {
-            gate.open();
-        }
-    })
-    .unwrap();
-    assert_eq!(order.last(), Some(&0), "{order:?}");
-    assert_eq!(order.len(), 20);
 }
 
 /// Reads a million pages, of which a tenth is dropped, beside readers, writers and advice.

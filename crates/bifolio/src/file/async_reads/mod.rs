@@ -1,4 +1,4 @@
-//! Asynchronous reads: futures that need no runtime, and batches with a callback.
+//! Asynchronous reads: futures that need no runtime.
 //!
 //! A future that finds its bytes in memory is ready at its first poll. Otherwise that poll submits
 //! the read to the *server* of the file's device: a job on a thread of the engine, which claims the
@@ -18,12 +18,9 @@
 //! or changes is waited for without a thread: the read registers a waker for its folio lock. The
 //! server exists while reads are outstanding; without any, no thread runs and no ring is leased.
 //!
-//! Batches with a callback are such reads, too (`completion_order.rs`).
-//!
 //! A read that is dropped frees its buffer at once. The transfer ends by itself: its pages become
 //! READY in the cache, as if they had been read ahead.
 
-mod completion_order;
 pub(crate) mod handover;
 mod pending_read;
 mod server;

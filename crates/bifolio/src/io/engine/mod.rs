@@ -85,11 +85,6 @@ impl Engine {
         self.workers.offer(lane, Urgency::Always, Box::new(job)).map_err(refused)
     }
 
-    /// Returns the maximum number of transfers of a queue that are in flight at a time.
-    pub(crate) fn depth(&self) -> usize {
-        self.depth
-    }
-
     /// Returns the counters of the engine.
     pub(crate) fn counts(&self) -> EngineCounts {
         self.rings.counts.snapshot()
