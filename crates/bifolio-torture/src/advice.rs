@@ -9,7 +9,7 @@ impl Worker<'_> {
         self.scene.clock.begin_call(self.number);
         let advice = [Advice::Cold, Advice::DontNeed, Advice::Normal];
         let _ = self.scene.cache.advise_all(self.random.choice(advice).unwrap_or(Advice::Cold));
-        let _ = file.residency_by_page(0..256 << 10);
+        let _ = file.residency(0..256 << 10);
         if file.is_memory_file() && self.scene.memory_bytes >= 4 << 20 {
             let bytes = 4 * file.folio_bytes();
             let start = self.random.u64(0..16) * bytes;

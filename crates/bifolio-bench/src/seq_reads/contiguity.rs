@@ -67,14 +67,14 @@ fn filled(file: &File, memory_bytes: u64) -> Result<f64> {
         folio_bytes: PAGE_BYTES as u64,
     };
     plan.make(file)?;
-    let pages = file.residency_by_page(0..file.len())?;
     let (mut neighbours, mut adjacent, mut address_behind) = (0_u64, 0_u64, None);
-    for (page, position) in pages.iter().zip((0..).step_by(PAGE_BYTES)) {
-        if !page.resident {
+    for position in (0..file.len()).step_by(PAGE_BYTES) {
+        let page = position..position + PAGE_BYTES as u64;
+        if file.residency(page.clone())?.resident == 0 {
             address_behind = None;
             continue;
         }
-        let address = file.pin(position..position + PAGE_BYTES as u64)?.as_ptr() as usize;
+        let address = file.pin(page)?.as_ptr() as usize;
         if let Some(behind) = address_behind {
             neighbours += 1;
             adjacent += u64::from(address == behind);

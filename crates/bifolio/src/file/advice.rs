@@ -7,7 +7,7 @@ use super::readahead::Mode;
 use super::registry::Registry;
 use crate::error::{ErrorKind, Result};
 use crate::outcome::Outcome;
-use crate::page::{Entry, Flag, Folio, pages_of};
+use crate::page::{Flag, Folio, pages_of};
 use crate::reclaim::Reclaim;
 use crate::writeback::Inode;
 use std::ops::Range;
@@ -165,24 +165,6 @@ impl Registry {
     }
 }
 
-/// State of one page in the cache. A snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct PageResidency {
-    /// Set if the page is in memory and filled.
-    pub resident: bool,
-    /// Set if the page is newer than the device. For a page of a memory file: exists only in
-    /// memory.
-    pub dirty: bool,
-    /// Set while the page is being written to the device or to the swap.
-    pub writeback: bool,
-    /// Set if the page was in memory and has been evicted.
-    pub evicted: bool,
-    /// Set if the page was evicted so recently that it would still be in memory if the active list
-    /// were that much longer.
-    pub recently_evicted: bool,
-}
-
 /// Page counts of a range, by state. A snapshot: other threads may change the pages at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -200,16 +182,6 @@ pub struct Residency {
     /// Evicted pages that were evicted recently. Reading them again soon means that the cache is
     /// too small by at least this many pages.
     pub recently_evicted: u64,
-}
-
-impl Residency {
-    fn add(&mut self, page: PageResidency) {
-        self.resident += u64::from(page.resident);
-        self.dirty += u64::from(page.dirty);
-        self.writeback += u64::from(page.writeback);
-        self.evicted += u64::from(page.evicted);
-        self.recently_evicted += u64::from(page.recently_evicted);
-    }
 }
 
 impl File {
@@ -236,27 +208,7 @@ impl File {
     /// ```
     pub fn residency(&self, range: Range<u64>) -> Result<Residency> {
         let pages = self.handle.pages_in_file(&range)?;
-        let mut residency = Residency { pages: pages.end - pages.start, ..Residency::default() };
-        self.handle.visit_pages(pages, |_, page| residency.add(page));
-        Ok(residency)
-    }
-
-    /// Returns the state of each page of the range that lies in the file; otherwise like
-    /// [`File::residency`].
-    ///
-    /// # Errors
-    /// Fails like [`File::residency`], and when memory for the list cannot be allocated.
-    pub fn residency_by_page(&self, range: Range<u64>) -> Result<Vec<PageResidency>> {
-        let pages = self.handle.pages_in_file(&range)?;
-        let first = pages.start;
-        let mut all = Vec::new();
-        let count = (pages.end - first) as usize;
-        let purpose = "a list of pages";
-        let source = std::io::ErrorKind::OutOfMemory.into();
-        all.try_reserve_exact(count).map_err(|_| ErrorKind::Memory { purpose, source })?;
-        all.resize(count, PageResidency::default());
-        self.handle.visit_pages(pages, |index, page| all[(index - first) as usize] = page);
-        Ok(all)
+        Ok(self.handle.residency_of(pages))
     }
 }
 
@@ -272,44 +224,36 @@ impl Handle {
         Ok(pages_of(&(range.start..end)))
     }
 
-    /// Calls `visit` for those of `pages` that are or were in memory.
-    fn visit_pages(&self, pages: Range<u64>, mut visit: impl FnMut(u64, PageResidency)) {
-        let table = self.inode.mapping.table();
+    /// Counts `pages` by state.
+    fn residency_of(&self, pages: Range<u64>) -> Residency {
+        let (mapping, memory) = (&self.inode.mapping, &self.inode.memory);
+        let mut all = Residency { pages: pages.end - pages.start, ..Residency::default() };
         // The trace of an eviction is only in the Entry at the head of a unit.
-        let mut index = self.inode.mapping.head_index(pages.start);
-        while let Some(found) = table.next_occupied(index).filter(|found| *found < pages.end) {
-            let end = self.inode.mapping.end_of_unit(found);
-            let page = self.residency_of(found);
-            for index in found.max(pages.start)..end.min(pages.end) {
-                visit(index, page);
+        let mut index = mapping.head_index(pages.start);
+        while let Some(found) =
+            mapping.table().next_occupied(index).filter(|found| *found < pages.end)
+        {
+            index = mapping.end_of_unit(found);
+            let count = index.min(pages.end) - found.max(pages.start);
+            let peeked = mapping.peek(&memory.folios, found, |_, folio| all.add(folio, count));
+            if let Err(entry) = peeked
+                && let Some(shadow) = self.inode.store.shadow_of(entry)
+            {
+                all.evicted += count;
+                all.recently_evicted += count * u64::from(memory.lru.is_near_refault(shadow));
             }
-            index = end;
         }
-    }
-
-    /// Returns the state of the unit whose first page is `head`.
-    fn residency_of(&self, head: u64) -> PageResidency {
-        let folios = &self.inode.memory.folios;
-        let peeked = self.inode.mapping.peek(folios, head, |_, folio| folio_residency(folio));
-        peeked.unwrap_or_else(|entry| self.absent_residency(entry))
-    }
-
-    fn absent_residency(&self, entry: Entry) -> PageResidency {
-        let Some(shadow) = self.inode.store.shadow_of(entry) else {
-            return PageResidency::default();
-        };
-        let recently_evicted = self.inode.memory.lru.is_near_refault(shadow);
-        PageResidency { evicted: true, recently_evicted, ..PageResidency::default() }
+        all
     }
 }
 
-fn folio_residency(folio: &Folio) -> PageResidency {
-    let write_state = folio.flags.write_state();
-    PageResidency {
-        resident: folio.flags.get(Flag::Uptodate),
-        dirty: write_state.is_dirty(),
-        writeback: write_state.is_writing(),
-        ..PageResidency::default()
+impl Residency {
+    /// Counts `pages` pages of a folio.
+    fn add(&mut self, folio: &Folio, pages: u64) {
+        let write_state = folio.flags.write_state();
+        self.resident += pages * u64::from(folio.flags.get(Flag::Uptodate));
+        self.dirty += pages * u64::from(write_state.is_dirty());
+        self.writeback += pages * u64::from(write_state.is_writing());
     }
 }
 

@@ -66,7 +66,7 @@ mod resize;
 mod write;
 
 pub use advice::Advice;
-pub use advice::{PageResidency, Residency};
+pub use advice::Residency;
 pub use async_reads::ReadFuture;
 pub use cursor::FileCursor;
 pub use gate::Checkpoint;

@@ -96,9 +96,8 @@ struct Placement {
 fn placement_of(file: &File) -> Placement {
     let mut placement = Placement::default();
     let mut address_behind = None;
-    let pages = file.residency_by_page(0..file.len()).unwrap();
-    for (page, position) in pages.iter().zip((0..).step_by(PAGE as usize)) {
-        if !page.resident {
+    for position in (0..file.len()).step_by(PAGE as usize) {
+        if file.residency(position..position + 1).unwrap().resident == 0 {
             address_behind = None;
             continue;
         }

@@ -10,7 +10,7 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, file_of, open, random_file, read, read_all,
     without_root, writable,
 };
-use bifolio::{Advice, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOptions};
+use bifolio::{Advice, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOptions, Residency};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -475,7 +475,7 @@ fn advise_without_bytes(file: &File) {
         let outcome = file.advise(range.clone(), Advice::DontNeed).unwrap();
         assert_eq!((outcome.evicted, outcome.remaining.total()), (0, 0), "{range:?}: {outcome}");
         file.sync_range(range.clone()).unwrap();
-        assert!(file.residency_by_page(range).unwrap().is_empty());
+        assert_eq!(file.residency(range).unwrap(), Residency::default());
     }
 }
 

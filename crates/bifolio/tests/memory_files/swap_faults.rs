@@ -111,8 +111,9 @@ fn stalls_of_an_evicted_page(mappable: bool) -> u64 {
         // No call allocates, which would be counted, too: it fails because all pages stay.
         let smaller = scope.spawn(|| cache.set_memory(MEMORY_BYTES / 2));
         gate.wait_for_arrivals(1);
-        let pages = file.residency_by_page(0..file.len()).unwrap();
-        let leaving = pages.iter().position(|page| page.writeback).unwrap() as u64;
+        let is_leaving =
+            |page: &u64| file.residency(page * PAGE..(page + 1) * PAGE).unwrap().writeback == 1;
+        let leaving = (0..file.len() / PAGE).find(is_leaving).unwrap();
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(5));
             gate.open();
