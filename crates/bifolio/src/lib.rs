@@ -105,8 +105,8 @@ mod surface {
     pub use crate::config::HugePages;
     pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
     pub use crate::file::{
-        Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageView, Pin, PinMut, Pins,
-        ReadFuture, ReadRequest, Residency,
+        Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageView, Pin, PinMut, ReadFuture,
+        ReadRequest, Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,

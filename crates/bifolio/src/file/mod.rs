@@ -73,7 +73,7 @@ pub use gate::Checkpoint;
 pub(crate) use handle::CacheState;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
-pub use pin::{Hold, Pin, PinMut, Pins};
+pub use pin::{Hold, Pin, PinMut};
 pub use read_many::ReadRequest;
 pub use read_with::PageView;
 pub(crate) use registry::Registry;

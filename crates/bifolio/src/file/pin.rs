@@ -313,30 +313,6 @@ impl PinMut<'_> {
     }
 }
 
-/// Iterator over pins of consecutive folios, returned by [`File::pins`].
-#[derive(Debug)]
-pub struct Pins<'a> {
-    file: &'a File,
-    left: Range<u64>,
-}
-
-impl<'a> Iterator for Pins<'a> {
-    type Item = Result<Pin<'a>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.left.is_empty() {
-            return None;
-        }
-        let folio_bytes = self.file.folio_bytes();
-        let folio_end = (self.left.start / folio_bytes + 1).saturating_mul(folio_bytes);
-        let end = folio_end.min(self.left.end);
-        let pin = self.file.pin(self.left.start..end);
-        // Ends after an error.
-        self.left.start = if pin.is_ok() { end } else { self.left.end };
-        Some(pin)
-    }
-}
-
 impl File {
     /// Pins the bytes of `range`, which must lie in one folio and in the file. Blocks for I/O on a
     /// miss. Sequential pins start readahead, as reads do.
@@ -389,8 +365,19 @@ impl File {
     /// it.
     ///
     /// The iterator ends after the first error.
-    pub fn pins(&self, range: Range<u64>) -> Pins<'_> {
-        Pins { file: self, left: range }
+    pub fn pins(&self, range: Range<u64>) -> impl Iterator<Item = Result<Pin<'_>>> {
+        let folio_bytes = self.folio_bytes();
+        let mut left = range;
+        std::iter::from_fn(move || {
+            if left.is_empty() {
+                return None;
+            }
+            let folio_end = (left.start / folio_bytes + 1).saturating_mul(folio_bytes);
+            let end = folio_end.min(left.end);
+            let pin = self.pin(left.start..end);
+            left.start = if pin.is_ok() { end } else { left.end };
+            Some(pin)
+        })
     }
 
     /// Pins the bytes of `range` for changes in place. Blocks for the folio lock, for I/O on a
