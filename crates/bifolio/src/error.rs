@@ -33,11 +33,6 @@ impl Error {
     pub fn kind(&self) -> &ErrorKind {
         &self.0
     }
-
-    /// Converts the error into its kind.
-    pub fn into_kind(self) -> ErrorKind {
-        *self.0
-    }
 }
 
 impl From<ErrorKind> for Error {

@@ -42,7 +42,7 @@ impl Error {
     }
 
     /// Returns the kind that this error has as an [`std::io::Error`].
-    pub fn io_kind(&self) -> io::ErrorKind {
+    fn io_kind(&self) -> io::ErrorKind {
         self.raw_os_error()
             .map_or_else(|| self.classify().0, |number| io::Error::from_raw_os_error(number).kind())
     }
@@ -140,8 +140,8 @@ impl Error {
     }
 }
 
-/// The kind is that of [`Error::io_kind`]; the error itself is inside, so that its text, with file
-/// and position, and [`Error::raw_os_error`] remain:
+/// The error itself is inside, so that its text, with file and position, and
+/// [`Error::raw_os_error`] remain:
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

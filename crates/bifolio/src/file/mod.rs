@@ -161,7 +161,7 @@ impl File {
     }
 
     /// Returns `true` if the file was opened immutable.
-    pub fn is_immutable(&self) -> bool {
+    pub(crate) fn is_immutable(&self) -> bool {
         self.handle.immutable
     }
 

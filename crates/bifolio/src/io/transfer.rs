@@ -351,7 +351,7 @@ impl Alignment {
     pub const NONE: Self = Self { memory_bytes: 1, offset_bytes: 1 };
 
     /// Returns `true` if both are powers of two that frames and folios can satisfy.
-    pub fn is_valid(self) -> bool {
+    pub(crate) fn is_valid(self) -> bool {
         [self.memory_bytes, self.offset_bytes]
             .into_iter()
             .all(|bytes| bytes.is_power_of_two() && bytes <= ALIGNMENT_BYTES_MAX)

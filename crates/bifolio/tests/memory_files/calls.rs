@@ -292,10 +292,10 @@ fn a_range_that_cannot_be_one_folio_is_refused() {
     let file = with_folios(&cache, 4096);
     file.write_all_at(&vec![8; 1 << 20], 0).unwrap();
     file.set_len(4 << 20).unwrap();
-    let refusal = |range: std::ops::Range<u64>| match file.collapse(range).unwrap_err().into_kind()
-    {
-        ErrorKind::CannotCollapse { refusal, .. } => refusal,
-        other => panic!("{other}"),
+    let refusal = |range| {
+        let error = file.collapse(range).unwrap_err();
+        let ErrorKind::CannotCollapse { refusal, .. } = error.kind() else { panic!("{error}") };
+        *refusal
     };
     for not_a_folio in [0..0, 0..12288, 4096..12288, 0..4 << 20, 100..4196, 4 << 20..6 << 20] {
         assert_eq!(refusal(not_a_folio), CollapseRefusal::NotAFolio);

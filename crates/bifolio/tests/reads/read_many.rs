@@ -186,8 +186,8 @@ fn more_pins_than_fit_are_refused_one_by_one() {
         let (good, bad): (Vec<_>, Vec<_>) = pins.into_iter().partition(Result::is_ok);
         assert!(good.len() > 50 && !bad.is_empty(), "{} and {}", good.len(), bad.len());
         for error in bad {
-            let kind = error.unwrap_err().into_kind();
-            assert!(matches!(kind, ErrorKind::Full { .. }), "{kind:?}");
+            let error = error.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
         }
         for pin in good.iter().flatten() {
             assert_eq!(pin.as_bytes().unwrap().len(), 10);
