@@ -454,7 +454,6 @@ impl<'s> Worker<'s> {
         let file = &self.scene.file;
         let answer = match self.random.u32(0..3) {
             0 => file.sync_range(self.own(page)),
-            1 => self.scene.cache.sync_many(&[file, file]),
             _ => file.sync_data(),
         };
         self.scene.syncs.fetch_add(1, Ordering::Relaxed);

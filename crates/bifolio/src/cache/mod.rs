@@ -251,34 +251,6 @@ impl Cache {
         File::read_many_of(&self.inner.registry, requests)
     }
 
-    /// Makes every write to these files that returned before this call durable, like
-    /// [`File::sync_data`] for each. The files are written and flushed at the same time, on up to 8
-    /// threads that exist only meanwhile, so that the file system and the device can combine the
-    /// flushes. A file that is listed twice is synced once. Blocks until all are done.
-    ///
-    /// # Errors
-    /// The first error of [`File::sync_data`], after all files were tried; a file of another cache,
-    /// before any is.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # use bifolio::{Cache, OpenOptions};
-    /// # let cache = Cache::builder().memory(16 << 20).build()?;
-    /// # let options = OpenOptions::new().write(true).create(true);
-    /// let [keys, values] = ["keys", "values"].map(|name| directory.path().join(name));
-    /// let (keys, values) = (cache.open(keys, &options)?, cache.open(values, &options)?);
-    /// keys.write_all_at(b"k", 0)?;
-    /// values.write_all_at(b"v", 0)?;
-    /// cache.sync_many(&[&keys, &values])?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn sync_many(&self, files: &[&File]) -> Result<()> {
-        self.inner.registry.check()?;
-        File::sync_many_of(&self.inner.registry, files)
-    }
-
     /// Applies advice to all open files. [`Advice::DontNeed`] evicts clean, unreferenced folios, as
     /// [`File::advise`] does, and starts the write-out of dirty ones; [`Advice::Cold`] makes all
     /// folios equally likely to be evicted.

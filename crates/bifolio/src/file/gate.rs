@@ -1,23 +1,13 @@
-//! Calls for engines with a write-ahead log: write gates, writes with an LSN, checkpoints, and
-//! syncs of several files.
+//! Calls for engines with a write-ahead log: write gates, writes with an LSN, and checkpoints.
 //!
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
-use super::registry::Registry;
 use super::{File, own_pins};
 use crate::error::{ErrorKind, Result};
 use crate::page::{Lookup, PAGE_BYTES, pages_of};
-use crate::sys::signal;
 use crate::writeback::{CheckpointMark, WriteGate};
-use std::collections::HashSet;
 use std::ops::Range;
-use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-
-/// Threads of a sync of several files, at most.
-const SYNC_THREADS_MAX: usize = 8;
 
 /// A point in time of a file, returned by [`File::checkpoint`]: a later sync can be limited to
 /// what was dirty then. Keeps a handle of the file open.
@@ -273,45 +263,5 @@ impl File {
         }
         let error = inode.errors.check_since(&self.handle.error_cursor, inode.errors.count());
         error.map_or(Ok(()), |error| Err(ErrorKind::Writeback(error).into()))
-    }
-
-    /// Syncs several files of the cache that `registry` belongs to.
-    pub(crate) fn sync_many_of(registry: &Arc<Registry>, files: &[&File]) -> Result<()> {
-        for file in files {
-            file.handle.check_sound()?;
-            if !Arc::ptr_eq(registry, &file.handle.registry) {
-                let problem = format!("{} is open in another cache", file.handle.inode.name());
-                return Err(ErrorKind::Config { name: "files", problem }.into());
-            }
-            file.handle.inode.check_outside_gate()?;
-            own_pins::check(&file.handle.inode, &own_pins::ALL_PAGES)?;
-        }
-        let mut known = HashSet::new();
-        let each: Vec<_> =
-            files.iter().filter(|file| known.insert(file.handle.inode.address())).collect();
-        // The writes of all files are under way before the first flush begins.
-        each.iter().for_each(|file| file.handle.inode.write_soon(0..u64::MAX));
-        let next = AtomicUsize::new(0);
-        let sync_some = || {
-            let mut first = Ok(());
-            // Relaxed: only hands out numbers.
-            while let Some(file) = each.get(next.fetch_add(1, Ordering::Relaxed)) {
-                first = first.and(file.sync_data());
-            }
-            first
-        };
-        thread::scope(|scope| {
-            let start = |_| thread::Builder::new().spawn_scoped(scope, sync_some).ok();
-            let helpers: Vec<_> = {
-                // Helpers take no signals of the process.
-                let _blocked = signal::block_asynchronous();
-                (1..each.len().min(SYNC_THREADS_MAX)).map_while(start).collect()
-            };
-            let own = sync_some();
-            helpers
-                .into_iter()
-                .map(|helper| helper.join().unwrap_or_else(|panic| resume_unwind(panic)))
-                .fold(own, Result::and)
-        })
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::support::{PAGE, error_of, writable};
 use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, WriteGate};
-use bifolio_testing::{Call, CrashingBacking, Fault, FaultyBacking, Gate, MemoryBacking};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -507,22 +507,6 @@ fn a_checkpoint_writes_what_was_dirty_when_it_was_taken() {
     checkpoint.sync().unwrap();
     assert_eq!((storage.bytes()[0], storage.bytes()[3 * PAGE as usize]), (1, 0));
     assert_eq!(file.oldest_dirty_lsn(), Some(6));
-}
-
-#[test]
-fn many_files_are_durable_after_one_call() {
-    let cache = quiet(4 << 20).build().unwrap();
-    let storages: Vec<_> = (0..12).map(|_| Arc::new(CrashingBacking::new(vec![0; 8]))).collect();
-    let open = |storage: &Arc<CrashingBacking>| cache.open_backing(storage.clone(), &writable());
-    let files: Vec<_> = storages.iter().map(|storage| open(storage).unwrap()).collect();
-    files.iter().for_each(|file| file.write_all_at(&[5; 8], 0).unwrap());
-    let twice: Vec<_> = files.iter().chain(&files).collect();
-    cache.sync_many(&twice).unwrap();
-    assert!(storages.iter().all(|storage| storage.durable() == [5; 8]));
-    assert_eq!(cache.stats().device_flushes, 12);
-    let elsewhere = quiet(1 << 20).build().unwrap();
-    error_of(elsewhere.sync_many(&[&files[0]]), &["another cache"]);
-    cache.sync_many(&[]).unwrap();
 }
 
 #[test]
