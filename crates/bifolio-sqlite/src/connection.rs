@@ -194,10 +194,11 @@ impl Connection {
         written.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
     }
 
-    /// Cuts the file, and makes durable what was written before: with `synchronous=OFF`, this is
-    /// the last call whose result counts before a checkpoint lets go of the log.
+    /// Cuts the file, and writes what was written before to the storage: with `synchronous=OFF`,
+    /// this is the last call whose result counts before a checkpoint lets go of the log. It does
+    /// not flush: a rollback begins with this call, and must not end here because of a flush that
+    /// failed before.
     fn truncate(&mut self, size: i64) -> Answer {
-        let has_written = self.shared.is_unsynced();
         let to_system = |system: &mut SystemFile| system.truncate(size);
         let file = match self.file_to_change(sqlite::IOERR_TRUNCATE, to_system) {
             Ok(file) => file,
@@ -210,9 +211,7 @@ impl Connection {
         if whole > size {
             cut = cut.and_then(|()| file.set_len(whole));
         }
-        if has_written {
-            cut = cut.and_then(|()| self.shared.make_durable(&file));
-        }
+        let cut = cut.and_then(|()| self.shared.write_back(&file));
         cut.map_err(|error| self.failed(&error, sqlite::IOERR_TRUNCATE))
     }
 
@@ -221,12 +220,19 @@ impl Connection {
             Ok(file) => file,
             Err(answer) => return answer,
         };
-        self.make_durable(&file)
+        let synced = self.shared.make_durable(&file);
+        synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
     }
 
-    fn make_durable(&mut self, file: &bifolio::File) -> Answer {
-        let synced = self.shared.make_durable(file);
-        synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
+    /// Writes the database to the storage, before SQLite lets go of the journal.
+    fn write_back(&mut self) -> Answer {
+        // The system's file has nothing that is only in a cache.
+        let file = match self.file_or(|_| Ok(())) {
+            Ok(file) => file,
+            Err(answer) => return answer,
+        };
+        let written = self.shared.write_back(&file);
+        written.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
     }
 
     /// # Safety
@@ -271,11 +277,7 @@ impl Connection {
     unsafe fn file_control(&mut self, operation: c_int, argument: *mut c_void) -> Answer {
         let integer = argument.cast::<c_int>();
         match operation {
-            // The system's file has nothing that is only in a cache.
-            sqlite::FCNTL_SYNC => {
-                let file = self.file_or(|_| Ok(()));
-                file.map_or_else(|answer| answer, |file| self.make_durable(&file))
-            }
+            sqlite::FCNTL_SYNC => self.write_back(),
             // SAFETY: SQLite's variable.
             sqlite::FCNTL_LOCKSTATE => unsafe { answer(integer, self.level) },
             // SAFETY: SQLite's variable.

@@ -31,10 +31,10 @@
 //!                                                         no promise of SQLite rests on it, see
 //!                                                         below
 //!  xTruncate           the length; after a checkpoint     the length, and what was written before
-//!                      with synchronous=OFF also: the     is durable; FULL
-//!                      log may be overwritten
+//!                      with synchronous=OFF also: the     is in the kernel; FULL. No flush: a
+//!                      log may be overwritten             rollback begins with it
 //!  xSync               durable                            durable; FULL
-//!  FCNTL_SYNC          precedes xSync in commit and       durable; FULL
+//!  FCNTL_SYNC          precedes xSync in commit and       in the kernel; FULL
 //!                      rollback, comes alone with
 //!                      synchronous=OFF; then the journal
 //!                      goes
@@ -70,13 +70,28 @@
 //!   deleted only after a checkpoint that reached its end, which calls `xTruncate`, and `xSync`
 //!   unless `synchronous=OFF`; it uses both results. A partial checkpoint relies on neither, and
 //!   recovery starts from the first frame.
-//! - A failed sync keeps its pages dirty, and the next sync fails until they are on the storage. So
-//!   no later success hides an error. After an error of the device itself, all syncs fail until the
-//!   last connection is closed; the next open rolls back, or recovers from the log.
+//! - A failed write-back keeps its pages dirty, and the next one fails until they are on the
+//!   storage. So no later success hides an error. After a flush that failed, all calls of `xSync`
+//!   fail until the last connection is closed; the next open rolls back, or recovers from the log.
+//!   Pages still go to the kernel meanwhile: a journal in memory restores the database with them.
 //!
-//! In `tests/databases`, `kills.rs` and `storage.rs` show it for kills and full disks,
-//! `connections.rs` the locks in a process, and `locks.rs` those toward others. Errors of a device
-//! are not injected yet.
+//! # Tests
+//!
+//! ```text
+//!  of                  in tests/databases
+//!  xOpen               journals::a_wrong_parameter_is_refused_with_its_name,
+//!                      storage::a_log_needs_a_file_that_can_be_written
+//!  xRead, xWrite       journals::every_journal_mode_keeps_its_rows,
+//!                      storage::a_file_that_another_process_cuts_is_an_error
+//!  xTruncate           storage::a_full_disk_loses_no_commit_of_a_log_without_syncs,
+//!                      faults::faults_lose_no_more_than_elsewhere_with_journals_in_memory
+//!  xSync, FCNTL_SYNC,  faults::*: journal modes x synchronous x device full, failing writes and
+//!  xClose              syncs x kill and close; kills::*
+//!  xLock, xUnlock      connections::*, locks::*
+//!  xCheckReservedLock  locks::other_processes_are_locked_out_until_the_last_close
+//!  xShm*               connections::readers_and_a_writer_of_one_process_share_a_database, kills::*
+//!  file controls       methods::file_controls_answer_for_the_cache
+//! ```
 //!
 //! # Descriptors
 //! The kernel drops all POSIX locks of a process on a file when it closes any descriptor of it. The

@@ -75,9 +75,11 @@ pub(crate) struct Shared {
     is_writable: bool,
     pub(crate) sector_size: c_int,
     pub(crate) device_characteristics: c_int,
+    /// Set if something was written or cut since the last write-back began.
+    is_unwritten: AtomicBool,
     /// Set if something was written or cut since the last sync began.
     is_unsynced: AtomicBool,
-    /// Held by a sync.
+    /// Held by a write-back or a sync.
     syncing: Mutex<()>,
     state: Mutex<State>,
 }
@@ -232,6 +234,7 @@ impl Shared {
             is_writable: flags_found & sqlite::OPEN_READONLY == 0,
             sector_size: system.sector_size(),
             device_characteristics: system.device_characteristics(),
+            is_unwritten: AtomicBool::new(false),
             is_unsynced: AtomicBool::new(false),
             syncing: Mutex::new(()),
             state: Mutex::new(State {
@@ -409,33 +412,43 @@ impl Shared {
 
     /// Notes that the file will differ from the storage.
     pub(crate) fn note_write(&self) {
-        // Relaxed: the locks of the database order a write and the sync that covers it.
-        if !self.is_unsynced() {
-            self.is_unsynced.store(true, Ordering::Relaxed);
+        // Relaxed: the locks of the database order a write and the call that covers it.
+        for is_behind in [&self.is_unwritten, &self.is_unsynced] {
+            if !is_behind.load(Ordering::Relaxed) {
+                is_behind.store(true, Ordering::Relaxed);
+            }
         }
     }
 
-    /// Returns `true` if something was written or cut since the last sync.
-    pub(crate) fn is_unsynced(&self) -> bool {
-        // Relaxed: as in `note_write`.
-        self.is_unsynced.load(Ordering::Relaxed)
+    /// Writes everything to the storage that was written before the call: it survives the process.
+    pub(crate) fn write_back(&self, file: &bifolio::File) -> Result<(), Error> {
+        self.catch_up(&self.is_unwritten, || file.write_back(0..file.len()))
     }
 
     /// Makes everything durable that was written before the call.
     pub(crate) fn make_durable(&self, file: &bifolio::File) -> Result<(), Error> {
+        self.catch_up(&self.is_unsynced, || file.sync_data())
+    }
+
+    fn catch_up(
+        &self,
+        is_behind: &AtomicBool,
+        call: impl Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let _syncing = self.syncing.lock();
         // Relaxed: as in `note_write`.
-        if !self.is_unsynced.swap(false, Ordering::Relaxed) {
+        if !is_behind.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        // A sync also fails for an earlier write-out, though its pages were written or cut since:
-        // SQLite cuts what it rolls back on a full disk. The second sync fails only for what is
-        // still not durable.
-        let synced = file.sync_data().or_else(|_| file.sync_data());
-        if synced.is_err() {
-            self.note_write();
+        // A call also fails for an earlier write-out, though its pages were written or cut since:
+        // SQLite cuts what it rolls back on a full disk. The second one fails only for what is
+        // still missing on the storage.
+        let done = call().or_else(|_| call());
+        if done.is_err() {
+            // Relaxed: as in `note_write`.
+            is_behind.store(true, Ordering::Relaxed);
         }
-        synced
+        done
     }
 
     /// Returns a region of the index; null if it does not exist and is not to be made. `is_mapped`

@@ -5,6 +5,7 @@
 //! `cargo x check-doors sqlite --whole` runs everything.
 
 mod connections;
+mod faults;
 mod journals;
 mod kills;
 mod library;
@@ -14,3 +15,4 @@ mod others;
 mod shell;
 mod storage;
 mod streams;
+mod supervisor;

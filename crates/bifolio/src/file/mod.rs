@@ -200,6 +200,34 @@ impl File {
         self.handle.inode.sync(&self.handle.error_cursor, None, false)
     }
 
+    /// Writes the dirty pages of `range` to the storage, and waits. Does not flush the device: for
+    /// a file of the kernel, what was written before the call then survives the end of the process,
+    /// but not a loss of power. Blocks for the device.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// # let options = bifolio::OpenOptions::new().write(true).create(true);
+    /// let file = cache.open(&path, &options)?;
+    /// file.write_all_at(b"seen by all programs", 0)?;
+    /// file.write_back(0..file.len())?;
+    /// assert_eq!(std::fs::read(&path)?, b"seen by all programs");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`File::sync_data`], except for failed flushes; a range beyond 2^63.
+    pub fn write_back(&self, range: Range<u64>) -> Result<()> {
+        self.handle.check_sound()?;
+        let length_bytes = range.end.saturating_sub(range.start);
+        self.handle.range_end(range.start, length_bytes)?;
+        own_pins::check(&self.handle.inode, &pages_of(&range))?;
+        self.handle.inode.write_back(&self.handle.error_cursor, range)
+    }
+
     /// Syncs data and metadata of the file; otherwise like [`File::sync_data`].
     ///
     /// # Errors

@@ -193,6 +193,24 @@ impl Inode {
         self.finish_sync(cursor, wants, errors_before, refusal)
     }
 
+    /// Writes everything in `range` (bytes) that was written before the call, without a flush.
+    /// Otherwise like [`Self::sync`].
+    pub(crate) fn write_back(&self, cursor: &ErrorCursor, range: Range<u64>) -> Result<()> {
+        if !self.store.is_writable() {
+            return Ok(());
+        }
+        self.check_outside_gate()?;
+        self.mark_stored_in(&range, true)?;
+        let errors_before = self.errors.count();
+        let refusal = self.refusal_of(self.write_out_dirty(pages_of(&range), true));
+        // Of other threads, which found the pages before this one.
+        self.dirty.wait_for_in_flight();
+        if let Some(error) = self.errors.check_since(cursor, errors_before) {
+            return Err(ErrorKind::Writeback(error).into());
+        }
+        refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+    }
+
     /// Returns the point in time before which everything dirty has been marked.
     pub(crate) fn checkpoint(&self) -> CheckpointMark {
         // S1 and S2.

@@ -4,13 +4,13 @@
 //! on the storage, and no flush that began earlier counts for it.
 
 use crate::support::{PAGE, cache_of, writable};
-use bifolio::{Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
+use bifolio::{Backing, Cache, File, IoBuf, IoBufMut, IoBuffer, OpenOptions};
 use bifolio_testing::{CrashingBacking, Gate, MemoryBacking};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
+use std::{io, iter};
 
 /// Storage that keeps the first word of each page, and can refuse every n-th write.
 #[derive(Debug)]
@@ -103,7 +103,9 @@ fn a_range_sync_has_its_bytes_on_the_storage() {
             for stamp in 1..=20_000_u64 {
                 let page = stamp % PAGES;
                 file.write_all_at(&stamp.to_le_bytes(), page * PAGE).unwrap();
-                file.sync_range(page * PAGE..page * PAGE + 8).unwrap();
+                let range = page * PAGE..page * PAGE + 8;
+                let write = if stamp % 2 == 0 { File::sync_range } else { File::write_back };
+                write(file, range).unwrap();
                 assert_eq!(storage.stamp(page), stamp, "round {stamp}");
             }
         },
@@ -145,14 +147,17 @@ fn a_range_sync_holds_beside_eviction() {
 #[test]
 fn a_range_sync_writes_what_lies_in_it_and_no_more() {
     const PAGES: u64 = 4096;
-    for range in [7..8, 100..612, 100..613, 1000..3000, 0..PAGES] {
+    let ranges = [7..8, 100..612, 100..613, 1000..3000, 0..PAGES];
+    for (range, write) in
+        iter::zip(ranges, [File::sync_range, File::write_back].into_iter().cycle())
+    {
         let storage = Stamps::new(PAGES, 0);
         let cache = Cache::builder().memory(64 << 20).dirty_age_ms_max(600_000).build().unwrap();
         let file = cache.open_backing(storage.clone(), &writable()).unwrap();
         for page in 0..PAGES {
             file.write_all_at(&(page + 1).to_le_bytes(), page * PAGE).unwrap();
         }
-        file.sync_range(range.start * PAGE + 5..range.end * PAGE - 5).unwrap();
+        write(&file, range.start * PAGE + 5..range.end * PAGE - 5).unwrap();
         for page in 0..PAGES {
             let expected = if range.contains(&page) { page + 1 } else { 0 };
             assert_eq!(storage.stamp(page), expected, "page {page} and {range:?}");
@@ -250,6 +255,22 @@ impl Backing for SlowFlush {
 
     fn describe(&self) -> String {
         "a slow device".to_owned()
+    }
+}
+
+#[test]
+fn a_write_back_flushes_nothing_and_works_after_a_failed_flush() {
+    let storage = SlowFlush { fails: 1, pause: Duration::ZERO, ..SlowFlush::new(4) };
+    let storage = Arc::new(storage);
+    let (_cache, file) = open(&storage);
+    for stamp in 1..=3_u64 {
+        file.write_all_at(&stamp.to_le_bytes(), PAGE).unwrap();
+        file.write_back(0..2 * PAGE).unwrap();
+        let mut found = IoBuffer::new(PAGE as usize);
+        storage.read_at(&mut found.target(), PAGE).unwrap();
+        assert_eq!(found.as_bytes()[..8], stamp.to_le_bytes());
+        assert_eq!(storage.flushes(), stamp - 1);
+        assert_eq!(file.sync_data().is_ok(), stamp > 1);
     }
 }
 
