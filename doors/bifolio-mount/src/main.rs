@@ -18,7 +18,7 @@
 //!
 //! ```text
 //! Ok of                   means                                  no space is said       test
-//! write, append,          in the cache, with room for its blocks by the call (room.rs)  F1 F2
+//! write, append,          in the cache, with room for its blocks by the call (room.rs)  F1 F2 F4
 //!   copy_file_range       (beside what other programs take)
 //! close                   write-out has begun; when space is     if it was not by the   F1 E2
 //!                         short: in the source                   write
@@ -43,7 +43,7 @@
 //! E  faults.rs: 1 each_open_handle_learns_of_a_passing_error_once, 2 a_close_reports_..,
 //!    3 pages_that_a_device_refused_.., 4 a_rename_and_an_unmount_..
 //! F  full.rs: 1 what_calls_said_is_there_after_the_unmount_.., 2 writers_of_many_files_..,
-//!    3 sparse_files_stay_sparse
+//!    3 sparse_files_stay_sparse, 4 what_calls_said_is_there_.._or_a_call_said_quota
 //! C  contents.rs: 1 appends_truncates_and_holes_have_the_right_size
 //! N  names.rs: 1 a_renamed_file_is_written_first, 2 a_removed_file_is_used_until_it_is_closed
 //! X  xattrs.rs
@@ -65,6 +65,7 @@ mod handle;
 mod inode;
 mod messages;
 mod mount;
+mod quota;
 mod read_buffers;
 mod room;
 mod server;

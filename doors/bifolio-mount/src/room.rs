@@ -17,7 +17,8 @@
 //! written as was left. Once there is less, nothing is dirty that has no blocks, and each write
 //! allocates its own, with the rights of the program that writes: the blocks that the file system
 //! reserves for root, and quotas, count as if that program wrote itself. Where a file system cannot
-//! allocate (`fallocate`), the write is written out before it returns.
+//! allocate (`fallocate`), or may refuse bytes for which it has allocated blocks, the write is
+//! written out before it returns. Where quotas are enforced (`quota.rs`), space is always short.
 //!
 //! ROOM-1: of a thread that holds a [`Room`], the bytes are counted in `writing` until the pages
 //! are dirty. So at any time each promised byte is in `writing`, dirty, or has its blocks. A look
@@ -40,6 +41,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use crate::data::{Files, Opened};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::quota::{Limits, limits_of};
 
 /// Time after which free space is looked at again: other programs change it, too.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
@@ -71,6 +73,8 @@ struct State {
     taken: u64,
     looked: Option<Instant>,
     is_looking: bool,
+    /// `None` before the first look.
+    limits: Option<Limits>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -107,6 +111,11 @@ impl Space {
     /// Returns `true` if a write may fail when it is written out.
     pub fn is_short(&self) -> bool {
         self.state.lock().mode != Mode::Plenty
+    }
+
+    /// Returns `true` if a write into blocks that were allocated for it finds room.
+    fn keeps_allocated(&self) -> bool {
+        self.state.lock().limits.is_some_and(|limits| limits.keeps_allocated)
     }
 }
 
@@ -177,9 +186,12 @@ impl Files {
         (state.is_looking, state.taken) = (true, 0);
         let writing = state.writing;
         // Without the lock: the device may hang.
-        let (free, margin) = MutexGuard::unlocked(state, || free_beyond_dirty(&self.cache, inode));
+        let (free, margin, limits) =
+            MutexGuard::unlocked(state, || free_beyond_dirty(&self.cache, inode));
         let spare = free.map_or(UNLIMITED, |free| free.saturating_sub(writing + margin));
-        state.end_look(spare, margin);
+        state.limits = limits.or(state.limits);
+        let is_enforced = state.limits.is_some_and(|limits| limits.has_quotas);
+        state.end_look(if is_enforced { 0 } else { spare }, margin);
         space.changed.notify_all();
     }
 
@@ -196,15 +208,17 @@ impl Files {
 }
 
 /// Returns the free space of an inode's file system beyond all that is dirty, `None` if it is
-/// unknown or has no bound, and the margin.
-fn free_beyond_dirty(cache: &Cache, inode: &Inode) -> (Option<u64>, u64) {
+/// unknown or has no bound, the margin, and what else bounds writes.
+fn free_beyond_dirty(cache: &Cache, inode: &Inode) -> (Option<u64>, u64, Option<Limits>) {
     // Before the free space: see ROOM-1.
     let stats = cache.stats();
     let dirty: u64 = stats.devices.iter().map(|device| device.dirty_bytes).sum();
-    let space = inode.handle().ok().and_then(|handle| fstatvfs(handle).ok());
+    let handle = inode.handle().ok();
+    let limits = handle.as_ref().map(limits_of);
+    let space = handle.and_then(|handle| fstatvfs(handle).ok());
     let space = space.filter(|space| space.f_blocks > 0);
     let free = space.map(|space| (space.f_bavail * space.f_frsize).saturating_sub(dirty));
-    (free, MARGIN_BYTES + stats.bound_bytes / MARGIN_PART)
+    (free, MARGIN_BYTES + stats.bound_bytes / MARGIN_PART, limits)
 }
 
 /// Returns the range of the pages with these bytes.
@@ -225,6 +239,7 @@ fn allocate(opened: &Opened, bytes: Range<u64>, user: u32) -> Result<Room> {
             allocated => !allocated?,
         };
         let space = Arc::clone(&opened.space);
+        let must_sync = must_sync || !space.keeps_allocated();
         return Ok(Room { space, counted: 0, length, must_sync });
     }
 }

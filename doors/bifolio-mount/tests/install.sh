@@ -3,7 +3,7 @@
 # arguments all of it. Needs apt-get and root only if something is missing.
 set -eu
 [ $# -gt 0 ] || set -- fusermount3 setpriv git sqlite3 fio cc acl.h \
-  getfattr setfacl getcap rsync tar python3
+  getfattr setfacl getcap rsync tar /usr/bin/python3 mkfs.ext4 mkfs.btrfs
 missing=
 for program in "$@"; do
   case $program in
@@ -17,6 +17,9 @@ for program in "$@"; do
         getfattr) package=attr ;;
         setfacl) package=acl ;;
         getcap) package=libcap2-bin ;;
+        /usr/bin/python3) package=python3 ;; # one that other users may run
+        mkfs.ext4) package=e2fsprogs ;;
+        mkfs.btrfs) package=btrfs-progs ;;
         *) package=$program ;;
       esac
       missing="$missing $package"

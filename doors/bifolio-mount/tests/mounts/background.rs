@@ -4,6 +4,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use crate::mounted::{can_mount, shell};
 
@@ -68,4 +71,44 @@ fn callers_that_wait_for_the_end_of_output_return_at_once() {
         "{messages}"
     );
     assert_eq!(fs::read_to_string(path("source/file")).unwrap(), "bytes\n");
+}
+
+#[test]
+fn no_file_takes_the_number_of_a_standard_stream_that_was_closed() {
+    if !can_mount() {
+        return;
+    }
+    for options in ["--memory=1M", "--background"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        // In the foreground, the program ends with the mount.
+        let script = r#"
+            cd "$2"
+            mkdir source target
+            "$1" "$3" source target <&- >&- 2>&- &
+            program=$!
+            for turn in $(seq 600); do mountpoint -q target && break; sleep 0.1; done
+            test "$3" != --background || wait "$program"
+            exec 5> target/file
+            echo bytes >&5
+            sync target/file
+        "#;
+        let program = Path::new(env!("CARGO_BIN_EXE_bifolio-mount"));
+        let mut sh = Command::new("sh");
+        sh.args(["-euc", &format!("{script} read line"), "sh"]).arg(program);
+        sh.arg(directory.path()).arg(options).stdin(Stdio::piped());
+        let mut script = sh.spawn().unwrap();
+        while fs::metadata(path("source/file")).map_or(0, |status| status.len()) == 0 {
+            assert!(script.try_wait().unwrap().is_none(), "{options}: the script has failed");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let pid = server_of(&path("source"));
+        let streams = (0..3).map(|number| fs::read_link(format!("/proc/{pid}/fd/{number}")));
+        let streams: Vec<_> = streams.map(Result::unwrap).collect();
+        drop(script.stdin.take());
+        script.wait().unwrap();
+        shell(r#"umount "$1"; flock "$2" true"#, &[&path("target"), &path("source")]);
+        assert!(streams.iter().all(|to| to == Path::new("/dev/null")), "{options}: {streams:?}");
+        assert_eq!(fs::read_to_string(path("source/file")).unwrap(), "bytes\n");
+    }
 }

@@ -19,25 +19,45 @@ const FILE_BYTES: usize = 8 << 20;
 const FILES: usize = 6;
 
 /// A file system in a file, in a directory of its own; unmounted on drop.
-struct Ext4(TempDir);
+struct Image(TempDir);
 
-impl Ext4 {
-    /// `None`, after a report, where loop devices cannot be used.
+impl Image {
+    /// A file system of [`DISK_BYTES`]. `None`, after a report, where loop devices cannot be used.
     #[track_caller]
-    fn mount(options: &str) -> Option<Self> {
-        if !have(&["mkfs.ext4"]) {
-            return None;
-        }
-        let disk = Self(tempfile::tempdir().unwrap());
+    fn ext4(options: &str) -> Option<Self> {
         let script = r#"
-            cd "$1"
             truncate -s 40M image
-            mkfs.ext4 -q $2 image
+            mkfs.ext4 -q $1 image
             mkdir mount
             mount -o loop image mount
         "#;
+        Self::mount("mkfs.ext4", script, options)
+    }
+
+    /// A file system with a quota of [`DISK_BYTES`] for the directory `quota`, and plenty beside
+    /// it. The free space that it reports does not show the quota.
+    #[track_caller]
+    fn btrfs_with_quota() -> Option<Self> {
+        let script = r#"
+            truncate -s 256M image
+            mkfs.btrfs -q --mixed image
+            mkdir mount
+            mount -o loop image mount
+            btrfs quota enable mount
+            btrfs subvolume create mount/quota
+            btrfs qgroup limit 40M mount/quota
+        "#;
+        Self::mount("mkfs.btrfs", script, "")
+    }
+
+    #[track_caller]
+    fn mount(program: &str, script: &str, options: &str) -> Option<Self> {
+        if !have(&[program]) {
+            return None;
+        }
+        let disk = Self(tempfile::tempdir().unwrap());
         let mut sh = Command::new("sh");
-        sh.args(["-euc", script, "sh"]).arg(disk.0.path()).arg(options);
+        sh.args(["-euc", script, "sh", options]).current_dir(disk.0.path());
         let output = sh.output().unwrap();
         if !output.status.success() {
             let problem = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -52,7 +72,7 @@ impl Ext4 {
     }
 }
 
-impl Drop for Ext4 {
+impl Drop for Image {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
     }
@@ -132,16 +152,19 @@ fn fill(disk: &Path, memory: &str, (way, command): (&str, &str)) {
             confirmed.push((name, bytes));
         } else {
             // `tar` tells of a short write.
-            let is_said = said.contains("No space left on device") || said.contains("Wrote only");
+            let reasons = ["No space left on device", "Disk quota exceeded", "Wrote only"];
+            let is_said = reasons.iter().any(|reason| said.contains(reason));
             assert!(is_said, "{way}, {memory}: {said}");
         }
         errors.push_str(&said);
     }
     assert!(!errors.is_empty(), "{way}, {memory}: all fits");
     let (status, log) = mounted.unmount();
-    // Stores that were refused are named once more.
-    let is_of_map = way == "map" && log.contains("stored to a map");
-    assert!(status.success() || is_of_map, "{way}, {memory}: {status}: {log}");
+    // Bytes that a call has refused are named once more.
+    let named: Vec<_> = log.lines().filter(|line| line.contains("not written: ")).collect();
+    assert_eq!(status.success(), named.is_empty(), "{way}, {memory}: {status}: {log}");
+    let is_named = |name: &str| named.iter().any(|line| line.contains(&format!("/{name}:")));
+    assert!(confirmed.iter().all(|(name, _)| !is_named(name)), "{way}, {memory}: {log}");
     for (name, bytes) in &confirmed {
         let found = fs::read(disk.join(name)).unwrap();
         assert!(found == *bytes, "{way}, {memory}: {name} is not what was written");
@@ -156,9 +179,20 @@ fn what_calls_said_is_there_after_the_unmount_or_a_call_said_no_space() {
         return;
     }
     for way in WAYS {
-        let Some(disk) = Ext4::mount("-m 0") else { return };
+        let Some(disk) = Image::ext4("-m 0") else { return };
         // More memory than space, so that all of it can be dirty.
         fill(&disk.path(), "128M", *way);
+    }
+}
+
+#[test]
+fn what_calls_said_is_there_after_the_unmount_or_a_call_said_quota() {
+    if !can_mount() || !have(&["python3", "tar", "rsync"]) {
+        return;
+    }
+    for way in WAYS.iter().filter(|(way, _)| ["write", "map", "copy", "mv"].contains(way)) {
+        let Some(disk) = Image::btrfs_with_quota() else { return };
+        fill(&disk.path().join("quota"), "128M", *way);
     }
 }
 
@@ -169,12 +203,15 @@ fn what_calls_said_is_there_with_little_memory_and_on_other_file_systems() {
         return;
     }
     for way in WAYS {
-        let Some(disk) = Ext4::mount("-m 0") else { return };
+        let Some(disk) = Image::ext4("-m 0") else { return };
         fill(&disk.path(), "4M", *way);
         drop(disk);
         // Cannot allocate: each write is written out when there is less than plenty.
-        let Some(disk) = Ext4::mount("-m 0 -t ext2") else { return };
+        let Some(disk) = Image::ext4("-m 0 -t ext2") else { return };
         fill(&disk.path(), "64M", *way);
+        drop(disk);
+        let Some(disk) = Image::btrfs_with_quota() else { return };
+        fill(&disk.path().join("quota"), "8M", *way);
         drop(disk);
         for memory in ["4M", "512M"] {
             let Some(disk) = SmallDisk::mount(DISK_BYTES) else { return };
@@ -266,7 +303,7 @@ fn blocks_reserved_for_root_are_not_given_to_others() {
     if !can_mount() || !have(&["setpriv"]) {
         return;
     }
-    let Some(disk) = Ext4::mount("-m 40") else { return };
+    let Some(disk) = Image::ext4("-m 40") else { return };
     fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mounted = Mounted::of(&disk.path(), &["--memory", "64M"]).unwrap();
     // The directory of the target belongs to root.
