@@ -254,7 +254,9 @@ impl Victim<'_> {
             0 => self.note_sync("sync_all", file, whole, File::sync_all),
             1 => {
                 let range = self.range(64 << 10);
-                self.note_sync("sync_range", file, range.clone(), |f| f.sync_range(range))
+                // A kill is not a loss of power.
+                let call = [File::sync_range, File::write_back][self.random.usize(0..2)];
+                self.note_sync("sync_range", file, range.clone(), |f| call(f, range))
             }
             _ => self.note_sync("sync_data", file, whole, File::sync_data),
         }

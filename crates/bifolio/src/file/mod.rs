@@ -65,8 +65,7 @@ mod registry;
 mod resize;
 mod write;
 
-pub use advice::Advice;
-pub use advice::Residency;
+pub use advice::{Advice, Residency};
 pub use async_reads::ReadFuture;
 pub use cursor::FileCursor;
 pub use gate::Checkpoint;
@@ -202,7 +201,8 @@ impl File {
 
     /// Writes the dirty pages of `range` to the storage, and waits. Does not flush the device: for
     /// a file of the kernel, what was written before the call then survives the end of the process,
-    /// but not a loss of power. Blocks for the device.
+    /// but not a loss of power. Bytes of the range that were never written become zeros on the
+    /// storage. Blocks for the device. ([`File::write_out`] does not wait.)
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

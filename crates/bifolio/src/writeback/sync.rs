@@ -184,11 +184,7 @@ impl Inode {
         if range == ALL_BYTES && self.dirty.len() * self.mapping.folio_bytes() <= SHARED_BYTES_MAX {
             wants.end = self.dirty.now();
         } else {
-            refusal = self.refusal_of(self.write_out_dirty(pages_of(&range), true));
-        }
-        // The storage gets no longer by pages that the gate holds back.
-        if range != ALL_BYTES && refusal.is_none() {
-            self.extend_backing(range.end)?;
+            refusal = self.write_out_range(&range)?;
         }
         self.finish_sync(cursor, wants, errors_before, refusal)
     }
@@ -202,13 +198,24 @@ impl Inode {
         self.check_outside_gate()?;
         self.mark_stored_in(&range, true)?;
         let errors_before = self.errors.count();
-        let refusal = self.refusal_of(self.write_out_dirty(pages_of(&range), true));
+        let refusal = self.write_out_range(&range)?;
         // Of other threads, which found the pages before this one.
         self.dirty.wait_for_in_flight();
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(ErrorKind::Writeback(error).into());
         }
         refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+    }
+
+    /// Writes out what is dirty in `range` (bytes), and makes the storage as long as the part of it
+    /// that lies in the file. Returns the refusal of the write gate, if there is one.
+    fn write_out_range(&self, range: &Range<u64>) -> Result<Option<Refusal>> {
+        let refusal = self.refusal_of(self.write_out_dirty(pages_of(range), true));
+        // The storage gets no longer by pages that the gate holds back.
+        if *range != ALL_BYTES && refusal.is_none() {
+            self.extend_backing(range.end)?;
+        }
+        Ok(refusal)
     }
 
     /// Returns the point in time before which everything dirty has been marked.

@@ -258,6 +258,19 @@ impl Backing for SlowFlush {
     }
 }
 
+/// The bytes of a range that were never written are zeros on the storage.
+#[test]
+fn a_range_is_on_the_storage_though_the_end_of_file_is_not() {
+    for write in [File::sync_range, File::write_back] {
+        let storage = Arc::new(MemoryBacking::new(Vec::new()));
+        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(600_000);
+        let file = builder.build().unwrap().open_backing(storage.clone(), &writable()).unwrap();
+        file.write_all_at(&[7; PAGE as usize], 9 * PAGE).unwrap();
+        write(&file, 0..4 * PAGE).unwrap();
+        assert_eq!(storage.len_bytes().unwrap(), 4 * PAGE);
+    }
+}
+
 #[test]
 fn a_write_back_flushes_nothing_and_works_after_a_failed_flush() {
     let storage = SlowFlush { fails: 1, pause: Duration::ZERO, ..SlowFlush::new(4) };
