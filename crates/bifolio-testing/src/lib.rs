@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`MemoryBacking`] | storage in memory, strict about alignment when told to be |
 //! | [`FaultyBacking`], [`Fault`], [`Gate`] | the n-th call fails, is short, late, or held |
+//! | [`filter`] | system calls that fail, by a seccomp filter |
 //! | [`block_on`], [`run_all`] | executors for futures |
 //! | [`CrashingBacking`] | forgets at a crash what was not synced, or only some of it |
 //! | [`Op`], [`Workload`] | random operations on a file, with weights drawn anew for every run |
@@ -17,12 +18,13 @@
 //! | [`with_seeds`] | prints the seed of a failed run; `SEED=...` replays it |
 //!
 //! Uses only bifolio's public API. It is for integration tests; bifolio's own unit tests use only
-//! [`skip()`], because other types would belong to another copy of the crate.
+//! [`skip()`] and [`filter`], because other types would belong to another copy of the crate.
 
 mod crashing;
 mod executor;
 mod fault;
 mod faulty;
+pub mod filter;
 mod gate;
 mod holes;
 mod kill;

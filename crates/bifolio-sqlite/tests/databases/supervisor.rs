@@ -14,6 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread::{self, JoinHandle};
 
+use bifolio_testing::filter::{
+    self, ABOVE, EQUAL, LOAD, NUMBER_AT, RETURN, allow, argument_at, fail, step,
+};
+
 /// Kind of the calls that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
@@ -42,27 +46,13 @@ const REPORTED: [i64; 6] = [
     libc::SYS_fdatasync,
 ];
 
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-const ABOVE: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-
-/// Offsets in the description of a call: its number, and the lower half of its first argument.
-const NUMBER_AT: u32 = 0;
-const DESCRIPTOR_AT: u32 = 16;
-
-fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
-
 /// Lets the calls of this thread, and of threads that it starts, be reported. Returns the number
 /// of the descriptor for the supervisor.
 pub(crate) fn submit() -> i32 {
-    let refusal = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
     let mut steps = vec![
         step(LOAD, 0, 0, NUMBER_AT),
         step(EQUAL, 0, 1, libc::SYS_io_uring_setup as u32),
-        step(RETURN, 0, 0, refusal),
+        fail(libc::ENOSYS),
     ];
     for (index, number) in REPORTED.iter().enumerate() {
         // To the comparison of the descriptor, which follows one step after the last of these.
@@ -70,21 +60,14 @@ pub(crate) fn submit() -> i32 {
         steps.push(step(EQUAL, ahead, 0, *number as u32));
     }
     steps.extend([
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-        step(LOAD, 0, 0, DESCRIPTOR_AT),
+        allow(),
+        step(LOAD, 0, 0, argument_at(0)),
         // The standard streams are not reported.
         step(ABOVE, 1, 0, 2),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        allow(),
         step(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
     ]);
-    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: it only gives up privileges of programs that this process might start.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: a program of that length, which the kernel copies.
-    let answer = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
-    assert!(answer >= 0, "seccomp: {}", Error::last_os_error());
-    answer as i32
+    filter::install(steps, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).unwrap()
 }
 
 /// A fault: of the calls of one kind on a file, the `nth` fails (from 1 on), and with `is_lasting`

@@ -10,11 +10,13 @@
 //! Installs filters and a signal handler in forked processes, which run nothing else.
 #![allow(unsafe_code)]
 
-use std::io::Error;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use bifolio::{Cache, Feature, OpenOptions, ReadRequest};
+use bifolio_testing::filter::{
+    self, AND, EQUAL, LOAD, NUMBER_AT, RETURN, allow, argument_at, fail, step,
+};
 use tempfile::TempDir;
 
 use crate::support::{PAGE, files_can_be_mapped, has};
@@ -167,41 +169,24 @@ const EXEMPT: [i64; 34] = [
 
 const ERRORS: [i32; 4] = [libc::ENOSYS, libc::EPERM, libc::EACCES, libc::ENOMEM];
 
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
-const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-
-fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
-
 /// Installs a filter in all threads of this process.
-fn install(mut steps: Vec<libc::sock_filter>) {
-    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: it only gives up privileges of programs that this process might start.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
-    // SAFETY: a program of that length, which the kernel copies.
-    let answer = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
-    assert_eq!(answer, 0, "{}", Error::last_os_error());
+fn install(steps: Vec<libc::sock_filter>) {
+    filter::install(steps, libc::SECCOMP_FILTER_FLAG_TSYNC).unwrap();
 }
 
 /// Refuses a call from now on.
 fn refuse(call: &Call, errno: i32) {
-    let refusal = step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32);
-    let permission = step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
     let refused = call.number as u32;
     install(match call.argument {
-        None => vec![step(LOAD, 0, 0, 0), step(EQUAL, 0, 1, refused), refusal, permission],
+        None => vec![step(LOAD, 0, 0, NUMBER_AT), step(EQUAL, 0, 1, refused), fail(errno), allow()],
         Some(Argument { number, mask, value }) => vec![
-            step(LOAD, 0, 0, 0),
+            step(LOAD, 0, 0, NUMBER_AT),
             step(EQUAL, 0, 4, refused),
-            step(LOAD, 0, 0, 16 + 8 * number),
+            step(LOAD, 0, 0, argument_at(number)),
             step(AND, 0, 0, mask),
             step(EQUAL, 0, 1, value),
-            refusal,
-            permission,
+            fail(errno),
+            allow(),
         ],
     });
 }
@@ -238,10 +223,10 @@ fn allow_listed_only(report: &'static Report) {
         unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) };
     assert_eq!(installed, 0);
     let listed = CALLS.iter().chain(&WAITING).map(|call| call.number).chain(EXEMPT);
-    let mut steps = vec![step(LOAD, 0, 0, 0)];
+    let mut steps = vec![step(LOAD, 0, 0, NUMBER_AT)];
     for call in listed {
         steps.push(step(EQUAL, 0, 1, call as u32));
-        steps.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
+        steps.push(allow());
     }
     steps.push(step(RETURN, 0, 0, libc::SECCOMP_RET_TRAP));
     install(steps);

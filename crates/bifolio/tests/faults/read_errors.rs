@@ -1,15 +1,11 @@
 //! Effects of a read that fails or ends early, and of a descriptor that accepts nothing.
-//!
-//! # Safety
-//! Installs a seccomp filter on one thread, which ends with its test.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::thread;
 
 use crate::support::{PAGE, cache_of, error_of, read_all, writable};
 use bifolio::{ErrorKind, OpenOptions, ReadRequest};
-use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, skip};
+use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, filter};
 
 /// Bytes in the caller's buffer before a read, and in other files.
 const BEFORE: u8 = 0x55;
@@ -58,30 +54,6 @@ fn a_read_that_fails_shows_no_bytes_of_other_files() {
     assert!(is_untouched_or_zero(&buffer));
 }
 
-/// Makes `writev` return 0 on this thread from now on. Returns `true` if that worked.
-fn make_writev_take_nothing() -> bool {
-    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    let give = (libc::BPF_RET | libc::BPF_K) as u16;
-    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut program = [
-        line(load, 0, 0, 0),
-        line(jump, 0, 1, libc::SYS_writev as u32),
-        line(give, 0, 0, libc::SECCOMP_RET_ERRNO),
-        line(give, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: plain numbers; it only takes rights away from this thread.
-    let gives_up_rights = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // SAFETY: the program is as long as it says, and lives through the call.
-    let answer =
-        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
-    if gives_up_rights != 0 || answer != 0 {
-        skip("seccomp", std::io::Error::last_os_error());
-    }
-    gives_up_rights == 0 && answer == 0
-}
-
 #[test]
 fn a_descriptor_that_takes_nothing_is_an_error_and_no_loop() {
     let filtered = thread::spawn(|| {
@@ -89,7 +61,8 @@ fn a_descriptor_that_takes_nothing_is_an_error_and_no_loop() {
         let file = cache.memory_file("scratch").unwrap();
         file.write_all_at(&[7; 10_000], 0).unwrap();
         let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        if !make_writev_take_nothing() {
+        // It returns 0.
+        if !filter::refuse(libc::SYS_writev, 0) {
             return;
         }
         let error = error_of(file.copy_to_fd(0..10_000, &null), &["scratch"]);

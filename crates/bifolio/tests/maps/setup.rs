@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::AtomicU64;
 
 use bifolio::{Cache, CacheBuilder, Feature, File, Map, MapMut, OpenOptions};
+use bifolio_testing::filter::{self, EQUAL, LOAD, NUMBER_AT, allow, argument_at, fail, step};
 
 use crate::support::{files_can_be_mapped, writable};
 
@@ -188,26 +189,14 @@ pub fn log_to_stderr() {
 /// Makes the kernel refuse a system call of this process from now on, in all threads and
 /// permanently: every call, or those whose second argument is `argument`.
 pub fn refuse_calls(call: i64, argument: Option<u32>, errno: i32) {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    /// Offset of the lower half of the second argument.
-    const ARGUMENT_AT: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut steps = vec![step(LOAD, 0, 0, 0), step(EQUAL, 0, 3, call as u32)];
+    let call = call as u32;
+    let mut steps = vec![step(LOAD, 0, 0, NUMBER_AT), step(EQUAL, 0, 3, call)];
     match argument {
         Some(argument) => {
-            steps.extend([step(LOAD, 0, 0, ARGUMENT_AT), step(EQUAL, 0, 1, argument)]);
+            steps.extend([step(LOAD, 0, 0, argument_at(1)), step(EQUAL, 0, 1, argument)]);
         }
-        None => steps.extend([step(LOAD, 0, 0, 0), step(EQUAL, 0, 1, call as u32)]),
+        None => steps.extend([step(LOAD, 0, 0, NUMBER_AT), step(EQUAL, 0, 1, call)]),
     }
-    steps.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32));
-    steps.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
-    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: it only gives up privileges of programs that this process might start.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
-    // SAFETY: a program of that length, which the kernel copies.
-    let answer = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
-    assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+    steps.extend([fail(errno), allow()]);
+    filter::install(steps, libc::SECCOMP_FILTER_FLAG_TSYNC).unwrap();
 }

@@ -1,10 +1,6 @@
 //! A process that forbids io_uring: before a cache is created, and while it is in use.
-//!
-//! # Safety
-//! Installs a seccomp filter on one thread, which ends with its test.
-#![allow(unsafe_code)]
 
-use bifolio_testing::skip;
+use bifolio_testing::filter;
 use std::sync::Arc;
 use std::thread;
 
@@ -13,35 +9,11 @@ use super::world::*;
 use crate::io::*;
 use crate::sys::probe::{Feature, Features};
 
-/// Makes the system call `number` fail with EPERM on this thread.
-fn forbid(number: libc::c_long) -> bool {
-    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    let give = (libc::BPF_RET | libc::BPF_K) as u16;
-    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut program = [
-        line(load, 0, 0, 0),
-        line(jump, 0, 1, number as u32),
-        line(give, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        line(give, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: plain numbers; it only removes privileges of this thread.
-    let gives_up_rights = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // SAFETY: the program has the stated length, and outlives the call.
-    let answer =
-        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
-    if gives_up_rights != 0 || answer != 0 {
-        skip("seccomp", std::io::Error::last_os_error());
-    }
-    gives_up_rights == 0 && answer == 0
-}
-
 #[test]
 fn a_filter_at_start_is_found_and_named() {
     for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
         thread::spawn(move || {
-            if !forbid(call) {
+            if !filter::refuse(call, libc::EPERM) {
                 return;
             }
             let features = Features::probe(&[]);
@@ -77,7 +49,9 @@ fn a_later_filter_disables_the_rings_and_fails_no_transfer() {
     assert_eq!((by_ring.ring_transfers, by_ring.plain_transfers), (8, 0));
     thread::scope(|scope| {
         let (world, read) = (&world, &read);
-        let filtered = scope.spawn(move || forbid(libc::SYS_io_uring_enter).then(|| read(world)));
+        let filtered = scope.spawn(move || {
+            filter::refuse(libc::SYS_io_uring_enter, libc::EPERM).then(|| read(world))
+        });
         if filtered.join().unwrap().is_none() {
             return;
         }
