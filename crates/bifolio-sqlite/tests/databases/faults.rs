@@ -8,7 +8,8 @@
 //! that last.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs, process, thread};
@@ -44,6 +45,9 @@ struct Setting {
     synchronous: &'static str,
     end: End,
 }
+
+/// Our VFS, with the smallest cache: pages are evicted within a transaction.
+const CACHED: &str = "bifolio&bifolio_memory=256KiB";
 
 /// Transactions of a worker.
 const TRANSACTIONS: u32 = 24;
@@ -194,7 +198,7 @@ fn run_case(
     let ballast = disk.path().join("ballast");
     let fault = match trouble {
         Trouble::FullAfter(room_kib) => {
-            fill(disk.path(), &ballast, room_kib << 10);
+            fill(&ballast, room_kib << 10);
             None
         }
         Trouble::Fails { calls, nth, is_lasting } => {
@@ -208,58 +212,75 @@ fn run_case(
 }
 
 /// Fills a file system up to some room.
-fn fill(directory: &Path, ballast: &Path, room_bytes: u64) {
-    let bytes = free_bytes(directory).saturating_sub(room_bytes);
-    fs::write(ballast, vec![1; bytes as usize]).unwrap();
+fn fill(ballast: &Path, room_bytes: u64) {
+    let mut file = File::create(ballast).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    file.set_len(file.metadata().unwrap().len().saturating_sub(room_bytes)).unwrap();
 }
 
-/// Free bytes of a file system.
-fn free_bytes(directory: &Path) -> u64 {
-    let output = Command::new("stat").args(["-f", "-c", "%a %S"]).arg(directory).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let numbers: Vec<u64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
-    numbers.iter().product()
+/// Troubles that differ only in numbers.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Full,
+    Fails { calls: Calls, is_lasting: bool },
 }
 
-/// The troubles of a case: by what they differ only in numbers.
-fn kinds(is_whole: bool) -> Vec<Vec<Trouble>> {
-    let fails = |calls, is_lasting, numbers: &[u64]| {
-        numbers.iter().map(|&nth| Trouble::Fails { calls, nth, is_lasting }).collect::<Vec<_>>()
-    };
-    if !is_whole {
-        return vec![
-            vec![Trouble::FullAfter(150)],
-            fails(Calls::Writes, false, &[3]),
-            fails(Calls::Syncs, false, &[2]),
-        ];
+impl Kind {
+    const ALL: [Self; 5] = [
+        Self::Full,
+        Self::Fails { calls: Calls::Writes, is_lasting: false },
+        Self::Fails { calls: Calls::Syncs, is_lasting: false },
+        Self::Fails { calls: Calls::Writes, is_lasting: true },
+        Self::Fails { calls: Calls::Syncs, is_lasting: true },
+    ];
+    /// Of the short form.
+    const SOME: usize = 3;
+
+    fn with(self, number: u64) -> Trouble {
+        match self {
+            Self::Full => Trouble::FullAfter(number * 30),
+            Self::Fails { calls, is_lasting } => Trouble::Fails { calls, nth: number, is_lasting },
+        }
     }
-    let numbers: Vec<u64> = (1..=20).chain((22..80).step_by(5)).collect();
-    vec![
-        (1..20).map(|step| Trouble::FullAfter(step * 30)).collect(),
-        fails(Calls::Writes, false, &numbers),
-        fails(Calls::Syncs, false, &numbers),
-        fails(Calls::Writes, true, &numbers),
-        fails(Calls::Syncs, true, &numbers),
-    ]
+
+    /// The troubles of the whole form.
+    fn troubles(self) -> Vec<Trouble> {
+        let numbers: Vec<u64> = match self {
+            Self::Full => (1..20).collect(),
+            Self::Fails { .. } => (1..=20).chain((22..80).step_by(5)).collect(),
+        };
+        numbers.into_iter().map(|number| self.with(number)).collect()
+    }
+
+    /// A trouble of the short form.
+    fn trouble(self) -> Trouble {
+        self.with(match self {
+            Self::Full => 5,
+            Self::Fails { calls: Calls::Writes, .. } => 3,
+            Self::Fails { calls: Calls::Syncs, .. } => 2,
+        })
+    }
 }
 
 /// Runs all cases of a journal mode.
 fn check(mode: &'static str, is_whole: bool) {
     let Some(library) = Library::load() else { return };
     let Some(disk) = SmallDisk::mount(DISK_BYTES) else { return };
+    let kinds = &Kind::ALL[..if is_whole { Kind::ALL.len() } else { Kind::SOME }];
     let (mut runs, mut with_failures, mut defects) = (0, 0, Vec::new());
     for synchronous in SYNCHRONOUS {
         for end in [End::Killed, End::Closed] {
             let setting = Setting { mode, synchronous, end };
-            for troubles in kinds(is_whole) {
-                for &trouble in &troubles {
-                    let (wrong, has_failed) = run_case(library, &disk, "bifolio", setting, trouble);
+            for kind in kinds {
+                let troubles = if is_whole { kind.troubles() } else { vec![kind.trouble()] };
+                for trouble in troubles {
+                    let (wrong, has_failed) = run_case(library, &disk, CACHED, setting, trouble);
                     (runs, with_failures) = (runs + 1, with_failures + u32::from(has_failed));
                     let Some(wrong) = wrong else { continue };
                     let goes_wrong = |trouble: Trouble| {
                         run_case(library, &disk, "unix", setting, trouble).0.is_some()
                     };
-                    if !goes_wrong(trouble) && !like(trouble).into_iter().any(goes_wrong) {
+                    if !goes_wrong(trouble) && !kind.troubles().into_iter().any(goes_wrong) {
                         defects.push(format!("{setting:?}, {trouble:?}: {wrong}"));
                     }
                 }
@@ -269,16 +290,6 @@ fn check(mode: &'static str, is_whole: bool) {
     println!("{mode}: {runs} runs, {with_failures} with failures");
     assert!(with_failures * 3 > runs, "{mode}: only {with_failures} of {runs} runs had failures");
     assert!(defects.is_empty(), "{}", defects.join("\n"));
-}
-
-/// Troubles like this one, with other numbers.
-fn like(trouble: Trouble) -> Vec<Trouble> {
-    match trouble {
-        Trouble::FullAfter(_) => (1..20).map(|step| Trouble::FullAfter(step * 30)).collect(),
-        Trouble::Fails { calls, is_lasting, .. } => {
-            (1..40).map(|nth| Trouble::Fails { calls, nth, is_lasting }).collect()
-        }
-    }
 }
 
 #[test]
