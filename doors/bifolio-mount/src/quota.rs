@@ -8,7 +8,7 @@
 use std::fs;
 use std::os::fd::AsFd;
 
-use rustix::fs::{fstat, fstatfs, major, minor};
+use rustix::fs::{fstat, major, minor};
 
 const EXT: u64 = 0xef53;
 const XFS: u64 = 0x5846_5342;
@@ -25,9 +25,8 @@ pub struct Limits {
     pub keeps_allocated: bool,
 }
 
-/// Returns the limits of the file system of a file.
-pub fn limits_of(file: impl AsFd) -> Limits {
-    let kind = fstatfs(&file).map_or(0, |status| status.f_type as u64);
+/// Returns the limits of the file system of a file. `kind` is the number of its type.
+pub fn limits_of(file: impl AsFd, kind: u64) -> Limits {
     let has_quotas = match kind {
         EXT | XFS | F2FS | TMPFS | OVERLAY => {
             let mounts = fs::read_to_string("/proc/self/mountinfo");

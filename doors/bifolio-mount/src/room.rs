@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use bifolio::{Backing, Cache, FallocateMode};
 use nix::unistd::{Uid, setfsuid};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::fs::fstatvfs;
+use rustix::fs::fstatfs;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -213,11 +213,13 @@ fn free_beyond_dirty(cache: &Cache, inode: &Inode) -> (Option<u64>, u64, Option<
     // Before the free space: see ROOM-1.
     let stats = cache.stats();
     let dirty: u64 = stats.devices.iter().map(|device| device.dirty_bytes).sum();
-    let handle = inode.handle().ok();
-    let limits = handle.as_ref().map(limits_of);
-    let space = handle.and_then(|handle| fstatvfs(handle).ok());
-    let space = space.filter(|space| space.f_blocks > 0);
-    let free = space.map(|space| (space.f_bavail * space.f_frsize).saturating_sub(dirty));
+    let looked = inode.handle().ok().and_then(|handle| {
+        let space = fstatfs(&handle).ok()?;
+        Some((space, limits_of(&handle, space.f_type as u64)))
+    });
+    let space = looked.map(|(space, _)| space).filter(|space| space.f_blocks > 0);
+    let free = space.map(|space| (space.f_bavail * space.f_frsize as u64).saturating_sub(dirty));
+    let limits = looked.map(|(_, limits)| limits);
     (free, MARGIN_BYTES + stats.bound_bytes / MARGIN_PART, limits)
 }
 
