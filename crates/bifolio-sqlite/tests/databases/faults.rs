@@ -52,9 +52,9 @@ const CACHED: &str = "bifolio&bifolio_memory=256KiB";
 /// Transactions of a worker.
 const TRANSACTIONS: u32 = 24;
 /// Rows at the beginning; a transaction changes those of one class.
-const ROWS: u32 = 60;
+const ROWS: u32 = 400;
 const CLASSES: u32 = 5;
-const DISK_BYTES: u64 = 4 << 20;
+const DISK_BYTES: u64 = 16 << 20;
 
 /// A variable of the worker: path, VFS, mode, `synchronous`, end.
 const WORK: &str = "BIFOLIO_SQLITE_WORK";
