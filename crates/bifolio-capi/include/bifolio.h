@@ -293,56 +293,35 @@ typedef uint32_t bifolio_result;
 #endif // __cplusplus
 
 /**
- * Advice about the future use of a file or a range.
+ * Order of the reads through a handle, for `bifolio_file_set_access`.
  */
-enum bifolio_advice
+enum bifolio_access
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * For the handle: sequential reads are detected and read ahead. The default.
+     * Sequential reads are detected and read ahead. The default.
      */
-    BIFOLIO_ADVICE_NORMAL = 0,
+    BIFOLIO_ACCESS_NORMAL = 0,
     /**
-     * For the handle: reads are sequential.
+     * Reads are sequential.
      */
-    BIFOLIO_ADVICE_SEQUENTIAL = 1,
+    BIFOLIO_ACCESS_SEQUENTIAL = 1,
     /**
-     * For the handle: reads are random; nothing is read ahead.
+     * Reads are random; nothing is read ahead.
      */
-    BIFOLIO_ADVICE_RANDOM = 2,
+    BIFOLIO_ACCESS_RANDOM = 2,
     /**
-     * For the handle: data is read only once.
+     * Data is read only once; its pages are evicted before others.
      */
-    BIFOLIO_ADVICE_NO_REUSE = 3,
-    /**
-     * For the range: it will be read soon; reading it starts now.
-     */
-    BIFOLIO_ADVICE_WILL_NEED = 4,
-    /**
-     * For the range: it will not be needed soon, and is evicted first when memory is needed.
-     */
-    BIFOLIO_ADVICE_COLD = 5,
-    /**
-     * For the range: it will not be needed; clean pages are evicted now.
-     */
-    BIFOLIO_ADVICE_DONT_NEED = 6,
-    /**
-     * For the range: it is read before the call returns.
-     */
-    BIFOLIO_ADVICE_POPULATE_READ = 7,
-    /**
-     * Like `BIFOLIO_ADVICE_POPULATE_READ`; in a file with a writable map, stores then raise no
-     * fault.
-     */
-    BIFOLIO_ADVICE_POPULATE_WRITE = 8,
+    BIFOLIO_ACCESS_NO_REUSE = 3,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
-typedef enum bifolio_advice bifolio_advice;
+typedef enum bifolio_access bifolio_access;
 #else
-typedef uint32_t bifolio_advice;
+typedef uint32_t bifolio_access;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -812,51 +791,51 @@ typedef struct {
     /**
      * Folios evicted on advice.
      */
-    uint64_t advise_evicted;
+    uint64_t evict_folios;
     /**
      * Folios evicted on advice only after other CPUs' LRU batches had been drained.
      */
-    uint64_t advise_second_pass_evicted;
+    uint64_t evict_second_pass_folios;
     /**
      * Folios kept despite advice: they extend beyond the range.
      */
-    uint64_t advise_straddling;
+    uint64_t evict_straddling;
     /**
      * Folios kept despite advice: another thread was evicting or removing them.
      */
-    uint64_t advise_gone;
+    uint64_t evict_gone;
     /**
      * Folios kept despite advice: locked.
      */
-    uint64_t advise_locked;
+    uint64_t evict_locked;
     /**
      * Folios kept despite advice: being written out.
      */
-    uint64_t advise_writeback;
+    uint64_t evict_writeback;
     /**
      * Folios kept despite advice: they exist only in memory.
      */
-    uint64_t advise_private;
+    uint64_t evict_private;
     /**
      * Folios kept despite advice: dirty.
      */
-    uint64_t advise_dirty;
+    uint64_t evict_dirty;
     /**
      * Folios kept despite advice: part of a map.
      */
-    uint64_t advise_mapped;
+    uint64_t evict_mapped;
     /**
      * Folios kept despite advice: clean and not mapped, but referenced.
      */
-    uint64_t advise_referenced;
+    uint64_t evict_referenced;
     /**
      * Drains of other CPUs' LRU batches requested by advice.
      */
-    uint64_t advise_drains;
+    uint64_t evict_drains;
     /**
      * LRU batches drained for advice.
      */
-    uint64_t advise_drained_cpus;
+    uint64_t evict_drained_cpus;
     /**
      * Flusher rounds that wrote something.
      */
@@ -877,26 +856,26 @@ typedef struct {
 } bifolio_stats;
 
 /**
- * Result of advice to evict, in folios; all zero for other advice.
+ * Result of an eviction, in folios.
  */
 typedef struct {
     /**
      * Folios that were evicted.
      */
-    uint64_t evicted;
+    uint64_t folios;
     /**
      * Folios that stay: dirty, pinned, mapped, or in use by another call.
      */
-    uint64_t remaining;
+    uint64_t kept;
     /**
      * Dirty folios among them; their write-out was started.
      */
-    uint64_t remaining_dirty;
+    uint64_t kept_dirty;
     /**
      * Folios among them that pins or other calls refer to.
      */
-    uint64_t remaining_referenced;
-} bifolio_outcome;
+    uint64_t kept_referenced;
+} bifolio_evicted;
 
 /**
  * A function that reads `length` bytes of a file in place. Other threads may change them
@@ -1095,14 +1074,12 @@ bifolio_result bifolio_cache_stats(const bifolio_cache *cache, bifolio_stats *st
 bifolio_result bifolio_cache_set_memory(const bifolio_cache *cache, uint64_t memory_bytes);
 
 /**
- * Gives advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome`
- * may be null.
+ * Evicts the clean, unused folios of all open files, and starts the write-out of dirty ones.
+ * `evicted` may be null.
  *
- * Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
+ * Threads: any, at the same time. Blocks: for no device.
  */
-bifolio_result bifolio_cache_advise(const bifolio_cache *cache,
-                                    uint32_t advice,
-                                    bifolio_outcome *outcome);
+bifolio_result bifolio_cache_evict_all(const bifolio_cache *cache, bifolio_evicted *evicted);
 
 /**
  * Makes everything written to the cache's files durable, and closes the cache. On success the
@@ -1249,16 +1226,37 @@ bifolio_result bifolio_file_sync_all(const bifolio_file *file);
 bifolio_result bifolio_file_sync_range(const bifolio_file *file, uint64_t offset, uint64_t length);
 
 /**
- * Gives advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
- * end), or for the handle. `outcome` may be null.
+ * Announces the order of later reads through the handle: one of `bifolio_access`.
  *
- * Threads: any, at the same time. Blocks: for the device with `BIFOLIO_ADVICE_POPULATE_*`.
+ * Threads: any, at the same time. Blocks: never.
  */
-bifolio_result bifolio_file_advise(const bifolio_file *file,
-                                   uint64_t offset,
-                                   uint64_t length,
-                                   uint32_t advice,
-                                   bifolio_outcome *outcome);
+bifolio_result bifolio_file_set_access(const bifolio_file *file, uint32_t access);
+
+/**
+ * Starts to read `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), and returns.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_prefetch(const bifolio_file *file, uint64_t offset, uint64_t length);
+
+/**
+ * Reads `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) into the cache. An error is that
+ * of the first page that cannot be read.
+ *
+ * Threads: any, at the same time. Blocks: for the device.
+ */
+bifolio_result bifolio_file_populate(const bifolio_file *file, uint64_t offset, uint64_t length);
+
+/**
+ * Evicts the clean, unused folios of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end),
+ * and starts the write-out of dirty ones. `evicted` may be null.
+ *
+ * Threads: any, at the same time. Blocks: for no device.
+ */
+bifolio_result bifolio_file_evict(const bifolio_file *file,
+                                  uint64_t offset,
+                                  uint64_t length,
+                                  bifolio_evicted *evicted);
 
 /**
  * Reports how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
@@ -1361,7 +1359,7 @@ void bifolio_write_pin_release(bifolio_write_pin *pin);
  * Maps `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) of a file that was opened with
  * `BIFOLIO_OPEN_MAPPABLE`, for reading, or with `BIFOLIO_MAP_WRITE` also for storing. `address`
  * gets the address of the first byte. A page that is not in memory is read when it is touched; one
- * that cannot be read raises SIGBUS, as with `mmap`, unless `bifolio_map_prefetch` reported it
+ * that cannot be read raises SIGBUS, as with `mmap`, unless `bifolio_map_populate` reported it
  * first.
  *
  * Threads: any, at the same time. Blocks: for write-outs of the file, with `BIFOLIO_MAP_WRITE`.
@@ -1379,18 +1377,7 @@ bifolio_result bifolio_map_new(const bifolio_file *file,
  *
  * Threads: any, at the same time. Blocks: for the device.
  */
-bifolio_result bifolio_map_prefetch(const bifolio_map *map, uint64_t offset, uint64_t length);
-
-/**
- * Like `bifolio_file_advise`, for bytes of the map.
- *
- * Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
- */
-bifolio_result bifolio_map_advise(const bifolio_map *map,
-                                  uint64_t offset,
-                                  uint64_t length,
-                                  uint32_t advice,
-                                  bifolio_outcome *outcome);
+bifolio_result bifolio_map_populate(const bifolio_map *map, uint64_t offset, uint64_t length);
 
 /**
  * Makes bytes stored to `length` bytes at `offset` of the map before the call durable.

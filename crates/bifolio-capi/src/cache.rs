@@ -7,12 +7,13 @@
 use crate::boundary::{
     Failure, Output, Versioned, VersionedOutput, choice, guard, handle, options, path, text,
 };
-use crate::file::{bifolio_file, bifolio_outcome};
+use crate::file::{bifolio_evicted, bifolio_file};
 use crate::result::bifolio_result;
 use crate::stats::{bifolio_stats, stats_of};
 use bifolio::{Cache, CacheBuilder, DirectIo, File, HugePages, OpenOptions};
 use std::ffi::{c_char, c_int};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// A page cache with a hard bound on memory.
 #[derive(Debug)]
@@ -188,11 +189,13 @@ pub(crate) unsafe fn builder(
     let numbers: [(u64, Setter); 8] = [
         (options.memory_bytes, CacheBuilder::memory),
         (options.memory_bytes_max, CacheBuilder::memory_max),
-        (options.dirty_bytes_max, CacheBuilder::dirty_bytes_max),
-        (options.dirty_bytes_background, CacheBuilder::dirty_bytes_background),
-        (options.dirty_age_ms_max, CacheBuilder::dirty_age_ms_max),
-        (options.reclaim_wait_ms_max, CacheBuilder::reclaim_wait_ms_max),
-        (options.swap_bytes_max, CacheBuilder::swap_bytes_max),
+        (options.dirty_bytes_max, CacheBuilder::dirty_max),
+        (options.dirty_bytes_background, CacheBuilder::dirty_background),
+        (options.dirty_age_ms_max, |builder, ms| builder.dirty_age_max(Duration::from_millis(ms))),
+        (options.reclaim_wait_ms_max, |builder, ms| {
+            builder.reclaim_wait_max(Duration::from_millis(ms))
+        }),
+        (options.swap_bytes_max, CacheBuilder::swap_max),
         (options.io_depth.into(), |builder, depth| builder.io_depth(depth as usize)),
     ];
     for (number, set) in numbers {
@@ -202,8 +205,8 @@ pub(crate) unsafe fn builder(
     }
     match options.readahead_bytes_max {
         0 => {}
-        BIFOLIO_READAHEAD_NONE => builder = builder.readahead_bytes_max(0),
-        bytes => builder = builder.readahead_bytes_max(bytes),
+        BIFOLIO_READAHEAD_NONE => builder = builder.readahead_max(0),
+        bytes => builder = builder.readahead_max(bytes),
     }
     if options.unmap_batch_folios != 0 {
         builder = builder.unmap_batch_folios(options.unmap_batch_folios as usize);
@@ -235,11 +238,13 @@ fn unknown_flags(flags: u32) -> Failure {
     Failure::Misuse(format!("options: flags has bits that stand for nothing: {flags:#x}"))
 }
 
-/// Returns the open options that the struct describes.
+/// Returns the open options that the struct describes, and whether the file is immutable.
 ///
 /// # Safety
 /// Null, or options that begin with their size.
-unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptions, Failure> {
+unsafe fn open_options_by_path(
+    pointer: *const bifolio_open_options,
+) -> Result<(OpenOptions, bool), Failure> {
     // SAFETY: the same contract.
     let options = unsafe { options(pointer, "options")? };
     let flags = options.flags;
@@ -253,11 +258,10 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
         (bifolio_direct::BIFOLIO_DIRECT_REQUIRE as u32, DirectIo::Require),
     ];
     let mut open = OpenOptions::new()
-        .read(has(BIFOLIO_OPEN_READ) || flags == 0)
+        .read(has(BIFOLIO_OPEN_READ) || has(BIFOLIO_OPEN_IMMUTABLE) || flags == 0)
         .write(has(BIFOLIO_OPEN_WRITE))
         .create(has(BIFOLIO_OPEN_CREATE))
         .truncate(has(BIFOLIO_OPEN_TRUNCATE))
-        .immutable(has(BIFOLIO_OPEN_IMMUTABLE))
         .mappable(has(BIFOLIO_OPEN_MAPPABLE))
         .create_new(has(BIFOLIO_OPEN_CREATE_NEW))
         .exclusive(has(BIFOLIO_OPEN_EXCLUSIVE))
@@ -271,7 +275,22 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     if options.mode != 0 {
         open = open.mode(options.mode);
     }
-    Ok(open)
+    Ok((open, has(BIFOLIO_OPEN_IMMUTABLE)))
+}
+
+/// Returns the open options of a file that is not opened by its path.
+///
+/// # Safety
+/// Null, or options that begin with their size.
+unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptions, Failure> {
+    // SAFETY: the same contract.
+    match unsafe { open_options_by_path(pointer)? } {
+        (options, false) => Ok(options),
+        (_, true) => {
+            let problem = "options: BIFOLIO_OPEN_IMMUTABLE is for bifolio_cache_open only";
+            Err(Failure::Misuse(problem.to_owned()))
+        }
+    }
 }
 
 /// Opens a file of a cache, and hands its handle to the caller.
@@ -310,8 +329,10 @@ pub unsafe extern "C" fn bifolio_cache_open(
         // SAFETY: null, or text of the caller.
         let path = unsafe { crate::boundary::path(path, "path")? };
         // SAFETY: null, or options that begin with their size.
-        let options = unsafe { open_options(options)? };
-        Ok(cache.open(path, &options)?)
+        match unsafe { open_options_by_path(options)? } {
+            (options, false) => Ok(cache.open(path, &options)?),
+            (options, true) => Ok(cache.open_immutable(path, &options)?.into()),
+        }
     };
     // SAFETY: null, or a live handle and the caller's variable.
     unsafe { open_with(cache, file, open) }
@@ -405,22 +426,20 @@ pub unsafe extern "C" fn bifolio_cache_set_memory(
     guard(|| Ok(unsafe { handle(cache, "cache")? }.cache.set_memory(memory_bytes)?))
 }
 
-/// Gives advice for all open files: `BIFOLIO_ADVICE_DONT_NEED` or `BIFOLIO_ADVICE_COLD`. `outcome`
-/// may be null.
+/// Evicts the clean, unused folios of all open files, and starts the write-out of dirty ones.
+/// `evicted` may be null.
 ///
-/// Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
+/// Threads: any, at the same time. Blocks: for no device.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_cache_advise(
+pub unsafe extern "C" fn bifolio_cache_evict_all(
     cache: *const bifolio_cache,
-    advice: u32,
-    outcome: *mut bifolio_outcome,
+    evicted: *mut bifolio_evicted,
 ) -> bifolio_result {
     guard(|| {
         // SAFETY: null, or a live handle.
-        let cache = unsafe { handle(cache, "cache")? };
-        let found = cache.cache.advise_all(crate::file::advice_of(advice)?)?;
+        let found = unsafe { handle(cache, "cache")? }.cache.evict_all()?;
         // SAFETY: null, or the caller's variable.
-        unsafe { bifolio_outcome::write(found, outcome) };
+        unsafe { bifolio_evicted::write(found, evicted) };
         Ok(())
     })
 }

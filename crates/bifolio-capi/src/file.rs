@@ -1,4 +1,4 @@
-//! A file: reads, writes, its length, syncs, advice, closing it.
+//! A file: reads, writes, its length, syncs, access hints, eviction, closing it.
 //!
 //! # Safety
 //! Dereferences what C hands over, under the contract of the crate's head.
@@ -7,7 +7,7 @@
 use crate::boundary::{Failure, Output, bytes, bytes_mut, choice, guard, handle, range};
 use crate::pin::PinCount;
 use crate::result::{self, bifolio_result};
-use bifolio::{Advice, File, Outcome, PageView, ReadRequest};
+use bifolio::{Access, Evicted, File, PageView, ReadRequest};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
@@ -37,70 +37,54 @@ impl bifolio_file {
     }
 }
 
-/// Advice about the future use of a file or a range.
+/// Order of the reads through a handle, for `bifolio_file_set_access`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug)]
-pub enum bifolio_advice {
-    /// For the handle: sequential reads are detected and read ahead. The default.
-    BIFOLIO_ADVICE_NORMAL = 0,
-    /// For the handle: reads are sequential.
-    BIFOLIO_ADVICE_SEQUENTIAL = 1,
-    /// For the handle: reads are random; nothing is read ahead.
-    BIFOLIO_ADVICE_RANDOM = 2,
-    /// For the handle: data is read only once.
-    BIFOLIO_ADVICE_NO_REUSE = 3,
-    /// For the range: it will be read soon; reading it starts now.
-    BIFOLIO_ADVICE_WILL_NEED = 4,
-    /// For the range: it will not be needed soon, and is evicted first when memory is needed.
-    BIFOLIO_ADVICE_COLD = 5,
-    /// For the range: it will not be needed; clean pages are evicted now.
-    BIFOLIO_ADVICE_DONT_NEED = 6,
-    /// For the range: it is read before the call returns.
-    BIFOLIO_ADVICE_POPULATE_READ = 7,
-    /// Like `BIFOLIO_ADVICE_POPULATE_READ`; in a file with a writable map, stores then raise no
-    /// fault.
-    BIFOLIO_ADVICE_POPULATE_WRITE = 8,
+pub enum bifolio_access {
+    /// Sequential reads are detected and read ahead. The default.
+    BIFOLIO_ACCESS_NORMAL = 0,
+    /// Reads are sequential.
+    BIFOLIO_ACCESS_SEQUENTIAL = 1,
+    /// Reads are random; nothing is read ahead.
+    BIFOLIO_ACCESS_RANDOM = 2,
+    /// Data is read only once; its pages are evicted before others.
+    BIFOLIO_ACCESS_NO_REUSE = 3,
 }
 
-pub(crate) fn advice_of(number: u32) -> Result<Advice, Failure> {
-    use bifolio_advice::*;
+fn access_of(number: u32) -> Result<Access, Failure> {
+    use bifolio_access::*;
     let table = [
-        (BIFOLIO_ADVICE_NORMAL as u32, Advice::Normal),
-        (BIFOLIO_ADVICE_SEQUENTIAL as u32, Advice::Sequential),
-        (BIFOLIO_ADVICE_RANDOM as u32, Advice::Random),
-        (BIFOLIO_ADVICE_NO_REUSE as u32, Advice::NoReuse),
-        (BIFOLIO_ADVICE_WILL_NEED as u32, Advice::WillNeed),
-        (BIFOLIO_ADVICE_COLD as u32, Advice::Cold),
-        (BIFOLIO_ADVICE_DONT_NEED as u32, Advice::DontNeed),
-        (BIFOLIO_ADVICE_POPULATE_READ as u32, Advice::PopulateRead),
-        (BIFOLIO_ADVICE_POPULATE_WRITE as u32, Advice::PopulateWrite),
+        (BIFOLIO_ACCESS_NORMAL as u32, Access::Normal),
+        (BIFOLIO_ACCESS_SEQUENTIAL as u32, Access::Sequential),
+        (BIFOLIO_ACCESS_RANDOM as u32, Access::Random),
+        (BIFOLIO_ACCESS_NO_REUSE as u32, Access::NoReuse),
     ];
-    choice(number, &table, "advice")
+    choice(number, &table, "access")
 }
 
-/// Result of advice to evict, in folios; all zero for other advice.
+/// Result of an eviction, in folios.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct bifolio_outcome {
+pub struct bifolio_evicted {
     /// Folios that were evicted.
-    pub evicted: u64,
+    pub folios: u64,
     /// Folios that stay: dirty, pinned, mapped, or in use by another call.
-    pub remaining: u64,
+    pub kept: u64,
     /// Dirty folios among them; their write-out was started.
-    pub remaining_dirty: u64,
+    pub kept_dirty: u64,
     /// Folios among them that pins or other calls refer to.
-    pub remaining_referenced: u64,
+    pub kept_referenced: u64,
 }
 
-impl bifolio_outcome {
+impl bifolio_evicted {
     /// # Safety
     /// Null, or a variable of the caller.
-    pub(crate) unsafe fn write(outcome: Outcome, pointer: *mut Self) {
+    pub(crate) unsafe fn write(evicted: Evicted, pointer: *mut Self) {
         let value = Self {
-            evicted: outcome.evicted,
-            remaining: outcome.remaining.total(),
-            remaining_dirty: outcome.remaining.dirty,
-            remaining_referenced: outcome.remaining.referenced,
+            folios: evicted.folios,
+            kept: evicted.kept.total(),
+            kept_dirty: evicted.kept.dirty,
+            kept_referenced: evicted.kept.referenced,
         };
         if !pointer.is_null() {
             // SAFETY: the caller's variable.
@@ -411,24 +395,66 @@ pub unsafe extern "C" fn bifolio_file_sync_range(
     unsafe { with_range(file, offset, length, File::sync_range) }
 }
 
-/// Gives advice, one of `bifolio_advice`, for `length` bytes at `offset` (`BIFOLIO_TO_END`: to the
-/// end), or for the handle. `outcome` may be null.
+/// Announces the order of later reads through the handle: one of `bifolio_access`.
 ///
-/// Threads: any, at the same time. Blocks: for the device with `BIFOLIO_ADVICE_POPULATE_*`.
+/// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_file_advise(
+pub unsafe extern "C" fn bifolio_file_set_access(
     file: *const bifolio_file,
-    offset: u64,
-    length: u64,
-    advice: u32,
-    outcome: *mut bifolio_outcome,
+    access: u32,
 ) -> bifolio_result {
     guard(|| {
         // SAFETY: null, or a live handle.
         let file = unsafe { handle(file, "file")? };
-        let found = file.file.advise(range(file, offset, length), advice_of(advice)?)?;
+        file.file.set_access(access_of(access)?);
+        Ok(())
+    })
+}
+
+/// Starts to read `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), and returns.
+///
+/// Threads: any, at the same time. Blocks: never.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_prefetch(
+    file: *const bifolio_file,
+    offset: u64,
+    length: u64,
+) -> bifolio_result {
+    // SAFETY: null, or a live handle.
+    unsafe { with_range(file, offset, length, File::prefetch) }
+}
+
+/// Reads `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) into the cache. An error is that
+/// of the first page that cannot be read.
+///
+/// Threads: any, at the same time. Blocks: for the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_populate(
+    file: *const bifolio_file,
+    offset: u64,
+    length: u64,
+) -> bifolio_result {
+    // SAFETY: null, or a live handle.
+    unsafe { with_range(file, offset, length, File::populate) }
+}
+
+/// Evicts the clean, unused folios of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end),
+/// and starts the write-out of dirty ones. `evicted` may be null.
+///
+/// Threads: any, at the same time. Blocks: for no device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_file_evict(
+    file: *const bifolio_file,
+    offset: u64,
+    length: u64,
+    evicted: *mut bifolio_evicted,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or a live handle.
+        let file = unsafe { handle(file, "file")? };
+        let found = file.file.evict(range(file, offset, length))?;
         // SAFETY: null, or the caller's variable.
-        unsafe { bifolio_outcome::write(found, outcome) };
+        unsafe { bifolio_evicted::write(found, evicted) };
         Ok(())
     })
 }

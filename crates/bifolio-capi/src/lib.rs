@@ -10,7 +10,7 @@
 //! | `boundary` | nothing: the checks that all others share |
 //! | `result` | result codes, the last error, names |
 //! | `cache` | options, build, open, statistics, close |
-//! | `file` | reads, writes, lengths, syncs, advice |
+//! | `file` | reads, writes, lengths, syncs, access hints, eviction |
 //! | `pin` | pins for reading and for writing |
 //! | `map` | maps and their pins |
 //! | `text` | version, features, the log |

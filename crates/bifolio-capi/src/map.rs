@@ -5,9 +5,9 @@
 #![allow(unsafe_code)]
 
 use crate::boundary::{BIFOLIO_TO_END, Failure, Output, guard, handle};
-use crate::file::{advice_of, bifolio_file, bifolio_outcome};
+use crate::file::bifolio_file;
 use crate::result::bifolio_result;
-use bifolio::{Map, MapMut, MapPin, MapPinMut};
+use bifolio::{Map, MapMut, MapPinMut, OwnedPageRef};
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub struct bifolio_map_pin {
 #[derive(Debug)]
 #[expect(dead_code, reason = "held, and dropped")]
 enum AnyPin {
-    Read(MapPin),
+    Read(OwnedPageRef),
     Write(MapPinMut),
 }
 
@@ -67,7 +67,7 @@ fn unknown_flags(flags: u32) -> Failure {
 /// Maps `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) of a file that was opened with
 /// `BIFOLIO_OPEN_MAPPABLE`, for reading, or with `BIFOLIO_MAP_WRITE` also for storing. `address`
 /// gets the address of the first byte. A page that is not in memory is read when it is touched; one
-/// that cannot be read raises SIGBUS, as with `mmap`, unless `bifolio_map_prefetch` reported it
+/// that cannot be read raises SIGBUS, as with `mmap`, unless `bifolio_map_populate` reported it
 /// first.
 ///
 /// Threads: any, at the same time. Blocks: for write-outs of the file, with `BIFOLIO_MAP_WRITE`.
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn bifolio_map_new(
 ///
 /// Threads: any, at the same time. Blocks: for the device.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_map_prefetch(
+pub unsafe extern "C" fn bifolio_map_populate(
     map: *const bifolio_map,
     offset: u64,
     length: u64,
@@ -114,28 +114,7 @@ pub unsafe extern "C" fn bifolio_map_prefetch(
     guard(|| {
         // SAFETY: null, or a live handle.
         let map = unsafe { handle(map, "map")? }.map();
-        Ok(map.prefetch(range(map, offset, length))?)
-    })
-}
-
-/// Like `bifolio_file_advise`, for bytes of the map.
-///
-/// Threads: any, at the same time. Blocks: as `bifolio_file_advise`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_map_advise(
-    map: *const bifolio_map,
-    offset: u64,
-    length: u64,
-    advice: u32,
-    outcome: *mut bifolio_outcome,
-) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let map = unsafe { handle(map, "map")? }.map();
-        let found = map.advise(range(map, offset, length), advice_of(advice)?)?;
-        // SAFETY: null, or the caller's variable.
-        unsafe { bifolio_outcome::write(found, outcome) };
-        Ok(())
+        Ok(map.populate(range(map, offset, length))?)
     })
 }
 

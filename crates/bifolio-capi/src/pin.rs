@@ -5,14 +5,14 @@
 //! each, so that threads that pin pages of one file share no line.
 //!
 //! # Safety
-//! Stores a [`Pin`] of the library in words of the caller's struct, with its lifetime erased: the
-//! file that it borrows is not freed while its count of pins is not zero.
+//! Stores a [`PageRef`] of the library in words of the caller's struct, with its lifetime erased:
+//! the file that it borrows is not freed while its count of pins is not zero.
 #![allow(unsafe_code)]
 
 use crate::boundary::{Failure, Output, guard, handle};
 use crate::file::bifolio_file;
 use crate::result::bifolio_result;
-use bifolio::{Pin, PinMut};
+use bifolio::{PageRef, PageRefMut};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
@@ -80,7 +80,7 @@ pub struct bifolio_pin {
 /// The content of `reserved`.
 struct Taken {
     file: *const bifolio_file,
-    pin: Pin<'static>,
+    pin: PageRef<'static>,
 }
 
 const _: () = assert!(size_of::<Taken>() <= size_of::<[usize; 6]>());
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn bifolio_file_pin(
         let taken = open.file().pin(offset..offset.saturating_add(length as u64))?;
         // SAFETY: `open` is freed only when its count of pins is zero, and this one is counted
         // until it is dropped.
-        let taken = unsafe { std::mem::transmute::<Pin<'_>, Pin<'static>>(taken) };
+        let taken = unsafe { std::mem::transmute::<PageRef<'_>, PageRef<'static>>(taken) };
         open.pins.add(1);
         let data = taken.as_ptr().cast();
         let mut value = bifolio_pin { data, length, reserved: [0; 6] };
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn bifolio_file_pin_write(
         let mut taken = open.file().pin_mut(offset..offset.saturating_add(length as u64))?;
         let data = taken.as_mut_ptr().cast();
         // SAFETY: as in `bifolio_file_pin`.
-        let taken = unsafe { std::mem::transmute::<PinMut<'_>, PinMut<'static>>(taken) };
+        let taken = unsafe { std::mem::transmute::<PageRefMut<'_>, PageRefMut<'static>>(taken) };
         open.pins.add(1);
         let boxed = Box::into_raw(Box::new(taken));
         let reserved = [boxed.expose_provenance(), file.expose_provenance()];
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn bifolio_write_pin_release(pin: *mut bifolio_write_pin) 
         let [taken, file] = pin.reserved;
         *pin = bifolio_write_pin { data: ptr::null_mut(), length: 0, reserved: [0; 2] };
         // SAFETY: made by `bifolio_file_pin_write`, which sets it together with `data`.
-        drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<PinMut<'_>>(taken)) });
+        drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<PageRefMut<'_>>(taken)) });
         let file = ptr::with_exposed_provenance::<bifolio_file>(file);
         // SAFETY: not freed yet: this pin is counted.
         unsafe { (*file).pins.add(-1) };

@@ -133,29 +133,29 @@ pub struct bifolio_stats {
     /// Rounds that a lookup waited for a folio that was frozen or just replaced.
     pub frozen_waits: u64,
     /// Folios evicted on advice.
-    pub advise_evicted: u64,
+    pub evict_folios: u64,
     /// Folios evicted on advice only after other CPUs' LRU batches had been drained.
-    pub advise_second_pass_evicted: u64,
+    pub evict_second_pass_folios: u64,
     /// Folios kept despite advice: they extend beyond the range.
-    pub advise_straddling: u64,
+    pub evict_straddling: u64,
     /// Folios kept despite advice: another thread was evicting or removing them.
-    pub advise_gone: u64,
+    pub evict_gone: u64,
     /// Folios kept despite advice: locked.
-    pub advise_locked: u64,
+    pub evict_locked: u64,
     /// Folios kept despite advice: being written out.
-    pub advise_writeback: u64,
+    pub evict_writeback: u64,
     /// Folios kept despite advice: they exist only in memory.
-    pub advise_private: u64,
+    pub evict_private: u64,
     /// Folios kept despite advice: dirty.
-    pub advise_dirty: u64,
+    pub evict_dirty: u64,
     /// Folios kept despite advice: part of a map.
-    pub advise_mapped: u64,
+    pub evict_mapped: u64,
     /// Folios kept despite advice: clean and not mapped, but referenced.
-    pub advise_referenced: u64,
+    pub evict_referenced: u64,
     /// Drains of other CPUs' LRU batches requested by advice.
-    pub advise_drains: u64,
+    pub evict_drains: u64,
     /// LRU batches drained for advice.
-    pub advise_drained_cpus: u64,
+    pub evict_drained_cpus: u64,
     /// Flusher rounds that wrote something.
     pub flusher_rounds: u64,
     /// Folios written by the flusher.
@@ -190,8 +190,8 @@ pub(crate) fn stats_of(cache: &Cache) -> bifolio_stats {
         throttle_ns_max optimistic_retries writeback writeback_waits mapped_in_pages
         unmapped_pages unmap_flushes stored_late_pages collapses pgactivate pgdeactivate pgpinned
         pageout pgevacuate pgrelocate background_reclaims allocation_waits lru_batches lru_drains
-        frozen_waits advise_evicted advise_second_pass_evicted advise_straddling advise_gone
-        advise_locked advise_writeback advise_private advise_dirty advise_mapped advise_referenced
-        advise_drains advise_drained_cpus flusher_rounds flusher_folios gate_asks plain_transfers
+        frozen_waits evict_folios evict_second_pass_folios evict_straddling evict_gone
+        evict_locked evict_writeback evict_private evict_dirty evict_mapped evict_referenced
+        evict_drains evict_drained_cpus flusher_rounds flusher_folios gate_asks plain_transfers
     }
 }

@@ -59,7 +59,7 @@ impl Settings {
     pub(crate) fn builder(&self) -> CacheBuilder {
         let builder = Cache::builder().memory(self.memory_bytes.unwrap_or(MEMORY_BYTES));
         match self.readahead_bytes {
-            Some(bytes) => builder.readahead_bytes_max(bytes),
+            Some(bytes) => builder.readahead_max(bytes),
             None => builder,
         }
     }

@@ -48,7 +48,7 @@ pub use gate::Gate;
 pub use kill::{run_and_kill, tell_committed};
 pub use memory::MemoryBacking;
 pub use model::Model;
-pub use op::{Op, OpKind, fill_bytes};
+pub use op::{Advice, Op, OpKind, fill_bytes};
 pub use run::{Failure, Runner};
 pub use seed::with_seeds;
 pub use shrink::shrink;

@@ -3,8 +3,21 @@
 //! Positions and lengths are requests: where a rule of the API restricts them (a pin lies in one
 //! folio and before the end), the runner adjusts them with the model.
 
-use bifolio::Advice;
+use bifolio::Access;
 use fastrand::Rng;
+
+/// A hint about a file, or a request for a range of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// `File::set_access`, for the handle.
+    Access(Access),
+    /// `File::prefetch`.
+    Prefetch,
+    /// `File::populate`.
+    Populate,
+    /// `File::evict`.
+    Evict,
+}
 
 /// The kind of an operation; weights are drawn for kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,8 +32,6 @@ pub enum OpKind {
     Pin,
     /// [`Op::Hold`].
     Hold,
-    /// [`Op::Pins`].
-    Pins,
     /// [`Op::PinMut`].
     PinMut,
     /// [`Op::CopyToFd`].
@@ -57,13 +68,12 @@ pub enum OpKind {
 
 impl OpKind {
     /// Operations of every file.
-    pub const ANY_FILE: [Self; 12] = [
+    pub const ANY_FILE: [Self; 11] = [
         Self::Read,
         Self::ReadMany,
         Self::Write,
         Self::Pin,
         Self::Hold,
-        Self::Pins,
         Self::PinMut,
         Self::CopyToFd,
         Self::SetLen,
@@ -121,13 +131,6 @@ pub enum Op {
     },
     /// Pins a range, creates a hold from the pin, drops the pin, and compares the hold.
     Hold {
-        /// Where.
-        position_bytes: u64,
-        /// How much.
-        length: usize,
-    },
-    /// Iterates over the pins of a range and compares each.
-    Pins {
         /// Where.
         position_bytes: u64,
         /// How much.

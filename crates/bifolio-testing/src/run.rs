@@ -13,11 +13,12 @@ use std::io::{Read, Seek};
 use std::ops::Range;
 use std::thread;
 
-use bifolio::{Advice, Cache, CollapseRefusal, Error as CacheError, ErrorKind, File, ReadRequest};
+use bifolio::{Cache, CollapseRefusal, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
 
 use crate::mapped;
 use crate::model::compare;
+use crate::op::Advice;
 use crate::{Model, Op, fill_bytes};
 
 /// The largest folio.
@@ -143,7 +144,6 @@ impl<'a> Runner<'a> {
             }
             Op::Pin { position_bytes, length } => self.pin(position_bytes, length, false),
             Op::Hold { position_bytes, length } => self.pin(position_bytes, length, true),
-            Op::Pins { position_bytes, length } => self.pins(position_bytes, length),
             Op::PinMut { position_bytes, length, fill } => {
                 self.pin_mut(position_bytes, length, fill)
             }
@@ -340,31 +340,11 @@ impl<'a> Runner<'a> {
         self.model.note_pinned(range.clone());
         let mut found = vec![0xEE; pin.len()];
         if hold {
-            let held = pin.hold();
-            drop(pin);
-            held.copy_to(&mut found);
+            pin.into_owned().copy_to(&mut found);
         } else {
             pin.copy_to(&mut found);
         }
         compare(range.start, &found, self.model.read(range))
-    }
-
-    fn pins(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
-        let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
-        let mut found = Vec::new();
-        let mut end = range.end;
-        for pin in self.file.pins(range.clone()) {
-            let at = range.start + found.len() as u64;
-            let Some(pin) = self.unless_refused(pin)? else {
-                end = at;
-                break;
-            };
-            let mut part = vec![0xEE; pin.len()];
-            pin.copy_to(&mut part);
-            self.model.note_pinned(at..at + part.len() as u64);
-            found.extend(part);
-        }
-        compare(range.start, &found, self.model.read(range.start..end))
     }
 
     /// Pins as many of the ranges as fit into a quarter of the memory.
@@ -388,17 +368,27 @@ impl<'a> Runner<'a> {
     /// Gives advice. Pages that it allocates for holes may be in memory now, even if it fails
     /// midway.
     fn advise(&mut self, range: Range<u64>, advice: Advice) -> Result<(), String> {
-        if matches!(advice, Advice::PopulateRead | Advice::PopulateWrite) {
-            self.model.note_pinned(range.start..range.end.min(self.model.end_bytes()));
-        }
-        self.unless_refused(self.file.advise(range, advice)).map(drop)
+        let done = match advice {
+            Advice::Access(access) => {
+                self.file.set_access(access);
+                return Ok(());
+            }
+            Advice::Prefetch => self.file.prefetch(range),
+            Advice::Populate => {
+                let end = range.end.min(self.model.end_bytes());
+                self.model.note_pinned(range.start..end);
+                self.file.populate(range)
+            }
+            Advice::Evict => self.file.evict(range).map(drop),
+        };
+        self.unless_refused(done).map(drop)
     }
 
     fn map_read(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let map = self.file.map(range.clone()).map_err(text)?;
         // A page that cannot be had is an error here, and a signal below.
-        if self.unless_refused(map.prefetch(0..map.len()))?.is_none() {
+        if self.unless_refused(map.populate(0..map.len()))?.is_none() {
             return Ok(());
         }
         self.model.note_pinned(range.clone());
@@ -415,7 +405,7 @@ impl<'a> Runner<'a> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let bytes = fill_bytes(fill, length_of(&range));
         let mut map = self.file.map_mut(range.clone()).map_err(text)?;
-        if self.unless_refused(map.prefetch(0..map.len()))?.is_none() {
+        if self.unless_refused(map.populate(0..map.len()))?.is_none() {
             return Ok(());
         }
         if is_pinned {

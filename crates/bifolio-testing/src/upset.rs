@@ -16,10 +16,11 @@
 //! second sync succeeds, every byte is what the model says, and the storage holds it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use bifolio::{Advice, Alignment, Cache, File, FileIdentity, OpenOptions};
+use bifolio::{Access, Alignment, Cache, File, FileIdentity, OpenOptions};
 
-use crate::op::FILL_ZEROS;
+use crate::op::{Advice, FILL_ZEROS};
 use crate::{Call, Fault, FaultyBacking, MemoryBacking, Model, Op, Runner, fill_bytes};
 
 const PAGE: u64 = 4096;
@@ -31,15 +32,14 @@ const HEAD_BYTES: usize = 4;
 const STEPS_MAX: usize = 400;
 /// Errors of the storage.
 const ERRNOS: [i32; 4] = [libc::EIO, libc::ENOSPC, libc::EINTR, libc::EAGAIN];
-const ADVICE: [Advice; 8] = [
-    Advice::Normal,
-    Advice::Sequential,
-    Advice::Random,
-    Advice::WillNeed,
-    Advice::Cold,
-    Advice::DontNeed,
-    Advice::PopulateRead,
-    Advice::PopulateWrite,
+const ADVICE: [Advice; 7] = [
+    Advice::Access(Access::Normal),
+    Advice::Access(Access::Sequential),
+    Advice::Access(Access::Random),
+    Advice::Access(Access::NoReuse),
+    Advice::Prefetch,
+    Advice::Evict,
+    Advice::Populate,
 ];
 
 /// A case: the initial state and a sequence of steps with injected faults.
@@ -139,8 +139,7 @@ impl UpsetCase {
             7 => Op::ReadMany { ranges: ranges() },
             8 => Op::Pin { position_bytes, length },
             9 => Op::Hold { position_bytes, length },
-            10 => Op::Pins { position_bytes, length },
-            11 => Op::PinMut { position_bytes, length, fill },
+            10 | 11 => Op::PinMut { position_bytes, length, fill },
             12 => Op::PinMany { ranges: ranges() },
             13 => Op::CopyToFd { position_bytes, length, is_pipe: variety & 1 == 0 },
             14 | 15 => Op::SetLen { length_bytes: position_bytes },
@@ -231,9 +230,11 @@ impl UpsetCase {
         let memory = Arc::new(memory.identified(FileIdentity::custom(1, 1)));
         let faulty = Arc::new(FaultyBacking::over(memory.clone()));
         // Pages are written in the background when the steps say so, and not by the clock.
-        let builder = Cache::builder().memory(self.memory_bytes).dirty_age_ms_max(600_000);
+        let builder = Cache::builder()
+            .memory(self.memory_bytes)
+            .dirty_age_max(Duration::from_millis(600_000));
         let builder = match self.is_memory_file {
-            true => builder.swap_backing(faulty.clone()).swap_bytes_max(16 << 20),
+            true => builder.swap_backing(faulty.clone()).swap_max(16 << 20),
             false => builder,
         };
         let cache = builder.build().map_err(text)?;

@@ -7,28 +7,26 @@
 
 use std::ops::RangeInclusive;
 
-use bifolio::Advice;
 use fastrand::Rng;
 
-use crate::op::FILL_ZEROS;
+use crate::op::{Advice, FILL_ZEROS};
 use crate::{Op, OpKind};
+use bifolio::Access;
 
 const PAGE: u64 = 4096;
 /// Maximum ranges of one [`Op::ReadMany`].
 const READ_MANY_MAX: usize = 6;
 /// All kinds of advice, some of them more often.
-const ADVICE: [Advice; 11] = [
-    Advice::Normal,
-    Advice::Sequential,
-    Advice::Random,
-    Advice::NoReuse,
-    Advice::WillNeed,
-    Advice::WillNeed,
-    Advice::Cold,
-    Advice::DontNeed,
-    Advice::DontNeed,
-    Advice::PopulateRead,
-    Advice::PopulateWrite,
+const ADVICE: [Advice; 9] = [
+    Advice::Access(Access::Normal),
+    Advice::Access(Access::Sequential),
+    Advice::Access(Access::Random),
+    Advice::Access(Access::NoReuse),
+    Advice::Prefetch,
+    Advice::Prefetch,
+    Advice::Evict,
+    Advice::Evict,
+    Advice::Populate,
 ];
 
 /// Limits of the operations of a workload.
@@ -100,7 +98,6 @@ impl Workload {
             OpKind::Write => Op::Write { position_bytes, length, fill },
             OpKind::Pin => Op::Pin { position_bytes, length },
             OpKind::Hold => Op::Hold { position_bytes, length },
-            OpKind::Pins => Op::Pins { position_bytes, length },
             OpKind::PinMut => Op::PinMut { position_bytes, length, fill },
             OpKind::CopyToFd => {
                 Op::CopyToFd { position_bytes, length, is_pipe: self.random.bool() }
@@ -224,7 +221,6 @@ mod tests {
             | Op::Write { position_bytes, length, .. }
             | Op::Pin { position_bytes, length }
             | Op::Hold { position_bytes, length }
-            | Op::Pins { position_bytes, length }
             | Op::PinMut { position_bytes, length, .. } => Some((position_bytes, length)),
             Op::SetLen { length_bytes } => Some((length_bytes, 0)),
             Op::SeekData { position_bytes } | Op::SeekHole { position_bytes } => {

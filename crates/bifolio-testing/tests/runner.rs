@@ -87,7 +87,6 @@ fn a_wrong_byte_is_seen_by_every_way_of_reading() {
         Op::Read { position_bytes, length },
         Op::Pin { position_bytes, length },
         Op::Hold { position_bytes, length },
-        Op::Pins { position_bytes, length },
         Op::PinMut { position_bytes, length, fill: 1 },
     ] {
         let failure = runner.apply(&op).unwrap_err();

@@ -34,7 +34,7 @@ fn world() -> Option<World> {
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
     let disk = DiskFile::open(&path, &options, &features).unwrap();
     let backing = Arc::new(FaultyBacking::new(disk));
-    let cache = Cache::builder().memory(4 << 20).readahead_bytes_max(0).build().unwrap();
+    let cache = Cache::builder().memory(4 << 20).readahead_max(0).build().unwrap();
     let options = OpenOptions::new().read(true).write(true);
     let file = cache.open_backing(backing.clone(), &options).unwrap();
     Some(World { _directory: directory, bytes, backing, file, _cache: cache })

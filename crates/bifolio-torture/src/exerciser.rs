@@ -163,10 +163,13 @@ impl Case {
         if self.is_memory_file() {
             model = model.in_memory(self.folio_bytes);
         }
-        let mut builder = Cache::builder().memory(self.memory_bytes).reclaim_wait_ms_max(20_000);
-        builder = builder.dirty_age_ms_max([5, 50, 30_000][self.seed as usize % 3]);
+        let mut builder = Cache::builder()
+            .memory(self.memory_bytes)
+            .reclaim_wait_max(Duration::from_millis(20_000));
+        builder =
+            builder.dirty_age_max(Duration::from_millis([5, 50, 30_000][self.seed as usize % 3]));
         if self.storage == Storage::Swapped {
-            builder = builder.swap_directory(directory.path()).swap_bytes_max(64 << 20);
+            builder = builder.swap_directory(directory.path()).swap_max(64 << 20);
         }
         let cache = builder.build().map_err(text)?;
         let mut file = self.open(&cache, &path)?;

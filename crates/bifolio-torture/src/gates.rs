@@ -253,8 +253,9 @@ impl Scene {
         let (words, wrong) = (AtomicU64::new(0), Mutex::default());
         let storage = Arc::new(Checked { device, log: Arc::clone(&log), words, wrong });
         let age = random.choice([1, 5, 50, 30_000]).unwrap_or(5);
-        let builder = Cache::builder().memory(memory_bytes).dirty_age_ms_max(age);
-        let cache = builder.reclaim_wait_ms_max(60_000).build()?;
+        let builder =
+            Cache::builder().memory(memory_bytes).dirty_age_max(Duration::from_millis(age));
+        let cache = builder.reclaim_wait_max(Duration::from_millis(60_000)).build()?;
         let folio_bytes = if memory_bytes >= 1 << 20 { PAGE << random.u32(0..3) } else { PAGE };
         let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
         let backing: Arc<dyn Backing> = Arc::<Checked>::clone(&storage);

@@ -116,9 +116,9 @@ impl Worker<'_> {
         target.history.check(what, &ZEROS[..length as usize], hole.start, begun)
     }
 
-    /// Reads other pages while a `PinMut` is held: pages after it, or pages before it if no other
-    /// thread of the scene reads with a `PinMut` held, because two such threads might wait for each
-    /// other.
+    /// Reads other pages while a `PageRefMut` is held: pages after it, or pages before it if no
+    /// other thread of the scene reads with a `PageRefMut` held, because two such threads might
+    /// wait for each other.
     pub fn look_beside(&mut self, target: &Target, file: &File, pinned: Range<u64>) -> Outcome {
         let looks_back = (self.scene.seed / CLASSES.len() as u64).is_multiple_of(2);
         let behind = pinned.end.next_multiple_of(file.folio_bytes());

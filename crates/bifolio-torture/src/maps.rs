@@ -38,7 +38,7 @@ impl<'s> HeldPin<'s> {
 /// shows the store. `None` if a call is refused.
 pub fn stored_unseen(target: &Target, file: &File, number: usize) -> Option<MapMut> {
     let mut map = file.map_mut(0..4096).ok()?;
-    map.prefetch(0..4096).ok()?;
+    map.populate(0..4096).ok()?;
     file.sync_data().ok()?;
     store(target, number, map.as_mut_ptr(), 0..4096);
     Some(map)
@@ -68,7 +68,7 @@ impl<'s> Worker<'s> {
             let part = 0..map.len().min(4 * 4096);
             let pinned = match self.random.u32(0..8) {
                 0 => map.pin(part).ok(),
-                1 => map.prefetch(part).map(|()| None).unwrap_or_default(),
+                1 => map.populate(part).map(|()| None).unwrap_or_default(),
                 _ => None,
             };
             let load = |offset: usize| {

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 /// The subject of a scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -158,8 +159,10 @@ impl Scene {
         let memory_bytes = (256 << 10) << random.u32(0..5);
         let directory = tempfile::tempdir()?;
         let mut builder = Cache::builder().memory(memory_bytes);
-        builder = builder.dirty_age_ms_max(random.choice([5, 20, 200, 30_000]).unwrap_or(20));
-        builder = builder.reclaim_wait_ms_max(60_000);
+        builder = builder.dirty_age_max(Duration::from_millis(
+            random.choice([5, 20, 200, 30_000]).unwrap_or(20),
+        ));
+        builder = builder.reclaim_wait_max(Duration::from_millis(60_000));
         let mut more = Rng::with_seed(seed ^ MORE);
         let mut later = Rng::with_seed(seed ^ LATER);
         // As far as `resize` goes, or further: where there are few addresses to spare, what is
@@ -176,7 +179,7 @@ impl Scene {
             (builder, swap) = swap_in(builder, directory.path(), &mut more);
         }
         let (builder, dirty_bytes_max) = vary(builder, memory_bytes, &mut more);
-        let cache = builder.dirty_bytes_max(dirty_bytes_max).build()?;
+        let cache = builder.dirty_max(dirty_bytes_max).build()?;
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4).min(files_max(class, has_swap, memory_bytes));
         let has_refusals = later.bool();
@@ -370,7 +373,7 @@ fn swap_in(
     directory: &Path,
     random: &mut Rng,
 ) -> (CacheBuilder, Option<Arc<Device>>) {
-    let builder = builder.swap_bytes_max(64 << 20);
+    let builder = builder.swap_max(64 << 20);
     match random.u32(0..3) {
         0 | 1 => (builder.swap_directory(directory), None),
         _ => {
@@ -394,12 +397,12 @@ fn files_max(class: Class, has_swap: bool, memory_bytes: u64) -> usize {
 /// Varies settings of batch sizes, mechanisms and dirty limits.
 fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> (CacheBuilder, u64) {
     let mut dirty_bytes_max = memory_bytes / 3;
-    builder = builder.readahead_bytes_max(random.choice([0, 64 << 10, 8 << 20]).unwrap_or(0));
+    builder = builder.readahead_max(random.choice([0, 64 << 10, 8 << 20]).unwrap_or(0));
     builder = builder.unmap_batch_folios(random.choice([1, 31, 31, 512]).unwrap_or(31));
     builder = builder.io_depth(random.choice([1, 4, 64, 64]).unwrap_or(64));
     if random.u32(0..4) == 0 {
         dirty_bytes_max = memory_bytes / random.choice([2, 4]).unwrap_or(2);
-        builder = builder.dirty_bytes_background(dirty_bytes_max / 2);
+        builder = builder.dirty_background(dirty_bytes_max / 2);
     }
     if random.u32(0..4) == 0 {
         builder = builder.huge_pages(HugePages::Never).populate(true);

@@ -11,11 +11,12 @@
 use crate::history::{WORD_BYTES, word_of};
 use crate::journal::{CALLS, Journal, What};
 use anyhow::{Context as _, bail, ensure};
-use bifolio::{Advice, Cache, DirectIo, ErrorKind, File, OpenOptions};
+use bifolio::{Access, Cache, DirectIo, ErrorKind, File, OpenOptions};
 use fastrand::Rng;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 /// Files of a scene.
 pub const FILES: usize = 2;
@@ -66,9 +67,11 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let is_mappable = random.u32(0..4) == 0 && crate::scene::can_map();
     // A map in a smaller cache may find it full.
     let memory_bytes = (if is_mappable { 2 << 20 } else { 256 << 10 }) << random.u32(0..4);
-    let mut builder = Cache::builder().memory(memory_bytes).reclaim_wait_ms_max(60_000);
-    builder = builder.dirty_age_ms_max(random.choice([2, 10, 50, 30_000]).unwrap_or(10));
-    builder = builder.swap_bytes_max(16 << 20).swap_directory(files_in(directory));
+    let mut builder =
+        Cache::builder().memory(memory_bytes).reclaim_wait_max(Duration::from_millis(60_000));
+    builder = builder
+        .dirty_age_max(Duration::from_millis(random.choice([2, 10, 50, 30_000]).unwrap_or(10)));
+    builder = builder.swap_max(16 << 20).swap_directory(files_in(directory));
     let cache = builder.build()?;
     let folio_bytes = match is_mappable || memory_bytes < 2 << 20 {
         true => 4096,
@@ -286,10 +289,13 @@ impl Victim<'_> {
     }
 
     fn advise(&mut self, file: usize) -> anyhow::Result<Option<()>> {
-        let advice = [Advice::DontNeed, Advice::Cold, Advice::WillNeed, Advice::Random];
-        let advice = self.random.choice(advice).unwrap_or(Advice::DontNeed);
         let range = self.range(WRITE_BYTES_MAX);
-        self.files[file].advise(range, advice)?;
+        let file = &self.files[file];
+        match self.random.u32(0..4) {
+            0 => file.set_access(Access::Random),
+            1 => file.prefetch(range)?,
+            _ => drop(file.evict(range)?),
+        }
         Ok(Some(()))
     }
 

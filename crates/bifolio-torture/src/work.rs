@@ -91,7 +91,7 @@ impl<'s> Worker<'s> {
             21 => self.pins(target, &file),
             22 => self.read_many_files(),
             23 => self.seek(target, &file),
-            _ => self.advise_all(&file),
+            _ => self.evict_all(&file),
         }
     }
 
@@ -377,22 +377,21 @@ impl<'s> Worker<'s> {
         target.history.check("copy_to_fd", &bytes[..whole], range.start, begun)
     }
 
-    /// Pins ranges one after the other, and keeps each as a hold beyond the next.
+    /// Pins ranges one after the other, and keeps each beyond the next.
     fn pins(&mut self, target: &Target, file: &File) -> Outcome {
         let range = self.folio_range(target, file);
         let mut held = None;
         let mut at = range.start;
         let begun = self.scene.clock.begin_call(self.number);
-        for pin in file.pins(range) {
-            let pin = match pin {
-                Ok(pin) => pin,
+        while at < range.end {
+            let folio_end = (at / file.folio_bytes() + 1) * file.folio_bytes();
+            let owned = match file.pin(at..folio_end.min(range.end)) {
+                Ok(pin) => pin.into_owned(),
                 Err(error) => return self.refused("pins", target, &error),
             };
-            let hold = pin.hold();
-            drop(pin);
-            let mut bytes = vec![0xAA; hold.len()];
-            hold.copy_to(&mut bytes);
-            held = Some(hold);
+            let mut bytes = vec![0xAA; owned.len()];
+            owned.copy_to(&mut bytes);
+            held = Some(owned);
             let whole = bytes.len() / 8 * 8;
             let checked = target.history.check("pins", &bytes[..whole], at, begun);
             at += bytes.len() as u64;

@@ -2,7 +2,7 @@
 //! times as large as the cache, polled by an executor of three dozen lines. The same reads with
 //! `read_many` beside it.
 
-use bifolio::{Advice, Cache, File, OpenOptions, ReadFuture, ReadRequest};
+use bifolio::{Access, Cache, File, OpenOptions, ReadFuture, ReadRequest};
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
@@ -111,7 +111,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let cache = Cache::builder().memory(CACHE_BYTES).build()?;
     let file = cache.open(&path, &OpenOptions::new())?;
-    file.advise(0..file.len(), Advice::Random)?;
+    file.set_access(Access::Random);
     let mut positions = Positions(1);
     for _ in 0..3 {
         let asynchronous = read_async(&file, &mut positions)?;

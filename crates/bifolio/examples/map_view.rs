@@ -53,7 +53,7 @@ fn sum_of(file: &File) -> bifolio::Result<u64> {
     let mut sum = 0;
     for start in (0..map.len()).step_by(STRETCH_BYTES as usize) {
         let end = map.len().min(start + STRETCH_BYTES);
-        map.prefetch(start..end)?;
+        map.populate(start..end)?;
         // SAFETY: see the head of the file.
         let bytes = unsafe { map.as_slice() };
         let (words, _) = bytes[start as usize..end as usize].as_chunks();

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{io, ptr, slice};
 
-use bifolio::{Advice, Cache, OpenOptions, ReadRequest};
+use bifolio::{Cache, OpenOptions, ReadRequest};
 
 const DIMENSIONS: usize = 256;
 const ROW_BYTES: usize = DIMENSIONS * size_of::<f32>();
@@ -43,9 +43,9 @@ fn main() -> Result<()> {
     println!("{count} vectors of {DIMENSIONS} f32, {memory_mib} MiB of memory, per query:");
 
     let cache = Cache::builder().memory(memory_mib << 20).build()?;
-    let file = cache.open(&path, &OpenOptions::new().immutable(true))?;
+    let file = cache.open_immutable(&path, &OpenOptions::new())?;
     let mut buffer = vec![0; CALL_ROWS * ROW_BYTES];
-    let forget = || file.advise(0..file.len(), Advice::DontNeed).map(drop);
+    let forget = || file.evict(0..file.len()).map(drop);
     let by_read = measure("read_many", &queries, |query| {
         forget()?;
         timed(|| read_many(&file, &mut buffer, query))
@@ -107,13 +107,13 @@ fn read_many(file: &bifolio::File, buffer: &mut [u8], query: &Query) -> Result<R
 }
 
 /// Reads the vectors of all candidates where they are in the cache.
-fn pin_many(file: &bifolio::File, query: &Query) -> Result<Ranking> {
+fn pin_many(file: &bifolio::ImmutableFile, query: &Query) -> Result<Ranking> {
     let range = |row: &u64| row * ROW_BYTES as u64..(row + 1) * ROW_BYTES as u64;
     let ranges: Vec<_> = query.candidates.iter().map(range).collect();
     let mut best = Best::default();
     for (pin, row) in file.pin_many(&ranges).into_iter().zip(&query.candidates) {
         let pin = pin?;
-        best.add(query.score(pin.as_bytes().ok_or("the file is not immutable")?), *row);
+        best.add(query.score(&pin), *row);
     }
     Ok(best.0)
 }

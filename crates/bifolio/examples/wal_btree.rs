@@ -27,6 +27,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread;
+use std::time::Duration;
 
 const PAGE_BYTES: usize = 4096;
 const LOCK: &str = "no panic under the lock";
@@ -491,7 +492,7 @@ fn replay(pages: &File, record: &[u8]) -> io::Result<()> {
 
 fn small_cache() -> bifolio::Result<Cache> {
     // Smaller than the tree, and pages become old quickly, so that the gate has something to do.
-    Cache::builder().memory(512 << 10).dirty_age_ms_max(20).build()
+    Cache::builder().memory(512 << 10).dirty_age_max(Duration::from_millis(20)).build()
 }
 
 fn value_of(key: u64) -> u64 {

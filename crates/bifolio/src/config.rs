@@ -1,10 +1,11 @@
-//! Settings: every limit of a cache, with its unit in its name, checked in one place.
+//! Settings: every limit of a cache, checked in one place.
 //!
 //! A leaf open to all layers. The builder fills in a `Config`; [`Config::validate`] reports the
 //! first invalid setting in one sentence, with the valid values.
 
 use crate::ablation::Ablation;
 use crate::error::{ErrorKind, Result};
+use std::time::Duration;
 
 /// Minimum memory of a cache, bytes.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 256 << 10;
@@ -17,6 +18,8 @@ pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
 /// Maximum folio size, bytes.
 pub(crate) const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
+/// Maximum of each time limit.
+const HOUR: Duration = Duration::from_secs(3600);
 /// Maximum number of transfers that one call keeps in flight.
 pub(crate) const IO_DEPTH_MAX: usize = 1024;
 /// Maximum readahead window, bytes.
@@ -47,13 +50,13 @@ pub(crate) struct Config {
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) huge_pages: HugePages,
     pub(crate) populate: bool,
-    pub(crate) reclaim_wait_ms_max: u64,
+    pub(crate) reclaim_wait_max: Duration,
     pub(crate) unmap_batch_folios: usize,
     pub(crate) io_depth: usize,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) dirty_bytes_background: Option<u64>,
     pub(crate) dirty_bytes_max: Option<u64>,
-    pub(crate) dirty_age_ms_max: u64,
+    pub(crate) dirty_age_max: Duration,
     pub(crate) swap_bytes_max: Option<u64>,
     pub(crate) ablation: Ablation,
 }
@@ -65,13 +68,13 @@ impl Default for Config {
             memory_bytes_max: None,
             huge_pages: HugePages::Auto,
             populate: false,
-            reclaim_wait_ms_max: 10_000,
+            reclaim_wait_max: Duration::from_secs(10),
             unmap_batch_folios: 31,
             io_depth: 64,
             readahead_bytes_max: 8 << 20,
             dirty_bytes_background: None,
             dirty_bytes_max: None,
-            dirty_age_ms_max: 5_000,
+            dirty_age_max: Duration::from_secs(5),
             swap_bytes_max: None,
             ablation: Ablation::default(),
         }
@@ -94,9 +97,9 @@ impl Config {
             let problem = format!("{} is not from 1 to {UNMAP_BATCH_MAX}", self.unmap_batch_folios);
             return Err(ErrorKind::Config { name: "unmap_batch_folios", problem }.into());
         }
-        if self.reclaim_wait_ms_max > 3_600_000 {
-            let problem = format!("{} ms is more than an hour", self.reclaim_wait_ms_max);
-            return Err(ErrorKind::Config { name: "reclaim_wait_ms_max", problem }.into());
+        if self.reclaim_wait_max > HOUR {
+            let problem = format!("{:?} is more than an hour", self.reclaim_wait_max);
+            return Err(ErrorKind::Config { name: "reclaim_wait_max", problem }.into());
         }
         if !(1..=IO_DEPTH_MAX).contains(&self.io_depth) {
             let problem = format!("{} is not from 1 to {IO_DEPTH_MAX}", self.io_depth);
@@ -105,12 +108,12 @@ impl Config {
         if self.readahead_bytes_max > READAHEAD_BYTES_MAX {
             let asked = self.readahead_bytes_max;
             let problem = format!("{asked} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)");
-            return Err(ErrorKind::Config { name: "readahead_bytes_max", problem }.into());
+            return Err(ErrorKind::Config { name: "readahead_max", problem }.into());
         }
         let swapped = SWAP_BYTES_MIN..=SWAP_BYTES_MAX;
         if let Some(asked) = self.swap_bytes_max.filter(|asked| !swapped.contains(asked)) {
             let problem = format!("{asked} bytes is not from {SWAP_BYTES_MIN} to 1 TiB");
-            return Err(ErrorKind::Config { name: "swap_bytes_max", problem }.into());
+            return Err(ErrorKind::Config { name: "swap_max", problem }.into());
         }
         self.validate_dirty()
     }
@@ -119,8 +122,8 @@ impl Config {
 impl Config {
     fn validate_dirty(&self) -> Result<()> {
         let dirty = [
-            ("dirty_bytes_background", self.dirty_bytes_background),
-            ("dirty_bytes_max", self.dirty_bytes_max),
+            ("dirty_background", self.dirty_bytes_background),
+            ("dirty_max", self.dirty_bytes_max),
         ];
         let most = dirty_bytes_max(self.memory_bytes);
         for (name, bytes) in dirty {
@@ -132,12 +135,12 @@ impl Config {
         if let (Some(background), Some(max)) = (background, max)
             && background > max
         {
-            let problem = format!("{background} bytes is more than dirty_bytes_max ({max})");
-            return Err(ErrorKind::Config { name: "dirty_bytes_background", problem }.into());
+            let problem = format!("{background} bytes is more than dirty_max ({max})");
+            return Err(ErrorKind::Config { name: "dirty_background", problem }.into());
         }
-        if !(1..=3_600_000).contains(&self.dirty_age_ms_max) {
-            let problem = format!("{} ms is not from 1 ms to an hour", self.dirty_age_ms_max);
-            return Err(ErrorKind::Config { name: "dirty_age_ms_max", problem }.into());
+        if !(Duration::from_millis(1)..=HOUR).contains(&self.dirty_age_max) {
+            let problem = format!("{:?} is not from 1 ms to an hour", self.dirty_age_max);
+            return Err(ErrorKind::Config { name: "dirty_age_max", problem }.into());
         }
         Ok(())
     }

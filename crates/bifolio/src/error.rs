@@ -389,9 +389,11 @@ pub enum ErrorKind {
         /// The value of the open file.
         open: String,
     },
-    /// The call needs a folio that its own thread has as a [`PinMut`](crate::PinMut): it would wait
-    /// for itself. Drop the pin first.
-    #[error("{file}: {length_bytes} bytes at {position_bytes} are a PinMut of the calling thread")]
+    /// The call needs a folio that its own thread has as a [`PageRefMut`](crate::PageRefMut): it
+    /// would wait for itself. Drop the pin first.
+    #[error(
+        "{file}: {length_bytes} bytes at {position_bytes} are a PageRefMut of the calling thread"
+    )]
     PinnedByCaller {
         /// The file.
         file: String,
@@ -411,7 +413,7 @@ pub enum ErrorKind {
         open_bytes: u64,
     },
     /// The device of the file refuses writes, and the dirty limit is reached
-    /// ([`CacheBuilder::dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)), so a clean page
+    /// ([`CacheBuilder::dirty_max`](crate::CacheBuilder::dirty_max)), so a clean page
     /// cannot be modified. Nothing written earlier is lost. Pages that are dirty already can be
     /// modified, and all writes succeed again once the device accepts some pages.
     #[error(
@@ -476,7 +478,7 @@ pub enum ErrorKind {
     /// not fit in its new share, and cannot be written out now.
     #[error(
         "the bound cannot fall to {bound_bytes} bytes: {used_bytes} bytes are {limit}, of which \
-         {max_bytes} may be (CacheBuilder::dirty_bytes_max): {cause}"
+         {max_bytes} may be (CacheBuilder::dirty_max): {cause}"
     )]
     BoundInUse {
         /// The bound that was wanted, bytes.

@@ -49,6 +49,8 @@ mod config;
 #[cfg(not(all(test, loom)))]
 mod error;
 #[cfg(not(all(test, loom)))]
+mod evicted;
+#[cfg(not(all(test, loom)))]
 mod file;
 #[cfg(not(all(test, loom)))]
 mod io;
@@ -56,8 +58,6 @@ mod io;
 mod map;
 #[cfg(not(all(test, loom)))]
 mod memory;
-#[cfg(not(all(test, loom)))]
-mod outcome;
 mod page;
 #[cfg(not(all(test, loom)))]
 mod reclaim;
@@ -104,17 +104,17 @@ mod surface {
     pub use crate::cache::{Cache, CacheBuilder, WeakCache};
     pub use crate::config::HugePages;
     pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
+    pub use crate::evicted::{Evicted, Kept};
     pub use crate::file::{
-        Advice, Checkpoint, File, FileCursor, Hold, OpenOptions, PageView, Pin, PinMut, ReadFuture,
-        ReadRequest, Residency,
+        Access, Checkpoint, File, FileCursor, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,
+        PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
     };
     pub use crate::io::{
         Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,
         FallocateMode, FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest,
         OpenDiskError, Operation, PositionOutOfRange, Submission,
     };
-    pub use crate::map::{Map, MapMut, MapPin, MapPinMut};
-    pub use crate::outcome::{Outcome, Remaining};
+    pub use crate::map::{Map, MapMut, MapPinMut};
     pub use crate::stats::{DeviceStats, FileStats, Stats};
     pub use crate::sys::copy::PageCopy;
     pub use crate::sys::probe::{Feature, FeatureReport, Features};

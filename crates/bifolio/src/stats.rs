@@ -28,7 +28,7 @@ pub struct DeviceStats {
     /// Dirty pages of its files, including those being written out, bytes.
     pub dirty_bytes: u64,
     /// Current upper bound on `dirty_bytes`: three quarters of what other devices leave of
-    /// [`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max), bytes.
+    /// [`dirty_max`](crate::CacheBuilder::dirty_max), bytes.
     pub dirty_bytes_max: u64,
     /// `true` if the device refused all writes of the last round.
     pub is_stuck: bool,
@@ -225,29 +225,29 @@ counters! {
     /// Rounds that a lookup waited for a folio that was frozen or just replaced.
     FrozenWait frozen_waits,
     /// Folios evicted on advice.
-    AdviseEvict advise_evicted,
+    EvictFolio evict_folios,
     /// Folios evicted on advice only after other CPUs' LRU batches had been drained.
-    AdviseSecondPass advise_second_pass_evicted,
+    EvictSecondPass evict_second_pass_folios,
     /// Folios kept despite advice: they extend beyond the range.
-    AdviseStraddling advise_straddling,
+    EvictStraddling evict_straddling,
     /// Folios kept despite advice: another thread was evicting or removing them.
-    AdviseGone advise_gone,
+    EvictGone evict_gone,
     /// Folios kept despite advice: locked.
-    AdviseLocked advise_locked,
+    EvictLocked evict_locked,
     /// Folios kept despite advice: being written out.
-    AdviseWriteback advise_writeback,
+    EvictWriteback evict_writeback,
     /// Folios kept despite advice: they exist only in memory.
-    AdvisePrivate advise_private,
+    EvictPrivate evict_private,
     /// Folios kept despite advice: dirty.
-    AdviseDirty advise_dirty,
+    EvictDirty evict_dirty,
     /// Folios kept despite advice: part of a map.
-    AdviseMapped advise_mapped,
+    EvictMapped evict_mapped,
     /// Folios kept despite advice: clean and not mapped, but referenced.
-    AdviseReferenced advise_referenced,
+    EvictReferenced evict_referenced,
     /// Drains of other CPUs' LRU batches requested by advice.
-    AdviseDrain advise_drains,
+    EvictDrain evict_drains,
     /// LRU batches drained for advice.
-    AdviseDrainCpu advise_drained_cpus,
+    EvictDrainCpu evict_drained_cpus,
     /// Pins taken so far, including those that were released.
     Pin pins,
     /// Folios read ahead.

@@ -67,8 +67,8 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
 
     let claim = Claim::new(&source, &target)?;
     let root = &claim.root;
-    let dirty_age_ms = options.dirty_age.as_millis() as u64;
-    let cache = Cache::builder().memory(options.memory).dirty_age_ms_max(dirty_age_ms).build()?;
+    let builder = Cache::builder().memory(options.memory);
+    let cache = builder.dirty_age_max(options.dirty_age).build()?;
     // Before the mount, so that an address that is in use is told at once.
     let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
     let _metrics = metrics.transpose()?;

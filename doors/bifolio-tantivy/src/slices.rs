@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use bifolio::{Cache, ErrorKind, File, Map, OpenOptions};
+use bifolio::{Cache, ErrorKind, ImmutableFile, Map, OpenOptions};
 use stable_deref_trait::StableDeref;
 use tantivy::HasLen;
 use tantivy::directory::{FileHandle, OwnedBytes};
@@ -28,19 +28,19 @@ const COPIED_BYTES_MAX: usize = 64 << 10;
 
 /// A segment file, open for reading.
 pub(crate) struct Slices {
-    file: File,
+    file: ImmutableFile,
     len: usize,
     /// `None` if the file is empty or the kernel cannot map it: then all slices are copied.
-    map: Option<Arc<Map>>,
+    map: Option<Arc<Map<ImmutableFile>>>,
 }
 
 impl Slices {
     /// Opens the file at `path`. No handle that can write it may exist.
     pub(crate) fn open(cache: &Cache, path: &Path) -> io::Result<Self> {
-        let options = OpenOptions::new().immutable(true);
-        let file = match cache.open(path, &options.clone().mappable(true)) {
+        let options = OpenOptions::new();
+        let file = match cache.open_immutable(path, &options.clone().mappable(true)) {
             Err(error) if matches!(error.kind(), ErrorKind::CannotMap { .. }) => {
-                let file = cache.open(path, &options)?;
+                let file = cache.open_immutable(path, &options)?;
                 return Ok(Self { len: file.len() as usize, file, map: None });
             }
             opened => opened?,
@@ -79,12 +79,12 @@ impl FileHandle for Slices {
 
 /// A part of a map.
 struct MappedSlice {
-    map: Arc<Map>,
+    map: Arc<Map<ImmutableFile>>,
     range: Range<usize>,
 }
 
 impl MappedSlice {
-    fn new(map: &Arc<Map>, range: Range<usize>) -> io::Result<Self> {
+    fn new(map: &Arc<Map<ImmutableFile>>, range: Range<usize>) -> io::Result<Self> {
         if range.end as u64 > map.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -96,8 +96,7 @@ impl Deref for MappedSlice {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let bytes = self.map.as_bytes().expect("the file is open as immutable");
-        &bytes[self.range.clone()]
+        &self.map.as_bytes()[self.range.clone()]
     }
 }
 

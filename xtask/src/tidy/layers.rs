@@ -14,7 +14,7 @@ const LAYERS: [&str; 11] =
     ["sys", "sync", "page", "memory", "io", "swap", "writeback", "reclaim", "file", "map", "cache"];
 
 /// Modules that every module may name, and that name only each other.
-const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "outcome"];
+const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "evicted"];
 
 /// No module of the library names one above it.
 pub fn layers(source: &Source) -> Vec<Finding> {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bifolio::{Advice, DrainPolicy, File, Outcome};
+use bifolio::{DrainPolicy, Evicted, File};
 use rustix::fs::{Advice as KernelAdvice, fadvise};
 
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ pub(super) trait Advised: Sync {
 
     fn dont_need(&self, range: Range<u64>) -> Result<Self::Answer>;
     /// Returns the outcome, if the result contains it.
-    fn outcome(answer: Self::Answer) -> Option<Outcome>;
+    fn outcome(answer: Self::Answer) -> Option<Evicted>;
     fn write_page(&self, page: &[u8; PAGE_BYTES], pos_bytes: u64) -> Result<()>;
     fn sync(&self) -> Result<()>;
     /// Returns the number of pages of the file in memory.
@@ -45,13 +45,13 @@ pub(super) trait Advised: Sync {
 }
 
 impl Advised for File {
-    type Answer = Outcome;
+    type Answer = Evicted;
 
-    fn dont_need(&self, range: Range<u64>) -> Result<Outcome> {
-        Ok(self.advise(range, Advice::DontNeed)?)
+    fn dont_need(&self, range: Range<u64>) -> Result<Evicted> {
+        Ok(self.evict(range)?)
     }
 
-    fn outcome(answer: Outcome) -> Option<Outcome> {
+    fn outcome(answer: Evicted) -> Option<Evicted> {
         Some(answer)
     }
 
@@ -94,7 +94,7 @@ impl Advised for KernelFile {
         advised.map_err(Error::system("advise the kernel that a range is not needed"))
     }
 
-    fn outcome((): ()) -> Option<Outcome> {
+    fn outcome((): ()) -> Option<Evicted> {
         None
     }
 

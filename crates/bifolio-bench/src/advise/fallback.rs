@@ -45,7 +45,7 @@ impl Fallback<File> {
     fn of_cache(name: &'static str, policy: DrainPolicy, path: PathBuf) -> Result<Self> {
         make_file(&path)?;
         let builder = Cache::builder().memory(SMALL_MEMORY_BYTES).drain_policy(policy);
-        let cached = Cached::open(builder.readahead_bytes_max(0), &path, true)?;
+        let cached = Cached::open(builder.readahead_max(0), &path, true)?;
         let file = cached.file.clone();
         Ok(Self { name, path, file, version: Cell::new(0), _cache: Some(cached) })
     }

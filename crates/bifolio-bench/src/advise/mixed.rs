@@ -9,8 +9,9 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
-use bifolio::{Cache, DrainPolicy, File, Map, OpenOptions, Outcome};
+use bifolio::{Cache, DrainPolicy, Evicted, File, Map, OpenOptions};
 
 use super::advised::{Advised, POLICIES};
 use super::parameters::{QUARTER_BYTES, SMALL_MEMORY_BYTES};
@@ -91,8 +92,9 @@ impl Mixed {
         batched: Batched,
         [path, beside]: &[impl AsRef<Path>; 2],
     ) -> Result<Self> {
-        let builder = Cache::builder().memory(SMALL_MEMORY_BYTES).readahead_bytes_max(0);
-        let builder = builder.dirty_age_ms_max(DIRTY_AGE_MS).drain_policy(policy);
+        let builder = Cache::builder().memory(SMALL_MEMORY_BYTES).readahead_max(0);
+        let builder =
+            builder.dirty_age_max(Duration::from_millis(DIRTY_AGE_MS)).drain_policy(policy);
         let options = OpenOptions::new().read(true).write(true).mappable(true);
         let cached = Cached::open_with(builder, path.as_ref(), &options)?;
         let file = cached.file.clone();
@@ -125,7 +127,7 @@ impl Mixed {
         self.file.sync()?;
         self.file.dont_need(0..RANGE_BYTES)?;
         self.beside.dont_need(0..RANGE_BYTES)?;
-        self.map.prefetch(0..QUARTER_BYTES)?;
+        self.map.populate(0..QUARTER_BYTES)?;
         let mut page = [0; PAGE_BYTES];
         for pos_bytes in DIRTY.step_by(PAGE_BYTES) {
             pattern::fill(&mut page, pos_bytes);
@@ -150,10 +152,10 @@ impl Mixed {
 }
 
 /// Returns `true` if the clean half was evicted, and the other stays for its reasons.
-fn is_half(outcome: &Outcome) -> bool {
-    let remaining = outcome.remaining;
-    (remaining.dirty, remaining.mapped) == (QUARTER_PAGES, QUARTER_PAGES)
-        && (outcome.evicted, remaining.total()) == (2 * QUARTER_PAGES, 2 * QUARTER_PAGES)
+fn is_half(outcome: &Evicted) -> bool {
+    let kept = outcome.kept;
+    (kept.dirty, kept.mapped) == (QUARTER_PAGES, QUARTER_PAGES)
+        && (outcome.folios, kept.total()) == (2 * QUARTER_PAGES, 2 * QUARTER_PAGES)
 }
 
 #[cfg(test)]
@@ -162,14 +164,14 @@ mod tests {
 
     #[test]
     fn half_of_the_range_goes_and_each_of_the_others_has_its_reason() {
-        let mut outcome = Outcome::default();
-        outcome.evicted = 16;
-        (outcome.remaining.dirty, outcome.remaining.mapped) = (8, 8);
+        let mut outcome = Evicted::default();
+        outcome.folios = 16;
+        (outcome.kept.dirty, outcome.kept.mapped) = (8, 8);
         assert!(is_half(&outcome));
-        outcome.remaining.referenced = 1;
+        outcome.kept.referenced = 1;
         assert!(!is_half(&outcome));
-        outcome.remaining.referenced = 0;
-        (outcome.remaining.dirty, outcome.remaining.writeback) = (7, 1);
+        outcome.kept.referenced = 0;
+        (outcome.kept.dirty, outcome.kept.writeback) = (7, 1);
         assert!(!is_half(&outcome));
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use bifolio::Outcome;
+use bifolio::Evicted;
 
 use super::advised::Advised;
 use crate::error::Result;
@@ -20,7 +20,7 @@ pub(super) struct Drains {
 impl Drains {
     pub(super) const ONE_OF_ONE_CPU: Self = Self { requests: 1, cpus: 1 };
 
-    fn of(outcome: &Outcome) -> Self {
+    fn of(outcome: &Evicted) -> Self {
         Self { requests: outcome.drains_requested, cpus: outcome.cpus_drained }
     }
 }
@@ -30,7 +30,7 @@ impl Drains {
 pub(super) struct Round {
     latencies: Latencies,
     /// Sum over all calls; `None` for the kernel, which reports nothing.
-    outcome: Option<Outcome>,
+    outcome: Option<Evicted>,
     /// Pages of the file in memory at the end.
     pub(super) resident_pages: u64,
     /// Number of times a call slept; counted where calls are many.
@@ -53,7 +53,7 @@ impl Round {
         Ok(())
     }
 
-    pub(super) fn outcome(&self) -> Option<&Outcome> {
+    pub(super) fn outcome(&self) -> Option<&Evicted> {
         self.outcome.as_ref()
     }
 
@@ -86,7 +86,7 @@ fn counts(rounds: &[Round], chunks: u64) -> Counts {
         ("calls", calls),
         ("rounds", round_count),
         ("rounds_evicted", evicted as f64),
-        ("remaining", resident as f64 / round_count / chunks as f64),
+        ("kept", resident as f64 / round_count / chunks as f64),
     ]
     .map(|(name, count)| (name.to_owned(), count))
     .into();
@@ -99,14 +99,14 @@ fn counts(rounds: &[Round], chunks: u64) -> Counts {
         counts.insert("cpus_drained_per_round".into(), drains.cpus as f64 / round_count);
         let exact = rounds.iter().filter(|round| round.exact).count();
         counts.insert("rounds_exact".into(), exact as f64);
-        for (reason, folios) in outcome.remaining.by_reason() {
+        for (reason, folios) in outcome.kept.by_reason() {
             counts.insert(format!("remaining_{reason}"), folios as f64 / calls);
         }
     }
     counts
 }
 
-fn sum(rounds: &[Round]) -> Option<Outcome> {
+fn sum(rounds: &[Round]) -> Option<Evicted> {
     let outcomes = rounds.iter().map(|round| round.outcome);
     outcomes.reduce(|sum, outcome| {
         let mut sum = sum?;
@@ -126,9 +126,9 @@ mod tests {
         let mut round = Round { resident_pages, exact: true, ..Round::default() };
         (0..3).for_each(|call| round.latencies.add(Duration::from_micros(microseconds + call)));
         if knows {
-            let mut outcome = Outcome::default();
+            let mut outcome = Evicted::default();
             (outcome.drains_requested, outcome.cpus_drained) = (1, 2);
-            outcome.remaining.mapped = 6;
+            outcome.kept.mapped = 6;
             round.outcome = Some(outcome);
         }
         round
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(row.repetitions["x"].len(), 2);
         let count = |name| row.count("x", name);
         assert_eq!((count("calls"), count("rounds")), (Some(6.0), Some(2.0)));
-        assert_eq!((count("rounds_evicted"), count("remaining")), (Some(1.0), Some(1.0)));
+        assert_eq!((count("rounds_evicted"), count("kept")), (Some(1.0), Some(1.0)));
         assert_eq!(
             (count("drains_per_round"), count("cpus_drained_per_round")),
             (Some(1.0), Some(2.0))
@@ -160,6 +160,6 @@ mod tests {
         fill(&mut row, "x", &[waiting], 1);
         assert_eq!(row.count("x", "drains_per_round"), None);
         assert_eq!(row.count("x", "waits_per_round"), Some(7.0));
-        assert_eq!(row.count("x", "remaining"), Some(1.0));
+        assert_eq!(row.count("x", "kept"), Some(1.0));
     }
 }

@@ -2,23 +2,31 @@
 
 use std::ops::Range;
 
-use bifolio::{Advice, Cache, OpenOptions, ReadRequest};
+use bifolio::{Access, Cache, ImmutableFile, OpenOptions, ReadRequest};
 
 use super::sums::RowSums;
 use super::task::{Gatherer, Task};
 use crate::error::{Error, Result};
-use crate::harness::cached::Cached;
 
-fn open(task: &Task) -> Result<Cached> {
-    let builder = Cache::builder().memory(task.sizes.memory_bytes).populate(true);
-    let cached = Cached::open_with(builder, &task.file, &OpenOptions::new().immutable(true))?;
-    cached.file.advise(0..0, Advice::Random)?;
-    Ok(cached)
+/// The file of the task, and its cache.
+#[derive(Debug)]
+struct Rows {
+    file: ImmutableFile,
+    _cache: Cache,
 }
 
-fn forget(cached: &Cached) -> Result<()> {
-    cached.file.advise(0..cached.file.len(), Advice::DontNeed)?;
-    Ok(())
+impl Rows {
+    fn open(task: &Task) -> Result<Self> {
+        let cache = Cache::builder().memory(task.sizes.memory_bytes).populate(true).build()?;
+        let file = cache.open_immutable(&task.file, &OpenOptions::new())?;
+        file.set_access(Access::Random);
+        Ok(Self { file, _cache: cache })
+    }
+
+    fn forget(&self) -> Result<()> {
+        self.file.evict(0..self.file.len())?;
+        Ok(())
+    }
 }
 
 /// Rows of a call of `read_many`: many times the device's depth, and few enough that the copies
@@ -28,7 +36,7 @@ const CALL_ROWS: usize = 1024;
 /// `read_many`.
 #[derive(Debug)]
 pub(crate) struct ReadMany {
-    cached: Cached,
+    rows: Rows,
     buffer: Vec<u8>,
     row_bytes: usize,
 }
@@ -36,13 +44,13 @@ pub(crate) struct ReadMany {
 impl ReadMany {
     pub(crate) fn open(task: &Task) -> Result<Self> {
         let buffer = vec![0; task.rows.min(CALL_ROWS) * task.row_bytes];
-        Ok(Self { cached: open(task)?, buffer, row_bytes: task.row_bytes })
+        Ok(Self { rows: Rows::open(task)?, buffer, row_bytes: task.row_bytes })
     }
 }
 
 impl Gatherer for ReadMany {
     fn forget(&mut self) -> Result<()> {
-        forget(&self.cached)
+        self.rows.forget()
     }
 
     fn gather(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
@@ -50,7 +58,7 @@ impl Gatherer for ReadMany {
             let rows = self.buffer.chunks_exact_mut(self.row_bytes);
             let request = |(row, position): (_, &u64)| ReadRequest::new(*position, row);
             let mut requests: Vec<ReadRequest<'_>> = rows.zip(positions).map(request).collect();
-            self.cached.file.read_many(&mut requests)?;
+            self.rows.file.read_many(&mut requests)?;
             for request in requests {
                 if request.result? != self.row_bytes {
                     let (series, pos_bytes) = ("read_many".to_owned(), request.position);
@@ -66,32 +74,28 @@ impl Gatherer for ReadMany {
 /// `pin_many`.
 #[derive(Debug)]
 pub(crate) struct PinMany {
-    cached: Cached,
+    rows: Rows,
     ranges: Vec<Range<u64>>,
     row_bytes: u64,
 }
 
 impl PinMany {
     pub(crate) fn open(task: &Task) -> Result<Self> {
-        Ok(Self { cached: open(task)?, ranges: Vec::new(), row_bytes: task.row_bytes as u64 })
+        Ok(Self { rows: Rows::open(task)?, ranges: Vec::new(), row_bytes: task.row_bytes as u64 })
     }
 }
 
 impl Gatherer for PinMany {
     fn forget(&mut self) -> Result<()> {
-        forget(&self.cached)
+        self.rows.forget()
     }
 
     fn gather(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
         self.ranges.clear();
         self.ranges.extend(positions.iter().map(|&start| start..start + self.row_bytes));
-        let pins = self.cached.file.pin_many(&self.ranges);
+        let pins = self.rows.file.pin_many(&self.ranges);
         for (pin, position) in pins.into_iter().zip(positions) {
-            let pin = pin?;
-            let row = pin.as_bytes().ok_or_else(|| {
-                Error::Refused("the pins of an immutable file are not readable in place".into())
-            })?;
-            sums.add(row, *position);
+            sums.add(&pin?, *position);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use bifolio::{Advice, CacheBuilder, File, Map, MapMut, OpenOptions};
+use bifolio::{Access, CacheBuilder, File, Map, MapMut, OpenOptions};
 
 use super::cached::Cached;
 use super::span::{Mapped, Span};
@@ -43,7 +43,7 @@ impl MappedFile {
     pub(crate) fn open(builder: CacheBuilder, path: &Path) -> Result<Self> {
         let cached = Cached::open_with(builder, path, &OpenOptions::new().mappable(true))?;
         let map = cached.file.map(0..cached.file.len())?;
-        map.prefetch(0..map.len())?;
+        map.populate(0..map.len())?;
         let (start, len_bytes) = (not_zero(map.as_ptr().cast_mut())?, map.len() as usize);
         // SAFETY: the map begins with its file, on a page boundary, is as long as it says, and the
         // owner of the span is the map itself. Only this handle is open, so the file is not
@@ -66,10 +66,9 @@ impl MappedFile {
         self.cached.memory_file()
     }
 
-    /// Gives advice about the order of accesses.
-    pub(crate) fn advise(&self, advice: Advice) -> Result<()> {
-        self.cached.file.advise(0..self.span.len_bytes(), advice)?;
-        Ok(())
+    /// Announces the order of accesses.
+    pub(crate) fn set_access(&self, access: Access) {
+        self.cached.file.set_access(access);
     }
 
     /// Returns all counters of the cache that concern maps, always in the same order.
@@ -107,7 +106,7 @@ mod tests {
     fn words_go_to_the_file_and_come_from_it_and_faults_are_counted() {
         let builder = Cache::builder().memory(8 << 20);
         let Ok(mapped) = MappedFile::in_memory(builder, SIZE_BYTES) else { return };
-        mapped.advise(Advice::Random).unwrap();
+        mapped.set_access(Access::Random);
         let words = mapped.span();
         words.store(SIZE_BYTES - 8, 0x1234);
         assert_eq!((words.load(0), words.load(SIZE_BYTES - 8)), (0, 0x1234));

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bifolio::{Advice, Cache};
+use bifolio::{Access, Cache};
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
@@ -135,11 +135,15 @@ fn cache(task: &Task, series: &str, batch_folios: usize, directory: &Path) -> Re
     let known = CACHES.iter().map(|(known, _)| *known).find(|known| *known == series);
     let team = Team::new(known.unwrap_or("cache"), &task.load, || Ok(file.span()))?;
     team.fill()?;
-    let advice = |order| match order {
-        Order::Sequential => Advice::Normal,
-        Order::Random => Advice::Random,
+    let access = |order| match order {
+        Order::Sequential => Access::Normal,
+        Order::Random => Access::Random,
     };
-    measure(&team, &task.load, |order| file.advise(advice(order)), || Ok(file.counts()))
+    let prepare = |order| {
+        file.set_access(access(order));
+        Ok(())
+    };
+    measure(&team, &task.load, prepare, || Ok(file.counts()))
 }
 
 fn uncached(task: &Task, directory: &Path) -> Result<Answer> {

@@ -9,7 +9,7 @@ use std::hint::select_unpredictable;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bifolio::{Cache, File, OpenOptions};
+use bifolio::{Cache, ImmutableFile, OpenOptions};
 use bifolio_report::{Case, Report, Row};
 
 use super::IN_ORDER;
@@ -108,11 +108,11 @@ fn run(
 }
 
 /// Writes the nodes to a file, and reads all of them into a cache.
-fn open(directory: &Path, nodes: &[u8]) -> Result<File> {
+fn open(directory: &Path, nodes: &[u8]) -> Result<ImmutableFile> {
     let path = directory.join("nodes");
     std::fs::write(&path, nodes).map_err(Error::system("write the nodes"))?;
     let cache = Cache::builder().memory(CACHE_BYTES).build()?;
-    let file = cache.open(&path, &OpenOptions::new().immutable(true))?;
+    let file = cache.open_immutable(&path, &OpenOptions::new())?;
     // The second read of a page marks it as used.
     for position in (0..2 * FILE_BYTES).step_by(NODE_BYTES) {
         file.read_exact_at(&mut [0; NODE_BYTES], (position % FILE_BYTES) as u64)?;
@@ -162,7 +162,7 @@ pub(super) fn measure(
                 "pin_frozen_bit" => Box::new(move || {
                     run(cpus, extent_bytes, trial, |start, sought| {
                         let pin = file.pin(node_of(start))?;
-                        Ok(search_bytes(pin.as_bytes().expect("immutable"), sought))
+                        Ok(search_bytes(&pin, sought))
                     })
                 }),
                 "optimistic" => Box::new(move || {

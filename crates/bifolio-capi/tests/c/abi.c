@@ -50,15 +50,10 @@ IS(BIFOLIO_ERROR_OPTION_CONFLICT, 45);
 IS(BIFOLIO_ERROR_PINNED_BY_CALLER, 46);
 IS(BIFOLIO_ERROR_BOUND_IN_USE, 47);
 
-IS(BIFOLIO_ADVICE_NORMAL, 0);
-IS(BIFOLIO_ADVICE_SEQUENTIAL, 1);
-IS(BIFOLIO_ADVICE_RANDOM, 2);
-IS(BIFOLIO_ADVICE_NO_REUSE, 3);
-IS(BIFOLIO_ADVICE_WILL_NEED, 4);
-IS(BIFOLIO_ADVICE_COLD, 5);
-IS(BIFOLIO_ADVICE_DONT_NEED, 6);
-IS(BIFOLIO_ADVICE_POPULATE_READ, 7);
-IS(BIFOLIO_ADVICE_POPULATE_WRITE, 8);
+IS(BIFOLIO_ACCESS_NORMAL, 0);
+IS(BIFOLIO_ACCESS_SEQUENTIAL, 1);
+IS(BIFOLIO_ACCESS_RANDOM, 2);
+IS(BIFOLIO_ACCESS_NO_REUSE, 3);
 
 IS(BIFOLIO_HUGE_PAGES_AUTO, 0);
 IS(BIFOLIO_HUGE_PAGES_NEVER, 1);
@@ -92,7 +87,7 @@ IS(offsetof(bifolio_open_options, mode), 32);
 IS(offsetof(bifolio_stats, bound_bytes), 8);
 IS(offsetof(bifolio_stats, throttle_ns_max), 320);
 IS(offsetof(bifolio_stats, gate_asks), 592);
-IS(sizeof(bifolio_outcome), 32);
+IS(sizeof(bifolio_evicted), 32);
 IS(sizeof(bifolio_residency), 32);
 IS(sizeof(bifolio_read), 40);
 IS(sizeof(bifolio_pin), 64);

@@ -74,19 +74,20 @@ static void reads_give_what_was_written(void) {
     close(descriptor);
 }
 
-static void advice_evicts_and_residency_tells(void) {
+static void residency_follows_populate_and_evict(void) {
     bifolio_cache *cache = new_cache(8 << 20);
     bifolio_file *file = open_file(cache, "data", BIFOLIO_OPEN_READ);
-    CHECK_OK(bifolio_file_advise(file, 0, 0, BIFOLIO_ADVICE_RANDOM, NULL));
-    CHECK_OK(bifolio_file_advise(file, 0, 40960, BIFOLIO_ADVICE_POPULATE_READ, NULL));
+    CHECK_OK(bifolio_file_set_access(file, BIFOLIO_ACCESS_RANDOM));
+    CHECK_OK(bifolio_file_populate(file, 0, 40960));
     bifolio_residency residency;
     CHECK_OK(bifolio_file_residency(file, 0, 40960, &residency));
     CHECK(residency.pages == 10 && residency.resident == 10 && residency.dirty == 0);
-    bifolio_outcome outcome;
-    CHECK_OK(bifolio_file_advise(file, 0, BIFOLIO_TO_END, BIFOLIO_ADVICE_DONT_NEED, &outcome));
-    CHECK(outcome.evicted == 10 && outcome.remaining == 0);
-    CHECK_OK(bifolio_cache_advise(cache, BIFOLIO_ADVICE_DONT_NEED, &outcome));
-    CHECK(outcome.evicted == 0);
+    bifolio_evicted evicted;
+    CHECK_OK(bifolio_file_evict(file, 0, BIFOLIO_TO_END, &evicted));
+    CHECK(evicted.folios == 10 && evicted.kept == 0);
+    CHECK_OK(bifolio_cache_evict_all(cache, &evicted));
+    CHECK(evicted.folios == 0);
+    CHECK_OK(bifolio_file_prefetch(file, 0, BIFOLIO_TO_END));
     CHECK_OK(bifolio_cache_set_memory(cache, 4 << 20));
     CHECK_OK(bifolio_file_close(file));
     CHECK_OK(bifolio_cache_close(cache));
@@ -214,7 +215,7 @@ static void len_max_is_raised_and_decided_by_the_first_open(void) {
 int main(int count, char **arguments) {
     directory = count > 1 ? arguments[1] : ".";
     reads_give_what_was_written();
-    advice_evicts_and_residency_tells();
+    residency_follows_populate_and_evict();
     memory_files_have_holes_and_go_to_the_swap();
     a_descriptor_is_taken_over();
     a_failed_close_loses_nothing();

@@ -30,7 +30,7 @@ static void null_pointers_are_refused(void) {
     CHECK_RESULT(bifolio_file_pin(file, 0, 1, NULL), BIFOLIO_ERROR_NULL);
     CHECK_RESULT(bifolio_file_pin_write(file, 0, 1, NULL), BIFOLIO_ERROR_NULL);
     CHECK_RESULT(bifolio_map_new(file, 0, 1, 0, NULL, NULL), BIFOLIO_ERROR_NULL);
-    CHECK_RESULT(bifolio_map_prefetch(NULL, 0, 1), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_map_populate(NULL, 0, 1), BIFOLIO_ERROR_NULL);
     CHECK_RESULT(bifolio_features(cache, NULL, 1, NULL), BIFOLIO_ERROR_NULL);
     CHECK_RESULT(bifolio_file_close(NULL), BIFOLIO_ERROR_NULL);
     CHECK(bifolio_file_len(NULL) == 0 && bifolio_file_folio_bytes(NULL) == 0);
@@ -112,10 +112,9 @@ static void wrong_values_are_refused(void) {
     CHECK(file == NULL);
 
     file = open_file(cache, "misuse", READ_WRITE);
-    CHECK_RESULT(bifolio_file_advise(file, 0, 1, 9, NULL), BIFOLIO_ERROR_ARGUMENT);
+    CHECK_RESULT(bifolio_file_set_access(file, 9), BIFOLIO_ERROR_ARGUMENT);
     CHECK_RESULT(bifolio_file_sync_range(file, UINT64_MAX - 1, 5), BIFOLIO_ERROR_OUT_OF_RANGE);
     CHECK_RESULT(bifolio_file_punch_hole(file, 0, 1), BIFOLIO_OK);
-    CHECK_RESULT(bifolio_cache_advise(cache, BIFOLIO_ADVICE_RANDOM, NULL), BIFOLIO_ERROR_CONFIG);
     CHECK_RESULT(bifolio_set_log(NULL, NULL, 77), BIFOLIO_ERROR_ARGUMENT);
     bifolio_file_free(file);
     file = open_file(cache, "misuse", BIFOLIO_OPEN_READ);

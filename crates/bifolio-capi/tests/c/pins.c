@@ -127,9 +127,8 @@ static void maps_are_memory(void) {
         char *bytes = address;
         CHECK(memcmp(bytes + 70000, "mapped", 6) == 0);
         bytes[5] = 's';
-        CHECK_OK(bifolio_map_prefetch(map, 0, BIFOLIO_TO_END));
+        CHECK_OK(bifolio_map_populate(map, 0, BIFOLIO_TO_END));
         CHECK_OK(bifolio_map_sync(map, 0, 4096));
-        CHECK_OK(bifolio_map_advise(map, 0, 4096, BIFOLIO_ADVICE_COLD, NULL));
         CHECK_OK(bifolio_map_take_error(map));
         bifolio_map_pin *pin = NULL;
         CHECK_OK(bifolio_map_pin_new(map, 0, 8192, BIFOLIO_MAP_PIN_DEVICE_WRITES, &pin));

@@ -10,7 +10,7 @@ use bifolio::Map;
 
 /// Prefetches a range, and copies it: a page that cannot be read is an error.
 pub(super) fn copy_prefetched(map: &Map, start: u64, target: &mut [u8]) -> bifolio::Result<()> {
-    map.prefetch(start..start + target.len() as u64)?;
+    map.populate(start..start + target.len() as u64)?;
     copy(map, start, target);
     Ok(())
 }

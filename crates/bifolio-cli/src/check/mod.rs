@@ -35,7 +35,6 @@ enum Way {
     ReadLarge,
     ReadSmall,
     Pin,
-    Pins,
     MapPrefetched,
     MapTouched,
 }
@@ -46,7 +45,6 @@ impl fmt::Display for Way {
             Self::ReadLarge => "read_at, large",
             Self::ReadSmall => "read_at, small",
             Self::Pin => "pin",
-            Self::Pins => "pins",
             Self::MapPrefetched => "map, prefetched",
             Self::MapTouched => "map, touched",
         })
@@ -62,10 +60,10 @@ struct Round {
 
 impl Round {
     const PLAIN: Self =
-        Self { is_mapped: false, ways: &[Way::ReadLarge, Way::ReadSmall, Way::Pin, Way::Pins] };
+        Self { is_mapped: false, ways: &[Way::ReadLarge, Way::ReadSmall, Way::Pin] };
     const PREFETCHED: Self = Self {
         is_mapped: true,
-        ways: &[Way::ReadLarge, Way::ReadSmall, Way::Pin, Way::Pins, Way::MapPrefetched],
+        ways: &[Way::ReadLarge, Way::ReadSmall, Way::Pin, Way::MapPrefetched],
     };
     const TOUCHED: Self = Self { is_mapped: true, ways: &[Way::MapTouched] };
 
@@ -245,7 +243,7 @@ impl Checker {
             let pos_bytes = start + done;
             let left = block_bytes - done;
             let length = match way {
-                Way::ReadLarge | Way::Pins | Way::MapPrefetched => left,
+                Way::ReadLarge | Way::MapPrefetched => left,
                 Way::ReadSmall | Way::MapTouched => self.random.u64(1..=SMALL_BYTES_MAX).min(left),
                 Way::Pin => {
                     let folio_bytes = self.cached.folio_bytes();
@@ -263,7 +261,6 @@ impl Checker {
                     }
                 }
                 Way::Pin => self.cached.pin(pos_bytes..pos_bytes + length)?.copy_to(target),
-                Way::Pins => copy_pins(&self.cached, pos_bytes, target)?,
                 Way::MapPrefetched => mapped::copy_prefetched(map()?, pos_bytes, target)?,
                 Way::MapTouched => mapped::copy(map()?, pos_bytes, target),
             }
@@ -271,26 +268,6 @@ impl Checker {
         }
         Ok(())
     }
-}
-
-/// Copies the pins of a range, which together must be exactly as long as it.
-fn copy_pins(file: &File, pos_bytes: u64, target: &mut [u8]) -> anyhow::Result<()> {
-    let mut rest = &mut target[..];
-    for pin in file.pins(pos_bytes..pos_bytes + rest.len() as u64) {
-        let pin = pin?;
-        let Some((part, after)) = rest.split_at_mut_checked(pin.len()) else {
-            bail!(Different(format!("pins of a range longer than it, at {pos_bytes}")));
-        };
-        pin.copy_to(part);
-        rest = after;
-    }
-    if !rest.is_empty() {
-        let missing = rest.len();
-        bail!(Different(format!(
-            "pins of a range {missing} bytes shorter than it, at {pos_bytes}"
-        )));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ const ADDRESS_SPACE_DIVISOR: u64 = 8;
 /// Metadata per page of the swap, bytes, rounded up.
 const SWAP_METADATA_BYTES: u64 = 9;
 
-/// Settings of a cache; every limit has its unit in its name.
+/// Settings of a cache. All sizes are in bytes.
 #[derive(Clone, Debug, Default)]
 pub struct CacheBuilder {
     config: Config,
@@ -74,13 +74,13 @@ impl CacheBuilder {
     }
 
     /// Sets how long a call waits for memory that other calls hold briefly (I/O in flight) before
-    /// it fails with [`ErrorKind::Full`], milliseconds. 10,000 by default.
+    /// it fails with [`ErrorKind::Full`]. 10 s by default, at most an hour.
     ///
     /// The time covers all waits of a call for memory, and starts anew with each page that the call
     /// gets: a long write through a slow swap continues as long as the swap accepts pages. The
     /// transfers of the call itself do not count; they take as long as the device does.
-    pub fn reclaim_wait_ms_max(mut self, milliseconds: u64) -> Self {
-        self.config.reclaim_wait_ms_max = milliseconds;
+    pub fn reclaim_wait_max(mut self, time: Duration) -> Self {
+        self.config.reclaim_wait_max = time;
         self
     }
 
@@ -94,18 +94,18 @@ impl CacheBuilder {
 
     /// Sets the maximum readahead window, bytes; 8 MiB by default, 0 turns readahead off. Up to two
     /// windows are ahead of a reader, each at most as long as what it has read so far, unless it
-    /// began at the start of the file or was announced ([`Advice::Sequential`](crate::Advice)). In
+    /// began at the start of the file or was announced ([`Access::Sequential`](crate::Access)). In
     /// a small cache the maximum is an eighth of the bound, and less for several readers of one
     /// handle.
-    pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
+    pub fn readahead_max(mut self, bytes: u64) -> Self {
         self.config.readahead_bytes_max = bytes;
         self
     }
 
     /// Sets the dirty bytes above which the flusher writes in the background. The default is a
-    /// quarter of the bound, the maximum `dirty_bytes_max`. It applies per device, to what other
+    /// quarter of the bound, the maximum `dirty_max`. It applies per device, to what other
     /// devices leave.
-    pub fn dirty_bytes_background(mut self, bytes: u64) -> Self {
+    pub fn dirty_background(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_background = Some(bytes);
         self
     }
@@ -116,15 +116,15 @@ impl CacheBuilder {
     /// of what other devices leave (half of the bound if it is alone), so that a device which
     /// refuses writes leaves room for others. A writer whose device refuses writes then gets
     /// [`ErrorKind::Unwritable`].
-    pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
+    pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self
     }
 
-    /// Sets the age at which the flusher writes a dirty page out, however little is dirty,
-    /// milliseconds. 5,000 by default.
-    pub fn dirty_age_ms_max(mut self, milliseconds: u64) -> Self {
-        self.config.dirty_age_ms_max = milliseconds;
+    /// Sets the age at which the flusher writes a dirty page out, however little is dirty. 5 s
+    /// by default; from 1 ms to an hour.
+    pub fn dirty_age_max(mut self, age: Duration) -> Self {
+        self.config.dirty_age_max = age;
         self
     }
 
@@ -161,7 +161,7 @@ impl CacheBuilder {
     /// Sets the maximum size of the swap, bytes. The default and the maximum are 1 TiB; the default
     /// is less where the address space is limited (`RLIMIT_AS`): an eighth of that is reserved for
     /// checksums, 9 bytes per page. Pages that do not fit stay in memory.
-    pub fn swap_bytes_max(mut self, bytes: u64) -> Self {
+    pub fn swap_max(mut self, bytes: u64) -> Self {
         self.config.swap_bytes_max = Some(bytes);
         self
     }
@@ -254,7 +254,7 @@ impl CacheBuilder {
         FlusherSettings {
             background_bytes: self.config.dirty_bytes_background,
             max_bytes: self.config.dirty_bytes_max,
-            age_max: Duration::from_millis(self.config.dirty_age_ms_max),
+            age_max: self.config.dirty_age_max,
         }
     }
 

@@ -9,9 +9,9 @@ pub use builder::CacheBuilder;
 
 use crate::config;
 use crate::error::Result;
-use crate::file::{Advice, File, OpenOptions, ReadRequest, Registry};
+use crate::evicted::Evicted;
+use crate::file::{File, ImmutableFile, OpenOptions, ReadRequest, Registry};
 use crate::io::{Backing, Engine, Guarded, IoError, Operation};
-use crate::outcome::Outcome;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
 use crate::stats::{FileStats, Stats};
@@ -136,6 +136,21 @@ impl Cache {
         self.inner.registry.open_path(path.as_ref(), options, &self.inner.features)
     }
 
+    /// Opens a file that is written once and then only read: pins lend its bytes as `&[u8]`. While
+    /// the handle exists, no writable handle of the file can be opened in this cache. Blocks like
+    /// [`Cache::open`].
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; options with `write` or without `read`; a writable handle of the file
+    /// ([`ErrorKind::ImmutableConflict`](crate::ErrorKind::ImmutableConflict)).
+    pub fn open_immutable(
+        &self,
+        path: impl AsRef<Path>,
+        options: &OpenOptions,
+    ) -> Result<ImmutableFile> {
+        self.inner.registry.open_immutable(path.as_ref(), options, &self.inner.features)
+    }
+
     /// Makes the names in a directory durable (`fsync`): of files that were created, renamed or
     /// removed there. A sync of a file does not. Blocks for the device.
     ///
@@ -251,14 +266,13 @@ impl Cache {
         File::read_many_of(&self.inner.registry, requests)
     }
 
-    /// Applies advice to all open files. [`Advice::DontNeed`] evicts clean, unreferenced folios, as
-    /// [`File::advise`] does, and starts the write-out of dirty ones; [`Advice::Cold`] makes all
-    /// folios equally likely to be evicted.
+    /// Evicts the clean, unreferenced folios of all open files, and starts the write-out of dirty
+    /// ones, as [`File::evict`] does.
     ///
     /// # Errors
-    /// Other advice, which applies to one file; a closed cache.
-    pub fn advise_all(&self, advice: Advice) -> Result<Outcome> {
-        self.inner.registry.advise_all(advice)
+    /// A closed cache.
+    pub fn evict_all(&self) -> Result<Evicted> {
+        self.inner.registry.evict_all()
     }
 
     /// Returns a snapshot of counters and levels, cheap enough to take every second. (It visits

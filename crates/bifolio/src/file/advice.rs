@@ -1,70 +1,37 @@
-//! Access advice, and residency: the counterparts of `posix_fadvise`, `madvise`, `mincore` and
-//! `cachestat`.
+//! Access hints, prefetch, eviction and residency: the counterparts of `posix_fadvise`, `madvise`,
+//! `mincore` and `cachestat`.
 
 use super::File;
 use super::handle::Handle;
 use super::readahead::Mode;
 use super::registry::Registry;
-use crate::error::{ErrorKind, Result};
-use crate::outcome::Outcome;
+use crate::error::Result;
+use crate::evicted::Evicted;
 use crate::page::{Flag, Folio, pages_of};
 use crate::reclaim::Reclaim;
 use crate::writeback::Inode;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Access pattern or request for a file or a range of it, given to [`File::advise`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The order in which a handle's reads come, given to [`File::set_access`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Advice {
-    /// For the handle: detects sequential reads and reads ahead of them. The default.
+pub enum Access {
+    /// Detects sequential reads and reads ahead of them. The default.
+    #[default]
     Normal,
-    /// For the handle: reads are sequential. Reads ahead from the first read on, with large
-    /// windows.
+    /// Reads are sequential. Reads ahead from the first read on, with large windows.
     Sequential,
-    /// For the handle: reads are random. Reads nothing ahead.
+    /// Reads are random. Reads nothing ahead.
     Random,
-    /// For the handle, until [`Advice::Normal`]: data is read only once. Reads do not mark pages as
-    /// used, so their pages are evicted before others.
+    /// Reads data only once, in any order. Like [`Access::Normal`], except that reads do not mark
+    /// pages as used, so their pages are evicted before others.
     NoReuse,
-    /// For the range: it will be read soon. Starts reading it.
-    WillNeed,
-    /// For the range: it is not needed soon. Its pages are evicted first when memory is short, and
-    /// stay until then.
-    Cold,
-    /// For the range: it is not needed. Evicts it immediately and reports the pages that stay, by
-    /// reason.
-    DontNeed,
-    /// For the range: reads it and waits. Holes of a memory file get pages.
-    PopulateRead,
-    /// For the range: reads it and waits, like [`Advice::PopulateRead`], and prepares it for
-    /// stores. Needs a handle that is open for writing. In a file with a [`MapMut`](crate::MapMut),
-    /// stores to these pages no longer fault, and the pages count as changed.
-    PopulateWrite,
 }
 
 impl File {
-    /// Applies `advice`. Advice for the handle affects all reads through it and its clones, and
-    /// ignores `range`. Other advice affects the bytes of `range`; an empty range has no effect,
-    /// and the part past the end of file is ignored.
-    ///
-    /// [`Advice::DontNeed`] evicts folios that are clean and not in use. The [`Outcome`] counts the
-    /// evicted folios and, by reason, those that stay. Dirty folios start to be written back,
-    /// without waiting; to evict everything, sync first. Pages of memory files are swapped out only
-    /// by reclaim. A folio that lies partly outside the range stays, unless the rest is past the
-    /// end of file. Mapped and pinned pages stay. Folios that cannot be evicted now become the
-    /// first to be evicted when memory is short.
-    ///
-    /// [`Advice::WillNeed`] starts to read the range and returns. It is limited to a quarter of the
-    /// cache, and to frames that are free or can be freed without I/O.
-    ///
-    /// `PopulateRead` and `PopulateWrite` block for the device. The others do not, except that
-    /// `DontNeed` on a file that can be mapped may wait while another thread reclaims memory.
-    ///
-    /// # Errors
-    /// A handle that is not opened for reading or writing as the advice needs; a range beyond 2^63;
-    /// for `PopulateRead` and `PopulateWrite`, the error of the first page that cannot be read or
-    /// allocated.
+    /// Announces the order of the reads through this handle and its clones. Affects later reads
+    /// only; does no I/O and never waits.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,55 +39,90 @@ impl File {
     /// # let path = directory.path().join("file");
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// use bifolio::{Advice, OpenOptions};
-    /// let file = cache.open(&path, &OpenOptions::new())?;
-    /// file.advise(0..file.len(), Advice::Random)?;
-    /// file.advise(40_000..60_000, Advice::PopulateRead)?;
-    /// let outcome = file.advise(40_960..u64::MAX >> 1, Advice::DontNeed)?;
-    /// println!("{outcome}");
-    /// assert_eq!(outcome.evicted, 5);
+    /// use bifolio::{Access, OpenOptions};
+    /// let tree = cache.open(&path, &OpenOptions::new())?;
+    /// tree.set_access(Access::Random);
+    /// let compaction = cache.open(&path, &OpenOptions::new())?;
+    /// compaction.set_access(Access::NoReuse);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<Outcome> {
-        let handle = &self.handle;
-        handle.check_readable()?;
-        handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        let readahead = &handle.readahead;
-        match advice {
-            Advice::Normal => {
-                readahead.set_mode(Mode::Normal);
-                readahead.set_reuse(true);
-            }
-            Advice::Sequential => readahead.set_mode(Mode::Sequential),
-            Advice::Random => readahead.set_mode(Mode::Random),
-            Advice::NoReuse => readahead.set_reuse(false),
-            Advice::WillNeed => handle.start_reading_range(&range),
-            Advice::Cold => handle.reclaim.demote(&handle.inode, range),
-            Advice::DontNeed => return Ok(evict(&handle.reclaim, &handle.inode, range)),
-            Advice::PopulateRead => self.populate_in_file(range, false)?,
-            Advice::PopulateWrite => self.populate_in_file(range, true)?,
-        }
-        Ok(Outcome::default())
+    pub fn set_access(&self, access: Access) {
+        let readahead = &self.handle.readahead;
+        readahead.set_reuse(access != Access::NoReuse);
+        readahead.set_mode(match access {
+            Access::Normal | Access::NoReuse => Mode::Normal,
+            Access::Sequential => Mode::Sequential,
+            Access::Random => Mode::Random,
+        });
     }
 
-    fn populate_in_file(&self, range: Range<u64>, for_writing: bool) -> Result<()> {
-        if for_writing {
-            self.handle.check_writable()?;
-        }
+    /// Starts to read the bytes of `range` and returns. The part past the end of file is ignored.
+    /// Limited to a quarter of the cache, and to memory that is free or can be freed without I/O;
+    /// what exceeds it is not read.
+    ///
+    /// # Errors
+    /// A closed cache; a handle that is not opened for reading; a range beyond 2^63. Bytes that
+    /// cannot be read are reported by the read that needs them.
+    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        self.check_advised(&range)?;
+        self.handle.start_reading_range(&range);
+        Ok(())
+    }
+
+    /// Reads the bytes of `range` into the cache, and waits for them. Holes of a memory file get
+    /// pages. The part past the end of file is ignored. Pages that were read early may be evicted
+    /// again if the range exceeds the cache.
+    ///
+    /// # Errors
+    /// As [`File::prefetch`]; the error of the first page that cannot be read or allocated.
+    pub fn populate(&self, range: Range<u64>) -> Result<()> {
+        self.check_advised(&range)?;
         let range = range.start..range.end.min(self.len());
         if range.is_empty() {
             return Ok(());
         }
-        self.populate(range.clone())?;
-        match self.handle.inode.page_space.tracked() {
-            Some(region) if for_writing => {
-                let purpose = "stores to a map";
-                let admitted = region.admit_stores(pages_of(&range));
-                admitted.map_err(|source| ErrorKind::Memory { purpose, source }.into())
-            }
-            _ => Ok(()),
-        }
+        self.fill_range(range)
+    }
+
+    /// Evicts the folios of `range` that are clean and not in use. The result counts them and, by
+    /// reason, those that stay.
+    ///
+    /// Dirty folios start to be written back, without waiting; to evict everything, sync first.
+    /// Pages of memory files are swapped out only by reclaim. A folio that lies partly outside the
+    /// range stays, unless the rest is past the end of file. Mapped and pinned pages stay. Folios
+    /// that cannot be evicted now become the first to be evicted when memory is short.
+    ///
+    /// Does not wait, except on a file that can be mapped, where it may wait while another thread
+    /// reclaims memory.
+    ///
+    /// # Errors
+    /// A closed cache; a handle that is not opened for reading; a range beyond 2^63.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// use bifolio::OpenOptions;
+    /// let file = cache.open(&path, &OpenOptions::new())?;
+    /// file.populate(40_000..60_000)?;
+    /// let evicted = file.evict(40_960..u64::MAX >> 1)?;
+    /// println!("{evicted}");
+    /// assert_eq!(evicted.folios, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn evict(&self, range: Range<u64>) -> Result<Evicted> {
+        self.check_advised(&range)?;
+        Ok(evict(&self.handle.reclaim, &self.handle.inode, range))
+    }
+
+    fn check_advised(&self, range: &Range<u64>) -> Result<()> {
+        self.handle.check_readable()?;
+        self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        Ok(())
     }
 }
 
@@ -133,33 +135,26 @@ impl Handle {
     }
 }
 
-/// Applies [`Advice::DontNeed`] to a range of a file.
-fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Outcome {
+/// Evicts the folios of a range of a file, and starts the write-out of those that are dirty.
+fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
     if range.is_empty() {
-        return Outcome::default();
+        return Evicted::default();
     }
-    let outcome = reclaim.invalidate(inode, range.clone());
+    let evicted = reclaim.invalidate(inode, range.clone());
     let has_stores = inode.page_space.tracked().is_some();
-    if outcome.remaining.dirty > 0 || has_stores {
+    if evicted.kept.dirty > 0 || has_stores {
         inode.write_soon(range);
     }
-    outcome
+    evicted
 }
 
 impl Registry {
-    /// Applies `advice` to all files.
-    pub(crate) fn advise_all(&self, advice: Advice) -> Result<Outcome> {
+    /// Evicts the folios of all files, as [`File::evict`] does.
+    pub(crate) fn evict_all(&self) -> Result<Evicted> {
         self.check()?;
-        let mut total = Outcome::default();
+        let mut total = Evicted::default();
         for inode in self.inodes() {
-            match advice {
-                Advice::DontNeed => total += evict(&self.reclaim, &inode, 0..u64::MAX >> 1),
-                Advice::Cold => self.reclaim.demote(&inode, 0..u64::MAX >> 1),
-                _ => {
-                    let problem = format!("{advice:?} does not apply to all files");
-                    return Err(ErrorKind::Config { name: "advice", problem }.into());
-                }
-            }
+            total += evict(&self.reclaim, &inode, 0..u64::MAX >> 1);
         }
         Ok(total)
     }
@@ -259,7 +254,6 @@ impl Residency {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::*;
     use crate::page::Lookup;
     use crate::{Cache, OpenOptions};
 
@@ -269,7 +263,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [7; 8192]).unwrap();
-        let cache = Cache::builder().memory(4 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = Cache::builder().memory(4 << 20).readahead_max(0).build().unwrap();
         let file = cache.open(&path, &OpenOptions::new()).unwrap();
         file.read_exact_at(&mut [0; 8192], 0).unwrap();
         let inode = &file.handle.inode;
@@ -279,10 +273,10 @@ mod tests {
             unreachable!("just read")
         };
         let frozen = folio.try_freeze(1).unwrap();
-        let outcome = file.advise(0..8192, Advice::DontNeed).unwrap();
-        assert_eq!((outcome.evicted, outcome.remaining.gone), (1, 1));
-        assert_eq!(outcome.remaining.total(), 1);
+        let outcome = file.evict(0..8192).unwrap();
+        assert_eq!((outcome.folios, outcome.kept.gone), (1, 1));
+        assert_eq!(outcome.kept.total(), 1);
         drop(frozen.unfreeze());
-        assert_eq!(file.advise(0..8192, Advice::DontNeed).unwrap().evicted, 1);
+        assert_eq!(file.evict(0..8192).unwrap().folios, 1);
     }
 }

@@ -172,9 +172,9 @@ impl File {
     /// file. A page of a map that is pinned is written as zeros and keeps its storage. Pinned bytes
     /// stay readable through the pin, with any content.
     ///
-    /// Blocks for I/O if the first or the last folio is only partly in the range and not in
-    /// memory. In a file with a backing, also for the file system, for write-outs of the file that
-    /// are in flight, and for the folio lock of each [`PinMut`](crate::PinMut) in the range.
+    /// Blocks for I/O if the first or the last folio is only partly in the range and not in memory.
+    /// In a file with a backing, also for the file system, for write-outs of the file that are in
+    /// flight, and for the folio lock of each [`PageRefMut`](crate::PageRefMut) in the range.
     ///
     /// # Errors
     /// A handle that is not open for writing; a range beyond 2^63; an error of the storage:
@@ -290,8 +290,8 @@ impl File {
     /// storage, which may block.
     ///
     /// # Errors
-    /// The cache is closed; an error of the storage; a [`PinMut`](crate::PinMut) of the calling
-    /// thread on a mappable file.
+    /// The cache is closed; an error of the storage; a [`PageRefMut`](crate::PageRefMut) of the
+    /// calling thread on a mappable file.
     pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
         self.handle.check_usable()?;
         let (inode, len_bytes) = (&self.handle.inode, self.len());

@@ -327,6 +327,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::page::Lookup;
     use crate::sync::test_hook;
+    use std::time::Duration;
 
     /// A page becomes dirty between L1 and L3 of the last close, as when the flusher finds a store.
     /// With `is_written` the page is clean again at L3, but not flushed.
@@ -334,8 +335,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
-        let dirty_age_ms_max = if is_written { 1 } else { 3_600_000 };
-        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(dirty_age_ms_max);
+        let age_max = Duration::from_millis(if is_written { 1 } else { 3_600_000 });
+        let builder = Cache::builder().memory(1 << 20).dirty_age_max(age_max);
         let cache = builder.build().unwrap();
         let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
         file.read_exact_at(&mut [0; 8], 0).unwrap();

@@ -198,8 +198,8 @@ impl Handle {
         is_ours.then_some(Locked { lock, folio, was_resident: true })
     }
 
-    /// Locks a folio, or fails if the calling thread has it as a `PinMut`. Returns `None` once the
-    /// caller no longer wants it.
+    /// Locks a folio, or fails if the calling thread has it as a `PageRefMut`. Returns `None` once
+    /// the caller no longer wants it.
     fn lock_unless_own<'a>(
         &self,
         folio: &FolioRef<'a>,
@@ -607,7 +607,7 @@ mod tests {
             let reclaim = &file.handle.reclaim;
             assert_eq!(reclaim.sweep_once(), (0, 0), "mappable: {is_mappable}");
             assert_eq!(reclaim.memory.lru.unlisted_pages(), 30);
-            let held = file.pin(0..8).unwrap().hold();
+            let held = file.pin(0..8).unwrap().into_owned();
             file.set_len(0).unwrap();
             assert_eq!(reclaim.memory.lru.unlisted_pages(), 1, "mappable: {is_mappable}");
             assert_eq!(reclaim.sweep_once(), (0, 0), "mappable: {is_mappable}");
@@ -621,7 +621,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, vec![7; 2 << 20]).unwrap();
-        let cache = Cache::builder().memory(1 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = Cache::builder().memory(1 << 20).readahead_max(0).build().unwrap();
         let file = cache.open(&path, &OpenOptions::new()).unwrap();
         (directory, cache, file)
     }
@@ -703,7 +703,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
-        let builder = Cache::builder().memory(16 << 20).readahead_bytes_max(0);
+        let builder = Cache::builder().memory(16 << 20).readahead_max(0);
         let cache = builder.swap_directory(directory.path()).build().unwrap();
         let options = OpenOptions::new().read(true).write(true);
         let file = cache.open(&path, &options).unwrap();

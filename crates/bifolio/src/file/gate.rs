@@ -49,11 +49,11 @@ impl File {
     /// - The cache asks the gate in the background, on a thread that exists only meanwhile, when
     ///   the flusher has passed pages over or memory is short ([`Stats::gate_asks`]).
     /// - Dirty pages of files with gates leave a quarter of the dirty limit
-    ///   ([`dirty_bytes_max`]) to other files, so that a log in the same cache can be written.
+    ///   ([`dirty_max`]) to other files, so that a log in the same cache can be written.
     /// - Each dirty page with an LSN costs 32 to 64 bytes, charged to the bound.
     /// - If everything dirty is behind the gate, writers and readers that need memory wait for it
     ///   like for a slow device: up to 10 s, or
-    ///   [`reclaim_wait_ms_max`](crate::CacheBuilder::reclaim_wait_ms_max). Then, or at once if the
+    ///   [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max). Then, or at once if the
     ///   gate fails or nothing is committed, the call fails with [`ErrorKind::Unwritable`] or
     ///   [`ErrorKind::Full`], which name the gate.
     /// - [`set_len`](File::set_len) changes the storage at once: make its log record durable first.
@@ -71,7 +71,7 @@ impl File {
     /// whose pages can be changed without a call; a handle that is not open for writing.
     ///
     /// [`Stats::gate_asks`]: crate::Stats::gate_asks
-    /// [`dirty_bytes_max`]: crate::CacheBuilder::dirty_bytes_max
+    /// [`dirty_max`]: crate::CacheBuilder::dirty_max
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

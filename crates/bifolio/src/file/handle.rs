@@ -45,7 +45,6 @@ pub(crate) struct Handle {
     pub(super) readahead: Readahead,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    pub(super) immutable: bool,
     /// Server of asynchronous reads, once one was used.
     pub(super) read_server: OnceLock<Arc<ReadServer>>,
     pub(super) ablation: Ablation,

@@ -97,7 +97,7 @@ impl File {
 
     /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages that
     /// could not be read before.
-    pub(crate) fn populate(&self, range: Range<u64>) -> Result<()> {
+    pub(crate) fn fill_range(&self, range: Range<u64>) -> Result<()> {
         let handle = &self.handle;
         handle.check_readable()?;
         let pages = pages_of(&range);

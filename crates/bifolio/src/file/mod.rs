@@ -19,9 +19,10 @@
 //!   read_async futures, served by a job per device  async_reads/
 //!   pin        one reference                      pin.rs
 //!   pin_many   as pin, all misses in one batch    pin_many.rs
+//!   immutable  pins that are slices            immutable.rs
 //!   write_at   the folio lock, a write section    write.rs
 //!   set_len    lengths, allocation, holes         resize.rs
-//!   advise     access hints, and residency        advice.rs
+//!   advise     access hints, eviction, residency  advice.rs
 //!   copy_to_fd a batch of references              copy_to_fd.rs  up to 31 folios, no folio lock
 //! ```
 //!
@@ -47,11 +48,13 @@ mod gate;
 mod handle;
 mod hit;
 mod holes;
+mod immutable;
 mod map;
 mod map_resources;
 mod open_slots;
 mod options;
 mod own_pins;
+mod owned_pin;
 mod pin;
 mod pin_many;
 mod read;
@@ -65,14 +68,16 @@ mod registry;
 mod resize;
 mod write;
 
-pub use advice::{Advice, Residency};
+pub use advice::{Access, Residency};
 pub use async_reads::ReadFuture;
 pub use cursor::FileCursor;
 pub use gate::Checkpoint;
 pub(crate) use handle::CacheState;
+pub use immutable::ImmutableFile;
 pub(crate) use map::MapGuard;
 pub use options::OpenOptions;
-pub use pin::{Hold, Pin, PinMut};
+pub use owned_pin::OwnedPageRef;
+pub use pin::{PageRef, PageRefMut};
 pub use read_many::ReadRequest;
 pub use read_with::PageView;
 pub(crate) use registry::Registry;
@@ -159,11 +164,6 @@ impl File {
         self.handle.inode.is_memory_file()
     }
 
-    /// Returns `true` if the file was opened immutable.
-    pub(crate) fn is_immutable(&self) -> bool {
-        self.handle.immutable
-    }
-
     /// Makes every write that returned before this call durable: writes back the dirty pages, then
     /// flushes the device. Blocks until the device is done.
     ///
@@ -183,7 +183,7 @@ impl File {
     ///   failure once.
     ///
     /// - [`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller): the calling thread holds
-    ///   a [`PinMut`] of a dirty folio.
+    ///   a [`PageRefMut`] of a dirty folio.
     ///
     /// Pages that could not be written stay dirty. The next sync writes them again, and no sync
     /// succeeds until they are on the device.

@@ -10,8 +10,8 @@ use crate::sys::process;
 /// ```
 /// use bifolio::OpenOptions;
 /// let engine_pages = OpenOptions::new().read(true).write(true).folio_bytes(16 << 10);
-/// let snapshot = OpenOptions::new().immutable(true);
-/// # let _ = (engine_pages, snapshot);
+/// let scratch = OpenOptions::new().write(true).create(true).truncate(true);
+/// # let _ = (engine_pages, scratch);
 /// ```
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -131,11 +131,10 @@ impl OpenOptions {
         self
     }
 
-    /// Promises that the bytes do not change while such a handle exists, so that pins lend them as
-    /// a plain `&[u8]` ([`Pin::as_bytes`](crate::Pin::as_bytes)). In exchange, no writable handle
-    /// can be opened in this cache at the same time. Excludes `write`.
-    pub fn immutable(mut self, immutable: bool) -> Self {
-        self.immutable = immutable;
+    /// Opens the file as immutable: no writable handle can be opened in this cache at the same
+    /// time.
+    pub(crate) fn immutable(mut self) -> Self {
+        self.immutable = true;
         self
     }
 
@@ -184,8 +183,9 @@ impl OpenOptions {
         let has_large_folios = self.folio_bytes > config::FOLIO_BYTES_MIN;
         let problem = match self {
             Self { mappable: true, .. } if has_large_folios => "mappable needs folios of 4 KiB",
-            Self { read: false, write: false, immutable: false, .. } => "neither read nor write",
-            Self { immutable: true, write: true, .. } => "immutable excludes write",
+            Self { immutable: true, read: false, .. } => "an immutable file is opened for reading",
+            Self { read: false, write: false, .. } => "neither read nor write",
+            Self { immutable: true, write: true, .. } => "an immutable file cannot be written",
             Self { create: true, write: false, .. } => "create needs write",
             Self { create_new: true, write: false, .. } => "create_new needs write",
             Self { exclusive: true, write: false, .. } => "exclusive needs write",
@@ -193,15 +193,6 @@ impl OpenOptions {
             _ => return Ok(()),
         };
         Err(ErrorKind::Config { name: "open options", problem: problem.into() }.into())
-    }
-
-    pub(crate) fn validate_in_memory(&self) -> Result<()> {
-        self.validate()?;
-        if self.immutable {
-            let problem = "a memory file is empty at first: it cannot be immutable".into();
-            return Err(ErrorKind::Config { name: "open options", problem }.into());
-        }
-        Ok(())
     }
 
     /// Returns the length for which the table of a file of `len_bytes` bytes is reserved.

@@ -1,7 +1,7 @@
-//! Folios that the calling thread has pinned for changes ([`PinMut`](super::PinMut)).
+//! Folios that the calling thread has pinned for changes ([`PageRefMut`](super::PageRefMut)).
 //!
-//! A `PinMut` holds its folio's lock and stays on its thread. A call of that thread that needs the
-//! folio would deadlock, so it checks this list before it waits, and returns an error.
+//! A `PageRefMut` holds its folio's lock and stays on its thread. A call of that thread that needs
+//! the folio would deadlock, so it checks this list before it waits, and returns an error.
 
 use crate::error::{ErrorKind, Result};
 use crate::page::PAGE_BYTES;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// All pages of a file.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
-/// Registration of a `PinMut`, removed on drop.
+/// Registration of a `PageRefMut`, removed on drop.
 #[derive(Debug)]
 pub(super) struct OwnPin {
     inode: usize,

@@ -1,10 +1,10 @@
 //! Pins: access to cached bytes without a copy.
 //!
-//! A [`Pin`] is one reference to a folio, taken with one unconditional add and checked against the
-//! table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread. A [`Hold`] owns
-//! its reference and its handle, and can be sent to other threads. A [`PinMut`] is the folio lock
-//! and a write section. A pin guarantees residency, not immutability: another handle may write the
-//! bytes concurrently, unless the file is immutable. `pin_many.rs` pins several folios.
+//! A [`PageRef`] is one reference to a folio, taken with one unconditional add and checked against
+//! the table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread;
+//! `owned_pin.rs` has the form without a lifetime. A [`PageRefMut`] is the folio lock and a write
+//! section. A pin guarantees residency, not immutability: another handle may write the bytes
+//! concurrently, unless the file is an [`ImmutableFile`]. `pin_many.rs` pins several folios.
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
@@ -12,12 +12,13 @@
 
 use super::File;
 use super::fill::{Locked, ReadIoClaim, Wait};
-use super::handle::{AccessMode, Handle};
+use super::handle::AccessMode;
+use super::immutable::ImmutableFile;
 use super::own_pins::OwnPin;
+use super::owned_pin::OwnedPageRef;
 use super::read_io::Batch;
 use crate::ablation::PinMode;
 use crate::error::{ErrorKind, Result};
-use crate::memory::Memory;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
     pages_of,
@@ -27,15 +28,18 @@ use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
 use crate::writeback::NO_LSN;
 use std::marker::PhantomData;
-use std::ops::Range;
-use std::sync::Arc;
+use std::ops::{Deref, Range};
 
-/// Pinned bytes of one folio: they stay resident until the pin is dropped. Not `Send`; see
-/// [`Pin::hold`].
+/// Pinned bytes of one folio: they stay resident until the reference is dropped. Not `Send`; see
+/// [`PageRef::into_owned`].
+///
+/// The reference of an [`ImmutableFile`] dereferences to `[u8]`. In a file that can be written,
+/// other handles may change the bytes at any time, so they are copied ([`PageRef::copy_to`]) or
+/// read through a pointer.
 ///
 /// In a forked child the bytes read as zeros, and those of a file that can be mapped must not be
-/// accessed at all. Dropping a pin in the child has no effect. The same holds for [`Hold`] and
-/// [`PinMut`].
+/// accessed at all. Dropping a reference in the child has no effect. The same holds for
+/// [`OwnedPageRef`] and [`PageRefMut`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,22 +47,24 @@ use std::sync::Arc;
 /// # let path = directory.path().join("file");
 /// # std::fs::write(&path, b"0123456789")?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-/// let file = cache.open(&path, &bifolio::OpenOptions::new().immutable(true))?;
-/// let pin = file.pin(2..6)?;
-/// assert_eq!(pin.as_bytes(), Some(&b"2345"[..]));
-/// let hold = pin.hold();
-/// std::thread::spawn(move || assert_eq!(hold.len(), 4)).join().unwrap();
+/// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+/// let page = file.pin(2..6)?;
+/// let mut bytes = [0; 4];
+/// page.copy_to(&mut bytes);
+/// assert_eq!(&bytes, b"2345");
+/// let owned = page.into_owned();
+/// std::thread::spawn(move || assert_eq!(owned.len(), 4)).join().unwrap();
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Pin<'a> {
+pub struct PageRef<'a, F = File> {
     file: &'a File,
     folio: FolioRef<'a>,
     start: *const u8,
     length: usize,
-    /// Keeps a pin on the thread that took it.
-    not_send: PhantomData<*const ()>,
+    /// Type of the file. The raw pointer keeps a reference on the thread that took it.
+    of: PhantomData<*const F>,
 }
 
 macro_rules! byte_accessors {
@@ -94,18 +100,6 @@ macro_rules! byte_accessors {
             unsafe { copy::copy_out(self.start, buffer) }
         }
 
-        /// Returns the bytes of an immutable file. Returns `None` for any other file, where another
-        /// handle could change them under the borrow.
-        #[inline]
-        pub fn as_bytes(&self) -> Option<&[u8]> {
-            if !self.is_immutable() {
-                return None;
-            }
-            // SAFETY: the file is immutable, and stays so while the handle is open, which this
-            // borrows or owns: no thread writes the bytes.
-            Some(unsafe { self.as_slice() })
-        }
-
         /// Returns the bytes as a slice.
         ///
         /// # Safety
@@ -121,9 +115,11 @@ macro_rules! byte_accessors {
     };
 }
 
+pub(super) use byte_accessors;
+
 #[inline(always)]
 #[track_caller]
-fn check_fits(wanted: usize, pinned: usize) {
+pub(super) fn check_fits(wanted: usize, pinned: usize) {
     if wanted > pinned {
         does_not_fit(wanted, pinned);
     }
@@ -135,92 +131,40 @@ fn does_not_fit(wanted: usize, pinned: usize) -> ! {
     panic!("{wanted} bytes wanted, {pinned} pinned");
 }
 
-impl<'a> Pin<'a> {
+impl<'a, F> PageRef<'a, F> {
     byte_accessors!();
-
-    fn is_immutable(&self) -> bool {
-        self.file.handle.immutable
-    }
 
     pub(super) fn folio_id(&self) -> FolioId {
         self.folio.id()
     }
 
-    /// Returns a [`Hold`] of the same bytes: a separate reference that can be stored, cloned and
-    /// sent.
-    pub fn hold(&self) -> Hold {
-        // Our own reference keeps the folio allocated, so this fails only when the count overflows.
-        // That takes 2^38 holds, more than fit in memory.
-        let folio = self.folio.try_clone().expect("2^38 references to one folio");
-        Hold {
-            handle: Arc::clone(&self.file.handle),
-            memory: Arc::clone(&self.file.handle.inode.memory),
-            id: folio.into_id(),
-            start: self.start,
-            length: self.length,
-        }
+    /// Returns the reference to the folio.
+    pub(super) fn into_folio(self) -> FolioRef<'a> {
+        self.folio
+    }
+
+    /// Returns the same reference without a lifetime: it can be stored, cloned and sent.
+    pub fn into_owned(self) -> OwnedPageRef<F> {
+        OwnedPageRef::new(self.file, self.folio, self.start, self.length)
     }
 }
 
-/// Pinned bytes of one folio, without a lifetime: `Send`, `Sync` and `Clone`. Keeps its file handle
-/// open.
-#[derive(Debug)]
-pub struct Hold {
-    handle: Arc<Handle>,
-    memory: Arc<Memory>,
-    id: FolioId,
-    start: *const u8,
-    length: usize,
-}
-
-// SAFETY: the address is of a frame that our counted reference keeps; any thread may read it.
-unsafe impl Send for Hold {}
-// SAFETY: all methods only read memory that any thread may read.
-unsafe impl Sync for Hold {}
-
-impl Hold {
-    byte_accessors!();
-
-    fn is_immutable(&self) -> bool {
-        self.handle.immutable
-    }
-
-    /// Marks the page as stored to through a map, if the file still has it. Waits for the folio
-    /// lock.
-    pub(crate) fn mark_stored(&self) {
-        let index = self.memory.folios.get(self.id).index();
-        // After a truncation and a growth the page may belong to another folio (REGION-4).
-        if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index) {
-            self.handle.inode.mark_stored(&lock, folio.id());
-        }
-    }
-
-    /// Returns `true` in a process that did not create the cache: a forked child.
-    pub(crate) fn is_forked(&self) -> bool {
-        self.handle.registry.cache_state.is_forked()
+impl<'a> PageRef<'a> {
+    /// Returns the reference as one of an immutable file.
+    pub(super) fn of_immutable(self) -> PageRef<'a, ImmutableFile> {
+        let Self { file, folio, start, length, .. } = self;
+        PageRef { file, folio, start, length, of: PhantomData }
     }
 }
 
-impl Clone for Hold {
-    fn clone(&self) -> Self {
-        let folio = self.memory.folios.try_get(self.id).expect("2^38 references to one folio");
-        Self {
-            handle: Arc::clone(&self.handle),
-            memory: Arc::clone(&self.memory),
-            id: folio.into_id(),
-            start: self.start,
-            length: self.length,
-        }
-    }
-}
+impl Deref for PageRef<'_, ImmutableFile> {
+    type Target = [u8];
 
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if self.is_forked() {
-            // The reference belongs to the parent process.
-            return;
-        }
-        drop(self.memory.folios.adopt(self.id));
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: no handle that can write the file exists while an immutable one, which this
+        // borrows, is open.
+        unsafe { self.as_slice() }
     }
 }
 
@@ -233,11 +177,11 @@ impl Drop for Hold {
 /// so do not wait for such a thread while you hold it.
 ///
 /// A call for other folios never waits for a thread that waits for this one, with two exceptions:
-/// that thread holds one of the other folios as a `PinMut`, or the call changes the length of the
-/// same file, and that thread is truncating it, clearing a range of it (`punch_hole`,
+/// that thread holds one of the other folios as a `PageRefMut`, or the call changes the length of
+/// the same file, and that thread is truncating it, clearing a range of it (`punch_hole`,
 /// `zero_range`), discarding its changes, or writing across its end.
 #[derive(Debug)]
-pub struct PinMut<'a> {
+pub struct PageRefMut<'a> {
     // Dropped in this order: the section ends under the lock, the lock under the reference.
     _section: WriteSection<'a>,
     _lock: LockedFolio<'a>,
@@ -249,14 +193,14 @@ pub struct PinMut<'a> {
     not_send: PhantomData<*const ()>,
 }
 
-impl Drop for PinMut<'_> {
+impl Drop for PageRefMut<'_> {
     fn drop(&mut self) {
         // This thread counts the lock again until it is released.
         blocking::track(1);
     }
 }
 
-impl PinMut<'_> {
+impl PageRefMut<'_> {
     /// Returns the number of pinned bytes.
     pub fn len(&self) -> usize {
         self.length
@@ -321,7 +265,7 @@ impl File {
     /// A range that spans folios ([`ErrorKind::PinSpansFolios`]) or reaches past the end of file
     /// ([`ErrorKind::PastEnd`]), and every error of [`File::read_at`].
     #[inline(always)]
-    pub fn pin(&self, range: Range<u64>) -> Result<Pin<'_>> {
+    pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_>> {
         match self.pin_hit(&range) {
             Some(pin) => Ok(pin),
             None => {
@@ -333,7 +277,7 @@ impl File {
 
     /// Returns the pin of a range whose folio is resident and marked as used.
     #[inline(always)]
-    pub(super) fn pin_hit(&self, range: &Range<u64>) -> Option<Pin<'_>> {
+    pub(super) fn pin_hit(&self, range: &Range<u64>) -> Option<PageRef<'_>> {
         let try_get = |folios, id| self.try_get(folios, id);
         let (folio, start) = self.hit_path.pin(range, try_get)?;
         self.handle.inode.memory.counters.add(Counter::Pin, 1);
@@ -341,7 +285,7 @@ impl File {
     }
 
     /// Returns the pin of a range in folio `id`. Takes over a reference that the caller holds.
-    pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> Pin<'_> {
+    pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> PageRef<'_> {
         let memory = &self.handle.inode.memory;
         memory.counters.add(Counter::Pin, 1);
         let folio = memory.folios.adopt(id);
@@ -350,9 +294,14 @@ impl File {
     }
 
     #[inline(always)]
-    fn pin_at<'a>(&'a self, range: &Range<u64>, folio: FolioRef<'a>, start: *const u8) -> Pin<'a> {
+    fn pin_at<'a>(
+        &'a self,
+        range: &Range<u64>,
+        folio: FolioRef<'a>,
+        start: *const u8,
+    ) -> PageRef<'a> {
         let length = (range.end.wrapping_sub(range.start)) as usize;
-        Pin { file: self, folio, start, length, not_send: PhantomData }
+        PageRef { file: self, folio, start, length, of: PhantomData }
     }
 
     /// Returns `true` if the range can be pinned: it is in one folio and in the file.
@@ -361,32 +310,13 @@ impl File {
         self.check_pin_range(range)
     }
 
-    /// Returns an iterator that pins each folio of `range` in order, and the part of the range in
-    /// it.
-    ///
-    /// The iterator ends after the first error.
-    pub fn pins(&self, range: Range<u64>) -> impl Iterator<Item = Result<Pin<'_>>> {
-        let folio_bytes = self.folio_bytes();
-        let mut left = range;
-        std::iter::from_fn(move || {
-            if left.is_empty() {
-                return None;
-            }
-            let folio_end = (left.start / folio_bytes + 1).saturating_mul(folio_bytes);
-            let end = folio_end.min(left.end);
-            let pin = self.pin(left.start..end);
-            left.start = if pin.is_ok() { end } else { left.end };
-            Some(pin)
-        })
-    }
-
     /// Pins the bytes of `range` for changes in place. Blocks for the folio lock, for I/O on a
     /// miss, and, like [`File::write_at`], while too much is dirty.
     ///
     /// # Errors
     /// The errors of [`File::pin`], a handle that is not open for writing, and, as for
     /// [`File::write_at`], a device that accepts no writes.
-    pub fn pin_mut(&self, range: Range<u64>) -> Result<PinMut<'_>> {
+    pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_>> {
         self.handle.check_writable()?;
         self.check_pin_range(&range)?;
         let inode = &self.handle.inode;
@@ -411,7 +341,7 @@ impl File {
         // The owner of the pin may access maps: their faults do not need this folio.
         blocking::track(-1);
         let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
-        Ok(PinMut {
+        Ok(PageRefMut {
             _section: section,
             _lock: lock,
             folio,
@@ -477,7 +407,7 @@ impl File {
     }
 
     /// Returns the pin of a range whose folio is resident and filled. Never waits.
-    pub(super) fn pin_resident(&self, range: &Range<u64>) -> Option<Pin<'_>> {
+    pub(super) fn pin_resident(&self, range: &Range<u64>) -> Option<PageRef<'_>> {
         let index = range.start >> PAGE_SHIFT;
         let folio = self.ready_folio(index)?;
         // The file may have been truncated meanwhile.

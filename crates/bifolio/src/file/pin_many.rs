@@ -9,7 +9,7 @@
 
 use super::File;
 use super::fill::Locked;
-use super::pin::Pin;
+use super::pin::PageRef;
 use super::read_io::{Batch, Delivery};
 use crate::error::{Error, Result};
 use crate::page::pages_of;
@@ -23,7 +23,7 @@ impl File {
     /// All pins count against the memory bound at the same time: ranges that do not fit get
     /// [`ErrorKind::Full`](crate::ErrorKind::Full). Calls that fit only one after the other wait
     /// for each other, for up to
-    /// [`reclaim_wait_ms_max`](crate::CacheBuilder::reclaim_wait_ms_max), and hold no pins
+    /// [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max), and hold no pins
     /// meanwhile.
     ///
     /// ```
@@ -32,14 +32,16 @@ impl File {
     /// # let path = directory.path().join("file");
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// let file = cache.open(&path, &bifolio::OpenOptions::new().immutable(true))?;
-    /// let pins = file.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
-    /// assert_eq!(pins[1].as_ref().unwrap().as_bytes(), Some(&[7; 100][..]));
-    /// assert!(pins[2].is_err(), "it ends past the end of file");
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// let pages = file.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
+    /// let mut found = [0; 100];
+    /// pages[1].as_ref().unwrap().copy_to(&mut found);
+    /// assert_eq!(found, [7; 100]);
+    /// assert!(pages[2].is_err(), "it ends past the end of file");
     /// # Ok(())
     /// # }
     /// ```
-    pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<Pin<'_>>> {
+    pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_>>> {
         if let Some(pins) = self.pin_all(ranges, true) {
             return pins;
         }
@@ -48,8 +50,8 @@ impl File {
     }
 
     /// Pins all ranges. A hasty attempt fails if there is no memory for one of them.
-    fn pin_all(&self, ranges: &[Range<u64>], is_hasty: bool) -> Option<Vec<Result<Pin<'_>>>> {
-        let mut pins: Vec<Option<Result<Pin<'_>>>> = Vec::new();
+    fn pin_all(&self, ranges: &[Range<u64>], is_hasty: bool) -> Option<Vec<Result<PageRef<'_>>>> {
+        let mut pins: Vec<Option<Result<PageRef<'_>>>> = Vec::new();
         pins.resize_with(ranges.len(), || None);
         let mut batch = Batch::new(&self.handle.inode);
         if is_hasty {
@@ -104,7 +106,11 @@ impl File {
     }
 
     /// Returns a pin of a range in a folio that has just been read.
-    pub(super) fn pin_locked(&self, range: &Range<u64>, locked: &Locked<'_>) -> Option<Pin<'_>> {
+    pub(super) fn pin_locked(
+        &self,
+        range: &Range<u64>,
+        locked: &Locked<'_>,
+    ) -> Option<PageRef<'_>> {
         // The file may have been truncated since.
         if range.end > self.len() {
             return None;

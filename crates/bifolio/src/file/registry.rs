@@ -31,6 +31,7 @@
 use super::async_reads::ReadServers;
 use super::closing::Membership;
 use super::handle::{CacheState, Handle};
+use super::immutable::ImmutableFile;
 use super::map_resources::MapResources;
 use super::open_slots::{Busy, Found, OpenSlots};
 use super::readahead::Readahead;
@@ -166,6 +167,17 @@ impl Registry {
         self.open_identified(identity, Vec::new(), open, options)
     }
 
+    /// Opens an immutable handle of the file at `path`.
+    pub(crate) fn open_immutable(
+        self: &Arc<Self>,
+        path: &Path,
+        options: &OpenOptions,
+        features: &Features,
+    ) -> Result<ImmutableFile> {
+        let options = options.clone().immutable();
+        Ok(ImmutableFile::new(self.open_path(path, &options, features)?))
+    }
+
     /// Opens a handle of the regular file behind `descriptor`.
     pub(crate) fn open_fd(
         self: &Arc<Self>,
@@ -298,7 +310,7 @@ impl Registry {
         options: &OpenOptions,
     ) -> Result<File> {
         self.check()?;
-        options.validate_in_memory()?;
+        options.validate()?;
         let size = self.size_of(options, 0)?;
         let page_space = self.page_space_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, page_space, name, size);
@@ -396,9 +408,8 @@ impl Registry {
             registry: Arc::clone(self),
             error_cursor: open.inode.errors.sample(),
             readahead: Readahead::new(self.readahead_bytes_max),
-            readable: options.read || options.immutable,
+            readable: options.read,
             writable: options.write,
-            immutable: options.immutable,
             read_server: OnceLock::new(),
             ablation: self.ablation,
             membership: Membership::new(self, key, options),

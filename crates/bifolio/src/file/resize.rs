@@ -521,7 +521,7 @@ mod tests {
     fn check_slots_in_pieces(swap_bytes_max: u64, can_grow: bool) {
         let directory = tempfile::tempdir().unwrap();
         let builder = Cache::builder().memory(4 << 20).swap_directory(directory.path());
-        let cache = builder.swap_bytes_max(swap_bytes_max).build().unwrap();
+        let cache = builder.swap_max(swap_bytes_max).build().unwrap();
         let file = cache.memory_file("pieces").unwrap();
         file.write_all_at(&[7; 20 * PAGE_BYTES as usize], 0).unwrap();
         file.collapse(0..16 * PAGE_BYTES).unwrap();

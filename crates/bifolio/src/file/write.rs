@@ -54,7 +54,7 @@ impl File {
     ///
     /// Blocks for I/O if it replaces part of a folio that is not resident, while the folio is being
     /// written back, and, for a page that is not dirty yet, while too much is dirty
-    /// ([`dirty_bytes_max`](crate::CacheBuilder::dirty_bytes_max)). Atomic with respect to
+    /// ([`dirty_max`](crate::CacheBuilder::dirty_max)). Atomic with respect to
     /// `read_at` within one 4 KiB page.
     ///
     /// # Errors
@@ -340,7 +340,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
-        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(3_600_000);
+        let builder =
+            Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(3_600_000));
         let cache = builder.build().unwrap();
         let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
         file.write_all_at(&[2; 8], 0).unwrap();
@@ -354,7 +355,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, [1; 4 * PAGE_BYTES as usize]).unwrap();
-        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(3_600_000);
+        let builder =
+            Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(3_600_000));
         let cache = builder.build().unwrap();
         let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
         for index in [0, 3] {

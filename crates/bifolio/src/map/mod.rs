@@ -7,7 +7,7 @@
 //!
 //! Unlike with `mmap`, memory is bounded, because the cache evicts and not the kernel. Pages are
 //! written by a sync, at the dirty age, or under memory pressure, and not before.
-//! [`Map::prefetch`] and [`Map::take_error`] return read errors; touching such a page still raises
+//! [`Map::populate`] and [`Map::take_error`] return read errors; touching such a page still raises
 //! SIGBUS.
 //!
 //! # Safety
@@ -16,13 +16,13 @@
 
 mod pinned;
 
-pub use pinned::{MapPin, MapPinMut};
+pub use pinned::MapPinMut;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{Advice, File, MapGuard};
+use crate::file::{File, ImmutableFile, MapGuard, OwnedPageRef};
 use crate::memory::Region;
-use crate::outcome::Outcome;
 use crate::sync::Mutex;
+use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// a map or a pin of one exists.
 ///
 /// A page that cannot be read, or that is past the end of a file that was truncated, raises SIGBUS,
-/// as with `mmap`. Call [`Map::prefetch`] first, or use [`File::read_at`], to get an error instead.
+/// as with `mmap`. Call [`Map::populate`] first, or use [`File::read_at`], to get an error instead.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,7 +47,7 @@ use std::sync::Arc;
 /// let cache = Cache::builder().memory(16 << 20).build()?;
 /// let file = cache.open(&path, &OpenOptions::new().mappable(true))?;
 /// let map = file.map(0..file.len())?;
-/// map.prefetch(0..map.len())?;
+/// map.populate(0..map.len())?;
 /// // SAFETY: the file is not written or truncated while the slice exists.
 /// let bytes = unsafe { map.as_slice() };
 /// assert_eq!(bytes[99_999], 7);
@@ -55,7 +55,7 @@ use std::sync::Arc;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Map {
+pub struct Map<F = File> {
     /// Dropped before the file.
     guard: MapGuard,
     file: File,
@@ -63,6 +63,8 @@ pub struct Map {
     range: Range<u64>,
     /// Number of failed faults of the file at the last call of `take_error`.
     errors_seen: Mutex<u64>,
+    /// Type of the file.
+    of: PhantomData<F>,
 }
 
 /// A file's bytes as memory, for reading and writing.
@@ -108,7 +110,7 @@ impl File {
         let mut errors_seen = 0;
         region.error_since(&mut errors_seen);
         let errors_seen = Mutex::new(errors_seen);
-        Ok(Map { guard, file: self.clone(), region, range, errors_seen })
+        Ok(Map { guard, file: self.clone(), region, range, errors_seen, of: PhantomData })
     }
 
     /// Maps the bytes of `range`, which must lie in the file, for reading and writing. The first
@@ -129,7 +131,7 @@ impl File {
     }
 }
 
-impl Map {
+impl<F> Map<F> {
     /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.start().cast_const()
@@ -167,25 +169,19 @@ impl Map {
     /// # Errors
     /// The first page that cannot be read; those before it are resident. A range that is not inside
     /// the map.
-    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
-        self.file.populate(self.in_file(&range)?)
-    }
-
-    /// Applies [`File::advise`] to `range`.
-    ///
-    /// # Errors
-    /// As [`File::advise`]; a range that is not inside the map.
-    pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<Outcome> {
-        self.file.advise(self.in_file(&range)?, advice)
+    pub fn populate(&self, range: Range<u64>) -> Result<()> {
+        self.file.fill_range(self.in_file(&range)?)
     }
 
     /// Keeps the bytes of `range` resident, as `mlock` does, while the pin exists: touching them
     /// raises no fault. Blocks for the device.
     ///
     /// # Errors
-    /// As [`Self::prefetch`]; [`ErrorKind::Full`] if the bound does not allow it.
-    pub fn pin(&self, range: Range<u64>) -> Result<MapPin> {
-        MapPin::new(&self.guard, &self.file, self.in_file(&range)?)
+    /// As [`Self::populate`]; [`ErrorKind::Full`] if the bound does not allow it.
+    pub fn pin(&self, range: Range<u64>) -> Result<OwnedPageRef> {
+        let range = self.in_file(&range)?;
+        let start = self.region.base().wrapping_add(range.start as usize);
+        OwnedPageRef::of_map(&self.file, range, start, self.guard.for_pin())
     }
 
     /// Returns the last error of a fault of the file since the map was created or this was last
@@ -193,13 +189,6 @@ impl Map {
     pub fn take_error(&self) -> Option<Error> {
         let found = self.region.error_since(&mut self.errors_seen.lock());
         found.map(|error| ErrorKind::Fault(error).into())
-    }
-
-    /// Returns the bytes, if the file was opened [`immutable`](crate::OpenOptions::immutable):
-    /// they cannot change then. Touching a page that cannot be read raises SIGBUS.
-    pub fn as_bytes(&self) -> Option<&[u8]> {
-        // SAFETY: the map keeps the immutable handle, so there is no writer and no truncation.
-        self.file.is_immutable().then(|| unsafe { self.as_slice() })
     }
 
     fn start(&self) -> *mut u8 {
@@ -213,6 +202,26 @@ impl Map {
             return Err(ErrorKind::Config { name: "range", problem }.into());
         }
         Ok(self.range.start + range.start..self.range.start + range.end)
+    }
+}
+
+impl ImmutableFile {
+    /// Maps the bytes of `range` for reading, like [`File::map`], and lends them as a slice
+    /// ([`Map::as_bytes`]).
+    ///
+    /// # Errors
+    /// As [`File::map`].
+    pub fn map(&self, range: Range<u64>) -> Result<Map<Self>> {
+        let Map { guard, file, region, range, errors_seen, .. } = File::map(self, range)?;
+        Ok(Map { guard, file, region, range, errors_seen, of: PhantomData })
+    }
+}
+
+impl Map<ImmutableFile> {
+    /// Returns the bytes. Touching a page that cannot be read raises SIGBUS.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the map keeps the immutable handle, so there is no writer and no truncation.
+        unsafe { self.as_slice() }
     }
 }
 
@@ -277,8 +286,8 @@ impl MapMut {
     /// # Errors
     /// As [`Map::pin`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<MapPinMut> {
-        let map = &self.map;
-        MapPinMut::new(&map.guard, &map.file, &map.region, map.in_file(&range)?)
+        let in_file = self.map.in_file(&range)?;
+        Ok(MapPinMut::new(self.map.pin(range)?, &self.map.region, in_file))
     }
 
     /// Makes durable what was stored or written to `range` before the call: [`File::sync_range`].

@@ -24,36 +24,11 @@
 //!
 //! A pin may outlive its map, and then counts as one: the cache cannot be closed before P7.
 
-use crate::error::Result;
-use crate::file::{File, Hold, MapGuard};
+use crate::file::OwnedPageRef;
 use crate::memory::Region;
 use crate::page::pages_of;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Keeps bytes of a map resident while it exists. It guarantees residency, not that the bytes stay
-/// the same. It keeps the file open, and the cache from being closed, even after the map is
-/// dropped.
-#[derive(Debug)]
-pub struct MapPin {
-    holds: Vec<Hold>,
-    /// Dropped last: what was written under the pin is dirty by then.
-    _guard: MapGuard,
-}
-
-impl MapPin {
-    /// Pins every page that holds bytes of `range`, a range of the file.
-    pub(super) fn new(guard: &MapGuard, file: &File, range: Range<u64>) -> Result<Self> {
-        file.populate(range.clone())?;
-        let holds = file.pins(range).map(|pin| pin.map(|pin| pin.hold()));
-        Ok(Self { holds: holds.collect::<Result<_>>()?, _guard: guard.for_pin() })
-    }
-
-    /// Returns the number of pinned pages.
-    pub fn pages(&self) -> usize {
-        self.holds.len()
-    }
-}
 
 /// Lets the kernel or a device write to bytes of a map while it exists; see
 /// [`MapMut::pin_mut`](crate::MapMut::pin_mut).
@@ -62,26 +37,20 @@ impl MapPin {
 /// their current content. Dropping the pin marks them dirty. Until then the file stays open and the
 /// cache cannot be closed, even after the map is dropped. The pin may be sent to the thread that
 /// learns of the end of the transfer, and dropped there. Dropping it waits for a thread that holds
-/// the lock of one of the pages ([`PinMut`](crate::PinMut)).
+/// the lock of one of the pages ([`PageRefMut`](crate::PageRefMut)).
 #[derive(Debug)]
 pub struct MapPinMut {
-    pin: MapPin,
+    page: OwnedPageRef,
     region: Arc<Region>,
     range: Range<u64>,
 }
 
 impl MapPinMut {
-    /// Pins every page that holds bytes of `range`, a range of the file that is mapped.
-    pub(super) fn new(
-        guard: &MapGuard,
-        file: &File,
-        region: &Arc<Region>,
-        range: Range<u64>,
-    ) -> Result<Self> {
-        let pin = MapPin::new(guard, file, range.clone())?;
+    /// Counts the pages of `range`, a range of the file that `page` pins, as stored to.
+    pub(super) fn new(page: OwnedPageRef, region: &Arc<Region>, range: Range<u64>) -> Self {
         region.written_unseen.add(pages_of(&range));
-        pin.holds.iter().for_each(Hold::mark_stored);
-        Ok(Self { pin, region: Arc::clone(region), range })
+        page.mark_stored();
+        Self { page, region: Arc::clone(region), range }
     }
 
     /// Returns the address of the first byte, for the kernel or the device to write to.
@@ -102,12 +71,11 @@ impl MapPinMut {
 
 impl Drop for MapPinMut {
     fn drop(&mut self) {
-        let holds = &self.pin.holds;
         // In a forked child, locks may be held by threads that do not exist there.
-        if holds.first().is_some_and(Hold::is_forked) {
+        if self.page.is_forked() {
             return;
         }
-        holds.iter().for_each(Hold::mark_stored);
+        self.page.mark_stored();
         self.region.written_unseen.remove(&pages_of(&self.range));
     }
 }

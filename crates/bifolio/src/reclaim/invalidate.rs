@@ -46,10 +46,10 @@ use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
 use super::unmap::{Owners, Unmapping};
 use crate::ablation::DrainPolicy;
-use crate::outcome::{Outcome, Reason, Remaining};
+use crate::evicted::{Evicted, Kept, Reason};
 use crate::page::{
-    BATCH_SLOTS, Entry, EvictError, Folio, FolioId, FolioRef, Lookup, PAGE_BYTES, PAGE_SHIFT,
-    TryGet, WriteState,
+    BATCH_SLOTS, Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet,
+    WriteState,
 };
 use crate::stats::Counter;
 use crate::sys::process;
@@ -102,34 +102,34 @@ pub(super) struct Invalidation<'a> {
     /// thread holds the reclaim lock, so that another holder of the lock can evict them.
     victims: Vec<Seen>,
     demotion: Demotion<'a>,
-    outcome: Outcome,
+    outcome: Evicted,
 }
 
 impl Reclaim {
     /// Evicts the resident folios of a range of a file, in bytes. Waits for no I/O, but, for a file
     /// that can be mapped, for other threads that reclaim.
-    pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Outcome {
+    pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Evicted {
         self.memory.lru.drain(&self.memory.folios, process::current_cpu());
         let outcome = self.invalidate_by_policy(inode, &range);
         self.count(&outcome);
         outcome
     }
 
-    fn count(&self, outcome: &Outcome) {
+    fn count(&self, outcome: &Evicted) {
         let counters = &self.memory.counters;
-        let remaining = &outcome.remaining;
+        let kept = &outcome.kept;
         let counts = [
-            (Counter::AdviseSecondPass, outcome.second_pass_evicted),
-            (Counter::AdviseStraddling, remaining.straddling),
-            (Counter::AdviseGone, remaining.gone),
-            (Counter::AdviseLocked, remaining.locked),
-            (Counter::AdviseWriteback, remaining.writeback),
-            (Counter::AdvisePrivate, remaining.private),
-            (Counter::AdviseDirty, remaining.dirty),
-            (Counter::AdviseMapped, remaining.mapped),
-            (Counter::AdviseReferenced, remaining.referenced),
-            (Counter::AdviseDrain, outcome.drains_requested),
-            (Counter::AdviseDrainCpu, outcome.cpus_drained),
+            (Counter::EvictSecondPass, outcome.second_pass_folios),
+            (Counter::EvictStraddling, kept.straddling),
+            (Counter::EvictGone, kept.gone),
+            (Counter::EvictLocked, kept.locked),
+            (Counter::EvictWriteback, kept.writeback),
+            (Counter::EvictPrivate, kept.private),
+            (Counter::EvictDirty, kept.dirty),
+            (Counter::EvictMapped, kept.mapped),
+            (Counter::EvictReferenced, kept.referenced),
+            (Counter::EvictDrain, outcome.drains_requested),
+            (Counter::EvictDrainCpu, outcome.cpus_drained),
         ];
         for (counter, count) in counts {
             counters.add(counter, count);
@@ -154,13 +154,13 @@ impl<'a> Invalidation<'a> {
             doubtful: Vec::new(),
             victims: Vec::new(),
             demotion: Demotion::new(reclaim, inode),
-            outcome: Outcome::default(),
+            outcome: Evicted::default(),
         }
     }
 
     /// Walks the folios of `range`, in bytes. With `may_drain`, batches of other CPUs are searched
     /// for them.
-    pub(super) fn run(mut self, range: &Range<u64>, may_drain: bool) -> Outcome {
+    pub(super) fn run(mut self, range: &Range<u64>, may_drain: bool) -> Evicted {
         self.may_drain = may_drain;
         let table = self.inode.mapping.table();
         let end = range.end.div_ceil(PAGE_BYTES);
@@ -195,7 +195,7 @@ impl<'a> Invalidation<'a> {
     }
 
     fn stays(&mut self, reason: Reason) {
-        self.outcome.remaining.add(reason, 1);
+        self.outcome.kept.add(reason, 1);
     }
 
     /// Does N2. Returns `None` if no folio is there any more.
@@ -259,8 +259,8 @@ impl<'a> Invalidation<'a> {
         }
         match self.inode.evict(folio, &lock, self.reclaim.shadow_of(&lock)) {
             Ok(frozen) => {
-                self.reclaim.note_eviction(&lock, Counter::AdviseEvict);
-                self.outcome.evicted += 1;
+                self.reclaim.note_eviction(&lock, Counter::EvictFolio);
+                self.outcome.folios += 1;
                 // E5: the next folio in this frame must not be locked.
                 drop(lock);
                 frozen.free();
@@ -302,7 +302,7 @@ impl<'a> Invalidation<'a> {
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before the reclaim lock");
         let reclaim_lock = self.reclaim.lock();
-        let counter = Counter::AdviseEvict;
+        let counter = Counter::EvictFolio;
         let control = ScanControl { second_chance: false, write_out: WriteOut::Nothing, counter };
         let mut counts = ScanCounts::default();
         let mut unmapping =
@@ -313,11 +313,11 @@ impl<'a> Invalidation<'a> {
             }
         }
         unmapping.finish(&mut counts);
-        self.outcome.evicted += counts.reclaimed_pages;
-        let remaining = &mut self.outcome.remaining;
-        remaining.add(Reason::Referenced, counts.pinned_pages);
-        remaining.add(Reason::Dirty, counts.dirty_pages + counts.unswapped_pages);
-        remaining.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
+        self.outcome.folios += counts.reclaimed_pages;
+        let kept = &mut self.outcome.kept;
+        kept.add(Reason::Referenced, counts.pinned_pages);
+        kept.add(Reason::Dirty, counts.dirty_pages + counts.unswapped_pages);
+        kept.add(Reason::Locked, counts.busy_pages - counts.dirty_pages);
     }
 
     /// Takes a folio off its list, under the reclaim lock.
@@ -344,14 +344,14 @@ impl<'a> Invalidation<'a> {
         let drained = batches.filter(|batch| self.drain_for(batch)).count() as u64;
         self.outcome.drains_requested += u64::from(drained > 0);
         self.outcome.cpus_drained += drained;
-        let evicted_before = self.outcome.evicted;
+        let evicted_before = self.outcome.folios;
         let may_drain = std::mem::replace(&mut self.may_drain, false);
         for folio in doubtful {
             self.visit(folio.index);
         }
         self.unmap_victims();
         self.may_drain = may_drain;
-        self.outcome.second_pass_evicted += self.outcome.evicted - evicted_before;
+        self.outcome.second_pass_folios += self.outcome.folios - evicted_before;
     }
 
     /// Does N5 for folios of one CPU, sorted by id. Returns `true` if its batch held any.
@@ -395,47 +395,29 @@ impl<'a> Demotion<'a> {
 }
 
 impl Reclaim {
-    /// Demotes the resident folios of a range of a file, in bytes. Waits for no I/O.
-    pub(crate) fn demote(&self, inode: &Inode, range: Range<u64>) {
-        let memory = &self.memory;
-        memory.lru.drain(&memory.folios, process::current_cpu());
-        let mut demotion = Demotion::new(self, inode);
-        let mut index = range.start >> PAGE_SHIFT;
-        let end = range.end.div_ceil(PAGE_BYTES);
-        while let Some(found) = inode.mapping.table().next_folio(index).filter(|found| *found < end)
-        {
-            index = inode.mapping.end_of_unit(found);
-            if let Lookup::Folio(folio) = inode.mapping.get_folio(&memory.folios, found) {
-                index = folio.folio().index() + folio.folio().pages();
-                demotion.add(folio);
-            }
-        }
-        demotion.flush();
-    }
-
-    pub(super) fn invalidate_by_policy(&self, inode: &Inode, range: &Range<u64>) -> Outcome {
+    pub(super) fn invalidate_by_policy(&self, inode: &Inode, range: &Range<u64>) -> Evicted {
         let walk = |may_drain| Invalidation::new(self, inode, range).run(range, may_drain);
         let asks = match self.ablation.modes().drains {
             DrainPolicy::Targeted => return walk(true),
-            DrainPolicy::WhenItCanHelp => |remaining: &Remaining| remaining.referenced > 0,
+            DrainPolicy::WhenItCanHelp => |kept: &Kept| kept.referenced > 0,
             // The kernel's `find_lock_entries` silently skips folios that are locked, under
             // write-back or straddling.
-            DrainPolicy::OnAnyFailure => |remaining: &Remaining| {
-                let passed = remaining.locked + remaining.writeback + remaining.straddling;
-                remaining.total() > passed
+            DrainPolicy::OnAnyFailure => |kept: &Kept| {
+                let passed = kept.locked + kept.writeback + kept.straddling;
+                kept.total() > passed
             },
         };
         let first = walk(false);
-        if !asks(&first.remaining) {
+        if !asks(&first.kept) {
             return first;
         }
         let cpus_drained = self.memory.lru.drain_all(&self.memory.folios) as u64;
         let second = walk(false);
-        Outcome {
-            evicted: first.evicted + second.evicted,
+        Evicted {
+            folios: first.folios + second.folios,
             drains_requested: 1,
             cpus_drained,
-            second_pass_evicted: second.evicted,
+            second_pass_folios: second.folios,
             ..second
         }
     }
@@ -444,7 +426,7 @@ impl Reclaim {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use crate::cache::Cache;
-    use crate::file::{Advice, OpenOptions};
+    use crate::file::OpenOptions;
     use crate::page::PAGE_BYTES;
     use crate::sync::test_hook;
 
@@ -461,8 +443,8 @@ mod tests {
             |cache: &Cache| cache.stats().active_bytes + cache.stats().inactive_bytes;
         let (again, before) = (cache.clone(), listed_bytes(&cache));
         test_hook::set("before the reclaim lock", move || assert!(listed_bytes(&again) >= before));
-        let outcome = file.advise(0..bytes, Advice::DontNeed).unwrap();
+        let outcome = file.evict(0..bytes).unwrap();
         assert!(test_hook::has_run(), "no folio was to be unmapped");
-        assert_eq!(outcome.evicted, 200, "{outcome:?}");
+        assert_eq!(outcome.folios, 200, "{outcome:?}");
     }
 }

@@ -229,7 +229,7 @@ impl Reclaim {
             swap: services.swap.clone(),
             unmap_batch_folios: config.unmap_batch_folios,
             ablation: config.ablation,
-            wait_max: Duration::from_millis(config.reclaim_wait_ms_max),
+            wait_max: config.reclaim_wait_max,
             lock: Mutex::new(()),
             rebounding: Mutex::new(()),
             setting_bound: Mutex::new(()),

@@ -113,7 +113,7 @@ impl Swap {
             SwapStorage::Backing(backing) => Arc::new(Guarded::new(backing)?),
         };
         let slots = Slots::new(bytes_max);
-        let purpose = "the checksums of swapped pages (CacheBuilder::swap_bytes_max)";
+        let purpose = "the checksums of swapped pages (CacheBuilder::swap_max)";
         let words = SlotMetadata::new(slots.end())
             .map_err(|source| ErrorKind::Memory { purpose, source })?;
         let name = backing.describe();

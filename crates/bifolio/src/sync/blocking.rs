@@ -5,7 +5,7 @@
 //! A thread that finds a folio frozen waits until it is unfrozen, whatever else it holds; and the
 //! owner of a transfer has folios locked, or under write-back, that other threads wait for. If such
 //! a thread waited for another thread, the two could deadlock. And a user may hold the lock of a
-//! folio, in a `PinMut`, while waiting for frames, for the throttle or for a fault, which the
+//! folio, in a `PageRefMut`, while waiting for frames, for the throttle or for a fault, which the
 //! threads of the cache handle: so those threads only try folio locks, and never wait for something
 //! whose holder waits for a folio lock.
 //!

@@ -60,8 +60,6 @@ const DO_REGISTER: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x00);
 const DO_WAKE: Opcode = opcode::read::<[u64; 2]>(0xAA, 0x02);
 /// Target, source, length, mode, bytes done.
 const DO_COPY: Opcode = opcode::read_write::<[u64; 5]>(0xAA, 0x03);
-/// Start, length, mode.
-const DO_PROTECT: Opcode = opcode::read_write::<[u64; 3]>(0xAA, 0x06);
 /// Start, length, mode, bytes done.
 const DO_POISON: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x08);
 
@@ -165,15 +163,6 @@ impl Userfault {
         let mut call = words(range);
         // SAFETY: the argument words of the call; no memory is accessed.
         self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
-    }
-
-    /// Ends the protection of pages: stores to them are no longer tracked, and the pages count as
-    /// written.
-    pub(crate) fn unprotect(&self, range: &PageRange) -> io::Result<()> {
-        let [start, length_bytes] = words(range);
-        let mut call = [start, length_bytes, 0];
-        // SAFETY: the argument words of the call; no byte changes.
-        self.repeat(|descriptor| unsafe { control(descriptor, DO_PROTECT, &mut call) })
     }
 
     /// Makes an access to the missing pages of the range raise SIGBUS (BUS_MCEERR_AR), and wakes

@@ -34,7 +34,7 @@
 //! meanwhile stay.
 //!
 //! P4 and P6 wait for folio locks, and hold `resizing` only. F3 waits for nothing: the owner of a
-//! `PinMut` may read pages that a clear has published while the clear waits for its folio.
+//! `PageRefMut` may read pages that a clear has published while the clear waits for its folio.
 
 use crate::sync::{AtomicU64, Mutex, Ordering, barrier_of_store_and_load};
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! The flusher: threads that write dirty folios back in the background.
 //!
 //! It serves each device separately (`device.rs`), in rounds, when
-//! - a folio has been dirty for longer than `dirty_age_ms_max`: the age bounds the loss if the
+//! - a folio has been dirty for longer than `dirty_age_max`: the age bounds the loss if the
 //!   machine crashes;
-//! - more than `dirty_bytes_background` is dirty, or a device's share of that: then it writes down
+//! - more than `dirty_background` is dirty, or a device's share of that: then it writes down
 //!   to half of it, the oldest first, so that reclaim finds clean folios at the end of its list;
 //! - reclaim has met dirty folios: then it writes as many. Reclaim itself writes to no device;
 //! - a writer is throttled;
@@ -22,7 +22,7 @@
 //! lock, if there is room (`DirtyPages::try_add`). A writer that finds no room waits at the gate,
 //! without a folio lock, until a completion makes room, or until a round that began after the
 //! writer arrived has found that the device accepts no writes: then the writer returns that error.
-//! So at most `dirty_bytes_max` is dirty, except for stores through maps, which cannot be refused.
+//! So at most `dirty_max` is dirty, except for stores through maps, which cannot be refused.
 //! A write to a dirty page is never throttled.
 //!
 //! PROTOCOL of the gate, as two columns (model-checked in `loom_throttle`):

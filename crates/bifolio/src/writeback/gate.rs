@@ -19,7 +19,7 @@
 //!
 //! O3 comes before W1, or after W5. Before W1, the writer waits at W1 until the bytes were read,
 //! since the folio is writing. After W5, O3 finds the LSN of W2. The LSN of O1 only grows, so an
-//! older value is safe. A `PinMut` holds the lock from W1 to W5, and may add LSNs at any time.
+//! older value is safe. A `PageRefMut` holds the lock from W1 to W5, and may add LSNs at any time.
 //!
 //! CALLS OF THE GATE. The flusher and reclaim never call it: they use the durable LSN that a
 //! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
@@ -66,7 +66,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(320);
 ///   a thread may hold during a call of the cache. It is called for each write with an LSN.
 /// - [`make_durable`](Self::make_durable) may block, and several threads may call it at the same
 ///   time. It does not wait for a thread that is in a call for the gated file or holds a
-///   [`PinMut`](crate::PinMut) of it: that thread may wait for the gate.
+///   [`PageRefMut`](crate::PageRefMut) of it: that thread may wait for the gate.
 /// - It may use other files of the cache, such as the log, but not the file that it is set for:
 ///   such a call fails with [`ErrorKind::InsideGate`].
 /// - It does not panic. A call that panics counts as failed.

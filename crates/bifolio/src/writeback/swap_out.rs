@@ -168,6 +168,6 @@ fn no_slots(swap: &Swap, pages: u64) -> IoError {
         operation: Operation::Write,
         position_bytes: 0,
         length_bytes: Swap::position_bytes(pages as u32),
-        source: io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_bytes_max)"),
+        source: io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)"),
     }
 }

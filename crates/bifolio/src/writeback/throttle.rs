@@ -1,7 +1,7 @@
 //! The dirty limit, and the gate at which writers wait for write-outs: T1 to T3 of the protocol in
 //! `flusher.rs`.
 //!
-//! SHARE OF A DEVICE. `dirty_bytes_max` is a hard limit for the whole cache: a page is counted
+//! SHARE OF A DEVICE. `dirty_max` is a hard limit for the whole cache: a page is counted
 //! before it becomes dirty, by one compare-and-exchange that refuses to exceed the limit. One
 //! device may have three quarters of what the other devices leave ([`Share`]).
 

@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::thread;
 
-use bifolio::{Advice, Cache, File, MapMut, Outcome};
+use bifolio::{Cache, Evicted, File, MapMut};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use support::{PAGE, read};
 
@@ -47,7 +47,7 @@ fn on_one(test: impl FnOnce() + Send) {
 
 /// Creates a cache without readahead.
 fn quiet_cache(memory_bytes: u64) -> Cache {
-    Cache::builder().memory(memory_bytes).readahead_bytes_max(0).build().unwrap()
+    Cache::builder().memory(memory_bytes).readahead_max(0).build().unwrap()
 }
 
 /// Reads pages one by one, so that each is added to the batch of the CPU.
@@ -67,22 +67,22 @@ fn store(map: &mut MapMut, position: u64, byte: u8) {
 }
 
 /// Evicts all folios of the file that can be evicted.
-fn evict(file: &File) -> Outcome {
-    file.advise(0..file.len(), Advice::DontNeed).unwrap()
+fn evict(file: &File) -> Evicted {
+    file.evict(0..file.len()).unwrap()
 }
 
 /// Advises until `count` folios, and no others, are evicted, and returns the outcome. A folio that
 /// another thread read or wrote stays until that thread drops its reference, which is a moment
 /// after the thread's result is visible.
 #[track_caller]
-fn evict_all(file: &File, folios: u64) -> Outcome {
-    let sum = RefCell::new(Outcome::default());
+fn evict_all(file: &File, folios: u64) -> Evicted {
+    let sum = RefCell::new(Evicted::default());
     support::wait_until("all folios go", || {
         *sum.borrow_mut() += evict(file);
-        sum.borrow().evicted >= folios
+        sum.borrow().folios >= folios
     });
     let sum = sum.into_inner();
-    assert_eq!(sum.evicted, folios, "{sum}");
+    assert_eq!(sum.folios, folios, "{sum}");
     sum
 }
 
@@ -93,14 +93,14 @@ fn resident_pages(file: &File) -> u64 {
 
 /// Checks that the counters of advice agree with the sum of the outcomes.
 #[track_caller]
-fn assert_counted(cache: &Cache, sum: &Outcome) {
+fn assert_counted(cache: &Cache, sum: &Evicted) {
     let stats = cache.stats();
     let counts: HashMap<_, _> = stats.counts().into_iter().collect();
-    for (reason, count) in sum.remaining.by_reason() {
-        assert_eq!(counts[format!("advise_{reason}").as_str()], count, "{reason}");
+    for (reason, count) in sum.kept.by_reason() {
+        assert_eq!(counts[format!("evict_{reason}").as_str()], count, "{reason}");
     }
-    let evicted = (stats.advise_evicted, stats.advise_second_pass_evicted);
-    assert_eq!(evicted, (sum.evicted, sum.second_pass_evicted));
-    let drains = (stats.advise_drains, stats.advise_drained_cpus);
+    let evicted = (stats.evict_folios, stats.evict_second_pass_folios);
+    assert_eq!(evicted, (sum.folios, sum.second_pass_folios));
+    let drains = (stats.evict_drains, stats.evict_drained_cpus);
     assert_eq!(drains, (sum.drains_requested, sum.cpus_drained));
 }

@@ -1,12 +1,13 @@
-//! Advice racing with readers, writers, pins and maps: no byte is lost, pins and maps stay valid,
-//! and every folio that stays has a reason.
+//! Evictions that race with readers, writers, pins and maps: no byte is lost, pins and maps stay
+//! valid, and every folio that stays has a reason.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{Advice, Cache, File};
+use bifolio::{Cache, Evicted, File};
 use fastrand::Rng;
+use std::ops::Range;
 
 use crate::evict;
 use crate::support::{
@@ -105,8 +106,8 @@ impl Stamped {
             let page = random.u64(..PAGES);
             let at_least = self.written(page);
             let pin = self.file.pin(page * PAGE..page * PAGE + 8).unwrap();
-            let outcome = self.advise(page..page + 1, Advice::DontNeed);
-            assert_eq!(outcome.evicted, 0, "a pinned page");
+            let outcome = self.evict(&(page..page + 1));
+            assert_eq!(outcome.folios, 0, "a pinned page");
             // Writers may be at the rest of the page: a word is of one of them.
             let mut word = [0; 8];
             pin.copy_to(&mut word);
@@ -114,27 +115,26 @@ impl Stamped {
         }
     }
 
-    fn advise(&self, pages: std::ops::Range<u64>, advice: Advice) -> bifolio::Outcome {
-        self.file.advise(pages.start * PAGE..pages.end * PAGE, advice).unwrap()
+    fn evict(&self, pages: &Range<u64>) -> Evicted {
+        self.file.evict(pages.start * PAGE..pages.end * PAGE).unwrap()
     }
 
-    fn run_adviser(&self, seed: u64) -> bifolio::Outcome {
+    fn run_evicter(&self, seed: u64) -> Evicted {
         let mut random = Rng::with_seed(seed);
-        let mut sum = bifolio::Outcome::default();
+        let mut sum = Evicted::default();
         while !self.is_over() {
             let start = random.u64(..PAGES);
             let pages = start..(start + random.u64(1..64)).min(PAGES);
-            let advice = match random.u32(..8) {
-                0 => Advice::Cold,
-                1 => Advice::WillNeed,
-                2 => Advice::PopulateRead,
-                3 => Advice::PopulateWrite,
-                _ => Advice::DontNeed,
-            };
-            let outcome = self.advise(pages.clone(), advice);
-            let folios = outcome.evicted + outcome.remaining.total();
+            let bytes = pages.start * PAGE..pages.end * PAGE;
+            match random.u32(..8) {
+                0 => self.file.prefetch(bytes).unwrap(),
+                1 => self.file.populate(bytes).unwrap(),
+                _ => {}
+            }
+            let outcome = self.evict(&pages);
+            let folios = outcome.folios + outcome.kept.total();
             assert!(folios <= pages.end - pages.start, "{folios} of {pages:?}: counted twice");
-            self.evicted.fetch_add(outcome.evicted, Ordering::Relaxed);
+            self.evicted.fetch_add(outcome.folios, Ordering::Relaxed);
             sum += outcome;
         }
         sum
@@ -147,7 +147,7 @@ impl Stamped {
             scope.spawn(|| self.run_writer(1, 2));
             scope.spawn(|| self.run_reader());
             scope.spawn(|| self.run_pinner());
-            let advisers = [31, 32].map(|seed| scope.spawn(move || self.run_adviser(seed)));
+            let evicters = [31, 32].map(|seed| scope.spawn(move || self.run_evicter(seed)));
             let begun = Instant::now();
             // Longer where the machine is so busy that nothing was evicted.
             let has_evicted = || self.evicted.load(Ordering::Relaxed) > 0;
@@ -157,17 +157,17 @@ impl Stamped {
                 let _residency = self.file.residency(0..self.file.len()).unwrap();
             }
             self.is_over.store(true, Ordering::Relaxed);
-            let mut sum = bifolio::Outcome::default();
-            advisers.into_iter().for_each(|adviser| sum += adviser.join().unwrap());
+            let mut sum = Evicted::default();
+            evicters.into_iter().for_each(|evicter| sum += evicter.join().unwrap());
             sum
         });
-        assert!(sum.evicted > 0, "{sum}");
+        assert!(sum.folios > 0, "{sum}");
         (0..PAGES).for_each(|page| self.check(page));
     }
 }
 
 fn builder() -> bifolio::CacheBuilder {
-    Cache::builder().memory(MEMORY).dirty_age_ms_max(20)
+    Cache::builder().memory(MEMORY).dirty_age_max(Duration::from_millis(20))
 }
 
 /// Checks that everything written is on the disk after a sync, and can then be evicted.
@@ -218,7 +218,7 @@ fn nothing_is_lost_of_a_file_that_comes_and_goes_as_maps() {
             while !stamped.is_over() {
                 let start = random.u64(..PAGES - 8);
                 let map = stamped.file.map(start * PAGE..(start + 8) * PAGE).unwrap();
-                map.prefetch(0..map.len()).unwrap();
+                map.populate(0..map.len()).unwrap();
             }
         });
         stamped.race();
@@ -236,8 +236,7 @@ fn advice_for_all_files_meets_files_that_come_and_go() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                cache.advise_all(Advice::DontNeed).unwrap();
-                cache.advise_all(Advice::Cold).unwrap();
+                cache.evict_all().unwrap();
             }
         });
         let begun = Instant::now();

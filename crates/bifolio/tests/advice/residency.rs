@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::thread;
 
-use bifolio::{Advice, Cache, ErrorKind, File, Residency};
+use bifolio::{Cache, ErrorKind, File, Residency};
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::on_one;
@@ -42,7 +42,7 @@ fn pages_are_counted_where_folios_of_any_size_hold_them() {
     for folio_bytes in FOLIO_SIZES {
         let length = 3 * folio_bytes + 5;
         let (path, _) = random_file(&directory, "file", length as usize);
-        let cache = Cache::builder().memory(16 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = Cache::builder().memory(16 << 20).readahead_max(0).build().unwrap();
         let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
         let pages_a_folio = folio_bytes / PAGE;
         assert_eq!(read(&file, folio_bytes, 1).len(), 1);
@@ -58,8 +58,8 @@ fn pages_are_counted_where_folios_of_any_size_hold_them() {
         let sum = residency(&file, middle);
         assert_eq!((sum.pages, sum.resident), (2, 1));
         // What was there is remembered, whatever page of it is asked for.
-        let outcome = file.advise(folio_bytes..2 * folio_bytes, Advice::DontNeed).unwrap();
-        assert_eq!(outcome.evicted, 1);
+        let outcome = file.evict(folio_bytes..2 * folio_bytes).unwrap();
+        assert_eq!(outcome.folios, 1);
         let sum = residency(&file, 2 * folio_bytes - 1..2 * folio_bytes);
         assert_eq!((sum.resident, sum.evicted), (0, 1));
         for nothing in [5..5, length..length + PAGE] {
@@ -74,7 +74,7 @@ fn recent_evictions_are_told_from_pages_never_seen() {
     on_one(|| {
         let directory = directory();
         let (path, _) = random_file(&directory, "file", 8 << 20);
-        let cache = Cache::builder().memory(2 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = Cache::builder().memory(2 << 20).readahead_max(0).build().unwrap();
         let file = open(&cache, &path);
         for page in 0..1024 {
             assert_eq!(read(&file, page * PAGE, 1).len(), 1);
@@ -94,8 +94,8 @@ fn recent_evictions_are_told_from_pages_never_seen() {
             }
         }
         assert!(cache.stats().active_bytes > 0);
-        let outcome = file.advise(0..PAGE, Advice::DontNeed).unwrap();
-        assert_eq!(outcome.evicted, 1);
+        let outcome = file.evict(0..PAGE).unwrap();
+        assert_eq!(outcome.folios, 1);
         let page = residency(&file, 0..PAGE);
         assert_eq!((page.recently_evicted, page.evicted, page.resident), (1, 1, 0));
     });
@@ -111,8 +111,8 @@ fn pages_on_their_way_out_are_told() {
     assert_eq!((sum.dirty, sum.writeback), (3, 0));
     let gate = Gate::new();
     faulty.backing.inject(Fault::on(Call::Write).held(&gate));
-    let outcome = file.advise(0..file.len(), Advice::DontNeed).unwrap();
-    assert_eq!(outcome.remaining.dirty, 3);
+    let outcome = file.evict(0..file.len()).unwrap();
+    assert_eq!(outcome.kept.dirty, 3);
     gate.wait_for_arrivals(1);
     let sum = residency(&file, 0..file.len());
     assert_eq!((sum.dirty, sum.writeback, sum.resident), (0, 3, 3));

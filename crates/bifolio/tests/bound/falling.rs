@@ -15,8 +15,8 @@ const SMALL: u64 = 1 << 20;
 const DIRTY_PAGES: u64 = 180;
 
 fn quiet() -> Cache {
-    let builder = Cache::builder().memory(LARGE).dirty_age_ms_max(3_600_000);
-    builder.dirty_bytes_background(SMALL).build().unwrap()
+    let builder = Cache::builder().memory(LARGE).dirty_age_max(Duration::from_millis(3_600_000));
+    builder.dirty_background(SMALL).build().unwrap()
 }
 
 fn file_in_memory(cache: &Cache) -> (File, Arc<FaultyBacking>) {
@@ -86,7 +86,7 @@ fn a_gate_that_stays_shut_keeps_the_old_bound_and_is_named() {
         let (file, log) = dirty_behind_a_gate(&cache, lsn);
         log.fails.store(true, Ordering::Relaxed);
         let cause = if is_committed { "os error 122" } else { "File::commit" };
-        let needles = ["1048576", "write gates", "dirty_bytes_max", "memory", cause];
+        let needles = ["1048576", "write gates", "dirty_max", "memory", cause];
         let error = error_of(cache.set_memory(SMALL), &needles);
         assert!(matches!(error.kind(), ErrorKind::BoundInUse { .. }), "{error:?}");
         assert_eq!(cache.stats().bound_bytes, LARGE);
@@ -125,7 +125,7 @@ fn a_hung_device_keeps_the_old_bound_and_no_writer_of_another_waits() {
         while !smaller.is_finished() {
             slow = slow.max(slowest(64));
         }
-        let needles = ["1048576", "dirty on one device", "dirty_bytes_max", "memory"];
+        let needles = ["1048576", "dirty on one device", "dirty_max", "memory"];
         error_of(smaller.join().unwrap(), &needles);
         assert!(slow < Duration::from_secs(8), "{slow:?}");
     });
@@ -169,7 +169,7 @@ fn memory_files_leave_their_share_of_a_lower_bound_to_others() {
     for swap in [false, true] {
         let refusing = FaultyBacking::new(MemoryBacking::new(Vec::new()));
         refusing.inject(Fault::on(Call::Write).forever().fails(libc::ENOSPC));
-        let builder = Cache::builder().memory(LARGE).reclaim_wait_ms_max(1000);
+        let builder = Cache::builder().memory(LARGE).reclaim_wait_max(Duration::from_millis(1000));
         let cache = match swap {
             true => builder.swap_backing(Arc::new(refusing)),
             false => builder,

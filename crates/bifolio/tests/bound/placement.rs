@@ -4,7 +4,7 @@
 //! The bytes of every read are checked, since folios move meanwhile.
 
 use crate::support::{PAGE, cache_of, directory, writable};
-use bifolio::{Advice, Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
+use bifolio::{Access, Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
 use bifolio_testing::MemoryBacking;
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -118,16 +118,16 @@ fn adjacency(placement: &Placement) -> f64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Access {
+enum Pattern {
     Uniform,
     /// Half of the reads on a tenth of the file.
     Skewed,
 }
 
-impl Access {
+impl Pattern {
     fn page(self, random: &mut Rng, pages: u64) -> u64 {
         match self {
-            Access::Skewed if random.bool() => random.u64(..pages / 10) * 10,
+            Pattern::Skewed if random.bool() => random.u64(..pages / 10) * 10,
             _ => random.u64(..pages),
         }
     }
@@ -135,7 +135,7 @@ impl Access {
 
 /// Reads, and in one of 16 steps writes, at random from two threads, until the cache has been
 /// replaced `turnovers` times. Returns the hit ratio of the last half.
-fn churn(cache: &Cache, file: &File, access: Access, turnovers: u64) -> f64 {
+fn churn(cache: &Cache, file: &File, access: Pattern, turnovers: u64) -> f64 {
     let frames = cache.stats().bound_bytes / PAGE;
     let rounds = |turnovers_each: u64| {
         let before = cache.stats();
@@ -160,7 +160,7 @@ fn churn(cache: &Cache, file: &File, access: Access, turnovers: u64) -> f64 {
     rounds(turnovers / 2)
 }
 
-fn churn_thread(cache: &Cache, file: &File, access: Access, seed: u64, pgsteal: u64) -> u64 {
+fn churn_thread(cache: &Cache, file: &File, access: Pattern, seed: u64, pgsteal: u64) -> u64 {
     let mut random = Rng::with_seed(seed);
     let pages = file.len() / PAGE;
     let mut buffer = [0; PAGE as usize];
@@ -222,10 +222,10 @@ fn files_that_are_filled_at_the_same_time_do_not_take_turns() {
     }
 }
 
-fn check_after_churn(access: Access, hit_ratio_min: f64) {
+fn check_after_churn(access: Pattern, hit_ratio_min: f64) {
     let bound = 64 * MIB;
     // What is dirty is not moved: little is.
-    let cache = Cache::builder().memory(bound).dirty_bytes_background(MIB).build().unwrap();
+    let cache = Cache::builder().memory(bound).dirty_background(MIB).build().unwrap();
     let churned = open(&cache, 4 * bound, &writable());
     check_after_churn_of(&cache, &churned, access, hit_ratio_min);
 }
@@ -233,7 +233,7 @@ fn check_after_churn(access: Access, hit_ratio_min: f64) {
 /// Fills files after a churn. The number of neighbours that are apart (usually a fifth) depends on
 /// how soon dirty folios are written, and so on the load of the machine: `bench seq-reads` measures
 /// it. If eviction did not free adjacent frames, hardly any would be adjacent.
-fn check_after_churn_of(cache: &Cache, churned: &File, access: Access, hit_ratio_min: f64) {
+fn check_after_churn_of(cache: &Cache, churned: &File, access: Pattern, hit_ratio_min: f64) {
     let hit_ratio = churn(cache, churned, access, 20);
     let stats = cache.stats();
     println!(
@@ -247,13 +247,13 @@ fn check_after_churn_of(cache: &Cache, churned: &File, access: Access, hit_ratio
 /// A quarter of the file fits: 23 % hits, as before folios were moved.
 #[test]
 fn a_file_filled_in_order_lies_in_order_after_uniform_churn() {
-    check_after_churn(Access::Uniform, 0.22);
+    check_after_churn(Pattern::Uniform, 0.22);
 }
 
 /// Half of the reads go to what fits easily: 60 % hits, as before folios were moved.
 #[test]
 fn a_file_filled_in_order_lies_in_order_after_skewed_churn() {
-    check_after_churn(Access::Skewed, 0.58);
+    check_after_churn(Pattern::Skewed, 0.58);
 }
 
 /// Clean pages must not be picked out of runs that contain dirty ones.
@@ -269,7 +269,7 @@ fn a_file_filled_in_order_lies_in_order_after_swapping() {
         bytes[..8].copy_from_slice(&page.to_le_bytes());
         churned.write_all_at(&bytes, page * PAGE).unwrap();
     }
-    check_after_churn_of(&cache, &churned, Access::Uniform, 0.2);
+    check_after_churn_of(&cache, &churned, Pattern::Uniform, 0.2);
 }
 
 /// Nearly every extent then has dirty folios. The cache moves them to free extents, and does not
@@ -316,7 +316,7 @@ fn neighbours_in_use_are_not_torn_apart() {
     let cache = cache_of(bound);
     let churned = open(&cache, 4 * bound, &writable());
     let file = fill(&cache, 2 * MIB, PAGE, Fill::Reads(PAGE));
-    file.advise(0..file.len(), Advice::Random).unwrap();
+    file.set_access(Access::Random);
     let mut random = Rng::with_seed(3);
     let mut buffer = [0; PAGE as usize];
     while cache.stats().pgsteal < 10 * bound / PAGE {
@@ -346,7 +346,7 @@ fn migrated_folios_keep_their_bytes_and_stay_dirty() {
         let mut random = Rng::with_seed(own);
         let mut written = vec![0_u64; pages as usize];
         for step in 1..60_000 {
-            let page = Access::Skewed.page(&mut random, pages / 2) * 2 + own;
+            let page = Pattern::Skewed.page(&mut random, pages / 2) * 2 + own;
             let mut bytes = [0; 8];
             file.read_exact_at(&mut bytes, page * PAGE).unwrap();
             assert_eq!(u64::from_le_bytes(bytes), written[page as usize], "page {page}");
@@ -418,7 +418,7 @@ impl Words {
         let mut pinned = VecDeque::new();
         for step in 1..steps {
             let own = self.of_pages.len() as u64 / Self::OWNERS;
-            let page = Access::Skewed.page(&mut random, own) * Self::OWNERS + owner;
+            let page = Pattern::Skewed.page(&mut random, own) * Self::OWNERS + owner;
             assert_eq!(self.read(page), self.known(page), "page {page}");
             match step % 4 {
                 0 | 1 => self.change(page, step),

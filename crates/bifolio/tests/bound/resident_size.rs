@@ -12,7 +12,7 @@ use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, random_file, read, read_all, run_alone,
     writable,
 };
-use bifolio::{Advice, Cache, ErrorKind, File, OpenOptions, ReadRequest};
+use bifolio::{Access, Cache, ErrorKind, File, OpenOptions, ReadRequest};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 
@@ -210,7 +210,7 @@ fn populated() {
     let file = cache.open(&path, &options).unwrap();
     let map = file.map(0..2 * bound).unwrap();
     for start in (0..2 * bound).step_by(MIB as usize) {
-        map.prefetch(start..start + MIB).unwrap();
+        map.populate(start..start + MIB).unwrap();
     }
     let stats = cache.stats();
     assert!(stats.used_bytes <= bound, "{stats:?}");
@@ -296,7 +296,7 @@ fn read_scattered(pages_in_call: usize) {
     let path = sparse_file(&directory, 4 * bound);
     let cache = cache_of(bound);
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
-    file.advise(0..0, Advice::Random).unwrap();
+    file.set_access(Access::Random);
     let mut pages: Vec<u64> = (0..4 * bound / PAGE).collect();
     Rng::with_seed(5).shuffle(&mut pages);
     let mut read_pages = |count| {
@@ -335,7 +335,8 @@ fn a_bound_that_cannot_be_had_fails_no_read() {
     let path = sparse_file(&directory, 2 * bound);
     let cache = cache_of(bound);
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
-    let holds: Vec<_> = file.pins(0..bound / 2).map(|pin| pin.unwrap().hold()).collect();
+    let pin = |start| file.pin(start..start + PAGE).unwrap().into_owned();
+    let holds: Vec<_> = (0..bound / 2).step_by(PAGE as usize).map(pin).collect();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -366,9 +367,9 @@ fn a_bound_that_changes_all_the_time_delays_no_call() {
     for swap in [false, true] {
         let directory = directory();
         // A write in several parts may wait for each.
-        let builder = Cache::builder().memory(bound).reclaim_wait_ms_max(500);
+        let builder = Cache::builder().memory(bound).reclaim_wait_max(Duration::from_millis(500));
         let cache = match swap {
-            true => builder.swap_directory(directory.path()).swap_bytes_max(MIB / 4),
+            true => builder.swap_directory(directory.path()).swap_max(MIB / 4),
             false => builder,
         };
         let cache = cache.build().unwrap();

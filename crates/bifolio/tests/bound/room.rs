@@ -5,6 +5,7 @@ use crate::support::{PAGE, directory, files_can_be_mapped, writable};
 use bifolio::{Cache, File};
 use fastrand::Rng;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -18,7 +19,7 @@ fn sparse_file(directory: &tempfile::TempDir, length: u64) -> PathBuf {
 /// Creates a cache whose calls give up after a short wait.
 fn impatient(memory_bytes: u64, memory_bytes_max: u64) -> Cache {
     let builder = Cache::builder().memory(memory_bytes).memory_max(memory_bytes_max);
-    builder.readahead_bytes_max(0).reclaim_wait_ms_max(300).build().unwrap()
+    builder.readahead_max(0).reclaim_wait_max(Duration::from_millis(300)).build().unwrap()
 }
 
 fn touch(file: &File, page: u64) {

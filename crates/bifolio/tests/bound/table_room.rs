@@ -57,7 +57,8 @@ fn the_least_memory_for_a_folio_is_enough_for_a_long_file() {
 #[test]
 fn a_read_waits_for_room_and_does_not_take_its_own_table() {
     let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![1; PAGE as usize])));
-    let cache = Cache::builder().memory(256 << 10).dirty_age_ms_max(1).build().unwrap();
+    let cache =
+        Cache::builder().memory(256 << 10).dirty_age_max(Duration::from_millis(1)).build().unwrap();
     let options = OpenOptions::new().read(true).write(true);
     let file = cache.open_backing(backing.clone(), &options).unwrap();
     let gate = Gate::new();
@@ -79,7 +80,7 @@ fn a_read_waits_for_room_and_does_not_take_its_own_table() {
         let error = loop {
             let start = holds.len() as u64 * (2 << 20);
             match sparse.pin(start..start + PAGE) {
-                Ok(pin) => holds.push(pin.hold()),
+                Ok(pin) => holds.push(pin.into_owned()),
                 Err(error) => break error,
             }
         };

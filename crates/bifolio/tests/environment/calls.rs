@@ -369,7 +369,7 @@ fn rings_that_were_given_up_are_listed_as_a_fallback() {
         let directory = open_directory();
         let path = directory.path().join("file");
         std::fs::write(&path, [1; 16 * PAGE as usize]).unwrap();
-        let cache = Cache::builder().memory(1 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = Cache::builder().memory(1 << 20).readahead_max(0).build().unwrap();
         let file = cache.open(&path, &OpenOptions::new()).unwrap();
         let is_listed = || cache.stats().fallbacks.iter().any(|line| line.contains("io-uring"));
         assert!(!is_listed());

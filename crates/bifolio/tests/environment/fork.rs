@@ -58,7 +58,6 @@ fn call_everything(cache: &Cache, file: &File, path: &std::path::Path) -> i32 {
         is_forked(cache.open(path, &OpenOptions::new())),
         is_forked(cache.set_memory(1 << 20)),
         is_forked(cache.close()),
-        file.pins(0..10).next().is_some_and(is_forked),
     ];
     answers.iter().position(|answer| !answer).map_or(0, |call| call as i32 + 1)
 }
@@ -108,7 +107,7 @@ fn dropping_child() {
     let file = cache.open(&path, &writable()).unwrap();
     file.write_all_at(b"dirty", 10).unwrap();
     bytes[10..15].copy_from_slice(b"dirty");
-    let kept = (cache.clone(), file.clone(), file.pin(0..10).unwrap().hold());
+    let kept = (cache.clone(), file.clone(), file.pin(0..10).unwrap().into_owned());
     let mut inherited = Some((cache, file, kept));
     let status = in_child(|| {
         drop(inherited.take());

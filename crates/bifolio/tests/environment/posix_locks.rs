@@ -79,7 +79,7 @@ fn opens_of_an_open_file_keep_the_locks_of_the_process() {
         assert_eq!(read(&another, 0, 50), bytes[..50]);
     }
     check("other names");
-    error_of(cache.open(&path, &writable().immutable(true)), &["immutable"]);
+    error_of(cache.open_immutable(&path, &writable()), &["immutable"]);
     let wrong = cache.open(&path, &writable().folio_bytes(64 << 10));
     assert!(matches!(error_of(wrong, &[]).kind(), ErrorKind::FolioSizeConflict { .. }));
     let wrong = cache.open(&path, &writable().mappable(true));
@@ -142,7 +142,7 @@ fn refused_descriptors_keep_the_locks_of_the_process() {
         let options = std::fs::File::options().read(true).write(write).clone();
         OwnedFd::from(options.open(&path).unwrap())
     };
-    let reader = cache.open(&path, &OpenOptions::new().immutable(true)).unwrap();
+    let reader = cache.open_immutable(&path, &OpenOptions::new()).unwrap();
     error_of(cache.open_fd(open(false), &writable()), &["not opened for writing"]);
     check("one without the right");
     error_of(cache.open_fd(open(true), &writable()), &["immutable"]);

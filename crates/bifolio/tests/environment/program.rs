@@ -35,7 +35,7 @@ impl Program<'_> {
         if !self.is_small {
             return builder;
         }
-        builder.memory_max(MEMORY).swap_bytes_max(4 * LENGTH)
+        builder.memory_max(MEMORY).swap_max(4 * LENGTH)
     }
 
     fn sized(self, options: OpenOptions) -> OpenOptions {

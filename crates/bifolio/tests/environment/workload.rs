@@ -14,8 +14,9 @@ use std::io::Error;
 use std::panic;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
-use bifolio::{Advice, Cache, CacheBuilder, OpenOptions, ReadRequest};
+use bifolio::{Cache, CacheBuilder, OpenOptions, ReadRequest};
 use bifolio_testing::block_on;
 
 use crate::setup::store;
@@ -209,8 +210,11 @@ fn preheat() {
 
 /// Builds the cache of a workload.
 pub fn builder(directory: &Path) -> CacheBuilder {
-    let builder = Cache::builder().memory(MEMORY).memory_max(2 * MEMORY).reclaim_wait_ms_max(300);
-    builder.swap_directory(directory).swap_bytes_max(64 << 20)
+    let builder = Cache::builder()
+        .memory(MEMORY)
+        .memory_max(2 * MEMORY)
+        .reclaim_wait_max(Duration::from_millis(300));
+    builder.swap_directory(directory).swap_max(64 << 20)
 }
 
 fn options() -> OpenOptions {
@@ -241,7 +245,7 @@ pub fn use_files(directory: &Path, report: &Report, moment: Moment, restrict: im
     for round in 2..=3 {
         write_round(report, &file, round);
     }
-    report.note("advise", file.advise(0..PAGES * PAGE, Advice::DontNeed));
+    report.note("evict", file.evict(0..PAGES * PAGE));
     write_round(report, &file, 4);
     report.note("stats", Ok::<_, Error>(cache.stats()));
     report.note("copy_to_fd", file.copy_to_fd(0..3 * PAGE, &sink));
@@ -352,7 +356,7 @@ pub fn use_map(directory: &Path, report: &Report, moment: Moment, restrict: impl
     }
     report.note("map again", file.map(0..PAGE));
     drop(map);
-    report.note("advise", file.advise(0..PAGES * PAGE, Advice::DontNeed));
+    report.note("evict", file.evict(0..PAGES * PAGE));
     let mut bytes = [0; 64];
     for page in 0..PAGES {
         if report.note("read", file.read_exact_at(&mut bytes, page * PAGE)).is_some() {

@@ -148,7 +148,8 @@ fn no_sync_succeeds_before_the_page_is_on_the_device() {
 #[test]
 fn a_failure_of_the_flusher_is_told_by_the_next_sync() {
     for_each_way(LENGTH, |faulty| {
-        let cache = faulty.builder(4 << 20).dirty_age_ms_max(20).build().unwrap();
+        let cache =
+            faulty.builder(4 << 20).dirty_age_max(Duration::from_millis(20)).build().unwrap();
         let file = faulty.open(&cache);
         let second = second_handle(faulty, &cache);
         let bad = run(2).start;
@@ -350,7 +351,8 @@ fn a_sync_of_a_range_fails_only_for_what_is_inside() {
 fn a_cache_is_closed_while_the_flusher_is_writing() {
     for_each_way(LENGTH, |faulty| {
         for fails in [false, true] {
-            let cache = faulty.builder(4 << 20).dirty_age_ms_max(20).build().unwrap();
+            let cache =
+                faulty.builder(4 << 20).dirty_age_max(Duration::from_millis(20)).build().unwrap();
             let file = faulty.open(&cache);
             let gate = Gate::new();
             let bad = page(run(3).start);
@@ -390,7 +392,8 @@ fn a_cache_is_closed_while_the_flusher_is_writing() {
 #[test]
 fn the_last_handle_goes_while_the_flusher_is_writing() {
     for_each_way(LENGTH, |faulty| {
-        let cache = faulty.builder(4 << 20).dirty_age_ms_max(20).build().unwrap();
+        let cache =
+            faulty.builder(4 << 20).dirty_age_max(Duration::from_millis(20)).build().unwrap();
         let file = faulty.open(&cache);
         let gate = Gate::new();
         faulty.backing.inject(Fault::on(Call::Write).at(page(run(3).start)).held(&gate));

@@ -8,7 +8,7 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, wait_for_stats,
     writable,
 };
-use bifolio::{Advice, DiskFile, DiskOptions, ErrorKind, Features, IoError, Operation};
+use bifolio::{Access, DiskFile, DiskOptions, ErrorKind, Features, IoError, Operation};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use tempfile::TempDir;
 
@@ -71,7 +71,7 @@ fn a_read_gives_the_bytes_before_the_fault() {
     let (_, backing, bytes) = memory();
     let cache = cache_of(1 << 20);
     let file = cache.open_backing(backing.clone(), &writable().folio_bytes(16 << 10)).unwrap();
-    file.advise(0..0, Advice::Random).unwrap();
+    file.set_access(Access::Random);
     // The whole run, then what is left of it behind the first folio, then the second by itself.
     let fault = Fault::on(Call::Read).at(16 << 10..(16 << 10) + 1).times(3);
     backing.inject(fault.fails(libc::EIO));
@@ -255,8 +255,8 @@ fn a_file_full_of_unwritable_pages_says_so_and_recovers() {
     // Part of a page is refused, too, and the page does not stay beyond the end of the file.
     let behind = written as u64 + 40_000;
     error_of(file.write_at(b"part", behind), &["os error 28"]);
-    let outcome = file.advise(written as u64..u64::MAX >> 1, Advice::DontNeed).unwrap();
-    assert_eq!((outcome.evicted, outcome.remaining.total()), (0, 0), "{outcome}");
+    let outcome = file.evict(written as u64..u64::MAX >> 1).unwrap();
+    assert_eq!((outcome.folios, outcome.kept.total()), (0, 0), "{outcome}");
     backing.heal();
     file.write_all_at(&bytes[written..], written as u64).unwrap();
     assert_writeback_of_any(file.sync_data(), libc::ENOSPC);

@@ -47,7 +47,7 @@ fn full_disk() -> Fault {
 }
 
 fn small_cache() -> CacheBuilder {
-    Cache::builder().memory(MEMORY).dirty_age_ms_max(20)
+    Cache::builder().memory(MEMORY).dirty_age_max(Duration::from_millis(20))
 }
 
 /// Writes page after page until one is refused. Returns the number of accepted bytes, and the
@@ -216,7 +216,7 @@ fn a_pin_for_writing_is_refused_as_a_write_is() {
 fn one_bad_page_does_not_stop_writes_of_others() {
     let (memory, backing) = faulty_memory(8 << 20);
     backing.inject(Fault::on(Call::Write).at(0..PAGE).forever().fails(libc::EIO));
-    let cache = small_cache().dirty_bytes_max(256 << 10).build().unwrap();
+    let cache = small_cache().dirty_max(256 << 10).build().unwrap();
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
     for round in 0..3 {
         file.write_all_at(&[round], 0).unwrap();
@@ -235,7 +235,11 @@ fn one_bad_page_does_not_stop_writes_of_others() {
 fn a_sync_that_the_device_takes_ends_its_trouble() {
     let (_, backing) = faulty_memory(8 << 20);
     backing.inject(full_disk());
-    let cache = Cache::builder().memory(MEMORY).dirty_age_ms_max(60_000).build().unwrap();
+    let cache = Cache::builder()
+        .memory(MEMORY)
+        .dirty_age_max(Duration::from_millis(60_000))
+        .build()
+        .unwrap();
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
     write_until_refused(&file, &fill_bytes(5, 8 << 20));
     let is_stuck = || cache.stats().devices[0].is_stuck;
@@ -289,8 +293,9 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
 #[test]
 fn a_neighbour_with_little_dirt_makes_room_for_a_writer() {
     const DIRTY_BYTES_MAX: u64 = 256 << 10;
-    let builder = small_cache().dirty_age_ms_max(30_000).dirty_bytes_max(DIRTY_BYTES_MAX);
-    let cache = builder.dirty_bytes_background(DIRTY_BYTES_MAX / 2).build().unwrap();
+    let builder =
+        small_cache().dirty_age_max(Duration::from_millis(30_000)).dirty_max(DIRTY_BYTES_MAX);
+    let cache = builder.dirty_background(DIRTY_BYTES_MAX / 2).build().unwrap();
     let bytes = fill_bytes(5, 192 << 10);
     let (_, hung) = faulty_memory(1 << 20);
     let gate = Gate::new();
@@ -353,7 +358,7 @@ fn a_healthy_file_works_beside_a_hung_swap() {
 fn with_full_memory(wait_ms_max: u64, test: impl FnOnce(&Cache, &File)) {
     let (_, swap) = faulty_memory(0);
     let builder = Cache::builder().memory(1 << 20).swap_backing(swap.clone());
-    let builder = builder.readahead_bytes_max(0).reclaim_wait_ms_max(wait_ms_max);
+    let builder = builder.readahead_max(0).reclaim_wait_max(Duration::from_millis(wait_ms_max));
     let cache = builder.build().unwrap();
     let scratch = cache.memory_file("scratch").unwrap();
     let (_, disk) = faulty_memory(1 << 20);
@@ -443,7 +448,9 @@ fn a_healthy_file_works_beside_a_swap_that_refuses() {
         // All that the swap leaves to the healthy file, 16 KiB of the smallest cache, may be on the
         // way to its disk: a call waits for that as long as it may take.
         let wait_ms_max = CALL_MAX.as_millis() as u64;
-        let builder = builder.dirty_age_ms_max(20).reclaim_wait_ms_max(wait_ms_max);
+        let builder = builder
+            .dirty_age_max(Duration::from_millis(20))
+            .reclaim_wait_max(Duration::from_millis(wait_ms_max));
         let cache = builder.build().unwrap();
         let scratch = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
         let mut healthy = Healthy::new(&cache, 4 << 20);
@@ -637,7 +644,7 @@ fn a_healthy_map_works_beside_many_hung_maps() {
         return;
     }
     for count in [5, 17] {
-        let cache = Cache::builder().memory(64 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = Cache::builder().memory(64 << 20).readahead_max(0).build().unwrap();
         let healthy = Healthy::mapped(&cache, 16 << 20);
         let mut waiting = Waiting { gate: Gate::new(), threads: Vec::new() };
         for hung in hung_devices(count, Call::Read, &waiting.gate) {
@@ -657,7 +664,11 @@ fn a_healthy_map_works_beside_many_hung_maps() {
 #[test]
 fn a_healthy_file_works_beside_many_hung_writers() {
     for count in [5, 17] {
-        let cache = Cache::builder().memory(64 << 20).dirty_age_ms_max(20).build().unwrap();
+        let cache = Cache::builder()
+            .memory(64 << 20)
+            .dirty_age_max(Duration::from_millis(20))
+            .build()
+            .unwrap();
         let mut healthy = Healthy::new(&cache, 16 << 20);
         let gate = Gate::new();
         let bytes = fill_bytes(5, 1 << 20);
@@ -775,7 +786,7 @@ fn hung_reads_in_the_kernel_leave_other_devices_a_way() {
     if !has(Feature::IoUring) {
         return;
     }
-    let cache = Cache::builder().memory(64 << 20).readahead_bytes_max(0).build().unwrap();
+    let cache = Cache::builder().memory(64 << 20).readahead_max(0).build().unwrap();
     let directory = directory();
     let (path, bytes) = random_file(&directory, "healthy", 1 << 20);
     let file = open(&cache, &path);

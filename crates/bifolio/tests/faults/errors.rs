@@ -10,7 +10,7 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, file_of, open, random_file, read, read_all,
     without_root, writable,
 };
-use bifolio::{Advice, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOptions, Residency};
+use bifolio::{Access, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOptions, Residency};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -96,7 +96,7 @@ fn holds_fill_a_cache_as_pins_do() {
     let (path, bytes) = random_file(&directory, "held", 4 << 20);
     let cache = cache_of(4 << 20);
     let file = open(&cache, &path);
-    let held = (0..512).map(|page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().hold());
+    let held = (0..512).map(|page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().into_owned());
     let held: Vec<_> = held.collect();
     let error = error_of(cache.set_memory(1 << 20), &["1048576"]);
     assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
@@ -136,7 +136,7 @@ fn a_file_truncated_by_another_program_names_the_position() {
     let cache = cache_of(4 << 20);
     let file = open(&cache, &path);
     // What was read ahead would be served, and rightly so.
-    file.advise(0..0, Advice::Random).unwrap();
+    file.set_access(Access::Random);
     assert_same(&read(&file, 0, 100), &bytes[..100]);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
     let name = path.display().to_string();
@@ -224,7 +224,6 @@ fn a_file_of_no_bytes_reads_as_nothing_and_cannot_be_pinned() {
     assert!(matches!(error_of(file.pin_mut(0..1), &[]).kind(), ErrorKind::PastEnd { .. }));
     let error = error_of(file.read_exact_at(&mut [0; 1], 0), &[&name]);
     assert!(matches!(error.kind(), ErrorKind::PastEnd { .. }));
-    assert_eq!(file.pins(0..0).count(), 0);
     file.sync_all().unwrap();
 }
 
@@ -261,7 +260,6 @@ fn positions_near_the_largest_number_are_errors() {
     }
     let error = error_of(file.pin(POSITION_MAX - 4..POSITION_MAX), &[&name]);
     assert!(matches!(error.kind(), ErrorKind::PastEnd { .. }), "{error:?}");
-    assert!(file.pins(u64::MAX - 10..u64::MAX).next().unwrap().is_err());
     assert_same(&read_all(&file), b"0123456789");
 }
 
@@ -345,11 +343,17 @@ fn options_that_contradict_each_other_are_refused() {
     let cache = cache_of(1 << 20);
     for (options, problem) in [
         (OpenOptions::new().read(false), "neither read nor write"),
-        (writable().immutable(true), "immutable excludes write"),
         (OpenOptions::new().create(true), "create needs write"),
         (OpenOptions::new().truncate(true), "truncate needs write"),
     ] {
         let error = error_of(cache.open(&path, &options), &[problem]);
+        assert!(matches!(error.kind(), ErrorKind::Config { .. }));
+    }
+    for (options, problem) in [
+        (writable(), "an immutable file cannot be written"),
+        (OpenOptions::new().read(false), "an immutable file is opened for reading"),
+    ] {
+        let error = error_of(cache.open_immutable(&path, &options), &[problem]);
         assert!(matches!(error.kind(), ErrorKind::Config { .. }));
     }
     assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
@@ -362,28 +366,26 @@ fn immutable_and_writable_handles_exclude_each_other() {
     let link = directory.path().join("link");
     std::fs::hard_link(&path, &link).unwrap();
     let cache = cache_of(1 << 20);
-    let immutable = OpenOptions::new().immutable(true);
-
-    let first = cache.open(&path, &immutable).unwrap();
+    let first = cache.open_immutable(&path, &OpenOptions::new()).unwrap();
     let reader = cache.open(&path, &OpenOptions::new()).unwrap();
     let error = error_of(cache.open(&link, &writable().truncate(true)), &["writable", "immutable"]);
     assert!(matches!(error.kind(), ErrorKind::ImmutableConflict { open: "immutable", .. }));
     assert_eq!(std::fs::read(&path).unwrap(), b"0123456789", "it was cut all the same");
-    // A hold of the immutable handle keeps it open.
-    let hold = first.pin(2..5).unwrap().hold();
+    // An owned reference keeps the immutable handle open.
+    let page = first.pin(2..5).unwrap().into_owned();
     drop(first);
     error_of(cache.open(&path, &writable()), &["writable", "immutable"]);
-    assert_eq!(hold.as_bytes(), Some(&b"234"[..]));
-    drop(hold);
+    assert_eq!(&page[..], b"234");
+    drop(page);
 
     let writer = open(&cache, &path);
-    let error = error_of(cache.open(&link, &immutable), &["writable", "immutable"]);
+    let error =
+        error_of(cache.open_immutable(&link, &OpenOptions::new()), &["writable", "immutable"]);
     assert!(matches!(error.kind(), ErrorKind::ImmutableConflict { open: "writable", .. }));
     writer.write_at(b"X", 0).unwrap();
-    assert!(reader.pin(0..3).unwrap().as_bytes().is_none(), "others may write it");
-    drop(writer);
-    let again = cache.open(&path, &immutable).unwrap();
-    assert_eq!(again.pin(0..3).unwrap().as_bytes(), Some(&b"X12"[..]));
+    drop((writer, reader));
+    let again = cache.open_immutable(&path, &OpenOptions::new()).unwrap();
+    assert_eq!(again.pin(0..3).unwrap()[..], *b"X12");
 }
 
 #[test]
@@ -441,22 +443,15 @@ fn a_pin_lies_in_one_folio_and_has_bytes() {
         assert!(matches!(error.kind(), ErrorKind::PinSpansFolios { length_bytes: 2, .. }));
         error_of(file.pin_mut(0..16385), &[&name, "16385"]);
         let reversed = std::ops::Range { start: 10, end: 5 };
-        for range in [5..5, reversed.clone(), 16384..16384] {
+        for range in [5..5, reversed, 16384..16384] {
             let error = error_of(file.pin(range.clone()), &["range"]);
             assert!(matches!(error.kind(), ErrorKind::Config { name: "range", .. }));
             error_of(file.pin_mut(range), &["range"]);
         }
-        assert_eq!(file.pins(reversed).count(), 0);
-        advise_without_bytes(&file);
+        advise_nothing(&file);
         error_of(file.pin(99_999..100_001), &[&name, "has 100000 bytes"]);
     }
     drop(resident);
-    let lengths: Vec<_> = file.pins(16383..32769).map(|pin| pin.unwrap().len()).collect();
-    assert_eq!(lengths, [1, 16384, 1]);
-    // Up to the end, and one beyond: an error, once.
-    let mut pins = file.pins(98_304..100_001);
-    assert!(matches!(pins.next(), Some(Err(_))));
-    assert!(pins.next().is_none());
     let pin = file.pin(98_304..100_000).unwrap();
     let mut found = vec![0; 1696];
     pin.copy_to(&mut found);
@@ -465,15 +460,13 @@ fn a_pin_lies_in_one_folio_and_has_bytes() {
 
 /// A range whose end is before its start is empty, and so is one past the end of file.
 #[allow(clippy::reversed_empty_ranges)]
-fn advise_without_bytes(file: &File) {
+fn advise_nothing(file: &File) {
     let behind = file.len() + 50_000;
     for range in [behind..behind + 10_000, behind..10, 50_000..10] {
-        let advice = [Advice::Cold, Advice::WillNeed, Advice::PopulateRead, Advice::PopulateWrite];
-        for advice in advice {
-            file.advise(range.clone(), advice).unwrap();
-        }
-        let outcome = file.advise(range.clone(), Advice::DontNeed).unwrap();
-        assert_eq!((outcome.evicted, outcome.remaining.total()), (0, 0), "{range:?}: {outcome}");
+        file.prefetch(range.clone()).unwrap();
+        file.populate(range.clone()).unwrap();
+        let outcome = file.evict(range.clone()).unwrap();
+        assert_eq!((outcome.folios, outcome.kept.total()), (0, 0), "{range:?}: {outcome}");
         file.sync_range(range.clone()).unwrap();
         assert_eq!(file.residency(range).unwrap(), Residency::default());
     }
@@ -486,7 +479,7 @@ fn a_closed_cache_answers_that_it_is_closed() {
     let cache = cache_of(1 << 20);
     let file = open(&cache, &path);
     file.write_at(b"written", 0).unwrap();
-    let hold = file.pin(4096..5000).unwrap().hold();
+    let hold = file.pin(4096..5000).unwrap().into_owned();
     cache.close().unwrap();
     assert_eq!(&std::fs::read(&path).unwrap()[..7], b"written");
     let results = [
@@ -557,7 +550,7 @@ fn set_len_works_after_a_truncation_by_another_program() {
     let (path, bytes) = random_file(&directory, "cut", 40_000);
     let cache = cache_of(4 << 20);
     let file = cache.open(&path, &writable()).unwrap();
-    file.advise(0..0, Advice::Random).unwrap();
+    file.set_access(Access::Random);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
     error_of(file.read_at(&mut [0; 10], 30_000), &["cut", "File::set_len"]);
     file.set_len(10_000).unwrap();
@@ -584,7 +577,7 @@ fn a_call_for_the_folio_of_an_own_pin_mut_is_refused() {
         let cache = cache_of(4 << 20);
         let file = cache.open(&path, &writable()).unwrap();
         let pin = file.pin_mut(PAGE..PAGE + 100).unwrap();
-        let needles = [path.to_str().unwrap(), "4096", "PinMut"];
+        let needles = [path.to_str().unwrap(), "4096", "PageRefMut"];
         error_of(file.read_at(&mut [0; 10], PAGE), &needles);
         error_of(file.write_at(&[0; 10], PAGE), &needles);
         error_of(file.pin(PAGE..PAGE + 1), &needles);

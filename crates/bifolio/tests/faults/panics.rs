@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::support::{PAGE, read, read_all, wait_until, writable};
 use bifolio::{Backing, Cache, DirectStatus, IoBuf, IoBufMut, IoRequest, Submission};
@@ -84,8 +85,8 @@ fn a_backing_that_panics_takes_nothing_down_with_it() {
     for call in calls {
         let inner = MemoryBacking::new(vec![1; 64 * PAGE as usize]);
         let backing = Arc::new(Panicking { inner, call: Mutex::new("") });
-        let builder = Cache::builder().memory(256 << 10).dirty_age_ms_max(1);
-        let cache = builder.reclaim_wait_ms_max(100).build().unwrap();
+        let builder = Cache::builder().memory(256 << 10).dirty_age_max(Duration::from_millis(1));
+        let cache = builder.reclaim_wait_max(Duration::from_millis(100)).build().unwrap();
         let file = cache.open_backing(backing.clone(), &writable()).unwrap();
         let other = cache.open_backing(Arc::new(MemoryBacking::new(vec![2; 100])), &writable());
         let other = other.unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::{
     Faulty, PAGE, assert_same, error_of, for_each_way, read, read_all, wait_for_stats, wait_until,
 };
-use bifolio::{Advice, Cache, ErrorKind, File, ReadRequest};
+use bifolio::{Cache, ErrorKind, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate};
 
 /// Slightly more than three transfers.
@@ -32,7 +32,7 @@ fn fault() -> Fault {
 fn read_ahead_and_hold(faulty: &Faulty, file: &File) -> Gate {
     let gate = Gate::new();
     faulty.backing.inject(fault().held(&gate));
-    file.advise(0..LENGTH as u64, Advice::WillNeed).unwrap();
+    file.prefetch(0..LENGTH as u64).unwrap();
     gate.wait_for_arrivals(1);
     gate
 }
@@ -54,7 +54,7 @@ fn a_failed_readahead_is_no_error_until_the_page_is_read() {
     for_each_way(LENGTH, |faulty| {
         let (cache, file) = open(faulty);
         faulty.backing.inject(fault().forever().fails(libc::EIO));
-        file.advise(0..LENGTH as u64, Advice::WillNeed).unwrap();
+        file.prefetch(0..LENGTH as u64).unwrap();
         let good = LENGTH as u64 - (1 << 20);
         wait_until("the rest has been read", || cache.stats().read_bytes == good);
         wait_until("the middle has failed", || faulty.backing.struck() == 1);
@@ -80,7 +80,7 @@ fn a_failed_readahead_is_no_error_until_the_page_is_read() {
 #[test]
 fn a_scan_reads_up_to_the_bad_page_of_a_failed_window() {
     for_each_way(LENGTH, |faulty| {
-        let builder = faulty.builder(64 << 20).readahead_bytes_max(4 << 20);
+        let builder = faulty.builder(64 << 20).readahead_max(4 << 20);
         let cache = builder.build().unwrap();
         let file = faulty.open(&cache);
         faulty.backing.inject(fault().forever().fails(libc::EIO));
@@ -97,7 +97,7 @@ fn a_scan_reads_up_to_the_bad_page_of_a_failed_window() {
         assert!(cache.stats().readahead_folios > 0);
         faulty.backing.heal();
         // Several transfers at once, so that all ways are gone.
-        file.advise(0..LENGTH as u64, Advice::WillNeed).unwrap();
+        file.prefetch(0..LENGTH as u64).unwrap();
         assert_same(&read_all(&file), &faulty.bytes);
     });
 }
@@ -142,12 +142,12 @@ fn a_page_on_its_way_is_waited_for_and_read_once() {
 #[test]
 fn windows_do_not_wait_behind_what_was_advised() {
     for_each_way(8 << 20, |faulty| {
-        let builder = faulty.builder(16 << 20).readahead_bytes_max(1 << 20);
+        let builder = faulty.builder(16 << 20).readahead_max(1 << 20);
         let cache = builder.build().unwrap();
         let file = faulty.open(&cache);
         let gate = Gate::new();
         faulty.backing.inject(Fault::on(Call::Read).at(0..4 << 20).forever().held(&gate));
-        file.advise(0..4 << 20, Advice::WillNeed).unwrap();
+        file.prefetch(0..4 << 20).unwrap();
         gate.wait_for_arrivals(1);
         let is_in_time = thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -233,7 +233,7 @@ fn bytes_that_came_before_the_cut_are_not_seen_behind_it() {
         let half = (1 << 20) + (512 << 10);
         faulty.backing.inject(Fault::on(Call::Read).at(half - 1..half).short_by(512 << 10));
         faulty.backing.inject(Fault::on(Call::Read).at(half..half + 1).nth(2).held(&gate));
-        file.advise(0..LENGTH as u64, Advice::WillNeed).unwrap();
+        file.prefetch(0..LENGTH as u64).unwrap();
         gate.wait_for_arrivals(1);
         cut_and_grow(faulty, &file, &gate, MIDDLE + 10);
     });

@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::support::{PAGE, assert_same, directory, file_of, has, read_all, writable};
 use bifolio::{
@@ -120,8 +121,8 @@ fn world(operation: Operation, refused_from: u64) -> Option<World> {
     }
     let refusing = Refusing { disk, operation, refused_from, answers: AtomicU64::new(0) };
     let backing = Arc::new(FaultyBacking::new(refusing));
-    let builder = Cache::builder().memory(4 << 20).readahead_bytes_max(0);
-    let cache = builder.dirty_age_ms_max(3_600_000).build().unwrap();
+    let builder = Cache::builder().memory(4 << 20).readahead_max(0);
+    let cache = builder.dirty_age_max(Duration::from_millis(3_600_000)).build().unwrap();
     Some(World { _directory: directory, path, bytes, backing, cache })
 }
 

@@ -1,6 +1,7 @@
 //! `File::close`, and discarding bytes that storage refuses.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bifolio::{Cache, ErrorKind};
 use bifolio_testing::{Call, CrashingBacking, Fault, FaultyBacking};
@@ -184,7 +185,11 @@ fn giving_up_a_flush_gives_up_nothing_written_later() {
     for has_handle in [true, false] {
         let crashing = Arc::new(CrashingBacking::new(vec![0; 8 * PAGE as usize]));
         let backing = Arc::new(FaultyBacking::over(crashing.clone()));
-        let cache = Cache::builder().memory(4 << 20).dirty_age_ms_max(5).build().unwrap();
+        let cache = Cache::builder()
+            .memory(4 << 20)
+            .dirty_age_max(Duration::from_millis(5))
+            .build()
+            .unwrap();
         let file = cache.open_backing(backing.clone(), &writable()).unwrap();
         let write_out = |bytes: &[u8], page: u64| {
             file.write_at(bytes, page * PAGE).unwrap();

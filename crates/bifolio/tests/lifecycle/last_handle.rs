@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, Cache};
+use bifolio::Cache;
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{Faulty, wait_until};
@@ -39,7 +39,7 @@ fn a_page_whose_write_out_is_tried_again_is_kept() {
         let dropping = scope.spawn(|| drop(file));
         wait_until("it failed", || cache.stats().writeback_errors == 1);
         thread::sleep(Duration::from_millis(100));
-        cache.advise_all(Advice::DontNeed).unwrap();
+        cache.evict_all().unwrap();
         of_retry.wait_for_arrivals(1);
         of_close.open();
         thread::sleep(Duration::from_millis(100));
@@ -69,7 +69,8 @@ fn pages_of_a_dropped_file_are_durable_after_close() {
     assert!(faulty.backing.calls(Call::SyncData) > 0, "the device was never flushed");
 
     // The same if the flusher was faster.
-    let cache: Cache = faulty.builder(4 << 20).dirty_age_ms_max(5).build().unwrap();
+    let cache: Cache =
+        faulty.builder(4 << 20).dirty_age_max(Duration::from_millis(5)).build().unwrap();
     let file = faulty.open(&cache);
     let before = faulty.backing.calls(Call::SyncData);
     file.write_at(b"bytes", 0).unwrap();

@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, Cache, FileIdentity};
+use bifolio::{Cache, FileIdentity};
 use bifolio_testing::{Call, Fault, Gate, MemoryBacking};
 
 use crate::support::{
@@ -52,13 +52,14 @@ fn a_file_opens_while_the_last_close_of_another_waits() {
     in_time("an open", || {
         let (stuck, other) =
             (Faulty::new(Way::Memory, 1 << 20, 1), Faulty::new(Way::Memory, 8192, 2));
-        let cache = stuck.builder(512 << 10).reclaim_wait_ms_max(500).build().unwrap();
+        let cache =
+            stuck.builder(512 << 10).reclaim_wait_max(Duration::from_millis(500)).build().unwrap();
         let (file, dropped) = (stuck.open(&cache), other.open(&cache));
         read(&dropped, 0, 8192);
         let gate = Gate::new();
         stuck.backing.inject(Fault::on(Call::Write).forever().held(&gate));
         file.write_at(&[7], 0).unwrap();
-        file.advise(0..PAGE, Advice::DontNeed).unwrap();
+        file.evict(0..PAGE).unwrap();
         gate.wait_for_arrivals(1);
         let dirty_pages = 20;
         file.write_all_at(&vec![7; dirty_pages * PAGE as usize], PAGE).unwrap();
@@ -68,7 +69,7 @@ fn a_file_opens_while_the_last_close_of_another_waits() {
                 let mut holds = Vec::new();
                 for page in dirty_pages as u64 + 1..250 {
                     match pinned.pin(page * PAGE..(page + 1) * PAGE) {
-                        Ok(pin) => holds.push(pin.hold()),
+                        Ok(pin) => holds.push(pin.into_owned()),
                         Err(_) => break,
                     }
                 }

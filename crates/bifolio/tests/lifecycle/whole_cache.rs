@@ -75,7 +75,7 @@ fn a_file_that_was_synced_is_not_flushed_again_by_close() {
 #[test]
 fn a_close_waits_for_a_write_out_that_is_in_flight() {
     let faulty = Faulty::new(Way::Memory, 10 * PAGE as usize, 8);
-    let cache = faulty.builder(4 << 20).dirty_age_ms_max(5).build().unwrap();
+    let cache = faulty.builder(4 << 20).dirty_age_max(Duration::from_millis(5)).build().unwrap();
     let file = faulty.open(&cache);
     let gate = Gate::new();
     faulty.backing.inject(Fault::on(Call::Write).held(&gate));
@@ -97,7 +97,7 @@ fn a_close_waits_for_a_write_out_that_is_in_flight() {
     assert_eq!(&faulty.stored()[..8], b"precious");
 }
 
-/// The bytes of a `PinMut` of another thread are written before the close ends.
+/// The bytes of a `PageRefMut` of another thread are written before the close ends.
 #[test]
 fn a_close_waits_for_what_is_pinned_to_be_changed() {
     for way in [Way::Memory, Way::Threads] {

@@ -208,7 +208,11 @@ fn a_checkpoint_covers_stores_through_maps() {
     if !files_can_be_mapped() {
         return;
     }
-    let cache = Cache::builder().memory(4 << 20).dirty_age_ms_max(3_600_000).build().unwrap();
+    let cache = Cache::builder()
+        .memory(4 << 20)
+        .dirty_age_max(Duration::from_millis(3_600_000))
+        .build()
+        .unwrap();
     let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
     let file = cache.open_backing(storage.clone(), &writable().mappable(true)).unwrap();
     let mut map = file.map_mut(0..PAGE).unwrap();

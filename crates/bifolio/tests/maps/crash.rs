@@ -57,7 +57,8 @@ fn child(job: &str) -> ! {
     unsafe { libc::alarm(CHILD_SECONDS_MAX) };
     let way = way_of(round);
     let age_ms = [3, 5000][round as usize / 2 % 2];
-    let cache = way.builder(512 << 10).dirty_age_ms_max(age_ms).build().unwrap();
+    let cache =
+        way.builder(512 << 10).dirty_age_max(Duration::from_millis(age_ms)).build().unwrap();
     let file = cache.open(next(), &way.options()).unwrap();
     thread::scope(|scope| {
         for number in 0..2 {
@@ -191,7 +192,7 @@ fn fork(way: Way) {
         // SAFETY: it only sets a timer, whose signal ends the process.
         unsafe { libc::alarm(120) };
         let answers = [
-            is_forked(map.prefetch(0..PAGE)),
+            is_forked(map.populate(0..PAGE)),
             is_forked(map.sync(0..PAGE)),
             is_forked(map.pin(0..PAGE)),
             is_forked(file.map(0..PAGE)),

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use bifolio::FileIdentity;
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
@@ -79,7 +80,10 @@ fn what_is_stored_past_the_end_of_a_growing_file_reaches_its_storage() {
         let (storage, gate) = (Arc::new(memory(1)), Gate::new());
         let full = Arc::new(FaultyBacking::new(memory(2)));
         full.inject(Fault::on(Call::Write).held(&gate).forever());
-        let builder = way.builder(1 << 20).dirty_age_ms_max(3_600_000).dirty_bytes_max(64 << 10);
+        let builder = way
+            .builder(1 << 20)
+            .dirty_age_max(Duration::from_millis(3_600_000))
+            .dirty_max(64 << 10);
         let cache = builder.build().unwrap();
         let file = cache.open_backing(storage.clone(), &way.options().len_max(1 << 20)).unwrap();
         let other = cache.open_backing(full.clone(), &writable().len_max(1 << 20)).unwrap();

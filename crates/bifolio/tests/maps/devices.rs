@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, Feature, File, MapMut};
+use bifolio::{Feature, File, MapMut};
 use bifolio_testing::{fill_bytes, skip};
 use fastrand::Rng;
 use io_uring::{IoUring, opcode, types};
@@ -169,7 +169,7 @@ impl Sources {
             };
             self.read_round(round, read, || {
                 file.sync_data().unwrap();
-                file.advise(0..LENGTH, Advice::DontNeed).unwrap();
+                file.evict(0..LENGTH).unwrap();
             });
             file.sync_data().unwrap();
             if let Some(path) = on_disk {
@@ -281,7 +281,7 @@ fn what_came_last_under_a_pin_is_kept_also_after_a_cut() {
         read_by(&mut ring, &sources.files[0], CHUNK, start, Reading::Registered);
         drop((pin, ring, map));
         file.sync_data().unwrap();
-        file.advise(0..LENGTH, Advice::DontNeed).unwrap();
+        file.evict(0..LENGTH).unwrap();
         let chunk = CHUNK as usize..2 * CHUNK as usize;
         let expected = &sources.bytes[0][chunk.clone()];
         assert!(fs::read(&path).unwrap()[chunk.clone()] == *expected, "{way:?}, cut: {is_cut}");

@@ -58,7 +58,7 @@ fn clean_pages_that_were_discarded_are_read_again() {
         let mut map = file.map_mut(0..file.len()).unwrap();
         let (start, mut bytes) = (map.as_mut_ptr(), storage.bytes.clone());
         for round in 0..3 {
-            map.prefetch(0..map.len()).unwrap();
+            map.populate(0..map.len()).unwrap();
             store(start, 7 * PAGE + 9, &[round; 5]);
             bytes[7 * PAGE_USIZE + 9..][..5].fill(round);
             map.sync(0..map.len()).unwrap();
@@ -75,7 +75,7 @@ fn clean_pages_that_were_discarded_are_read_again() {
             assert_same(&found, &bytes[3 * PAGE_USIZE..][..10]);
             drop(pin);
             discard(start, 50..60);
-            map.prefetch(50 * PAGE..60 * PAGE).unwrap();
+            map.populate(50 * PAGE..60 * PAGE).unwrap();
             let is_known = kernel_loads(start, 55 * PAGE);
             assert!(is_known, "prefetch has brought it in");
             store(start, 56 * PAGE, &[round; 8]);
@@ -105,7 +105,7 @@ fn pages_of_a_memory_file_that_were_discarded_are_no_hang() {
         }
         file.write_all_at(b"kept", 7 * PAGE).unwrap();
         discard(map.as_ptr(), 7..8);
-        error_of(map.prefetch(7 * PAGE..8 * PAGE), &["28672"]);
+        error_of(map.populate(7 * PAGE..8 * PAGE), &["28672"]);
         assert_eq!(read(&file, 7 * PAGE, 4), [0; 4]);
     });
 }
@@ -123,10 +123,10 @@ fn dirty_pages_that_were_discarded_are_an_error() {
         // No thread waits for pages that cannot be filled, and nothing is written instead of them.
         error_of(file.sync_data(), &["discarded the page"]);
         assert_same(&storage.stored(), &storage.bytes);
-        error_of(map.prefetch(3 * PAGE..4 * PAGE), &["12288", "discarded the page"]);
+        error_of(map.populate(3 * PAGE..4 * PAGE), &["12288", "discarded the page"]);
         assert_eq!(touch(map.as_ptr(), 3 * PAGE), storage.bytes[3 * PAGE_USIZE]);
         for page in [10, 11] {
-            error_of(map.prefetch(page * PAGE..(page + 1) * PAGE), &["discarded the page"]);
+            error_of(map.populate(page * PAGE..(page + 1) * PAGE), &["discarded the page"]);
         }
         error_of(file.sync_data(), &["discarded the page"]);
         file.sync_data().unwrap();
@@ -147,9 +147,9 @@ fn a_dirty_end_that_was_discarded_keeps_the_length() {
         discard(map.as_ptr(), 4..5);
         // If the storage cannot grow, the page stays, and so does its error.
         storage.backing.inject(Fault::on(Call::SetLen).fails(libc::ENOSPC));
-        error_of(map.prefetch(4 * PAGE..4 * PAGE + 100), &["change of length to 16484 bytes"]);
+        error_of(map.populate(4 * PAGE..4 * PAGE + 100), &["change of length to 16484 bytes"]);
         error_of(file.sync_data(), &["discarded the page"]);
-        error_of(map.prefetch(4 * PAGE..4 * PAGE + 100), &["discarded the page"]);
+        error_of(map.populate(4 * PAGE..4 * PAGE + 100), &["discarded the page"]);
         error_of(file.sync_data(), &["discarded the page"]);
         file.sync_data().unwrap();
         let expected = [&storage.bytes[..], &[8; 2 * PAGE_USIZE], &[0; 100]].concat();
@@ -210,7 +210,7 @@ fn pages_that_were_discarded_are_evicted_as_others_are() {
         let (storage, cache, file) = open(way, 400, 4 << 20);
         let mut map = file.map_mut(0..file.len()).unwrap();
         let (start, mut bytes) = (map.as_mut_ptr(), storage.bytes.clone());
-        map.prefetch(0..map.len()).unwrap();
+        map.populate(0..map.len()).unwrap();
         for page in (0..400).step_by(7) {
             store(start, page * PAGE, &[7; 8]);
             bytes[(page * PAGE) as usize..][..8].fill(7);

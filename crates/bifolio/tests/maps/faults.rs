@@ -39,7 +39,7 @@ fn touch_a_bad_page(way: Way, is_to_die: bool) {
     let map = file.map(0..file.len()).unwrap();
     let other = file.map(0..file.len()).unwrap();
     storage.backing.inject(Fault::on(Call::Read).at(5 * PAGE..6 * PAGE).forever());
-    for answer in [map.prefetch(3 * PAGE..9 * PAGE), map.pin(5 * PAGE..6 * PAGE).map(drop)] {
+    for answer in [map.populate(3 * PAGE..9 * PAGE), map.pin(5 * PAGE..6 * PAGE).map(drop)] {
         let error = error_of(answer, &["20480"]);
         assert!(matches!(error.kind(), ErrorKind::Io(_)), "{error:?}");
     }
@@ -94,7 +94,7 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
         let ErrorKind::Fault(cause) = error.kind() else { panic!("{error:?}") };
         assert!(matches!(cause.kind(), ErrorKind::Io(_)), "{cause:?}");
         assert!(map.take_error().is_none(), "told twice");
-        map.prefetch(5 * PAGE..6 * PAGE).unwrap();
+        map.populate(5 * PAGE..6 * PAGE).unwrap();
         assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
         store(map.as_mut_ptr(), 5 * PAGE, b"stored");
         file.sync_data().unwrap();
@@ -254,7 +254,7 @@ fn a_swap_that_fails_during_eviction_loses_nothing() {
             // Nor does a page that cannot be read back.
             storage.backing.inject(Fault::on(Call::Read).forever());
             let error = (0..512)
-                .find_map(|page| map.prefetch(page * PAGE..(page + 1) * PAGE).err())
+                .find_map(|page| map.populate(page * PAGE..(page + 1) * PAGE).err())
                 .expect("a page in the swap");
             assert!(matches!(error.kind(), ErrorKind::SwapRead { .. }), "{error:?}");
             storage.backing.heal();

@@ -51,7 +51,7 @@ fn a_system_call_reads_a_map_or_is_refused() {
         let map = file.map(0..file.len()).unwrap();
         let expected = if kernel_waits(way) { Ok(LENGTH) } else { Err(Some(libc::EFAULT)) };
         assert_eq!(write_out(map.as_ptr(), &target), expected, "{way:?}");
-        map.prefetch(0..map.len()).unwrap();
+        map.populate(0..map.len()).unwrap();
         assert_eq!(write_out(map.as_ptr(), &target), Ok(LENGTH), "{way:?}");
         assert_same(&std::fs::read(directory.path().join("target")).unwrap(), &bytes);
         assert!(map.take_error().is_none());
@@ -69,7 +69,7 @@ fn stores_of_a_system_call_in_a_map_are_stores() {
         let cache = way.builder(1 << 20).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
         let mut map = file.map_mut(0..file.len()).unwrap();
-        map.prefetch(0..map.len()).unwrap();
+        map.populate(0..map.len()).unwrap();
         assert_eq!(read_in(&mut map, &source, new.len()), Ok(new.len()), "{way:?}");
         bytes[PAGE as usize..4 * PAGE as usize].copy_from_slice(&new);
         assert_same(&read_all(&file), &bytes);

@@ -7,8 +7,8 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
-use bifolio::Advice;
 use bifolio_testing::{Call, Fault};
 
 use crate::poisoned::break_pipes;
@@ -99,7 +99,7 @@ const ENDS: [End; 7] = [
 
 fn live_and_end(way: Way, end: End) {
     let storage = Faulty::new(support::Way::Memory, (MEMORY / 8) as usize, 5);
-    let builder = storage.builder(MEMORY).reclaim_wait_ms_max(50);
+    let builder = storage.builder(MEMORY).reclaim_wait_max(Duration::from_millis(50));
     let is_swapped_out = matches!(end, End::Unswapped);
     let builder =
         if is_swapped_out { builder.swap_backing(storage.backing.clone()) } else { builder };
@@ -114,13 +114,14 @@ fn live_and_end(way: Way, end: End) {
     };
     let mut map = file.map_mut(0..file.len()).unwrap();
     // Creates and uses everything that is created on first use.
-    map.prefetch(0..map.len()).unwrap();
+    map.populate(0..map.len()).unwrap();
     for page in 0..64 {
         store(map.as_mut_ptr(), page * PAGE, b"stored");
     }
     let is_held = matches!(end, End::Held);
-    let holds = is_held.then(|| file.pins(0..50 * PAGE).map(|pin| pin.unwrap().hold()).collect());
-    let holds: Vec<_> = holds.unwrap_or_default();
+    let held = 0..if is_held { 50 } else { 0 };
+    let pin = |page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().into_owned();
+    let holds: Vec<_> = held.map(pin).collect();
     match end {
         End::Well => {}
         End::Unwritten | End::Unclosed | End::Held | End::Unswapped => {
@@ -133,7 +134,7 @@ fn live_and_end(way: Way, end: End) {
         End::Poisoned => {
             drop(map);
             let _pipes = break_pipes();
-            let outcome = file.advise(0..file.len(), Advice::DontNeed);
+            let outcome = file.evict(0..file.len());
             assert!(file.sync_data().is_err(), "{outcome:?}");
             return;
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Advice, Cache, ErrorKind, Feature, File, OpenOptions, Result};
+use bifolio::{Cache, ErrorKind, Feature, File, OpenOptions, Result};
 use bifolio_testing::fill_bytes;
 use fastrand::Rng;
 
@@ -59,10 +59,10 @@ fn touch_what_was_cut(way: Way) {
     let cache = way.builder(1 << 20).build().unwrap();
     let file = cache.open(&path, &way.options()).unwrap();
     let map = file.map(0..file.len()).unwrap();
-    map.prefetch(0..map.len()).unwrap();
+    map.populate(0..map.len()).unwrap();
     let len = 5 * PAGE + 100;
     file.set_len(len).unwrap();
-    assert!(is_past_end(&map.prefetch(0..map.len())));
+    assert!(is_past_end(&map.populate(0..map.len())));
     assert!(is_past_end(&map.pin(5 * PAGE..7 * PAGE)));
     assert!(map.take_error().is_none(), "no page was touched");
     assert_same(&load(map.as_ptr(), 0..len), &bytes[..len as usize]);
@@ -162,7 +162,7 @@ fn a_hole_is_seen_through_a_map_despite_a_hold() {
         let file = way.memory_file(&cache, 10 * PAGE);
         let mut map = file.map_mut(0..10 * PAGE).unwrap();
         store(map.as_mut_ptr(), 0, &[7; 10 * PAGE_USIZE]);
-        let held = file.pin(3 * PAGE..4 * PAGE).unwrap().hold();
+        let held = file.pin(3 * PAGE..4 * PAGE).unwrap().into_owned();
         file.punch_hole(2 * PAGE..6 * PAGE).unwrap();
         assert_same(&load(map.as_ptr(), 2 * PAGE..6 * PAGE), &[0; 4 * PAGE_USIZE]);
         // What is stored now is the file's, and not of the page that was held.
@@ -181,7 +181,7 @@ fn holds_of_pages_that_are_cut_stay_readable() {
         let bytes = fill_bytes(3, 10 * PAGE_USIZE);
         for_both_files(way, &bytes, |_, file| {
             let map = file.map(0..file.len()).unwrap();
-            let held = file.pin(7 * PAGE..8 * PAGE).unwrap().hold();
+            let held = file.pin(7 * PAGE..8 * PAGE).unwrap().into_owned();
             let pinned = map.pin(6 * PAGE..9 * PAGE).unwrap();
             file.set_len(5 * PAGE).unwrap();
             let mut found = vec![0; PAGE_USIZE];
@@ -332,7 +332,8 @@ fn a_page_that_was_written_meanwhile_is_not_marked_again() {
     for way in Way::whole() {
         let directory = directory();
         let (path, _) = random_file(&directory, "mapped", 2 * PAGE_USIZE);
-        let cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
+        let cache =
+            way.builder(1 << 20).dirty_age_max(Duration::from_millis(600_000)).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
         let mut map = file.map_mut(0..file.len()).unwrap();
         for page in 0..2 {
@@ -352,15 +353,16 @@ fn a_page_that_was_written_meanwhile_is_not_marked_again() {
     }
 }
 
-/// The flusher searches for stores to a page whose lock a `PinMut` holds, because of its age or of
-/// advice. It skips the page, and writes out pages that other threads wait for.
+/// The flusher searches for stores to a page whose lock a `PageRefMut` holds, because of its age or
+/// of advice. It skips the page, and writes out pages that other threads wait for.
 #[test]
 fn a_pinned_page_holds_no_other_back_from_its_device() {
     for (way, has_advice) in Way::whole().into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let directory = directory();
         let (path, _) = random_file(&directory, "mapped", 2 * PAGE_USIZE);
         let age_ms_max = if has_advice { 3_600_000 } else { 20 };
-        let cache = way.builder(1 << 20).dirty_age_ms_max(age_ms_max).build().unwrap();
+        let cache =
+            way.builder(1 << 20).dirty_age_max(Duration::from_millis(age_ms_max)).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
         let mut map = file.map_mut(0..file.len()).unwrap();
         let mut pin = file.pin_mut(0..6).unwrap();
@@ -370,7 +372,7 @@ fn a_pinned_page_holds_no_other_back_from_its_device() {
             wait_until("the page beside it is on disk", || {
                 if has_advice {
                     // Once may not do: the write-out of the first text has perhaps not ended.
-                    file.advise(0..2 * PAGE, Advice::DontNeed).unwrap();
+                    file.evict(0..2 * PAGE).unwrap();
                 }
                 std::fs::read(&path).unwrap()[PAGE_USIZE..].starts_with(text)
             });
@@ -393,7 +395,7 @@ fn a_mapped_file_is_closed_with_its_last_map() {
         let directory = directory();
         let (path, mut bytes) = random_file(&directory, "mapped", 64 * PAGE_USIZE);
         // The flusher looks for stores all the time.
-        let cache = way.builder(1 << 20).dirty_age_ms_max(1).build().unwrap();
+        let cache = way.builder(1 << 20).dirty_age_max(Duration::from_millis(1)).build().unwrap();
         for round in 0..100_usize {
             let file = cache.open(&path, &way.options()).unwrap();
             assert_same(&read_all(&file), &bytes);
@@ -420,7 +422,7 @@ fn pinned_pages_of_a_map_stay_and_raise_no_faults() {
     for way in Way::with_and_without(Feature::VectoredUnmap) {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "mapped", 4 << 20);
-        let cache = way.builder(1 << 20).readahead_bytes_max(0).build().unwrap();
+        let cache = way.builder(1 << 20).readahead_max(0).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
         let map = file.map(0..file.len()).unwrap();
         // Whether the pages were evicted by others, and a smaller bound.
@@ -433,12 +435,12 @@ fn pinned_pages_of_a_map_stay_and_raise_no_faults() {
             cache.set_memory(1 << 20).unwrap();
             cache.stats().faults - faults
         };
-        map.prefetch(10 * PAGE..31 * PAGE).unwrap();
+        map.populate(10 * PAGE..31 * PAGE).unwrap();
         // Once may not be enough: new pages wait in the batch of a CPU that has nothing else to do.
         let is_pressed = (0..50).any(|_| faults_under_pressure() > 0);
         assert!(is_pressed, "no pressure: {:?}", cache.stats());
         let pinned = map.pin(10 * PAGE + 5..30 * PAGE + 1).unwrap();
-        assert_eq!(pinned.pages(), 21);
+        assert_eq!(pinned.len() as u64, 20 * PAGE - 4);
         assert_eq!(faults_under_pressure(), 0, "{way:?}");
     }
 }
@@ -448,7 +450,8 @@ fn a_cache_full_of_pinned_maps_says_so_and_recovers() {
     for way in Way::whole() {
         let directory = directory();
         let (path, bytes) = random_file(&directory, "mapped", 4 << 20);
-        let cache = way.builder(1 << 20).reclaim_wait_ms_max(50).build().unwrap();
+        let cache =
+            way.builder(1 << 20).reclaim_wait_max(Duration::from_millis(50)).build().unwrap();
         let file = cache.open(&path, &way.options()).unwrap();
         let map = file.map(0..file.len()).unwrap();
         let mut pins = Vec::new();
@@ -462,11 +465,11 @@ fn a_cache_full_of_pinned_maps_says_so_and_recovers() {
         assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
         assert!(pins.len() >= 8, "full with {} pages", pins.len() * 16);
         // A few pages may be left, and can be used one after the other.
-        if let Err(error) = map.prefetch(3 << 20..4 << 20) {
+        if let Err(error) = map.populate(3 << 20..4 << 20) {
             assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
         }
         pins.clear();
-        map.prefetch(3 << 20..4 << 20).unwrap();
+        map.populate(3 << 20..4 << 20).unwrap();
         assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
     }
 }
@@ -549,12 +552,9 @@ fn files_that_cannot_be_mapped_are_refused() {
     assert!(file.map_mut(u64::MAX - 1..u64::MAX).is_err());
     let map = file.map_mut(PAGE..2 * PAGE).unwrap();
     for range in [0..PAGE + 1, PAGE + 1..PAGE + 1] {
-        for refused in [
-            map.prefetch(range.clone()),
-            map.sync(range.clone()),
-            map.pin(range.clone()).map(drop),
-            map.advise(range.clone(), bifolio::Advice::WillNeed).map(drop),
-        ] {
+        for refused in
+            [map.populate(range.clone()), map.sync(range.clone()), map.pin(range.clone()).map(drop)]
+        {
             assert!(matches!(error_of(refused, &["range"]).kind(), ErrorKind::Config { .. }));
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::setup::{Way, load, run_child, store, word};
 use crate::support::{self, Faulty, assert_same, directory, random_file};
-use bifolio::{Advice, Feature};
+use bifolio::Feature;
 use rustix::mm::MlockFlags;
 use std::sync::atomic::Ordering;
 
@@ -46,7 +46,7 @@ const VARIABLE: &str = "BIFOLIO_TEST_LOCKED";
 fn use_locked_pages(way: Way) {
     let directory = directory();
     let (path, mut bytes) = random_file(&directory, "mapped", 200 * PAGE as usize);
-    let builder = way.builder(512 << 10).memory_max(4 << 20).readahead_bytes_max(0);
+    let builder = way.builder(512 << 10).memory_max(4 << 20).readahead_max(0);
     let cache = builder.build().unwrap();
     let file = cache.open(&path, &way.options().len_max(4 << 20)).unwrap();
     let mut map = file.map_mut(0..file.len()).unwrap();
@@ -60,7 +60,7 @@ fn use_locked_pages(way: Way) {
         bytes[(page * PAGE + 100) as usize..][..8].copy_from_slice(&page.to_ne_bytes());
     }
     assert_same(&load(start, 0..map.len()), &bytes);
-    map.advise(0..map.len(), Advice::DontNeed).unwrap();
+    map.file().evict(0..map.len()).unwrap();
     file.sync_data().unwrap();
     for pages in [150, 100, 3] {
         file.set_len(pages * PAGE).unwrap();
@@ -112,7 +112,7 @@ fn a_map_of_several_kernel_mappings_is_read_in_as_few_transfers() {
                 assert_eq!(answer, 0);
             }
             let before = cache.stats().read_requests;
-            map.prefetch(0..map.len()).unwrap();
+            map.populate(0..map.len()).unwrap();
             requests.push(cache.stats().read_requests - before);
             assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
             drop(map);

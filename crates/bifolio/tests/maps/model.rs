@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use bifolio::{Advice, Cache, Feature, File, MapPin, ReadRequest};
+use bifolio::{Cache, Feature, File, OwnedPageRef, ReadRequest};
 use bifolio_testing::{fill_bytes, with_seeds};
 use fastrand::Rng;
 
@@ -38,7 +38,7 @@ struct Run<'c> {
     model: Vec<u8>,
     /// Maps, each with its range of the file.
     maps: Vec<(Range<u64>, View)>,
-    pins: Vec<MapPin>,
+    pins: Vec<OwnedPageRef>,
     sizes: Sizes,
     random: Rng,
 }
@@ -209,13 +209,13 @@ impl<'c> Run<'c> {
         let inside = range.start - mapped.start..range.end - mapped.start;
         let View::Write(map) = view else {
             let View::Read(map) = view else { return };
-            map.prefetch(inside).unwrap();
+            map.populate(inside).unwrap();
             return assert!(map.take_error().is_none());
         };
         match self.random.u32(..4) {
             0 => map.sync(inside).unwrap(),
-            1 => map.prefetch(inside).unwrap(),
-            2 => drop(map.advise(inside, Advice::WillNeed).unwrap()),
+            1 => map.populate(inside).unwrap(),
+            2 => map.file().prefetch(range).unwrap(),
             _ => {
                 let end = inside.end.min(inside.start + 8 * PAGE);
                 self.pins.push(map.pin(inside.start..end).unwrap());

@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use bifolio::{Backing, Cache, ErrorKind, Feature, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault};
@@ -52,14 +53,15 @@ fn is_poisoned<T: std::fmt::Debug>(answer: bifolio::Result<T>) -> bool {
 fn lose_kept_pages(way: Way) {
     let directory = directory();
     let (path, old) = random_file(&directory, "mapped", 400 * PAGE_USIZE);
-    let cache = way.builder(512 << 10).dirty_age_ms_max(600_000).build().unwrap();
+    let cache =
+        way.builder(512 << 10).dirty_age_max(Duration::from_millis(600_000)).build().unwrap();
     let file = cache.open(&path, &way.options()).unwrap();
     let mut map = file.map_mut(0..file.len()).unwrap();
     for page in 0..40 {
         store(map.as_mut_ptr(), page * PAGE, b"stored");
     }
     let _pipes = break_pipes();
-    let error = (40..400).find_map(|page| map.prefetch(page * PAGE..(page + 1) * PAGE).err());
+    let error = (40..400).find_map(|page| map.populate(page * PAGE..(page + 1) * PAGE).err());
     let error = error.expect("more pages than there is memory for");
     assert!(matches!(error.kind(), ErrorKind::Poisoned { .. }), "{error:?}");
     let mut resident = 0;
@@ -104,10 +106,10 @@ fn find_no_memory_to_read(way: Way) {
     let cache = way.mask(storage.builder(1 << 20)).build().unwrap();
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     let map = file.map(0..file.len()).unwrap();
-    map.prefetch(0..PAGE).unwrap();
+    map.populate(0..PAGE).unwrap();
     refuse_calls(libc::SYS_ioctl, Some(COPY), libc::ENOMEM);
     for _ in 0..3 {
-        for answer in [map.prefetch(0..map.len()), file.read_exact_at(&mut [0; 9000], 9 * PAGE)] {
+        for answer in [map.populate(0..map.len()), file.read_exact_at(&mut [0; 9000], 9 * PAGE)] {
             let error = answer.unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::Memory { .. }), "{error:?}");
         }
@@ -125,7 +127,7 @@ fn find_no_memory_to_read(way: Way) {
 fn find_no_memory(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 0, 5);
     let builder = storage.builder(512 << 10).swap_backing(storage.backing.clone());
-    let cache = way.mask(builder.reclaim_wait_ms_max(50)).build().unwrap();
+    let cache = way.mask(builder.reclaim_wait_max(Duration::from_millis(50))).build().unwrap();
     let file = way.memory_file(&cache, 400 * PAGE);
     let mut map = file.map_mut(0..file.len()).unwrap();
     // As many as there is memory for, and not half of it later.
@@ -137,7 +139,7 @@ fn find_no_memory(way: Way) {
     cache.set_memory(256 << 10).unwrap_err();
     // What it has asked for is still tried.
     wait_until("it is poisoned", || is_poisoned(file.sync_data()));
-    let error = map.prefetch(399 * PAGE..400 * PAGE).unwrap_err();
+    let error = map.populate(399 * PAGE..400 * PAGE).unwrap_err();
     assert!(error.to_string().contains("put back"), "{error:?}");
     assert!(is_poisoned(file.write_at(b"x", 0)) && is_poisoned(file.sync_data()));
     drop((map, file, cache));
@@ -170,8 +172,9 @@ static ERRORS: Errors = Errors(Mutex::new(Vec::new()));
 /// in another way.
 fn end_without_a_look(way: Way, errno: i32) {
     let directory = directory();
-    let cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
-    let other_cache = way.builder(1 << 20).dirty_age_ms_max(600_000).build().unwrap();
+    let cache = way.builder(1 << 20).dirty_age_max(Duration::from_millis(600_000)).build().unwrap();
+    let other_cache =
+        way.builder(1 << 20).dirty_age_max(Duration::from_millis(600_000)).build().unwrap();
     let open = |cache: &Cache, name: &str| {
         let (path, _) = random_file(&directory, name, 8 * PAGE_USIZE);
         let file = cache.open(path, &way.options()).unwrap();
@@ -339,13 +342,13 @@ fn an_unmap_call_that_is_refused_later_is_replaced_for_good() {
 /// Pages cannot be evicted, because the call that keeps their last bytes is refused.
 fn find_no_vmsplice(way: Way) {
     let storage = Faulty::new(support::Way::Memory, 400 * PAGE_USIZE, 5);
-    let builder = storage.builder(512 << 10).reclaim_wait_ms_max(50);
+    let builder = storage.builder(512 << 10).reclaim_wait_max(Duration::from_millis(50));
     let cache = way.mask(builder).build().unwrap();
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     let mut map = file.map_mut(0..file.len()).unwrap();
     store(map.as_mut_ptr(), 0, &storage.bytes[..8]);
     refuse_calls(libc::SYS_vmsplice, None, libc::EPERM);
-    let error = support::error_of(map.prefetch(0..map.len()), &["cannot keep", "os error 1"]);
+    let error = support::error_of(map.populate(0..map.len()), &["cannot keep", "os error 1"]);
     assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
     file.sync_data().unwrap();
     drop((map, file));
@@ -473,7 +476,7 @@ fn pages_in_front_of_one_that_is_refused_keep_what_was_stored() {
             let added = thread::scope(|scope| {
                 let adding = scope.spawn(|| add_at_once(start));
                 // One by one they can all be had.
-                map.prefetch(0..map.len()).unwrap();
+                map.populate(0..map.len()).unwrap();
                 adding.join().unwrap()
             });
             assert!(!backing.is_armed.load(Ordering::Relaxed), "no transfer of all pages");

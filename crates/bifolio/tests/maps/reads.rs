@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bifolio::{Advice, Cache, ErrorKind, Feature, File, ReadRequest, Result};
+use bifolio::{Cache, ErrorKind, Feature, File, ReadRequest, Result};
 use bifolio_testing::{Call, Fault};
 use fastrand::Rng;
 
@@ -149,7 +149,7 @@ fn reads_of_storage_that_fails_raise_no_signal() {
             let mut all = vec![0; (PAGES * PAGE) as usize];
             for _ in 0..FAILURES {
                 storage.backing.inject(Fault::on(Call::Read).forever());
-                file.advise(0..PAGES * PAGE, Advice::DontNeed).unwrap();
+                file.evict(0..PAGES * PAGE).unwrap();
                 storage.backing.heal();
                 // Twice: then the pages are marked as used.
                 (0..2).for_each(|_| drop(file.read_at(&mut all, 0)));
@@ -184,7 +184,7 @@ fn a_pin_outlives_a_cut_and_growth_and_raises_no_signal() {
         assert!(buffer.iter().all(|byte| *byte == 0));
         // The page is the file's again, and does not leave under the pin.
         file.sync_data().unwrap();
-        assert_eq!(file.advise(5 * PAGE..6 * PAGE, Advice::DontNeed).unwrap().evicted, 0);
+        assert_eq!(file.evict(5 * PAGE..6 * PAGE).unwrap().folios, 0);
         file.write_all_at(&[3; 100], 5 * PAGE).unwrap();
         again();
         // A second holder, of the next page there was.
@@ -199,7 +199,7 @@ fn a_pin_outlives_a_cut_and_growth_and_raises_no_signal() {
         file.sync_data().unwrap();
         // Refused only while the write-out that the advice above began still searches for stores.
         support::wait_until("the page is evicted", || {
-            file.advise(5 * PAGE..6 * PAGE, Advice::DontNeed).unwrap().evicted == 1
+            file.evict(5 * PAGE..6 * PAGE).unwrap().folios == 1
         });
         assert!(read_all(&file).iter().all(|byte| *byte == 0));
         assert_eq!(load(), 0);

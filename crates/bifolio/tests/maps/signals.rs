@@ -145,7 +145,7 @@ extern "C" fn touch_target(_signal: libc::c_int) {
 /// Interrupts a thread that waits for a transfer; the handler touches the page that is read.
 fn touch_in_a_handler(way: Way) {
     log_to_stderr();
-    let cache = way.builder(1 << 20).readahead_bytes_max(0).build().unwrap();
+    let cache = way.builder(1 << 20).readahead_max(0).build().unwrap();
     let backing = Arc::new(Gated {
         gate: Gate::new(),
         position: AtomicU64::new(u64::MAX),

@@ -288,7 +288,7 @@ fn stores_to_pages_from_before_the_first_map_are_found() {
             let file = cache.open(&path, &way.options()).unwrap();
             let readers = file.map(0..LEN).unwrap();
             let mut map = thread::scope(|scope| {
-                scope.spawn(|| readers.prefetch(0..LEN).unwrap());
+                scope.spawn(|| readers.populate(0..LEN).unwrap());
                 thread::sleep(Duration::from_micros(round * 25));
                 file.map_mut(0..LEN).unwrap()
             });

@@ -26,7 +26,7 @@ fn a_hold_is_a_handle_and_keeps_the_bytes() {
     let cache = setup.cache();
     let file = setup.file(&cache);
     write_pages(&file, 0..40);
-    let hold = file.pin(5 * PAGE..6 * PAGE).unwrap().hold();
+    let hold = file.pin(5 * PAGE..6 * PAGE).unwrap().into_owned();
     let clone = hold.clone();
     drop(file);
     check_resident(&cache, 40 * PAGE).unwrap();
@@ -47,7 +47,7 @@ fn a_hold_keeps_bytes_over_a_punch_and_memory_over_a_cut() {
     let cache = setup.cache();
     let file = setup.file(&cache);
     write_pages(&file, 0..8);
-    let holds = [0, 4].map(|page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().hold());
+    let holds = [0, 4].map(|page| file.pin(page * PAGE..(page + 1) * PAGE).unwrap().into_owned());
     file.punch_hole(0..4 * PAGE).unwrap();
     file.set_len(4 * PAGE).unwrap();
     assert_eq!(file.seek_data(0).unwrap(), None);
@@ -101,7 +101,7 @@ fn a_closed_cache_refuses_memory_files_and_keeps_holds() {
     let file = setup.file(&cache);
     write_pages(&file, 0..40);
     file.allocate(0..64 * PAGE).unwrap();
-    let hold = file.pin(7 * PAGE..8 * PAGE).unwrap().hold();
+    let hold = file.pin(7 * PAGE..8 * PAGE).unwrap().into_owned();
     cache.close().unwrap();
     let mut buffer = [0; 8];
     for error in [
@@ -143,7 +143,7 @@ fn live(setup: &Setup, cache: &Cache, number: u64) {
     write_pages(&file, number % 7..number % 7 + 5);
     file.allocate(100 * PAGE..120 * PAGE).unwrap();
     file.write_all_at(b"far", (number % 5) << 30).unwrap();
-    let hold = file.pin(0..1).unwrap().hold();
+    let hold = file.pin(0..1).unwrap().into_owned();
     if number.is_multiple_of(2) {
         file.punch_hole(PAGE..200 * PAGE).unwrap();
         file.set_len(5 * PAGE).unwrap();

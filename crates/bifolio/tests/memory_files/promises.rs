@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use bifolio::{Cache, DirectIo, ErrorKind, Feature};
 use bifolio_testing::{fill_bytes, skip};
@@ -136,7 +137,7 @@ fn places_between_others_are_used_and_given_back() {
     const PAGES: u64 = 900;
     let small = Setup::swapping(512 << 10, 4096);
     let large = Setup::swapping(512 << 10, 16 << 10);
-    let cache = small.builder().swap_bytes_max((PAGES + 20) * PAGE).build().unwrap();
+    let cache = small.builder().swap_max((PAGES + 20) * PAGE).build().unwrap();
     let (file, other) = (small.file(&cache), large.file(&cache));
     let page_of = |index: u64| fill_bytes(index, PAGE_BYTES);
     (0..PAGES).for_each(|index| file.write_all_at(&page_of(index), index * PAGE).unwrap());
@@ -164,7 +165,7 @@ fn pages_free_between_larger_folios_are_not_full() {
         let small = cache.memory_file("small").unwrap();
         small.write_all_at(&vec![1; 200 * PAGE_BYTES], 0).unwrap();
         let is_kept = |page: &u64| *page >= 48 && page.is_multiple_of(16);
-        let pin = |page: u64| small.pin(page * PAGE..page * PAGE + 1).unwrap().hold();
+        let pin = |page: u64| small.pin(page * PAGE..page * PAGE + 1).unwrap().into_owned();
         let _kept: Vec<_> = (0..200).filter(is_kept).map(pin).collect();
         for page in (0..200).filter(|page| !is_kept(page)) {
             small.punch_hole(page * PAGE..(page + 1) * PAGE).unwrap();
@@ -182,8 +183,8 @@ fn pages_free_between_larger_folios_are_not_full() {
 #[test]
 fn an_error_counts_each_pinned_page_once() {
     let directory = tempfile::tempdir().unwrap();
-    let builder = Cache::builder().memory(600 << 10).reclaim_wait_ms_max(500);
-    let builder = builder.swap_directory(directory.path()).swap_bytes_max(128 << 10);
+    let builder = Cache::builder().memory(600 << 10).reclaim_wait_max(Duration::from_millis(500));
+    let builder = builder.swap_directory(directory.path()).swap_max(128 << 10);
     let cache = builder.build().unwrap();
     let file = cache.memory_file("full").unwrap();
     let is_written = |index: &u64| file.write_all_at(&[1; PAGE_BYTES], index * PAGE).is_ok();

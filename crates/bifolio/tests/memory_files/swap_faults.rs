@@ -30,7 +30,7 @@ fn for_each_storage(test: impl Fn(&Faulty)) {
 /// Creates a cache that swaps out to this storage, and a file in it.
 fn make(storage: &Faulty, folio_bytes: u64) -> (Cache, File) {
     let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
-    let cache = builder.reclaim_wait_ms_max(500).build().unwrap();
+    let cache = builder.reclaim_wait_max(Duration::from_millis(500)).build().unwrap();
     let file = cache.memory_file_with("scratch", &writable().folio_bytes(folio_bytes)).unwrap();
     (cache, file)
 }
@@ -100,7 +100,7 @@ fn waits_for_a_page_under_eviction_are_counted() {
 fn stalls_of_an_evicted_page(mappable: bool) -> u64 {
     let storage = Faulty::new(Way::Threads, 0, 1);
     let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
-    let cache = builder.reclaim_wait_ms_max(1).build().unwrap();
+    let cache = builder.reclaim_wait_max(Duration::from_millis(1)).build().unwrap();
     let file = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
     fill(&file, 0..PAGES / 8).unwrap();
     assert_eq!(cache.stats().swapped_out_pages, 0, "there is room");
@@ -370,7 +370,7 @@ fn transfers_that_are_short_interrupted_or_late_do_no_harm() {
 fn a_swap_that_is_full_is_no_room_until_places_are_given_back() {
     for_each_storage(|storage| {
         let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
-        let builder = builder.reclaim_wait_ms_max(500).swap_bytes_max(512 << 10);
+        let builder = builder.reclaim_wait_max(Duration::from_millis(500)).swap_max(512 << 10);
         let cache = builder.build().unwrap();
         let file = cache.memory_file("scratch").unwrap();
         for round in 0..3 {

@@ -4,6 +4,7 @@
 use crate::support::{Faulty, PAGE, Way};
 use bifolio::{Cache, Error, ErrorKind, File};
 use bifolio_testing::{Call, Fault};
+use std::time::Duration;
 
 const MEMORY_BYTES: u64 = 512 << 10;
 const PAGES: u64 = 3 * MEMORY_BYTES / PAGE;
@@ -13,7 +14,7 @@ const PAGES: u64 = 3 * MEMORY_BYTES / PAGE;
 fn check(files: usize, is_full: bool, zero: impl Fn(&File, u64) -> Result<(), Error>) {
     let (swap, disk) = (Faulty::new(Way::Memory, 0, 1), Faulty::new(Way::Memory, 1 << 20, 2));
     let builder = disk.builder(MEMORY_BYTES).swap_backing(swap.backing.clone());
-    let cache: Cache = builder.reclaim_wait_ms_max(200).build().unwrap();
+    let cache: Cache = builder.reclaim_wait_max(Duration::from_millis(200)).build().unwrap();
     let files: Vec<File> = (0..files).map(|_| cache.memory_file("scratch").unwrap()).collect();
     let pages_of = |number: usize| if number == 0 { PAGES } else { 4 };
     for (number, file) in files.iter().enumerate().rev() {
@@ -74,7 +75,7 @@ fn truncated_pages_take_no_share_of_other_files() {
 fn other_files_have_pages_beside_those_of_their_tables() {
     let (swap, disk) = (Faulty::new(Way::Memory, 0, 1), Faulty::new(Way::Memory, 8 << 20, 2));
     let builder = disk.builder(256 << 10).swap_backing(swap.backing.clone());
-    let cache = builder.reclaim_wait_ms_max(200).build().unwrap();
+    let cache = builder.reclaim_wait_max(Duration::from_millis(200)).build().unwrap();
     let scratch = cache.memory_file("scratch").unwrap();
     scratch.write_all_at(&vec![1; 1 << 20], 0).unwrap();
     let other = disk.open(&cache);

@@ -12,7 +12,7 @@ use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, open, random_file, writable,
 };
 use bifolio::{
-    Advice, Cache, DiskFile, DiskOptions, ErrorKind, Feature, Features, File, OpenOptions,
+    Access, Cache, DiskFile, DiskOptions, ErrorKind, Feature, Features, File, OpenOptions,
     ReadFuture,
 };
 use bifolio_testing::{
@@ -37,7 +37,7 @@ fn only_bytes_in_memory_are_read_without_waiting() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 10 * PAGE as usize + 100);
     let file = open(&cache_of(1 << 20), &path);
-    file.advise(0..file.len(), Advice::Random).unwrap();
+    file.set_access(Access::Random);
     let mut buffer = vec![0; 4 * PAGE as usize];
     let needles = ["file", "12288", "without waiting"];
     let error = error_of(file.try_read_at(&mut buffer, 3 * PAGE), &needles);
@@ -183,8 +183,8 @@ fn dropped_reads_leave_no_pin_and_no_descriptor() {
     }
     let file = open(&cache, &path);
     assert_same(&block_on(file.read_async(0, vec![0; 4 << 20])).unwrap(), &bytes);
-    let outcome = file.advise(0..file.len(), Advice::DontNeed).unwrap();
-    assert_eq!(outcome.remaining.referenced, 0, "{outcome:?}");
+    let outcome = file.evict(0..file.len()).unwrap();
+    assert_eq!(outcome.kept.referenced, 0, "{outcome:?}");
     file.close().unwrap();
     cache.close().unwrap();
     assert_eq!(descriptors(&directory), before);
@@ -197,7 +197,7 @@ fn a_page_that_another_thread_reads_is_waited_for_without_a_thread() {
     backing.inject(Fault::on(Call::Read).held(&gate));
     let cache = cache_of(4 << 20);
     let file = cache.open_backing(Arc::clone(&backing) as _, &OpenOptions::new()).unwrap();
-    file.advise(0..file.len(), Advice::Random).unwrap();
+    file.set_access(Access::Random);
     thread::scope(|scope| {
         let reader = scope.spawn(|| file.read_exact_at(&mut [0; 8], 0));
         gate.wait_for_arrivals(1);
@@ -229,7 +229,7 @@ fn a_page_under_a_pin_mut_is_read_after_it() {
             let mut pin = file.pin_mut(0..PAGE).unwrap();
             pin.copy_from(0, &[5; PAGE as usize]);
             // This thread would wait for itself.
-            error_of(block_on(file.read_async(0, vec![0; 8])), &["PinMut"]);
+            error_of(block_on(file.read_async(0, vec![0; 8])), &["PageRefMut"]);
             pin_held.send(()).unwrap();
             assert!(gate.recv().is_err());
             drop(pin);
@@ -352,7 +352,7 @@ fn a_million_reads_of_which_a_tenth_is_dropped_leave_nothing() {
     {
         let cache = cache_of(2 << 20);
         let file = open(&cache, &path);
-        file.advise(0..file.len(), Advice::Random).unwrap();
+        file.set_access(Access::Random);
         let (made, dropped) = (AtomicU64::new(0), AtomicU64::new(0));
         thread::scope(|scope| {
             for seed in 0..2 {
@@ -376,7 +376,7 @@ fn a_million_reads_of_which_a_tenth_is_dropped_leave_nothing() {
                         file.read_exact_at(&mut [0; 9000], random.u64(..8 << 20)).unwrap();
                         let page = random.usize(..4096) * PAGE as usize;
                         file.write_all_at(&bytes[page..page + 4096], page as u64).unwrap();
-                        file.advise(0..1 << 20, Advice::DontNeed).unwrap();
+                        file.evict(0..1 << 20).unwrap();
                     }
                 });
             }
@@ -384,8 +384,8 @@ fn a_million_reads_of_which_a_tenth_is_dropped_leave_nothing() {
         let dropped = dropped.into_inner();
         assert!(dropped > READS / 11, "{dropped} reads were dropped");
         file.sync_data().unwrap();
-        let outcome = file.advise(0..file.len(), Advice::DontNeed).unwrap();
-        assert_eq!(outcome.remaining, Default::default(), "pins are left");
+        let outcome = file.evict(0..file.len()).unwrap();
+        assert_eq!(outcome.kept, Default::default(), "pins are left");
         let stats = cache.stats();
         assert_eq!(stats.inactive_bytes + stats.active_bytes, 0, "frames are left");
         assert!(stats.used_bytes <= stats.bound_bytes);

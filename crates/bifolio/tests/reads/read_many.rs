@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, has, random_file,
 };
-use bifolio::{Advice, Cache, ErrorKind, Feature, File, OpenOptions, ReadRequest};
+use bifolio::{Access, Cache, ErrorKind, Feature, File, OpenOptions, ReadRequest};
 use fastrand::Rng;
 
 /// Returns a cache that uses io_uring if the machine has it, and one that does not.
@@ -145,8 +145,8 @@ fn pins_of_many_ranges_stand_in_their_order_with_their_bytes() {
     let (path, bytes) = random_file(&directory, "file", 900_000);
     for cache in caches(2 << 20) {
         for folio_bytes in [PAGE, 64 << 10] {
-            let options = OpenOptions::new().immutable(true).folio_bytes(folio_bytes);
-            let file = cache.open(&path, &options).unwrap();
+            let options = OpenOptions::new().folio_bytes(folio_bytes);
+            let file = cache.open_immutable(&path, &options).unwrap();
             let mut random = Rng::with_seed(folio_bytes);
             let mut ranges: Vec<Range<u64>> = (0..100)
                 .map(|_| {
@@ -161,8 +161,7 @@ fn pins_of_many_ranges_stand_in_their_order_with_their_bytes() {
             ranges.push(899_999..900_001);
             let pins = file.pin_many(&ranges);
             for (pin, range) in pins.iter().zip(&ranges).take(101) {
-                let found = pin.as_ref().unwrap().as_bytes().unwrap();
-                assert_same(found, expected(&bytes, range));
+                assert_same(pin.as_ref().unwrap(), expected(&bytes, range));
             }
             let kinds: Vec<_> =
                 pins[101..].iter().map(|pin| pin.as_ref().unwrap_err().kind()).collect();
@@ -180,7 +179,7 @@ fn more_pins_than_fit_are_refused_one_by_one() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 4 << 20);
     for cache in caches(512 << 10) {
-        let file = cache.open(&path, &OpenOptions::new().immutable(true)).unwrap();
+        let file = cache.open_immutable(&path, &OpenOptions::new()).unwrap();
         let ranges: Vec<_> = (0..1024).map(|page| page * PAGE..page * PAGE + 10).collect();
         let pins = file.pin_many(&ranges[..200]);
         let (good, bad): (Vec<_>, Vec<_>) = pins.into_iter().partition(Result::is_ok);
@@ -190,10 +189,10 @@ fn more_pins_than_fit_are_refused_one_by_one() {
             assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error:?}");
         }
         for pin in good.iter().flatten() {
-            assert_eq!(pin.as_bytes().unwrap().len(), 10);
+            assert_eq!(pin.len(), 10);
         }
         drop(good);
-        assert_same(file.pin(40_960..40_970).unwrap().as_bytes().unwrap(), &bytes[40_960..40_970]);
+        assert_same(&file.pin(40_960..40_970).unwrap(), &bytes[40_960..40_970]);
     }
 }
 
@@ -203,7 +202,7 @@ fn misses_leave_together_and_hits_not_at_all() {
     let (path, _) = random_file(&directory, "file", 4 << 20);
     let cache = Cache::builder().memory(16 << 20).io_depth(32).build().unwrap();
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
-    file.advise(0..0, Advice::Random).unwrap();
+    file.set_access(Access::Random);
     let ranges: Vec<_> = (0..256).map(|page| 4 * page * PAGE..4 * page * PAGE + PAGE).collect();
     let mut buffers = buffers_for(&ranges);
     file.read_many(&mut requests_of(&ranges, &mut buffers)).unwrap();
@@ -227,7 +226,7 @@ fn the_device_gets_a_first_part_of_a_long_queue_at_once() {
         return;
     }
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
-    file.advise(0..0, Advice::Random).unwrap();
+    file.set_access(Access::Random);
     let mut pages = 0..1024;
     for (count, calls) in [(2, 1), (16, 1), (17, 2), (32, 2)] {
         let page = |page: u64| 4 * page * PAGE..4 * page * PAGE + PAGE;

@@ -7,7 +7,7 @@ use std::thread;
 use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, open, random_file, writable,
 };
-use bifolio::{Advice, Cache, ErrorKind, File, OpenOptions, PageView};
+use bifolio::{Cache, ErrorKind, File, OpenOptions, PageView};
 
 /// Returns the first word of the page if all words are equal.
 fn word_of_all(page: &PageView<'_>) -> Result<u64, (u64, u64)> {
@@ -50,7 +50,7 @@ fn bytes_in_place_are_those_of_the_file_wherever_they_are() {
                 });
                 assert_eq!(whole.unwrap(), Some(std::cmp::Ordering::Equal), "{folio_bytes}");
                 if round == 3 {
-                    file.advise(0..file.len(), Advice::DontNeed).unwrap();
+                    file.evict(0..file.len()).unwrap();
                 }
             }
         }
@@ -205,7 +205,7 @@ fn no_reader_sees_another_page_while_pages_are_evicted() {
         write_beside(reads, 3000, |_| {
             let page = fastrand::u64(0..PAGES);
             file.read_exact_at(&mut [0; 64], page * PAGE).unwrap();
-            file.advise(page * PAGE..(page + 1) * PAGE, Advice::DontNeed).unwrap();
+            file.evict(page * PAGE..(page + 1) * PAGE).unwrap();
         });
     });
 }

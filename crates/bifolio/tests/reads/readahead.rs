@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::support::{PAGE, assert_same, directory, random_file, read, wait_for_stats};
-use bifolio::{Advice, Cache, Feature, File, OpenOptions};
+use bifolio::{Access, Cache, Feature, File, OpenOptions};
 use fastrand::Rng;
 
 const LENGTH: usize = 32 << 20;
@@ -57,17 +57,13 @@ fn scan_pinned(file: &File, bytes: &[u8], block: u64, way: &str) {
         .step_by(block as usize)
         .map(|start| start..(start + block).min(len_bytes))
         .collect();
-    let check = |start: u64, pin: bifolio::Pin<'_>| {
+    let check = |start: u64, pin: bifolio::PageRef<'_>| {
         let mut buffer = vec![0; pin.len()];
         pin.copy_to(&mut buffer);
         assert_same(&buffer, &bytes[start as usize..][..buffer.len()]);
     };
     match way {
         "pin" => ranges.into_iter().for_each(|r| check(r.start, file.pin(r).unwrap())),
-        "pins" => {
-            let starts = (0..).step_by(file.folio_bytes() as usize);
-            starts.zip(file.pins(0..len_bytes)).for_each(|(at, pin)| check(at, pin.unwrap()));
-        }
         _ => {
             for ranges in ranges.chunks(16) {
                 let pins = file.pin_many(ranges).into_iter();
@@ -81,7 +77,7 @@ fn scan_pinned(file: &File, bytes: &[u8], block: u64, way: &str) {
 fn a_scan_through_pins_is_read_ahead_as_one_through_reads() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", LENGTH + 1234);
-    for (way, block) in [("pin", 512), ("pin", 4096), ("pins", 4096), ("pin_many", 4096)] {
+    for (way, block) in [("pin", 512), ("pin", 4096), ("pin_many", 4096)] {
         for_both_ways(8 << 20, &path, |cache, file| {
             scan_pinned(file, &bytes, block, way);
             let stats = cache.stats();
@@ -179,7 +175,7 @@ fn a_scan_makes_nothing_hot_but_what_was_read_before() {
     const BLOCK: usize = 1 << 20;
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", LENGTH);
-    let cache = Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap();
+    let cache = Cache::builder().memory(8 << 20).readahead_max(0).build().unwrap();
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
     for start in (0..LENGTH as u64).step_by(BLOCK) {
         let page = start + 100 * PAGE;
@@ -250,10 +246,10 @@ fn random_reads_and_random_advice_read_nothing_ahead() {
         assert!(stats.readahead_folios < stats.misses / 20, "{stats:?}");
     });
     for_both_ways(8 << 20, &path, |cache, file| {
-        file.advise(0..0, Advice::Random).unwrap();
+        file.set_access(Access::Random);
         scan(file, &bytes[..1 << 20], 4096);
         assert_eq!((cache.stats().readahead_folios, cache.stats().read_requests), (0, 256));
-        file.advise(0..0, Advice::Normal).unwrap();
+        file.set_access(Access::Normal);
     });
 }
 
@@ -262,16 +258,16 @@ fn will_need_starts_reading_and_does_not_go_past_the_end() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 1_000_001);
     for_both_ways(16 << 20, &path, |cache, file| {
-        file.advise(500_000..u64::MAX >> 1, Advice::WillNeed).unwrap();
+        file.prefetch(500_000..u64::MAX >> 1).unwrap();
         let wanted_bytes = 1_000_001 - 500_000 / PAGE * PAGE;
         let stats = wait_for_stats(cache, "read", |stats| stats.read_bytes == wanted_bytes);
         assert_eq!(stats.misses, wanted_bytes.div_ceil(PAGE));
-        file.advise(0..0, Advice::Random).unwrap();
+        file.set_access(Access::Random);
         let mut buffer = vec![0; 500_001];
         file.read_exact_at(&mut buffer, 500_000).unwrap();
         assert_same(&buffer, &bytes[500_000..]);
         assert_eq!(cache.stats().misses, stats.misses, "it was resident");
-        assert!(file.advise(5..u64::MAX, Advice::WillNeed).is_err(), "beyond all files");
+        assert!(file.prefetch(5..u64::MAX).is_err(), "beyond all files");
     });
 }
 
@@ -280,7 +276,7 @@ fn sequential_advice_reads_ahead_from_the_first_read_anywhere() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", LENGTH);
     for_both_ways(64 << 20, &path, |cache, file| {
-        file.advise(0..0, Advice::Sequential).unwrap();
+        file.set_access(Access::Sequential);
         file.read_exact_at(&mut [0; 100], 10_000_000).unwrap();
         let least = (64 << 20) / 64 / 2;
         wait_for_stats(cache, "half a window", |stats| stats.read_bytes >= least);
@@ -291,7 +287,7 @@ fn sequential_advice_reads_ahead_from_the_first_read_anywhere() {
 fn no_readahead_where_none_is_wanted() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 1 << 20);
-    let cache = Cache::builder().memory(8 << 20).readahead_bytes_max(0).build().unwrap();
+    let cache = Cache::builder().memory(8 << 20).readahead_max(0).build().unwrap();
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
     scan(&file, &bytes, 4096);
     assert_eq!(cache.stats().readahead_folios, 0);

@@ -197,9 +197,11 @@ impl Faulty {
     /// Returns a cache builder for this kind of transfers, without background work: neither
     /// readahead nor write-back as long as half of it is clean.
     pub fn builder(&self, memory_bytes: u64) -> CacheBuilder {
-        let builder = Cache::builder().memory(memory_bytes).readahead_bytes_max(0);
-        let builder = builder.dirty_age_ms_max(3_600_000).dirty_bytes_background(memory_bytes / 2);
-        let builder = builder.dirty_bytes_max(memory_bytes / 2);
+        let builder = Cache::builder().memory(memory_bytes).readahead_max(0);
+        let builder = builder
+            .dirty_age_max(Duration::from_millis(3_600_000))
+            .dirty_background(memory_bytes / 2);
+        let builder = builder.dirty_max(memory_bytes / 2);
         if self.way == Way::Ring { builder } else { builder.disable(Feature::IoUring) }
     }
 

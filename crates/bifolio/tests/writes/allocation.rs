@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, file_of, files_can_be_mapped, open, read,
@@ -22,8 +23,8 @@ use bifolio_testing::{
 
 /// A cache that writes nothing because of its age.
 fn quiet() -> Cache {
-    let builder = Cache::builder().memory(1 << 20).readahead_bytes_max(0);
-    builder.dirty_age_ms_max(3_600_000).build().unwrap()
+    let builder = Cache::builder().memory(1 << 20).readahead_max(0);
+    builder.dirty_age_max(Duration::from_millis(3_600_000)).build().unwrap()
 }
 
 /// Returns the bytes that the file system has allocated for a file.
@@ -374,7 +375,7 @@ fn maps_see_holes_and_what_is_stored_to_them_later() {
     let cache = quiet();
     let file = cache.open(&path, &writable().mappable(true)).unwrap();
     let mut map = file.map_mut(0..16 * PAGE).unwrap();
-    map.prefetch(0..16 * PAGE).unwrap();
+    map.populate(0..16 * PAGE).unwrap();
     store(&mut map, 3 * PAGE, 8);
     let pin = file.pin(5 * PAGE..6 * PAGE).unwrap();
     file.punch_hole(PAGE + 1..15 * PAGE).unwrap();
@@ -475,8 +476,8 @@ impl Race {
 fn values_before_a_hole_do_not_come_back() {
     let directory = directory();
     let path = file_of(&directory, "file", &vec![0; (RACE_PAGES * PAGE) as usize]);
-    let builder = Cache::builder().memory(256 << 10).dirty_age_ms_max(1);
-    let cache = builder.readahead_bytes_max(64 << 10).build().unwrap();
+    let builder = Cache::builder().memory(256 << 10).dirty_age_max(Duration::from_millis(1));
+    let cache = builder.readahead_max(64 << 10).build().unwrap();
     let file = open(&cache, &path);
     let [begun, ended] = [(); 2].map(|()| AtomicU64::new(0));
     let race = Race { file, begun, ended, is_over: AtomicBool::new(false) };

@@ -16,8 +16,9 @@ use fastrand::Rng;
 /// Returns settings under which the flusher is inactive during a test.
 fn quiet(memory_bytes: u64) -> CacheBuilder {
     let half = memory_bytes / 2;
-    let builder = Cache::builder().memory(memory_bytes).dirty_age_ms_max(3_600_000);
-    builder.dirty_bytes_background(half).dirty_bytes_max(half)
+    let builder =
+        Cache::builder().memory(memory_bytes).dirty_age_max(Duration::from_millis(3_600_000));
+    builder.dirty_background(half).dirty_max(half)
 }
 
 /// Returns a cache with io_uring, if the machine has it, and one without.
@@ -39,7 +40,7 @@ fn faulty_memory(length: usize) -> (Arc<MemoryBacking>, Arc<FaultyBacking>) {
 fn old_dirt_is_written_without_being_asked_for() {
     let directory = directory();
     let (path, mut bytes) = random_file(&directory, "file", 100_000);
-    let builder = Cache::builder().memory(16 << 20).dirty_age_ms_max(10);
+    let builder = Cache::builder().memory(16 << 20).dirty_age_max(Duration::from_millis(10));
     for cache in both_ways(&builder) {
         let file = open(&cache, &path);
         let fresh = fill_bytes(9, 5000);
@@ -57,7 +58,7 @@ fn old_dirt_is_written_without_being_asked_for() {
 fn much_dirt_is_written_in_the_background() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 8 << 20);
-    let builder = quiet(32 << 20).dirty_bytes_background(1 << 20);
+    let builder = quiet(32 << 20).dirty_background(1 << 20);
     for cache in both_ways(&builder) {
         let file = open(&cache, &path);
         file.write_all_at(&bytes[..1 << 20], 0).unwrap();
@@ -76,7 +77,7 @@ fn much_dirt_is_written_in_the_background() {
 
 #[test]
 fn much_dirt_is_much_however_many_files_it_is_spread_over() {
-    let cache = quiet(32 << 20).dirty_bytes_background(1 << 20).build().unwrap();
+    let cache = quiet(32 << 20).dirty_background(1 << 20).build().unwrap();
     let files: Vec<_> = (0..40)
         .map(|_| cache.open_backing(faulty_memory(64 << 10).1, &writable()).unwrap())
         .collect();
@@ -116,7 +117,7 @@ fn neighbours_leave_in_one_request_of_up_to_a_mebibyte() {
 fn writers_that_outrun_the_device_are_throttled() {
     let (memory, backing) = faulty_memory(8 << 20);
     backing.inject(Fault::on(Call::Write).forever().delayed(Duration::from_millis(1)));
-    let builder = quiet(8 << 20).dirty_bytes_background(512 << 10).dirty_bytes_max(1 << 20);
+    let builder = quiet(8 << 20).dirty_background(512 << 10).dirty_max(1 << 20);
     let cache = builder.build().unwrap();
     let file = cache.open_backing(backing, &writable()).unwrap();
     let bytes = fill_bytes(1, 8 << 20);
@@ -170,7 +171,7 @@ fn write_until_refused(file: &File, bytes: &[u8]) -> usize {
 #[test]
 fn a_sync_waits_for_a_write_out_of_another_thread() {
     let (memory, backing) = faulty_memory(1 << 20);
-    let builder = quiet(16 << 20).dirty_age_ms_max(5);
+    let builder = quiet(16 << 20).dirty_age_max(Duration::from_millis(5));
     let cache = builder.build().unwrap();
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
     let gate = Gate::new();
@@ -265,7 +266,7 @@ fn one_bad_block_keeps_only_its_own_page_dirty() {
 fn refused_pages_are_tried_once_in_a_round() {
     const PAGES: u64 = 1024;
     let (_, backing) = faulty_memory((2 * PAGES * PAGE) as usize);
-    let cache = quiet(32 << 20).dirty_bytes_background(1 << 20).build().unwrap();
+    let cache = quiet(32 << 20).dirty_background(1 << 20).build().unwrap();
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
     backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
     // None has a neighbour, so that each is refused by itself.
@@ -314,21 +315,21 @@ fn a_sync_of_more_than_the_queue_holds_writes_all_of_it() {
 fn dirt_settings_that_contradict_each_other_are_refused() {
     let build = |builder: CacheBuilder| error_of(builder.validate(), &["dirty"]);
     let builder = || Cache::builder().memory(64 << 20);
-    build(builder().dirty_bytes_max(43 << 20));
-    build(builder().dirty_bytes_background(2 << 20).dirty_bytes_max(1 << 20));
-    build(builder().dirty_age_ms_max(0));
+    build(builder().dirty_max(43 << 20));
+    build(builder().dirty_background(2 << 20).dirty_max(1 << 20));
+    build(builder().dirty_age_max(Duration::from_millis(0)));
     error_of(builder().io_depth(0).validate(), &["io_depth", "1024"]);
     error_of(builder().io_depth(1025).validate(), &["io_depth", "1024"]);
-    error_of(builder().readahead_bytes_max(2 << 30).validate(), &["readahead_bytes_max"]);
+    error_of(builder().readahead_max(2 << 30).validate(), &["readahead_max"]);
 }
 
 #[test]
 fn two_thirds_of_the_bound_may_be_dirty_and_no_more() {
     let builder = || Cache::builder().memory(3 << 20);
-    builder().dirty_bytes_max(2 << 20).build().unwrap();
-    builder().dirty_bytes_background(2 << 20).validate().unwrap();
+    builder().dirty_max(2 << 20).build().unwrap();
+    builder().dirty_background(2 << 20).validate().unwrap();
     let more = (2 << 20) + 1;
-    error_of(builder().dirty_bytes_max(more).validate(), &["dirty_bytes_max", "two thirds"]);
-    let background = builder().dirty_bytes_background(more);
-    error_of(background.validate(), &["dirty_bytes_background", "two thirds"]);
+    error_of(builder().dirty_max(more).validate(), &["dirty_max", "two thirds"]);
+    let background = builder().dirty_background(more);
+    error_of(background.validate(), &["dirty_background", "two thirds"]);
 }

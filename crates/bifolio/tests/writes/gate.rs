@@ -57,7 +57,7 @@ impl WriteGate for Log {
 
 /// A cache that writes nothing because of its age.
 fn quiet(memory_bytes: u64) -> CacheBuilder {
-    Cache::builder().memory(memory_bytes).dirty_age_ms_max(3_600_000)
+    Cache::builder().memory(memory_bytes).dirty_age_max(Duration::from_millis(3_600_000))
 }
 
 /// A file in memory that can be looked at, with a gate.
@@ -97,7 +97,7 @@ fn a_sync_makes_the_log_durable_first() {
 #[test]
 fn the_flusher_asks_for_the_oldest_and_then_writes() {
     let log = Log::new();
-    let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(10);
+    let builder = Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(10));
     let (cache, file, storage) = gated(builder, &log);
     file.write_all_at_lsn(&[1; 8], 0, 9).unwrap();
     file.write_all_at_lsn(&[1; 8], PAGE, 4).unwrap();
@@ -275,7 +275,7 @@ fn writers_of_uncommitted_pages_get_an_error_at_the_limit() {
 #[test]
 fn an_allocation_names_the_gate_when_only_gated_pages_are_left() {
     let log = Log::new();
-    let builder = quiet(1 << 20).reclaim_wait_ms_max(60_000);
+    let builder = quiet(1 << 20).reclaim_wait_max(Duration::from_millis(60_000));
     let (cache, file, _storage) = gated(builder, &log);
     let (pages, _) = fill(&file, u64::MAX);
     let memory = cache.memory_file("rest").unwrap();
@@ -305,7 +305,7 @@ fn a_slow_gate_holds_up_no_other_file_and_no_reader() {
     let stalled = Gate::new();
     log.stalls = Some(stalled.clone());
     let log = Arc::new(log);
-    let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(10);
+    let builder = Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(10));
     let (cache, file, storage) = gated(builder, &log);
     (0..32).for_each(|page| file.write_all_at_lsn(&[1; 8], page * PAGE, 5).unwrap());
     stalled.wait_for_arrivals(1);
@@ -381,7 +381,8 @@ impl WriteGate for Panicking {
 
 #[test]
 fn a_gate_that_panics_is_a_gate_that_fails() {
-    let cache = Cache::builder().memory(1 << 20).dirty_age_ms_max(5).build().unwrap();
+    let cache =
+        Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(5)).build().unwrap();
     let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
     let file = cache.open_backing(storage.clone(), &writable()).unwrap();
     file.set_gate(Arc::new(Panicking)).unwrap();
@@ -483,7 +484,7 @@ fn lsns_are_charged_to_the_bound_and_given_back() {
     let log = Log::new();
     // Nothing is written before the sync, so that each page keeps its LSN. All frames have their
     // descriptors before, so that only the table of LSNs is charged below.
-    let builder = quiet(32 << 20).dirty_bytes_background(16 << 20).dirty_bytes_max(16 << 20);
+    let builder = quiet(32 << 20).dirty_background(16 << 20).dirty_max(16 << 20);
     let (cache, file, _storage) = gated(builder.populate(true), &log);
     // The tables of the file are charged first.
     (0..PAGES).for_each(|page| file.write_all_at(&[1; 8], page * PAGE).unwrap());

@@ -10,7 +10,7 @@ use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, file_of, files_can_be_mapped,
     read, read_all, writable,
 };
-use bifolio::{Advice, Cache, ErrorKind, File, OpenOptions, ReadRequest};
+use bifolio::{Cache, ErrorKind, File, OpenOptions, ReadRequest};
 use bifolio_testing::{MemoryBacking, fill_bytes};
 
 /// File of each kind, opened with `options` in a cache of 2 MiB.
@@ -57,7 +57,7 @@ fn a_file_grows_past_the_old_limit_once_it_is_raised() {
             assert!(is_too_long(&error, 700_000));
             // Evicted where they can be, and read again.
             file.sync_data().unwrap();
-            file.advise(0..1 << 40, Advice::DontNeed).unwrap();
+            file.evict(0..1 << 40).unwrap();
             assert_same(&read_all(&other), &bytes);
             // Across the old limit, at the last byte, and nothing at the end.
             assert_same(&read(file, old_bytes - 10, 20), &bytes[old_bytes as usize - 10..][..20]);
@@ -230,7 +230,8 @@ fn a_full_cache_refuses_writes_but_no_raise() {
     let file = cache.memory_file_with("file", &writable().len_max(4096)).unwrap();
     file.set_len(4096).unwrap();
     let pages = (0..1 << 20).step_by(4096);
-    let holds: Vec<_> = pages.map_while(|at| Some(other.pin(at..at + 4096).ok()?.hold())).collect();
+    let holds: Vec<_> =
+        pages.map_while(|at| Some(other.pin(at..at + 4096).ok()?.into_owned())).collect();
     let used_bytes = cache.stats().used_bytes;
     file.raise_len_max(1 << 30).unwrap();
     assert_eq!(cache.stats().used_bytes, used_bytes);
@@ -303,7 +304,7 @@ fn a_limit_is_raised_under_readers_writers_appenders_and_syncs() {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     file.sync_data().unwrap();
-                    let _ = file.advise(0..1 << 40, Advice::DontNeed).unwrap();
+                    let _ = file.evict(0..1 << 40).unwrap();
                 }
             });
             let part = 8 << 10;
@@ -383,9 +384,8 @@ fn positions_past_the_table_are_past_the_end() {
             assert!(file.pin_many(&ranges).iter().all(Result::is_err));
             let end = position + 10_000;
             assert_eq!(file.residency(position..end).ok().map_or(0, |found| found.resident), 0);
-            for advice in [Advice::WillNeed, Advice::DontNeed] {
-                file.advise(position..end, advice).unwrap();
-            }
+            file.prefetch(position..end).unwrap();
+            file.evict(position..end).unwrap();
             assert_eq!(file.seek_data(position).ok().flatten(), None);
         }
         assert_eq!(file.len(), 6000);

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use crate::support::{
     PAGE, ThreadState, cache_of, files_can_be_mapped, read, read_all, wait_until, writable,
 };
-use bifolio::{Advice, Cache, ErrorKind, File, Hold};
+use bifolio::{Cache, ErrorKind, File, OwnedPageRef};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 /// A cache that swaps out to storage that can be made to wait.
@@ -16,14 +17,14 @@ struct Full {
     cache: Cache,
     /// A file whose pages fill the memory.
     other: File,
-    holds: Vec<Hold>,
+    holds: Vec<OwnedPageRef>,
 }
 
 impl Full {
     fn new() -> Self {
         let swap = Arc::new(FaultyBacking::new(MemoryBacking::new(Vec::new())));
-        let builder = Cache::builder().memory(512 << 10).readahead_bytes_max(0);
-        let builder = builder.reclaim_wait_ms_max(30_000);
+        let builder = Cache::builder().memory(512 << 10).readahead_max(0);
+        let builder = builder.reclaim_wait_max(Duration::from_millis(30_000));
         let cache = builder.swap_backing(swap.clone()).build().unwrap();
         let backing = Arc::new(MemoryBacking::new(vec![2; 1 << 20]));
         let other = cache.open_backing(backing, &writable()).unwrap();
@@ -35,7 +36,7 @@ impl Full {
         loop {
             let start = self.holds.len() as u64 * PAGE;
             match self.other.pin(start..start + PAGE) {
-                Ok(pin) => self.holds.push(pin.hold()),
+                Ok(pin) => self.holds.push(pin.into_owned()),
                 Err(error) => {
                     assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
                     return;
@@ -48,7 +49,7 @@ impl Full {
     fn hold(&mut self, pages: usize) {
         for _ in 0..pages {
             let start = self.holds.len() as u64 * PAGE;
-            self.holds.push(self.other.pin(start..start + PAGE).unwrap().hold());
+            self.holds.push(self.other.pin(start..start + PAGE).unwrap().into_owned());
         }
     }
 
@@ -60,7 +61,7 @@ impl Full {
             let page = start..start + PAGE;
             // Reclaim in the background may be looking at it.
             wait_until("the page goes", || {
-                self.other.advise(page.clone(), Advice::DontNeed).unwrap();
+                self.other.evict(page.clone()).unwrap();
                 self.other.residency(page.clone()).unwrap().resident == 0
             });
         }
@@ -74,7 +75,7 @@ fn an_overwrite_that_waits_for_memory_keeps_what_is_appended() {
     let backing = Arc::new(MemoryBacking::new(vec![b'a'; 100]));
     let file = full.cache.open_backing(backing, &writable()).unwrap();
     assert_eq!(read_all(&file), [b'a'; 100]);
-    file.advise(0..100, Advice::DontNeed).unwrap();
+    file.evict(0..100).unwrap();
     // Its tables and slots are paid for, and it has no page.
     let scratch = full.cache.memory_file("scratch").unwrap();
     scratch.write_all_at(&[1; PAGE as usize], 0).unwrap();
@@ -96,7 +97,7 @@ fn an_overwrite_that_waits_for_memory_keeps_what_is_appended() {
         full.let_go(3);
         file.write_all_at(&[b'c'; 100], 100).unwrap();
         file.sync_data().unwrap();
-        file.advise(0..200, Advice::DontNeed).unwrap();
+        file.evict(0..200).unwrap();
         gate.open();
         overwrite.join().unwrap().unwrap();
     });

@@ -152,7 +152,11 @@ fn a_range_sync_writes_what_lies_in_it_and_no_more() {
         iter::zip(ranges, [File::sync_range, File::write_back].into_iter().cycle())
     {
         let storage = Stamps::new(PAGES, 0);
-        let cache = Cache::builder().memory(64 << 20).dirty_age_ms_max(600_000).build().unwrap();
+        let cache = Cache::builder()
+            .memory(64 << 20)
+            .dirty_age_max(Duration::from_millis(600_000))
+            .build()
+            .unwrap();
         let file = cache.open_backing(storage.clone(), &writable()).unwrap();
         for page in 0..PAGES {
             file.write_all_at(&(page + 1).to_le_bytes(), page * PAGE).unwrap();
@@ -263,7 +267,7 @@ impl Backing for SlowFlush {
 fn a_range_is_on_the_storage_though_the_end_of_file_is_not() {
     for write in [File::sync_range, File::write_back] {
         let storage = Arc::new(MemoryBacking::new(Vec::new()));
-        let builder = Cache::builder().memory(1 << 20).dirty_age_ms_max(600_000);
+        let builder = Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_secs(600));
         let file = builder.build().unwrap().open_backing(storage.clone(), &writable()).unwrap();
         file.write_all_at(&[7; PAGE as usize], 9 * PAGE).unwrap();
         write(&file, 0..4 * PAGE).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::support::{
     PAGE, assert_same, cache_of, directory, file_of, open, random_file, read, read_all, writable,
 };
-use bifolio::{Advice, Cache, File, Hold, OpenOptions, Pin, PinMut};
+use bifolio::{Access, Cache, File, OpenOptions, OwnedPageRef, PageRef, PageRefMut};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, with_seeds};
 use fastrand::Rng;
 
@@ -18,7 +18,7 @@ fn types_are_shared_between_threads_as_documented() {
     fn is_shared<T: Send + Sync + Clone + 'static>() {}
     is_shared::<Cache>();
     is_shared::<File>();
-    is_shared::<Hold>();
+    is_shared::<OwnedPageRef>();
     fn is_send_and_sync<T: Send + Sync>() {}
     is_send_and_sync::<bifolio::Error>();
     is_send_and_sync::<OpenOptions>();
@@ -31,8 +31,8 @@ fn types_are_shared_between_threads_as_documented() {
     impl<T: ?Sized> NotSend<()> for T {}
     struct IfSend;
     impl<T: ?Sized + Send> NotSend<IfSend> for T {}
-    <Pin<'static> as NotSend<_>>::holds();
-    <PinMut<'static> as NotSend<_>>::holds();
+    <PageRef<'static> as NotSend<_>>::holds();
+    <PageRefMut<'static> as NotSend<_>>::holds();
 }
 
 #[test]
@@ -40,8 +40,8 @@ fn a_hold_keeps_its_bytes_on_any_thread_whatever_else_happens() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 1 << 20);
     let cache = cache_of(256 << 10);
-    let file = cache.open(&path, &OpenOptions::new().immutable(true)).unwrap();
-    let hold = file.pin(5000..8000).unwrap().hold();
+    let file = cache.open_immutable(&path, &OpenOptions::new()).unwrap();
+    let hold = file.pin(5000..8000).unwrap().into_owned();
     let (first, second) = (hold.clone(), hold.clone());
     let expected = bytes[5000..8000].to_vec();
     // Everything else is evicted, several times.
@@ -51,7 +51,7 @@ fn a_hold_keeps_its_bytes_on_any_thread_whatever_else_happens() {
     drop(file);
     let on_thread = {
         let expected = expected.clone();
-        thread::spawn(move || assert_same(first.as_bytes().unwrap(), &expected))
+        thread::spawn(move || assert_same(&first, &expected))
     };
     on_thread.join().unwrap();
     drop(cache);
@@ -69,7 +69,7 @@ fn concurrent_misses_of_one_folio_make_one_read() {
         let options = writable().folio_bytes(folio_bytes);
         let file = cache.open_backing(backing.clone(), &options).unwrap();
         // Readahead would read the next folio, too.
-        file.advise(0..0, Advice::Random).unwrap();
+        file.set_access(Access::Random);
         let gate = Gate::new();
         backing.inject(Fault::on(Call::Read).forever().held(&gate));
         let started = AtomicU64::new(0);

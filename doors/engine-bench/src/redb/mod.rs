@@ -175,7 +175,7 @@ impl Benchmark for RedbBenchmark {
         let config = json!({
             "memory_bytes": memory_bytes,
             "rounds": ROUNDS,
-            "readahead_bytes_max": split.readahead,
+            "readahead_max": split.readahead,
             "redb_percent": {
                 "bifolio_fits": split.bifolio_fits, "bifolio_8x": split.bifolio_8x,
                 "default_fits": split.default_fits, "default_8x": split.default_8x,

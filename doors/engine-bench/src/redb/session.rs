@@ -82,7 +82,7 @@ impl Session {
             Some(bytes) => {
                 let mut cache = Cache::builder().memory(bytes);
                 if let Some(bytes) = opening.readahead_bytes {
-                    cache = cache.readahead_bytes_max(bytes);
+                    cache = cache.readahead_max(bytes);
                 }
                 let cache = cache.build()?;
                 let backend = BifolioBackend::open(&opening.path, &cache)?;

@@ -324,12 +324,6 @@ impl Region {
         self.pagemap()?.protect(&self.range_of(&pages))
     }
 
-    /// Removes the write protection of resident pages: stores raise no fault, and the pages count
-    /// as stored to.
-    pub(crate) fn admit_stores(&self, pages: Range<u64>) -> io::Result<()> {
-        self.userfault.unprotect(&self.range_of(&pages))
-    }
-
     /// Unmaps pages and returns the number of TLB flushes requested. Retries a few times: a page
     /// that stays mapped after the table has dropped it would show old bytes and use memory that is
     /// not charged. If the kernel keeps refusing, the cache is poisoned.

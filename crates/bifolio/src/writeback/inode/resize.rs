@@ -31,7 +31,7 @@
 //!
 //! Folios of a region are gathered, frozen, until several can be unmapped together. Other threads
 //! wait for a frozen folio. So this thread waits for nothing while it has any: before it waits, it
-//! unmaps those that are gathered. (The owner of a `PinMut` on the next folio may need one of
+//! unmaps those that are gathered. (The owner of a `PageRefMut` on the next folio may need one of
 //! them.)
 //!
 //! # Safety

@@ -20,6 +20,7 @@ use std::io::{self, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use bifolio::{Cache, DirectIo, Feature, File};
 use fastrand::Rng;
@@ -80,8 +81,8 @@ impl Job {
         let choose = |of: u32| (self.round % of) as usize;
         let mut builder = Cache::builder()
             .memory([512 << 10, 1 << 20, 4 << 20][choose(3)])
-            .dirty_bytes_background([64 << 10, 200 << 10][choose(2)])
-            .dirty_age_ms_max([2, 5000][choose(4) / 2]);
+            .dirty_background([64 << 10, 200 << 10][choose(2)])
+            .dirty_age_max(Duration::from_millis([2, 5000][choose(4) / 2]));
         if choose(2) == 1 {
             builder = builder.disable(Feature::IoUring);
         }

@@ -173,8 +173,8 @@ fn crash_often(seed: u64, memory_bytes: u64, folio_bytes: u64) {
     let mut random = Rng::with_seed(seed);
     let cache = Cache::builder()
         .memory(memory_bytes)
-        .dirty_bytes_background(memory_bytes / 8)
-        .dirty_age_ms_max(3)
+        .dirty_background(memory_bytes / 8)
+        .dirty_age_max(Duration::from_millis(3))
         .build()
         .unwrap();
     let run = Run {

@@ -1,4 +1,5 @@
-//! The result of advice to evict: how many folios were evicted, and why the others were kept.
+//! The result of an eviction that was asked for: how many folios were evicted, and why the others
+//! were kept.
 //!
 //! A leaf open to all layers. It follows a proposal for `posix_fadvise` of Linux (2026; see
 //! `reclaim/invalidate.rs`): a folio is kept for one of several reasons, and draining the LRU
@@ -20,11 +21,11 @@ pub(crate) enum Reason {
     Referenced,
 }
 
-/// Folios that were kept despite advice to evict, each counted once under the first reason that
+/// Folios that an eviction kept, each counted once under the first reason that
 /// applies, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub struct Remaining {
+pub struct Kept {
     /// Folios that extend beyond the range; a folio is evicted as a whole. Extending past the end
     /// of the file does not count.
     pub straddling: u64,
@@ -45,7 +46,7 @@ pub struct Remaining {
     pub referenced: u64,
 }
 
-impl Remaining {
+impl Kept {
     /// Returns the number of folios kept.
     pub fn total(&self) -> u64 {
         self.by_reason().iter().map(|(_, count)| count).sum()
@@ -76,7 +77,7 @@ impl Remaining {
     }
 }
 
-impl AddAssign for Remaining {
+impl AddAssign for Kept {
     fn add_assign(&mut self, other: Self) {
         for (count, (_, more)) in self.counts_mut().into_iter().zip(other.by_reason()) {
             *count += more;
@@ -84,8 +85,7 @@ impl AddAssign for Remaining {
     }
 }
 
-/// The result of [`File::advise`](crate::File::advise), in folios. All zeros for advice that does
-/// not evict.
+/// The result of [`File::evict`](crate::File::evict), in folios.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,14 +93,14 @@ impl AddAssign for Remaining {
 /// # let path = directory.path().join("file");
 /// # std::fs::write(&path, vec![7; 40_960])?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-/// use bifolio::{Advice, OpenOptions};
+/// use bifolio::OpenOptions;
 /// let file = cache.open(&path, &OpenOptions::new())?;
 /// file.read_exact_at(&mut [0; 40_960], 0)?;
 /// let pin = file.pin(4096..8192)?;
-/// let outcome = file.advise(0..40_960, Advice::DontNeed)?;
-/// assert_eq!((outcome.evicted, outcome.remaining.referenced), (9, 1));
+/// let evicted = file.evict(0..40_960)?;
+/// assert_eq!((evicted.folios, evicted.kept.referenced), (9, 1));
 /// // A drain, if there was one, is mentioned in between.
-/// let sentence = outcome.to_string();
+/// let sentence = evicted.to_string();
 /// assert!(sentence.starts_with("evicted 9 folios"));
 /// assert!(sentence.ends_with("; 1 kept: 1 referenced"));
 /// # Ok(())
@@ -108,43 +108,43 @@ impl AddAssign for Remaining {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub struct Outcome {
+pub struct Evicted {
     /// Folios evicted.
-    pub evicted: u64,
+    pub folios: u64,
     /// Folios kept, by reason.
-    pub remaining: Remaining,
+    pub kept: Kept,
     /// Drains of other CPUs' LRU batches that were requested.
     pub drains_requested: u64,
     /// LRU batches drained.
     pub cpus_drained: u64,
     /// Folios evicted only after such a drain; included in `evicted`.
-    pub second_pass_evicted: u64,
+    pub second_pass_folios: u64,
 }
 
-impl AddAssign for Outcome {
+impl AddAssign for Evicted {
     fn add_assign(&mut self, other: Self) {
-        self.evicted += other.evicted;
-        self.remaining += other.remaining;
+        self.folios += other.folios;
+        self.kept += other.kept;
         self.drains_requested += other.drains_requested;
         self.cpus_drained += other.cpus_drained;
-        self.second_pass_evicted += other.second_pass_evicted;
+        self.second_pass_folios += other.second_pass_folios;
     }
 }
 
 /// Formats as a sentence: "evicted 9 folios; 1 kept: 1 referenced".
-impl fmt::Display for Outcome {
+impl fmt::Display for Evicted {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "evicted {}", Counted(self.evicted, "folio"))?;
+        write!(formatter, "evicted {}", Counted(self.folios, "folio"))?;
         if self.drains_requested > 0 {
-            let (later, cpus) = (self.second_pass_evicted, Counted(self.cpus_drained, "CPU"));
+            let (later, cpus) = (self.second_pass_folios, Counted(self.cpus_drained, "CPU"));
             write!(formatter, ", {later} of them after draining {cpus}")?;
         }
-        let total = self.remaining.total();
+        let total = self.kept.total();
         if total == 0 {
             return Ok(());
         }
         write!(formatter, "; {total} kept")?;
-        let reasons = self.remaining.by_reason().into_iter().filter(|(_, count)| *count > 0);
+        let reasons = self.kept.by_reason().into_iter().filter(|(_, count)| *count > 0);
         for (nth, (reason, count)) in reasons.enumerate() {
             write!(formatter, "{} {count} {reason}", if nth == 0 { ":" } else { "," })?;
         }
@@ -166,18 +166,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outcome_reads_like_a_sentence() {
-        let mut outcome = Outcome { evicted: 1, ..Outcome::default() };
-        assert_eq!(outcome.to_string(), "evicted 1 folio");
-        outcome.remaining.add(Reason::Mapped, 2);
-        outcome.remaining.add(Reason::Dirty, 1);
-        assert_eq!(outcome.to_string(), "evicted 1 folio; 3 kept: 1 dirty, 2 mapped");
-        let drained = Outcome {
-            evicted: 8,
+    fn a_result_reads_like_a_sentence() {
+        let mut evicted = Evicted { folios: 1, ..Evicted::default() };
+        assert_eq!(evicted.to_string(), "evicted 1 folio");
+        evicted.kept.add(Reason::Mapped, 2);
+        evicted.kept.add(Reason::Dirty, 1);
+        assert_eq!(evicted.to_string(), "evicted 1 folio; 3 kept: 1 dirty, 2 mapped");
+        let drained = Evicted {
+            folios: 8,
             drains_requested: 1,
             cpus_drained: 1,
-            second_pass_evicted: 8,
-            ..Outcome::default()
+            second_pass_folios: 8,
+            ..Evicted::default()
         };
         assert_eq!(drained.to_string(), "evicted 8 folios, 8 of them after draining 1 CPU");
     }
@@ -186,12 +186,12 @@ mod tests {
     fn sums_are_kept_by_reason() {
         use Reason::{Dirty, Gone, Locked, Mapped, Private, Referenced, Straddling, Writeback};
         let all = [Straddling, Gone, Locked, Writeback, Private, Dirty, Mapped, Referenced];
-        let mut remaining = Remaining::default();
+        let mut kept = Kept::default();
         for (reason, count) in all.into_iter().zip(1..) {
-            remaining.add(reason, count);
+            kept.add(reason, count);
         }
-        remaining += remaining;
-        assert_eq!(remaining.by_reason().map(|(_, count)| count), [2, 4, 6, 8, 10, 12, 14, 16]);
-        assert_eq!(remaining.total(), 72);
+        kept += kept;
+        assert_eq!(kept.by_reason().map(|(_, count)| count), [2, 4, 6, 8, 10, 12, 14, 16]);
+        assert_eq!(kept.total(), 72);
     }
 }
