@@ -311,6 +311,16 @@ impl Connection {
             }
             // SAFETY: three texts and room for another.
             sqlite::FCNTL_PRAGMA => unsafe { self.pragma(argument.cast()) },
+            sqlite::FCNTL_MMAP_SIZE => {
+                // No page is mapped, whatever limit is asked for.
+                // SAFETY: SQLite's variable.
+                unsafe { argument.cast::<i64>().write(0) };
+                Ok(())
+            }
+            // The lock that a log needs keeps transactions of other processes out. Before the first
+            // lock, the system's VFS answers 0 too.
+            // SAFETY: SQLite's variable.
+            sqlite::FCNTL_EXTERNAL_READER => unsafe { answer(integer, 0) },
             sqlite::FCNTL_TEMPFILENAME => {
                 // SAFETY: the contract.
                 self.shared.with_system(|system| unsafe { system.control(operation, argument) })

@@ -46,6 +46,12 @@
 //!  HAS_MOVED,          an answer about the connection     the same
 //!  LAST_ERRNO,
 //!  LOCKSTATE
+//!  MMAP_SIZE           the limit of mapped bytes, set     0, whatever is set: no page is mapped
+//!                      if not negative
+//!  EXTERNAL_READER     another process has a              0: no process can, while the lock is
+//!                      transaction on a log               held that a log needs
+//!  others              NOTFOUND: not handled, which       the same
+//!                      SQLite takes from any VFS
 //!  xClose -            nothing of value is only here      dirty pages are made durable; if that
 //!                                                         fails, a journal or the log has them
 //!  xLock, xUnlock      five states among all processes    among the connections of the process;
@@ -90,7 +96,7 @@
 //!  xLock, xUnlock      connections::*, locks::*
 //!  xCheckReservedLock  locks::other_processes_are_locked_out_until_the_last_close
 //!  xShm*               connections::readers_and_a_writer_of_one_process_share_a_database, kills::*
-//!  file controls       methods::file_controls_answer_for_the_cache
+//!  file controls       methods::*
 //! ```
 //!
 //! # Descriptors

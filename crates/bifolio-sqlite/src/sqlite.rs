@@ -56,8 +56,10 @@ pub const FCNTL_VFSNAME: c_int = 12;
 pub const FCNTL_POWERSAFE_OVERWRITE: c_int = 13;
 pub const FCNTL_PRAGMA: c_int = 14;
 pub const FCNTL_TEMPFILENAME: c_int = 16;
+pub const FCNTL_MMAP_SIZE: c_int = 18;
 pub const FCNTL_HAS_MOVED: c_int = 20;
 pub const FCNTL_SYNC: c_int = 21;
+pub const FCNTL_EXTERNAL_READER: c_int = 40;
 
 /// A file of SQLite: the table of its functions, followed by data of the VFS.
 #[repr(C)]

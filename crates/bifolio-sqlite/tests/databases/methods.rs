@@ -19,9 +19,11 @@ const FCNTL_SIZE_HINT: c_int = 5;
 const FCNTL_CHUNK_SIZE: c_int = 6;
 const FCNTL_FILE_POINTER: c_int = 7;
 const FCNTL_VFSNAME: c_int = 12;
+const FCNTL_MMAP_SIZE: c_int = 18;
 const FCNTL_HAS_MOVED: c_int = 20;
 /// Starts an atomic write of several pages, which the VFS does not offer.
 const FCNTL_BEGIN_ATOMIC_WRITE: c_int = 31;
+const FCNTL_EXTERNAL_READER: c_int = 40;
 
 /// The first functions of a file.
 #[repr(C)]
@@ -161,4 +163,28 @@ fn file_controls_answer_for_the_cache() {
     assert_eq!(has_moved, 1);
     assert_eq!(connection.control(FCNTL_BEGIN_ATOMIC_WRITE, &mut 0), NOTFOUND);
     assert_eq!(connection.methods().version, 2, "no mapped pages");
+}
+
+#[test]
+fn no_limit_of_mapped_bytes_can_be_set() {
+    let Some(connection) = Database::open() else { return };
+    connection.run("create table t(a)");
+    for asked in [-1, 0, 1 << 20] {
+        let mut limit: i64 = asked;
+        assert_eq!(connection.control(FCNTL_MMAP_SIZE, &mut limit), 0);
+        assert_eq!(limit, 0);
+    }
+    assert_eq!(connection.connection.ask("pragma mmap_size=1000000"), "0");
+    assert_eq!(connection.connection.ask("pragma mmap_size"), "0");
+}
+
+#[test]
+fn a_log_has_no_reader_in_another_process() {
+    let Some(connection) = Database::open() else { return };
+    for sql in ["select 1", "pragma journal_mode=wal", "begin; select * from sqlite_schema"] {
+        connection.run(sql);
+        let mut has_reader: c_int = -1;
+        assert_eq!(connection.control(FCNTL_EXTERNAL_READER, &mut has_reader), 0, "{sql}");
+        assert_eq!(has_reader, 0, "{sql}");
+    }
 }
