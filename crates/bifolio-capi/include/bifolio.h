@@ -492,10 +492,6 @@ typedef struct {
      */
     uint32_t io_depth;
     /**
-     * Maximum pages of maps evicted with one TLB flush, 1 to 512. Default 31.
-     */
-    uint32_t unmap_batch_folios;
-    /**
      * One of `bifolio_huge_pages`.
      */
     uint32_t huge_pages;

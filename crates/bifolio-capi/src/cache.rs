@@ -113,8 +113,6 @@ pub struct bifolio_cache_options {
     pub swap_directory: *const c_char,
     /// Maximum transfers in flight per call, 1 to 1024. Default 64.
     pub io_depth: u32,
-    /// Maximum pages of maps evicted with one TLB flush, 1 to 512. Default 31.
-    pub unmap_batch_folios: u32,
     /// One of `bifolio_huge_pages`.
     pub huge_pages: u32,
     /// `BIFOLIO_CACHE_POPULATE`, or 0.
@@ -207,9 +205,6 @@ pub(crate) unsafe fn builder(
         0 => {}
         BIFOLIO_READAHEAD_NONE => builder = builder.readahead_max(0),
         bytes => builder = builder.readahead_max(bytes),
-    }
-    if options.unmap_batch_folios != 0 {
-        builder = builder.unmap_batch_folios(options.unmap_batch_folios as usize);
     }
     if options.flags & !BIFOLIO_CACHE_POPULATE != 0 {
         return Err(unknown_flags(options.flags));

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::slice;
 use std::sync::{Mutex, MutexGuard};
 
-use bifolio::{Backing, FallocateMode, IoBuf, IoBufMut};
+use bifolio::backing::{Backing, DirectBacking, FallocateMode, IoBuf, IoBufMut};
 use fastrand::Rng;
 
 use crate::memory::{copies, read_vector, write_vector};
@@ -123,6 +123,35 @@ impl Backing for CrashingBacking {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.durable = state.live.clone();
+        state.unsynced.clear();
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.state().live.len() as u64)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        let length = length_bytes as usize;
+        let mut state = self.state();
+        state.live.resize(length, 0);
+        state.unsynced.push(Change::SetLen { length });
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "crashing memory".to_owned()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for CrashingBacking {
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -140,29 +169,6 @@ impl Backing for CrashingBacking {
         Ok(sources.iter().map(IoBuf::len).sum())
     }
 
-    fn sync_data(&self) -> io::Result<()> {
-        let mut state = self.state();
-        state.durable = state.live.clone();
-        state.unsynced.clear();
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync_data()
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.state().live.len() as u64)
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        let length = length_bytes as usize;
-        let mut state = self.state();
-        state.live.resize(length, 0);
-        state.unsynced.push(Change::SetLen { length });
-        Ok(())
-    }
-
     fn fallocate(&self, mode: FallocateMode, range: Range<u64>) -> io::Result<()> {
         let len = self.state().live.len() as u64;
         match mode {
@@ -177,16 +183,12 @@ impl Backing for CrashingBacking {
         state.unsynced.push(Change::Write { position_bytes: start as u64, bytes });
         Ok(())
     }
-
-    fn describe(&self) -> String {
-        "crashing memory".to_owned()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bifolio::IoBuffer;
+    use bifolio::backing::IoBuffer;
     use std::collections::HashSet;
 
     fn write(backing: &CrashingBacking, bytes: &[u8], position_bytes: u64) {

@@ -22,8 +22,8 @@ use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use bifolio::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut,
+use bifolio::backing::{
+    Alignment, Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut,
     IoRequest, Operation, Submission,
 };
 
@@ -32,7 +32,7 @@ use crate::fault::{CALLS, Call, Effect, Fault};
 /// Storage that fails on request.
 #[derive(Debug)]
 pub struct FaultyBacking {
-    inner: Arc<dyn Backing>,
+    inner: Arc<dyn DirectBacking>,
     state: Mutex<State>,
 }
 
@@ -77,12 +77,12 @@ impl Transfer {
 
 impl FaultyBacking {
     /// Creates it over `inner`, without faults.
-    pub fn new(inner: impl Backing + 'static) -> Self {
+    pub fn new(inner: impl DirectBacking + 'static) -> Self {
         Self::over(Arc::new(inner))
     }
 
     /// Creates it like [`new`](Self::new), over storage that the test can access, too.
-    pub fn over(inner: Arc<dyn Backing>) -> Self {
+    pub fn over(inner: Arc<dyn DirectBacking>) -> Self {
         Self { inner, state: Mutex::default() }
     }
 
@@ -198,6 +198,31 @@ impl Backing for FaultyBacking {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        self.suffer(Transfer::none(Call::SyncData))?;
+        self.inner.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.suffer(Transfer::none(Call::Len))?;
+        self.inner.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.suffer(Transfer::none(Call::SetLen))?;
+        self.inner.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        format!("faulty {}", self.inner.describe())
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for FaultyBacking {
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -238,24 +263,9 @@ impl Backing for FaultyBacking {
         }
     }
 
-    fn sync_data(&self) -> io::Result<()> {
-        self.suffer(Transfer::none(Call::SyncData))?;
-        self.inner.sync_data()
-    }
-
     fn sync_all(&self) -> io::Result<()> {
         self.suffer(Transfer::none(Call::SyncAll))?;
         self.inner.sync_all()
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.suffer(Transfer::none(Call::Len))?;
-        self.inner.len_bytes()
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.suffer(Transfer::none(Call::SetLen))?;
-        self.inner.set_len(length_bytes)
     }
 
     fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
@@ -277,16 +287,8 @@ impl Backing for FaultyBacking {
         self.inner.alignment()
     }
 
-    fn describe(&self) -> String {
-        format!("faulty {}", self.inner.describe())
-    }
-
     fn identity(&self) -> Option<FileIdentity> {
         self.inner.identity()
-    }
-
-    fn device(&self) -> Option<DeviceIdentity> {
-        self.inner.device()
     }
 
     fn direct(&self) -> DirectStatus {
@@ -321,7 +323,7 @@ fn shortened(length: usize, short: usize, block: usize) -> usize {
 mod tests {
     use super::*;
     use crate::{Gate, MemoryBacking};
-    use bifolio::IoBuffer;
+    use bifolio::backing::IoBuffer;
     use std::time::{Duration, Instant};
 
     fn faulty() -> FaultyBacking {

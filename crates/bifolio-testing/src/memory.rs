@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::slice;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use bifolio::{Alignment, Backing, FallocateMode, FileIdentity, IoBuf, IoBufMut};
+use bifolio::backing::{
+    Alignment, Backing, DirectBacking, FallocateMode, FileIdentity, IoBuf, IoBufMut,
+};
 
 /// A file that is a vector of bytes.
 #[derive(Debug)]
@@ -82,6 +84,29 @@ impl Backing for MemoryBacking {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.read().len() as u64)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.write().resize(length_bytes as usize, 0);
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "memory".to_owned()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for MemoryBacking {
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -110,23 +135,6 @@ impl Backing for MemoryBacking {
         Ok((position - position_bytes) as usize)
     }
 
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.read().len() as u64)
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.write().resize(length_bytes as usize, 0);
-        Ok(())
-    }
-
     fn fallocate(&self, mode: FallocateMode, range: Range<u64>) -> io::Result<()> {
         let mut bytes = self.write();
         let len = bytes.len();
@@ -141,10 +149,6 @@ impl Backing for MemoryBacking {
 
     fn alignment(&self) -> Alignment {
         self.alignment
-    }
-
-    fn describe(&self) -> String {
-        "memory".to_owned()
     }
 
     fn identity(&self) -> Option<FileIdentity> {
@@ -197,7 +201,7 @@ pub(crate) fn write_vector(bytes: &mut Vec<u8>, new: &[u8], position_bytes: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bifolio::IoBuffer;
+    use bifolio::backing::IoBuffer;
 
     const SECTORS: Alignment = Alignment { memory_bytes: 4, offset_bytes: 512 };
 

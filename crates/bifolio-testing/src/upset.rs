@@ -18,7 +18,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bifolio::{Access, Alignment, Cache, File, FileIdentity, OpenOptions};
+use bifolio::backing::{Alignment, FileIdentity};
+use bifolio::{Access, Cache, File, OpenOptions};
 
 use crate::op::{Advice, FILL_ZEROS};
 use crate::{Call, Fault, FaultyBacking, MemoryBacking, Model, Op, Runner, fill_bytes};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use bifolio::{Alignment, Cache, File, OpenOptions};
+use bifolio::backing::Alignment;
+use bifolio::{Cache, File, OpenOptions};
 use bifolio_testing::{
     Call, Fault, FaultyBacking, Limits, MemoryBacking, Model, Op, OpKind, Runner, Workload,
     fill_bytes, with_seeds,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use bifolio::{Cache, DiskFile, DiskOptions, Feature, Features, File, OpenOptions, ReadRequest};
+use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::{Cache, Feature, Features, File, OpenOptions, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, fill_bytes, skip};
 use tempfile::TempDir;
 
@@ -32,7 +33,7 @@ fn world() -> Option<World> {
     let bytes = fill_bytes(1, REQUESTS * STRIDE);
     std::fs::write(&path, &bytes).unwrap();
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
-    let disk = DiskFile::open(&path, &options, &features).unwrap();
+    let disk = DiskFile::open(&path, &options).unwrap();
     let backing = Arc::new(FaultyBacking::new(disk));
     let cache = Cache::builder().memory(4 << 20).readahead_max(0).build().unwrap();
     let options = OpenOptions::new().read(true).write(true);

@@ -5,7 +5,8 @@ use crate::device::Device;
 use crate::history::Violation;
 use crate::maps::{HeldPin, stored_unseen};
 use crate::scene::{Scene, Target};
-use bifolio::{Backing, ErrorKind, File, Refusable, refuse};
+use bifolio::backing::Backing;
+use bifolio::{ErrorKind, File, Refusable, refuse};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -4,8 +4,9 @@
 //! real device guarantees no more, so a sync that relies on more is detected. The device can fail,
 //! transfer less, be slow, or hang.
 
-use bifolio::{Backing, FallocateMode, FileIdentity, IoBuf, IoBufMut};
+use bifolio::backing::{Backing, DirectBacking, FallocateMode, FileIdentity, IoBuf, IoBufMut};
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -37,6 +38,8 @@ pub struct Faults {
 pub struct Device {
     name: String,
     identity: FileIdentity,
+    /// Number of the device's own, for its random faults.
+    seed: u64,
     state: Mutex<State>,
     /// One flush at a time: the next one may rely on the writes that the last one covered.
     flushing: Mutex<()>,
@@ -104,6 +107,7 @@ impl Device {
         Self {
             name,
             identity,
+            seed: BuildHasherDefault::<DefaultHasher>::default().hash_one(identity),
             state: Mutex::default(),
             flushing: Mutex::default(),
             read: AtomicU32::new(faults.read),
@@ -155,9 +159,7 @@ impl Device {
         let rate = rate.load(Ordering::Relaxed);
         rate > 0 && {
             let call = self.calls.fetch_add(1, Ordering::Relaxed);
-            let mixed =
-                fastrand::Rng::with_seed(call ^ (self.identity.inode() << 32)).u32(..1_000_000);
-            mixed < rate
+            fastrand::Rng::with_seed(call ^ self.seed).u32(..1_000_000) < rate
         }
     }
 
@@ -272,10 +274,6 @@ impl Backing for Device {
         Ok(())
     }
 
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync_data()
-    }
-
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.state().live.bytes.len() as u64)
     }
@@ -286,6 +284,16 @@ impl Backing for Device {
         Ok(())
     }
 
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Device {
     fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
         self.dawdle();
         if self.strikes(&self.write) {
@@ -303,10 +311,6 @@ impl Backing for Device {
             }
         }
         Ok(())
-    }
-
-    fn describe(&self) -> String {
-        self.name.clone()
     }
 
     fn identity(&self) -> Option<FileIdentity> {

@@ -14,7 +14,8 @@
 use crate::device::{Device, Faults};
 use crate::history::Violation;
 use bifolio::WriteGate;
-use bifolio::{Backing, Cache, ErrorKind, File, FileIdentity, IoBuf, IoBufMut, OpenOptions};
+use bifolio::backing::{Backing, DirectBacking, FileIdentity, IoBuf, IoBufMut};
+use bifolio::{Cache, ErrorKind, GatedFile, OpenOptions};
 use fastrand::Rng;
 use std::io;
 use std::ops::Range;
@@ -157,10 +158,6 @@ impl Backing for Checked {
         self.device.sync_data()
     }
 
-    fn sync_all(&self) -> io::Result<()> {
-        self.device.sync_all()
-    }
-
     fn len_bytes(&self) -> io::Result<u64> {
         self.device.len_bytes()
     }
@@ -173,6 +170,16 @@ impl Backing for Checked {
         self.device.describe()
     }
 
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Checked {
+    fn sync_all(&self) -> io::Result<()> {
+        self.device.sync_all()
+    }
+
     fn identity(&self) -> Option<FileIdentity> {
         self.device.identity()
     }
@@ -181,7 +188,7 @@ impl Backing for Checked {
 /// A file with a gate.
 struct Scene {
     cache: Cache,
-    file: File,
+    file: GatedFile,
     storage: Arc<Checked>,
     log: Arc<Log>,
     pages: u64,
@@ -263,7 +270,7 @@ impl Scene {
         // From all of it in memory to eight times the memory, and sometimes a few hot pages.
         let pages = [4, memory_bytes / PAGE / 4, 8 * memory_bytes / PAGE][random.usize(0..3)];
         file.set_len(pages * PAGE)?;
-        file.set_gate(Arc::<Log>::clone(&log))?;
+        let file = GatedFile::new(file, Arc::<Log>::clone(&log))?;
         let (ends, writes, syncs) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         Ok(Self { cache, file, storage, log, pages, may_fail, ends, writes, syncs })
     }
@@ -362,11 +369,11 @@ impl<'s> Worker<'s> {
         let lsn = self.scene.log.append();
         let bytes = lsn.to_le_bytes().repeat(OWN_WORDS as usize);
         let start = self.own(page).start;
-        let answer = self.scene.file.write_all_at_lsn(&bytes, start, lsn);
+        let answer = self.scene.file.write_at(&bytes, start, lsn);
         if answer.is_ok() {
             self.note(page, lsn);
         }
-        self.expect("write_all_at_lsn", answer)
+        self.expect("write_at", answer)
     }
 
     fn note(&mut self, page: u64, lsn: u64) {
@@ -383,9 +390,8 @@ impl<'s> Worker<'s> {
         };
         let lsn = self.scene.log.append();
         pin.copy_from(0, &lsn.to_le_bytes().repeat(OWN_WORDS as usize));
-        let set = pin.set_lsn(lsn);
+        pin.assign_lsn(lsn);
         drop(pin);
-        set.map_err(|error| Violation(format!("set_lsn failed: {error}")))?;
         self.note(page, lsn);
         Ok(())
     }
@@ -397,13 +403,13 @@ impl<'s> Worker<'s> {
         }
         let lsn = self.scene.log.append();
         let bytes = lsn.to_le_bytes().repeat(self.random.usize(1..600));
-        match file.append_lsn(&bytes, lsn) {
+        match file.append(&bytes, lsn) {
             Ok(position) => {
                 self.appended.push((position + bytes.len() as u64 - 8, lsn));
                 self.scene.writes.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
-            Err(error) => self.expect("append_lsn", Err::<(), _>(error)),
+            Err(error) => self.expect("append", Err::<(), _>(error)),
         }
     }
 
@@ -421,7 +427,7 @@ impl<'s> Worker<'s> {
         }
         let bytes = (TRANSACTION | number).to_le_bytes().repeat(OWN_WORDS as usize);
         let range = self.own(page);
-        let written = scene.file.write_all_at_lsn(&bytes, range.start, u64::MAX);
+        let written = scene.file.write_at(&bytes, range.start, u64::MAX);
         if written.is_ok() {
             self.note(page, TRANSACTION | number);
         }
@@ -431,7 +437,7 @@ impl<'s> Worker<'s> {
         let lsn = log.append();
         log.commits[number as usize].store(lsn, Ordering::Relaxed);
         // The page may be behind the gate even if the write has failed in part.
-        let committed = scene.file.commit(range, lsn);
+        let committed = scene.file.assign_lsn(range, lsn);
         committed.map_err(|error| Violation(format!("commit failed: {error}")))?;
         self.expect("an uncommitted write", written)
     }

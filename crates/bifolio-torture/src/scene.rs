@@ -3,7 +3,8 @@
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
 use bifolio::OpenOptions;
-use bifolio::{Backing, Cache, CacheBuilder, Feature, File, FileIdentity, HugePages};
+use bifolio::backing::{Backing, FileIdentity};
+use bifolio::{Cache, CacheBuilder, Feature, File, HugePages};
 use bifolio::{Refusable, refuse};
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -259,7 +260,7 @@ impl Scene {
         let device = device.map(Arc::new);
         let first = match &device {
             Some(device) => {
-                let backing: Arc<dyn bifolio::Backing> = Arc::<Device>::clone(device);
+                let backing: Arc<dyn bifolio::backing::Backing> = Arc::<Device>::clone(device);
                 self.cache.open_backing(backing, &first_options)?
             }
             None => self.cache.memory_file_with(&name, &first_options)?,

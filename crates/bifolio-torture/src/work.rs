@@ -4,7 +4,8 @@ use crate::device::Device;
 use crate::history::{Kind, Violation, WORD_BYTES};
 use crate::maps::HeldPin;
 use crate::scene::{Scene, Target};
-use bifolio::{Backing, ErrorKind, File, ReadRequest};
+use bifolio::backing::Backing;
+use bifolio::{ErrorKind, File, ReadRequest};
 use fastrand::Rng;
 use std::io::Read as _;
 use std::ops::Range;
@@ -212,7 +213,7 @@ impl<'s> Worker<'s> {
         let begun = self.scene.clock.begin_call(self.number);
         let answer = file.read_with(range.clone(), |page| {
             let words = (0..page.len()).step_by(WORD_BYTES as usize);
-            words.map_while(|at| page.u64_le(at)).collect::<Vec<_>>()
+            words.map_while(|at| page.array(at).map(u64::from_le_bytes)).collect::<Vec<_>>()
         });
         match answer {
             Ok(words) => {

@@ -2,7 +2,8 @@
 //!
 //! `cargo run --example custom_backing -p bifolio`
 
-use bifolio::{Backing, Cache, IoBuf, IoBufMut, OpenOptions};
+use bifolio::backing::{Backing, IoBuf, IoBufMut};
+use bifolio::{Cache, OpenOptions};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -29,10 +30,6 @@ impl Backing for VectorBacking {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 //! before the map is written or dropped.
 #![allow(unsafe_code)]
 
-use bifolio::{Cache, Feature, File, OpenOptions};
+use bifolio::{Cache, File, OpenOptions};
 
 const MEMORY: u64 = 4 << 20;
 const RECORDS: u64 = 2 << 20;
@@ -17,7 +17,7 @@ const COUNTERS: u64 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let features = bifolio::features();
-    let missing = features.iter().find(|report| report.feature == Feature::UserFaults);
+    let missing = features.iter().find(|report| report.name == "user-faults");
     if let Some(report) = missing.filter(|report| !report.available) {
         println!("files cannot be mapped here: {}", report.reason);
         return Ok(());

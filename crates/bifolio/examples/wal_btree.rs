@@ -17,7 +17,7 @@
 //!
 //! Run without arguments, 8 threads commit, then a child process is killed and its files checked.
 
-use bifolio::{Cache, File, OpenOptions, PageView, WriteGate};
+use bifolio::{Cache, File, GatedFile, OpenOptions, PageView, WriteGate};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -235,14 +235,17 @@ impl Node {
 /// Searches a node in place, without a copy or a reference: continues with a child, or ends with
 /// the value in a leaf. The bytes may change meanwhile; then `read_with` calls this again.
 fn step(node: &PageView<'_>, key: u64) -> Option<ControlFlow<Option<u64>, u64>> {
-    let number = |index: usize, at| node.u64_le(HEAD_BYTES + index * ENTRY_BYTES + at);
-    let (mut low, mut high) = (0, (node.u64_le(8)? as usize).min(ENTRIES_MAX));
+    let number = |index: usize, at| {
+        node.array(HEAD_BYTES + index * ENTRY_BYTES + at).map(u64::from_le_bytes)
+    };
+    let (mut low, mut high) =
+        (0, (node.array(8).map(u64::from_le_bytes)? as usize).min(ENTRIES_MAX));
     while low < high {
         let middle = low.midpoint(high);
         if number(middle, 0)? <= key { low = middle + 1 } else { high = middle }
     }
     let index = low.saturating_sub(1);
-    if node.u8(0)? != 1 {
+    if node.array(0)? != [1] {
         return number(index, 8).map(Continue);
     }
     let is_there = low > 0 && number(index, 0)? == key;
@@ -259,7 +262,7 @@ struct Meta {
 /// The tree. One thread changes it at a time; commits are not serialized.
 struct Tree {
     cache: Cache,
-    pages: File,
+    pages: GatedFile,
     log: Arc<Log>,
     meta: RwLock<Meta>,
     checkpointing: Mutex<()>,
@@ -285,7 +288,7 @@ impl Tree {
         // The log begins anew, behind all LSNs of before.
         let log = Arc::new(Log::create(cache, directory, end_lsn + 1)?);
         log.delete_before(end_lsn + 1)?;
-        pages.set_gate(Arc::<Log>::clone(&log))?;
+        let pages = GatedFile::new(pages, Arc::<Log>::clone(&log))?;
         let (cache, checkpointing) = (cache.clone(), Mutex::default());
         let tree = Self { cache, pages, log, meta: RwLock::default(), checkpointing };
         let mut meta = Meta::default();
@@ -401,7 +404,7 @@ impl Tree {
         let lsn = self.log.append(&record)?;
         for (mut pin, node) in pins {
             pin.copy_from(0, &node.0[..]);
-            pin.set_lsn(lsn)?;
+            pin.assign_lsn(lsn);
         }
         *meta = new_meta;
         Ok(lsn)

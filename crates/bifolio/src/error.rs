@@ -131,7 +131,7 @@ pub enum ErrorKind {
         /// Checksum of the bytes that were read.
         found_checksum: u32,
     },
-    /// The write gate of the file ([`File::set_gate`](crate::File::set_gate)) holds dirty pages
+    /// The write gate of the file ([`GatedFile`](crate::GatedFile)) holds dirty pages
     /// back that this sync, or one that shared its flush, was to write: its call has failed, or a
     /// page is not committed. They stay dirty. All other pages are durable.
     #[error(
@@ -152,13 +152,6 @@ pub enum ErrorKind {
     /// A write gate has used the file that it is set for: it would wait for itself.
     #[error("{file}: used by its own write gate, which would wait for itself")]
     InsideGate {
-        /// The file.
-        file: String,
-    },
-    /// The file has no write gate, so that a write to it can have no LSN
-    /// ([`File::set_gate`](crate::File::set_gate)).
-    #[error("{file}: it has no write gate: set one before writes with an LSN (File::set_gate)")]
-    NoGate {
         /// The file.
         file: String,
     },
@@ -370,9 +363,9 @@ pub enum ErrorKind {
     InvalidAlignment {
         /// The backing.
         file: String,
-        /// [`Alignment::memory_bytes`](crate::Alignment::memory_bytes).
+        /// [`Alignment::memory_bytes`](crate::backing::Alignment::memory_bytes).
         memory_bytes: u64,
-        /// [`Alignment::offset_bytes`](crate::Alignment::offset_bytes).
+        /// [`Alignment::offset_bytes`](crate::backing::Alignment::offset_bytes).
         offset_bytes: u64,
     },
     /// The file is open, and an option of that open excludes this one.

@@ -106,21 +106,19 @@ mod surface {
     pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
     pub use crate::evicted::{Evicted, Kept};
     pub use crate::file::{
-        Access, Checkpoint, File, FileCursor, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,
+        Access, Checkpoint, File, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,
         PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
     };
-    pub use crate::io::{
-        Alignment, Backing, DeviceIdentity, DirectIo, DirectStatus, DiskFile, DiskOptions,
-        FallocateMode, FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest,
-        OpenDiskError, Operation, PositionOutOfRange, Submission,
-    };
+    pub use crate::io::DirectIo;
     pub use crate::map::{Map, MapMut, MapPinMut};
     pub use crate::stats::{DeviceStats, FileStats, Stats};
-    pub use crate::sys::copy::PageCopy;
-    pub use crate::sys::probe::{Feature, FeatureReport, Features};
+    pub use crate::sys::probe::FeatureReport;
     #[cfg(feature = "refusals")]
     #[doc(hidden)]
     pub use crate::sys::refusals::{Refusable, refuse};
+    /// For tests and benchmarks.
+    #[doc(hidden)]
+    pub use crate::sys::{copy::PageCopy, probe::Feature, probe::Features};
     pub use crate::writeback::WriteGate;
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
@@ -130,10 +128,21 @@ mod surface {
     }
 
     /// Returns how this process copies pages; the first call measures, unless a cache was built.
+    #[doc(hidden)]
     pub fn page_copy() -> PageCopy {
         crate::sys::copy::page_copy()
     }
 }
+/// Storage of your own under a cache: what implementers of [`Backing`](backing::Backing) need.
+#[cfg(not(all(test, loom)))]
+pub mod backing {
+    pub use crate::io::{
+        Alignment, Backing, DirectBacking, DirectStatus, DiskFile, DiskOptions, FallocateMode,
+        FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest, OpenDiskError,
+        Operation, PositionOutOfRange, Submission,
+    };
+}
+
 #[cfg(not(all(test, loom)))]
 pub use surface::*;
 

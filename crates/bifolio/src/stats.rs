@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A snapshot of one device: the files with the same [`Backing::device`](crate::Backing::device).
+/// A snapshot of one device: the files whose [identities](crate::backing::FileIdentity) have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceStats {

@@ -20,9 +20,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use bifolio::{
-    Backing, Cache, DirectIo, DiskFile, DiskOptions, Features, File, OpenDiskError, OpenOptions,
-};
+use bifolio::backing::{Backing, DirectBacking, DiskFile, DiskOptions, OpenDiskError};
+use bifolio::{Cache, DirectIo, File, OpenOptions};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -285,7 +284,6 @@ impl Inode {
 /// The files that are open in the cache.
 pub struct Files {
     pub cache: Cache,
-    features: Features,
     table: Arc<Table>,
     /// Files that no program has open, by device: one that hangs must not hinder the closing of
     /// files of others.
@@ -320,7 +318,6 @@ impl Files {
     pub fn new(cache: Cache, table: Arc<Table>, kept_max: usize, direct_files_max: usize) -> Self {
         Self {
             cache,
-            features: Features::probe(&[]),
             table,
             kept: Mutex::default(),
             kept_max,
@@ -366,7 +363,7 @@ impl Files {
         let options =
             DiskOptions { read: true, write: for_writing, direct, ..DiskOptions::default() };
         let handle = inode.handle()?;
-        let disk = DiskFile::open(path_of(&handle), &options, &self.features);
+        let disk = DiskFile::open(path_of(&handle), &options);
         let disk = disk.map_err(|mut error| {
             if let OpenDiskError::System { path, .. } = &mut error {
                 // For the log, instead of that of a descriptor.

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bifolio::{
-    Alignment, Backing, DirectStatus, DiskFile, FallocateMode, FileIdentity, IoBuf, IoBufMut,
-    IoRequest, Operation, Submission,
+use bifolio::backing::{
+    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity, IoBuf,
+    IoBufMut, IoRequest, Operation, Submission,
 };
 
 use crate::handle::path_of;
@@ -69,6 +69,30 @@ impl Backing for Disk {
         answer
     }
 
+    /// Does nothing: [`Inode::sync`](crate::inode::Inode::sync) and the unmount flush the device.
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.disk.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.disk.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        let path = std::fs::read_link(path_of(&self.disk));
+        path.map_or_else(|_| self.disk.describe(), |path| path.display().to_string())
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Disk {
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -95,24 +119,6 @@ impl Backing for Disk {
         answer
     }
 
-    /// Does nothing: [`Inode::sync`](crate::inode::Inode::sync) and the unmount flush the device.
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Does nothing, like [`Self::sync_data`].
-    fn sync_all(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.disk.len_bytes()
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.disk.set_len(length_bytes)
-    }
-
     fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
         self.disk.fallocate(mode, bytes)
     }
@@ -127,11 +133,6 @@ impl Backing for Disk {
 
     fn alignment(&self) -> Alignment {
         self.disk.alignment()
-    }
-
-    fn describe(&self) -> String {
-        let path = std::fs::read_link(path_of(&self.disk));
-        path.map_or_else(|_| self.disk.describe(), |path| path.display().to_string())
     }
 
     fn identity(&self) -> Option<FileIdentity> {

@@ -31,7 +31,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bifolio::{Backing, Cache, FallocateMode};
+use bifolio::Cache;
+use bifolio::backing::{DirectBacking, FallocateMode};
 use nix::unistd::{Uid, setfsuid};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::fstatfs;

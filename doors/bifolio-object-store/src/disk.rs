@@ -9,8 +9,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bifolio::{
-    Alignment, Backing, DeviceIdentity, DirectStatus, DiskFile, FileIdentity, IoBuf, IoBufMut,
+use bifolio::backing::{
+    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FileIdentity, IoBuf, IoBufMut,
     IoRequest, Operation, Submission,
 };
 
@@ -57,6 +57,28 @@ impl Backing for LossyDisk {
         self.written(answer, source.len())
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        self.answered(self.file.sync_data())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.file.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.file.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.file.describe()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for LossyDisk {
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -83,36 +105,16 @@ impl Backing for LossyDisk {
         }
     }
 
-    fn sync_data(&self) -> io::Result<()> {
-        self.answered(self.file.sync_data())
-    }
-
     fn sync_all(&self) -> io::Result<()> {
         self.answered(self.file.sync_all())
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.file.len_bytes()
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.file.set_len(length_bytes)
     }
 
     fn alignment(&self) -> Alignment {
         self.file.alignment()
     }
 
-    fn describe(&self) -> String {
-        self.file.describe()
-    }
-
     fn identity(&self) -> Option<FileIdentity> {
         self.file.identity()
-    }
-
-    fn device(&self) -> Option<DeviceIdentity> {
-        self.file.device()
     }
 
     fn direct(&self) -> DirectStatus {

@@ -25,7 +25,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{Cache, DiskFile, DiskOptions, Features, OpenOptions};
+use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::{Cache, OpenOptions};
 use bytes::Bytes;
 use scopeguard::ScopeGuard;
 use tokio::runtime::Handle;
@@ -188,8 +189,7 @@ impl Tier {
         }
         answered();
         let options = DiskOptions { read: true, write: true, ..Default::default() };
-        let features = Features::probe(&[]);
-        let file = DiskFile::open(directory.join(DATA), &options, &features)
+        let file = DiskFile::open(directory.join(DATA), &options)
             .map_err(|error| failed(DATA)(io::Error::other(error)))?;
         answered();
         let answers = Arc::default();

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use bifolio::FileIdentity;
+use bifolio::backing::FileIdentity;
 
 static LOCKED: Mutex<Option<HashSet<FileIdentity>>> = Mutex::new(None);
 

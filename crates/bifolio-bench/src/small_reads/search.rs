@@ -155,7 +155,9 @@ pub(super) fn measure(
                 READ_WITH => Box::new(move || {
                     run(cpus, extent_bytes, trial, |start, sought| {
                         Ok(file.read_with(node_of(start), |node| {
-                            lower_bound(sought, |at| node.u64_le(at * 8).unwrap_or_default())
+                            lower_bound(sought, |at| {
+                                node.array(at * 8).map_or(0, u64::from_le_bytes)
+                            })
                         })?)
                     })
                 }),

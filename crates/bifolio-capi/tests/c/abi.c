@@ -82,7 +82,7 @@ IS(BIFOLIO_TO_END, UINT64_MAX);
 
 /* Structs with a size may only grow at their end; the others not at all. */
 IS(offsetof(bifolio_cache_options, swap_directory), 72);
-IS(offsetof(bifolio_cache_options, flags), 92);
+IS(offsetof(bifolio_cache_options, flags), 88);
 IS(offsetof(bifolio_open_options, mode), 32);
 IS(offsetof(bifolio_stats, bound_bytes), 8);
 IS(offsetof(bifolio_stats, throttle_ns_max), 320);

@@ -17,7 +17,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail};
-use bifolio::{Cache, Feature, FeatureReport, File, Map, OpenOptions};
+use bifolio::{Cache, FeatureReport, File, Map, OpenOptions};
 use bifolio_bench::{Progress, format_bytes};
 
 use crate::cli::CheckOptions;
@@ -113,7 +113,7 @@ pub(crate) fn run(options: &CheckOptions) -> anyhow::Result<()> {
 
 /// Returns the reason why files cannot be mapped here, if any.
 fn why_no_maps(features: Vec<FeatureReport>) -> Option<String> {
-    let report = features.into_iter().find(|report| report.feature == Feature::UserFaults);
+    let report = features.into_iter().find(|report| report.name == "user-faults");
     let missing = report.filter(|report| !report.in_use)?;
     Some(format!("{} is not available: {}", missing.name, missing.reason))
 }
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_machine_without_maps_checks_the_rest_and_says_why() {
         let builder = Cache::builder().memory(8 << 20);
-        let cache = builder.disable(Feature::UserFaults).build().unwrap();
+        let cache = builder.disable(bifolio::Feature::UserFaults).build().unwrap();
         let reason = why_no_maps(cache.features()).expect("a reason");
         assert!(reason.starts_with("user-faults is not available: "), "{reason}");
         let rounds = Round::all(false);

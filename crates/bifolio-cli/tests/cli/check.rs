@@ -21,7 +21,7 @@ fn check<'a>(path: &'a Path, more: &[&'a str]) -> std::process::Output {
 
 fn can_map() -> bool {
     let reports = bifolio::features();
-    reports.iter().any(|report| report.feature == bifolio::Feature::UserFaults && report.in_use)
+    reports.iter().any(|report| report.name == "user-faults" && report.in_use)
 }
 
 #[test]

@@ -112,9 +112,10 @@ impl CacheBuilder {
 
     /// Sets the maximum of dirty bytes: writers are throttled until the device has accepted some.
     /// The default and the maximum are two thirds of the bound. The limit is for all files
-    /// together, and no write exceeds it. One device ([`Backing::device`]) may have three quarters
-    /// of what other devices leave (half of the bound if it is alone), so that a device which
-    /// refuses writes leaves room for others. A writer whose device refuses writes then gets
+    /// together, and no write exceeds it. One device
+    /// ([`FileIdentity`](crate::backing::FileIdentity)) may have three quarters of what other
+    /// devices leave (half of the bound if it is alone), so that a device which refuses writes
+    /// leaves room for others. A writer whose device refuses writes then gets
     /// [`ErrorKind::Unwritable`].
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
@@ -134,6 +135,7 @@ impl CacheBuilder {
     /// memory allows. Larger batches interrupt the other CPUs less often, and keep their pages
     /// unavailable a little longer. A batch needs memory for four times its pages; if that is more
     /// than 1/16 of the bound, the batch is unmapped in parts.
+    #[doc(hidden)]
     pub fn unmap_batch_folios(mut self, folios: usize) -> Self {
         self.config.unmap_batch_folios = folios;
         self
@@ -153,6 +155,7 @@ impl CacheBuilder {
     }
 
     /// Uses your own storage as the swap; otherwise like [`Self::swap_directory`].
+    #[doc(hidden)]
     pub fn swap_backing(mut self, backing: Arc<dyn Backing>) -> Self {
         self.swap = Some(SwapStorage::Backing(backing));
         self
@@ -167,6 +170,7 @@ impl CacheBuilder {
     }
 
     /// Disables a feature of the kernel, as if its probe had failed, to test the fallback.
+    #[doc(hidden)]
     pub fn disable(mut self, feature: Feature) -> Self {
         self.disabled.push(feature);
         self
@@ -176,6 +180,7 @@ impl CacheBuilder {
     ///
     /// # Errors
     /// The first invalid setting, with the valid values.
+    #[doc(hidden)]
     pub fn validate(&self) -> Result<()> {
         self.config.validate()
     }

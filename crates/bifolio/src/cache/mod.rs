@@ -10,7 +10,7 @@ pub use builder::CacheBuilder;
 use crate::config;
 use crate::error::Result;
 use crate::evicted::Evicted;
-use crate::file::{File, ImmutableFile, OpenOptions, ReadRequest, Registry};
+use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, ReadRequest, Registry};
 use crate::io::{Backing, Engine, Guarded, IoError, Operation};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
@@ -18,7 +18,7 @@ use crate::stats::{FileStats, Stats};
 use crate::sync::Ordering;
 use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
-use crate::writeback::Flusher;
+use crate::writeback::{Flusher, WriteGate};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -151,6 +151,22 @@ impl Cache {
         self.inner.registry.open_immutable(path.as_ref(), options, &self.inner.features)
     }
 
+    /// Opens a file of an engine with a write-ahead log: the cache writes none of its pages before
+    /// `gate` says that the log is durable up to the page's changes. The gate holds for all handles
+    /// of the file, until the last one is closed. Blocks like [`Cache::open`].
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; options without `write` or with `mappable`, whose pages can be changed
+    /// without a call ([`ErrorKind::CannotGate`](crate::ErrorKind::CannotGate)).
+    pub fn open_gated(
+        &self,
+        path: impl AsRef<Path>,
+        options: &OpenOptions,
+        gate: Arc<dyn WriteGate>,
+    ) -> Result<GatedFile> {
+        GatedFile::new(self.open(path, options)?, gate)
+    }
+
     /// Makes the names in a directory durable (`fsync`): of files that were created, renamed or
     /// removed there. A sync of a file does not. Blocks for the device.
     ///
@@ -207,9 +223,9 @@ impl Cache {
         self.inner.registry.open_fd(descriptor, options, &self.inner.features)
     }
 
-    /// Opens a file on your own storage. If a file with its [`identity`](crate::Backing::identity)
-    /// is already open, that file is shared, and `backing` is dropped unless it is the first
-    /// writable one.
+    /// Opens a file on your own storage. If a file with its
+    /// [`identity`](crate::backing::DirectBacking::identity) is already open, that file is shared,
+    /// and `backing` is dropped unless it is the first writable one.
     ///
     /// # Errors
     /// As [`Cache::open`], and what the backing answers when asked for its length; an alignment

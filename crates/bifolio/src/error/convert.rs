@@ -89,7 +89,6 @@ impl Error {
             | ErrorKind::OutOfRange { .. }
             | ErrorKind::PinSpansFolios { .. }
             | ErrorKind::NotMappable { .. }
-            | ErrorKind::NoGate { .. }
             | ErrorKind::FolioSizeConflict { .. } => (Io::InvalidInput, libc::EINVAL),
             ErrorKind::PastEnd { .. } => (Io::UnexpectedEof, libc::EINVAL),
             ErrorKind::TooLong { .. } => (Io::FileTooLarge, libc::EFBIG),

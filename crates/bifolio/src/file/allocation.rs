@@ -58,11 +58,11 @@ impl File {
     /// file, for memory.
     ///
     /// # Errors
-    /// The error of the storage: no space, or
-    /// [`Unsupported`](std::io::ErrorKind::Unsupported) by the file system or the
-    /// [`Backing`](crate::Backing); the length is then unchanged, and part of the range may be
-    /// allocated. In a memory file, not enough memory within the bound, after which the file is
-    /// unchanged. A handle that is not open for writing; a length beyond the maximum of the file.
+    /// The error of the storage: no space, or [`Unsupported`](std::io::ErrorKind::Unsupported) by
+    /// the file system or the [`Backing`](crate::backing::Backing); the length is then unchanged,
+    /// and part of the range may be allocated. In a memory file, not enough memory within the
+    /// bound, after which the file is unchanged. A handle that is not open for writing; a length
+    /// beyond the maximum of the file.
     pub fn allocate(&self, range: Range<u64>) -> Result<()> {
         let end = self.check_range(&range)?;
         self.handle.check_len(end)?;
@@ -281,10 +281,10 @@ impl File {
     /// Returns the position of the first data at or after `position`, like `SEEK_DATA`. Returns
     /// `None` if there is no more data, or `position` is past the end of file.
     ///
-    /// In a file with a backing, data is what the storage reports as data, and every dirty folio.
-    /// A [`Backing`](crate::Backing) that does not know its holes reports none. In a memory file,
-    /// data are the folios that were written, in memory or swapped out; allocated folios that were
-    /// never written are holes.
+    /// In a file with a backing, data is what the storage reports as data, and every dirty folio. A
+    /// [`Backing`](crate::backing::Backing) that does not know its holes reports none. In a memory
+    /// file, data are the folios that were written, in memory or swapped out; allocated folios that
+    /// were never written are holes.
     ///
     /// Costs a visit of each resident folio up to the data that is found, and calls of the
     /// storage, which may block.

@@ -398,7 +398,7 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::file::OpenOptions;
-    use crate::io::{Backing, IoBuf, IoBufMut};
+    use crate::io::{Backing, DirectBacking, IoBuf, IoBufMut};
     use std::io;
     use std::sync::atomic::AtomicUsize;
     use std::sync::{Arc, Barrier};
@@ -430,10 +430,6 @@ mod tests {
             Ok(())
         }
 
-        fn sync_all(&self) -> io::Result<()> {
-            Ok(())
-        }
-
         fn len_bytes(&self) -> io::Result<u64> {
             Ok(PAGE_BYTES)
         }
@@ -445,7 +441,13 @@ mod tests {
         fn describe(&self) -> String {
             "sevens".to_owned()
         }
+
+        fn as_direct(&self) -> Option<&dyn DirectBacking> {
+            Some(self)
+        }
     }
+
+    impl DirectBacking for SlowAtSecond {}
 
     #[test]
     fn a_pin_is_never_of_a_page_whose_fill_still_runs() {

@@ -41,7 +41,6 @@ mod allocation;
 mod async_reads;
 mod closing;
 mod copy_to_fd;
-mod cursor;
 mod faults;
 mod fill;
 mod gate;
@@ -70,8 +69,7 @@ mod write;
 
 pub use advice::{Access, Residency};
 pub use async_reads::ReadFuture;
-pub use cursor::FileCursor;
-pub use gate::Checkpoint;
+pub use gate::{Checkpoint, GatedFile};
 pub(crate) use handle::CacheState;
 pub use immutable::ImmutableFile;
 pub(crate) use map::MapGuard;
@@ -153,13 +151,15 @@ impl File {
     }
 
     /// Returns the identity by which this cache finds the file when it is opened again: device and
-    /// inode of a kernel file, or [`Backing::identity`](crate::Backing::identity) of your own
-    /// storage. Returns `None` if every open makes a separate file, as for memory files.
+    /// inode of a kernel file, or
+    /// [`DirectBacking::identity`](crate::backing::DirectBacking::identity) of your own storage.
+    /// Returns `None` if every open makes a separate file, as for memory files.
     pub fn identity(&self) -> Option<FileIdentity> {
         self.handle.membership.identity()
     }
 
     /// Returns `true` for a memory file; see [`Cache::memory_file`](crate::Cache::memory_file).
+    #[doc(hidden)]
     pub fn is_memory_file(&self) -> bool {
         self.handle.inode.is_memory_file()
     }
@@ -192,7 +192,8 @@ impl File {
     /// by path or descriptor) the failure is permanent, for every handle and every kind of sync,
     /// because the kernel does not tell what reached the device. To recover, call
     /// [`File::discard_dirty`], close the last handle and open the file again. A
-    /// [`Backing`](crate::Backing) of your own decides itself whether a later flush can succeed.
+    /// [`Backing`](crate::backing::Backing) of your own decides itself whether a later flush can
+    /// succeed.
     pub fn sync_data(&self) -> Result<()> {
         self.handle.check_sound()?;
         own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;

@@ -12,6 +12,7 @@
 
 use super::File;
 use super::fill::{Locked, ReadIoClaim, Wait};
+use super::gate::GatedFile;
 use super::handle::AccessMode;
 use super::immutable::ImmutableFile;
 use super::own_pins::OwnPin;
@@ -181,26 +182,32 @@ impl Deref for PageRef<'_, ImmutableFile> {
 /// the same file, and that thread is truncating it, clearing a range of it (`punch_hole`,
 /// `zero_range`), discarding its changes, or writing across its end.
 #[derive(Debug)]
-pub struct PageRefMut<'a> {
+pub struct PageRefMut<'a, F = File> {
     // Dropped in this order: the section ends under the lock, the lock under the reference.
-    _section: WriteSection<'a>,
-    _lock: LockedFolio<'a>,
+    unlocked: Unlocked,
+    section: WriteSection<'a>,
+    lock: LockedFolio<'a>,
     folio: FolioRef<'a>,
     file: &'a File,
-    _own: OwnPin,
+    own: OwnPin,
     start: *mut u8,
     length: usize,
+    of: PhantomData<fn() -> F>,
     not_send: PhantomData<*const ()>,
 }
 
-impl Drop for PageRefMut<'_> {
+/// Counts the lock again for this thread, which has not counted it while the pin existed, until it
+/// is released.
+#[derive(Debug)]
+struct Unlocked;
+
+impl Drop for Unlocked {
     fn drop(&mut self) {
-        // This thread counts the lock again until it is released.
         blocking::track(1);
     }
 }
 
-impl PageRefMut<'_> {
+impl<F> PageRefMut<'_, F> {
     /// Returns the number of pinned bytes.
     pub fn len(&self) -> usize {
         self.length
@@ -232,28 +239,32 @@ impl PageRefMut<'_> {
         unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
     }
 
-    /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
-    /// the file's [`WriteGate`](crate::WriteGate) has made that durable. While the pin exists the
-    /// page is not written out anyway, so the record may be appended after the change, as long as
-    /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
-    /// With [`u64::MAX`] it stays in memory until [`File::commit`]. Takes two uncontended locks.
-    ///
-    /// # Errors
-    /// The file has no gate, or got it after the pin was taken and there is no memory for the LSN.
-    pub fn set_lsn(&mut self, lsn: u64) -> Result<()> {
-        let inode = &self.file.handle.inode;
-        inode.check_gated()?;
-        if inode.add_lsn(self.folio.id(), lsn) {
-            return Ok(());
-        }
-        let reason = "it was set while the page was pinned, and there is no memory for its LSN";
-        Err(ErrorKind::CannotGate { file: inode.name(), reason }.into())
-    }
-
     /// Returns the address of the first byte. Other threads may be reading it through pins: create
     /// a unique reference only if you can rule that out.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start
+    }
+}
+
+impl<'a> PageRefMut<'a> {
+    /// Returns the same bytes as those of a file with a gate.
+    pub(super) fn of_gated(self) -> PageRefMut<'a, GatedFile> {
+        let Self { unlocked, section, lock, folio, file, own, start, length, .. } = self;
+        let (of, not_send) = (PhantomData, PhantomData);
+        PageRefMut { unlocked, section, lock, folio, file, own, start, length, of, not_send }
+    }
+}
+
+impl PageRefMut<'_, GatedFile> {
+    /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
+    /// the file's [`WriteGate`](crate::WriteGate) has made that durable. While the pin exists the
+    /// page is not written out anyway, so the record may be appended after the change, as long as
+    /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
+    /// With [`u64::MAX`] it stays in memory until [`GatedFile::assign_lsn`]. Takes two uncontended
+    /// locks.
+    pub fn assign_lsn(&mut self, lsn: u64) {
+        let has_room = self.file.handle.inode.add_lsn(self.folio.id(), lsn);
+        assert!(has_room, "a pin of a gated file keeps room for its LSN");
     }
 }
 
@@ -342,13 +353,15 @@ impl File {
         blocking::track(-1);
         let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
         Ok(PageRefMut {
-            _section: section,
-            _lock: lock,
+            unlocked: Unlocked,
+            section,
+            lock,
             folio,
             file: self,
-            _own: own,
+            own,
             start,
             length,
+            of: PhantomData,
             not_send: PhantomData,
         })
     }

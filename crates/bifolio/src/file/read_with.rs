@@ -42,9 +42,8 @@ const ATTEMPTS_MAX: u32 = 4;
 /// # let file = cache.memory_file("nodes")?;
 /// file.write_all_at(&[7, 0, 0, 0, b'k', b'e', b'y'], 0)?;
 /// file.read_with(0..7, |page| {
-///     assert_eq!((page.len(), page.u8(0), page.u32_le(0)), (7, Some(7), Some(7)));
-///     assert_eq!(page.u32_be(0), Some(7 << 24));
-///     assert_eq!(page.u32_le(4), None);
+///     assert_eq!((page.len(), page.array(0).map(u32::from_le_bytes)), (7, Some(7)));
+///     assert_eq!((page.array(4), page.array::<4>(4)), (Some(*b"key"), None));
 ///     assert_eq!(page.compare(4..7, b"kex"), Some(std::cmp::Ordering::Greater));
 /// })?;
 /// # Ok(())
@@ -55,26 +54,6 @@ pub struct PageView<'a> {
     start: *const u8,
     length: usize,
     bytes: PhantomData<&'a [u8]>,
-}
-
-macro_rules! loads {
-    ($($bytes:literal $type:ident: $little:ident $big:ident;)+) => {
-        $(
-            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, lowest byte")]
-            #[doc = "first; `None` if it reaches past the end. Offsets need no alignment."]
-            #[inline(always)]
-            pub fn $little(&self, offset: usize) -> Option<$type> {
-                self.load::<$bytes>(offset).map($type::from_le_bytes)
-            }
-
-            #[doc = concat!("Returns the `", stringify!($type), "` at `offset`, highest byte")]
-            #[doc = "first; `None` if it reaches past the end. Offsets need no alignment."]
-            #[inline(always)]
-            pub fn $big(&self, offset: usize) -> Option<$type> {
-                self.load::<$bytes>(offset).map($type::from_be_bytes)
-            }
-        )+
-    };
 }
 
 impl PageView<'_> {
@@ -106,16 +85,14 @@ impl PageView<'_> {
         self.start
     }
 
-    /// Returns the byte at `offset`; `None` past the end.
+    /// Returns the `N` bytes at `offset`, which needs no alignment; `None` if they reach past the
+    /// end. A number is read as `page.array(offset).map(u32::from_le_bytes)`; 2, 4 and 8 bytes are
+    /// one load.
     #[inline(always)]
-    pub fn u8(&self, offset: usize) -> Option<u8> {
-        self.load::<1>(offset).map(|[byte]| byte)
-    }
-
-    loads! {
-        2 u16: u16_le u16_be;
-        4 u32: u32_le u32_be;
-        8 u64: u64_le u64_be;
+    pub fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let source = self.address(offset, N)?;
+        // SAFETY: inside of the view, checked by `address`.
+        Some(unsafe { copy::load(source) })
     }
 
     /// Copies `buffer.len()` bytes from `offset` on to `buffer`. Returns `None`, and leaves
@@ -137,25 +114,18 @@ impl PageView<'_> {
         let common = length.min(bytes.len());
         let (words, rest) = bytes[..common].as_chunks::<8>();
         for (at, word) in (range.start..).step_by(8).zip(words) {
-            let order = self.u64_be(at)?.cmp(&u64::from_be_bytes(*word));
+            let order = self.array(at).map(u64::from_be_bytes)?.cmp(&u64::from_be_bytes(*word));
             if order.is_ne() {
                 return Some(order);
             }
         }
         for (at, byte) in (range.start + words.len() * 8..).zip(rest) {
-            let order = self.u8(at)?.cmp(byte);
+            let order = self.array(at).map(u8::from_ne_bytes)?.cmp(byte);
             if order.is_ne() {
                 return Some(order);
             }
         }
         Some(length.cmp(&bytes.len()))
-    }
-
-    #[inline(always)]
-    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
-        let source = self.address(offset, N)?;
-        // SAFETY: inside of the view, checked by `address`.
-        Some(unsafe { copy::load(source) })
     }
 
     /// Returns the address of `offset` if `length` bytes from there lie inside of the view.
@@ -200,10 +170,11 @@ impl File {
     /// file.set_len(4096)?;
     /// let rank = |key: u64| {
     ///     file.read_with(0..4096, |node| {
-    ///         let (mut low, mut high) = (0, node.u64_le(0)?.min(511) as usize);
+    ///         let count = node.array(0).map(u64::from_le_bytes)?;
+    ///         let (mut low, mut high) = (0, count.min(511) as usize);
     ///         while low < high {
     ///             let middle = low.midpoint(high);
-    ///             let found = node.u64_le(8 + middle * 8)?;
+    ///             let found = node.array(8 + middle * 8).map(u64::from_le_bytes)?;
     ///             if found < key { low = middle + 1 } else { high = middle }
     ///         }
     ///         Some(low)

@@ -39,7 +39,9 @@ use super::{File, OpenOptions, faults};
 use crate::ablation::Ablation;
 use crate::config;
 use crate::error::{ErrorKind, Result};
-use crate::io::{Backing, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError};
+use crate::io::{
+    DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError,
+};
 use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
@@ -137,7 +139,7 @@ impl Registry {
     /// Opens a handle of the file behind `backing`.
     pub(crate) fn open(
         self: &Arc<Self>,
-        backing: Arc<dyn Backing>,
+        backing: Arc<dyn DirectBacking>,
         options: &OpenOptions,
     ) -> Result<File> {
         self.check()?;
@@ -236,7 +238,7 @@ impl Registry {
         match busy {
             Some(busy) if disk.identity() == Some(identity) => {
                 let disk = Arc::new(disk);
-                let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
+                let backing: Arc<dyn DirectBacking> = Arc::clone(&disk) as _;
                 self.open_first(busy, &backing, Some(disk), options)
             }
             // The file is open, or the path names another file now.
@@ -255,7 +257,7 @@ impl Registry {
     /// Opens a handle of a file that has just been opened, and that may be open here already.
     fn open_disk(self: &Arc<Self>, disk: DiskFile, options: &OpenOptions) -> Result<File> {
         let disk = Arc::new(disk);
-        let backing: Arc<dyn Backing> = Arc::clone(&disk) as _;
+        let backing: Arc<dyn DirectBacking> = Arc::clone(&disk) as _;
         self.open_backing(&backing, Some(disk), options)
     }
 
@@ -263,7 +265,7 @@ impl Registry {
     /// stays open with it.
     fn open_backing(
         self: &Arc<Self>,
-        backing: &Arc<dyn Backing>,
+        backing: &Arc<dyn DirectBacking>,
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
@@ -283,7 +285,7 @@ impl Registry {
     fn open_first(
         self: &Arc<Self>,
         busy: Busy<'_, Key, Open>,
-        backing: &Arc<dyn Backing>,
+        backing: &Arc<dyn DirectBacking>,
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
@@ -359,7 +361,7 @@ impl Registry {
         self: &Arc<Self>,
         key: Key,
         open: &mut Open,
-        backing: &Arc<dyn Backing>,
+        backing: &Arc<dyn DirectBacking>,
         options: &OpenOptions,
     ) -> Result<Arc<Handle>> {
         open.admit(options)?;
@@ -385,7 +387,11 @@ impl Registry {
         Ok(PageSpace::Region(Arc::new(region)))
     }
 
-    fn make_inode(&self, backing: &Arc<dyn Backing>, options: &OpenOptions) -> Result<Arc<Inode>> {
+    fn make_inode(
+        &self,
+        backing: &Arc<dyn DirectBacking>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Inode>> {
         let size = self.size_of(options, crate::io::len_bytes(&**backing)?)?;
         let page_space = self.page_space_for(options, size)?;
         Inode::new(&self.services, page_space, backing, size).map_err(no_table)

@@ -452,7 +452,7 @@ mod tests {
         let swap = directory.path().join("swap");
         let options =
             DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
-        let storage = DiskFile::open(&swap, &options, &Features::probe(&[])).unwrap();
+        let storage = DiskFile::open_with(&swap, &options, &Features::probe(&[])).unwrap();
         let builder = Cache::builder().memory(1 << 20).swap_backing(Arc::new(storage));
         let cache = builder.build().unwrap();
         let file = cache.memory_file("cut").unwrap();

@@ -17,6 +17,8 @@ use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::NoRoom;
+use std::io;
+use std::os::unix::fs::FileExt;
 
 /// Cache lines per page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
@@ -294,6 +296,18 @@ impl File {
         } else if inode.mapping.was_cut(&lock) {
             inode.remove_unwanted(folio, lock);
         }
+    }
+}
+
+/// The calls of a `std::fs::File`, for code that is generic over them. Where the type is known, the
+/// methods of [`File`] itself are called, which return [`Error`](crate::Error).
+impl FileExt for File {
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        Ok(Self::read_at(self, buffer, position)?)
+    }
+
+    fn write_at(&self, buffer: &[u8], position: u64) -> io::Result<usize> {
+        Ok(Self::write_at(self, buffer, position)?)
     }
 }
 

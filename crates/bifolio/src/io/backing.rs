@@ -17,8 +17,9 @@ use std::sync::Arc;
 /// storage and pass it to `Cache::open_backing`.
 ///
 /// # What the cache guarantees
-/// - Memory and positions of a transfer are multiples of [`alignment`](Self::alignment). So are
-///   lengths, except for the last write before the end of file, which ends at the end of file.
+/// - Memory and positions of a transfer are multiples of
+///   [`alignment`](DirectBacking::alignment). So are lengths, except for the last write before the
+///   end of file, which ends at the end of file.
 /// - Two writes of the same bytes never overlap in time; reads, and writes of different bytes, may,
 ///   from several threads.
 /// - [`set_len`](Self::set_len) overlaps no write, and no other `set_len`.
@@ -31,8 +32,8 @@ use std::sync::Arc;
 ///   [`WouldBlock`](io::ErrorKind::WouldBlock): the cache retries, in the latter case a bounded
 ///   number of times. Every other error is returned to the caller unchanged.
 /// - The storage never gets longer than the end of the last byte written, or what
-///   [`set_len`](Self::set_len) or [`fallocate`](Self::fallocate) set. Bytes between an old end and
-///   a later write are zeros.
+///   [`set_len`](Self::set_len) or [`fallocate`](DirectBacking::fallocate) set. Bytes between an
+///   old end and a later write are zeros.
 /// - A read sees every write that returned before it began.
 /// - It does not call back into the cache.
 /// - It does not panic. A call that panics counts as failed.
@@ -49,9 +50,42 @@ pub trait Backing: Send + Sync + Debug {
     /// Writes `source` at `position_bytes`. Returns how many bytes it wrote, from the first on.
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize>;
 
-    /// Acts as [`read_at`](Self::read_at), into several consecutive buffers. Only the last of them
-    /// may be shorter than a multiple of [`alignment`](Self::alignment). The default implementation
-    /// fills the first one.
+    /// Makes every write, [`set_len`](Self::set_len) and [`fallocate`](DirectBacking::fallocate)
+    /// that returned before durable.
+    ///
+    /// After an error it must not return `Ok` until that is true; in particular, not because a
+    /// second attempt found nothing left to write.
+    fn sync_data(&self) -> io::Result<()>;
+
+    /// Returns the length in bytes.
+    fn len_bytes(&self) -> io::Result<u64>;
+
+    /// Truncates the storage to `length_bytes`, or extends it with zeros.
+    fn set_len(&self, length_bytes: u64) -> io::Result<()>;
+
+    /// Returns a path or a name, for messages.
+    fn describe(&self) -> String;
+
+    /// Returns this backing with its [`DirectBacking`] calls, if it has any.
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        None
+    }
+}
+
+/// Calls of a [`Backing`] that know more of their device: aligned and vectored transfers,
+/// submissions to io_uring, allocation, and the identity of the file. All have defaults that use
+/// the calls of [`Backing`] alone; a backing that implements some returns itself from
+/// [`Backing::as_direct`].
+pub trait DirectBacking: Backing {
+    /// Returns the required alignment of memory, positions and lengths: powers of two from 1 to
+    /// 4096, otherwise the open fails. Never changes.
+    fn alignment(&self) -> Alignment {
+        Alignment::NONE
+    }
+
+    /// Acts as [`read_at`](Backing::read_at), into several consecutive buffers. Only the last of
+    /// them may be shorter than a multiple of [`alignment`](Self::alignment). The default
+    /// implementation fills the first one.
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -63,7 +97,7 @@ pub trait Backing: Send + Sync + Debug {
         }
     }
 
-    /// Acts as [`write_at`](Self::write_at), from several consecutive buffers. Only the last of
+    /// Acts as [`write_at`](Backing::write_at), from several consecutive buffers. Only the last of
     /// them may be shorter than a multiple of [`alignment`](Self::alignment). The default
     /// implementation stores the first one.
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
@@ -91,24 +125,14 @@ pub trait Backing: Send + Sync + Debug {
         answer
     }
 
-    /// Makes every write, [`set_len`](Self::set_len) and [`fallocate`](Self::fallocate) that
-    /// returned before durable.
-    ///
-    /// After an error it must not return `Ok` until that is true; in particular, not because a
-    /// second attempt found nothing left to write.
-    fn sync_data(&self) -> io::Result<()>;
-
-    /// Acts as [`sync_data`](Self::sync_data), and also makes the metadata (times, owner) durable.
-    fn sync_all(&self) -> io::Result<()>;
-
-    /// Returns the length in bytes.
-    fn len_bytes(&self) -> io::Result<u64>;
-
-    /// Truncates the storage to `length_bytes`, or extends it with zeros.
-    fn set_len(&self, length_bytes: u64) -> io::Result<()>;
+    /// Acts as [`sync_data`](Backing::sync_data), and also makes the metadata (times, owner)
+    /// durable. The default implementation calls `sync_data`.
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_data()
+    }
 
     /// Changes the allocation of a range that is not empty, as `mode` says. It may lie past the end
-    /// in part or as a whole. The call overlaps no write, no [`set_len`](Self::set_len), and no
+    /// in part or as a whole. The call overlaps no write, no [`set_len`](Backing::set_len), and no
     /// other `fallocate`; a read of the range that overlaps it may return old or new bytes.
     ///
     /// The cache calls it for `File::allocate`, `punch_hole` and `zero_range`, and, to allocate,
@@ -137,27 +161,10 @@ pub trait Backing: Send + Sync + Debug {
         Ok((position_bytes < len_bytes).then_some(len_bytes))
     }
 
-    /// Returns the required alignment of memory, positions and lengths: powers of two from 1 to
-    /// 4096, otherwise the open fails. Never changes.
-    fn alignment(&self) -> Alignment {
-        Alignment::NONE
-    }
-
-    /// Returns a path or a name, for messages.
-    fn describe(&self) -> String;
-
     /// Returns an identity that distinguishes this file from others, so that a file opened twice is
     /// cached once; `None` if every open is a separate file.
     fn identity(&self) -> Option<FileIdentity> {
         None
-    }
-
-    /// Returns the device of the storage. Files of one device share a flusher and a part of the
-    /// dirty limit, and can delay each other when the storage is full, slow, or hangs; files of
-    /// different devices cannot. By default the device of [`identity`](Self::identity); `None`
-    /// stands for a separate device. Never changes.
-    fn device(&self) -> Option<DeviceIdentity> {
-        self.identity().map(FileIdentity::device)
     }
 
     /// Returns how transfers reach the storage, for the statistics. May change while open.
@@ -166,7 +173,7 @@ pub trait Backing: Send + Sync + Debug {
     }
 }
 
-/// A change of the allocation of a range ([`Backing::fallocate`]).
+/// A change of the allocation of a range ([`DirectBacking::fallocate`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FallocateMode {
@@ -181,32 +188,18 @@ pub enum FallocateMode {
     ZeroRange,
 }
 
-/// Identifies the device that files share, and on which they can delay each other.
-///
-/// A file system of the kernel is identified by its number, anything else by a custom number. A
-/// custom number never equals that of a file system.
+/// The device that files share, and on which they can delay each other: a file system of the
+/// kernel by its number, anything else by a custom number, which never equals that of a file
+/// system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DeviceIdentity {
+pub(crate) struct DeviceIdentity {
     is_custom: bool,
     number: u64,
 }
 
 impl DeviceIdentity {
-    /// Returns the identity of a custom device: equal numbers are the same device.
-    pub const fn custom(number: u64) -> Self {
-        Self { is_custom: true, number }
-    }
-
-    /// Returns the file system of an open file, for a backing that stores its bytes there.
-    ///
-    /// # Errors
-    /// Returns the error of `fstat`.
-    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
-        FileIdentity::of_file(file).map(FileIdentity::device)
-    }
-
     /// Returns the number of the file system (`st_dev`), or the custom number.
-    pub const fn number(self) -> u64 {
+    pub(crate) const fn number(self) -> u64 {
         self.number
     }
 }
@@ -214,7 +207,9 @@ impl DeviceIdentity {
 /// Identifies a file while it is open.
 ///
 /// A file of the kernel is identified by device and inode, anything else by custom numbers. Custom
-/// numbers never equal those of a kernel file.
+/// numbers never equal those of a kernel file. Files of one device share a flusher and a part of
+/// the dirty limit, and can delay each other when the storage is full, slow, or hangs; files of
+/// different devices, and files without an identity, cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     device: DeviceIdentity,
@@ -222,10 +217,10 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Returns a custom identity: equal numbers are the same file. The first is that of its
-    /// [device](DeviceIdentity::custom).
+    /// Returns a custom identity: equal numbers are the same file, and an equal `device` is the
+    /// same device.
     pub const fn custom(device: u64, inode: u64) -> Self {
-        Self { device: DeviceIdentity::custom(device), inode }
+        Self { device: DeviceIdentity { is_custom: true, number: device }, inode }
     }
 
     /// Returns the identity of an open file, for a backing that represents that very file: an open
@@ -242,14 +237,15 @@ impl FileIdentity {
         Self { device, inode: status.inode }
     }
 
-    /// Returns the device of the file: a file system, or a custom device.
-    pub const fn device(self) -> DeviceIdentity {
-        self.device
+    /// Returns the device and the inode number, or the custom numbers.
+    #[cfg(test)]
+    pub(crate) const fn numbers(self) -> (u64, u64) {
+        (self.device.number, self.inode)
     }
 
-    /// Returns the inode number (`st_ino`), or the second custom number.
-    pub const fn inode(self) -> u64 {
-        self.inode
+    /// Returns the device of the file.
+    pub(crate) const fn device(self) -> DeviceIdentity {
+        self.device
     }
 }
 
@@ -282,7 +278,6 @@ pub(crate) struct Guarded {
     /// Queried once: transfers rely on it, and it never changes.
     alignment: Alignment,
     identity: Option<FileIdentity>,
-    device: Option<DeviceIdentity>,
 }
 
 impl Guarded {
@@ -291,15 +286,18 @@ impl Guarded {
     /// # Errors
     /// Fails if a query panics, or if frames cannot satisfy the alignment.
     pub(crate) fn new(backing: Arc<dyn Backing>) -> crate::error::Result<Self> {
-        let asked = guard(|| Ok((backing.alignment(), backing.identity(), backing.device())));
-        let (alignment, identity, device) = asked.map_err(|source| IoError {
+        let asked = guard(|| {
+            let direct = backing.as_direct().map(|direct| (direct.alignment(), direct.identity()));
+            Ok(direct.unwrap_or((Alignment::NONE, None)))
+        });
+        let (alignment, identity) = asked.map_err(|source| IoError {
             file: NAMELESS.to_owned(),
             operation: Operation::Len,
             position_bytes: 0,
             length_bytes: 0,
             source,
         })?;
-        let guarded = Self { backing, alignment, identity, device };
+        let guarded = Self { backing, alignment, identity };
         if alignment.is_valid() {
             return Ok(guarded);
         }
@@ -309,11 +307,53 @@ impl Guarded {
     }
 }
 
+/// The defaults of [`DirectBacking`] over a backing that has no such calls.
+#[derive(Debug)]
+struct Plain<'a>(&'a dyn Backing);
+
+impl Backing for Plain<'_> {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.0.read_at(target, position_bytes)
+    }
+
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.0.write_at(source, position_bytes)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.0.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+impl DirectBacking for Plain<'_> {}
+
 /// Makes a call. Returns its result, or an error if it panics. The backing is responsible for its
 /// state after a panic.
 fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let panicked = |_| Err(io::Error::other("the backing panicked"));
     blocking::apart(|| catch_unwind(AssertUnwindSafe(call))).unwrap_or_else(panicked)
+}
+
+impl Guarded {
+    /// Makes a call of [`DirectBacking`], or its default.
+    fn directly<T>(&self, call: impl FnOnce(&dyn DirectBacking) -> io::Result<T>) -> io::Result<T> {
+        guard(|| match self.backing.as_direct() {
+            Some(direct) => call(direct),
+            None => call(&Plain(&*self.backing)),
+        })
+    }
 }
 
 impl Backing for Guarded {
@@ -325,32 +365,8 @@ impl Backing for Guarded {
         guard(|| self.backing.write_at(source, position_bytes))
     }
 
-    fn read_vectored_at(
-        &self,
-        targets: &mut [IoBufMut<'_>],
-        position_bytes: u64,
-    ) -> io::Result<usize> {
-        guard(|| self.backing.read_vectored_at(targets, position_bytes))
-    }
-
-    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
-        guard(|| self.backing.write_vectored_at(sources, position_bytes))
-    }
-
-    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
-        guard(|| Ok(self.backing.submission(request))).ok().flatten()
-    }
-
-    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
-        guard(|| self.backing.completed(request, answer))
-    }
-
     fn sync_data(&self) -> io::Result<()> {
         guard(|| self.backing.sync_data())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        guard(|| self.backing.sync_all())
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -361,35 +377,58 @@ impl Backing for Guarded {
         guard(|| self.backing.set_len(length_bytes))
     }
 
-    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
-        guard(|| self.backing.fallocate(mode, bytes))
+    fn describe(&self) -> String {
+        guard(|| Ok(self.backing.describe())).unwrap_or_else(|_| NAMELESS.to_owned())
     }
+}
 
-    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
-        guard(|| self.backing.seek_data(position_bytes))
-    }
-
-    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
-        guard(|| self.backing.seek_hole(position_bytes))
-    }
-
+impl DirectBacking for Guarded {
     fn alignment(&self) -> Alignment {
         self.alignment
     }
 
-    fn describe(&self) -> String {
-        guard(|| Ok(self.backing.describe())).unwrap_or_else(|_| NAMELESS.to_owned())
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoBufMut<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        self.directly(|direct| direct.read_vectored_at(targets, position_bytes))
+    }
+
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
+        self.directly(|direct| direct.write_vectored_at(sources, position_bytes))
+    }
+
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        let submission = || self.backing.as_direct().and_then(|direct| direct.submission(request));
+        guard(|| Ok(submission())).ok().flatten()
+    }
+
+    fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
+        self.directly(|direct| direct.completed(request, answer))
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.directly(|direct| direct.sync_all())
+    }
+
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        self.directly(|direct| direct.fallocate(mode, bytes))
+    }
+
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.directly(|direct| direct.seek_data(position_bytes))
+    }
+
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.directly(|direct| direct.seek_hole(position_bytes))
     }
 
     fn identity(&self) -> Option<FileIdentity> {
         self.identity
     }
 
-    fn device(&self) -> Option<DeviceIdentity> {
-        self.device
-    }
-
     fn direct(&self) -> DirectStatus {
-        guard(|| Ok(self.backing.direct())).unwrap_or(DirectStatus::Custom)
+        self.directly(|direct| Ok(direct.direct())).unwrap_or(DirectStatus::Custom)
     }
 }

@@ -43,8 +43,8 @@
 
 use super::transfer::{range_end, round_down};
 use super::{
-    Alignment, Backing, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut, IoRequest,
-    Operation, Submission,
+    Alignment, Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut,
+    IoRequest, Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
 #[cfg(test)]
@@ -247,6 +247,33 @@ impl Backing for DiskFile {
         self.write_vectored_at(slice::from_ref(source), position_bytes)
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        self.sync_once(|file| file::sync_data(file))
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(file::status(self.buffered.as_fd())?.length_bytes)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        range_end(length_bytes, 0)?;
+        file::set_len(&self.buffered, length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for DiskFile {
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_once(|file| file::sync_all(file))
+    }
+
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -290,23 +317,6 @@ impl Backing for DiskFile {
         answer
     }
 
-    fn sync_data(&self) -> io::Result<()> {
-        self.sync_once(|file| file::sync_data(file))
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync_once(|file| file::sync_all(file))
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(file::status(self.buffered.as_fd())?.length_bytes)
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        range_end(length_bytes, 0)?;
-        file::set_len(&self.buffered, length_bytes)
-    }
-
     fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
         let call = |flags| file::fallocate(&self.buffered, flags, bytes.clone());
         let (keep_len, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
@@ -335,10 +345,6 @@ impl Backing for DiskFile {
 
     fn alignment(&self) -> Alignment {
         self.direct.as_ref().map_or(Alignment::NONE, |direct| direct.alignment)
-    }
-
-    fn describe(&self) -> String {
-        self.path.display().to_string()
     }
 
     fn identity(&self) -> Option<FileIdentity> {

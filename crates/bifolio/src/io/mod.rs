@@ -29,8 +29,8 @@ mod options;
 mod tests;
 mod transfer;
 
-pub(crate) use backing::Guarded;
-pub use backing::{Backing, DeviceIdentity, DirectStatus, FallocateMode, FileIdentity};
+pub use backing::{Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity};
+pub(crate) use backing::{DeviceIdentity, Guarded};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};

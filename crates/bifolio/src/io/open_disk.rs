@@ -31,10 +31,14 @@ const ALIGNMENT_GUESSED: Alignment =
     Alignment { memory_bytes: ALIGNMENT_BYTES_MAX, offset_bytes: ALIGNMENT_BYTES_MAX };
 
 impl DiskFile {
-    /// Opens the file at `path` with the features that are in use.
+    /// Opens the file at `path`, with every feature that this system has.
     ///
     /// Never blocks, whatever `path` names, and changes nothing unless it names a regular file.
-    pub fn open(
+    pub fn open(path: impl AsRef<Path>, options: &DiskOptions) -> Result<Self, OpenDiskError> {
+        Self::open_with(path, options, Features::of_system())
+    }
+
+    pub(crate) fn open_with(
         path: impl AsRef<Path>,
         options: &DiskOptions,
         features: &Features,

@@ -26,7 +26,7 @@
 #![allow(unsafe_code)]
 
 use super::buf::Span;
-use super::{Backing, FallocateMode, IoBuf, IoBufMut, IoError, Operation};
+use super::{DirectBacking, FallocateMode, IoBuf, IoBufMut, IoError, Operation};
 use crate::sync::{Ordering, blocking, fence};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
@@ -50,7 +50,7 @@ const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 /// Fills consecutive buffers from `position_bytes` on. `first` is the result of the first attempt,
 /// if it was already made. Returns the number of bytes before the end of file.
 pub(super) fn read_full(
-    backing: &dyn Backing,
+    backing: &dyn DirectBacking,
     targets: &mut [IoBufMut<'_>],
     position_bytes: u64,
     mut first: Option<io::Result<usize>>,
@@ -85,7 +85,7 @@ pub(super) fn read_full(
 /// Writes consecutive buffers at `position_bytes`. `first` is the result of the first attempt, if
 /// it was already made. Returns the length of the buffers.
 pub(super) fn write_full(
-    backing: &dyn Backing,
+    backing: &dyn DirectBacking,
     sources: &[IoBuf<'_>],
     position_bytes: u64,
     mut first: Option<io::Result<usize>>,
@@ -112,7 +112,7 @@ pub(super) fn write_full(
 
 /// Makes one attempt at the buffers without their first `skipped` bytes.
 fn read_once(
-    backing: &dyn Backing,
+    backing: &dyn DirectBacking,
     targets: &mut [IoBufMut<'_>],
     skipped: usize,
     position_bytes: u64,
@@ -134,7 +134,7 @@ fn read_once(
 
 /// Makes one attempt at the buffers without their first `skipped` bytes.
 fn write_once(
-    backing: &dyn Backing,
+    backing: &dyn DirectBacking,
     sources: &[IoBuf<'_>],
     skipped: usize,
     position_bytes: u64,
@@ -151,21 +151,21 @@ fn write_once(
 }
 
 /// Makes everything written before durable.
-pub(crate) fn sync_data(backing: &dyn Backing) -> Result<(), IoError> {
+pub(crate) fn sync_data(backing: &dyn DirectBacking) -> Result<(), IoError> {
     blocking::check("a sync");
     persist(None, || backing.sync_data())
         .map_err(|error| plain_error(backing, Operation::SyncData, 0, error))
 }
 
 /// Makes everything written before and the metadata of the file durable.
-pub(crate) fn sync_all(backing: &dyn Backing) -> Result<(), IoError> {
+pub(crate) fn sync_all(backing: &dyn DirectBacking) -> Result<(), IoError> {
     blocking::check("a sync");
     persist(None, || backing.sync_all())
         .map_err(|error| plain_error(backing, Operation::SyncAll, 0, error))
 }
 
 /// Truncates or extends the file.
-pub(crate) fn set_len(backing: &dyn Backing, length_bytes: u64) -> Result<(), IoError> {
+pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<(), IoError> {
     let fail = |error| plain_error(backing, Operation::SetLen, length_bytes, error);
     range_end(length_bytes, 0).map_err(|error| fail(error.into()))?;
     persist(None, || backing.set_len(length_bytes)).map_err(fail)
@@ -173,7 +173,7 @@ pub(crate) fn set_len(backing: &dyn Backing, length_bytes: u64) -> Result<(), Io
 
 /// Changes the allocation of a range.
 pub(crate) fn fallocate(
-    backing: &dyn Backing,
+    backing: &dyn DirectBacking,
     mode: FallocateMode,
     bytes: std::ops::Range<u64>,
 ) -> Result<(), IoError> {
@@ -191,19 +191,25 @@ pub(crate) fn fallocate(
 }
 
 /// Returns the position of the first data from a position on.
-pub(crate) fn seek_data(backing: &dyn Backing, position: u64) -> Result<Option<u64>, IoError> {
+pub(crate) fn seek_data(
+    backing: &dyn DirectBacking,
+    position: u64,
+) -> Result<Option<u64>, IoError> {
     persist(None, || backing.seek_data(position))
         .map_err(|error| plain_error(backing, Operation::SeekData, position, error))
 }
 
 /// Returns the position of the first hole from a position on.
-pub(crate) fn seek_hole(backing: &dyn Backing, position: u64) -> Result<Option<u64>, IoError> {
+pub(crate) fn seek_hole(
+    backing: &dyn DirectBacking,
+    position: u64,
+) -> Result<Option<u64>, IoError> {
     persist(None, || backing.seek_hole(position))
         .map_err(|error| plain_error(backing, Operation::SeekHole, position, error))
 }
 
 /// Returns the length of the file.
-pub(crate) fn len_bytes(backing: &dyn Backing) -> Result<u64, IoError> {
+pub(crate) fn len_bytes(backing: &dyn DirectBacking) -> Result<u64, IoError> {
     persist(None, || backing.len_bytes())
         .map_err(|error| plain_error(backing, Operation::Len, 0, error))
 }
@@ -249,7 +255,7 @@ impl Range {
     /// Returns the error of the transfer after `done` of its bytes.
     fn error(
         &self,
-        backing: &dyn Backing,
+        backing: &dyn DirectBacking,
         operation: Operation,
         done: usize,
         source: io::Error,
@@ -265,7 +271,7 @@ impl Range {
 }
 
 fn plain_error(
-    backing: &dyn Backing,
+    backing: &dyn DirectBacking,
     operation: Operation,
     position_bytes: u64,
     source: io::Error,
@@ -273,8 +279,8 @@ fn plain_error(
     IoError { file: backing.describe(), operation, position_bytes, length_bytes: 0, source }
 }
 
-/// A transfer that is about to be made, for [`Backing::submission`], or was made, for
-/// [`Backing::completed`].
+/// A transfer that is about to be made, for [`DirectBacking::submission`], or was made, for
+/// [`DirectBacking::completed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoRequest {
@@ -398,7 +404,7 @@ pub(crate) fn round_down(value: usize, granule: u64) -> usize {
 #[derive(Debug)]
 pub(crate) struct Transfer {
     /// The backing that stores the bytes.
-    pub(crate) backing: Arc<dyn Backing>,
+    pub(crate) backing: Arc<dyn DirectBacking>,
     /// [`Operation::Read`] or [`Operation::Write`].
     pub(crate) operation: Operation,
     /// Position of the first byte.
@@ -455,7 +461,7 @@ impl Transfer {
     /// IO-1 must hold for the pieces.
     unsafe fn finish(
         mut self,
-        first: impl FnOnce(&dyn Backing) -> Option<io::Result<usize>>,
+        first: impl FnOnce(&dyn DirectBacking) -> Option<io::Result<usize>>,
     ) -> Answer {
         let backing = Arc::clone(&self.backing);
         let position = self.position_bytes;

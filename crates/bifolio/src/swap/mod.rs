@@ -56,7 +56,7 @@ pub(crate) use slot_metadata::Mismatch;
 pub(crate) use slots::{GROUP_BYTES, SlotRun};
 
 use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, Guarded, IoError};
+use crate::io::{self, Backing, DirectBacking, Guarded, IoError};
 use crate::memory::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
@@ -91,7 +91,7 @@ pub(crate) struct Answers {
 /// The swap of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Swap {
-    backing: Arc<dyn Backing>,
+    backing: Arc<dyn DirectBacking>,
     name: String,
     slots: Slots,
     words: SlotMetadata,
@@ -108,7 +108,7 @@ impl Swap {
     /// `SwapFile`, `Open`: a temporary file cannot be created or opened. `Memory`: no address space
     /// for the words.
     pub(crate) fn open(storage: SwapStorage, bytes_max: u64, features: &Features) -> Result<Self> {
-        let backing: Arc<dyn Backing> = match storage {
+        let backing: Arc<dyn DirectBacking> = match storage {
             SwapStorage::In(directory) => Arc::new(temporary::open(&directory, features)?),
             SwapStorage::Backing(backing) => Arc::new(Guarded::new(backing)?),
         };
@@ -123,7 +123,7 @@ impl Swap {
     }
 
     /// Returns the storage of swapped pages.
-    pub(crate) fn backing(&self) -> &Arc<dyn Backing> {
+    pub(crate) fn backing(&self) -> &Arc<dyn DirectBacking> {
         &self.backing
     }
 

@@ -11,7 +11,7 @@
 //! enters the kernel.
 
 use super::Swap;
-use crate::io::{self, Backing, DirectStatus, FallocateMode};
+use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Slots whose storage is allocated together: 64 MiB.
@@ -31,7 +31,12 @@ impl Preallocation {
     /// Allocates storage for the slots from `next()` on, up to `limit`. `next` is called only if
     /// slots without storage remain. One caller at a time. A refusal is only logged: a later write
     /// to these slots returns the error.
-    pub(super) fn reach(&self, backing: &dyn Backing, next: impl FnOnce() -> u32, limit: u32) {
+    pub(super) fn reach(
+        &self,
+        backing: &dyn DirectBacking,
+        next: impl FnOnce() -> u32,
+        limit: u32,
+    ) {
         // Relaxed: callers serialize; without allocated storage a write is only slower.
         let end = self.end.load(Ordering::Relaxed);
         if limit <= end {
@@ -60,6 +65,7 @@ impl Preallocation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::Backing;
     use crate::io::{IoBuf, IoBufMut};
     use std::io::{Error, ErrorKind, Result};
     use std::ops::Range;
@@ -81,10 +87,6 @@ mod tests {
             unreachable!()
         }
 
-        fn sync_all(&self) -> Result<()> {
-            unreachable!()
-        }
-
         fn len_bytes(&self) -> Result<u64> {
             unreachable!()
         }
@@ -93,13 +95,19 @@ mod tests {
             unreachable!()
         }
 
+        fn describe(&self) -> String {
+            "refusing".into()
+        }
+
+        fn as_direct(&self) -> Option<&dyn DirectBacking> {
+            Some(self)
+        }
+    }
+
+    impl DirectBacking for Refusing {
         fn fallocate(&self, _: FallocateMode, bytes: Range<u64>) -> Result<()> {
             self.0.lock().unwrap().push(bytes);
             Err(Error::from(ErrorKind::StorageFull))
-        }
-
-        fn describe(&self) -> String {
-            "refusing".into()
         }
     }
 

@@ -5,7 +5,7 @@
 //! until the child, too, has exited or executed another program.
 
 use crate::error::{ErrorKind, Result};
-use crate::io::{Backing, DirectIo, DiskFile, DiskOptions, FileIdentity, OpenDiskError};
+use crate::io::{DirectBacking, DirectIo, DiskFile, DiskOptions, FileIdentity, OpenDiskError};
 use crate::sys::file;
 use crate::sys::probe::Features;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -35,7 +35,7 @@ pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
 /// Opens a file that never has a name.
 pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<DiskFile> {
     let made = file::create_unnamed(directory).ok()?;
-    DiskFile::open(file::path_of(made.as_fd()), &OPTIONS, features).ok()
+    DiskFile::open_with(file::path_of(made.as_fd()), &OPTIONS, features).ok()
 }
 
 /// Creates a named file, opens it, and removes its name.
@@ -45,7 +45,7 @@ pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<Dis
     let random = RandomState::new().build_hasher().finish();
     let path = directory.join(format!(".bifolio-swap-{random:016x}"));
     let made = file::create_private(&path).map_err(fail)?;
-    let opened = DiskFile::open(&path, &OPTIONS, features);
+    let opened = DiskFile::open_with(&path, &OPTIONS, features);
     let status = file::status(made.as_fd()).map_err(fail)?;
     let is_same = |file: &DiskFile| file.identity() == Some(FileIdentity::of(status));
     if opened.as_ref().is_ok_and(|file| !is_same(file)) {

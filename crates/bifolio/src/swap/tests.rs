@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{SlotRun, Swap, SwapStorage, temporary};
 use crate::error::ErrorKind;
-use crate::io::{Backing, DiskFile, DiskOptions, IoBuffer};
+use crate::io::{DirectBacking, DiskFile, DiskOptions, IoBuffer};
 use crate::sys::file;
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
@@ -45,13 +45,11 @@ fn read(swap: &Swap, slot: u32) -> [u8; PAGE_BYTES] {
 }
 
 /// Returns the metadata of a file that this process has open.
-fn metadata(backing: &dyn Backing) -> fs::Metadata {
+fn metadata(backing: &dyn DirectBacking) -> fs::Metadata {
     let identity = backing.identity().unwrap();
     let open = fs::read_dir("/proc/self/fd").unwrap();
     let mut statuses = open.filter_map(|entry| fs::metadata(entry.unwrap().path()).ok());
-    let is_it = |status: &fs::Metadata| {
-        status.ino() == identity.inode() && status.dev() == identity.device().number()
-    };
+    let is_it = |status: &fs::Metadata| (status.dev(), status.ino()) == identity.numbers();
     statuses.find(is_it).expect("the file is open")
 }
 
@@ -60,7 +58,7 @@ fn every_kind_of_swap_returns_its_pages_and_rejects_others() {
     let directory = tempfile::tempdir().unwrap();
     let options = DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
     let path = directory.path().join("own");
-    let own = Arc::new(DiskFile::open(&path, &options, &Features::probe(&[])).unwrap());
+    let own = Arc::new(DiskFile::open_with(&path, &options, &Features::probe(&[])).unwrap());
     for place in [SwapStorage::In(directory.path().to_owned()), SwapStorage::Backing(own)] {
         let swap = open(place.clone()).unwrap();
         assert!(swap.grow());

@@ -154,9 +154,9 @@ impl fmt::Display for Feature {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeatureReport {
-    /// The feature.
+    #[doc(hidden)]
     pub feature: Feature,
-    /// Name of the feature ([`Feature::name`]).
+    /// Name of the feature, such as `io-uring`.
     pub name: &'static str,
     /// `true` if the probe succeeded on this machine.
     pub available: bool,
@@ -187,6 +187,12 @@ impl Features {
         let used = reports.iter().filter(|report| report.in_use);
         let in_use = used.fold(0, |bits, report| bits | report.feature.bit());
         Self { in_use, reports, withdrawn: Arc::default() }
+    }
+
+    /// The features of this system, none disabled; the first call probes them.
+    pub(crate) fn of_system() -> &'static Self {
+        static OF_SYSTEM: OnceLock<Features> = OnceLock::new();
+        OF_SYSTEM.get_or_init(|| Self::probe(&[]))
     }
 
     /// Stops all clones from using a feature that the kernel refuses although its probe succeeded.

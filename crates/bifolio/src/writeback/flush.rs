@@ -2,10 +2,10 @@
 //! the next one.
 //!
 //! Implements the last steps of a sync (S3 to S5 of `dirty.rs`), for every backing, and makes the
-//! only calls of [`Backing::sync_data`](crate::Backing::sync_data) and `sync_all`. Rounds have two
-//! purposes. Many syncs cost one write-out and one flush (group commit). And of two concurrent
-//! flushes of one descriptor, the kernel reports a lost write to only one: the other would return
-//! `Ok`.
+//! only calls of [`Backing::sync_data`](crate::backing::Backing::sync_data) and `sync_all`. Rounds
+//! have two purposes. Many syncs cost one write-out and one flush (group commit). And of two
+//! concurrent flushes of one descriptor, the kernel reports a lost write to only one: the other
+//! would return `Ok`.
 //!
 //! PROTOCOL, as two columns (model-checked in `loom_flush`):
 //!

@@ -49,7 +49,7 @@ use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::config;
 use crate::error::{ErrorKind, Result};
-use crate::io::{Backing, DeviceIdentity, IoError};
+use crate::io::{DeviceIdentity, DirectBacking, FileIdentity, IoError};
 use crate::memory::Memory;
 use crate::page::PAGE_BYTES;
 use crate::stats::{Counter, DeviceStats};
@@ -239,12 +239,12 @@ impl Flusher {
     /// Returns the device of a file over `backing`, whose folios have `1 << order` pages.
     pub(super) fn device_of(
         &self,
-        backing: &dyn Backing,
+        backing: &dyn DirectBacking,
         memory: &Memory,
         order: u8,
     ) -> Arc<Device> {
         self.floor_pages.fetch_max(2 << order, Ordering::Relaxed);
-        let identity = backing.device();
+        let identity = backing.identity().map(FileIdentity::device);
         let name = backing.describe();
         let mut roster = self.roster.lock();
         if let Some(known) = identity.and_then(|it| roster.identified.get(&it)?.upgrade()) {

@@ -55,11 +55,13 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(320);
 
 /// Tells the cache how far a write-ahead log is durable, so that no page reaches the storage before
-/// the log record of its changes. Set for a file with [`File::set_gate`](crate::File::set_gate).
+/// the log record of its changes. Set for a file with
+/// [`Cache::open_gated`](crate::Cache::open_gated).
 ///
 /// An LSN is a number that grows with the log, such as a position in it; what it counts is up to
 /// the engine. LSN 0 means "no log record needed". [`u64::MAX`] means "not committed": such a page
-/// is not written out until [`File::commit`](crate::File::commit) replaces the LSN.
+/// is not written out until [`GatedFile::assign_lsn`](crate::GatedFile::assign_lsn) replaces the
+/// LSN.
 ///
 /// # Guarantees of a gate
 /// - [`durable_lsn`](Self::durable_lsn) returns at once: it loads an atomic, and takes no lock that
@@ -325,11 +327,6 @@ impl Inode {
 
     pub(crate) fn has_gate(&self) -> bool {
         self.gate.get().is_some()
-    }
-
-    /// Fails if the file has no gate.
-    pub(crate) fn check_gated(&self) -> Result<()> {
-        if self.has_gate() { Ok(()) } else { Err(ErrorKind::NoGate { file: self.name() }.into()) }
     }
 
     /// Returns the LSN up to which the log is known to be durable. Without a gate it is 0, which is

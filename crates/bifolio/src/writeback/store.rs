@@ -23,7 +23,7 @@
 
 use super::inode::pages_of_still;
 use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, DirectStatus, FallocateMode, IoError, Operation};
+use crate::io::{self, DirectBacking, DirectStatus, FallocateMode, IoError, Operation};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
@@ -69,18 +69,18 @@ pub(crate) struct DiskStore {
 #[derive(Debug)]
 struct Backings {
     /// Backing that reads go to.
-    reader: Arc<dyn Backing>,
+    reader: Arc<dyn DirectBacking>,
     /// Backing that writes go to; set by the first writable handle.
-    writer: Option<Arc<dyn Backing>>,
+    writer: Option<Arc<dyn DirectBacking>>,
 }
 
 impl DiskStore {
-    fn reader(&self) -> Arc<dyn Backing> {
+    fn reader(&self) -> Arc<dyn DirectBacking> {
         Arc::clone(&self.backings.read().reader)
     }
 
     /// Returns the backing that writes go to.
-    fn writer(&self) -> Arc<dyn Backing> {
+    fn writer(&self) -> Arc<dyn DirectBacking> {
         let backings = self.backings.read();
         Arc::clone(backings.writer.as_ref().unwrap_or(&backings.reader))
     }
@@ -118,7 +118,7 @@ impl SwapStore {
 
 impl Store {
     /// Creates the store of a file over `backing`, which has `len_bytes` bytes now.
-    pub(super) fn on_disk(backing: &Arc<dyn Backing>, len_bytes: u64) -> Self {
+    pub(super) fn on_disk(backing: &Arc<dyn DirectBacking>, len_bytes: u64) -> Self {
         Self::Disk(DiskStore {
             backings: RwLock::new(Backings { reader: Arc::clone(backing), writer: None }),
             len_bytes: AtomicU64::new(len_bytes),
@@ -172,7 +172,7 @@ impl Store {
     }
 
     /// Directs writes to `backing` from now on, unless there is a writer already.
-    pub(crate) fn allow_writes(&self, backing: &Arc<dyn Backing>) {
+    pub(crate) fn allow_writes(&self, backing: &Arc<dyn DirectBacking>) {
         if let Self::Disk(disk) = self {
             disk.backings.write().writer.get_or_insert_with(|| Arc::clone(backing));
         }
@@ -355,12 +355,12 @@ impl Store {
 /// Reads.
 impl Store {
     /// Returns the source of transfers that fill folios, of a file that has one.
-    pub(crate) fn reader(&self) -> Arc<dyn Backing> {
+    pub(crate) fn reader(&self) -> Arc<dyn DirectBacking> {
         self.reader_if_any().expect("a memory file without a swap has nothing to read")
     }
 
     /// Returns the source of transfers that fill folios. A memory file without a swap has none.
-    pub(crate) fn reader_if_any(&self) -> Option<Arc<dyn Backing>> {
+    pub(crate) fn reader_if_any(&self) -> Option<Arc<dyn DirectBacking>> {
         match self {
             Self::Disk(disk) => Some(disk.reader()),
             Self::Swap(swap) => swap.swap.as_ref().map(|swap| Arc::clone(swap.backing())),
@@ -456,7 +456,7 @@ impl Store {
 /// Writes.
 impl Store {
     /// Returns the backing that the file is written to.
-    pub(crate) fn writer(&self) -> Arc<dyn Backing> {
+    pub(crate) fn writer(&self) -> Arc<dyn DirectBacking> {
         let Self::Disk(disk) = self else { unreachable!("a memory file has no backing") };
         disk.writer()
     }

@@ -2,7 +2,7 @@
 //! count, or the old bound stays.
 
 use crate::support::{PAGE, error_of, wait_until, writable};
-use bifolio::{Cache, ErrorKind, File, WriteGate};
+use bifolio::{Cache, ErrorKind, File, GatedFile, WriteGate};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 use std::io;
 use std::sync::Arc;
@@ -50,15 +50,15 @@ impl WriteGate for Log {
 }
 
 /// Dirties pages behind a gate, each with a record in the log.
-fn dirty_behind_a_gate(cache: &Cache, lsn: impl Fn(u64) -> u64) -> (File, Arc<Log>) {
+fn dirty_behind_a_gate(cache: &Cache, lsn: impl Fn(u64) -> u64) -> (GatedFile, Arc<Log>) {
     let (log, _) = file_in_memory(cache);
     let (durable, fails) = (AtomicU64::new(0), AtomicBool::new(false));
     let log = Arc::new(Log { file: log, durable, fails });
     let (file, _) = file_in_memory(cache);
-    file.set_gate(log.clone()).unwrap();
+    let file = GatedFile::new(file, log.clone()).unwrap();
     for page in 0..DIRTY_PAGES {
         log.file.write_all_at(&[2; 16], page * 16).unwrap();
-        file.write_all_at_lsn(&[3; 8], page * PAGE, lsn(page)).unwrap();
+        file.write_at(&[3; 8], page * PAGE, lsn(page)).unwrap();
     }
     (file, log)
 }
@@ -95,7 +95,8 @@ fn a_gate_that_stays_shut_keeps_the_old_bound_and_is_named() {
         }
         log.fails.store(false, Ordering::Relaxed);
         if !is_committed {
-            (0..DIRTY_PAGES).for_each(|page| file.commit(page * PAGE..page * PAGE + 8, 9).unwrap());
+            (0..DIRTY_PAGES)
+                .for_each(|page| file.assign_lsn(page * PAGE..page * PAGE + 8, 9).unwrap());
         }
         cache.set_memory(SMALL).unwrap();
         file.sync_data().unwrap();

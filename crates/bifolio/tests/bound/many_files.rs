@@ -9,7 +9,8 @@ use std::io::Result;
 use std::sync::{Arc, Mutex};
 
 use crate::support::{errno_of, run_alone, with_descriptors_left};
-use bifolio::{Backing, Cache, FileIdentity, IoBuf, IoBufMut, OpenOptions};
+use bifolio::backing::{Backing, DirectBacking, FileIdentity, IoBuf, IoBufMut};
+use bifolio::{Cache, OpenOptions};
 
 const VARIABLE: &str = "BIFOLIO_TEST_MANY_FILES";
 const PAGE: u64 = 4096;
@@ -47,10 +48,6 @@ impl Backing for Page {
         Ok(())
     }
 
-    fn sync_all(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn len_bytes(&self) -> Result<u64> {
         Ok(PAGE)
     }
@@ -63,6 +60,12 @@ impl Backing for Page {
         "a page".into()
     }
 
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Page {
     fn identity(&self) -> Option<FileIdentity> {
         self.identity
     }

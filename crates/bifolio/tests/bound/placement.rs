@@ -4,7 +4,8 @@
 //! The bytes of every read are checked, since folios move meanwhile.
 
 use crate::support::{PAGE, cache_of, directory, writable};
-use bifolio::{Access, Backing, Cache, File, IoBuf, IoBufMut, OpenOptions};
+use bifolio::backing::{Backing, IoBuf, IoBufMut};
+use bifolio::{Access, Cache, File, OpenOptions};
 use bifolio_testing::MemoryBacking;
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -36,10 +37,6 @@ impl Backing for Numbered {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 

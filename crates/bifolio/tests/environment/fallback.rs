@@ -2,7 +2,8 @@
 //! fallback.
 
 use crate::support::{assert_same, cache_of, directory, error_of, random_file, read_all, writable};
-use bifolio::{Cache, CacheBuilder, DirectIo, ErrorKind, Feature, HugePages, OpenDiskError};
+use bifolio::backing::OpenDiskError;
+use bifolio::{Cache, CacheBuilder, DirectIo, ErrorKind, Feature, HugePages};
 use bifolio_testing::{fill_bytes, skip};
 
 /// Reads, writes and syncs more than fits, and checks the disk. Returns the fallbacks.

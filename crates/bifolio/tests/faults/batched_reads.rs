@@ -7,7 +7,8 @@ use std::thread;
 use crate::support::{
     Faulty, PAGE, Way, assert_same, error_of, for_each_way, read_all, wait_until, writable,
 };
-use bifolio::{Error, ErrorKind, File, Operation, ReadRequest};
+use bifolio::backing::Operation;
+use bifolio::{Error, ErrorKind, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate};
 
 /// Single pages, far from each other: each is a separate transfer.
@@ -72,7 +73,7 @@ fn assert_read_error(faulty: &Faulty, answer: &Answer, bytes: Range<u64>, errno:
     assert_eq!((io.operation, io.position_bytes), (Operation::Read, bytes.start), "{error}");
     assert_eq!(io.length_bytes, bytes.end - bytes.start, "{error}");
     assert_eq!(io.source.raw_os_error(), Some(errno), "{error}");
-    assert_eq!(io.file, bifolio::Backing::describe(&*faulty.backing));
+    assert_eq!(io.file, bifolio::backing::Backing::describe(&*faulty.backing));
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::support::{
     Faulty, PAGE, Way, assert_same, error_of, for_each_way, read, read_all, wait_until,
 };
-use bifolio::{Cache, ErrorKind, File, Operation};
+use bifolio::backing::Operation;
+use bifolio::{Cache, ErrorKind, File};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
 /// Runs of dirty neighbours, each a separate transfer, with clean pages between them.

@@ -8,7 +8,8 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, wait_for_stats,
     writable,
 };
-use bifolio::{Access, DiskFile, DiskOptions, ErrorKind, Features, IoError, Operation};
+use bifolio::backing::{DiskFile, DiskOptions, IoError, Operation};
+use bifolio::{Access, ErrorKind};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use tempfile::TempDir;
 
@@ -25,7 +26,7 @@ fn memory() -> (Arc<MemoryBacking>, Arc<FaultyBacking>, Vec<u8>) {
 fn disk(directory: &TempDir) -> (std::path::PathBuf, Arc<FaultyBacking>, Vec<u8>) {
     let (path, bytes) = random_file(directory, "file", LENGTH);
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
-    let file = DiskFile::open(&path, &options, &Features::probe(&[])).unwrap();
+    let file = DiskFile::open(&path, &options).unwrap();
     (path, Arc::new(FaultyBacking::new(file)), bytes)
 }
 

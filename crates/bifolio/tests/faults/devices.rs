@@ -12,6 +12,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,10 +24,10 @@ use crate::support::{
     PAGE, assert_same, directory, error_of, files_can_be_mapped, has, open, random_file, read,
     read_all, wait_until, writable,
 };
-use bifolio::{
-    Backing, Cache, CacheBuilder, DeviceIdentity, Error, Feature, File, FileIdentity, IoBuf,
-    IoBufMut, IoRequest, Map, ReadRequest, Submission,
+use bifolio::backing::{
+    Backing, DirectBacking, FileIdentity, IoBuf, IoBufMut, IoRequest, Submission,
 };
+use bifolio::{Cache, CacheBuilder, Error, Feature, File, Map, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, SmallDisk, fill_bytes};
 use fastrand::Rng;
 
@@ -689,9 +690,7 @@ fn a_healthy_file_works_beside_many_hung_writers() {
 fn a_device_of_ones_own_is_no_file_system() {
     let cache = small_cache().build().unwrap();
     let mut healthy = Healthy::new(&cache, 1 << 20);
-    let file_system = DeviceIdentity::of_file(fs::File::open(&healthy.path).unwrap()).unwrap();
-    let own = FileIdentity::custom(file_system.number(), 1);
-    assert_ne!(own.device(), file_system);
+    let own = FileIdentity::custom(fs::metadata(&healthy.path).unwrap().dev(), 1);
     let full = FaultyBacking::new(MemoryBacking::new(vec![0; 8 << 20]).identified(own));
     full.inject(full_disk());
     let full = Arc::new(full);
@@ -751,20 +750,7 @@ impl Backing for Pipe {
         self.memory.write_at(source, position)
     }
 
-    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
-        let is_hung = !self.is_open.load(Ordering::Relaxed);
-        is_hung.then(|| Submission::new(self.reader.as_fd(), request.length_bytes))
-    }
-
-    fn completed(&self, _: &IoRequest, _: io::Result<usize>) -> io::Result<usize> {
-        Err(io::ErrorKind::Interrupted.into())
-    }
-
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -778,6 +764,21 @@ impl Backing for Pipe {
 
     fn describe(&self) -> String {
         "a pipe".to_owned()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Pipe {
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        let is_hung = !self.is_open.load(Ordering::Relaxed);
+        is_hung.then(|| Submission::new(self.reader.as_fd(), request.length_bytes))
+    }
+
+    fn completed(&self, _: &IoRequest, _: io::Result<usize>) -> io::Result<usize> {
+        Err(io::ErrorKind::Interrupted.into())
     }
 }
 

@@ -10,7 +10,8 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, file_of, open, random_file, read, read_all,
     without_root, writable,
 };
-use bifolio::{Access, Alignment, Cache, ErrorKind, File, OpenDiskError, OpenOptions, Residency};
+use bifolio::backing::{Alignment, OpenDiskError};
+use bifolio::{Access, Cache, ErrorKind, File, OpenOptions, Residency};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::{PAGE, read, read_all, wait_until, writable};
-use bifolio::{Backing, Cache, DirectStatus, IoBuf, IoBufMut, IoRequest, Submission};
+use bifolio::Cache;
+use bifolio::backing::{
+    Backing, DirectBacking, DirectStatus, IoBuf, IoBufMut, IoRequest, Submission,
+};
 use bifolio_testing::MemoryBacking;
 
 /// A backing one of whose calls panics while a flag is set.
@@ -33,19 +36,9 @@ impl Backing for Panicking {
         self.inner.write_at(source, position)
     }
 
-    fn submission(&self, _: &IoRequest) -> Option<Submission<'_>> {
-        self.may("submission");
-        None
-    }
-
     fn sync_data(&self) -> io::Result<()> {
         self.may("sync_data");
         self.inner.sync_data()
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        self.may("sync_all");
-        self.inner.sync_all()
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -61,6 +54,22 @@ impl Backing for Panicking {
     fn describe(&self) -> String {
         self.may("describe");
         "panicking".to_owned()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Panicking {
+    fn submission(&self, _: &IoRequest) -> Option<Submission<'_>> {
+        self.may("submission");
+        None
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.may("sync_all");
+        self.inner.sync_all()
     }
 
     fn direct(&self) -> DirectStatus {

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::{PAGE, assert_same, directory, file_of, has, read_all, writable};
-use bifolio::{
-    Alignment, Backing, Cache, DirectStatus, DiskFile, DiskOptions, Feature, Features,
-    FileIdentity, IoBuf, IoBufMut, IoRequest, Operation, ReadRequest, Submission,
+use bifolio::backing::{
+    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, DiskOptions, FileIdentity, IoBuf,
+    IoBufMut, IoRequest, Operation, Submission,
 };
+use bifolio::{Cache, Feature, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, fill_bytes, skip};
 use tempfile::TempDir;
 
@@ -41,6 +42,28 @@ impl Backing for Refusing {
         self.disk.write_at(source, position_bytes)
     }
 
+    fn sync_data(&self) -> io::Result<()> {
+        self.disk.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.disk.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.disk.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.disk.describe()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Refusing {
     fn read_vectored_at(&self, targets: &mut [IoBufMut<'_>], at: u64) -> io::Result<usize> {
         self.disk.read_vectored_at(targets, at)
     }
@@ -62,28 +85,12 @@ impl Backing for Refusing {
         self.disk.completed(request, answer)
     }
 
-    fn sync_data(&self) -> io::Result<()> {
-        self.disk.sync_data()
-    }
-
     fn sync_all(&self) -> io::Result<()> {
         self.disk.sync_all()
     }
 
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.disk.len_bytes()
-    }
-
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.disk.set_len(length_bytes)
-    }
-
     fn alignment(&self) -> Alignment {
         self.disk.alignment()
-    }
-
-    fn describe(&self) -> String {
-        self.disk.describe()
     }
 
     fn identity(&self) -> Option<FileIdentity> {
@@ -106,12 +113,11 @@ struct World {
 /// Creates the world; `None`, with a message, where transfers are not direct or submissions are
 /// refused.
 fn world(operation: Operation, refused_from: u64) -> Option<World> {
-    let features = Features::probe(&[]);
     let directory = directory();
     let bytes = fill_bytes(1, LENGTH);
     let path = file_of(&directory, "file", &bytes);
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
-    let disk = DiskFile::open(&path, &options, &features).unwrap();
+    let disk = DiskFile::open(&path, &options).unwrap();
     if disk.direct() != DirectStatus::Direct {
         skip(Feature::DirectIo, path.display());
         return None;

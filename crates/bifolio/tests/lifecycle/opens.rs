@@ -1,10 +1,12 @@
 //! Opens do not wait for what happens to other files.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Cache, FileIdentity};
+use bifolio::Cache;
+use bifolio::backing::FileIdentity;
 use bifolio_testing::{Call, Fault, Gate, MemoryBacking};
 
 use crate::support::{
@@ -97,8 +99,9 @@ fn an_identity_of_ones_own_is_never_that_of_a_file() {
     let (path, bytes) = random_file(&directory, "file", 8192);
     let cache = cache_of(4 << 20);
     let file = cache.open(&path, &writable()).unwrap();
-    let real = FileIdentity::of_file(std::fs::File::open(&path).unwrap()).unwrap();
-    let numbers = FileIdentity::custom(real.device().number(), real.inode());
+    let disk = std::fs::File::open(&path).unwrap();
+    let (real, metadata) = (FileIdentity::of_file(&disk).unwrap(), disk.metadata().unwrap());
+    let numbers = FileIdentity::custom(metadata.dev(), metadata.ino());
     let open = |byte, identity| {
         let backing = MemoryBacking::new(vec![byte; 100]).identified(identity);
         cache.open_backing(Arc::new(backing), &writable()).unwrap()

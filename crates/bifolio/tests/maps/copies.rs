@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{Backing, Cache, IoBuf, IoBufMut};
+use bifolio::Cache;
+use bifolio::backing::{Backing, IoBuf, IoBufMut};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, word};
@@ -93,10 +94,6 @@ impl Backing for Twice {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 

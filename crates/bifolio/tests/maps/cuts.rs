@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::FileIdentity;
+use bifolio::backing::FileIdentity;
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 
 use crate::setup::{Address, Way, kernel_loads, store, touch};

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Backing, Cache, ErrorKind, Feature, IoBuf, IoBufMut};
+use bifolio::backing::{Backing, IoBuf, IoBufMut};
+use bifolio::{Cache, ErrorKind, Feature};
 use bifolio_testing::{Call, Fault};
 
 use crate::setup::{Address, Way, kernel_loads, refuse_calls, run_child, store, touch, word};
@@ -423,10 +424,6 @@ impl Backing for Hostile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 

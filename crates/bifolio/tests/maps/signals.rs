@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::thread;
 
-use bifolio::{Backing, IoBuf, IoBufMut, ReadRequest};
+use bifolio::ReadRequest;
+use bifolio::backing::{Backing, IoBuf, IoBufMut};
 use bifolio_testing::Gate;
 
 use crate::setup::{Way, load, log_to_stderr, run_child, store};
@@ -114,10 +115,6 @@ impl Backing for Gated {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 

@@ -6,7 +6,8 @@
 use std::thread;
 use std::time::Duration;
 
-use bifolio::{Backing, Cache, Error, ErrorKind, Feature, File, ReadRequest};
+use bifolio::backing::Backing;
+use bifolio::{Cache, Error, ErrorKind, Feature, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
 use crate::support::{

@@ -11,10 +11,8 @@ use std::thread;
 use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, open, random_file, writable,
 };
-use bifolio::{
-    Access, Cache, DiskFile, DiskOptions, ErrorKind, Feature, Features, File, OpenOptions,
-    ReadFuture,
-};
+use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::{Access, Cache, ErrorKind, Feature, File, OpenOptions, ReadFuture};
 use bifolio_testing::{
     Call, Fault, FaultyBacking, Gate, MemoryBacking, block_on, fill_bytes, run_all,
 };
@@ -250,9 +248,8 @@ fn an_unreadable_byte_fails_only_its_own_read() {
         let directory = directory();
         let backing = if over_disk {
             let path = crate::support::file_of(&directory, "file", &bytes);
-            let features = Features::probe(&[]);
             let options = DiskOptions { read: true, ..DiskOptions::default() };
-            FaultyBacking::new(DiskFile::open(&path, &options, &features).unwrap())
+            FaultyBacking::new(DiskFile::open(&path, &options).unwrap())
         } else {
             FaultyBacking::new(MemoryBacking::new(bytes.clone()))
         };

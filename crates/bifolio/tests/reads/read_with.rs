@@ -11,9 +11,9 @@ use bifolio::{Cache, ErrorKind, File, OpenOptions, PageView};
 
 /// Returns the first word of the page if all words are equal.
 fn word_of_all(page: &PageView<'_>) -> Result<u64, (u64, u64)> {
-    let first = page.u64_le(0).unwrap();
+    let first = u64::from_le_bytes(page.array(0).unwrap());
     for at in (0..page.len()).step_by(8) {
-        let word = page.u64_le(at).unwrap();
+        let word = u64::from_le_bytes(page.array(at).unwrap());
         if word != first {
             return Err((first, word));
         }
@@ -83,13 +83,13 @@ fn loads_past_the_end_of_the_range_return_none() {
     file.write_all_at(&[1; 4096], 0).unwrap();
     let check = |page: &PageView<'_>| {
         assert_eq!((page.len(), page.is_empty()), (13, false));
-        assert_eq!((page.u8(12), page.u8(13), page.u8(usize::MAX)), (Some(1), None, None));
-        assert_eq!((page.u16_le(11), page.u16_be(12)), (Some(0x0101), None));
-        assert_eq!((page.u32_be(9), page.u32_le(10)), (Some(0x0101_0101), None));
-        assert_eq!(
-            (page.u64_le(5).is_some(), page.u64_be(6), page.u64_le(usize::MAX - 3)),
-            (true, None, None)
-        );
+        assert_eq!((page.array(12), page.array::<1>(13)), (Some([1]), None));
+        assert_eq!(page.array::<1>(usize::MAX), None);
+        assert_eq!((page.array(11), page.array::<2>(12)), (Some([1; 2]), None));
+        assert_eq!((page.array(8), page.array::<5>(9)), (Some([1; 5]), None));
+        assert_eq!((page.array(5), page.array::<8>(6)), (Some([1; 8]), None));
+        assert_eq!(page.array::<8>(usize::MAX - 3), None);
+        assert_eq!((page.array(13), page.array::<14>(0)), (Some([]), None));
         assert_eq!(page.copy_to(10, &mut [0; 4]), None);
         assert_eq!(page.copy_to(13, &mut []), Some(()));
         assert_eq!(page.compare(10..14, &[1; 4]), None);
@@ -118,9 +118,9 @@ fn a_page_that_changes_at_each_attempt_is_read_from_a_copy() {
     let calls = Cell::new(0);
     let found = file.read_with(0..PAGE, |page| {
         calls.set(calls.get() + 1);
-        let before = page.u64_le(0);
+        let before = page.array::<8>(0);
         file.write_all_at(&words(calls.get(), PAGE), 0).unwrap();
-        (before, word_of_all(page))
+        (before.map(u64::from_le_bytes), word_of_all(page))
     });
     let calls = calls.get();
     assert!((3..=8).contains(&calls), "{calls} calls");

@@ -13,10 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::{
-    Backing, Cache, CacheBuilder, DiskFile, DiskOptions, Error, Feature, FeatureReport, Features,
-    File, OpenOptions, Stats,
-};
+use bifolio::backing::{Backing, DiskFile, DiskOptions};
+use bifolio::{Cache, CacheBuilder, Error, Feature, FeatureReport, File, OpenOptions, Stats};
 use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, gettid, set_capabilities};
@@ -187,7 +185,7 @@ impl Faulty {
                 let directory = directory();
                 let path = file_of(&directory, &format!("file-{seed}"), &bytes);
                 let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
-                let disk = DiskFile::open(&path, &options, &Features::probe(&[])).unwrap();
+                let disk = DiskFile::open(&path, &options).unwrap();
                 (FaultyBacking::new(disk), Stored::Disk { _directory: directory, path })
             }
         };

@@ -16,7 +16,8 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, file_of, files_can_be_mapped, open, read,
     read_all, writable,
 };
-use bifolio::{Backing, Cache, ErrorKind, File, IoBuf, IoBufMut, IoError, MapMut, Operation};
+use bifolio::backing::{Backing, DirectBacking, IoBuf, IoBufMut, IoError, Operation};
+use bifolio::{Cache, ErrorKind, File, MapMut};
 use bifolio_testing::{
     Call, CrashingBacking, Fault, FaultyBacking, Gate, MemoryBacking, SmallDisk, fill_bytes,
 };
@@ -92,31 +93,40 @@ fn a_failed_allocation_leaves_no_longer_storage() {
         fn read_at(&self, target: &mut IoBufMut<'_>, at: u64) -> std::io::Result<usize> {
             self.0.read_at(target, at)
         }
+
         fn write_at(&self, source: &IoBuf<'_>, at: u64) -> std::io::Result<usize> {
             self.0.write_at(source, at)
         }
+
         fn sync_data(&self) -> std::io::Result<()> {
             Ok(())
         }
-        fn sync_all(&self) -> std::io::Result<()> {
-            Ok(())
-        }
+
         fn len_bytes(&self) -> std::io::Result<u64> {
             self.0.len_bytes()
         }
+
         fn set_len(&self, length_bytes: u64) -> std::io::Result<()> {
             self.0.set_len(length_bytes)
         }
+
+        fn describe(&self) -> String {
+            "half".to_owned()
+        }
+
+        fn as_direct(&self) -> Option<&dyn DirectBacking> {
+            Some(self)
+        }
+    }
+
+    impl DirectBacking for Half {
         fn fallocate(
             &self,
-            _: bifolio::FallocateMode,
+            _: bifolio::backing::FallocateMode,
             bytes: std::ops::Range<u64>,
         ) -> std::io::Result<()> {
             self.0.set_len(bytes.end / 2)?;
             Err(std::io::Error::from_raw_os_error(libc::ENOSPC))
-        }
-        fn describe(&self) -> String {
-            "half".to_owned()
         }
     }
     let backing = Arc::new(Half(MemoryBacking::new(vec![7; 100])));
@@ -134,23 +144,35 @@ fn storage_without_allocation_says_so_and_keeps_its_bytes() {
         fn read_at(&self, target: &mut IoBufMut<'_>, at: u64) -> std::io::Result<usize> {
             self.0.read_at(target, at)
         }
+
         fn write_at(&self, source: &IoBuf<'_>, at: u64) -> std::io::Result<usize> {
             self.0.write_at(source, at)
         }
+
         fn sync_data(&self) -> std::io::Result<()> {
             self.0.sync_data()
         }
-        fn sync_all(&self) -> std::io::Result<()> {
-            self.0.sync_all()
-        }
+
         fn len_bytes(&self) -> std::io::Result<u64> {
             self.0.len_bytes()
         }
+
         fn set_len(&self, length_bytes: u64) -> std::io::Result<()> {
             self.0.set_len(length_bytes)
         }
+
         fn describe(&self) -> String {
             "plain".to_owned()
+        }
+
+        fn as_direct(&self) -> Option<&dyn DirectBacking> {
+            Some(self)
+        }
+    }
+
+    impl DirectBacking for Plain {
+        fn sync_all(&self) -> std::io::Result<()> {
+            self.0.sync_all()
         }
     }
     let cache = quiet();

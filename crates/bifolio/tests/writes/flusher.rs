@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::support::{
     PAGE, assert_same, directory, error_of, open, random_file, read_all, wait_for_stats, writable,
 };
-use bifolio::{Cache, CacheBuilder, DiskFile, DiskOptions, ErrorKind, Feature, Features, File};
+use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
 
@@ -243,7 +244,7 @@ fn one_bad_block_keeps_only_its_own_page_dirty() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 1 << 20);
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
-    let disk = DiskFile::open(&path, &options, &Features::probe(&[])).unwrap();
+    let disk = DiskFile::open(&path, &options).unwrap();
     let backing = Arc::new(FaultyBacking::new(disk));
     let cache = quiet(16 << 20).build().unwrap();
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();

@@ -4,7 +4,7 @@
 //! Longer than 600 lines because most tests share `Log`, the gate that they control.
 
 use crate::support::{PAGE, error_of, writable};
-use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, WriteGate};
+use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, GatedFile, WriteGate};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,12 +61,11 @@ fn quiet(memory_bytes: u64) -> CacheBuilder {
 }
 
 /// A file in memory that can be looked at, with a gate.
-fn gated(builder: CacheBuilder, log: &Arc<Log>) -> (Cache, File, Arc<MemoryBacking>) {
+fn gated(builder: CacheBuilder, log: &Arc<Log>) -> (Cache, GatedFile, Arc<MemoryBacking>) {
     let cache = builder.build().unwrap();
     let storage = Arc::new(MemoryBacking::new(vec![0; 4 * PAGE as usize]));
     let file = cache.open_backing(storage.clone(), &writable()).unwrap();
-    file.set_gate(log.clone()).unwrap();
-    (cache, file, storage)
+    (cache, GatedFile::new(file, log.clone()).unwrap(), storage)
 }
 
 #[track_caller]
@@ -82,14 +81,14 @@ fn wait_until(condition: impl Fn() -> bool) {
 fn a_sync_makes_the_log_durable_first() {
     let log = Log::new();
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 7).unwrap();
-    file.write_all_at_lsn(&[2; 8], PAGE, 5).unwrap();
+    file.write_at(&[1; 8], 0, 7).unwrap();
+    file.write_at(&[2; 8], PAGE, 5).unwrap();
     assert_eq!(file.oldest_dirty_lsn(), Some(5));
     file.sync_data().unwrap();
     assert_eq!((log.asked(), file.oldest_dirty_lsn()), (vec![7], None));
     assert_eq!(storage.bytes()[..8], [1; 8]);
     // The log is ahead: no call.
-    file.write_all_at_lsn(&[3; 8], 0, 6).unwrap();
+    file.write_at(&[3; 8], 0, 6).unwrap();
     file.sync_data().unwrap();
     assert_eq!(log.asked(), [7]);
 }
@@ -99,8 +98,8 @@ fn the_flusher_asks_for_the_oldest_and_then_writes() {
     let log = Log::new();
     let builder = Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(10));
     let (cache, file, storage) = gated(builder, &log);
-    file.write_all_at_lsn(&[1; 8], 0, 9).unwrap();
-    file.write_all_at_lsn(&[1; 8], PAGE, 4).unwrap();
+    file.write_at(&[1; 8], 0, 9).unwrap();
+    file.write_at(&[1; 8], PAGE, 4).unwrap();
     wait_until(|| cache.stats().dirty_bytes == 0);
     assert_eq!(storage.bytes()[..8], [1; 8]);
     let asked = log.asked();
@@ -113,7 +112,7 @@ fn the_flusher_asks_for_the_oldest_and_then_writes() {
 fn write_out_of_a_range_follows_once_the_gate_opens() {
     let log = Log::new();
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_at(&[1; 8], 0, 3).unwrap();
     file.write_all_at(&[2; 8], 2 * PAGE).unwrap();
     file.write_out(0..PAGE).unwrap();
     wait_until(|| storage.bytes()[0] == 1);
@@ -126,11 +125,11 @@ fn write_out_behind_a_failed_gate_follows_once_it_opens() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_at(&[1; 8], 0, 3).unwrap();
     file.write_out(0..PAGE).unwrap();
     wait_until(|| log.failures.load(Ordering::Relaxed) > 0);
     // Another one while the gate pauses.
-    file.write_all_at_lsn(&[2; 8], 2 * PAGE, 4).unwrap();
+    file.write_at(&[2; 8], 2 * PAGE, 4).unwrap();
     file.write_out(2 * PAGE..3 * PAGE).unwrap();
     log.fails.store(false, Ordering::Relaxed);
     wait_until(|| storage.bytes()[0] == 1 && storage.bytes()[2 * PAGE as usize] == 2);
@@ -141,7 +140,7 @@ fn a_file_behind_a_failed_gate_can_be_given_up() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (cache, file, _storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
+    file.write_at(&[1; 8], 0, 3).unwrap();
     file.write_out(0..PAGE).unwrap();
     wait_until(|| log.failures.load(Ordering::Relaxed) > 0);
     file.discard_dirty().unwrap();
@@ -157,7 +156,7 @@ fn a_failure_is_forgotten_once_the_log_is_durable() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    file.write_at(&[1; 8], 0, 5).unwrap();
     assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     // The engine does it itself.
     log.set_durable(5);
@@ -172,7 +171,7 @@ fn a_pin_gets_its_lsn_after_the_change() {
     let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
     let mut pin = file.pin_mut(0..8).unwrap();
     pin.copy_from(0, b"changed!");
-    pin.set_lsn(11).unwrap();
+    pin.assign_lsn(11);
     drop(pin);
     // A pin without one changes nothing.
     drop(file.pin_mut(0..8).unwrap());
@@ -186,15 +185,15 @@ fn an_uncommitted_page_is_not_written_and_the_sync_says_so() {
     let log = Log::new();
     log.set_durable(u64::MAX - 1);
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, u64::MAX).unwrap();
-    file.write_all_at_lsn(&[2; 8], PAGE, 5).unwrap();
+    file.write_at(&[1; 8], 0, u64::MAX).unwrap();
+    file.write_at(&[2; 8], PAGE, 5).unwrap();
     let error = error_of(file.sync_data(), &["4096 bytes", "not committed"]);
     assert!(matches!(error.kind(), ErrorKind::Gated { lsn: u64::MAX, held_bytes: 4096, .. }));
     assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2));
     // A page with several changes keeps the highest until it is committed.
-    file.write_all_at_lsn(&[3; 8], 8, 6).unwrap();
+    file.write_at(&[3; 8], 8, 6).unwrap();
     assert!(file.sync_range(0..8).is_err());
-    file.commit(0..8, 7).unwrap();
+    file.assign_lsn(0..8, 7).unwrap();
     file.sync_data().unwrap();
     assert_eq!(storage.bytes()[..16], [1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3]);
     assert!(log.asked().is_empty());
@@ -205,7 +204,7 @@ fn a_failing_gate_keeps_pages_dirty_and_its_error_is_returned() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    file.write_at(&[1; 8], 0, 5).unwrap();
     file.write_all_at(&[2; 8], PAGE).unwrap();
     let error = error_of(file.sync_data(), &["LSN 5", "No space left"]);
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
@@ -223,8 +222,11 @@ fn a_file_closed_behind_its_gate_is_kept_until_it_opens() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
-    assert!(matches!(file.close().unwrap_err().kind(), ErrorKind::Gated { lsn: 5, .. }));
+    file.write_at(&[1; 8], 0, 5).unwrap();
+    assert!(matches!(
+        File::from(file).close().unwrap_err().kind(),
+        ErrorKind::Gated { lsn: 5, .. }
+    ));
     assert_eq!((storage.bytes()[0], cache.stats().dirty_bytes), (0, PAGE));
     log.fails.store(false, Ordering::Relaxed);
     cache.close().unwrap();
@@ -234,9 +236,9 @@ fn a_file_closed_behind_its_gate_is_kept_until_it_opens() {
 }
 
 /// Fills the dirty limit with pages behind a gate that does not open.
-fn fill(file: &File, lsn: u64) -> (u64, Error) {
+fn fill(file: &GatedFile, lsn: u64) -> (u64, Error) {
     for page in 0.. {
-        if let Err(error) = file.write_all_at_lsn(&[1; 8], page * PAGE, lsn) {
+        if let Err(error) = file.write_at(&[1; 8], page * PAGE, lsn) {
             return (page, error);
         }
     }
@@ -257,7 +259,7 @@ fn writers_behind_a_failing_gate_get_its_error() {
     (0..pages / 4).for_each(|page| other.write_all_at(&[1; 8], page * PAGE).unwrap());
     other.sync_data().unwrap();
     log.fails.store(false, Ordering::Relaxed);
-    file.write_all_at_lsn(&[1; 8], pages * PAGE, 6).unwrap();
+    file.write_at(&[1; 8], pages * PAGE, 6).unwrap();
     file.sync_data().unwrap();
 }
 
@@ -267,8 +269,8 @@ fn writers_of_uncommitted_pages_get_an_error_at_the_limit() {
     let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
     let (pages, error) = fill(&file, u64::MAX);
     assert!(error.to_string().contains("not committed"), "{error}");
-    file.commit(0..pages * PAGE, 3).unwrap();
-    file.write_all_at_lsn(&[1; 8], pages * PAGE, 4).unwrap();
+    file.assign_lsn(0..pages * PAGE, 3).unwrap();
+    file.write_at(&[1; 8], pages * PAGE, 4).unwrap();
     file.sync_data().unwrap();
 }
 
@@ -307,7 +309,7 @@ fn a_slow_gate_holds_up_no_other_file_and_no_reader() {
     let log = Arc::new(log);
     let builder = Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(10));
     let (cache, file, storage) = gated(builder, &log);
-    (0..32).for_each(|page| file.write_all_at_lsn(&[1; 8], page * PAGE, 5).unwrap());
+    (0..32).for_each(|page| file.write_at(&[1; 8], page * PAGE, 5).unwrap());
     stalled.wait_for_arrivals(1);
     let other = Arc::new(MemoryBacking::new(vec![3; 4 << 20]));
     let other = cache.open_backing(other, &writable()).unwrap();
@@ -356,8 +358,8 @@ fn a_gate_that_uses_its_own_file_gets_an_error() {
     let file = cache.open_backing(storage, &writable()).unwrap();
     let gate = Arc::new(Meddling::default());
     *gate.file.lock().unwrap() = Some(file.clone());
-    file.set_gate(gate.clone()).unwrap();
-    file.write_all_at_lsn(&[9; 8], 0, 5).unwrap();
+    let file = GatedFile::new(file, gate.clone()).unwrap();
+    file.write_at(&[9; 8], 0, 5).unwrap();
     file.sync_data().unwrap();
     assert_eq!(gate.read.load(Ordering::Relaxed), 9, "resident pages can be read");
     let errors = gate.errors.lock().unwrap().clone();
@@ -385,13 +387,13 @@ fn a_gate_that_panics_is_a_gate_that_fails() {
         Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(5)).build().unwrap();
     let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
     let file = cache.open_backing(storage.clone(), &writable()).unwrap();
-    file.set_gate(Arc::new(Panicking)).unwrap();
-    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    let file = GatedFile::new(file, Arc::new(Panicking)).unwrap();
+    file.write_at(&[1; 8], 0, 5).unwrap();
     error_of(file.sync_data(), &["panicked"]);
     wait_until(|| cache.stats().gate_asks > 1);
     assert_eq!(storage.bytes()[0], 0);
     // Another gate for the same log takes over.
-    file.set_gate(Log::new()).unwrap();
+    let file = GatedFile::new(File::clone(&file), Log::new()).unwrap();
     file.sync_data().unwrap();
 }
 
@@ -404,7 +406,7 @@ fn a_sync_of_a_page_that_is_always_written_ends() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for lsn in 1.. {
-                file.write_all_at_lsn(&[1; 8], 0, lsn).unwrap();
+                file.write_at(&[1; 8], 0, lsn).unwrap();
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
@@ -420,8 +422,8 @@ fn a_truncation_forgets_the_lsns_of_what_it_removes() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
-    file.write_all_at_lsn(&[1; 8], 2 * PAGE, 2).unwrap();
+    file.write_at(&[1; 8], 0, 3).unwrap();
+    file.write_at(&[1; 8], 2 * PAGE, 2).unwrap();
     file.set_len(PAGE).unwrap();
     assert_eq!((file.oldest_dirty_lsn(), cache.stats().dirty_bytes), (Some(3), PAGE));
     file.set_len(0).unwrap();
@@ -433,8 +435,8 @@ fn a_truncation_forgets_the_lsns_of_what_it_removes() {
 fn a_sync_does_not_wait_for_the_lsn_of_a_page_that_was_cut_off() {
     let log = Log::new();
     let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 3).unwrap();
-    file.write_all_at_lsn(&[1; 8], 2 * PAGE, 9).unwrap();
+    file.write_at(&[1; 8], 0, 3).unwrap();
+    file.write_at(&[1; 8], 2 * PAGE, 9).unwrap();
     file.set_len(PAGE).unwrap();
     file.sync_data().unwrap();
     assert_eq!(log.asked(), [3]);
@@ -444,7 +446,7 @@ fn a_sync_does_not_wait_for_the_lsn_of_a_page_that_was_cut_off() {
 fn discarded_pages_need_no_gate() {
     let log = Log::new();
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, u64::MAX).unwrap();
+    file.write_at(&[1; 8], 0, u64::MAX).unwrap();
     assert_eq!(file.discard_dirty().unwrap(), PAGE);
     file.sync_data().unwrap();
     assert_eq!((storage.bytes()[0], file.oldest_dirty_lsn()), (0, None));
@@ -455,7 +457,7 @@ fn an_appended_page_does_not_lengthen_the_storage_before_its_log() {
     let log = Log::new();
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
     let before = storage.bytes().len() as u64;
-    assert_eq!(file.append_lsn(&[1; 100], 8).unwrap(), before);
+    assert_eq!(file.append(&[1; 100], 8).unwrap(), before);
     file.write_out(0..u64::MAX >> 1).unwrap();
     wait_until(|| storage.bytes().len() as u64 == before + 100);
     assert_eq!(log.asked(), [8]);
@@ -466,15 +468,11 @@ fn files_that_cannot_have_a_gate_say_why() {
     let cache = quiet(1 << 20).build().unwrap();
     let log = Log::new();
     let memory = cache.memory_file("memory").unwrap();
-    error_of(memory.set_gate(log.clone()), &["memory", "never durable"]);
-    error_of(memory.write_all_at_lsn(b"x", 0, 1), &["no write gate"]);
+    error_of(GatedFile::new(memory, log.clone()), &["memory", "never durable"]);
     let storage = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
-    let file = cache.open_backing(storage.clone(), &writable()).unwrap();
-    error_of(file.write_all_at_lsn(b"x", 0, 1), &["no write gate"]);
-    error_of(file.pin_mut(0..1).unwrap().set_lsn(1), &["no write gate"]);
     let mapped = cache.open_backing(storage, &writable().mappable(true));
     if let Ok(mapped) = mapped {
-        error_of(mapped.set_gate(log), &["mapped"]);
+        error_of(GatedFile::new(mapped, log), &["mapped"]);
     }
 }
 
@@ -489,7 +487,7 @@ fn lsns_are_charged_to_the_bound_and_given_back() {
     // The tables of the file are charged first.
     (0..PAGES).for_each(|page| file.write_all_at(&[1; 8], page * PAGE).unwrap());
     let before = cache.stats().metadata_bytes;
-    (0..PAGES).for_each(|page| file.write_all_at_lsn(&[1; 8], page * PAGE, 5).unwrap());
+    (0..PAGES).for_each(|page| file.write_at(&[1; 8], page * PAGE, 5).unwrap());
     let charged = cache.stats().metadata_bytes - before;
     // A table of 4,096 slots, because it grows when it is three quarters full.
     assert!((PAGES * 24..=PAGES * 96).contains(&charged), "{charged} bytes");
@@ -502,9 +500,9 @@ fn lsns_are_charged_to_the_bound_and_given_back() {
 fn a_checkpoint_writes_what_was_dirty_when_it_was_taken() {
     let log = Log::new();
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
+    file.write_at(&[1; 8], 0, 5).unwrap();
     let checkpoint = file.checkpoint().unwrap();
-    file.write_all_at_lsn(&[2; 8], 3 * PAGE, 6).unwrap();
+    file.write_at(&[2; 8], 3 * PAGE, 6).unwrap();
     checkpoint.sync().unwrap();
     assert_eq!((storage.bytes()[0], storage.bytes()[3 * PAGE as usize]), (1, 0));
     assert_eq!(file.oldest_dirty_lsn(), Some(6));
@@ -515,10 +513,10 @@ fn an_abort_keeps_the_lsn_of_the_change_before_it() {
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, 5).unwrap();
-    file.write_all_at_lsn(&[2; 8], 0, u64::MAX).unwrap();
+    file.write_at(&[1; 8], 0, 5).unwrap();
+    file.write_at(&[2; 8], 0, u64::MAX).unwrap();
     file.write_all_at(&[1; 8], 0).unwrap();
-    file.commit(0..8, 0).unwrap();
+    file.assign_lsn(0..8, 0).unwrap();
     assert!(matches!(file.sync_data().unwrap_err().kind(), ErrorKind::Gated { lsn: 5, .. }));
     assert_eq!(storage.bytes()[0], 0);
     log.fails.store(false, Ordering::Relaxed);
@@ -532,9 +530,9 @@ fn a_commit_keeps_a_higher_lsn_of_another_change() {
     log.set_durable(55);
     log.fails.store(true, Ordering::Relaxed);
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
-    file.write_all_at_lsn(&[1; 8], 0, u64::MAX).unwrap();
-    file.write_all_at_lsn(&[2; 8], 8, 60).unwrap();
-    file.commit(0..8, 55).unwrap();
+    file.write_at(&[1; 8], 0, u64::MAX).unwrap();
+    file.write_at(&[2; 8], 8, 60).unwrap();
+    file.assign_lsn(0..8, 55).unwrap();
     assert!(file.sync_data().is_err());
     assert_eq!(storage.bytes()[8], 0);
     log.fails.store(false, Ordering::Relaxed);
@@ -558,8 +556,8 @@ fn a_write_out_begun_before_the_gate_respects_it() {
     held.wait_for_arrivals(1);
     let log = Log::new();
     log.fails.store(true, Ordering::Relaxed);
-    file.set_gate(log).unwrap();
-    file.write_all_at_lsn(&[2; 8], (PAGES - 2) * PAGE, 5).unwrap();
+    let file = GatedFile::new(file, log).unwrap();
+    file.write_at(&[2; 8], (PAGES - 2) * PAGE, 5).unwrap();
     held.open();
     wait_until(|| cache.stats().dirty_bytes <= PAGE);
     assert_ne!(storage.bytes()[((PAGES - 2) * PAGE) as usize], 2);
@@ -571,10 +569,10 @@ fn a_sync_of_a_range_that_is_held_back_keeps_the_length() {
     let log = Log::new();
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
     let before = storage.bytes().len();
-    let position = file.append_lsn(&[1; 8], u64::MAX).unwrap();
+    let position = file.append(&[1; 8], u64::MAX).unwrap();
     assert!(file.sync_range(position..position + 8).is_err());
     assert_eq!(storage.bytes().len(), before);
-    file.commit(position..position + 8, 0).unwrap();
+    file.assign_lsn(position..position + 8, 0).unwrap();
     file.sync_range(position..position + 8).unwrap();
     assert_eq!(storage.bytes().len() as u64, position + 8);
 }
@@ -612,8 +610,8 @@ fn byte_after_drops(lsn: u64, is_cache_first: bool, is_healed: bool) -> u8 {
     let (fails, durable) = (AtomicBool::new(true), AtomicU64::new(0));
     let log = Arc::new(LogFile { file, fails, durable });
     let tree = cache.open_backing(data.clone(), &writable()).unwrap();
-    tree.set_gate(log.clone()).unwrap();
-    tree.write_all_at_lsn(&[7], 0, lsn).unwrap();
+    let tree = GatedFile::new(tree, log.clone()).unwrap();
+    tree.write_at(&[7], 0, lsn).unwrap();
     if is_cache_first {
         drop(cache);
         drop(tree);

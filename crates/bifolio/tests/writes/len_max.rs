@@ -187,24 +187,28 @@ fn limits_near_the_size_of_a_table_page_are_exact() {
 #[derive(Debug, Default)]
 struct Sparse(AtomicU64);
 
-impl bifolio::Backing for Sparse {
-    fn read_at(&self, target: &mut bifolio::IoBufMut<'_>, position: u64) -> std::io::Result<usize> {
+impl bifolio::backing::Backing for Sparse {
+    fn read_at(
+        &self,
+        target: &mut bifolio::backing::IoBufMut<'_>,
+        position: u64,
+    ) -> std::io::Result<usize> {
         let left = self.0.load(Ordering::Relaxed).saturating_sub(position);
         let count = (target.len() as u64).min(left) as usize;
         target.copy_from_slice(0, &vec![0; count]);
         Ok(count)
     }
 
-    fn write_at(&self, source: &bifolio::IoBuf<'_>, position: u64) -> std::io::Result<usize> {
+    fn write_at(
+        &self,
+        source: &bifolio::backing::IoBuf<'_>,
+        position: u64,
+    ) -> std::io::Result<usize> {
         self.0.fetch_max(position + source.len() as u64, Ordering::Relaxed);
         Ok(source.len())
     }
 
     fn sync_data(&self) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> std::io::Result<()> {
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Writes, write-back and syncs, changes of the length, and several threads on one file.
 
 mod allocation;
+mod appends;
 mod flusher;
 mod gate;
 mod len_max;

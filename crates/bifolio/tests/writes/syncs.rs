@@ -4,7 +4,8 @@
 //! on the storage, and no flush that began earlier counts for it.
 
 use crate::support::{PAGE, cache_of, writable};
-use bifolio::{Backing, Cache, File, IoBuf, IoBufMut, IoBuffer, OpenOptions};
+use bifolio::backing::{Backing, IoBuf, IoBufMut, IoBuffer};
+use bifolio::{Cache, File, OpenOptions};
 use bifolio_testing::{CrashingBacking, Gate, MemoryBacking};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,10 +56,6 @@ impl Backing for Stamps {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -245,10 +242,6 @@ impl Backing for SlowFlush {
         if nth == self.fails { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
     }
 
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync_data()
-    }
-
     fn len_bytes(&self) -> io::Result<u64> {
         self.inner.len_bytes()
     }
@@ -406,22 +399,24 @@ fn a_backing_that_panics_in_a_sync_fails_it_and_others_go_on() {
         fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
             self.0.read_at(target, position_bytes)
         }
+
         fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
             self.0.write_at(source, position_bytes)
         }
+
         fn sync_data(&self) -> io::Result<()> {
             assert!(self.1.fetch_add(1, Ordering::Relaxed) > 0, "the first one panics");
             Ok(())
         }
-        fn sync_all(&self) -> io::Result<()> {
-            self.sync_data()
-        }
+
         fn len_bytes(&self) -> io::Result<u64> {
             self.0.len_bytes()
         }
+
         fn set_len(&self, length_bytes: u64) -> io::Result<()> {
             self.0.set_len(length_bytes)
         }
+
         fn describe(&self) -> String {
             "a bomb".to_owned()
         }

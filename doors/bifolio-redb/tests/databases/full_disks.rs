@@ -3,7 +3,8 @@
 use std::fs;
 use std::sync::Arc;
 
-use bifolio::{Cache, FileIdentity};
+use bifolio::Cache;
+use bifolio::backing::FileIdentity;
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, SmallDisk};
 use redb::Database;
 

@@ -53,11 +53,11 @@ impl File {
     ///
     /// Misses are served by one thread per device, and by as many transfers in flight as
     /// [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) allows. It exists while reads are
-    /// outstanding, and sleeps while it waits. Transfers of a [`Backing`](crate::Backing) that
-    /// names no file, or without io_uring, are made by the cache's pool of threads, up to 16 of a
-    /// device at a time; the serving thread may make one itself, and a transfer that hangs then
-    /// delays the other reads of its device. If memory is short, reads wait for the transfers of
-    /// others; any number of them works in a cache of any size.
+    /// outstanding, and sleeps while it waits. Transfers of a [`Backing`](crate::backing::Backing)
+    /// that names no file, or without io_uring, are made by the cache's pool of threads, up to 16
+    /// of a device at a time; the serving thread may make one itself, and a transfer that hangs
+    /// then delays the other reads of its device. If memory is short, reads wait for the transfers
+    /// of others; any number of them works in a cache of any size.
     ///
     /// The future may be dropped at any moment: that frees the buffer, and the pages that are being
     /// read stay in the cache. The future is a handle of the file. If it is the last one when it is

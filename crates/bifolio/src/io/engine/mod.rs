@@ -27,7 +27,7 @@ use std::{io, thread};
 
 use self::rings::Rings;
 use self::workers::{THREADS_MAX, Urgency, Workers};
-use super::{Backing, DeviceIdentity};
+use super::{DeviceIdentity, DirectBacking};
 use crate::config::IO_DEPTH_MAX;
 use crate::sys::probe::{Feature, Features};
 
@@ -65,7 +65,7 @@ impl Engine {
     /// last reference to the engine.
     pub(crate) fn spawn(
         &self,
-        backing: &Arc<dyn Backing>,
+        backing: &Arc<dyn DirectBacking>,
         job: impl FnOnce() + Send + 'static,
     ) -> bool {
         self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
@@ -100,6 +100,9 @@ pub(crate) enum Lane {
 }
 
 /// Returns the device of a backing.
-pub(crate) fn lane_of(backing: &Arc<dyn Backing>) -> Lane {
-    backing.device().map_or_else(|| Lane::Alone(Arc::as_ptr(backing).addr()), Lane::Of)
+pub(crate) fn lane_of(backing: &Arc<dyn DirectBacking>) -> Lane {
+    match backing.identity() {
+        Some(identity) => Lane::Of(identity.device()),
+        None => Lane::Alone(Arc::as_ptr(backing).addr()),
+    }
 }

@@ -288,7 +288,7 @@ fn with_direct_required_a_refused_transfer_is_an_error() {
         direct: DirectIo::Require,
         ..DiskOptions::default()
     };
-    let mut file = DiskFile::open(way.path("f"), &options, &way.features).unwrap();
+    let mut file = DiskFile::open_with(way.path("f"), &options, &way.features).unwrap();
     write(&file, &[2; BLOCK], 0);
     file.assume_alignment(Alignment { memory_bytes: 1, offset_bytes: 1 });
     let buffer = IoBuffer::from_bytes(&[1; 1000]);

@@ -27,11 +27,11 @@ fn required_direct_io_is_refused_with_the_reason() {
     };
     let directory = disk_directory();
     let masked = Features::probe(&[Feature::DirectIo]);
-    let error = DiskFile::open(directory.path().join("f"), &options, &masked).unwrap_err();
+    let error = DiskFile::open_with(directory.path().join("f"), &options, &masked).unwrap_err();
     assert!(matches!(error, OpenDiskError::DirectRefused { .. }), "{error}");
     let Some(memory) = shared_memory_directory() else { return };
     let all = Features::probe(&[]);
-    let error = DiskFile::open(memory.path().join("f"), &options, &all).unwrap_err();
+    let error = DiskFile::open_with(memory.path().join("f"), &options, &all).unwrap_err();
     assert!(
         error
             .to_string()
@@ -119,7 +119,7 @@ fn a_path_that_changes_never_opens_another_kind_of_file() {
     let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
     let features = Features::probe(&[]);
     let (mut opened, mut refused) = (0, 0);
-    let mut open = |path: &Path| match DiskFile::open(path, &options, &features) {
+    let mut open = |path: &Path| match DiskFile::open_with(path, &options, &features) {
         Ok(found) => {
             assert_eq!(found.len_bytes().unwrap(), 5, "this is the pipe");
             assert!(found.descriptors_agree(), "half of one file, half of another");
@@ -174,7 +174,7 @@ fn contradicting_options_are_refused_before_anything_is_touched() {
         DiskOptions { read: true, truncate: true, ..DiskOptions::default() },
     ];
     for options in wrong {
-        let error = DiskFile::open(&path, &options, &Features::probe(&[])).unwrap_err();
+        let error = DiskFile::open_with(&path, &options, &Features::probe(&[])).unwrap_err();
         assert!(matches!(error, OpenDiskError::Options { .. }), "{error}");
     }
     assert_eq!(fs::read(&path).unwrap(), b"keep");
@@ -205,7 +205,7 @@ fn one_file_under_two_names_has_one_identity() {
     fs::hard_link(&first, &second).unwrap();
     let metadata = fs::metadata(&first).unwrap();
     let expected = FileIdentity::of_file(fs::File::open(&first).unwrap()).unwrap();
-    assert_eq!((expected.device().number(), expected.inode()), (metadata.dev(), metadata.ino()));
+    assert_eq!(expected.numbers(), (metadata.dev(), metadata.ino()));
     assert_ne!(FileIdentity::custom(metadata.dev(), metadata.ino()), expected);
     assert_eq!(file.identity(), Some(expected));
     assert_eq!(read_only(&second).unwrap().identity(), Some(expected));

@@ -101,10 +101,6 @@ impl Backing for Scripted {
         self.attempt(0, 0).map(drop).or_else(|answer| answer.map(drop))
     }
 
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync_data()
-    }
-
     fn len_bytes(&self) -> io::Result<u64> {
         self.sync_data().map(|()| self.bytes().len() as u64)
     }
@@ -115,12 +111,18 @@ impl Backing for Scripted {
         Ok(())
     }
 
-    fn alignment(&self) -> Alignment {
-        self.alignment
-    }
-
     fn describe(&self) -> String {
         "scripted".to_owned()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Scripted {
+    fn alignment(&self) -> Alignment {
+        self.alignment
     }
 }
 

@@ -46,7 +46,7 @@ impl Way {
             direct: self.wish,
             ..DiskOptions::default()
         };
-        DiskFile::open(self.path(name), &options, &self.features).unwrap()
+        DiskFile::open_with(self.path(name), &options, &self.features).unwrap()
     }
 }
 
@@ -191,11 +191,11 @@ impl Drop for SmallFileSystem {
 
 pub(super) fn read_only(path: &Path) -> Result<DiskFile, OpenDiskError> {
     let options = DiskOptions { read: true, ..DiskOptions::default() };
-    DiskFile::open(path, &options, &Features::probe(&[]))
+    DiskFile::open_with(path, &options, &Features::probe(&[]))
 }
 
 pub(super) fn read_write(path: &Path) -> Result<DiskFile, OpenDiskError> {
     let options =
         DiskOptions { read: true, write: true, create: true, truncate: true, ..Default::default() };
-    DiskFile::open(path, &options, &Features::probe(&[]))
+    DiskFile::open_with(path, &options, &Features::probe(&[]))
 }

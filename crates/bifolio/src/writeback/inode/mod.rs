@@ -32,7 +32,7 @@ use super::store::{Cleaner, Store};
 use super::sync::{ALL_BYTES, SyncFailure};
 use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{Backing, Engine, IoError, Operation};
+use crate::io::{DirectBacking, Engine, IoError, Operation};
 use crate::memory::{Memory, PageSpace};
 use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
@@ -98,7 +98,7 @@ impl Inode {
     pub(crate) fn new(
         services: &Services,
         page_space: PageSpace,
-        backing: &Arc<dyn Backing>,
+        backing: &Arc<dyn DirectBacking>,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::on_disk(backing, size.len_bytes);

@@ -33,7 +33,7 @@ impl Drop for Owner {
 fn end_while_in_flight(end: fn(Queue<'_, (Frames, Owner)>)) {
     for world in worlds(4) {
         let pipe = Arc::new(Pipe::new());
-        let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+        let backing: Arc<dyn DirectBacking> = Arc::clone(&pipe) as _;
         let witness = Arc::new(Witness::default());
         // Without threads nothing is ever in flight.
         // Relaxed: the thread that reads it is not started yet.
@@ -86,7 +86,8 @@ fn a_queue_dropped_by_a_panic_waits_too() {
 fn a_panic_in_the_callback_keeps_the_rest_in_the_queue() {
     for world in worlds(4) {
         let directory = disk_directory();
-        let file: Arc<dyn Backing> = Arc::new(read_write(&directory.path().join("f")).unwrap());
+        let file: Arc<dyn DirectBacking> =
+            Arc::new(read_write(&directory.path().join("f")).unwrap());
         let witness = Arc::new(Witness::default());
         // Relaxed: this thread.
         witness.may_go.store(true, Ordering::Relaxed);
@@ -111,7 +112,7 @@ fn transfers_pushed_but_not_started_are_dropped() {
     for world in worlds(4) {
         let directory = disk_directory();
         let path = directory.path().join("f");
-        let file: Arc<dyn Backing> = Arc::new(read_write(&path).unwrap());
+        let file: Arc<dyn DirectBacking> = Arc::new(read_write(&path).unwrap());
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &file, 0, &[1; PAGE], ());
         drop(queue);

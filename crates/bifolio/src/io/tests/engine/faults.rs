@@ -24,7 +24,7 @@ fn with_faults(
         for (position, faults) in faults {
             faulty.strike(*position, faults);
         }
-        let backing: Arc<dyn Backing> = Arc::new(Guarded::new(Arc::new(faulty)).unwrap());
+        let backing: Arc<dyn DirectBacking> = Arc::new(Guarded::new(Arc::new(faulty)).unwrap());
         let mut queue = world.engine.queue();
         push_read(&mut queue, &world, &backing, 0, 4, 0);
         push_read(&mut queue, &world, &backing, 4 * PAGE as u64, 4, 4);
@@ -86,7 +86,7 @@ fn a_first_attempt_is_reported_once_by_ring_or_call() {
         let directory = disk_directory();
         let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));
         write(&faulty.inner, &pattern(PAGES * PAGE, 6), 0);
-        let backing: Arc<dyn Backing> = Arc::clone(&faulty) as _;
+        let backing: Arc<dyn DirectBacking> = Arc::clone(&faulty) as _;
         let mut queue = world.engine.queue();
         for page in 0..PAGES {
             push_read(&mut queue, &world, &backing, (page * PAGE) as u64, 1, ());
@@ -105,7 +105,7 @@ fn short_or_interrupted_writes_store_everything() {
         let faulty = Faulty::new(read_write(&path).unwrap());
         faulty.strike(0, &[Fault::Short(PAGE), Fault::Errno(libc::EINTR)]);
         faulty.strike(4 * PAGE as u64, &[Fault::Errno(libc::EINTR), Fault::Short(2 * PAGE)]);
-        let backing: Arc<dyn Backing> = Arc::new(faulty);
+        let backing: Arc<dyn DirectBacking> = Arc::new(faulty);
         let bytes = pattern(7 * PAGE + 100, 7);
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &backing, 0, &bytes[..4 * PAGE], 4 * PAGE);
@@ -123,7 +123,7 @@ fn a_full_disk_is_its_own_error() {
     let Some(directory) = small_file_system() else { return };
     for world in worlds(4) {
         let path = directory.path().join("f");
-        let backing: Arc<dyn Backing> = Arc::new(read_write(&path).unwrap());
+        let backing: Arc<dyn DirectBacking> = Arc::new(read_write(&path).unwrap());
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &backing, 0, &[1; PAGE], false);
         push_write(&mut queue, &world, &backing, PAGE as u64, &[2; 64 * PAGE], true);
@@ -144,7 +144,7 @@ fn after_a_refused_direct_transfer_all_are_buffered() {
         // The file system will refuse what this code considers aligned.
         file.assume_alignment(Alignment { memory_bytes: 1, offset_bytes: 1 });
         let file = Arc::new(file);
-        let backing = Arc::clone(&file) as Arc<dyn Backing>;
+        let backing = Arc::clone(&file) as Arc<dyn DirectBacking>;
         let bytes = pattern(2000, 8);
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &backing, 0, &bytes[..1000], ());
@@ -168,7 +168,7 @@ fn after_a_refused_direct_transfer_all_are_buffered() {
 fn a_partial_block_is_written_to_its_exact_length() {
     for world in worlds(4) {
         let Some((way, file)) = direct_way() else { return };
-        let backing: Arc<dyn Backing> = Arc::new(file);
+        let backing: Arc<dyn DirectBacking> = Arc::new(file);
         let bytes = pattern(6 * PAGE + 5 * 512 + 3, 9);
         let mut queue = world.engine.queue();
         push_write(&mut queue, &world, &backing, 0, &bytes[..4 * PAGE], ());

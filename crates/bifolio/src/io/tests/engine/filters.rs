@@ -34,7 +34,7 @@ fn a_later_filter_disables_the_rings_and_fails_no_transfer() {
     let file = read_write(&directory.path().join("f")).unwrap();
     let bytes = pattern(8 * PAGE, 1);
     write(&file, &bytes, 0);
-    let backing: Arc<dyn Backing> = Arc::new(file);
+    let backing: Arc<dyn DirectBacking> = Arc::new(file);
     let read = |world: &World| {
         let mut queue = world.engine.queue();
         for page in 0..8 {

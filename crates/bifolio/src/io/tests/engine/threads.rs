@@ -12,7 +12,7 @@ use crate::sys::probe::Feature;
 
 const PAGES: u64 = 64;
 
-fn file_of_numbers(directory: &tempfile::TempDir) -> Arc<dyn Backing> {
+fn file_of_numbers(directory: &tempfile::TempDir) -> Arc<dyn DirectBacking> {
     let file = read_write(&directory.path().join("f")).unwrap();
     for page in 0..PAGES {
         write(&file, &[page as u8; PAGE], page * PAGE as u64);
@@ -21,7 +21,7 @@ fn file_of_numbers(directory: &tempfile::TempDir) -> Arc<dyn Backing> {
 }
 
 /// Reads every page, `batch` at a time, and checks the bytes.
-fn read_all(world: &World, file: &Arc<dyn Backing>, first: u64, batch: u64) {
+fn read_all(world: &World, file: &Arc<dyn DirectBacking>, first: u64, batch: u64) {
     let mut queue = world.engine.queue();
     for page in 0..PAGES {
         let page = (first + page) % PAGES;

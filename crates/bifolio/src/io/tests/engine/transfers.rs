@@ -10,7 +10,7 @@ use crate::io::*;
 use crate::sys::probe::Feature;
 
 /// Returns a file on a disk twice: transferred by the engine, and by calling it.
-fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
+fn files(directory: &tempfile::TempDir) -> [Arc<dyn DirectBacking>; 2] {
     let submitted = read_write(&directory.path().join("submitted")).unwrap();
     let mut called = Faulty::new(read_write(&directory.path().join("called")).unwrap());
     called.is_called = true;
@@ -21,7 +21,7 @@ fn files(directory: &tempfile::TempDir) -> [Arc<dyn Backing>; 2] {
 fn push_reads(
     queue: &mut Queue<'_, (Frames, u64)>,
     world: &World,
-    backing: &Arc<dyn Backing>,
+    backing: &Arc<dyn DirectBacking>,
     pages: Range<u64>,
 ) {
     pages.for_each(|page| push_read(queue, world, backing, page * PAGE as u64, 1, page));
@@ -125,7 +125,7 @@ fn sixteen_transfers_at_once_take_one_system_call() {
 fn transfers_are_in_flight_before_the_caller_waits() {
     for world in worlds(4).iter().filter(|world| world.name != "no threads") {
         let pipe = Arc::new(Pipe::new());
-        let backing: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+        let backing: Arc<dyn DirectBacking> = Arc::clone(&pipe) as _;
         let mut queue = world.engine.queue();
         for _ in 0..2 {
             push_read(&mut queue, world, &backing, 0, 1, ());
@@ -175,7 +175,7 @@ fn a_busy_device_is_fed_with_the_next_wait() {
     let directory = disk_directory();
     let file = files(&directory)[0].clone();
     let pipe = Arc::new(Pipe::new());
-    let slow: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+    let slow: Arc<dyn DirectBacking> = Arc::clone(&pipe) as _;
     let mut queue = world.engine.queue();
     push_reads(&mut queue, &world, &slow, 0..3);
     push_reads(&mut queue, &world, &file, 3..20);
@@ -209,7 +209,7 @@ fn the_first_to_complete_is_handed_out_first() {
         let directory = disk_directory();
         let file = files(&directory)[0].clone();
         let pipe = Arc::new(Pipe::new());
-        let slow: Arc<dyn Backing> = Arc::clone(&pipe) as _;
+        let slow: Arc<dyn DirectBacking> = Arc::clone(&pipe) as _;
         let mut queue = world.engine.queue();
         push_read(&mut queue, &world, &slow, 0, 1, "slow");
         push_read(&mut queue, &world, &file, 0, 1, "fast");
@@ -232,7 +232,7 @@ fn waiting_transfers_start_when_earlier_ones_complete() {
     for world in worlds(2) {
         let directory = disk_directory();
         let faulty = Arc::new(Faulty::new(read_write(&directory.path().join("f")).unwrap()));
-        let backing: Arc<dyn Backing> = Arc::clone(&faulty) as _;
+        let backing: Arc<dyn DirectBacking> = Arc::clone(&faulty) as _;
         let mut queue = world.engine.queue();
         for page in 0..5 {
             push_read(&mut queue, &world, &backing, page * PAGE as u64, 1, ());

@@ -148,7 +148,7 @@ impl Drop for Frames {
 }
 
 fn transfer(
-    backing: &Arc<dyn Backing>,
+    backing: &Arc<dyn DirectBacking>,
     operation: Operation,
     position_bytes: u64,
     pieces: Pieces,
@@ -160,7 +160,7 @@ fn transfer(
 pub(super) fn push_read<T>(
     queue: &mut Queue<'_, (Frames, T)>,
     world: &World,
-    backing: &Arc<dyn Backing>,
+    backing: &Arc<dyn DirectBacking>,
     position: u64,
     pages: usize,
     tag: T,
@@ -171,7 +171,7 @@ pub(super) fn push_read<T>(
 /// Pushes a read at `position` into all of `frames`.
 pub(super) fn push_read_into<T>(
     queue: &mut Queue<'_, (Frames, T)>,
-    backing: &Arc<dyn Backing>,
+    backing: &Arc<dyn DirectBacking>,
     position: u64,
     frames: Frames,
     tag: T,
@@ -185,7 +185,7 @@ pub(super) fn push_read_into<T>(
 pub(super) fn push_write<T>(
     queue: &mut Queue<'_, (Frames, T)>,
     world: &World,
-    backing: &Arc<dyn Backing>,
+    backing: &Arc<dyn DirectBacking>,
     position: u64,
     bytes: &[u8],
     tag: T,
@@ -243,26 +243,35 @@ impl Backing for Pipe {
         };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
+
     fn write_at(&self, _: &IoBuf<'_>, _: u64) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
-        Some(Submission::new(self.reader.as_fd(), request.length_bytes))
-    }
+
     fn sync_data(&self) -> io::Result<()> {
         Ok(())
     }
-    fn sync_all(&self) -> io::Result<()> {
-        Ok(())
-    }
+
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(u64::MAX)
     }
+
     fn set_len(&self, _: u64) -> io::Result<()> {
         Ok(())
     }
+
     fn describe(&self) -> String {
         "a pipe".to_owned()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Pipe {
+    fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
+        Some(Submission::new(self.reader.as_fd(), request.length_bytes))
     }
 }
 
@@ -322,6 +331,7 @@ impl Backing for Faulty {
             _ => self.inner.read_at(target, position),
         }
     }
+
     fn write_at(&self, source: &IoBuf<'_>, position: u64) -> io::Result<usize> {
         match self.fault(position) {
             Fault::Errno(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -331,9 +341,33 @@ impl Backing for Faulty {
             _ => self.inner.write_at(source, position),
         }
     }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Faulty {
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
         self.inner.submission(request).filter(|_| !self.is_called)
     }
+
     fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
         let answer = self.inner.completed(request, answer)?;
         match self.fault(request.position_bytes) {
@@ -342,22 +376,12 @@ impl Backing for Faulty {
             _ => Ok(answer),
         }
     }
-    fn sync_data(&self) -> io::Result<()> {
-        self.inner.sync_data()
-    }
+
     fn sync_all(&self) -> io::Result<()> {
         self.inner.sync_all()
     }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
-    }
-    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(length_bytes)
-    }
+
     fn alignment(&self) -> Alignment {
         self.inner.alignment()
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
     }
 }
