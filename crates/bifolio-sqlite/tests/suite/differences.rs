@@ -1,11 +1,11 @@
 //! The tests whose results differ, and the list of those that are expected to.
 //!
 //! A line of the list that starts at the margin is a reason; the indented lines below it are the
-//! tests that it explains: `FILE TEST...`, where `*` in the name of a test stands for any text. The
-//! file has its permutation before it (`wal/trans.test`), unless that is `veryquick`. A `-` before
-//! the name of a test means that it is missing in the run with this VFS, `(end)` that the file does
-//! not come to its end, and `(skip)` that the file is not run. A pattern with `-oom-` need not
-//! match in each run: those tests fail one allocation after the other, and their number varies.
+//! tests that it explains: `FILE TEST...`, where `*` stands for any text. The file has its
+//! permutation before it (`wal/trans.test`), unless that is `veryquick`. A `-` before the name of a
+//! test means that it is missing in the run with this VFS, `(end)` that the file does not come to
+//! its end, and `(skip)` that the file is not run. A `?` before it all means that the tests need
+//! not differ in each run.
 
 use crate::runs::Run;
 
@@ -40,7 +40,7 @@ pub(crate) struct Expectations(Vec<Expectation>);
 struct Expectation {
     file: String,
     pattern: String,
-    /// Set once a difference has matched.
+    /// Set once a difference has matched, or if none need match.
     is_used: bool,
 }
 
@@ -57,8 +57,12 @@ impl Expectations {
             let mut words = line.split_whitespace();
             let file = words.next().unwrap();
             for pattern in words {
-                let (file, pattern) = (file.to_owned(), pattern.to_owned());
-                expectations.push(Expectation { file, pattern, is_used: false });
+                let varying = pattern.strip_prefix('?');
+                expectations.push(Expectation {
+                    file: file.to_owned(),
+                    pattern: varying.unwrap_or(pattern).to_owned(),
+                    is_used: varying.is_some(),
+                });
             }
         }
         Self(expectations)
@@ -67,7 +71,7 @@ impl Expectations {
     /// Returns `true` if the list has a test.
     pub(crate) fn contains(&mut self, file: &str, test: &str) -> bool {
         let mut found = false;
-        for expectation in self.0.iter_mut().filter(|expectation| expectation.file == file) {
+        for expectation in self.0.iter_mut().filter(|one| matches(&one.file, file)) {
             if matches(&expectation.pattern, test) {
                 expectation.is_used = true;
                 found = true;
@@ -78,13 +82,11 @@ impl Expectations {
 
     /// The patterns for a file that no difference has matched.
     pub(crate) fn unused(&self, file: &str) -> Vec<String> {
-        let must_match = |one: &&Expectation| !one.pattern.contains("-oom-");
         let unused = self.0.iter().filter(|one| one.file == file && !one.is_used);
-        let unused = unused.filter(must_match);
         unused.map(|one| one.pattern.clone()).collect()
     }
 
-    /// The files that the list names.
+    /// The files that the list names, as patterns.
     pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|expectation| expectation.file.as_str())
     }
