@@ -57,8 +57,6 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
     /// The file was not opened for reading, or for writing.
     BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
-    /// The call works only for memory files.
-    BIFOLIO_ERROR_NOT_A_MEMORY_FILE = 23,
     /// The call does not work for mappable files.
     BIFOLIO_ERROR_IS_MAPPABLE = 24,
     /// Files cannot be mapped on this system.
@@ -71,8 +69,6 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_NOT_MAPPABLE = 28,
     /// Maps of files of the cache are in use.
     BIFOLIO_ERROR_MAPS_ALIVE = 29,
-    /// A range of a memory file cannot become one folio.
-    BIFOLIO_ERROR_CANNOT_COLLAPSE = 30,
     /// The descriptor did not accept the bytes.
     BIFOLIO_ERROR_COPY_TO_FD = 31,
     /// An immutable and a writable handle of one file exclude each other.
@@ -127,14 +123,12 @@ fn code(kind: &ErrorKind) -> bifolio_result {
         ErrorKind::TooLong { .. } => BIFOLIO_ERROR_TOO_LONG,
         ErrorKind::PinSpansFolios { .. } => BIFOLIO_ERROR_PIN_SPANS_FOLIOS,
         ErrorKind::NotOpenedFor { .. } => BIFOLIO_ERROR_NOT_OPENED_FOR,
-        ErrorKind::NotAMemoryFile { .. } => BIFOLIO_ERROR_NOT_A_MEMORY_FILE,
         ErrorKind::IsMappable { .. } => BIFOLIO_ERROR_IS_MAPPABLE,
         ErrorKind::CannotMap { .. } => BIFOLIO_ERROR_CANNOT_MAP,
         ErrorKind::CannotMapMut { .. } => BIFOLIO_ERROR_CANNOT_MAP_MUT,
         ErrorKind::Fault(_) => BIFOLIO_ERROR_FAULT,
         ErrorKind::NotMappable { .. } => BIFOLIO_ERROR_NOT_MAPPABLE,
         ErrorKind::MapsAlive { .. } => BIFOLIO_ERROR_MAPS_ALIVE,
-        ErrorKind::CannotCollapse { .. } => BIFOLIO_ERROR_CANNOT_COLLAPSE,
         ErrorKind::CopyToFd { .. } => BIFOLIO_ERROR_COPY_TO_FD,
         ErrorKind::ImmutableConflict { .. } => BIFOLIO_ERROR_IMMUTABLE_CONFLICT,
         ErrorKind::DirectConflict { .. } => BIFOLIO_ERROR_DIRECT_CONFLICT,
@@ -199,7 +193,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 44] = [
+const NAMES: [(bifolio_result, &CStr); 42] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -219,14 +213,12 @@ const NAMES: [(bifolio_result, &CStr); 44] = [
     (BIFOLIO_ERROR_TOO_LONG, c"BIFOLIO_ERROR_TOO_LONG"),
     (BIFOLIO_ERROR_PIN_SPANS_FOLIOS, c"BIFOLIO_ERROR_PIN_SPANS_FOLIOS"),
     (BIFOLIO_ERROR_NOT_OPENED_FOR, c"BIFOLIO_ERROR_NOT_OPENED_FOR"),
-    (BIFOLIO_ERROR_NOT_A_MEMORY_FILE, c"BIFOLIO_ERROR_NOT_A_MEMORY_FILE"),
     (BIFOLIO_ERROR_IS_MAPPABLE, c"BIFOLIO_ERROR_IS_MAPPABLE"),
     (BIFOLIO_ERROR_CANNOT_MAP, c"BIFOLIO_ERROR_CANNOT_MAP"),
     (BIFOLIO_ERROR_CANNOT_MAP_MUT, c"BIFOLIO_ERROR_CANNOT_MAP_MUT"),
     (BIFOLIO_ERROR_FAULT, c"BIFOLIO_ERROR_FAULT"),
     (BIFOLIO_ERROR_NOT_MAPPABLE, c"BIFOLIO_ERROR_NOT_MAPPABLE"),
     (BIFOLIO_ERROR_MAPS_ALIVE, c"BIFOLIO_ERROR_MAPS_ALIVE"),
-    (BIFOLIO_ERROR_CANNOT_COLLAPSE, c"BIFOLIO_ERROR_CANNOT_COLLAPSE"),
     (BIFOLIO_ERROR_COPY_TO_FD, c"BIFOLIO_ERROR_COPY_TO_FD"),
     (BIFOLIO_ERROR_IMMUTABLE_CONFLICT, c"BIFOLIO_ERROR_IMMUTABLE_CONFLICT"),
     (BIFOLIO_ERROR_DIRECT_CONFLICT, c"BIFOLIO_ERROR_DIRECT_CONFLICT"),

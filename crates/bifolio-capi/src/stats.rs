@@ -108,8 +108,6 @@ pub struct bifolio_stats {
     pub unmap_flushes: u64,
     /// Pages that were stored to while they were being unmapped, and were kept.
     pub stored_late_pages: u64,
-    /// Runs of small folios of memory files that were collapsed into one large folio.
-    pub collapses: u64,
     /// Folios moved from the inactive list to the active one.
     pub pgactivate: u64,
     /// Folios moved from the active list to the inactive one.
@@ -188,7 +186,7 @@ pub(crate) fn stats_of(cache: &Cache) -> bifolio_stats {
         faults pins readahead_folios readahead_unused swapped_out_pages swapped_in_pages pgscan
         pgsteal direct_reclaims reclaim_stalls allocation_failures throttle_waits throttle_ns
         throttle_ns_max optimistic_retries writeback writeback_waits mapped_in_pages
-        unmapped_pages unmap_flushes stored_late_pages collapses pgactivate pgdeactivate pgpinned
+        unmapped_pages unmap_flushes stored_late_pages pgactivate pgdeactivate pgpinned
         pageout pgevacuate pgrelocate background_reclaims allocation_waits lru_batches lru_drains
         frozen_waits evict_folios evict_second_pass_folios evict_straddling evict_gone
         evict_locked evict_writeback evict_private evict_dirty evict_mapped evict_referenced

@@ -4,8 +4,7 @@
 //! A unit is a folio of the file's own size. Written units are data until they are punched or cut
 //! off. Holes must be reported as holes, and cost nothing. A third state is allocated space without
 //! data (`allocate`, or punched in parts): it reads as zeros, and a seek may report either. A hole
-//! that was pinned is allocated space until its memory is needed. Units that were collapsed become
-//! holes together, or are punched in parts.
+//! that was pinned is allocated space until its memory is needed.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -26,13 +25,11 @@ enum Unit {
 pub(crate) struct Holes {
     unit_bytes: u64,
     units: BTreeMap<u64, Unit>,
-    /// Ranges that may be one folio.
-    collapsed: Vec<Range<u64>>,
 }
 
 impl Holes {
     pub(crate) fn new(unit_bytes: u64) -> Self {
-        Self { unit_bytes, units: BTreeMap::new(), collapsed: Vec::new() }
+        Self { unit_bytes, units: BTreeMap::new() }
     }
 
     /// Returns the minimum and maximum bytes of all units that are not holes.
@@ -70,44 +67,25 @@ impl Holes {
 
     /// Makes whole units holes; a partly punched unit that is all zeros becomes allocated space.
     pub(crate) fn punch(&mut self, bytes: Range<u64>, is_zero: impl Fn(Range<u64>) -> bool) {
-        let mut collapsed = std::mem::take(&mut self.collapsed);
         let is_inside = |units: &Range<u64>| {
             let own = units.start * self.unit_bytes..units.end * self.unit_bytes;
             bytes.start <= own.start && own.end <= bytes.end
         };
-        collapsed.retain(|units| !is_inside(units));
         for unit in self.units_of(&bytes) {
             let own = unit * self.unit_bytes..(unit + 1) * self.unit_bytes;
-            let is_one_of_many = collapsed.iter().any(|units| units.contains(&unit));
             let is_zero = || self.unit(unit) == Some(Unit::Data) && is_zero(own);
             if is_inside(&(unit..unit + 1)) {
                 self.units.remove(&unit);
-                // Zeroed in place, in memory; a hole, in the swap.
-                self.units.extend(is_one_of_many.then_some((unit, Unit::Spare)));
             } else if is_zero() {
                 self.units.insert(unit, Unit::Room);
             }
         }
-        self.collapsed = collapsed;
     }
 
     /// Returns `true` if the range has a hole; `None` if that is unspecified.
     pub(crate) fn has_hole(&self, bytes: Range<u64>) -> Option<bool> {
         let is = |wanted: Option<Unit>| self.units_of(&bytes).any(|unit| self.unit(unit) == wanted);
         if is(None) { Some(true) } else { (!is(Some(Unit::Spare))).then_some(false) }
-    }
-
-    /// Notes that the range is one folio now.
-    pub(crate) fn collapse(&mut self, bytes: Range<u64>) {
-        let units = self.units_of(&bytes);
-        let is_in_another = |other: &Range<u64>| {
-            other.start <= units.start && units.end <= other.end && *other != units
-        };
-        if self.collapsed.iter().any(is_in_another) {
-            return;
-        }
-        self.collapsed.retain(|other| other.end <= units.start || units.end <= other.start);
-        self.collapsed.push(units);
     }
 
     /// Removes everything past the new end.
@@ -237,15 +215,12 @@ mod tests {
         holes.cut(15, |_| false);
         assert_eq!(holes.room_bytes(), 20..=20);
         holes.note_written(0..80);
-        holes.collapse(20..40);
-        holes.collapse(0..40);
-        holes.collapse(20..40);
         assert_eq!(holes.has_hole(0..80), Some(false));
         assert_eq!(holes.has_hole(0..81), Some(true));
         holes.punch(10..60, |_| true);
-        assert_eq!((holes.unit(1), holes.unit(4)), (Some(Unit::Spare), None));
+        assert_eq!((holes.unit(1), holes.unit(4)), (None, None));
         holes.note_pinned(150..160);
-        assert_eq!((holes.has_hole(150..160), holes.room_bytes()), (None, 30..=70));
+        assert_eq!((holes.has_hole(150..160), holes.room_bytes()), (None, 30..=40));
         holes.note_room(150..151);
         assert_eq!(holes.has_hole(150..160), Some(false));
         holes.punch(100..200, |_| true);

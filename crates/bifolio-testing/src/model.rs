@@ -138,13 +138,6 @@ impl Model {
         self.holes.as_ref().and_then(|holes| holes.has_hole(range))
     }
 
-    /// Notes that the range is one folio now.
-    pub fn collapse(&mut self, range: Range<u64>) {
-        if let Some(holes) = &mut self.holes {
-            holes.collapse(range);
-        }
-    }
-
     /// Returns the minimum and maximum bytes of all folios that are not holes.
     pub fn room_bytes(&self) -> RangeInclusive<u64> {
         self.holes.as_ref().map_or(0..=0, Holes::room_bytes)

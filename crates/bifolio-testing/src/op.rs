@@ -52,8 +52,6 @@ pub enum OpKind {
     SeekData,
     /// [`Op::SeekHole`].
     SeekHole,
-    /// [`Op::Collapse`].
-    Collapse,
     /// [`Op::SyncRange`].
     SyncRange,
     /// [`Op::Advise`].
@@ -85,10 +83,6 @@ impl OpKind {
     /// Operations of the allocation, which every file has.
     pub const ALLOCATION: [Self; 4] =
         [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole];
-
-    /// Operations of memory files.
-    pub const MEMORY_FILE: [Self; 5] =
-        [Self::Allocate, Self::PunchHole, Self::SeekData, Self::SeekHole, Self::Collapse];
 
     /// Operations of every file, for the exerciser only: advice moves pages, which tests that count
     /// pages cannot allow.
@@ -191,13 +185,6 @@ pub enum Op {
     SeekHole {
         /// From where on.
         position_bytes: u64,
-    },
-    /// Collapses several folios near a position into one.
-    Collapse {
-        /// Where.
-        position_bytes: u64,
-        /// About how much.
-        length: usize,
     },
     /// Makes a range durable.
     SyncRange {

@@ -13,7 +13,7 @@ use std::io::{Read, Seek};
 use std::ops::Range;
 use std::thread;
 
-use bifolio::{Cache, CollapseRefusal, Error as CacheError, ErrorKind, File, ReadRequest};
+use bifolio::{Cache, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
 
 use crate::mapped;
@@ -21,8 +21,6 @@ use crate::model::compare;
 use crate::op::Advice;
 use crate::{Model, Op, fill_bytes};
 
-/// The largest folio.
-const FOLIO_BYTES_MAX: u64 = 2 << 20;
 /// Maximum bytes of a map pinned at once.
 const PIN_BYTES_MAX: u64 = 16 << 10;
 
@@ -36,7 +34,6 @@ pub struct Runner<'a> {
     may_be_full: bool,
     may_be_in_use: bool,
     may_fail: bool,
-    collapsed: u64,
     refused: Cell<u64>,
 }
 
@@ -63,7 +60,6 @@ impl<'a> Runner<'a> {
             may_be_full: false,
             may_be_in_use: false,
             may_fail: false,
-            collapsed: 0,
             refused: Cell::new(0),
         }
     }
@@ -83,11 +79,6 @@ impl<'a> Runner<'a> {
     /// Sets whether operations may fail from now on because the storage does.
     pub fn set_may_fail(&mut self, may_fail: bool) {
         self.may_fail = may_fail;
-    }
-
-    /// Returns how many ranges became one folio.
-    pub fn collapsed(&self) -> u64 {
-        self.collapsed
     }
 
     /// Returns how many operations were refused because the cache was full, or the storage failed.
@@ -170,7 +161,6 @@ impl<'a> Runner<'a> {
                 let found = self.file.seek_hole(position).map_err(text)?;
                 self.model.check_seek_hole(position, found)
             }
-            Op::Collapse { position_bytes, length } => self.collapse(position_bytes, length),
             Op::SyncRange { position_bytes, length } => {
                 let range = self.placed(position_bytes, length);
                 self.unless_refused(self.file.sync_range(range)).map(drop)
@@ -436,46 +426,6 @@ impl<'a> Runner<'a> {
         drop(pin);
         self.model.write(range.start, &bytes);
         Ok(())
-    }
-
-    fn collapse(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
-        let Some(place) = self.existing(position_bytes, 1) else { return Ok(()) };
-        let unit_bytes = self.file.folio_bytes();
-        let folio_bytes = (length as u64).next_power_of_two().clamp(unit_bytes, FOLIO_BYTES_MAX);
-        let start = place.start / folio_bytes * folio_bytes;
-        let range = start..start + folio_bytes;
-        let end = match self.model.is_region() {
-            true => self.model.end_bytes(),
-            false => self.model.end_bytes().next_multiple_of(unit_bytes),
-        };
-        if range.start < self.model.start_bytes() || range.end > end {
-            return Ok(());
-        }
-        let has_hole = self.model.has_hole(range.clone());
-        match self.file.collapse(range.clone()) {
-            Ok(()) if has_hole == Some(true) => Err("it has a hole, and was collapsed".to_owned()),
-            Ok(()) => {
-                self.collapsed += 1;
-                self.model.collapse(range);
-                Ok(())
-            }
-            Err(error) => match error.kind() {
-                ErrorKind::CannotCollapse { refusal: CollapseRefusal::Hole, .. }
-                    if has_hole != Some(false) =>
-                {
-                    Ok(())
-                }
-                ErrorKind::CannotCollapse { refusal: CollapseRefusal::InUse, .. }
-                    if self.may_be_in_use =>
-                {
-                    Ok(())
-                }
-                // Folios of another size need a chunk of their own.
-                ErrorKind::CannotCollapse { refusal: CollapseRefusal::NoRoom, .. }
-                | ErrorKind::Full { .. } => Ok(()),
-                _ => Err(text(error)),
-            },
-        }
     }
 
     fn set_len(&mut self, length_bytes: u64) -> Result<(), String> {

@@ -112,7 +112,6 @@ impl Workload {
             OpKind::PunchHole => Op::PunchHole { position_bytes, length },
             OpKind::SeekData => Op::SeekData { position_bytes },
             OpKind::SeekHole => Op::SeekHole { position_bytes },
-            OpKind::Collapse => Op::Collapse { position_bytes, length },
             OpKind::SyncRange => Op::SyncRange { position_bytes, length },
             OpKind::Advise => {
                 let advice = *self.random.choice(&ADVICE).expect("not empty");
@@ -198,7 +197,7 @@ mod tests {
             memory_bytes: 1 << 20..=2 << 20,
             kinds: [
                 &OpKind::ANY_FILE[..],
-                &OpKind::MEMORY_FILE,
+                &OpKind::ALLOCATION,
                 &OpKind::EXERCISER,
                 &OpKind::MAPPABLE_FILE,
             ]
@@ -213,7 +212,6 @@ mod tests {
             | Op::CopyToFd { position_bytes, length, .. }
             | Op::Allocate { position_bytes, length }
             | Op::PunchHole { position_bytes, length }
-            | Op::Collapse { position_bytes, length }
             | Op::SyncRange { position_bytes, length }
             | Op::Advise { position_bytes, length, .. }
             | Op::MapRead { position_bytes, length }

@@ -4,16 +4,11 @@ use crate::work::{Outcome, Worker};
 use bifolio::{Access, File};
 
 impl Worker<'_> {
-    /// Evicts from all files, asks for the state of a file, or collapses small folios.
+    /// Evicts from all files, and asks for the state of a file.
     pub fn evict_all(&mut self, file: &File) -> Outcome {
         self.scene.clock.begin_call(self.number);
         let _ = self.scene.cache.evict_all();
         let _ = file.residency(0..256 << 10);
-        if file.is_memory_file() && self.scene.memory_bytes >= 4 << 20 {
-            let bytes = 4 * file.folio_bytes();
-            let start = self.random.u64(0..16) * bytes;
-            let _ = file.collapse(start..start + bytes);
-        }
         Ok(())
     }
 

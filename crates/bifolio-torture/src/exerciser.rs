@@ -124,8 +124,7 @@ impl Case {
         match (self.is_memory_file(), self.is_mappable) {
             // A map faults in neighbours, so that the holes are unspecified.
             (true, true) => kinds.extend([OpKind::Allocate, OpKind::PunchHole]),
-            (true, false) => kinds.extend(OpKind::MEMORY_FILE),
-            (false, _) => kinds.extend(OpKind::ALLOCATION),
+            _ => kinds.extend(OpKind::ALLOCATION),
         }
         if self.is_mappable {
             kinds.extend(OpKind::MAPPABLE_FILE);
@@ -187,8 +186,7 @@ impl Case {
         if !self.is_memory_file() {
             compare_with_disk(&model, &path)?;
         }
-        // Collapsed folios may be as large as there are.
-        memory::check_empty(&cache, 2 << 20).map_err(|told| told.0)?;
+        memory::check_empty(&cache, self.folio_bytes).map_err(|told| told.0)?;
         cache.close().map_err(text)?;
         drop(cache);
         memory::check_resident(&stats, resident, memory::resident_bytes()).map_err(|told| told.0)

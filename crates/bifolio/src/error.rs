@@ -255,14 +255,6 @@ pub enum ErrorKind {
         /// The operation.
         operation: &'static str,
     },
-    /// The operation works only on memory files.
-    #[error("{file}: cannot {operation}: it is not a memory file")]
-    NotAMemoryFile {
-        /// The file.
-        file: String,
-        /// The operation.
-        operation: &'static str,
-    },
     /// The operation does not work on mappable files, whose pages have fixed addresses.
     #[error("{file}: cannot {operation}: it was opened to be mapped")]
     IsMappable {
@@ -297,21 +289,6 @@ pub enum ErrorKind {
     MapsAlive {
         /// Number of maps and pins.
         maps: u64,
-    },
-    /// A range of a memory file cannot become one folio.
-    #[error(
-        "{file}: {length_bytes} bytes at position {position_bytes} cannot become one folio: \
-         {refusal}"
-    )]
-    CannotCollapse {
-        /// The file.
-        file: String,
-        /// Position of the range.
-        position_bytes: u64,
-        /// Length, bytes.
-        length_bytes: u64,
-        /// The reason.
-        refusal: CollapseRefusal,
     },
     /// A descriptor did not accept the bytes of a [`copy_to_fd`](crate::File::copy_to_fd).
     #[error(
@@ -552,30 +529,4 @@ pub struct CloseFailure {
     /// The last failure, with its operation and position.
     #[source]
     pub cause: Error,
-}
-
-/// The reason why a range of a memory file cannot become one folio.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CollapseRefusal {
-    /// The range is not a power of two of folios, aligned to its length, of at most 2 MiB, in the
-    /// file.
-    #[error(
-        "a folio is a power of two up to 2 MiB, starts at a multiple of its length, and begins \
-         before the end of the file"
-    )]
-    NotAFolio,
-    /// A page of the range is a hole.
-    #[error("there is a hole in it")]
-    Hole,
-    /// A page of the range is pinned, or was in use while the call tried.
-    #[error("it is pinned, or in use")]
-    InUse,
-    /// There is no contiguous memory for the new folio beside the old ones. Background reclaim was
-    /// woken: a later call may succeed.
-    #[error(
-        "there is no room for it in one piece; try again later, or raise the bound \
-         (Cache::set_memory)"
-    )]
-    NoRoom,
 }

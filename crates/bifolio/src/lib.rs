@@ -103,7 +103,7 @@ mod surface {
     pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder, WeakCache};
     pub use crate::config::HugePages;
-    pub use crate::error::{CloseFailure, CollapseRefusal, Error, ErrorKind, Result};
+    pub use crate::error::{CloseFailure, Error, ErrorKind, Result};
     pub use crate::evicted::{Evicted, Kept};
     pub use crate::file::{
         Access, Checkpoint, File, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,

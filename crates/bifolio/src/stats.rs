@@ -182,8 +182,6 @@ counters! {
     SwapOut swapped_out_pages,
     /// Pages of memory files read back from the swap.
     SwapIn swapped_in_pages,
-    /// Runs of small folios of memory files that were collapsed into one large folio.
-    Collapse collapses,
     /// Bytes accepted by writes.
     WriteBytes write_bytes,
     /// Syncs that reached the device flush, their own or a shared one.

@@ -2,7 +2,7 @@
 //!
 //! For callers that speak `std::io`, C or FUSE. One table classifies every kind.
 
-use super::{CollapseRefusal, Error, ErrorKind};
+use super::{Error, ErrorKind};
 use crate::io::OpenDiskError;
 use std::error::Error as _;
 use std::io;
@@ -93,17 +93,14 @@ impl Error {
             ErrorKind::PastEnd { .. } => (Io::UnexpectedEof, libc::EINVAL),
             ErrorKind::TooLong { .. } => (Io::FileTooLarge, libc::EFBIG),
             ErrorKind::NotOpenedFor { .. } => (Io::PermissionDenied, libc::EBADF),
-            ErrorKind::NotAMemoryFile { .. }
-            | ErrorKind::IsMappable { .. }
+            ErrorKind::IsMappable { .. }
             | ErrorKind::CannotMap { .. }
             | ErrorKind::CannotGate { .. }
             | ErrorKind::CannotMapMut { .. } => (Io::Unsupported, libc::EOPNOTSUPP),
             ErrorKind::MapsAlive { .. }
             | ErrorKind::ImmutableConflict { .. }
             | ErrorKind::DirectConflict { .. }
-            | ErrorKind::CannotCollapse { refusal: CollapseRefusal::InUse, .. }
             | ErrorKind::TooManyPins { .. } => (Io::ResourceBusy, libc::EBUSY),
-            ErrorKind::CannotCollapse { .. } => (Io::InvalidInput, libc::EINVAL),
             ErrorKind::Gated { cause: Some(cause), .. } => (cause.kind(), libc::EIO),
             ErrorKind::Gated { .. } => (Io::ResourceBusy, libc::EBUSY),
             ErrorKind::InsideGate { .. } => (Io::Deadlock, libc::EDEADLK),

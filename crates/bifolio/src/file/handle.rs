@@ -12,7 +12,6 @@
 //! |---|---|---|---|---|---|
 //! | `Get` | no folio | no folio | no folio | referenced | batched reads, `copy_to_fd` |
 //! | `Read` | no folio | no folio | no folio | locked, uptodate | other reads, edges of cuts |
-//! | `NoAlloc` | no folio | zeroed, uptodate | no folio | locked, uptodate | `collapse` |
 //! | `Cache` | a folio of zeros | zeroed, uptodate | refused | locked, uptodate | pins |
 //! | `Write` | a folio | zeroed, or as it is | allowed | locked, any bytes | writes |
 //! | `Falloc` | allocated | zeroed, uptodate | allowed | locked | `allocate` |
@@ -90,14 +89,6 @@ impl Handle {
             let file = self.inode.name();
             ErrorKind::OutOfRange { file, position_bytes, length_bytes }.into()
         })
-    }
-
-    /// Fails unless this is a memory file.
-    pub(super) fn check_memory_file(&self, operation: &'static str) -> Result<()> {
-        if self.inode.is_memory_file() {
-            return Ok(());
-        }
-        Err(ErrorKind::NotAMemoryFile { file: self.inode.name(), operation }.into())
     }
 
     /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without
@@ -235,7 +226,6 @@ impl CacheState {
 pub(super) enum AccessMode {
     Get,
     Read,
-    NoAlloc,
     Cache,
     /// The caller replaces these bytes, which lie in one unit. If the file has, or will have, no
     /// other bytes in the folio, the folio may be returned not uptodate, with any bytes, and the
@@ -274,7 +264,7 @@ impl AccessMode {
         match self {
             Self::Get | Self::Read => OnAllocated::None,
             Self::Write { .. } => OnAllocated::ZeroedForPart,
-            Self::NoAlloc | Self::Cache | Self::Falloc => OnAllocated::Zeroed,
+            Self::Cache | Self::Falloc => OnAllocated::Zeroed,
         }
     }
 }

@@ -1,14 +1,9 @@
-//! Changes of the length of a file: truncation and growth; and the collapse of small folios into a
-//! large one.
+//! Changes of the length of a file: truncation and growth.
 //!
 //! Changes of the length and of the backing happen while no write-back is in flight (WRITEBACK-4).
 //! A truncation first sets the length and truncates the backing, then zeroes the rest of the folio
 //! that contains the end (FILE-1), then removes the folios past the end, dirty or not. If the
 //! backing or the swap fails, the old length is restored and nothing is lost.
-//!
-//! The view of readers and writers during a collapse is in `page/collapse.rs`. Here are the steps
-//! before it (reading the folios in, allocating frames, taking the locks) and after it (dirty
-//! state, swap slots, the lists).
 
 use super::File;
 use super::fill::Locked;
@@ -16,16 +11,12 @@ use super::handle::AccessMode;
 use super::options::check_len_max;
 use super::own_pins;
 use super::registry::no_table;
-use crate::config;
-use crate::error::{CollapseRefusal, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::io::FallocateMode;
-use crate::memory::{FrameKind, PageSpace};
-use crate::page::{Flag, FolioRef, Frozen, LockedFolio, Lookup, OldFolio, PAGE_BYTES, PAGE_SHIFT};
-use crate::stats::Counter;
-use crate::sys::process;
+use crate::memory::PageSpace;
+use crate::page::{FolioRef, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::writeback::Resizing;
 use std::ops::Range;
-use std::time::Duration;
 
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing (G1
 /// to G3 of `memory/region/stray_pages.rs`).
@@ -273,170 +264,13 @@ impl File {
     }
 }
 
-/// Attempts at folios that are in use. The pause between attempts is longer than a reader holds a
-/// batch.
-const ATTEMPTS_MAX: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(1);
-
-impl File {
-    /// Replaces all folios in `range` of a memory file by one. The length of the range must be a
-    /// power of two, at most 2 MiB, and its start a multiple of that. Reads of the range then need
-    /// fewer references, its bytes are contiguous, and it is swapped out as a whole (but not read
-    /// back as one). Concurrent readers and writers see the same bytes before and after.
-    ///
-    /// Blocks like a read of the range if pages are swapped out, but does not wait for the memory
-    /// of the new folio: if no contiguous memory is free, it asks reclaim for some and fails. A
-    /// later call may succeed.
-    ///
-    /// # Errors
-    /// Not a memory file; a range that cannot be a folio, has a hole, is pinned or in use, or does
-    /// not fit in free memory ([`ErrorKind::CannotCollapse`]); the errors of a read. The file is
-    /// then unchanged.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let cache = bifolio::Cache::builder().memory(16 << 20).build()?;
-    /// let file = cache.memory_file("table")?;
-    /// file.write_all_at(&vec![7; 2 << 20], 0)?;
-    /// file.collapse(0..2 << 20)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn collapse(&self, range: Range<u64>) -> Result<()> {
-        let handle = &self.handle;
-        handle.check_sound()?;
-        handle.check_memory_file("collapse folios")?;
-        handle.check_unmappable("collapse folios")?;
-        let order = self.collapse_order(&range)?;
-        let mut refusal = CollapseRefusal::InUse;
-        for attempt in 0..ATTEMPTS_MAX {
-            if attempt > 0 {
-                std::thread::sleep(PAUSE);
-            }
-            // Waits for memory before anything is held, and not afterwards: other callers may wait
-            // for the memory that a collapse holds, up to 4 MiB.
-            if self.read_in(&range)? {
-                return Ok(());
-            }
-            let Some(new) = self.try_start_large(&range, order)? else {
-                return Err(self.cannot_collapse(&range, CollapseRefusal::NoRoom));
-            };
-            let Some(old) = self.hold_all(&range) else {
-                // Evicted again, possibly for the new folio.
-                refusal = CollapseRefusal::NoRoom;
-                continue;
-            };
-            if old.len() == 1 || self.try_collapse(old, &new) {
-                return Ok(());
-            }
-            refusal = CollapseRefusal::InUse;
-        }
-        Err(self.cannot_collapse(&range, refusal))
-    }
-
-    /// Allocates a folio of this order for the range, not in the table yet. Returns `None` if no
-    /// frames are free for it.
-    fn try_start_large(&self, range: &Range<u64>, order: u8) -> Result<Option<FolioRef<'_>>> {
-        let kind = FrameKind::Arena { order, near: None };
-        let found = self.handle.reclaim.allocate_at_once(kind)?;
-        let folios = &self.handle.inode.memory.folios;
-        Ok(found.map(|id| folios.start(id, 0, range.start >> PAGE_SHIFT, order)))
-    }
-
-    fn collapse_order(&self, range: &Range<u64>) -> Result<u8> {
-        let refuse = || self.cannot_collapse(range, CollapseRefusal::NotAFolio);
-        let length = range.end.checked_sub(range.start).ok_or_else(refuse)?;
-        let order = config::folio_order(length).map_err(|_| refuse())?;
-        let is_aligned = range.start.is_multiple_of(length) && length >= self.folio_bytes();
-        let len_bytes = self.len().next_multiple_of(self.folio_bytes());
-        if is_aligned && range.end <= len_bytes { Ok(order) } else { Err(refuse()) }
-    }
-
-    /// Reads in all pages of the range, one by one. Returns `true` if a single folio already holds
-    /// them all.
-    fn read_in(&self, range: &Range<u64>) -> Result<bool> {
-        let mut index = range.start >> PAGE_SHIFT;
-        let mut folios = 0;
-        while index * PAGE_BYTES < range.end {
-            let Some(found) = self.handle.find_folio(index, AccessMode::NoAlloc)? else {
-                return Err(self.cannot_collapse(range, CollapseRefusal::Hole));
-            };
-            index = found.lock.index() + found.lock.pages();
-            folios += 1;
-        }
-        Ok(folios == 1)
-    }
-
-    /// Returns references to all folios of the range, in order, if all are resident. Never waits.
-    fn hold_all(&self, range: &Range<u64>) -> Option<Vec<FolioRef<'_>>> {
-        let inode = &self.handle.inode;
-        let mut held: Vec<FolioRef<'_>> = Vec::new();
-        let mut index = range.start >> PAGE_SHIFT;
-        while index * PAGE_BYTES < range.end {
-            let found = inode.mapping.try_get_folio(&inode.memory.folios, index);
-            let Some(Lookup::Folio(folio)) = found else { return None };
-            index = folio.folio().index() + folio.folio().pages();
-            held.push(folio);
-        }
-        Some(held)
-    }
-
-    /// Returns `true` if the collapse succeeded. It fails while another thread uses one of the
-    /// folios.
-    fn try_collapse(&self, old: Vec<FolioRef<'_>>, new: &FolioRef<'_>) -> bool {
-        let inode = &*self.handle.inode;
-        let memory = &*inode.memory;
-        // References of LRU batches would prevent the freeze.
-        memory.lru.drain_all(&memory.folios);
-        let Some(old_folios) = self.lock_all(old) else { return false };
-        // The new folio is dirty if one of the old ones is.
-        let Some(_room) = inode.room_for_collapse(&old_folios) else { return false };
-        let lock = new.lock();
-        let (Some(gone), Some(for_lru)) = (inode.collapse(old_folios, new, &lock), new.try_clone())
-        else {
-            return false;
-        };
-        // A memory file has no syncs, so no thread looks for its bytes by the dirty list; the new
-        // folio stays locked, and the old ones are frozen.
-        inode.pass_dirt(&gone, new.id());
-        if inode.is_evictable() {
-            memory.lru.add(&memory.folios, for_lru, process::current_cpu());
-        } else {
-            memory.lru.note_unlisted(&lock);
-        }
-        drop(lock);
-        gone.into_iter().for_each(Frozen::free);
-        memory.counters.add(Counter::Collapse, 1);
-        true
-    }
-
-    /// Locks all folios of a run. Returns `None` unless all can be locked and all belong to the
-    /// file.
-    fn lock_all<'a>(&self, folios: Vec<FolioRef<'a>>) -> Option<Vec<OldFolio<'a>>> {
-        let lock = |folio: FolioRef<'a>| {
-            let lock = folio.try_lock()?;
-            let is_ours = lock.owner() == self.handle.inode.address();
-            let is_still = lock.flags.get(Flag::Uptodate) && !lock.flags.write_state().is_writing();
-            (is_ours && is_still).then_some(OldFolio { lock, folio })
-        };
-        folios.into_iter().map(lock).collect()
-    }
-
-    #[cold]
-    fn cannot_collapse(&self, range: &Range<u64>, refusal: CollapseRefusal) -> crate::error::Error {
-        let file = self.handle.inode.name();
-        let (position_bytes, length_bytes) = (range.start, range.end.saturating_sub(range.start));
-        ErrorKind::CannotCollapse { file, position_bytes, length_bytes, refusal }.into()
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::Cache;
     use crate::file::fill::Locked;
     use crate::io::{DiskFile, DiskOptions};
-    use crate::page::WriteState;
+    use crate::page::{Lookup, WriteState};
     use crate::sync::Ordering::Relaxed;
     use crate::sync::test_hook;
     use crate::sys::probe::Features;
@@ -523,21 +357,27 @@ mod tests {
         let builder = Cache::builder().memory(4 << 20).swap_directory(directory.path());
         let cache = builder.swap_max(swap_bytes_max).build().unwrap();
         let file = cache.memory_file("pieces").unwrap();
-        file.write_all_at(&[7; 20 * PAGE_BYTES as usize], 0).unwrap();
-        file.collapse(0..16 * PAGE_BYTES).unwrap();
+        file.write_all_at(&[7; 4 * PAGE_BYTES as usize], 0).unwrap();
+        let options = crate::OpenOptions::new().read(true).write(true).folio_bytes(16 * PAGE_BYTES);
+        let large = cache.memory_file_with("large", &options).unwrap();
+        large.write_all_at(&[7; 16 * PAGE_BYTES as usize], 0).unwrap();
         let inode = &file.handle.inode;
         let swap = inode.store.slots().unwrap();
         let taken: Vec<_> = std::iter::from_fn(|| swap.take(1, 1)).collect();
         taken.iter().step_by(2).for_each(|run| swap.give_back(run.first, run.pages));
         inode.memory.lru.drain_all(&inode.memory.folios);
-        let folio_at = |index| match inode.mapping.get_folio(&inode.memory.folios, index) {
-            Lookup::Folio(folio) => folio,
-            other => panic!("{other:?}"),
+        let write_out = |file: &File, indexes: &[u64]| {
+            let inode = &file.handle.inode;
+            let folio_at = |index| match inode.mapping.get_folio(&inode.memory.folios, index) {
+                Lookup::Folio(folio) => folio,
+                other => panic!("{other:?}"),
+            };
+            drop(inode.write_out_folios(indexes.iter().map(|index| folio_at(*index)).collect()));
+            let state = |index| folio_at(index).folio().flags.write_state();
+            indexes.iter().all(|index| state(*index) == WriteState::Clean)
         };
-        let places = [0, 16, 17, 18, 19];
-        drop(inode.write_out_folios(places.map(folio_at).into()));
-        let is_clean = |index| folio_at(index).folio().flags.write_state() == WriteState::Clean;
-        assert_eq!(places.map(is_clean), [can_grow, true, true, true, true]);
+        assert_eq!(write_out(&large, &[0]), can_grow);
+        assert!(write_out(&file, &[0, 1, 2, 3]));
     }
 
     #[test]

@@ -138,7 +138,8 @@ impl Lru {
     }
 
     /// Flags a new, locked folio as unlisted: its file has no store to evict its pages to.
-    pub(crate) fn note_unlisted(&self, folio: &Folio) {
+    #[cfg(test)]
+    fn note_unlisted(&self, folio: &Folio) {
         if folio.flags.set(Flag::Unlisted) {
             // Relaxed: only a count.
             self.unlisted_pages.fetch_add(folio.pages(), Ordering::Relaxed);

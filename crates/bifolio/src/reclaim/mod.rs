@@ -302,26 +302,6 @@ impl Reclaim {
         Ok(found)
     }
 
-    /// Allocates frames that are free or that one round of reclaim frees. Never waits, not even for
-    /// another thread that reclaims. Queues the folios that must be written first, so that a later
-    /// call may succeed.
-    pub(crate) fn allocate_at_once(&self, kind: FrameKind) -> Result<Option<FolioId>> {
-        let found = self.take_free(kind)?;
-        if found.is_some() {
-            return Ok(found);
-        }
-        let Some(guard) = self.lock.try_lock() else { return Ok(None) };
-        let reclaim_lock = ReclaimLock { _guard: guard };
-        self.memory.counters.add(Counter::DirectReclaim, 1);
-        self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-        let found = self.take_frames(kind)?;
-        if found.is_some() {
-            return Ok(found);
-        }
-        self.evacuate_for(&reclaim_lock, kind);
-        self.take_frames(kind)
-    }
-
     fn take_frames(&self, kind: FrameKind) -> Result<Option<FolioId>> {
         let folios = &self.memory.folios;
         let found = match kind {

@@ -558,7 +558,6 @@ fn files_that_cannot_be_mapped_are_refused() {
             assert!(matches!(error_of(refused, &["range"]).kind(), ErrorKind::Config { .. }));
         }
     }
-    error_of(file.collapse(0..2 << 20), &["file"]);
     let masked = Cache::builder().memory(1 << 20).disable(Feature::UserFaults).build().unwrap();
     let error =
         error_of(masked.memory_file_with("x", &mappable), &["cannot be mapped", "disabled"]);

@@ -1,6 +1,6 @@
 //! Memory files: holes, allocation, punches, seeks, transfers to a descriptor.
 
-use bifolio::{Cache, CollapseRefusal, ErrorKind, File, OpenOptions};
+use bifolio::{Cache, ErrorKind, File, OpenOptions};
 use std::io::Read;
 use std::ops::RangeInclusive;
 
@@ -162,14 +162,12 @@ fn a_descriptor_gets_the_bytes_and_the_holes() {
 }
 
 #[test]
-fn a_file_on_a_disk_cannot_be_collapsed() {
+fn a_file_on_a_disk_is_copied_to_a_descriptor() {
     let directory = tempfile::tempdir().unwrap();
     let cache = cache(4 << 20);
     let options = OpenOptions::new().write(true).create(true);
     let file = cache.open(directory.path().join("file"), &options).unwrap();
     file.write_all_at(b"bytes", 0).unwrap();
-    let error = file.collapse(0..2 * PAGE).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::NotAMemoryFile { .. }), "{error}");
     let mut copy = tempfile::tempfile().unwrap();
     assert_eq!(file.copy_to_fd(1..99, &copy).unwrap(), 4);
     std::io::Seek::rewind(&mut copy).unwrap();
@@ -241,108 +239,6 @@ fn unchanged_pages_are_not_written_again() {
         let requests = after.read_requests - before.read_requests;
         assert!(requests < 600, "neighbours come back together: {requests} requests");
     }
-}
-
-#[test]
-fn small_folios_become_a_large_one_with_the_same_bytes() {
-    let directory = tempfile::tempdir().unwrap();
-    for swaps in [false, true] {
-        let mut builder = Cache::builder().memory(8 << 20);
-        if swaps {
-            builder = builder.swap_directory(directory.path());
-        }
-        let cache = builder.build().unwrap();
-        let file = with_folios(&cache, 4096);
-        let pages = if swaps { 4096 } else { 512 };
-        for index in 0..pages {
-            file.write_all_at(&page(index, 1), index * PAGE).unwrap();
-        }
-        crate::support::wait_until("there is room", || file.collapse(0..2 << 20).is_ok());
-        assert_eq!(cache.stats().collapses, 1);
-        file.collapse(0..2 << 20).unwrap();
-        file.collapse(65536..131_072).unwrap();
-        assert_eq!(cache.stats().collapses, 1, "it is part of one already");
-        for index in 0..pages {
-            assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
-        }
-        // In place: neither a punch nor a cut of a part takes the rest along.
-        file.write_all_at(b"changed", 5 * PAGE).unwrap();
-        file.punch_hole(10 * PAGE..12 * PAGE + 5).unwrap();
-        file.set_len(400 * PAGE + 7).unwrap();
-        file.set_len(pages * PAGE).unwrap();
-        let mut expected: Vec<u8> = (0..400).flat_map(|index| page(index, 1)).collect();
-        expected.extend(&page(400, 1)[..7]);
-        expected.resize(512 * 4096, 0);
-        expected[5 * 4096..5 * 4096 + 7].copy_from_slice(b"changed");
-        expected[10 * 4096..12 * 4096 + 5].fill(0);
-        assert_eq!(read(&file, 0, 512 * 4096), expected);
-        // As a whole to the swap, and back page by page.
-        if swaps {
-            for index in 512..pages {
-                file.write_all_at(&page(index, 2), index * PAGE).unwrap();
-            }
-            assert_eq!(read(&file, 0, 512 * 4096), expected);
-        }
-    }
-}
-
-#[test]
-fn a_range_that_cannot_be_one_folio_is_refused() {
-    let cache = cache(16 << 20);
-    let file = with_folios(&cache, 4096);
-    file.write_all_at(&vec![8; 1 << 20], 0).unwrap();
-    file.set_len(4 << 20).unwrap();
-    let refusal = |range| {
-        let error = file.collapse(range).unwrap_err();
-        let ErrorKind::CannotCollapse { refusal, .. } = error.kind() else { panic!("{error}") };
-        *refusal
-    };
-    for not_a_folio in [0..0, 0..12288, 4096..12288, 0..4 << 20, 100..4196, 4 << 20..6 << 20] {
-        assert_eq!(refusal(not_a_folio), CollapseRefusal::NotAFolio);
-    }
-    assert_eq!(refusal(0..2 << 20), CollapseRefusal::Hole);
-    let pin = file.pin(70_000..70_001).unwrap();
-    assert_eq!(refusal(65536..131_072), CollapseRefusal::InUse);
-    drop(pin);
-    file.collapse(65536..131_072).unwrap();
-    assert_eq!(read(&file, 0, 1 << 20), vec![8; 1 << 20]);
-    assert_resident(&cache, 256..=256);
-}
-
-#[test]
-fn small_folios_that_lie_in_every_chunk_become_a_large_one_too() {
-    let directory = tempfile::tempdir().unwrap();
-    let cache = Cache::builder().memory(8 << 20).swap_directory(directory.path()).build().unwrap();
-    let file = with_folios(&cache, 4096);
-    let other = cache.memory_file("other").unwrap();
-    // One of the large folio's pages after three others, until the cache is full of both.
-    for index in 0..512 {
-        file.write_all_at(&page(index, 1), index * PAGE).unwrap();
-        other.write_all_at(&page(index, 2).repeat(3), 3 * index * PAGE).unwrap();
-    }
-    // Each call that finds no room asks for some.
-    crate::support::wait_until("there is room", || file.collapse(0..2 << 20).is_ok());
-    assert_eq!(cache.stats().collapses, 1);
-    for index in 0..512 {
-        assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
-        assert_eq!(read(&other, 3 * index * PAGE, 3 * 4096), page(index, 2).repeat(3));
-    }
-}
-
-#[test]
-fn a_collapse_without_room_is_refused_and_waits_for_none() {
-    let cache = cache(3 << 20);
-    let file = with_folios(&cache, 4096);
-    file.write_all_at(&vec![8; 5 << 19], 0).unwrap();
-    let before = cache.stats();
-    let error = crate::support::error_of(
-        file.collapse(0..2 << 20),
-        &["test", "2097152 bytes at position 0", "no room", "set_memory"],
-    );
-    let ErrorKind::CannotCollapse { refusal, .. } = error.kind() else { panic!("{error:?}") };
-    assert_eq!(*refusal, CollapseRefusal::NoRoom);
-    assert_eq!(cache.stats().allocation_waits, before.allocation_waits, "it has waited");
-    assert_eq!(read(&file, 0, 5 << 19), vec![8; 5 << 19]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ const SHRINK_ATTEMPTS_MAX: usize = 60;
 
 /// Returns the kinds of operations of a memory file.
 pub fn kinds() -> Vec<OpKind> {
-    [&OpKind::ANY_FILE[..], &OpKind::MEMORY_FILE].concat()
+    [&OpKind::ANY_FILE[..], &OpKind::ALLOCATION].concat()
 }
 
 /// Operations on one memory file, and limits of its size.
@@ -27,8 +27,6 @@ struct Run {
     steps: usize,
     /// Pages that were swapped out.
     swapped: Cell<u64>,
-    /// Ranges that became one folio.
-    collapsed: Cell<u64>,
 }
 
 impl Run {
@@ -38,14 +36,8 @@ impl Run {
             transfer_bytes_max: (self.length_bytes_max / 8) as usize,
             folio_bytes: self.setup.folio_bytes,
             memory_bytes: self.memory_bytes.clone(),
-            kinds: kinds().into_iter().filter(|kind| self.does(*kind)).collect(),
+            kinds: kinds(),
         }
-    }
-
-    /// Returns `true` if the operation is used. Folios of other sizes take chunks of their own:
-    /// then it is unspecified when a cache is full.
-    fn does(&self, kind: OpKind) -> bool {
-        kind != OpKind::Collapse || !self.may_be_full()
     }
 
     fn may_be_full(&self) -> bool {
@@ -59,10 +51,6 @@ impl Run {
             // A full file to begin with.
             let length = self.length_bytes_max as usize;
             ops.insert(0, Op::Write { position_bytes: 0, length, fill: seed });
-            if self.does(OpKind::Collapse) {
-                let length = 2 * self.setup.folio_bytes as usize;
-                ops.insert(1, Op::Collapse { position_bytes: 0, length });
-            }
         }
         let problem = match self.agrees(&ops) {
             Ok(refused) => return refused,
@@ -101,12 +89,9 @@ impl Run {
         }
         runner.check_all().map_err(|failure| failure.to_string())?;
         let refused = runner.refused();
-        let was_collapsed = runner.collapsed() > 0;
-        let largest = if was_collapsed { 2 << 20 } else { self.setup.folio_bytes };
-        self.collapsed.set(self.collapsed.get() + runner.collapsed());
         self.swapped.set(self.swapped.get() + cache.stats().swapped_out_pages);
         drop(file);
-        check_empty(&cache, &self.setup, largest).map(|()| refused)
+        check_empty(&cache, &self.setup, self.setup.folio_bytes).map(|()| refused)
     }
 
     /// Checks that a cache that refuses is almost full.
@@ -136,10 +121,8 @@ fn length_bytes_max(folio_bytes: u64) -> u64 {
 
 #[test]
 fn a_file_agrees_with_the_model_in_every_folio_size() {
-    let mut collapsed = 0;
     for folio_bytes in FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
-        // A chunk for each size that folios may be collapsed to.
         let memory_bytes = 2 * length_bytes_max + (24 << 20);
         let run = Run {
             setup: Setup::new(memory_bytes, folio_bytes),
@@ -147,14 +130,11 @@ fn a_file_agrees_with_the_model_in_every_folio_size() {
             memory_bytes: memory_bytes - (2 << 20)..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
             swapped: Cell::new(0),
-            collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
             run.check(seed);
         });
-        collapsed += run.collapsed.get();
     }
-    assert!(collapsed > 0, "nothing was collapsed");
 }
 
 #[test]
@@ -169,7 +149,6 @@ fn a_file_larger_than_memory_is_refused_and_agrees() {
             memory_bytes: memory_bytes / 8 * 7..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
             swapped: Cell::new(0),
-            collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
             refused.set(refused.get() + run.check(seed));
@@ -189,30 +168,10 @@ fn a_file_larger_than_memory_agrees_with_the_model() {
             memory_bytes: (memory_bytes / 8 * 7).max(2 * folio_bytes + (1 << 18))..=memory_bytes,
             steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
             swapped: Cell::new(0),
-            collapsed: Cell::new(0),
         };
         with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
             run.check(seed & !1);
         });
         assert!(run.swapped.get() > 0, "nothing was swapped");
-    }
-}
-
-#[test]
-fn folios_that_are_collapsed_and_swapped_agree_with_the_model() {
-    for folio_bytes in [4 << 10, 64 << 10] {
-        let run = Run {
-            setup: Setup::swapping(6 << 20, folio_bytes),
-            length_bytes_max: 9_000_000,
-            memory_bytes: 5 << 20..=6 << 20,
-            steps: 120,
-            swapped: Cell::new(0),
-            collapsed: Cell::new(0),
-        };
-        with_seeds(4, |seed| {
-            run.check(seed & !1);
-        });
-        assert!(run.swapped.get() > 0, "nothing was swapped");
-        assert!(run.collapsed.get() > 0, "nothing was collapsed");
     }
 }

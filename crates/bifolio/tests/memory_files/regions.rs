@@ -3,7 +3,7 @@
 use std::thread;
 
 use bifolio::{Cache, File};
-use bifolio_testing::{Limits, Model, OpKind, Runner, Workload, fill_bytes, with_seeds};
+use bifolio_testing::{Limits, Model, Runner, Workload, fill_bytes, with_seeds};
 
 use crate::model::kinds;
 use crate::setup::{Setup, check_empty, resident_bytes};
@@ -37,8 +37,7 @@ fn run_regions(
             transfer_bytes_max: 60_000,
             folio_bytes: file.folio_bytes(),
             memory_bytes: bound / 8 * 7..=bound,
-            // Folios of other sizes need chunks of their own, and here is one in all.
-            kinds: kinds().into_iter().filter(|kind| *kind != OpKind::Collapse).collect(),
+            kinds: kinds(),
         };
         let ops = Workload::new(seed ^ number as u64, limits).take(steps);
         let result = runner.run(ops).and_then(|()| runner.check_all());

@@ -46,7 +46,6 @@ struct Arena<'a> {
     pages: Vec<Changes>,
     refused: AtomicU64,
     checked: AtomicU64,
-    collapsed: AtomicU64,
 }
 
 impl<'a> Arena<'a> {
@@ -57,7 +56,6 @@ impl<'a> Arena<'a> {
             pages,
             refused: AtomicU64::new(0),
             checked: AtomicU64::new(0),
-            collapsed: AtomicU64::new(0),
         }
     }
 
@@ -192,24 +190,6 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Collapses a range, which changes no byte, ignoring errors.
-    fn collapse_some(&self, random: &mut Rng) {
-        let pages = self.file.folio_bytes() / PAGE * random.choice([2, 4]).unwrap();
-        let start = random.u64(..BLOCKS / pages) * pages;
-        match self.file.collapse(start * PAGE..(start + pages) * PAGE) {
-            Ok(()) => {
-                self.collapsed.fetch_add(1, Ordering::Relaxed);
-            }
-            Err(error) => {
-                let is_right = matches!(
-                    error.kind(),
-                    ErrorKind::CannotCollapse { .. } | ErrorKind::Full { .. }
-                );
-                assert!(is_right, "{error}");
-            }
-        }
-    }
-
     /// Checks that bytes skipped by a seek were not data, or not a hole, all the time.
     fn seek_some(&self, random: &mut Rng) {
         let index = random.u64(..BLOCKS);
@@ -278,7 +258,6 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
         threads.push(with_random(OWNERS + 1, |arena, _, random| {
             arena.read_some(random);
             arena.seek_some(random);
-            arena.collapse_some(random);
         }));
         if !setup.keeps_in_memory() {
             let (cache, memory_bytes) = (&cache, setup.memory_bytes);
@@ -308,13 +287,10 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
     let checked = arena.checked.load(Ordering::Relaxed);
     assert!(checked > 200, "only {checked} pages were read");
     let refused = arena.refused.load(Ordering::Relaxed);
-    let collapsed = arena.collapsed.load(Ordering::Relaxed);
-    let has_room = setup.memory_bytes > 8 << 20;
-    assert!(collapsed > 0 || !has_room, "nothing was collapsed");
     let swapped = cache.stats().swapped_out_pages;
     assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
     file.set_len(0).unwrap();
-    check_empty(&cache, setup, 2 << 20).unwrap();
+    check_empty(&cache, setup, setup.folio_bytes).unwrap();
     refused
 }
 

@@ -22,7 +22,6 @@ use crate::page::{
 use crate::sync::blocking;
 use crate::sys::copy;
 use crate::writeback::batch::{CopyAt, WriteBatch, WriteVictim};
-use crate::writeback::device::RoomForDirt;
 use crate::writeback::dirty::InFlight;
 use crate::writeback::lsns::NO_LSN;
 use crate::writeback::store::Cleaner;
@@ -101,18 +100,6 @@ impl Inode {
         };
         let for_table = new.try_clone()?;
         self.mapping.collapse(&self.memory.folios, old, locked, for_table, copy).ok()
-    }
-
-    /// Reserves room among the pages that are not in the swap for the clean pages of `old` that a
-    /// collapse makes dirty. Returns `None` if there is not enough.
-    pub(crate) fn room_for_collapse(&self, old: &[OldFolio<'_>]) -> Option<RoomForDirt<'_>> {
-        let is_dirty = |part: &&OldFolio<'_>| part.lock.flags.write_state().is_dirty();
-        let dirty_pages: u64 = old.iter().filter(is_dirty).map(|part| part.lock.pages()).sum();
-        let all_pages: u64 = old.iter().map(|part| part.lock.pages()).sum();
-        let is_counted = dirty_pages > 0 && self.store.cleaner() != Cleaner::None;
-        let counted_pages = if is_counted { all_pages - dirty_pages } else { 0 };
-        let has_room = self.dirty.try_count_alone(counted_pages, self.memory.unswapped_pages_max());
-        (counted_pages == 0 || has_room).then(|| RoomForDirt { inode: self, counted_pages })
     }
 
     /// Moves the dirty state from `old` to `new`, locked, which has their bytes since a collapse,
