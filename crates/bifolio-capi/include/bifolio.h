@@ -184,10 +184,6 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
     /**
-     * The call works only for memory files.
-     */
-    BIFOLIO_ERROR_NOT_A_MEMORY_FILE = 23,
-    /**
      * The call does not work for mappable files.
      */
     BIFOLIO_ERROR_IS_MAPPABLE = 24,
@@ -211,10 +207,6 @@ enum bifolio_result
      * Maps of files of the cache are in use.
      */
     BIFOLIO_ERROR_MAPS_ALIVE = 29,
-    /**
-     * A range of a memory file cannot become one folio.
-     */
-    BIFOLIO_ERROR_CANNOT_COLLAPSE = 30,
     /**
      * The descriptor did not accept the bytes.
      */
@@ -736,10 +728,6 @@ typedef struct {
      * Pages that were stored to while they were being unmapped, and were kept.
      */
     uint64_t stored_late_pages;
-    /**
-     * Runs of small folios of memory files that were collapsed into one large folio.
-     */
-    uint64_t collapses;
     /**
      * Folios moved from the inactive list to the active one.
      */

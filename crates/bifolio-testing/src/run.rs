@@ -330,9 +330,9 @@ impl<'a> Runner<'a> {
         self.model.note_pinned(range.clone());
         let mut found = vec![0xEE; pin.len()];
         if hold {
-            pin.into_owned().copy_to(&mut found);
+            pin.into_owned().copy_to(0, &mut found).unwrap();
         } else {
-            pin.copy_to(&mut found);
+            pin.copy_to(0, &mut found).unwrap();
         }
         compare(range.start, &found, self.model.read(range))
     }
@@ -349,7 +349,7 @@ impl<'a> Runner<'a> {
             let Some(pin) = self.unless_refused(pin)? else { continue };
             self.model.note_pinned(range.clone());
             let mut found = vec![0xEE; pin.len()];
-            pin.copy_to(&mut found);
+            pin.copy_to(0, &mut found).unwrap();
             compare(range.start, &found, self.model.read(range))?;
         }
         Ok(())
@@ -417,7 +417,7 @@ impl<'a> Runner<'a> {
         let pinned = self.file.pin_mut(range.clone());
         let Some(mut pin) = self.unless_refused(pinned)? else { return Ok(()) };
         let mut found = vec![0xEE; bytes.len()];
-        pin.copy_to(&mut found);
+        pin.copy_to(0, &mut found).unwrap();
         compare(range.start, &found, self.model.read(range.clone()))?;
         // In two parts, the later one first.
         let half = bytes.len() / 2;

@@ -198,7 +198,7 @@ impl<'s> Worker<'s> {
         match file.pin(range.clone()) {
             Ok(pin) => {
                 let mut buffer = vec![0xAA; pin.len()];
-                pin.copy_to(&mut buffer);
+                pin.copy_to(0, &mut buffer).unwrap();
                 let checked = target.history.check("pin", &buffer, range.start, begun);
                 // A pin keeps what was cut off.
                 if self.scene.has_cuts() { Ok(()) } else { checked }
@@ -235,7 +235,7 @@ impl<'s> Worker<'s> {
             match pin {
                 Ok(pin) => {
                     let mut buffer = vec![0xAA; pin.len()];
-                    pin.copy_to(&mut buffer);
+                    pin.copy_to(0, &mut buffer).unwrap();
                     let checked = target.history.check("pin_many", &buffer, range.start, begun);
                     if !self.scene.has_cuts() {
                         checked?;
@@ -391,7 +391,7 @@ impl<'s> Worker<'s> {
                 Err(error) => return self.refused("pins", target, &error),
             };
             let mut bytes = vec![0xAA; owned.len()];
-            owned.copy_to(&mut bytes);
+            owned.copy_to(0, &mut bytes).unwrap();
             held = Some(owned);
             let whole = bytes.len() / 8 * 8;
             let checked = target.history.check("pins", &bytes[..whole], at, begun);

@@ -53,6 +53,7 @@ impl Kept {
     }
 
     /// Returns the counts with their names.
+    #[doc(hidden)]
     pub fn by_reason(&self) -> [(&'static str, u64); 8] {
         [
             ("straddling", self.straddling),

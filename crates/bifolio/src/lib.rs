@@ -19,7 +19,7 @@
 //! file.read_exact_at(&mut record, 8192)?;
 //!
 //! let pin = file.pin(4096..8192)?;
-//! pin.copy_to(&mut record);
+//! pin.copy_to(0, &mut record).unwrap();
 //! drop(pin);
 //!
 //! file.write_at(b"hello", 99_995)?;

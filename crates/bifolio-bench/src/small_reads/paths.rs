@@ -141,7 +141,7 @@ impl Reader for PinnedReader {
         pos_bytes: u64,
     ) -> Result<usize, bifolio::Error> {
         let pin = self.0.pin(pos_bytes..pos_bytes + BLOCK as u64)?;
-        pin.copy_to(block);
+        pin.copy_to(0, block).unwrap();
         Ok(BLOCK)
     }
 }

@@ -260,7 +260,9 @@ impl Checker {
                         return self.differs(format!("{read} of {length} bytes at {pos_bytes}"));
                     }
                 }
-                Way::Pin => self.cached.pin(pos_bytes..pos_bytes + length)?.copy_to(target),
+                Way::Pin => {
+                    self.cached.pin(pos_bytes..pos_bytes + length)?.copy_to(0, target).unwrap()
+                }
                 Way::MapPrefetched => mapped::copy_prefetched(map()?, pos_bytes, target)?,
                 Way::MapTouched => mapped::copy(map()?, pos_bytes, target),
             }

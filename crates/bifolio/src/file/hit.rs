@@ -475,7 +475,7 @@ mod tests {
         backing.barrier.wait();
         reader.take().unwrap().join().unwrap().unwrap();
         let mut found = [0; PAGE_BYTES as usize];
-        file.pin(page).unwrap().copy_to(&mut found);
+        file.pin(page).unwrap().copy_to(0, &mut found).unwrap();
         assert_eq!(found, [7; PAGE_BYTES as usize]);
     }
 }

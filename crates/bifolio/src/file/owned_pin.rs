@@ -9,11 +9,10 @@ use super::fill::Locked;
 use super::handle::Handle;
 use super::immutable::ImmutableFile;
 use super::map::MapGuard;
-use super::pin::{byte_accessors, check_fits};
+use super::read_with::PageView;
 use crate::error::Result;
 use crate::memory::Memory;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, pages_of};
-use crate::sys::copy;
 use std::iter;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -31,11 +30,10 @@ pub struct OwnedPageRef<F = File> {
     /// Folios of which each is referenced once.
     first: FolioId,
     others: Box<[FolioId]>,
-    start: *const u8,
-    length: usize,
+    view: PageView<'static>,
     /// Of a pin of a map. Dropped last: what was written under the pin is dirty by then.
     guard: Option<MapGuard>,
-    of: PhantomData<*const F>,
+    of: PhantomData<fn() -> F>,
 }
 
 // SAFETY: the address is of frames that our counted references keep; any thread may read them.
@@ -44,8 +42,6 @@ unsafe impl<F> Send for OwnedPageRef<F> {}
 unsafe impl<F> Sync for OwnedPageRef<F> {}
 
 impl<F> OwnedPageRef<F> {
-    byte_accessors!();
-
     fn folios(&self) -> impl Iterator<Item = FolioId> {
         iter::once(self.first).chain(self.others.iter().copied())
     }
@@ -58,14 +54,14 @@ impl<F> OwnedPageRef<F> {
 
 impl<F> OwnedPageRef<F> {
     /// Takes over the reference to a folio of `file`.
-    pub(super) fn new(file: &File, folio: FolioRef<'_>, start: *const u8, length: usize) -> Self {
+    pub(super) fn new(file: &File, folio: FolioRef<'_>, view: PageView<'_>) -> Self {
         Self {
             handle: Arc::clone(&file.handle),
             memory: Arc::clone(&file.handle.inode.memory),
             first: folio.into_id(),
             others: Box::default(),
-            start,
-            length,
+            // SAFETY: the counted reference keeps the frame.
+            view: unsafe { PageView::new(view.as_ptr(), view.len()) },
             guard: None,
             of: PhantomData,
         }
@@ -93,8 +89,8 @@ impl OwnedPageRef {
             memory: Arc::clone(&file.handle.inode.memory),
             first: first.into_folio().into_id(),
             others: others.into_iter().map(|pin| pin.into_folio().into_id()).collect(),
-            start,
-            length: (range.end - range.start) as usize,
+            // SAFETY: the counted references keep the pages.
+            view: unsafe { PageView::new(start, (range.end - range.start) as usize) },
             guard: Some(guard),
             of: PhantomData,
         })
@@ -119,7 +115,16 @@ impl Deref for OwnedPageRef<ImmutableFile> {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: as for `PageRef`; this owns the immutable handle.
-        unsafe { self.as_slice() }
+        unsafe { std::slice::from_raw_parts(self.view.as_ptr(), self.view.len()) }
+    }
+}
+
+impl Deref for OwnedPageRef {
+    type Target = PageView<'static>;
+
+    #[inline(always)]
+    fn deref(&self) -> &PageView<'static> {
+        &self.view
     }
 }
 
@@ -141,8 +146,8 @@ impl<F> Clone for OwnedPageRef<F> {
             memory: Arc::clone(&self.memory),
             first: reference(self.first),
             others: self.others.iter().copied().map(reference).collect(),
-            start: self.start,
-            length: self.length,
+            // SAFETY: the counted references keep the frames.
+            view: unsafe { PageView::new(self.view.as_ptr(), self.view.len()) },
             guard: self.guard.as_ref().map(MapGuard::for_pin),
             of: PhantomData,
         }

@@ -18,6 +18,7 @@ use super::immutable::ImmutableFile;
 use super::own_pins::OwnPin;
 use super::owned_pin::OwnedPageRef;
 use super::read_io::Batch;
+use super::read_with::PageView;
 use crate::ablation::PinMode;
 use crate::error::{ErrorKind, Result};
 use crate::page::{
@@ -35,8 +36,9 @@ use std::ops::{Deref, Range};
 /// [`PageRef::into_owned`].
 ///
 /// The reference of an [`ImmutableFile`] dereferences to `[u8]`. In a file that can be written,
-/// other handles may change the bytes at any time, so they are copied ([`PageRef::copy_to`]) or
-/// read through a pointer.
+/// other handles may change the bytes at any time, so the reference dereferences to a [`PageView`],
+/// which copies, compares and loads them. During a concurrent write it finds a mixture of old and
+/// new bytes; [`File::read_at`] is atomic within a page.
 ///
 /// In a forked child the bytes read as zeros, and those of a file that can be mapped must not be
 /// accessed at all. Dropping a reference in the child has no effect. The same holds for
@@ -51,7 +53,7 @@ use std::ops::{Deref, Range};
 /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
 /// let page = file.pin(2..6)?;
 /// let mut bytes = [0; 4];
-/// page.copy_to(&mut bytes);
+/// page.copy_to(0, &mut bytes);
 /// assert_eq!(&bytes, b"2345");
 /// let owned = page.into_owned();
 /// std::thread::spawn(move || assert_eq!(owned.len(), 4)).join().unwrap();
@@ -62,65 +64,14 @@ use std::ops::{Deref, Range};
 pub struct PageRef<'a, F = File> {
     file: &'a File,
     folio: FolioRef<'a>,
-    start: *const u8,
-    length: usize,
-    /// Type of the file. The raw pointer keeps a reference on the thread that took it.
-    of: PhantomData<*const F>,
+    /// The bytes. Its raw pointer keeps a reference on the thread that took it.
+    view: PageView<'a>,
+    of: PhantomData<F>,
 }
-
-macro_rules! byte_accessors {
-    () => {
-        /// Returns the number of pinned bytes.
-        #[inline]
-        pub fn len(&self) -> usize {
-            self.length
-        }
-
-        /// Returns `true` if no bytes are pinned.
-        pub fn is_empty(&self) -> bool {
-            self.length == 0
-        }
-
-        /// Returns the address of the first byte. Other handles may write the bytes at any time;
-        /// create a reference to them only if you can rule that out.
-        #[inline]
-        pub fn as_ptr(&self) -> *const u8 {
-            self.start
-        }
-
-        /// Copies the first `buffer.len()` bytes to `buffer`. During a concurrent write the copy
-        /// may be a mixture of old and new bytes; [`File::read_at`] is atomic within a page.
-        ///
-        /// # Panics
-        /// If fewer bytes are pinned than `buffer` has.
-        #[inline]
-        pub fn copy_to(&self, buffer: &mut [u8]) {
-            check_fits(buffer.len(), self.length);
-            // SAFETY: the bytes are in a frame that our reference keeps, long enough (checked), and
-            // changed by other threads only through `sys::copy`; `buffer` is not frame memory.
-            unsafe { copy::copy_out(self.start, buffer) }
-        }
-
-        /// Returns the bytes as a slice.
-        ///
-        /// # Safety
-        /// No thread may write these bytes, through any handle of the file (`write_at`, `pin_mut`,
-        /// `set_len`), until the slice is dropped. The caller must exclude writers, with its own
-        /// latch for example.
-        #[inline]
-        pub unsafe fn as_slice(&self) -> &[u8] {
-            // SAFETY: a resident, initialised frame that our reference keeps; the caller guarantees
-            // that no thread changes it.
-            unsafe { std::slice::from_raw_parts(self.start, self.length) }
-        }
-    };
-}
-
-pub(super) use byte_accessors;
 
 #[inline(always)]
 #[track_caller]
-pub(super) fn check_fits(wanted: usize, pinned: usize) {
+fn check_fits(wanted: usize, pinned: usize) {
     if wanted > pinned {
         does_not_fit(wanted, pinned);
     }
@@ -133,8 +84,6 @@ fn does_not_fit(wanted: usize, pinned: usize) -> ! {
 }
 
 impl<'a, F> PageRef<'a, F> {
-    byte_accessors!();
-
     pub(super) fn folio_id(&self) -> FolioId {
         self.folio.id()
     }
@@ -146,15 +95,15 @@ impl<'a, F> PageRef<'a, F> {
 
     /// Returns the same reference without a lifetime: it can be stored, cloned and sent.
     pub fn into_owned(self) -> OwnedPageRef<F> {
-        OwnedPageRef::new(self.file, self.folio, self.start, self.length)
+        OwnedPageRef::new(self.file, self.folio, self.view)
     }
 }
 
 impl<'a> PageRef<'a> {
     /// Returns the reference as one of an immutable file.
     pub(super) fn of_immutable(self) -> PageRef<'a, ImmutableFile> {
-        let Self { file, folio, start, length, .. } = self;
-        PageRef { file, folio, start, length, of: PhantomData }
+        let Self { file, folio, view, .. } = self;
+        PageRef { file, folio, view, of: PhantomData }
     }
 }
 
@@ -163,14 +112,24 @@ impl Deref for PageRef<'_, ImmutableFile> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: no handle that can write the file exists while an immutable one, which this
-        // borrows, is open.
-        unsafe { self.as_slice() }
+        // SAFETY: a resident, initialised frame that our reference keeps; no handle that can write
+        // the file exists while an immutable one, which this borrows, is open.
+        unsafe { std::slice::from_raw_parts(self.view.as_ptr(), self.view.len()) }
     }
 }
 
-/// Pinned bytes of one folio, writable in place. While it exists, no other call of the cache reads
-/// or writes the folio; pins taken before still refer to the bytes.
+impl<'a> Deref for PageRef<'a> {
+    type Target = PageView<'a>;
+
+    #[inline(always)]
+    fn deref(&self) -> &PageView<'a> {
+        &self.view
+    }
+}
+
+/// Pinned bytes of one folio, writable in place; dereferences to a [`PageView`]. While it exists,
+/// no other call of the cache reads or writes the folio; pins taken before still refer to the
+/// bytes.
 ///
 /// Marks the folio dirty, even if nothing is changed. Holds the folio lock. A call of the same
 /// thread that needs this folio (a read, write, sync or close, for example) would deadlock, so it
@@ -191,7 +150,7 @@ pub struct PageRefMut<'a, F = File> {
     file: &'a File,
     own: OwnPin,
     start: *mut u8,
-    length: usize,
+    view: PageView<'a>,
     of: PhantomData<fn() -> F>,
     not_send: PhantomData<*const ()>,
 }
@@ -208,33 +167,12 @@ impl Drop for Unlocked {
 }
 
 impl<F> PageRefMut<'_, F> {
-    /// Returns the number of pinned bytes.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Returns `true` if no bytes are pinned.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Copies the first `buffer.len()` bytes to `buffer`.
-    ///
-    /// # Panics
-    /// If fewer bytes are pinned than `buffer` has.
-    pub fn copy_to(&self, buffer: &mut [u8]) {
-        check_fits(buffer.len(), self.length);
-        // SAFETY: the bytes are in a frame of a folio that we have locked; `buffer` is not frame
-        // memory.
-        unsafe { copy::copy_out(self.start, buffer) }
-    }
-
     /// Replaces the bytes from `offset` on with `bytes`.
     ///
     /// # Panics
     /// If `bytes` reaches past the last pinned byte.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
-        check_fits(offset.saturating_add(bytes.len()), self.length);
+        check_fits(offset.saturating_add(bytes.len()), self.view.len());
         // SAFETY: inside a frame, checked above; we hold its folio lock and write section.
         unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
     }
@@ -246,12 +184,20 @@ impl<F> PageRefMut<'_, F> {
     }
 }
 
+impl<'a, F> Deref for PageRefMut<'a, F> {
+    type Target = PageView<'a>;
+
+    fn deref(&self) -> &PageView<'a> {
+        &self.view
+    }
+}
+
 impl<'a> PageRefMut<'a> {
     /// Returns the same bytes as those of a file with a gate.
     pub(super) fn of_gated(self) -> PageRefMut<'a, GatedFile> {
-        let Self { unlocked, section, lock, folio, file, own, start, length, .. } = self;
+        let Self { unlocked, section, lock, folio, file, own, start, view, .. } = self;
         let (of, not_send) = (PhantomData, PhantomData);
-        PageRefMut { unlocked, section, lock, folio, file, own, start, length, of, not_send }
+        PageRefMut { unlocked, section, lock, folio, file, own, start, view, of, not_send }
     }
 }
 
@@ -312,7 +258,9 @@ impl File {
         start: *const u8,
     ) -> PageRef<'a> {
         let length = (range.end.wrapping_sub(range.start)) as usize;
-        PageRef { file: self, folio, start, length, of: PhantomData }
+        // SAFETY: the reference to the folio keeps the frame.
+        let view = unsafe { PageView::new(start, length) };
+        PageRef { file: self, folio, view, of: PhantomData }
     }
 
     /// Returns `true` if the range can be pinned: it is in one folio and in the file.
@@ -360,7 +308,8 @@ impl File {
             file: self,
             own,
             start,
-            length,
+            // SAFETY: the reference, taken with the lock, keeps the frame.
+            view: unsafe { PageView::new(start, length) },
             of: PhantomData,
             not_send: PhantomData,
         })

@@ -35,7 +35,7 @@ impl File {
     /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
     /// let pages = file.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
     /// let mut found = [0; 100];
-    /// pages[1].as_ref().unwrap().copy_to(&mut found);
+    /// pages[1].as_ref().unwrap().copy_to(0, &mut found).unwrap();
     /// assert_eq!(found, [7; 100]);
     /// assert!(pages[2].is_err(), "it ends past the end of file");
     /// # Ok(())

@@ -29,12 +29,14 @@ use std::ops::Range;
 /// Attempts under a pin before the bytes are copied under the folio lock.
 const ATTEMPTS_MAX: u32 = 4;
 
-/// Bytes of a file that are read in place by [`File::read_with`].
+/// Bytes of a file that are read in place: those of a [`PageRef`](super::PageRef), or by
+/// [`File::read_with`].
 ///
 /// Other threads may change the bytes while they are read, so two loads may disagree, and any load
-/// may return bytes of an unfinished change or of another page. What the closure returns then is
-/// discarded. Each load is checked against the length of the range and returns `None` past it:
-/// an offset that was computed from changing bytes cannot reach other memory.
+/// may return bytes of an unfinished change; in [`File::read_with`] also of another page, and what
+/// the closure returns then is discarded. Each load is checked against the length of the range and
+/// returns `None` past it: an offset that was computed from changing bytes cannot reach other
+/// memory.
 ///
 /// ```
 /// # fn main() -> bifolio::Result<()> {
@@ -56,6 +58,7 @@ pub struct PageView<'a> {
     bytes: PhantomData<&'a [u8]>,
 }
 
+#[allow(clippy::len_without_is_empty, reason = "is never empty")]
 impl PageView<'_> {
     /// Returns the view of `length` bytes at `start`.
     ///
@@ -73,13 +76,10 @@ impl PageView<'_> {
         self.length
     }
 
-    /// Returns `true` if the range is empty.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Returns the address of the first byte, which is valid until the closure returns. Other
-    /// threads may be writing the bytes: read them with volatile loads, and create no reference.
+    /// Returns the address of the first byte, which is valid as long as the pin, or until the
+    /// closure returns. Other threads may be writing the bytes: read them with volatile loads, and
+    /// create a reference only if you can rule that out, with a latch of your own for example, and
+    /// never in [`File::read_with`].
     #[inline(always)]
     pub fn as_ptr(&self) -> *const u8 {
         self.start

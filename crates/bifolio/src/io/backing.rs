@@ -228,6 +228,7 @@ impl FileIdentity {
     ///
     /// # Errors
     /// Returns the error of `fstat`.
+    #[doc(hidden)]
     pub fn of_file(file: impl AsFd) -> io::Result<Self> {
         Ok(Self::of(crate::sys::file::status(file.as_fd())?))
     }

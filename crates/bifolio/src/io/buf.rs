@@ -58,11 +58,13 @@ impl<'a> IoBufMut<'a> {
     }
 
     /// Returns `true` if the length is 0.
+    #[doc(hidden)]
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
 
     /// Returns the address of the first byte, to check its alignment.
+    #[doc(hidden)]
     pub fn as_ptr(&self) -> *const u8 {
         self.span.start()
     }
@@ -133,6 +135,7 @@ impl<'a> IoBufMut<'a> {
     ///
     /// # Panics
     /// If the buffer is shorter.
+    #[doc(hidden)]
     pub fn prefix(&mut self, length_bytes: usize) -> IoBufMut<'_> {
         IoBufMut { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
@@ -141,6 +144,7 @@ impl<'a> IoBufMut<'a> {
     ///
     /// # Panics
     /// If the buffer is shorter.
+    #[doc(hidden)]
     pub fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
         IoBufMut { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
@@ -161,6 +165,7 @@ impl<'a> IoBuf<'a> {
     }
 
     /// Returns `true` if the length is 0.
+    #[doc(hidden)]
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
@@ -227,6 +232,7 @@ impl<'a> IoBuf<'a> {
     ///
     /// # Panics
     /// If the buffer is shorter.
+    #[doc(hidden)]
     pub fn prefix(&self, length_bytes: usize) -> IoBuf<'a> {
         IoBuf { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
@@ -235,6 +241,7 @@ impl<'a> IoBuf<'a> {
     ///
     /// # Panics
     /// If the buffer is shorter.
+    #[doc(hidden)]
     pub fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
         IoBuf { span: self.span.suffix(skipped_bytes), frame: PhantomData }
     }
@@ -322,6 +329,7 @@ impl fmt::Debug for Span {
 
 /// Memory for calling a [`Backing`](super::Backing) directly, aligned to 4096 bytes and
 /// zero-filled. The cache itself transfers to and from frames.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct IoBuffer {
     start: NonNull<u8>,

@@ -172,8 +172,10 @@ impl DiskFile {
     fn route(&self, request: &IoRequest) -> Submission<'_> {
         let usable = self.buffered_reason.get().is_none();
         match self.direct.as_ref().filter(|direct| usable && direct.takes(request)) {
-            Some(direct) => Submission::new(direct.descriptor.as_fd(), direct.part(request)),
-            None => Submission::new(self.buffered.as_fd(), request.length_bytes),
+            Some(direct) => {
+                Submission { file: direct.descriptor.as_fd(), length_bytes: direct.part(request) }
+            }
+            None => Submission { file: self.buffered.as_fd(), length_bytes: request.length_bytes },
         }
     }
 

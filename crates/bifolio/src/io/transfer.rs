@@ -321,20 +321,12 @@ impl IoRequest {
 
 /// File and length of a transfer that the cache makes itself.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub struct Submission<'a> {
     /// The file, at the positions of the transfer.
     pub file: BorrowedFd<'a>,
     /// Number of bytes, from the first on: at least one, at most all. The cache transfers the rest
     /// with `*_at`.
     pub length_bytes: usize,
-}
-
-impl<'a> Submission<'a> {
-    /// Submits the first `length_bytes` bytes of the transfer to `file`.
-    pub fn new(file: BorrowedFd<'a>, length_bytes: usize) -> Self {
-        Self { file, length_bytes }
-    }
 }
 
 /// Maximum alignment of a backing: frames and folios start at multiples of this.

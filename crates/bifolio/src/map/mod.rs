@@ -131,6 +131,7 @@ impl File {
     }
 }
 
+#[allow(clippy::len_without_is_empty, reason = "is never empty")]
 impl<F> Map<F> {
     /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
@@ -140,16 +141,6 @@ impl<F> Map<F> {
     /// Returns the number of mapped bytes.
     pub fn len(&self) -> u64 {
         self.range.end - self.range.start
-    }
-
-    /// Returns `false`: an empty map cannot be created.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the mapped file.
-    pub fn file(&self) -> &File {
-        &self.file
     }
 
     /// Returns the bytes as a slice.

@@ -57,16 +57,6 @@ impl MapPinMut {
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.region.base().wrapping_add(self.range.start as usize)
     }
-
-    /// Returns the number of pinned bytes.
-    pub fn len(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-
-    /// Returns `true` if no bytes are pinned.
-    pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
-    }
 }
 
 impl Drop for MapPinMut {

@@ -127,7 +127,7 @@ fn a_mapped_stream_drains_no_cpu() {
     for chunk in 0..8 {
         on(there, || read_pages(&other, chunk * 8..chunk * 8 + 8));
         let range = chunk * 64 * PAGE..(chunk + 1) * 64 * PAGE;
-        let outcome = on(here, || map.file().evict(range).unwrap());
+        let outcome = on(here, || file.evict(range).unwrap());
         assert_eq!((outcome.kept.mapped, outcome.kept.total()), (64, 64));
         assert_eq!(drains(&outcome), (0, 0, 0));
     }

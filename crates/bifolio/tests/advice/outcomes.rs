@@ -223,7 +223,7 @@ fn pinned_folios_stay_and_no_cpu_is_asked_to_drain() {
         assert_eq!((outcome.folios, reasons(&outcome)), (PAGES - 2, kept("referenced", 2)));
         assert_eq!(outcome.drains_requested, 0, "this CPU's batch is drained anyway");
         let mut seen = vec![0; PAGE as usize];
-        pin.copy_to(&mut seen);
+        pin.copy_to(0, &mut seen).unwrap();
         assert_same(&seen, &bytes[5 * PAGE as usize..6 * PAGE as usize]);
         drop(pin);
         assert_eq!(evict(&file).folios, 1);

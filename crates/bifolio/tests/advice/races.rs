@@ -110,7 +110,7 @@ impl Stamped {
             assert_eq!(outcome.folios, 0, "a pinned page");
             // Writers may be at the rest of the page: a word is of one of them.
             let mut word = [0; 8];
-            pin.copy_to(&mut word);
+            pin.copy_to(0, &mut word).unwrap();
             self.judge(page, &word, at_least);
         }
     }

@@ -85,7 +85,7 @@ fn parent(builder: CacheBuilder) {
         assert_eq!(in_child(|| look(&cache)), 0, "it saw something");
     }
     let mut found = vec![0; 4096];
-    pin.copy_to(&mut found);
+    pin.copy_to(0, &mut found).unwrap();
     assert_same(&found, &bytes[4096..8192]);
     drop(pin);
     assert_same(&read_all(&file), &bytes);
@@ -168,7 +168,7 @@ fn unpinning_child() {
     let status = in_child(|| {
         let (pin_mut, pins) = inherited.take().unwrap();
         let mut found = [1; 10];
-        pins[0].copy_to(&mut found);
+        pins[0].copy_to(0, &mut found).unwrap();
         drop(pins);
         drop(pin_mut);
         i32::from(found != [0; 10])
@@ -176,7 +176,7 @@ fn unpinning_child() {
     assert_eq!(status, 0);
     let (pin_mut, pins) = inherited.unwrap();
     let mut found = [0; 10];
-    pins[2].copy_to(&mut found);
+    pins[2].copy_to(0, &mut found).unwrap();
     assert_same(&found, &bytes[20_000..20_010]);
     drop((pin_mut, pins));
     assert_same(&read_all(&file), &bytes);

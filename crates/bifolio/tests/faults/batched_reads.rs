@@ -47,7 +47,7 @@ fn pin_many(file: &File, ranges: &[Range<u64>]) -> Vec<Answer> {
     let copied = file.pin_many(ranges).into_iter().map(|pin| {
         let pin = pin?;
         let mut bytes = vec![0; pin.len()];
-        pin.copy_to(&mut bytes);
+        pin.copy_to(0, &mut bytes).unwrap();
         Ok(bytes)
     });
     copied.collect()

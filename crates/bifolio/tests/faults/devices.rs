@@ -774,7 +774,8 @@ impl Backing for Pipe {
 impl DirectBacking for Pipe {
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
         let is_hung = !self.is_open.load(Ordering::Relaxed);
-        is_hung.then(|| Submission::new(self.reader.as_fd(), request.length_bytes))
+        is_hung
+            .then(|| Submission { file: self.reader.as_fd(), length_bytes: request.length_bytes })
     }
 
     fn completed(&self, _: &IoRequest, _: io::Result<usize>) -> io::Result<usize> {

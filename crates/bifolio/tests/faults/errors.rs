@@ -66,7 +66,7 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
     drop(pins.remove(0));
     let last = file.pin(beyond..beyond + folio_bytes).unwrap();
     let mut found = vec![0; folio_bytes as usize];
-    last.copy_to(&mut found);
+    last.copy_to(0, &mut found).unwrap();
     assert_same(&found, &bytes[beyond as usize..][..folio_bytes as usize]);
     drop((last, pins));
     let mut expected = bytes;
@@ -455,7 +455,7 @@ fn a_pin_lies_in_one_folio_and_has_bytes() {
     drop(resident);
     let pin = file.pin(98_304..100_000).unwrap();
     let mut found = vec![0; 1696];
-    pin.copy_to(&mut found);
+    pin.copy_to(0, &mut found).unwrap();
     assert_same(&found, &bytes[98_304..]);
 }
 
@@ -502,7 +502,7 @@ fn a_closed_cache_answers_that_it_is_closed() {
         assert!(matches!(error.kind(), ErrorKind::Closed), "call {number}: {error:?}");
     }
     let mut found = vec![0; 904];
-    hold.copy_to(&mut found);
+    hold.copy_to(0, &mut found).unwrap();
     assert_same(&found, &bytes[4096..5000]);
     let _ = cache.stats();
 }

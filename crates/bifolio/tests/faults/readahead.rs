@@ -113,7 +113,7 @@ fn a_page_on_its_way_is_waited_for_and_read_once() {
             let pinned = scope.spawn(|| {
                 let mut bytes = vec![0; 100];
                 let pins = file.pin_many(&[MIDDLE..MIDDLE + 100, 0..100]);
-                pins[0].as_ref().unwrap().copy_to(&mut bytes);
+                pins[0].as_ref().unwrap().copy_to(0, &mut bytes).unwrap();
                 bytes
             });
             let batched = scope.spawn(|| {

@@ -60,7 +60,7 @@ fn use_locked_pages(way: Way) {
         bytes[(page * PAGE + 100) as usize..][..8].copy_from_slice(&page.to_ne_bytes());
     }
     assert_same(&load(start, 0..map.len()), &bytes);
-    map.file().evict(0..map.len()).unwrap();
+    file.evict(0..map.len()).unwrap();
     file.sync_data().unwrap();
     for pages in [150, 100, 3] {
         file.set_len(pages * PAGE).unwrap();

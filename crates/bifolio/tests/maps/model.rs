@@ -158,7 +158,7 @@ impl<'c> Run<'c> {
         let range = range.start..range.end.min((range.start / PAGE + 1) * PAGE);
         let (start, end) = (range.start as usize, range.end as usize);
         let mut found = vec![0; end - start];
-        self.file.pin(range.clone()).unwrap().copy_to(&mut found);
+        self.file.pin(range.clone()).unwrap().copy_to(0, &mut found).unwrap();
         assert_same(&found, &self.model[start..end]);
         let bytes = fill_bytes(self.random.u64(..), end - start);
         self.file.pin_mut(range).unwrap().copy_from(0, &bytes);
@@ -215,7 +215,7 @@ impl<'c> Run<'c> {
         match self.random.u32(..4) {
             0 => map.sync(inside).unwrap(),
             1 => map.populate(inside).unwrap(),
-            2 => map.file().prefetch(range).unwrap(),
+            2 => self.file.prefetch(range).unwrap(),
             _ => {
                 let end = inside.end.min(inside.start + 8 * PAGE);
                 self.pins.push(map.pin(inside.start..end).unwrap());

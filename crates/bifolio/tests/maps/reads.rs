@@ -53,7 +53,7 @@ fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl F
             1 => {
                 let page = position / PAGE * PAGE..(position / PAGE + 1) * PAGE;
                 check(file.pin(page).map(|pin| {
-                    pin.copy_to(&mut buffer[..100]);
+                    pin.copy_to(0, &mut buffer[..100]).unwrap();
                     100
                 }));
             }
@@ -177,7 +177,7 @@ fn a_pin_outlives_a_cut_and_growth_and_raises_no_signal() {
         // What can be read anew only with an error.
         storage.backing.inject(Fault::on(Call::Read).at(5 * PAGE..6 * PAGE).forever());
         let mut buffer = vec![1; PAGE as usize];
-        pin.copy_to(&mut buffer);
+        pin.copy_to(0, &mut buffer).unwrap();
         // What the file has now is zeros, through the map as well.
         assert_eq!(load(), 0);
         file.read_exact_at(&mut buffer, 5 * PAGE).unwrap();
@@ -193,7 +193,7 @@ fn a_pin_outlives_a_cut_and_growth_and_raises_no_signal() {
         file.set_len(0).unwrap();
         drop(pin);
         file.set_len(PAGES * PAGE).unwrap();
-        second.copy_to(&mut buffer[..100]);
+        second.copy_to(0, &mut buffer[..100]).unwrap();
         drop(second);
         storage.backing.heal();
         file.sync_data().unwrap();

@@ -133,7 +133,7 @@ fn a_pin_of_a_hole_is_memory_to_write_to() {
     pin_mut.copy_from(0, b"through!");
     drop(pin_mut);
     let mut seen = [0; 8];
-    pin.copy_to(&mut seen);
+    pin.copy_to(0, &mut seen).unwrap();
     assert_eq!(&seen, b"through!");
     assert_eq!(read(&file, 8190, 12), b"\0\0through!\0\0");
 }

@@ -35,7 +35,7 @@ fn a_hold_is_a_handle_and_keeps_the_bytes() {
     other.write_all_at(&vec![9; 3 << 20], 0).unwrap();
     drop(hold);
     let mut found = vec![0; PAGE as usize];
-    clone.copy_to(&mut found);
+    clone.copy_to(0, &mut found).unwrap();
     assert_same(&found, &page_of(5));
     drop((other, clone));
     check_resident(&cache, 0).unwrap();
@@ -56,7 +56,7 @@ fn a_hold_keeps_bytes_over_a_punch_and_memory_over_a_cut() {
     file.write_all_at(&[1; 8 * PAGE as usize], 0).unwrap();
     for (hold, page) in holds.iter().zip([0, 4]) {
         let mut found = vec![0; PAGE as usize];
-        hold.copy_to(&mut found);
+        hold.copy_to(0, &mut found).unwrap();
         assert_same(&found, &page_of(page));
     }
     assert_same(&read(&file, 0, 8 * PAGE as usize), &[1; 8 * PAGE as usize]);
@@ -118,7 +118,7 @@ fn a_closed_cache_refuses_memory_files_and_keeps_holds() {
         assert!(matches!(error.kind(), ErrorKind::Closed), "{error}");
     }
     let mut found = vec![0; PAGE as usize];
-    hold.copy_to(&mut found);
+    hold.copy_to(0, &mut found).unwrap();
     assert_same(&found, &page_of(7));
     drop(file);
     drop(hold);

@@ -51,12 +51,7 @@ struct Arena<'a> {
 impl<'a> Arena<'a> {
     fn new(file: &'a File) -> Self {
         let pages = (0..BLOCKS).map(|_| Changes::default()).collect();
-        Self {
-            file,
-            pages,
-            refused: AtomicU64::new(0),
-            checked: AtomicU64::new(0),
-        }
+        Self { file, pages, refused: AtomicU64::new(0), checked: AtomicU64::new(0) }
     }
 
     fn done(&self, index: u64) -> u64 {

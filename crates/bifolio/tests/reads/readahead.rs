@@ -59,7 +59,7 @@ fn scan_pinned(file: &File, bytes: &[u8], block: u64, way: &str) {
         .collect();
     let check = |start: u64, pin: bifolio::PageRef<'_>| {
         let mut buffer = vec![0; pin.len()];
-        pin.copy_to(&mut buffer);
+        pin.copy_to(0, &mut buffer).unwrap();
         assert_same(&buffer, &bytes[start as usize..][..buffer.len()]);
     };
     match way {
@@ -112,7 +112,7 @@ fn random_pins_read_nothing_ahead() {
 fn check_page(file: &File, bytes: &[u8], start: u64, is_pinned: bool) {
     let mut page = vec![0; PAGE as usize];
     if is_pinned {
-        file.pin(start..start + PAGE).unwrap().copy_to(&mut page);
+        file.pin(start..start + PAGE).unwrap().copy_to(0, &mut page).unwrap();
     } else {
         file.read_exact_at(&mut page, start).unwrap();
     }

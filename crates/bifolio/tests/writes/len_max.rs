@@ -65,7 +65,7 @@ fn a_file_grows_past_the_old_limit_once_it_is_raised() {
             assert!(read(file, 700_000, 0).is_empty() && read(file, 700_000, 1).is_empty());
             let pin = file.pin(old_bytes..old_bytes + 100).unwrap();
             let mut pinned = [0; 100];
-            pin.copy_to(&mut pinned);
+            pin.copy_to(0, &mut pinned).unwrap();
             assert_same(&pinned, &after[..100]);
             drop(pin);
             // A truncation and a growth leave zeros.
@@ -293,7 +293,7 @@ fn a_limit_is_raised_under_readers_writers_appenders_and_syncs() {
                     if seed == 1 {
                         let pin = file.pin(position..position + 8).unwrap();
                         let mut found = [0; 8];
-                        pin.copy_to(&mut found);
+                        pin.copy_to(0, &mut found).unwrap();
                         assert_eq!(found, word(position));
                     } else if seed == 2 {
                         file.write_all_at(&word(position), position).unwrap();

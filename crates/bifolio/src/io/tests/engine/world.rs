@@ -271,7 +271,7 @@ impl Backing for Pipe {
 
 impl DirectBacking for Pipe {
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
-        Some(Submission::new(self.reader.as_fd(), request.length_bytes))
+        Some(Submission { file: self.reader.as_fd(), length_bytes: request.length_bytes })
     }
 }
 
