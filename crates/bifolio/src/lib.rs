@@ -5,29 +5,106 @@
 //! one atomic add; a miss goes past the kernel's page cache to the device; errors are returned,
 //! with file, position, length and cause, and never lose data.
 //!
+//! # I have a B-tree
+//!
+//! Nodes are searched in place, changed under a pin, and durable after a sync. Folios as large as a
+//! node make a node one read.
+//!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
-//! # let path = directory.path().join("data.db");
+//! # let path = directory.path().join("tree");
 //! # std::fs::write(&path, vec![7; 100_000])?;
-//! use bifolio::{Cache, OpenOptions};
-//!
-//! let cache = Cache::builder().memory(64 << 20).build()?;
-//! let file = cache.open(&path, &OpenOptions::new().read(true).write(true))?;
-//!
-//! let mut record = [0; 64];
-//! file.read_exact_at(&mut record, 8192)?;
-//!
-//! let pin = file.pin(4096..8192)?;
-//! pin.copy_to(0, &mut record).unwrap();
-//! drop(pin);
-//!
-//! file.write_at(b"hello", 99_995)?;
-//! file.sync_data()?;
-//! println!("{} hits", cache.stats().hits_optimistic);
+//! # use bifolio::{Cache, OpenOptions};
+//! let cache = Cache::builder().memory(64 << 20).build()?; // a hard bound, bytes
+//! let tree = cache.open(&path, &OpenOptions::new().write(true))?;
+//! let key = tree.read_with(4096..8192, |node| node.array(16).map(u64::from_le_bytes))?;
+//! let next = key.map_or(0, |key| key.wrapping_add(1));
+//! tree.pin_mut(4096..8192)?.copy_from(16, &next.to_le_bytes());
+//! tree.sync_data()?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # I have a log
+//!
+//! Records that several threads append follow each other, and their syncs share a flush. With a
+//! [`GatedFile`], no page of a tree reaches the storage before its record in the log does.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("log");
+//! # use bifolio::{Cache, OpenOptions};
+//! # let cache = Cache::builder().memory(4 << 20).build()?;
+//! let log = cache.open(&path, &OpenOptions::new().write(true).create(true))?;
+//! let position = log.append(b"a record")?;
+//! log.sync_data()?;
+//! cache.sync_directory(directory.path())?; // the name of a new file
+//! # assert_eq!(position, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # I have an index of immutable files
+//!
+//! Pinned pages are slices; the misses of a batch are read together.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("segment");
+//! # std::fs::write(&path, vec![7; 100_000])?;
+//! # use bifolio::{Cache, OpenOptions};
+//! # let cache = Cache::builder().memory(4 << 20).build()?;
+//! let segment = cache.open_immutable(&path, &OpenOptions::new())?;
+//! for page in segment.pin_many(&[0..4096, 40_960..45_056, 81_920..86_016]) {
+//!     assert_eq!(page?.iter().max(), Some(&7));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # I need scratch space
+//!
+//! Memory files are as large as the swap on disk allows, within the same bound.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # use bifolio::Cache;
+//! let cache = Cache::builder().memory(1 << 20).swap_directory(directory.path()).build()?;
+//! let runs = cache.memory_file("sorted runs")?;
+//! let position = runs.append(&vec![7; 4 << 20])?; // four times the bound
+//! # assert_eq!(position, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # I have a server that must not block
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("data");
+//! # std::fs::write(&path, vec![7; 100_000])?;
+//! # use bifolio::{Cache, ErrorKind, OpenOptions};
+//! # let cache = Cache::builder().memory(4 << 20).build()?;
+//! # bifolio_testing::block_on(async {
+//! let file = cache.open(&path, &OpenOptions::new())?;
+//! let mut buffer = vec![0; 4096];
+//! if file.try_read_at(&mut buffer, 8192).is_err() {
+//!     buffer = file.read_async(8192, buffer).await?; // needs no runtime; drop it at any moment
+//! }
+//! # assert_eq!(buffer, [7; 4096]);
+//! # bifolio::Result::Ok(())
+//! # })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Storage that is no file of the system implements [`backing::Backing`]; files that code wants as
+//! plain memory are a [`Map`]. `docs/guide.md` has recipes, in the same order.
 //!
 //! # A tour, in the order of the data's way
 //!

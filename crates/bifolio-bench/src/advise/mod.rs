@@ -58,7 +58,7 @@ const SHOWN_COUNTS: [&str; 11] = [
     "drains_per_round",
     "cpus_drained_per_round",
     "waits_per_round",
-    "kept",
+    "remaining",
     "remaining_dirty",
     "remaining_mapped",
 ];
@@ -178,7 +178,7 @@ fn row(workload: &str) -> Row {
 
 fn notes(report: &Report) -> Vec<String> {
     let mut notes = vec![
-        "kept: pages in memory after a call, of its range; with a reason: folios that the \
+        "remaining: pages in memory after a call, of its range; with a reason: folios that the \
          call said stay, for it"
             .to_owned(),
     ];

@@ -86,7 +86,7 @@ fn counts(rounds: &[Round], chunks: u64) -> Counts {
         ("calls", calls),
         ("rounds", round_count),
         ("rounds_evicted", evicted as f64),
-        ("kept", resident as f64 / round_count / chunks as f64),
+        ("remaining", resident as f64 / round_count / chunks as f64),
     ]
     .map(|(name, count)| (name.to_owned(), count))
     .into();
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(row.repetitions["x"].len(), 2);
         let count = |name| row.count("x", name);
         assert_eq!((count("calls"), count("rounds")), (Some(6.0), Some(2.0)));
-        assert_eq!((count("rounds_evicted"), count("kept")), (Some(1.0), Some(1.0)));
+        assert_eq!((count("rounds_evicted"), count("remaining")), (Some(1.0), Some(1.0)));
         assert_eq!(
             (count("drains_per_round"), count("cpus_drained_per_round")),
             (Some(1.0), Some(2.0))
@@ -160,6 +160,6 @@ mod tests {
         fill(&mut row, "x", &[waiting], 1);
         assert_eq!(row.count("x", "drains_per_round"), None);
         assert_eq!(row.count("x", "waits_per_round"), Some(7.0));
-        assert_eq!(row.count("x", "kept"), Some(1.0));
+        assert_eq!(row.count("x", "remaining"), Some(1.0));
     }
 }

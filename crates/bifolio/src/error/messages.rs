@@ -19,7 +19,9 @@ pub(super) fn fragmentation(free_bytes: u64, wanted_bytes: u64) -> String {
 pub(super) fn held_because(lsn: u64, cause: Option<&std::io::Error>) -> String {
     match (lsn, cause) {
         (_, Some(cause)) => format!("it cannot make LSN {lsn} durable: {cause}"),
-        (u64::MAX, None) => "they are not committed (LSN u64::MAX, File::commit)".to_owned(),
+        (u64::MAX, None) => {
+            "they are not committed (LSN u64::MAX, GatedFile::assign_lsn)".to_owned()
+        }
         (_, None) => format!("LSN {lsn} is not durable yet"),
     }
 }

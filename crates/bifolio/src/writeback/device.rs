@@ -1,6 +1,6 @@
 //! Devices: state shared by all files on one storage device.
 //!
-//! Files are on one device if their backings say so (`Backing::device`: by default `st_dev`, or a
+//! Files are on one device if their backings say so (`FileIdentity`: `st_dev`, or a
 //! number chosen by the user, which is never taken for an `st_dev`). A backing that does not say is
 //! a device of its own. A device has its own dirty pages, share of the dirty limit, flusher and
 //! trouble, so that one device that fails does not stop files of another.

@@ -85,7 +85,7 @@ fn a_gate_that_stays_shut_keeps_the_old_bound_and_is_named() {
         let lsn = |page| if is_committed { page + 1 } else { u64::MAX };
         let (file, log) = dirty_behind_a_gate(&cache, lsn);
         log.fails.store(true, Ordering::Relaxed);
-        let cause = if is_committed { "os error 122" } else { "File::commit" };
+        let cause = if is_committed { "os error 122" } else { "GatedFile::assign_lsn" };
         let needles = ["1048576", "write gates", "dirty_max", "memory", cause];
         let error = error_of(cache.set_memory(SMALL), &needles);
         assert!(matches!(error.kind(), ErrorKind::BoundInUse { .. }), "{error:?}");
