@@ -139,142 +139,127 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_OPEN = 11,
     /**
+     * The file is not regular, or the kernel does not know its length.
+     */
+    BIFOLIO_ERROR_NOT_REGULAR = 12,
+    /**
      * The storage failed. Nothing that was in the cache is lost.
      */
-    BIFOLIO_ERROR_IO = 12,
+    BIFOLIO_ERROR_IO = 13,
     /**
      * The swap file cannot be used.
      */
-    BIFOLIO_ERROR_SWAP_FILE = 13,
+    BIFOLIO_ERROR_SWAP_FILE = 14,
     /**
      * A page of a memory file could not be read back from the swap.
      */
-    BIFOLIO_ERROR_SWAP_READ = 14,
+    BIFOLIO_ERROR_SWAP_READ = 15,
     /**
      * The bytes read back from the swap differ from those written there.
      */
-    BIFOLIO_ERROR_SWAP_CORRUPT = 15,
+    BIFOLIO_ERROR_SWAP_CORRUPT = 16,
     /**
      * An earlier write-out failed; its pages are still dirty.
      */
-    BIFOLIO_ERROR_WRITEBACK = 16,
+    BIFOLIO_ERROR_WRITEBACK = 17,
     /**
      * The storage has shrunk: another program truncated the file.
      */
-    BIFOLIO_ERROR_CUT_SHORT = 17,
+    BIFOLIO_ERROR_CUT_SHORT = 18,
     /**
      * A range ends past the maximum length of a file, 2^63 - 1 bytes.
      */
-    BIFOLIO_ERROR_OUT_OF_RANGE = 18,
+    BIFOLIO_ERROR_OUT_OF_RANGE = 19,
     /**
      * A range ends past the end of the file, which this call does not allow.
      */
-    BIFOLIO_ERROR_PAST_END = 19,
+    BIFOLIO_ERROR_PAST_END = 20,
     /**
      * The file would grow past `len_max_bytes` of its open options, or past what
      * `bifolio_file_raise_len_max` has made of it.
      */
-    BIFOLIO_ERROR_TOO_LONG = 20,
+    BIFOLIO_ERROR_TOO_LONG = 21,
     /**
      * A pin must lie in one folio.
      */
-    BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
+    BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 22,
     /**
      * The file was not opened for reading, or for writing.
      */
-    BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
+    BIFOLIO_ERROR_NOT_OPENED_FOR = 23,
     /**
-     * The call does not work for mappable files.
+     * The file, or its file system, does not support the call: it works only or not for mappable
+     * files, or needs direct I/O.
      */
-    BIFOLIO_ERROR_IS_MAPPABLE = 24,
+    BIFOLIO_ERROR_UNSUPPORTED = 24,
     /**
-     * Files cannot be mapped on this system.
+     * Files cannot be mapped on this system, or only for reading.
      */
     BIFOLIO_ERROR_CANNOT_MAP = 25,
     /**
-     * Files can be mapped for reading only on this system.
-     */
-    BIFOLIO_ERROR_CANNOT_MAP_MUT = 26,
-    /**
      * A page of a map could not be read when it was touched.
      */
-    BIFOLIO_ERROR_FAULT = 27,
-    /**
-     * The file was not opened to be mapped.
-     */
-    BIFOLIO_ERROR_NOT_MAPPABLE = 28,
+    BIFOLIO_ERROR_FAULT = 26,
     /**
      * Maps of files of the cache are in use.
      */
-    BIFOLIO_ERROR_MAPS_ALIVE = 29,
+    BIFOLIO_ERROR_MAPS_ALIVE = 27,
     /**
      * The descriptor did not accept the bytes.
      */
-    BIFOLIO_ERROR_COPY_TO_FD = 31,
-    /**
-     * An immutable and a writable handle of one file exclude each other.
-     */
-    BIFOLIO_ERROR_IMMUTABLE_CONFLICT = 32,
-    /**
-     * The file is open with another kind of transfers.
-     */
-    BIFOLIO_ERROR_DIRECT_CONFLICT = 33,
-    /**
-     * The file is open with another folio size.
-     */
-    BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT = 34,
-    /**
-     * The device of the file refuses writes, and its share of dirty pages is full.
-     */
-    BIFOLIO_ERROR_UNWRITABLE = 35,
-    /**
-     * The bound is reached, and nothing can be evicted.
-     */
-    BIFOLIO_ERROR_FULL = 36,
-    /**
-     * A folio has the maximum number of references.
-     */
-    BIFOLIO_ERROR_TOO_MANY_PINS = 37,
-    /**
-     * The system refused memory or address space.
-     */
-    BIFOLIO_ERROR_MEMORY = 38,
-    /**
-     * The system refused a thread.
-     */
-    BIFOLIO_ERROR_THREAD = 39,
-    /**
-     * Files could not be made durable: the cache is still open, and nothing is lost.
-     */
-    BIFOLIO_ERROR_CLOSE = 40,
-    /**
-     * The kernel refused a call that could be neither undone nor replaced: build another cache.
-     */
-    BIFOLIO_ERROR_POISONED = 41,
-    /**
-     * The cache was closed.
-     */
-    BIFOLIO_ERROR_CLOSED = 42,
-    /**
-     * A forked child cannot use the cache of its parent.
-     */
-    BIFOLIO_ERROR_FORKED = 43,
+    BIFOLIO_ERROR_COPY_TO_FD = 28,
     /**
      * Another program, or another cache, has locked the file.
      */
-    BIFOLIO_ERROR_LOCKED = 44,
+    BIFOLIO_ERROR_LOCKED = 29,
     /**
-     * The file is open, and an option of that open excludes this one.
+     * The file is open, and an option of that open excludes one of this one.
      */
-    BIFOLIO_ERROR_OPTION_CONFLICT = 45,
+    BIFOLIO_ERROR_OPTION_CONFLICT = 30,
     /**
      * The call needs a folio that its own thread has pinned for writing: release the pin first.
      */
-    BIFOLIO_ERROR_PINNED_BY_CALLER = 46,
+    BIFOLIO_ERROR_PINNED_BY_CALLER = 31,
+    /**
+     * The device of the file refuses writes, and its share of dirty pages is full.
+     */
+    BIFOLIO_ERROR_UNWRITABLE = 32,
+    /**
+     * The bound is reached, and nothing can be evicted.
+     */
+    BIFOLIO_ERROR_FULL = 33,
     /**
      * The bound cannot fall: what is dirty exceeds its share of the new one, and is not written.
      */
-    BIFOLIO_ERROR_BOUND_IN_USE = 47,
+    BIFOLIO_ERROR_BOUND_IN_USE = 34,
+    /**
+     * A folio has the maximum number of references.
+     */
+    BIFOLIO_ERROR_TOO_MANY_PINS = 35,
+    /**
+     * The system refused memory or address space.
+     */
+    BIFOLIO_ERROR_MEMORY = 36,
+    /**
+     * The system refused a thread.
+     */
+    BIFOLIO_ERROR_THREAD = 37,
+    /**
+     * Files could not be made durable: the cache is still open, and nothing is lost.
+     */
+    BIFOLIO_ERROR_CLOSE = 38,
+    /**
+     * The kernel refused a call that could be neither undone nor replaced: build another cache.
+     */
+    BIFOLIO_ERROR_POISONED = 39,
+    /**
+     * The cache was closed.
+     */
+    BIFOLIO_ERROR_CLOSED = 40,
+    /**
+     * A forked child cannot use the cache of its parent.
+     */
+    BIFOLIO_ERROR_FORKED = 41,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

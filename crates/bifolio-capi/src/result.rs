@@ -1,8 +1,8 @@
 //! Result codes, and the last error of the calling thread.
 //!
-//! The numbers are part of the interface: none is ever changed or reused. `code` assigns each error
-//! of the library its number; an error that a later version of the library adds is
-//! `BIFOLIO_ERROR_OTHER` until it has a number here.
+//! The numbers are part of the interface: from the first release on none is changed or reused.
+//! `code` assigns each error of the library its number; an error that a later version of the
+//! library adds is `BIFOLIO_ERROR_OTHER` until it has a number here.
 //!
 //! # Safety
 //! Writes no memory of the caller; exports symbols.
@@ -34,118 +34,107 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_CONFIG = 10,
     /// The file cannot be opened.
     BIFOLIO_ERROR_OPEN = 11,
+    /// The file is not regular, or the kernel does not know its length.
+    BIFOLIO_ERROR_NOT_REGULAR = 12,
     /// The storage failed. Nothing that was in the cache is lost.
-    BIFOLIO_ERROR_IO = 12,
+    BIFOLIO_ERROR_IO = 13,
     /// The swap file cannot be used.
-    BIFOLIO_ERROR_SWAP_FILE = 13,
+    BIFOLIO_ERROR_SWAP_FILE = 14,
     /// A page of a memory file could not be read back from the swap.
-    BIFOLIO_ERROR_SWAP_READ = 14,
+    BIFOLIO_ERROR_SWAP_READ = 15,
     /// The bytes read back from the swap differ from those written there.
-    BIFOLIO_ERROR_SWAP_CORRUPT = 15,
+    BIFOLIO_ERROR_SWAP_CORRUPT = 16,
     /// An earlier write-out failed; its pages are still dirty.
-    BIFOLIO_ERROR_WRITEBACK = 16,
+    BIFOLIO_ERROR_WRITEBACK = 17,
     /// The storage has shrunk: another program truncated the file.
-    BIFOLIO_ERROR_CUT_SHORT = 17,
+    BIFOLIO_ERROR_CUT_SHORT = 18,
     /// A range ends past the maximum length of a file, 2^63 - 1 bytes.
-    BIFOLIO_ERROR_OUT_OF_RANGE = 18,
+    BIFOLIO_ERROR_OUT_OF_RANGE = 19,
     /// A range ends past the end of the file, which this call does not allow.
-    BIFOLIO_ERROR_PAST_END = 19,
+    BIFOLIO_ERROR_PAST_END = 20,
     /// The file would grow past `len_max_bytes` of its open options, or past what
     /// `bifolio_file_raise_len_max` has made of it.
-    BIFOLIO_ERROR_TOO_LONG = 20,
+    BIFOLIO_ERROR_TOO_LONG = 21,
     /// A pin must lie in one folio.
-    BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 21,
+    BIFOLIO_ERROR_PIN_SPANS_FOLIOS = 22,
     /// The file was not opened for reading, or for writing.
-    BIFOLIO_ERROR_NOT_OPENED_FOR = 22,
-    /// The call does not work for mappable files.
-    BIFOLIO_ERROR_IS_MAPPABLE = 24,
-    /// Files cannot be mapped on this system.
+    BIFOLIO_ERROR_NOT_OPENED_FOR = 23,
+    /// The file, or its file system, does not support the call: it works only or not for mappable
+    /// files, or needs direct I/O.
+    BIFOLIO_ERROR_UNSUPPORTED = 24,
+    /// Files cannot be mapped on this system, or only for reading.
     BIFOLIO_ERROR_CANNOT_MAP = 25,
-    /// Files can be mapped for reading only on this system.
-    BIFOLIO_ERROR_CANNOT_MAP_MUT = 26,
     /// A page of a map could not be read when it was touched.
-    BIFOLIO_ERROR_FAULT = 27,
-    /// The file was not opened to be mapped.
-    BIFOLIO_ERROR_NOT_MAPPABLE = 28,
+    BIFOLIO_ERROR_FAULT = 26,
     /// Maps of files of the cache are in use.
-    BIFOLIO_ERROR_MAPS_ALIVE = 29,
+    BIFOLIO_ERROR_MAPS_ALIVE = 27,
     /// The descriptor did not accept the bytes.
-    BIFOLIO_ERROR_COPY_TO_FD = 31,
-    /// An immutable and a writable handle of one file exclude each other.
-    BIFOLIO_ERROR_IMMUTABLE_CONFLICT = 32,
-    /// The file is open with another kind of transfers.
-    BIFOLIO_ERROR_DIRECT_CONFLICT = 33,
-    /// The file is open with another folio size.
-    BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT = 34,
-    /// The device of the file refuses writes, and its share of dirty pages is full.
-    BIFOLIO_ERROR_UNWRITABLE = 35,
-    /// The bound is reached, and nothing can be evicted.
-    BIFOLIO_ERROR_FULL = 36,
-    /// A folio has the maximum number of references.
-    BIFOLIO_ERROR_TOO_MANY_PINS = 37,
-    /// The system refused memory or address space.
-    BIFOLIO_ERROR_MEMORY = 38,
-    /// The system refused a thread.
-    BIFOLIO_ERROR_THREAD = 39,
-    /// Files could not be made durable: the cache is still open, and nothing is lost.
-    BIFOLIO_ERROR_CLOSE = 40,
-    /// The kernel refused a call that could be neither undone nor replaced: build another cache.
-    BIFOLIO_ERROR_POISONED = 41,
-    /// The cache was closed.
-    BIFOLIO_ERROR_CLOSED = 42,
-    /// A forked child cannot use the cache of its parent.
-    BIFOLIO_ERROR_FORKED = 43,
+    BIFOLIO_ERROR_COPY_TO_FD = 28,
     /// Another program, or another cache, has locked the file.
-    BIFOLIO_ERROR_LOCKED = 44,
-    /// The file is open, and an option of that open excludes this one.
-    BIFOLIO_ERROR_OPTION_CONFLICT = 45,
+    BIFOLIO_ERROR_LOCKED = 29,
+    /// The file is open, and an option of that open excludes one of this one.
+    BIFOLIO_ERROR_OPTION_CONFLICT = 30,
     /// The call needs a folio that its own thread has pinned for writing: release the pin first.
-    BIFOLIO_ERROR_PINNED_BY_CALLER = 46,
+    BIFOLIO_ERROR_PINNED_BY_CALLER = 31,
+    /// The device of the file refuses writes, and its share of dirty pages is full.
+    BIFOLIO_ERROR_UNWRITABLE = 32,
+    /// The bound is reached, and nothing can be evicted.
+    BIFOLIO_ERROR_FULL = 33,
     /// The bound cannot fall: what is dirty exceeds its share of the new one, and is not written.
-    BIFOLIO_ERROR_BOUND_IN_USE = 47,
+    BIFOLIO_ERROR_BOUND_IN_USE = 34,
+    /// A folio has the maximum number of references.
+    BIFOLIO_ERROR_TOO_MANY_PINS = 35,
+    /// The system refused memory or address space.
+    BIFOLIO_ERROR_MEMORY = 36,
+    /// The system refused a thread.
+    BIFOLIO_ERROR_THREAD = 37,
+    /// Files could not be made durable: the cache is still open, and nothing is lost.
+    BIFOLIO_ERROR_CLOSE = 38,
+    /// The kernel refused a call that could be neither undone nor replaced: build another cache.
+    BIFOLIO_ERROR_POISONED = 39,
+    /// The cache was closed.
+    BIFOLIO_ERROR_CLOSED = 40,
+    /// A forked child cannot use the cache of its parent.
+    BIFOLIO_ERROR_FORKED = 41,
 }
 
 use bifolio_result::*;
 
 /// Returns the number of an error of the library.
-fn code(kind: &ErrorKind) -> bifolio_result {
+fn code(kind: ErrorKind) -> bifolio_result {
     match kind {
-        ErrorKind::Config { .. } => BIFOLIO_ERROR_CONFIG,
-        ErrorKind::Open(_) => BIFOLIO_ERROR_OPEN,
-        ErrorKind::Io(_) => BIFOLIO_ERROR_IO,
-        ErrorKind::SwapFile { .. } => BIFOLIO_ERROR_SWAP_FILE,
-        ErrorKind::SwapRead { .. } => BIFOLIO_ERROR_SWAP_READ,
-        ErrorKind::SwapCorrupt { .. } => BIFOLIO_ERROR_SWAP_CORRUPT,
-        ErrorKind::Writeback(_) => BIFOLIO_ERROR_WRITEBACK,
-        ErrorKind::CutShort { .. } => BIFOLIO_ERROR_CUT_SHORT,
-        ErrorKind::OutOfRange { .. } => BIFOLIO_ERROR_OUT_OF_RANGE,
-        ErrorKind::PastEnd { .. } => BIFOLIO_ERROR_PAST_END,
-        ErrorKind::TooLong { .. } => BIFOLIO_ERROR_TOO_LONG,
-        ErrorKind::PinSpansFolios { .. } => BIFOLIO_ERROR_PIN_SPANS_FOLIOS,
-        ErrorKind::NotOpenedFor { .. } => BIFOLIO_ERROR_NOT_OPENED_FOR,
-        ErrorKind::IsMappable { .. } => BIFOLIO_ERROR_IS_MAPPABLE,
-        ErrorKind::CannotMap { .. } => BIFOLIO_ERROR_CANNOT_MAP,
-        ErrorKind::CannotMapMut { .. } => BIFOLIO_ERROR_CANNOT_MAP_MUT,
-        ErrorKind::Fault(_) => BIFOLIO_ERROR_FAULT,
-        ErrorKind::NotMappable { .. } => BIFOLIO_ERROR_NOT_MAPPABLE,
-        ErrorKind::MapsAlive { .. } => BIFOLIO_ERROR_MAPS_ALIVE,
-        ErrorKind::CopyToFd { .. } => BIFOLIO_ERROR_COPY_TO_FD,
-        ErrorKind::ImmutableConflict { .. } => BIFOLIO_ERROR_IMMUTABLE_CONFLICT,
-        ErrorKind::DirectConflict { .. } => BIFOLIO_ERROR_DIRECT_CONFLICT,
-        ErrorKind::FolioSizeConflict { .. } => BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT,
-        ErrorKind::Unwritable { .. } => BIFOLIO_ERROR_UNWRITABLE,
-        ErrorKind::Full { .. } => BIFOLIO_ERROR_FULL,
-        ErrorKind::BoundInUse { .. } => BIFOLIO_ERROR_BOUND_IN_USE,
-        ErrorKind::TooManyPins { .. } => BIFOLIO_ERROR_TOO_MANY_PINS,
-        ErrorKind::Memory { .. } => BIFOLIO_ERROR_MEMORY,
-        ErrorKind::Thread(_) => BIFOLIO_ERROR_THREAD,
-        ErrorKind::Close { .. } => BIFOLIO_ERROR_CLOSE,
-        ErrorKind::Poisoned { .. } => BIFOLIO_ERROR_POISONED,
+        ErrorKind::Config => BIFOLIO_ERROR_CONFIG,
+        ErrorKind::Open => BIFOLIO_ERROR_OPEN,
+        ErrorKind::NotRegular => BIFOLIO_ERROR_NOT_REGULAR,
+        ErrorKind::Io => BIFOLIO_ERROR_IO,
+        ErrorKind::SwapFile => BIFOLIO_ERROR_SWAP_FILE,
+        ErrorKind::SwapRead => BIFOLIO_ERROR_SWAP_READ,
+        ErrorKind::SwapCorrupt => BIFOLIO_ERROR_SWAP_CORRUPT,
+        ErrorKind::Writeback => BIFOLIO_ERROR_WRITEBACK,
+        ErrorKind::CutShort => BIFOLIO_ERROR_CUT_SHORT,
+        ErrorKind::OutOfRange => BIFOLIO_ERROR_OUT_OF_RANGE,
+        ErrorKind::PastEnd => BIFOLIO_ERROR_PAST_END,
+        ErrorKind::TooLong => BIFOLIO_ERROR_TOO_LONG,
+        ErrorKind::PinSpansFolios => BIFOLIO_ERROR_PIN_SPANS_FOLIOS,
+        ErrorKind::NotOpenedFor => BIFOLIO_ERROR_NOT_OPENED_FOR,
+        ErrorKind::Unsupported => BIFOLIO_ERROR_UNSUPPORTED,
+        ErrorKind::CannotMap => BIFOLIO_ERROR_CANNOT_MAP,
+        ErrorKind::Fault => BIFOLIO_ERROR_FAULT,
+        ErrorKind::MapsAlive => BIFOLIO_ERROR_MAPS_ALIVE,
+        ErrorKind::CopyToFd => BIFOLIO_ERROR_COPY_TO_FD,
+        ErrorKind::Locked => BIFOLIO_ERROR_LOCKED,
+        ErrorKind::OptionConflict => BIFOLIO_ERROR_OPTION_CONFLICT,
+        ErrorKind::PinnedByCaller => BIFOLIO_ERROR_PINNED_BY_CALLER,
+        ErrorKind::Unwritable => BIFOLIO_ERROR_UNWRITABLE,
+        ErrorKind::Full => BIFOLIO_ERROR_FULL,
+        ErrorKind::BoundInUse => BIFOLIO_ERROR_BOUND_IN_USE,
+        ErrorKind::TooManyPins => BIFOLIO_ERROR_TOO_MANY_PINS,
+        ErrorKind::Memory => BIFOLIO_ERROR_MEMORY,
+        ErrorKind::Thread => BIFOLIO_ERROR_THREAD,
+        ErrorKind::Close => BIFOLIO_ERROR_CLOSE,
+        ErrorKind::Poisoned => BIFOLIO_ERROR_POISONED,
         ErrorKind::Closed => BIFOLIO_ERROR_CLOSED,
         ErrorKind::Forked => BIFOLIO_ERROR_FORKED,
-        ErrorKind::Locked { .. } => BIFOLIO_ERROR_LOCKED,
-        ErrorKind::OptionConflict { .. } => BIFOLIO_ERROR_OPTION_CONFLICT,
-        ErrorKind::PinnedByCaller { .. } => BIFOLIO_ERROR_PINNED_BY_CALLER,
         _ => BIFOLIO_ERROR_OTHER,
     }
 }
@@ -193,7 +182,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 42] = [
+const NAMES: [(bifolio_result, &CStr); 38] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -202,6 +191,7 @@ const NAMES: [(bifolio_result, &CStr); 42] = [
     (BIFOLIO_ERROR_OTHER, c"BIFOLIO_ERROR_OTHER"),
     (BIFOLIO_ERROR_CONFIG, c"BIFOLIO_ERROR_CONFIG"),
     (BIFOLIO_ERROR_OPEN, c"BIFOLIO_ERROR_OPEN"),
+    (BIFOLIO_ERROR_NOT_REGULAR, c"BIFOLIO_ERROR_NOT_REGULAR"),
     (BIFOLIO_ERROR_IO, c"BIFOLIO_ERROR_IO"),
     (BIFOLIO_ERROR_SWAP_FILE, c"BIFOLIO_ERROR_SWAP_FILE"),
     (BIFOLIO_ERROR_SWAP_READ, c"BIFOLIO_ERROR_SWAP_READ"),
@@ -213,18 +203,17 @@ const NAMES: [(bifolio_result, &CStr); 42] = [
     (BIFOLIO_ERROR_TOO_LONG, c"BIFOLIO_ERROR_TOO_LONG"),
     (BIFOLIO_ERROR_PIN_SPANS_FOLIOS, c"BIFOLIO_ERROR_PIN_SPANS_FOLIOS"),
     (BIFOLIO_ERROR_NOT_OPENED_FOR, c"BIFOLIO_ERROR_NOT_OPENED_FOR"),
-    (BIFOLIO_ERROR_IS_MAPPABLE, c"BIFOLIO_ERROR_IS_MAPPABLE"),
+    (BIFOLIO_ERROR_UNSUPPORTED, c"BIFOLIO_ERROR_UNSUPPORTED"),
     (BIFOLIO_ERROR_CANNOT_MAP, c"BIFOLIO_ERROR_CANNOT_MAP"),
-    (BIFOLIO_ERROR_CANNOT_MAP_MUT, c"BIFOLIO_ERROR_CANNOT_MAP_MUT"),
     (BIFOLIO_ERROR_FAULT, c"BIFOLIO_ERROR_FAULT"),
-    (BIFOLIO_ERROR_NOT_MAPPABLE, c"BIFOLIO_ERROR_NOT_MAPPABLE"),
     (BIFOLIO_ERROR_MAPS_ALIVE, c"BIFOLIO_ERROR_MAPS_ALIVE"),
     (BIFOLIO_ERROR_COPY_TO_FD, c"BIFOLIO_ERROR_COPY_TO_FD"),
-    (BIFOLIO_ERROR_IMMUTABLE_CONFLICT, c"BIFOLIO_ERROR_IMMUTABLE_CONFLICT"),
-    (BIFOLIO_ERROR_DIRECT_CONFLICT, c"BIFOLIO_ERROR_DIRECT_CONFLICT"),
-    (BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT, c"BIFOLIO_ERROR_FOLIO_SIZE_CONFLICT"),
+    (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
+    (BIFOLIO_ERROR_OPTION_CONFLICT, c"BIFOLIO_ERROR_OPTION_CONFLICT"),
+    (BIFOLIO_ERROR_PINNED_BY_CALLER, c"BIFOLIO_ERROR_PINNED_BY_CALLER"),
     (BIFOLIO_ERROR_UNWRITABLE, c"BIFOLIO_ERROR_UNWRITABLE"),
     (BIFOLIO_ERROR_FULL, c"BIFOLIO_ERROR_FULL"),
+    (BIFOLIO_ERROR_BOUND_IN_USE, c"BIFOLIO_ERROR_BOUND_IN_USE"),
     (BIFOLIO_ERROR_TOO_MANY_PINS, c"BIFOLIO_ERROR_TOO_MANY_PINS"),
     (BIFOLIO_ERROR_MEMORY, c"BIFOLIO_ERROR_MEMORY"),
     (BIFOLIO_ERROR_THREAD, c"BIFOLIO_ERROR_THREAD"),
@@ -232,10 +221,6 @@ const NAMES: [(bifolio_result, &CStr); 42] = [
     (BIFOLIO_ERROR_POISONED, c"BIFOLIO_ERROR_POISONED"),
     (BIFOLIO_ERROR_CLOSED, c"BIFOLIO_ERROR_CLOSED"),
     (BIFOLIO_ERROR_FORKED, c"BIFOLIO_ERROR_FORKED"),
-    (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
-    (BIFOLIO_ERROR_OPTION_CONFLICT, c"BIFOLIO_ERROR_OPTION_CONFLICT"),
-    (BIFOLIO_ERROR_PINNED_BY_CALLER, c"BIFOLIO_ERROR_PINNED_BY_CALLER"),
-    (BIFOLIO_ERROR_BOUND_IN_USE, c"BIFOLIO_ERROR_BOUND_IN_USE"),
 ];
 
 /// Returns the text of the last call of this thread that failed: what failed, on which file and

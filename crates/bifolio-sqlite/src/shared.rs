@@ -287,7 +287,7 @@ impl Shared {
         let errno = error.raw_os_error().unwrap_or(0);
         let code = match error.kind() {
             _ if errno == libc::ENOSPC || errno == libc::EDQUOT => sqlite::FULL,
-            ErrorKind::Memory { .. } => sqlite::NOMEM,
+            ErrorKind::Memory => sqlite::NOMEM,
             _ => code,
         };
         self.api.log(code, &error.to_string());

@@ -55,14 +55,13 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn of(request: &IoRequest) -> Option<Self> {
+    fn of(request: &IoRequest) -> Self {
         let call = match request.operation {
             Operation::Read => Call::Read,
             Operation::Write => Call::Write,
-            _ => return None,
         };
         let IoRequest { position_bytes, length_bytes, .. } = *request;
-        Some(Self { call, position_bytes, length_bytes })
+        Self { call, position_bytes, length_bytes }
     }
 
     /// Creates the entry of a call that is no transfer.
@@ -250,17 +249,14 @@ impl DirectBacking for FaultyBacking {
     }
 
     fn submission(&self, request: &IoRequest) -> Option<Submission<'_>> {
-        let transfer = Transfer::of(request)?;
+        let transfer = Transfer::of(request);
         let submission = self.inner.submission(request)?;
         self.may_submit(transfer).then_some(submission)
     }
 
     fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
         let answer = self.inner.completed(request, answer);
-        match Transfer::of(request) {
-            Some(transfer) => self.judge(transfer, answer),
-            None => answer,
-        }
+        self.judge(Transfer::of(request), answer)
     }
 
     fn sync_all(&self) -> io::Result<()> {

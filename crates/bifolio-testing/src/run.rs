@@ -270,8 +270,8 @@ impl<'a> Runner<'a> {
         match result {
             Ok(answer) => Ok(Some(answer)),
             Err(error)
-                if is_unsupported(error.kind())
-                    || self.may_be_full && matches!(error.kind(), ErrorKind::Full { .. })
+                if is_unsupported(&error)
+                    || self.may_be_full && error.kind() == ErrorKind::Full
                     || self.may_fail && is_of_storage(error.kind()) =>
             {
                 self.refused.set(self.refused() + 1);
@@ -441,7 +441,7 @@ impl<'a> Runner<'a> {
     /// Sets the bound. A bound below what other threads have pinned is rightly refused.
     fn set_memory(&self, bytes: u64) -> Result<(), String> {
         match self.cache.set_memory(bytes) {
-            Err(error) if !matches!(error.kind(), ErrorKind::Full { .. }) => Err(text(error)),
+            Err(error) if error.kind() != ErrorKind::Full => Err(text(error)),
             _ => Ok(()),
         }
     }
@@ -492,20 +492,21 @@ fn length_of(range: &Range<u64>) -> usize {
 }
 
 /// Returns `true` if the file system does not have the operation.
-fn is_unsupported(kind: &ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Io(error) if error.source.kind() == std::io::ErrorKind::Unsupported)
+fn is_unsupported(error: &CacheError) -> bool {
+    let kind = || std::io::Error::from(error.clone()).kind();
+    error.kind() == ErrorKind::Io && kind() == std::io::ErrorKind::Unsupported
 }
 
 /// Returns `true` if storage that fails or refuses writes can cause the error.
-fn is_of_storage(kind: &ErrorKind) -> bool {
+fn is_of_storage(kind: ErrorKind) -> bool {
     matches!(
         kind,
-        ErrorKind::Io(_)
-            | ErrorKind::Writeback(_)
-            | ErrorKind::SwapRead { .. }
-            | ErrorKind::CutShort { .. }
-            | ErrorKind::Unwritable { .. }
-            | ErrorKind::Full { .. }
+        ErrorKind::Io
+            | ErrorKind::Writeback
+            | ErrorKind::SwapRead
+            | ErrorKind::CutShort
+            | ErrorKind::Unwritable
+            | ErrorKind::Full
     )
 }
 

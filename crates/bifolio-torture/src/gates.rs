@@ -355,7 +355,7 @@ impl<'s> Worker<'s> {
     /// Whether a failure may be.
     fn expect<T>(&self, call: &str, answer: bifolio::Result<T>) -> Result<(), Violation> {
         let Err(error) = answer else { return Ok(()) };
-        let is_gate = matches!(error.kind(), ErrorKind::Gated { .. });
+        let is_gate = error.kind() == ErrorKind::Gated;
         // Transactions of other threads are held back.
         let is_uncommitted = is_gate && error.raw_os_error().is_none();
         if self.scene.may_fail || is_uncommitted {

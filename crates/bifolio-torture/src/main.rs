@@ -415,7 +415,7 @@ fn discard(target: &Target, file: &bifolio::File) -> Result<(), Violation> {
     let Some(device) = &target.device else { return Ok(()) };
     match file.discard_dirty() {
         Ok(_) => {}
-        Err(error) if matches!(error.kind(), bifolio::ErrorKind::NotOpenedFor { .. }) => {
+        Err(error) if error.kind() == bifolio::ErrorKind::NotOpenedFor => {
             // Syncs may tell of what failed before.
             let _ = (file.sync_data(), file.sync_data());
         }

@@ -553,9 +553,9 @@ impl<'s> Worker<'s> {
     /// Returns `true` if an error is allowed.
     pub fn refused(&self, call: &str, target: &Target, error: &bifolio::Error) -> Outcome {
         let is_expected = match error.kind() {
-            ErrorKind::PastEnd { .. } => self.scene.has_cuts() || call.starts_with("pin"),
-            ErrorKind::NotOpenedFor { .. } => self.scene.has_reopens,
-            ErrorKind::TooLong { .. } => self.scene.has_low_limits() && self.scene.has_cuts(),
+            ErrorKind::PastEnd => self.scene.has_cuts() || call.starts_with("pin"),
+            ErrorKind::NotOpenedFor => self.scene.has_reopens,
+            ErrorKind::TooLong => self.scene.has_low_limits() && self.scene.has_cuts(),
             _ => false,
         };
         if is_expected {
@@ -576,6 +576,6 @@ impl<'s> Worker<'s> {
 
 /// Returns `true` if the error means that the dirty limit was reached and the device was not asked.
 fn is_held_up(error: &bifolio::Error) -> bool {
-    let ErrorKind::Unwritable { cause, .. } = error.kind() else { return false };
-    cause.source.kind() == std::io::ErrorKind::TimedOut
+    error.kind() == ErrorKind::Unwritable
+        && std::io::Error::from(error.clone()).kind() == std::io::ErrorKind::TimedOut
 }

@@ -4,7 +4,7 @@
 //! first invalid setting in one sentence, with the valid values.
 
 use crate::ablation::Ablation;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::time::Duration;
 
 /// Minimum memory of a cache, bytes.
@@ -91,29 +91,29 @@ impl Config {
                 "{max} bytes is not from the bound ({}) to {MEMORY_BYTES_MAX} (4 TiB)",
                 self.memory_bytes
             );
-            return Err(ErrorKind::Config { name: "memory_max", problem }.into());
+            return Err(Error::config("memory_max", problem));
         }
         if !(1..=UNMAP_BATCH_MAX).contains(&self.unmap_batch_folios) {
             let problem = format!("{} is not from 1 to {UNMAP_BATCH_MAX}", self.unmap_batch_folios);
-            return Err(ErrorKind::Config { name: "unmap_batch_folios", problem }.into());
+            return Err(Error::config("unmap_batch_folios", problem));
         }
         if self.reclaim_wait_max > HOUR {
             let problem = format!("{:?} is more than an hour", self.reclaim_wait_max);
-            return Err(ErrorKind::Config { name: "reclaim_wait_max", problem }.into());
+            return Err(Error::config("reclaim_wait_max", problem));
         }
         if !(1..=IO_DEPTH_MAX).contains(&self.io_depth) {
             let problem = format!("{} is not from 1 to {IO_DEPTH_MAX}", self.io_depth);
-            return Err(ErrorKind::Config { name: "io_depth", problem }.into());
+            return Err(Error::config("io_depth", problem));
         }
         if self.readahead_bytes_max > READAHEAD_BYTES_MAX {
             let asked = self.readahead_bytes_max;
             let problem = format!("{asked} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)");
-            return Err(ErrorKind::Config { name: "readahead_max", problem }.into());
+            return Err(Error::config("readahead_max", problem));
         }
         let swapped = SWAP_BYTES_MIN..=SWAP_BYTES_MAX;
         if let Some(asked) = self.swap_bytes_max.filter(|asked| !swapped.contains(asked)) {
             let problem = format!("{asked} bytes is not from {SWAP_BYTES_MIN} to 1 TiB");
-            return Err(ErrorKind::Config { name: "swap_max", problem }.into());
+            return Err(Error::config("swap_max", problem));
         }
         self.validate_dirty()
     }
@@ -129,18 +129,18 @@ impl Config {
         for (name, bytes) in dirty {
             let Some(bytes) = bytes.filter(|bytes| *bytes > most) else { continue };
             let problem = format!("{bytes} bytes is more than two thirds of the bound ({most})");
-            return Err(ErrorKind::Config { name, problem }.into());
+            return Err(Error::config(name, problem));
         }
         let (background, max) = (self.dirty_bytes_background, self.dirty_bytes_max);
         if let (Some(background), Some(max)) = (background, max)
             && background > max
         {
             let problem = format!("{background} bytes is more than dirty_max ({max})");
-            return Err(ErrorKind::Config { name: "dirty_background", problem }.into());
+            return Err(Error::config("dirty_background", problem));
         }
         if !(Duration::from_millis(1)..=HOUR).contains(&self.dirty_age_max) {
             let problem = format!("{:?} is not from 1 ms to an hour", self.dirty_age_max);
-            return Err(ErrorKind::Config { name: "dirty_age_max", problem }.into());
+            return Err(Error::config("dirty_age_max", problem));
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
     let problem = format!(
         "{bytes} bytes is outside {MEMORY_BYTES_MIN} (256 KiB) to {MEMORY_BYTES_MAX} (4 TiB)"
     );
-    Err(ErrorKind::Config { name: "memory", problem }.into())
+    Err(Error::config("memory", problem))
 }
 
 /// Checks that a folio, its descriptors and a page of the table fit in the bound at all.
@@ -172,7 +172,7 @@ pub(crate) fn validate_folio_fits(folio_bytes: u64, bound_bytes: u64) -> Result<
         "a folio of {folio_bytes} bytes needs a bound of {needed_bytes}, and the cache has \
          {bound_bytes}"
     );
-    Err(ErrorKind::Config { name: "folio_bytes", problem }.into())
+    Err(Error::config("folio_bytes", problem))
 }
 
 /// Checks a folio size and returns log2 of its pages.
@@ -182,7 +182,7 @@ pub(crate) fn folio_order(folio_bytes: u64) -> Result<u8> {
         return Ok((folio_bytes / FOLIO_BYTES_MIN).trailing_zeros() as u8);
     }
     let problem = format!("{folio_bytes} bytes is not a power of two from 4096 to 2097152");
-    Err(ErrorKind::Config { name: "folio_bytes", problem }.into())
+    Err(Error::config("folio_bytes", problem))
 }
 
 #[cfg(all(test, not(loom)))]

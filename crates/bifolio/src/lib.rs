@@ -180,7 +180,7 @@ mod surface {
     pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder, WeakCache};
     pub use crate::config::HugePages;
-    pub use crate::error::{CloseFailure, Error, ErrorKind, Result};
+    pub use crate::error::{Error, ErrorKind, Result};
     pub use crate::evicted::{Evicted, Kept};
     pub use crate::file::{
         Access, Checkpoint, File, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,
@@ -215,8 +215,7 @@ mod surface {
 pub mod backing {
     pub use crate::io::{
         Alignment, Backing, DirectBacking, DirectStatus, DiskFile, DiskOptions, FallocateMode,
-        FileIdentity, FileKind, IoBuf, IoBufMut, IoBuffer, IoError, IoRequest, OpenDiskError,
-        Operation, PositionOutOfRange, Submission,
+        FileIdentity, IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission,
     };
 }
 

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use bifolio::backing::{Backing, DirectBacking, DiskFile, DiskOptions, OpenDiskError};
+use bifolio::backing::{Backing, DirectBacking, DiskFile, DiskOptions};
 use bifolio::{Cache, DirectIo, File, OpenOptions};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
@@ -364,13 +364,8 @@ impl Files {
             DiskOptions { read: true, write: for_writing, direct, ..DiskOptions::default() };
         let handle = inode.handle()?;
         let disk = DiskFile::open(path_of(&handle), &options);
-        let disk = disk.map_err(|mut error| {
-            if let OpenDiskError::System { path, .. } = &mut error {
-                // For the log, instead of that of a descriptor.
-                *path = inode.name().into();
-            }
-            bifolio::Error::from(error)
-        })?;
+        // The error itself has the name of a descriptor.
+        let disk = disk.map_err(|source| Error::Open { file: inode.name(), source })?;
         let disk = Arc::new(Disk::new(disk, counted));
         let options = OpenOptions::new().read(true).write(for_writing);
         let file = self.cache.open_backing(Arc::clone(&disk) as Arc<dyn Backing>, &options)?;
@@ -569,14 +564,7 @@ impl Files {
     /// Writes all files and sets their times. Returns the failures, which name the files.
     pub fn write_all(&self) -> Vec<String> {
         let mut failures = std::mem::take(&mut *self.lost.lock());
-        if let Err(error) = self.cache.close() {
-            match error.kind() {
-                bifolio::ErrorKind::Close { failures: files } => {
-                    failures.extend(files.iter().map(ToString::to_string));
-                }
-                _ => failures.push(error.to_string()),
-            }
-        }
+        failures.extend(self.cache.close().err().map(|error| error.to_string()));
         for inode in self.table.all() {
             let modified = inode.data().modified;
             if let Some(Err(error)) = modified.map(|modified| inode.set_modified(modified)) {

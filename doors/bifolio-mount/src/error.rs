@@ -19,6 +19,13 @@ pub enum Error {
     System(rustix::io::Errno),
     /// The cache. Its text names the file.
     Cache(bifolio::Error),
+    /// The file cannot be opened in the source directory.
+    Open {
+        /// The file.
+        file: String,
+        /// The error, which names a descriptor.
+        source: bifolio::Error,
+    },
     /// An earlier write-out or flush has failed, which the log has told about.
     Before {
         /// The file.
@@ -40,7 +47,7 @@ impl Error {
     pub fn number(&self) -> i32 {
         match self {
             Self::System(errno) => errno.raw_os_error(),
-            Self::Cache(error) => error.errno(),
+            Self::Cache(error) | Self::Open { source: error, .. } => error.errno(),
             Self::Before { number, .. } => *number,
             Self::Flush { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -85,6 +92,7 @@ impl fmt::Display for Error {
                 let cause = io::Error::from_raw_os_error(*number);
                 write!(formatter, "{file}: an earlier write-out failed: {cause}")
             }
+            Self::Open { file, source } => write!(formatter, "{file}: {source}"),
             Self::Flush { file, source } => write!(formatter, "{file}: flush failed: {source}"),
         }
     }

@@ -20,7 +20,7 @@ use fuser::INodeNo;
 use parking_lot::{Condvar, Mutex};
 
 use crate::data::{Data, Opened};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
 
@@ -148,7 +148,7 @@ impl Volume {
                 Ok(true) => self.forget_attributes(inode.number),
                 Ok(false) => {}
                 // The unmount has written the file and set its times.
-                Err(Error::Cache(error)) if matches!(error.kind(), ErrorKind::Closed) => {}
+                Err(Error::Cache(error)) if error.kind() == ErrorKind::Closed => {}
                 Err(error) => {
                     // The next change, sync or close tries again.
                     let _logged = error.answer();

@@ -101,7 +101,7 @@ impl DirectBacking for LossyDisk {
         let answer = self.answered(self.file.completed(request, answer));
         match request.operation {
             Operation::Write => self.written(answer, request.length_bytes),
-            _ => answer,
+            Operation::Read => answer,
         }
     }
 

@@ -39,7 +39,7 @@ impl Slices {
     pub(crate) fn open(cache: &Cache, path: &Path) -> io::Result<Self> {
         let options = OpenOptions::new();
         let file = match cache.open_immutable(path, &options.clone().mappable(true)) {
-            Err(error) if matches!(error.kind(), ErrorKind::CannotMap { .. }) => {
+            Err(error) if error.kind() == ErrorKind::CannotMap => {
                 let file = cache.open_immutable(path, &options)?;
                 return Ok(Self { len: file.len() as usize, file, map: None });
             }

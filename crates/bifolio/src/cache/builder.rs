@@ -2,7 +2,7 @@
 
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::file::{CacheState, Registry};
 use crate::io::{Backing, Engine};
 use crate::memory::{Arena, Memory};
@@ -74,7 +74,7 @@ impl CacheBuilder {
     }
 
     /// Sets how long a call waits for memory that other calls hold briefly (I/O in flight) before
-    /// it fails with [`ErrorKind::Full`]. 10 s by default, at most an hour.
+    /// it fails with [`ErrorKind::Full`](crate::ErrorKind::Full). 10 s by default, at most an hour.
     ///
     /// The time covers all waits of a call for memory, and starts anew with each page that the call
     /// gets: a long write through a slow swap continues as long as the swap accepts pages. The
@@ -116,7 +116,7 @@ impl CacheBuilder {
     /// ([`FileIdentity`](crate::backing::FileIdentity)) may have three quarters of what other
     /// devices leave (half of the bound if it is alone), so that a device which refuses writes
     /// leaves room for others. A writer whose device refuses writes then gets
-    /// [`ErrorKind::Unwritable`].
+    /// [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable).
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self
@@ -148,7 +148,7 @@ impl CacheBuilder {
     /// the pages of all memory files, or twice that if folios of several pages find no contiguous
     /// slots. Without a swap, which is the default, memory files stay within the bound and leave 8
     /// to 64 pages of it to other files (at most 1/8): a write beyond that fails with
-    /// [`ErrorKind::Full`].
+    /// [`ErrorKind::Full`](crate::ErrorKind::Full).
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.swap = Some(SwapStorage::In(directory.into()));
         self
@@ -252,7 +252,7 @@ impl CacheBuilder {
         }
         let Some(reason) = features.why_not(Feature::TransparentHugePages) else { return Ok(()) };
         let problem = format!("2 MiB pages are required, but {reason}");
-        Err(ErrorKind::Config { name: "huge_pages", problem }.into())
+        Err(Error::config("huge_pages", problem))
     }
 
     fn flusher_settings(&self) -> FlusherSettings {
@@ -296,5 +296,5 @@ impl CacheBuilder {
 }
 
 fn reservation_error(source: std::io::Error) -> crate::error::Error {
-    ErrorKind::Memory { purpose: "address space (CacheBuilder::memory_max)", source }.into()
+    Error::memory("address space (CacheBuilder::memory_max)", source)
 }

@@ -8,10 +8,10 @@ mod builder;
 pub use builder::CacheBuilder;
 
 use crate::config;
-use crate::error::Result;
+use crate::error::{Error, Result, io_error};
 use crate::evicted::Evicted;
 use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, ReadRequest, Registry};
-use crate::io::{Backing, Engine, Guarded, IoError, Operation};
+use crate::io::{Backing, Engine, Guarded};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
 use crate::stats::{FileStats, Stats};
@@ -142,7 +142,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::open`]; options with `write` or without `read`; a writable handle of the file
-    /// ([`ErrorKind::ImmutableConflict`](crate::ErrorKind::ImmutableConflict)).
+    /// ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)).
     pub fn open_immutable(
         &self,
         path: impl AsRef<Path>,
@@ -157,7 +157,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::open`]; options without `write` or with `mappable`, whose pages can be changed
-    /// without a call ([`ErrorKind::CannotGate`](crate::ErrorKind::CannotGate)).
+    /// without a call ([`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse)).
     pub fn open_gated(
         &self,
         path: impl AsRef<Path>,
@@ -189,13 +189,8 @@ impl Cache {
     pub fn sync_directory(&self, path: impl AsRef<Path>) -> Result<()> {
         self.inner.registry.check()?;
         let path = path.as_ref();
-        Ok(file::sync_directory(path).map_err(|source| IoError {
-            file: path.display().to_string(),
-            operation: Operation::SyncAll,
-            position_bytes: 0,
-            length_bytes: 0,
-            source,
-        })?)
+        let failed = |source| io_error(path.display().to_string(), "sync", None, source);
+        file::sync_directory(path).map_err(failed)
     }
 
     /// Opens the regular file behind `descriptor`, which needs no name. The descriptor stays open
@@ -348,7 +343,7 @@ impl Cache {
                  (CacheBuilder::memory_max)",
                 self.inner.memory_bytes_max
             );
-            return Err(crate::error::ErrorKind::Config { name: "memory", problem }.into());
+            return Err(Error::config("memory", problem));
         }
         self.inner.reclaim.set_bound(bytes)
     }

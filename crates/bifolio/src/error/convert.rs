@@ -1,9 +1,8 @@
 //! Conversion of an [`Error`] to an [`std::io::ErrorKind`] and an error number.
 //!
-//! For callers that speak `std::io`, C or FUSE. One table classifies every kind.
+//! For callers that speak `std::io`, C or FUSE. One table has the number of every kind.
 
 use super::{Error, ErrorKind};
-use crate::io::OpenDiskError;
 use std::error::Error as _;
 use std::io;
 
@@ -21,117 +20,73 @@ impl Error {
     /// # }
     /// ```
     pub fn raw_os_error(&self) -> Option<i32> {
-        if let ErrorKind::Close { failures } = self.kind() {
-            return failures.iter().find_map(|failure| failure.cause.raw_os_error());
-        }
-        let mut next = self.source();
-        while let Some(error) = next {
-            if let Some(number) = error.downcast_ref().and_then(io::Error::raw_os_error) {
-                return Some(number);
-            }
-            next = error.source();
-        }
-        None
+        self.io_causes().find_map(io::Error::raw_os_error)
     }
 
     /// Returns the error number that a system call would fail with: [`Error::raw_os_error`] where
     /// the system caused the error, otherwise the number that fits best, such as `ENOMEM` for a
     /// full cache.
     pub fn errno(&self) -> i32 {
-        self.raw_os_error().unwrap_or_else(|| self.classify().1)
+        self.raw_os_error().unwrap_or_else(|| self.own_number())
+    }
+
+    /// Iterates over the causes of `std::io`.
+    fn io_causes(&self) -> impl Iterator<Item = &io::Error> {
+        let causes = std::iter::successors(self.source(), |error| (*error).source());
+        causes.filter_map(|error| error.downcast_ref())
+    }
+
+    /// Returns the number of an error without one of the system.
+    fn own_number(&self) -> i32 {
+        if let Some(errno) = self.0.errno {
+            return errno;
+        }
+        match self.kind() {
+            ErrorKind::Config
+            | ErrorKind::Open
+            | ErrorKind::NotRegular
+            | ErrorKind::OutOfRange
+            | ErrorKind::PinSpansFolios
+            | ErrorKind::PastEnd => libc::EINVAL,
+            ErrorKind::TooLong => libc::EFBIG,
+            ErrorKind::NotOpenedFor | ErrorKind::Closed => libc::EBADF,
+            ErrorKind::Unsupported | ErrorKind::CannotMap | ErrorKind::GateMisuse => {
+                libc::EOPNOTSUPP
+            }
+            ErrorKind::MapsAlive | ErrorKind::OptionConflict | ErrorKind::TooManyPins => {
+                libc::EBUSY
+            }
+            ErrorKind::Gated if self.0.cause.is_none() => libc::EBUSY,
+            ErrorKind::Locked | ErrorKind::WouldBlock | ErrorKind::Thread => libc::EAGAIN,
+            ErrorKind::Full | ErrorKind::BoundInUse | ErrorKind::Memory => libc::ENOMEM,
+            ErrorKind::Fault | ErrorKind::Close => self.cause().map_or(libc::EIO, Self::own_number),
+            _ => libc::EIO,
+        }
     }
 
     /// Returns the kind that this error has as an [`std::io::Error`].
     fn io_kind(&self) -> io::ErrorKind {
-        self.raw_os_error()
-            .map_or_else(|| self.classify().0, |number| io::Error::from_raw_os_error(number).kind())
+        let number = self.raw_os_error();
+        let of_number = |number| io::Error::from_raw_os_error(number).kind();
+        number.map_or_else(|| self.own_io_kind(), of_number)
     }
 
-    /// Returns a copy of an [`ErrorKind::Full`], and `None` of any other error.
-    pub(crate) fn full_again(&self) -> Option<Self> {
-        let ErrorKind::Full {
-            bound_bytes,
-            pinned_bytes,
-            unwritten_bytes,
-            unswappable_bytes,
-            busy_bytes,
-            gated_bytes,
-            metadata_bytes,
-            wanted_bytes,
-            free_bytes,
-            ref cause,
-            ref refused,
-        } = *self.kind()
-        else {
-            return None;
-        };
-        let kind = ErrorKind::Full {
-            bound_bytes,
-            pinned_bytes,
-            unwritten_bytes,
-            unswappable_bytes,
-            busy_bytes,
-            gated_bytes,
-            metadata_bytes,
-            wanted_bytes,
-            free_bytes,
-            cause: cause.clone(),
-            refused: refused.clone(),
-        };
-        Some(kind.into())
-    }
-
-    /// The kind and number of an error without a number of the system.
-    fn classify(&self) -> (io::ErrorKind, i32) {
-        use io::ErrorKind as Io;
+    /// Returns the kind of an error without a number of the system.
+    fn own_io_kind(&self) -> io::ErrorKind {
         match self.kind() {
-            ErrorKind::Config { .. }
-            | ErrorKind::OutOfRange { .. }
-            | ErrorKind::PinSpansFolios { .. }
-            | ErrorKind::NotMappable { .. }
-            | ErrorKind::FolioSizeConflict { .. } => (Io::InvalidInput, libc::EINVAL),
-            ErrorKind::PastEnd { .. } => (Io::UnexpectedEof, libc::EINVAL),
-            ErrorKind::TooLong { .. } => (Io::FileTooLarge, libc::EFBIG),
-            ErrorKind::NotOpenedFor { .. } => (Io::PermissionDenied, libc::EBADF),
-            ErrorKind::IsMappable { .. }
-            | ErrorKind::CannotMap { .. }
-            | ErrorKind::CannotGate { .. }
-            | ErrorKind::CannotMapMut { .. } => (Io::Unsupported, libc::EOPNOTSUPP),
-            ErrorKind::MapsAlive { .. }
-            | ErrorKind::ImmutableConflict { .. }
-            | ErrorKind::DirectConflict { .. }
-            | ErrorKind::TooManyPins { .. } => (Io::ResourceBusy, libc::EBUSY),
-            ErrorKind::Gated { cause: Some(cause), .. } => (cause.kind(), libc::EIO),
-            ErrorKind::Gated { .. } => (Io::ResourceBusy, libc::EBUSY),
-            ErrorKind::InsideGate { .. } => (Io::Deadlock, libc::EDEADLK),
-            ErrorKind::Locked { .. } | ErrorKind::WouldBlock { .. } => {
-                (Io::WouldBlock, libc::EAGAIN)
+            ErrorKind::PastEnd => io::ErrorKind::UnexpectedEof,
+            ErrorKind::NotOpenedFor => io::ErrorKind::PermissionDenied,
+            ErrorKind::SwapCorrupt | ErrorKind::CutShort => io::ErrorKind::InvalidData,
+            ErrorKind::Full | ErrorKind::BoundInUse => io::ErrorKind::OutOfMemory,
+            ErrorKind::Fault | ErrorKind::Close => {
+                self.cause().map_or(io::ErrorKind::Other, Self::own_io_kind)
             }
-            ErrorKind::Full { .. } | ErrorKind::BoundInUse { .. } => {
-                (Io::OutOfMemory, libc::ENOMEM)
-            }
-            ErrorKind::SwapCorrupt { .. } | ErrorKind::CutShort { .. } => {
-                (Io::InvalidData, libc::EIO)
-            }
-            ErrorKind::Open(error) => match error {
-                OpenDiskError::DirectRefused { .. } => (Io::Unsupported, libc::EOPNOTSUPP),
-                OpenDiskError::Replaced { .. } => (Io::ResourceBusy, libc::EBUSY),
-                _ => (Io::InvalidInput, libc::EINVAL),
+            _ => match (self.io_causes().next(), self.own_number()) {
+                (Some(cause), _) => cause.kind(),
+                (None, libc::EOPNOTSUPP) => io::ErrorKind::Unsupported,
+                (None, libc::EIO | libc::EBADF) => io::ErrorKind::Other,
+                (None, number) => io::Error::from_raw_os_error(number).kind(),
             },
-            ErrorKind::Io(error) => (error.source.kind(), libc::EIO),
-            ErrorKind::Writeback(error) => (error.source.kind(), libc::EIO),
-            ErrorKind::Unwritable { cause, .. } => (cause.source.kind(), libc::EIO),
-            ErrorKind::SwapRead { source, .. } => (source.source.kind(), libc::EIO),
-            ErrorKind::CopyToFd { source, .. } => (source.kind(), libc::EIO),
-            ErrorKind::Memory { source, .. } => (source.kind(), libc::ENOMEM),
-            ErrorKind::Thread(source) => (source.kind(), libc::EAGAIN),
-            ErrorKind::Fault(error) => error.classify(),
-            ErrorKind::Close { failures } => {
-                let first = failures.first().map(|failure| failure.cause.classify());
-                first.unwrap_or((Io::Other, libc::EIO))
-            }
-            ErrorKind::Closed => (Io::Other, libc::EBADF),
-            _ => (Io::Other, libc::EIO),
         }
     }
 }
@@ -161,52 +116,50 @@ impl From<Error> for io::Error {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::error::CloseFailure;
-    use crate::io::{IoError, Operation};
+    use crate::error::io_error;
     use std::sync::Arc;
 
-    fn no_space() -> IoError {
-        IoError {
-            file: "data.db".into(),
-            operation: Operation::Write,
-            position_bytes: 4096,
-            length_bytes: 4096,
-            source: io::Error::from_raw_os_error(libc::ENOSPC),
-        }
+    fn no_space() -> Error {
+        let source = io::Error::from_raw_os_error(libc::ENOSPC);
+        io_error("data.db", "write of 4096 bytes at position 4096", Some(4096..8192), source)
     }
 
     #[test]
-    fn the_number_of_the_system_is_found_behind_every_error() {
-        let cause = Arc::new(no_space());
-        let later = || Error::from(ErrorKind::Writeback(Arc::new(no_space())));
-        let failure = CloseFailure { file: "data.db".into(), unwritten_bytes: 1, cause: later() };
-        let errors = [
-            Error::from(no_space()),
-            later(),
-            ErrorKind::Fault(Arc::new(later())).into(),
-            ErrorKind::Close { failures: vec![failure] }.into(),
-            ErrorKind::Unwritable {
-                file: "data.db".into(),
-                position_bytes: 0,
-                length_bytes: 1,
-                dirty_bytes: 1,
-                cause,
-            }
-            .into(),
-        ];
-        for error in errors {
+    fn number_file_and_range_are_found_behind_every_error() {
+        let later = || Error::writeback(no_space());
+        let fault = Error::new(ErrorKind::Fault, "a page").because(Arc::new(later()));
+        for error in [no_space(), later(), fault, Error::close(&[later()])] {
             assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error:?}");
             assert_eq!(error.errno(), libc::ENOSPC);
+            assert_eq!((error.file(), error.range()), (Some("data.db"), Some(4096..8192)));
             assert_eq!(io::Error::from(error).kind(), io::ErrorKind::StorageFull);
         }
+        let unwritable = Error::new(ErrorKind::Unwritable, "no").in_file("log").at(0..1);
+        let unwritable = unwritable.because(Arc::new(no_space()));
+        assert_eq!(unwritable.errno(), libc::ENOSPC);
+        assert_eq!((unwritable.file(), unwritable.range()), (Some("log"), Some(0..1)));
     }
 
     #[test]
     fn an_error_of_the_cache_has_a_fitting_number() {
-        let error = Error::from(ErrorKind::Closed);
-        assert_eq!((error.raw_os_error(), error.errno()), (None, libc::EBADF));
-        let file = String::from("data.db");
-        let error = Error::from(ErrorKind::TooLong { file, wanted_bytes: 2, len_max_bytes: 1 });
-        assert_eq!((error.io_kind(), error.errno()), (io::ErrorKind::FileTooLarge, libc::EFBIG));
+        let check = |error: Error, kind, number| {
+            assert_eq!((error.raw_os_error(), error.errno()), (None, number), "{error:?}");
+            assert_eq!(error.io_kind(), kind, "{error:?}");
+        };
+        let plain = |kind| Error::new(kind, "planted");
+        check(plain(ErrorKind::Closed), io::ErrorKind::Other, libc::EBADF);
+        check(plain(ErrorKind::TooLong), io::ErrorKind::FileTooLarge, libc::EFBIG);
+        check(plain(ErrorKind::Config), io::ErrorKind::InvalidInput, libc::EINVAL);
+        check(plain(ErrorKind::Unsupported), io::ErrorKind::Unsupported, libc::EOPNOTSUPP);
+        check(plain(ErrorKind::OptionConflict), io::ErrorKind::ResourceBusy, libc::EBUSY);
+        check(plain(ErrorKind::Locked), io::ErrorKind::WouldBlock, libc::EAGAIN);
+        check(plain(ErrorKind::PastEnd), io::ErrorKind::UnexpectedEof, libc::EINVAL);
+        check(Error::inside_gate("f".into()), io::ErrorKind::Deadlock, libc::EDEADLK);
+        check(Error::not_mappable("f".into()), io::ErrorKind::InvalidInput, libc::EINVAL);
+        let silent = || io_error("f", "sync", None, io::ErrorKind::TimedOut.into());
+        check(silent(), io::ErrorKind::TimedOut, libc::EIO);
+        check(Error::writeback(silent()), io::ErrorKind::TimedOut, libc::EIO);
+        let full = plain(ErrorKind::Full).because(Arc::new(silent()));
+        check(full, io::ErrorKind::OutOfMemory, libc::ENOMEM);
     }
 }

@@ -94,7 +94,7 @@ impl File {
         if self.is_memory_file() {
             return self.allocate_folios(&(range.start..range.end.min(self.len())));
         }
-        Ok(resizing.fallocate(FallocateMode::AllocateKeepLen, range)?)
+        resizing.fallocate(FallocateMode::AllocateKeepLen, range)
     }
 
     /// Fails unless the file is open for writing and the range is valid. Returns its end.

@@ -18,7 +18,7 @@ use super::open_slots::Retire;
 use super::own_pins;
 use super::registry::{Key, Open, Registry};
 use super::{File, OpenOptions};
-use crate::error::{CloseFailure, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;
@@ -83,11 +83,7 @@ impl Registry {
     /// Closes a file that has no handles. `has_failed` means that the caller has just failed in L1
     /// and reported it: this counts as the first round, so that a failing device is not asked to
     /// write everything again.
-    pub(super) fn retire(
-        &self,
-        key: Key,
-        has_failed: bool,
-    ) -> std::result::Result<(), CloseFailure> {
+    pub(super) fn retire(&self, key: Key, has_failed: bool) -> Result<()> {
         self.files.retire(key, self, has_failed)
     }
 
@@ -118,21 +114,21 @@ impl Registry {
     fn make_durable(&self) -> Result<()> {
         let files = self.files.keys().into_iter().filter_map(|key| self.inode_after_release(key));
         let failures: Vec<_> = files.filter_map(|inode| durable(&inode).err()).collect();
-        if failures.is_empty() { Ok(()) } else { Err(ErrorKind::Close { failures }.into()) }
+        if failures.is_empty() { Ok(()) } else { Err(Error::close(&failures)) }
     }
 
     /// Makes everything durable and closes the cache: later calls fail. On an error nothing is
     /// closed and nothing is lost.
     pub(crate) fn close(&self) -> Result<()> {
         if is_inside_any() {
-            return Err(ErrorKind::InsideGate { file: "the cache".to_owned() }.into());
+            return Err(Error::inside_gate("the cache".to_owned()));
         }
         let _one_at_a_time = self.closing.lock();
         self.check()?;
         self.cache_state.check_maps()?;
         self.inodes().try_for_each(|inode| own_pins::check(&inode, &own_pins::ALL_PAGES))?;
         self.make_durable()?;
-        self.cache_state.close().map_err(|maps| ErrorKind::MapsAlive { maps })?;
+        self.cache_state.close().map_err(Error::maps_alive)?;
         // Bytes that were written between the sync and the change of the cache's state.
         self.make_durable().inspect_err(|_| self.cache_state.reopen())?;
         for key in self.files.keys() {
@@ -182,13 +178,13 @@ impl Registry {
 
 impl Retire<Open> for Registry {
     type Shared = Arc<Inode>;
-    type Failure = CloseFailure;
+    type Failure = Error;
 
     fn share_unused(&self, open: &Open) -> Option<Arc<Inode>> {
         (open.handles == 0).then(|| Arc::clone(&open.inode))
     }
 
-    fn make_durable(&self, inode: Arc<Inode>) -> std::result::Result<(), CloseFailure> {
+    fn make_durable(&self, inode: Arc<Inode>) -> Result<()> {
         durable(&inode)
     }
 
@@ -206,11 +202,11 @@ impl Retire<Open> for Registry {
 }
 
 /// L1: makes a file durable.
-fn durable(inode: &Inode) -> std::result::Result<(), CloseFailure> {
-    inode.make_durable(&inode.errors.sample()).map_err(|cause| CloseFailure {
-        file: inode.name(),
-        unwritten_bytes: inode.unwritten_bytes(),
-        cause,
+fn durable(inode: &Inode) -> Result<()> {
+    inode.make_durable(&inode.errors.sample()).map_err(|cause| {
+        let unwritten = inode.unwritten_bytes();
+        let text = format!("{unwritten} bytes are not written, or not flushed: {cause}");
+        Error::new(ErrorKind::Close, text).in_file(inode.name()).because(Arc::new(cause))
     })
 }
 
@@ -265,7 +261,7 @@ impl File {
     /// ```
     pub fn close(self) -> Result<()> {
         if self.handle.registry.cache_state.is_forked() {
-            return Err(ErrorKind::Forked.into());
+            return Err(Error::forked());
         }
         let inode = &self.handle.inode;
         let result = own_pins::check(inode, &own_pins::ALL_PAGES)

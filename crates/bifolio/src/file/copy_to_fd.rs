@@ -16,7 +16,7 @@
 
 use super::File;
 use super::handle::AccessMode;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::page::{BATCH_SLOTS, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -26,6 +26,7 @@ use arrayvec::ArrayVec;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 /// Source of zeros for holes: 16 pages.
 static ZEROS: [u8; 16 * PAGE_BYTES as usize] = [0; 16 * PAGE_BYTES as usize];
@@ -147,10 +148,15 @@ impl File {
     }
 
     #[cold]
-    fn not_taken(&self, range: Range<u64>, source: io::Error) -> crate::error::Error {
-        let file = self.handle.inode.name();
-        let (position_bytes, length_bytes) = (range.start, range.end - range.start);
-        ErrorKind::CopyToFd { file, position_bytes, length_bytes, source }.into()
+    fn not_taken(&self, range: Range<u64>, source: io::Error) -> Error {
+        let (position, length) = (range.start, range.end - range.start);
+        let text = format!(
+            "{length} bytes at position {position} could not be copied to the descriptor: {source}"
+        );
+        Error::new(ErrorKind::CopyToFd, text)
+            .in_file(self.handle.inode.name())
+            .at(range)
+            .because(Arc::new(source))
     }
 }
 

@@ -488,9 +488,12 @@ impl Handle {
 
     #[cold]
     pub(super) fn too_many_pins(&self, index: u64) -> Error {
-        let file = self.inode.name();
-        let position_bytes = index * PAGE_BYTES;
-        ErrorKind::TooManyPins { file, position_bytes, pins: COUNT_MAX }.into()
+        let position = index * PAGE_BYTES;
+        let text = format!(
+            "the page at position {position} is pinned {COUNT_MAX} times, the most allowed"
+        );
+        let range = position..position + PAGE_BYTES;
+        Error::new(ErrorKind::TooManyPins, text).in_file(self.inode.name()).at(range)
     }
 }
 

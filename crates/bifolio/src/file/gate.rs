@@ -3,7 +3,7 @@
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
 use super::{File, PageRefMut, own_pins};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::page::{Lookup, PAGE_BYTES, pages_of};
 use crate::writeback::{CheckpointMark, WriteGate};
 use std::ops::{Deref, Range};
@@ -52,8 +52,9 @@ impl Checkpoint {
 /// - If everything dirty is behind the gate, writers and readers that need memory wait for it
 ///   like for a slow device: up to 10 s, or
 ///   [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max). Then, or at once if the
-///   gate fails or nothing is committed, the call fails with [`ErrorKind::Unwritable`] or
-///   [`ErrorKind::Full`], which name the gate.
+///   gate fails or nothing is committed, the call fails with
+///   [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable) or
+///   [`ErrorKind::Full`](crate::ErrorKind::Full), which name the gate.
 /// - [`set_len`](File::set_len) changes the storage at once: make its log record durable first.
 ///
 /// The cache keeps `gate` until the file is closed. A gate that itself owns a handle of the
@@ -119,8 +120,9 @@ impl GatedFile {
     /// replaced: the new one must be for the same log.
     ///
     /// # Errors
-    /// [`ErrorKind::CannotGate`] for a memory file, which is not durable, and for a mappable file,
-    /// whose pages can be changed without a call; a handle that is not open for writing.
+    /// [`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse) for a memory file, which is not
+    /// durable, and for a mappable file, whose pages can be changed without a call; a handle that
+    /// is not open for writing.
     pub fn new(file: File, gate: Arc<dyn WriteGate>) -> Result<Self> {
         file.handle.check_writable()?;
         let inode = &file.handle.inode;
@@ -134,7 +136,7 @@ impl GatedFile {
                 return Ok(Self { file });
             }
         };
-        Err(ErrorKind::CannotGate { file: inode.name(), reason }.into())
+        Err(Error::cannot_gate(inode.name(), reason))
     }
 
     /// Writes all of `buffer` at `position`, as a change whose log record ends at `lsn`: the pages
@@ -148,7 +150,8 @@ impl GatedFile {
     ///
     /// # Errors
     /// Fails like [`File::write_all_at`]. If a gate keeps too much dirty:
-    /// [`ErrorKind::Unwritable`], [`ErrorKind::Full`].
+    /// [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable),
+    /// [`ErrorKind::Full`](crate::ErrorKind::Full).
     pub fn write_at(&self, buffer: &[u8], position: u64, lsn: u64) -> Result<()> {
         self.begin()?;
         let mut done = 0;
@@ -187,7 +190,8 @@ impl GatedFile {
     /// Waits for other threads that work on the pages. The cost grows with the resident pages.
     ///
     /// # Errors
-    /// A handle that is not open for writing; [`ErrorKind::PinnedByCaller`].
+    /// A handle that is not open for writing;
+    /// [`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller).
     pub fn assign_lsn(&self, range: Range<u64>, lsn: u64) -> Result<()> {
         let (handle, inode) = (&self.file.handle, &self.file.handle.inode);
         handle.check_writable()?;
@@ -290,6 +294,6 @@ impl File {
             inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
         }
         let error = inode.errors.check_since(&self.handle.error_cursor, inode.errors.count());
-        error.map_or(Ok(()), |error| Err(ErrorKind::Writeback(error).into()))
+        error.map_or(Ok(()), |error| Err(Error::writeback(error)))
     }
 }

@@ -79,15 +79,18 @@ impl Handle {
 
     #[cold]
     fn not_opened_for(&self, operation: &'static str) -> Error {
-        ErrorKind::NotOpenedFor { file: self.inode.name(), operation }.into()
+        let text = format!("not opened for {operation}");
+        Error::new(ErrorKind::NotOpenedFor, text).in_file(self.inode.name())
     }
 
     /// Returns the end of a range, or an error if it is beyond 2^63.
     pub(super) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
         let end = position_bytes.checked_add(length_bytes);
         end.filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(|| {
-            let file = self.inode.name();
-            ErrorKind::OutOfRange { file, position_bytes, length_bytes }.into()
+            let text =
+                format!("{length_bytes} bytes at position {position_bytes} lie beyond 2^63 - 1");
+            let range = position_bytes..position_bytes.saturating_add(length_bytes);
+            Error::new(ErrorKind::OutOfRange, text).in_file(self.inode.name()).at(range)
         })
     }
 
@@ -135,15 +138,26 @@ impl Handle {
     /// Fails for a file that can be mapped, whose pages have fixed addresses.
     pub(super) fn check_unmappable(&self, operation: &'static str) -> Result<()> {
         if self.inode.page_space.is_in_place() {
-            return Err(ErrorKind::IsMappable { file: self.inode.name(), operation }.into());
+            return Err(self.unsupported(operation, "it was opened to be mapped"));
         }
         Ok(())
     }
 
     #[cold]
     pub(super) fn past_end(&self, position_bytes: u64, length_bytes: u64) -> Error {
-        let (file, len_bytes) = (self.inode.name(), self.inode.mapping.len_bytes());
-        ErrorKind::PastEnd { file, position_bytes, length_bytes, len_bytes }.into()
+        let len_bytes = self.inode.mapping.len_bytes();
+        let text = format!(
+            "{length_bytes} bytes at position {position_bytes} end past the end of the file, which \
+             has {len_bytes} bytes"
+        );
+        let range = position_bytes..position_bytes.saturating_add(length_bytes);
+        Error::new(ErrorKind::PastEnd, text).in_file(self.inode.name()).at(range)
+    }
+
+    #[cold]
+    fn unsupported(&self, operation: &str, reason: &str) -> Error {
+        let text = format!("cannot {operation}: {reason}");
+        Error::new(ErrorKind::Unsupported, text).in_file(self.inode.name())
     }
 
     /// Fails for a length above the maximum.
@@ -152,8 +166,11 @@ impl Handle {
         if wanted_bytes <= len_max_bytes {
             return Ok(());
         }
-        let file = self.inode.name();
-        Err(ErrorKind::TooLong { file, wanted_bytes, len_max_bytes }.into())
+        let text = format!(
+            "cannot grow to {wanted_bytes} bytes, only to {len_max_bytes} \
+             (OpenOptions::len_max, File::raise_len_max)"
+        );
+        Err(Error::new(ErrorKind::TooLong, text).in_file(self.inode.name()))
     }
 }
 
@@ -176,11 +193,14 @@ impl CacheState {
 
     pub(crate) fn check(&self) -> Result<()> {
         if self.origin.is_forked() {
-            return Err(ErrorKind::Forked.into());
+            return Err(Error::forked());
         }
         // Acquire: pairs with the Release in `close`: what it flushed is flushed.
         let is_closed = self.state.load(Ordering::Acquire) & CLOSED != 0;
-        if is_closed { Err(ErrorKind::Closed.into()) } else { Ok(()) }
+        if is_closed {
+            return Err(Error::new(ErrorKind::Closed, "the cache is closed"));
+        }
+        Ok(())
     }
 
     pub(crate) fn is_forked(&self) -> bool {
@@ -216,7 +236,7 @@ impl CacheState {
         // Acquire: pairs with the Release in `end_map`, as in `close`.
         match self.state.load(Ordering::Acquire) & !CLOSED {
             0 => Ok(()),
-            maps => Err(ErrorKind::MapsAlive { maps }.into()),
+            maps => Err(Error::maps_alive(maps)),
         }
     }
 }

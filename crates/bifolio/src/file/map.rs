@@ -4,7 +4,7 @@ use super::File;
 use super::faults;
 use super::read_io::{Batch, Delivery};
 use super::registry::Registry;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES, pages_of};
 use std::ops::Range;
@@ -62,11 +62,10 @@ impl File {
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;
         let Some(region) = handle.inode.page_space.region() else {
-            return Err(ErrorKind::NotMappable { file: handle.inode.name() }.into());
+            return Err(Error::not_mappable(handle.inode.name()));
         };
         if range.is_empty() {
-            let problem = "a map of no bytes".to_owned();
-            return Err(ErrorKind::Config { name: "range", problem }.into());
+            return Err(Error::config("range", "a map of no bytes"));
         }
         if range.end > self.len() {
             return Err(handle.past_end(range.start, length_bytes));
@@ -88,11 +87,11 @@ impl File {
     pub(crate) fn admit_raw_writers(&self, region: &Region) -> Result<()> {
         self.handle.check_writable()?;
         if let Some(reason) = region.regions.why_no_stores() {
-            return Err(ErrorKind::CannotMapMut { reason }.into());
+            return Err(Error::cannot_map("for writing ", &reason));
         }
         let purpose = "watching the stores of a map";
         let tracked = self.handle.inode.track_stores(region);
-        tracked.map_err(|source| ErrorKind::Memory { purpose, source }.into())
+        tracked.map_err(|source| Error::memory(purpose, source))
     }
 
     /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages that
@@ -103,7 +102,7 @@ impl File {
         let pages = pages_of(&range);
         let cleared = handle.inode.page_space.clear_poison(pages.clone());
         let purpose = "a page of a map";
-        cleared.map_err(|source| ErrorKind::Memory { purpose, source })?;
+        cleared.map_err(|source| Error::memory(purpose, source))?;
         let mut batch = Batch::new(&handle.inode);
         // Failed pages are tried once more below, page by page, and reported.
         let mut deliver = |_, _: Delivery<'_>| {};

@@ -1,7 +1,7 @@
 //! Shared resources of files that can be mapped: created with the first of them.
 
 use super::faults::FaultThreads;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Region, Regions};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::Reclaim;
@@ -36,7 +36,7 @@ impl MapResources {
     /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
     pub(super) fn new_region(&self, reclaim: &Reclaim, len_max_bytes: u64) -> Result<Region> {
         if let Some(reason) = self.features.why_not(Feature::UserFaults) {
-            return Err(ErrorKind::CannotMap { reason }.into());
+            return Err(Error::cannot_map("", &reason));
         }
         let mut made = self.made.lock();
         let regions = self.regions(&mut made, reclaim)?;
@@ -65,12 +65,12 @@ impl MapResources {
             return Ok(Arc::clone(threads.userfault()));
         }
         let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
-        let threads = FaultThreads::start(&userfault, regions).map_err(ErrorKind::Thread)?;
+        let threads = FaultThreads::start(&userfault, regions).map_err(Error::thread)?;
         made.threads = Some(threads);
         Ok(userfault)
     }
 }
 
 fn refused(source: io::Error) -> Error {
-    ErrorKind::Memory { purpose: "a file that can be mapped (OpenOptions::len_max)", source }.into()
+    Error::memory("a file that can be mapped (OpenOptions::len_max)", source)
 }

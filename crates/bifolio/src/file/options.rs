@@ -1,7 +1,7 @@
 //! How a file is opened.
 
 use crate::config;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::io::{DirectIo, DiskOptions};
 use crate::sys::process;
 
@@ -51,7 +51,7 @@ pub(super) fn check_len_max(len_max_bytes: u64, len_bytes: u64) -> Result<()> {
         "{len_max_bytes} bytes is not from the file's length ({len_bytes}) to \
          {LEN_MAX_BYTES_LIMIT} (4 PiB)"
     );
-    Err(ErrorKind::Config { name: "len_max", problem }.into())
+    Err(Error::config("len_max", problem))
 }
 
 impl Default for OpenOptions {
@@ -117,9 +117,9 @@ impl OpenOptions {
     /// cache: a write lock on the whole file (`F_OFD_SETLK`), which ends with its last handle.
     /// Needs `write`, and a file of the kernel.
     ///
-    /// The open fails with [`ErrorKind::Locked`] if there is a lock already, such as that of
-    /// another cache with this option, in this process or another one. The lock is advisory:
-    /// programs that take none are not kept out. Handles of this cache share it.
+    /// The open fails with [`ErrorKind::Locked`](crate::ErrorKind::Locked) if there is a lock
+    /// already, such as that of another cache with this option, in this process or another one. The
+    /// lock is advisory: programs that take none are not kept out. Handles of this cache share it.
     pub fn exclusive(mut self, exclusive: bool) -> Self {
         self.exclusive = exclusive;
         self
@@ -153,8 +153,9 @@ impl OpenOptions {
     /// address space counts as memory: give the length that the file will have. Where the process
     /// has a limit on its address space (`RLIMIT_AS`) a default takes at most a 16th of that. The
     /// first open decides: a later one that asks for more is refused
-    /// ([`ErrorKind::OptionConflict`]), and one that asks for less changes nothing. To raise it
-    /// while the file is open, use [`File::raise_len_max`](crate::File::raise_len_max).
+    /// ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)), and one that asks for
+    /// less changes nothing. To raise it while the file is open, use
+    /// [`File::raise_len_max`](crate::File::raise_len_max).
     pub fn len_max(mut self, bytes: u64) -> Self {
         self.len_max_bytes = Some(bytes);
         self
@@ -163,7 +164,7 @@ impl OpenOptions {
     /// Selects whether transfers bypass the kernel's page cache. By default they do where the file
     /// system allows it; [`Stats::fallbacks`](crate::Stats::fallbacks) lists the others. All
     /// handles of a file share one choice: an open that asks for the other one fails
-    /// ([`ErrorKind::DirectConflict`]).
+    /// ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)).
     pub fn direct(mut self, direct: DirectIo) -> Self {
         self.direct = direct;
         self
@@ -192,7 +193,7 @@ impl OpenOptions {
             Self { truncate: true, write: false, .. } => "truncate needs write",
             _ => return Ok(()),
         };
-        Err(ErrorKind::Config { name: "open options", problem: problem.into() }.into())
+        Err(Error::config("open options", problem))
     }
 
     /// Returns the length for which the table of a file of `len_bytes` bytes is reserved.
@@ -220,8 +221,9 @@ impl OpenOptions {
     ) -> Result<()> {
         let wanted_more = self.len_max_bytes.filter(|wanted| *wanted > len_max_bytes);
         wanted_more.map_or(Ok(()), |wanted| {
-            let (wanted, open) = (wanted.to_string(), len_max_bytes.to_string());
-            Err(ErrorKind::OptionConflict { file: file(), option: "len_max", wanted, open }.into())
+            let text =
+                format!("with len_max {wanted}: it is open in this cache with {len_max_bytes}");
+            Err(Error::conflict(file(), text))
         })
     }
 

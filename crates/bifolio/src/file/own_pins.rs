@@ -3,7 +3,7 @@
 //! A `PageRefMut` holds its folio's lock and stays on its thread. A call of that thread that needs
 //! the folio would deadlock, so it checks this list before it waits, and returns an error.
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::page::PAGE_BYTES;
 use crate::writeback::Inode;
 use std::cell::RefCell;
@@ -59,12 +59,9 @@ pub(super) fn check(inode: &Inode, pages: &Range<u64>) -> Result<()> {
         pinned.iter().find(overlaps).map(|(_, pages)| pages.clone())
     });
     let Some(pages) = found.ok().flatten() else { return Ok(()) };
-    let kind = ErrorKind::PinnedByCaller {
-        file: inode.name(),
-        position_bytes: pages.start * PAGE_BYTES,
-        length_bytes: (pages.end - pages.start) * PAGE_BYTES,
-    };
-    Err(kind.into())
+    let (start, end) = (pages.start * PAGE_BYTES, pages.end * PAGE_BYTES);
+    let text = format!("{} bytes at {start} are a PageRefMut of the calling thread", end - start);
+    Err(Error::new(ErrorKind::PinnedByCaller, text).in_file(inode.name()).at(start..end))
 }
 
 fn address_of(inode: &Inode) -> usize {

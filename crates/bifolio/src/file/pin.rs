@@ -20,7 +20,7 @@ use super::owned_pin::OwnedPageRef;
 use super::read_io::Batch;
 use super::read_with::PageView;
 use crate::ablation::PinMode;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
     pages_of,
@@ -425,11 +425,13 @@ impl File {
         let length_bytes = self.check_pin_bytes(range)?;
         let folio_bytes = self.folio_bytes();
         if range.start / folio_bytes != (range.end - 1) / folio_bytes {
-            let file = self.handle.inode.name();
-            let position_bytes = range.start;
-            let kind =
-                ErrorKind::PinSpansFolios { file, position_bytes, length_bytes, folio_bytes };
-            return Err(kind.into());
+            let text = format!(
+                "{length_bytes} bytes at position {} are not in one folio of {folio_bytes} bytes; \
+                 `pins` walks several",
+                range.start
+            );
+            let error = Error::new(ErrorKind::PinSpansFolios, text);
+            return Err(error.in_file(self.handle.inode.name()).at(range.clone()));
         }
         Ok(())
     }
@@ -439,8 +441,7 @@ impl File {
         let length_bytes = range.end.saturating_sub(range.start);
         self.handle.range_end(range.start, length_bytes)?;
         if range.is_empty() {
-            let problem = "a pin of no bytes".to_owned();
-            return Err(ErrorKind::Config { name: "range", problem }.into());
+            return Err(Error::config("range", "a pin of no bytes"));
         }
         if range.end > self.len() {
             return Err(self.handle.past_end(range.start, length_bytes));

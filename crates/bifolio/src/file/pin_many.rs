@@ -11,7 +11,7 @@ use super::File;
 use super::fill::Locked;
 use super::pin::PageRef;
 use super::read_io::{Batch, Delivery};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::page::pages_of;
 use std::ops::Range;
 
@@ -74,14 +74,14 @@ impl File {
                 pins[number] = self.pin_resident(range).map(Ok);
                 continue;
             }
-            if let Some(again) = full.as_ref().and_then(Error::full_again) {
-                pins[number] = Some(Err(again));
+            if let Some(full) = &full {
+                pins[number] = Some(Err(full.clone()));
                 continue;
             }
             let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
             // If the batch cannot take a range for another reason, `pin` below reports it.
             full = batch.add(&self.handle, pages_of(range), number, &mut deliver).err();
-            full = full.filter(|error| error.full_again().is_some());
+            full = full.filter(|error| error.kind() == ErrorKind::Full);
             if full.is_some() && is_hasty {
                 return None;
             }

@@ -20,7 +20,7 @@
 use super::fill::{Locked, ReadIoClaim, Room, Wait};
 use super::handle::Handle;
 use crate::error::{Error, Result};
-use crate::io::{IoError, Queue, Transfer};
+use crate::io::{Queue, Transfer};
 use crate::memory::Staged;
 use crate::page::{Entry, Flag, FolioId, Folios, PAGE_BYTES};
 use crate::reclaim::Haste;
@@ -206,7 +206,7 @@ impl ReadIo {
     pub(super) fn finish<'a>(
         mut self,
         folios: &'a Folios,
-        answer: std::result::Result<usize, IoError>,
+        answer: Result<usize>,
         mut visit: impl FnMut(Locked<'a>),
     ) -> Result<()> {
         let total = self.expected_bytes;
@@ -436,7 +436,7 @@ fn hand_out<'a>(
     folios: &'a Folios,
     run: ReadIo,
     number: usize,
-    answer: std::result::Result<usize, IoError>,
+    answer: Result<usize>,
     deliver: &mut impl FnMut(usize, Delivery<'a>),
 ) {
     let (page, count) = (run.first_page(), run.folios().len());

@@ -9,7 +9,7 @@ use super::fill::Locked;
 use super::hit::Hit;
 use super::read_io::{Batch, Delivery, copy_filled};
 use super::{File, Registry, faults};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
 use crate::writeback::Inode;
@@ -114,7 +114,7 @@ impl File {
             file.handle.check_readable()?;
             if !Arc::ptr_eq(registry, &file.handle.registry) {
                 let problem = format!("{} is open in another cache", file.handle.inode.name());
-                return Err(ErrorKind::Config { name: "requests", problem }.into());
+                return Err(Error::config("requests", problem));
             }
         }
         let addressed = requests.iter_mut().map(|(file, request)| (*file, request));

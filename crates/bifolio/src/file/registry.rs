@@ -38,10 +38,8 @@ use super::readahead::Readahead;
 use super::{File, OpenOptions, faults};
 use crate::ablation::Ablation;
 use crate::config;
-use crate::error::{ErrorKind, Result};
-use crate::io::{
-    DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located, OpenDiskError,
-};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
 use crate::memory::PageSpace;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
@@ -196,7 +194,7 @@ impl Registry {
                 if let Ok(identity) = FileIdentity::of_file(&descriptor) {
                     self.keep(identity, &mut vec![descriptor]);
                 }
-                return Err(error.into());
+                return Err(error);
             }
         };
         let open = |unused: &mut Vec<_>| {
@@ -213,7 +211,7 @@ impl Registry {
         self: &Arc<Self>,
         identity: FileIdentity,
         mut unused: Vec<OwnedFd>,
-        open: impl FnOnce(&mut Vec<OwnedFd>) -> std::result::Result<DiskFile, OpenDiskError>,
+        open: impl FnOnce(&mut Vec<OwnedFd>) -> Result<DiskFile>,
         options: &OpenOptions,
     ) -> Result<File> {
         let key = Key::Identified(identity);
@@ -472,9 +470,9 @@ fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
     Ok(file)
 }
 
-pub(super) fn no_table(source: std::io::Error) -> crate::error::Error {
+pub(super) fn no_table(source: std::io::Error) -> Error {
     let purpose = "a file's table (OpenOptions::len_max)";
-    ErrorKind::Memory { purpose, source }.into()
+    Error::memory(purpose, source)
 }
 
 impl Open {
@@ -500,15 +498,16 @@ impl Open {
             _ => ("", ""),
         };
         if !wanted.is_empty() {
-            return Err(ErrorKind::ImmutableConflict { file: file(), wanted, open }.into());
+            let text = format!("{wanted}: it is open {open} in this cache");
+            return Err(Error::conflict(file(), text));
         }
         if options.mappable && !self.inode.page_space.is_in_place() {
-            return Err(ErrorKind::NotMappable { file: file() }.into());
+            return Err(Error::not_mappable(file()));
         }
-        let (wanted_bytes, open_bytes) = (options.folio_bytes, self.inode.mapping.folio_bytes());
-        if wanted_bytes != open_bytes {
-            let kind = ErrorKind::FolioSizeConflict { file: file(), wanted_bytes, open_bytes };
-            return Err(kind.into());
+        let (wanted, open) = (options.folio_bytes, self.inode.mapping.folio_bytes());
+        if wanted != open {
+            let text = format!("with folios of {wanted} bytes: it has {open}");
+            return Err(Error::conflict(file(), text).numbered(libc::EINVAL));
         }
         options.check_decided(self.inode.len_max_bytes(), file)?;
         self.check_way(options.direct)
@@ -530,13 +529,15 @@ impl Open {
             return Ok(());
         }
         let Some(disk) = self.disks.iter().find(|disk| disk.is_writable()) else {
-            let problem = "an exclusive lock needs a file opened by path or descriptor".into();
-            return Err(ErrorKind::Config { name: "open options", problem }.into());
+            let problem = "an exclusive lock needs a file opened by path or descriptor";
+            return Err(Error::config("open options", problem));
         };
-        let file = || self.inode.name();
         disk.lock_exclusively().map_err(|source| match source.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => ErrorKind::Locked { file: file() }.into(),
-            _ => ErrorKind::Open(OpenDiskError::System { path: file().into(), source }).into(),
+            Some(libc::EAGAIN | libc::EACCES) => {
+                let text = "cannot be opened exclusively: another program or cache has locked it";
+                Error::new(ErrorKind::Locked, text).in_file(self.inode.name())
+            }
+            _ => Error::cannot_open(Path::new(&self.inode.name()), source),
         })
     }
 
@@ -565,7 +566,8 @@ impl Open {
             }
             _ => return Ok(()),
         };
-        Err(ErrorKind::DirectConflict { file: self.inode.name(), wanted, reason }.into())
+        let text = format!("with {wanted:?}: it is open in this cache, and {reason}");
+        Err(Error::conflict(self.inode.name(), text))
     }
 }
 

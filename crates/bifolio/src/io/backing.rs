@@ -1,8 +1,8 @@
 //! Storage under a cache: the [`Backing`] trait, and [`Guarded`], which turns panics of a backing
 //! into errors.
 
-use super::{Alignment, IoBuf, IoBufMut, IoError, IoRequest, Operation, Submission};
-use crate::error::ErrorKind;
+use super::{Alignment, IoBuf, IoBufMut, IoRequest, Submission};
+use crate::error::{Error, ErrorKind, io_error};
 use crate::sync::blocking;
 use std::fmt::Debug;
 use std::io;
@@ -291,20 +291,18 @@ impl Guarded {
             let direct = backing.as_direct().map(|direct| (direct.alignment(), direct.identity()));
             Ok(direct.unwrap_or((Alignment::NONE, None)))
         });
-        let (alignment, identity) = asked.map_err(|source| IoError {
-            file: NAMELESS.to_owned(),
-            operation: Operation::Len,
-            position_bytes: 0,
-            length_bytes: 0,
-            source,
-        })?;
+        let (alignment, identity) =
+            asked.map_err(|source| io_error(NAMELESS, "query of the alignment", None, source))?;
         let guarded = Self { backing, alignment, identity };
         if alignment.is_valid() {
             return Ok(guarded);
         }
         let Alignment { memory_bytes, offset_bytes } = alignment;
-        let file = guarded.describe();
-        Err(ErrorKind::InvalidAlignment { file, memory_bytes, offset_bytes }.into())
+        let text = format!(
+            "the alignment of the backing is {memory_bytes} bytes in memory and {offset_bytes} of \
+             positions: each must be a power of two from 1 to 4096"
+        );
+        Err(Error::new(ErrorKind::Config, text).in_file(guarded.describe()))
     }
 }
 

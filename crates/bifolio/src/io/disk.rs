@@ -187,8 +187,8 @@ impl DiskFile {
                 let is_direct = self.direct.as_ref().is_some_and(|direct| direct.takes(request));
                 if is_direct {
                     self.buffered_reason.get_or_init(|| {
-                        let operation = request.operation;
-                        format!("the file system refused a direct {operation} ({error})")
+                        let name = request.operation.name();
+                        format!("the file system refused a direct {name} ({error})")
                     });
                 }
                 is_direct

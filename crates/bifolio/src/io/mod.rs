@@ -6,7 +6,7 @@
 //!   Engine, Queue                            many transfers at once, their owners      engine/
 //!     |
 //!   Transfer, read_full, sync_data ...       continue short transfers, EINTR, EAGAIN   transfer.rs
-//!     |                                      what failed, where, how much was left     error.rs
+//!     |                                      what failed, where, how much was left
 //!   trait Backing                            one attempt each                          backing.rs
 //!     |-- Guarded                            around a user's: panics become errors
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
@@ -22,7 +22,6 @@ mod backing;
 mod buf;
 mod disk;
 mod engine;
-mod error;
 mod open_disk;
 mod options;
 #[cfg(test)]
@@ -34,14 +33,10 @@ pub(crate) use backing::{DeviceIdentity, Guarded};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
-pub(crate) use error::limit_of;
-pub use error::{IoError, OpenDiskError, Operation};
-pub(crate) use open_disk::Located;
+pub(crate) use open_disk::{Located, replaced};
 pub use options::{DirectIo, DiskOptions};
-pub use transfer::{Alignment, IoRequest, PositionOutOfRange, Submission};
+pub use transfer::{Alignment, IoRequest, Operation, Submission};
 pub(crate) use transfer::{
     Pieces, RUN_PAGES_MAX, Transfer, fallocate, len_bytes, seek_data, seek_hole, set_len, sync_all,
     sync_data,
 };
-
-pub use crate::sys::file::FileKind;

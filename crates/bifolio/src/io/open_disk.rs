@@ -14,7 +14,8 @@
 use super::disk::{Direct, DiskFile, is_refusal};
 use super::options::DiskOptions;
 use super::transfer::ALIGNMENT_BYTES_MAX;
-use super::{Alignment, DirectIo, FileIdentity, IoBuffer, OpenDiskError};
+use super::{Alignment, DirectIo, FileIdentity, IoBuffer};
+use crate::error::{Error, ErrorKind};
 use crate::sync::{AtomicBool, Mutex};
 use crate::sys::file::{self, Creation, DirectAlignment, FileKind, OpenMode, Rights};
 use crate::sys::probe::{Feature, Features};
@@ -34,7 +35,7 @@ impl DiskFile {
     /// Opens the file at `path`, with every feature that this system has.
     ///
     /// Never blocks, whatever `path` names, and changes nothing unless it names a regular file.
-    pub fn open(path: impl AsRef<Path>, options: &DiskOptions) -> Result<Self, OpenDiskError> {
+    pub fn open(path: impl AsRef<Path>, options: &DiskOptions) -> Result<Self, Error> {
         Self::open_with(path, options, Features::of_system())
     }
 
@@ -42,7 +43,7 @@ impl DiskFile {
         path: impl AsRef<Path>,
         options: &DiskOptions,
         features: &Features,
-    ) -> Result<Self, OpenDiskError> {
+    ) -> Result<Self, Error> {
         Self::open_keeping(path.as_ref(), options, features, &mut Vec::new())
     }
 
@@ -54,9 +55,9 @@ impl DiskFile {
         options: &DiskOptions,
         features: &Features,
         unused: &mut Vec<OwnedFd>,
-    ) -> Result<Self, OpenDiskError> {
+    ) -> Result<Self, Error> {
         if let Some(problem) = options.contradiction() {
-            return Err(OpenDiskError::Options { path: path.to_owned(), problem });
+            return Err(Error::new(ErrorKind::Config, problem).in_file(path.display().to_string()));
         }
         for _ in 0..OPEN_ATTEMPTS_MAX {
             let (buffered, identity) = open_buffered(path, options, unused)?;
@@ -66,7 +67,7 @@ impl DiskFile {
                 return Ok(file);
             }
         }
-        Err(OpenDiskError::Replaced { path: path.to_owned() })
+        Err(replaced(path))
     }
 
     /// Creates the file of a descriptor, which is only reopened for direct transfers. The
@@ -76,10 +77,10 @@ impl DiskFile {
         options: &DiskOptions,
         features: &Features,
         unused: &mut Vec<OwnedFd>,
-    ) -> Result<Self, OpenDiskError> {
+    ) -> Result<Self, Error> {
         let name = file::name_of(descriptor.as_fd());
         let path = file::path_of(descriptor.as_fd());
-        let system = |source| OpenDiskError::System { path: name.clone(), source };
+        let system = |source| Error::cannot_open(&name, source);
         let look = || Ok((identity_of(descriptor.as_fd())?, file::rights(descriptor.as_fd())?));
         let (identity, rights) = match look() {
             Ok(seen) => seen,
@@ -99,17 +100,17 @@ impl DiskFile {
             file::set_blocking(buffered.as_fd()).map_err(system)?;
         }
         let opened = Opened { path: &path, name: name.clone(), buffered, identity, is_given: true };
-        opened.finish(options, features, unused)?.ok_or(OpenDiskError::Replaced { path: name })
+        opened.finish(options, features, unused)?.ok_or_else(|| replaced(&name))
     }
 
     /// Returns the identity of a descriptor, or an error if it cannot be used with `options`.
     pub(crate) fn check_fd(
         descriptor: &OwnedFd,
         options: &DiskOptions,
-    ) -> Result<FileIdentity, OpenDiskError> {
+    ) -> Result<FileIdentity, Error> {
         let path = file::name_of(descriptor.as_fd());
         let rights = file::rights(descriptor.as_fd());
-        let system = |source| OpenDiskError::System { path: path.clone(), source };
+        let system = |source| Error::cannot_open(&path, source);
         let (rights, status) =
             (rights.map_err(system)?, file::status(descriptor.as_fd()).map_err(system)?);
         check_descriptor(&path, descriptor.as_fd(), status.kind)?;
@@ -121,7 +122,8 @@ impl DiskFile {
             }
             _ => return Ok(FileIdentity::of(status)),
         };
-        Err(OpenDiskError::Descriptor { path, problem })
+        let text = format!("the descriptor cannot be used: {problem}");
+        Err(Error::new(ErrorKind::Open, text).in_file(path.display().to_string()))
     }
 }
 
@@ -144,7 +146,7 @@ impl Opened<'_> {
         options: &DiskOptions,
         features: &Features,
         unused: &mut Vec<OwnedFd>,
-    ) -> Result<Option<DiskFile>, OpenDiskError> {
+    ) -> Result<Option<DiskFile>, Error> {
         let (direct, reason) = match self.choose(options, features, unused) {
             Ok(Some(Ok(direct))) => (Some(direct), None),
             Ok(Some(Err(reason))) => (None, Some(reason)),
@@ -172,8 +174,8 @@ impl Opened<'_> {
         options: &DiskOptions,
         features: &Features,
         unused: &mut Vec<OwnedFd>,
-    ) -> Result<Option<Result<Direct, String>>, OpenDiskError> {
-        let system = |source| OpenDiskError::System { path: self.name.clone(), source };
+    ) -> Result<Option<Result<Direct, String>>, Error> {
+        let system = |source| Error::cannot_open(&self.name, source);
         let choice = match choose(self.path, self.buffered.as_fd(), options, features) {
             Ok(choice) => choice,
             Err(error) if self.is_given => {
@@ -198,7 +200,9 @@ impl Opened<'_> {
             Choice::Buffered { reason, unused: refused } => {
                 unused.extend(refused);
                 if options.direct == DirectIo::Require {
-                    return Err(OpenDiskError::DirectRefused { path: self.name.clone(), reason });
+                    let text = format!("direct I/O was required, but {reason}");
+                    let error = Error::new(ErrorKind::Unsupported, text);
+                    return Err(error.in_file(self.name.display().to_string()));
                 }
                 Err(reason)
             }
@@ -320,8 +324,8 @@ fn open_buffered(
     path: &Path,
     options: &DiskOptions,
     unused: &mut Vec<OwnedFd>,
-) -> Result<(OwnedFd, FileIdentity), OpenDiskError> {
-    let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+) -> Result<(OwnedFd, FileIdentity), Error> {
+    let system = |source| Error::cannot_open(path, source);
     match file::kind_of(path) {
         Ok(_) if options.create_new => return Err(system(exists())),
         Ok(kind) => check_regular(path, kind)?,
@@ -349,21 +353,28 @@ fn open_buffered(
 }
 
 /// Calls [`check_regular`] for an open file.
-fn check_descriptor(
-    path: &Path,
-    descriptor: BorrowedFd<'_>,
-    kind: FileKind,
-) -> Result<(), OpenDiskError> {
+fn check_descriptor(path: &Path, descriptor: BorrowedFd<'_>, kind: FileKind) -> Result<(), Error> {
     check_regular(path, kind)?;
     let is_generated = file::is_generated(descriptor);
     check_regular(path, if is_generated { FileKind::Generated } else { kind })
 }
 
-pub(super) fn check_regular(path: &Path, kind: FileKind) -> Result<(), OpenDiskError> {
+pub(super) fn check_regular(path: &Path, kind: FileKind) -> Result<(), Error> {
     match kind {
         FileKind::Regular => Ok(()),
-        _ => Err(OpenDiskError::NotRegular { path: path.to_owned(), kind }),
+        _ => {
+            let text = format!("it is {kind}; only regular files can be cached");
+            let error = Error::new(ErrorKind::NotRegular, text);
+            Err(error.in_file(path.display().to_string()))
+        }
     }
+}
+
+/// Returns the error for a path that named a different file at each attempt.
+pub(crate) fn replaced(path: &Path) -> Error {
+    let text = "the file kept being replaced while it was opened";
+    let error = Error::new(ErrorKind::Open, text).numbered(libc::EBUSY);
+    error.in_file(path.display().to_string())
 }
 
 fn identity_of(descriptor: BorrowedFd<'_>) -> io::Result<FileIdentity> {
@@ -382,8 +393,8 @@ pub(crate) struct Located {
 impl Located {
     /// Finds the file that `path` names; `None` if none exists. With `create_new` an existing file
     /// is an error.
-    pub(crate) fn find(path: &Path, options: &DiskOptions) -> Result<Option<Self>, OpenDiskError> {
-        let system = |source| OpenDiskError::System { path: path.to_owned(), source };
+    pub(crate) fn find(path: &Path, options: &DiskOptions) -> Result<Option<Self>, Error> {
+        let system = |source| Error::cannot_open(path, source);
         let descriptor = match file::locate(path) {
             Ok(_) if options.create_new => return Err(system(exists())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -398,9 +409,9 @@ impl Located {
     /// Fails as the open would fail for lack of permission. (Where the kernel can only check this
     /// by name, Linux before 5.8 without `/proc`, this checks the file that currently has the
     /// name.)
-    pub(crate) fn check_rights(&self, write: bool) -> Result<(), OpenDiskError> {
+    pub(crate) fn check_rights(&self, write: bool) -> Result<(), Error> {
         let allowed = file::may_open(self.descriptor.as_fd(), &self.path, write);
-        allowed.map_err(|source| OpenDiskError::System { path: self.path.clone(), source })
+        allowed.map_err(|source| Error::cannot_open(&self.path, source))
     }
 }
 

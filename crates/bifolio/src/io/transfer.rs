@@ -3,7 +3,7 @@
 //!
 //! `file` and `writeback` push transfers into the engine's queues, and call the functions for syncs
 //! and lengths; this file calls a [`Backing`]. Each operation ends complete, or with one
-//! [`IoError`] that says what is missing. A ring makes first attempts only; its completion is
+//! [`Error`] that says what is missing. A ring makes first attempts only; its completion is
 //! handled like the result of an attempt made here with a plain call. This is the only place that
 //! continues transfers:
 //!
@@ -26,7 +26,8 @@
 #![allow(unsafe_code)]
 
 use super::buf::Span;
-use super::{DirectBacking, FallocateMode, IoBuf, IoBufMut, IoError, Operation};
+use super::{DirectBacking, FallocateMode, IoBuf, IoBufMut};
+use crate::error::{Error, io_error, of_range};
 use crate::sync::{Ordering, blocking, fence};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
@@ -34,7 +35,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{io, slice, thread};
-use thiserror::Error;
 
 /// Consecutive interruptions before EINTR is returned: a backing that always returns EINTR is
 /// broken.
@@ -54,12 +54,12 @@ pub(super) fn read_full(
     targets: &mut [IoBufMut<'_>],
     position_bytes: u64,
     mut first: Option<io::Result<usize>>,
-) -> Result<usize, IoError> {
+) -> Result<usize, Error> {
     let length = targets.iter().map(IoBufMut::len).sum();
     let granule = backing.alignment().granule_bytes();
     let whole = Range { position_bytes, length };
     let fail = |done, source| whole.error(backing, Operation::Read, done, source);
-    range_end(position_bytes, length).map_err(|error| fail(0, error.into()))?;
+    range_end(position_bytes, length).map_err(|error| fail(0, error))?;
     let (mut done, mut stalls) = (0, 0);
     while done < length {
         let restart = round_down(done, granule);
@@ -89,12 +89,12 @@ pub(super) fn write_full(
     sources: &[IoBuf<'_>],
     position_bytes: u64,
     mut first: Option<io::Result<usize>>,
-) -> Result<usize, IoError> {
+) -> Result<usize, Error> {
     let length = sources.iter().map(IoBuf::len).sum();
     let granule = backing.alignment().granule_bytes();
     let whole = Range { position_bytes, length };
     let fail = |done, source| whole.error(backing, Operation::Write, done, source);
-    range_end(position_bytes, length).map_err(|error| fail(0, error.into()))?;
+    range_end(position_bytes, length).map_err(|error| fail(0, error))?;
     let mut done = 0;
     while done < length {
         let restart = round_down(done, granule);
@@ -151,23 +151,26 @@ fn write_once(
 }
 
 /// Makes everything written before durable.
-pub(crate) fn sync_data(backing: &dyn DirectBacking) -> Result<(), IoError> {
+pub(crate) fn sync_data(backing: &dyn DirectBacking) -> Result<(), Error> {
     blocking::check("a sync");
     persist(None, || backing.sync_data())
-        .map_err(|error| plain_error(backing, Operation::SyncData, 0, error))
+        .map_err(|error| io_error(backing.describe(), "sync of data", None, error))
 }
 
 /// Makes everything written before and the metadata of the file durable.
-pub(crate) fn sync_all(backing: &dyn DirectBacking) -> Result<(), IoError> {
+pub(crate) fn sync_all(backing: &dyn DirectBacking) -> Result<(), Error> {
     blocking::check("a sync");
     persist(None, || backing.sync_all())
-        .map_err(|error| plain_error(backing, Operation::SyncAll, 0, error))
+        .map_err(|error| io_error(backing.describe(), "sync", None, error))
 }
 
 /// Truncates or extends the file.
-pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<(), IoError> {
-    let fail = |error| plain_error(backing, Operation::SetLen, length_bytes, error);
-    range_end(length_bytes, 0).map_err(|error| fail(error.into()))?;
+pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<(), Error> {
+    let fail = |error| {
+        let operation = format!("change of length to {length_bytes} bytes");
+        io_error(backing.describe(), operation, None, error)
+    };
+    range_end(length_bytes, 0).map_err(fail)?;
     persist(None, || backing.set_len(length_bytes)).map_err(fail)
 }
 
@@ -176,42 +179,34 @@ pub(crate) fn fallocate(
     backing: &dyn DirectBacking,
     mode: FallocateMode,
     bytes: std::ops::Range<u64>,
-) -> Result<(), IoError> {
-    persist(None, || backing.fallocate(mode, bytes.clone())).map_err(|source| IoError {
-        file: backing.describe(),
-        operation: match mode {
-            FallocateMode::Allocate | FallocateMode::AllocateKeepLen => Operation::Allocate,
-            FallocateMode::PunchHole => Operation::PunchHole,
-            FallocateMode::ZeroRange => Operation::ZeroRange,
-        },
-        position_bytes: bytes.start,
-        length_bytes: bytes.end - bytes.start,
-        source,
+) -> Result<(), Error> {
+    persist(None, || backing.fallocate(mode, bytes.clone())).map_err(|source| {
+        let operation = match mode {
+            FallocateMode::Allocate | FallocateMode::AllocateKeepLen => "allocation",
+            FallocateMode::PunchHole => "punch of a hole",
+            FallocateMode::ZeroRange => "zeroing",
+        };
+        let operation = format!("{operation} of {}", of_range(&bytes));
+        io_error(backing.describe(), operation, Some(bytes.clone()), source)
     })
 }
 
 /// Returns the position of the first data from a position on.
-pub(crate) fn seek_data(
-    backing: &dyn DirectBacking,
-    position: u64,
-) -> Result<Option<u64>, IoError> {
+pub(crate) fn seek_data(backing: &dyn DirectBacking, position: u64) -> Result<Option<u64>, Error> {
     persist(None, || backing.seek_data(position))
-        .map_err(|error| plain_error(backing, Operation::SeekData, position, error))
+        .map_err(|error| seek_error(backing, "data", position, error))
 }
 
 /// Returns the position of the first hole from a position on.
-pub(crate) fn seek_hole(
-    backing: &dyn DirectBacking,
-    position: u64,
-) -> Result<Option<u64>, IoError> {
+pub(crate) fn seek_hole(backing: &dyn DirectBacking, position: u64) -> Result<Option<u64>, Error> {
     persist(None, || backing.seek_hole(position))
-        .map_err(|error| plain_error(backing, Operation::SeekHole, position, error))
+        .map_err(|error| seek_error(backing, "a hole", position, error))
 }
 
 /// Returns the length of the file.
-pub(crate) fn len_bytes(backing: &dyn DirectBacking) -> Result<u64, IoError> {
+pub(crate) fn len_bytes(backing: &dyn DirectBacking) -> Result<u64, Error> {
     persist(None, || backing.len_bytes())
-        .map_err(|error| plain_error(backing, Operation::Len, 0, error))
+        .map_err(|error| io_error(backing.describe(), "query of the length", None, error))
 }
 
 /// Repeats the call until the result is neither EINTR nor EAGAIN, or was so too often. `first` is
@@ -259,24 +254,40 @@ impl Range {
         operation: Operation,
         done: usize,
         source: io::Error,
-    ) -> IoError {
-        IoError {
-            file: backing.describe(),
-            operation,
-            position_bytes: self.position_bytes.saturating_add(done as u64),
-            length_bytes: (self.length - done) as u64,
-            source,
-        }
+    ) -> Error {
+        let position_bytes = self.position_bytes.saturating_add(done as u64);
+        let left = position_bytes..position_bytes.saturating_add((self.length - done) as u64);
+        let operation = format!("{} of {}", operation.name(), of_range(&left));
+        io_error(backing.describe(), operation, Some(left), source)
     }
 }
 
-fn plain_error(
+fn seek_error(
     backing: &dyn DirectBacking,
-    operation: Operation,
-    position_bytes: u64,
+    wanted: &str,
+    position: u64,
     source: io::Error,
-) -> IoError {
-    IoError { file: backing.describe(), operation, position_bytes, length_bytes: 0, source }
+) -> Error {
+    let operation = format!("search for {wanted} from position {position}");
+    io_error(backing.describe(), operation, Some(position..position), source)
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// From the storage to memory.
+    Read,
+    /// From memory to the storage.
+    Write,
+}
+
+impl Operation {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
 }
 
 /// A transfer that is about to be made, for [`DirectBacking::submission`], or was made, for
@@ -284,7 +295,7 @@ fn plain_error(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoRequest {
-    /// [`Read`](Operation::Read) or [`Write`](Operation::Write).
+    /// Its direction.
     pub operation: Operation,
     /// Position of the first byte.
     pub position_bytes: u64,
@@ -361,29 +372,16 @@ impl Alignment {
     }
 }
 
-/// Error for a range of bytes that does not end below 2^63.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{length_bytes} bytes at position {position_bytes} do not end below 2^63")]
-pub struct PositionOutOfRange {
-    /// Start of the range.
-    pub position_bytes: u64,
-    /// Length of the range.
-    pub length_bytes: u64,
-}
-
-impl From<PositionOutOfRange> for io::Error {
-    fn from(error: PositionOutOfRange) -> Self {
-        Self::new(io::ErrorKind::InvalidInput, error)
-    }
-}
-
 /// Returns the end of a range, if it is below 2^63.
-pub(crate) fn range_end(position_bytes: u64, length: usize) -> Result<u64, PositionOutOfRange> {
+pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
     let length_bytes = length as u64;
-    position_bytes
-        .checked_add(length_bytes)
-        .filter(|end| *end <= POSITION_BYTES_MAX)
-        .ok_or(PositionOutOfRange { position_bytes, length_bytes })
+    position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(
+        || {
+            let problem =
+                format!("{length_bytes} bytes at position {position_bytes} do not end below 2^63");
+            io::Error::new(io::ErrorKind::InvalidInput, problem)
+        },
+    )
 }
 
 /// Rounds `value` down to a multiple of `granule`, a power of two.
@@ -397,7 +395,7 @@ pub(crate) fn round_down(value: usize, granule: u64) -> usize {
 pub(crate) struct Transfer {
     /// The backing that stores the bytes.
     pub(crate) backing: Arc<dyn DirectBacking>,
-    /// [`Operation::Read`] or [`Operation::Write`].
+    /// Its direction.
     pub(crate) operation: Operation,
     /// Position of the first byte.
     pub(crate) position_bytes: u64,
@@ -406,7 +404,7 @@ pub(crate) struct Transfer {
 }
 
 /// Result of a transfer: bytes before the end of file, or all bytes of a write.
-pub(crate) type Answer = Result<usize, IoError>;
+pub(crate) type Answer = Result<usize, Error>;
 
 impl Transfer {
     /// Returns the request to the backing.
@@ -464,7 +462,7 @@ impl Transfer {
                 let sources = unsafe { self.pieces.sources() };
                 write_full(&*backing, sources, position, first)
             }
-            _ => {
+            Operation::Read => {
                 // SAFETY: IO-1, the caller's contract.
                 let targets = unsafe { self.pieces.targets() };
                 read_full(&*backing, targets, position, first)
@@ -586,17 +584,17 @@ mod tests {
 
     #[test]
     fn ranges_end_below_two_to_the_63() {
-        assert_eq!(range_end(0, 0), Ok(0));
-        assert_eq!(range_end(POSITION_BYTES_MAX, 0), Ok(POSITION_BYTES_MAX));
-        assert_eq!(range_end(POSITION_BYTES_MAX - 1, 1), Ok(POSITION_BYTES_MAX));
+        let end_of = |position, length| range_end(position, length).unwrap();
+        assert_eq!(end_of(0, 0), 0);
+        assert_eq!(end_of(POSITION_BYTES_MAX, 0), POSITION_BYTES_MAX);
+        assert_eq!(end_of(POSITION_BYTES_MAX - 1, 1), POSITION_BYTES_MAX);
         for (position_bytes, length) in
             [(POSITION_BYTES_MAX, 1), (1 << 63, 0), (u64::MAX, 1), (u64::MAX, usize::MAX)]
         {
             let error = range_end(position_bytes, length).unwrap_err();
-            assert_eq!(error.position_bytes, position_bytes);
-            let error = io::Error::from(error);
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-            assert!(error.get_ref().is_some_and(|inner| inner.is::<PositionOutOfRange>()));
+            let text = format!("{length} bytes at position {position_bytes} do not end below 2^63");
+            assert_eq!(error.to_string(), text);
         }
     }
 

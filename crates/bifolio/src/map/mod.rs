@@ -102,7 +102,7 @@ impl File {
     ///
     /// # Errors
     /// A file that was not opened [`mappable`](crate::OpenOptions::mappable)
-    /// ([`ErrorKind::NotMappable`]) or not for reading; a range that is empty or ends past the end
+    /// ([`ErrorKind::Unsupported`]) or not for reading; a range that is empty or ends past the end
     /// of the file; for a memory file, no memory for the tables of the first 128 MiB of the range
     /// ([`ErrorKind::Full`]).
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
@@ -121,7 +121,7 @@ impl File {
     /// otherwise they may be lost.
     ///
     /// # Errors
-    /// As [`File::map`]; a handle not opened for writing; [`ErrorKind::CannotMapMut`] if the kernel
+    /// As [`File::map`]; a handle not opened for writing; [`ErrorKind::CannotMap`] if the kernel
     /// cannot report which pages were stored to, or keep their bytes through an eviction (Linux 6.7
     /// and later can, unless a system call filter forbids it).
     pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
@@ -178,8 +178,9 @@ impl<F> Map<F> {
     /// Returns the last error of a fault of the file since the map was created or this was last
     /// called, if there is one.
     pub fn take_error(&self) -> Option<Error> {
-        let found = self.region.error_since(&mut self.errors_seen.lock());
-        found.map(|error| ErrorKind::Fault(error).into())
+        let error = self.region.error_since(&mut self.errors_seen.lock())?;
+        let text = format!("a page of a map could not be read: {error}");
+        Some(Error::new(ErrorKind::Fault, text).because(Arc::new(error)))
     }
 
     fn start(&self) -> *mut u8 {
@@ -190,7 +191,7 @@ impl<F> Map<F> {
     fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.len() {
             let problem = format!("{range:?} of a map of {} bytes", self.len());
-            return Err(ErrorKind::Config { name: "range", problem }.into());
+            return Err(Error::config("range", problem));
         }
         Ok(self.range.start + range.start..self.range.start + range.end)
     }

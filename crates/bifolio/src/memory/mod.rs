@@ -42,7 +42,7 @@ use region::{Orphans, Staging};
 pub(crate) use residency::{Evacuation, Purpose};
 pub(crate) use workingset::Shadow;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::page::{Entry, Folio, FolioId, Folios, Frozen, PAGE_BYTES, Reaper, Tables};
 use crate::stats::{Counter, Counters};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
@@ -368,13 +368,8 @@ impl UnmapRefusal {
 /// faults, reclaim and write-back.
 #[derive(Debug, Default)]
 pub(crate) struct Soundness {
-    cause: OnceLock<Cause>,
-}
-
-#[derive(Debug)]
-struct Cause {
-    what: &'static str,
-    source: Arc<io::Error>,
+    /// [`ErrorKind::Poisoned`] with the first cause.
+    error: OnceLock<Error>,
 }
 
 impl Soundness {
@@ -383,11 +378,13 @@ impl Soundness {
         log::error!("the cache is poisoned: {what}: {source}");
         let copy = || io::Error::new(source.kind(), source.to_string());
         let source = source.raw_os_error().map_or_else(copy, io::Error::from_raw_os_error);
-        let _ = self.cause.set(Cause { what, source: Arc::new(source) });
+        let text = format!("the cache is poisoned: {what}: {source}");
+        let error = Error::new(ErrorKind::Poisoned, text).because(Arc::new(source));
+        let _ = self.error.set(error);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.cause.get().is_some()
+        self.error.get().is_some()
     }
 
     /// Returns an error if the cache is poisoned.
@@ -395,8 +392,7 @@ impl Soundness {
     /// # Errors
     /// [`ErrorKind::Poisoned`] with the first cause.
     pub(crate) fn check(&self) -> Result<()> {
-        let Some(cause) = self.cause.get() else { return Ok(()) };
-        Err(ErrorKind::Poisoned { what: cause.what, source: Arc::clone(&cause.source) }.into())
+        self.error.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 
@@ -412,10 +408,9 @@ mod tests {
         soundness.lose("second", &io::Error::from_raw_os_error(libc::EIO));
         for _ in 0..2 {
             let error = soundness.check().unwrap_err();
-            let ErrorKind::Poisoned { what: "first", source } = error.kind() else {
-                panic!("{error:?}")
-            };
-            assert_eq!(source.raw_os_error(), Some(libc::ENOMEM));
+            assert_eq!(error.kind(), ErrorKind::Poisoned);
+            assert!(error.to_string().contains(": first: "), "{error}");
+            assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
         }
     }
 }

@@ -9,7 +9,7 @@
 
 use super::Reclaim;
 use super::scan::{ScanCounts, WriteOut};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::CHUNK_PAGES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
@@ -44,7 +44,7 @@ impl Background {
     pub(crate) fn start(reclaim: Arc<Reclaim>) -> Result<Self> {
         let shared = Arc::clone(&reclaim);
         let thread = OwnedThread::start("bifolio-reclaim", move || shared.run());
-        Ok(Self { reclaim, thread: thread.map_err(ErrorKind::Thread)? })
+        Ok(Self { reclaim, thread: thread.map_err(Error::thread)? })
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) use swapper::SwapThread;
 
 use crate::ablation::Ablation;
 use crate::config::Config;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
 use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
@@ -466,5 +466,5 @@ impl Reclaim {
 
 #[cold]
 fn frames_refused(source: std::io::Error) -> Error {
-    ErrorKind::Memory { purpose: "frames", source }.into()
+    Error::memory("frames", source)
 }

@@ -36,8 +36,7 @@ use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
 use super::unmap::{Owners, Unmapping};
 use super::wait::{RetryBudget, SWEEP_PAUSE};
 use super::{Reclaim, ReclaimLock};
-use crate::error::{ErrorKind, Result};
-use crate::io::IoError;
+use crate::error::{Error, Result};
 use crate::memory::{ListKind, Regions, RegionsSize};
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
@@ -300,7 +299,7 @@ impl Reclaim {
     }
 
     /// Returns why the swap accepts nothing, if its storage refuses writes to free slots.
-    pub(crate) fn refusal_of_swap(&self) -> Option<Arc<IoError>> {
+    pub(crate) fn refusal_of_swap(&self) -> Option<Error> {
         let swap = self.swap.as_ref().filter(|_| self.swapper.is_in_trouble())?;
         swap.answers().last_refusal.filter(|_| swap.has_free_slots())
     }
@@ -325,7 +324,7 @@ impl Reclaim {
     }
 
     /// Returns the error of a device or the swap that refuses writes, if any.
-    pub(super) fn trouble(&self) -> Option<Arc<IoError>> {
+    pub(super) fn trouble(&self) -> Option<Error> {
         let refused_by_swap = || self.swap.as_ref()?.answers().last_refusal;
         self.flusher.trouble().or_else(refused_by_swap)
     }
@@ -448,7 +447,7 @@ impl SwapThread {
         reclaim.swapper.queue.lock().is_served = true;
         let shared = Arc::clone(reclaim);
         let thread = OwnedThread::start("bifolio-swap", move || shared.run_swapper(&swap));
-        let thread = thread.map_err(ErrorKind::Thread)?;
+        let thread = thread.map_err(Error::thread)?;
         Ok(Some(Self { reclaim: Arc::clone(reclaim), thread }))
     }
 }

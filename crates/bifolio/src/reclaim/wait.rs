@@ -16,7 +16,7 @@ use super::scan::{ScanCounts, WriteOut};
 use super::{
     CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEPS_MAX, WAITING_SINCE, swapper,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, Usage};
 use crate::memory::{CHUNK_PAGES, FrameKind};
 use crate::page::{FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
@@ -305,22 +305,22 @@ impl Reclaim {
         }
         let usage = self.arena().usage();
         let gate = self.flusher.held_back();
-        let of_gate = || Some(Arc::new(gate.as_ref()?.to_io_error(std::io::ErrorKind::WouldBlock)));
+        let of_gate = || Some(gate.as_ref()?.to_io_error(std::io::ErrorKind::WouldBlock));
         let cause = (counts.unwritten_pages > 0).then(|| self.trouble()).flatten();
-        Error::from(ErrorKind::Full {
-            bound_bytes: usage.bound_bytes,
-            pinned_bytes: counts.pinned_pages * PAGE_BYTES,
-            unwritten_bytes: counts.unwritten_pages * PAGE_BYTES,
-            unswappable_bytes: self.memory.lru.unlisted_pages() * PAGE_BYTES,
-            busy_bytes: counts.busy_pages * PAGE_BYTES,
-            metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            wanted_bytes,
-            free_bytes: usage.free_pages * PAGE_BYTES
+        let used = Usage {
+            bound: usage.bound_bytes,
+            pinned: counts.pinned_pages * PAGE_BYTES,
+            unwritten: counts.unwritten_pages * PAGE_BYTES,
+            unswappable: self.memory.lru.unlisted_pages() * PAGE_BYTES,
+            busy: counts.busy_pages * PAGE_BYTES,
+            metadata: usage.used_bytes - usage.frame_bytes,
+            wanted: wanted_bytes,
+            free: usage.free_pages * PAGE_BYTES
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
-            gated_bytes: gate.as_ref().map_or(0, |gate| gate.held_bytes),
-            cause: cause.or_else(of_gate),
-            refused: self.memory.unmap_refusal.last.lock().clone(),
-        })
+            gated: gate.as_ref().map_or(0, |gate| gate.held_bytes),
+        };
+        let refused = self.memory.unmap_refusal.last.lock().clone();
+        Error::full(&used, cause.or_else(of_gate), refused)
     }
 }
 

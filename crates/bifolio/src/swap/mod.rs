@@ -55,8 +55,8 @@ pub(crate) use slot_group::GROUP_SLOTS;
 pub(crate) use slot_metadata::Mismatch;
 pub(crate) use slots::{GROUP_BYTES, SlotRun};
 
-use crate::error::{ErrorKind, Result};
-use crate::io::{self, Backing, DirectBacking, Guarded, IoError};
+use crate::error::{Error, Result};
+use crate::io::{self, Backing, DirectBacking, Guarded};
 use crate::memory::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
@@ -85,7 +85,7 @@ pub(crate) struct Answers {
     /// Number of write-backs that failed.
     pub(crate) refused: u64,
     /// Error of the last one that failed.
-    pub(crate) last_refusal: Option<Arc<IoError>>,
+    pub(crate) last_refusal: Option<Error>,
 }
 
 /// The swap of a cache; see the [module documentation](self).
@@ -114,8 +114,8 @@ impl Swap {
         };
         let slots = Slots::new(bytes_max);
         let purpose = "the checksums of swapped pages (CacheBuilder::swap_max)";
-        let words = SlotMetadata::new(slots.end())
-            .map_err(|source| ErrorKind::Memory { purpose, source })?;
+        let words =
+            SlotMetadata::new(slots.end()).map_err(|source| Error::memory(purpose, source))?;
         let name = backing.describe();
         let (preallocation, pages) = (Preallocation::default(), AtomicU64::new(0));
         let answers = Mutex::default();
@@ -138,7 +138,7 @@ impl Swap {
     }
 
     /// Truncates the file to length 0, which frees its space. No slot may have an owner.
-    pub(crate) fn cut(&self) -> std::result::Result<(), IoError> {
+    pub(crate) fn cut(&self) -> Result<()> {
         self.preallocation.forget();
         io::set_len(&*self.backing, 0)
     }
@@ -169,13 +169,13 @@ impl Swap {
     }
 
     /// Records the result of a write-back.
-    pub(crate) fn note_end(&self, error: Option<&Arc<IoError>>) {
+    pub(crate) fn note_end(&self, error: Option<&Error>) {
         let mut answers = self.answers.lock();
         match error {
             None => answers.taken += 1,
             Some(error) => {
                 answers.refused += 1;
-                answers.last_refusal = Some(Arc::clone(error));
+                answers.last_refusal = Some(error.clone());
             }
         }
     }

@@ -4,13 +4,14 @@
 //! contains memory of the process. A child made by `fork` shares the descriptors, so the bytes last
 //! until the child, too, has exited or executed another program.
 
-use crate::error::{ErrorKind, Result};
-use crate::io::{DirectBacking, DirectIo, DiskFile, DiskOptions, FileIdentity, OpenDiskError};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{DirectBacking, DirectIo, DiskFile, DiskOptions, FileIdentity, replaced};
 use crate::sys::file;
 use crate::sys::probe::Features;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 
 const OPTIONS: DiskOptions = DiskOptions {
     read: true,
@@ -40,7 +41,11 @@ pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<Disk
 
 /// Creates a named file, opens it, and removes its name.
 pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
-    let fail = |source| ErrorKind::SwapFile { directory: directory.to_owned(), source };
+    let fail = |source| {
+        let directory = directory.display();
+        let text = format!("cannot make a temporary swap file in {directory}: {source}");
+        Error::new(ErrorKind::SwapFile, text).because(Arc::new(source))
+    };
     // The standard library seeds its hash tables with random numbers from the system.
     let random = RandomState::new().build_hasher().finish();
     let path = directory.join(format!(".bifolio-swap-{random:016x}"));
@@ -50,8 +55,8 @@ pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<Dis
     let is_same = |file: &DiskFile| file.identity() == Some(FileIdentity::of(status));
     if opened.as_ref().is_ok_and(|file| !is_same(file)) {
         // Another process has replaced the file: the one at `path` must not be deleted.
-        return Err(OpenDiskError::Replaced { path }.into());
+        return Err(replaced(&path));
     }
     file::unlink(&path).map_err(fail)?;
-    Ok(opened?)
+    opened
 }

@@ -25,8 +25,8 @@ use super::dirty::{InFlight, NotBegun};
 use super::inode::Inode;
 use super::lsns::HeldBack;
 use super::write_copies::WriteCopies;
-use crate::error::Error;
-use crate::io::{IoError, Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
+use crate::error::{Error, Result, write_error};
+use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::page::{Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::swap::{SlotRun, Swap};
@@ -132,7 +132,7 @@ pub(crate) struct WriteBatch<'a> {
     pub(super) begun_folios: u64,
     ended_folios: u64,
     written_folios: u64,
-    error: Option<Arc<IoError>>,
+    error: Option<Error>,
 }
 
 /// Progress of a write-out.
@@ -163,7 +163,7 @@ pub(crate) struct Written {
     /// Folios that reached the device.
     pub(crate) folios: u64,
     /// Last error; it has been recorded for every handle.
-    pub(crate) error: Option<Arc<IoError>>,
+    pub(crate) error: Option<Error>,
     /// Folios that the write gate held back.
     pub(super) held: Option<HeldBack>,
     /// Reason why the gate did not let them pass, if its call has failed.
@@ -348,7 +348,7 @@ impl<'a> WriteBatch<'a> {
         let (position, is_alone) = (index * PAGE_BYTES, folios.len() == 1);
         let run = WriteIo { folios, position, length: 0, slots: None, copies: None };
         if is_alone {
-            let error = Arc::new(self.inode.discarded(index));
+            let error = self.inode.discarded(index);
             log::error!("{error}");
             return self.end(run, Some(error));
         }
@@ -382,15 +382,10 @@ impl<'a> WriteBatch<'a> {
     fn refuse(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>, error: Error) {
         let position = folios[0].folio.folio().index() * PAGE_BYTES;
         let length_bytes = folios.len() as u64 * self.inode.mapping.folio_bytes();
-        let error = IoError {
-            file: self.inode.name(),
-            operation: Operation::Write,
-            position_bytes: position,
-            length_bytes,
-            source: std::io::Error::other(error),
-        };
+        let range = position..position + length_bytes;
+        let error = write_error(self.inode.name(), range, std::io::Error::other(error));
         let run = WriteIo { folios, position, length: 0, slots: None, copies: None };
-        self.end(run, Some(Arc::new(error)));
+        self.end(run, Some(error));
     }
 
     /// Queues a transfer. Submits the transfers before it when they are worth a call.
@@ -470,7 +465,7 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    fn judge(&mut self, mut run: WriteIo<'a>, answer: Result<usize, IoError>) {
+    fn judge(&mut self, mut run: WriteIo<'a>, answer: Result<usize>) {
         match answer {
             Ok(_) => self.end(run, None),
             Err(_) if run.folios.len() > 1 => {
@@ -478,12 +473,12 @@ impl<'a> WriteBatch<'a> {
                 run.copies = None;
                 self.failed.push(run);
             }
-            Err(error) => self.end(run, Some(Arc::new(error))),
+            Err(error) => self.end(run, Some(error)),
         }
     }
 
     /// Ends the write-out of every folio of `run`.
-    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Arc<IoError>>) {
+    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         self.ended_folios += count;
@@ -497,7 +492,7 @@ impl<'a> WriteBatch<'a> {
             }
             Some(error) => {
                 inode.memory.counters.add(Counter::WritebackError, count);
-                self.error = Some(Arc::clone(error));
+                self.error = Some(error.clone());
             }
         }
         let (folios, in_flight): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
@@ -506,7 +501,7 @@ impl<'a> WriteBatch<'a> {
         match &error {
             None => inode.dirty.end(all, ended),
             Some(error) => {
-                inode.dirty.end_failed(all, ended, || inode.errors.record(Arc::clone(error)));
+                inode.dirty.end_failed(all, ended, || inode.errors.record(error.clone()));
             }
         }
         drop(folios);

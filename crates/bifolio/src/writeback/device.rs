@@ -21,7 +21,8 @@
 use super::inode::Inode;
 use super::inode::Load;
 use super::throttle::{DirtyPages, part_of};
-use crate::io::{DeviceIdentity, IoError};
+use crate::error::Error;
+use crate::io::DeviceIdentity;
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::DeviceStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WeakList};
@@ -106,8 +107,8 @@ struct Rounds {
     begun: u64,
     /// Write-outs that have succeeded.
     answers: u64,
-    trouble: Option<(u64, Arc<IoError>)>,
-    last_error: Option<Arc<IoError>>,
+    trouble: Option<(u64, Error)>,
+    last_error: Option<Error>,
 }
 
 /// Device that files are on.
@@ -288,7 +289,7 @@ impl Device {
     }
 
     /// Ends a round, with its error, if any. Returns `true` if the device is in trouble now.
-    pub(super) fn end_round(&self, round: &Round, error: Option<Arc<IoError>>) -> bool {
+    pub(super) fn end_round(&self, round: &Round, error: Option<Error>) -> bool {
         self.delist_clean_files();
         let mut rounds = self.rounds.lock();
         let has_taken = rounds.answers > round.answers;
@@ -318,14 +319,14 @@ impl Device {
 
     /// Returns the trouble of the last round, if that began after round number `round` and wrote
     /// nothing.
-    pub(super) fn trouble_after(&self, round: u64) -> Option<Arc<IoError>> {
+    pub(super) fn trouble_after(&self, round: u64) -> Option<Error> {
         let rounds = self.rounds.lock();
         let trouble = rounds.trouble.as_ref().filter(|(number, _)| *number > round);
-        trouble.map(|(_, error)| Arc::clone(error))
+        trouble.map(|(_, error)| error.clone())
     }
 
     /// Returns the reason why the device accepts no writes, if it is in trouble.
-    pub(super) fn trouble(&self) -> Option<Arc<IoError>> {
+    pub(super) fn trouble(&self) -> Option<Error> {
         self.trouble_after(0)
     }
 
@@ -335,7 +336,7 @@ impl Device {
     }
 
     /// Records the end of a write-out of any origin.
-    pub(super) fn note_end(&self, error: Option<&Arc<IoError>>) {
+    pub(super) fn note_end(&self, error: Option<&Error>) {
         let mut rounds = self.rounds.lock();
         match error {
             None => {
@@ -343,7 +344,7 @@ impl Device {
                 rounds.trouble = None;
                 self.is_stuck.store(false, Ordering::Relaxed);
             }
-            Some(error) => rounds.last_error = Some(Arc::clone(error)),
+            Some(error) => rounds.last_error = Some(error.clone()),
         }
     }
 
@@ -417,21 +418,15 @@ impl Inode {
 mod tests {
     use super::super::inode::Loads;
     use super::*;
+    use crate::error::io_error;
 
     #[test]
     fn a_later_writer_does_not_get_the_trouble_of_an_older_round() {
         let dirty_pages = DirtyPages::alone(&Arc::new(AtomicU64::new(0)));
         let device = Device::new(None, "f".into(), dirty_pages, Loads::default().new_load());
         device.dirty_pages.add(1);
-        let error = || {
-            Some(Arc::new(IoError {
-                file: "f".into(),
-                operation: crate::io::Operation::Write,
-                position_bytes: 0,
-                length_bytes: 1,
-                source: std::io::ErrorKind::StorageFull.into(),
-            }))
-        };
+        let error =
+            || Some(io_error("f", "write", Some(0..1), std::io::ErrorKind::StorageFull.into()));
         assert!(device.call() && !device.call());
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(!round.is_probe);

@@ -3,9 +3,8 @@
 //! Modelled on the kernel's `errseq_t`: a number that grows with each error, and a cursor in each
 //! handle. A clone of a handle shares its cursor, like a duplicated descriptor.
 
-use crate::io::IoError;
+use crate::error::Error;
 use crate::sync::{AtomicU64, Mutex, Ordering};
-use std::sync::Arc;
 
 /// Write errors of one file.
 #[derive(Debug, Default)]
@@ -16,7 +15,7 @@ pub(crate) struct WriteErrors {
 #[derive(Debug, Default)]
 struct Recorded {
     count: u64,
-    error: Option<Arc<IoError>>,
+    error: Option<Error>,
 }
 
 /// Number of the last error that a handle has reported.
@@ -25,7 +24,7 @@ pub(crate) struct ErrorCursor(AtomicU64);
 
 impl WriteErrors {
     /// Records an error for every open handle.
-    pub(crate) fn record(&self, error: Arc<IoError>) {
+    pub(crate) fn record(&self, error: Error) {
         let mut last = self.last.lock();
         last.count += 1;
         last.error = Some(error);
@@ -44,7 +43,7 @@ impl WriteErrors {
     /// Returns the last error that the cursor has not reported yet, once. Also returns the last
     /// error since there were `count`, reported or not: two syncs through one cursor may need the
     /// same page.
-    pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Option<Arc<IoError>> {
+    pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Option<Error> {
         let last = self.last.lock();
         // Relaxed: under the lock; clones of a handle race only for which one reports it.
         let told = cursor.0.swap(last.count, Ordering::Relaxed);
@@ -55,16 +54,10 @@ impl WriteErrors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::Operation;
+    use crate::error::io_error;
 
-    fn error() -> Arc<IoError> {
-        Arc::new(IoError {
-            file: "f".into(),
-            operation: Operation::Write,
-            position_bytes: 0,
-            length_bytes: 1,
-            source: std::io::ErrorKind::Other.into(),
-        })
+    fn error() -> Error {
+        io_error("f", "write", Some(0..1), std::io::ErrorKind::Other.into())
     }
 
     #[test]

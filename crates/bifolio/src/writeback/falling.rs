@@ -13,8 +13,7 @@ use super::device::Device;
 use super::flusher::{Flusher, Limits};
 use super::inode::Inode;
 use super::throttle::{STALL_MAX, WriteOutWait, part_of};
-use crate::error::{Error, ErrorKind, Result};
-use crate::io::{IoError, Operation};
+use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::page::PAGE_BYTES;
 use crate::sync::blocking;
 use std::io::ErrorKind::TimedOut;
@@ -155,17 +154,17 @@ impl Excess {
     }
 
     /// Returns the error of a bound that cannot fall because of it.
-    fn refuse(&self, bound_bytes: u64, cause: Option<Arc<IoError>>) -> Error {
+    fn refuse(&self, bound_bytes: u64, cause: Option<Error>) -> Error {
         let file = self.inode.name();
         let (used_bytes, max_bytes) = (self.pages * PAGE_BYTES, self.max_pages * PAGE_BYTES);
-        let held_back = || self.inode.held_back().map(|it| Arc::new(it.to_io_error(TimedOut)));
-        let no_answer = || {
-            let (operation, source) = (Operation::Write, TimedOut.into());
-            let (file, length_bytes) = (file.clone(), used_bytes);
-            Arc::new(IoError { file, operation, position_bytes: 0, length_bytes, source })
-        };
+        let held_back = || self.inode.held_back().map(|it| it.to_io_error(TimedOut));
+        let no_answer = || write_error(file, 0..used_bytes, TimedOut.into());
         let cause = cause.or_else(held_back).unwrap_or_else(no_answer);
-        let limit = self.limit;
-        ErrorKind::BoundInUse { bound_bytes, file, limit, used_bytes, max_bytes, cause }.into()
+        let text = format!(
+            "the bound cannot fall to {bound_bytes} bytes: {used_bytes} bytes are {}, of which \
+             {max_bytes} may be (CacheBuilder::dirty_max): {cause}",
+            self.limit
+        );
+        Error::new(ErrorKind::BoundInUse, text).because(Arc::new(cause))
     }
 }

@@ -48,8 +48,8 @@ use super::inode::{Load, Loads};
 use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::config;
-use crate::error::{ErrorKind, Result};
-use crate::io::{DeviceIdentity, DirectBacking, FileIdentity, IoError};
+use crate::error::{Error, Result};
+use crate::io::{DeviceIdentity, DirectBacking, FileIdentity};
 use crate::memory::Memory;
 use crate::page::PAGE_BYTES;
 use crate::stats::{Counter, DeviceStats};
@@ -354,7 +354,7 @@ impl Flusher {
     }
 
     /// Called when a write-out of a device has ended.
-    pub(super) fn note_progress(&self, device: &Device, error: Option<&Arc<IoError>>) {
+    pub(super) fn note_progress(&self, device: &Device, error: Option<&Error>) {
         device.note_end(error);
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.throttle.release();
@@ -384,7 +384,7 @@ impl Flusher {
     }
 
     /// Returns the trouble of a device that accepts no writes, if there is one.
-    pub(crate) fn trouble(&self) -> Option<Arc<IoError>> {
+    pub(crate) fn trouble(&self) -> Option<Error> {
         self.devices().find_map(|device| device.trouble())
     }
 
@@ -586,7 +586,7 @@ pub(crate) struct FlusherThreads {
 impl FlusherThreads {
     /// Starts the first thread.
     pub(crate) fn start(flusher: Arc<Flusher>, memory: &Arc<Memory>) -> Result<Self> {
-        flusher.start_thread(&mut flusher.roster.lock(), memory).map_err(ErrorKind::Thread)?;
+        flusher.start_thread(&mut flusher.roster.lock(), memory).map_err(Error::thread)?;
         Ok(Self { flusher, origin: Origin::here() })
     }
 }

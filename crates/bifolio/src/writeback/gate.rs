@@ -29,14 +29,13 @@
 //! that is held back. A sync calls the gate on its own thread: first for the highest LSN of the
 //! file, without a lock; then for a folio that got a higher LSN meanwhile, with the lock of that
 //! folio, so that a page that is written all the time is written out, too. The gate must not use
-//! the file that it is set for: such a call returns [`ErrorKind::InsideGate`].
+//! the file that it is set for: such a call returns [`ErrorKind::GateMisuse`].
 
 use super::device::Device;
 use super::flusher::Flusher;
 use super::inode::Inode;
 use super::lsns::{HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
-use crate::error::{Error, ErrorKind, Result};
-use crate::io::{IoError, Operation};
+use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, blocking};
@@ -70,7 +69,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(320);
 ///   time. It does not wait for a thread that is in a call for the gated file or holds a
 ///   [`PageRefMut`](crate::PageRefMut) of it: that thread may wait for the gate.
 /// - It may use other files of the cache, such as the log, but not the file that it is set for:
-///   such a call fails with [`ErrorKind::InsideGate`].
+///   such a call fails with [`ErrorKind::GateMisuse`].
 /// - It does not panic. A call that panics counts as failed.
 pub trait WriteGate: Send + Sync + Debug {
     /// Returns the LSN up to which the log is durable. Never decreases.
@@ -143,28 +142,27 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) fn to_error(&self) -> Error {
-        let cause = self.cause.as_ref().map(|cause| again(cause));
-        let (file, lsn, held_bytes) = (self.file.clone(), self.held.lsn, self.held_bytes);
-        ErrorKind::Gated { file, lsn, held_bytes, cause }.into()
+        let (lsn, held_bytes) = (self.held.lsn, self.held_bytes);
+        let reason = match (lsn, &self.cause) {
+            (_, Some(cause)) => format!("it cannot make LSN {lsn} durable: {cause}"),
+            (UNCOMMITTED, None) => {
+                "they are not committed (LSN u64::MAX, GatedFile::assign_lsn)".to_owned()
+            }
+            (_, None) => format!("LSN {lsn} is not durable yet"),
+        };
+        let text = format!("the write gate holds back {held_bytes} bytes: {reason}");
+        let error = Error::new(ErrorKind::Gated, text).in_file(self.file.clone());
+        match &self.cause {
+            Some(cause) => error.because(Arc::clone(cause)),
+            None => error,
+        }
     }
 
     /// Returns the refusal as the cause of an error of a write.
-    pub(crate) fn to_io_error(&self, kind: io::ErrorKind) -> IoError {
+    pub(crate) fn to_io_error(&self, kind: io::ErrorKind) -> Error {
         let kind = self.cause.as_ref().map_or(kind, |cause| cause.kind());
-        IoError {
-            file: self.file.clone(),
-            operation: Operation::Write,
-            position_bytes: 0,
-            length_bytes: self.held_bytes,
-            source: io::Error::new(kind, self.to_error()),
-        }
+        write_error(&self.file, 0..self.held_bytes, io::Error::new(kind, self.to_error()))
     }
-}
-
-/// Returns a copy of an error: with its number or else its kind and text.
-fn again(error: &io::Error) -> io::Error {
-    let of_text = || io::Error::new(error.kind(), error.to_string());
-    error.raw_os_error().map_or_else(of_text, io::Error::from_raw_os_error)
 }
 
 thread_local! {
@@ -346,7 +344,7 @@ impl Inode {
     pub(crate) fn check_outside_gate(&self) -> Result<()> {
         let is_inside = || INSIDE.try_with(|inside| inside.borrow().contains(&self.address()));
         if self.has_gate() && is_inside().unwrap_or(false) {
-            return Err(ErrorKind::InsideGate { file: self.name() }.into());
+            return Err(Error::inside_gate(self.name()));
         }
         Ok(())
     }
@@ -461,7 +459,7 @@ impl Inode {
     /// Returns the error for a writer that finds no room on `device`: everything dirty there is
     /// held back, and the gate of this file will not let it pass by itself, because nothing is
     /// committed, or it has failed since there were `failures`.
-    pub(super) fn shut_gate(&self, device: &Device, failures: u64) -> Option<Arc<IoError>> {
+    pub(super) fn shut_gate(&self, device: &Device, failures: u64) -> Option<Error> {
         let own = self.held_back()?;
         let is_shut = own.held.lsn == UNCOMMITTED || self.gate_failures() > failures;
         let held_bytes = || {
@@ -469,7 +467,7 @@ impl Inode {
             refusals.map(|refusal| refusal.held_bytes).sum::<u64>()
         };
         let is_all = is_shut && held_bytes() >= device.dirty_pages.own() * PAGE_BYTES;
-        is_all.then(|| Arc::new(own.to_io_error(io::ErrorKind::Other)))
+        is_all.then(|| own.to_io_error(io::ErrorKind::Other))
     }
 
     pub(super) fn refusal(&self, held: HeldBack, cause: Option<Arc<io::Error>>) -> Refusal {

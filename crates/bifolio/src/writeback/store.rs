@@ -22,8 +22,8 @@
 //! ```
 
 use super::inode::pages_of_still;
-use crate::error::{ErrorKind, Result};
-use crate::io::{self, DirectBacking, DirectStatus, FallocateMode, IoError, Operation};
+use crate::error::{Error, ErrorKind, Result, io_error, of_range};
+use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
 use crate::memory::Shadow;
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::swap::Swap;
@@ -200,7 +200,7 @@ impl Store {
     }
 
     /// Truncates the backing, or grows it with zeros. The caller holds `cutting` exclusively.
-    pub(crate) fn set_len(&self, len_bytes: u64) -> std::result::Result<(), IoError> {
+    pub(crate) fn set_len(&self, len_bytes: u64) -> Result<()> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let resized = io::set_len(&*disk.writer(), len_bytes);
         // A failed change may have been made in part.
@@ -212,11 +212,7 @@ impl Store {
 
     /// Changes the allocation of the backing. If it fails, the backing is not longer than before.
     /// The caller holds `cutting` exclusively.
-    pub(crate) fn fallocate(
-        &self,
-        mode: FallocateMode,
-        bytes: Range<u64>,
-    ) -> std::result::Result<(), IoError> {
+    pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let end_bytes = bytes.end;
         let changed = io::fallocate(&*self.writer(), mode, bytes);
@@ -234,7 +230,7 @@ impl Store {
     }
 
     /// Truncates the backing to its recorded length, if it is longer.
-    fn undo_growth(&self, disk: &DiskStore) -> std::result::Result<(), IoError> {
+    fn undo_growth(&self, disk: &DiskStore) -> Result<()> {
         let before_bytes = disk.len_bytes.load(Ordering::Relaxed);
         if io::len_bytes(&*self.writer())? <= before_bytes {
             return Ok(());
@@ -244,7 +240,7 @@ impl Store {
 
     /// Queries and records the length of the backing, if there is one. The caller holds `cutting`
     /// exclusively.
-    pub(crate) fn query_len(&self) -> std::result::Result<(), IoError> {
+    pub(crate) fn query_len(&self) -> Result<()> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let len_bytes = io::len_bytes(&*disk.writer())?;
         disk.len_bytes.store(len_bytes, Ordering::Relaxed);
@@ -401,13 +397,15 @@ impl Store {
         }
         let pages = pages_of_still(folio, start);
         for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
-            swap.check(slot, page).map_err(|mismatch| ErrorKind::SwapCorrupt {
-                file: name.clone(),
-                position_bytes: index * PAGE_BYTES,
-                swap: swap.name().to_owned(),
-                swap_position_bytes: Swap::position_bytes(slot),
-                expected_checksum: mismatch.expected,
-                found_checksum: mismatch.found,
+            swap.check(slot, page).map_err(|mismatch| {
+                let (position, swap_position) = (index * PAGE_BYTES, Swap::position_bytes(slot));
+                let text = format!(
+                    "the page at position {position} is corrupt in the swap ({}, position \
+                     {swap_position}): {mismatch}",
+                    swap.name()
+                );
+                let error = Error::new(ErrorKind::SwapCorrupt, text).in_file(name.clone());
+                error.at(position..position + PAGE_BYTES)
             })?;
         }
         Ok(true)
@@ -415,12 +413,10 @@ impl Store {
 
     /// Returns the error for a failed read of the file from `position_bytes` on.
     #[cold]
-    pub(crate) fn read_error(&self, position_bytes: u64, source: IoError) -> crate::error::Error {
+    pub(crate) fn read_error(&self, position_bytes: u64, source: Error) -> Error {
         match self {
-            Self::Disk(_) => source.into(),
-            Self::Swap(swap) => {
-                ErrorKind::SwapRead { file: swap.name.clone(), position_bytes, source }.into()
-            }
+            Self::Disk(_) => source,
+            Self::Swap(swap) => Error::swap_read(swap.name.clone(), position_bytes, source),
         }
     }
 
@@ -432,22 +428,26 @@ impl Store {
         position_bytes: u64,
         expected_bytes: u64,
         got_bytes: u64,
-    ) -> crate::error::Error {
+    ) -> Error {
         let file = self.name();
         match self.slots() {
-            None => ErrorKind::CutShort { file, position_bytes, expected_bytes, got_bytes }.into(),
+            None => {
+                let text = format!(
+                    "another program truncated it: {expected_bytes} bytes expected at position \
+                     {position_bytes}, {got_bytes} found; File::set_len to its length now drops \
+                     the rest"
+                );
+                let range = position_bytes..position_bytes + expected_bytes;
+                Error::new(ErrorKind::CutShort, text).in_file(file).at(range)
+            }
             Some(swap) => {
-                let source = IoError {
-                    file: swap.name().to_owned(),
-                    operation: Operation::Read,
-                    position_bytes: Swap::position_bytes(folio.slot()) + got_bytes,
-                    length_bytes: expected_bytes - got_bytes,
-                    source: std::io::Error::new(
-                        std::io::ErrorKind::UnexpectedEof,
-                        "another process has truncated it",
-                    ),
-                };
-                ErrorKind::SwapRead { file, position_bytes, source }.into()
+                let kind = std::io::ErrorKind::UnexpectedEof;
+                let source = std::io::Error::new(kind, "another process has truncated it");
+                let start = Swap::position_bytes(folio.slot());
+                let missing = start + got_bytes..start + expected_bytes;
+                let operation = format!("read of {}", of_range(&missing));
+                let error = io_error(swap.name(), operation, Some(missing), source);
+                Error::swap_read(file, position_bytes, error)
             }
         }
     }
@@ -474,14 +474,14 @@ impl Store {
     }
 
     /// Records the end of a write-out.
-    pub(crate) fn note_end(&self, error: Option<&Arc<IoError>>) {
+    pub(crate) fn note_end(&self, error: Option<&Error>) {
         if let Some(swap) = self.slots() {
             swap.note_end(error);
         }
     }
 
     /// Makes all completed writes durable.
-    pub(crate) fn flush(&self, metadata: bool) -> std::result::Result<(), IoError> {
+    pub(crate) fn flush(&self, metadata: bool) -> Result<()> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let Some(writer) = disk.backings.read().writer.clone() else { return Ok(()) };
         // Acquire: pairs with the Release in `note_change`: the device has what is counted.

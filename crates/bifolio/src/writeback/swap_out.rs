@@ -9,7 +9,8 @@
 use super::batch::{WriteBatch, WriteIo, WriteVictim};
 use super::inode::pages_of_still;
 use super::lsns::NO_LSN;
-use crate::io::{IoError, Operation, RUN_PAGES_MAX, Transfer};
+use crate::error::{Error, write_error};
+use crate::io::{Operation, RUN_PAGES_MAX, Transfer};
 use crate::page::{Flag, FolioRef};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, SlotRun, Swap};
@@ -156,18 +157,13 @@ impl<'a> WriteBatch<'a> {
 /// Returns the reason why there are no adjacent slots: all are taken, or the storage refuses the
 /// free ones.
 #[cold]
-fn why_no_slots(swap: &Swap, pages: u64) -> Arc<IoError> {
+fn why_no_slots(swap: &Swap, pages: u64) -> Error {
     let refusal = swap.answers().last_refusal.filter(|_| swap.has_free_slots());
-    refusal.unwrap_or_else(|| Arc::new(no_slots(swap, pages)))
+    refusal.unwrap_or_else(|| no_slots(swap, pages))
 }
 
 #[cold]
-fn no_slots(swap: &Swap, pages: u64) -> IoError {
-    IoError {
-        file: swap.name().to_owned(),
-        operation: Operation::Write,
-        position_bytes: 0,
-        length_bytes: Swap::position_bytes(pages as u32),
-        source: io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)"),
-    }
+fn no_slots(swap: &Swap, pages: u64) -> Error {
+    let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
+    write_error(swap.name(), 0..Swap::position_bytes(pages as u32), source)
 }

@@ -7,8 +7,7 @@ use super::flush::Wants;
 use super::gate::Refusal;
 use super::inode::Inode;
 use super::lsns::Lsns;
-use crate::error::{ErrorKind, Result};
-use crate::io::IoError;
+use crate::error::{Error, Result};
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
@@ -202,7 +201,7 @@ impl Inode {
         // Of other threads, which found the pages before this one.
         self.dirty.wait_for_in_flight();
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
-            return Err(ErrorKind::Writeback(error).into());
+            return Err(Error::writeback(error));
         }
         refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
     }
@@ -259,19 +258,16 @@ impl Inode {
             self.dirty.with_lsns(Lsns::begin_flush);
             let flushed = self.store.flush(wants.metadata);
             self.dirty.with_lsns(|lsns| lsns.end_flush(flushed.is_ok()));
-            flushed.map_err(|error| SyncFailure::Io(Arc::new(error)))?;
-            refusal.map_or(Ok(()), |refusal| Err(SyncFailure::HeldBack(Arc::new(refusal))))
+            flushed?;
+            refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
         });
         let counters = &self.memory.counters;
         counters.add(Counter::Sync, 1);
         counters.add(if flushed.is_shared { Counter::SyncShared } else { Counter::DeviceFlush }, 1);
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
-            return Err(ErrorKind::Writeback(error).into());
+            return Err(Error::writeback(error));
         }
-        flushed.result.map_err(|failure| match failure {
-            SyncFailure::Io(error) => error.again().into(),
-            SyncFailure::HeldBack(refusal) => refusal.to_error(),
-        })?;
+        flushed.result?;
         refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
     }
 
@@ -290,7 +286,7 @@ impl Inode {
             return self.sync(cursor, None, false);
         }
         match self.errors.check_since(cursor, self.errors.count()) {
-            Some(error) => Err(ErrorKind::Writeback(error).into()),
+            Some(error) => Err(Error::writeback(error)),
             None => Ok(()),
         }
     }
@@ -301,14 +297,6 @@ impl Inode {
 pub(crate) struct CheckpointMark {
     end: u64,
     errors: u64,
-}
-
-/// Failure of a round of syncs.
-#[derive(Clone, Debug)]
-pub(super) enum SyncFailure {
-    Io(Arc<IoError>),
-    /// The write gate holds folios back.
-    HeldBack(Arc<Refusal>),
 }
 
 /// Selection of dirty folios to write out.

@@ -9,9 +9,10 @@
 use super::device::{Device, ThrottledWriter};
 #[cfg(not(all(test, loom)))]
 use super::{flusher::Flusher, inode::Inode};
-use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
+use crate::error::Error;
 #[cfg(not(all(test, loom)))]
-use crate::{io::IoError, stats::Counter};
+use crate::stats::Counter;
+use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -159,7 +160,7 @@ impl Flusher {
         device: &Arc<Device>,
         inode: &Inode,
         pages: u64,
-    ) -> std::result::Result<(), Option<Arc<IoError>>> {
+    ) -> std::result::Result<(), Option<Error>> {
         let begun = Instant::now();
         let result = self.wait_for_room_without_count(device, inode, pages);
         let nanoseconds = begun.elapsed().as_nanos() as u64;
@@ -174,7 +175,7 @@ impl Flusher {
         device: &Arc<Device>,
         inode: &Inode,
         pages: u64,
-    ) -> std::result::Result<(), Option<Arc<IoError>>> {
+    ) -> std::result::Result<(), Option<Error>> {
         let max_pages = || self.max_pages_for(inode.has_gate());
         let has_room = || device.dirty_pages.has_room(pages, max_pages());
         let mut wait = WriteOutWait::begin(self, device, inode);
@@ -253,10 +254,7 @@ impl<'w> WriteOutWait<'w> {
 
     /// Fails if the device or the file's gate refuses, and, with `None`, if neither has made
     /// progress for `stall_max`.
-    pub(super) fn check(
-        &mut self,
-        stall_max: Duration,
-    ) -> std::result::Result<(), Option<Arc<IoError>>> {
+    pub(super) fn check(&mut self, stall_max: Duration) -> std::result::Result<(), Option<Error>> {
         let shut = || self.inode.shut_gate(self.device, self.failures);
         let cause = self.device.trouble_after(self.round).or_else(shut);
         if cause.is_some() {

@@ -126,13 +126,13 @@ fn calls_that_cannot_be_served_are_refused() {
     let blind = cache.open(&path, &OpenOptions::new().read(false).write(true)).unwrap();
     for call in calls {
         let refused = call(&blind, 0..PAGE);
-        assert!(matches!(error_of(refused, &["reading"]).kind(), ErrorKind::NotOpenedFor { .. }));
+        assert!(error_of(refused, &["reading"]).kind() == ErrorKind::NotOpenedFor);
         let too_far = call(&file, 5..u64::MAX);
-        assert!(matches!(error_of(too_far, &["file"]).kind(), ErrorKind::OutOfRange { .. }));
+        assert!(error_of(too_far, &["file"]).kind() == ErrorKind::OutOfRange);
     }
     cache.close().unwrap();
     for call in calls {
-        assert!(matches!(error_of(call(&file, 0..PAGE), &[]).kind(), ErrorKind::Closed));
+        assert!(error_of(call(&file, 0..PAGE), &[]).kind() == ErrorKind::Closed);
     }
-    assert!(matches!(error_of(cache.evict_all(), &[]).kind(), ErrorKind::Closed));
+    assert!(error_of(cache.evict_all(), &[]).kind() == ErrorKind::Closed);
 }

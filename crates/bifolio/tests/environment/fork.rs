@@ -38,7 +38,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
 }
 
 fn is_forked<T>(result: Result<T>) -> bool {
-    result.is_err_and(|error| matches!(error.kind(), ErrorKind::Forked))
+    result.is_err_and(|error| error.kind() == ErrorKind::Forked)
 }
 
 /// Returns the number of the first call with a wrong result, or 0.

@@ -81,9 +81,9 @@ fn opens_of_an_open_file_keep_the_locks_of_the_process() {
     check("other names");
     error_of(cache.open_immutable(&path, &writable()), &["immutable"]);
     let wrong = cache.open(&path, &writable().folio_bytes(64 << 10));
-    assert!(matches!(error_of(wrong, &[]).kind(), ErrorKind::FolioSizeConflict { .. }));
+    assert!(error_of(wrong, &[]).kind() == ErrorKind::OptionConflict);
     let wrong = cache.open(&path, &writable().mappable(true));
-    assert!(matches!(error_of(wrong, &[]).kind(), ErrorKind::NotMappable { .. }));
+    assert!(error_of(wrong, &[]).kind() == ErrorKind::Unsupported);
     check("opens that fail");
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -244,7 +244,7 @@ fn the_first_open_decides_the_way_of_transfers() {
     let with = |direct| OpenOptions::new().direct(direct);
     let conflict = |direct| {
         let error = error_of(cache.open(&path, &with(direct)), &[&format!("{direct:?}")]);
-        assert!(matches!(error.kind(), ErrorKind::DirectConflict { .. }), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::OptionConflict, "{error:?}");
     };
     let file = cache.open(&path, &with(DirectIo::Never)).unwrap();
     conflict(DirectIo::Require);
@@ -268,7 +268,7 @@ fn an_exclusive_open_refuses_other_caches_until_it_is_closed() {
     let reader = first.open(&path, &OpenOptions::new()).unwrap();
     let file = first.open(&path, &exclusive).unwrap();
     let error = second.open(&path, &exclusive).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Locked { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
     assert!(error.to_string().contains("exclusive"), "{error}");
     // Handles of one cache share the lock, and the lock is advisory.
     drop(first.open(&path, &exclusive).unwrap());

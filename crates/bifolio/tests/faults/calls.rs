@@ -8,7 +8,7 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, wait_for_stats,
     writable,
 };
-use bifolio::backing::{DiskFile, DiskOptions, IoError, Operation};
+use bifolio::backing::{DiskFile, DiskOptions};
 use bifolio::{Access, ErrorKind};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use tempfile::TempDir;
@@ -30,21 +30,13 @@ fn disk(directory: &TempDir) -> (std::path::PathBuf, Arc<FaultyBacking>, Vec<u8>
     (path, Arc::new(FaultyBacking::new(file)), bytes)
 }
 
-fn io_error(error: &bifolio::Error) -> &IoError {
-    match error.kind() {
-        ErrorKind::Io(io) => io,
-        ErrorKind::Writeback(io) => io,
-        other => panic!("not an error of the storage: {other:?}"),
-    }
-}
-
 #[track_caller]
 fn assert_writeback(result: bifolio::Result<()>, position_bytes: u64, errno: i32) {
     let error = error_of(result, &["write-back", &position_bytes.to_string()]);
-    assert!(matches!(error.kind(), ErrorKind::Writeback(_)), "{error:?}");
-    let io = io_error(&error);
-    assert_eq!((io.operation, io.position_bytes), (Operation::Write, position_bytes));
-    assert_eq!(io.source.raw_os_error(), Some(errno));
+    assert_eq!(error.kind(), ErrorKind::Writeback, "{error:?}");
+    assert!(error.to_string().contains(": write of "), "{error}");
+    assert_eq!(error.range().unwrap().start, position_bytes);
+    assert_eq!(error.raw_os_error(), Some(errno));
 }
 
 #[test]
@@ -55,9 +47,8 @@ fn a_read_that_fails_names_its_position_and_affects_no_other() {
     backing.inject(Fault::on(Call::Read).at(8192..8193).forever().fails(libc::EIO));
     for _ in 0..3 {
         let error = error_of(file.read_at(&mut [0; 100], 8200), &["position 8192", "os error 5"]);
-        let io = io_error(&error);
-        assert_eq!((io.operation, io.position_bytes), (Operation::Read, 8192));
-        assert_eq!(io.length_bytes, PAGE);
+        assert!(error.to_string().contains(": read of "), "{error}");
+        assert_eq!((error.kind(), error.range()), (ErrorKind::Io, Some(8192..8192 + PAGE)));
         // The pages before and behind are fine, and a long read stops before the bad one.
         assert_same(&read(&file, 12288, 5000), &bytes[12288..17288]);
         assert_same(&read(&file, 0, LENGTH), &bytes[..8192]);
@@ -118,7 +109,7 @@ fn every_page_may_fail_once_and_two_syncs_bring_everything_home() {
         let place = (nth - 1) * PAGE..(nth - 1) * PAGE + 1;
         backing.inject(Fault::on(Call::Write).at(place).times(2).fails(libc::EIO));
         let error = error_of(file.sync_data(), &["file", "os error 5"]);
-        assert!(matches!(error.kind(), ErrorKind::Writeback(_)), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Writeback, "{error:?}");
         assert_eq!(cache.stats().dirty_bytes, PAGE, "one page stays dirty, and only one");
         assert_same(&read(&file, 0, bytes.len()), &bytes);
         file.sync_data().unwrap();
@@ -230,7 +221,7 @@ fn a_write_out_that_fails_during_reclaim_keeps_the_page() {
 #[track_caller]
 fn assert_writeback_of_any(result: bifolio::Result<()>, errno: i32) {
     let error = error_of(result, &["write-back"]);
-    assert_eq!(io_error(&error).source.raw_os_error(), Some(errno));
+    assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Writeback, Some(errno)));
 }
 
 #[test]
@@ -247,11 +238,10 @@ fn a_file_full_of_unwritable_pages_says_so_and_recovers() {
             Err(error) => break error,
         }
     };
-    let ErrorKind::Unwritable { dirty_bytes, position_bytes, ref cause, .. } = *error.kind() else {
-        panic!("{error:?}")
-    };
-    assert_eq!((dirty_bytes, position_bytes), (written as u64, written as u64), "{error}");
-    assert_eq!(cause.source.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(error.kind(), ErrorKind::Unwritable, "{error:?}");
+    assert!(error.to_string().contains(&format!(": {written} bytes wait for")), "{error}");
+    assert_eq!(error.range().unwrap().start, written as u64, "{error}");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     assert_same(&read(&file, 0, written), &bytes[..written]);
     // Part of a page is refused, too, and the page does not stay beyond the end of the file.
     let behind = written as u64 + 40_000;
@@ -275,7 +265,9 @@ fn a_change_of_length_that_fails_changes_nothing() {
     for length in [0, 50_001, 1 << 30] {
         backing.inject(Fault::on(Call::SetLen).fails(libc::EIO));
         let error = error_of(file.set_len(length), &[&length.to_string(), "os error 5"]);
-        assert_eq!(io_error(&error).operation, Operation::SetLen);
+        assert_eq!(error.kind(), ErrorKind::Io);
+        let operation = format!(": change of length to {length} bytes failed");
+        assert!(error.to_string().contains(&operation), "{error}");
         assert_eq!(file.len(), LENGTH as u64);
         assert_same(&read_all(&file), &bytes);
     }
@@ -352,11 +344,12 @@ fn a_flush_that_fails_is_the_callers_to_know() {
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
     file.write_at(b"x", 0).unwrap();
     backing.inject(Fault::on(Call::SyncData).fails(libc::EIO));
-    let error = error_of(file.sync_data(), &["faulty memory", "sync", "os error 5"]);
-    assert_eq!(io_error(&error).operation, Operation::SyncData);
+    let error =
+        error_of(file.sync_data(), &["faulty memory", ": sync of data failed", "os error 5"]);
+    assert_eq!(error.kind(), ErrorKind::Io);
     backing.inject(Fault::on(Call::SyncAll).fails(libc::ENOSPC));
-    let error = error_of(file.sync_all(), &["os error 28"]);
-    assert_eq!(io_error(&error).operation, Operation::SyncAll);
+    let error = error_of(file.sync_all(), &[": sync failed", "os error 28"]);
+    assert_eq!(error.kind(), ErrorKind::Io);
     backing.inject(Fault::on(Call::SyncData).fails(libc::EIO));
     error_of(cache.close(), &["os error 5"]);
     file.sync_all().unwrap();

@@ -302,11 +302,11 @@ fn a_cache_is_closed_while_pages_are_being_read_ahead() {
                 closed.join().unwrap().unwrap();
                 // It came before the close, or after.
                 if let Err(error) = reader.join().unwrap() {
-                    assert!(matches!(error.kind(), ErrorKind::Closed), "{error:?}");
+                    assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
                 }
             });
             let error = error_of(file.read_at(&mut [0; 10], 0), &["closed"]);
-            assert!(matches!(error.kind(), ErrorKind::Closed));
+            assert_eq!(error.kind(), ErrorKind::Closed);
             drop((file, cache));
             assert_given_back(faulty);
         }

@@ -46,10 +46,10 @@ fn pages_of_a_failed_close_are_tried_by_the_cache() {
     refuse_writes(&faulty);
     file.write_at(b"written", PAGE).unwrap();
     let error = error_of(file.close(), &["4096", "os error 28"]);
-    assert!(matches!(error.kind(), ErrorKind::Writeback(_)), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Writeback, "{error:?}");
     let error = error_of(cache.close(), &["4096 bytes are not written", "os error 28"]);
-    let ErrorKind::Close { failures } = error.kind() else { panic!("{error:?}") };
-    assert_eq!((failures.len(), failures[0].unwritten_bytes), (1, PAGE));
+    assert_eq!(error.kind(), ErrorKind::Close, "{error:?}");
+    assert_eq!(error.to_string().matches("bytes are not written").count(), 1, "{error}");
     faulty.backing.heal();
     cache.close().unwrap();
     assert_eq!(&faulty.stored()[4096..4103], b"written");

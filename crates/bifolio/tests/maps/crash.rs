@@ -172,7 +172,7 @@ const FORK: &str = "crash::a_forked_child_is_refused_and_the_parent_is_unharmed"
 const FORK_VARIABLE: &str = "BIFOLIO_TEST_MAP_FORK";
 
 fn is_forked<T>(result: Result<T>) -> bool {
-    result.is_err_and(|error| matches!(error.kind(), ErrorKind::Forked))
+    result.is_err_and(|error| error.kind() == ErrorKind::Forked)
 }
 
 /// Forks while pages of maps are dirty, and others are faulted in by another thread.

@@ -115,7 +115,7 @@ fn a_closed_cache_refuses_memory_files_and_keeps_holds() {
         file.copy_to_fd(0..1, std::io::stdout()).unwrap_err(),
         cache.memory_file("late").unwrap_err(),
     ] {
-        assert!(matches!(error.kind(), ErrorKind::Closed), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     }
     let mut found = vec![0; PAGE as usize];
     hold.copy_to(0, &mut found).unwrap();

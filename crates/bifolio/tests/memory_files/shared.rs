@@ -151,7 +151,7 @@ impl<'a> Arena<'a> {
         match outcome {
             Ok(answer) => Some(answer),
             Err(error) => {
-                assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -261,7 +261,7 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
                 while !stop.load(Ordering::Relaxed) {
                     let bytes = random.u64(memory_bytes / 8 * 7..=memory_bytes);
                     if let Err(error) = cache.set_memory(bytes) {
-                        assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+                        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
                     }
                     thread::sleep(Duration::from_millis(5));
                 }

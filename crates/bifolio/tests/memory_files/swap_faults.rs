@@ -11,7 +11,7 @@ use bifolio::{Cache, Error, ErrorKind, Feature, File, ReadRequest};
 use bifolio_testing::{Call, Fault, Gate, fill_bytes};
 
 use crate::support::{
-    Faulty, PAGE, Way, assert_same, error_of, files_can_be_mapped, has, writable,
+    Faulty, PAGE, Way, assert_same, cause_of, error_of, files_can_be_mapped, has, writable,
 };
 
 const MEMORY_BYTES: u64 = 512 << 10;
@@ -151,7 +151,7 @@ fn swapped_pages_can_be_read_while_the_device_is_full() {
             let beyond = Fault::on(Call::Write).at(end_bytes..u64::MAX);
             storage.backing.inject(beyond.forever().fails(libc::ENOSPC));
             let error = fill(&file, 0..PAGES).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Unwritable { .. }), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Unwritable, "{error}");
             let written = file.len() / folio_bytes * folio_bytes / PAGE;
             assert!(written > (end_bytes + MEMORY_BYTES / 2) / PAGE, "only {written} pages");
             for round in 0..3 {
@@ -180,14 +180,11 @@ fn a_swap_that_was_cut_is_named_with_its_position() {
         storage.set_len_from_outside(end_bytes);
         let swap_name = storage.backing.describe();
         let failed = read_pages(&file, 0..PAGES, |index, error| {
-            let (page_bytes, swap, swap_bytes) = match error.kind() {
-                ErrorKind::SwapRead { position_bytes, source, .. } => {
-                    (*position_bytes, &source.file, source.position_bytes)
-                }
-                _ => panic!("page {index}: {error}"),
-            };
-            assert_eq!((page_bytes, swap), (index * PAGE, &swap_name));
-            assert!(swap_bytes >= end_bytes, "{error}");
+            assert_eq!(error.kind(), ErrorKind::SwapRead, "page {index}: {error}");
+            assert_eq!(error.range().unwrap().start, index * PAGE);
+            let cause = cause_of(&error);
+            assert_eq!(cause.file(), Some(swap_name.as_str()));
+            assert!(cause.range().unwrap().start >= end_bytes, "{error}");
         });
         assert!(failed.len() as u64 > PAGES / 4, "{} are gone", failed.len());
     });
@@ -200,7 +197,7 @@ fn a_swap_that_takes_nothing_is_no_room_and_loses_nothing() {
         fill(&file, 0..PAGES / 2).unwrap();
         storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
         let error = fill(&file, PAGES / 2..PAGES).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Unwritable { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unwritable, "{error}");
         error_of::<()>(Err(error), &["scratch", "position", "os error 5"]);
         let written = file.len() / PAGE;
         assert!(written < PAGES);
@@ -223,10 +220,8 @@ fn a_page_is_an_error_while_it_cannot_be_read_back() {
         storage.backing.inject(Fault::on(Call::Read).forever().fails(libc::EIO));
         let failed = read_pages(&file, 0..PAGES, |index, error| {
             let position = (index * PAGE).to_string();
-            let ErrorKind::SwapRead { position_bytes, .. } = error.kind() else {
-                panic!("{error}");
-            };
-            assert_eq!(*position_bytes, index * PAGE);
+            assert_eq!(error.kind(), ErrorKind::SwapRead, "{error}");
+            assert_eq!(error.range().unwrap().start, index * PAGE);
             assert!(error.to_string().contains(&position), "{error}");
             assert!(error.to_string().contains("scratch"), "{error}");
         });
@@ -241,8 +236,7 @@ fn a_page_is_an_error_while_it_cannot_be_read_back() {
 fn every_way_of_access_fails(file: &File, index: u64) {
     let (start, end) = (index * PAGE, (index + 1) * PAGE);
     let is_right = |error: Error| {
-        let is_of_swap =
-            matches!(error.kind(), ErrorKind::SwapRead { .. } | ErrorKind::SwapCorrupt { .. });
+        let is_of_swap = matches!(error.kind(), ErrorKind::SwapRead | ErrorKind::SwapCorrupt);
         assert!(is_of_swap, "{error}");
     };
     is_right(file.pin(start..end).map(|_| ()).unwrap_err());
@@ -312,10 +306,8 @@ fn a_changed_bit_in_the_swap_is_an_error_of_its_page_alone() {
             let bad: Vec<u64> = places.iter().step_by(10).map(|(index, _)| *index).collect();
             let unit = folio_bytes / PAGE;
             let failed = read_pages(&file, 0..PAGES, |index, error| {
-                let ErrorKind::SwapCorrupt { position_bytes, .. } = error.kind() else {
-                    panic!("{error}");
-                };
-                let named = position_bytes / PAGE;
+                assert_eq!(error.kind(), ErrorKind::SwapCorrupt, "{error}");
+                let named = error.range().unwrap().start / PAGE;
                 assert_eq!(named / unit, index / unit, "{error}");
                 assert!(bad.contains(&named), "{error} names a good page");
                 error_of::<()>(Err(read_page(&file, index).unwrap_err()), &["scratch", "corrupt"]);
@@ -376,7 +368,7 @@ fn a_swap_that_is_full_is_no_room_until_places_are_given_back() {
         let file = cache.memory_file("scratch").unwrap();
         for round in 0..3 {
             let error = fill(&file, 0..PAGES).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Full, "{error}");
             let written = file.len() / PAGE;
             assert!(written > 3 * PAGES / 8, "round {round}: only {written} pages");
             // What is swapped out needs room to be read, and has it.

@@ -331,6 +331,12 @@ pub fn with_descriptors_left<R>(left: usize, body: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Returns the error of the library that caused another.
+pub fn cause_of(error: &Error) -> &Error {
+    let cause = std::error::Error::source(error).expect("a cause");
+    cause.downcast_ref().expect("an error of the library")
+}
+
 /// Returns the error number behind an error of the library.
 pub fn errno_of(error: &Error) -> Option<i32> {
     let first: &dyn std::error::Error = error;

@@ -28,8 +28,8 @@ fn for_each_kind(options: &OpenOptions, test: impl Fn(&Cache, &File)) {
 }
 
 fn is_too_long(error: &bifolio::Error, limit_bytes: u64) -> bool {
-    let ErrorKind::TooLong { len_max_bytes, .. } = error.kind() else { return false };
-    *len_max_bytes == limit_bytes
+    let is_limit = error.to_string().contains(&format!("bytes, only to {limit_bytes} "));
+    error.kind() == ErrorKind::TooLong && is_limit
 }
 
 #[test]
@@ -108,8 +108,9 @@ fn no_limit_is_lowered_and_none_exceeds_the_format() {
             assert_eq!(file.len_max(), 1 << 20);
         }
         for bytes in [(4 << 50) + 1, 1 << 63, u64::MAX] {
-            let error = error_of(file.raise_len_max(bytes), &["4 PiB", &bytes.to_string()]);
-            assert!(matches!(error.kind(), ErrorKind::Config { name: "len_max", .. }));
+            let error =
+                error_of(file.raise_len_max(bytes), &["len_max: ", "4 PiB", &bytes.to_string()]);
+            assert_eq!(error.kind(), ErrorKind::Config);
             assert_eq!(file.len_max(), 1 << 20);
         }
         file.raise_len_max(4 << 50).unwrap();
@@ -126,7 +127,7 @@ fn handles_that_cannot_grow_a_file_cannot_raise_its_limit() {
     let options = OpenOptions::new().len_max(1 << 20);
     let reader = cache.open(&path, &options).unwrap();
     let error = error_of(reader.raise_len_max(1 << 21), &["file"]);
-    assert!(matches!(error.kind(), ErrorKind::NotOpenedFor { .. }));
+    assert_eq!(error.kind(), ErrorKind::NotOpenedFor);
     let writer = cache.open(&path, &options.clone().write(true)).unwrap();
     writer.raise_len_max(1 << 21).unwrap();
     writer.write_all_at(b"new", (1 << 21) - 3).unwrap();
@@ -135,7 +136,7 @@ fn handles_that_cannot_grow_a_file_cannot_raise_its_limit() {
     for position in [0, 4096, (1 << 21) - 3] {
         for length in [0, 3] {
             let error = error_of(blind.read_at(&mut vec![0; length], position), &["reading"]);
-            assert!(matches!(error.kind(), ErrorKind::NotOpenedFor { .. }));
+            assert_eq!(error.kind(), ErrorKind::NotOpenedFor);
         }
     }
     // An open may ask for as much as the file has now.
@@ -144,7 +145,7 @@ fn handles_that_cannot_grow_a_file_cannot_raise_its_limit() {
     error_of(cache.open(&path, &options.len_max(1 << 22)), &["len_max", "2097152"]);
     cache.close().unwrap();
     let error = error_of(writer.raise_len_max(1 << 30), &[]);
-    assert!(matches!(error.kind(), ErrorKind::Closed));
+    assert_eq!(error.kind(), ErrorKind::Closed);
     if files_can_be_mapped() {
         let cache = cache_of(2 << 20);
         let options = writable().mappable(true).len_max(1 << 20);
@@ -152,7 +153,7 @@ fn handles_that_cannot_grow_a_file_cannot_raise_its_limit() {
         let limit = mapped.len_max();
         mapped.raise_len_max(limit).unwrap();
         let error = error_of(mapped.raise_len_max(1 << 30), &["raise len_max"]);
-        assert!(matches!(error.kind(), ErrorKind::IsMappable { .. }));
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(mapped.len_max(), limit);
     }
 }
@@ -240,7 +241,7 @@ fn a_full_cache_refuses_writes_but_no_raise() {
     file.raise_len_max(1 << 30).unwrap();
     assert_eq!(cache.stats().used_bytes, used_bytes);
     let error = file.append(b"no memory").unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
     assert_eq!(file.len(), 4096);
     drop(holds);
     assert_eq!(file.append(b"memory").unwrap(), 4096);

@@ -38,7 +38,7 @@ impl Full {
             match self.other.pin(start..start + PAGE) {
                 Ok(pin) => self.holds.push(pin.into_owned()),
                 Err(error) => {
-                    assert!(matches!(error.kind(), ErrorKind::Full { .. }), "{error}");
+                    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
                     return;
                 }
             }

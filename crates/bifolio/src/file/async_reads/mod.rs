@@ -28,7 +28,7 @@ mod try_read;
 
 use super::hit::Hit;
 use super::{File, own_pins};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::page::{PAGE_SHIFT, pages_of};
 use pending_read::PendingRead;
 use server::AsyncRead;
@@ -65,8 +65,8 @@ impl File {
     /// the cache, nor drop the last future of a file.
     ///
     /// # Errors
-    /// The future fails like [`File::read_at`], and with [`ErrorKind::Thread`] if the server cannot
-    /// be started.
+    /// The future fails like [`File::read_at`], and with
+    /// [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the server cannot be started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -175,8 +175,7 @@ impl Future for ReadFuture {
 /// Returns the error of a future that was polled after it was ready.
 #[cold]
 fn polled_again() -> Error {
-    let problem = "a future of it was polled after it was ready".to_owned();
-    ErrorKind::Config { name: "read_async", problem }.into()
+    Error::config("read_async", "a future of it was polled after it was ready")
 }
 
 impl Drop for ReadFuture {

@@ -16,12 +16,12 @@
 use super::handover::{Call, Handover, Inbox, Rest};
 use super::pending_read::PendingRead;
 use super::try_read::Obstacle;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::file::File;
 use crate::file::fill::{Locked, ReadIoClaim, Wait};
 use crate::file::handle::Handle;
 use crate::file::read_io::ReadIo;
-use crate::io::{Engine, IoError, Lane, Queue, lane_of};
+use crate::io::{Engine, Lane, Queue, lane_of};
 use crate::memory::Memory;
 use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, pages_of};
 use crate::sync::{Mutex, Ordering};
@@ -69,7 +69,7 @@ impl AsyncRead {
                 let serving = Serving(Some(Arc::clone(server)));
                 let job = move || serving.serve();
                 // A job that is not started is dropped, and ends the reads that are queued.
-                server.engine.spawn_always(server.lane, job).map_err(ErrorKind::Thread)?;
+                server.engine.spawn_always(server.lane, job).map_err(Error::thread)?;
             }
         }
         Ok(())
@@ -78,7 +78,7 @@ impl AsyncRead {
     /// Returns the read if it is complete; otherwise stores the waker.
     pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<PendingRead>> {
         if self.server.origin.is_forked() {
-            return Poll::Ready(Err(ErrorKind::Forked.into()));
+            return Poll::Ready(Err(Error::forked()));
         }
         self.handover.poll(waker).map(|pending| pending.ok_or_else(super::polled_again))
     }
@@ -142,7 +142,7 @@ impl ReadServers {
             return Ok(server);
         }
         let purpose = "an event descriptor for asynchronous reads";
-        let refused = |source| ErrorKind::Memory { purpose, source };
+        let refused = |source| Error::memory(purpose, source);
         let server = Arc::new(ReadServer {
             lane,
             inbox: Inbox::default(),
@@ -192,7 +192,7 @@ impl Drop for Serving {
 #[cold]
 fn end_unserved(read: &AsyncRead) {
     let error = std::io::Error::other("the thread that serves asynchronous reads has ended");
-    read.complete(|pending| pending.fail(ErrorKind::Thread(error).into()));
+    read.complete(|pending| pending.fail(Error::thread(error)));
 }
 
 /// State of a read that the server knows.
@@ -229,7 +229,7 @@ struct Server<'s> {
     vacant: Vec<usize>,
     ready: VecDeque<usize>,
     /// Runs whose transfers have ended.
-    ended_runs: Vec<(ReadIo, usize, std::result::Result<usize, IoError>)>,
+    ended_runs: Vec<(ReadIo, usize, Result<usize>)>,
     /// Reads that have ended since the inbox was told.
     ended: usize,
     /// Last handles that no other thread can close.

@@ -7,7 +7,7 @@
 //! Copies from frames whose folio lock and reference it holds.
 #![allow(unsafe_code)]
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::file::fill::Locked;
 use crate::file::hit::Hit;
 use crate::file::{File, faults};
@@ -49,7 +49,7 @@ impl File {
     /// let file = cache.open(&path, &OpenOptions::new())?;
     /// let mut buffer = [0; 4];
     /// let error = file.try_read_at(&mut buffer, 0).unwrap_err();
-    /// assert!(matches!(error.kind(), ErrorKind::WouldBlock { .. }));
+    /// assert!(error.kind() == ErrorKind::WouldBlock);
     /// file.read_at(&mut buffer, 0)?;
     /// assert_eq!(file.try_read_at(&mut buffer, 6)?, 4);
     /// assert_eq!(&buffer, b"6789");
@@ -65,8 +65,10 @@ impl File {
         self.handle.range_end(position, buffer.len() as u64)?;
         match self.read_available(buffer, position) {
             (0, Obstacle::Absent(_) | Obstacle::Busy) => {
-                let file = self.handle.inode.name();
-                Err(ErrorKind::WouldBlock { file, position_bytes: position }.into())
+                let text =
+                    format!("the byte at position {position} cannot be read without waiting");
+                let error = Error::new(ErrorKind::WouldBlock, text);
+                Err(error.in_file(self.handle.inode.name()).at(position..position + 1))
             }
             (done, _) => Ok(done),
         }

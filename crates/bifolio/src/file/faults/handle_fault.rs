@@ -163,7 +163,7 @@ impl Handle {
             return Ok(index + 1);
         }
         if locked.lock.flags.write_state().is_dirty() {
-            return Err(inode.lose_discarded(&locked.folio, &locked.lock).into());
+            return Err(inode.lose_discarded(&locked.folio, &locked.lock));
         }
         inode.mapping.mark_absent(&locked.lock);
         let mut run = ReadIo::new(&self.inode, index, room);

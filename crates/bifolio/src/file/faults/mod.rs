@@ -156,7 +156,7 @@ impl Server {
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 return;
             };
-            self.refuse(&Refusal { index, growths, read_at, error: Arc::new(error) });
+            self.refuse(&Refusal { index, growths, read_at, error });
             left.start = index + 1;
         }
     }
@@ -217,7 +217,7 @@ mod tests {
         let page_space = &file.handle.inode.page_space;
         let region = page_space.region().unwrap();
         let refusal_now = || {
-            let error = Arc::new(file.handle.past_end(PAGE_BYTES, 1));
+            let error = file.handle.past_end(PAGE_BYTES, 1);
             Refusal { index: 1, growths: region.growths(), read_at: fault_time(), error }
         };
         let stands =

@@ -36,9 +36,10 @@ use super::fallback::{FallbackQueue, Helpers};
 use super::rings::Lease;
 use super::workers::Urgency;
 use super::{Engine, Lane};
+use crate::error::Error;
 use crate::io::transfer::range_end;
 use crate::io::transfer::{Answer, Transfer};
-use crate::io::{IoError, IoRequest, Operation};
+use crate::io::{IoRequest, Operation};
 use crate::sync::{Ordering, blocking};
 use crate::sys::bell::Bell;
 use crate::sys::copy;
@@ -171,7 +172,7 @@ impl<T> Queue<'_, T> {
     pub(crate) fn complete(
         &mut self,
         wanted: usize,
-        mut on_done: impl FnMut(T, Result<usize, IoError>),
+        mut on_done: impl FnMut(T, Result<usize, Error>),
     ) {
         let wanted = wanted.min(self.in_flight());
         let mut handed_out = 0;
@@ -203,7 +204,7 @@ impl<T> Queue<'_, T> {
     }
 
     /// Returns the transfers that are complete by now, without waiting: enters the kernel once.
-    pub(crate) fn poll(&mut self, on_done: impl FnMut(T, Result<usize, IoError>)) {
+    pub(crate) fn poll(&mut self, on_done: impl FnMut(T, Result<usize, Error>)) {
         if self.in_kernel > 0 {
             self.enter(0);
         }
@@ -217,7 +218,7 @@ impl<T> Queue<'_, T> {
     pub(crate) fn complete_exactly(
         &mut self,
         wanted: usize,
-        mut on_done: impl FnMut(T, Result<usize, IoError>),
+        mut on_done: impl FnMut(T, Result<usize, Error>),
     ) {
         let wanted = wanted.min(self.in_flight());
         self.reap();
@@ -242,7 +243,7 @@ impl<T> Queue<'_, T> {
     pub(crate) fn complete_or_rung(
         &mut self,
         bell: &Arc<Bell>,
-        mut on_done: impl FnMut(T, Result<usize, IoError>),
+        mut on_done: impl FnMut(T, Result<usize, Error>),
     ) {
         self.start_some(usize::MAX);
         self.call_helpers(0);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Mutex;
 
+use crate::error::Error;
 use crate::io::transfer::POSITION_BYTES_MAX;
 use crate::io::transfer::{INTERRUPTIONS_MAX, REFUSALS_MAX, STALLS_MAX, read_full, write_full};
 use crate::io::*;
@@ -130,13 +131,13 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 7 + i / 256 + 1) as u8).collect()
 }
 
-fn read(backing: &Scripted, length: usize, position_bytes: u64) -> Result<Vec<u8>, IoError> {
+fn read(backing: &Scripted, length: usize, position_bytes: u64) -> Result<Vec<u8>, Error> {
     let mut buffer = IoBuffer::new(length);
     let count = read_full(backing, &mut [buffer.target()], position_bytes, None)?;
     Ok(buffer.as_bytes()[..count].to_vec())
 }
 
-fn write(backing: &Scripted, bytes: &[u8], position_bytes: u64) -> Result<(), IoError> {
+fn write(backing: &Scripted, bytes: &[u8], position_bytes: u64) -> Result<(), Error> {
     write_full(backing, &[IoBuffer::from_bytes(bytes).source()], position_bytes, None).map(drop)
 }
 
@@ -184,8 +185,8 @@ fn a_read_that_stalls_in_the_middle_is_not_taken_for_the_end() {
     let script: Vec<_> = script.into_iter().flat_map(|answer| [answer, Short(188)]).collect();
     let backing = Scripted::new(&pattern(5000), &script).aligned(4, 512);
     let error = read(&backing, 8192, 0).unwrap_err();
-    assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof);
-    assert_eq!((error.position_bytes, error.length_bytes), (700, 7492));
+    assert_eq!(error.range(), Some(700..8192));
+    assert_eq!(io::Error::from(error).kind(), io::ErrorKind::UnexpectedEof);
 }
 
 #[test]
@@ -222,7 +223,7 @@ fn retries_are_bounded_and_start_over_after_progress() {
     let refusals = REFUSALS_MAX as usize;
     let backing = Scripted::new(&pattern(100), &vec![Errno(libc::EAGAIN); refusals + 1]);
     let error = read(&backing, 100, 0).unwrap_err();
-    assert_eq!(error.source.raw_os_error(), Some(libc::EAGAIN));
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
     assert_eq!(backing.attempts().len(), refusals + 1);
 
     let mut script = vec![Errno(libc::EAGAIN); refusals];
@@ -233,16 +234,15 @@ fn retries_are_bounded_and_start_over_after_progress() {
     let interruptions = INTERRUPTIONS_MAX as usize;
     let backing = Scripted::new(&[], &vec![Errno(libc::EINTR); interruptions + 1]);
     let error = write(&backing, &[1], 0).unwrap_err();
-    assert_eq!(error.source.raw_os_error(), Some(libc::EINTR));
+    assert_eq!(error.raw_os_error(), Some(libc::EINTR));
 }
 
 #[test]
 fn an_error_reports_the_missing_bytes_and_ends_the_transfer() {
     let backing = Scripted::new(&pattern(8192), &[Short(1000), Errno(libc::EIO)]);
     let error = read(&backing, 4096, 4096).unwrap_err();
-    assert_eq!(error.operation, Operation::Read);
-    assert_eq!((error.position_bytes, error.length_bytes), (5096, 3096));
-    assert_eq!(error.source.raw_os_error(), Some(libc::EIO));
+    assert_eq!((error.file(), error.range()), (Some("scripted"), Some(5096..8192)));
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
     assert_eq!(
         error.to_string(),
         "scripted: read of 3096 bytes at position 5096 failed: Input/output error (os error 5)"
@@ -251,26 +251,27 @@ fn an_error_reports_the_missing_bytes_and_ends_the_transfer() {
 
     let backing = Scripted::new(&[], &[Short(700), Errno(libc::ENOSPC)]).aligned(512, 512);
     let error = write(&backing, &pattern(4096), 0).unwrap_err();
-    assert_eq!(error.operation, Operation::Write);
-    assert_eq!((error.position_bytes, error.length_bytes), (700, 3396));
-    assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC));
+    assert!(error.to_string().contains("write of 3396 bytes at position 700 "), "{error}");
+    assert_eq!(error.range(), Some(700..4096));
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
 }
 
 #[test]
 fn a_write_without_progress_is_an_error() {
     let backing = Scripted::new(&[], &[Short(10), Short(0)]);
     let error = write(&backing, &pattern(100), 0).unwrap_err();
-    assert_eq!(error.source.kind(), io::ErrorKind::WriteZero);
-    assert_eq!((error.position_bytes, error.length_bytes), (10, 90));
+    assert_eq!(error.range(), Some(10..100));
+    assert_eq!(io::Error::from(error).kind(), io::ErrorKind::WriteZero);
 }
 
 #[test]
 fn a_backing_that_claims_too_much_is_an_error() {
     let backing = Scripted::new(&pattern(100), &[Claim(101)]);
-    assert_eq!(read(&backing, 100, 0).unwrap_err().source.kind(), io::ErrorKind::InvalidData);
+    let error = io::Error::from(read(&backing, 100, 0).unwrap_err());
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     let backing = Scripted::new(&[], &[Short(60), Claim(41)]);
     let error = write(&backing, &pattern(100), 0).unwrap_err();
-    assert_eq!(error.source.kind(), io::ErrorKind::InvalidData);
+    assert_eq!(io::Error::from(error).kind(), io::ErrorKind::InvalidData);
 }
 
 #[test]
@@ -283,8 +284,7 @@ fn ranges_past_two_to_the_63_never_reach_the_backing() {
         set_len(&backing, 1 << 63).unwrap_err(),
     ];
     for error in errors {
-        let inner = error.source.get_ref().unwrap();
-        assert!(inner.is::<PositionOutOfRange>(), "{error}");
+        assert!(error.to_string().ends_with("do not end below 2^63"), "{error}");
     }
     assert_eq!(backing.attempts(), []);
     assert_eq!(read(&backing, 4095, POSITION_BYTES_MAX - 4095).unwrap(), []);
@@ -299,10 +299,11 @@ fn operations_without_bytes_fail_with_their_own_names() {
         set_len(&fails(), 5).unwrap_err(),
         len_bytes(&fails()).unwrap_err(),
     ];
-    let operations: Vec<_> = errors.iter().map(|error| error.operation).collect();
-    use Operation::{Len, SetLen, SyncAll, SyncData};
-    assert_eq!(operations, [SyncData, SyncAll, SetLen, Len]);
-    assert!(errors.iter().all(|error| error.source.raw_os_error() == Some(libc::EIO)));
-    assert_eq!(errors[2].position_bytes, 5);
+    let names = ["sync of data", "sync", "change of length to 5 bytes", "query of the length"];
+    for (error, name) in errors.iter().zip(names) {
+        let text = format!("scripted: {name} failed: Input/output error (os error 5)");
+        assert_eq!(error.to_string(), text);
+    }
+    assert!(errors.iter().all(|error| error.raw_os_error() == Some(libc::EIO)));
     assert_eq!(len_bytes(&Scripted::new(&pattern(9), &[])).unwrap(), 9);
 }

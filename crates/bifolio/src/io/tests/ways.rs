@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::error::Error;
 use crate::io::transfer::{read_full, write_full};
 use crate::io::*;
 use crate::sys::probe::{Feature, Features};
@@ -189,12 +190,12 @@ impl Drop for SmallFileSystem {
     }
 }
 
-pub(super) fn read_only(path: &Path) -> Result<DiskFile, OpenDiskError> {
+pub(super) fn read_only(path: &Path) -> Result<DiskFile, Error> {
     let options = DiskOptions { read: true, ..DiskOptions::default() };
     DiskFile::open_with(path, &options, &Features::probe(&[]))
 }
 
-pub(super) fn read_write(path: &Path) -> Result<DiskFile, OpenDiskError> {
+pub(super) fn read_write(path: &Path) -> Result<DiskFile, Error> {
     let options =
         DiskOptions { read: true, write: true, create: true, truncate: true, ..Default::default() };
     DiskFile::open_with(path, &options, &Features::probe(&[]))

@@ -81,7 +81,7 @@ pub(super) struct StrayPages {
     /// Number of pages that could not be filled when they were touched.
     errors: u64,
     /// Error of the last of them.
-    last_error: Option<Arc<Error>>,
+    last_error: Option<Error>,
 }
 
 /// A refused page, to be judged again under the lock; see the [module documentation](self).
@@ -92,13 +92,13 @@ pub(crate) struct Refusal {
     pub(crate) growths: u64,
     /// [`fault_time`] when the message was read; `u64::MAX` if a thread is known to wait.
     pub(crate) read_at: u64,
-    pub(crate) error: Arc<Error>,
+    pub(crate) error: Error,
 }
 
 impl Region {
     /// Returns the error of the last page that could not be filled, if any failed since `seen`.
     /// Stores the current number of errors in `seen`.
-    pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Arc<Error>> {
+    pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Error> {
         let stray_pages = self.stray_pages.lock();
         let is_new = stray_pages.errors > *seen;
         *seen = stray_pages.errors;
@@ -187,7 +187,7 @@ impl Region {
         stray_pages: &mut StrayPages,
         index: u64,
         range: &PageRange,
-        error: Arc<Error>,
+        error: Error,
     ) -> io::Result<bool> {
         // Before the page is poisoned: a thread that this wakes may be the one that clears it.
         self.has_stray_pages.store(true, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 use super::Inode;
 use super::resize::{PinnedPages, Removal, Resizing};
 use crate::error::Result;
-use crate::io::{self, FallocateMode, IoError};
+use crate::io::{self, FallocateMode};
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
@@ -21,11 +21,7 @@ impl Inode {
 
 impl Resizing<'_> {
     /// Changes the allocation of the backing, and no byte. Blocks for write-outs.
-    pub(crate) fn fallocate(
-        &self,
-        mode: FallocateMode,
-        bytes: Range<u64>,
-    ) -> std::result::Result<(), IoError> {
+    pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
         let inode = self.inode;
         blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();
@@ -34,11 +30,7 @@ impl Resizing<'_> {
 
     /// Clears `bytes` of the backing, whole units, and their folios. Blocks for write-outs, the
     /// backing, and the locks of the folios.
-    pub(crate) fn clear(
-        &self,
-        mode: FallocateMode,
-        bytes: Range<u64>,
-    ) -> std::result::Result<(), IoError> {
+    pub(crate) fn clear(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
         let inode = self.inode;
         let pages = bytes.start >> PAGE_SHIFT..bytes.end >> PAGE_SHIFT;
         blocking::check("`cutting`, and the backing");

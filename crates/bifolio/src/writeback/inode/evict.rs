@@ -12,8 +12,7 @@
 #![allow(unsafe_code)]
 
 use super::Inode;
-use crate::error::{Error, ErrorKind, Result};
-use crate::io::{IoError, Operation};
+use crate::error::{Error, Result, write_error};
 use crate::memory::{Region, Shadow};
 use crate::page::{
     Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, OldFolio,
@@ -26,7 +25,6 @@ use crate::writeback::dirty::InFlight;
 use crate::writeback::lsns::NO_LSN;
 use crate::writeback::store::Cleaner;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pause between attempts to get memory from the kernel.
@@ -186,11 +184,11 @@ impl Inode {
         &'a self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
-    ) -> IoError {
+    ) -> Error {
         if let Err(error) = self.extend_backing((locked.index() + 1) * PAGE_BYTES) {
             return error;
         }
-        self.errors.record(Arc::new(self.discarded(locked.index())));
+        self.errors.record(self.discarded(locked.index()));
         self.forget_content(locked, folio.id());
         drop(self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE));
         self.discarded(locked.index())
@@ -198,15 +196,10 @@ impl Inode {
 
     /// Returns the error for a discarded page at `index`, which cannot be written.
     #[cold]
-    pub(in crate::writeback) fn discarded(&self, index: u64) -> IoError {
+    pub(in crate::writeback) fn discarded(&self, index: u64) -> Error {
         let source = "the program has discarded the page (madvise or munmap on a map)";
-        IoError {
-            file: self.name(),
-            operation: Operation::Write,
-            position_bytes: index * PAGE_BYTES,
-            length_bytes: PAGE_BYTES,
-            source: std::io::Error::other(source),
-        }
+        let range = index * PAGE_BYTES..(index + 1) * PAGE_BYTES;
+        write_error(self.name(), range, std::io::Error::other(source))
     }
 
     /// Starts to track stores to the file's region, and to copy pages for write-outs. If tracking
@@ -305,5 +298,5 @@ impl<'a> WriteBatch<'a> {
 }
 
 fn not_told(source: std::io::Error) -> Error {
-    ErrorKind::Memory { purpose: "the list of pages that were stored to", source }.into()
+    Error::memory("the list of pages that were stored to", source)
 }

@@ -25,7 +25,7 @@
 #![allow(unsafe_code)]
 
 use super::Inode;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::io::{Operation, Pieces, Transfer};
 use crate::page::{Entry, Flag, FolioId, FolioRef, HasTable, LockedFolio, PAGE_BYTES, Table};
 use crate::stats::Counter;
@@ -286,7 +286,7 @@ impl Inode {
         if self.page_space.is_in_place() {
             self.memory.counters.add(Counter::MapIn, there);
         }
-        let refused = |source| ErrorKind::Memory { purpose: "a page of a map", source }.into();
+        let refused = |source| Error::memory("a page of a map", source);
         (there, installed.map_err(refused))
     }
 

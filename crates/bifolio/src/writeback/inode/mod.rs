@@ -29,10 +29,10 @@ use super::flush::Flushes;
 use super::flusher::Flusher;
 use super::gate::Gate;
 use super::store::{Cleaner, Store};
-use super::sync::{ALL_BYTES, SyncFailure};
+use super::sync::ALL_BYTES;
 use super::throttle::DirtyPages;
-use crate::error::{Error, ErrorKind, Result};
-use crate::io::{DirectBacking, Engine, IoError, Operation};
+use crate::error::{Error, ErrorKind, Result, of_range, write_error};
+use crate::io::{DirectBacking, Engine};
 use crate::memory::{Memory, PageSpace};
 use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
@@ -70,7 +70,7 @@ pub(crate) struct Inode {
     pub(crate) store: Store,
     pub(super) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
-    pub(super) flushes: Flushes<SyncFailure>,
+    pub(super) flushes: Flushes<Error>,
     /// Write gate, once one is set.
     pub(super) gate: OnceLock<Arc<Gate>>,
     /// Held by the thread that changes the length (`resize.rs`).
@@ -288,24 +288,22 @@ impl Inode {
     /// Returns the error for storage that accepts no writes, for `cause` or without an answer,
     /// while the dirty limit is reached.
     #[cold]
-    pub(crate) fn unwritable(&self, bytes: Range<u64>, cause: Option<Arc<IoError>>) -> Error {
-        let (position_bytes, length_bytes) = (bytes.start, bytes.end - bytes.start);
-        let no_answer = || {
-            Arc::new(IoError {
-                file: self.name(),
-                operation: Operation::Write,
-                position_bytes,
-                length_bytes,
-                source: std::io::ErrorKind::TimedOut.into(),
-            })
-        };
+    pub(crate) fn unwritable(&self, bytes: Range<u64>, cause: Option<Error>) -> Error {
+        let source = || std::io::ErrorKind::TimedOut.into();
+        let no_answer = || write_error(self.name(), bytes.clone(), source());
         let in_memory_alone = || self.memory.unswapped_pages.load(Ordering::Relaxed);
         let dirty_pages =
             self.device.as_ref().map_or_else(in_memory_alone, |it| it.dirty_pages.own());
-        let (file, dirty_bytes) = (self.name(), dirty_pages * PAGE_BYTES);
+        let dirty_bytes = dirty_pages * PAGE_BYTES;
         let held_back = || self.held_back().map(|it| it.to_io_error(std::io::ErrorKind::TimedOut));
-        let cause = cause.or_else(|| held_back().map(Arc::new)).unwrap_or_else(no_answer);
-        ErrorKind::Unwritable { file, position_bytes, length_bytes, dirty_bytes, cause }.into()
+        let cause = cause.or_else(held_back).unwrap_or_else(no_answer);
+        let text = format!(
+            "{} cannot be accepted: {dirty_bytes} bytes wait for a device that takes nothing: \
+             {cause}",
+            of_range(&bytes)
+        );
+        let error = Error::new(ErrorKind::Unwritable, text).in_file(self.name());
+        error.at(bytes).because(Arc::new(cause))
     }
 
     /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it. Returns

@@ -39,7 +39,7 @@
 #![allow(unsafe_code)]
 
 use super::Inode;
-use crate::io::IoError;
+use crate::error::Result;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{MutexGuard, Ordering, blocking};
@@ -67,7 +67,7 @@ impl Inode {
 
     /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
     /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
-    pub(in crate::writeback) fn extend_backing(&self, end_bytes: u64) -> Result<(), IoError> {
+    pub(in crate::writeback) fn extend_backing(&self, end_bytes: u64) -> Result<()> {
         if !self.store.outlives_handles() || self.missing_end(end_bytes).is_none() {
             return Ok(());
         }
@@ -77,7 +77,7 @@ impl Inode {
     }
 
     /// Acts as [`Self::extend_backing`] for a caller that holds `cutting` exclusively.
-    pub(super) fn extend_backing_alone(&self, end_bytes: u64) -> Result<(), IoError> {
+    pub(super) fn extend_backing_alone(&self, end_bytes: u64) -> Result<()> {
         self.missing_end(end_bytes).map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
     }
 
@@ -111,7 +111,7 @@ impl Resizing<'_> {
 
     /// Truncates the file and its backing, or grows both with zeros. If the backing refuses, the
     /// old length is restored, and nothing was written out with the new one. Blocks for write-outs.
-    pub(crate) fn set_len(&self, len_bytes: u64) -> Result<(), IoError> {
+    pub(crate) fn set_len(&self, len_bytes: u64) -> Result<()> {
         let inode = self.inode;
         let before_bytes = inode.mapping.len_bytes();
         blocking::check("`cutting`, and the backing");
@@ -136,7 +136,7 @@ impl Resizing<'_> {
     /// Truncates the file to the length of its backing, if it is longer: to the recorded length, if
     /// the query of the length fails. Returns the file's length, and the result of the query.
     /// Blocks for write-outs.
-    pub(crate) fn cut_to_backing(&self) -> (u64, Result<(), IoError>) {
+    pub(crate) fn cut_to_backing(&self) -> (u64, Result<()>) {
         let inode = self.inode;
         blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::ways::*;
 use super::world::*;
+use crate::error::Error;
 use crate::io::*;
 
 const PAGES: usize = 8;
@@ -14,7 +15,7 @@ const PAGES: usize = 8;
 /// with its first page.
 fn with_faults(
     faults: &[(u64, &[Fault])],
-    body: impl Fn(&World, &[u8], u64, &Frames, Result<usize, IoError>),
+    body: impl Fn(&World, &[u8], u64, &Frames, Result<usize, Error>),
 ) {
     for world in worlds(4) {
         let directory = disk_directory();
@@ -62,9 +63,9 @@ fn a_failed_transfer_reports_where_and_the_others_succeed() {
             return assert_whole(world, bytes, page, frames, answer.unwrap());
         }
         let error = answer.unwrap_err();
-        assert_eq!(error.source.raw_os_error(), Some(libc::EIO), "{}", world.name);
-        assert_eq!((error.position_bytes, error.length_bytes), (PAGE as u64, 3 * PAGE as u64));
-        assert_eq!(error.operation, Operation::Read);
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{}", world.name);
+        assert_eq!(error.range(), Some(PAGE as u64..4 * PAGE as u64));
+        assert!(error.to_string().contains("read of"), "{error}");
     });
 }
 
@@ -76,7 +77,7 @@ fn a_panic_of_the_backing_fails_its_transfer() {
         }
         let error = answer.unwrap_err();
         assert!(error.to_string().contains("the backing panicked"), "{}: {error}", world.name);
-        assert_eq!(error.length_bytes, 4 * PAGE as u64);
+        assert_eq!(error.range(), Some(0..4 * PAGE as u64));
     });
 }
 
@@ -130,8 +131,8 @@ fn a_full_disk_is_its_own_error() {
         for (is_too_much, _, answer) in complete_all(&mut queue) {
             assert_eq!(answer.is_err(), is_too_much, "{}", world.name);
             if let Err(error) = answer {
-                assert_eq!(error.source.raw_os_error(), Some(libc::ENOSPC), "{error}");
-                assert_eq!(error.position_bytes + error.length_bytes, 65 * PAGE as u64);
+                assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+                assert_eq!(error.range().unwrap().end, 65 * PAGE as u64);
             }
         }
     }

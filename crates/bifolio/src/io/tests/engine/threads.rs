@@ -6,6 +6,7 @@ use std::thread;
 
 use super::super::ways::*;
 use super::world::*;
+use crate::error::Error;
 use crate::io::engine::Engine;
 use crate::io::*;
 use crate::sys::probe::Feature;
@@ -33,7 +34,7 @@ fn read_all(world: &World, file: &Arc<dyn DirectBacking>, first: u64, batch: u64
     queue.complete(usize::MAX, check);
 }
 
-fn check((frames, tag): (Frames, u8), answer: Result<usize, IoError>) {
+fn check((frames, tag): (Frames, u8), answer: Result<usize, Error>) {
     assert_eq!(answer.unwrap(), PAGE);
     assert!(frames.bytes(PAGE) == [tag; PAGE]);
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::config::HugePages;
+use crate::error::Error;
 use crate::io::engine::Engine;
 use crate::io::*;
 use crate::memory::Arena;
@@ -200,7 +201,7 @@ pub(super) fn push_write<T>(
 /// Completes everything. Returns the answers with their tags, in order of completion.
 pub(super) fn complete_all<T>(
     queue: &mut Queue<'_, (Frames, T)>,
-) -> Vec<(T, Frames, Result<usize, IoError>)> {
+) -> Vec<(T, Frames, Result<usize, Error>)> {
     let mut answers = Vec::new();
     queue.complete(usize::MAX, |(frames, tag), answer| answers.push((tag, frames, answer)));
     assert_eq!(queue.in_flight(), 0);
