@@ -20,7 +20,7 @@ use fuser::INodeNo;
 use parking_lot::{Condvar, Mutex};
 
 use crate::data::{Data, Opened};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
 

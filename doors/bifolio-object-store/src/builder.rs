@@ -10,7 +10,7 @@ use object_store::ObjectStore;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::error::Result;
+use crate::error::CacheError;
 use crate::lists::Lists;
 use crate::metrics::Counters;
 use crate::object::Known;

@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::timeout;
 
-use crate::error::Result;
+use crate::error::{CacheError, Failure};
 use crate::metrics::add;
 use crate::object::Object;
 use crate::read::Shared;

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::error::Result;
+use crate::error::{CacheError, Failure};
 use crate::fetch;
 use crate::metrics::{Counters, add};
 use crate::object::{Began, Known, Object};

@@ -21,7 +21,7 @@ use object_store::{
 };
 
 use crate::builder::CachedStoreBuilder;
-use crate::error::Result;
+use crate::error::CacheError;
 use crate::lists::Lists;
 use crate::metrics::{Metrics, add};
 use crate::object::{Began, Object};

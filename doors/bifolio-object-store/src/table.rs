@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::error::Result;
+use crate::error::Failure;
 use crate::object::ObjectId;
 use crate::record::{PartKey, Record};
 

@@ -33,7 +33,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::disk::LossyDisk;
-use crate::error::Result;
+use crate::error::CacheError;
 use crate::metrics::{Counters, add};
 use crate::record::{HEADER_BYTES, Layout, PartKey, Record};
 use crate::table::{Snapshot, Table};

@@ -11,7 +11,7 @@ use std::{fmt, io};
 use bifolio::{Cache, File, OpenOptions};
 use redb::{BackendError, StorageBackend};
 
-use crate::error::Result;
+use crate::error::{BackendIoError, closed, from_cache};
 use crate::locks::DatabaseLock;
 
 /// Storage of a redb database in a [`File`] of a cache.
