@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example custom_backing -p bifolio`
 
-use bifolio::backing::{Backing, IoBuf, IoBufMut};
+use bifolio::backing::{Backing, DirectBacking, FileIdentity, IoBuf, IoBufMut};
 use bifolio::{Cache, OpenOptions};
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -45,6 +45,17 @@ impl Backing for VectorBacking {
     fn describe(&self) -> String {
         "a vector".into()
     }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+/// The identity of the vector: a second open shares the pages of the first one.
+impl DirectBacking for VectorBacking {
+    fn identity(&self) -> Option<FileIdentity> {
+        Some(FileIdentity::custom(1, 1))
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -57,6 +68,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(storage.0.lock().unwrap().is_empty(), "not written out before it must be");
     file.sync_data()?;
     assert_eq!(&storage.0.lock().unwrap()[..], b"kept in memory");
+
+    let again = cache.open_backing(storage, &options)?;
+    again.write_all_at(b"KEPT", 0)?;
+    let mut bytes = [0; 14];
+    file.read_exact_at(&mut bytes, 0)?;
+    assert_eq!(&bytes, b"KEPT in memory");
     println!("the vector holds {} bytes now", file.len());
     Ok(())
 }

@@ -292,7 +292,7 @@ impl Tree {
         let (cache, checkpointing) = (cache.clone(), Mutex::default());
         let tree = Self { cache, pages, log, meta: RwLock::default(), checkpointing };
         let mut meta = Meta::default();
-        if !tree.pages.is_empty() {
+        if tree.pages.len() > 0 {
             (meta.root, meta.next_page) = tree.node(0)?.entry(0);
         }
         if meta.root == 0 {

@@ -95,9 +95,9 @@ impl Error {
     ///
     /// ```
     /// # fn main() -> bifolio::Result<()> {
-    /// use bifolio::{Cache, ErrorKind, OpenOptions};
+    /// use bifolio::{Cache, ErrorKind};
     /// let cache = Cache::builder().memory(1 << 20).build()?;
-    /// let file = cache.open_memory(&OpenOptions::new())?;
+    /// let file = cache.memory_file("scratch")?;
     /// let error = file.pin(4096..4100).unwrap_err();
     /// assert_eq!((error.kind(), error.range()), (ErrorKind::PastEnd, Some(4096..4100)));
     /// # Ok(())

@@ -46,7 +46,7 @@ impl BifolioBackend {
         let path = path.as_ref();
         let options = OpenOptions::new().write(true).create(true).exclusive(true);
         let file = cache.open(path, &options)?;
-        if file.is_empty() {
+        if file.len() == 0 {
             cache.sync_directory(directory_of(path))?;
         }
         Ok(Self::new(file))

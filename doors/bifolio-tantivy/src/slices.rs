@@ -45,7 +45,7 @@ impl Slices {
             }
             opened => opened?,
         };
-        let map = if file.is_empty() { None } else { Some(Arc::new(file.map(0..file.len())?)) };
+        let map = if file.len() == 0 { None } else { Some(Arc::new(file.map(0..file.len())?)) };
         Ok(Self { len: file.len() as usize, file, map })
     }
 }

@@ -107,7 +107,7 @@ static void wrong_values_are_refused(void) {
     open.direct = 0;
     CHECK_RESULT(bifolio_cache_open(cache, in_directory("none"), NULL, &file), BIFOLIO_ERROR_OPEN);
     CHECK(bifolio_last_errno() == ENOENT && strstr(bifolio_last_error(), "none") != NULL);
-    CHECK_RESULT(bifolio_cache_open(cache, directory, NULL, &file), BIFOLIO_ERROR_OPEN);
+    CHECK_RESULT(bifolio_cache_open(cache, directory, NULL, &file), BIFOLIO_ERROR_NOT_REGULAR);
     CHECK_RESULT(bifolio_cache_open_fd(cache, 12345, NULL, &file), BIFOLIO_ERROR_ARGUMENT);
     CHECK(file == NULL);
 

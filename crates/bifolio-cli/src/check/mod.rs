@@ -142,7 +142,7 @@ impl Checker {
             true => OpenOptions::new().mappable(true),
         };
         let cached = cache.open(&options.file, &open_options)?;
-        let is_mapped = round.is_mapped && !cached.is_empty();
+        let is_mapped = round.is_mapped && cached.len() > 0;
         let map = is_mapped.then(|| cached.map(0..cached.len())).transpose()?;
         let independent = fs::File::open(&options.file).with_context(|| format!("open {name}"))?;
         let len_bytes = independent.metadata().with_context(|| format!("stat {name}"))?.len();

@@ -318,6 +318,7 @@ impl Cache {
     }
 
     /// Returns the kernel features that were probed when the cache was built, and which are in use.
+    #[doc(hidden)]
     pub fn features(&self) -> Vec<FeatureReport> {
         self.inner.features.reports()
     }

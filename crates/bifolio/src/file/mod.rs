@@ -135,13 +135,9 @@ impl File {
     }
 
     /// Returns the length of the file in bytes. Includes data that is written but not synced.
+    #[expect(clippy::len_without_is_empty, reason = "a file is no collection, as in std")]
     pub fn len(&self) -> u64 {
         self.handle.inode.mapping.len_bytes()
-    }
-
-    /// Returns `true` if the file has length 0.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Returns the size of a folio of this file in bytes. A folio is the unit of residency, pinning

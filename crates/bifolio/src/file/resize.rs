@@ -100,6 +100,7 @@ impl File {
 
     /// Returns the length in bytes that the file may grow to:
     /// [`OpenOptions::len_max`](crate::OpenOptions::len_max) of the first open, or as raised since.
+    #[doc(hidden)]
     pub fn len_max(&self) -> u64 {
         self.handle.inode.len_max_bytes()
     }

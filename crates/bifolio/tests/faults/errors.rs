@@ -209,11 +209,11 @@ fn a_file_of_no_bytes_reads_as_nothing_and_cannot_be_pinned() {
     let name = path.display().to_string();
     let cache = cache_of(1 << 20);
     let file = open(&cache, &path);
-    assert!(file.is_empty());
+    assert_eq!(file.len(), 0);
     assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 0);
     assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
     assert_eq!(file.write_at(&[], 1 << 30).unwrap(), 0, "no bytes make no file longer");
-    assert!(file.is_empty());
+    assert_eq!(file.len(), 0);
     let error = error_of(file.pin(0..1), &[&name, "has 0 bytes"]);
     assert_eq!((error.kind(), error.range()), (ErrorKind::PastEnd, Some(0..1)), "{error:?}");
     assert!(error_of(file.pin_mut(0..1), &[]).kind() == ErrorKind::PastEnd);

@@ -58,7 +58,7 @@ fn an_allocation_of_no_bytes_takes_none() {
     let file = setup.file(&cache);
     file.allocate(5000..5000).unwrap();
     check_resident(&cache, 0).unwrap();
-    assert!(file.is_empty());
+    assert_eq!(file.len(), 0);
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn a_swap_that_was_cut_is_named_with_its_position() {
         let failed = read_pages(&file, 0..PAGES, |index, error| {
             assert_eq!(error.kind(), ErrorKind::SwapRead, "page {index}: {error}");
             assert_eq!(error.range().unwrap().start, index * PAGE);
-            let cause = cause_of(&error);
+            let cause = cause_of(error);
             assert_eq!(cause.file(), Some(swap_name.as_str()));
             assert!(cause.range().unwrap().start >= end_bytes, "{error}");
         });
