@@ -15,8 +15,8 @@ use crate::harness::workspace::Workspace;
 use crate::host;
 use crate::progress::Progress;
 use crate::{
-    advise, format_bytes, gather, map_reads, random_reads, reclaim, scan, seq_reads, small_reads,
-    swap, writes,
+    advise, format_bytes, gather, hit_ratio, map_reads, random_reads, reclaim, scan, seq_reads,
+    small_reads, swap, writes,
 };
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
@@ -32,6 +32,7 @@ pub fn all() -> &'static [&'static dyn Benchmark] {
         &reclaim::Reclaim,
         &map_reads::MapReads,
         &advise::Advise,
+        &hit_ratio::HitRatio,
     ]
 }
 

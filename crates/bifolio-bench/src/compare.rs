@@ -20,8 +20,8 @@ use serde_json::Value;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::error::{Error, Result};
-use bifolio_report::Failure;
 use bifolio_report::statistics::median;
+use bifolio_report::{Failure, is_cost};
 
 /// How often a comparison without any change may name one.
 const FALSE_ALARMS: f64 = 0.05;
@@ -101,8 +101,7 @@ struct Change {
 
 impl Change {
     fn is_better(&self) -> bool {
-        let is_time = self.unit.starts_with("ns");
-        (self.ratio > 1.0) != is_time
+        (self.ratio > 1.0) != is_cost(&self.unit)
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Config {
     pub summary_only: bool,
     /// The series that are measured.
     pub target: Target,
+    /// Recorded trace that `hit-ratio` replays instead of the generated ones.
+    pub trace: Option<PathBuf>,
     /// Directory for files; a temporary directory on a disk when absent.
     pub dir: Option<PathBuf>,
     /// The program that calls [`run_child`](crate::run_child), and its arguments: measurements of a
@@ -67,6 +69,7 @@ impl Config {
             size_bytes: None,
             summary_only: false,
             target: Target::All,
+            trace: None,
             dir: None,
             child_command,
         }

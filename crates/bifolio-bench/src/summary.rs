@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 
-use bifolio_report::{BESIDE_THE_KERNEL, Line, MECHANISMS, Report, short, short_ratio};
+use bifolio_report::{BESIDE_THE_KERNEL, Line, MECHANISMS, MISSES, Report, short, short_ratio};
 
 use crate::format_bytes;
 
@@ -39,13 +39,18 @@ pub fn summarise(reports: &[Report], wanted: usize) -> String {
         let _ = writeln!(
             text,
             "{}\n{}",
-            heading("before", "x bef.").trim_end(),
+            heading(["before", "kernel"], ["x bef.", "x kern"]).trim_end(),
             lines.concat().trim_end()
         );
     }
     let lines: Vec<_> = BESIDE_THE_KERNEL.iter().filter_map(|line| draw(line, reports)).collect();
     if !lines.is_empty() {
-        let _ = writeln!(text, "\n{}\n{}", heading("", "").trim_end(), lines.concat().trim_end());
+        let heading = heading(["", "kernel"], ["", "x kern"]);
+        let _ = writeln!(text, "\n{}\n{}", heading.trim_end(), lines.concat().trim_end());
+    }
+    if let Some(misses) = draw(&MISSES, reports) {
+        let heading = heading(["LRU", "best"], ["x LRU", "x best"]);
+        let _ = writeln!(text, "\n{}\n{}", heading.trim_end(), misses.trim_end());
     }
     for report in reports {
         let mut words: Vec<String> = Vec::new();
@@ -87,8 +92,8 @@ fn columns(cells: [&str; 8]) -> String {
     format!("{}\n", line.trim_end())
 }
 
-fn heading(before: &str, to_before: &str) -> String {
-    columns(["", "thr", "unit", before, "ours", "kernel", to_before, "x kern"])
+fn heading([before, kernel]: [&str; 2], [to_before, to_kernel]: [&str; 2]) -> String {
+    columns(["", "thr", "unit", before, "ours", kernel, to_before, to_kernel])
 }
 
 /// Formats a line; `None` if no report has its row.
@@ -142,6 +147,7 @@ mod tests {
             .iter()
             .flat_map(|mechanism| mechanism.lines)
             .chain(&BESIDE_THE_KERNEL)
+            .chain([&MISSES])
             .map(|line| {
                 let case =
                     line.case.iter().fold(Case::new(), |case, (key, value)| case.with(key, *value));
@@ -160,7 +166,7 @@ mod tests {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         // Three lines a mechanism and one a row, the rest, and what separates them.
         let lines: usize = MECHANISMS.iter().map(|mechanism| 4 + mechanism.lines.len()).sum();
-        assert!(lines + BESIDE_THE_KERNEL.len() + 7 <= 50);
+        assert!(lines + BESIDE_THE_KERNEL.len() + 10 <= 50);
     }
 
     #[test]

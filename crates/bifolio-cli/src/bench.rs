@@ -109,6 +109,7 @@ fn config(options: &BenchOptions) -> anyhow::Result<Config> {
     config.size_bytes = options.size;
     config.target = options.target.into();
     config.summary_only = Shown::chosen(options) == Shown::Summary;
+    config.trace.clone_from(&options.trace);
     config.dir.clone_from(&options.dir);
     Ok(config)
 }

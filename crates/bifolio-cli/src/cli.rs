@@ -90,6 +90,10 @@ pub(crate) struct BenchOptions {
     /// `swap` and `reclaim` four times.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
+    /// Trace for `hit-ratio` to replay: on each line the number of a page of 4096 bytes, or of the
+    /// first page and how many follow each other; lines that start with `#` are skipped.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Directory for files; a temporary directory on a disk when absent.
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,

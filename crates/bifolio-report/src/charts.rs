@@ -16,8 +16,15 @@ pub(crate) struct Chart {
 }
 
 /// Keys that may be a horizontal axis, the first of equally good ones is taken.
-const AXES: [&str; 6] =
-    ["threads", "workers", "requests_per_call", "row_bytes", "block_bytes", "folio_bytes"];
+const AXES: [&str; 7] = [
+    "threads",
+    "workers",
+    "requests_per_call",
+    "row_bytes",
+    "block_bytes",
+    "folio_bytes",
+    "cache_percent",
+];
 /// Rows that share a plot only because each of them is alone.
 const ROWS_TOGETHER: usize = 5;
 /// Fewer intervals of a series are no course of time.
@@ -238,6 +245,7 @@ fn step_text(key: &str, number: f64) -> String {
             format!("{number} {}{plural}", key.trim_end_matches('s'))
         }
         "depth" => format!("depth {number}"),
+        "cache_percent" => format!("cache of {number} %"),
         "requests_per_call" => format!("{number} per call"),
         "folio_bytes" => format!("folios of {}", bytes(number)),
         size if size.ends_with("_bytes") => bytes(number),

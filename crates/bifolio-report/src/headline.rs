@@ -165,6 +165,14 @@ pub const BESIDE_THE_KERNEL: [Line; 11] = [
     ),
 ];
 
+/// The misses of the cache compared with those of LRU and of the best model of a policy.
+pub const MISSES: Line = line(
+    "7 traces, cache 10 %",
+    "hit-ratio",
+    &[("trace", "geometric_mean")],
+    ["lru", "bifolio", "best_model"],
+);
+
 impl Line {
     /// Returns the row of the line, if a report has it.
     pub fn row<'a>(&self, reports: &'a [Report]) -> Option<&'a Row> {
@@ -177,20 +185,20 @@ impl Line {
     }
 
     /// Returns how many times better Bifolio is than the series `other`, as a ratio of series of
-    /// `row`: less time is better, and so is more work.
+    /// `row`: less cost is better, and so is more work.
     pub fn times_better(&self, row: &Row, other: &'static str) -> Ratio {
         speed(row, &Ratio::new(self.ours, other))
     }
 }
 
-/// Returns the ratio that is above 1 if the series `ratio.over` is faster: values that are times
-/// are divided the other way round.
+/// Returns the ratio that is above 1 if the series `ratio.over` is faster: values that are
+/// costs are divided the other way round.
 pub fn speed(row: &Row, ratio: &Ratio) -> Ratio {
     let Ratio { over, under } = ratio.clone();
-    if is_time(&row.unit) { Ratio { over: under, under: over } } else { Ratio { over, under } }
+    if is_cost(&row.unit) { Ratio { over: under, under: over } } else { Ratio { over, under } }
 }
 
-/// Returns `true` if values of this unit are better the smaller they are.
-pub fn is_time(unit: &str) -> bool {
-    unit.starts_with("ns")
+/// Returns `true` if values of this unit are better the smaller they are: times and misses.
+pub fn is_cost(unit: &str) -> bool {
+    unit.starts_with("ns") || unit.ends_with("misses")
 }

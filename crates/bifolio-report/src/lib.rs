@@ -18,7 +18,7 @@ pub use envelope::{
     Case, Counts, Failure, FeatureUse, Figure, Host, Intervals, Name, Ratio, Report, Row, Rss,
     SCHEMA, Skipped, with_causes,
 };
-pub use headline::{BESIDE_THE_KERNEL, Line, MECHANISMS, Mechanism, speed};
+pub use headline::{BESIDE_THE_KERNEL, Line, MECHANISMS, MISSES, Mechanism, is_cost, speed};
 pub use numbers::{short, short_ratio};
 pub use page::{names, page};
 pub use pictures::pictures;

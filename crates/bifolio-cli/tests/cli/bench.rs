@@ -38,6 +38,7 @@ fn every_benchmark_runs_and_prints_its_envelope() {
         "reclaim",
         "map-reads",
         "advise",
+        "hit-ratio",
     ] {
         assert!(names.iter().any(|listed| listed == name), "{name}");
     }
@@ -215,6 +216,31 @@ fn scan_reads_with_both_sizes_of_calls() {
             assert_measured(&envelope, row, series, &["cpu_s_per_gib", "p50_ns"]);
         }
     }
+}
+
+#[test]
+fn hit_ratio_replays_generated_and_recorded_traces() {
+    let envelope = envelope_of("hit-ratio", &[]);
+    let rows = envelope["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 7 + 1, "the traces and their mean");
+    for row in rows {
+        let misses = |series: &str| row["series"][series].as_f64().unwrap();
+        for series in ["bifolio", "lru", "sieve", "s3_fifo", "clock2q_plus", "arc", "lirs"] {
+            assert!(misses(series) >= misses("belady") && misses(series) <= 100.0, "{series}");
+        }
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let trace = dir.path().join("recorded.txt");
+    fs::write(&trace, "# a table, and a page of it\n1000 500\n1007\n1000,500\n").unwrap();
+    let envelope = envelope_of("hit-ratio", &["--trace", trace.to_str().unwrap()]);
+    assert_eq!(envelope["rows"][0]["case"]["trace"], "recorded");
+    assert!(envelope["rows"][0]["series"]["lru"].as_f64().unwrap() > 99.0, "no page is kept");
+    assert_eq!(envelope["verified_bytes"], 1001 * 8);
+
+    fs::write(&trace, "12\nx\n").unwrap();
+    let output = run(&["bench", "hit-ratio", "--trace", trace.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("recorded.txt, line 2: not a number: x"), "{said}");
 }
 
 #[test]
