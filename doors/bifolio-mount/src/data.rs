@@ -364,7 +364,6 @@ impl Files {
             DiskOptions { read: true, write: for_writing, direct, ..DiskOptions::default() };
         let handle = inode.handle()?;
         let disk = DiskFile::open(path_of(&handle), &options);
-        // The error itself has the name of a descriptor.
         let disk = disk.map_err(|source| Error::Open { file: inode.name(), source })?;
         let disk = Arc::new(Disk::new(disk, counted));
         let options = OpenOptions::new().read(true).write(for_writing);

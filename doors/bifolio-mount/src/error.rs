@@ -1,5 +1,6 @@
 //! Errors of a request: the number that the program gets, and a line in the log.
 
+use std::error::Error as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fmt, io};
@@ -92,7 +93,11 @@ impl fmt::Display for Error {
                 let cause = io::Error::from_raw_os_error(*number);
                 write!(formatter, "{file}: an earlier write-out failed: {cause}")
             }
-            Self::Open { file, source } => write!(formatter, "{file}: {source}"),
+            // The error itself names a descriptor.
+            Self::Open { file, source } => match source.source() {
+                Some(cause) => write!(formatter, "{file}: cannot open: {cause}"),
+                None => write!(formatter, "{file}: {source}"),
+            },
             Self::Flush { file, source } => write!(formatter, "{file}: flush failed: {source}"),
         }
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use tempfile::TempDir;
 
 use crate::bounds::{CONSTANT_BYTES, WAITING_WRITES_BYTES, status_bytes};
-use crate::mounted::{Mounted, can_mount};
+use crate::mounted::{Mounted, can_mount, run};
 
 const VALID: Duration = Duration::from_secs(60);
 const FILE_BYTES: u64 = 1 << 20;
@@ -192,6 +192,9 @@ impl Filesystem for DeviceServer {
     }
 }
 
+/// Where the kernel counts the requests that wait for an answer, by mount.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
 /// A mount whose directory `slow` is on a device that may hang.
 struct WithDevice {
     device: Arc<Device>,
@@ -217,6 +220,10 @@ impl WithDevice {
         let arguments = [&["--threads", "2", "--memory", "8M"], arguments].concat();
         let mounted = Mounted::of(source.path(), &arguments).unwrap();
         let connection = rustix::fs::minor(fs::metadata(mounted.path("")).unwrap().dev());
+        if !Path::new(CONNECTIONS).join(connection.to_string()).exists() {
+            // Only systemd mounts it by itself.
+            assert!(run("mount", ["-t", "fusectl", "fusectl", CONNECTIONS]));
+        }
         Some(Self { device, mounted, connection, session, _source: source })
     }
 
@@ -340,7 +347,7 @@ fn start_writers(test: &WithDevice, numbers: Range<u64>) -> Vec<JoinHandle<io::R
 
 /// Waits until each writer has ended or waits for an answer of the mount, which does nothing more.
 fn wait_until_all_wait(test: &WithDevice, writers: &[JoinHandle<io::Result<()>>]) {
-    let waiting = format!("/sys/fs/fuse/connections/{}/waiting", test.connection);
+    let waiting = format!("{CONNECTIONS}/{}/waiting", test.connection);
     let mut before = 0;
     loop {
         let running = writers.iter().filter(|writer| !writer.is_finished()).count();
@@ -365,12 +372,14 @@ fn writes_that_wait_stop_only_their_own_files_and_take_bounded_memory() {
     writers.extend(start_writers(&test, 50..400));
     wait_until_all_wait(&test, &writers);
     test.device.recover();
+    let mut refused = 0;
     for writer in writers {
         // A write that has waited for the device as long as the cache lets it is an error.
         if let Err(error) = writer.join().unwrap() {
             let waited = start.elapsed();
             assert!(waited > Duration::from_secs(9), "{error} after {waited:?}");
             assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+            refused += 1;
         }
     }
     let bound = 8 << 20;
@@ -378,7 +387,10 @@ fn writes_that_wait_stop_only_their_own_files_and_take_bounded_memory() {
     let resident = status_bytes(test.mounted.pid(), "VmHWM");
     eprintln!("resident {resident} of {most} bytes");
     assert!(resident <= most, "{resident} bytes are resident, at most {most} are allowed");
-    test.unmount_cleanly();
+    let (status, log) = test.mounted.unmount();
+    test.session.umount_and_join().unwrap();
+    assert!(status.success() && (refused > 0 || log.is_empty()), "{status}: {log}");
+    assert!(log.lines().all(|line| line.contains("cannot be accepted")), "{log}");
 }
 
 #[test]
