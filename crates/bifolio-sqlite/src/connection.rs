@@ -14,6 +14,7 @@
 
 use crate::fork;
 use crate::locks::{HeldSlots, SlotLocks};
+use crate::settings;
 use crate::shared::Shared;
 use crate::sqlite::{self, Api, File, IoMethods};
 use crate::system::{Answer, SystemFile};
@@ -253,7 +254,7 @@ impl Connection {
         }
         self.shared.lock(&mut self.level, level, self.is_writable)?;
         if self.file.is_none() {
-            self.file = self.shared.cached().map(|cached| cached.file);
+            self.file = self.shared.cached();
         }
         Ok(())
     }
@@ -355,21 +356,35 @@ impl Connection {
     /// # Safety
     /// The argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
     unsafe fn pragma(&mut self, arguments: *mut *mut c_char) -> Answer {
-        let name = arguments.wrapping_add(1);
-        // SAFETY: the contract.
-        let name = unsafe { name.read() };
-        // SAFETY: a text.
-        let name = unsafe { CStr::from_ptr(name) };
-        if !name.to_bytes().eq_ignore_ascii_case(b"bifolio_stats") {
-            return Err(sqlite::NOTFOUND);
-        }
-        let text = match self.shared.cached() {
-            Some(cached) => describe(&cached.cache),
-            None => "the database was not read yet".to_owned(),
+        let text = |place| {
+            // SAFETY: the contract.
+            let text = unsafe { arguments.wrapping_add(place).read() };
+            // SAFETY: null, or a text that lives as long as the call.
+            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
         };
-        // SAFETY: the room for an answer, which SQLite frees.
-        unsafe { arguments.write(self.api.text(&text)) };
-        Ok(())
+        let name = text(1).unwrap_or_default().to_ascii_lowercase();
+        let answered = match name.as_str() {
+            "bifolio_stats" => Ok(describe(&self.shared.cache)),
+            "bifolio_memory" => self.memory(text(2).as_deref()),
+            _ => return Err(sqlite::NOTFOUND),
+        };
+        let (text, code) = match &answered {
+            Ok(text) => (text, Ok(())),
+            Err(problem) => (problem, Err(sqlite::ERROR)),
+        };
+        // SAFETY: the space for an answer, which SQLite frees.
+        unsafe { arguments.write(self.api.text(text)) };
+        code
+    }
+
+    /// Returns the bound on memory of the cache, after changing it to `wanted`, if that is given.
+    fn memory(&self, wanted: Option<&str>) -> Result<String, String> {
+        let cache = &self.shared.cache;
+        if let Some(wanted) = wanted {
+            let bytes = settings::size("bifolio_memory", wanted)?;
+            cache.set_memory(bytes).map_err(|error| error.to_string())?;
+        }
+        Ok(cache.stats().bound_bytes.to_string())
     }
 
     /// # Safety

@@ -6,8 +6,10 @@
 //!    |  xRead, xWrite, xSync, xLock ...
 //!  connection --- what SQLite has open as one file                       connection
 //!    |            (or the reason why it was not opened: refused)
-//!  shared ------- the database file, one in the process: its cache,      shared
-//!    |            locks among connections (locks), the index of the log
+//!  shared ------- the database file, one in the process: locks among     shared
+//!    |            connections (locks), the index of the log; its pages are
+//!    |            in the cache of the process, or in one of its own
+//!    |            (process_cache, settings)
 //!  system ------- the file of the system's VFS: its lock                 system
 //!
 //!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
@@ -52,8 +54,10 @@
 //!                      transaction on a log               held that a log needs
 //!  others              NOTFOUND: not handled, which       the same
 //!                      SQLite takes from any VFS
-//!  xClose -            nothing of value is only here      dirty pages are made durable; if that
-//!                                                         fails, a journal or the log has them
+//!  xClose -            nothing of value is only here      dirty pages are made durable; those
+//!                                                         that cannot be are discarded, since
+//!                                                         others may write the file then: a
+//!                                                         journal or the log has them
 //!  xLock, xUnlock      five states among all processes    among the connections of the process;
 //!                                                         toward others the system's lock is held
 //!                                                         until the last connection closes:
@@ -92,7 +96,8 @@
 //!  xTruncate           storage::a_full_disk_loses_no_commit_of_a_log_without_syncs,
 //!                      faults::faults_lose_no_more_than_elsewhere_with_journals_in_memory
 //!  xSync, FCNTL_SYNC,  faults::*: journal modes x synchronous x device full, failing writes and
-//!  xClose              syncs x kill and close; kills::*
+//!  xClose              syncs x kill and close; kills::*;
+//!                      process_cache::what_a_close_cannot_write_is_not_written_later
 //!  xLock, xUnlock      connections::*, locks::*
 //!  xCheckReservedLock  locks::other_processes_are_locked_out_until_the_last_close
 //!  xShm*               connections::readers_and_a_writer_of_one_process_share_a_database, kills::*
@@ -112,6 +117,7 @@ mod connection;
 mod fork;
 mod locks;
 mod name;
+mod process_cache;
 mod refused;
 mod settings;
 mod shared;

@@ -1,15 +1,16 @@
-//! The settings of a database's cache, from the parameters of its URI.
+//! The settings of a database, from the parameters of its URI.
 //!
 //! | parameter | meaning | default |
 //! |---|---|---|
-//! | `bifolio_memory` | the bound on memory: `64MiB`, `1GiB`, `500000` (bytes) | 64 MiB |
-//! | `bifolio_readahead` | the largest window of readahead; 0 for none | that of the cache |
+//! | `bifolio_memory` | bound of a cache of its own: `64MiB`, `500000` | that of the process |
+//! | `bifolio_readahead` | largest readahead window of that cache, or 0 | that of a cache |
 //! | `bifolio_direct` | `auto`, `never`, `require`: past the kernel's page cache | `auto` |
 
+use crate::process_cache;
 use bifolio::{Cache, CacheBuilder, DirectIo};
 
-/// Bound on memory of a database whose URI gives none, bytes.
-const MEMORY_BYTES: u64 = 64 << 20;
+/// Bound on memory of the cache of the process if nothing else is asked for, bytes.
+pub(crate) const MEMORY_BYTES: u64 = 64 << 20;
 
 /// Parameters of SQLite that would read the file without a lock, past the cache.
 const WITHOUT_LOCK: [&str; 2] = ["immutable", "nolock"];
@@ -17,7 +18,7 @@ const WITHOUT_LOCK: [&str; 2] = ["immutable", "nolock"];
 /// Settings of one database; what the URI does not give is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Bound on memory, bytes.
+    /// Bound on memory of a cache of its own, bytes.
     memory_bytes: Option<u64>,
     /// Largest window of readahead, bytes.
     readahead_bytes: Option<u64>,
@@ -51,17 +52,32 @@ impl Settings {
                 _ => {}
             }
         }
-        settings.builder().validate().map_err(|error| error.to_string())?;
+        match settings.own_cache() {
+            Some(builder) => builder.validate().map_err(|error| error.to_string())?,
+            None if settings.readahead_bytes.is_some() => {
+                return Err("bifolio_readahead: is a setting of a cache of its own, which \
+                            bifolio_memory gives to a database"
+                    .to_owned());
+            }
+            None => {}
+        }
         Ok(settings)
     }
 
-    /// Returns the builder of the cache.
-    pub(crate) fn builder(&self) -> CacheBuilder {
-        let builder = Cache::builder().memory(self.memory_bytes.unwrap_or(MEMORY_BYTES));
-        match self.readahead_bytes {
+    /// Returns the cache of the process, or a new one if the database has a bound of its own. The
+    /// error says why it cannot be built.
+    pub(crate) fn cache(&self) -> Result<Cache, String> {
+        let Some(builder) = self.own_cache() else { return process_cache::get() };
+        builder.build().map_err(|error| error.to_string())
+    }
+
+    /// Returns the builder of a cache of its own, if the database has one.
+    fn own_cache(&self) -> Option<CacheBuilder> {
+        let builder = Cache::builder().memory(self.memory_bytes?);
+        Some(match self.readahead_bytes {
             Some(bytes) => builder.readahead_max(bytes),
             None => builder,
-        }
+        })
     }
 
     pub(crate) fn direct(&self) -> DirectIo {
@@ -71,11 +87,15 @@ impl Settings {
     /// Checks that a database with these settings is what a further connection asks for, which may
     /// leave them out.
     pub(crate) fn check_joined_with(&self, asked: &Self) -> Result<(), String> {
-        let memory_bytes = self.memory_bytes.unwrap_or(MEMORY_BYTES);
-        if let Some(other_bytes) = asked.memory_bytes.filter(|other| *other != memory_bytes) {
+        if let Some(other_bytes) =
+            asked.memory_bytes.filter(|_| asked.memory_bytes != self.memory_bytes)
+        {
+            let open = match self.memory_bytes {
+                Some(bytes) => format!("with bifolio_memory={bytes}"),
+                None => "without a cache of its own".to_owned(),
+            };
             return Err(format!(
-                "bifolio_memory={other_bytes}: the database is open in this process with \
-                 bifolio_memory={memory_bytes}"
+                "bifolio_memory={other_bytes}: the database is open in this process {open}"
             ));
         }
         let differs =
@@ -99,7 +119,7 @@ fn direct(value: &str) -> Result<DirectIo, String> {
     }
 }
 
-fn size(key: &str, value: &str) -> Result<u64, String> {
+pub(crate) fn size(key: &str, value: &str) -> Result<u64, String> {
     let problem = || format!("{key}={value}: a size is a number of bytes, KiB, MiB or GiB");
     bytes(value).ok_or_else(problem)
 }
@@ -162,6 +182,7 @@ mod tests {
             ("mode=ro&bifolio_memry=1MiB", "bifolio_memry"),
             ("immutable=1", "immutable=1"),
             ("nolock=yes", "mode=ro"),
+            ("bifolio_readahead=0", "bifolio_memory"),
         ] {
             let problem = parse(uri).unwrap_err();
             assert!(problem.contains(part), "{uri}: {problem}");
@@ -175,10 +196,14 @@ mod tests {
         for same in ["", "bifolio_memory=8192KiB", "bifolio_direct=never"] {
             assert_eq!(open.check_joined_with(&parse(same).unwrap()), Ok(()));
         }
-        for other in ["bifolio_memory=64MiB", "bifolio_direct=auto", "bifolio_readahead=0"] {
+        for other in [
+            "bifolio_memory=64MiB",
+            "bifolio_direct=auto",
+            "bifolio_memory=8MiB&bifolio_readahead=0",
+        ] {
             assert!(open.check_joined_with(&parse(other).unwrap()).is_err(), "{other}");
         }
         let open = parse("").unwrap();
-        assert_eq!(open.check_joined_with(&parse("bifolio_memory=64MiB").unwrap()), Ok(()));
+        assert!(open.check_joined_with(&parse("bifolio_memory=64MiB").unwrap()).is_err());
     }
 }

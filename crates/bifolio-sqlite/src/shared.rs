@@ -3,10 +3,11 @@
 //! ```text
 //!  open          the system's file only: SQLite reads the header before it locks
 //!    | first lock of a connection
-//!  locked        the system's lock, and the file in a cache, until the last connection closes:
+//!  locked        the system's lock, and the file in its cache, until the last connection closes:
 //!    |             exclusive if a connection may write, or the database has a log;
 //!    |             shared if none may: it is raised for the first that may
-//!  closed        the file in the cache, made durable; the cache; the system's file, with its lock
+//!  closed        the file in the cache, made durable; the system's file, with its lock; the cache,
+//!                if it is only this database's
 //! ```
 //!
 //! Found by device and inode ([`REGISTRY`]). A child after a fork finds none of its parent's.
@@ -67,6 +68,8 @@ impl Key {
 
 /// A database file, and what its connections share.
 pub(crate) struct Shared {
+    /// That of the process, or its own.
+    pub(crate) cache: Cache,
     api: Api,
     key: Key,
     /// Path by which it was opened first.
@@ -92,17 +95,9 @@ struct State {
     /// Level of the system's lock: `NONE`, `SHARED` or `EXCLUSIVE`.
     level: c_int,
     /// Open while `level` is not `NONE`.
-    cached: Option<Cached>,
+    cached: Option<bifolio::File>,
     locks: Locks,
     index: Index,
-}
-
-/// The file in its cache.
-#[derive(Clone)]
-pub(crate) struct Cached {
-    // In the order in which they go.
-    pub(crate) file: bifolio::File,
-    pub(crate) cache: Cache,
 }
 
 /// The index of the log, in memory of this process.
@@ -226,7 +221,11 @@ impl Shared {
         let opened = unsafe { SystemFile::open(system, name, flags) };
         let (mut system, flags_found) = opened.map_err(OpenFailure::Code)?;
         let Some(key) = Key::of(&path).filter(|_| !system.has_moved()) else { return Ok(None) };
+        let cache = settings
+            .cache()
+            .map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text }))?;
         let shared = Self {
+            cache,
             api,
             key,
             path,
@@ -270,11 +269,7 @@ impl Shared {
         if state.connections > 0 {
             return Ok(());
         }
-        let mut closed = Ok(());
-        if let Some(Cached { file, cache }) = state.cached.take() {
-            // Nothing that was promised is lost if this fails: see the table of the crate.
-            closed = file.close().and_then(|()| cache.close());
-        }
+        let closed = state.cached.take().map_or(Ok(()), close_cached);
         state.system = None;
         state.level = sqlite::LOCK_NONE;
         drop(state);
@@ -352,19 +347,16 @@ impl Shared {
         Ok(sqlite::LOCK_EXCLUSIVE)
     }
 
-    fn open_cached(&self, state: &mut State) -> Answer<Cached> {
+    fn open_cached(&self, state: &mut State) -> Answer<bifolio::File> {
         let options = OpenOptions::new().write(self.is_writable).direct(self.settings.direct());
-        let opened = self.settings.builder().build().and_then(|cache| {
-            let file = cache.open(&self.path, &options)?;
-            Ok(Cached { file, cache })
-        });
-        let cached = opened.map_err(|error| self.report(&error, sqlite::CANTOPEN).0)?;
+        let opened = self.cache.open(&self.path, &options);
+        let file = opened.map_err(|error| self.report(&error, sqlite::CANTOPEN).0)?;
         // The path may name another file by now than the one that is locked.
         if state.system().has_moved() {
             self.api.log(sqlite::CANTOPEN, &format!("{} was replaced", self.path.display()));
             return Err(sqlite::CANTOPEN);
         }
-        Ok(cached)
+        Ok(file)
     }
 
     /// Lowers the lock `own` of a connection. The system's lock stays.
@@ -383,7 +375,7 @@ impl Shared {
     }
 
     /// Returns the file in the cache; `None` before the first lock.
-    pub(crate) fn cached(&self) -> Option<Cached> {
+    pub(crate) fn cached(&self) -> Option<bifolio::File> {
         self.state.lock().cached.clone()
     }
 
@@ -395,7 +387,7 @@ impl Shared {
     ) -> Result<bifolio::File, T> {
         let mut state = self.state.lock();
         match &state.cached {
-            Some(cached) => Ok(cached.file.clone()),
+            Some(file) => Ok(file.clone()),
             None => Err(access(state.system())),
         }
     }
@@ -493,6 +485,19 @@ impl Shared {
             state.index.clear();
         }
     }
+}
+
+/// Makes a file durable and closes it, with its descriptors. What cannot be written is discarded:
+/// in the cache of the process it would be written later, over what others have changed once the
+/// system's lock is released. Nothing that was promised is lost: see the table of the crate.
+fn close_cached(file: bifolio::File) -> Result<(), Error> {
+    let last = file.clone();
+    let closed = file.close();
+    if closed.is_err() {
+        // Fails only if the storage does not tell its length: the changes are gone all the same.
+        let _ = last.discard_dirty();
+    }
+    closed
 }
 
 impl State {

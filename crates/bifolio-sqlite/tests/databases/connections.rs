@@ -193,8 +193,13 @@ fn a_child_cannot_use_what_it_inherits() {
                 .open_cached(&path, "")
                 .and_then(|again| again.run("pragma busy_timeout=0; select a from t"));
             let is_locked = is_locked.is_err_and(|problem| problem.contains("locked"));
+            let other = library.open_cached(&path.with_extension("child"), "").and_then(|other| {
+                other.run("create table t(a); insert into t values(5); select a from t")
+            });
+            let is_usable = other.is_ok_and(|rows| rows == ["5"]);
+            let failures = [!is_refused, !is_locked, !is_usable].map(i32::from);
             // SAFETY: ends the child.
-            unsafe { libc::_exit(i32::from(!is_refused) + 2 * i32::from(!is_locked)) };
+            unsafe { libc::_exit(failures[0] + 2 * failures[1] + 4 * failures[2]) };
         }
         let mut status = 0;
         // SAFETY: waits for the child.

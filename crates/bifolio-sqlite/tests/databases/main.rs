@@ -12,6 +12,7 @@ mod library;
 mod locks;
 mod methods;
 mod others;
+mod process_cache;
 mod shell;
 mod storage;
 mod streams;

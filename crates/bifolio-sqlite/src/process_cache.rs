@@ -1,0 +1,43 @@
+//! The cache of all databases of the process that do not ask for one of their own.
+//!
+//! Built when the first database is opened, with the bound of `BIFOLIO_MEMORY`, or 64 MiB. It lives
+//! as long as the process, so that opening and closing a database starts no threads. A child after
+//! a fork has another one: the threads of its parent's are not in it.
+
+use crate::fork;
+use crate::settings;
+use bifolio::Cache;
+use parking_lot::Mutex;
+
+/// The variable of the environment with the bound.
+const MEMORY_VARIABLE: &str = "BIFOLIO_MEMORY";
+
+static CACHE: Mutex<Option<ProcessCache>> = Mutex::new(None);
+
+struct ProcessCache {
+    cache: Cache,
+    /// Forks up to the process that built it.
+    forks: u32,
+}
+
+/// Returns the cache, which is built if this process has none yet. The error says why it cannot be
+/// built.
+pub(crate) fn get() -> Result<Cache, String> {
+    let mut found = CACHE.lock();
+    if let Some(found) = found.as_ref().filter(|found| found.forks == fork::count()) {
+        return Ok(found.cache.clone());
+    }
+    let value = std::env::var_os(MEMORY_VARIABLE);
+    let memory_bytes = match value.as_ref().map(|value| value.to_string_lossy()) {
+        Some(value) => settings::size(MEMORY_VARIABLE, &value)?,
+        None => settings::MEMORY_BYTES,
+    };
+    let built = Cache::builder().memory(memory_bytes).build();
+    let cache = built.map_err(|error| format!("the cache of this process: {error}"))?;
+    let built = ProcessCache { cache: cache.clone(), forks: fork::count() };
+    if let Some(inherited) = found.replace(built) {
+        // Dropping it would wait for the parent's threads.
+        std::mem::forget(inherited);
+    }
+    Ok(cache)
+}
