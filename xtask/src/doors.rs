@@ -19,10 +19,18 @@ struct Door {
     whole: &'static [&'static str],
     /// Script that installs what the tests of `whole` use. None of them may then be skipped.
     install: Option<&'static str>,
+    /// Script that is run after the commands, for tests that are no tests of cargo.
+    script: Option<&'static str>,
 }
 
 const DOORS: &[Door] = &[
-    Door { name: "capi", commands: &["test -p bifolio-capi"], whole: &[], install: None },
+    Door {
+        name: "capi",
+        commands: &["test -p bifolio-capi"],
+        whole: &[],
+        install: None,
+        script: None,
+    },
     Door {
         name: "mount",
         commands: &[
@@ -32,6 +40,7 @@ const DOORS: &[Door] = &[
         whole: &["test --release --manifest-path doors/Cargo.toml -p bifolio-mount -- \
                   --include-ignored --nocapture --test-threads=1"],
         install: Some("doors/bifolio-mount/tests/install.sh"),
+        script: None,
     },
     Door {
         name: "objects",
@@ -47,6 +56,15 @@ const DOORS: &[Door] = &[
             "test --manifest-path doors/Cargo.toml -p engine-bench --test envelope -- --ignored",
         ],
         install: None,
+        script: None,
+    },
+    Door {
+        name: "python",
+        commands: &["clippy --manifest-path doors/Cargo.toml -p bifolio-python --all-targets \
+             -- -D warnings"],
+        whole: &[],
+        install: None,
+        script: Some("doors/bifolio-python/tests/check.sh"),
     },
     Door {
         name: "redb",
@@ -60,12 +78,14 @@ const DOORS: &[Door] = &[
         ],
         whole: &[],
         install: None,
+        script: None,
     },
     Door {
         name: "sqlite",
         commands: &["test -p bifolio-sqlite"],
         whole: &["test -p bifolio-sqlite -- --include-ignored --nocapture"],
         install: Some("crates/bifolio-sqlite/tests/install.sh"),
+        script: None,
     },
     Door {
         name: "tantivy",
@@ -77,6 +97,7 @@ const DOORS: &[Door] = &[
         ],
         whole: &[],
         install: None,
+        script: None,
     },
 ];
 
@@ -102,10 +123,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let is_whole = arguments.whole && !door.whole.is_empty();
         let install = door.install.filter(|_| is_whole);
         if let Some(script) = install {
-            eprintln!("\n== {}\n$ {script}", door.name);
-            let status = Command::new(workspace_root().join(script)).status();
-            let status = status.with_context(|| format!("cannot start {script}"))?;
-            ensure!(status.success(), "the check of {} lacks programs ({script})", door.name);
+            run_script(door, script)?;
         }
         for command in if is_whole { door.whole } else { door.commands } {
             let mut cargo = Cargo::new(command);
@@ -118,6 +136,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             eprintln!("\n== {}\n$ {cargo}", door.name);
             cargo.run().with_context(|| format!("the check of {} failed ({cargo})", door.name))?;
         }
+        if let Some(script) = door.script {
+            run_script(door, script)?;
+        }
     }
+    Ok(())
+}
+
+fn run_script(door: &Door, script: &str) -> Result<()> {
+    eprintln!("\n== {}\n$ {script}", door.name);
+    let status = Command::new(workspace_root().join(script)).status();
+    let status = status.with_context(|| format!("cannot start {script}"))?;
+    ensure!(status.success(), "the check of {} failed ({script})", door.name);
     Ok(())
 }

@@ -31,9 +31,10 @@ use crate::cargo::workspace_root;
 use source::Source;
 
 /// The folders and files that are checked.
-const ROOTS: [&str; 10] = [
+const ROOTS: [&str; 11] = [
     "crates",
     "doors/bifolio-mount",
+    "doors/bifolio-python",
     "doors/bifolio-redb",
     "doors/bifolio-tantivy",
     "doors/engine-bench",

@@ -1,0 +1,653 @@
+"""The class :class:`Array`: an array that stays on its file."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex, TypeAlias
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from . import _core, _index, _npy
+from ._cache import CREATE_EMPTY, READ, READ_WRITE, Cache, Handle
+from ._index import Loop, all_in_bounds, load, select, store
+from ._sizes import format_size
+from ._stats import html_table
+
+Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
+
+_MODES = {"readonly": "r", "copyonwrite": "c", "readwrite": "r+", "write": "w+"}
+
+
+class Array(NDArrayOperatorsMixin):
+    """An array on a file: indexing reads through the cache, and returns ordinary numpy arrays.
+
+    Made by :meth:`Cache.open_array` and :meth:`Cache.memmap`. An index has numpy's meaning and
+    raises numpy's errors. What it costs:
+
+    ================================  ==========================================================
+    index                             reads
+    ================================  ==========================================================
+    ``a[i]``, ``a[i:j]``              one range of the file
+    ``a[indices]``, ``a[mask]``       one batch: a read for each row, many of them at a time
+    ``a[:, j]``, ``a[i:j, ::k]``      the bytes between elements too, if they are at most 512
+    ``a[:, indices]``                 a read for each element
+    ================================  ==========================================================
+
+    Operators and ufuncs read the whole array, as :func:`numpy.asarray` does, and refuse an array
+    that is larger than the bound of the cache.
+
+    An array can be used by several threads. It keeps its cache. Pickled, it is its path and
+    layout: another process opens the file again, for reading, in a cache of its own with the bound
+    :attr:`Cache.worker_memory`.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        base: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        mode: str,
+        header: _npy.Header | None = None,
+        is_whole: bool = False,
+    ) -> None:
+        self._handle = handle
+        self._base = base
+        self._dtype = dtype
+        self._shape = shape
+        self._strides = strides
+        self._mode = mode
+        self._header = header
+        self._is_whole = is_whole
+        self._saved_shape = shape
+        self._appending = threading.Lock()
+
+    # What numpy's arrays have.
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes, elements."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distances of neighbours in the file, bytes, for each axis."""
+        return self._strides
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for length in self._shape:
+            size *= length
+        return size
+
+    @property
+    def itemsize(self) -> int:
+        """Length of an element, bytes."""
+        return self._dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all elements, bytes."""
+        return self.size * self._dtype.itemsize
+
+    @property
+    def offset(self) -> int:
+        """Position of the first element in the file, bytes."""
+        return self._base
+
+    @property
+    def filename(self) -> str:
+        """Absolute path of the file."""
+        return self._handle.path
+
+    @property
+    def mode(self) -> str:
+        """``"r"`` or ``"r+"``."""
+        return self._mode
+
+    @property
+    def cache(self) -> Cache:
+        """The cache."""
+        return self._handle.cache
+
+    @property
+    def T(self) -> Array:  # noqa: N802
+        """The same array with its axes in the opposite order. Reads nothing."""
+        return self._view(self._base, self._dtype, self._shape[::-1], self._strides[::-1])
+
+    def _view(
+        self,
+        base: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        mode: str | None = None,
+    ) -> Array:
+        return Array(self._handle, base, dtype, shape, strides, mode or self._mode)
+
+    def _field(self, name: str | list[str]) -> Array:
+        """Returns a field of a structured array. Reads nothing."""
+        fields = self._dtype.fields
+        if fields is None:
+            raise IndexError(_index._NOT_AN_INDEX)
+        if isinstance(name, list):
+            try:
+                dtype = self._dtype[name]
+            except KeyError as error:
+                raise KeyError(f"no field of name {error.args[0]}") from None
+            # Its elements span the other fields, which a write must not change.
+            return self._view(self._base, dtype, self._shape, self._strides, "r")
+        if name not in fields:
+            raise ValueError(f"no field of name {name}")
+        dtype, offset = fields[name][:2]
+        shape, strides = self._shape, self._strides
+        if dtype.subdtype is not None:
+            dtype, inner = dtype.subdtype
+            shape, strides = shape + inner, strides + _strides(inner, dtype.itemsize, "C")
+        return self._view(self._base + offset, dtype, shape, strides)
+
+    # Reads.
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("len() of unsized object")
+        return self._shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        if type(key) is np.ndarray and key.ndim == 1 and key.dtype == np.int64 and self._shape:
+            return self._rows(all_in_bounds(key, self._shape[0], 0), None)
+        if isinstance(key, str) or (
+            isinstance(key, list) and key and all(isinstance(name, str) for name in key)
+        ):
+            return self._field(key)
+        selection = select(key, self._shape, self._strides, self._base)
+        values = np.empty([loop.count for loop in selection.loops], self._dtype)
+        load(self._handle.core(), values, selection.loops, selection.base)
+        values = selection.from_file_order(values)
+        return values[()] if selection.is_scalar else values
+
+    def _row_loops(self, indices: NDArray[np.int64]) -> tuple[Loop, ...]:
+        rest = zip(self._shape[1:], self._strides[1:], strict=True)
+        offsets = indices * self._strides[0]
+        first = Loop(indices.size, self._strides[0], offsets)
+        return first, *(Loop(count, stride) for count, stride in rest)
+
+    def _rows(self, indices: NDArray[np.int64], out: NDArray[Any] | None) -> NDArray[Any]:
+        """Reads rows in one batch: those of `indices`, one axis of numbers that are in bounds."""
+        if out is None:
+            out = np.empty((indices.size, *self._shape[1:]), self._dtype)
+        load(self._handle.core(), out, self._row_loops(indices), self._base)
+        return out
+
+    def take(
+        self,
+        indices: ArrayLike,
+        axis: int | None = 0,
+        out: NDArray[Any] | None = None,
+        mode: str = "raise",
+    ) -> Any:
+        """Returns the elements at `indices` along an axis, as :func:`numpy.take` does.
+
+        Args:
+            indices: integers, of any shape.
+            axis: the axis. Unlike in numpy the first one if not given: rows. With `None`, indices
+                count elements of the flattened array.
+            out: where the result goes: of its shape. Rows are read into it without a copy if it is
+                contiguous and has the dtype of the array.
+            mode: what happens to an index that is out of bounds: ``"raise"``, ``"wrap"`` or
+                ``"clip"``.
+
+        Returns:
+            `out`, or a new array of shape ``shape[:axis] + indices.shape + shape[axis + 1:]``.
+
+        Raises:
+            IndexError: an index is out of bounds.
+            ValueError: `out` has another shape.
+            OSError: an element cannot be read.
+        """
+        where = np.asarray(indices)
+        if where.size == 0 and where.dtype.kind == "f":
+            where = where.astype(np.intp)
+        if where.dtype.kind not in "iub":
+            raise TypeError(
+                f"Cannot cast array data from {where.dtype!r} to dtype('int64') according to the "
+                "rule 'safe'"
+            )
+        where = where.astype(np.int64) if where.dtype.kind == "b" else where
+        number = 0 if axis is None else operator.index(axis)
+        if not -self.ndim <= number < max(self.ndim, 1):
+            raise np.exceptions.AxisError(number, self.ndim)
+        number %= max(self.ndim, 1)
+        length = self.size if axis is None else (self._shape[number] if self._shape else 1)
+        if mode == "wrap" and length:
+            where = where % length
+        elif mode == "clip" and length:
+            where = np.clip(where, 0, length - 1)
+        elif mode not in ("raise", "wrap", "clip"):
+            raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
+        where = all_in_bounds(where, length, number)
+        if axis is None:
+            where_all = np.unravel_index(where, self._shape) if self._shape else ()
+            result = self[where_all] if self._shape else self[np.newaxis][where]
+        elif number == 0 and self._shape:
+            shape = where.shape + self._shape[1:]
+            if out is not None and out.shape == shape and out.dtype == self._dtype:
+                if out.flags.c_contiguous and out.flags.writeable:
+                    flat = out.reshape((where.size, *self._shape[1:]))
+                    self._rows(where.reshape(-1), flat)
+                    return out
+            result = self._rows(where.reshape(-1), None).reshape(shape)
+            result = result[()] if not shape else result
+        else:
+            result = self[(slice(None),) * number + (where if where.ndim else int(where),)]
+        if out is None:
+            return result
+        if out.shape != np.shape(result):
+            raise ValueError(
+                f"output array does not match result of ndarray.take: it has the shape "
+                f"{out.shape}, not {np.shape(result)}"
+            )
+        out[...] = result
+        return out
+
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("an array on a file cannot become a numpy array without a copy")
+        bound = self.cache.memory
+        if copy is None and self.nbytes > bound:
+            raise MemoryError(
+                f"{self!r} is larger than the bound of its cache, {format_size(bound)}: index it, "
+                "iterate over chunks(), or read all of it with numpy.array(a, copy=True)"
+            )
+        values: NDArray[Any] = np.asarray(self[...])
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(target, Array) for target in options.get("out", ())):
+            raise TypeError(
+                "an array on a file cannot be the output of a ufunc; assign to it instead: "
+                "a[...] = .."
+            )
+        arrays = [np.asarray(each) if isinstance(each, Array) else each for each in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    def chunks(self, rows: int | None = None) -> Chunks:
+        """Iterates over the array in order, in chunks of consecutive rows.
+
+        Args:
+            rows: rows of each chunk but the last; as many as make about 8 MiB if not given.
+
+        Returns:
+            An iterable with a length, for ``for`` and progress bars such as ``tqdm``.
+        """
+        return Chunks(self, rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._shape:
+            raise TypeError("iteration over a 0-d array")
+        for chunk in self.chunks():
+            yield from chunk
+
+    def prefetch(self, start: int = 0, end: int | None = None) -> None:
+        """Starts to read rows into the cache, and does not wait.
+
+        Args:
+            start: the first row.
+            end: the row after the last. At most a quarter of the bound is read.
+        """
+        start, end, _ = slice(start, end).indices(len(self))
+        if start < end and self._strides[0] > 0:
+            first = self._base + start * self._strides[0]
+            self._handle.core().prefetch(first, self._base + end * self._strides[0])
+
+    # Writes.
+
+    def _core_to_write(self) -> _core.File:
+        if self._mode == "r":
+            raise ValueError("assignment destination is read-only")
+        return self._handle.core_to_write()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        file = self._core_to_write()
+        if isinstance(key, str):
+            self._field(key)[...] = value
+            return
+        selection = select(key, self._shape, self._strides, self._base)
+        if isinstance(value, Array):
+            value = np.asarray(value)
+        if not isinstance(value, np.ndarray):
+            value = np.array(value, self._dtype)
+        while value.ndim > len(selection.shape) and value.shape[0] == 1:
+            value = value[0]
+        try:
+            values = np.broadcast_to(value, selection.shape)
+        except ValueError:
+            raise ValueError(
+                f"could not broadcast input array from shape {value.shape} into shape "
+                f"{selection.shape}"
+            ) from None
+        values = selection.to_file_order(values)
+        store(file, values, self._dtype, selection.loops, selection.base)
+
+    def append(self, rows: ArrayLike) -> None:
+        """Appends rows to the array and its file.
+
+        The header of a ``.npy`` file says the new length from the next :meth:`flush` or
+        :meth:`close` on. Appends of several threads follow each other; two `Array` objects of one
+        file must not both append.
+
+        Args:
+            rows: of the shape ``(n, *a.shape[1:])``, and of a dtype that can be cast safely or
+                within its kind.
+
+        Raises:
+            ValueError: another shape; an array in Fortran order, a transposed one, a field, or one
+                that ends before its file does; a header without room for the new length.
+            OSError: no space; the file has its old length then.
+        """
+        file = self._core_to_write()
+        if not self._is_whole or not self._shape:
+            raise ValueError("only a whole array in C order can grow")
+        values = np.asarray(rows)
+        if not np.can_cast(values.dtype, self._dtype, "same_kind"):
+            raise TypeError(f"cannot append {values.dtype} to an array of {self._dtype}")
+        if values.ndim != self.ndim or values.shape[1:] != self._shape[1:]:
+            raise ValueError(
+                f"rows of the shape {values.shape} cannot be appended to an array of the shape "
+                f"{self._shape}"
+            )
+        values = np.ascontiguousarray(values, self._dtype)
+        with self._appending:
+            shape = (self._shape[0] + len(values), *self._shape[1:])
+            if self._header is not None:
+                self._header.encode(shape)
+            end, length = self._base + self.nbytes, file.len()
+            if length != end:
+                raise ValueError(
+                    f"{self.filename} is {length} bytes long, but the array ends at {end}"
+                )
+            file.append(_index._bytes(values))
+            self._shape = shape
+
+    def flush(self) -> None:
+        """Makes all writes durable.
+
+        Raises:
+            OSError: something could not be written; it stays in the cache, and a later call tries
+                again.
+        """
+        self._handle.sync()
+        self._save_shape()
+
+    def _save_shape(self) -> None:
+        with self._appending:
+            shape = self._shape
+            if self._header is None or shape == self._saved_shape or self._mode == "r":
+                return
+            # After the rows: a header never counts rows that are not in the file.
+            self._handle.core_to_write().write(self._header.encode(shape), 0)
+            self._handle.sync()
+            self._saved_shape = shape
+
+    def close(self) -> None:
+        """Makes all writes durable and closes the file; views of it, such as `T`, are closed, too.
+
+        Raises:
+            OSError: something could not be written. The cache keeps it and tries again when the
+                file is opened again, or when the cache is closed.
+        """
+        if not self._handle.is_closed:
+            self._save_shape()
+        self._handle.close()
+
+    def __enter__(self) -> Array:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Python prints an error that is raised here.
+        if getattr(self, "_header", None) is not None and self._shape != self._saved_shape:
+            if not self._handle.is_closed:
+                self._save_shape()
+
+    # Copies, other processes, people.
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._handle.write_back()
+        state = dict(self.__dict__)
+        del state["_appending"]
+        handle = state.pop("_handle")
+        state["_file"] = (handle.cache, handle.path, handle.may_write, id(handle))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cache, path, may_write, _ = state.pop("_file")
+        self.__dict__.update(state)
+        self._appending = threading.Lock()
+        may_write = may_write and not cache._is_worker
+        self._handle = Handle(cache, path, READ_WRITE if may_write else READ)
+        # Rows are appended through the original.
+        self._is_whole, self._saved_shape = False, self._shape
+        if not may_write:
+            self._mode = "r"
+
+    def _rows_of_table(self) -> list[tuple[str, str]]:
+        order = "F" if len(self._shape) > 1 and self._strides[0] < self._strides[-1] else "C"
+        rows = [
+            ("file", self.filename),
+            ("shape", " x ".join(map(str, self._shape)) or "()"),
+            ("dtype", f"{self._dtype}, order {order}"),
+            ("size", format_size(self.nbytes)),
+            ("mode", "closed" if self._handle.is_closed else self._mode),
+        ]
+        lines = dict(self.cache._lines())
+        rows += [(name, lines[name]) for name in ("bound", "in use", "hits") if name in lines]
+        return rows
+
+    def __repr__(self) -> str:
+        rows = dict(self._rows_of_table())
+        hits = f", hits {rows['hits']}" if "hits" in rows else ""
+        name = os.path.basename(self.filename)
+        return (
+            f"<bifolio.Array {name!r}: shape {self._shape}, {rows['dtype']}, {rows['size']}, "
+            f"mode {rows['mode']}; cache of {rows['bound']}{hits}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table([("bifolio.Array", ""), *self._rows_of_table()])
+
+
+#: Bytes of a chunk if its rows are not given.
+_CHUNK_BYTES = 8 << 20
+
+
+class Chunks:
+    """Chunks of consecutive rows of an array; see :meth:`Array.chunks`."""
+
+    def __init__(self, array: Array, rows: int | None) -> None:
+        if not array.shape:
+            raise TypeError("iteration over a 0-d array")
+        if rows is None:
+            row_bytes = max(array.nbytes // max(len(array), 1), 1)
+            rows = max(_CHUNK_BYTES // row_bytes, 1)
+        if rows < 1:
+            raise ValueError(f"a chunk cannot have {rows} rows")
+        self._array = array
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return -(-len(self._array) // self._rows)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        array, rows = self._array, self._rows
+        for start in range(0, len(array), rows):
+            if start + rows < len(array):
+                array.prefetch(start + rows, start + 2 * rows)
+            yield array[start : start + rows]
+
+
+def _strides(shape: tuple[int, ...], item_bytes: int, order: str) -> tuple[int, ...]:
+    strides = []
+    stride = item_bytes
+    for length in shape if order == "F" else shape[::-1]:
+        strides.append(stride)
+        stride *= max(length, 1)
+    return tuple(strides if order == "F" else strides[::-1])
+
+
+def _shape_of(shape: Shape) -> tuple[int, ...]:
+    if isinstance(shape, Iterable):
+        return tuple(operator.index(length) for length in shape)
+    return (operator.index(shape),)
+
+
+def _check(dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> None:
+    if dtype.hasobject:
+        raise ValueError(f"elements of {dtype} are Python objects, which are not on a file")
+    if any(length < 0 for length in shape):
+        raise ValueError("negative dimensions are not allowed")
+    if order not in ("C", "F"):
+        raise ValueError(f"order must be 'C' or 'F' (got {order!r})")
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    return os.path.abspath(os.fsdecode(text))
+
+
+def open_array(
+    cache: Cache,
+    path: str | os.PathLike[str],
+    mode: str,
+    dtype: DTypeLike | None,
+    shape: Shape | None,
+    order: str,
+) -> Array:
+    """Implements :meth:`Cache.open_array`."""
+    if mode == "w+":
+        if shape is None:
+            raise ValueError("shape must be given if mode == 'w+'")
+        return _create(cache, _path(path), np.dtype(dtype), _shape_of(shape), order)
+    if mode not in ("r", "r+"):
+        raise ValueError(f"mode must be one of ['r', 'r+', 'w+'] (got {mode!r})")
+    if dtype is not None or shape is not None:
+        raise ValueError("the file says its dtype and shape; give them only to create one")
+    from ._file import File
+
+    with File(cache, path, "rb") as file:
+        header = _npy.read(file)
+        length = file.seek(0, os.SEEK_END)
+    _check(header.dtype, header.shape, "C")
+    order = "F" if header.fortran_order else "C"
+    handle = Handle(cache, _path(path), READ if mode == "r" else READ_WRITE)
+    array = _array(handle, header.length, header.dtype, header.shape, order, mode, header)
+    if header.length + array.nbytes > length:
+        raise ValueError(
+            f"{array.filename} is {length} bytes long, but its header says "
+            f"{header.length + array.nbytes}"
+        )
+    return array
+
+
+def _create(
+    cache: Cache, path: str, dtype: np.dtype[Any], shape: tuple[int, ...], order: str
+) -> Array:
+    _check(dtype, shape, order)
+    header = _npy.new(dtype, shape, order == "F")
+    handle = Handle(cache, path, CREATE_EMPTY)
+    array = _array(handle, header.length, dtype, shape, order, "r+", header)
+    file = handle.core_to_write()
+    head = header.encode(shape)
+    file.write(head, 0)
+    file.set_len(len(head) + array.nbytes)
+    # Other processes find an array from now on.
+    handle.write_back()
+    return array
+
+
+def _array(
+    handle: Handle,
+    base: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    order: str,
+    mode: str,
+    header: _npy.Header | None = None,
+) -> Array:
+    if dtype.subdtype is not None:
+        dtype, inner = dtype.subdtype
+        shape = shape + inner
+    strides = _strides(shape, dtype.itemsize, order)
+    is_whole = order == "C" or len(shape) == 1
+    return Array(handle, base, dtype, shape, strides, mode, header, is_whole)
+
+
+def memmap(
+    cache: Cache,
+    filename: str | os.PathLike[str],
+    dtype: DTypeLike,
+    mode: str,
+    offset: int,
+    shape: Shape | None,
+    order: str,
+) -> Array:
+    """Implements :meth:`Cache.memmap`."""
+    mode = _MODES.get(mode, mode)
+    if mode not in ("r", "c", "r+", "w+"):
+        modes = ["r", "c", "r+", "w+", *_MODES]
+        raise ValueError(f"mode must be one of {modes!r} (got {mode!r})")
+    if mode == "c":
+        raise ValueError("mode 'c' (copy on write) is not supported: copy what you change")
+    if mode == "w+" and shape is None:
+        raise ValueError("shape must be given if mode == 'w+'")
+    element = np.dtype(dtype)
+    offset = operator.index(offset)
+    if offset < 0:
+        raise OverflowError("memory mapped offset must be positive")
+    wanted = None if shape is None else _shape_of(shape)
+    _check(element, wanted or (), order)
+    access = {"r": READ, "r+": READ_WRITE, "w+": CREATE_EMPTY}[mode]
+    handle = Handle(cache, _path(filename), access)
+    length = handle.core().len()
+    if wanted is None:
+        left = length - offset
+        if left < 0:
+            raise ValueError("negative dimensions are not allowed: the file ends before the offset")
+        if element.itemsize == 0 or left % element.itemsize:
+            raise ValueError("Size of available data is not a multiple of the data-type size.")
+        wanted = (left // element.itemsize,)
+    array = _array(handle, offset, element, wanted, order, "r" if mode == "r" else "r+")
+    end = offset + array.nbytes
+    if length < end:
+        if mode == "r":
+            raise ValueError(
+                f"mmap length is greater than file size: the array ends at {end}, "
+                f"{array.filename} at {length}"
+            )
+        handle.core_to_write().set_len(end)
+    return array
+
+
+__all__ = ["Array", "Chunks", "memmap", "open_array"]

@@ -1,0 +1,15 @@
+#!/bin/sh
+# check.sh: installs the package in a new virtual environment, by the two lines of README, and runs
+# its tests there. Called by `cargo x check-doors python`. Arguments go to pytest.
+set -eu
+door=$(cd "$(dirname "$0")/.." && pwd)
+"$door/tests/install.sh"
+environment=${CARGO_TARGET_DIR:-$door/../target}/python-environment
+rm -rf "$environment"
+python3 -m venv "$environment"
+"$environment/bin/pip" install --quiet "$door"
+"$environment/bin/pip" install --quiet --requirement "$door/tests/requirements.txt"
+# Elsewhere, so that the installed package is imported, not its sources.
+cd "$door/tests"
+"$environment/bin/python" -m mypy --strict --config-file "$door/pyproject.toml" "$door/python/bifolio"
+exec "$environment/bin/python" -m pytest --quiet --config-file "$door/pyproject.toml" "$@" "$door/tests"

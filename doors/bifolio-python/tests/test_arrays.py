@@ -1,0 +1,474 @@
+"""Arrays beside `numpy.memmap`: the same index gives the same array, or the same kind of error."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from typing import Any
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bifolio
+
+settings.register_profile("bifolio", deadline=None, max_examples=400)
+settings.load_profile("bifolio")
+
+#: One cache for all examples: smaller than some arrays.
+CACHE = bifolio.Cache("1 MiB")
+DIRECTORY = tempfile.TemporaryDirectory()
+NUMBERS = itertools.count()
+
+DTYPES = [
+    np.dtype("u1"),
+    np.dtype("?"),
+    np.dtype("i2"),
+    np.dtype(">i4"),
+    np.dtype("f4"),
+    np.dtype(">f8"),
+    np.dtype("c16"),
+    np.dtype("M8[s]"),
+    np.dtype("S3"),
+    np.dtype("U2"),
+    np.dtype([("x", "i2"), ("y", ">f8", (2,)), ("z", "u1")]),
+    np.dtype({"names": ["a", "b"], "formats": ["i4", "u1"], "offsets": [2, 9], "itemsize": 12}),
+]
+
+
+def filled(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = 1) -> np.ndarray[Any, Any]:
+    """An array whose elements all differ, as far as the dtype allows."""
+    numbers = np.random.default_rng(seed).integers(32, 120, (*shape, dtype.itemsize), np.uint8)
+    if dtype.kind == "b":
+        numbers &= 1
+    if dtype.kind == "U":
+        numbers = np.random.default_rng(seed).integers(65, 90, (*shape, dtype.itemsize // 4), "u4")
+    return numbers.view(dtype).reshape(shape) if numbers.size else np.zeros(shape, dtype)
+
+
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7)
+
+
+@st.composite
+def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
+    """An index that is valid more often than not."""
+
+    def one(length: int) -> st.SearchStrategy[Any]:
+        number = st.integers(-length, max(length - 1, 0))
+        arrays = hnp.arrays(
+            st.sampled_from([np.int64, np.int8, np.intp]),
+            hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5),
+            elements=number,
+        )
+        return st.one_of(
+            number,
+            st.slices(max(length, 1)),
+            st.builds(slice, number, number, st.sampled_from([-3, -2, -1, 1, 2, 3, None])),
+            arrays,
+            arrays.map(lambda array: array.tolist()),
+            hnp.arrays(np.bool_, (length,)),
+            number.map(np.int32),
+            number.map(np.asarray),
+        )
+
+    items: list[Any] = []
+    axis = 0
+    while axis < len(shape) and draw(st.integers(0, 5)):
+        kind = draw(st.integers(0, 9))
+        if kind == 0:
+            items.append(None)
+        elif kind == 1 and axis + 1 < len(shape):
+            items.append(draw(hnp.arrays(np.bool_, shape[axis : axis + 2])))
+            axis += 2
+        elif kind == 2 and Ellipsis not in [item for item in items if not hasattr(item, "dtype")]:
+            items.append(Ellipsis)
+            axis += draw(st.integers(0, len(shape) - axis))
+        elif kind == 3 and not draw(st.integers(0, 3)):
+            items.append(draw(st.sampled_from([True, False, 99, 1.5, "x", np.bool_(True), -50])))
+            axis += 1
+        else:
+            items.append(draw(one(shape[axis])))
+            axis += 1
+    if len(items) == 1 and draw(st.booleans()):
+        return items[0]
+    return tuple(items)
+
+
+def outcome(call: Any) -> Any:
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - any kind is compared
+        return type(error)
+
+
+def same(mine: Any, theirs: Any) -> None:
+    if isinstance(theirs, type):
+        assert mine is theirs, (mine, theirs)
+        return
+    assert not isinstance(mine, type), mine
+    assert type(mine) is (np.ndarray if isinstance(theirs, np.ndarray) else type(theirs))
+    assert np.shape(mine) == np.shape(theirs)
+    if isinstance(theirs, np.ndarray):
+        assert mine.dtype == theirs.dtype
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def pair(
+    shape: tuple[int, ...], dtype: np.dtype[Any], order: str, offset: int
+) -> tuple[bifolio.Array, Any]:
+    """The same bytes as an array of ours and as a `numpy.memmap`, in two files."""
+    values = filled(shape, dtype)
+    # New files: one that a failed example left open in the cache keeps its pages.
+    paths = [os.path.join(DIRECTORY.name, f"{next(NUMBERS)}") for _ in range(2)]
+    for path in paths:
+        with open(path, "wb") as file:
+            file.write(b"\7" * offset + values.tobytes("F" if order == "F" else "C"))
+            if not values.size:
+                file.write(b"\7")
+    ours = CACHE.memmap(paths[0], dtype, "r+", offset, shape, order)
+    return ours, np.memmap(paths[1], dtype, "r+", offset, shape, order)
+
+
+def has_mask(key: Any) -> bool:
+    items = key if isinstance(key, tuple) else (key,)
+    return any(isinstance(item, bool) or getattr(item, "dtype", None) == bool for item in items)
+
+
+def remove(ours: bifolio.Array, theirs: Any) -> None:
+    ours.close()
+    os.unlink(ours.filename)
+    os.unlink(theirs.filename)
+
+
+@given(st.data(), SHAPES, st.sampled_from(DTYPES), st.sampled_from("CF"), st.sampled_from([0, 13]))
+def test_an_index_reads_what_numpy_reads(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, offset: int
+) -> None:
+    ours, theirs = pair(shape, dtype, order, offset)
+    assert (ours.shape, ours.dtype, ours.strides) == (theirs.shape, theirs.dtype, theirs.strides)
+    assert (ours.size, ours.nbytes, ours.ndim) == (theirs.size, theirs.nbytes, theirs.ndim)
+    for _ in range(4):
+        key = data.draw(indices(shape))
+        hypothesis.note(repr(key))
+        same(outcome(lambda: ours[key]), outcome(lambda: np.array(theirs)[key]))
+        same(outcome(lambda: ours.T[key]), outcome(lambda: np.array(theirs).T[key]))
+    remove(ours, theirs)
+
+
+@given(st.data(), SHAPES, st.sampled_from(DTYPES), st.sampled_from("CF"), st.sampled_from([0, 13]))
+def test_an_assignment_writes_what_numpy_writes(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, offset: int
+) -> None:
+    ours, theirs = pair(shape, dtype, order, offset)
+    for seed in range(3):
+        key = data.draw(indices(shape))
+        hypothesis.note(repr(key))
+        found = outcome(lambda: np.array(theirs)[key])
+        wanted = np.shape(found) if not isinstance(found, type) else ()
+        if data.draw(st.booleans()):
+            wanted = wanted[1:]
+        elif np.size(found) and wanted and data.draw(st.integers(0, 5)) == 0 and not has_mask(key):
+            # (With too many axes, numpy raises another error for masks and single elements.)
+            wanted = (1, 3, *wanted)
+        value = filled(wanted, dtype, seed)
+        hypothesis.note(repr(value))
+
+        def assign(target: Any) -> None:
+            target[key] = value
+
+        same(outcome(lambda: assign(ours)), outcome(lambda: assign(theirs)))
+    same(ours[...], np.array(theirs))
+    ours.close()
+    with open(ours.filename, "rb") as mine, open(str(theirs.filename), "rb") as file:
+        theirs.flush()
+        if dtype.fields is None or dtype.itemsize == 19:
+            assert mine.read()[: offset + theirs.nbytes] == file.read()[: offset + theirs.nbytes]
+    remove(ours, theirs)
+
+
+def test_errors_of_indices_have_the_texts_of_numpy() -> None:
+    ours, theirs = pair((3, 4), np.dtype("f4"), "C", 0)
+    for key in (
+        *(5, -4, (0, 0, 0), 1.5, "x", [1.5], (..., ...), slice(0, 1, 0), slice("a"), [5], {1}),
+        *(np.zeros(4, bool), ([0, 1], [0, 1, 2]), np.array(1.0), (slice(None), [9]), b"x", [[3]]),
+    ):
+        with pytest.raises((IndexError, ValueError, TypeError)) as expected:
+            theirs[key]
+        with pytest.raises(expected.type) as found:
+            ours[key]
+        assert str(found.value).strip() == str(expected.value).strip()
+    remove(ours, theirs)
+
+
+@given(
+    st.data(),
+    hnp.array_shapes(max_dims=3, min_side=1, max_side=6),
+    st.sampled_from("CF"),
+    st.sampled_from(["raise", "wrap", "clip"]),
+    st.booleans(),
+)
+def test_take_is_that_of_numpy(
+    data: st.DataObject, shape: tuple[int, ...], order: str, mode: Any, with_out: bool
+) -> None:
+    ours, theirs = pair(shape, np.dtype("i4"), order, 0)
+    axis = data.draw(st.one_of(st.none(), st.integers(-len(shape), len(shape) - 1)))
+    where = data.draw(
+        hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_dims=2), elements=st.integers(-8, 7))
+    )
+    expected = outcome(lambda: np.array(theirs).take(where, axis, mode=mode))
+    out = None
+    if with_out and not isinstance(expected, type):
+        out = np.full(np.shape(expected), 77, np.int32)
+    found = outcome(lambda: ours.take(where, axis, out, mode))
+    if out is not None:
+        assert found is out
+        same(out, np.asarray(expected))
+    else:
+        same(found, expected)
+    remove(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_npy_files_of_every_kind(
+    cache: bifolio.Cache, path: str, dtype: np.dtype[Any], order: str, version: tuple[int, int]
+) -> None:
+    values = np.asarray(filled((5, 3), dtype), order=order)  # type: ignore[call-overload]
+    with open(path, "wb") as file:
+        np.lib.format.write_array(file, values, version)
+    array = cache.open_array(path)
+    same(array[...], values)
+    same(np.asarray(array), values)
+    same(array[1], values[1])
+    assert array.strides == values.strides
+
+
+def test_names_of_fields_that_are_not_latin(cache: bifolio.Cache, path: str) -> None:
+    dtype = np.dtype([("größe", "f4"), ("尺寸", "i8")])
+    values = filled((4,), dtype)
+    with pytest.warns(UserWarning, match="Stored array in format 3.0"):
+        with open(path, "wb") as file:
+            np.save(file, values)
+    same(cache.open_array(path)[:], values)
+    with cache.open_array(path, "w+", dtype=dtype, shape=(2,)) as array:
+        array[:] = values[:2]
+    same(np.load(path), values[:2])
+
+
+def test_a_new_array_is_read_by_numpy(cache: bifolio.Cache, path: str) -> None:
+    for order, shape in (("C", (7, 3)), ("F", (7, 3)), ("C", ()), ("C", (0, 4)), ("C", 5)):
+        with cache.open_array(path, "w+", dtype=">f4", shape=shape, order=order) as array:
+            same(np.array(array), np.zeros(shape, ">f4"))
+            array[...] = 2.5
+        found = np.load(path)
+        same(found, np.full(shape, 2.5, ">f4"))
+        assert found.flags.f_contiguous or order == "C"
+
+
+def test_arguments_are_refused_as_numpy_refuses_them(cache: bifolio.Cache, path: str) -> None:
+    with open(path, "wb") as file:
+        file.write(bytes(10))
+    cases: list[dict[str, Any]] = [
+        {"dtype": "i4", "mode": "r"},
+        {"dtype": "i4", "mode": "r", "shape": (100,)},
+        {"dtype": "i4", "mode": "x"},
+        {"dtype": "i4", "mode": "w+"},
+        {"dtype": "u1", "mode": "r", "offset": 11},
+        {"dtype": "u1", "mode": "r", "offset": -1},
+        {"dtype": "u1", "mode": "r", "shape": 3.5},
+        {"dtype": "no such type", "mode": "r"},
+    ]
+    for case in cases:
+        theirs = outcome(lambda: np.memmap(path, **case))
+        assert isinstance(theirs, type)
+        assert outcome(lambda: cache.memmap(path, **case)) is theirs, case
+    missing = path + ".missing"
+    for mode in ("r", "r+"):
+        with pytest.raises(FileNotFoundError) as caught:
+            cache.memmap(missing, mode=mode)
+        assert caught.value.errno == 2 and caught.value.filename == missing
+    # numpy 2.4 dies of SIGSEGV here.
+    with pytest.raises(ValueError, match="Python objects"):
+        cache.memmap(path, "O", "r")
+    with pytest.raises(ValueError, match="copy on write"):
+        cache.memmap(path, "u1", "c")
+
+
+def test_a_file_grows_to_its_shape(cache: bifolio.Cache, path: str) -> None:
+    array = cache.memmap(path, "i4", "w+", 3, (4, 2))
+    assert os.path.getsize(path) == 3 + 32
+    array.close()
+    array = cache.memmap(path, "i4", "r+", 3, (8, 2))
+    array[7] = 9
+    array.close()
+    assert os.path.getsize(path) == 3 + 64
+    same(np.array(np.memmap(path, "i4", "r", 3, (8, 2)))[7], np.full(2, 9, "i4"))
+
+
+def test_files_that_are_no_arrays(cache: bifolio.Cache, path: str) -> None:
+    def refused(content: bytes, match: str) -> None:
+        with open(path, "wb") as file:
+            file.write(content)
+        with pytest.raises(ValueError, match=match):
+            cache.open_array(path)
+
+    np.save(path + ".npy", np.arange(100))
+    with open(path + ".npy", "rb") as file:
+        good = file.read()
+    refused(b"", "EOF|end")
+    refused(b"hello, world", "magic")
+    refused(good[:9], "ends")
+    refused(good[:60], "ends")
+    refused(good[:-1], "but its header says")
+    refused(good[:6] + b"\7\0" + good[8:], "version")
+    refused(good.replace(b"(100,)", b"(-10,)"), "not valid")
+    refused(good.replace(b"(100,)", b"'hey'."), "cannot be read")
+    refused(good.replace(b"'<i8'", b"'|O8'"), "Python objects")
+    refused(good[:6] + b"\2\0" + b"\xff\xff\xff\xff" + good[10:], "bytes long")
+
+
+def test_fields_are_views(cache: bifolio.Cache, path: str) -> None:
+    dtype = np.dtype([("x", "i2"), ("y", ">f8", (2,)), ("z", "u1")])
+    values = filled((50,), dtype)
+    values.tofile(path)
+    array = cache.memmap(path, dtype, "r+")
+    same(array["x"][3:30:4], values["x"][3:30:4])
+    same(array["y"][[4, 1]], values["y"][[4, 1]])
+    same(array[["z", "x"]][5:7]["z"], values["z"][5:7])
+    array["y"][10] = [1.5, 2.5]
+    array["z"] = 9
+    values["y"][10], values["z"] = [1.5, 2.5], 9
+    same(array[:], values)
+    with pytest.raises(ValueError, match="no field"):
+        array["w"]
+    with pytest.raises(ValueError, match="read-only"):
+        array[["x", "z"]][0] = (1, 2)
+    array.close()
+    with open(path, "rb") as file:
+        assert file.read() == values.tobytes()
+
+
+def test_rows_are_appended(cache: bifolio.Cache, path: str) -> None:
+    array = cache.open_array(path, "w+", dtype="f4", shape=(0, 3))
+    for number in range(100):
+        array.append(np.full((number, 3), number, "f4"))
+    assert array.shape == (4950, 3)
+    expected = np.repeat(np.arange(100, dtype="f4"), range(100))
+    same(array[:, 1], expected)
+    assert np.load(path).shape == (0, 3)
+    array.flush()
+    same(np.load(path)[:, 2], expected)
+    array.append([[1, 2, 3]])
+    del array
+    assert np.load(path).shape == (4951, 3)
+    array = cache.open_array(path, "r+")
+    for wrong in (np.zeros((1, 2)), np.zeros(3)):
+        with pytest.raises(ValueError, match="cannot be appended"):
+            array.append(wrong)
+    with pytest.raises(TypeError, match="cannot append"):
+        array.append(np.zeros((1, 3), "c16"))
+    with pytest.raises(ValueError, match="whole array"):
+        array.T.append(np.zeros((1, 4951)))
+    with open(path, "ab") as file:
+        file.write(b"more")
+    other = bifolio.Cache("1 MiB").open_array(path, "r+")
+    with pytest.raises(ValueError, match="the array ends at"):
+        other.append([[1, 2, 3]])
+
+
+def test_a_large_array_is_not_read_by_accident(cache: bifolio.Cache, path: str) -> None:
+    array = cache.open_array(path, "w+", dtype="u1", shape=(cache.memory + 1,))
+    for call in (lambda: np.asarray(array), lambda: array + 1, lambda: np.sum(array)):
+        with pytest.raises(MemoryError, match="larger than the bound"):
+            call()
+    assert np.array(array, copy=True).shape == array.shape
+    with pytest.raises(ValueError, match="without a copy"):
+        np.asarray(array, copy=False)
+    small = cache.open_array(path + "2", "w+", dtype="u1", shape=(5,))
+    small[:] = range(5)
+    assert (small + 1).tolist() == [1, 2, 3, 4, 5]
+    assert (small == 3).tolist() == [False, False, False, True, False]
+    assert np.sum(small) == 10
+    with pytest.raises(TypeError, match="output of a ufunc"):
+        small += 1
+
+
+def test_chunks_are_the_rows_in_order(cache: bifolio.Cache, path: str) -> None:
+    values = filled((1003, 17), np.dtype("i8"))
+    np.save(path + ".npy", values)
+    array = cache.open_array(path + ".npy")
+    for rows in (1, 10, 1003, 5000, None):
+        chunks = array.chunks(rows)
+        parts = list(chunks)
+        assert len(parts) == len(chunks)
+        same(np.concatenate(parts), values)
+    same(np.array(list(array)), values)
+    with pytest.raises(ValueError):
+        array.chunks(0)
+
+
+def test_large_transfers_and_small_caches(path: str) -> None:
+    """Patterns that need many calls, of an array four times the bound."""
+    cache = bifolio.Cache("8 MiB")
+    shape = (4096, 64, 16)
+    values = np.random.default_rng(5).integers(0, 1 << 60, shape)
+    array = cache.open_array(path, "w+", dtype="i8", shape=shape)
+    array[...] = values
+    for key in (
+        np.s_[...],
+        np.s_[:, 3:60, 2],
+        np.s_[::-1],
+        np.s_[::7, ::-2, ::3],
+        np.s_[:, [1, 50, 3], 4:],
+        np.s_[np.arange(4095, -1, -3), 5],
+        np.s_[values[:, 0, 0] % 3 == 0],
+    ):
+        same(array[key], values[key])
+        array[key] = array[key] + 1
+        values[key] += 1
+    array[:, 7] = 5
+    values[:, 7] = 5
+    same(array[...], values)
+    assert cache.stats()["used_bytes"] <= 8 << 20
+    cache.close()
+    same(np.load(path), values)
+
+
+def test_views_and_text(cache: bifolio.Cache, path: str) -> None:
+    array = cache.open_array(path, "w+", dtype="f4", shape=(1000, 16))
+    array[:] = 1
+    text = repr(array)
+    for part in ("'data'", "(1000, 16)", "float32", "62.5 KiB", "mode r+", "cache of 4.0 MiB"):
+        assert part in text, text
+    assert "<table>" in array._repr_html_() and "<table>" in cache._repr_html_()
+    assert "hits" in str(cache.stats()) and "<table>" in cache.stats()._repr_html_()
+    assert isinstance(cache.stats()["misses"], int)
+    cache.close()
+    assert "closed" in repr(array) and "closed" in repr(cache)
+    with pytest.raises(ValueError, match="closed"):
+        array[0]
+    with pytest.raises(ValueError, match="closed"):
+        cache.stats()
+
+
+def test_sizes() -> None:
+    sizes = {"4 GiB": 4 << 30, "512M": 512 << 20, "1.5 kB": 1500, "77": 77, " 2tib ": 2 << 40}
+    for text, size in sizes.items():
+        assert bifolio.parse_size(text) == size
+    for wrong in ("", "GiB", "-1 GiB", "4 GB/s", "1e9", "4 apples"):
+        with pytest.raises(ValueError, match="is not a size"):
+            bifolio.parse_size(wrong)
+    with pytest.raises(ValueError, match="memory"):
+        bifolio.Cache(1)
+    main, worker = bifolio.divide("1 GiB", 3)
+    assert main + 3 * worker == 1 << 30
+    assert bifolio.Cache().memory > 16 << 20
+    cache = bifolio.Cache("64 MiB", worker_memory="1 MiB")
+    assert (cache.memory, cache.worker_memory) == (64 << 20, 1 << 20)
+    cache.memory = 32 << 20
+    assert cache.stats()["bound_bytes"] == 32 << 20
