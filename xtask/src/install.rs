@@ -1,6 +1,8 @@
-//! `cargo x install --prefix DIR`: installs the C interface for compilers and the loader.
+//! `cargo x install --prefix DIR`: installs the C interface and the extension of SQLite for
+//! compilers and the loader.
 //!
-//! Where it stands: called by `main`. It builds the crate `bifolio-capi` for release and copies:
+//! Where it stands: called by `main`. It builds the crates `bifolio-capi` and `bifolio-sqlite` for
+//! release and copies:
 //!
 //! ```text
 //!  PREFIX/include/bifolio.h
@@ -8,6 +10,8 @@
 //!  PREFIX/lib/libbifolio.so.0.1       ->   it, for the loader: its soname
 //!  PREFIX/lib/libbifolio.so           ->   it, for the compiler
 //!  PREFIX/lib/libbifolio.a
+//!  PREFIX/lib/libbifolio_sqlite.so         found by `.load libbifolio_sqlite`
+//!  PREFIX/lib/libbifolio_sqlite.a
 //!  PREFIX/lib/pkgconfig/bifolio.pc
 //! ```
 
@@ -29,7 +33,9 @@ pub struct Arguments {
 
 /// Builds and copies.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    Cargo::new("build --release -p bifolio-capi").run().context("the build failed")?;
+    Cargo::new("build --release -p bifolio-capi -p bifolio-sqlite")
+        .run()
+        .context("the build failed")?;
     let prefix = std::path::absolute(&arguments.prefix).context("--prefix")?;
     let crate_folder = workspace_root().join("crates/bifolio-capi");
     let target = std::env::var_os("CARGO_TARGET_DIR")
@@ -44,6 +50,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     copy(&crate_folder.join("include/bifolio.h"), &include.join("bifolio.h"))?;
     copy(&target.join("libbifolio_capi.a"), &lib.join("libbifolio.a"))?;
     copy(&target.join("libbifolio_capi.so"), &lib.join(&shared))?;
+    for name in ["libbifolio_sqlite.so", "libbifolio_sqlite.a"] {
+        copy(&target.join(name), &lib.join(name))?;
+    }
     for name in [soname(version), "libbifolio.so".to_owned()] {
         let link = lib.join(name);
         let _ = fs::remove_file(&link);

@@ -98,7 +98,7 @@
 //!  xSync, FCNTL_SYNC,  faults::*: journal modes x synchronous x device full, failing writes and
 //!  xClose              syncs x kill and close; kills::*;
 //!                      process_cache::what_a_close_cannot_write_is_not_written_later
-//!  xLock, xUnlock      connections::*, locks::*
+//!  xLock, xUnlock      connections::*, histories::*, locks::*
 //!  xCheckReservedLock  locks::other_processes_are_locked_out_until_the_last_close
 //!  xShm*               connections::readers_and_a_writer_of_one_process_share_a_database, kills::*
 //!  file controls       methods::*

@@ -10,7 +10,6 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 pub const OK: c_int = 0;
-pub const OK_LOAD_PERMANENTLY: c_int = 256;
 pub const ERROR: c_int = 1;
 pub const BUSY: c_int = 5;
 pub const NOMEM: c_int = 7;

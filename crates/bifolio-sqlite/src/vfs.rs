@@ -81,7 +81,9 @@ unsafe fn load(message: *mut *mut c_char, table: *const *const c_void, is_defaul
     // SAFETY: the table that SQLite gives to extensions.
     let api = unsafe { Api::new(table) };
     match catch_unwind(AssertUnwindSafe(|| register(api, is_default))) {
-        Ok(Ok(())) => sqlite::OK_LOAD_PERMANENTLY,
+        // For SQLite's loader and for `sqlite3_auto_extension`, which takes no other answer. The
+        // library stays loaded all the same: `build.rs`.
+        Ok(Ok(())) => sqlite::OK,
         Ok(Err(problem)) => {
             if !message.is_null() {
                 // SAFETY: the caller's variable, whose text SQLite frees.

@@ -3,11 +3,17 @@
 # apt-get and root only if something is missing.
 set -eu
 missing=
-for package in gcc make tcl-dev dpkg-dev libsqlite3-dev sqlite3 python3-venv; do
+for package in gcc g++ make tcl-dev dpkg-dev libsqlite3-dev sqlite3 python3-venv nodejs npm libnode-dev \
+  golang-go default-jdk-headless maven; do
   case $package in
     tcl-dev) [ -e /usr/include/tcl/tcl.h ] || [ -e /usr/include/tcl.h ] ;;
     dpkg-dev) command -v dpkg-source ;;
     libsqlite3-dev) [ -e /usr/include/sqlite3.h ] ;;
+    nodejs) command -v node ;;
+    libnode-dev) [ -e /usr/include/node/node.h ] ;;
+    golang-go) command -v go ;;
+    default-jdk-headless) command -v javac ;;
+    maven) command -v mvn ;;
     python3-venv) python3 -c 'import ensurepip' ;;
     *) command -v "$package" ;;
   esac >/dev/null 2>&1 || missing="$missing $package"

@@ -6,8 +6,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::library::{Connection, Library};
 use crate::shell::{has_sqlite, through_the_system};
@@ -211,120 +209,5 @@ fn a_child_cannot_use_what_it_inherits() {
         drop(connection);
         let (out, errors) = through_the_system(&path, "pragma integrity_check; select a from t");
         assert_eq!(out, "ok\n9\n", "{mode}: {errors}");
-    }
-}
-
-/// Rows among which each commit spreads [`STEP`]: their sum is a function of the version.
-const ROWS: u64 = 400;
-const STEP: u64 = 1000;
-
-/// Runs one transaction of a thread; another thread may have locked the database for too long.
-fn transact(connection: &Connection, commits: &AtomicU64, seen: &mut u64) -> Result<(), String> {
-    match fastrand::u32(0..20) {
-        0..6 => {
-            connection.run("begin immediate; update version set v=v+1")?;
-            let parts = fastrand::u64(1..8);
-            for part in 0..parts {
-                let amount = STEP / parts + if part == 0 { STEP % parts } else { 0 };
-                let id = fastrand::u64(0..ROWS);
-                connection.run(&format!(
-                    "update t set a=a+{amount}, b=randomblob({}) where id={id}",
-                    fastrand::u64(0..3000)
-                ))?;
-            }
-            if fastrand::u32(0..5) == 0 {
-                connection.run("rollback").map(drop)
-            } else {
-                connection.run("commit")?;
-                // Relaxed: only counted.
-                commits.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-        }
-        6 => connection.run("pragma wal_checkpoint(passive)").map(drop),
-        7 => connection.run("pragma wal_checkpoint(restart)").map(drop),
-        8 => connection.run("pragma wal_checkpoint(truncate)").map(drop),
-        _ => {
-            let by = ["", "indexed by by_a", "not indexed"][fastrand::usize(0..3)];
-            let rows = connection.run(&format!(
-                "begin; select v from version; select sum(a) from t {by} where a>=0; commit"
-            ))?;
-            let numbers: Vec<u64> = rows.iter().map(|row| row.parse().unwrap()).collect();
-            let (version, sum) = (numbers[0], numbers[1]);
-            assert_eq!(sum, version * STEP, "sum of version {version} {by}");
-            assert!(version >= *seen, "version {version} after {seen}");
-            *seen = version;
-            Ok(())
-        }
-    }
-}
-
-/// Threads with a connection each. No reader sees a sum that no commit had, or goes back in time.
-fn check_histories(threads: usize, mode: &str, duration: Duration) {
-    let Some(library) = Library::load() else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("x.db");
-    let open = || {
-        let connection = library.open_cached(&path, "bifolio_memory=1MiB").unwrap();
-        connection.run("pragma cache_size=10; pragma synchronous=normal").unwrap();
-        connection
-    };
-    let first = open();
-    let sql = format!(
-        "pragma journal_mode={mode}; create table version(v); insert into version values(0);
-         create table t(id integer primary key, a, b); create index by_a on t(a);
-         with recursive n(i) as (select 0 union all select i+1 from n where i<{ROWS}-1)
-             insert into t select i, 0, randomblob(3000) from n;"
-    );
-    first.run(&sql).unwrap();
-    let (is_over, commits) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                let (mut connection, mut seen) = (open(), 0);
-                // Relaxed: only the value counts.
-                while !is_over.load(Ordering::Relaxed) {
-                    let done = transact(&connection, &commits, &mut seen);
-                    let is_locked = |problem: &String| problem.contains("locked");
-                    assert!(done.as_ref().err().is_none_or(is_locked), "{mode}: {done:?}");
-                    if done.is_err() {
-                        let _ = connection.run("rollback");
-                    }
-                    if fastrand::u32(0..100) == 0 {
-                        connection = open();
-                    }
-                }
-            });
-        }
-        let start = Instant::now();
-        // Relaxed: only counted. A slow machine runs on until it has some commits.
-        while start.elapsed() < duration || commits.load(Ordering::Relaxed) < 20 {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
-    let commits = commits.into_inner();
-    assert_eq!(first.ask("select v from version"), commits.to_string());
-    drop(first);
-    let sql = "pragma integrity_check; select v from version; select sum(a) from t";
-    let (out, errors) = through_the_system(&path, sql);
-    assert_eq!(out, format!("ok\n{commits}\n{}\n", commits * STEP), "{mode}: {errors}");
-    println!("{mode}, {threads} connections: {commits} commits");
-}
-
-#[test]
-fn eight_connections_see_only_what_was_committed() {
-    for mode in ["delete", "wal"] {
-        check_histories(8, mode, Duration::from_secs(2));
-    }
-}
-
-#[test]
-#[ignore = "takes four minutes"]
-fn many_connections_see_only_what_was_committed() {
-    for threads in [1, 8, 32] {
-        for mode in ["delete", "truncate", "persist", "wal"] {
-            check_histories(threads, mode, Duration::from_secs(20));
-        }
     }
 }

@@ -37,7 +37,7 @@ impl Library {
             // SAFETY: the function's type.
             let register: Register = unsafe { library.function(c"sqlite3_auto_extension") };
             // SAFETY: an entry point.
-            assert_eq!(unsafe { register(entry) }, 0);
+            assert_eq!(unsafe { register(bifolio_sqlite::sqlite3_bifoliosqlite_init) }, 0);
             // The extension is registered by the first connection.
             drop(library.open(":memory:").unwrap());
         });
@@ -77,17 +77,6 @@ impl Library {
 }
 
 type Entry = unsafe extern "C" fn(*mut c_void, *mut *mut c_char, *const *const c_void) -> c_int;
-
-unsafe extern "C" fn entry(
-    connection: *mut c_void,
-    message: *mut *mut c_char,
-    table: *const *const c_void,
-) -> c_int {
-    // SAFETY: SQLite's arguments.
-    let code = unsafe { bifolio_sqlite::sqlite3_bifoliosqlite_init(connection, message, table) };
-    // To stay loaded is an answer for SQLite's loader only.
-    if code == 256 { 0 } else { code }
-}
 
 /// A connection; one thread at a time uses it.
 pub(crate) struct Connection {

@@ -4,8 +4,10 @@
 //! A machine without the program skips its tests and says so; `BIFOLIO_TEST_REQUIRE` forbids that.
 //! `cargo x check-doors sqlite --whole` runs everything.
 
+mod clients;
 mod connections;
 mod faults;
+mod histories;
 mod journals;
 mod kills;
 mod library;

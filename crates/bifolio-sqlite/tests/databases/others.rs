@@ -3,13 +3,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use bifolio_testing::attempt;
 
 use crate::shell::{MODES, extension};
 
 /// A folder that is kept between runs.
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();
     folder
@@ -19,7 +20,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }
 
-fn succeed(command: &mut Command) -> String {
+pub(crate) fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -27,22 +28,25 @@ fn succeed(command: &mut Command) -> String {
     text
 }
 
-#[test]
-#[ignore = "installs the package apsw"]
-fn the_package_apsw_works_over_the_cache() {
+/// Returns a Python that has the package apsw.
+pub(crate) fn python_with_apsw() -> Option<PathBuf> {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = INSTALLING.lock().unwrap();
     let environment = folder("apsw");
     let python = environment.join("bin/python");
     if !python.exists() {
         let mut make = Command::new("python3");
-        if attempt(make.args(["-m", "venv"]).arg(&environment), "apsw").is_none() {
-            return;
-        }
+        attempt(make.args(["-m", "venv"]).arg(&environment), "apsw")?;
     }
     let mut install = Command::new(&python);
-    install.args(["-m", "pip", "install", "--quiet", "apsw"]);
-    if attempt(&mut install, "apsw").is_none() {
-        return;
-    }
+    attempt(install.args(["-m", "pip", "install", "--quiet", "apsw"]), "apsw")?;
+    Some(python)
+}
+
+#[test]
+#[ignore = "installs the package apsw"]
+fn the_package_apsw_works_over_the_cache() {
+    let Some(python) = python_with_apsw() else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut script = Command::new(python);
     script.arg(source("apsw_databases.py")).arg(extension()).arg(directory.path());
