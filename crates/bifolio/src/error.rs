@@ -229,7 +229,8 @@ pub enum ErrorKind {
     /// The cache was closed.
     Closed,
     /// The process was forked after the cache was built; the child cannot use the cache. It should
-    /// not build one either, because locks of the process may be held by threads that do not exist
-    /// in the child. Let the child execute another program.
+    /// not build one either, because a table of waiting threads has entries of threads that do not
+    /// exist in the child, unless the library was built with the feature `fork`. Let the child
+    /// execute another program.
     Forked,
 }

@@ -16,6 +16,8 @@ use crate::file::File;
 pub(crate) struct Cache {
     /// `None` only while it is dropped.
     cache: Option<bifolio::Cache>,
+    /// The process that built it.
+    process: u32,
 }
 
 impl Cache {
@@ -42,7 +44,7 @@ impl Cache {
             .map_err(|_| pyo3::exceptions::PyValueError::new_err("an age is not negative"))?;
         let builder = bifolio::Cache::builder().memory(memory).dirty_age_max(age);
         let cache = py.detach(|| builder.build()).map_err(|error| exception(&error))?;
-        Ok(Self { cache: Some(cache) })
+        Ok(Self { cache: Some(cache), process: std::process::id() })
     }
 
     /// Opens a file: `access` has the keys `write`, `create`, `create_new` and `truncate`.
@@ -87,6 +89,10 @@ impl Cache {
 impl Drop for Cache {
     fn drop(&mut self) {
         let cache = self.cache.take();
+        if self.process != std::process::id() {
+            // In a child, a thread that does not exist may hold a lock that the drop takes.
+            return std::mem::forget(cache);
+        }
         // The drop joins threads: other threads of the program may run meanwhile.
         let _ = Python::try_attach(|py| py.detach(|| drop(cache)));
     }

@@ -20,11 +20,13 @@ const STEP_BYTES_MAX: usize = 16 << 20;
 pub(crate) struct File {
     /// `None` once it is closed. Locked only to be cloned or taken.
     file: RwLock<Option<bifolio::File>>,
+    /// The process that opened it.
+    process: u32,
 }
 
 impl File {
     pub(crate) fn new(file: bifolio::File) -> Self {
-        Self { file: RwLock::new(Some(file)) }
+        Self { file: RwLock::new(Some(file)), process: std::process::id() }
     }
 
     fn get(&self) -> PyResult<bifolio::File> {
@@ -174,6 +176,10 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         let file = self.file.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.process != std::process::id() {
+            // As in the drop of a cache.
+            return std::mem::forget(file);
+        }
         if file.is_some() {
             // The last handle writes dirty pages: other threads of the program may run meanwhile.
             let _ = Python::try_attach(|py| py.detach(|| drop(file)));

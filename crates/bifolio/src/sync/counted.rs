@@ -5,7 +5,7 @@
 //! that it takes. The type names the lock, because each protects a type of its own, except those
 //! over `()`.
 
-use parking_lot::MutexGuard;
+use super::plain::{self, MutexGuard};
 use std::any::type_name;
 use std::cell::RefCell;
 
@@ -22,11 +22,11 @@ pub(crate) fn locked_by(call: impl FnOnce()) -> Vec<&'static str> {
 
 /// A mutex that records the type of its value each time a thread takes it.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
+pub(crate) struct Mutex<T>(plain::Mutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self(parking_lot::Mutex::new(value))
+        Self(plain::Mutex::new(value))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {

@@ -16,6 +16,9 @@ pub(crate) use table::{forget, register, wake};
 #[cfg(not(all(test, loom)))]
 mod table {
     use super::{AtomicU32, Waker};
+    #[cfg(all(feature = "fork", not(bifolio_chaos)))]
+    use crate::sync::locks::Mutex;
+    #[cfg(not(all(feature = "fork", not(bifolio_chaos))))]
     use parking_lot::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -13,6 +13,8 @@ pub(crate) mod blocking;
 pub(crate) mod counted;
 pub(crate) mod futex;
 pub(crate) mod lock_wakers;
+#[cfg(all(feature = "fork", not(any(all(test, loom), bifolio_chaos))))]
+pub(crate) mod locks;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/test_hook.rs"]
 pub(crate) mod test_hook;
@@ -37,14 +39,18 @@ pub(crate) use model::*;
 
 /// The real primitives: `std` atomics and `parking_lot` locks. The locks are one word, do not
 /// poison (a panic of a user's callback must not become an error of the cache) and have a condition
-/// variable with deadlines.
+/// variable with deadlines. With the feature `fork` they are those of `locks.rs`.
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real {
     #[cfg(test)]
     pub(crate) use super::counted::Mutex;
+    #[cfg(feature = "fork")]
+    pub(crate) use super::locks as plain;
+    #[cfg(not(feature = "fork"))]
+    pub(crate) use parking_lot as plain;
     #[cfg(not(test))]
-    pub(crate) use parking_lot::Mutex;
-    pub(crate) use parking_lot::{Condvar, MutexGuard, RwLock, RwLockReadGuard};
+    pub(crate) use plain::Mutex;
+    pub(crate) use plain::{Condvar, MutexGuard, RwLock, RwLockReadGuard};
     pub(crate) use std::hint::spin_loop;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,

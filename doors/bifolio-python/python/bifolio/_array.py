@@ -65,7 +65,6 @@ class Array(NDArrayOperatorsMixin):
         self._mode = mode
         self._header = header
         self._is_whole = is_whole
-        self._saved_shape = shape
         self._appending = threading.Lock()
 
     # What numpy's arrays have.
@@ -379,14 +378,15 @@ class Array(NDArrayOperatorsMixin):
         values = np.ascontiguousarray(values, self._dtype)
         with self._appending:
             shape = (self._shape[0] + len(values), *self._shape[1:])
-            if self._header is not None:
-                self._header.encode(shape)
+            header = None if self._header is None else self._header.encode(shape)
             end, length = self._base + self.nbytes, file.len()
             if length != end:
                 raise ValueError(
                     f"{self.filename} is {length} bytes long, but the array ends at {end}"
                 )
             file.append(_index._bytes(values))
+            # Written after the rows: a header never counts rows that are not in the file.
+            self._handle.header = header
             self._shape = shape
 
     def flush(self) -> None:
@@ -397,17 +397,6 @@ class Array(NDArrayOperatorsMixin):
                 again.
         """
         self._handle.sync()
-        self._save_shape()
-
-    def _save_shape(self) -> None:
-        with self._appending:
-            shape = self._shape
-            if self._header is None or shape == self._saved_shape or self._mode == "r":
-                return
-            # After the rows: a header never counts rows that are not in the file.
-            self._handle.core_to_write().write(self._header.encode(shape), 0)
-            self._handle.sync()
-            self._saved_shape = shape
 
     def close(self) -> None:
         """Makes all writes durable and closes the file; views of it, such as `T`, are closed, too.
@@ -416,8 +405,6 @@ class Array(NDArrayOperatorsMixin):
             OSError: something could not be written. The cache keeps it and tries again when the
                 file is opened again, or when the cache is closed.
         """
-        if not self._handle.is_closed:
-            self._save_shape()
         self._handle.close()
 
     def __enter__(self) -> Array:
@@ -425,12 +412,6 @@ class Array(NDArrayOperatorsMixin):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # Python prints an error that is raised here.
-        if getattr(self, "_header", None) is not None and self._shape != self._saved_shape:
-            if not self._handle.is_closed:
-                self._save_shape()
 
     # Copies, other processes, people.
 
@@ -449,7 +430,7 @@ class Array(NDArrayOperatorsMixin):
         may_write = may_write and not cache._is_worker
         self._handle = Handle(cache, path, READ_WRITE if may_write else READ)
         # Rows are appended through the original.
-        self._is_whole, self._saved_shape = False, self._shape
+        self._is_whole = False
         if not may_write:
             self._mode = "r"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import sys
 import threading
@@ -41,6 +42,10 @@ class Handle:
         self.may_write = access["write"]
         self._generation = _process.generation
         self._core: _core.File | None = None
+        #: What the file shall start with, once everything else is durable.
+        self.header: bytes | None = None
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         # Before the call that may be interrupted, so that `__del__` finds all attributes.
         self._core = cache._here().open(path, access)
 
@@ -74,7 +79,21 @@ class Handle:
         core = self.core()
         if self.may_write:
             core.sync()
+            self._write_header(core)
             _process.written.discard(self)
+
+    def _write_header(self, core: _core.File) -> None:
+        header = self.header
+        if header is not None:
+            core.write(header, 0)
+            core.sync()
+            if self.header is header:
+                self.header = None
+
+    def prepare_close(self) -> None:
+        """Makes the header durable, if there is a new one, with all that it is about."""
+        if self._core is not None and self.header is not None:
+            self.sync()
 
     @property
     def is_closed(self) -> bool:
@@ -82,6 +101,8 @@ class Handle:
 
     def close(self) -> None:
         """Makes all writes durable and closes the file."""
+        if self._generation == _process.generation and not self.cache.closed:
+            self.prepare_close()
         core, self._core = self._core, None
         if core is not None and self._generation == _process.generation and not self.cache.closed:
             core.close()
@@ -288,6 +309,9 @@ class Cache:
         if self._is_closed:
             return
         if self._generation == _process.generation and self._core is not None:
+            for file in list(_process.written):
+                if isinstance(file, Handle) and file.cache is self:
+                    file.prepare_close()
             self._core.close()
         self._is_closed = True
 

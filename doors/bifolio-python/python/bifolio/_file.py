@@ -141,6 +141,8 @@ class File(io.RawIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         file = self._writer()
         length = memoryview(data).nbytes
+        if length == 0:
+            return 0
         if self._appends:
             self._position = file.append(data) + length
         else:
