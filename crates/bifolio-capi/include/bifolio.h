@@ -558,7 +558,7 @@ typedef struct {
      */
     uint64_t swap_bytes;
     /**
-     * Folios on the inactive list.
+     * Folios on probation: on the fresh and the old list.
      */
     uint64_t inactive_bytes;
     /**
@@ -590,7 +590,7 @@ typedef struct {
      */
     uint64_t workingset_refault;
     /**
-     * Refaults within the working set, which go to the active list at once.
+     * Refaults of pages that were evicted from the old list too early; they become active at once.
      */
     uint64_t workingset_activate;
     /**
@@ -654,7 +654,7 @@ typedef struct {
      */
     uint64_t swapped_in_pages;
     /**
-     * Folios of the inactive list scanned by reclaim.
+     * Folios scanned by reclaim, at the tails of the old and the active list.
      */
     uint64_t pgscan;
     /**
@@ -714,11 +714,11 @@ typedef struct {
      */
     uint64_t stored_late_pages;
     /**
-     * Folios moved from the inactive list to the active one.
+     * Folios moved from the old list to the active one, because they were used there.
      */
     uint64_t pgactivate;
     /**
-     * Folios moved from the active list to the inactive one.
+     * Folios moved from the active list to the old one, because nothing else could be evicted.
      */
     uint64_t pgdeactivate;
     /**

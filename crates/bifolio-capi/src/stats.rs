@@ -30,7 +30,7 @@ pub struct bifolio_stats {
     pub unswapped_bytes: u64,
     /// Swap slots in use.
     pub swap_bytes: u64,
-    /// Folios on the inactive list.
+    /// Folios on probation: on the fresh and the old list.
     pub inactive_bytes: u64,
     /// Folios on the active list.
     pub active_bytes: u64,
@@ -46,7 +46,7 @@ pub struct bifolio_stats {
     pub misses_without_read: u64,
     /// Misses of pages that were evicted before.
     pub workingset_refault: u64,
-    /// Refaults within the working set, which go to the active list at once.
+    /// Refaults of pages that were evicted from the old list too early; they become active at once.
     pub workingset_activate: u64,
     /// Bytes read from devices.
     pub read_bytes: u64,
@@ -78,7 +78,7 @@ pub struct bifolio_stats {
     pub swapped_out_pages: u64,
     /// Pages of memory files read back from the swap.
     pub swapped_in_pages: u64,
-    /// Folios of the inactive list scanned by reclaim.
+    /// Folios scanned by reclaim, at the tails of the old and the active list.
     pub pgscan: u64,
     /// Folios evicted by reclaim.
     pub pgsteal: u64,
@@ -108,9 +108,9 @@ pub struct bifolio_stats {
     pub unmap_flushes: u64,
     /// Pages that were stored to while they were being unmapped, and were kept.
     pub stored_late_pages: u64,
-    /// Folios moved from the inactive list to the active one.
+    /// Folios moved from the old list to the active one, because they were used there.
     pub pgactivate: u64,
-    /// Folios moved from the active list to the inactive one.
+    /// Folios moved from the active list to the old one, because nothing else could be evicted.
     pub pgdeactivate: u64,
     /// Folios that reclaim found pinned or otherwise referenced.
     pub pgpinned: u64,

@@ -159,9 +159,11 @@ mod file {
 /// The protocols of `memory` that a model run can follow.
 #[cfg(all(test, loom))]
 mod memory {
+    mod list_sizes;
     mod lru;
     mod stock;
-    pub(crate) use lru::{ListKind, Lru};
+    pub(crate) use list_sizes::ListKind;
+    pub(crate) use lru::Lru;
     pub(crate) use stock::FrameStock;
 }
 /// The protocols of `writeback` that a model run can follow.

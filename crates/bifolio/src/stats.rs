@@ -85,7 +85,7 @@ macro_rules! counters {
             pub unswapped_bytes: u64,
             /// Swap slots in use, bytes.
             pub swap_bytes: u64,
-            /// Folios on the inactive list, bytes.
+            /// Folios on probation: on the fresh and the old list, bytes.
             pub inactive_bytes: u64,
             /// Folios on the active list, bytes.
             pub active_bytes: u64,
@@ -150,7 +150,7 @@ counters! {
     MissWithoutRead misses_without_read,
     /// Misses of pages that had been evicted and left a shadow.
     Refault workingset_refault,
-    /// Refaults within the working set, which go to the active list at once.
+    /// Refaults of pages that were evicted from the old list too early; they become active at once.
     RefaultActivate workingset_activate,
     /// Bytes read from devices.
     ReadBytes read_bytes,
@@ -190,13 +190,13 @@ counters! {
     DeviceFlush device_flushes,
     /// Syncs that shared the flush of another sync of the same file.
     SyncShared syncs_shared,
-    /// Folios of the inactive list scanned by reclaim.
+    /// Folios scanned by reclaim, at the tails of the old and the active list.
     PgScan pgscan,
     /// Folios evicted by reclaim.
     PgSteal pgsteal,
-    /// Folios moved from the inactive list to the active one.
+    /// Folios moved from the old list to the active one, because they were used there.
     PgActivate pgactivate,
-    /// Folios moved from the active list to the inactive one.
+    /// Folios moved from the active list to the old one, because nothing else could be evicted.
     PgDeactivate pgdeactivate,
     /// Folios that reclaim found pinned or otherwise referenced.
     PgPinned pgpinned,

@@ -35,7 +35,7 @@ fn skewed(pages: u32, seed: u64) -> impl FnMut(&mut fastrand::Rng) -> u32 {
     move |random| places.apply(law.draw(random) - 1) as u32
 }
 
-fn zipf(pages: u32, references: usize) -> Vec<u32> {
+pub(super) fn zipf(pages: u32, references: usize) -> Vec<u32> {
     let (mut random, mut next) = (fastrand::Rng::with_seed(1), skewed(pages, 1));
     (0..references).map(|_| next(&mut random)).collect()
 }
@@ -56,7 +56,7 @@ fn zipf_and_scans(pages: u32, references: usize) -> Vec<u32> {
 
 /// A third of the skewed references come once more a little later, as when a record is found and
 /// then changed: within 1/200 of the footprint, so 5 % of a cache of 10 %.
-fn bursts(pages: u32, references: usize) -> Vec<u32> {
+pub(super) fn bursts(pages: u32, references: usize) -> Vec<u32> {
     let (mut random, mut next) = (fastrand::Rng::with_seed(3), skewed(pages, 3));
     let delay_max = (pages as usize / 200).max(2);
     let mut late = vec![None; delay_max];

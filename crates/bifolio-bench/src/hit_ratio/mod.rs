@@ -259,6 +259,22 @@ mod tests {
         assert!(figure(&rows[0]).unwrap().met() && figure(&rows[2]).is_none());
     }
 
+    /// The pages of a burst are used again soon after a fill and then rarely: they must not push
+    /// out those that are used again and again.
+    #[test]
+    fn bursts_and_skew_miss_less_than_lru() {
+        for (name, generate, at_most) in [
+            ("bursts", generators::bursts as fn(u32, usize) -> Vec<u32>, 0.93),
+            ("zipf", generators::zipf, 0.93),
+        ] {
+            let pages = 20_000;
+            let trace = Replay { name: name.into(), references: generate(pages, 200_000), pages };
+            let row = run_size(&trace, SUMMARY_PERCENT).unwrap().row(&trace, SUMMARY_PERCENT);
+            let ratio = row.ratio(&OF_LRU).unwrap();
+            assert!(ratio < at_most, "{name}: {ratio}");
+        }
+    }
+
     #[test]
     fn every_generator_has_a_target() {
         let named = |name: &str| AT_MOST.iter().any(|(trace, _)| *trace == name);

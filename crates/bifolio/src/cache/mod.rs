@@ -370,6 +370,16 @@ impl Cache {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Cache {
+    /// Returns the pages on each list, once no batch has any.
+    pub(crate) fn list_sizes(&self) -> crate::memory::ListSizes {
+        let memory = &self.inner.reclaim.memory;
+        memory.lru.drain_all(&memory.folios);
+        memory.lru.sizes()
+    }
+}
+
 impl Inner {
     fn stats(&self) -> Stats {
         if self.registry.cache_state.is_forked() {
@@ -391,7 +401,7 @@ impl Inner {
             dirty_bytes: dirty_pages * PAGE_BYTES,
             unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
             swap_bytes: self.registry.swap_bytes(),
-            inactive_bytes: lists.inactive_pages * PAGE_BYTES,
+            inactive_bytes: lists.inactive_pages() * PAGE_BYTES,
             active_bytes: lists.active_pages * PAGE_BYTES,
             ring_enters: transfers.ring_enters,
             ring_transfers: transfers.ring_transfers,

@@ -399,6 +399,7 @@ impl Handle {
         let before = index.checked_sub(1 << mapping.order());
         let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
         let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
+        memory.arena_fills.note_fill(near.is_some());
         let kind = inode.page_space.frame_kind(mapping.order(), near);
         // Reserves its swap slots before it is allocated, which may have to wait.
         let needs_slots = inode.needs_slots(seen);
@@ -565,7 +566,7 @@ mod tests {
         check_that_others_wait(|file, check_others| {
             let memory = &file.handle.inode.memory;
             let mut isolated = Vec::new();
-            for kind in [ListKind::Inactive, ListKind::Active] {
+            for kind in [ListKind::Fresh, ListKind::Old, ListKind::Active] {
                 let mut before = usize::MAX;
                 while before != isolated.len() {
                     before = isolated.len();
@@ -573,7 +574,7 @@ mod tests {
                 }
             }
             check_others();
-            memory.lru.put_back(&memory.folios, &mut isolated, ListKind::Inactive);
+            memory.lru.put_back(&memory.folios, &mut isolated);
         });
     }
 

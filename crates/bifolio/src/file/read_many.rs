@@ -172,7 +172,7 @@ fn read_all(requests: &mut [Addressed<'_, '_>]) {
     // A copy into a map may fault. The thread that serves the fault may wait for folios that a
     // batch holds, so no batch of this thread may be in progress then (IO-5).
     let hits_come_first = requests.iter().any(|(_, request)| faults::is_mapped(request.buffer));
-    let mut open = Vec::new();
+    let mut open = Vec::with_capacity(requests.len());
     let mut batch = Batch::new(inode);
     for number in 0..requests.len() {
         if let Some((file, request)) = requests.get(number + REQUESTS_TOUCHED_AHEAD) {

@@ -261,7 +261,7 @@ impl Arena {
         let found = state.slot_for(0, near);
         if let Some((chunk, page)) = found {
             let pages_max = u64::from(EXTENT_PAGES);
-            let is_plenty = state.obtainable_pages() >= 4 * pages_max * self.stocks.len() as u64;
+            let is_plenty = state.obtainable_pages() >= pages_max * self.stocks.len() as u64;
             let run = state.take_run(chunk, page, if is_plenty { EXTENT_PAGES } else { 1 });
             state.last_order = 0;
             stock.replace(run.start + 1..run.end);
@@ -348,6 +348,13 @@ impl Arena {
     pub(crate) fn free(&self, id: FolioId) {
         let mut state = self.state.lock();
         state.put(id);
+        self.publish(&state);
+    }
+
+    /// Frees the frames of several folios like [`Self::free`].
+    pub(super) fn free_all(&self, ids: impl Iterator<Item = FolioId>) {
+        let mut state = self.state.lock();
+        ids.for_each(|id| state.put(id));
         self.publish(&state);
     }
 

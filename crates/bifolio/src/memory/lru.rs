@@ -1,19 +1,30 @@
 //! The LRU lists: which folios were used recently, and in which order the others are evicted.
 //!
-//! Called by `file` when a folio is filled and by `reclaim` when it needs frames. There are two
+//! Called by `file` when a folio is filled and by `reclaim` when it needs frames. There are three
 //! lists, linked through the descriptors (rule 3 of `page`). In front of them, each CPU has a
 //! batch, so that adding a folio takes the lock of the lists only once in 31 times:
 //!
 //! ```text
-//!   fill --> batch of this CPU (31) --full, or drained--> INACTIVE head
-//!                                                          |      ^
-//!   near refault --> batch --> ACTIVE head                 v      | rotated when referenced
-//!                                        |  ^           tail: isolate --> reclaim --> shadow
-//!                                        |  '--second chance: referenced--'
-//!                                        '--tail, not referenced--> INACTIVE head
+//!   fill --> batch of this CPU (31) --full, or drained--> FRESH (10 %)
+//!                                                           | tail: marks are cleared
+//!                                                           v
+//!                                                         OLD (10 %)
+//!                                                           | tail: marked?
+//!                                        .------ yes -------+------- no --> evicted: near shadow
+//!                                        v
+//!   near refault --> batch ----------> ACTIVE (the rest)
+//!                                        ^  | tail: marked?
+//!                                        '--+------- no --> evicted: far shadow
 //! ```
 //!
 //! Readers never take these locks: they set REFERENCED in the Entry, and reclaim reads it.
+//! `reclaim/scan.rs` moves folios from list to list; [`ListSizes`] has the shares.
+//!
+//! Why three lists: uses that follow a fill closely say little about later ones, so marks made in
+//! FRESH do not count; a page that is used in OLD has been used twice at a distance. Few pages are
+//! on probation, so those that are used again and again have most of the memory (2Q: Johnson and
+//! Shasha 1994; S3-FIFO: Yang and others 2023; the window in which uses do not count: Clock2Q+,
+//! Yang and others 2025). A refault tells when probation was too short (`workingset.rs`).
 //!
 //! PROTOCOL of the batches, in three columns:
 //!
@@ -49,7 +60,8 @@
 //!   isolation hold a reference each; a list holds none (the last put takes the folio off it).
 //! - LRU-2: ON_LRU is set exactly while the folio is linked in a list; both change under the lock
 //!   of the lists. Only a thread that holds a reference, or that frees the folio, changes it, so
-//!   the last put may read it without the lock.
+//!   the last put may read it without the lock. FRESH and ACTIVE, which name the list (neither:
+//!   OLD), change under the same lock; of an isolated folio they name the list that it was on.
 //! - LRU-3: when a drain returns, every folio that was in a drained batch before the call is on a
 //!   list, and the batch's reference to it has been put: the whole drain happens under the batch's
 //!   lock.
@@ -59,6 +71,7 @@
 //!
 //! Longer than 600 lines only with its tests, which use its private items.
 
+use super::list_sizes::{ListKind, ListSizes};
 use crate::page::{BATCH_SLOTS, Flag, Folio, FolioBatch, FolioId, FolioRef, Folios, NO_FOLIO};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
@@ -67,7 +80,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
     /// Mirror of the lists' count, read without their lock.
-    pub(super) active_pages: AtomicU64,
+    pub(super) listed_pages: AtomicU64,
     /// Pages of folios that are added to no list.
     unlisted_pages: AtomicU64,
     cpus: Box<[Mutex<CpuBatch>]>,
@@ -109,7 +122,7 @@ impl Lru {
     pub(crate) fn new(cpus: usize) -> Self {
         Self {
             lists: Mutex::new(Lists::default()),
-            active_pages: AtomicU64::new(0),
+            listed_pages: AtomicU64::new(0),
             unlisted_pages: AtomicU64::new(0),
             cpus: (0..cpus.max(1)).map(|_| Mutex::default()).collect(),
             generation: AtomicU64::new(0),
@@ -150,7 +163,7 @@ impl Lru {
     fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
         let mut lists = self.lists.lock();
         let answer = work(&mut lists);
-        self.active_pages.store(lists.sizes().active_pages, Ordering::Relaxed);
+        self.listed_pages.store(lists.sizes().listed_pages(), Ordering::Relaxed);
         answer
     }
 
@@ -182,23 +195,59 @@ impl Lru {
         });
     }
 
-    /// Puts isolated folios back at the head of a list and puts the references of the isolation.
-    pub(crate) fn put_back(
+    /// Puts isolated folios back at the heads of the lists that they were on, and puts the
+    /// references of the isolation.
+    pub(crate) fn put_back(&self, folios: &Folios, isolated: &mut Vec<FolioRef<'_>>) {
+        self.put_on(folios, isolated, |folio| ListKind::of(folio.folio()));
+    }
+
+    /// Puts isolated folios at the head of a list, and puts the references of the isolation.
+    pub(crate) fn move_to(
         &self,
         folios: &Folios,
         isolated: &mut Vec<FolioRef<'_>>,
         kind: ListKind,
     ) {
+        self.put_on(folios, isolated, |_| kind);
+    }
+
+    fn put_on(
+        &self,
+        folios: &Folios,
+        isolated: &mut Vec<FolioRef<'_>>,
+        kind: impl Fn(&FolioRef<'_>) -> ListKind,
+    ) {
+        if isolated.is_empty() {
+            return;
+        }
         self.change(|lists| {
             for folio in isolated.iter() {
-                lists.add(folios, folio.id(), kind);
+                lists.add(folios, folio.id(), kind(folio));
             }
         });
         isolated.clear();
     }
 
-    /// Moves the folios that are on a list to the tail of the inactive one, so that they are
-    /// evicted next. Puts the references.
+    /// Moves up to a batch of folios from the tail of FRESH to the head of OLD, until they have
+    /// `pages_max` pages together. Calls `aged` for each, under the lock of the lists. Returns the
+    /// number of pages moved.
+    pub(crate) fn age(&self, folios: &Folios, pages_max: u64, mut aged: impl FnMut(&Folio)) -> u64 {
+        self.change(|lists| {
+            let mut pages = 0;
+            for _ in 0..BATCH_SLOTS {
+                let tail = lists.tail(ListKind::Fresh).filter(|_| pages < pages_max);
+                let Some(id) = tail else { break };
+                let folio = folios.get(id);
+                pages += folio.pages();
+                lists.age(folios, id);
+                aged(folio);
+            }
+            pages
+        })
+    }
+
+    /// Moves the folios that are on a list to the tail of OLD, so that they are evicted next. Puts
+    /// the references.
     pub(crate) fn demote(&self, folios: &Folios, unwanted: &mut Vec<FolioRef<'_>>) {
         self.change(|lists| {
             for folio in unwanted.iter() {
@@ -222,9 +271,13 @@ impl Lru {
         })
     }
 
-    /// Returns the `ids` whose folios are in the oldest quarter of the inactive list.
+    /// Returns the `ids` whose folios are in the older half of OLD; none while that list has less
+    /// than half of its share.
     pub(crate) fn old_among(&self, folios: &Folios, ids: &[FolioId]) -> Vec<FolioId> {
         let lists = self.lists.lock();
+        if lists.sizes().old_excess_pages(true) == 0 {
+            return Vec::new();
+        }
         ids.iter().copied().filter(|id| lists.is_old(folios, *id)).collect()
     }
 
@@ -252,44 +305,7 @@ impl Lru {
     }
 }
 
-/// Names one of the two lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ListKind {
-    /// Reclaim evicts from this list.
-    Inactive,
-    /// Folios that were used more than once.
-    Active,
-}
-
-impl ListKind {
-    /// Returns the list that a folio is on or will be added to.
-    pub(crate) fn of(folio: &Folio) -> Self {
-        if folio.flags.get(Flag::Active) { Self::Active } else { Self::Inactive }
-    }
-}
-
-/// Pages on each list.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ListSizes {
-    /// Pages on the inactive list.
-    pub(crate) inactive_pages: u64,
-    /// Pages on the active list.
-    pub(crate) active_pages: u64,
-}
-
-impl ListSizes {
-    /// Returns `true` if the inactive list is too short, so that active folios must be deactivated.
-    /// As in the kernel, the active list may be larger by the square root of ten times the size in
-    /// GiB.
-    pub(crate) fn is_inactive_low(&self) -> bool {
-        const PAGES_PER_GIB: u64 = 1 << 18;
-        let gib = (self.inactive_pages + self.active_pages) / PAGES_PER_GIB;
-        let ratio = (10 * gib).isqrt().max(1);
-        self.inactive_pages * ratio < self.active_pages
-    }
-}
-
-/// Number of epochs that a folio spends on the inactive list before it is evicted, as long as
+/// Number of epochs that a folio spends on OLD before it is evicted, as long as
 /// folios are added and evicted at the same rate. The 8-bit clock wraps after several times as
 /// many.
 const EPOCHS: u64 = 32;
@@ -307,27 +323,32 @@ impl Default for List {
     }
 }
 
-/// The two lists. Accessed only under their lock (rule 3 of `page`).
+/// The lists. Accessed only under their lock (rule 3 of `page`).
 #[derive(Debug, Default)]
 struct Lists {
-    inactive: List,
+    fresh: List,
+    old: List,
     active: List,
-    /// Clock of the inactive list; see [`EPOCHS`].
+    /// Clock of OLD; see [`EPOCHS`].
     epoch: u8,
-    /// Pages added to the inactive list in this epoch.
+    /// Pages added to OLD in this epoch.
     epoch_pages: u64,
 }
 
 impl Lists {
     fn sizes(&self) -> ListSizes {
-        let (inactive_pages, active_pages) = (self.inactive.pages, self.active.pages);
-        ListSizes { inactive_pages, active_pages }
+        ListSizes {
+            fresh_pages: self.fresh.pages,
+            old_pages: self.old.pages,
+            active_pages: self.active.pages,
+        }
     }
 
     /// Returns the oldest folio of a list.
     fn tail(&self, kind: ListKind) -> Option<FolioId> {
         let tail = match kind {
-            ListKind::Inactive => self.inactive.tail,
+            ListKind::Fresh => self.fresh.tail,
+            ListKind::Old => self.old.tail,
             ListKind::Active => self.active.tail,
         };
         (tail != NO_FOLIO).then_some(FolioId(tail))
@@ -338,15 +359,28 @@ impl Lists {
         let folio = folios.get(id);
         debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is already on a list");
         folio.flags.set(Flag::OnLru);
-        match kind {
-            ListKind::Active => folio.flags.set(Flag::Active),
-            ListKind::Inactive => folio.flags.clear(Flag::Active),
-        };
+        folio.flags.assign(Flag::Fresh, kind == ListKind::Fresh);
+        folio.flags.assign(Flag::Active, kind == ListKind::Active);
         self.link(folios, id, kind);
-        if kind == ListKind::Inactive {
-            self.tick(folio.pages());
-            folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
+        if kind == ListKind::Old {
+            self.begin_age(folio);
         }
+    }
+
+    /// Moves a folio from its position in FRESH to the head of OLD. ON_LRU stays set, as in
+    /// [`Self::rotate`].
+    fn age(&mut self, folios: &Folios, id: FolioId) {
+        self.unlink(folios, id);
+        let folio = folios.get(id);
+        folio.flags.clear(Flag::Fresh);
+        self.link(folios, id, ListKind::Old);
+        self.begin_age(folio);
+    }
+
+    /// Notes the time at which a folio was added to OLD, and advances the clock.
+    fn begin_age(&mut self, folio: &Folio) {
+        self.tick(folio.pages());
+        folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
     }
 
     /// Replaces the folio `old` on its list, if it is on one, by `new`.
@@ -357,9 +391,8 @@ impl Lists {
         }
         successor.flags.set(Flag::OnLru);
         let kind = ListKind::of(old);
-        if kind == ListKind::Active {
-            successor.flags.set(Flag::Active);
-        }
+        successor.flags.assign(Flag::Fresh, kind == ListKind::Fresh);
+        successor.flags.assign(Flag::Active, kind == ListKind::Active);
         successor.lru_epoch.store(old.lru_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
         let next = old.lru_next.load(Ordering::Relaxed);
         let previous = old.lru_previous.load(Ordering::Relaxed);
@@ -367,18 +400,18 @@ impl Lists {
         self.join(folios, kind, new.0, next);
     }
 
-    /// Returns `true` if a folio is in the oldest quarter of the inactive list.
+    /// Returns `true` if a folio is in the older half of OLD.
     fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
         let folio = folios.get(id);
-        let on_inactive = folio.flags.get(Flag::OnLru) && !folio.flags.get(Flag::Active);
+        let is_on_old = folio.flags.get(Flag::OnLru) && ListKind::of(folio) == ListKind::Old;
         let age = self.epoch.wrapping_sub(folio.lru_epoch.load(Ordering::Relaxed));
-        on_inactive && u64::from(age) >= EPOCHS / 4 * 3
+        is_on_old && u64::from(age) >= EPOCHS / 2
     }
 
-    /// Advances the clock by `pages` pages added to the inactive list.
+    /// Advances the clock by `pages` pages added to OLD.
     fn tick(&mut self, pages: u64) {
         self.epoch_pages += pages;
-        if self.epoch_pages * EPOCHS >= self.inactive.pages {
+        if self.epoch_pages * EPOCHS >= self.old.pages {
             self.epoch = self.epoch.wrapping_add(1);
             self.epoch_pages = 0;
         }
@@ -392,17 +425,18 @@ impl Lists {
         self.link(folios, id, kind);
     }
 
-    /// Moves a folio from its position in a list to the tail of the inactive one. ON_LRU stays set,
-    /// as in [`Self::rotate`].
+    /// Moves a folio from its position in a list to the tail of OLD. ON_LRU stays set, as in
+    /// [`Self::rotate`].
     fn demote(&mut self, folios: &Folios, id: FolioId) {
         self.unlink(folios, id);
         let folio = folios.get(id);
-        folio.flags.clear(Flag::Active);
+        folio.flags.assign(Flag::Fresh, false);
+        folio.flags.assign(Flag::Active, false);
         // The greatest age that counts.
         folio.lru_epoch.store(self.epoch.wrapping_sub(EPOCHS as u8), Ordering::Relaxed);
-        self.inactive.pages += folio.pages();
-        self.join(folios, ListKind::Inactive, self.inactive.tail, id.0);
-        self.join(folios, ListKind::Inactive, id.0, NO_FOLIO);
+        self.old.pages += folio.pages();
+        self.join(folios, ListKind::Old, self.old.tail, id.0);
+        self.join(folios, ListKind::Old, id.0, NO_FOLIO);
     }
 
     /// Unlinks a folio from its list and clears ON_LRU.
@@ -445,7 +479,8 @@ impl Lists {
 
     fn list(&mut self, kind: ListKind) -> &mut List {
         match kind {
-            ListKind::Inactive => &mut self.inactive,
+            ListKind::Fresh => &mut self.fresh,
+            ListKind::Old => &mut self.old,
             ListKind::Active => &mut self.active,
         }
     }
@@ -459,7 +494,7 @@ struct CpuBatch {
 
 impl Lru {
     /// Adds a new folio to the batch of `cpu`, which takes over the reference. The folio goes to
-    /// the active list if its ACTIVE flag is set. Returns `true` if the batch was moved to the
+    /// ACTIVE if that flag is set, otherwise to FRESH. Returns `true` if the batch was moved to the
     /// lists.
     pub(crate) fn add(&self, folios: &Folios, folio: FolioRef<'_>, cpu: usize) -> bool {
         let cpu = cpu % self.cpus.len();
@@ -514,7 +549,9 @@ impl Lru {
         let adds = std::mem::take(&mut batch.adds);
         self.change(|lists| {
             for id in adds.as_slice() {
-                lists.add(folios, *id, ListKind::of(folios.get(*id)));
+                let is_active = folios.get(*id).flags.get(Flag::Active);
+                let kind = if is_active { ListKind::Active } else { ListKind::Fresh };
+                lists.add(folios, *id, kind);
             }
         });
         for id in adds.as_slice() {
@@ -529,7 +566,11 @@ mod tests {
 
     /// Returns the folios of a list, oldest first, and checks that both link directions agree.
     fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
-        let list = if kind == ListKind::Active { &lists.active } else { &lists.inactive };
+        let list = match kind {
+            ListKind::Fresh => &lists.fresh,
+            ListKind::Old => &lists.old,
+            ListKind::Active => &lists.active,
+        };
         let follow = |from: u32, link: fn(&Folio) -> u32| {
             let next = |id: &u32| Some(link(folios.get(FolioId(*id)))).filter(|id| *id != NO_FOLIO);
             let first = Some(from).filter(|id| *id != NO_FOLIO);
@@ -542,9 +583,11 @@ mod tests {
         from_tail
     }
 
+    const ALL: [ListKind; 3] = [ListKind::Fresh, ListKind::Old, ListKind::Active];
+
     #[test]
     fn a_replacement_has_the_position_of_the_old_folio() {
-        for kind in [ListKind::Inactive, ListKind::Active] {
+        for kind in ALL {
             for place in 0..3 {
                 let folios = Folios::without_reaper(8);
                 let mut lists = Lists::default();
@@ -555,7 +598,8 @@ mod tests {
                 lists.replace(&folios, FolioId(place), FolioId(7));
                 let expected = [0, 1, 2].map(|id| if id == place { 7 } else { id });
                 assert_eq!(walk(&lists, &folios, kind), expected);
-                assert_eq!(lists.sizes().inactive_pages, before.inactive_pages);
+                assert_eq!(lists.sizes().listed_pages(), before.listed_pages());
+                assert_eq!(ListKind::of(folios.get(FolioId(7))), kind);
                 assert!(!folios.get(FolioId(place)).flags.get(Flag::OnLru));
                 lists.remove(&folios, FolioId(7));
                 let rest: Vec<_> = (0..3).filter(|id| *id != place).collect();
@@ -566,23 +610,21 @@ mod tests {
 
     #[test]
     fn a_demoted_folio_is_old_and_first_to_be_evicted() {
-        for kind in [ListKind::Inactive, ListKind::Active] {
+        for kind in ALL {
             for place in 0..3 {
                 let (folios, mut lists) = (Folios::without_reaper(4), Lists::default());
-                lists.add(&folios, FolioId(3), ListKind::Inactive);
+                lists.add(&folios, FolioId(3), ListKind::Old);
                 for id in 0..3 {
                     lists.add(&folios, FolioId(id), kind);
                 }
                 lists.demote(&folios, FolioId(place));
-                assert_eq!(walk(&lists, &folios, ListKind::Inactive)[0], place);
-                let both = [ListKind::Inactive, ListKind::Active];
-                let mut all = both.map(|kind| walk(&lists, &folios, kind)).concat();
+                assert_eq!(walk(&lists, &folios, ListKind::Old)[0], place);
+                let mut all = ALL.map(|kind| walk(&lists, &folios, kind)).concat();
                 all.sort_unstable();
                 assert_eq!(all, [0, 1, 2, 3]);
-                let active_pages = if kind == ListKind::Active { 2 } else { 0 };
                 let sizes = lists.sizes();
-                assert_eq!(sizes.active_pages, active_pages);
-                assert_eq!(sizes.inactive_pages, 4 - active_pages);
+                assert_eq!(sizes.listed_pages(), 4);
+                assert_eq!(sizes.old_pages, if kind == ListKind::Old { 4 } else { 2 });
                 assert!(lists.is_old(&folios, FolioId(place)));
             }
         }
@@ -592,7 +634,7 @@ mod tests {
     fn a_replacement_of_an_unlinked_folio_is_on_no_list() {
         let (folios, mut lists) = (Folios::without_reaper(2), Lists::default());
         lists.replace(&folios, FolioId(0), FolioId(1));
-        assert!(walk(&lists, &folios, ListKind::Inactive).is_empty());
+        assert!(ALL.iter().all(|kind| walk(&lists, &folios, *kind).is_empty()));
         assert!(!folios.get(FolioId(1)).flags.get(Flag::OnLru));
     }
 
@@ -612,26 +654,26 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_quarter_of_the_inactive_list_is_old() {
+    fn the_older_half_of_the_old_list_is_old() {
         let count = 1000;
         let (folios, mut lists) = (Folios::without_reaper(count + 2), Lists::default());
         for id in 0..count as u32 {
-            lists.add(&folios, FolioId(id), ListKind::Inactive);
+            lists.add(&folios, FolioId(id), ListKind::Old);
         }
         // As in a full cache: each folio that is evicted makes room for one that is added. Three
         // times over.
         for step in 0..3 * count as u32 {
             let id = FolioId(step % count as u32);
             lists.remove(&folios, id);
-            lists.add(&folios, id, ListKind::Inactive);
+            lists.add(&folios, id, ListKind::Old);
         }
         let old = (0..count as u32).filter(|id| lists.is_old(&folios, FolioId(*id)));
         let old: Vec<_> = old.collect();
-        let quarter = count / 4;
-        assert!(old.len().abs_diff(quarter) < quarter / 4, "{} are old", old.len());
+        let half = count / 2;
+        assert!(old.len().abs_diff(half) < half / 8, "{} are old", old.len());
         assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
         assert!(!lists.is_old(&folios, FolioId(count as u32 - 1)));
-        // A replacement is as old as the folio it replaces; a folio on the active list is not old.
+        // A replacement is as old as the folio it replaces; a folio on another list is not old.
         let (fresh, first_old) = (FolioId(count as u32 - 1), FolioId(0));
         for (old, new) in [(fresh, count as u32), (first_old, count as u32 + 1)] {
             let was_old = lists.is_old(&folios, old);
@@ -640,8 +682,25 @@ mod tests {
             lists.replace(&folios, old, FolioId(new));
             assert_eq!(lists.is_old(&folios, FolioId(new)), was_old);
         }
-        lists.remove(&folios, FolioId(1));
-        lists.add(&folios, FolioId(1), ListKind::Active);
-        assert!(!lists.is_old(&folios, FolioId(1)));
+        for kind in [ListKind::Active, ListKind::Fresh] {
+            lists.remove(&folios, FolioId(1));
+            lists.add(&folios, FolioId(1), kind);
+            assert!(!lists.is_old(&folios, FolioId(1)));
+        }
+    }
+
+    #[test]
+    fn folios_age_in_order_with_their_flags() {
+        let (folios, lru) = (Folios::without_reaper(8), Lru::new(1));
+        lru.change(|lists| (0..6).for_each(|id| lists.add(&folios, FolioId(id), ListKind::Fresh)));
+        let mut aged = 0;
+        let pages = lru.age(&folios, 4, |_| aged += 1);
+        assert_eq!((pages, aged), (4, 4));
+        let lists = lru.lists.lock();
+        assert_eq!(walk(&lists, &folios, ListKind::Old), [0, 1, 2, 3]);
+        assert_eq!(walk(&lists, &folios, ListKind::Fresh), [4, 5]);
+        assert!((0..4).all(|id| ListKind::of(folios.get(FolioId(id))) == ListKind::Old));
+        assert!(folios.get(FolioId(3)).flags.get(Flag::OnLru));
+        assert_eq!(lists.sizes().listed_pages(), 6);
     }
 }

@@ -27,17 +27,19 @@
 #![allow(unsafe_code)]
 mod arena;
 mod chunk;
+mod list_sizes;
 mod lru;
+mod read_history;
 mod region;
 mod residency;
 mod stock;
 mod workingset;
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES, EXTENT_PAGES};
-pub(crate) use lru::{ListKind, Lru, Unlisted};
-pub(crate) use region::{
-    BounceBuffer, Refusal, Region, RegionReads, Regions, RegionsSize, Staged, fault_time,
-};
+pub(crate) use list_sizes::{ListKind, ListSizes};
+pub(crate) use lru::{Lru, Unlisted};
+pub(crate) use read_history::RecentReads;
+pub(crate) use region::{BounceBuffer, Refusal, Region, Regions, RegionsSize, Staged, fault_time};
 use region::{Orphans, Staging};
 pub(crate) use residency::{Evacuation, Purpose};
 pub(crate) use workingset::Shadow;
@@ -77,7 +79,9 @@ pub(crate) struct Memory {
     pub(crate) lru: Arc<Lru>,
     pub(crate) orphans: Arc<Orphans>,
     pub(crate) counters: Counters,
-    pub(crate) region_reads: RegionReads,
+    /// Fills of the arena; only runs are noted.
+    pub(crate) arena_fills: RecentReads,
+    pub(crate) region_reads: RecentReads,
     pub(crate) soundness: Arc<Soundness>,
     pub(crate) unmap_refusal: UnmapRefusal,
     /// Dirty pages plus pages under write-back; a page that is both counts twice.
@@ -103,7 +107,8 @@ impl Memory {
         };
         Ok(Self {
             folios: Folios::new(descriptors_max, Box::new(reaper))?,
-            region_reads: RegionReads::new(&arena),
+            arena_fills: RecentReads::new(&arena),
+            region_reads: RecentReads::new(&arena),
             soundness: Arc::default(),
             unmap_refusal: UnmapRefusal::default(),
             arena,
@@ -158,6 +163,14 @@ impl Reaper for FolioReaper {
         } else {
             self.arena.free(frozen.id());
         }
+    }
+
+    /// Takes the lock of the arena once.
+    fn reap_all(&self, frozen: &mut Vec<Frozen<'_>>) {
+        let in_region = |frozen: &mut Frozen<'_>| self.arena.is_region_page(frozen.id());
+        frozen.extract_if(.., in_region).for_each(|frozen| self.reap(frozen));
+        frozen.iter().for_each(|frozen| self.lru.forget(frozen.folios(), frozen.id()));
+        self.arena.free_all(frozen.drain(..).map(|frozen| frozen.id()));
     }
 }
 

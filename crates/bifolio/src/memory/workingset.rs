@@ -1,15 +1,16 @@
 //! Shadows: the value that an eviction stores in the Entry, and how a refault uses it.
 //!
-//! Modelled on the kernel's working-set detection (`mm/workingset.c`). A clock counts evicted
-//! pages; the difference between two readings is the number of additional pages that the cache
-//! would have needed to keep the page (the refault distance). If that is no more than the size of
-//! the active list, the page competes with active ones and becomes active at once.
+//! After the kernel's working-set detection (`mm/workingset.c`). A clock counts the pages that are
+//! evicted without having been active; the difference between two readings is the number of
+//! additional pages that probation would have needed to keep the page (the refault distance). If
+//! that is no more than half of all listed pages, the page becomes active at once. A page that was
+//! evicted from the active list is used too rarely for that: its shadow is *far*.
 //!
 //! ```text
 //!   27        1     0
-//!  +-----------+------------+
-//!  |   clock   | WORKINGSET |
-//!  +-----------+------------+
+//!  +-----------+-----+
+//!  |   clock   | FAR |
+//!  +-----------+-----+
 //! ```
 
 use super::{Lru, Memory};
@@ -17,21 +18,22 @@ use crate::page::{Flag, LockedFolio, VALUE_MAX};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 
-const WORKINGSET: u64 = 1;
+const FAR: u64 = 1;
 const CLOCK_SHIFT: u32 = 1;
+/// Part of all listed pages within which a refault is near.
+const NEAR_DIVISOR: u64 = 2;
 
 /// The shadow of an evicted folio; see the [module documentation](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shadow(pub(crate) u64);
 
 impl Shadow {
-    fn new(clock: u64, workingset: bool) -> Self {
-        Self(((clock << CLOCK_SHIFT) & VALUE_MAX) | if workingset { WORKINGSET } else { 0 })
+    fn new(clock: u64, is_far: bool) -> Self {
+        Self(((clock << CLOCK_SHIFT) & VALUE_MAX) | if is_far { FAR } else { 0 })
     }
 
-    /// Returns `true` if the page was active when it was evicted.
-    pub(crate) fn is_workingset(self) -> bool {
-        self.0 & WORKINGSET != 0
+    fn is_far(self) -> bool {
+        self.0 & FAR != 0
     }
 
     /// Returns the number of pages evicted between the creation of the shadow and `clock`. The
@@ -43,17 +45,23 @@ impl Shadow {
 }
 
 impl Lru {
-    /// Advances the clock for a folio of `pages` pages that is about to be evicted, and returns its
-    /// shadow.
-    pub(crate) fn make_shadow(&self, pages: u64, workingset: bool) -> Shadow {
-        Shadow::new(self.clock.fetch_add(pages, Ordering::Relaxed), workingset)
+    /// Returns the shadow of a folio of `pages` pages that is about to be evicted from probation,
+    /// or on request, and advances the clock.
+    pub(crate) fn make_shadow(&self, pages: u64) -> Shadow {
+        Shadow::new(self.clock.fetch_add(pages, Ordering::Relaxed), false)
+    }
+
+    /// Returns the shadow of a folio that is about to be evicted from the active list.
+    pub(crate) fn make_far_shadow(&self) -> Shadow {
+        Shadow::new(self.clock.load(Ordering::Relaxed), true)
     }
 
     /// Returns `true` if a page that was evicted with `shadow` and is read again belongs on the
     /// active list.
     pub(crate) fn is_near_refault(&self, shadow: Shadow) -> bool {
         let distance = shadow.distance(self.clock.load(Ordering::Relaxed));
-        distance <= self.active_pages.load(Ordering::Relaxed)
+        let listed_pages = self.listed_pages.load(Ordering::Relaxed);
+        !shadow.is_far() && distance <= listed_pages / NEAR_DIVISOR
     }
 }
 
@@ -62,9 +70,6 @@ impl Memory {
     /// folio, which is on no list yet, accordingly.
     pub(crate) fn note_refault(&self, locked: &LockedFolio<'_>, shadow: Shadow) {
         self.counters.add(Counter::Refault, 1);
-        if shadow.is_workingset() {
-            locked.flags.set(Flag::Workingset);
-        }
         if self.lru.is_near_refault(shadow) {
             self.counters.add(Counter::RefaultActivate, 1);
             locked.flags.set(Flag::Active);
@@ -77,17 +82,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refault_is_near_within_the_length_of_the_active_list() {
+    fn a_refault_is_near_within_half_of_the_listed_pages() {
         let lru = Lru::new(1);
-        let shadow = lru.make_shadow(1, true);
+        let (near, far) = (lru.make_shadow(1), lru.make_far_shadow());
         for _ in 0..9 {
-            let _ = lru.make_shadow(1, false);
+            let _ = lru.make_shadow(1);
         }
-        assert!(shadow.is_workingset());
-        for (active_pages, is_near) in [(10, true), (9, false)] {
-            lru.active_pages.store(active_pages, Ordering::Relaxed);
-            assert_eq!(lru.is_near_refault(shadow), is_near);
+        for (listed_pages, is_near) in [(20, true), (19, false)] {
+            lru.listed_pages.store(listed_pages, Ordering::Relaxed);
+            assert_eq!(lru.is_near_refault(near), is_near);
+            assert!(!lru.is_near_refault(far));
         }
+    }
+
+    #[test]
+    fn an_eviction_of_an_active_page_does_not_advance_the_clock() {
+        let lru = Lru::new(1);
+        let before = lru.make_far_shadow();
+        assert_eq!((lru.make_far_shadow(), lru.make_shadow(3).is_far()), (before, false));
+        assert_eq!(before.distance(lru.clock.load(Ordering::Relaxed)), 3);
     }
 
     #[test]

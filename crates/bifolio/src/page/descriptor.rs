@@ -119,7 +119,7 @@ impl Folio {
     /// Copies the flags of `folio` that describe its use and its bytes, which this new folio will
     /// replace. No other thread can see the new folio yet.
     pub(crate) fn copy_usage_of(&self, folio: &LockedFolio<'_>) {
-        for flag in [Flag::Workingset, Flag::Readahead, Flag::Punched] {
+        for flag in [Flag::Readahead, Flag::Punched] {
             if folio.flags.get(flag) {
                 self.flags.set(flag);
             }
@@ -175,6 +175,11 @@ impl Folio {
 pub(crate) trait Reaper: Send + Sync {
     /// Frees the folio, which `frozen` proves to be unreferenced.
     fn reap(&self, frozen: Frozen<'_>);
+
+    /// Frees several folios.
+    fn reap_all(&self, frozen: &mut Vec<Frozen<'_>>) {
+        frozen.drain(..).for_each(|frozen| self.reap(frozen));
+    }
 }
 
 /// All descriptors of a cache.
@@ -399,6 +404,19 @@ impl<'a> Frozen<'a> {
         folio.pin.unfreeze(self.references);
         blocking::note_unfrozen();
         FolioRef { folios: self.folios, folio }
+    }
+
+    /// Notes that the folio is in no table any more. No lookup waits for it, so the thread may keep
+    /// it until it frees several at once ([`Self::free_all`]).
+    pub(crate) fn note_removed(&self) {
+        blocking::note_unfrozen();
+    }
+
+    /// Passes folios that were removed from their tables to the reaper, which frees them.
+    pub(crate) fn free_all(removed: &mut Vec<Self>) {
+        if let Some(folios) = removed.first().map(|first| first.folios) {
+            folios.reaper.reap_all(removed);
+        }
     }
 
     /// Passes the folio to the reaper, which frees it.

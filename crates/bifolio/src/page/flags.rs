@@ -28,12 +28,12 @@ pub(crate) enum Flag {
     Uptodate = 1 << 0,
     /// A thread sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
     WritebackWaiters = 1 << 3,
-    /// On the inactive or the active list.
+    /// On an LRU list.
     OnLru = 1 << 4,
-    /// On, or bound for, the active list.
+    /// On, isolated from, or bound for, the active list.
     Active = 1 << 5,
-    /// Active now, or when it was last evicted.
-    Workingset = 1 << 6,
+    /// On, or isolated from, the list of folios filled a short time ago.
+    Fresh = 1 << 6,
     /// Read ahead and not used since.
     Readahead = 1 << 7,
     /// Reserved by `allocate` and never written: reads return zeros, whatever its frame holds.
@@ -117,6 +117,15 @@ impl Flags {
     pub(crate) fn clear(&self, flag: Flag) -> bool {
         // Release: pairs with the Acquire in `get`.
         self.0.fetch_and(!(flag as u32), Ordering::Release) & flag as u32 != 0
+    }
+
+    /// Sets or clears the bit; writes nothing if it has that value. No other thread changes it.
+    pub(crate) fn assign(&self, flag: Flag, value: bool) {
+        match value {
+            _ if self.get(flag) == value => false,
+            true => self.set(flag),
+            false => self.clear(flag),
+        };
     }
 
     /// Clears all flags and the write state for a new generation. Only the allocator of the folio

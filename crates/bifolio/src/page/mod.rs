@@ -17,7 +17,8 @@
 //!    publishes it. `owner` is cleared under the folio lock, when the folio is removed from its
 //!    table, and not set again in that generation. Readers hold the folio lock, or hold a reference
 //!    and tolerate that `owner` is cleared.
-//! 3. `lru_next`, `lru_previous`, `lru_epoch`, and the flags ON_LRU and ACTIVE: under the LRU lock.
+//! 3. `lru_next`, `lru_previous`, `lru_epoch`, and the flags ON_LRU, FRESH and ACTIVE: under the
+//!    LRU lock.
 //! 4. `dirty_next`, `dirty_previous`, `dirtied`: under the dirty lock of the owner. `dirtied` has
 //!    no meaning while the folio is clean; in a memory file the word then holds the swap slot,
 //!    which is accessed under the folio lock or while a write-out is in flight.

@@ -11,14 +11,15 @@
 //! file is: no sync searches for it on the dirty list.
 //!
 //! CLEARING an extent evicts or moves the neighbours of folios that `scan.rs` and `swapper.rs` have
-//! evicted. Folios are evicted one by one, in the order of their age, so that without this step the
-//! freed frames would be scattered between the remaining folios. A scan of a file would then be
-//! read into scattered frames, at half the speed after random writes. So an extent that is or soon
-//! will be mostly free is cleared at once:
+//! evicted, while pages are read or written in runs (`memory/read_history.rs`). Folios are evicted
+//! one by one, in the order of their age, so that without this step the freed frames would be
+//! scattered between the remaining folios. A scan of a file would then be read into scattered
+//! frames, at half the speed after random writes. So an extent that is or soon will be mostly free
+//! is cleared at once:
 //!
 //! ```text
 //!   an extent after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
-//!     old: clean, and in the oldest quarter of the inactive list. Evicted now, unless in use.
+//!     old: clean, and about to be evicted (`Lru::old_among`). Evicted now, unless in use.
 //!     young, used, and dirty folios of memory files: moved to partial slots, and keep their
 //!       positions on the lists.
 //!     fixed: locked, pinned, or adjacent to their neighbours in the file. They stay. If there
@@ -30,9 +31,10 @@
 //! and less must be moved. A large folio is an extent by itself. The work is bounded: an extent is
 //! examined once for each folio evicted from it.
 
+use super::evict::EvictedBatch;
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
-use crate::memory::{EXTENT_PAGES, Evacuation, FrameKind, ListKind, Purpose};
+use crate::memory::{EXTENT_PAGES, Evacuation, FrameKind, Purpose};
 use crate::page::{Flag, FolioId, LockedFolio, OldFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -131,7 +133,6 @@ impl Reclaim {
         // Frozen or free: another thread is freeing it.
         let Ok(folio) = memory.folios.try_get(id) else { return (EvictOutcome::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
-        let kind = ListKind::of(folio.folio());
         let (mut outcome, mut kept) = self.pageout_one(reclaim_lock, folio);
         let is_to_swap = outcome == EvictOutcome::Unswapped && was_listed;
         if is_to_swap && !self.swapper.is_late() {
@@ -146,7 +147,7 @@ impl Reclaim {
         if let Some(folio) = kept
             && was_listed
         {
-            memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
+            memory.lru.put_back(&memory.folios, &mut vec![folio]);
         }
         let cannot_evict = matches!(outcome, EvictOutcome::Unwritten | EvictOutcome::Unswapped);
         if cannot_evict && self.migrate(reclaim_lock, id, OutOf::Chunk) {
@@ -213,7 +214,7 @@ fn stands_in_extent(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> boo
 }
 
 /// Pages of an extent that must be free or old before the others are moved.
-const GAIN_PAGES_MIN: u64 = 5;
+const GAIN_PAGES_MIN: u64 = 3;
 /// Pages that may remain in a cleared extent.
 const REMAINING_PAGES_MAX: u64 = 3;
 
@@ -358,17 +359,17 @@ impl Reclaim {
         }
         let pages = folio.folio().pages();
         memory.counters.add(Counter::PgScan, 1);
-        let (outcome, kept) = self.evict_or_keep(reclaim_lock, folio, true);
+        let mut evicted = EvictedBatch::default();
+        let (outcome, kept) = self.evict_or_keep(reclaim_lock, folio, true, &mut evicted);
+        evicted.free_here();
         counts.note(outcome, pages);
         let Some(folio) = kept else { return };
-        let kind = match outcome {
-            EvictOutcome::Activate => ListKind::Active,
-            _ => ListKind::Inactive,
-        };
         let id = folio.id();
-        memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
-        if kind == ListKind::Active {
+        if outcome == EvictOutcome::Activate {
+            self.activate(&mut vec![folio]);
             self.migrate(reclaim_lock, id, OutOf::Extent);
+        } else {
+            memory.lru.put_back(&memory.folios, &mut vec![folio]);
         }
     }
 }
@@ -386,7 +387,7 @@ mod tests {
         let extent = Extent { number: 3, pages: 4 };
         assert_eq!(extent.frames(), 48..64);
         let survey = |free| Survey { free, fixed: 1, ..Survey::default() };
-        assert!(!survey(1).is_worth_it(extent) && survey(2).is_worth_it(extent));
+        assert!(!survey(0).is_worth_it(extent) && survey(1).is_worth_it(extent));
         assert!(survey(2).is_blocked(extent));
         assert!(!survey(4).is_blocked(Extent { number: 3, pages: 2 }));
     }
@@ -397,7 +398,7 @@ mod tests {
         let survey = Survey { free: 3, old: ids(2), movable: ids(7), dirty: ids(3), fixed: 1 };
         assert!(survey.is_worth_it(extent(0)) && survey.is_blocked(extent(0)));
         assert!(!Survey { dirty: ids(2), ..survey }.is_blocked(extent(0)));
-        let half = Survey { free: 2, old: ids(2), movable: ids(9), dirty: ids(3), fixed: 0 };
+        let half = Survey { free: 1, old: ids(1), movable: ids(9), dirty: ids(3), fixed: 0 };
         assert!(!half.is_worth_it(extent(0)) && !half.is_blocked(extent(0)));
     }
 }

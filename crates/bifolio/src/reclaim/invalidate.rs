@@ -38,9 +38,9 @@
 //!   drain runs on the calling thread.)
 //! - A pin is never broken: N4 freezes exactly two references, the table's and this thread's.
 //!
-//! A folio that stays is demoted: it moves to the tail of the inactive list and is evicted next
-//! when memory is needed, as by the kernel's `deactivate_file_folio`. The ablation drains the
-//! batches of all CPUs, as the kernel does without and with the proposal.
+//! A folio that stays is demoted: it moves to the tail of OLD and is evicted next when memory is
+//! needed, as by the kernel's `deactivate_file_folio`. The ablation drains the batches of all CPUs,
+//! as the kernel does without and with the proposal.
 
 use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
@@ -248,7 +248,7 @@ impl<'a> Invalidation<'a> {
             let is_writing = write_state.is_writing();
             return self.stays(if is_writing { Reason::Writeback } else { Reason::Dirty });
         }
-        if super::scan::is_pinned(&folio) {
+        if super::evict::is_pinned(&folio) {
             drop(lock);
             return self.doubt(folio);
         }
@@ -257,7 +257,7 @@ impl<'a> Invalidation<'a> {
             drop(folio);
             return self.add_victim(seen);
         }
-        match self.inode.evict(folio, &lock, self.reclaim.shadow_of(&lock)) {
+        match self.inode.evict(folio, &lock, self.reclaim.memory.lru.make_shadow(lock.pages())) {
             Ok(frozen) => {
                 self.reclaim.note_eviction(&lock, Counter::EvictFolio);
                 self.outcome.folios += 1;

@@ -8,14 +8,14 @@
 //!      ^            | no                                            folios, or wake the thread)
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
-//!      |       shrink: scan growing shares of the inactive tail             scan.rs
+//!      |       shrink: scan growing shares of OLD and ACTIVE, from the tails scan.rs
 //!      |         each folio: busy? used? dirty -> the flusher; evict        scan.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
 //!      |         by extent: evict or move the neighbours       evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
 //!      |       frames now? done, still under the reclaim lock
 //!      '--- yes -- freed anything?
-//!                   | no: drain the batches, sweep both lists; still nothing?
+//!                   | no: drain the batches, sweep all lists; still nothing?
 //!                   |     other threads use folios: wait a moment, try again
 //!                   v     everything is pinned or unwritable: Full
 //! ```
@@ -42,6 +42,7 @@
 
 mod background;
 mod evacuate;
+mod evict;
 mod invalidate;
 mod scan;
 mod swapper;
@@ -56,7 +57,7 @@ use crate::ablation::Ablation;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
-use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::page::{Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
@@ -74,10 +75,13 @@ const ROUND_PAGES: u64 = 32;
 /// Number of sweeps without success after which all folios count as pinned. Several, because a
 /// thread that holds a reference briefly may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
-/// Lower bound on the pages kept free ahead of need, unless that is too large a part of the bound:
-/// 2 MiB. With fewer than one readahead step takes, the reader itself would have to reclaim, and
-/// neighbouring pages would not find adjacent frames.
+/// Lower bound on the pages kept free ahead of need, unless that is too large a part of the bound,
+/// while pages are read in runs: 2 MiB. With fewer than one readahead step takes, the reader itself
+/// would have to reclaim, and neighbouring pages would not find adjacent frames.
 const LOW_PAGES_MIN: u64 = 512;
+/// Lower bound while pages are read one by one: readers evict a batch of pages themselves when they
+/// take one, and free pages produce no hits.
+const LOW_PAGES_MIN_OF_SINGLES: u64 = 64;
 /// Part of the bound that is kept free ahead of need. It is larger with regions, whose pages are
 /// evicted in large batches and read in large windows: with half of it, a sequential reader waits
 /// for frames.
@@ -213,6 +217,14 @@ impl ReclaimLock<'_> {
         unsafe { Inode::owner(isolated.folio()) }
     }
 
+    /// Returns the file of a folio on a list, under the lock of the lists.
+    fn owner_of_listed(&self, listed: &Folio) -> Option<&Inode> {
+        // SAFETY: as in `owner_of_isolated`: the lock of the lists was taken after the reclaim
+        // lock, and while it is held, the folio is not reused by another inode, because its last
+        // put takes it off the list first (LRU-2).
+        unsafe { Inode::owner(listed) }
+    }
+
     /// Prefetches the Entry of a folio that was just isolated.
     fn touch_entry(&self, isolated: &FolioRef<'_>) {
         if let Some(inode) = self.owner_of_isolated(isolated) {
@@ -250,7 +262,9 @@ impl Reclaim {
         if self.arena().has_region_pages() && self.memory.region_reads.are_single() {
             return (bound_pages / LOW_DIVISOR_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
         }
-        let at_least = LOW_PAGES_MIN.min(bound_pages / 16).max(1);
+        let has_runs = self.arena().has_region_pages() || self.memory.arena_fills.have_runs();
+        let at_least = if has_runs { LOW_PAGES_MIN } else { LOW_PAGES_MIN_OF_SINGLES };
+        let at_least = at_least.min(bound_pages / 16).max(1);
         let part =
             if self.arena().has_region_pages() { LOW_DIVISOR_OF_REGIONS } else { LOW_DIVISOR };
         (bound_pages / part).clamp(at_least, LOW_PAGES_MAX)

@@ -1,11 +1,12 @@
-//! Scans the LRU lists: chooses which folios to examine, in which order and how many, and evicts
-//! each isolated folio, puts it back, or queues it to be written. Never waits for storage.
+//! Scans the LRU lists: chooses which folios to examine, in which order and how many. Each isolated
+//! folio is evicted (`evict.rs`), put back, or queued to be written. Never waits for storage.
 
+use super::evict::EvictedBatch;
 use super::swapper::SWAP_PAGES;
 use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, ReclaimLock};
-use crate::memory::{EXTENT_PAGES, ListKind, Shadow};
-use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::memory::{EXTENT_PAGES, ListKind, ListSizes};
+use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::writeback::{Cleaner, Inode};
 
@@ -39,12 +40,58 @@ impl<'a> Unswapped<'a> {
     }
 }
 
-/// Number of pages of the inactive list that are scanned at once: an extent of frames, which is all
-/// that is evicted if folios are evicted in the order in which they were filled. Few, because each
-/// may free another extent.
+/// Number of pages that are isolated at once while extents are cleared: an extent of frames, which
+/// is all that is evicted if folios are evicted in the order in which they were filled. Few,
+/// because each may free another extent.
 const STEP_PAGES: u64 = EXTENT_PAGES as u64;
 
-/// Options for a scan of the inactive list.
+/// Upper bound on the batches that are moved from FRESH to OLD before victims are chosen, so that
+/// the first eviction of a cache does not move all of its pages.
+const AGED_BATCHES_MAX: u64 = 32;
+
+/// Pages that a scan may still isolate from each list, so that it examines no folio twice: those
+/// that stay return to the heads.
+#[derive(Clone, Copy, Debug)]
+struct Unscanned {
+    /// Of OLD, and of FRESH, whose folios pass through OLD.
+    inactive_pages: u64,
+    active_pages: u64,
+}
+
+impl Unscanned {
+    fn new(sizes: ListSizes) -> Self {
+        Self { inactive_pages: sizes.inactive_pages(), active_pages: sizes.active_pages }
+    }
+
+    /// Returns the list to evict from, and the number of pages to isolate from its tail at most:
+    /// the excess of OLD, else pages of ACTIVE. If one list was scanned wholly, the other is
+    /// scanned beyond its share.
+    fn choose(&self, sizes: ListSizes, evicts_early: bool) -> Option<(ListKind, u64)> {
+        let old_excess_pages = match sizes.active_pages {
+            0 => sizes.old_pages,
+            _ => sizes.old_excess_pages(evicts_early),
+        };
+        if self.inactive_pages > 0 && old_excess_pages > 0 {
+            Some((ListKind::Old, old_excess_pages.min(self.inactive_pages)))
+        } else if self.active_pages > 0 && sizes.active_pages > 0 {
+            Some((ListKind::Active, self.active_pages))
+        } else if self.inactive_pages > 0 && sizes.old_pages > 0 {
+            Some((ListKind::Old, self.inactive_pages))
+        } else {
+            None
+        }
+    }
+
+    fn note(&mut self, kind: ListKind, pages: u64) {
+        let left = match kind {
+            ListKind::Active => &mut self.active_pages,
+            ListKind::Fresh | ListKind::Old => &mut self.inactive_pages,
+        };
+        *left = left.saturating_sub(pages);
+    }
+}
+
+/// Options for a scan of the lists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScanControl {
     /// `true` if recently used folios are kept.
@@ -108,8 +155,8 @@ impl ScanCounts {
 }
 
 impl Reclaim {
-    /// Frees about `wanted_pages`, scanning growing shares of the inactive list; fewer if enough
-    /// pages are queued for the swap.
+    /// Frees about `wanted_pages`, scanning growing shares of the lists; fewer if enough pages are
+    /// queued for the swap.
     pub(super) fn shrink(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -130,7 +177,7 @@ impl Reclaim {
         freed_pages + coming_pages >= wanted_pages || coming_pages > 0 && !self.has_room_in_queue()
     }
 
-    /// Frees about a round's clean pages, if the smallest share of the list has them.
+    /// Frees about a round's clean pages, if the smallest share of the lists has them.
     pub(super) fn shrink_a_little(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         self.shrink_until(reclaim_lock, super::ROUND_PAGES, WriteOut::Nothing, PRIORITY_MAX)
     }
@@ -146,16 +193,11 @@ impl Reclaim {
         let control = ScanControl::reclaim(write_out);
         let mut unmapping = Unmapping::new(self, Owners::ReclaimLock(reclaim_lock), control);
         for priority in (priority_min..=PRIORITY_MAX).rev() {
-            let sizes = self.memory.lru.sizes();
-            let share = |pages: u64| (pages >> priority).max(super::ROUND_PAGES);
-            if sizes.is_inactive_low() || sizes.inactive_pages == 0 {
-                self.shrink_active(reclaim_lock, share(sizes.active_pages));
-            }
-            let inactive_pages = self.memory.lru.sizes().inactive_pages;
-            let looked_at = share(inactive_pages).min(inactive_pages);
+            let listed_pages = self.memory.lru.sizes().listed_pages();
+            let scan_pages = (listed_pages >> priority).max(super::ROUND_PAGES).min(listed_pages);
             let left_pages = wanted_pages.saturating_sub(total.reclaimed_pages);
             let scanned =
-                self.shrink_inactive(reclaim_lock, looked_at, left_pages, control, &mut unmapping);
+                self.shrink_lists(reclaim_lock, scan_pages, left_pages, control, &mut unmapping);
             total.add(&scanned);
             if self.is_enough(total.reclaimed_pages, wanted_pages, control) {
                 break;
@@ -169,21 +211,24 @@ impl Reclaim {
     pub(super) fn sweep(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         self.memory.counters.add(Counter::LruDrain, 1);
         self.memory.lru.drain_all(&self.memory.folios);
+        let mut fresh_pages = self.memory.lru.sizes().fresh_pages;
+        while fresh_pages > 0 {
+            let aged_pages = self.memory.lru.age(&self.memory.folios, fresh_pages, |_| {});
+            fresh_pages = fresh_pages.saturating_sub(aged_pages.max(1));
+        }
         // Each list is scanned twice: the first scan may only clear the readers' marks.
         let active_pages = self.memory.lru.sizes().active_pages;
         self.shrink_active(reclaim_lock, active_pages);
         self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
-        let inactive_pages = self.memory.lru.sizes().inactive_pages;
         let mut control = ScanControl::reclaim(WriteOut::MemoryFiles);
-        let first = self.shrink_inactive_wholly(reclaim_lock, inactive_pages, control);
+        let first = self.shrink_lists_wholly(reclaim_lock, control);
         if first.reclaimed_pages > 0 {
             return first;
         }
         self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
         // Readers may mark folios as fast as this thread scans: now hot folios are evicted, too.
-        let inactive_pages = self.memory.lru.sizes().inactive_pages;
         control.second_chance = false;
-        let mut counts = self.shrink_inactive_wholly(reclaim_lock, inactive_pages, control);
+        let mut counts = self.shrink_lists_wholly(reclaim_lock, control);
         counts.busy_pages += self.unseen_pages(&counts);
         counts
     }
@@ -203,7 +248,7 @@ impl Reclaim {
         let (usage, sizes) = (self.arena().usage(), self.memory.lru.sizes());
         let used_pages = (usage.frame_bytes / PAGE_BYTES).saturating_sub(usage.free_pages);
         let listable_pages = used_pages.saturating_sub(self.memory.lru.unlisted_pages());
-        let listed_pages = sizes.inactive_pages + sizes.active_pages;
+        let listed_pages = sizes.listed_pages();
         let judged_pages = counts.reclaimed_pages
             + counts.pinned_pages
             + counts.unwritten_pages
@@ -214,25 +259,25 @@ impl Reclaim {
         listable_pages.saturating_sub(known_pages)
     }
 
-    /// Scans like [`Self::shrink_inactive`], until a round's pages are free, and ends all
+    /// Scans all lists like [`Self::shrink_lists`], until a round's pages are free, and ends all
     /// unmapping.
-    fn shrink_inactive_wholly(
+    fn shrink_lists_wholly(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
-        scan_pages: u64,
         control: ScanControl,
     ) -> ScanCounts {
         let mut unmapping = Unmapping::new(self, Owners::ReclaimLock(reclaim_lock), control);
-        let wanted_pages = super::ROUND_PAGES;
+        let (wanted_pages, scan_pages) =
+            (super::ROUND_PAGES, self.memory.lru.sizes().listed_pages());
         let mut counts =
-            self.shrink_inactive(reclaim_lock, scan_pages, wanted_pages, control, &mut unmapping);
+            self.shrink_lists(reclaim_lock, scan_pages, wanted_pages, control, &mut unmapping);
         unmapping.finish(&mut counts);
         counts
     }
 
-    /// Scans up to `scan_pages` of the inactive tail, until `wanted_pages` are free, or will be
-    /// once the pages queued for the swap are written.
-    fn shrink_inactive<'t>(
+    /// Scans up to `scan_pages` at the tails of OLD and ACTIVE, until `wanted_pages` are free, or
+    /// will be once the pages queued for the swap are written.
+    fn shrink_lists<'t>(
         &'t self,
         reclaim_lock: &ReclaimLock<'_>,
         scan_pages: u64,
@@ -245,23 +290,30 @@ impl Reclaim {
         let mut scanned_pages = 0;
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         let mut unswapped = Unswapped::default();
-        // Folios that stay go to the head and are not scanned twice.
-        let listed_pages = memory.lru.sizes().inactive_pages;
+        let evicts_early = memory.arena_fills.have_runs();
+        let step_pages = if evicts_early { STEP_PAGES } else { BATCH_SLOTS as u64 };
+        let sizes = memory.lru.sizes();
+        let mut unscanned = Unscanned::new(sizes);
         while !self.is_enough(
             counts.reclaimed_pages + unswapped.region_page_count,
             wanted_pages,
             control,
         ) {
+            self.age_fresh(reclaim_lock);
             // The swap is written in batches: a few more folios are scanned to fill one.
             let more_pages = unswapped.scan_pages().max(unmapping.scan_pages());
-            let scan_pages = scan_pages.max(more_pages.min(listed_pages));
-            let left_pages = scan_pages.saturating_sub(scanned_pages).min(STEP_PAGES);
-            memory.lru.isolate(&memory.folios, ListKind::Inactive, left_pages, &mut batch);
+            let scan_pages = scan_pages.max(more_pages.min(sizes.listed_pages()));
+            let left_pages = scan_pages.saturating_sub(scanned_pages).min(step_pages);
+            let chosen = unscanned.choose(memory.lru.sizes(), evicts_early);
+            let Some((kind, pages_max)) = chosen else { break };
+            memory.lru.isolate(&memory.folios, kind, pages_max.min(left_pages), &mut batch);
             if batch.is_empty() {
                 break;
             }
+            let isolated_pages = batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
+            unscanned.note(kind, isolated_pages);
+            scanned_pages += isolated_pages;
             memory.counters.add(Counter::PgScan, batch.len() as u64);
-            scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
             // Region folios are unmapped in their own batches.
             for folio in batch.extract_if(.., |folio| memory.arena.is_region_page(folio.id())) {
                 let is_wanted = control.write_out == WriteOut::MemoryFiles;
@@ -305,7 +357,29 @@ impl Reclaim {
                 kept.push(folio);
             }
         }
-        self.memory.lru.put_back(&self.memory.folios, &mut kept, ListKind::Inactive);
+        self.memory.lru.put_back(&self.memory.folios, &mut kept);
+    }
+
+    /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks: uses this
+    /// soon after a fill do not count.
+    fn age_fresh(&self, reclaim_lock: &ReclaimLock<'_>) {
+        let (lru, folios) = (&self.memory.lru, &self.memory.folios);
+        for _ in 0..AGED_BATCHES_MAX {
+            let sizes = lru.sizes();
+            let excess_pages = sizes.fresh_excess_pages();
+            if excess_pages == 0 {
+                return;
+            }
+            if sizes.is_crowded() {
+                lru.age(folios, excess_pages, |_| {});
+                continue;
+            }
+            lru.age(folios, excess_pages, |folio| {
+                if let Some(inode) = reclaim_lock.owner_of_listed(folio) {
+                    inode.mapping.test_and_clear_referenced(folio);
+                }
+            });
+        }
     }
 
     /// Examines each isolated folio; those that stay return to a list, except those to be swapped
@@ -318,32 +392,37 @@ impl Reclaim {
         counts: &mut ScanCounts,
         unswapped: &mut Unswapped<'a>,
     ) {
-        let (mut active, mut inactive) = (Vec::new(), Vec::new());
-        let mut evicted = Vec::new();
+        let (mut used, mut unused) = (Vec::new(), Vec::new());
+        let mut evicted = EvictedBatch::default();
         batch.iter().for_each(|folio| reclaim_lock.touch_entry(folio));
         for folio in batch.drain(..) {
-            let (id, pages) = (folio.id(), folio.folio().pages());
-            let (outcome, kept) = self.evict_or_keep(reclaim_lock, folio, control.second_chance);
+            let pages = folio.folio().pages();
+            let (outcome, kept) =
+                self.evict_or_keep(reclaim_lock, folio, control.second_chance, &mut evicted);
             if outcome != EvictOutcome::Unswapped {
                 counts.note(outcome, pages);
             }
             match outcome {
-                EvictOutcome::Evicted => evicted.push((id, pages)),
-                EvictOutcome::Activate => active.extend(kept),
+                EvictOutcome::Activate => used.extend(kept),
                 EvictOutcome::Unswapped => {
                     kept.into_iter().for_each(|folio| unswapped.add(folio));
                 }
-                _ => inactive.extend(kept),
+                _ => unused.extend(kept),
             }
         }
-        let lru = &self.memory.lru;
-        self.memory.counters.add(Counter::PgActivate, active.len() as u64);
-        lru.put_back(&self.memory.folios, &mut active, ListKind::Active);
-        lru.put_back(&self.memory.folios, &mut inactive, ListKind::Inactive);
-        self.compact(reclaim_lock, &evicted, counts);
+        self.activate(&mut used);
+        self.memory.lru.put_back(&self.memory.folios, &mut unused);
+        evicted.free(self, reclaim_lock, counts);
     }
 
-    /// Moves folios that were not used recently from the active tail to the inactive head.
+    /// Puts isolated folios that were used at the head of ACTIVE.
+    pub(super) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
+        let is_new = |folio: &&FolioRef<'_>| !folio.folio().flags.get(Flag::Active);
+        self.memory.counters.add(Counter::PgActivate, used.iter().filter(is_new).count() as u64);
+        self.memory.lru.move_to(&self.memory.folios, used, ListKind::Active);
+    }
+
+    /// Moves folios that were not used recently from the tail of ACTIVE to the head of OLD.
     fn shrink_active(&self, reclaim_lock: &ReclaimLock<'_>, scan_pages: u64) {
         let memory = &self.memory;
         let mut scanned_pages = 0;
@@ -358,11 +437,8 @@ impl Reclaim {
             let (mut used, mut unused): (Vec<_>, Vec<_>) =
                 batch.drain(..).partition(|folio| test_and_clear_referenced(reclaim_lock, folio));
             memory.counters.add(Counter::PgDeactivate, unused.len() as u64);
-            for folio in &unused {
-                folio.folio().flags.set(Flag::Workingset);
-            }
-            memory.lru.put_back(&memory.folios, &mut used, ListKind::Active);
-            memory.lru.put_back(&memory.folios, &mut unused, ListKind::Inactive);
+            memory.lru.put_back(&memory.folios, &mut used);
+            memory.lru.move_to(&memory.folios, &mut unused, ListKind::Old);
         }
     }
 }
@@ -418,108 +494,4 @@ impl EvictOutcome {
             Cleaner::Flusher | Cleaner::None => Self::Unwritten,
         }
     }
-}
-
-impl Reclaim {
-    /// Evicts a folio that the caller has isolated, or returns it with the reason.
-    ///
-    /// With `second_chance`, a recently used folio stays. A dirty one always stays.
-    pub(super) fn evict_or_keep<'a>(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        folio: FolioRef<'a>,
-        second_chance: bool,
-    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
-        let Some(locked) = folio.try_lock() else { return (EvictOutcome::Busy, Some(folio)) };
-        let Some(inode) = reclaim_lock.owner(&locked) else {
-            // Truncated: the thread that puts the last reference frees it.
-            return (EvictOutcome::Pinned, Some(folio));
-        };
-        if locked.flags.write_state().is_writing() {
-            let outcome = match inode.store.cleaner() {
-                Cleaner::Flusher => EvictOutcome::Busy,
-                Cleaner::Swapper | Cleaner::None => EvictOutcome::Swapping,
-            };
-            return (outcome, Some(folio));
-        }
-        if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
-            return (EvictOutcome::Activate, Some(folio));
-        }
-        // Checked before the references, because a thread that is about to write it back holds one,
-        // too.
-        if locked.flags.write_state().is_dirty() {
-            let mut outcome = EvictOutcome::of_dirty(inode);
-            if outcome == EvictOutcome::Dirty && inode.is_shut_for(folio.id()) {
-                outcome = EvictOutcome::Unwritten;
-            }
-            return (outcome, Some(folio));
-        }
-        if is_pinned(&folio) {
-            self.memory.counters.add(Counter::PgPinned, 1);
-            return (EvictOutcome::Pinned, Some(folio));
-        }
-        self.evict(inode, folio, locked)
-    }
-
-    /// Evicts like [`Self::evict_or_keep`], but if the folio is dirty, asks the flusher to write
-    /// this folio.
-    pub(super) fn pageout_one<'a>(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        folio: FolioRef<'a>,
-    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
-        let (outcome, folio) = self.evict_or_keep(reclaim_lock, folio, false);
-        if outcome == EvictOutcome::Dirty {
-            folio.iter().for_each(|folio| self.write_soon_one(reclaim_lock, folio));
-        }
-        (outcome, folio)
-    }
-
-    fn write_soon_one(&self, reclaim_lock: &ReclaimLock<'_>, folio: &FolioRef<'_>) {
-        let Some(locked) = folio.try_lock() else { return };
-        let Some(inode) = reclaim_lock.owner(&locked) else { return };
-        let start = locked.index() * PAGE_BYTES;
-        inode.write_soon(start..start + locked.pages() * PAGE_BYTES);
-    }
-
-    /// Returns the shadow for the eviction of a folio.
-    pub(super) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
-        let workingset = locked.flags.get(Flag::Workingset) || locked.flags.get(Flag::Active);
-        self.memory.lru.make_shadow(locked.pages(), workingset)
-    }
-
-    /// Counts an eviction in `counter`.
-    pub(super) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
-        let unused = locked.flags.get(Flag::Readahead);
-        self.memory.counters.add(counter, 1);
-        self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
-    }
-
-    fn evict<'a>(
-        &self,
-        inode: &Inode,
-        folio: FolioRef<'a>,
-        locked: LockedFolio<'_>,
-    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
-        match inode.evict(folio, &locked, self.shadow_of(&locked)) {
-            Ok(frozen) => {
-                self.note_eviction(&locked, Counter::PgSteal);
-                // E5: the next folio in this frame must not be locked.
-                drop(locked);
-                frozen.free();
-                (EvictOutcome::Evicted, None)
-            }
-            Err(EvictError::Referenced(folio)) => {
-                self.memory.counters.add(Counter::PgPinned, 1);
-                (EvictOutcome::Pinned, Some(folio))
-            }
-            Err(EvictError::Dirty(folio)) => (EvictOutcome::Busy, Some(folio)),
-        }
-    }
-}
-
-/// Returns `true` if there are more references than the table's and the isolation's: a hint, the
-/// freeze decides.
-pub(super) fn is_pinned(folio: &FolioRef<'_>) -> bool {
-    folio.folio().references() > 2
 }

@@ -32,12 +32,13 @@
 //! rounds that began after the call, if the last one was refused: so the swap was tried for this
 //! caller.
 
-use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
+use super::evict::{EvictedBatch, is_pinned};
+use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
 use super::unmap::{Owners, Unmapping};
 use super::wait::{RetryBudget, SWEEP_PAUSE};
 use super::{Reclaim, ReclaimLock};
 use crate::error::{Error, Result};
-use crate::memory::{ListKind, Regions, RegionsSize};
+use crate::memory::{Regions, RegionsSize};
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
@@ -320,7 +321,7 @@ impl Reclaim {
         drop(queue);
         let left = left.into_iter().map(|id| self.memory.folios.adopt(id));
         let memory = &self.memory;
-        memory.lru.put_back(&memory.folios, &mut left.collect(), ListKind::Inactive);
+        memory.lru.put_back(&memory.folios, &mut left.collect());
     }
 
     /// Returns the error of a device or the swap that refuses writes, if any.
@@ -398,17 +399,13 @@ impl Reclaim {
         let memory = &self.memory;
         memory.counters.add(Counter::PageOut, folios.len() as u64);
         let reclaim_lock = self.lock();
-        let (mut kept, mut evicted) = (Vec::new(), Vec::new());
+        let (mut kept, mut evicted) = (Vec::new(), EvictedBatch::default());
         for folio in folios {
-            let (id, pages) = (folio.id(), folio.folio().pages());
-            let (outcome, folio) = self.evict_or_keep(&reclaim_lock, folio, false);
+            let (_, folio) = self.evict_or_keep(&reclaim_lock, folio, false, &mut evicted);
             kept.extend(folio);
-            if outcome == EvictOutcome::Evicted {
-                evicted.push((id, pages));
-            }
         }
-        memory.lru.put_back(&memory.folios, &mut kept, ListKind::Inactive);
-        self.compact(&reclaim_lock, &evicted, &mut ScanCounts::default());
+        memory.lru.put_back(&memory.folios, &mut kept);
+        evicted.free(self, &reclaim_lock, &mut ScanCounts::default());
     }
 }
 

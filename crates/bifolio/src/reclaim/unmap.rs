@@ -64,10 +64,11 @@
 //! dirty ones are written by the swapper (`swapper.rs`), without that lock. While some folios are
 //! written (B9), it unmaps the next.
 
-use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
+use super::evict::is_pinned;
+use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
 use super::unmap_batch::{UnmapBatch, Unmapped, UnmappedBatch, Victim, VictimState};
 use super::{Reclaim, ReclaimLock};
-use crate::memory::{ListKind, Region};
+use crate::memory::Region;
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};
 use crate::stats::Counter;
 use crate::sync::yield_now;
@@ -138,17 +139,17 @@ impl<'t> Unmapping<'t> {
         self.end_unmapped(counts);
     }
 
-    /// Puts a folio that stays back on the inactive list, or on the active one if it was used.
+    /// Puts a folio that stays back on its list, or on the active one if it was used.
     pub(super) fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
         counts.note(outcome, folio.folio().pages());
         let memory = &self.reclaim.memory;
-        let (kind, counter) = match outcome {
-            EvictOutcome::Activate => (ListKind::Active, Some(Counter::PgActivate)),
-            EvictOutcome::Pinned => (ListKind::Inactive, Some(Counter::PgPinned)),
-            _ => (ListKind::Inactive, None),
-        };
-        counter.inspect(|counter| memory.counters.add(*counter, 1));
-        memory.lru.put_back(&memory.folios, &mut vec![folio], kind);
+        if outcome == EvictOutcome::Activate {
+            return self.reclaim.activate(&mut vec![folio]);
+        }
+        if outcome == EvictOutcome::Pinned {
+            memory.counters.add(Counter::PgPinned, 1);
+        }
+        memory.lru.put_back(&memory.folios, &mut vec![folio]);
     }
 
     fn unmap_waiting(&mut self, counts: &mut ScanCounts) {

@@ -65,7 +65,7 @@ fn world_with_batched_page() -> Arc<World> {
 
 fn assert_gone(world: &World) {
     assert!(world.find(0).is_none());
-    assert_eq!(world.lru.sizes().inactive_pages, 0);
+    assert_eq!(world.lru.sizes().listed_pages(), 0);
     assert_eq!(world.free_frames(), 2);
 }
 

@@ -15,8 +15,8 @@ fn references(world: &World, id: FolioId) -> u64 {
     world.folios.get(id).references()
 }
 
-fn inactive_pages(world: &World) -> u64 {
-    world.lru.sizes().inactive_pages
+fn listed_pages(world: &World) -> u64 {
+    world.lru.sizes().listed_pages()
 }
 
 /// Adds a new folio to the batch of `cpu`, which takes its own reference. The test keeps one, with
@@ -27,7 +27,7 @@ fn add(world: &World, cpu: usize) -> FolioId {
     folio.into_id()
 }
 
-/// Returns a world with `folios` folios on the inactive list, each with one reference, the
+/// Returns a world with `folios` folios on the list of new ones, each with one reference, the
 /// caller's.
 fn world_with_listed(folios: u32) -> Arc<World> {
     let world = World::new(folios, 0, 1);
@@ -54,7 +54,7 @@ fn loom_lru_drains_return_when_all_is_done() {
         let other = spawn(&world, drain_and_check);
         drain_and_check(&world);
         other.join().unwrap();
-        assert_eq!(inactive_pages(&world), 1);
+        assert_eq!(listed_pages(&world), 1);
     });
 }
 
@@ -79,7 +79,7 @@ fn loom_lru_add_vs_drain_vs_drain_all() {
             assert!(is_listed(&world, id));
             assert_eq!(references(&world, id), 1);
         }
-        assert_eq!(inactive_pages(&world), 3);
+        assert_eq!(listed_pages(&world), 3);
     });
 }
 
@@ -95,7 +95,7 @@ fn loom_lru_add_vs_drain_vs_last_put() {
         drop(world.folios.adopt(id));
         drainer.join().unwrap();
         assert_eq!(world.free_frames(), 1);
-        assert_eq!(inactive_pages(&world), 0);
+        assert_eq!(listed_pages(&world), 0);
     });
 }
 
@@ -109,7 +109,7 @@ fn loom_lru_isolate_vs_last_put() {
         let world = world_with_listed(1);
         let isolator = spawn(&world, |world| {
             let mut isolated = Vec::new();
-            world.lru.isolate(&world.folios, ListKind::Inactive, 1, &mut isolated);
+            world.lru.isolate(&world.folios, ListKind::Fresh, 1, &mut isolated);
             for folio in &isolated {
                 world.frame(folio.id()).content.look();
             }
@@ -117,7 +117,7 @@ fn loom_lru_isolate_vs_last_put() {
         drop(world.folios.adopt(FolioId(0)));
         isolator.join().unwrap();
         assert_eq!(world.free_frames(), 1);
-        assert_eq!(inactive_pages(&world), 0);
+        assert_eq!(listed_pages(&world), 0);
     });
 }
 
@@ -131,8 +131,8 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
         world.lru.drain_all(&world.folios);
         let isolator = spawn(&world, |world| {
             let mut isolated = Vec::new();
-            world.lru.isolate(&world.folios, ListKind::Inactive, 2, &mut isolated);
-            world.lru.put_back(&world.folios, &mut isolated, ListKind::Inactive);
+            world.lru.isolate(&world.folios, ListKind::Fresh, 2, &mut isolated);
+            world.lru.put_back(&world.folios, &mut isolated);
         });
         let adder = spawn(&world, |world| {
             let id = add(world, 0);
@@ -146,7 +146,7 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
         assert_eq!(world.free_frames(), 1);
         assert_eq!(references(&world, added), 1);
         assert!(is_listed(&world, added));
-        assert_eq!(inactive_pages(&world), 1);
+        assert_eq!(listed_pages(&world), 1);
     });
 }
 
@@ -157,18 +157,18 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
 fn loom_lru_put_back_vs_isolate() {
     fn isolate_and_put_back(world: &World) {
         let mut isolated = Vec::new();
-        world.lru.isolate(&world.folios, ListKind::Inactive, 1, &mut isolated);
+        world.lru.isolate(&world.folios, ListKind::Fresh, 1, &mut isolated);
         for folio in &isolated {
             world.frame(folio.id()).content.change();
         }
-        world.lru.put_back(&world.folios, &mut isolated, ListKind::Inactive);
+        world.lru.put_back(&world.folios, &mut isolated);
     }
     model(|| {
         let world = world_with_listed(2);
         let other = spawn(&world, isolate_and_put_back);
         isolate_and_put_back(&world);
         other.join().unwrap();
-        assert_eq!(inactive_pages(&world), 2);
+        assert_eq!(listed_pages(&world), 2);
         for id in [FolioId(0), FolioId(1)] {
             assert!(is_listed(&world, id));
             assert_eq!(references(&world, id), 1);

@@ -9,6 +9,8 @@
 //! Loom does not model load buffering, reordered stores to different words of which neither is
 //! read, or more preemptions than the bound; a pass proves nothing about these.
 
+#[cfg(not(loom))]
+mod eviction;
 #[cfg(loom)]
 mod loom_async_reads;
 #[cfg(loom)]

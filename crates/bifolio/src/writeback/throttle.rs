@@ -9,6 +9,7 @@
 use super::device::{Device, ThrottledWriter};
 #[cfg(not(all(test, loom)))]
 use super::{flusher::Flusher, inode::Inode};
+#[cfg(not(all(test, loom)))]
 use crate::error::Error;
 #[cfg(not(all(test, loom)))]
 use crate::stats::Counter;

@@ -83,11 +83,11 @@ fn recent_evictions_are_told_from_pages_never_seen() {
         assert_eq!(sum.resident + sum.evicted, 1024);
         let states = [0, 1023, 1024].map(|page| of_page(&file, page));
         assert_eq!(states.map(|page| (page.resident, page.evicted)), [(0, 1), (1, 0), (0, 0)]);
-        assert_eq!(
-            sum.recently_evicted, 0,
-            "the active list is empty: nothing would have kept them"
-        );
-        // What is read twice becomes active; what goes then would have been kept by a longer list.
+        let recently = sum.recently_evicted;
+        let half = sum.resident / 2;
+        assert!(recently <= half && recently + 62 > half, "{recently} of {}", sum.evicted);
+        // What is read again and again becomes active. A page that is evicted on request was not
+        // evicted for being used rarely.
         for start in (1024..2000).step_by(100) {
             for page in (0..64).chain(start..start + 100) {
                 assert_eq!(read(&file, page * PAGE, 1).len(), 1);

@@ -331,6 +331,9 @@ fn neighbours_in_use_are_not_torn_apart() {
     assert!(placement.neighbours > 100 && adjacency(&placement) > 0.9, "{placement:?}");
 }
 
+/// Folios are only moved for pages that are filled in order: a thread does so from time to time.
+const STEPS_PER_RUN: u64 = 64;
+
 /// Two writers, each with its own pages, in a cache of an eighth of the file.
 #[test]
 fn migrated_folios_keep_their_bytes_and_stay_dirty() {
@@ -350,6 +353,10 @@ fn migrated_folios_keep_their_bytes_and_stay_dirty() {
             if step % 4 == 0 {
                 written[page as usize] = step;
                 file.write_all_at(&step.to_le_bytes(), page * PAGE).unwrap();
+            }
+            if step % STEPS_PER_RUN == 0 {
+                let run = random.u64(..pages / 32) * 32 * PAGE;
+                file.read_exact_at(&mut [0; 32 * PAGE as usize], run).unwrap();
             }
         }
         written
@@ -426,6 +433,10 @@ impl Words {
             }
             if pinned.len() > 8 {
                 pinned.pop_front();
+            }
+            if step % STEPS_PER_RUN == 0 {
+                let run = random.u64(..self.of_pages.len() as u64 / 32) * 32 * PAGE;
+                self.file.read_exact_at(&mut [0; 32 * PAGE as usize], run).unwrap();
             }
         }
     }

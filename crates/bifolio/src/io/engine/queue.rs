@@ -75,6 +75,10 @@ pub(crate) struct Queue<'e, T> {
 /// How long a thread that hears a bell waits for helpers before it makes a transfer itself.
 const HELPER_WAIT_MAX: Duration = Duration::from_millis(10);
 
+/// Slots that a queue reserves for its first transfer, because moving them to a larger allocation
+/// costs a batch more than it would save.
+const SLOTS_RESERVED: usize = 32;
+
 /// Token of the call that reads a bell.
 const BELL_TOKEN: usize = usize::MAX;
 
@@ -378,6 +382,10 @@ impl<T> Queue<'_, T> {
 
     fn vacant_slot(&mut self) -> usize {
         self.vacant.pop().unwrap_or_else(|| {
+            if self.slots.is_empty() {
+                self.slots.reserve(SLOTS_RESERVED);
+                self.vacant.reserve(SLOTS_RESERVED);
+            }
             self.slots.push(TransferSlot::Vacant);
             self.slots.len() - 1
         })

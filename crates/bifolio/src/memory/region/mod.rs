@@ -15,7 +15,6 @@
 //!                 installed
 //!   regions.rs    bounce buffers for eviction; shared resources
 //!   pages.rs      descriptors of region pages, charged to the bound
-//!   read_history.rs whether recent reads were sequential
 //! ```
 //!
 //! Stores of raw writers are found in the page tables: once a file has been mapped for writing, its
@@ -43,13 +42,11 @@
 
 mod mapped;
 mod pages;
-mod read_history;
 mod regions;
 mod staging;
 mod stray_pages;
 use mapped::MappedPages;
 pub(super) use pages::RegionPages;
-pub(crate) use read_history::RegionReads;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
 pub(crate) use staging::Staged;
 pub(super) use staging::Staging;

@@ -1,31 +1,38 @@
-//! How pages were read into regions recently: in runs of adjacent pages, or one by one. A hint to
-//! reclaim.
+//! How pages were read recently, into the arena or into regions: in runs of adjacent pages, or one
+//! by one. A hint to reclaim.
 //!
-//! A sequential reader benefits from long transfers and from readahead; a thread that faults at
-//! random waits for each page, queued behind other transfers, and benefits from a larger cache.
+//! A sequential reader benefits from long transfers, readahead and adjacent frames; a random reader
+//! waits for each page, and benefits from a larger cache.
 
-use crate::memory::Arena;
+use super::Arena;
 use crate::sync::Ordering;
+use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
 
 /// A read of at least this many pages counts as sequential.
 const RUN_PAGES_MIN: u64 = 16;
-/// A read is remembered until this part of the bound has been evicted from regions, or at most
+/// A read is remembered until this part of the bound has been evicted, or at most
 /// [`MEMORY_PAGES_MAX`], which is more than one batch evicts.
 const MEMORY_DIVISOR: u64 = 4;
 const MEMORY_PAGES_MAX: u64 = 8192;
 
-/// Recent reads into the regions of a cache, by kind.
+thread_local! {
+    /// Number of pages that this thread has filled one after the other, or a multiple of
+    /// [`RUN_PAGES_MIN`] more.
+    static RUN_PAGES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Recent reads of a cache into its arena, or into its regions, by kind.
 #[derive(Debug)]
-pub(crate) struct RegionReads {
+pub(crate) struct RecentReads {
     memory_pages: u64,
-    /// Region pages to be evicted until the last read of a run is forgotten.
+    /// Pages to be evicted until the last read of a run is forgotten.
     run_pages_left: AtomicU64,
-    /// Region pages to be evicted until the last read of fewer pages is forgotten.
+    /// Pages to be evicted until the last read of fewer pages is forgotten.
     single_pages_left: AtomicU64,
 }
 
-impl RegionReads {
+impl RecentReads {
     /// Creates the state for a cache with these frames.
     pub(crate) fn new(arena: &Arena) -> Self {
         let memory_pages = (arena.bound_pages() / MEMORY_DIVISOR).min(MEMORY_PAGES_MAX);
@@ -38,6 +45,22 @@ impl RegionReads {
         let left =
             if pages >= RUN_PAGES_MIN { &self.run_pages_left } else { &self.single_pages_left };
         left.store(self.memory_pages, Ordering::Relaxed);
+    }
+
+    /// Notes that this thread is about to fill a page, whose predecessor in the file is resident if
+    /// `follows` is set. After as many of those as a run has, it fills pages in order. (A random
+    /// reader of a file that is half resident does so once in 30,000 pages.)
+    pub(crate) fn note_fill(&self, follows: bool) {
+        let run_pages = if follows { RUN_PAGES.get() + 1 } else { 1 };
+        RUN_PAGES.set(run_pages % RUN_PAGES_MIN);
+        if run_pages == RUN_PAGES_MIN {
+            self.run_pages_left.store(self.memory_pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns `true` if there were recent reads of many adjacent pages.
+    pub(crate) fn have_runs(&self) -> bool {
+        self.run_pages_left.load(Ordering::Relaxed) > 0
     }
 
     /// Adds `pages` to the evicted pages. Callers serialize.
@@ -63,7 +86,7 @@ mod tests {
     #[test]
     fn runs_and_single_pages_are_remembered_until_enough_is_evicted() {
         let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
-        let reads = RegionReads { memory_pages: 128, run_pages_left, single_pages_left };
+        let reads = RecentReads { memory_pages: 128, run_pages_left, single_pages_left };
         assert!(!reads.are_single());
         reads.note_read(RUN_PAGES_MIN - 1);
         assert!(reads.are_single());
@@ -76,5 +99,20 @@ mod tests {
         assert!(reads.are_single());
         reads.note_evicted(128);
         assert!(!reads.are_single());
+    }
+
+    #[test]
+    fn pages_filled_in_order_are_a_run() {
+        let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
+        let fills = RecentReads { memory_pages: 128, run_pages_left, single_pages_left };
+        fills.note_fill(false);
+        (2..RUN_PAGES_MIN).for_each(|_| fills.note_fill(true));
+        assert!(!fills.have_runs());
+        (0..RUN_PAGES_MIN).for_each(|_| fills.note_fill(false));
+        assert!(!fills.have_runs());
+        (1..RUN_PAGES_MIN).for_each(|_| fills.note_fill(true));
+        assert!(fills.have_runs());
+        fills.note_evicted(128);
+        assert!(!fills.have_runs());
     }
 }
