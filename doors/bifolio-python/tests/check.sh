@@ -11,5 +11,6 @@ python3 -m venv "$environment"
 "$environment/bin/pip" install --quiet --requirement "$door/tests/requirements.txt"
 # Elsewhere, so that the installed package is imported, not its sources.
 cd "$door/tests"
-"$environment/bin/python" -m mypy --strict --config-file "$door/pyproject.toml" "$door/python/bifolio"
+"$environment/bin/python" -m mypy --strict --config-file "$door/pyproject.toml" \
+  "$door/python/bifolio" "$door/examples"
 exec "$environment/bin/python" -m pytest --quiet --config-file "$door/pyproject.toml" "$@" "$door/tests"

@@ -11,12 +11,16 @@ import hypothesis
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bifolio
 
-settings.register_profile("bifolio", deadline=None, max_examples=400)
+# Machines differ in speed: slow data is no failure.
+CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile(
+    "bifolio", deadline=None, max_examples=400, suppress_health_check=CHECKS
+)
 settings.load_profile("bifolio")
 
 #: One cache for all examples: smaller than some arrays.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import threading
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import _core, _index, _npy
 from ._cache import CREATE_EMPTY, READ, READ_WRITE, Cache, Handle
-from ._index import Loop, all_in_bounds, load, select, store
+from ._index import Loop, all_in_bounds, in_bounds, load, select, store
 from ._sizes import format_size
 from ._stats import html_table
 
@@ -65,6 +66,10 @@ class Array(NDArrayOperatorsMixin):
         self._mode = mode
         self._header = header
         self._is_whole = is_whole
+        #: Elements of a row, if they are contiguous, for the short ways of `_rows` and `_row`.
+        self._row_items = 0
+        if shape and strides[1:] == _strides(shape[1:], dtype.itemsize, "C"):
+            self._row_items = math.prod(shape[1:])
         self._appending = threading.Lock()
 
     # What numpy's arrays have.
@@ -92,10 +97,7 @@ class Array(NDArrayOperatorsMixin):
     @property
     def size(self) -> int:
         """Number of elements."""
-        size = 1
-        for length in self._shape:
-            size *= length
-        return size
+        return math.prod(self._shape)
 
     @property
     def itemsize(self) -> int:
@@ -146,7 +148,7 @@ class Array(NDArrayOperatorsMixin):
         """Returns a field of a structured array. Reads nothing."""
         fields = self._dtype.fields
         if fields is None:
-            raise IndexError(_index._NOT_AN_INDEX)
+            raise IndexError(_index.NOT_AN_INDEX)
         if isinstance(name, list):
             try:
                 dtype = self._dtype[name]
@@ -173,6 +175,8 @@ class Array(NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> Any:
         if type(key) is np.ndarray and key.ndim == 1 and key.dtype == np.int64 and self._shape:
             return self._rows(all_in_bounds(key, self._shape[0], 0), None)
+        if type(key) is int and self._row_items:
+            return self._row(in_bounds(key, self._shape[0], 0))
         if isinstance(key, str) or (
             isinstance(key, list) and key and all(isinstance(name, str) for name in key)
         ):
@@ -193,8 +197,22 @@ class Array(NDArrayOperatorsMixin):
         """Reads rows in one batch: those of `indices`, one axis of numbers that are in bounds."""
         if out is None:
             out = np.empty((indices.size, *self._shape[1:]), self._dtype)
+        if self._row_items and out.nbytes and indices.size <= _index.POSITIONS_MAX:
+            positions = (indices * self._strides[0] + self._base).view(np.uint64)
+            target, item = _index.bytes_of(out), self._dtype.itemsize
+            self._handle.core().read_runs(target, positions, self._row_items, item, item)
+            return out
         load(self._handle.core(), out, self._row_loops(indices), self._base)
         return out
+
+    def _row(self, index: int) -> Any:
+        """Reads one row, which is contiguous."""
+        out = np.empty(self._shape[1:], self._dtype)
+        if out.nbytes:
+            position = np.array([self._base + index * self._strides[0]], np.uint64)
+            target, item = _index.bytes_of(out), self._dtype.itemsize
+            self._handle.core().read_runs(target, position, self._row_items, item, item)
+        return out if self._shape[1:] else out[()]
 
     def take(
         self,
@@ -384,7 +402,7 @@ class Array(NDArrayOperatorsMixin):
                 raise ValueError(
                     f"{self.filename} is {length} bytes long, but the array ends at {end}"
                 )
-            file.append(_index._bytes(values))
+            file.append(_index.bytes_of(values))
             # Written after the rows: a header never counts rows that are not in the file.
             self._handle.header = header
             self._shape = shape

@@ -9,6 +9,7 @@ order of the file, and pass batches of positions to the compiled module.
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from types import EllipsisType
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from . import _core
 
 #: Most positions of one call: 2 MiB of them.
-_POSITIONS_MAX = 1 << 18
+POSITIONS_MAX = 1 << 18
 #: Most bytes that are converted and written at a time.
 _STORE_BYTES_MAX = 16 << 20
 
@@ -71,7 +72,7 @@ class Selection:
         return values.transpose(inverse)
 
 
-_NOT_AN_INDEX = (
+NOT_AN_INDEX = (
     "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or boolean "
     "arrays are valid indices"
 )
@@ -116,13 +117,13 @@ def _item(item: Any) -> Any:
         except TypeError:
             pass
         if isinstance(item, (str, bytes, dict, set, float, complex)):
-            raise IndexError(_NOT_AN_INDEX)
+            raise IndexError(NOT_AN_INDEX)
         was_list = isinstance(item, (list, tuple))
         item = np.asarray(item)
         if was_list and item.size == 0:
             item = item.astype(np.intp)
         if item.dtype.kind not in "iub":
-            raise IndexError(_NOT_AN_INDEX)
+            raise IndexError(NOT_AN_INDEX)
         return item
     if item.dtype.kind not in "iub":
         raise IndexError("arrays used as indices must be of integer (or boolean) type")
@@ -271,10 +272,7 @@ class _Runs:
 
     @property
     def positions(self) -> int:
-        total = 1
-        for loop in self.outer:
-            total *= loop.count
-        return total
+        return math.prod(loop.count for loop in self.outer)
 
     def positions_from(self, base: int) -> NDArray[np.uint64]:
         total = np.full(1, base, np.int64)
@@ -303,7 +301,8 @@ def _merge(loops: tuple[Loop, ...], item_bytes: int) -> _Runs:
     return _Runs(tuple(outer), count, last.stride, run)
 
 
-def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+def bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns the memory of a contiguous array: not all dtypes have the buffer protocol."""
     return values.reshape(-1).view(np.uint8)
 
 
@@ -322,7 +321,10 @@ def _parts_of(
             yield from _parts_of(values[step], rest, base + shift, is_small)
         return
     most = 1
-    while most * 2 < outer.count and is_small(values[: most * 2], (outer.part(0, most * 2)[0], *rest)):
+    while most * 2 < outer.count:
+        part, _ = outer.part(0, most * 2)
+        if not is_small(values[: most * 2], (part, *rest)):
+            break
         most *= 2
     for start in range(0, outer.count, most):
         end = min(start + most, outer.count)
@@ -338,12 +340,12 @@ def load(
         return
 
     def is_small(part: NDArray[Any], loops: tuple[Loop, ...]) -> bool:
-        return _merge(loops, values.itemsize).positions <= _POSITIONS_MAX
+        return _merge(loops, values.itemsize).positions <= POSITIONS_MAX
 
     for part, inner, start in _parts_of(values, loops, base, is_small):
         runs = _merge(inner, values.itemsize)
         positions = runs.positions_from(start)
-        file.read_runs(_bytes(part), positions, runs.count, runs.stride, runs.run)
+        file.read_runs(bytes_of(part), positions, runs.count, runs.stride, runs.run)
 
 
 def store(
@@ -358,7 +360,7 @@ def store(
         return
 
     def is_small(part: NDArray[Any], loops: tuple[Loop, ...]) -> bool:
-        has_few = _merge(loops, dtype.itemsize).positions <= _POSITIONS_MAX
+        has_few = _merge(loops, dtype.itemsize).positions <= POSITIONS_MAX
         return has_few and part.size * dtype.itemsize <= _STORE_BYTES_MAX
 
     for part, inner, start in _parts_of(values, loops, base, is_small):
@@ -369,4 +371,4 @@ def store(
             part = converted
         runs = _merge(inner, dtype.itemsize)
         positions = runs.positions_from(start)
-        file.write_runs(_bytes(part), positions, runs.count, runs.stride, runs.run)
+        file.write_runs(bytes_of(part), positions, runs.count, runs.stride, runs.run)
