@@ -1,4 +1,4 @@
-"""Rows at random: bifolio beside numpy.memmap, h5py and zarr. Prints tables, draws docs/plots/python-*.svg.
+"""Rows at random: bifolio beside numpy.memmap, h5py and zarr. Prints tables and draws plots.
 
     pip install matplotlib h5py zarr
     python doors/bifolio-python/benchmarks/plots.py --directory DIR --output docs/plots
@@ -67,7 +67,8 @@ def prepare(directory: str, case: dict[str, Any]) -> None:
     with open(raw + ".part", "wb") as file:
         step = (16 << 20) // case["row"]
         for start in range(0, rows, step):
-            part = np.random.default_rng(start).integers(0, 1 << 60, (min(step, rows - start), width))
+            length = min(step, rows - start)
+            part = np.random.default_rng(start).integers(0, 1 << 60, (length, width))
             part[:, 0] = range(start, start + len(part))
             file.write(part.tobytes())
             data[start : start + len(part)] = part
@@ -80,8 +81,9 @@ def prepare(directory: str, case: dict[str, Any]) -> None:
 
 def forget(path: str) -> None:
     """Drops the kernel's pages of a file, or of all files of a directory."""
-    files = [path] if os.path.isfile(path) else [str(f) for f in Path(path).rglob("*") if f.is_file()]
-    for name in files:
+    for name in [Path(path), *Path(path).rglob("*")]:
+        if not name.is_file():
+            continue
         descriptor = os.open(name, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
@@ -134,7 +136,9 @@ def opened(directory: str, case: dict[str, Any], contender: str) -> Any:
     return announced
 
 
-def measure(directory: str, case: dict[str, Any], contender: str, seed: int, unlimited: bool) -> Any:
+def measure(
+    directory: str, case: dict[str, Any], contender: str, seed: int, unlimited: bool
+) -> Any:
     """Runs in the control group. Returns rows per second, and the memory over time."""
     rows = rows_of(case)
     random = np.random.default_rng(seed)
@@ -212,9 +216,11 @@ def draw(results: Any, curves: Any, output: Path, machine: str) -> None:
     axes.set(xlabel="seconds", ylabel="resident memory, MiB", title="uniform 4 KiB rows of 1 GiB")
     axes.legend()
     figure.text(0.01, 0.01, machine, fontsize=6)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(output / "python-memory.svg", metadata={"Date": None})
-    for file, wanted in (("rows", [n for n in CASES if "uniform" in n]), ("skewed", list(CASES)[3:4])):
-        figure, axes = plt.subplots(figsize=(7, 0.5 + 1.1 * len(wanted)))
+    for file in ("uniform", "skewed"):
+        wanted = [name for name in CASES if file in name]
+        figure, axes = plt.subplots(figsize=(7, 1.2 + 1.1 * len(wanted)))
         height = 0.8 / len(CONTENDERS)
         for number, contender in enumerate(CONTENDERS):
             rates = [results[name][contender] for name in wanted]
@@ -228,9 +234,9 @@ def draw(results: Any, curves: Any, output: Path, machine: str) -> None:
         axes.set_yticks(np.arange(len(wanted)) + 0.4, wanted)
         axes.invert_yaxis()
         axes.set(xscale="log", xlabel="rows per second")
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
         figure.text(0.01, 0.01, machine, fontsize=6)
-        figure.tight_layout()
+        figure.tight_layout(rect=(0, 0.04, 1, 1))
         figure.savefig(output / f"python-{file}.svg", metadata={"Date": None})
 
 
@@ -284,11 +290,11 @@ def main() -> None:
         for contender in CONTENDERS[1:]:
             pairs = zip(rates["bifolio"], rates[contender], strict=True)
             each = [mine / theirs for mine, theirs in pairs if theirs]
-            ratios.append(
-                f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" if each else "-"
-            )
+            middle = statistics.median(each) if each else 0
+            ratios.append(f"{middle:.2f} ({min(each):.2f} to {max(each):.2f})" if each else "-")
         print(f"| {name} | {' | '.join(ratios)} |")
-    print(f"\nresident, bifolio: at most {max(peaks) / (1 << 20):.1f} MiB of a bound of {BOUND >> 20}")
+    peak = max(peaks) / (1 << 20)
+    print(f"\nresident, bifolio: at most {peak:.1f} MiB of a bound of {BOUND >> 20}")
     if options.output:
         wanted = ("bifolio", "memmap", "MADV_RANDOM", "h5py")
         name = "uniform, 4 KiB rows, 8 x"
