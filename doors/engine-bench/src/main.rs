@@ -38,7 +38,8 @@ enum Engine {
         #[command(flatten)]
         split: redb::Split,
     },
-    /// Points, skewed points, ranges, scans and updates of an SQLite table.
+    /// Points, skewed points, ranges, scans and updates of an SQLite table; imports, indexes, pools
+    /// of connections, and opens.
     Sqlite {
         #[command(flatten)]
         options: Options,

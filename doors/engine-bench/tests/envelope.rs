@@ -21,15 +21,40 @@ fn checked(command: &mut Command) -> Report {
         .collect();
     assert!(violations.is_empty(), "{violations:#?}");
     let report: Report = serde_json::from_value(envelope).unwrap();
-    let card = format!("<article><h3>{}</h3>", report.bench);
-    assert!(page(std::slice::from_ref(&report), 0).contains(&card));
     report
+}
+
+/// Checks that the page of `bench --report` has a card for the benchmark.
+#[track_caller]
+fn check_card(report: &Report) {
+    let card = format!("<article><h3>{}</h3>", report.bench);
+    assert!(page(std::slice::from_ref(report), 0).contains(&card));
 }
 
 #[test]
 fn the_envelope_of_an_engine_follows_the_schema() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_engine-bench"));
-    assert_eq!(checked(command.arg("redb")).bench, "redb");
+    let report = checked(command.arg("redb"));
+    assert_eq!(report.bench, "redb");
+    check_card(&report);
+}
+
+/// The works that open databases of their own, with all series.
+#[test]
+fn the_envelope_of_sqlite_has_its_works_and_series() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_engine-bench"));
+    let works = ["import", "index", "pool", "open"];
+    command.args(["sqlite", "--data", "fits", "--work", &works.join(",")]);
+    let report = checked(&mut command);
+    let found: Vec<String> = report.rows.iter().map(|row| row.case.text("work")).collect();
+    assert_eq!(found, works);
+    // Only ours runs where memory cannot be bounded by control groups.
+    let all = ["bifolio", "default", "default_mmap"];
+    let expected = if report.skipped.is_empty() { &all[..] } else { &all[..1] };
+    for row in &report.rows {
+        let series: Vec<&str> = row.series.keys().map(AsRef::as_ref).collect();
+        assert_eq!(series, expected, "{row:?}");
+    }
 }
 
 /// `cargo x check-doors objects --whole` has built the program, which takes half an hour.
@@ -41,6 +66,7 @@ fn the_envelope_of_objects_follows_the_schema() {
     command.args(["x", "engine-bench", "objects"]);
     let report = checked(&mut command);
     assert_eq!(report.bench, "objects");
+    check_card(&report);
     let works: Vec<String> = report.rows.iter().map(|row| row.case.text("work")).collect();
     assert_eq!(works, ["first run", "second run", "64 KiB, p50", "64 KiB, p99"]);
     for row in &report.rows {

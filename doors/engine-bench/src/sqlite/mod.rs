@@ -4,10 +4,11 @@
 //! All series have the same total memory. Each is a child in a control group of its own, which
 //! also counts the pages that the kernel caches for it. SQLite's own cache has its default size in
 //! all of them; `bifolio` has the rest of the memory as the bound of its cache, the other two have
-//! the kernel's page cache in it. All use WAL and, because the VFS `bifolio` knows
-//! nothing else, `locking_mode=exclusive`: no series pays for locks.
+//! the kernel's page cache in it. All use WAL. The works of one table use
+//! `locking_mode=exclusive`, so that no series pays for locks; pools and short connections do.
 
 mod data;
+mod own;
 mod register;
 mod session;
 
@@ -36,12 +37,18 @@ const LARGE_FACTOR: u64 = 8;
 const SQLITE_BYTES: u64 = 2000 << 10;
 /// The log between two checkpoints, which is in the kernel's page cache in all series.
 const LOG_BYTES_MAX: u64 = 4 << 20;
-const WORKS: [(&str, Work); 5] = [
+/// Measured rounds of works without a limit of time.
+const LONG_ROUNDS: usize = 3;
+const WORKS: [(&str, Work); 9] = [
     ("point", Work::Point),
     ("point_skewed", Work::PointSkewed),
     ("range", Work::Range),
     ("scan", Work::Scan),
     ("update", Work::Update),
+    ("import", Work::Import),
+    ("index", Work::Index),
+    ("pool", Work::Pool),
+    ("open", Work::Open),
 ];
 
 /// The part that is measured; everything by default.
@@ -59,6 +66,9 @@ pub(crate) struct Selection {
     /// When SQLite syncs its log: with every commit, or with checkpoints only.
     #[arg(long, value_parser = ["full", "normal"], default_value = "full")]
     synchronous: String,
+    /// Journal of imports and indexes.
+    #[arg(long, value_parser = ["wal", "delete"], default_value = "wal")]
+    journal: String,
 }
 
 fn is_selected(names: &[String], name: &str) -> bool {
@@ -76,6 +86,13 @@ pub(crate) struct SqliteBenchmark {
 struct Data {
     name: &'static str,
     size_bytes: u64,
+}
+
+impl Data {
+    /// Number of small databases that together are about as large.
+    fn small_databases(&self) -> u64 {
+        (self.size_bytes / data::SMALL_BYTES).max(1)
+    }
 }
 
 impl SqliteBenchmark {
@@ -99,51 +116,86 @@ impl SqliteBenchmark {
         for path in &paths[1..] {
             values::copy(&paths[0], path).map_err(failed)?;
         }
-        let mut series = self.start(context, data, &paths, rows, report)?;
-        for (name, work) in WORKS {
-            if is_selected(&self.selection.work, name) {
-                let case = Case::new().with("work", name).with("data", data.name);
-                let task = |round| round_of(context, work, round);
-                rounds::measure(&mut series, ROUNDS, case, task, report)?;
+        let works = WORKS.iter().filter(|(name, _)| is_selected(&self.selection.work, name));
+        let (own, table): (Vec<_>, Vec<_>) = works.partition(|(_, work)| work.is_own());
+        if !table.is_empty() {
+            let mut series = self.start(context, data, &paths, 1, report)?;
+            for (name, work) in table {
+                measure_work(context, data, (name, work), &mut series, report)?;
             }
         }
-        drop(series);
+        for (name, work) in own {
+            progress.say(&format!("{}: {name}", data.name));
+            let is_many = work == Work::Open;
+            if is_many {
+                data::build_small(&paths, data.small_databases()).map_err(failed)?;
+            }
+            let connections = if work == Work::Pool { own::READERS + 1 } else { 1 };
+            let mut series = self.start(context, data, &paths, connections, report)?;
+            measure_work(context, data, (name, work), &mut series, report)?;
+            drop(series);
+            if is_many {
+                data::remove_small(&paths, data.small_databases())
+                    .map_err(|error| failed(error.into()))?;
+            }
+        }
         paths.iter().try_for_each(std::fs::remove_file).map_err(|error| failed(error.into()))
     }
 
-    /// Starts a child for each series. Without a control group there is only ours.
+    /// Starts a child for each series, whose caches are as large as `connections` of SQLite leave.
+    /// Without a control group there is only ours.
     fn start(
         &self,
         context: &Context<'_>,
         data: &Data,
         paths: &[PathBuf; 3],
-        rows: u64,
+        connections: u64,
         report: &mut Report,
     ) -> Result<Vec<Series>> {
         let memory_bytes = memory_bytes(context.config);
         let sizes = Sizes { size_bytes: data.size_bytes, memory_bytes };
+        let others_bytes = SQLITE_BYTES * connections + log_bytes(memory_bytes);
+        let cache_bytes = memory_bytes.saturating_sub(others_bytes).max(memory_bytes / 4);
         let mut series = Vec::new();
         for ((name, storage), path) in SERIES.into_iter().zip(paths) {
             let opening = |group| Opening {
                 path: path.clone(),
-                rows,
+                rows: data::rows(data.size_bytes),
+                databases: data.small_databases(),
                 storage,
                 sqlite_bytes: SQLITE_BYTES,
-                cache_bytes: memory_bytes - SQLITE_BYTES - log_bytes(memory_bytes),
+                cache_bytes,
                 readahead: self.selection.readahead.clone(),
                 synchronous: self.selection.synchronous.clone(),
+                journal: self.selection.journal.clone(),
                 group,
             };
-            let command = &context.config.child_command;
-            series.extend(Series::start(name, command, sizes, report, opening)?);
+            let mut command = vec!["env".to_owned(), format!("BIFOLIO_MEMORY={cache_bytes}")];
+            command.extend_from_slice(&context.config.child_command);
+            series.extend(Series::start(name, &command, sizes, report, opening)?);
         }
         Ok(series)
     }
 }
 
-fn round_of(context: &Context<'_>, work: Work, round: usize) -> Round {
-    let seconds = seconds_of(context.config, round);
-    Round { work, seconds, seed: round as u64 * 16 + work as u64 }
+/// Measures one work of all series.
+fn measure_work(
+    context: &Context<'_>,
+    data: &Data,
+    (name, work): (&str, Work),
+    series: &mut [Series],
+    report: &mut Report,
+) -> Result<()> {
+    let case = Case::new().with("work", name).with("data", data.name);
+    let is_long = matches!(work, Work::Import | Work::Index);
+    let rounds = if is_long { LONG_ROUNDS } else { ROUNDS };
+    let task = |round| Round {
+        work,
+        seconds: seconds_of(context.config, round),
+        rows: data::rows(data.size_bytes) / if round == 0 { 8 } else { 1 },
+        seed: round as u64 * 16 + work as u64,
+    };
+    rounds::measure(series, rounds, case, task, report)
 }
 
 impl Benchmark for SqliteBenchmark {
@@ -174,6 +226,7 @@ impl Benchmark for SqliteBenchmark {
             "sqlite_version": rusqlite::version(),
             "readahead": self.selection.readahead,
             "synchronous": self.selection.synchronous,
+            "journal": self.selection.journal,
         });
         let mut report = Report::new("sqlite", &context.host, config);
         let ours = SERIES[0].0;

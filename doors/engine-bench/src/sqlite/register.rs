@@ -1,7 +1,8 @@
 //! Registers the VFS `bifolio` in the SQLite that this program is linked with.
 //!
 //! # Safety
-//! SQLite calls [`entry`] as it calls the entry point of a loaded extension.
+//! SQLite calls [`entry`] as it calls the entry point of a loaded extension. That of the VFS has
+//! other types of pointers.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -24,9 +25,5 @@ unsafe extern "C" fn entry(
     table: *const ffi::sqlite3_api_routines,
 ) -> c_int {
     // SAFETY: the arguments that SQLite gives to the entry point of an extension.
-    let code = unsafe {
-        bifolio_sqlite::sqlite3_bifoliosqlite_init(connection.cast(), message, table.cast())
-    };
-    // To stay loaded is an answer for SQLite's loader only.
-    if code == ffi::SQLITE_OK_LOAD_PERMANENTLY { ffi::SQLITE_OK } else { code }
+    unsafe { bifolio_sqlite::sqlite3_bifoliosqlite_init(connection.cast(), message, table.cast()) }
 }
