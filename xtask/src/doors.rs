@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let is_whole = arguments.whole && !door.whole.is_empty();
         let install = door.install.filter(|_| is_whole);
         if let Some(script) = install {
-            run_script(door, script)?;
+            run_script(door, script, &[])?;
         }
         for command in if is_whole { door.whole } else { door.commands } {
             let mut cargo = Cargo::new(command);
@@ -137,15 +137,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             cargo.run().with_context(|| format!("the check of {} failed ({cargo})", door.name))?;
         }
         if let Some(script) = door.script {
-            run_script(door, script)?;
+            let whole = ["--whole"];
+            run_script(door, script, if arguments.whole { &whole } else { &[] })?;
         }
     }
     Ok(())
 }
 
-fn run_script(door: &Door, script: &str) -> Result<()> {
-    eprintln!("\n== {}\n$ {script}", door.name);
-    let status = Command::new(workspace_root().join(script)).status();
+fn run_script(door: &Door, script: &str, arguments: &[&str]) -> Result<()> {
+    eprintln!("\n== {}\n$ {script} {}", door.name, arguments.join(" "));
+    let status = Command::new(workspace_root().join(script)).args(arguments).status();
     let status = status.with_context(|| format!("cannot start {script}"))?;
     ensure!(status.success(), "the check of {} failed ({script})", door.name);
     Ok(())
