@@ -185,7 +185,8 @@ fn a_scan_makes_nothing_hot_but_what_was_read_before() {
     scan(&cache.open(&path, &OpenOptions::new()).unwrap(), &bytes, BLOCK);
     let stats = cache.stats();
     assert_eq!(stats.readahead_unused, 0, "{stats:?}");
-    assert!(stats.pgactivate <= (LENGTH / BLOCK) as u64, "{stats:?}");
+    // Once in each scan, and a few near refaults.
+    assert!(stats.pgactivate <= 3 * (LENGTH / BLOCK) as u64, "{stats:?}");
 }
 
 #[test]
