@@ -17,25 +17,31 @@ impl File {
         if !inode.store.has_holes() {
             return 0;
         }
-        let len_bytes = inode.mapping.len_bytes();
-        let wanted = len_bytes.saturating_sub(position).min(buffer.len() as u64);
-        if wanted == 0 {
-            return 0;
+        loop {
+            let cuts = inode.mapping.cuts();
+            let len_bytes = inode.mapping.len_bytes();
+            let wanted = len_bytes.saturating_sub(position).min(buffer.len() as u64);
+            if wanted == 0 {
+                return 0;
+            }
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("before holes are looked for");
+            let first = position >> PAGE_SHIFT;
+            let zeros_end = self.zeros_end(first, (position + wanted).div_ceil(PAGE_BYTES));
+            if zeros_end == first {
+                return 0;
+            }
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("after holes were seen");
+            // An append fills holes before it sets the length, so the length from before counts. A
+            // truncation sets the length before it makes holes: if there was one, again.
+            if inode.mapping.cuts() == cuts {
+                let length = (zeros_end * PAGE_BYTES - position).min(wanted);
+                let target = &mut buffer[..length as usize];
+                target.fill(0);
+                return target.len();
+            }
         }
-        let first = position >> PAGE_SHIFT;
-        let zeros_end = self.zeros_end(first, (position + wanted).div_ceil(PAGE_BYTES));
-        if zeros_end == first {
-            return 0;
-        }
-        #[cfg(all(test, not(loom)))]
-        crate::sync::test_hook::reach("before the length is read again");
-        // The length is loaded before and after the holes are seen: a truncation sets the length
-        // and then makes holes; an append fills holes and then sets the length.
-        let visible = inode.mapping.len_bytes().saturating_sub(position);
-        let length = (zeros_end * PAGE_BYTES - position).min(wanted).min(visible);
-        let target = &mut buffer[..length as usize];
-        target.fill(0);
-        target.len()
     }
 
     /// Returns the end of the pages from `first` on that read as zeros, at most `end`; `first` if

@@ -259,14 +259,23 @@ impl File {
     /// file.
     fn read_page_locked(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         let mapping = &self.handle.inode.mapping;
-        let len_before_bytes = mapping.len_bytes();
-        if position >= len_before_bytes {
-            return Ok(0);
-        }
-        let found = self.handle.find_folio(position >> PAGE_SHIFT, AccessMode::Read)?;
-        #[cfg(all(test, not(loom)))]
-        crate::sync::test_hook::reach("before the length is read again");
-        if found.as_ref().is_some_and(|locked| locked.was_resident) {
+        let in_page = position & (PAGE_BYTES - 1);
+        let length = (PAGE_BYTES - in_page).min(buffer.len() as u64);
+        let locked = loop {
+            if position >= mapping.len_bytes() || length == 0 {
+                return Ok(0);
+            }
+            if let Some(locked) =
+                self.handle.find_folio(position >> PAGE_SHIFT, AccessMode::Read)?
+            {
+                break locked;
+            }
+            let zeros = self.fill_zeros(&mut buffer[..length as usize], position);
+            if zeros > 0 {
+                return Ok(zeros);
+            }
+        };
+        if locked.was_resident {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
             let goes_on_in_page =
                 self.handle.readahead.continues(position) && position & (PAGE_BYTES - 1) > 0;
@@ -274,18 +283,9 @@ impl File {
                 self.note_use(position >> PAGE_SHIFT, true);
             }
         }
-        let in_page = position & (PAGE_BYTES - 1);
-        // For a page, the length under its lock. For a hole, also the length before the hole was
-        // seen: an append fills holes before it sets the length.
-        let len_bytes = mapping.len_bytes();
-        let len_bytes = if found.is_some() { len_bytes } else { len_bytes.min(len_before_bytes) };
-        let visible = len_bytes.saturating_sub(position);
-        let length = (PAGE_BYTES - in_page).min(visible).min(buffer.len() as u64) as usize;
+        // The length under the lock of the page.
+        let length = length.min(mapping.len_bytes().saturating_sub(position)) as usize;
         let target = &mut buffer[..length];
-        let Some(locked) = found else {
-            target.fill(0);
-            return Ok(length);
-        };
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = self.handle.inode.frame_of(&locked.folio);
         // SAFETY: inside a frame whose lock and reference we hold; no thread writes it now.
@@ -485,7 +485,7 @@ mod tests {
         let file = cache.memory_file("holes").unwrap();
         file.set_len(100).unwrap();
         let other = file.clone();
-        test_hook::set("before the length is read again", move || {
+        test_hook::set("after holes were seen", move || {
             other.write_all_at(&[7; 100], 100).unwrap();
         });
         file
@@ -496,6 +496,23 @@ mod tests {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         let file = hole_that_is_appended_to(&cache);
         assert_eq!(file.fill_zeros(&mut [1; 300], 0), 100);
+        assert!(test_hook::has_run());
+    }
+
+    #[test]
+    fn a_hole_that_a_truncation_made_is_not_read_up_to_the_old_or_the_next_end() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("holes").unwrap();
+        file.write_all_at(&[7; 300], 0).unwrap();
+        let (cutter, writer) = (file.clone(), file.clone());
+        test_hook::set("before holes are looked for", move || {
+            cutter.set_len(0).unwrap();
+            cutter.set_len(100).unwrap();
+            test_hook::set("after holes were seen", move || {
+                writer.write_all_at(&[7; 300], 0).unwrap();
+            });
+        });
+        assert_eq!(file.fill_zeros(&mut [1; 300], 0), 0);
         assert!(test_hook::has_run());
     }
 

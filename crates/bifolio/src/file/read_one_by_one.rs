@@ -108,11 +108,7 @@ impl File {
             Lookup::Refused => 0,
             _ => {
                 counters.note_lookups(0, 1);
-                let bytes = visible() as usize;
-                // Checked after the length: an append fills a hole before it sets the length.
-                let zeros = if self.reads_as_zeros(index) { bytes } else { 0 };
-                buffer[..zeros].fill(0);
-                zeros
+                self.fill_zeros(&mut buffer[..in_page_left as usize], position)
             }
         }
     }

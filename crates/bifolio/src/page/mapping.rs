@@ -105,6 +105,8 @@ pub(crate) struct Mapping {
     pub(super) hot: Box<Hot>,
     /// Folios in the table.
     pub(super) resident: AtomicU64,
+    /// Truncations that have set the length.
+    pub(super) cuts: AtomicU64,
     pub(super) prediction: Prediction,
 }
 
@@ -148,6 +150,7 @@ impl Mapping {
             order,
             hot: Box::new(Hot::new(len_bytes)),
             resident: AtomicU64::new(0),
+            cuts: AtomicU64::new(0),
             prediction: Prediction::default(),
         })
     }
@@ -322,7 +325,19 @@ impl Mapping {
     /// Called after a truncation has set the length. A walk that begins afterwards finds all folios
     /// beyond the end except those for which [`Self::was_cut`] returns `true`.
     pub(crate) fn begin_walk_behind_end(&self) {
+        // Release: pairs with the Acquire in `cuts`. The barrier orders it before the walk.
+        self.cuts.fetch_add(1, Ordering::Release);
         barrier_of_store_and_load();
+    }
+
+    /// Returns a number that changes with each truncation, after it has set the length and before
+    /// it removes a page. If it is the same before a length was read and after a hole was seen, the
+    /// hole was not made by a truncation of that length.
+    pub(crate) fn cuts(&self) -> u64 {
+        // Acquire: pairs with the Release in `begin_walk_behind_end`: a length that is read later
+        // is that of the truncation, or a later one. A hole is read with Acquire, and made with
+        // Release: a thread that has seen it loads the number of the truncation that made it.
+        self.cuts.load(Ordering::Acquire)
     }
 
     /// Called before bytes of folios that are inserted and not uptodate are written, by the thread
