@@ -300,7 +300,7 @@ impl File {
 }
 
 /// The calls of a `std::fs::File`, for code that is generic over them. Where the type is known, the
-/// methods of [`File`] itself are called, which return [`Error`](crate::Error).
+/// methods of [`File`] itself are called, which return [`Error`].
 impl FileExt for File {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         Ok(Self::read_at(self, buffer, position)?)

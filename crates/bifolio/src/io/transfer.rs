@@ -2,10 +2,10 @@
 //! attempts.
 //!
 //! `file` and `writeback` push transfers into the engine's queues, and call the functions for syncs
-//! and lengths; this file calls a [`Backing`]. Each operation ends complete, or with one
-//! [`Error`] that says what is missing. A ring makes first attempts only; its completion is
-//! handled like the result of an attempt made here with a plain call. This is the only place that
-//! continues transfers:
+//! and lengths; this file calls a [`Backing`](super::Backing). Each operation ends complete, or
+//! with one [`Error`] that says what is missing. A ring makes first attempts only; its completion
+//! is handled like the result of an attempt made here with a plain call. This is the only place
+//! that continues transfers:
 //!
 //! - a short transfer is continued from its last position rounded down to the backing's alignment:
 //!   bytes in between are transferred twice, which is harmless;
