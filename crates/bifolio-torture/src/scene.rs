@@ -389,9 +389,9 @@ fn swap_in(
 }
 
 /// Returns the maximum number of files: memory files without a swap, and the log, must stay below
-/// the limit on such files, or writes to them fail.
+/// the limit on such files, or writes to them fail. The bound may fall to a half.
 fn files_max(class: Class, has_swap: bool, memory_bytes: u64) -> usize {
-    let is_tight = class == Class::Memory && !has_swap && memory_bytes < 512 << 10;
+    let is_tight = class == Class::Memory && !has_swap && memory_bytes < 1 << 20;
     if is_tight { 2 } else { usize::MAX }
 }
 
