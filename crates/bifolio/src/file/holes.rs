@@ -17,10 +17,11 @@ impl File {
         if !inode.store.has_holes() {
             return 0;
         }
+        let mut length_max = buffer.len() as u64;
         loop {
             let cuts = inode.mapping.cuts();
             let len_bytes = inode.mapping.len_bytes();
-            let wanted = len_bytes.saturating_sub(position).min(buffer.len() as u64);
+            let wanted = len_bytes.saturating_sub(position).min(length_max);
             if wanted == 0 {
                 return 0;
             }
@@ -34,13 +35,15 @@ impl File {
             #[cfg(all(test, not(loom)))]
             crate::sync::test_hook::reach("after holes were seen");
             // An append fills holes before it sets the length, so the length from before counts. A
-            // truncation sets the length before it makes holes: if there was one, again.
+            // truncation sets the length before it makes holes: if there was one, again, for a page
+            // only, which takes less time than the next truncation.
             if inode.mapping.cuts() == cuts {
                 let length = (zeros_end * PAGE_BYTES - position).min(wanted);
                 let target = &mut buffer[..length as usize];
                 target.fill(0);
                 return target.len();
             }
+            length_max = length_max.min(PAGE_BYTES - (position & (PAGE_BYTES - 1)));
         }
     }
 
