@@ -21,10 +21,8 @@ impl File {
     /// not affect the others. Blocks until all ranges have a result.
     ///
     /// All pins count against the memory bound at the same time: ranges that do not fit get
-    /// [`ErrorKind::Full`]. Calls that fit only one after the other wait
-    /// for each other, for up to
-    /// [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max), and hold no pins
-    /// meanwhile.
+    /// [`ErrorKind::Full`]. Calls that fit only one after the other wait for each other, for up to
+    /// [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max), and hold no pins meanwhile.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -277,9 +277,7 @@ impl File {
         };
         if locked.was_resident {
             self.handle.inode.memory.counters.add(Counter::HitSlow, 1);
-            let goes_on_in_page =
-                self.handle.readahead.continues(position) && position & (PAGE_BYTES - 1) > 0;
-            if !goes_on_in_page {
+            if in_page == 0 || !self.handle.readahead.continues(position) {
                 self.note_use(position >> PAGE_SHIFT, true);
             }
         }

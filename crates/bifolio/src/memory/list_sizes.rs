@@ -31,6 +31,7 @@ const SHARE_DIVISOR: u64 = 10;
 /// Part of all listed pages in FRESH above which pages that reach its tail keep their marks: memory
 /// was filled without reclaim, so they were there long enough.
 const CROWDED_DIVISOR: u64 = 5;
+
 /// Pages on each list.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ListSizes {

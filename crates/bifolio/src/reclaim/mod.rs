@@ -9,7 +9,7 @@
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan growing shares of OLD and ACTIVE, from the tails scan.rs
-//!      |         each folio: busy? used? dirty -> the flusher; evict        scan.rs
+//!      |         each folio: busy? used? dirty -> the flusher; evict        evict.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
 //!      |         by extent: evict or move the neighbours       evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs

@@ -25,6 +25,14 @@ pub(super) fn build(path: &Path, rows: u64) -> anyhow::Result<()> {
         "pragma page_size=4096; pragma journal_mode=off; pragma synchronous=off;
          create table rows(id integer primary key, value blob not null)",
     )?;
+    insert(&mut connection, rows)?;
+    connection.pragma_update(None, "journal_mode", "wal")?;
+    connection.close().map_err(|(_, error)| error)?;
+    forget(path)
+}
+
+/// Inserts the rows with the ids up to `rows` in one transaction.
+pub(super) fn insert(connection: &mut Connection, rows: u64) -> anyhow::Result<()> {
     let transaction = connection.transaction()?;
     let mut insert = transaction.prepare("insert into rows values(?1, ?2)")?;
     for id in 1..=rows {
@@ -32,9 +40,7 @@ pub(super) fn build(path: &Path, rows: u64) -> anyhow::Result<()> {
     }
     drop(insert);
     transaction.commit()?;
-    connection.pragma_update(None, "journal_mode", "wal")?;
-    connection.close().map_err(|(_, error)| error)?;
-    forget(path)
+    Ok(())
 }
 
 /// Path of one of the small databases that belong to the one at `path`.

@@ -8,10 +8,10 @@ use anyhow::ensure;
 use fastrand::Rng;
 use rusqlite::Connection;
 
-use super::data::{SMALL_BYTES, numbered, rows};
+use super::data::{SMALL_BYTES, insert, numbered, rows};
 use super::session::{Opening, Round, Work, commit, open_and_close, points};
 use crate::rounds::{RoundCost, cost_of};
-use crate::values::{VALUE_BYTES, copy, value};
+use crate::values::{VALUE_BYTES, copy};
 
 /// Connections of a pool that read; one more writes.
 pub(super) const READERS: u64 = 8;
@@ -72,13 +72,7 @@ fn remove(path: &Path) -> anyhow::Result<()> {
 
 /// Inserts rows in one transaction, up to the last byte in the database.
 fn import(connection: &mut Connection, rows: u64) -> anyhow::Result<u64> {
-    let transaction = connection.transaction()?;
-    let mut insert = transaction.prepare("insert into rows values(?1, ?2)")?;
-    for id in 1..=rows {
-        insert.execute((id as i64, value(id, 0).as_slice()))?;
-    }
-    drop(insert);
-    transaction.commit()?;
+    insert(connection, rows)?;
     checkpoint(connection)?;
     Ok(rows)
 }
