@@ -73,7 +73,7 @@ impl File {
 
     /// Returns `true` if a read finds no folio at the page: a hole of a memory file, or a page that
     /// was allocated and never written.
-    pub(super) fn reads_as_zeros(&self, index: u64) -> bool {
+    fn reads_as_zeros(&self, index: u64) -> bool {
         let access = AccessMode::Get;
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);

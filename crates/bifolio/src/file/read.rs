@@ -265,11 +265,15 @@ impl File {
             if position >= mapping.len_bytes() || length == 0 {
                 return Ok(0);
             }
-            if let Some(locked) =
-                self.handle.find_folio(position >> PAGE_SHIFT, AccessMode::Read)?
-            {
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("before the page is looked up");
+            let found = self.handle.find_folio(position >> PAGE_SHIFT, AccessMode::Read)?;
+            if let Some(locked) = found {
                 break locked;
             }
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("after no page was found");
+            // A hole, or the file ended before the page: then it may be longer again.
             let zeros = self.fill_zeros(&mut buffer[..length as usize], position);
             if zeros > 0 {
                 return Ok(zeros);
@@ -475,6 +479,7 @@ pub(super) fn continues_read(file: *const Hot, position: u64, length: u64) -> bo
 mod tests {
     use super::*;
     use crate::cache::Cache;
+    use crate::file::OpenOptions;
     use crate::sync::test_hook;
 
     /// Returns a file with a hole of 100 bytes that gets 100 more bytes when this thread has looked
@@ -512,6 +517,24 @@ mod tests {
         });
         assert_eq!(file.fill_zeros(&mut [1; 300], 0), 0);
         assert!(test_hook::has_run());
+    }
+
+    #[test]
+    fn a_page_behind_an_end_that_has_moved_since_is_no_hole() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let options = OpenOptions::new().write(true);
+        let file = cache.open_fd(tempfile::tempfile().unwrap().into(), &options).unwrap();
+        file.write_all_at(&[7; 300], 0).unwrap();
+        let (cutter, writer) = (file.clone(), file.clone());
+        test_hook::set("before the page is looked up", move || {
+            cutter.set_len(0).unwrap();
+            test_hook::set("after no page was found", move || {
+                writer.write_all_at(&[7; 300], 0).unwrap();
+            });
+        });
+        let mut buffer = [1; 300];
+        assert_eq!(file.read_page_locked(&mut buffer, 0).unwrap(), 300);
+        assert!(test_hook::has_run() && buffer == [7; 300]);
     }
 
     #[test]
