@@ -142,6 +142,12 @@ def has_mask(key: Any) -> bool:
     return any(isinstance(item, bool) or getattr(item, "dtype", None) == bool for item in items)
 
 
+def read(ours: bifolio.Array, key: Any) -> Any:
+    """What an index returns, in memory: a field is an array on the file."""
+    found = ours[key]
+    return found[...] if isinstance(found, bifolio.Array) else found
+
+
 def remove(ours: bifolio.Array, theirs: Any) -> None:
     ours.close()
     os.unlink(ours.filename)
@@ -158,8 +164,8 @@ def test_an_index_reads_what_numpy_reads(
     for _ in range(4):
         key = data.draw(indices(shape))
         hypothesis.note(repr(key))
-        same(outcome(lambda: ours[key]), outcome(lambda: np.array(theirs)[key]))
-        same(outcome(lambda: ours.T[key]), outcome(lambda: np.array(theirs).T[key]))
+        same(outcome(lambda: read(ours, key)), outcome(lambda: np.array(theirs)[key]))
+        same(outcome(lambda: read(ours.T, key)), outcome(lambda: np.array(theirs).T[key]))
     remove(ours, theirs)
 
 
