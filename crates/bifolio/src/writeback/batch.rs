@@ -266,7 +266,7 @@ impl<'a> WriteBatch<'a> {
             Ok(in_flight) => in_flight,
             Err(NotBegun::NotDirty) => return Added::Done,
             Err(NotBegun::HeldBack { lsn }) => {
-                self.held = HeldBack::sum(self.held, Some(HeldBack { folios: 1, lsn }));
+                self.held = HeldBack::sum(self.held, Some(HeldBack::one(lsn)));
                 return Added::HeldBack;
             }
         };

@@ -24,11 +24,12 @@
 //! CALLS OF THE GATE. The flusher and reclaim never call it: they use the durable LSN that a
 //! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
 //! folios that they pass over they ask a thread of the gate, which lives only while there is
-//! something to ask for. It asks for the lowest LSN that was passed over, and then calls the
-//! flusher again. After a failed call it pauses and tries again, as long as the file has something
-//! that is held back. A sync calls the gate on its own thread: first for the highest LSN of the
-//! file, without a lock; then for a folio that got a higher LSN meanwhile, with the lock of that
-//! folio, so that a page that is written all the time is written out, too. The gate must not use
+//! something to ask for. It asks for the highest LSN that was passed over, so that one flush of the
+//! log lets all of them pass, or, if that fails, for the lowest, and then calls the flusher again.
+//! After a failed call it pauses and tries again, as long as the file has something that is held
+//! back. A sync calls the gate on its own thread: first for the highest LSN of the file, without a
+//! lock; then for a folio that got a higher LSN meanwhile, with the lock of that folio, so that a
+//! page that is written all the time is written out, too. The gate must not use
 //! the file that it is set for: such a call returns [`ErrorKind::GateMisuse`].
 
 use super::device::Device;
@@ -68,6 +69,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(320);
 /// - [`make_durable`](Self::make_durable) may block, and several threads may call it at the same
 ///   time. It does not wait for a thread that is in a call for the gated file or holds a
 ///   [`PageRefMut`](crate::PageRefMut) of it: that thread may wait for the gate.
+///   In the background, `lsn` is the highest of the pages to be written, so that one flush of the
+///   log is enough for all of them; if that fails, it is the lowest.
 /// - It may use other files of the cache, such as the log, but not the file that it is set for:
 ///   such a call fails with [`ErrorKind::GateMisuse`].
 /// - It does not panic. A call that panics counts as failed.
@@ -125,7 +128,8 @@ impl Asks {
 /// Request for folios that were passed over.
 #[derive(Debug)]
 struct Ask {
-    lsn: u64,
+    /// Lowest and highest LSN of the folios.
+    lsns: (u64, u64),
     /// Number of folios to be written out once they may pass, and bytes.
     folios: u64,
     range: Option<Range<u64>>,
@@ -199,25 +203,23 @@ impl Gate {
         self.known.get()
     }
 
-    /// Makes the log durable up to `lsn`. Blocks for the gate.
+    /// Makes the log durable up to `lsn`, and notes a failure. Blocks for the gate.
     fn make_durable(&self, inode: u64, lsn: u64) -> std::result::Result<(), Arc<io::Error>> {
+        let made = self.try_make_durable(inode, lsn).map_err(Arc::new);
+        made.inspect_err(|error| self.note_failure(Arc::clone(error)))
+    }
+
+    /// Makes the log durable up to `lsn`. Blocks for the gate.
+    fn try_make_durable(&self, inode: u64, lsn: u64) -> io::Result<()> {
         if may_pass(lsn, self.known.get()) || may_pass(lsn, self.refresh(inode)) {
             return Ok(());
         }
         let user = self.user();
-        match call(inode, || user.make_durable(lsn)) {
-            Ok(()) => {
-                self.known.raise(lsn);
-                self.refresh(inode);
-                self.forget_failure();
-                Ok(())
-            }
-            Err(error) => {
-                let error = Arc::new(error);
-                self.note_failure(Arc::clone(&error));
-                Err(error)
-            }
-        }
+        call(inode, || user.make_durable(lsn))?;
+        self.known.raise(lsn);
+        self.refresh(inode);
+        self.forget_failure();
+        Ok(())
     }
 
     fn note_failure(&self, error: Arc<io::Error>) {
@@ -263,7 +265,7 @@ impl Gate {
 
 impl Ask {
     fn merge(&mut self, other: Self) {
-        self.lsn = self.lsn.min(other.lsn);
+        self.lsns = (self.lsns.0.min(other.lsns.0), self.lsns.1.max(other.lsns.1));
         self.folios = self.folios.max(other.folios);
         self.range = match (self.range.take(), other.range) {
             (Some(one), Some(two)) => Some(one.start.min(two.start)..one.end.max(two.end)),
@@ -284,15 +286,16 @@ struct Asker {
 
 impl Asker {
     fn run(self) {
-        while let Some(Ask { lsn, folios, range }) = self.gate.next() {
-            if let Err(error) = self.gate.make_durable(self.address, lsn) {
-                log::warn!("a write gate cannot make LSN {lsn} durable: {error}");
+        while let Some(Ask { lsns: (lowest, highest), folios, range }) = self.gate.next() {
+            let all = self.gate.try_make_durable(self.address, highest);
+            if let Err(error) = all.or_else(|_| self.gate.make_durable(self.address, lowest)) {
+                log::warn!("a write gate cannot make LSN {lowest} durable: {error}");
                 // Throttled writers get this error.
                 self.flusher.throttle.release();
                 let file = self.file.upgrade();
                 if file.is_some_and(|file| file.is_held_back_for_now()) {
                     // This thread takes it.
-                    let _ = self.gate.queue(Ask { lsn, folios, range });
+                    let _ = self.gate.queue(Ask { lsns: (lowest, highest), folios, range });
                 }
             } else {
                 self.device.want_written(folios);
@@ -370,13 +373,13 @@ impl Inode {
     /// them. Never waits.
     pub(super) fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
         let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
-        let HeldBack { folios, lsn } = held;
+        let HeldBack { folios, lsn, highest } = held;
         let folios = if range.is_some() { 0 } else { folios };
-        if lsn == UNCOMMITTED {
+        if highest == NO_LSN {
             return;
         }
         self.memory.counters.add(Counter::GateAsk, 1);
-        if !gate.queue(Ask { lsn, folios, range }) {
+        if !gate.queue(Ask { lsns: (lsn, highest), folios, range }) {
             return;
         }
         let asker = Asker {

@@ -63,13 +63,21 @@ pub(crate) struct HeldBack {
     pub(crate) folios: u64,
     /// Lowest LSN among the highest of each: to let the first of them pass, it must be durable.
     pub(crate) lsn: u64,
+    /// Highest LSN other than [`UNCOMMITTED`], or [`NO_LSN`]: to let all of them pass.
+    pub(crate) highest: u64,
 }
 
 impl HeldBack {
+    /// Describes one folio.
+    pub(super) fn one(lsn: u64) -> Self {
+        Self { folios: 1, lsn, highest: if lsn == UNCOMMITTED { NO_LSN } else { lsn } }
+    }
+
     /// Adds the folios of two write-outs.
     pub(crate) fn sum(one: Option<Self>, two: Option<Self>) -> Option<Self> {
         let (Some(a), Some(b)) = (one, two) else { return one.or(two) };
-        Some(Self { folios: a.folios + b.folios, lsn: a.lsn.min(b.lsn) })
+        let (lsn, highest) = (a.lsn.min(b.lsn), a.highest.max(b.highest));
+        Some(Self { folios: a.folios + b.folios, lsn, highest })
     }
 }
 
@@ -231,7 +239,7 @@ impl Lsns {
     pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
         let used = self.slots.iter().filter(|slot| slot.folio != NO_FOLIO);
         let held = used.map(LsnSlot::lsn).filter(|lsn| !may_pass(*lsn, durable));
-        held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack { folios: 1, lsn })))
+        held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack::one(lsn))))
     }
 
     /// Notes that a flush begins, which makes durable what was written before.
@@ -292,7 +300,8 @@ mod tests {
         let held = map.values().filter(|(_, highest)| *highest > 500);
         let lowest = held.clone().map(|(_, highest)| *highest).min().unwrap();
         let folios = held.count() as u64;
-        assert_eq!(lsns.held_back(500), Some(HeldBack { folios, lsn: lowest }));
+        let highest = lsns.highest_above(0);
+        assert_eq!(lsns.held_back(500), Some(HeldBack { folios, lsn: lowest, highest }));
         map.keys().for_each(|id| assert!(lsns.remove(FolioId(*id)).is_some()));
         assert_eq!((lsns.highest_above(0), lsns.oldest(), lsns.held_back(0)), (0, None, None));
         assert!(lsns.shrink() >= 300 && lsns.slots() == 0);

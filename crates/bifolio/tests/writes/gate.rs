@@ -19,6 +19,8 @@ struct Log {
     /// LSNs that the cache has asked for.
     asked: Mutex<Vec<u64>>,
     fails: AtomicBool,
+    /// Calls for a higher LSN fail, unless it is 0.
+    end: AtomicU64,
     /// Number of calls that have failed.
     failures: AtomicU64,
     stalls: Option<Gate>,
@@ -46,7 +48,8 @@ impl WriteGate for Log {
     fn make_durable(&self, lsn: u64) -> io::Result<()> {
         self.asked.lock().unwrap().push(lsn);
         self.stalls.iter().for_each(Gate::pass);
-        if self.fails.load(Ordering::Relaxed) {
+        let end = self.end.load(Ordering::Relaxed);
+        if self.fails.load(Ordering::Relaxed) || end > 0 && lsn > end {
             self.failures.fetch_add(1, Ordering::Relaxed);
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
@@ -94,7 +97,7 @@ fn a_sync_makes_the_log_durable_first() {
 }
 
 #[test]
-fn the_flusher_asks_for_the_oldest_and_then_writes() {
+fn the_flusher_asks_for_the_log_and_then_writes() {
     let log = Log::new();
     let builder = Cache::builder().memory(1 << 20).dirty_age_max(Duration::from_millis(10));
     let (cache, file, storage) = gated(builder, &log);
@@ -118,6 +121,30 @@ fn write_out_of_a_range_follows_once_the_gate_opens() {
     wait_until(|| storage.bytes()[0] == 1);
     assert_eq!((log.asked(), cache.stats().device_flushes), (vec![3], 0));
     assert_eq!(file.residency(0..3 * PAGE).unwrap().dirty, 1, "outside of the range");
+}
+
+#[test]
+fn one_flush_of_the_log_lets_all_pages_of_a_round_pass() {
+    let log = Log::new();
+    let (cache, file, _storage) = gated(quiet(1 << 20), &log);
+    (0..40).for_each(|page| file.write_at(&[1; 8], page * PAGE, page + 1).unwrap());
+    file.write_out(0..40 * PAGE).unwrap();
+    wait_until(|| cache.stats().dirty_bytes == 0);
+    assert_eq!(log.asked(), [40]);
+}
+
+#[test]
+fn a_log_that_ends_below_a_page_lets_older_pages_pass() {
+    let log = Log::new();
+    log.end.store(20, Ordering::Relaxed);
+    let (cache, file, _storage) = gated(quiet(1 << 20), &log);
+    (0..40).for_each(|page| file.write_at(&[1; 8], page * PAGE, page + 1).unwrap());
+    wait_until(|| {
+        file.write_out(0..40 * PAGE).unwrap();
+        cache.stats().dirty_bytes == 20 * PAGE
+    });
+    log.end.store(0, Ordering::Relaxed);
+    file.sync_data().unwrap();
 }
 
 #[test]
