@@ -24,12 +24,12 @@
 use super::dirty::{InFlight, NotBegun};
 use super::inode::Inode;
 use super::lsns::HeldBack;
+use super::store::Place;
 use super::write_copies::WriteCopies;
 use crate::error::{Error, Result, write_error};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
-use crate::page::{Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
+use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
-use crate::swap::{SlotRun, Swap};
 use crate::sync::{Ordering, RwLockReadGuard, blocking};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -74,27 +74,29 @@ impl WriteVictim<'_> {
     }
 }
 
-/// Adjacent folios written by one transfer, in order.
+/// Folios written by one transfer, in order.
 #[derive(Debug)]
 pub(super) struct WriteIo<'a> {
     pub(super) folios: SmallVec<[WriteVictim<'a>; 1]>,
-    pub(super) position: u64,
-    /// Bytes of it that were in the file when it was started.
-    pub(super) length: u64,
-    /// Slots that they are swapped out to.
-    pub(super) slots: Option<SlotRun>,
+    pub(super) place: Place,
     /// Copies of their bytes, if raw writers may store to the folios.
     pub(super) copies: Option<WriteCopies>,
 }
 
-impl WriteIo<'_> {
+impl<'a> WriteIo<'a> {
+    /// Creates a run of folios that are not written.
+    fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
+        Self { folios, place: Place::default(), copies: None }
+    }
+
     /// Returns the memory pieces of its bytes.
-    pub(super) fn pieces(&self, inode: &Inode) -> Pieces {
+    fn pieces(&self, inode: &Inode) -> Pieces {
+        let length = self.place.length_bytes;
         if let Some(copies) = &self.copies {
-            return Pieces::of(self.length, std::iter::once((copies.address(0), self.length)));
+            return Pieces::of(length, std::iter::once((copies.address(0), length)));
         }
         let folios = self.folios.iter();
-        Pieces::of(self.length, folios.map(|victim| (victim.start(inode), victim.folio_bytes())))
+        Pieces::of(length, folios.map(|victim| (victim.start(inode), victim.folio_bytes())))
     }
 }
 
@@ -113,8 +115,6 @@ pub(super) enum Added {
 #[derive(Debug)]
 pub(crate) struct WriteBatch<'a> {
     pub(super) inode: &'a Inode,
-    /// Swap, for folios of a memory file.
-    pub(super) slots: Option<&'a Swap>,
     within: Range<u64>,
     /// LSN that is known to be durable (O1 of `gate.rs`).
     durable_lsn: u64,
@@ -122,6 +122,9 @@ pub(crate) struct WriteBatch<'a> {
     held: Option<HeldBack>,
     /// WRITEBACK-4: the length does not change until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,
+    /// Folios of a store that chooses their place, begun and not started, and their pages.
+    gathered: SmallVec<[WriteVictim<'a>; 1]>,
+    gathered_pages: u64,
     /// Transfers that are ready, and their bytes.
     ready: VecDeque<(Transfer, WriteIo<'a>)>,
     ready_bytes: u64,
@@ -129,7 +132,7 @@ pub(crate) struct WriteBatch<'a> {
     in_flight_bytes: u64,
     /// Transfers of several folios that failed.
     failed: Vec<WriteIo<'a>>,
-    pub(super) begun_folios: u64,
+    begun_folios: u64,
     ended_folios: u64,
     written_folios: u64,
     error: Option<Error>,
@@ -198,11 +201,12 @@ impl<'a> WriteBatch<'a> {
     fn with(inode: &'a Inode, within: Range<u64>, no_cut: RwLockReadGuard<'a, ()>) -> Self {
         Self {
             inode,
-            slots: inode.store.slots().map(|swap| &**swap),
             within,
             durable_lsn: inode.known_durable(),
             held: None,
             _no_cut: no_cut,
+            gathered: SmallVec::new(),
+            gathered_pages: 0,
             ready: VecDeque::new(),
             ready_bytes: 0,
             queue: inode.engine.queue(),
@@ -228,9 +232,6 @@ impl<'a> WriteBatch<'a> {
     /// ones, and those that the write gate holds back, are moved to `busy`.
     pub(super) fn add_all(&mut self, mut folios: Vec<FolioRef<'a>>, busy: &mut Vec<FolioRef<'a>>) {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
-        if self.slots.is_some() {
-            return self.swap_out_all(folios, busy);
-        }
         for folio in folios {
             let again = folio.try_clone();
             if self.add(folio) != Added::Done {
@@ -270,6 +271,10 @@ impl<'a> WriteBatch<'a> {
                 return Added::HeldBack;
             }
         };
+        if !self.inode.store.has_positions() {
+            self.gather(folio, locked, in_flight);
+            return Added::Done;
+        }
         drop(locked);
         let mut before: SmallVec<[WriteVictim<'a>; 1]> = SmallVec::new();
         let mut run_pages = pages;
@@ -292,6 +297,34 @@ impl<'a> WriteBatch<'a> {
         self.begun_folios += folios.len() as u64;
         self.start(folios);
         Added::Done
+    }
+
+    /// Adds a folio, whose write-out has begun, to those that are written in one transfer, wherever
+    /// they are in the file.
+    fn gather(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>, in_flight: InFlight) {
+        let inode = self.inode;
+        let pages = locked.pages();
+        // Until now it had its number in the list there (rule 4 of `page`).
+        locked.set_slot(0);
+        if locked.flags.get(Flag::Allocated) {
+            let filled = inode.fill_with_zeros(&folio, &locked);
+            debug_assert!(filled.is_ok(), "a folio of the arena takes no memory to fill");
+        }
+        drop(locked);
+        if self.gathered_pages + pages > RUN_PAGES_MAX {
+            self.start_gathered();
+        }
+        self.begun_folios += 1;
+        self.gathered_pages += pages;
+        self.gathered.push(WriteVictim { folio, in_flight, copy: None });
+    }
+
+    fn start_gathered(&mut self) {
+        self.gathered_pages = 0;
+        let folios = std::mem::take(&mut self.gathered);
+        if !folios.is_empty() {
+            self.start(folios);
+        }
     }
 
     /// Begins the write-out of the folio at page `index`, if it is dirty and not busy.
@@ -324,9 +357,6 @@ impl<'a> WriteBatch<'a> {
         if folios[0].copy.is_none() && self.is_any_discarded(&folios) {
             return self.end_discarded(folios);
         }
-        if self.slots.is_some() {
-            return self.swap_run(folios);
-        }
         match self.needs_copies(&folios) {
             Some(region) => self.start_copied(folios, region),
             None => self.start_from(folios, None),
@@ -344,9 +374,8 @@ impl<'a> WriteBatch<'a> {
     /// alone.
     #[cold]
     fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
-        let index = folios[0].folio.folio().index();
-        let (position, is_alone) = (index * PAGE_BYTES, folios.len() == 1);
-        let run = WriteIo { folios, position, length: 0, slots: None, copies: None };
+        let (index, is_alone) = (folios[0].folio.folio().index(), folios.len() == 1);
+        let run = WriteIo::unwritten(folios);
         if is_alone {
             let error = self.inode.discarded(index);
             log::error!("{error}");
@@ -355,25 +384,36 @@ impl<'a> WriteBatch<'a> {
         self.failed.push(run);
     }
 
-    /// Starts the transfer of adjacent folios, from `copies` or from their frames.
+    /// Starts the transfer of folios, from `copies` or from their frames, or several transfers if
+    /// the store has no place for all of them together.
     pub(super) fn start_from(
         &mut self,
-        folios: SmallVec<[WriteVictim<'a>; 1]>,
-        copies: Option<WriteCopies>,
+        mut folios: SmallVec<[WriteVictim<'a>; 1]>,
+        mut copies: Option<WriteCopies>,
     ) {
         let inode = self.inode;
-        let position = folios[0].folio.folio().index() * PAGE_BYTES;
-        let run_bytes = folios.len() as u64 * inode.mapping.folio_bytes();
-        let length = inode.mapping.len_bytes().saturating_sub(position).min(run_bytes);
-        let run = WriteIo { folios, position, length, slots: None, copies };
-        if length == 0 {
+        while !folios.is_empty() {
+            let place = inode.store.place(&folios, inode.mapping.len_bytes(), &inode.memory.arena);
+            let count = place.as_ref().map_or(1, |(_, count)| *count);
+            let rest = folios.drain(count..).collect();
+            let folios = std::mem::replace(&mut folios, rest);
+            match place {
+                Ok((place, _)) => self.start_at(WriteIo { folios, place, copies: copies.take() }),
+                Err(error) => self.end(WriteIo::unwritten(folios), Some(error)),
+            }
+        }
+    }
+
+    fn start_at(&mut self, run: WriteIo<'a>) {
+        let inode = self.inode;
+        if run.place.length_bytes == 0 {
             return self.end(run, None);
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
+        inode.store.note_start(&run, inode);
+        let (backing, position_bytes) = (inode.store.writer(), run.place.position_bytes);
         let pieces = run.pieces(inode);
-        let backing = inode.store.writer();
-        let transfer =
-            Transfer { backing, operation: Operation::Write, position_bytes: position, pieces };
+        let transfer = Transfer { backing, operation: Operation::Write, position_bytes, pieces };
         self.join(transfer, run);
     }
 
@@ -384,13 +424,12 @@ impl<'a> WriteBatch<'a> {
         let length_bytes = folios.len() as u64 * self.inode.mapping.folio_bytes();
         let range = position..position + length_bytes;
         let error = write_error(self.inode.name(), range, std::io::Error::other(error));
-        let run = WriteIo { folios, position, length: 0, slots: None, copies: None };
-        self.end(run, Some(error));
+        self.end(WriteIo::unwritten(folios), Some(error));
     }
 
     /// Queues a transfer. Submits the transfers before it when they are worth a call.
-    pub(super) fn join(&mut self, transfer: Transfer, run: WriteIo<'a>) {
-        self.ready_bytes += run.length;
+    fn join(&mut self, transfer: Transfer, run: WriteIo<'a>) {
+        self.ready_bytes += run.place.length_bytes;
         self.ready.push_back((transfer, run));
         let many = self.queue.depth().div_ceil(2);
         if self.ready_bytes >= CALL_BYTES {
@@ -424,7 +463,7 @@ impl<'a> WriteBatch<'a> {
         } else {
             self.queue.complete(wanted, on_done);
         }
-        self.in_flight_bytes -= answered.iter().map(|(run, _)| run.length).sum::<u64>();
+        self.in_flight_bytes -= answered.iter().map(|(run, _)| run.place.length_bytes).sum::<u64>();
         self.submit_ready();
         if self.queue.in_flight() > 1 {
             self.queue.begin();
@@ -448,13 +487,13 @@ impl<'a> WriteBatch<'a> {
     /// Passes queued transfers to the engine, up to the limit.
     fn submit_ready(&mut self) {
         while let Some((_, next)) = self.ready.front() {
-            let in_flight_bytes = self.in_flight_bytes + next.length;
+            let in_flight_bytes = self.in_flight_bytes + next.place.length_bytes;
             let is_too_much = self.in_flight_bytes > 0 && in_flight_bytes > IN_FLIGHT_BYTES_MAX;
             if is_too_much || self.queue.is_full() {
                 break;
             }
             let Some((transfer, run)) = self.ready.pop_front() else { break };
-            self.ready_bytes -= run.length;
+            self.ready_bytes -= run.place.length_bytes;
             self.in_flight_bytes = in_flight_bytes;
             // SAFETY: IO-1: frames of the arena, which stays mapped (FRAMES-2), pages of a region,
             // or copies that stay until the write-out has ended. The run, which the queue keeps
@@ -469,7 +508,7 @@ impl<'a> WriteBatch<'a> {
         match answer {
             Ok(_) => self.end(run, None),
             Err(_) if run.folios.len() > 1 => {
-                self.assign_slots(&run, false);
+                self.inode.store.release(std::mem::take(&mut run.place));
                 run.copies = None;
                 self.failed.push(run);
             }
@@ -478,16 +517,16 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Ends the write-out of every folio of `run`.
-    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
+    fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         self.ended_folios += count;
         inode.memory.counters.add(Counter::Writeback, count);
-        self.assign_slots(&run, error.is_none());
+        let length_bytes = run.place.length_bytes;
+        inode.store.note_end(run.place, &run.folios, error.as_ref(), &inode.memory.counters);
         match &error {
             None => {
-                inode.memory.counters.add(Counter::WrittenBytes, run.length);
-                inode.store.note_written(run.position, run.length);
+                inode.memory.counters.add(Counter::WrittenBytes, length_bytes);
                 self.written_folios += count;
             }
             Some(error) => {
@@ -508,7 +547,6 @@ impl<'a> WriteBatch<'a> {
         if let Some(device) = &inode.device {
             inode.flusher.note_progress(device, error.as_ref());
         }
-        inode.store.note_end(error.as_ref());
     }
 
     /// Waits for everything in flight.
@@ -519,6 +557,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     pub(crate) fn finish_all(&mut self) {
+        self.start_gathered();
         while self.queue.in_flight() > 0 || !self.ready.is_empty() || !self.failed.is_empty() {
             self.submit_ready();
             self.complete(self.queue.in_flight());

@@ -3,7 +3,7 @@
 //! Sits between `page` and `io`. An [`Inode`] is one file of the cache (the kernel's term for what
 //! handles share): its mapping, its store, its dirty list and its write errors. A file with a
 //! backing is written to that. A memory file has none; its folios are swapped out, if the cache has
-//! a swap, when reclaim finds no other memory (`store.rs`, `swap_out.rs`).
+//! a swap, when reclaim finds no other memory (`store.rs`, `swap_store.rs`).
 //!
 //! ```text
 //!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
@@ -12,7 +12,7 @@
 //!     |    '--> throttled       |      flusher.rs, device.rs, throttle.rs
 //!     |         writers         |
 //!   reclaim: met a dirty folio  |      calls the flusher, and writes nothing
-//!   reclaim: of a memory file ------> WriteBatch --> slots of the swap    swap_out.rs
+//!   reclaim: of a memory file ------> WriteBatch --> slots of the swap    swap_store.rs
 //! ```
 //!
 //! States of a folio:
@@ -66,7 +66,7 @@ mod gate;
 mod inode;
 mod lsns;
 mod store;
-mod swap_out;
+mod swap_store;
 mod sync;
 mod throttle;
 mod write_copies;

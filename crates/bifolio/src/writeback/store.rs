@@ -16,17 +16,20 @@
 //! ```text
 //!   value(slot) --take_over--> clean folio with the slot --evict--> value(slot)
 //!                                 |            ^
-//!                              mark_dirty      | its write-out ended (swap_out.rs)
+//!                              mark_dirty      | its write-out ended (swap_store.rs)
 //!                                 v            |
 //!                              dirty folio, no slot
 //! ```
 
-use super::inode::pages_of_still;
+use super::batch::{WriteIo, WriteVictim};
+use super::inode::Inode;
+use super::swap_store::SwapStore;
 use crate::error::{Error, ErrorKind, Result, io_error, of_range};
 use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
-use crate::memory::Shadow;
+use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
-use crate::swap::Swap;
+use crate::stats::Counters;
+use crate::swap::{SlotRun, Swap};
 use crate::sync::{AtomicU64, Ordering, RwLock};
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,6 +43,16 @@ pub(crate) enum Cleaner {
     Swapper,
     /// None: the folios stay in memory.
     None,
+}
+
+/// Place on the storage of folios that are written by one transfer. Of no bytes by default.
+#[derive(Debug, Default)]
+pub(super) struct Place {
+    pub(super) position_bytes: u64,
+    /// Number of bytes to write: those of the folios that were in the file when it was chosen.
+    pub(super) length_bytes: u64,
+    /// Slots of the swap, owned until the write-out has ended.
+    pub(super) slots: Option<SlotRun>,
 }
 
 /// Store of a file.
@@ -92,30 +105,6 @@ impl DiskStore {
     }
 }
 
-/// Store of a memory file.
-#[derive(Debug)]
-pub(crate) struct SwapStore {
-    /// Name of the file in messages.
-    name: String,
-    /// Swap that folios go to when memory is short.
-    swap: Option<Arc<Swap>>,
-}
-
-impl SwapStore {
-    /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
-    /// and shadow.
-    fn evicted_entry(&self, locked: &LockedFolio<'_>, page: u64, shadow: Option<Shadow>) -> Entry {
-        let slot = locked.slot();
-        if slot == 0 {
-            return Entry::HOLE;
-        }
-        if let (Some(swap), Some(shadow)) = (&self.swap, shadow) {
-            swap.set_shadow(slot + page as u32, shadow);
-        }
-        Entry::value(u64::from(slot) + page)
-    }
-}
-
 impl Store {
     /// Creates the store of a file over `backing`, which has `len_bytes` bytes now.
     pub(super) fn on_disk(backing: &Arc<dyn DirectBacking>, len_bytes: u64) -> Self {
@@ -130,7 +119,7 @@ impl Store {
 
     /// Creates the store of a memory file.
     pub(super) fn in_memory(name: String, swap: Option<Arc<Swap>>) -> Self {
-        Self::Swap(SwapStore { name, swap })
+        Self::Swap(SwapStore::new(name, swap))
     }
 }
 
@@ -140,7 +129,7 @@ impl Store {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Disk(disk) => disk.reader().describe(),
-            Self::Swap(swap) => swap.name.clone(),
+            Self::Swap(swap) => swap.name().to_owned(),
         }
     }
 
@@ -153,7 +142,7 @@ impl Store {
     pub(crate) fn cleaner(&self) -> Cleaner {
         match self {
             Self::Disk(_) => Cleaner::Flusher,
-            Self::Swap(swap) if swap.swap.is_some() => Cleaner::Swapper,
+            Self::Swap(swap) if swap.slots().is_some() => Cleaner::Swapper,
             Self::Swap(_) => Cleaner::None,
         }
     }
@@ -343,7 +332,7 @@ impl Store {
     pub(crate) fn slots(&self) -> Option<&Arc<Swap>> {
         match self {
             Self::Disk(_) => None,
-            Self::Swap(swap) => swap.swap.as_ref(),
+            Self::Swap(swap) => swap.slots(),
         }
     }
 }
@@ -359,7 +348,7 @@ impl Store {
     pub(crate) fn reader_if_any(&self) -> Option<Arc<dyn DirectBacking>> {
         match self {
             Self::Disk(disk) => Some(disk.reader()),
-            Self::Swap(swap) => swap.swap.as_ref().map(|swap| Arc::clone(swap.backing())),
+            Self::Swap(swap) => swap.slots().map(|swap| Arc::clone(swap.backing())),
         }
     }
 
@@ -390,25 +379,10 @@ impl Store {
     /// Checks the bytes at `start` that a locked folio was just filled with: bytes from the swap
     /// must be those that were written there (SWAP-4). Returns `true` if they are from the swap.
     pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
-        let Self::Swap(SwapStore { name, swap: Some(swap) }) = self else { return Ok(false) };
-        let descriptor = folio.folio();
-        if descriptor.slot() == 0 {
-            return Ok(false);
+        match self {
+            Self::Disk(_) => Ok(false),
+            Self::Swap(swap) => swap.check_filled(folio, start),
         }
-        let pages = pages_of_still(folio, start);
-        for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
-            swap.check(slot, page).map_err(|mismatch| {
-                let (position, swap_position) = (index * PAGE_BYTES, Swap::position_bytes(slot));
-                let text = format!(
-                    "the page at position {position} is corrupt in the swap ({}, position \
-                     {swap_position}): {mismatch}",
-                    swap.name()
-                );
-                let error = Error::new(ErrorKind::SwapCorrupt, text).in_file(name.clone());
-                error.at(position..position + PAGE_BYTES)
-            })?;
-        }
-        Ok(true)
     }
 
     /// Returns the error for a failed read of the file from `position_bytes` on.
@@ -416,7 +390,7 @@ impl Store {
     pub(crate) fn read_error(&self, position_bytes: u64, source: Error) -> Error {
         match self {
             Self::Disk(_) => source,
-            Self::Swap(swap) => Error::swap_read(swap.name.clone(), position_bytes, source),
+            Self::Swap(swap) => Error::swap_read(swap.name().to_owned(), position_bytes, source),
         }
     }
 
@@ -455,28 +429,79 @@ impl Store {
 
 /// Writes.
 impl Store {
-    /// Returns the backing that the file is written to.
+    /// Returns the backing that folios are written to. A memory file without a swap has none.
     pub(crate) fn writer(&self) -> Arc<dyn DirectBacking> {
-        let Self::Disk(disk) = self else { unreachable!("a memory file has no backing") };
-        disk.writer()
+        match self {
+            Self::Disk(disk) => disk.writer(),
+            Self::Swap(swap) => swap.backing(),
+        }
     }
 
-    /// Records that `length_bytes` bytes have been written to the backing, which is then at least
-    /// as long. A write of 0 bytes does not extend it: nothing is written of a folio past the end
+    /// Returns `true` if each page has a fixed position on the storage: folios that are adjacent in
+    /// the file are written together. Otherwise [`Self::place`] chooses a place for any of them.
+    pub(super) fn has_positions(&self) -> bool {
+        matches!(self, Self::Disk(_))
+    }
+
+    /// Returns the place where folios are written that are in the order of their positions, and the
+    /// number of those, from the first on, that it is for. The file has `len_bytes` bytes.
+    ///
+    /// # Errors
+    /// There is no place for the first of them.
+    pub(super) fn place(
+        &self,
+        folios: &[WriteVictim<'_>],
+        len_bytes: u64,
+        arena: &Arena,
+    ) -> Result<(Place, usize)> {
+        match self {
+            Self::Disk(_) => {
+                let first = folios[0].folio.folio();
+                let position_bytes = first.index() * PAGE_BYTES;
+                let run_bytes = folios.len() as u64 * first.pages() * PAGE_BYTES;
+                let length_bytes = len_bytes.saturating_sub(position_bytes).min(run_bytes);
+                let place = Place { position_bytes, length_bytes, slots: None };
+                Ok((place, folios.len()))
+            }
+            Self::Swap(swap) => swap.place(folios, arena),
+        }
+    }
+
+    /// Records that the write-out of folios to their place is about to start.
+    pub(super) fn note_start(&self, run: &WriteIo<'_>, inode: &Inode) {
+        if let Self::Swap(swap) = self {
+            swap.seal(run, inode);
+        }
+    }
+
+    /// Releases the place of a write-out that failed.
+    pub(super) fn release(&self, place: Place) {
+        if let Self::Swap(swap) = self {
+            swap.release(place);
+        }
+    }
+
+    /// Records the end of a write-out. The backing of a file is then at least as long as what was
+    /// written; a write of 0 bytes does not extend it: nothing is written of a folio past the end
     /// of file that is about to be removed. The caller holds `cutting` shared, so the length does
     /// not change.
-    pub(crate) fn note_written(&self, position_bytes: u64, length_bytes: u64) {
-        let Self::Disk(disk) = self else { return };
-        if length_bytes > 0 {
-            disk.len_bytes.fetch_max(position_bytes + length_bytes, Ordering::Relaxed);
-        }
-        disk.note_change();
-    }
-
-    /// Records the end of a write-out.
-    pub(crate) fn note_end(&self, error: Option<&Error>) {
-        if let Some(swap) = self.slots() {
-            swap.note_end(error);
+    pub(super) fn note_end(
+        &self,
+        place: Place,
+        folios: &[WriteVictim<'_>],
+        error: Option<&Error>,
+        counters: &Counters,
+    ) {
+        match self {
+            Self::Disk(disk) if error.is_none() => {
+                if place.length_bytes > 0 {
+                    let end_bytes = place.position_bytes + place.length_bytes;
+                    disk.len_bytes.fetch_max(end_bytes, Ordering::Relaxed);
+                }
+                disk.note_change();
+            }
+            Self::Disk(_) => {}
+            Self::Swap(swap) => swap.note_end(place, folios, error, counters),
         }
     }
 

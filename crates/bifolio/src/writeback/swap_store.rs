@@ -1,0 +1,190 @@
+//! The store of a memory file: slots of the cache's swap, which choose a place for folios that are
+//! written when memory is short.
+//!
+//! A page has no fixed position in the swap. So folios that are evicted together, however far apart
+//! in their file, go to adjacent slots, in one transfer of up to 1 MiB, and folios that are
+//! adjacent in the file can be read back in one. A folio gets its slot when its write-out has
+//! succeeded. After a failure the slot is freed, and the folio stays dirty.
+
+use super::batch::{WriteIo, WriteVictim};
+use super::inode::{Inode, pages_of_still};
+use super::store::Place;
+use crate::error::{Error, ErrorKind, Result, write_error};
+use crate::io::DirectBacking;
+use crate::memory::{Arena, Shadow};
+use crate::page::{Entry, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::stats::{Counter, Counters};
+use crate::swap::{GROUP_BYTES, SlotRun, Swap};
+use std::io;
+use std::sync::Arc;
+
+/// Store of a memory file.
+#[derive(Debug)]
+pub(crate) struct SwapStore {
+    /// Name of the file in messages.
+    name: String,
+    /// Swap that folios go to when memory is short.
+    swap: Option<Arc<Swap>>,
+}
+
+impl SwapStore {
+    pub(super) fn new(name: String, swap: Option<Arc<Swap>>) -> Self {
+        Self { name, swap }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the swap whose slots the pages have, if any.
+    pub(super) fn slots(&self) -> Option<&Arc<Swap>> {
+        self.swap.as_ref()
+    }
+
+    fn swap(&self) -> &Swap {
+        self.swap.as_ref().expect("folios are written only if there is a swap")
+    }
+
+    /// Returns the storage of the swap that folios are written to.
+    pub(super) fn backing(&self) -> Arc<dyn DirectBacking> {
+        Arc::clone(self.swap().backing())
+    }
+
+    /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
+    /// and shadow.
+    pub(super) fn evicted_entry(
+        &self,
+        locked: &LockedFolio<'_>,
+        page: u64,
+        shadow: Option<Shadow>,
+    ) -> Entry {
+        let slot = locked.slot();
+        if slot == 0 {
+            return Entry::HOLE;
+        }
+        if let (Some(swap), Some(shadow)) = (&self.swap, shadow) {
+            swap.set_shadow(slot + page as u32, shadow);
+        }
+        Entry::value(u64::from(slot) + page)
+    }
+
+    /// Checks the bytes at `start` that a locked folio was just filled with (SWAP-4). Returns
+    /// `true` if they are from the swap.
+    pub(super) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
+        let descriptor = folio.folio();
+        let Some(swap) = self.swap.as_ref().filter(|_| descriptor.slot() != 0) else {
+            return Ok(false);
+        };
+        let pages = pages_of_still(folio, start);
+        for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
+            swap.check(slot, page).map_err(|mismatch| {
+                let (position, swap_position) = (index * PAGE_BYTES, Swap::position_bytes(slot));
+                let text = format!(
+                    "the page at position {position} is corrupt in the swap ({}, position \
+                     {swap_position}): {mismatch}",
+                    swap.name()
+                );
+                let error = Error::new(ErrorKind::SwapCorrupt, text).in_file(self.name.clone());
+                error.at(position..position + PAGE_BYTES)
+            })?;
+        }
+        Ok(true)
+    }
+
+    /// Returns as many adjacent slots as there are for folios, and the number of folios that they
+    /// are for. Only the first may be too large for the free slots: those after it may need fewer.
+    pub(super) fn place(
+        &self,
+        folios: &[WriteVictim<'_>],
+        arena: &Arena,
+    ) -> Result<(Place, usize)> {
+        let swap = self.swap();
+        let pages_of = |victim: &WriteVictim<'_>| victim.folio.folio().pages() as u32;
+        let (wanted, least) = (folios.iter().map(pages_of).sum(), pages_of(&folios[0]));
+        let Some(slots) = take_slots(swap, wanted, least, arena) else {
+            return Err(why_no_slots(swap, least.into()));
+        };
+        let (mut pages, mut count) = (0, 0);
+        for victim in folios {
+            if pages + pages_of(victim) > slots.pages {
+                break;
+            }
+            pages += pages_of(victim);
+            count += 1;
+        }
+        swap.give_back(slots.first + pages, slots.pages - pages);
+        let place = Place {
+            position_bytes: Swap::position_bytes(slots.first),
+            length_bytes: Swap::position_bytes(pages),
+            slots: Some(SlotRun { first: slots.first, pages }),
+        };
+        Ok((place, count))
+    }
+
+    /// Computes the checksums of pages that are about to be written (SWAP-4).
+    pub(super) fn seal(&self, run: &WriteIo<'_>, inode: &Inode) {
+        let swap = self.swap();
+        let Some(slots) = run.place.slots else { return };
+        let victims = run.folios.iter();
+        let pages = victims.flat_map(|it| pages_of_still(&it.folio, it.start(inode)));
+        (slots.first..).zip(pages).for_each(|(slot, page)| swap.seal(slot, page));
+    }
+
+    /// Frees the slots of a write-out that failed.
+    pub(super) fn release(&self, place: Place) {
+        let Some(slots) = place.slots else { return };
+        self.swap().note_written(slots, false);
+        self.swap().give_back(slots.first, slots.pages);
+    }
+
+    /// Assigns the slots of a write-out that has ended to its folios, or frees them if it failed.
+    pub(super) fn note_end(
+        &self,
+        place: Place,
+        folios: &[WriteVictim<'_>],
+        error: Option<&Error>,
+        counters: &Counters,
+    ) {
+        let swap = self.swap();
+        swap.note_end(error);
+        let Some(slots) = place.slots.filter(|_| error.is_none()) else {
+            return self.release(place);
+        };
+        swap.note_written(slots, true);
+        let mut slot = slots.first;
+        for WriteVictim { folio, .. } in folios {
+            // No other thread reads it while the write-out is in flight (rule 4 of `page`).
+            folio.folio().set_slot(slot);
+            slot += folio.folio().pages() as u32;
+        }
+        counters.add(Counter::SwapOut, u64::from(slots.pages));
+    }
+}
+
+/// Takes adjacent slots for a folio of `least_pages`, and up to `wanted_pages` for the folios after
+/// it. Slots are charged by the page, and may be free only in pieces: for a larger folio another
+/// group of slots is added, if memory for it is available.
+fn take_slots(swap: &Swap, wanted_pages: u32, least_pages: u32, arena: &Arena) -> Option<SlotRun> {
+    let found = swap.take(wanted_pages, least_pages);
+    if found.is_some() || !swap.wants_adjacent_slots(least_pages) || !arena.charge(GROUP_BYTES) {
+        return found;
+    }
+    if !swap.grow() {
+        arena.uncharge(GROUP_BYTES);
+    }
+    swap.take(wanted_pages, least_pages)
+}
+
+/// Returns the reason why there are no adjacent slots: all are taken, or the storage refuses the
+/// free ones.
+#[cold]
+fn why_no_slots(swap: &Swap, pages: u64) -> Error {
+    let refusal = swap.answers().last_refusal.filter(|_| swap.has_free_slots());
+    refusal.unwrap_or_else(|| no_slots(swap, pages))
+}
+
+#[cold]
+fn no_slots(swap: &Swap, pages: u64) -> Error {
+    let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
+    write_error(swap.name(), 0..Swap::position_bytes(pages as u32), source)
+}
