@@ -14,14 +14,8 @@ use crate::tidy::sources;
 
 /// Files that may ask which kind of store or page space a file has: the seams, the public
 /// description of a file, and code for maps only.
-const SEAMS: [&str; 6] = [
-    "writeback/store",
-    "memory/mod.rs",
-    "file/mod.rs",
-    "file/map.rs",
-    "file/faults/",
-    "reclaim/unmap",
-];
+const SEAMS: [&str; 6] =
+    ["inode/store", "memory/mod.rs", "file/mod.rs", "file/map.rs", "file/faults/", "reclaim/unmap"];
 
 /// Calls that ask for the kind of a file, directly or by a consequence.
 const QUESTIONS: [&str; 10] = [

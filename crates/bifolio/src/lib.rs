@@ -110,10 +110,10 @@
 //!
 //! `cache` builds and owns; `map` is files as memory; `file` turns bytes into pages, and serves
 //! faults; `page` finds a page's Entry, counts references and locks; `memory` is frames, their
-//! bound and their lists; `reclaim` chooses what goes; `writeback` and `io` talk to the device;
-//! `swap` is where memory files go; `sync` and `sys` are what all stand on. Each folder's `mod.rs`
-//! says its protocol and invariants; `ARCHITECTURE.md` tells one read, one eviction and one fault
-//! from end to end.
+//! bound and their lists; `reclaim` chooses what goes; `inode` is what the handles of a file share;
+//! `writeback` and `io` talk to the device; `swap` is where memory files go; `sync` and `sys` are
+//! what all stand on. Each folder's `mod.rs` says its protocol and invariants; `ARCHITECTURE.md`
+//! tells one read, one eviction and one fault from end to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
@@ -129,6 +129,8 @@ mod error;
 mod evicted;
 #[cfg(not(all(test, loom)))]
 mod file;
+#[cfg(not(all(test, loom)))]
+mod inode;
 #[cfg(not(all(test, loom)))]
 mod io;
 #[cfg(not(all(test, loom)))]
@@ -156,6 +158,11 @@ mod file {
         pub(crate) mod handover;
     }
 }
+/// The protocols of `inode` that a model run can follow.
+#[cfg(all(test, loom))]
+mod inode {
+    pub(crate) mod clearing;
+}
 /// The protocols of `memory` that a model run can follow.
 #[cfg(all(test, loom))]
 mod memory {
@@ -169,7 +176,6 @@ mod memory {
 /// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]
 mod writeback {
-    pub(crate) mod clearing;
     pub(crate) mod dirty;
     pub(crate) mod flush;
     pub(crate) mod lsns;

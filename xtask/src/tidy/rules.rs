@@ -35,7 +35,7 @@ const EXPLAINED: [&str; 3] = ["Acquire", "Release", "AcqRel"];
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
 /// The modules of the library that may hold unsafe code; the others build on what these offer.
-const UNSAFE_MODULES: [&str; 11] = [
+const UNSAFE_MODULES: [&str; 12] = [
     "stats",
     "sync",
     "page",
@@ -45,6 +45,7 @@ const UNSAFE_MODULES: [&str; 11] = [
     "map",
     "file",
     "cache",
+    "inode",
     "writeback",
     "reclaim",
 ];

@@ -7,9 +7,9 @@ use super::readahead::Mode;
 use super::registry::Registry;
 use crate::error::Result;
 use crate::evicted::Evicted;
+use crate::inode::Inode;
 use crate::page::{Flag, Folio, pages_of};
 use crate::reclaim::Reclaim;
-use crate::writeback::Inode;
 use std::ops::Range;
 use std::sync::Arc;
 

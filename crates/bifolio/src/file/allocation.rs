@@ -7,7 +7,7 @@
 //! | `zero_range` | the backing zeroes storage | a hole is punched and allocated |
 //! | seeks | the backing's data, and dirty folios | folios that were written, and slots |
 //!
-//! How folios and backing change together is in `writeback/clearing.rs`. Whole folios are
+//! How folios and backing change together is in `inode/clearing.rs`. Whole folios are
 //! cleared there. The parts of folios at the edges of a range are zeroed in memory; in a file with
 //! a backing that is a write.
 

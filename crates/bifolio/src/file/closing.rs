@@ -19,10 +19,11 @@ use super::own_pins;
 use super::registry::{Key, Open, Registry};
 use super::{File, OpenOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;
-use crate::writeback::{Inode, is_inside_any};
+use crate::writeback::is_inside_any;
 use std::sync::Arc;
 
 /// Membership of a handle in its file.

@@ -12,6 +12,7 @@ use super::handle::{AccessMode, Handle, OnAllocated};
 use super::own_pins;
 use super::read_io::ReadIo;
 use crate::error::{Error, ErrorKind, Result};
+use crate::inode::{Cleaner, ClearedBefore, Inode};
 use crate::io::RUN_PAGES_MAX;
 use crate::memory::{FrameKind, Staged};
 use crate::page::{
@@ -22,7 +23,6 @@ use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use crate::sys::process;
-use crate::writeback::{Cleaner, ClearedBefore, Inode};
 use std::ops::Range;
 use std::time::Instant;
 

@@ -28,10 +28,11 @@ use super::readahead::Readahead;
 use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
+use crate::inode::{Cleaner, Inode};
 use crate::reclaim::Reclaim;
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::process::Origin;
-use crate::writeback::{Cleaner, ErrorCursor, Inode, NoRoom};
+use crate::writeback::{ErrorCursor, NoRoom};
 use std::sync::{Arc, OnceLock};
 
 /// State shared by all clones of a [`File`](super::File).

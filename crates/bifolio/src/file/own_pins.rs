@@ -4,8 +4,8 @@
 //! the folio would deadlock, so it checks this list before it waits, and returns an error.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::inode::Inode;
 use crate::page::PAGE_BYTES;
-use crate::writeback::Inode;
 use std::cell::RefCell;
 use std::ops::Range;
 

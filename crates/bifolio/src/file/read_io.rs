@@ -20,13 +20,13 @@
 use super::fill::{Locked, ReadIoClaim, Room, Wait};
 use super::handle::Handle;
 use crate::error::{Error, Result};
+use crate::inode::{ClearedBefore, Inode};
 use crate::io::{Queue, Transfer};
 use crate::memory::Staged;
 use crate::page::{Entry, Flag, FolioId, Folios, PAGE_BYTES};
 use crate::reclaim::Haste;
 use crate::stats::Counter;
 use crate::sys::copy;
-use crate::writeback::{ClearedBefore, Inode};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;

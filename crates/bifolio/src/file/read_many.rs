@@ -10,9 +10,9 @@ use super::hit::Hit;
 use super::read_io::{Batch, Delivery, copy_filled};
 use super::{File, Registry, faults};
 use crate::error::{Error, Result};
+use crate::inode::Inode;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
-use crate::writeback::Inode;
 use std::sync::Arc;
 
 /// Number of requests ahead whose first Entry is prefetched: requests are in no order, so every

@@ -12,10 +12,10 @@ use super::options::check_len_max;
 use super::own_pins;
 use super::registry::no_table;
 use crate::error::{Error, Result};
+use crate::inode::Resizing;
 use crate::io::FallocateMode;
 use crate::memory::PageSpace;
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
-use crate::writeback::Resizing;
 use std::ops::Range;
 
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing (G1

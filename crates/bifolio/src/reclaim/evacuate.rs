@@ -34,11 +34,11 @@
 use super::evict::EvictedBatch;
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
+use crate::inode::{Cleaner, Inode};
 use crate::memory::{EXTENT_PAGES, Evacuation, FrameKind, Purpose};
 use crate::page::{Flag, FolioId, LockedFolio, OldFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
-use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 
 /// Number of chunks that a round tries before it gives up.

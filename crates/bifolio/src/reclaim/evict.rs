@@ -5,10 +5,10 @@
 
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{Reclaim, ReclaimLock};
+use crate::inode::{Cleaner, Inode};
 use crate::memory::{ListKind, Shadow};
 use crate::page::{EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::writeback::{Cleaner, Inode};
 
 /// Folios that were evicted together, unlocked, and whose frames are freed together.
 #[derive(Debug, Default)]

@@ -47,13 +47,13 @@ use super::scan::{ScanControl, ScanCounts, WriteOut};
 use super::unmap::{Owners, Unmapping};
 use crate::ablation::DrainPolicy;
 use crate::evicted::{Evicted, Kept, Reason};
+use crate::inode::Inode;
 use crate::page::{
     BATCH_SLOTS, Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet,
     WriteState,
 };
 use crate::stats::Counter;
 use crate::sys::process;
-use crate::writeback::Inode;
 use std::ops::Range;
 
 /// Number of folios that are noted before N5 and N6 run; a range with more takes several rounds.

@@ -5,10 +5,10 @@ use super::evict::EvictedBatch;
 use super::swapper::SWAP_PAGES;
 use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, ReclaimLock};
+use crate::inode::{Cleaner, Inode};
 use crate::memory::{EXTENT_PAGES, ListKind, ListSizes};
 use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::writeback::{Cleaner, Inode};
 
 /// log2 of the first share of a list to scan, one 4096th; the last share is all of it.
 const PRIORITY_MAX: u32 = 12;

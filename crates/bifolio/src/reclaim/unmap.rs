@@ -68,11 +68,11 @@ use super::evict::is_pinned;
 use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
 use super::unmap_batch::{UnmapBatch, Unmapped, UnmappedBatch, Victim, VictimState};
 use super::{Reclaim, ReclaimLock};
+use crate::inode::{Cleaner, Inode};
 use crate::memory::Region;
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};
 use crate::stats::Counter;
 use crate::sync::yield_now;
-use crate::writeback::{Cleaner, Inode};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -14,13 +14,14 @@
 #![allow(unsafe_code)]
 
 use super::scan::EvictOutcome;
+use crate::inode::Inode;
 use crate::memory::{BounceBuffer, Memory, Region};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::sys::copy;
 use crate::sys::memory::PageRange;
-use crate::writeback::{CopyAt, InFlight, Inode, WriteBatch, WriteVictim};
+use crate::writeback::{CopyAt, InFlight, WriteBatch, WriteVictim};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;

@@ -17,12 +17,12 @@ use super::{
     CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEPS_MAX, WAITING_SINCE, swapper,
 };
 use crate::error::{Error, Result, Usage};
+use crate::inode::Inode;
 use crate::memory::{CHUNK_PAGES, FrameKind};
 use crate::page::{FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
 use crate::sync::{MutexGuard, Ordering, blocking};
-use crate::writeback::Inode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
-//! Clears of whole folios with their storage (`writeback/clearing.rs`), against fills: the
+//! Clears of whole folios with their storage (`inode/clearing.rs`), against fills: the
 //! columns at its head.
 
 use super::world::{OWNER, World, model};
+use crate::inode::clearing::Clearing;
 use crate::page::{Entry, Flag, LockedFolio};
 use crate::sync::{AtomicU64, Mutex, Ordering};
-use crate::writeback::clearing::Clearing;
 use std::sync::Arc;
 
 /// A file of one page, and its storage, whose calls are ordered as system calls are.

@@ -22,11 +22,10 @@
 #![allow(unsafe_code)]
 
 use super::dirty::{InFlight, NotBegun};
-use super::inode::Inode;
 use super::lsns::HeldBack;
-use super::store::Place;
 use super::write_copies::WriteCopies;
 use crate::error::{Error, Result, write_error};
+use crate::inode::{Cleaner, Inode, Place};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
@@ -65,7 +64,7 @@ unsafe impl Sync for CopyAt {}
 
 impl WriteVictim<'_> {
     /// Returns the address of its bytes.
-    pub(super) fn start(&self, inode: &Inode) -> *mut u8 {
+    pub(crate) fn start(&self, inode: &Inode) -> *mut u8 {
         self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
     }
 
@@ -76,9 +75,9 @@ impl WriteVictim<'_> {
 
 /// Folios written by one transfer, in order.
 #[derive(Debug)]
-pub(super) struct WriteIo<'a> {
-    pub(super) folios: SmallVec<[WriteVictim<'a>; 1]>,
-    pub(super) place: Place,
+pub(crate) struct WriteIo<'a> {
+    pub(crate) folios: SmallVec<[WriteVictim<'a>; 1]>,
+    pub(crate) place: Place,
     /// Copies of their bytes, if raw writers may store to the folios.
     pub(super) copies: Option<WriteCopies>,
 }
@@ -382,6 +381,23 @@ impl<'a> WriteBatch<'a> {
             return self.end(run, Some(error));
         }
         self.failed.push(run);
+    }
+
+    /// Starts to write out victims, in portions of `portion_folios`, one transfer each, and waits
+    /// for all but the last one. The caller keeps their locks and copies until they have ended;
+    /// folios that failed are dirty again then.
+    pub(crate) fn start_victims(&mut self, victims: Vec<WriteVictim<'a>>, portion_folios: usize) {
+        debug_assert_eq!(
+            self.inode.store.cleaner(),
+            Cleaner::Swapper,
+            "victims of the flusher's files are not written here"
+        );
+        let mut left = victims.into_iter();
+        while left.len() > 0 {
+            self.finish_all();
+            self.start(left.by_ref().take(portion_folios).collect());
+            self.begin();
+        }
     }
 
     /// Starts the transfer of folios, from `copies` or from their frames, or several transfers if

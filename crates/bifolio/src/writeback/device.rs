@@ -18,10 +18,9 @@
 //! writer returns its error. The first folio that is written, by the flusher or by a sync, clears
 //! the trouble.
 
-use super::inode::Inode;
-use super::inode::Load;
 use super::throttle::{DirtyPages, part_of};
 use crate::error::Error;
+use crate::inode::{Inode, Load};
 use crate::io::DeviceIdentity;
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::DeviceStats;
@@ -48,9 +47,9 @@ pub(crate) enum NoRoom {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct RoomForDirt<'a> {
-    pub(super) inode: &'a Inode,
+    pub(crate) inode: &'a Inode,
     /// Pages that are counted: 0 if the folio is dirty already, or is never written out.
-    pub(super) counted_pages: u64,
+    pub(crate) counted_pages: u64,
 }
 
 impl RoomForDirt<'_> {
@@ -91,12 +90,12 @@ struct Calls {
 /// Files of the device that the flusher serves. The cost of a round does not grow with the number
 /// of open files that have nothing dirty.
 #[derive(Debug, Default)]
-pub(super) struct Files {
+pub(crate) struct Files {
     /// Files that may have something dirty, or in flight: the first mark adds a file, and a round
     /// that finds it clean removes it.
-    pub(super) dirty: WeakList<Inode>,
+    pub(crate) dirty: WeakList<Inode>,
     /// Files in regions, which are scanned for stores.
-    pub(super) mapped: WeakList<Inode>,
+    pub(crate) mapped: WeakList<Inode>,
     /// Set while the device is on the flusher's list of active devices.
     is_enlisted: bool,
 }
@@ -117,9 +116,9 @@ pub(crate) struct Device {
     identity: Option<DeviceIdentity>,
     /// Name of the first file opened on it.
     first_file: String,
-    pub(super) dirty_pages: DirtyPages,
+    pub(crate) dirty_pages: DirtyPages,
     /// Pages in read, and threads, that wait for the device.
-    pub(super) load: Load,
+    pub(crate) load: Load,
     files: Mutex<Files>,
     /// Set if some of its files are in regions, which must be scanned for stores.
     has_regions: AtomicBool,
@@ -233,7 +232,7 @@ impl Device {
     }
 
     /// Returns `true` if the flusher is called, or serves the device.
-    pub(super) fn is_called(&self) -> bool {
+    pub(crate) fn is_called(&self) -> bool {
         self.is_called.load(Ordering::Relaxed)
     }
 
@@ -261,7 +260,7 @@ impl Device {
 
     /// Adds to the number of folios to write out: reclaim has met them, or a writer on another
     /// device waits.
-    pub(super) fn want_written(&self, folios: u64) {
+    pub(crate) fn want_written(&self, folios: u64) {
         self.wanted_folios.fetch_add(folios, Ordering::Relaxed);
     }
 
@@ -331,7 +330,7 @@ impl Device {
     }
 
     /// Returns `true` if the device accepted no write when last asked.
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Relaxed)
     }
 
@@ -416,9 +415,9 @@ impl Inode {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::inode::Loads;
     use super::*;
     use crate::error::io_error;
+    use crate::inode::Loads;
 
     #[test]
     fn a_later_writer_does_not_get_the_trouble_of_an_older_round() {

@@ -11,9 +11,9 @@
 
 use super::device::Device;
 use super::flusher::{Flusher, Limits};
-use super::inode::Inode;
 use super::throttle::{STALL_MAX, WriteOutWait, part_of};
 use crate::error::{Error, ErrorKind, Result, write_error};
+use crate::inode::Inode;
 use crate::page::PAGE_BYTES;
 use crate::sync::blocking;
 use std::io::ErrorKind::TimedOut;

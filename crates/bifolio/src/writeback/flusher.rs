@@ -43,12 +43,11 @@
 use super::batch::{Progress, Written};
 use super::device::{Device, Files, Round};
 use super::gate::Refusal;
-use super::inode::Inode;
-use super::inode::{Load, Loads};
 use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::config;
 use crate::error::{Error, Result};
+use crate::inode::{Inode, Load, Loads};
 use crate::io::{DeviceIdentity, DirectBacking, FileIdentity};
 use crate::memory::Memory;
 use crate::page::PAGE_BYTES;
@@ -126,8 +125,8 @@ pub(crate) struct Flusher {
     ended: AtomicU64,
     pub(super) stall_ns_max: AtomicU64,
     /// Pages that devices may have in reads.
-    pub(super) loads: Loads,
-    pub(super) swap_load: Load,
+    pub(crate) loads: Loads,
+    pub(crate) swap_load: Load,
 }
 
 /// Devices that the flusher serves, and its threads.
@@ -237,7 +236,7 @@ impl Flusher {
     }
 
     /// Returns the device of a file over `backing`, whose folios have `1 << order` pages.
-    pub(super) fn device_of(
+    pub(crate) fn device_of(
         &self,
         backing: &dyn DirectBacking,
         memory: &Memory,
@@ -263,7 +262,7 @@ impl Flusher {
     }
 
     /// Puts a file of a device on one of its lists.
-    pub(super) fn enlist(
+    pub(crate) fn enlist(
         &self,
         device: &Arc<Device>,
         file: &Weak<Inode>,
@@ -275,7 +274,7 @@ impl Flusher {
     }
 
     /// Asks for a round of a device.
-    pub(super) fn call(&self, device: &Arc<Device>) {
+    pub(crate) fn call(&self, device: &Arc<Device>) {
         if device.call() {
             self.send(device, Duration::ZERO);
         }
@@ -290,7 +289,7 @@ impl Flusher {
     }
 
     /// Called when pages of a device have become dirty.
-    pub(super) fn note_dirty(&self, device: &Arc<Device>) {
+    pub(crate) fn note_dirty(&self, device: &Arc<Device>) {
         if self.is_much(device) {
             if !device.is_called() {
                 self.call(device);
@@ -338,7 +337,7 @@ impl Flusher {
 
     /// Counts pages of a device that are about to become dirty. Returns `false` if there is no
     /// room.
-    pub(super) fn try_add(&self, device: &Device, pages: u64, has_gate: bool) -> bool {
+    pub(crate) fn try_add(&self, device: &Device, pages: u64, has_gate: bool) -> bool {
         device.dirty_pages.try_add(pages, self.max_pages_for(has_gate))
     }
 

@@ -34,9 +34,9 @@
 
 use super::device::Device;
 use super::flusher::Flusher;
-use super::inode::Inode;
 use super::lsns::{HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
 use crate::error::{Error, ErrorKind, Result, write_error};
+use crate::inode::Inode;
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, blocking};
@@ -88,7 +88,7 @@ pub trait WriteGate: Send + Sync + Debug {
 
 /// Gate of a file.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     user: Mutex<Arc<dyn WriteGate>>,
     known: KnownDurable,
     asks: Mutex<Asks>,
@@ -421,7 +421,7 @@ impl Inode {
     }
 
     /// Frees the table of LSNs if no folio has any.
-    pub(super) fn free_lsns(&self) {
+    pub(crate) fn free_lsns(&self) {
         let slots = self.dirty.with_lsns(Lsns::shrink);
         self.memory.arena.uncharge(Lsns::bytes_of(slots));
     }

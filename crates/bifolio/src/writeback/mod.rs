@@ -1,9 +1,8 @@
 //! Write-back: tracks the dirty folios of a file, writes them to the device, and reports failures.
 //!
-//! Sits between `page` and `io`. An [`Inode`] is one file of the cache (the kernel's term for what
-//! handles share): its mapping, its store, its dirty list and its write errors. A file with a
-//! backing is written to that. A memory file has none; its folios are swapped out, if the cache has
-//! a swap, when reclaim finds no other memory (`store.rs`, `swap_store.rs`).
+//! In one layer with `inode`, the file that it writes out. A file with a backing is written to
+//! that. A memory file has none; its folios are swapped out, if the cache has a swap, when reclaim
+//! finds no other memory (`inode/store.rs`, `inode/swap_store.rs`).
 //!
 //! ```text
 //!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
@@ -54,7 +53,6 @@
 //! shared, and then only try folio locks.
 
 mod batch;
-mod clearing;
 mod device;
 mod dirty;
 mod errors;
@@ -63,23 +61,19 @@ mod falling;
 mod flush;
 mod flusher;
 mod gate;
-mod inode;
 mod lsns;
-mod store;
-mod swap_store;
 mod sync;
 mod throttle;
 mod write_copies;
 
-pub(crate) use batch::{CopyAt, WriteBatch, WriteVictim};
-pub(crate) use clearing::ClearedBefore;
-pub(crate) use device::NoRoom;
-pub(crate) use dirty::InFlight;
-pub(crate) use errors::ErrorCursor;
+pub(crate) use batch::{CopyAt, WriteBatch, WriteIo, WriteVictim};
+pub(crate) use device::{Device, NoRoom, RoomForDirt};
+pub(crate) use dirty::{DirtyList, InFlight};
+pub(crate) use errors::{ErrorCursor, WriteErrors};
+pub(crate) use flush::Flushes;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub use gate::WriteGate;
-pub(crate) use gate::is_inside_any;
-pub(crate) use inode::{FileSize, Inode, Resizing, Services};
+pub(crate) use gate::{Gate, is_inside_any};
 pub(crate) use lsns::NO_LSN;
-pub(crate) use store::Cleaner;
-pub(crate) use sync::CheckpointMark;
+pub(crate) use sync::{ALL_BYTES, CheckpointMark};
+pub(crate) use throttle::DirtyPages;

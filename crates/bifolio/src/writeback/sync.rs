@@ -5,9 +5,9 @@ use super::dirty::{DirtyFolios, Walk};
 use super::errors::ErrorCursor;
 use super::flush::Wants;
 use super::gate::Refusal;
-use super::inode::Inode;
 use super::lsns::Lsns;
 use crate::error::{Error, Result};
+use crate::inode::Inode;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
@@ -34,7 +34,7 @@ const ASKED_MAX: u64 = 512;
 const SHARED_BYTES_MAX: u64 = 1 << 20;
 
 /// Range of a whole file.
-pub(super) const ALL_BYTES: Range<u64> = 0..u64::MAX;
+pub(crate) const ALL_BYTES: Range<u64> = 0..u64::MAX;
 
 impl Inode {
     /// Writes `folios` and adjacent dirty folios, in the order of their positions, and waits.

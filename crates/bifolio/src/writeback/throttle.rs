@@ -8,12 +8,12 @@
 #[cfg(not(all(test, loom)))]
 use super::device::{Device, ThrottledWriter};
 #[cfg(not(all(test, loom)))]
-use super::{flusher::Flusher, inode::Inode};
-#[cfg(not(all(test, loom)))]
-use crate::error::Error;
+use super::flusher::Flusher;
 #[cfg(not(all(test, loom)))]
 use crate::stats::Counter;
 use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
+#[cfg(not(all(test, loom)))]
+use crate::{error::Error, inode::Inode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,7 +156,7 @@ impl Flusher {
     ///
     /// # Errors
     /// The device's error, if it refuses writes; `None` if it does not answer.
-    pub(super) fn wait_for_room(
+    pub(crate) fn wait_for_room(
         &self,
         device: &Arc<Device>,
         inode: &Inode,

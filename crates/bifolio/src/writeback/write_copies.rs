@@ -20,7 +20,7 @@
 #![allow(unsafe_code)]
 
 use super::batch::{WriteBatch, WriteVictim};
-use super::inode::Inode;
+use crate::inode::Inode;
 use crate::memory::{Region, Staged};
 use crate::page::PAGE_BYTES;
 use crate::sys::copy;

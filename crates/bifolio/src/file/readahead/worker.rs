@@ -18,9 +18,9 @@
 
 use super::super::read_io::ReadIo;
 use super::{STREAMS_MIN, WINDOW_DIVISOR};
+use crate::inode::Inode;
 use crate::page::PAGE_BYTES;
 use crate::sync::Mutex;
-use crate::writeback::Inode;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

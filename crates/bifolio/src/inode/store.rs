@@ -21,8 +21,7 @@
 //!                              dirty folio, no slot
 //! ```
 
-use super::batch::{WriteIo, WriteVictim};
-use super::inode::Inode;
+use super::Inode;
 use super::swap_store::SwapStore;
 use crate::error::{Error, ErrorKind, Result, io_error, of_range};
 use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
@@ -31,6 +30,7 @@ use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counters;
 use crate::swap::{SlotRun, Swap};
 use crate::sync::{AtomicU64, Ordering, RwLock};
+use crate::writeback::{WriteIo, WriteVictim};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -47,12 +47,12 @@ pub(crate) enum Cleaner {
 
 /// Place on the storage of folios that are written by one transfer. Of no bytes by default.
 #[derive(Debug, Default)]
-pub(super) struct Place {
-    pub(super) position_bytes: u64,
+pub(crate) struct Place {
+    pub(crate) position_bytes: u64,
     /// Number of bytes to write: those of the folios that were in the file when it was chosen.
-    pub(super) length_bytes: u64,
+    pub(crate) length_bytes: u64,
     /// Slots of the swap, owned until the write-out has ended.
-    pub(super) slots: Option<SlotRun>,
+    pub(crate) slots: Option<SlotRun>,
 }
 
 /// Store of a file.
@@ -439,7 +439,7 @@ impl Store {
 
     /// Returns `true` if each page has a fixed position on the storage: folios that are adjacent in
     /// the file are written together. Otherwise [`Self::place`] chooses a place for any of them.
-    pub(super) fn has_positions(&self) -> bool {
+    pub(crate) fn has_positions(&self) -> bool {
         matches!(self, Self::Disk(_))
     }
 
@@ -448,7 +448,7 @@ impl Store {
     ///
     /// # Errors
     /// There is no place for the first of them.
-    pub(super) fn place(
+    pub(crate) fn place(
         &self,
         folios: &[WriteVictim<'_>],
         len_bytes: u64,
@@ -468,14 +468,14 @@ impl Store {
     }
 
     /// Records that the write-out of folios to their place is about to start.
-    pub(super) fn note_start(&self, run: &WriteIo<'_>, inode: &Inode) {
+    pub(crate) fn note_start(&self, run: &WriteIo<'_>, inode: &Inode) {
         if let Self::Swap(swap) = self {
             swap.seal(run, inode);
         }
     }
 
     /// Releases the place of a write-out that failed.
-    pub(super) fn release(&self, place: Place) {
+    pub(crate) fn release(&self, place: Place) {
         if let Self::Swap(swap) = self {
             swap.release(place);
         }
@@ -485,7 +485,7 @@ impl Store {
     /// written; a write of 0 bytes does not extend it: nothing is written of a folio past the end
     /// of file that is about to be removed. The caller holds `cutting` shared, so the length does
     /// not change.
-    pub(super) fn note_end(
+    pub(crate) fn note_end(
         &self,
         place: Place,
         folios: &[WriteVictim<'_>],

@@ -1,8 +1,8 @@
 //! The state of a clear: whole folios of a file are zeroed together with their storage
 //! (`punch_hole`, `zero_range`).
 //!
-//! Driven by `inode/clear.rs`; fills (`file/read_io.rs`, `file/fill.rs`) and write-outs
-//! (`batch.rs`) query it.
+//! Driven by `clear.rs`; fills (`file/read_io.rs`, `file/fill.rs`) and write-outs
+//! (`writeback/batch.rs`) query it.
 //!
 //! PROTOCOL of a clear against a fill and a write-out. A clear changes the backing first, because
 //! only the backing can fail, and then removes the folios, dirty or not. In between:

@@ -38,13 +38,12 @@
 //! Unmaps pages of folios that it has frozen.
 #![allow(unsafe_code)]
 
-use super::Inode;
+use super::{ClearedBefore, Inode};
 use crate::error::Result;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{MutexGuard, Ordering, blocking};
-use crate::writeback::clearing::ClearedBefore;
-use crate::writeback::sync::ALL_BYTES;
+use crate::writeback::ALL_BYTES;
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -67,7 +66,7 @@ impl Inode {
 
     /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
     /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
-    pub(in crate::writeback) fn extend_backing(&self, end_bytes: u64) -> Result<()> {
+    pub(crate) fn extend_backing(&self, end_bytes: u64) -> Result<()> {
         if !self.store.outlives_handles() || self.missing_end(end_bytes).is_none() {
             return Ok(());
         }

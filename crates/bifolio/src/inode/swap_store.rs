@@ -6,15 +6,14 @@
 //! adjacent in the file can be read back in one. A folio gets its slot when its write-out has
 //! succeeded. After a failure the slot is freed, and the folio stays dirty.
 
-use super::batch::{WriteIo, WriteVictim};
-use super::inode::{Inode, pages_of_still};
-use super::store::Place;
+use super::{Inode, Place, pages_of_still};
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::io::DirectBacking;
 use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
 use crate::swap::{GROUP_BYTES, SlotRun, Swap};
+use crate::writeback::{WriteIo, WriteVictim};
 use std::io;
 use std::sync::Arc;
 

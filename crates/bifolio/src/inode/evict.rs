@@ -20,10 +20,7 @@ use crate::page::{
 };
 use crate::sync::blocking;
 use crate::sys::copy;
-use crate::writeback::batch::{CopyAt, WriteBatch, WriteVictim};
-use crate::writeback::dirty::InFlight;
-use crate::writeback::lsns::NO_LSN;
-use crate::writeback::store::Cleaner;
+use crate::writeback::{CopyAt, InFlight, NO_LSN};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -60,14 +57,14 @@ impl Inode {
 
     /// Drops the content of a locked folio, dirty or not, that is about to be removed from the
     /// table. No write-out of it is in flight.
-    pub(in crate::writeback) fn forget_content(&self, folio: &Folio, id: FolioId) {
+    pub(crate) fn forget_content(&self, folio: &Folio, id: FolioId) {
         self.store.drop_slot(folio);
         self.dirty.forget(&self.memory.folios, id);
         self.store.note_removed_pages(folio.pages());
     }
 
     /// Frees the location named by `seen`, an Entry without a folio at the head `index`, if any.
-    pub(in crate::writeback) fn forget_absent(&self, index: u64, seen: Entry) {
+    pub(crate) fn forget_absent(&self, index: u64, seen: Entry) {
         if seen.as_value().is_some() && self.mapping.take_value(index, seen) {
             self.store.give_back(seen, 1 << self.mapping.order());
         }
@@ -196,7 +193,7 @@ impl Inode {
 
     /// Returns the error for a discarded page at `index`, which cannot be written.
     #[cold]
-    pub(in crate::writeback) fn discarded(&self, index: u64) -> Error {
+    pub(crate) fn discarded(&self, index: u64) -> Error {
         let source = "the program has discarded the page (madvise or munmap on a map)";
         let range = index * PAGE_BYTES..(index + 1) * PAGE_BYTES;
         write_error(self.name(), range, std::io::Error::other(source))
@@ -225,11 +222,7 @@ impl Inode {
     /// # Errors
     /// The kernel cannot tell. Then every resident page may have been stored to, and the caller
     /// treats all of them as dirty.
-    pub(in crate::writeback) fn mark_stored_in(
-        &self,
-        range: &Range<u64>,
-        patient: bool,
-    ) -> Result<()> {
+    pub(crate) fn mark_stored_in(&self, range: &Range<u64>, patient: bool) -> Result<()> {
         let Some(region) = self.page_space.tracked() else {
             return Ok(());
         };
@@ -275,25 +268,6 @@ impl Inode {
             }
         }
         Ok(())
-    }
-}
-
-impl<'a> WriteBatch<'a> {
-    /// Starts to write out victims, in portions of `portion_folios`, one transfer each, and waits
-    /// for all but the last one. The caller keeps their locks and copies until they have ended;
-    /// folios that failed are dirty again then.
-    pub(crate) fn start_victims(&mut self, victims: Vec<WriteVictim<'a>>, portion_folios: usize) {
-        debug_assert_eq!(
-            self.inode.store.cleaner(),
-            Cleaner::Swapper,
-            "victims of the flusher's files are not written here"
-        );
-        let mut left = victims.into_iter();
-        while left.len() > 0 {
-            self.finish_all();
-            self.start(left.by_ref().take(portion_folios).collect());
-            self.begin();
-        }
     }
 }
 

@@ -4,7 +4,8 @@
 //!
 //! A device may not complete reads for any time. Until then the frames to be filled, the staging
 //! memory of files in regions, and the threads that serve faults are unavailable to other devices.
-//! So a device has a share of each ([`Share`]), as it has of the dirty limit (`throttle.rs`):
+//! So a device has a share of each ([`Share`]), as it has of the dirty limit
+//! (`writeback/throttle.rs`):
 //!
 //! | resource | all devices | a single device | a caller at the limit |
 //! |---|---|---|---|
@@ -24,14 +25,13 @@
 //! Creates slices of frames whose folios the caller has locked.
 #![allow(unsafe_code)]
 
-use super::Inode;
+use super::{Cleaner, ClearedBefore, Inode};
 use crate::error::{Error, Result};
 use crate::io::{Operation, Pieces, Transfer};
 use crate::page::{Entry, Flag, FolioId, FolioRef, HasTable, LockedFolio, PAGE_BYTES, Table};
 use crate::stats::Counter;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking};
 use crate::sys::copy;
-use crate::writeback::{Cleaner, ClearedBefore};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(crate) struct Load {
 
 /// Pages in read of all devices of a cache, and the threads that wait.
 #[derive(Debug, Default)]
-pub(in crate::writeback) struct Loads {
+pub(crate) struct Loads {
     reading: Arc<AtomicU64>,
     staging: Arc<AtomicU64>,
     faults: Arc<AtomicU64>,
@@ -73,14 +73,14 @@ pub(in crate::writeback) struct Loads {
 
 impl Loads {
     /// Creates the shares of another device.
-    pub(in crate::writeback) fn new_load(&self) -> Load {
+    pub(crate) fn new_load(&self) -> Load {
         let [reading, staging, faults] =
             [&self.reading, &self.staging, &self.faults].map(Share::new);
         Load { reading, staging, faults }
     }
 
     /// Sets the limit of pages in read from the bound.
-    pub(in crate::writeback) fn set_bound(&self, bound_pages: u64) {
+    pub(crate) fn set_bound(&self, bound_pages: u64) {
         self.reading_pages_max.store(bound_pages / BOUND_DIVISOR, Ordering::Relaxed);
     }
 
@@ -239,7 +239,7 @@ impl Inode {
     }
 
     /// Zeroes some of a locked folio's bytes, counted from its first, in memory.
-    pub(in crate::writeback) fn zero_folio(
+    pub(crate) fn zero_folio(
         &self,
         folio: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
@@ -334,7 +334,7 @@ impl Inode {
 
 /// Returns the bytes of a folio at `start`, page by page. No thread may change them: the folio is
 /// locked and not yet uptodate, or a write-out of it is in flight.
-pub(in crate::writeback) fn pages_of_still<'a>(
+pub(crate) fn pages_of_still<'a>(
     folio: &'a FolioRef<'_>,
     start: *const u8,
 ) -> impl Iterator<Item = &'a [u8; PAGE_BYTES as usize]> {

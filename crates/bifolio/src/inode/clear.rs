@@ -1,7 +1,7 @@
 //! Allocation of the backing: storage allocated ahead of writes, and whole folios cleared together
 //! with their storage (`punch_hole`, `zero_range`); and the search for data and holes.
 //!
-//! The protocol of a clear is at the head of `writeback/clearing.rs`.
+//! The protocol of a clear is at the head of `clearing.rs`.
 
 use super::Inode;
 use super::resize::{PinnedPages, Removal, Resizing};
@@ -14,7 +14,7 @@ use std::ops::Range;
 impl Inode {
     /// O1: returns `true` if a locked folio is about to be removed by a clear whose storage is
     /// cleared, so that its bytes must not be written. The caller holds `cutting` shared.
-    pub(in crate::writeback) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
+    pub(crate) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
         !locked.flags.get(Flag::Punched) && self.clearing.of_page(locked.index()).is_some()
     }
 }

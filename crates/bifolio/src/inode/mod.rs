@@ -1,8 +1,12 @@
-//! Inodes: the state that all handles of a file share, and marking its folios dirty.
+//! Inodes: the state that all handles of a file share (the kernel's term), and marking its folios
+//! dirty. An inode has a mapping, a store, a dirty list and write errors.
+//!
+//! In one layer with `writeback`, which writes out the dirty folios of an inode.
 //!
 //! ```text
 //!   mod.rs      the file, its kind, its dirty folios
-//!   clear.rs    allocation of the backing, holes
+//!   store.rs    locations of its pages while they are not in memory; in the swap: swap_store.rs
+//!   clear.rs    allocation of the backing, holes; the protocol: clearing.rs
 //!   fill.rs     filling of folios
 //!   evict.rs    eviction
 //!   resize.rs   changes of the length; removal of folios
@@ -14,23 +18,18 @@
 #![allow(unsafe_code)]
 
 mod clear;
+mod clearing;
 mod evict;
 mod fill;
 mod resize;
+mod store;
+mod swap_store;
 
-pub(in crate::writeback) use fill::{Load, Loads, pages_of_still};
+pub(crate) use clearing::ClearedBefore;
+pub(crate) use fill::{Load, Loads, pages_of_still};
 pub(crate) use resize::Resizing;
+pub(crate) use store::{Cleaner, Place};
 
-use super::clearing::Clearing;
-use super::device::{Device, NoRoom, RoomForDirt};
-use super::dirty::DirtyList;
-use super::errors::WriteErrors;
-use super::flush::Flushes;
-use super::flusher::Flusher;
-use super::gate::Gate;
-use super::store::{Cleaner, Store};
-use super::sync::ALL_BYTES;
-use super::throttle::DirtyPages;
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
 use crate::io::{DirectBacking, Engine};
 use crate::memory::{Memory, PageSpace};
@@ -38,10 +37,16 @@ use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
+use crate::writeback::{
+    ALL_BYTES, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NoRoom, RoomForDirt,
+    WriteErrors,
+};
+use clearing::Clearing;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
+use store::Store;
 
 /// Parts that all files of a cache share.
 #[derive(Clone, Debug)]
@@ -57,30 +62,30 @@ pub(crate) struct Services {
 #[derive(Debug)]
 pub(crate) struct Inode {
     /// Weak reference to itself, for lists of files.
-    pub(super) this: Weak<Inode>,
+    pub(crate) this: Weak<Inode>,
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
     pub(crate) page_space: PageSpace,
     pub(crate) engine: Arc<Engine>,
-    pub(super) flusher: Arc<Flusher>,
+    pub(crate) flusher: Arc<Flusher>,
     /// Device that it is written to; `None` for a memory file.
-    pub(super) device: Option<Arc<Device>>,
+    pub(crate) device: Option<Arc<Device>>,
     /// Shares of the device that it is read from.
     pub(crate) load: Load,
     pub(crate) store: Store,
-    pub(super) dirty: DirtyList,
+    pub(crate) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
-    pub(super) flushes: Flushes<Error>,
+    pub(crate) flushes: Flushes<Error>,
     /// Write gate, once one is set.
-    pub(super) gate: OnceLock<Arc<Gate>>,
+    pub(crate) gate: OnceLock<Arc<Gate>>,
     /// Held by the thread that changes the length (`resize.rs`).
-    pub(super) resizing: Mutex<()>,
+    pub(crate) resizing: Mutex<()>,
     /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
-    pub(super) cutting: RwLock<()>,
+    pub(crate) cutting: RwLock<()>,
     /// Pages that are being cleared (`clearing.rs`).
     pub(crate) clearing: Clearing,
     /// Maximum length of the file, in bytes. Raised by the thread that holds `resizing`.
-    pub(super) len_max_bytes: AtomicU64,
+    pub(crate) len_max_bytes: AtomicU64,
 }
 
 /// Size of a file and of its unit.
@@ -329,13 +334,13 @@ impl Inode {
     }
 
     /// Puts a locked folio on the dirty list.
-    pub(super) fn mark(&self, id: FolioId) {
+    pub(crate) fn mark(&self, id: FolioId) {
         let marked = self.dirty.mark(&self.memory.folios, id);
         self.enlist_if(marked.must_enlist);
     }
 
     /// Puts the file on the flusher's list of files that may have something dirty.
-    pub(super) fn enlist_if(&self, must_enlist: bool) {
+    pub(crate) fn enlist_if(&self, must_enlist: bool) {
         if must_enlist && let Some(device) = &self.device {
             self.flusher.enlist(device, &self.this, |files| &mut files.dirty);
         }
