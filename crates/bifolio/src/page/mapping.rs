@@ -4,10 +4,10 @@
 //! nothing of devices, lists or memory bounds: for a miss it returns what the Entry holds, and
 //! `file` fills the page.
 //!
-//! PROTOCOL. Two kinds of readers run against three kinds of changes, of which eviction and the
-//! write section are in `evict.rs`; a fourth, which merges several folios into one, has its columns
-//! in `collapse.rs`. All state of a page that
-//! readers decide by is in its Entry. Changers hold the folio lock; readers hold nothing.
+//! PROTOCOL. Two kinds of readers run against three kinds of changes, of which eviction is in
+//! `evict.rs` and the write section in `change.rs`; a fourth, which merges several folios into one,
+//! has its columns in `collapse.rs`. All state of a page that readers decide by is in its Entry.
+//! Changers hold the folio lock; readers hold nothing.
 //!
 //! ```text
 //!  OPTIMISTIC READ (optimistic.rs)            WRITE, folio locked

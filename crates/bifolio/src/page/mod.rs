@@ -40,6 +40,7 @@
 //! pin, 1 per I/O in flight, 1 per thread that looked it up. A place on an LRU list or a dirty list
 //! is not a reference: the last put removes the folio from both.
 
+mod change;
 mod collapse;
 mod descriptor;
 mod entry;
@@ -52,13 +53,14 @@ mod pin;
 mod table;
 mod tables;
 
+pub(crate) use change::WriteSection;
 pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
     BATCH_SLOTS, Folio, FolioBatch, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO,
     Reaper,
 };
 pub(crate) use entry::{Entry, VALUE_MAX};
-pub(crate) use evict::{EvictError, WriteSection};
+pub(crate) use evict::EvictError;
 pub(crate) use flags::{Flag, Listing, WriteState};
 pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
 pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
