@@ -6,22 +6,28 @@
 //! The exception are pages of a file that can be mapped, which are unmapped when they are evicted:
 //! they need a reference. Pages above the maximum length of the open, which was raised since, have
 //! their Entries elsewhere: they are hits, too, through [`HitPath::later_word`]. A long read checks
-//! the Entry before it copies, so that a miss costs no copy, and prefetches the next page of a
-//! sequential reader (`read.rs`).
+//! the Entry before it copies, so that a miss costs no copy.
+//!
+//! A reader that takes a file page by page cannot prefetch the next page within its call, which
+//! ends with the copy. So each long read records in a thread-local where it ended; the next read,
+//! if it starts there, prefetches the page after its own first ([`continues_read`]). This is a
+//! hint: two files may look alike.
 //!
 //! # Safety
 //! Dereferences raw addresses taken from a `Handle`, which the same `File` keeps alive.
 #![allow(unsafe_code)]
 
+use super::File;
 use super::handle::Handle;
-use super::read::continues_read;
 use super::read_with::PageView;
 use crate::ablation::Ablation;
+use crate::error::Result;
 use crate::memory::Memory;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, Table, TryGet, is_in_one_page,
     read_validated, recheck_ready,
 };
+use crate::reclaim::CallScope;
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
@@ -287,7 +293,7 @@ impl HitPath {
     pub(super) fn pin<'a>(
         &'a self,
         range: &Range<u64>,
-        try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
+        try_get: impl FnOnce(&'a Folios, FolioId) -> std::result::Result<FolioRef<'a>, TryGet>,
     ) -> Option<(FolioRef<'a>, *const u8)> {
         // A folio lies in one array. The others are for `pin_elsewhere`: a call from here would
         // make each pin slower.
@@ -301,7 +307,7 @@ impl HitPath {
     pub(super) fn pin_elsewhere<'a>(
         &'a self,
         range: &Range<u64>,
-        try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
+        try_get: impl FnOnce(&'a Folios, FolioId) -> std::result::Result<FolioRef<'a>, TryGet>,
     ) -> Option<(FolioRef<'a>, *const u8)> {
         if !self.may_pin(range) || range.end <= self.pins_end {
             return None;
@@ -322,7 +328,7 @@ impl HitPath {
         &'a self,
         word: &AtomicU64,
         range: &Range<u64>,
-        try_get: impl FnOnce(&'a Folios, FolioId) -> Result<FolioRef<'a>, TryGet>,
+        try_get: impl FnOnce(&'a Folios, FolioId) -> std::result::Result<FolioRef<'a>, TryGet>,
     ) -> Option<(FolioRef<'a>, *const u8)> {
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
         let seen = Entry::from_word(word.load(Ordering::Acquire));
@@ -391,6 +397,82 @@ impl HitPath {
         // or `pins_end`: the array has an Entry for it, and lives as long as the inode.
         unsafe { &*self.entries.wrapping_add(index as usize) }
     }
+}
+
+/// Reads that are hits.
+impl File {
+    /// Reads bytes at `position` into `buffer` and returns their number. It is smaller than the
+    /// length of `buffer` only at the end of file, or before a byte that cannot be read: a read of
+    /// that byte returns the error.
+    ///
+    /// A hit copies the page without a lock, a reference or a shared write. Blocks for I/O on a
+    /// miss. Atomic with respect to `write_at` within one 4 KiB page. Past the bytes that were
+    /// read, and after an error, `buffer` is unchanged or zeroed; it never contains bytes of other
+    /// files.
+    ///
+    /// # Errors
+    /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
+    /// handle that is not open for reading; a range beyond 2^63.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, b"0123456789")?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// let mut buffer = [0; 8];
+    /// assert_eq!(file.read_at(&mut buffer, 6)?, 4);
+    /// assert_eq!(&buffer[..4], b"6789");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        match self.hit_path.read(buffer, position) {
+            Hit::Done => Ok(buffer.len()),
+            hit => self.read_at_miss(buffer, position, hit),
+        }
+    }
+
+    /// Reads exactly `buffer.len()` bytes at `position`.
+    ///
+    /// # Errors
+    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`](crate::ErrorKind::PastEnd) if
+    /// the file ends before `buffer` is full; part of `buffer` may have been filled then.
+    #[inline]
+    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
+        let mut hit = self.hit_path.read(buffer, position);
+        if hit == Hit::Done {
+            return Ok(());
+        }
+        let _call = CallScope::begin();
+        let mut done = 0;
+        while done < buffer.len() {
+            let (at, wanted) = (position + done as u64, buffer.len() - done);
+            let count = self.read_at_miss(&mut buffer[done..], at, hit)?;
+            hit = Hit::None;
+            if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
+                return Err(self.handle.past_end(position, buffer.len() as u64));
+            }
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+thread_local! {
+    /// File and position at which the thread's last long read ended.
+    static LAST_END: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns `true` if a read of `length` bytes of `file` at `position` continues where the last one
+/// of the thread ended. Records where this one ends.
+#[inline(always)]
+pub(super) fn continues_read(file: *const Hot, position: u64, length: u64) -> bool {
+    // Rotates the address into bits that positions seldom use.
+    let key = (file.addr() as u64).rotate_left(20).wrapping_add(position);
+    LAST_END.replace(key.wrapping_add(length)) == key
 }
 
 #[cfg(all(test, not(loom)))]
@@ -477,5 +559,19 @@ mod tests {
         let mut found = [0; PAGE_BYTES as usize];
         file.pin(page).unwrap().copy_to(0, &mut found).unwrap();
         assert_eq!(found, [7; PAGE_BYTES as usize]);
+    }
+
+    #[test]
+    fn a_read_goes_on_behind_the_last_one_of_its_thread_and_file() {
+        let (file, other) = (Hot::new(0), Hot::new(0));
+        assert!(!continues_read(&file, 4096, 4096));
+        assert!(continues_read(&file, 8192, 512));
+        assert!(!continues_read(&file, 8192, 512), "again, not on");
+        assert!(!continues_read(&other, 8704, 512), "another file");
+        assert!(!continues_read(&file, 8704, 512), "the other file came between");
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(!continues_read(&file, 9216, 512), "another thread"));
+        });
+        assert!(continues_read(&file, 9216, 512));
     }
 }

@@ -1,7 +1,7 @@
-//! Reads: the hit path first, then runs of adjacent pages, then the folio lock.
+//! Reads that are no hit: runs of adjacent pages, then misses, then the folio lock.
 //!
-//! The public calls, and the loop that splits a read into steps. Each step returns at least one
-//! more byte, or passes on to the next step:
+//! A loop splits a read into steps. Each step returns at least one more byte, or passes on to the
+//! next step:
 //!
 //! ```text
 //!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
@@ -24,11 +24,8 @@
 //! the position has passed the current one. So a copy that an old length cut short in the middle of
 //! a folio continues in the same folio, not after it.
 //!
-//! Sequential reads also prefetch the next page before they copy the current one. That is not
-//! possible for a reader that takes a file page by page, because its call ends with the copy. So
-//! each long read records in a thread-local where it ended; the next read, if it starts there,
-//! prefetches the page after its own first ([`continues_read`]). This is a hint: two files may look
-//! alike.
+//! Sequential reads also prefetch the next page before they copy the current one. For a reader that
+//! takes a file page by page, `hit.rs` does so.
 //!
 //! # Safety
 //! Copies from frames whose lock or reference it holds, or that stay mapped even if their pages are
@@ -37,80 +34,20 @@
 
 use super::fill::{Locked, ReadIoClaim, Wait};
 use super::handle::AccessMode;
-use super::hit::Hit;
+use super::hit::{Hit, continues_read};
 use super::read_io::{Batch, Delivery, copy_filled};
 use super::{File, faults};
 use crate::error::Result;
-use crate::page::{Entry, FrameRun, Hot, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
-use crate::reclaim::CallScope;
+use crate::page::{Entry, FrameRun, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
-use std::cell::Cell;
 use std::ops::Range;
 
 impl File {
-    /// Reads bytes at `position` into `buffer` and returns their number. It is smaller than the
-    /// length of `buffer` only at the end of file, or before a byte that cannot be read: a read of
-    /// that byte returns the error.
-    ///
-    /// A hit copies the page without a lock, a reference or a shared write. Blocks for I/O on a
-    /// miss. Atomic with respect to `write_at` within one 4 KiB page. Past the bytes that were
-    /// read, and after an error, `buffer` is unchanged or zeroed; it never contains bytes of other
-    /// files.
-    ///
-    /// # Errors
-    /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
-    /// handle that is not open for reading; a range beyond 2^63.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
-    /// # std::fs::write(&path, b"0123456789")?;
-    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
-    /// let mut buffer = [0; 8];
-    /// assert_eq!(file.read_at(&mut buffer, 6)?, 4);
-    /// assert_eq!(&buffer[..4], b"6789");
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
-        match self.hit_path.read(buffer, position) {
-            Hit::Done => Ok(buffer.len()),
-            hit => self.read_at_miss(buffer, position, hit),
-        }
-    }
-
-    /// Reads exactly `buffer.len()` bytes at `position`.
-    ///
-    /// # Errors
-    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`](crate::ErrorKind::PastEnd) if
-    /// the file ends before `buffer` is full; part of `buffer` may have been filled then.
-    #[inline]
-    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
-        let mut hit = self.hit_path.read(buffer, position);
-        if hit == Hit::Done {
-            return Ok(());
-        }
-        let _call = CallScope::begin();
-        let mut done = 0;
-        while done < buffer.len() {
-            let (at, wanted) = (position + done as u64, buffer.len() - done);
-            let count = self.read_at_miss(&mut buffer[done..], at, hit)?;
-            hit = Hit::None;
-            if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
-                return Err(self.handle.past_end(position, buffer.len() as u64));
-            }
-            done += count;
-        }
-        Ok(())
-    }
-
+    /// Reads bytes that are no hit, or those after one that was cut short.
     #[inline(never)]
-    fn read_at_miss(&self, buffer: &mut [u8], position: u64, hit: Hit) -> Result<usize> {
+    pub(super) fn read_at_miss(&self, buffer: &mut [u8], position: u64, hit: Hit) -> Result<usize> {
         hit.forget(buffer);
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
@@ -461,20 +398,6 @@ fn bytes_of(pages: u64, in_page: u64, length: u64) -> u64 {
     (pages * PAGE_BYTES).saturating_sub(in_page).min(length)
 }
 
-thread_local! {
-    /// File and position at which the thread's last long read ended.
-    static LAST_END: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Returns `true` if a read of `length` bytes of `file` at `position` continues where the last one
-/// of the thread ended. Records where this one ends.
-#[inline(always)]
-pub(super) fn continues_read(file: *const Hot, position: u64, length: u64) -> bool {
-    // Rotates the address into bits that positions seldom use.
-    let key = (file.addr() as u64).rotate_left(20).wrapping_add(position);
-    LAST_END.replace(key.wrapping_add(length)) == key
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -553,19 +476,5 @@ mod tests {
         assert_eq!(bytes_of(1, 0, 9000), PAGE_BYTES);
         assert_eq!(bytes_of(2, 100, 9000), 2 * PAGE_BYTES - 100);
         assert_eq!(bytes_of(3, 100, 9000), 9000);
-    }
-
-    #[test]
-    fn a_read_goes_on_behind_the_last_one_of_its_thread_and_file() {
-        let (file, other) = (Hot::new(0), Hot::new(0));
-        assert!(!continues_read(&file, 4096, 4096));
-        assert!(continues_read(&file, 8192, 512));
-        assert!(!continues_read(&file, 8192, 512), "again, not on");
-        assert!(!continues_read(&other, 8704, 512), "another file");
-        assert!(!continues_read(&file, 8704, 512), "the other file came between");
-        std::thread::scope(|scope| {
-            scope.spawn(|| assert!(!continues_read(&file, 9216, 512), "another thread"));
-        });
-        assert!(continues_read(&file, 9216, 512));
     }
 }
