@@ -8,8 +8,8 @@
 //!
 //! It changes no file, except that `cargo x fmt` formats, `cargo x torture --mutants` rewrites its
 //! table, `cargo x benchmarks` its page, `cargo x header` the C header, `cargo x surface --write`
-//! the record of the public surface, and `cargo x install` copies to the directory that it is
-//! given.
+//! the record of the public surface, `cargo x house --write` its records, and `cargo x install`
+//! copies to the directory that it is given.
 
 mod benchmarks;
 mod cargo;
@@ -48,8 +48,6 @@ enum Task {
     },
     /// Run torture and a part of the tests under a sanitizer; needs the nightly toolchain.
     San(san::Arguments),
-    /// Print structural metrics: lines, files, scattered types, questions of kind.
-    House,
     /// Search by coverage for sequences of operations and faults that fail; needs the nightly
     /// toolchain.
     Fuzz(fuzz::Arguments),
@@ -75,7 +73,6 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci { skip_tests } => step::run_all(skip_tests),
-        Task::House => house::run(),
         Task::Benchmarks(arguments) => benchmarks::run(&arguments),
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),

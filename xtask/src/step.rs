@@ -1,6 +1,6 @@
 //! The steps: the command that each runs, and their order in `cargo x ci`.
 //!
-//! `main` runs one step, or all of them. A step is a [`Cargo`] command, except `tidy` and
+//! `main` runs one step, or all of them. A step is a [`Cargo`] command, except `tidy`, `house` and
 //! `torture --mutants`, which run inside this program. Name, command and duration go to standard
 //! error, where cargo's own progress goes, so that they stay in order.
 
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 use crate::cargo::Cargo;
-use crate::{mutants, surface, tidy};
+use crate::{house, mutants, surface, tidy};
 
 /// The last steps of `cargo x ci`: three minutes, with fresh seeds, which are printed; a failure
 /// prints a command that repeats it. The exerciser is limited by operations instead of time.
@@ -28,6 +28,8 @@ pub enum Step {
     },
     /// Check the style that a program can check.
     Tidy,
+    /// Print structural metrics; fails if a recorded one has risen.
+    House(house::Arguments),
     /// Run clippy on all targets and features, warnings denied.
     Clippy,
     /// Build the documentation with private items, warnings denied.
@@ -93,6 +95,7 @@ fn all(skip_tests: bool) -> Vec<Step> {
     let mut steps = vec![
         Step::Fmt { check: true },
         Step::Tidy,
+        Step::House(house::Arguments::default()),
         Step::Clippy,
         Step::Doc,
         Step::Surface(surface::Arguments::default()),
@@ -114,6 +117,7 @@ impl Step {
         match self {
             Self::Fmt { .. } => "fmt",
             Self::Tidy => "tidy",
+            Self::House(_) => "house",
             Self::Clippy => "clippy",
             Self::Doc => "doc",
             Self::Surface(_) => "surface",
@@ -132,6 +136,7 @@ impl Step {
         let start = Instant::now();
         let outcome = match (self, &command) {
             (Self::Tidy, _) => tidy::run(),
+            (Self::House(arguments), _) => house::run(*arguments),
             (Self::Surface(arguments), _) => surface::run(*arguments),
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Loom { .. }, Some(cargo)) => cargo.run().and_then(|text| check_ran(&text)),
@@ -152,7 +157,7 @@ impl Step {
                 .default_variable("BIFOLIO_CHAOS", "1:2000")
         };
         let cargo = match self {
-            Self::Tidy | Self::Torture { mutants: Some(_), .. } => return None,
+            Self::Tidy | Self::House(_) | Self::Torture { mutants: Some(_), .. } => return None,
             Self::Fmt { check: false } => Cargo::new("fmt --all"),
             Self::Fmt { check: true } => Cargo::new("fmt --all --check"),
             Self::Clippy => {
@@ -214,7 +219,7 @@ mod tests {
     fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
         let names = |skip| all(skip).iter().map(Step::name).collect::<Vec<_>>();
         let (torture, tests) = (["torture"; 2], ["test"]);
-        let cheap = ["fmt", "tidy", "clippy", "doc", "surface", "loom"];
+        let cheap = ["fmt", "tidy", "house", "clippy", "doc", "surface", "loom"];
         assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
         assert_eq!(names(true), [&cheap[..], &torture].concat());
     }
