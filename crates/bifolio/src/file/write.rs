@@ -23,14 +23,29 @@ use std::os::unix::fs::FileExt;
 /// Cache lines per page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
-/// Reason why a write of one folio has changed nothing and must be retried.
+/// Reason why a write of one folio has changed nothing.
 #[derive(Debug)]
-enum Again {
+enum Unwritten {
     /// The file was truncated: it must grow first.
     MustResize,
     /// The folio cannot become dirty yet.
     NoRoom(NoRoom),
+    Failed(Error),
 }
+
+impl From<NoRoom> for Unwritten {
+    fn from(no_room: NoRoom) -> Self {
+        Self::NoRoom(no_room)
+    }
+}
+
+impl From<Error> for Unwritten {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+type Copied = std::result::Result<(), Unwritten>;
 
 /// Part of a write that lies in one folio.
 #[derive(Debug)]
@@ -189,22 +204,19 @@ impl File {
             if growth.is_none() && end > self.len() {
                 *growth = Some(self.begin_growth(end)?);
             }
-            match self.write_folio(piece, growth.as_mut())? {
+            match self.write_folio(piece, growth.as_mut()) {
                 Ok(()) => return Ok(()),
-                Err(Again::MustResize) => {}
-                Err(Again::NoRoom(no_room)) => {
+                Err(Unwritten::MustResize) => {}
+                Err(Unwritten::NoRoom(no_room)) => {
                     self.handle.make_room(no_room, piece.position, piece.bytes.len() as u64)?;
                 }
+                Err(Unwritten::Failed(error)) => return Err(error),
             }
         }
     }
 
     /// Writes a piece, if the file is long enough or `growth` is held.
-    fn write_folio(
-        &self,
-        piece: &Piece<'_>,
-        growth: Option<&mut Growth<'_>>,
-    ) -> Result<std::result::Result<(), Again>> {
+    fn write_folio(&self, piece: &Piece<'_>, growth: Option<&mut Growth<'_>>) -> Copied {
         let inode = &self.handle.inode;
         let end = piece.end();
         let access = AccessMode::Write { start: piece.position, end };
@@ -213,24 +225,19 @@ impl File {
         // folio from the table.
         if end > inode.mapping.len_bytes() && growth.is_none() {
             self.undo_write(locked);
-            return Ok(Err(Again::MustResize));
+            return Err(Unwritten::MustResize);
         }
-        let copied = self.copy_into(&locked, piece);
-        if !matches!(copied, Ok(Ok(()))) {
+        if let Err(unwritten) = self.copy_into(&locked, piece) {
             self.undo_write(locked);
-            return copied.map(|copied| copied.map_err(Again::NoRoom));
+            return Err(unwritten);
         }
         if let Some(growth) = growth {
             growth.reach(end);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
-    fn copy_into(
-        &self,
-        locked: &Locked<'_>,
-        piece: &Piece<'_>,
-    ) -> Result<std::result::Result<(), NoRoom>> {
+    fn copy_into(&self, locked: &Locked<'_>, piece: &Piece<'_>) -> Copied {
         let inode = &self.handle.inode;
         let Piece { bytes, position, follows, lsn } = *piece;
         if !locked.is_uptodate() && inode.page_space.is_in_place() {
@@ -239,9 +246,7 @@ impl File {
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = inode.frame_of(&locked.folio);
         let target = start.wrapping_add(in_folio as usize);
-        if let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock, lsn) {
-            return Ok(Err(no_room));
-        }
+        inode.try_mark_dirty(&locked.folio, &locked.lock, lsn)?;
         if locked.is_uptodate() {
             let pages = position >> PAGE_SHIFT..((piece.end() - 1) >> PAGE_SHIFT) + 1;
             let _section = inode.mapping.begin_write_section(&locked.lock, pages);
@@ -260,27 +265,20 @@ impl File {
             inode.zero_folio_from(&locked.folio, &locked.lock, end_in_folio);
             inode.mapping.mark_uptodate(&locked.lock);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Installs `bytes`, followed by zeros, as a page of a region that is not present. A store to
     /// it would fault, and the thread that serves the fault would wait for the lock we hold.
-    fn install(
-        &self,
-        locked: &Locked<'_>,
-        bytes: &[u8],
-    ) -> Result<std::result::Result<(), NoRoom>> {
+    fn install(&self, locked: &Locked<'_>, bytes: &[u8]) -> std::result::Result<(), Unwritten> {
         let inode = &self.handle.inode;
-        let room = match inode.make_room(&locked.lock) {
-            Ok(room) => room,
-            Err(no_room) => return Ok(Err(no_room)),
-        };
+        let room = inode.make_room(&locked.lock)?;
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
         // The old bytes, possibly in the swap, are the page's content until this has succeeded.
         inode.install_page(&locked.lock, page.as_ptr(), true)?;
         room.mark_dirty(&locked.folio, &locked.lock);
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Cleans up a folio whose write failed. If it was made for this write, no reader may see the
