@@ -10,6 +10,7 @@
 //! | `descriptors` | descriptor |
 //! | `layers` | layers |
 //! | `prose` | prose-start, prose-person, prose-word |
+//! | `steps` | steps, over all files together |
 //!
 //! It also checks that every mutant of the torture tool still applies to the sources.
 //!
@@ -20,6 +21,7 @@ mod layers;
 mod prose;
 mod rules;
 pub mod source;
+mod steps;
 
 use std::fmt;
 use std::path::Path;
@@ -84,7 +86,9 @@ pub fn run() -> Result<()> {
     let root = workspace_root();
     let texts = texts(&root)?;
     ensure!(!texts.is_empty(), "no file to check in {}", root.display());
-    let findings: Vec<Finding> = texts.iter().flat_map(|(path, text)| check(path, text)).collect();
+    let mut findings: Vec<Finding> =
+        texts.iter().flat_map(|(path, text)| check(path, text)).collect();
+    findings.extend(steps::steps(&sources()?.iter().collect::<Vec<_>>()));
     findings.iter().for_each(|finding| println!("{finding}"));
     let mutants = crate::mutants::check(&root)?;
     crate::house::check_paths(&root)?;

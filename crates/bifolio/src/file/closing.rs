@@ -6,7 +6,7 @@
 //! fail. For a file with maps, all resident pages count as not written if the kernel cannot tell
 //! which of them were stored to (`Inode::mark_stored_in` decides that): such a file is kept.
 //!
-//! The steps L1 to L5 of a last close are in `open_slots.rs`; their implementation for files is
+//! The steps CLOSE-L1..L5 of a last close are in `open_slots.rs`; their implementation for files is
 //! here.
 //!
 //! A close of the cache syncs twice: once with the cache open, when a failure changes nothing, and
@@ -33,7 +33,7 @@ pub(super) struct Membership {
     key: Key,
     is_writable: bool,
     is_immutable: bool,
-    /// Set if the close that drops the handle has failed in L1 and reported it to its caller.
+    /// Set if the close that drops the handle has failed in CLOSE-L1 and reported it to its caller.
     has_failed: bool,
 }
 
@@ -81,9 +81,9 @@ impl Registry {
         }
     }
 
-    /// Closes a file that has no handles. `has_failed` means that the caller has just failed in L1
-    /// and reported it: this counts as the first round, so that a failing device is not asked to
-    /// write everything again.
+    /// Closes a file that has no handles. `has_failed` means that the caller has just failed in
+    /// CLOSE-L1 and reported it: this counts as the first round, so that a failing device is not
+    /// asked to write everything again.
     pub(super) fn retire(&self, key: Key, has_failed: bool) -> Result<()> {
         self.files.retire(key, self, has_failed)
     }
@@ -94,7 +94,8 @@ impl Registry {
         self.files.look_after_release(key, |open| Arc::clone(&open.inode))
     }
 
-    /// L3, for a file whose slot the caller has taken. Returns `true` if the file can be freed.
+    /// CLOSE-L3, for a file whose slot the caller has taken. Returns `true` if the file can be
+    /// freed.
     pub(super) fn drop_pages(&self, inode: &Inode) -> bool {
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before the clean pages are dropped");
@@ -103,7 +104,7 @@ impl Registry {
         inode.is_durable() && inode.mapping.resident_folios() == 0
     }
 
-    /// L4. The caller has taken the slot, and no page is left.
+    /// CLOSE-L4. The caller has taken the slot, and no page is left.
     pub(super) fn free_unused(&self, open: Open) {
         // This closes the descriptors, too, before the slot is free.
         let Open { inode, disks: _disks, spare: _spare, .. } = open;
@@ -202,7 +203,7 @@ impl Retire<Open> for Registry {
     }
 }
 
-/// L1: makes a file durable.
+/// CLOSE-L1: makes a file durable.
 fn durable(inode: &Inode) -> Result<()> {
     inode.make_durable(&inode.errors.sample()).map_err(|cause| {
         let unwritten = inode.unwritten_bytes();
@@ -326,8 +327,8 @@ mod tests {
     use crate::sync::test_hook;
     use std::time::Duration;
 
-    /// A page becomes dirty between L1 and L3 of the last close, as when the flusher finds a store.
-    /// With `is_written` the page is clean again at L3, but not flushed.
+    /// A page becomes dirty between CLOSE-L1 and CLOSE-L3 of the last close, as when the flusher
+    /// finds a store. With `is_written` the page is clean again at CLOSE-L3, but not flushed.
     fn check_dirt_before_pages_are_dropped(is_written: bool) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");

@@ -77,7 +77,7 @@ impl File {
         let access = AccessMode::Get;
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
-        // Acquire: pairs with the Release in I1: we see the flags of the folio that this Entry
+        // Acquire: pairs with the Release in READ-I1: we see the flags of the folio that this Entry
         // names.
         let seen = inode.mapping.table().load(head, Ordering::Acquire);
         if !seen.is_folio() || seen.is_ready() {

@@ -18,7 +18,7 @@
 //! open shares it. A file that cannot be made durable is *kept*: nothing is lost, and the next open
 //! of it and `Cache::close` try again.
 //!
-//! PROTOCOL, as two columns (model-checked in `loom_slots`):
+//! PROTOCOL CLOSE, as two columns (model-checked in `loom_slots`):
 //!
 //! ```text
 //!  LAST CLOSE of a file                            OPEN of it, another LAST CLOSE

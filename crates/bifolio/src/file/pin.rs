@@ -1,7 +1,7 @@
 //! Pins: access to cached bytes without a copy.
 //!
 //! A [`PageRef`] is one reference to a folio, taken with one unconditional add and checked against
-//! the table (L1-L4 of `page/mapping.rs`). It borrows the file and stays on its thread;
+//! the table (READ-L1..L4). It borrows the file and stays on its thread;
 //! `owned_pin.rs` has the form without a lifetime. A [`PageRefMut`] is the folio lock and a write
 //! section. A pin guarantees residency, not immutability: another handle may write the bytes
 //! concurrently, unless the file is an [`ImmutableFile`]. `pin_many.rs` pins several folios.

@@ -3,7 +3,7 @@
 //!
 //! This is how LeanStore (ICDE 2018) and vmcache (SIGMOD 2023) descend B-trees: a hot inner node is
 //! read by all threads without a copy, a reference or a shared write. The protocol is that of the
-//! optimistic read (O1-O4 of `page/mapping.rs`), with the closure as the copy.
+//! optimistic read (READ-O1..O4), with the closure as the copy.
 //!
 //! ```text
 //!   HitPath::look   hit.rs    one page of the arena, resident and marked: no reference

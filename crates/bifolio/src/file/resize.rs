@@ -18,8 +18,8 @@ use crate::memory::PageSpace;
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use std::ops::Range;
 
-/// Guard held while a file in a region grows: faults past the old end wait instead of failing (G1
-/// to G3 of `memory/region/stray_pages.rs`).
+/// Guard held while a file in a region grows: faults past the old end wait instead of failing
+/// (STRAY-G1 to STRAY-G3).
 #[derive(Debug)]
 struct Growing<'a> {
     page_space: Option<&'a PageSpace>,

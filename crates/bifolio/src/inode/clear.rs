@@ -12,8 +12,8 @@ use crate::sync::{Ordering, blocking};
 use std::ops::Range;
 
 impl Inode {
-    /// O1: returns `true` if a locked folio is about to be removed by a clear whose storage is
-    /// cleared, so that its bytes must not be written. The caller holds `cutting` shared.
+    /// CLEAR-O1: returns `true` if a locked folio is about to be removed by a clear whose storage
+    /// is cleared, so that its bytes must not be written. The caller holds `cutting` shared.
     pub(crate) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
         !locked.flags.get(Flag::Punched) && self.clearing.of_page(locked.index()).is_some()
     }
@@ -111,8 +111,8 @@ impl Inode {
         let head = self.mapping.head_index(index);
         let table = self.mapping.table();
         loop {
-            // Acquire: pairs with the Release in I1: we see the flags of the folio that this Entry
-            // names.
+            // Acquire: pairs with the Release in READ-I1: we see the flags of the folio that this
+            // Entry names.
             let seen = table.load(head, Ordering::Acquire);
             if !seen.is_folio() {
                 return None;

@@ -4,8 +4,8 @@
 //! Driven by `clear.rs`; fills (`file/read_io.rs`, `file/fill.rs`) and write-outs
 //! (`writeback/batch.rs`) query it.
 //!
-//! PROTOCOL of a clear against a fill and a write-out. A clear changes the backing first, because
-//! only the backing can fail, and then removes the folios, dirty or not. In between:
+//! PROTOCOL CLEAR, of a clear against a fill and a write-out. A clear changes the backing first,
+//! because only the backing can fail, and then removes the folios, dirty or not. In between:
 //!
 //! ```text
 //!  CLEAR, with `resizing`                      FILL, folio locked, in the table

@@ -50,7 +50,7 @@ impl Inode {
         let entry_after = |page| self.store.evicted_entry(&locked, page, shadow);
         self.mapping.end_eviction(&frozen, &locked, entry_after);
         self.store.note_out_of_table(&locked);
-        // E5: the frame must not be locked when it is reused.
+        // READ-E5: the frame must not be locked when it is reused.
         drop(locked);
         frozen.free();
     }
@@ -227,7 +227,7 @@ impl Inode {
             return Ok(());
         };
         match self.mark_stored_in_region(region, range, patient) {
-            // An evicted page was checked when it was unmapped (B4 of `reclaim/unmap.rs`).
+            // An evicted page was checked when it was unmapped (UNMAP-B4).
             Err(_) if self.mapping.resident_folios() == 0 => Ok(()),
             marked => marked,
         }

@@ -219,8 +219,8 @@ impl Inode {
         Ok(())
     }
 
-    /// F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages are
-    /// being cleared. Returns `true` if its bytes must then be zeros: they were read before the
+    /// CLEAR-F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages
+    /// are being cleared. Returns `true` if its bytes must then be zeros: they were read before the
     /// storage was cleared.
     pub(crate) fn mark_if_cleared(&self, locked: &LockedFolio<'_>, before: ClearedBefore) -> bool {
         let Some(clear) = self.clearing.of_page(locked.index()) else { return false };

@@ -117,8 +117,8 @@ fn read_once(
     skipped: usize,
     position_bytes: u64,
 ) -> io::Result<usize> {
-    // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of the
-    // previous use of the memory that sees a byte which is written here sees its Entry changed.
+    // Release: pairs with the Acquire fence in `read_validated` (READ-O3): an optimistic reader of
+    // the previous use of the memory that sees a byte which is written here sees its Entry changed.
     // (Another thread may have removed the Entry.)
     fence(Ordering::Release);
     let position_bytes = position_bytes + skipped as u64;

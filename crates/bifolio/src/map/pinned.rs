@@ -3,13 +3,15 @@
 //! The cache finds a program's stores in the page tables. It does not find stores of a direct
 //! transfer or a device there: the transfer looked up the page when it began, and its bytes may
 //! arrive after a write-out has made the page clean. So every look for stores counts the pages of a
-//! [`MapPinMut`] as stored to, and dropping it marks them dirty once more:
+//! [`MapPinMut`] as stored to, and dropping it marks them dirty once more.
+//!
+//! PROTOCOL PINNED, as two columns:
 //!
 //! ```text
 //!  PIN (here)                                   OTHERS
-//!  P1 a reference to each folio                 eviction: B2 of `reclaim/unmap.rs` fails
-//!  P2 its pages count as stored to              sync: S0 look for stores; pinned pages are among
-//!  P3 mark them dirty, under the folio lock       them; S1 to S5 of `writeback/dirty.rs`
+//!  P1 a reference to each folio                 eviction: UNMAP-B2 fails
+//!  P2 its pages count as stored to              sync: look for stores; pinned pages are among
+//!  P3 mark them dirty, under the folio lock       them; then SYNC-S1..S5
 //!  P4 (the device writes, until it ends)        write-out: clean, protect, copy
 //!  P5 mark them dirty, under the lock of        truncate: the folio is removed from the table,
 //!     the folio that has the page now             the page stays (REGION-4); growth: another
@@ -17,10 +19,11 @@
 //!  P7 drop the references
 //! ```
 //!
-//! A sync writes everything that was written before its S0: the page counts as stored to, or P5 has
-//! marked it dirty. Bytes that arrive after the copy for a write-out are found by the next look, or
-//! by P5. Bytes that a device writes to a truncated page are lost, as with `mmap`; if the file has
-//! grown again they may become part of it, and are not lost then. `loom_map_pin` models this.
+//! A sync writes everything that was written before its look for stores: the page counts as stored
+//! to, or P5 has marked it dirty. Bytes that arrive after the copy for a write-out are found by the
+//! next look, or by P5. Bytes that a device writes to a truncated page are lost, as with `mmap`; if
+//! the file has grown again they may become part of it, and are not lost then. `loom_map_pin`
+//! models this.
 //!
 //! A pin may outlive its map, and then counts as one: the cache cannot be closed before P7.
 

@@ -26,7 +26,7 @@
 //! Shasha 1994; S3-FIFO: Yang and others 2023; the window in which uses do not count: Clock2Q+,
 //! Yang and others 2025). A refault tells when probation was too short (`workingset.rs`).
 //!
-//! PROTOCOL of the batches, in three columns:
+//! PROTOCOL DRAIN, of the batches, in three columns:
 //!
 //! ```text
 //!  ADD (on CPU c)                  DRAIN (on any CPU)            DRAIN OF ALL

@@ -316,7 +316,7 @@ impl PageSpace {
     }
 
     /// Ends the growth, whether or not the file grew: faults that were refused because of the old
-    /// length are judged again (R3).
+    /// length are judged again (STRAY-R3).
     pub(crate) fn end_growth(&self) {
         if let Self::Region(region) = self {
             region.end_growth();

@@ -5,6 +5,8 @@
 //! run. A thread that exchanges the word owns the frames that it no longer names, so it does not
 //! matter how often the word changed between a thread's load and its exchange.
 //!
+//! PROTOCOL STOCK, as two columns:
+//!
 //! ```text
 //!      fill or empty, under the arena's lock     take, any thread
 //! Q1   swap the word for the empty run

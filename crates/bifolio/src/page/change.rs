@@ -1,5 +1,5 @@
 //! Write sections: changes of the bytes of a locked folio, which optimistic readers then do not
-//! take (W1-W4 of `page/mapping.rs`).
+//! take (READ-W1..W4).
 
 use super::{LockedFolio, Mapping};
 use crate::sync::{Ordering, fence};
@@ -29,8 +29,8 @@ impl Mapping {
             let entry = self.table.load(index, Ordering::Relaxed);
             self.table.store(index, entry.without_ready(), Ordering::Relaxed);
         }
-        // Release: pairs with the Acquire fence in `read_validated` (O3): a reader that sees a byte
-        // written from here on sees READY cleared.
+        // Release: pairs with the Acquire fence in `read_validated` (READ-O3): a reader that sees a
+        // byte written from here on sees READY cleared.
         fence(Ordering::Release);
         WriteSection { mapping: self, pages }
     }
@@ -46,7 +46,7 @@ impl Drop for WriteSection<'_> {
             }
             // A write counts as a use: mark the page.
             let next = entry.with_next_version().with_ready().with_referenced();
-            // Release: pairs with the Acquire in `read_validated` (O1).
+            // Release: pairs with the Acquire in `read_validated` (READ-O1).
             self.mapping.table.store(index, next, Ordering::Release);
         }
     }

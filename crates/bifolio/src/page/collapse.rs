@@ -1,10 +1,11 @@
-//! Collapse: replaces a naturally aligned run of folios, of one or more units each, by one (C1-C6).
+//! Collapse: replaces a naturally aligned run of folios, of one or more units each, by one
+//! (C1..C6).
 //!
 //! Called for memory files, whose folios may have different sizes. Dirty state, slots and lists are
 //! up to the caller (see [`Mapping::collapse`]).
 //!
-//! PROTOCOL. The collapse holds the locks of the old folios and of the new one from before C1 to
-//! C6. The table and the collapse must hold the only references to each old one, or C4 fails.
+//! PROTOCOL COLLAPSE. The collapse holds the locks of the old folios and of the new one from before
+//! C1 to C6. The table and the collapse must hold the only references to each old one, or C4 fails.
 //!
 //! ```text
 //!  COLLAPSE (here)                             OPTIMISTIC READ of a page of the run
@@ -26,7 +27,7 @@
 //!
 //! READY stays set: throughout, both frames of a page hold its bytes, and the Entry says which one
 //! is current, so a read copies from the old or the new frame and the page is always readable.
-//! Clearing READY (as E1 does) would send readers to the folio lock, where each waits with a
+//! Clearing READY (as READ-E1 does) would send readers to the folio lock, where each waits with a
 //! reference, and C4 would fail as long as readers arrive.
 //!
 //! Why each step is needed, and in this order (what happens otherwise):
@@ -34,7 +35,7 @@
 //!   the write is lost. (With the locks the write state and the bytes are stable, and C4 needs no
 //!   test after it.)
 //! - C1 before C2: an optimistic reader of the previous use of a new frame sees a copied byte but
-//!   finds its own Entry unchanged. The fence pairs with O3, like that of `insert`.
+//!   finds its own Entry unchanged. The fence pairs with READ-O3, like that of `insert`.
 //! - C3: the old frame is inserted at the same page again with the version it had: see `mod.rs`.
 //! - C4: the frame of a pinned folio is freed under the pin, or survives but is no longer part of
 //!   the file.
@@ -100,8 +101,8 @@ impl Mapping {
             return Err(old);
         }
         let owner = old[0].lock.owner();
-        // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
-        // the previous use of a new frame that sees a byte of the copy sees its Entry changed.
+        // Release: pairs with the Acquire fence in `read_validated` (READ-O3): an optimistic reader
+        // of the previous use of a new frame that sees a byte of the copy sees its Entry changed.
         fence(Ordering::Release);
         copy();
         self.save_versions(folios, self.pages_of(new));
@@ -137,8 +138,8 @@ impl Mapping {
         for (index, entry) in (first..).zip(entries) {
             let used = self.table.load(index, Ordering::Relaxed).is_referenced();
             let entry = if used { entry.with_referenced() } else { *entry };
-            // Release: pairs with the Acquire in `read_validated` (O1) and in `get_folio` (L1): a
-            // reader sees the bytes, and the descriptor set up.
+            // Release: pairs with the Acquire in `read_validated` (READ-O1) and in `get_folio`
+            // (READ-L1): a reader sees the bytes, and the descriptor set up.
             self.table.store(index, entry, Ordering::Release);
         }
     }

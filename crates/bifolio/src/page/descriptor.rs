@@ -126,7 +126,7 @@ impl Folio {
         }
     }
 
-    /// F3 of `page/optimistic.rs`: takes over a first use that was recorded on the replaced folio
+    /// USE-F3: takes over a first use that was recorded on the replaced folio
     /// during the move.
     pub(crate) fn take_first_use_of(&self, gone: &Frozen<'_>) {
         if !gone.folio().flags.clear(Flag::Readahead) {

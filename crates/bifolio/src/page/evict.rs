@@ -1,5 +1,4 @@
-//! Eviction and removal of a folio from its table, with the folio locked (E1-E5 of
-//! `page/mapping.rs`).
+//! Eviction and removal of a folio from its table, with the folio locked (READ-E1..E5).
 
 use super::{Entry, Flag, Folio, FolioRef, Folios, Frozen, LockedFolio, Mapping, WriteState};
 use crate::sync::Ordering;
@@ -49,9 +48,9 @@ impl Mapping {
         Ok(frozen)
     }
 
-    /// E1, E2: freezes the folio. Until [`Self::end_eviction`] or [`Self::cancel_eviction`] it
-    /// remains in the table, and a lookup of it waits. The caller must test now whether it is
-    /// dirty.
+    /// READ-E1, READ-E2: freezes the folio. Until [`Self::end_eviction`] or
+    /// [`Self::cancel_eviction`] it remains in the table, and a lookup of it waits. The caller must
+    /// test now whether it is dirty.
     pub(crate) fn begin_eviction<'a>(
         &self,
         folio: FolioRef<'a>,
@@ -76,7 +75,7 @@ impl Mapping {
         folio
     }
 
-    /// E4: removes a frozen folio from the table and stores what [`Self::evict`] would.
+    /// READ-E4: removes a frozen folio from the table and stores what [`Self::evict`] would.
     pub(crate) fn end_eviction(
         &self,
         frozen: &Frozen<'_>,
@@ -106,7 +105,7 @@ impl Mapping {
     /// Replaces the value `seen` in the Entry of a unit's first page by a hole.
     ///
     /// Returns `true` if the Entry still was `seen`. Then the caller alone owns what the value
-    /// names: a thread that fills the unit (I1) or takes the value at the same time does not.
+    /// names: a thread that fills the unit (READ-I1) or takes the value at the same time does not.
     pub(crate) fn take_value(&self, index: u64, seen: Entry) -> bool {
         debug_assert!(seen.as_value().is_some() && self.head_index(index) == index);
         // Acquire: pairs with the Release in `unlink`: this thread sees what the evictor did to
@@ -118,7 +117,8 @@ impl Mapping {
         word.compare_exchange(seen.0, Entry::HOLE.0, exchange.0, exchange.1).is_ok()
     }
 
-    /// E4: stores the head Entry of each unit after the others, that of the folio last (MAPPING-2).
+    /// READ-E4: stores the head Entry of each unit after the others, that of the folio last
+    /// (MAPPING-2).
     fn unlink(
         &self,
         folios: &Folios,
@@ -143,7 +143,7 @@ impl Mapping {
         self.prediction.note_removal(pages.start, frame, resident, published);
     }
 
-    /// E1. No fence: the next filler of the frame issues it (`insert`).
+    /// READ-E1. No fence: the next filler of the frame issues it (`insert`).
     pub(super) fn clear_ready(&self, locked: &LockedFolio<'_>) {
         for index in self.pages_of(locked) {
             let entry = self.table.load(index, Ordering::Relaxed);

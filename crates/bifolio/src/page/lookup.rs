@@ -1,4 +1,4 @@
-//! The lookup: from page index to a counted reference (L1-L4 of `page/mapping.rs`).
+//! The lookup: from page index to a counted reference (READ-L1..L4).
 //!
 //! The steps are those of the kernel's `filemap_get_entry`: load, try to get, reload, retry. The
 //! folio found may be locked, under I/O or not uptodate: the reference only keeps it in memory.
@@ -61,7 +61,7 @@ impl Mapping {
     pub(crate) fn try_get_folio<'a>(&self, folios: &'a Folios, index: u64) -> Option<Lookup<'a>> {
         // MAPPING-2: the head Entry decides.
         let head = self.head_index(index);
-        // Acquire: pairs with the Release in I1; this thread sees the descriptor set up.
+        // Acquire: pairs with the Release in READ-I1; this thread sees the descriptor set up.
         let seen = self.table.load(head, Ordering::Acquire);
         if !seen.is_folio() {
             return Some(Lookup::Absent(seen));
@@ -73,7 +73,8 @@ impl Mapping {
         }
     }
 
-    /// Takes a reference to the folio that `seen`, the Entry of page `index`, names (L2, L3).
+    /// Takes a reference to the folio that `seen`, the Entry of page `index`, names (READ-L2,
+    /// READ-L3).
     ///
     /// Fails with [`TryGet::Frozen`] if the folio is frozen, free, or no longer at this index.
     #[inline(always)]
@@ -111,7 +112,7 @@ impl Mapping {
         head: u64,
         look: impl FnOnce(Entry, &Folio) -> T,
     ) -> Result<T, Entry> {
-        // Acquire: pairs with the Release in I1; this thread sees the descriptor set up.
+        // Acquire: pairs with the Release in READ-I1; this thread sees the descriptor set up.
         let seen = self.table.load(head, Ordering::Acquire);
         if !seen.is_folio() {
             return Err(seen);
@@ -120,9 +121,9 @@ impl Mapping {
         crate::sync::test_hook::reach("before a folio is looked at");
         let result = look(seen, folios.get(seen.folio_id()));
         // Acquire: pairs with the Release in `Flags::set`, `Flags::reset` and in
-        // `FolioLock::release`: if `look` saw a flag that was set after E4, or in a later
-        // generation of the frame, the load below sees E4. (Index and order of a new generation are
-        // stored Relaxed: `look` may see those early.)
+        // `FolioLock::release`: if `look` saw a flag that was set after READ-E4, or in a later
+        // generation of the frame, the load below sees READ-E4. (Index and order of a new
+        // generation are stored Relaxed: `look` may see those early.)
         fence(Ordering::Acquire);
         let now = self.table.load(head, Ordering::Relaxed);
         if now.names_same_folio(seen) { Ok(result) } else { Err(now) }
@@ -146,7 +147,7 @@ impl Mapping {
     }
 }
 
-/// L3: succeeds if the Entry still names the referenced folio; otherwise fails with
+/// READ-L3: succeeds if the Entry still names the referenced folio; otherwise fails with
 /// [`TryGet::Frozen`]. The other fields of `seen` may be stale: they may be of an earlier
 /// generation of the frames.
 #[inline(always)]
@@ -155,15 +156,15 @@ pub(crate) fn recheck<'a>(
     folio: FolioRef<'a>,
     seen: Entry,
 ) -> Result<FolioRef<'a>, TryGet> {
-    // Acquire: pairs with the Release in I1: if another generation of the frame is at this index,
-    // this thread sees its descriptor. The `try_get` before it orders this load after the
+    // Acquire: pairs with the Release in READ-I1: if another generation of the frame is at this
+    // index, this thread sees its descriptor. The `try_get` before it orders this load after the
     // reference.
     let now = Entry(word.load(Ordering::Acquire));
     if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
 }
 
-/// L3 for callers that use the bytes: succeeds if the Entry, which was READY when it was `seen`, is
-/// READY now and names the referenced folio. Otherwise fails with [`TryGet::Frozen`].
+/// READ-L3 for callers that use the bytes: succeeds if the Entry, which was READY when it was
+/// `seen`, is READY now and names the referenced folio. Otherwise fails with [`TryGet::Frozen`].
 ///
 /// Race (why the first load, before the reference was taken, is not enough):
 ///

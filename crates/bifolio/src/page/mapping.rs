@@ -4,7 +4,7 @@
 //! nothing of devices, lists or memory bounds: for a miss it returns what the Entry holds, and
 //! `file` fills the page.
 //!
-//! PROTOCOL. Two kinds of readers run against three kinds of changes, of which eviction is in
+//! PROTOCOL READ. Two kinds of readers run against three kinds of changes, of which eviction is in
 //! `evict.rs` and the write section in `change.rs`; a fourth, which merges several folios into one,
 //! has its columns in `collapse.rs`. All state of a page that readers decide by is in its Entry.
 //! Changers hold the folio lock; readers hold nothing.
@@ -248,7 +248,7 @@ fn table_pages(order: u8, len_bytes_max: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InsertError;
 
-/// Insertion (I1-I3).
+/// Insertion (I1..I3).
 impl Mapping {
     /// Inserts `folio`, locked and not yet uptodate, at its index if the Entry is still `expected`.
     ///

@@ -1,4 +1,4 @@
-//! Reads without a reference: copy first, check afterwards (O1-O4 of `page/mapping.rs`), of one
+//! Reads without a reference: copy first, check afterwards (READ-O1..O4), of one
 //! page or of a [`FrameRun`]; and the mark of use that they set.
 //!
 //! This is a sequence lock with the sequence number in the Entry, after the versioned pages of
@@ -6,14 +6,14 @@
 //! kernel's page cache (October 2025). It writes no shared memory. The caller supplies the copy, so
 //! the protocol runs unchanged under the model checker.
 //!
-//! PROTOCOL of the first use of a page that was read ahead, which must be counted once. The
+//! PROTOCOL USE, of the first use of a page that was read ahead, which must be counted once. The
 //! READAHEAD mark is in the descriptor, and a folio may be moved to another one
 //! (`reclaim/evacuate.rs`) while a reader that holds nothing uses it.
 //!
 //! ```text
 //!  USE (here)                                 MOVE, both folios locked
 //!  U1 load the Entry                          F1 new READAHEAD = old READAHEAD
-//!  U2 READAHEAD of its folio? no: mark        F2 store the Entry (C5 of `collapse.rs`)
+//!  U2 READAHEAD of its folio? no: mark        F2 store the Entry (COLLAPSE-C5)
 //!     the Entry by CAS; it changed: U1        F3 clear old READAHEAD; it was clear: clear
 //!  U3 clear READAHEAD; it was clear: U1          new READAHEAD
 //! ```
@@ -49,11 +49,12 @@ pub(crate) fn read_validated<R>(
     is_wanted: impl FnOnce(Entry) -> bool,
     copy: impl FnOnce(Entry) -> R,
 ) -> Option<R> {
-    // Acquire: pairs with the Release of W4 and I3: this thread sees the bytes of this version.
+    // Acquire: pairs with the Release of READ-W4 and READ-I3: this thread sees the bytes of this
+    // version.
     let seen = Entry(word.load(Ordering::Acquire));
     let result = copy(seen);
-    // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of a
-    // later version, the load below sees READY cleared.
+    // Acquire: pairs with the Release fences of READ-W2 and of `insert`: if the copy saw a byte of
+    // a later version, the load below sees READY cleared.
     fence(Ordering::Acquire);
     let now = Entry(word.load(Ordering::Relaxed));
     // Compares the whole word: a mark set or cleared during the copy costs only a retry.
@@ -84,11 +85,11 @@ const RUN_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 
 /// Run of frames: consecutive pages in consecutive frames, read with one copy.
 ///
-/// Loads all Entries, copies once, then loads all Entries again (O1-O4 for each). Each page is
-/// validated separately: a page that changed invalidates itself and the pages after it, not those
-/// before. The caller reads the length of the file between the two loads: a truncation sets the
-/// length before it changes the bytes beyond the end, an extension after. So a page whose Entry is
-/// unchanged had the copied bytes when the length was read.
+/// Loads all Entries, copies once, then loads all Entries again (READ-O1..O4 for each). Each page
+/// is validated separately: a page that changed invalidates itself and the pages after it, not
+/// those before. The caller reads the length of the file between the two loads: a truncation sets
+/// the length before it changes the bytes beyond the end, an extension after. So a page whose Entry
+/// is unchanged had the copied bytes when the length was read.
 ///
 /// Where frames may be unmapped, [`FrameRun::hold`] runs in between: it takes a reference to each
 /// folio and then checks READY.
@@ -101,14 +102,14 @@ pub(crate) struct FrameRun<'a> {
 
 impl<'a> FrameRun<'a> {
     /// Loads the READY pages from the first of `pages` on, up to the first whose frame does not
-    /// follow the previous one (O1). Frames of a region (`in_place`) always follow.
+    /// follow the previous one (READ-O1). Frames of a region (`in_place`) always follow.
     #[inline(always)]
     pub(crate) fn find(table: &'a Table, pages: Range<u64>, in_place: bool) -> Self {
         // Built in place: it is large to move.
         let mut run = Self { table, first: pages.start, seen: ArrayVec::new() };
         for index in pages {
-            // Acquire: pairs with the Release of W4 and I3: this thread sees the bytes of this
-            // version.
+            // Acquire: pairs with the Release of READ-W4 and READ-I3: this thread sees the bytes of
+            // this version.
             let entry = table.load(index, Ordering::Acquire);
             let follows = run.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
             let follows = in_place || follows;
@@ -149,12 +150,12 @@ impl<'a> FrameRun<'a> {
         self.seen.len() as u64
     }
 
-    /// Returns how many of the first `pages` pages, counted from the first, are unchanged (O3, O4):
-    /// each of these was copied in a single version.
+    /// Returns how many of the first `pages` pages, counted from the first, are unchanged (READ-O3,
+    /// READ-O4): each of these was copied in a single version.
     #[inline(always)]
     pub(crate) fn unchanged(&self, pages: u64) -> u64 {
-        // Acquire: pairs with the Release fences of W2 and of `insert`: if the copy saw a byte of a
-        // later version, the loads below see READY cleared.
+        // Acquire: pairs with the Release fences of READ-W2 and of `insert`: if the copy saw a byte
+        // of a later version, the loads below see READY cleared.
         fence(Ordering::Acquire);
         let copied = self.seen.iter().take(pages as usize);
         let stand = copied.zip(self.first..).take_while(|(seen, index)| {

@@ -18,7 +18,7 @@
 //!    1      k      as above, with k failed `try_get` in flight or not yet wiped
 //! ```
 //!
-//! PROTOCOL, as two columns (A takes references, B ends the generation):
+//! PROTOCOL PIN, as two columns (A takes references, B ends the generation):
 //!
 //! ```text
 //!  A: get, put                                B: freeze, free, reuse
@@ -153,7 +153,7 @@ impl PinWord {
         self.0.store(PinState::frozen(0).0, Ordering::Relaxed);
     }
 
-    /// Takes `references` references unless the folio is frozen (A1-A3).
+    /// Takes `references` references unless the folio is frozen (A1..A3).
     #[inline(always)]
     pub(crate) fn try_get(&self, references: u64) -> TryGet {
         // Acquire: pairs with the Release in `unfreeze` and `init`; after it this thread sees what

@@ -17,17 +17,17 @@
 //! after the publication. A walk that does not know of the segment misses no page that was inserted
 //! before it began.
 //!
-//! PROTOCOL. A table page without a folio and without a swap slot holds only holes and shadows, and
-//! shadows are hints. When memory for metadata is short, `reclaim` returns such pages to the
-//! kernel. Their addresses stay mapped and read as zeros, which are holes, so readers are not
-//! affected.
+//! PROTOCOL TABLE. A table page without a folio and without a swap slot holds only holes and
+//! shadows, and shadows are hints. When memory for metadata is short, `reclaim` returns such pages
+//! to the kernel. Their addresses stay mapped and read as zeros, which are holes, so readers are
+//! not affected.
 //!
 //! ```text
 //!  FILL, before a folio is inserted            RETURN PAGES
 //!  T1 fillers + 1; CLOSED? undo, wait,         G1 fillers 0 -> CLOSED; else give up
 //!     retry                                    G2 a charged page: does any Entry name a folio
 //!  T2 charged? else charge, set the bit           or a slot? then skip it
-//!  T3 insert (I1, I2)                          G3 free the memory, clear the bit, uncharge
+//!  T3 insert (READ-I1..I2)                     G3 free the memory, clear the bit, uncharge
 //!  T4 fillers - 1                              G4 reopen
 //! ```
 //!

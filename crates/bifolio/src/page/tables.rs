@@ -3,6 +3,8 @@
 //! `writeback` enlists a table when a page of it is charged, and `reclaim` asks for pages back
 //! ([`Tables::give_back`]); how one table gives pages back is in `table.rs`.
 //!
+//! PROTOCOL LISTING, as two columns:
+//!
 //! ```text
 //!  CHARGE                                      SEARCH
 //!  K1 set the bit, count the page              H1 pop a table, free what it can

@@ -7,20 +7,20 @@
 //! reference, which may be a batch's. Here the descriptor names the batch that may hold the folio:
 //! only that batch is examined, and drained only if it holds the folio.
 //!
-//! PROTOCOL, in two columns:
+//! PROTOCOL INVALIDATE, in two columns:
 //!
 //! ```text
 //!  INVALIDATE (here)                            OTHERS
 //!  N1 drain this CPU's batch                    pin, read, write-back: look the folio up and
 //!  N2 examine a folio without a reference:        take a reference; or wait for its lock
 //!     straddling, locked, under write-back,     store, write_at: dirty, under the folio lock;
-//!     private, dirty or mapped: it stays          found by N3, or by the freeze (E2, E3)
-//!  N3 take a reference and the lock; examine    fill: A1 to A4 of `memory/lru.rs`
-//!     it again; more than two references:       drain: D1 to D4 there: the reference is put
+//!     private, dirty or mapped: it stays          found by N3, or by the freeze (READ-E2..E3)
+//!  N3 take a reference and the lock; examine    fill: DRAIN-A1..A4
+//!     it again; more than two references:       drain: DRAIN-D1..D4: the reference is put
 //!     note it and the CPU of its batch            under the lock of the batch
 //!  N4 else freeze it, remove it from the
-//!     table, free it (E1 to E5 of `page`; B1
-//!     to B9 of `unmap.rs` for a region)
+//!     table, free it (READ-E1..E5; of a
+//!     region UNMAP-B1..B9)
 //!  N5 for each CPU noted: drain its batch if
 //!     it holds one of the folios noted
 //!  N6 N2 to N4 once more for those noted: an
@@ -32,7 +32,7 @@
 //!   no store to evict them to, so being on no list does not show that another thread uses them.
 //!   Any other folio that N4 finds on no list is in use by another thread.
 //! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
-//!   its descriptor names (A2), so N5 finds it, or another drain has put that reference,
+//!   its descriptor names (DRAIN-A2), so N5 finds it, or another drain has put that reference,
 //!   completely, once N5 has the batch's lock.
 //! - N5 drains no batch for a folio that a pin or a reader references: it is in no batch. (The
 //!   drain runs on the calling thread.)
@@ -261,7 +261,7 @@ impl<'a> Invalidation<'a> {
             Ok(frozen) => {
                 self.reclaim.note_eviction(&lock, Counter::EvictFolio);
                 self.outcome.folios += 1;
-                // E5: the next folio in this frame must not be locked.
+                // READ-E5: the next folio in this frame must not be locked.
                 drop(lock);
                 frozen.free();
             }

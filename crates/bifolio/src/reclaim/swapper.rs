@@ -6,13 +6,15 @@
 //! a thread that needs memory for a memory file. A swap that hangs blocks only these threads and
 //! callers that can get memory nowhere else; other files are not affected.
 //!
+//! PROTOCOL SWAPPER, as two columns:
+//!
 //! ```text
 //!  THE HOLDER OF THE RECLAIM LOCK               THE SWAPPER'S THREAD
 //!  P1 isolate a folio that is to be swapped     P3 take all of the queue; with the reclaim lock:
 //!     out (scan.rs, evacuate.rs)                   take a reference to the file of each; release
 //!  P2 add it to the queue, with its                the reclaim lock
-//!     reference, if there is room; wake the     P4 write back, file by file (of a region: B1 to
-//!     thread                                       B9 of `unmap.rs`, with its own bounce buffer)
+//!     reference, if there is room; wake the     P4 write back, file by file (of a region:
+//!     thread                                       UNMAP-B1..B9, with its own bounce buffer)
 //!                                               P5 with the reclaim lock: evict clean folios; put
 //!                                                  the others back on their list; clear extents;
 //!                                                  wake the threads that wait

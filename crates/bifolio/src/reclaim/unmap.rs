@@ -5,7 +5,9 @@
 //! one by one but flushes once for 31 of them before they are written. Raw writers may store to the
 //! pages at any time, and only the unmapping stops them. So the pages are unmapped first, as in the
 //! kernel, and what is written is a copy of the bytes that they held when the last translation was
-//! gone:
+//! gone.
+//!
+//! PROTOCOL UNMAP, as two columns:
 //!
 //! ```text
 //!  EVICT a batch (here)                         RAW ACCESS, LOOKUP (fault, read_at, pin ...)

@@ -1,5 +1,5 @@
-//! Unmaps a batch: takes pages of one region from raw writers with one flush (B3 to B7 of
-//! `unmap.rs`), and writes the dirty ones (B8 and B9).
+//! Unmaps a batch: takes pages of one region from raw writers with one flush (UNMAP-B3..B7),
+//! and writes the dirty ones (UNMAP-B8 and UNMAP-B9).
 //!
 //! Unmapping sets a state for each folio; a folio that could not be unmapped is unchanged.
 //!
@@ -126,7 +126,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         let ranges: Vec<_> = runs_of(&indices).map(|run| self.region.range_of(&run)).collect();
         if !is_tracked {
             self.copy_dirty(&going);
-        // SAFETY: pages of frozen folios, which are resident (REGION-1): B5.
+        // SAFETY: pages of frozen folios, which are resident (REGION-1): UNMAP-B5.
         } else if let Err(error) = unsafe { self.bounce_buffer.page_pipe.keep(&ranges) } {
             self.note_refused("cannot keep pages of maps while they are unmapped", &error);
             region.regions.note_not_kept(&error);
@@ -163,8 +163,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         self.inode.memory.unmap_refusal.note(what, error);
     }
 
-    /// B6. Returns the folios that were unmapped, those that were not, and the number of flushes
-    /// requested.
+    /// UNMAP-B6. Returns the folios that were unmapped, those that were not, and the number of
+    /// flushes requested.
     fn unmap(&self, going: &[usize], ranges: &[PageRange]) -> (Vec<usize>, Vec<usize>, u64) {
         let unmapper = &self.region.regions.unmapper;
         // SAFETY: pages of frozen folios; the pipe keeps what raw writers stored there.
@@ -203,8 +203,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// B4: copies the pages that seem clean, and then marks the folios that raw writers stored to
-    /// as dirty.
+    /// UNMAP-B4: copies the pages that seem clean, and then marks the folios that raw writers
+    /// stored to as dirty.
     fn find_stores(&mut self) -> io::Result<()> {
         let mut indices = Vec::new();
         let is_read = |victim: &&mut Victim<'_>| !victim.is_dirty() && !victim.is_discarded;
@@ -230,7 +230,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         Ok(())
     }
 
-    /// B4: keeps dirty folios, because they may not be written.
+    /// UNMAP-B4: keeps dirty folios, because they may not be written.
     fn keep_dirty(&mut self) {
         // The swapper or the flusher writes them.
         for victim in &mut self.victims {
@@ -240,8 +240,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// B7: begins the write-back of dirty folios. Not before: a sync would take a folio that stays
-    /// after all for one in flight, wait for it, and miss the next write-back. While they are
+    /// UNMAP-B7: begins the write-back of dirty folios. Not before: a sync would take a folio that
+    /// stays after all for one in flight, wait for it, and miss the next write-back. While they are
     /// frozen, a sync that finds them on the dirty list waits.
     fn begin(&mut self) {
         let zeros_from = self.there;
@@ -257,7 +257,7 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// B5 without raw writers: the bytes do not change.
+    /// UNMAP-B5 without raw writers: the bytes do not change.
     fn copy_dirty(&mut self, going: &[usize]) {
         for victim in going.iter().map(|at| &self.victims[*at]) {
             if victim.is_dirty() {
@@ -270,7 +270,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         }
     }
 
-    /// B7: reads the last bytes from the pipe. (Pages that were not unmapped may still change.)
+    /// UNMAP-B7: reads the last bytes from the pipe. (Pages that were not unmapped may still
+    /// change.)
     fn take_kept(&mut self, going: &[usize]) -> io::Result<()> {
         // Copies of adjacent folios are adjacent.
         for run in going.chunk_by(|before, next| before + 1 == *next) {
@@ -281,7 +282,8 @@ impl<'d, 't> UnmapBatch<'d, 't> {
         Ok(())
     }
 
-    /// B7: finds folios that seemed clean and were stored to between B4 and the unmapping.
+    /// UNMAP-B7: finds folios that seemed clean and were stored to between UNMAP-B4 and the
+    /// unmapping.
     fn find_late_stores(&mut self, gone: &[usize], may_write: bool) {
         for at in gone {
             let victim = &mut self.victims[*at];

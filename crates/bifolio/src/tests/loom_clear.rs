@@ -58,8 +58,8 @@ impl Cleared {
     }
 }
 
-/// A folio that is in the table after a clear has zeros. P6 is left out.
-/// Dies with: P4 left out; a fill that keeps its bytes if a clear is in progress.
+/// A folio that is in the table after a clear has zeros. CLEAR-P6 is left out.
+/// Dies with: CLEAR-P4 left out; a fill that keeps its bytes if a clear is in progress.
 #[test]
 fn loom_clear_leaves_no_old_bytes() {
     model(|| {

@@ -49,8 +49,8 @@ fn check_at_end(world: &World, collapsed: bool, bytes: [u64; 2]) {
 
 /// A reader sees each page whole and unchanged, and never finds it missing: the one change of its
 /// Entry can fail one read, the next one succeeds.
-/// Dies with: C2 after C5; Relaxed in C5; Entries stored before they are READY; READY cleared
-/// before C4.
+/// Dies with: COLLAPSE-C2 after COLLAPSE-C5; Relaxed in COLLAPSE-C5; Entries stored before they are
+/// READY; READY cleared before COLLAPSE-C4.
 #[test]
 fn loom_collapse_vs_optimistic_read() {
     model(|| {
@@ -68,7 +68,7 @@ fn loom_collapse_vs_optimistic_read() {
 }
 
 /// A reader of the previous use of a new frame never sees what is copied there.
-/// Dies with: C1 left out, C1 after C2; O3 left out.
+/// Dies with: COLLAPSE-C1 left out, COLLAPSE-C1 after COLLAPSE-C2; READ-O3 left out.
 #[test]
 fn loom_collapse_vs_optimistic_read_of_a_reused_new_frame() {
     model(|| {
@@ -87,7 +87,8 @@ fn loom_collapse_vs_optimistic_read_of_a_reused_new_frame() {
 }
 
 /// A reader of an old frame never sees what is stored there next, not even by another page.
-/// Dies with: the fence of `insert` or of `read_validated` (O3) left out; Relaxed in C5.
+/// Dies with: the fence of `insert` or of `read_validated` (READ-O3) left out; Relaxed in
+/// COLLAPSE-C5.
 #[test]
 fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
     model(|| {
@@ -105,7 +106,7 @@ fn loom_collapse_vs_optimistic_read_old_frames_are_reused() {
 }
 
 /// Also holds if the page itself returns to its old frame, with other bytes.
-/// Dies with: C3 left out; the fence of `insert` or O3 left out.
+/// Dies with: COLLAPSE-C3 left out; the fence of `insert` or READ-O3 left out.
 #[test]
 fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
     model(|| {
@@ -123,8 +124,8 @@ fn loom_collapse_vs_optimistic_read_old_frames_come_back() {
 }
 
 /// Also holds if the next collapse of the pages takes the same frames as the last one.
-/// Dies with: C5 that keeps the version of the new frame; `save_versions` left out in `unlink`, or
-/// after its stores; O3 left out.
+/// Dies with: COLLAPSE-C5 that keeps the version of the new frame; `save_versions` left out in
+/// `unlink`, or after its stores; READ-O3 left out.
 #[test]
 fn loom_collapse_vs_optimistic_read_new_frames_come_back() {
     model(|| {
@@ -145,8 +146,9 @@ fn loom_collapse_vs_optimistic_read_new_frames_come_back() {
 
 /// A folio that a lookup returns stays that of its page while it is referenced: then the collapse
 /// fails, and nothing has changed. A lookup always finds a folio.
-/// Dies with: C4 that ignores references; C5 before C4; a failed C4 that does not unfreeze; Relaxed
-/// in C5, in `try_freeze` (B1), in `put_and_test` (A4).
+/// Dies with: COLLAPSE-C4 that ignores references; COLLAPSE-C5 before COLLAPSE-C4; a failed
+/// COLLAPSE-C4 that does not unfreeze; Relaxed in COLLAPSE-C5, in `try_freeze` (PIN-B1), in
+/// `put_and_test` (PIN-A4).
 #[test]
 fn loom_collapse_vs_lookup_found_folios_stay() {
     model(|| {
@@ -166,8 +168,9 @@ fn loom_collapse_vs_lookup_found_folios_stay() {
 }
 
 /// A write under the folio lock is never lost, whichever folio it finds.
-/// Dies with: the old folios unlocked during C2; C4 that ignores references; C5 before C4; a failed
-/// C4 that does not unfreeze; a new folio without the owner.
+/// Dies with: the old folios unlocked during COLLAPSE-C2; COLLAPSE-C4 that ignores references;
+/// COLLAPSE-C5 before COLLAPSE-C4; a failed COLLAPSE-C4 that does not unfreeze; a new folio without
+/// the owner.
 #[test]
 fn loom_collapse_vs_write() {
     model(|| {
@@ -180,7 +183,7 @@ fn loom_collapse_vs_write() {
 }
 
 /// A reader beside a writer never reads older bytes after newer ones.
-/// Dies with: what `..._vs_write` dies with; C2 after C5; Relaxed in C5.
+/// Dies with: what `..._vs_write` dies with; COLLAPSE-C2 after COLLAPSE-C5; Relaxed in COLLAPSE-C5.
 #[test]
 fn loom_collapse_vs_write_and_read() {
     // Two preemptions: three threads.
@@ -200,8 +203,8 @@ fn loom_collapse_vs_write_and_read() {
 
 /// A punched page stays punched: it is a hole, and the folios were not collapsed, or it is zeroed
 /// in the new one.
-/// Dies with: C4 that ignores references; the old folios unlocked during C2; C5 before C4; a new
-/// folio without the owner, a removed one that keeps it.
+/// Dies with: COLLAPSE-C4 that ignores references; the old folios unlocked during COLLAPSE-C2;
+/// COLLAPSE-C5 before COLLAPSE-C4; a new folio without the owner, a removed one that keeps it.
 #[test]
 fn loom_collapse_vs_punch() {
     model(|| {
@@ -238,7 +241,7 @@ fn loom_collapse_vs_truncate() {
 }
 
 /// A folio that is removed as a whole leaves holes that stay, in all of its pages.
-/// Dies with: what `..._vs_punch` dies with; `new` unlocked in the middle of C5.
+/// Dies with: what `..._vs_punch` dies with; `new` unlocked in the middle of COLLAPSE-C5.
 #[test]
 fn loom_collapse_vs_remove() {
     fn remove_while_collapsing(index: u64) {
@@ -257,8 +260,8 @@ fn loom_collapse_vs_remove() {
 
 /// Either a collapse or an eviction of one of its folios comes first; each may fail, and nothing is
 /// freed twice or leaked.
-/// Dies with: C5 before C4; a failed C4 that does not unfreeze; a new folio that is not UPTODATE;
-/// `unlink` that calls `entry_after` for the head of the folio only.
+/// Dies with: COLLAPSE-C5 before COLLAPSE-C4; a failed COLLAPSE-C4 that does not unfreeze; a new
+/// folio that is not UPTODATE; `unlink` that calls `entry_after` for the head of the folio only.
 #[test]
 fn loom_collapse_vs_evict() {
     model(|| {
@@ -277,7 +280,7 @@ fn loom_collapse_vs_evict() {
 }
 
 /// At most one of two collapses of the same run succeeds.
-/// Dies with: C5 before C4; old folios freed before C5.
+/// Dies with: COLLAPSE-C5 before COLLAPSE-C4; old folios freed before COLLAPSE-C5.
 #[test]
 fn loom_collapse_vs_collapse() {
     model(|| {
@@ -296,7 +299,7 @@ fn loom_collapse_vs_collapse() {
 /// The new folio is evicted during a lookup: each unit gets its own value, and may be filled at
 /// once, while the other unit still names the frozen folio. Dies with: `unlink` that calls
 /// `entry_after` for the head of the folio only; a new folio that is not UPTODATE; Relaxed in
-/// `try_freeze` (B1), in `put_and_test` (A4).
+/// `try_freeze` (PIN-B1), in `put_and_test` (PIN-A4).
 #[test]
 fn loom_collapse_then_evict_vs_lookup_and_fill() {
     model(|| {
@@ -330,7 +333,7 @@ fn loom_collapse_then_evict_vs_lookup_and_fill() {
 }
 
 /// Optimistic reads of the new folio's pages while it is evicted, and its frames reused.
-/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+/// Dies with: the fence of `insert` or of `read_validated` (READ-O3) left out.
 #[test]
 fn loom_collapse_then_evict_vs_optimistic_read() {
     model(|| {

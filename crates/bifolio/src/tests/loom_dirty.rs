@@ -70,7 +70,7 @@ impl Disk {
         }
     }
 
-    /// Does S1 to S5. Returns `true` on success.
+    /// Does SYNC-S1..S5. Returns `true` on success.
     fn sync(&self, gather: impl Fn(&Self, u64) -> bool) -> bool {
         let errors_before = self.errors.load(Ordering::Relaxed);
         let end = self.list.now();
@@ -103,7 +103,7 @@ fn is_found(found: &DirtyFolios<'_>) -> bool {
 /// A sync that finds another thread's write-out, successful or failed, succeeds only with the bytes
 /// on the device; if it fails, the page is dirty afterwards.
 /// Dies with: an error recorded before `end_failed` (the list not locked); a state that is clean
-/// between dirty and writing (`transition_to_writing` in two steps); no wait at S4.
+/// between dirty and writing (`transition_to_writing` in two steps); no wait at SYNC-S4.
 #[test]
 fn loom_dirty_a_sync_meets_a_write_out() {
     for gather in [walked, asked] {

@@ -17,8 +17,8 @@ fn is_unused(world: &World) -> bool {
 }
 
 /// A use is recorded wherever the folio moves, and only once. A move is not a use.
-/// Dies with: F1 left out, F1 after F2; F3 left out, F3 before F2; U1 Relaxed; a U3 or a CAS of U2
-/// that ignores its failure.
+/// Dies with: USE-F1 left out, USE-F1 after USE-F2; USE-F3 left out, USE-F3 before USE-F2; USE-U1
+/// Relaxed; a USE-U3 or a CAS of USE-U2 that ignores its failure.
 #[test]
 fn loom_first_use_vs_move() {
     model(|| {

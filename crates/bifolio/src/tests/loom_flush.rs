@@ -70,8 +70,9 @@ impl Device {
 }
 
 /// A caller that gets `Ok` is covered by the flush, and flushes do not overlap.
-/// Dies with: F1 that joins the round in flight; F5 that opens no new round; F3 that does not wait;
-/// no wake-up at F7; `notify_one` there; a round that uses the request of the last caller only.
+/// Dies with: FLUSH-F1 that joins the round in flight; FLUSH-F5 that opens no new round; FLUSH-F3
+/// that does not wait; no wake-up at FLUSH-F7; `notify_one` there; a round that uses the request of
+/// the last caller only.
 #[test]
 fn loom_flush_covers_every_caller_that_gets_ok() {
     model_bounded(2, || {

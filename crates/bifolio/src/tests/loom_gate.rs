@@ -47,7 +47,7 @@ impl Engine {
         self.folios.try_get(FOLIO).expect("the folio is live")
     }
 
-    /// W1 to W5.
+    /// GATE-W1..W5.
     fn write(&self, lsn: u64) {
         let folio = self.folio();
         let locked = folio.lock();
@@ -63,7 +63,7 @@ impl Engine {
         self.known.raise(lsn);
     }
 
-    /// O1 to O5. Returns `false` if the gate has held the folio back.
+    /// GATE-O1..O5. Returns `false` if the gate has held the folio back.
     fn write_out(&self) -> bool {
         let durable = self.known.get();
         let folio = self.folio();
@@ -95,8 +95,8 @@ impl Engine {
 }
 
 /// A writer changes the page twice while the flusher writes it out twice and the log is flushed.
-/// Dies with: W2 after W5; O3 before O2 (the LSN read without the lock); a `begin` that does not
-/// check; `Relaxed` in `KnownDurable::get`.
+/// Dies with: GATE-W2 after GATE-W5; GATE-O3 before GATE-O2 (the LSN read without the lock); a
+/// `begin` that does not check; `Relaxed` in `KnownDurable::get`.
 #[test]
 fn loom_gate_no_page_is_ahead_of_its_log() {
     model_bounded(3, || {

@@ -16,7 +16,7 @@ enum EvictOutcome {
     Referenced,
 }
 
-/// Does N3 to N6 for one page, as `Invalidation` does.
+/// Does INVALIDATE-N3..N6 for one page, as `Invalidation` does.
 fn invalidate(world: &World, index: u64) -> EvictOutcome {
     let doubtful = match try_evict(world, index) {
         Ok(outcome) => return outcome,
@@ -27,7 +27,7 @@ fn invalidate(world: &World, index: u64) -> EvictOutcome {
     try_evict(world, index).unwrap_or(EvictOutcome::Referenced)
 }
 
-/// Does N3 and N4; fails if there is an extra reference.
+/// Does INVALIDATE-N3 and INVALIDATE-N4; fails if there is an extra reference.
 fn try_evict(world: &World, index: u64) -> Result<EvictOutcome, FolioId> {
     let Some(folio) = world.find(index) else { return Ok(EvictOutcome::Gone) };
     let id = folio.id();
@@ -70,9 +70,9 @@ fn assert_gone(world: &World) {
 }
 
 /// A folio that only a batch references is evicted, even while another thread drains that batch.
-/// Dies with: no second try (N6) where N5 found nothing to drain; a drain that puts the references
-/// after it has unlocked the batch (LRU-3), or clears the batch number in the descriptor before it
-/// has put them.
+/// Dies with: no second try (INVALIDATE-N6) where INVALIDATE-N5 found nothing to drain; a drain
+/// that puts the references after it has unlocked the batch (LRU-3), or clears the batch number in
+/// the descriptor before it has put them.
 #[test]
 fn loom_invalidate_vs_drain() {
     model_bounded(4, || {
@@ -146,7 +146,7 @@ fn loom_invalidate_vs_pin() {
 
 /// R14: concurrent drains of all batches share one, and none returns before what was added before
 /// its call is on a list.
-/// Dies with: G4 after G5; G2 left out.
+/// Dies with: DRAIN-G4 after DRAIN-G5; DRAIN-G2 left out.
 #[test]
 fn loom_invalidate_coalesced_drains_never_return_early() {
     fn add_and_drain(world: &World, cpu: usize) -> usize {

@@ -4,8 +4,8 @@
 //! whatever happened to its frame before.
 //!
 //! Weakening two orderings fails no test, because the pin word orders the same accesses: the
-//! Release of I1 and the Acquire of L3. A thread that reads a descriptor took a reference first,
-//! and `init` (B5) published it.
+//! Release of READ-I1 and the Acquire of READ-L3. A thread that reads a descriptor took a reference
+//! first, and `init` (PIN-B5) published it.
 
 use super::world::{OWNER, World, left_at, model, model_bounded, spawn};
 use crate::page::{Entry, EvictError, Flag, FolioId, FolioRef, FrozenWaits, Lookup};
@@ -26,8 +26,8 @@ fn world_with_page_0(frames: u32) -> Arc<World> {
 }
 
 /// A lookup finds the folio, which then stays, or misses it; it is freed once.
-/// Dies with: Relaxed in the CAS of `try_freeze` (B1) or in `put_and_test` (A4): the frame is freed
-/// while a reader's access is unordered; a failed eviction that does not restore READY.
+/// Dies with: Relaxed in the CAS of `try_freeze` (PIN-B1) or in `put_and_test` (PIN-A4): the frame
+/// is freed while a reader's access is unordered; a failed eviction that does not restore READY.
 #[test]
 fn loom_lookup_vs_evict_found_folios_stay() {
     model(|| {
@@ -46,7 +46,7 @@ fn loom_lookup_vs_evict_found_folios_stay() {
 
 /// A removal takes the Entry, not the memory: the holder of a reference may read, the last put
 /// frees.
-/// Dies with: Relaxed in the CAS of `put_cold` (A5), in `put_and_test` (A4).
+/// Dies with: Relaxed in the CAS of `put_cold` (PIN-A5), in `put_and_test` (PIN-A4).
 #[test]
 fn loom_lookup_vs_remove_found_folios_stay() {
     model(|| {
@@ -107,7 +107,8 @@ fn loom_lookup_vs_evict_written_pages_are_no_holes() {
 }
 
 /// R12: the frame is evicted and reused for another page; a lookup never returns it as the old one.
-/// Dies with: L3 left out (`recheck`); Relaxed in `try_get` (A2), `init` (B5), A4 or B1.
+/// Dies with: READ-L3 left out (`recheck`); Relaxed in `try_get` (PIN-A2), `init` (PIN-B5), PIN-A4
+/// or PIN-B1.
 #[test]
 fn loom_lookup_r12_never_a_folio_of_another_page() {
     model(|| {
@@ -124,7 +125,8 @@ fn loom_lookup_r12_never_a_folio_of_another_page() {
 }
 
 /// R12 with an old Entry, as in batched reads.
-/// Dies with: L3 left out; Relaxed in `try_get` (A2), `put_and_test` (A4) or its CAS (A5).
+/// Dies with: READ-L3 left out; Relaxed in `try_get` (PIN-A2), `put_and_test` (PIN-A4) or its CAS
+/// (PIN-A5).
 #[test]
 fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
     model(|| {
@@ -148,7 +150,7 @@ fn loom_lookup_r12_an_old_entry_gets_no_other_folio() {
 /// The page is evicted and claimed again in the same frame, while a pin holds its old READY Entry:
 /// the pin never gets a folio that is still being filled.
 /// Dies with: `recheck_ready` that only compares the folio; Relaxed in it, together with Relaxed in
-/// `try_get` (A2).
+/// `try_get` (PIN-A2).
 #[test]
 fn loom_lookup_r12_a_pin_waits_for_the_fill() {
     model(|| {
@@ -171,7 +173,8 @@ fn loom_lookup_r12_a_pin_waits_for_the_fill() {
 
 /// Of two fillers of one page one wins; the other finds the winner's folio, set up and, once it
 /// holds the lock, filled; its own frame is free again.
-/// Dies with: an insertion that stores instead of I1's CAS; Relaxed anywhere in the folio lock.
+/// Dies with: an insertion that stores instead of READ-I1's CAS; Relaxed anywhere in the folio
+/// lock.
 #[test]
 fn loom_lookup_vs_insert_the_loser_finds_the_winners_folio() {
     fn fill_and_find(world: &World, value: u64) -> bool {
@@ -246,7 +249,7 @@ fn loom_lookup_vs_cut_no_page_stays_beyond_the_end() {
 
 /// An insertion follows the removal of the folio that was at the index before, even if its filler
 /// loaded a hole before that folio existed: the Entry is its own.
-/// Dies with: Release instead of AcqRel in I1 (found by this test); Relaxed in E4.
+/// Dies with: Release instead of AcqRel in READ-I1 (found by this test); Relaxed in READ-E4.
 #[test]
 fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
     fn insert_and_remove(world: &World) {
@@ -268,7 +271,7 @@ fn loom_lookup_vs_insert_follows_the_removal_it_replaces() {
 
 /// A wait for a frozen folio ends with the freeze: a dirty folio, whose eviction unfreezes it, is
 /// always found, after few rounds.
-/// Dies with: a wipe (A3) that stores; a failed eviction that does not restore READY.
+/// Dies with: a wipe (PIN-A3) that stores; a failed eviction that does not restore READY.
 #[test]
 fn loom_lookup_vs_evict_waiting_is_bounded() {
     model(|| {
@@ -289,7 +292,8 @@ fn loom_lookup_vs_evict_waiting_is_bounded() {
 
 /// R13, complete: a holder dirties the folio and puts its reference; the eviction sees the mark or
 /// the reference.
-/// Dies with: the dirty test before the freeze; Relaxed in `try_freeze` (B1), `put_and_test` (A4).
+/// Dies with: the dirty test before the freeze; Relaxed in `try_freeze` (PIN-B1), `put_and_test`
+/// (PIN-A4).
 #[test]
 fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
     model(|| {
@@ -323,7 +327,8 @@ fn loom_lookup_vs_evict_r13_no_dirty_folio_is_evicted() {
 
 /// A folio of two pages is found by its second page as by its first; a thread that finds it removed
 /// from its head finds it removed from the second page as well (MAPPING-2).
-/// Dies with: `unlink` that stores the head first; Relaxed there (E4), or in `get_folio` (L1).
+/// Dies with: `unlink` that stores the head first; Relaxed there (READ-E4), or in `get_folio`
+/// (READ-L1).
 #[test]
 fn loom_lookup_large_folio_the_head_goes_last() {
     model(|| {
@@ -345,7 +350,7 @@ fn loom_lookup_large_folio_the_head_goes_last() {
 }
 
 /// A page of a folio under insertion names the folio only after the head does (MAPPING-2), and that
-/// folio is set up. Dies with: I2 before I1, Relaxed in I2.
+/// folio is set up. Dies with: READ-I2 before READ-I1, Relaxed in READ-I2.
 #[test]
 fn loom_lookup_large_folio_the_head_comes_first() {
     model(|| {

@@ -102,7 +102,7 @@ fn loom_lru_add_vs_drain_vs_last_put() {
 /// Isolation against the last put: the folio is isolated with a reference, or freed and on no list;
 /// a freed folio is never listed, where the next use of its frame would be linked twice.
 /// Dies with: `isolate` clearing ON_LRU before it has the reference (found by this test);
-/// `put_cold` freeing without its CAS, or Relaxed there (A5).
+/// `put_cold` freeing without its CAS, or Relaxed there (PIN-A5).
 #[test]
 fn loom_lru_isolate_vs_last_put() {
     model(|| {

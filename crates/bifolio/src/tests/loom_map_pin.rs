@@ -1,4 +1,4 @@
-//! Pins of maps (P1 to P7 of `map/pinned.rs`): what a device writes under one, bypassing the page
+//! Pins of maps (PINNED-P1..P7): what a device writes under one, bypassing the page
 //! tables, against syncs, evictions, write-outs and truncations.
 //!
 //! Property: what the device wrote before a sync began is on storage when the sync returns; what it
@@ -26,7 +26,7 @@ struct Pin<'r> {
 }
 
 impl<'r> Pin<'r> {
-    /// Does P1 to P3.
+    /// Does PINNED-P1..P3.
     fn new(region: &'r Region, index: u64) -> Self {
         let world = &region.world;
         let folio = loop {
@@ -46,7 +46,7 @@ impl<'r> Pin<'r> {
         pin
     }
 
-    /// Does P4.
+    /// Does PINNED-P4.
     fn write(&self, value: u64) {
         // AcqRel: Release pairs with the Acquire in `Region::bytes`, Acquire with the Release of
         // the store that it overwrites: a thread that learns of the end of a transfer sees what was
@@ -54,7 +54,7 @@ impl<'r> Pin<'r> {
         self.region.memory(self.entry).swap(value, Ordering::AcqRel);
     }
 
-    /// Does P3 and P5.
+    /// Does PINNED-P3 and PINNED-P5.
     fn mark(&self) {
         let own = self.folio.as_ref().filter(|_| self.region.is(Weakening::PinMarksItsOwn));
         let own = own.map(|folio| folio.try_clone().expect("the count is far from its limit"));
@@ -65,7 +65,7 @@ impl<'r> Pin<'r> {
         }
     }
 
-    /// Does P5 and P6.
+    /// Does PINNED-P5 and PINNED-P6.
     fn end(self) {
         let forget = || self.region.unseen.lock().retain(|index| *index != self.index);
         if self.region.is(Weakening::PinForgottenEarly) {

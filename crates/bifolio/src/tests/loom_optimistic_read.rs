@@ -3,9 +3,9 @@
 //! A frame has two words; a change stores them one after the other, Relaxed, and a read loads them
 //! likewise. A read must return one value, and one that the page had.
 //!
-//! Leaving out E1 fails no test: the bytes change only after the frame was freed, so after E4, and
-//! E4 alone makes O4 differ. E1 keeps readers from starting a read that an eviction is about to
-//! invalidate.
+//! Leaving out READ-E1 fails no test: the bytes change only after the frame was freed, so after
+//! READ-E4, and READ-E4 alone makes READ-O4 differ. READ-E1 keeps readers from starting a read that
+//! an eviction is about to invalidate.
 
 use super::world::{World, model, model_bounded, spawn};
 use crate::page::{Entry, Flag, FolioId, read_held};
@@ -38,8 +38,9 @@ fn read_held_pages<const N: usize>(world: &World) -> Option<[[u64; 2]; N]> {
     read_held(world.mapping.table(), 0..N as u64, folio.id(), read)
 }
 
-/// Against a write. Dies with: the fence of `read_validated` (O3) or of `begin_write_section` (W2)
-/// left out; Relaxed in O1 or in W4; W1 left out; a section that keeps the version.
+/// Against a write. Dies with: the fence of `read_validated` (READ-O3) or of `begin_write_section`
+/// (READ-W2) left out; Relaxed in READ-O1 or in READ-W4; READ-W1 left out; a section that keeps the
+/// version.
 #[test]
 fn loom_optimistic_read_vs_write() {
     model(|| {
@@ -65,7 +66,7 @@ fn loom_optimistic_read_vs_two_writes() {
 }
 
 /// Against eviction and reuse of the frame for another page.
-/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+/// Dies with: the fence of `insert` or of `read_validated` (READ-O3) left out.
 #[test]
 fn loom_optimistic_read_vs_refill_of_another_page() {
     model(|| {
@@ -78,8 +79,8 @@ fn loom_optimistic_read_vs_refill_of_another_page() {
     });
 }
 
-/// As before, when another thread does the refill: the transfer of the frame orders E4 before it.
-/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+/// As before, when another thread does the refill: the transfer of the frame orders READ-E4 before
+/// it. Dies with: the fence of `insert` or of `read_validated` (READ-O3) left out.
 #[test]
 fn loom_optimistic_read_vs_refill_by_another_thread() {
     model(|| {
@@ -97,7 +98,7 @@ fn loom_optimistic_read_vs_refill_by_another_thread() {
 }
 
 /// As before, when a third thread, to which the inserter has handed the folio, stores the bytes.
-/// Dies with: the fence of `begin_fill` left out there, or that of `read_validated` (O3).
+/// Dies with: the fence of `begin_fill` left out there, or that of `read_validated` (READ-O3).
 #[test]
 fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
     model(|| {
@@ -121,7 +122,7 @@ fn loom_optimistic_read_vs_fill_by_a_thread_that_did_not_insert() {
 
 /// Against eviction and reuse of the frame for the same page, with other bytes.
 /// Dies with: `save_versions` left out; a version that is not incremented in `insert`; either fence
-/// left out; Relaxed in O1 or in `set_ready` (I3).
+/// left out; Relaxed in READ-O1 or in `set_ready` (READ-I3).
 #[test]
 fn loom_optimistic_read_vs_refill_of_the_same_page() {
     model(|| {
@@ -135,7 +136,7 @@ fn loom_optimistic_read_vs_refill_of_the_same_page() {
 }
 
 /// Against removal, and reuse of the frame for another page after the last put.
-/// Dies with: the fence of `insert` or of `read_validated` (O3) left out.
+/// Dies with: the fence of `insert` or of `read_validated` (READ-O3) left out.
 #[test]
 fn loom_optimistic_read_vs_remove_and_refill() {
     model(|| {
@@ -149,7 +150,8 @@ fn loom_optimistic_read_vs_remove_and_refill() {
 
 /// Against a partial truncate of a folio of two pages, which zeroes everything after the new end,
 /// from the middle of the first page on, in one section.
-/// Dies with: W1, W2 or O3 left out; Relaxed in O1 or in W4; a section that keeps the version.
+/// Dies with: READ-W1, READ-W2 or READ-O3 left out; Relaxed in READ-O1 or in READ-W4; a section
+/// that keeps the version.
 #[test]
 fn loom_optimistic_read_vs_partial_truncate() {
     model(|| {
@@ -184,7 +186,7 @@ fn loom_optimistic_read_vs_failed_evict() {
 }
 
 /// A reader that finds the page sees all of the fill.
-/// Dies with: Relaxed in `set_ready` (I3) or in O1.
+/// Dies with: Relaxed in `set_ready` (READ-I3) or in READ-O1.
 #[test]
 fn loom_optimistic_read_vs_first_fill() {
     model(|| {
@@ -216,8 +218,9 @@ fn loom_optimistic_read_marks_restore_no_old_entry() {
 }
 
 /// Under a reference, against a write: the reference keeps the frame, not its bytes.
-/// Dies with: the fence of `FrameRun::unchanged` (O3) or of `begin_write_section` (W2) left out;
-/// Relaxed in `FrameRun::find` (O1); W1 left out; a section that keeps the version.
+/// Dies with: the fence of `FrameRun::unchanged` (READ-O3) or of `begin_write_section` (READ-W2)
+/// left out; Relaxed in `FrameRun::find` (READ-O1); READ-W1 left out; a section that keeps the
+/// version.
 #[test]
 fn loom_optimistic_read_held_vs_write() {
     model(|| {

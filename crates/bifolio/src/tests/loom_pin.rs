@@ -33,7 +33,7 @@ fn is_got(outcome: TryGet) -> bool {
 }
 
 /// Litmus 1: of two puts of two references exactly one is the last.
-/// Dies with: a put that loads and stores instead of one read-modify-write (A4).
+/// Dies with: a put that loads and stores instead of one read-modify-write (PIN-A4).
 #[test]
 fn loom_pin_litmus_free_free() {
     model(|| {
@@ -105,7 +105,7 @@ fn loom_pin_r1_two_puts_and_a_get() {
 }
 
 /// R2: the free is ordered after all accesses of a thread that got and put in between.
-/// Dies with: Relaxed in the CAS of `put_cold` (A5), Relaxed in `put_and_test` (A4).
+/// Dies with: Relaxed in the CAS of `put_cold` (PIN-A5), Relaxed in `put_and_test` (PIN-A4).
 #[test]
 fn loom_pin_r2_the_last_put_is_ordered_after_a_rescuer() {
     model(|| {
@@ -134,7 +134,7 @@ fn loom_pin_r3_two_freezes() {
 }
 
 /// R4: a freeze succeeds only after the other thread's put, and then sees what that thread did.
-/// Dies with: Relaxed in the CAS of `try_freeze` (B1), Relaxed in `put_and_test` (A4).
+/// Dies with: Relaxed in the CAS of `try_freeze` (PIN-B1), Relaxed in `put_and_test` (PIN-A4).
 #[test]
 fn loom_pin_r4_a_freeze_follows_the_other_put() {
     model(|| {
@@ -154,7 +154,8 @@ fn loom_pin_r4_a_freeze_follows_the_other_put() {
 }
 
 /// R5: a get after a freeze sees what was done while frozen.
-/// Dies with: Relaxed in `unfreeze` (B3), `try_get` (A2), `put_and_test` (A4), `try_freeze` (B1).
+/// Dies with: Relaxed in `unfreeze` (PIN-B3), `try_get` (PIN-A2), `put_and_test` (PIN-A4),
+/// `try_freeze` (PIN-B1).
 #[test]
 fn loom_pin_r5_unfreeze_publishes_to_getters() {
     model(|| {
@@ -176,7 +177,7 @@ fn loom_pin_r5_unfreeze_publishes_to_getters() {
 }
 
 /// R5 for the next generation: a get sees the folio set up.
-/// Dies with: Relaxed in `init` (B5), Relaxed in `try_get` (A2).
+/// Dies with: Relaxed in `init` (PIN-B5), Relaxed in `try_get` (PIN-A2).
 #[test]
 fn loom_pin_r5_init_publishes_to_getters() {
     model(|| {
@@ -193,7 +194,7 @@ fn loom_pin_r5_init_publishes_to_getters() {
 }
 
 /// R6: a failed get's wipe never undoes an unfreeze, nor hides a get that succeeded.
-/// Dies with: a wipe (A3) that stores, or subtracts, instead of its CAS.
+/// Dies with: a wipe (PIN-A3) that stores, or subtracts, instead of its CAS.
 #[test]
 fn loom_pin_r6_unfreeze_against_wiping() {
     model(|| {
@@ -208,7 +209,7 @@ fn loom_pin_r6_unfreeze_against_wiping() {
 }
 
 /// R7: a late wipe, of a word that was frozen again or is in its next generation, changes no count.
-/// Dies with: a wipe (A3) that stores instead of its CAS.
+/// Dies with: a wipe (PIN-A3) that stores instead of its CAS.
 #[test]
 fn loom_pin_r7_a_late_wipe_changes_no_later_word() {
     model(|| {
@@ -263,7 +264,7 @@ fn loom_pin_r10_the_limit_refuses() {
 }
 
 /// R13: get, dirty, put against freeze, then the dirty test: no dirty mark is missed.
-/// Dies with: Relaxed in the CAS of `try_freeze` (B1), in `put_and_test` (A4).
+/// Dies with: Relaxed in the CAS of `try_freeze` (PIN-B1), in `put_and_test` (PIN-A4).
 #[test]
 fn loom_pin_r13_the_dirty_test_after_the_freeze_misses_nothing() {
     #[derive(Debug)]

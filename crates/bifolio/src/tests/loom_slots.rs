@@ -125,9 +125,9 @@ impl Retire<Open> for World {
 
 /// Two threads open, write and close a file: it has one inode at a time, everything written is on
 /// the device when both are done, and nothing is left over.
-/// Dies with: a slot that is free before the inode is (L5 before L4); `open_or_free` that wakes no
-/// thread; `find` that takes a slot which is being released; L2 that does not check for handles; L3
-/// whose result is ignored.
+/// Dies with: a slot that is free before the inode is (CLOSE-L5 before CLOSE-L4); `open_or_free`
+/// that wakes no thread; `find` that takes a slot which is being released; CLOSE-L2 that does not
+/// check for handles; CLOSE-L3 whose result is ignored.
 #[test]
 fn loom_slots_a_file_is_open_once_and_nothing_is_lost() {
     let shared = &*Box::leak(Box::new([0, 0].map(std::sync::atomic::AtomicU64::new)));
@@ -147,8 +147,8 @@ fn loom_slots_a_file_is_open_once_and_nothing_is_lost() {
 }
 
 /// A device refuses one write: the bytes stay in memory, and the next open finds them.
-/// Dies with: L3 whose result is ignored; a failure that is not reported; `take_if` that does not
-/// wait: then a file may be kept that is durable.
+/// Dies with: CLOSE-L3 whose result is ignored; a failure that is not reported; `take_if` that does
+/// not wait: then a file may be kept that is durable.
 #[test]
 fn loom_slots_unwritten_bytes_are_kept() {
     model_bounded(2, || {

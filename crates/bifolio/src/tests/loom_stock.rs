@@ -1,5 +1,5 @@
 //! The stock of a CPU: frames taken without the arena's lock while another thread fills or empties
-//! it under the lock (Q1 to Q4 in `memory/stock.rs`).
+//! it under the lock (STOCK-Q1..Q4).
 
 use super::world::{model, spawn};
 use crate::memory::FrameStock;
@@ -16,7 +16,7 @@ struct World {
 }
 
 impl World {
-    /// Q1 to Q4.
+    /// STOCK-Q1..Q4.
     fn refill(&self) {
         let mut free = self.free.lock();
         free.extend(self.stock.replace(0..0));
@@ -31,8 +31,8 @@ impl World {
 }
 
 /// Two threads that take, and one that refills: every frame is taken once or is still there.
-/// Dies with: a take that stores instead of its exchange; a fill that stores its run (Q4) without
-/// Q1.
+/// Dies with: a take that stores instead of its exchange; a fill that stores its run (STOCK-Q4)
+/// without STOCK-Q1.
 #[test]
 fn loom_stock_each_frame_is_taken_once() {
     model(|| {

@@ -20,8 +20,8 @@ fn world_with_page_0() -> Arc<World> {
 
 /// A value is taken once: by the thread that takes it, or by the one that fills its page. That
 /// thread sees what was done to what the value names.
-/// Dies with: a take that stores instead of its CAS; Relaxed in `take_value`, in `unlink` (E4); an
-/// insertion that stores instead of I1's CAS.
+/// Dies with: a take that stores instead of its CAS; Relaxed in `take_value`, in `unlink`
+/// (READ-E4); an insertion that stores instead of READ-I1's CAS.
 #[test]
 fn loom_table_a_value_is_taken_or_filled_over_once() {
     model(|| {
@@ -88,7 +88,7 @@ fn loom_table_a_charged_page_is_found() {
     });
 }
 
-/// T1..T4 against G1..G4: what is inserted stays, and stays charged.
+/// TABLE-T1..T4 against TABLE-G1..G4: what is inserted stays, and stays charged.
 #[test]
 fn loom_table_a_page_being_filled_is_not_freed() {
     let given = std::sync::atomic::AtomicBool::new(false);
@@ -134,8 +134,8 @@ impl HasTable for Listed {
     }
 }
 
-/// K1, K2 against H1..H3: a table with a charged page is found by the next search.
-/// Dies with: H3 that does not check again; K2 before K1.
+/// LISTING-K1, LISTING-K2 against LISTING-H1..H3: a table with a charged page is found by the next
+/// search. Dies with: LISTING-H3 that does not check again; LISTING-K2 before LISTING-K1.
 #[test]
 fn loom_table_a_table_with_pages_stays_on_the_list() {
     let relisted = std::sync::atomic::AtomicU64::new(0);

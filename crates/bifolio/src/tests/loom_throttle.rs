@@ -54,7 +54,8 @@ impl Shared {
 }
 
 /// A throttled writer is released by the completion that makes room.
-/// Dies with: C2 without a notification; C2 before C1; T2 before T1.
+/// Dies with: THROTTLE-C2 without a notification; THROTTLE-C2 before THROTTLE-C1; THROTTLE-T2
+/// before THROTTLE-T1.
 #[test]
 fn loom_throttle_a_completion_releases_the_writer() {
     model(|| {
@@ -67,7 +68,7 @@ fn loom_throttle_a_completion_releases_the_writer() {
     });
 }
 
-/// Two throttled writers are both released. Dies with: `notify_one` in C2.
+/// Two throttled writers are both released. Dies with: `notify_one` in THROTTLE-C2.
 #[test]
 fn loom_throttle_every_writer_is_released() {
     model(|| {
@@ -96,7 +97,7 @@ fn loom_throttle_two_devices_share_the_dirty_limit() {
 }
 
 /// Where waiting is pointless, no writer waits, however many pages are dirty.
-/// Dies with: trouble that wakes no thread; T2 that does not check for it.
+/// Dies with: trouble that wakes no thread; THROTTLE-T2 that does not check for it.
 #[test]
 fn loom_throttle_no_writer_waits_without_a_prospect() {
     model(|| {

@@ -1,4 +1,4 @@
-//! The batch protocol of mapped files (B1..B9 of `reclaim/unmap.rs`) against raw stores and loads,
+//! The batch protocol of mapped files (UNMAP-B1..B9) against raw stores and loads,
 //! lookups, syncs and write-outs in place.
 //!
 //! Property: the last value stored is in the page, or on its way to where the next lookup finds it;
@@ -9,11 +9,12 @@
 //! separate test checks that the runs named for each find it
 //! (`loom_unmap_every_weakening_is_found`):
 //!
-//! - B4: the search before the copy; no search; the write-out begun there, before the unmapping can
-//!   fail.
-//! - B5: a copy instead of the pages. B6: no flush. B7: no comparison. B8 of a clean page too
-//!   early: before B6.
-//! - B9: a folio with waiters does not get its page back; a page that was not written is freed.
+//! - UNMAP-B4: the search before the copy; no search; the write-out begun there, before the
+//!   unmapping can fail.
+//! - UNMAP-B5: a copy instead of the pages. UNMAP-B6: no flush. UNMAP-B7: no comparison. UNMAP-B8
+//!   of a clean page too early: before UNMAP-B6.
+//! - UNMAP-B9: a folio with waiters does not get its page back; a page that was not written is
+//!   freed.
 //! - REGION-3: no section, on either side. A sync that does not wait for write-outs of other
 //!   threads.
 //! - A write-out in place that protects the page after it has read the bytes, or without a flush,
@@ -49,7 +50,7 @@ fn vs_store(weakening: Weakening) {
     region.check_at_end(0, 2);
 }
 
-/// A store to a clean page is not lost, through any translation: it is found by B4, or by the
+/// A store to a clean page is not lost, through any translation: it is found by UNMAP-B4, or by the
 /// comparison, or reaches the page that is filled again.
 #[test]
 fn loom_unmap_vs_store() {
@@ -80,7 +81,7 @@ fn vs_store_marked(weakening: Weakening) {
     region.check_at_end(0, 3);
 }
 
-/// A store to a page that is already dirty, of which B4 makes no copy, is not lost.
+/// A store to a page that is already dirty, of which UNMAP-B4 makes no copy, is not lost.
 #[test]
 fn loom_unmap_vs_store_marked() {
     holds(vs_store_marked);
@@ -198,7 +199,7 @@ fn vs_store_and_sync(weakening: Weakening) {
     region.check_at_end(0, 2);
 }
 
-/// A sync right after a store that B4 did not find (REGION-3).
+/// A sync right after a store that UNMAP-B4 did not find (REGION-3).
 #[test]
 fn loom_unmap_vs_store_and_sync() {
     holds(vs_store_and_sync);
@@ -272,7 +273,7 @@ fn write_fails(weakening: Weakening) {
     region.check_at_end(0, 3);
 }
 
-/// B9: a page that was not written is restored, dirty, with its bytes.
+/// UNMAP-B9: a page that was not written is restored, dirty, with its bytes.
 #[test]
 fn loom_unmap_write_fails() {
     holds(write_fails);

@@ -2,9 +2,9 @@
 //! kernel's, and the steps of the batch protocol over them.
 //!
 //! The table, the folios, their locks and flags are the real ones. The steps replace code that
-//! makes system calls and is not compiled here: B1..B9 for `reclaim/unmap.rs` and `unmap_batch.rs`,
-//! [`Region::sync`] and the functions that mark folios for `writeback`, [`Region::look_up`] for
-//! `file/fill.rs`. A change of an order there must be made here as well.
+//! makes system calls and is not compiled here: UNMAP-B1..B9 for `reclaim/unmap.rs` and
+//! `unmap_batch.rs`, [`Region::sync`] and the functions that mark folios for `writeback`,
+//! [`Region::look_up`] for `file/fill.rs`. A change of an order there must be made here as well.
 //!
 //! Model of the kernel and the processors:
 //! - An entry of the page tables changes by read-modify-writes (in reality: under a lock). It says
@@ -35,23 +35,23 @@ const MEMORIES: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weakening {
     None,
-    /// B4: the search for stores before the copy of pages that seem clean.
+    /// UNMAP-B4: the search for stores before the copy of pages that seem clean.
     CheckBeforeCopy,
-    /// B4: no search for stores.
+    /// UNMAP-B4: no search for stores.
     NoCheck,
-    /// B5: a copy instead of the pages themselves.
+    /// UNMAP-B5: a copy instead of the pages themselves.
     CopyInsteadOfKeep,
-    /// B4: the write-out begins, although the unmapping may fail.
+    /// UNMAP-B4: the write-out begins, although the unmapping may fail.
     BeginBeforeUnmap,
-    /// B6: without a flush.
+    /// UNMAP-B6: without a flush.
     NoFlushAfterUnmap,
-    /// B7: the bytes are not compared with those of B4.
+    /// UNMAP-B7: the bytes are not compared with those of UNMAP-B4.
     NoComparison,
-    /// B8 of a clean page before B6.
+    /// UNMAP-B8 of a clean page before UNMAP-B6.
     EndBeforeUnmap,
-    /// B9: frees a folio that other threads wait for.
+    /// UNMAP-B9: frees a folio that other threads wait for.
     NoPutBack,
-    /// B9: frees a page that was not written.
+    /// UNMAP-B9: frees a page that was not written.
     EvictUnwritten,
     /// A reference suffices, even if the page was not READY when it was taken.
     PinWithoutReady,
@@ -67,15 +67,15 @@ pub(super) enum Weakening {
     NoFlushAfterProtect,
     /// A write-out changes from dirty to writing after it has read the bytes.
     BeginAfterRead,
-    /// P1 of `map/pinned.rs`: no reference.
+    /// PINNED-P1: no reference.
     PinWithoutReference,
-    /// P2: the search for stores ignores pins.
+    /// PINNED-P2: the search for stores ignores pins.
     PinUnseen,
-    /// P5: the page is not marked dirty when the pin ends.
+    /// PINNED-P5: the page is not marked dirty when the pin ends.
     PinWithoutEnd,
-    /// P6 before P5.
+    /// PINNED-P6 before PINNED-P5.
     PinForgottenEarly,
-    /// P5: marks the folio that the pin was made with, not the one that has the page now.
+    /// PINNED-P5: marks the folio that the pin was made with, not the one that has the page now.
     PinMarksItsOwn,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Dirty {
     in_flight: u64,
 }
 
-/// One folio of a batch, from B2 on.
+/// One folio of a batch, from UNMAP-B2 on.
 struct Victim<'a> {
     lock: LockedFolio<'a>,
     frozen: Frozen<'a>,
@@ -429,7 +429,7 @@ impl Region {
         }
     }
 
-    /// B1, B2.
+    /// UNMAP-B1, UNMAP-B2.
     fn freeze(&self, index: u64) -> Option<Victim<'_>> {
         let folio = self.world.find(index)?;
         let lock = folio.try_lock()?;
@@ -453,7 +453,7 @@ impl Region {
         }
     }
 
-    /// B3 to B7.
+    /// UNMAP-B3..B7.
     fn take(&self, batch: &mut [Victim<'_>], how: How) {
         let _section = self.enter(Weakening::EvictWithoutSection);
         self.find_stores(batch);
@@ -508,7 +508,7 @@ impl Region {
         }
     }
 
-    /// B4: copies pages that seem clean, then searches for stores.
+    /// UNMAP-B4: copies pages that seem clean, then searches for stores.
     fn find_stores(&self, batch: &mut [Victim<'_>]) {
         let look = |batch: &[Victim<'_>]| -> Vec<bool> {
             batch.iter().map(|victim| self.is_written(victim.lock.index())).collect()
@@ -525,7 +525,7 @@ impl Region {
         }
     }
 
-    /// B8: frees a clean folio. Returns a dirty one, which must be written out.
+    /// UNMAP-B8: frees a clean folio. Returns a dirty one, which must be written out.
     fn finish<'a>(&self, victim: Victim<'a>) -> Option<Evicted<'a>> {
         let mapping = &self.world.mapping;
         let Victim { lock, frozen, copy, state, .. } = victim;
@@ -560,7 +560,7 @@ impl Region {
         self.world.mapping.restore_ready(lock);
     }
 
-    /// B9.
+    /// UNMAP-B9.
     fn write_out_evicted(&self, (lock, folio, copy): Evicted<'_>, how: How) {
         if !how.write_fails {
             self.device[lock.index() as usize].store(copy, Ordering::Relaxed);
@@ -598,7 +598,7 @@ impl Region {
     }
 }
 
-/// A folio between B8 and B9, with its last bytes.
+/// A folio between UNMAP-B8 and UNMAP-B9, with its last bytes.
 type Evicted<'a> = (LockedFolio<'a>, FolioRef<'a>, u64);
 
 impl Victim<'_> {

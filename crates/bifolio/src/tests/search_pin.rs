@@ -99,7 +99,7 @@ enum Variant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
     Idle,
-    /// A3 is next: a failed get of `references`, which last loaded `current`.
+    /// PIN-A3 is next: a failed get of `references`, which last loaded `current`.
     Wiping {
         current: u64,
         generation: u64,
@@ -109,12 +109,12 @@ enum Step {
     Refused {
         references: u64,
     },
-    /// A5 is next, in the generation of the put.
+    /// PIN-A5 is next, in the generation of the put.
     Staged {
         generation: u64,
         use_number: u64,
     },
-    /// B1 is next.
+    /// PIN-B1 is next.
     Freezing {
         wanted: u64,
     },
@@ -240,7 +240,7 @@ impl Search {
         next
     }
 
-    /// Does A1 and A2.
+    /// Does PIN-A1 and PIN-A2.
     fn get(&self, word: u64, now: Thread, references: u64) -> (u64, Thread) {
         let after = self.layout.add(word, references as i64);
         if self.layout.is_got(after) {
@@ -254,7 +254,7 @@ impl Search {
         (after, Thread { step, ..now })
     }
 
-    /// Does A4.
+    /// Does PIN-A4.
     fn put<const N: usize>(
         &self,
         state: &SearchState<N>,
@@ -270,7 +270,7 @@ impl Search {
         (after, Thread { step, held: now.held - references, ..now })
     }
 
-    /// Does one round of A3.
+    /// Does one round of PIN-A3.
     fn wipe(&self, word: u64, current: u64, generation: u64, references: u64) -> (u64, Step) {
         let layout = self.layout;
         let clean = layout.frozen(generation);

@@ -115,7 +115,7 @@ pub(super) enum Added {
 pub(crate) struct WriteBatch<'a> {
     pub(super) inode: &'a Inode,
     within: Range<u64>,
-    /// LSN that is known to be durable (O1 of `gate.rs`).
+    /// LSN that is known to be durable (GATE-O1).
     durable_lsn: u64,
     /// Folios that were passed over because of it.
     held: Option<HeldBack>,
@@ -332,7 +332,7 @@ impl<'a> WriteBatch<'a> {
         if !self.within.contains(&index) || index >= inode.mapping.table().pages() {
             return None;
         }
-        // Acquire: pairs with the Release in I1, as in `get_folio`.
+        // Acquire: pairs with the Release in READ-I1, as in `get_folio`.
         let seen = inode.mapping.table().load(index, Ordering::Acquire);
         let is_dirty = |folio: &Folio| folio.flags.write_state() == WriteState::Dirty;
         if !seen.is_folio() || !is_dirty(inode.memory.folio(seen.folio_id())) {

@@ -10,7 +10,7 @@
 //! closes the current epoch and waits until that and all earlier ones are empty; later write-outs
 //! do not delay it. Any number of syncs wait at the same time.
 //!
-//! PROTOCOL of a folio being written out against a sync, as two columns (model-checked in
+//! PROTOCOL SYNC, of a folio being written out against a sync, as two columns (model-checked in
 //! `loom_dirty`); each step on the left is one critical section of the list's lock:
 //!
 //! ```text
@@ -261,8 +261,8 @@ impl DirtyList {
         self.pages.add(folios.get(new).pages() - counted_pages);
     }
 
-    /// D2, if the folio is dirty and its log record is durable: O3 of `gate.rs`, with the `durable`
-    /// LSN of O1. The caller holds the folio lock, and no write-out of the folio is in flight.
+    /// D2, if the folio is dirty and its log record is durable: GATE-O3, with the `durable`
+    /// LSN of GATE-O1. The caller holds the folio lock, and no write-out of the folio is in flight.
     pub(crate) fn begin(
         &self,
         folios: &Folios,
@@ -325,7 +325,7 @@ impl DirtyList {
         }
     }
 
-    /// W2 of `gate.rs`: adds an LSN to a folio, which the caller has locked and marks dirty next.
+    /// GATE-W2: adds an LSN to a folio, which the caller has locked and marks dirty next.
     /// Returns `false`, with nothing changed, if the table of LSNs must grow first.
     pub(crate) fn try_add_lsn(&self, id: FolioId, lsn: u64) -> bool {
         self.state.lock().lsns.add(id, lsn)

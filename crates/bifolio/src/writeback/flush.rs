@@ -1,13 +1,13 @@
 //! Rounds of syncs: a file has at most one in progress, and all syncs that arrive during it share
 //! the next one.
 //!
-//! Implements the last steps of a sync (S3 to S5 of `dirty.rs`), for every backing, and makes the
+//! Implements the last steps of a sync (SYNC-S3..S5), for every backing, and makes the
 //! only calls of [`Backing::sync_data`](crate::backing::Backing::sync_data) and `sync_all`. Rounds
 //! have two purposes. Many syncs cost one write-out and one flush (group commit). And of two
 //! concurrent flushes of one descriptor, the kernel reports a lost write to only one: the other
 //! would return `Ok`.
 //!
-//! PROTOCOL, as two columns (model-checked in `loom_flush`):
+//! PROTOCOL FLUSH, as two columns (model-checked in `loom_flush`):
 //!
 //! ```text
 //!  A SYNC, whose bytes are dirty or written     THE SYNC THAT LEADS

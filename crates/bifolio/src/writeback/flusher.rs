@@ -25,7 +25,7 @@
 //! So at most `dirty_max` is dirty, except for stores through maps, which cannot be refused.
 //! A write to a dirty page is never throttled.
 //!
-//! PROTOCOL of the gate, as two columns (model-checked in `loom_throttle`):
+//! PROTOCOL THROTTLE, of the gate, as two columns (model-checked in `loom_throttle`):
 //!
 //! ```text
 //!  WRITER                                     COMPLETION, or FAILED ROUND

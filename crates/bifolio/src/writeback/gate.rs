@@ -4,7 +4,7 @@
 //! record. A folio keeps the highest LSN of its dirty bytes (`lsns.rs`). No write-out of it begins
 //! before the gate says that the log is durable up to there.
 //!
-//! PROTOCOL, as two columns (model-checked in `loom_gate`):
+//! PROTOCOL GATE, as two columns (model-checked in `loom_gate`):
 //!
 //! ```text
 //!  WRITER                                      WRITE-OUT (flusher, or a sync)
@@ -12,7 +12,7 @@
 //!  W2 under the lock of the dirty list: add    O2 lock the folio
 //!     the LSN to those of the folio            O3 under the lock of the dirty list: highest LSN
 //!  W3 mark the folio dirty                        above the durable one? then pass it over;
-//!  W4 change the bytes                            else from dirty to writing (D2)
+//!  W4 change the bytes                            else from dirty to writing (SYNC-D2)
 //!  W5 unlock the folio                         O4 unlock the folio, read its bytes
 //!                                              O5 success: remove its LSNs; failure: keep them
 //! ```

@@ -44,8 +44,8 @@
 //!   were written up to a length that is then refused, it would be clean, and its last bytes lost.
 //!   And the kernel may report a direct write as lost if the length changes concurrently.)
 //!
-//! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call: S1 to
-//!   S5 at the head of `dirty.rs`, the only way to wait for the storage.
+//! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call:
+//!   SYNC-S1 to SYNC-S5 at the head of `dirty.rs`, the only way to wait for the storage.
 //! - WRITEBACK-6: of a file with a write gate, no write-out of a folio begins before the log is
 //!   durable up to the highest LSN of its dirty bytes: `gate.rs`.
 //!

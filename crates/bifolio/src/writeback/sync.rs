@@ -150,7 +150,7 @@ impl Inode {
         let mut index = self.mapping.head_index(pages.start);
         while let Some(found) = table.next_folio(index).filter(|found| *found < pages.end) {
             let head = self.mapping.head_index(found);
-            // Acquire: pairs with the Release in I1, as in `get_folio`.
+            // Acquire: pairs with the Release in READ-I1, as in `get_folio`.
             let seen = table.load(head, Ordering::Acquire);
             if seen.is_folio() {
                 ids.push(seen.folio_id());
@@ -176,7 +176,7 @@ impl Inode {
         self.check_outside_gate()?;
         let range = range.unwrap_or(ALL_BYTES);
         self.mark_stored_in(&range, true)?;
-        // S1 to S5 of `dirty.rs`.
+        // SYNC-S1..S5.
         let errors_before = self.errors.count();
         let mut wants = Wants { metadata, end: 0 };
         let mut refusal = None;
@@ -219,7 +219,7 @@ impl Inode {
 
     /// Returns the point in time before which everything dirty has been marked.
     pub(crate) fn checkpoint(&self) -> CheckpointMark {
-        // S1 and S2.
+        // SYNC-S1 and SYNC-S2.
         let errors = self.errors.count();
         CheckpointMark { errors, end: self.dirty.now() }
     }

@@ -1,5 +1,5 @@
-//! The dirty limit, and the gate at which writers wait for write-outs: T1 to T3 of the protocol in
-//! `flusher.rs`.
+//! The dirty limit, and the gate at which writers wait for write-outs: THROTTLE-T1..T3 of the
+//! protocol in `flusher.rs`.
 //!
 //! SHARE OF A DEVICE. `dirty_max` is a hard limit for the whole cache: a page is counted
 //! before it becomes dirty, by one compare-and-exchange that refuses to exceed the limit. One
@@ -129,7 +129,7 @@ impl Throttle {
         Self { gate: Mutex::new(0), released: Condvar::new() }
     }
 
-    /// Waits while `must_wait` returns `true`, at most until `deadline` (T1-T3).
+    /// Waits while `must_wait` returns `true`, at most until `deadline` (THROTTLE-T1..T3).
     pub(crate) fn hold_while(&self, deadline: Instant, must_wait: impl Fn() -> bool) {
         let mut waiting = self.gate.lock();
         *waiting += 1;
@@ -141,7 +141,7 @@ impl Throttle {
         *waiting -= 1;
     }
 
-    /// Makes all waiters check again (C2). The caller has changed what they check.
+    /// Makes all waiters check again (THROTTLE-C2). The caller has changed what they check.
     pub(crate) fn release(&self) {
         if *self.gate.lock() > 0 {
             self.released.notify_all();

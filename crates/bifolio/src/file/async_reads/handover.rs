@@ -3,6 +3,8 @@
 //! Used by `mod.rs` (futures) and `server.rs`. A [`Handover`] is the state that a future and the
 //! server share; an [`Inbox`] holds the reads that the server has not looked at yet.
 //!
+//! PROTOCOL HANDOVER, as two columns:
+//!
 //! ```text
 //!   future                                    server
 //!   P1 poll: Ready? take the item             S1 with: change the item, unless it is Over

@@ -151,7 +151,7 @@ impl Server {
                 left.start += 1;
                 continue;
             }
-            // R1 of `memory/region/stray_pages.rs`.
+            // STRAY-R1.
             let growths = self.region.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 return;
@@ -207,7 +207,7 @@ mod tests {
     use crate::file::OpenOptions;
     use crate::memory::fault_time;
 
-    /// R3 of `memory/region/stray_pages.rs`, each condition alone.
+    /// STRAY-R3, each condition alone.
     #[test]
     fn a_refusal_is_judged_by_how_the_page_is_by_then() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();

@@ -7,6 +7,8 @@
 //! makes sure that another one reads messages. More threads than the initial ones are started only
 //! while all of those serve, and stay.
 //!
+//! PROTOCOL SERVE, as two columns:
+//!
 //! ```text
 //!  A THREAD THAT SERVES                         A THREAD THAT HAS A MESSAGE
 //!  P1 serve                                     Q1 lock `postponed`

@@ -32,7 +32,7 @@
 //!   only if it is on the dirty list or under write-back: a thread that searches for stores takes
 //!   the section.
 //! - REGION-4: a page stays while any thread holds a reference to a folio that had it, taken with
-//!   READY seen after it (L3 of `page/mapping.rs`) or with the folio's lock; also when the file is
+//!   READY seen after it (READ-L3) or with the folio's lock; also when the file is
 //!   truncated, grows again, and the page is used by another folio, whose bytes then overwrite the
 //!   old ones. So no read, pin or write of the cache ever touches a page that is not resident.
 //!

@@ -5,7 +5,9 @@
 //! A fault message can be late: another thread has already served the fault, no thread waits for
 //! the page any more, and the file may have been truncated meanwhile. So a page past the end of
 //! file is refused in two steps, and what was found before taking the lock is judged again under
-//! it:
+//! it.
+//!
+//! PROTOCOL STRAY, as two columns:
 //!
 //! ```text
 //!  REFUSE (a fault service)                   GROW (the thread with the resizing lock)
