@@ -153,7 +153,9 @@ mod writeback;
 /// The protocols of `file` that a model run can follow.
 #[cfg(all(test, loom))]
 mod file {
-    pub(crate) mod open_slots;
+    pub(crate) mod open {
+        pub(crate) mod slots;
+    }
     pub(crate) mod async_reads {
         pub(crate) mod handover;
     }

@@ -3,8 +3,8 @@
 
 use super::File;
 use super::handle::Handle;
+use super::open::Registry;
 use super::readahead::Mode;
-use super::registry::Registry;
 use crate::error::Result;
 use crate::evicted::Evicted;
 use crate::inode::Inode;

@@ -23,9 +23,8 @@
 //! has allocated too is uptodate, and stays.
 
 use super::async_reads::ReadServer;
-use super::closing::Membership;
+use super::open::{Membership, Registry};
 use super::readahead::Readahead;
-use super::registry::Registry;
 use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inode::{Cleaner, Inode};

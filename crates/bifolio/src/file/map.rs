@@ -2,8 +2,8 @@
 
 use super::File;
 use super::faults;
+use super::open::Registry;
 use super::read_io::{Batch, Delivery};
-use super::registry::Registry;
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES, pages_of};

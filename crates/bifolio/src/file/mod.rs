@@ -26,8 +26,8 @@
 //!   copy_to_fd a batch of references              copy_to_fd.rs  up to 31 folios, no folio lock
 //! ```
 //!
-//! [`Handle`] is the state that clones of a `File` share (`handle.rs`). `registry.rs` tracks the
-//! open files, so that all handles of a file share one inode. `closing.rs` syncs and frees the
+//! [`Handle`] is the state that clones of a `File` share (`handle.rs`). `open` tracks the
+//! open files, so that all handles of a file share one inode. Its `closing.rs` syncs and frees the
 //! inode after the last handle is closed, and closes the cache.
 //!
 //! Invariants:
@@ -39,7 +39,6 @@
 mod advice;
 mod allocation;
 mod async_reads;
-mod closing;
 mod copy_to_fd;
 mod faults;
 mod fill;
@@ -50,7 +49,7 @@ mod holes;
 mod immutable;
 mod map;
 mod map_resources;
-mod open_slots;
+mod open;
 mod options;
 mod own_pins;
 mod owned_pin;
@@ -63,7 +62,6 @@ mod read_many;
 mod read_one_by_one;
 mod read_with;
 mod readahead;
-mod registry;
 mod resize;
 mod write;
 
@@ -73,12 +71,12 @@ pub use gate::{Checkpoint, GatedFile};
 pub(crate) use handle::CacheState;
 pub use immutable::ImmutableFile;
 pub(crate) use map::MapGuard;
+pub(crate) use open::Registry;
 pub use options::OpenOptions;
 pub use owned_pin::OwnedPageRef;
 pub use pin::{PageRef, PageRefMut};
 pub use read_many::ReadRequest;
 pub use read_with::PageView;
-pub(crate) use registry::Registry;
 
 use crate::error::Result;
 use crate::io::FileIdentity;

@@ -8,9 +8,9 @@
 use super::File;
 use super::fill::Locked;
 use super::handle::AccessMode;
+use super::open::no_table;
 use super::options::check_len_max;
 use super::own_pins;
-use super::registry::no_table;
 use crate::error::{Error, Result};
 use crate::inode::Resizing;
 use crate::io::FallocateMode;

@@ -1,7 +1,7 @@
 //! Stores: locations of a file's pages while they are not in memory. The kinds of files differ
 //! behind this interface; no other module asks for the kind.
 //!
-//! An [`Inode`](super::Inode) has one store. The store of a file on a disk has a backing, which has
+//! An [`Inode`] has one store. The store of a file on a disk has a backing, which has
 //! the bytes of the file wherever no folio is dirty. The store of a memory file has slots of the
 //! cache's swap, if there is one: a page without a folio is in a slot, or is a hole, which reads as
 //! zeros.

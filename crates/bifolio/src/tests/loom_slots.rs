@@ -1,11 +1,11 @@
-//! The slots of files (`file/open_slots.rs`): opens and last closes of one file, as described in
+//! The slots of files (`file/open/slots.rs`): opens and last closes of one file, as described in
 //! its head.
 //!
 //! A file is a word in memory and one on the device; each thread opens it, sets a bit of its own,
 //! and closes it. Descriptors are a count: two inodes of the file at a time would be an error.
 
 use super::world::{join_all, model, model_bounded, spawn};
-use crate::file::open_slots::{Found, OpenSlots, Retire};
+use crate::file::open::slots::{Found, OpenSlots, Retire};
 use crate::sync::{AtomicU64, Backoff, Ordering};
 use std::sync::Arc;
 

@@ -1,24 +1,23 @@
 //! Closing: the last handle, `File::close`, `Cache::close`, and discarding data that cannot be
 //! written.
 //!
-//! A file gives up its slot (`registry.rs`) only when it is durable: written, and flushed since its
+//! A file gives up its slot only when it is durable: written, and flushed since its
 //! last change. Writes in flight count as not written, because the pages become dirty again if they
 //! fail. For a file with maps, all resident pages count as not written if the kernel cannot tell
 //! which of them were stored to (`Inode::mark_stored_in` decides that): such a file is kept.
 //!
-//! The steps CLOSE-L1..L5 of a last close are in `open_slots.rs`; their implementation for files is
+//! The steps CLOSE-L1..L5 of a last close are in `slots.rs`; their implementation for files is
 //! here.
 //!
 //! A close of the cache syncs twice: once with the cache open, when a failure changes nothing, and
 //! once with `CacheState` closed, for concurrent writes. If the second sync fails, the `CacheState`
 //! opens again.
 
-use super::handle::AccessMode;
-use super::open_slots::Retire;
-use super::own_pins;
-use super::registry::{Key, Open, Registry};
-use super::{File, OpenOptions};
+use super::slots::Retire;
+use super::{Key, Open, Registry};
 use crate::error::{Error, ErrorKind, Result};
+use crate::file::handle::AccessMode;
+use crate::file::{File, OpenOptions, faults, own_pins};
 use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
@@ -28,7 +27,7 @@ use std::sync::Arc;
 
 /// Membership of a handle in its file.
 #[derive(Debug)]
-pub(super) struct Membership {
+pub(in crate::file) struct Membership {
     registry: Arc<Registry>,
     key: Key,
     is_writable: bool,
@@ -44,7 +43,7 @@ impl Membership {
         Self { registry, key, is_writable, is_immutable, has_failed: false }
     }
 
-    pub(super) fn identity(&self) -> Option<FileIdentity> {
+    pub(in crate::file) fn identity(&self) -> Option<FileIdentity> {
         match self.key {
             Key::Identified(identity) => Some(identity),
             Key::Single(_) => None,
@@ -108,7 +107,7 @@ impl Registry {
     pub(super) fn free_unused(&self, open: Open) {
         // This closes the descriptors, too, before the slot is free.
         let Open { inode, disks: _disks, spare: _spare, .. } = open;
-        super::faults::forget(&inode.page_space);
+        faults::forget(&inode.page_space);
         Inode::free(inode);
     }
 

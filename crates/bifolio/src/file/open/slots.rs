@@ -1,7 +1,7 @@
 //! Slots: creation, sharing and release of one object per key, with one lock that is held
 //! briefly.
 //!
-//! `registry.rs` uses slots for files. This module knows nothing about files, so that a model run
+//! The registry uses slots for files. This module knows nothing about files, so that a model run
 //! can check the protocol. The lock is held only to inspect or change the slots, never while a
 //! thread waits for storage, another slot or another lock. A thread that creates or releases an
 //! object takes its slot and releases the lock; threads that need the same object wait for the
@@ -46,21 +46,24 @@ use std::hash::Hash;
 /// Table of slots, one per key.
 #[derive(Debug)]
 pub(crate) struct OpenSlots<K, T> {
-    slots: Mutex<HashMap<K, OpenSlot<T>>>,
+    slots: Mutex<HashMap<K, Slot<T>>>,
     /// Signalled when a slot is no longer taken.
     changed: Condvar,
 }
 
+/// State of a slot. A key without a slot has no object.
 #[derive(Debug)]
-enum OpenSlot<T> {
+enum Slot<T> {
     /// A thread is creating the object.
     Making,
+    /// Threads share the object. Its last handle may be closed: then it is being made durable, or
+    /// kept.
+    Open(T),
     /// A thread is releasing the object, or finds that it must be kept.
     Releasing,
-    Open(T),
 }
 
-impl<T> OpenSlot<T> {
+impl<T> Slot<T> {
     fn open(&mut self) -> Option<&mut T> {
         match self {
             Self::Open(open) => Some(open),
@@ -118,10 +121,10 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         let mut slots = self.slots.lock();
         loop {
             match slots.get_mut(&key) {
-                Some(OpenSlot::Open(open)) => return Found::Open(look(open)),
-                Some(OpenSlot::Making | OpenSlot::Releasing) => self.changed.wait(&mut slots),
+                Some(Slot::Open(open)) => return Found::Open(look(open)),
+                Some(Slot::Making | Slot::Releasing) => self.changed.wait(&mut slots),
                 None => {
-                    slots.insert(key, OpenSlot::Making);
+                    slots.insert(key, Slot::Making);
                     return Found::Vacant(Busy { slots: self, key });
                 }
             }
@@ -130,7 +133,7 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
 
     /// Inserts an object under a new key.
     pub(crate) fn insert_new(&self, key: K, open: T) {
-        let before = self.slots.lock().insert(key, OpenSlot::Open(open));
+        let before = self.slots.lock().insert(key, Slot::Open(open));
         debug_assert!(before.is_none(), "the key is not new");
     }
 
@@ -147,7 +150,7 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         look: impl FnOnce(&mut T) -> R,
     ) -> Option<R> {
         let mut slots = self.slots.lock();
-        while let Some(OpenSlot::Releasing) = slots.get(&key) {
+        while let Some(Slot::Releasing) = slots.get(&key) {
             self.changed.wait(&mut slots);
         }
         slots.get_mut(&key)?.open().map(look)
@@ -161,14 +164,14 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         is_wanted: impl FnOnce(&T) -> bool,
     ) -> Option<(Busy<'_, K, T>, T)> {
         let mut slots = self.slots.lock();
-        while let Some(OpenSlot::Releasing) = slots.get(&key) {
+        while let Some(Slot::Releasing) = slots.get(&key) {
             self.changed.wait(&mut slots);
         }
         let slot = slots.get_mut(&key)?;
         if !slot.open().is_some_and(|open| is_wanted(open)) {
             return None;
         }
-        let OpenSlot::Open(open) = std::mem::replace(slot, OpenSlot::Releasing) else {
+        let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else {
             return None;
         };
         Some((Busy { slots: self, key }, open))
@@ -239,7 +242,7 @@ impl<K: Copy + Eq + Hash, T> Busy<'_, K, T> {
     fn open_or_free(&self, open: Option<T>) {
         let mut slots = self.slots.slots.lock();
         match open {
-            Some(open) => slots.insert(self.key, OpenSlot::Open(open)),
+            Some(open) => slots.insert(self.key, Slot::Open(open)),
             None => slots.remove(&self.key),
         };
         drop(slots);

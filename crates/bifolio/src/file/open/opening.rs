@@ -1,140 +1,35 @@
-//! Registry of open files: one inode per file, shared by all its handles. The inode is created by
-//! the first open and freed after the last handle is closed (`closing.rs`).
-//!
-//! Each file has a *slot* (`open_slots.rs` has the protocol). A thread that creates or releases an
-//! inode takes its slot, and holds no lock while it does so.
+//! Opens: from a path, a descriptor or a backing to a handle; what the handles of one file require
+//! of each other, and of the file.
 //!
 //! ```text
 //!   open_path --> located by O_PATH --.     open here? another handle; no new descriptor except
 //!   open_fd ----> identified ---------+-->    for the first writable handle
 //!   open -------> identity -----------'     else take the slot, create an inode and a handle
 //! ```
-//!
-//! Invariant REGISTRY-1: an inode is freed only by the thread that took its slot when the file had
-//! no handle (so that nothing is inserted any more) and was durable. Before that its table is
-//! empty, reclaim has been waited for, so that no thread can find its address in a folio
-//! (`Inode::owner`), and all other references to it are dropped. Its slot becomes free last, so its
-//! descriptors are closed before the file can be opened again.
-//!
-//! Invariant REGISTRY-2: while a regular file is open here, no descriptor of it is closed, because
-//! the kernel would drop all POSIX locks (`fcntl`) that this process has on the file. So a path is
-//! looked up before anything is opened ([`Located`], by `O_PATH`, whose close drops no locks). A
-//! descriptor that is opened all the same, or passed by the caller, stays open with the file, used
-//! or not.
-//!
-//! `CacheState` (`handle.rs`) tells if the cache is usable (not closed, not in a forked child), and
-//! counts the maps in use, which a close must not invalidate. Every call checks it before it takes
-//! a lock.
-//!
-//! Longer than 600 lines only with its tests, which use its private items.
 
-use super::async_reads::ReadServers;
 use super::closing::Membership;
-use super::handle::{CacheState, Handle};
-use super::immutable::ImmutableFile;
-use super::map_resources::MapResources;
-use super::open_slots::{Busy, Found, OpenSlots};
-use super::readahead::Readahead;
-use super::{File, OpenOptions, faults};
-use crate::ablation::Ablation;
+use super::slots::{Busy, Found};
+use super::{Key, Open, Registry};
 use crate::config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inode::{FileSize, Inode, Services};
+use crate::file::handle::Handle;
+use crate::file::immutable::ImmutableFile;
+use crate::file::readahead::Readahead;
+use crate::file::{File, OpenOptions, faults};
+use crate::inode::{FileSize, Inode};
 use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
 use crate::memory::PageSpace;
-use crate::page::PAGE_BYTES;
-use crate::reclaim::{Reclaim, SwapThread};
-use crate::stats::FileStats;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::Ordering;
 use crate::sys::probe::Features;
-use crate::writeback::FlusherThreads;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-
-/// Open file: its inode, and the counts of its handles by kind.
-#[derive(Debug)]
-pub(super) struct Open {
-    pub(super) inode: Arc<Inode>,
-    pub(super) handles: u64,
-    pub(super) writable: u64,
-    pub(super) immutable: u64,
-    /// Set if the last handle is closed and the file could not be made durable.
-    pub(super) is_kept: bool,
-    /// Open files of the backing. None of their descriptors is closed before the file is, because a
-    /// close drops all locks (`fcntl`) that this process has on the file.
-    pub(super) disks: Vec<Arc<DiskFile>>,
-    /// Descriptors that callers passed and that are not used.
-    pub(super) spare: Vec<OwnedFd>,
-}
-
-/// Key of a file in the registry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Key {
-    Identified(FileIdentity),
-    /// Backing that cannot be opened twice.
-    Single(u64),
-}
 
 /// Another handle of a file, or the reason for refusing it. `None`: the file is open, but must be
 /// opened anew for these options.
 type Joined = Result<Option<Arc<Handle>>>;
 
-/// Registry of the open files of a cache.
-#[derive(Debug)]
-pub(crate) struct Registry {
-    pub(super) reclaim: Arc<Reclaim>,
-    pub(super) services: Services,
-    /// Exit when the last file is closed and every `Cache` is dropped.
-    _flusher_threads: FlusherThreads,
-    _swap_thread: Option<SwapThread>,
-    readahead_bytes_max: u64,
-    pub(crate) cache_state: CacheState,
-    pub(super) files: OpenSlots<Key, Open>,
-    /// Next key of a backing that cannot be opened twice.
-    next_single: AtomicU64,
-    /// Set once every `Cache` is dropped.
-    pub(super) has_no_cache: AtomicBool,
-    /// Serializes closes of the cache.
-    pub(super) closing: Mutex<()>,
-    map_resources: MapResources,
-    pub(super) read_servers: ReadServers,
-    ablation: Ablation,
-}
-
 impl Registry {
-    pub(crate) fn new(
-        reclaim: Arc<Reclaim>,
-        services: Services,
-        flusher_threads: FlusherThreads,
-        swap_thread: Option<SwapThread>,
-        cache_state: CacheState,
-        features: &Features,
-        config: &config::Config,
-    ) -> Self {
-        Self {
-            reclaim,
-            services,
-            _flusher_threads: flusher_threads,
-            _swap_thread: swap_thread,
-            readahead_bytes_max: config.readahead_bytes_max,
-            cache_state,
-            files: OpenSlots::default(),
-            next_single: AtomicU64::new(0),
-            has_no_cache: AtomicBool::new(false),
-            closing: Mutex::new(()),
-            map_resources: MapResources::new(features, config.unmap_batch_folios),
-            read_servers: ReadServers::default(),
-            ablation: config.ablation,
-        }
-    }
-
-    /// Fails if the cache is closed or cannot be relied upon.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.cache_state.check()?;
-        self.services.memory.soundness.check()
-    }
-
     /// Opens a handle of the file behind `backing`.
     pub(crate) fn open(
         self: &Arc<Self>,
@@ -422,44 +317,6 @@ impl Registry {
         faults::enlist(&handle);
         Ok(handle)
     }
-
-    /// Iterates over the open files. Holds only the one that the caller is processing. Skips files
-    /// that are being created or released.
-    pub(super) fn inodes(&self) -> impl Iterator<Item = Arc<Inode>> {
-        let shared = |key| self.files.look(key, |open| Arc::clone(&open.inode));
-        self.files.keys().into_iter().filter_map(shared)
-    }
-
-    /// Returns a snapshot of each open file.
-    pub(crate) fn file_stats(&self) -> Vec<FileStats> {
-        let stats = |inode: Arc<Inode>| {
-            let folio_bytes = inode.mapping.folio_bytes();
-            FileStats {
-                file: inode.store.name(),
-                len_bytes: inode.mapping.len_bytes(),
-                resident_bytes: inode.mapping.resident_folios() * folio_bytes,
-                dirty_bytes: inode.dirty_bytes(),
-            }
-        };
-        self.inodes().map(stats).collect()
-    }
-
-    /// Returns the number of bytes of the swap in use.
-    pub(crate) fn swap_bytes(&self) -> u64 {
-        let swap = self.services.swap.as_ref();
-        swap.map_or(0, |swap| u64::from(swap.used_slots()) * PAGE_BYTES)
-    }
-
-    /// Returns the fallbacks from direct I/O, file by file.
-    pub(crate) fn fallbacks(&self) -> Vec<String> {
-        let reason = |inode: &Inode| match inode.store.direct() {
-            DirectStatus::Buffered { reason } => {
-                Some(format!("direct-io of {}: buffered: {reason}", inode.name()))
-            }
-            _ => None,
-        };
-        self.inodes().filter_map(|inode| reason(&inode)).collect()
-    }
 }
 
 /// Completes an open.
@@ -471,24 +328,12 @@ fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
     Ok(file)
 }
 
-pub(super) fn no_table(source: std::io::Error) -> Error {
+pub(in crate::file) fn no_table(source: std::io::Error) -> Error {
     let purpose = "a file's table (OpenOptions::len_max)";
     Error::memory(purpose, source)
 }
 
 impl Open {
-    fn new(inode: Arc<Inode>) -> Self {
-        Self {
-            inode,
-            handles: 0,
-            writable: 0,
-            immutable: 0,
-            is_kept: false,
-            disks: Vec::new(),
-            spare: Vec::new(),
-        }
-    }
-
     /// Returns an error if another handle with `options` conflicts with the open ones. Changes
     /// nothing.
     fn admit(&self, options: &OpenOptions) -> Result<()> {
@@ -569,51 +414,5 @@ impl Open {
         };
         let text = format!("with {wanted:?}: it is open in this cache, and {reason}");
         Err(Error::conflict(self.inode.name(), text))
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::cache::Cache;
-    use crate::sys::process::Origin;
-    use bifolio_testing::skip;
-
-    /// A guarantee to one handle holds for the file: no transfer falls back from there on.
-    #[test]
-    fn direct_transfers_that_a_later_open_requires_are_kept() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        std::fs::write(&path, [1; PAGE_BYTES as usize]).unwrap();
-        let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        let first = cache.open(&path, &OpenOptions::new()).unwrap();
-        let registry = &first.handle.registry;
-        let is_required = || {
-            let of = |disk: &Arc<DiskFile>| disk.direct_required.load(Ordering::Relaxed);
-            let key = registry.files.keys()[0];
-            registry.files.look(key, |open| open.disks.iter().all(of)).unwrap()
-        };
-        assert!(!is_required());
-        let _second = match cache.open(&path, &OpenOptions::new().direct(DirectIo::Require)) {
-            Ok(second) => second,
-            Err(error) => return skip(crate::Feature::DirectIo, error),
-        };
-        assert!(is_required());
-    }
-
-    #[test]
-    fn a_map_that_begins_and_a_close_see_each_other() {
-        let cache_state = CacheState::new(Origin::here());
-        cache_state.begin_map();
-        assert_eq!(cache_state.close(), Err(1));
-        assert!(cache_state.check().is_ok() && cache_state.check_maps().is_err());
-        cache_state.end_map();
-        cache_state.close().unwrap();
-        // A map that starts too late is refused by its own check.
-        cache_state.begin_map();
-        assert!(cache_state.check().is_err());
-        cache_state.end_map();
-        cache_state.reopen();
-        assert!(cache_state.check().is_ok());
     }
 }
