@@ -84,7 +84,7 @@ const DOORS: &[Door] = &[
         name: "sqlite",
         commands: &["test -p bifolio-sqlite"],
         whole: &["test -p bifolio-sqlite -- --include-ignored --nocapture"],
-        install: Some("crates/bifolio-sqlite/tests/install.sh"),
+        install: Some("doors/bifolio-sqlite/tests/install.sh"),
         script: None,
     },
     Door {

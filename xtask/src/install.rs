@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .run()
         .context("the build failed")?;
     let prefix = std::path::absolute(&arguments.prefix).context("--prefix")?;
-    let crate_folder = workspace_root().join("crates/bifolio-capi");
+    let crate_folder = workspace_root().join("doors/bifolio-capi");
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from)
         .join("release");

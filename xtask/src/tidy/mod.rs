@@ -33,11 +33,13 @@ use crate::cargo::workspace_root;
 use source::Source;
 
 /// The folders and files that are checked.
-const ROOTS: [&str; 11] = [
+const ROOTS: [&str; 13] = [
     "crates",
+    "doors/bifolio-capi",
     "doors/bifolio-mount",
     "doors/bifolio-python",
     "doors/bifolio-redb",
+    "doors/bifolio-sqlite",
     "doors/bifolio-tantivy",
     "doors/engine-bench",
     "xtask",

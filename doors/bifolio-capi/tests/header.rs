@@ -62,7 +62,7 @@ fn the_shared_library_exports_what_the_header_declares() {
 
 /// Text of a source of the library.
 fn source(path: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bifolio/src");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/bifolio/src");
     std::fs::read_to_string(folder.join(path)).unwrap()
 }
 
