@@ -1,14 +1,19 @@
-//! The number of forks between this process and the one that loaded the extension.
+//! Values and locks that a child after a fork does not share with its parent, and the number of
+//! forks between this process and the one that loaded the extension.
 //!
 //! A child inherits the connections of its parent, but neither their locks nor the threads of their
-//! caches. Each call of such a connection compares numbers and fails; its close frees nothing.
+//! caches. Each call of such a connection compares numbers and fails; its close frees nothing. What
+//! the process has for all connections is [`PerProcess`]: another thread may have held its lock at
+//! the fork. The locks are futexes, as are those of the cache with its feature `fork`.
 //!
 //! # Safety
-//! The handler that runs in a child only adds to an atomic.
+//! The handler that runs in a child only adds to an atomic. [`PerProcess`] never frees a value that
+//! it has returned.
 #![allow(unsafe_code)]
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{self, MutexGuard, Once, PoisonError};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
@@ -30,4 +35,51 @@ pub(crate) fn watch() {
 pub(crate) fn count() -> u32 {
     // Relaxed: changes only in a child, before it has a second thread.
     FORKS.load(Ordering::Relaxed)
+}
+
+/// A value that each process has for itself. A child begins with a new one; that of its parent, of
+/// which a lock may be held for ever, is neither used nor dropped.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(u32, T)>);
+
+impl<T: Default> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Returns the value of this process.
+    pub(crate) fn get(&self) -> &'static T {
+        // Acquire: pairs with the Release below.
+        let mut seen = self.0.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or a value that was leaked below.
+            let found = unsafe { seen.as_ref() };
+            if let Some((_, value)) = found.filter(|(forks, _)| *forks == count()) {
+                return value;
+            }
+            let new = Box::into_raw(Box::new((count(), T::default())));
+            // Release: pairs with the Acquire above and below: the value is complete.
+            match self.0.compare_exchange(seen, new, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => seen = new,
+                Err(faster) => {
+                    // SAFETY: from `into_raw`, and seen by no other thread.
+                    drop(unsafe { Box::from_raw(new) });
+                    seen = faster;
+                }
+            }
+        }
+    }
+}
+
+/// A mutex without poison, whose whole state is in it.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

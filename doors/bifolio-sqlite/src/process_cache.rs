@@ -4,28 +4,21 @@
 //! as long as the process, so that opening and closing a database starts no threads. A child after
 //! a fork has another one: the threads of its parent's are not in it.
 
-use crate::fork;
+use crate::fork::{Mutex, PerProcess};
 use crate::settings;
 use bifolio::Cache;
-use parking_lot::Mutex;
 
 /// The variable of the environment with the bound.
 const MEMORY_VARIABLE: &str = "BIFOLIO_MEMORY";
 
-static CACHE: Mutex<Option<ProcessCache>> = Mutex::new(None);
-
-struct ProcessCache {
-    cache: Cache,
-    /// Forks up to the process that built it.
-    forks: u32,
-}
+static CACHE: PerProcess<Mutex<Option<Cache>>> = PerProcess::new();
 
 /// Returns the cache, which is built if this process has none yet. The error says why it cannot be
 /// built.
 pub(crate) fn get() -> Result<Cache, String> {
-    let mut found = CACHE.lock();
-    if let Some(found) = found.as_ref().filter(|found| found.forks == fork::count()) {
-        return Ok(found.cache.clone());
+    let mut found = CACHE.get().lock();
+    if let Some(found) = &*found {
+        return Ok(found.clone());
     }
     let value = std::env::var_os(MEMORY_VARIABLE);
     let memory_bytes = match value.as_ref().map(|value| value.to_string_lossy()) {
@@ -34,10 +27,6 @@ pub(crate) fn get() -> Result<Cache, String> {
     };
     let built = Cache::builder().memory(memory_bytes).build();
     let cache = built.map_err(|error| format!("the cache of this process: {error}"))?;
-    let built = ProcessCache { cache: cache.clone(), forks: fork::count() };
-    if let Some(inherited) = found.replace(built) {
-        // Dropping it would wait for the parent's threads.
-        std::mem::forget(inherited);
-    }
+    *found = Some(cache.clone());
     Ok(cache)
 }

@@ -26,7 +26,7 @@
 //! locks. They are freed after the last connection has let go.
 #![allow(unsafe_code)]
 
-use crate::fork;
+use crate::fork::{Mutex, PerProcess};
 use crate::locks::{HeldSlots, Locks, SlotLocks};
 use crate::name::FileName;
 use crate::refused::Refusal;
@@ -34,17 +34,16 @@ use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
 use bifolio::{Cache, Error, ErrorKind, OpenOptions};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::ffi::{OsString, c_int, c_void};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, MutexGuard};
 
 /// Databases that are open in this process.
-static REGISTRY: LazyLock<Mutex<HashMap<Key, Arc<Shared>>>> = LazyLock::new(Mutex::default);
+static REGISTRY: PerProcess<Mutex<HashMap<Key, Arc<Shared>>>> = PerProcess::new();
 
 /// How often a file may be replaced while it is being opened before the open fails.
 const OPEN_ATTEMPTS_MAX: u32 = 5;
@@ -56,13 +55,12 @@ const VERSIONS_OFFSET: i64 = 18;
 struct Key {
     device: u64,
     inode: u64,
-    forks: u32,
 }
 
 impl Key {
     fn of(path: &Path) -> Option<Self> {
         let found = std::fs::metadata(path).ok()?;
-        Some(Self { device: found.dev(), inode: found.ino(), forks: fork::count() })
+        Some(Self { device: found.dev(), inode: found.ino() })
     }
 }
 
@@ -189,7 +187,7 @@ impl Shared {
 
     /// Joins the connections that have the file open.
     fn join(key: Key) -> Option<Arc<Self>> {
-        let shared = Arc::clone(REGISTRY.lock().get(&key)?);
+        let shared = Arc::clone(REGISTRY.get().lock().get(&key)?);
         let mut state = shared.state.lock();
         if state.connections == 0 {
             drop(state);
@@ -246,7 +244,7 @@ impl Shared {
             }),
         };
         let shared = Arc::new(shared);
-        let mut registry = REGISTRY.lock();
+        let mut registry = REGISTRY.get().lock();
         if registry.contains_key(&key) {
             return Ok(None);
         }
@@ -256,7 +254,7 @@ impl Shared {
 
     /// Removes the database from the registry.
     fn forget(&self) {
-        let mut registry = REGISTRY.lock();
+        let mut registry = REGISTRY.get().lock();
         if registry.get(&self.key).is_some_and(|found| ptr::eq(&**found, self)) {
             registry.remove(&self.key);
         }

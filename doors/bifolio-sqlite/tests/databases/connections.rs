@@ -1,16 +1,11 @@
 //! Several connections of one process to one database, with a journal and with a log.
-//!
-//! # Safety
-//! A child after a fork uses SQLite, which the test's process does not use in another thread then.
-#![allow(unsafe_code)]
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::library::{Connection, Library};
 use crate::shell::{has_sqlite, through_the_system};
 
-fn make(path: &Path, mode: &str) {
+pub(crate) fn make(path: &Path, mode: &str) {
     let sql = format!(
         "pragma journal_mode={mode}; create table t(a, b); create index by_a on t(a);
          insert into t values(7, zeroblob(2000));"
@@ -21,7 +16,7 @@ fn make(path: &Path, mode: &str) {
 
 /// Writes through the system's VFS, in another process, which has to be kept out.
 #[track_caller]
-fn check_locked_out(path: &Path, when: &str) {
+pub(crate) fn check_locked_out(path: &Path, when: &str) {
     let (_, errors) = through_the_system(path, "update t set a=a+1;");
     assert!(errors.contains("locked"), "{when}: {errors}");
 }
@@ -159,55 +154,4 @@ fn check_special_cases(path: &Path, writer: &Connection, reader: &Connection, li
     }
     drop(alone);
     assert_eq!(reader.ask("select a from t"), "3");
-}
-
-/// A connection that a child inherits fails, and its close takes nothing from the parent.
-#[test]
-fn a_child_cannot_use_what_it_inherits() {
-    const CHILD: &str = "BIFOLIO_TEST_FORKS";
-    let Some(library) = Library::load() else { return };
-    if std::env::var_os(CHILD).is_none() {
-        // In a process of its own, in which no other thread uses SQLite.
-        let mut again = Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "connections::a_child_cannot_use_what_it_inherits"]);
-        let output = again.arg("--nocapture").env(CHILD, "1").output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        return;
-    }
-    for mode in ["delete", "wal"] {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("x.db");
-        make(&path, mode);
-        let connection = library.open_cached(&path, "").unwrap();
-        connection.run("update t set a=8").unwrap();
-        // SAFETY: the child only uses SQLite, and ends without destructors of the parent.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0);
-        if child == 0 {
-            let is_refused = connection.run("select a from t").is_err()
-                && connection.run("update t set a=9").is_err();
-            drop(connection);
-            let is_locked = library
-                .open_cached(&path, "")
-                .and_then(|again| again.run("pragma busy_timeout=0; select a from t"));
-            let is_locked = is_locked.is_err_and(|problem| problem.contains("locked"));
-            let other = library.open_cached(&path.with_extension("child"), "").and_then(|other| {
-                other.run("create table t(a); insert into t values(5); select a from t")
-            });
-            let is_usable = other.is_ok_and(|rows| rows == ["5"]);
-            let failures = [!is_refused, !is_locked, !is_usable].map(i32::from);
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(failures[0] + 2 * failures[1] + 4 * failures[2]) };
-        }
-        let mut status = 0;
-        // SAFETY: waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "{mode}");
-        check_locked_out(&path, "the child has ended");
-        connection.run("update t set a=a+1").unwrap();
-        assert_eq!(connection.ask("select a from t"), "9");
-        drop(connection);
-        let (out, errors) = through_the_system(&path, "pragma integrity_check; select a from t");
-        assert_eq!(out, "ok\n9\n", "{mode}: {errors}");
-    }
 }

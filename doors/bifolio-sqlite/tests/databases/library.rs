@@ -44,6 +44,22 @@ impl Library {
         Some(library)
     }
 
+    /// Loads the library, and has it count no memory: it takes no lock of the process then when it
+    /// allocates. `None` if the machine has none.
+    pub(crate) fn load_without_statistics() -> Option<Self> {
+        const CONFIG_MEMSTATUS: c_int = 9;
+        // SAFETY: SQLite may be loaded.
+        let library = Self(unsafe { libc::dlopen(c"libsqlite3.so.0".as_ptr(), libc::RTLD_NOW) });
+        if !library.0.is_null() {
+            // SAFETY: the function's type.
+            let configure: unsafe extern "C" fn(c_int, ...) -> c_int =
+                unsafe { library.function(c"sqlite3_config") };
+            // SAFETY: an option, and its argument.
+            assert_eq!(unsafe { configure(CONFIG_MEMSTATUS, 0 as c_int) }, 0);
+        }
+        Self::load()
+    }
+
     /// Opens a database by its name or URI, or returns the message of SQLite.
     pub(crate) fn open(self, name: &str) -> Result<Connection, String> {
         type Open =

@@ -7,6 +7,7 @@
 mod clients;
 mod connections;
 mod faults;
+mod forks;
 mod histories;
 mod journals;
 mod kills;
