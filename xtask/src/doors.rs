@@ -75,6 +75,7 @@ const DOORS: &[Door] = &[
             // The interface of redb 5.
             "clippy --manifest-path doors/bifolio-redb/Cargo.toml --all-features -- -D warnings",
             "test --manifest-path doors/Cargo.toml -p bifolio-redb -p engine-bench",
+            "test --manifest-path doors/Cargo.toml -p engine-bench --features rivals rivals",
         ],
         whole: &[],
         install: None,

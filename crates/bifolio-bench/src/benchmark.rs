@@ -32,7 +32,7 @@ pub fn all() -> &'static [&'static dyn Benchmark] {
         &reclaim::Reclaim,
         &map_reads::MapReads,
         &advise::Advise,
-        &hit_ratio::HitRatio,
+        &hit_ratio::HitRatio { rivals: &[] },
     ]
 }
 

@@ -47,7 +47,7 @@ pub use harness::memory_group::{Membership, MemoryGroup};
 pub use harness::sizes::Sizes;
 pub use harness::workspace::Workspace;
 pub use harness::zipf::Zipf;
-pub use hit_ratio::{GENERATORS, Generator, POLICIES, misses};
+pub use hit_ratio::{HitRatio, Rival};
 pub use program::{Lines, deliver};
 pub use progress::{Progress, Silent};
 pub use summary::summarise;

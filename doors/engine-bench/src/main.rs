@@ -6,6 +6,8 @@
 
 mod children;
 mod redb;
+#[cfg(feature = "rivals")]
+mod rivals;
 mod rounds;
 mod sqlite;
 #[cfg(feature = "tantivy")]
@@ -54,6 +56,12 @@ enum Engine {
         #[command(flatten)]
         setup: tantivy::Setup,
     },
+    /// Misses of generated traces, as `bifolio bench hit-ratio`, also of foyer and quick_cache.
+    #[cfg(feature = "rivals")]
+    HitRatio {
+        #[command(flatten)]
+        options: Options,
+    },
     /// Runs in a measuring child.
     #[command(hide = true)]
     RedbChild { task: String },
@@ -98,6 +106,8 @@ fn main() -> ExitCode {
         Engine::Tantivy { options, setup } => {
             measure(&tantivy::TantivyBenchmark::new(setup), &options)
         }
+        #[cfg(feature = "rivals")]
+        Engine::HitRatio { options } => measure(&rivals::HIT_RATIO, &options),
         Engine::RedbChild { task } => redb::run_child(&task),
         Engine::SqliteChild { task } => sqlite::run_child(&task),
         #[cfg(feature = "tantivy")]

@@ -76,3 +76,17 @@ fn the_envelope_of_objects_follows_the_schema() {
     }
     assert!(report.verified_bytes > 0);
 }
+
+#[cfg(feature = "rivals")]
+#[test]
+fn the_envelope_of_hit_ratio_has_rivals() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_engine-bench"));
+    let report = checked(command.arg("hit-ratio"));
+    let rivals = ["foyer_lfu", "foyer_s3_fifo", "quick_cache"];
+    for row in &report.rows {
+        for name in rivals {
+            // No policy misses less than the one that knows the future.
+            assert!(row.series[name] >= row.series["belady"], "{name}: {row:?}");
+        }
+    }
+}

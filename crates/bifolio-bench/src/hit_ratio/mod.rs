@@ -20,9 +20,8 @@ use std::thread;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-pub use self::generators::{GENERATORS, Generator};
-use self::models::{BELADY, LRU};
-pub use self::models::{NAMES as POLICIES, misses};
+use self::generators::{GENERATORS, Generator};
+use self::models::{BELADY, LRU, NAMES as POLICIES, misses};
 use self::replay::{BIFOLIO, Replayed, replay};
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::{Config, ParameterSet, Target};
@@ -53,9 +52,22 @@ const AT_MOST: [(&str, f64); 7] = [
     ("loop", 1.05),
 ];
 
-/// The benchmark; see the head of this module.
+/// A cache of others to replay the traces through.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HitRatio;
+pub struct Rival {
+    /// The name of its series.
+    pub name: &'static str,
+    /// Returns the misses of references to pages, with room for so many of them.
+    pub misses: fn(capacity_pages: usize, references: &[u32]) -> u64,
+}
+
+/// The benchmark `hit-ratio`: misses of generated or recorded traces, beside models of eviction
+/// policies and beside rivals.
+#[derive(Clone, Copy, Debug)]
+pub struct HitRatio {
+    /// The caches beside the models; none in `bifolio bench`.
+    pub rivals: &'static [Rival],
+}
 
 /// The parameters of one run, as the envelope shows them.
 #[derive(Clone, Debug, Serialize)]
@@ -110,17 +122,17 @@ impl Benchmark for HitRatio {
         let mut findings = Vec::new();
         progress.start("replay", traces.len() as u64);
         for trace in &traces {
-            findings.push(run_trace(trace, &parameters.percents)?);
+            findings.push(run_trace(trace, &parameters.percents, self.rivals)?);
             progress.advance(1);
         }
         for (trace, findings) in traces.iter().zip(&findings) {
             for (percent, found) in parameters.percents.iter().zip(findings) {
-                report.rows.push(found.row(trace, *percent));
+                report.rows.push(found.row(trace, *percent, self.rivals));
                 report.verified_bytes += found.replayed.verified_bytes;
             }
         }
         report.figures = report.rows.iter().filter_map(figure).collect();
-        report.rows.extend(means(&report.rows));
+        report.rows.extend(means(&report.rows, self.rivals));
         report.notes.push("belady knows the future: no policy can have fewer misses".into());
         Ok(report)
     }
@@ -152,10 +164,11 @@ struct Found {
     replayed: Replayed,
     /// Misses of each model, in the order of [`POLICIES`].
     of_models: Vec<u64>,
+    of_rivals: Vec<u64>,
 }
 
 /// Replays a trace with each size, on all CPUs.
-fn run_trace(trace: &Replay, percents: &[u32]) -> Result<Vec<Found>> {
+fn run_trace(trace: &Replay, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Found>> {
     let next = AtomicUsize::new(0);
     let found: Vec<Mutex<Option<Result<Found>>>> =
         percents.iter().map(|_| Mutex::default()).collect();
@@ -166,7 +179,7 @@ fn run_trace(trace: &Replay, percents: &[u32]) -> Result<Vec<Found>> {
             let (Some(percent), Some(place)) = (percents.get(index), found.get(index)) else {
                 break;
             };
-            *place.lock() = Some(run_size(trace, *percent));
+            *place.lock() = Some(run_size(trace, *percent, rivals));
         }
     };
     thread::scope(|scope| {
@@ -176,24 +189,27 @@ fn run_trace(trace: &Replay, percents: &[u32]) -> Result<Vec<Found>> {
     found.into_iter().map(|found| found.into_inner().expect("every size was replayed")).collect()
 }
 
-fn run_size(trace: &Replay, percent: u32) -> Result<Found> {
+fn run_size(trace: &Replay, percent: u32, rivals: &[Rival]) -> Result<Found> {
     let Replay { references, pages, .. } = trace;
     let wanted_pages = (u64::from(*pages) * u64::from(percent) / 100).max(64);
     let replayed = replay(references, *pages, wanted_pages)?;
     let capacity = replayed.resident_pages as usize;
     let of_models =
         POLICIES.map(|name| misses(name, capacity, *pages as usize, references)).to_vec();
-    Ok(Found { replayed, of_models })
+    let of_rivals = rivals.iter().map(|rival| (rival.misses)(capacity, references)).collect();
+    Ok(Found { replayed, of_models, of_rivals })
 }
 
 impl Found {
-    fn row(&self, trace: &Replay, percent: u32) -> Row {
+    fn row(&self, trace: &Replay, percent: u32, rivals: &[Rival]) -> Row {
         let case = Case::new().with("trace", trace.name.clone()).with("cache_percent", percent);
         let mut row = Row::new(case, UNIT);
         let share = |misses: u64| misses as f64 * 100.0 / trace.references.len() as f64;
         let counts = Counts::from([("pages".to_owned(), self.replayed.resident_pages as f64)]);
         row.add(BIFOLIO, vec![share(self.replayed.misses)], counts);
-        for (name, misses) in POLICIES.into_iter().zip(&self.of_models) {
+        let of_models = POLICIES.into_iter().zip(&self.of_models);
+        let of_rivals = rivals.iter().map(|rival| rival.name).zip(&self.of_rivals);
+        for (name, misses) in of_models.chain(of_rivals) {
             row.add(name, vec![share(*misses)], Counts::new());
         }
         row
@@ -201,7 +217,7 @@ impl Found {
 }
 
 /// Returns the row of geometric means at the size that is summarised, with the best model in it.
-fn means(rows: &[Row]) -> Option<Row> {
+fn means(rows: &[Row], rivals: &[Rival]) -> Option<Row> {
     let summarised: Vec<&Row> = rows
         .iter()
         .filter(|row| row.case.number("cache_percent") == Some(f64::from(SUMMARY_PERCENT)))
@@ -216,7 +232,7 @@ fn means(rows: &[Row]) -> Option<Row> {
     let case = Case::new().with("trace", MEAN).with("cache_percent", SUMMARY_PERCENT);
     let mut row = Row::new(case, UNIT);
     row.add(BIFOLIO, vec![mean(BIFOLIO)], Counts::new());
-    for name in POLICIES {
+    for name in POLICIES.into_iter().chain(rivals.iter().map(|rival| rival.name)) {
         row.add(name, vec![mean(name)], Counts::new());
     }
     let candidates = POLICIES.iter().filter(|name| **name != BELADY);
@@ -252,10 +268,10 @@ mod tests {
             row
         };
         let rows = [row(10, 1.0), row(10, 4.0), row(25, 100.0)];
-        let mean = means(&rows).unwrap();
+        let mean = means(&rows, &[]).unwrap();
         assert!((mean.series[BIFOLIO] - 4.0).abs() < 1e-9);
         assert!((mean.series[BEST] - 6.0).abs() < 1e-9);
-        assert!(means(&rows[2..]).is_none());
+        assert!(means(&rows[2..], &[]).is_none());
         assert!(figure(&rows[0]).unwrap().met() && figure(&rows[2]).is_none());
     }
 
@@ -269,7 +285,8 @@ mod tests {
         ] {
             let pages = 20_000;
             let trace = Replay { name: name.into(), references: generate(pages, 200_000), pages };
-            let row = run_size(&trace, SUMMARY_PERCENT).unwrap().row(&trace, SUMMARY_PERCENT);
+            let found = run_size(&trace, SUMMARY_PERCENT, &[]).unwrap();
+            let row = found.row(&trace, SUMMARY_PERCENT, &[]);
             let ratio = row.ratio(&OF_LRU).unwrap();
             assert!(ratio < at_most, "{name}: {ratio}");
         }
