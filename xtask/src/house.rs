@@ -35,9 +35,9 @@ const MAPS: [&str; 11] = [
 
 /// Files of the plain fill, scan, write-out and sync.
 const PLAIN: [&str; 6] = [
-    "file/fill.rs",
-    "file/read_io.rs",
-    "inode/fill.rs",
+    "fill/claim.rs",
+    "fill/publish.rs",
+    "fill/transfer.rs",
     "reclaim/scan.rs",
     "writeback/batch.rs",
     "writeback/sync.rs",

@@ -109,11 +109,12 @@
 //! # A tour, in the order of the data's way
 //!
 //! `cache` builds and owns; `map` is files as memory; `file` turns bytes into pages, and serves
-//! faults; `page` finds a page's Entry, counts references and locks; `memory` is frames, their
-//! bound and their lists; `reclaim` chooses what goes; `inode` is what the handles of a file share;
-//! `writeback` and `io` talk to the device; `swap` is where memory files go; `sync` and `sys` are
-//! what all stand on. Each folder's `mod.rs` says its protocol and invariants; `ARCHITECTURE.md`
-//! tells one read, one eviction and one fault from end to end.
+//! faults; `fill` brings them into memory; `page` finds a page's Entry, counts references and
+//! locks; `memory` is frames, their bound and their lists; `reclaim` chooses what goes; `inode` is
+//! what the handles of a file share; `writeback` and `io` talk to the device; `swap` is where
+//! memory files go; `sync` and `sys` are what all stand on. Each folder's `mod.rs` says its
+//! protocol and invariants; `ARCHITECTURE.md` tells one read, one eviction and one fault from end
+//! to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
@@ -129,6 +130,8 @@ mod error;
 mod evicted;
 #[cfg(not(all(test, loom)))]
 mod file;
+#[cfg(not(all(test, loom)))]
+mod fill;
 #[cfg(not(all(test, loom)))]
 mod inode;
 #[cfg(not(all(test, loom)))]

@@ -53,7 +53,6 @@ pub struct FileStats {
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
-        /// The counters.
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
         pub(crate) enum Counter { $($(#[cfg($only)])? $variant,)+ }
@@ -372,7 +371,6 @@ thread_local! {
 }
 
 impl Counters {
-    /// Creates counters at zero.
     pub(crate) fn new() -> Self {
         // Ids are never reused, so a remembered block is never taken for another cache's.
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -380,7 +378,6 @@ impl Counters {
         Self { id, blocks: Arc::default(), late: Block::new() }
     }
 
-    /// Adds `count` to a counter.
     #[inline(always)]
     pub(crate) fn add(&self, counter: Counter, count: u64) {
         let block = ThreadBlock::of(self.id);
@@ -443,7 +440,6 @@ impl Counters {
         AssignedBlock { id: self.id, block, home: Arc::downgrade(&self.blocks) }
     }
 
-    /// Sums all blocks.
     pub(crate) fn snapshot(&self) -> Stats {
         let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut counts = [0_u64; COUNTERS];

@@ -11,7 +11,7 @@ use super::{Finding, source::Source, source::Token};
 
 /// The layers, lowest first, in the order of `ARCHITECTURE.md`. Modules of one layer may name each
 /// other.
-const LAYERS: [&[&str]; 11] = [
+const LAYERS: [&[&str]; 12] = [
     &["sys"],
     &["sync"],
     &["page"],
@@ -20,6 +20,7 @@ const LAYERS: [&[&str]; 11] = [
     &["swap"],
     &["inode", "writeback"],
     &["reclaim"],
+    &["fill"],
     &["file"],
     &["map"],
     &["cache"],

@@ -35,7 +35,7 @@ const EXPLAINED: [&str; 3] = ["Acquire", "Release", "AcqRel"];
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
 /// The modules of the library that may hold unsafe code; the others build on what these offer.
-const UNSAFE_MODULES: [&str; 12] = [
+const UNSAFE_MODULES: [&str; 13] = [
     "stats",
     "sync",
     "page",
@@ -48,6 +48,7 @@ const UNSAFE_MODULES: [&str; 12] = [
     "inode",
     "writeback",
     "reclaim",
+    "fill",
 ];
 
 /// Checks that every file starts with a `//!` head.

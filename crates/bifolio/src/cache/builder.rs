@@ -3,9 +3,10 @@
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
 use crate::error::{Error, Result};
-use crate::file::{CacheState, Registry};
+use crate::file::Registry;
 use crate::inode::Services;
 use crate::io::{Backing, Engine};
+use crate::memory::CacheState;
 use crate::memory::{Arena, Memory};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim, SwapThread};

@@ -15,7 +15,6 @@ pub(crate) struct Usage {
     pub(crate) bound: u64,
     /// In folios with a reference of a pin or a call in progress.
     pub(crate) pinned: u64,
-    /// In folios whose write-out failed.
     pub(crate) unwritten: u64,
     /// In folios of memory files without a swap.
     pub(crate) unswappable: u64,

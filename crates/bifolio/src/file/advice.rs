@@ -219,7 +219,6 @@ impl Handle {
         Ok(pages_of(&(range.start..end)))
     }
 
-    /// Counts `pages` by state.
     fn residency_of(&self, pages: Range<u64>) -> Residency {
         let (mapping, memory) = (&self.inode.mapping, &self.inode.memory);
         let mut all = Residency { pages: pages.end - pages.start, ..Residency::default() };

@@ -12,10 +12,10 @@
 //! a backing that is a write.
 
 use super::File;
-use super::fill::Locked;
-use super::handle::AccessMode;
-use super::own_pins;
 use crate::error::Result;
+use crate::fill::AccessMode;
+use crate::fill::Locked;
+use crate::fill::own_pins;
 use crate::io::FallocateMode;
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use std::ops::Range;
@@ -120,7 +120,7 @@ impl File {
     fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
         let mut index = pages.start;
         while index < pages.end {
-            let unit_end = self.handle.end_of_folio(index);
+            let unit_end = self.handle.inode.mapping.end_of_unit(index);
             if self.allocate_unit(index)? {
                 match allocated.last_mut() {
                     Some(last) if last.end == index => last.end = unit_end,
@@ -137,11 +137,11 @@ impl File {
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
         let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
-        if inode.is_absent(seen) {
+        if inode.store.is_absent(seen) {
             // It is in the swap, and has its memory reserved there.
             return Ok(false);
         }
-        let locked = self.handle.lock_folio(index, AccessMode::Falloc)?;
+        let locked = self.handle.fill().lock_folio(index, AccessMode::Falloc)?;
         if !locked.lock.flags.write_state().is_dirty() && locked.lock.slot() == 0 {
             // A pinned page of zeros: a clean page that exists nowhere else could be evicted.
             inode.mark_dirty(&locked.folio, &locked.lock);
@@ -154,7 +154,7 @@ impl File {
     fn take_back(&self, pages: Range<u64>) {
         let inode = &self.handle.inode;
         for index in pages.step_by(1 << inode.mapping.order()) {
-            if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index)
+            if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(index)
                 && lock.flags.get(Flag::Allocated)
             {
                 inode.remove_unwanted(folio, lock);
@@ -236,7 +236,7 @@ impl File {
         // Does everything that can fail first: reads the last folio before anything is changed. It
         // is not kept referenced, because there may be memory for one folio only.
         if !after.is_empty() {
-            drop(self.handle.find_folio(after.start >> PAGE_SHIFT, AccessMode::Read)?);
+            drop(self.handle.fill().find_folio(after.start >> PAGE_SHIFT, AccessMode::Read)?);
         }
         self.zero_part(before.clone())?;
         self.zero_part(after.clone())?;
@@ -261,7 +261,7 @@ impl File {
         range: impl Fn(&LockedFolio<'_>) -> Range<u64>,
     ) -> Result<()> {
         let inode = &self.handle.inode;
-        while let Some(found) = self.handle.find_folio(index, AccessMode::Read)? {
+        while let Some(found) = self.handle.fill().find_folio(index, AccessMode::Read)? {
             let (range, is_uptodate) = (range(&found.lock), found.is_uptodate());
             // Allocated and never written: zeros already.
             let marked = match is_uptodate {
@@ -311,7 +311,7 @@ impl File {
             if self.has_data(found) {
                 return Ok(Some(position.max(found * PAGE_BYTES)));
             }
-            index = self.handle.end_of_folio(found);
+            index = self.handle.inode.mapping.end_of_unit(found);
         }
         Ok(None)
     }
@@ -334,7 +334,7 @@ impl File {
         }
         let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
         while index * PAGE_BYTES < len_bytes && self.has_data(index) {
-            index = self.handle.end_of_folio(index);
+            index = self.handle.inode.mapping.end_of_unit(index);
         }
         Ok(Some(position.max(index * PAGE_BYTES).min(len_bytes)))
     }
@@ -354,6 +354,6 @@ impl File {
     fn has_data(&self, head: u64) -> bool {
         let inode = &self.handle.inode;
         let is_written = inode.mapping.is_written(&inode.memory.folios, head);
-        is_written.unwrap_or_else(|seen| inode.is_absent(seen))
+        is_written.unwrap_or_else(|seen| inode.store.is_absent(seen))
     }
 }

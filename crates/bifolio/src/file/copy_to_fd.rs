@@ -15,8 +15,8 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::handle::AccessMode;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fill::AccessMode;
 use crate::page::{BATCH_SLOTS, FolioRef, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -111,7 +111,8 @@ impl File {
             let plan = self.handle.plan_after_miss(index..range.end.div_ceil(PAGE_BYTES));
             self.handle.read_ahead(plan);
             // The reference keeps the folio resident until the batch has its own.
-            held = self.handle.find_folio(index, AccessMode::Read)?.map(|locked| locked.folio);
+            held =
+                self.handle.fill().find_folio(index, AccessMode::Read)?.map(|locked| locked.folio);
             if range.start >= self.len() {
                 return Ok(0);
             }

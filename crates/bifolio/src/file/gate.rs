@@ -2,8 +2,9 @@
 //!
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
-use super::{File, PageRefMut, own_pins};
+use super::{File, PageRefMut};
 use crate::error::{Error, Result};
+use crate::fill::own_pins;
 use crate::page::{Lookup, PAGE_BYTES, pages_of};
 use crate::writeback::{CheckpointMark, WriteGate};
 use std::ops::{Deref, Range};
@@ -203,7 +204,7 @@ impl GatedFile {
             let head = inode.mapping.head_index(found);
             if let Lookup::Folio(folio) = inode.mapping.get_folio(&inode.memory.folios, head) {
                 let locked = folio.lock();
-                if locked.owner() == inode.address() {
+                if locked.owner() == inode.address {
                     inode.commit_lsn(folio.id(), lsn);
                 }
             }

@@ -38,7 +38,6 @@ use std::sync::LazyLock;
 /// Minimum length of a long read, in bytes: beside its copy, a check of the Entry costs nothing.
 const LONG_BYTES: u64 = 512;
 
-/// The result of an attempt at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hit {
     /// All bytes are in the buffer.
@@ -453,7 +452,7 @@ impl File {
             let count = self.read_at_miss(&mut buffer[done..], at, hit)?;
             hit = Hit::None;
             if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
-                return Err(self.handle.past_end(position, buffer.len() as u64));
+                return Err(self.handle.inode.past_end(position, buffer.len() as u64));
             }
             done += count;
         }

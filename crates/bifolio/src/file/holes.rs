@@ -5,7 +5,7 @@
 //! that is not in memory is on the backing.
 
 use super::File;
-use super::handle::{AccessMode, OnAllocated};
+use crate::fill::{AccessMode, OnAllocated};
 use crate::page::{Flag, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::Ordering;
 
@@ -65,7 +65,7 @@ impl File {
             if !self.reads_as_zeros(index) {
                 break;
             }
-            index = self.handle.end_of_folio(index);
+            index = self.handle.inode.mapping.end_of_unit(index);
         }
         inode.memory.counters.note_lookups(0, looked_at);
         index.min(end)

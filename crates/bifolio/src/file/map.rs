@@ -3,8 +3,8 @@
 use super::File;
 use super::faults;
 use super::open::Registry;
-use super::read_io::{Batch, Delivery};
 use crate::error::{Error, Result};
+use crate::fill::{Batch, Delivery};
 use crate::memory::Region;
 use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES, pages_of};
 use std::ops::Range;
@@ -68,7 +68,7 @@ impl File {
             return Err(Error::config("range", "a map of no bytes"));
         }
         if range.end > self.len() {
-            return Err(handle.past_end(range.start, length_bytes));
+            return Err(handle.inode.past_end(range.start, length_bytes));
         }
         let pages = pages_of(range);
         if handle.inode.is_memory_file() {
@@ -108,7 +108,7 @@ impl File {
         let mut deliver = |_, _: Delivery<'_>| {};
         // Pages past the end are refused below.
         let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
-        let added = batch.add(handle, pages.start..end, 0, &mut deliver);
+        let added = batch.add(handle.fill(), pages.start..end, 0, &mut deliver);
         batch.finish(&mut deliver);
         added?;
         handle.handle_fault(pages, false).map_err(|(_, error)| error)

@@ -10,10 +10,10 @@
 //!              zeros                              holes.rs    holes of memory files
 //!                | not resident, or a writer is active
 //!                v
-//!              runs of absent folios              fill.rs     allocate, lock, insert
+//!              runs of absent folios              fill/       claim, transfer, publish
 //!                |  and readahead                 readahead/
-//!                v                                read_io.rs  one transfer, READY folio by folio
-//!              one folio, under its lock          fill.rs     if another thread has it locked
+//!                v
+//!              one folio, under its lock          fill/lookup.rs  if another thread has it locked
 //!   read_many  as read_at, all runs in one batch  read_many.rs
 //!   read_with  a closure reads in place            read_with.rs
 //!   read_async futures, served by a job per device  async_reads/
@@ -41,7 +41,6 @@ mod allocation;
 mod async_reads;
 mod copy_to_fd;
 mod faults;
-mod fill;
 mod gate;
 mod handle;
 mod hit;
@@ -51,12 +50,10 @@ mod map;
 mod map_resources;
 mod open;
 mod options;
-mod own_pins;
 mod owned_pin;
 mod pin;
 mod pin_many;
 mod read;
-mod read_io;
 mod read_many;
 #[cfg(feature = "ablation")]
 mod read_one_by_one;
@@ -68,7 +65,6 @@ mod write;
 pub use advice::{Access, Residency};
 pub use async_reads::ReadFuture;
 pub use gate::{Checkpoint, GatedFile};
-pub(crate) use handle::CacheState;
 pub use immutable::ImmutableFile;
 pub(crate) use map::MapGuard;
 pub(crate) use open::Registry;
@@ -79,6 +75,7 @@ pub use read_many::ReadRequest;
 pub use read_with::PageView;
 
 use crate::error::Result;
+use crate::fill::own_pins;
 use crate::io::FileIdentity;
 use crate::page::pages_of;
 use handle::Handle;
@@ -116,7 +113,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct File {
     hit_path: HitPath,
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 impl fmt::Debug for File {

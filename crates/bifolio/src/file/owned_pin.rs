@@ -5,12 +5,12 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::fill::Locked;
 use super::handle::Handle;
 use super::immutable::ImmutableFile;
 use super::map::MapGuard;
 use super::read_with::PageView;
 use crate::error::Result;
+use crate::fill::Locked;
 use crate::memory::Memory;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use std::iter;
@@ -102,7 +102,7 @@ impl OwnedPageRef {
         for id in self.folios() {
             let index = self.memory.folios.get(id).index();
             // After a truncation and a growth the page may belong to another folio (REGION-4).
-            if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(index) {
+            if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(index) {
                 self.handle.inode.mark_stored(&lock, folio.id());
             }
         }

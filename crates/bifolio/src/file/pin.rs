@@ -11,16 +11,16 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::fill::{Locked, ReadIoClaim, Wait};
 use super::gate::GatedFile;
-use super::handle::AccessMode;
 use super::immutable::ImmutableFile;
-use super::own_pins::OwnPin;
 use super::owned_pin::OwnedPageRef;
-use super::read_io::Batch;
 use super::read_with::PageView;
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fill::AccessMode;
+use crate::fill::Batch;
+use crate::fill::own_pins::OwnPin;
+use crate::fill::{Locked, ReadIoClaim, Wait};
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
     pages_of,
@@ -88,7 +88,6 @@ impl<'a, F> PageRef<'a, F> {
         self.folio.id()
     }
 
-    /// Returns the reference to the folio.
     pub(super) fn into_folio(self) -> FolioRef<'a> {
         self.folio
     }
@@ -283,7 +282,8 @@ impl File {
         let lsn = inode.has_gate().then_some(NO_LSN);
         inode.refresh_gate();
         let Locked { folio, lock, .. } = loop {
-            let locked = self.handle.lock_folio(range.start >> PAGE_SHIFT, AccessMode::Cache)?;
+            let locked =
+                self.handle.fill().lock_folio(range.start >> PAGE_SHIFT, AccessMode::Cache)?;
             // The file may have been truncated while we waited for the lock.
             self.check_pin_range(&range)?;
             let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock, lsn) else {
@@ -343,7 +343,7 @@ impl File {
         // Bytes that continue the last read or pin do not count as another use of their page.
         let continues = self.handle.readahead.continues(start);
         let is_first = !(continues && start & (PAGE_BYTES - 1) > 0);
-        match self.handle.absent_at(start) {
+        match self.handle.fill().absent_at(start) {
             Some(seen) => self.read_folio_and_ahead(&range, seen)?,
             // The first use of a page, or one that is being filled: the next window must not wait.
             None => self.handle.note_read(range.clone()),
@@ -351,7 +351,7 @@ impl File {
         let (folio, was_resident) = match self.ready_folio(index) {
             Some(folio) => (folio, true),
             None => {
-                let locked = self.handle.lock_folio(index, AccessMode::Cache)?;
+                let locked = self.handle.fill().lock_folio(index, AccessMode::Cache)?;
                 let Locked { folio, lock, was_resident } = locked;
                 drop(lock);
                 (folio, was_resident)
@@ -397,7 +397,7 @@ impl File {
         if plan.is_none() {
             return Ok(());
         }
-        let claimed = handle.claim_read_io(pages.clone(), seen, Wait::ForFrames)?;
+        let claimed = handle.fill().claim_run(pages.clone(), seen, Wait::ForFrames)?;
         let ReadIoClaim::New(mut run) = claimed else {
             handle.read_ahead(plan);
             return Ok(());
@@ -444,7 +444,7 @@ impl File {
             return Err(Error::config("range", "a pin of no bytes"));
         }
         if range.end > self.len() {
-            return Err(self.handle.past_end(range.start, length_bytes));
+            return Err(self.handle.inode.past_end(range.start, length_bytes));
         }
         Ok(length_bytes)
     }

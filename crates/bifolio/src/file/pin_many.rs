@@ -8,10 +8,10 @@
 //! beside it either get all their pins or drop them.
 
 use super::File;
-use super::fill::Locked;
 use super::pin::PageRef;
-use super::read_io::{Batch, Delivery};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fill::Locked;
+use crate::fill::{Batch, Delivery};
 use crate::page::pages_of;
 use std::ops::Range;
 
@@ -67,7 +67,7 @@ impl File {
             if pins[number].is_some() || self.check_pin(range).is_err() {
                 continue;
             }
-            if self.handle.absent_at(range.start).is_none() {
+            if self.handle.fill().absent_at(range.start).is_none() {
                 self.handle.note_read(range.clone());
                 pins[number] = self.pin_resident(range).map(Ok);
                 continue;
@@ -78,7 +78,7 @@ impl File {
             }
             let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
             // If the batch cannot take a range for another reason, `pin` below reports it.
-            full = batch.add(&self.handle, pages_of(range), number, &mut deliver).err();
+            full = batch.add(self.handle.fill(), pages_of(range), number, &mut deliver).err();
             full = full.filter(|error| error.kind() == ErrorKind::Full);
             if full.is_some() && is_hasty {
                 return None;
@@ -92,8 +92,9 @@ impl File {
         batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));
         let mut all = Vec::with_capacity(ranges.len());
         for (pin, range) in pins.into_iter().zip(ranges) {
-            let is_evicted_again =
-                || self.check_pin(range).is_ok() && self.handle.absent_at(range.start).is_some();
+            let is_evicted_again = || {
+                self.check_pin(range).is_ok() && self.handle.fill().absent_at(range.start).is_some()
+            };
             if pin.is_none() && is_hasty && is_evicted_again() {
                 return None;
             }

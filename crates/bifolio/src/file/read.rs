@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A page that is not resident skips the steps between the first and its transfer: the Entry that
-//! `Handle::absent_at` loads is the one that the claim starts from.
+//! `Fill::absent_at` loads is the one that the claim starts from.
 //!
 //! A run of adjacent pages is copied through Entries, without references: up to 64 consecutive
 //! Entries are loaded, their frames are copied with one copy, and all Entries are loaded again
@@ -32,12 +32,12 @@
 //! evicted.
 #![allow(unsafe_code)]
 
-use super::fill::{Locked, ReadIoClaim, Wait};
-use super::handle::AccessMode;
 use super::hit::{Hit, continues_read};
-use super::read_io::{Batch, Delivery, copy_filled};
 use super::{File, faults};
 use crate::error::Result;
+use crate::fill::AccessMode;
+use crate::fill::{Batch, Delivery, copy_filled};
+use crate::fill::{Locked, ReadIoClaim, Wait};
 use crate::page::{Entry, FrameRun, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -65,7 +65,7 @@ impl File {
             let at = position + done as u64;
             let left = &mut buffer[done..];
             let is_whole = is_in_one_page(at, left.len() as u64);
-            let absent = self.handle.absent_at(at);
+            let absent = self.handle.fill().absent_at(at);
             let resident = if absent.is_some() { 0 } else { self.read_resident(left, at) };
             let copied = match resident {
                 0 => self.read_absent(left, at, absent, ahead),
@@ -144,7 +144,7 @@ impl File {
             return Ok(0);
         }
         let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
-        let claim = |seen| self.handle.claim_read_io(pages.clone(), seen, Wait::ForFrames);
+        let claim = |seen| self.handle.fill().claim_run(pages.clone(), seen, Wait::ForFrames);
         let claimed = absent.map_or(Ok(ReadIoClaim::Taken), claim)?;
         let ReadIoClaim::New(mut run) = claimed else {
             // The run is in flight. The readahead must not wait until it completes.
@@ -160,7 +160,7 @@ impl File {
             let next = position + copied as u64;
             copied += copy_filled(inode, &locked, &mut buffer[copied..], next);
         };
-        let (first_page, end_page) = (run.first_page(), run.first_page() + run.pages());
+        let (first_page, end_page) = (run.first_page(), run.end_page());
         if plan.is_none() && end_page >= pages.end {
             let is_one = run.folios().len() == 1;
             failed = run.read(inode, copy).err().filter(|_| is_one);
@@ -180,7 +180,7 @@ impl File {
                 batch.begin();
                 self.handle.read_ahead(plan);
             }
-            let rest = batch.add(&self.handle, pages, 0, &mut deliver);
+            let rest = batch.add(self.handle.fill(), pages, 0, &mut deliver);
             batch.finish(&mut deliver);
             // The next call handles pages that could not be started.
             let _ = rest;
@@ -204,7 +204,7 @@ impl File {
             }
             #[cfg(all(test, not(loom)))]
             crate::sync::test_hook::reach("before the page is looked up");
-            let found = self.handle.find_folio(position >> PAGE_SHIFT, AccessMode::Read)?;
+            let found = self.handle.fill().find_folio(position >> PAGE_SHIFT, AccessMode::Read)?;
             if let Some(locked) = found {
                 break locked;
             }

@@ -5,11 +5,11 @@
 //! requests one by one: pages that another thread was filling (or another request of the same
 //! call), and runs that failed as a whole, so that only the unreadable byte is an error.
 
-use super::fill::Locked;
 use super::hit::Hit;
-use super::read_io::{Batch, Delivery, copy_filled};
 use super::{File, Registry, faults};
 use crate::error::{Error, Result};
+use crate::fill::Locked;
+use crate::fill::{Batch, Delivery, copy_filled};
 use crate::inode::Inode;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
@@ -74,7 +74,6 @@ impl<'b> ReadRequest<'b> {
         self.result.is_err() || self.done() == self.buffer.len()
     }
 
-    /// Returns the position of the next byte.
     fn next(&self) -> u64 {
         self.position + self.done() as u64
     }
@@ -85,7 +84,6 @@ impl<'b> ReadRequest<'b> {
     }
 }
 
-/// Request with the file that it reads.
 type Addressed<'r, 'b> = (&'r File, &'r mut ReadRequest<'b>);
 
 impl File {
@@ -207,7 +205,7 @@ fn start<'r>(requests: &mut [Addressed<'r, '_>], number: usize, batch: &mut Batc
     let end = (request.position + request.buffer.len() as u64).min(file.len());
     let pages = pages_of(&(request.next()..end));
     let file = *file;
-    let added = batch.add(&file.handle, pages, number, &mut |number, delivery| {
+    let added = batch.add(file.handle.fill(), pages, number, &mut |number, delivery| {
         deliver(requests, number, delivery);
     });
     if let Err(error) = added {

@@ -119,6 +119,6 @@ impl File {
             return folio.folio().flags.get(Flag::Uptodate);
         }
         let lock = folio.lock();
-        lock.owner() == self.handle.inode.address() && lock.flags.get(Flag::Uptodate)
+        lock.owner() == self.handle.inode.address && lock.flags.get(Flag::Uptodate)
     }
 }

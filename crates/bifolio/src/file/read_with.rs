@@ -17,9 +17,9 @@
 #![allow(unsafe_code)]
 
 use super::File;
-use super::fill::Locked;
-use super::handle::AccessMode;
 use crate::error::Result;
+use crate::fill::AccessMode;
+use crate::fill::Locked;
 use crate::page::{PAGE_SHIFT, pages_of, read_held};
 use crate::sys::copy;
 use std::cmp::Ordering;
@@ -192,7 +192,6 @@ impl File {
         }
     }
 
-    /// Reads under a pin, then at a copy.
     #[cold]
     #[inline(never)]
     fn look_held<T>(&self, range: &Range<u64>, read: &impl Fn(&PageView<'_>) -> T) -> Result<T> {
@@ -219,7 +218,7 @@ impl File {
     fn look_at_copy<T>(&self, range: &Range<u64>, read: &impl Fn(&PageView<'_>) -> T) -> Result<T> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let index = range.start >> PAGE_SHIFT;
-        let Locked { folio, lock, .. } = self.handle.lock_folio(index, AccessMode::Cache)?;
+        let Locked { folio, lock, .. } = self.handle.fill().lock_folio(index, AccessMode::Cache)?;
         // The file may have been truncated meanwhile.
         self.check_pin_range(range)?;
         // SAFETY: inside of the folio, whose lock and reference we hold; `bytes` is as long.

@@ -6,12 +6,12 @@
 //! backing or the swap fails, the old length is restored and nothing is lost.
 
 use super::File;
-use super::fill::Locked;
-use super::handle::AccessMode;
 use super::open::no_table;
 use super::options::check_len_max;
-use super::own_pins;
 use crate::error::{Error, Result};
+use crate::fill::AccessMode;
+use crate::fill::Locked;
+use crate::fill::own_pins;
 use crate::inode::Resizing;
 use crate::io::FallocateMode;
 use crate::memory::PageSpace;
@@ -43,7 +43,7 @@ impl Drop for Growing<'_> {
         if let Some((file, before_bytes)) = self.uncovered
             && file.len() > before_bytes
             && let Some(Locked { folio, lock, .. }) =
-                file.handle.find_resident(before_bytes >> PAGE_SHIFT)
+                file.handle.fill().find_resident(before_bytes >> PAGE_SHIFT)
         {
             file.handle.inode.mark_stored(&lock, folio.id());
         }
@@ -218,7 +218,7 @@ impl File {
             // zeroed, as for a partial write.
             let end = (index + 1) * PAGE_BYTES;
             if let Err(error) =
-                self.handle.lock_folio(index, AccessMode::Write { start: end - 1, end })
+                self.handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
             {
                 self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
                 return Err(error);
@@ -240,7 +240,7 @@ impl File {
         if !is_inside || self.handle.inode.store.zeroes_what_is_cut() {
             return Ok(None);
         }
-        let found = self.handle.find_folio(len_bytes >> PAGE_SHIFT, AccessMode::Read)?;
+        let found = self.handle.fill().find_folio(len_bytes >> PAGE_SHIFT, AccessMode::Read)?;
         Ok(found.map(|locked| locked.folio))
     }
 
@@ -258,7 +258,7 @@ impl File {
             // Resident, unless the page was written and swapped out since the check.
             return self.zero_in_memory(head, tail);
         }
-        if let Some(Locked { folio, lock, .. }) = self.handle.find_resident(head) {
+        if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(head) {
             inode.zero_in_place(&folio, &lock, tail(&lock));
         }
         Ok(())
@@ -269,7 +269,7 @@ impl File {
 mod tests {
     use super::*;
     use crate::Cache;
-    use crate::file::fill::Locked;
+    use crate::fill::Locked;
     use crate::io::{DiskFile, DiskOptions};
     use crate::page::{Lookup, WriteState};
     use crate::sync::Ordering::Relaxed;

@@ -7,11 +7,11 @@
 //! Writes into frames whose lock it holds, through `sys::copy`.
 #![allow(unsafe_code)]
 
-use super::fill::Locked;
-use super::handle::AccessMode;
 use super::resize::Growth;
 use super::{File, faults};
 use crate::error::{Error, Result};
+use crate::fill::AccessMode;
+use crate::fill::Locked;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
@@ -220,7 +220,7 @@ impl File {
         let inode = &self.handle.inode;
         let end = piece.end();
         let access = AccessMode::Write { start: piece.position, end };
-        let locked = self.handle.lock_folio(piece.position >> PAGE_SHIFT, access)?;
+        let locked = self.handle.fill().lock_folio(piece.position >> PAGE_SHIFT, access)?;
         // Checked under the folio lock: a truncation takes the lock of the folio, or removes the
         // folio from the table.
         if end > inode.mapping.len_bytes() && growth.is_none() {
@@ -262,7 +262,7 @@ impl File {
             // SAFETY: inside a frame whose lock we hold and which no reader can use yet.
             unsafe { copy::copy_in(target, bytes) };
             let end_in_folio = in_folio + bytes.len() as u64;
-            inode.zero_folio_from(&locked.folio, &locked.lock, end_in_folio);
+            inode.zero_folio(&locked.folio, &locked.lock, end_in_folio..u64::MAX);
             inode.mapping.mark_uptodate(&locked.lock);
         }
         Ok(())
@@ -335,7 +335,7 @@ mod tests {
         (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE_BYTES).unwrap());
         let inode = &file.handle.inode;
         let entry = |index| inode.mapping.table().load(index, Relaxed);
-        let index = (0..PAGES).find(|index| inode.is_absent(entry(*index))).unwrap();
+        let index = (0..PAGES).find(|index| inode.store.is_absent(entry(*index))).unwrap();
         let address = inode.page_space.region().unwrap().address(index).cast();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         // An address that the kernel does not serve faults for refuses all pages.
@@ -343,7 +343,7 @@ mod tests {
         unsafe { mmap_anonymous(address, page.len(), ProtFlags::empty(), flags) }.unwrap();
         let error = file.write_at(&[8; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::Memory, "{error:?}");
-        assert!(inode.is_absent(entry(index)), "the page is a hole: {:?}", entry(index));
+        assert!(inode.store.is_absent(entry(index)), "the page is a hole: {:?}", entry(index));
         assert_eq!(cache.stats().dirty_bytes, 0);
     }
 

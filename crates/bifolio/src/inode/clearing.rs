@@ -1,7 +1,7 @@
 //! The state of a clear: whole folios of a file are zeroed together with their storage
 //! (`punch_hole`, `zero_range`).
 //!
-//! Driven by `clear.rs`; fills (`file/read_io.rs`, `file/fill.rs`) and write-outs
+//! Driven by `clear.rs`; fills (`fill/`) and write-outs
 //! (`writeback/batch.rs`) query it.
 //!
 //! PROTOCOL CLEAR, of a clear against a fill and a write-out. A clear changes the backing first,
@@ -36,6 +36,7 @@
 //! P4 and P6 wait for folio locks, and hold `resizing` only. F3 waits for nothing: the owner of a
 //! `PageRefMut` may read pages that a clear has published while the clear waits for its folio.
 
+use crate::page::{Flag, LockedFolio};
 use crate::sync::{AtomicU64, Mutex, Ordering, barrier_of_store_and_load};
 use std::ops::Range;
 
@@ -89,6 +90,15 @@ impl Clearing {
         // Acquire: pairs with the Release in `note_storage_cleared`.
         let state = self.state.load(Ordering::Acquire);
         ClearedBefore((state % 2 == 1).then_some(state / 2))
+    }
+
+    /// F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages are
+    /// being cleared. Returns `true` if its bytes must then be zeros: they were read before the
+    /// storage was cleared.
+    pub(crate) fn mark(&self, locked: &LockedFolio<'_>, before: ClearedBefore) -> bool {
+        let Some(clear) = self.of_page(locked.index()) else { return false };
+        locked.flags.set(Flag::Punched);
+        clear != before
     }
 
     /// F3: returns the clear of the page at `index`, if there is one. The caller has the lock of

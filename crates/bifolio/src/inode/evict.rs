@@ -256,7 +256,7 @@ impl Inode {
             };
             let locked = if patient { Some(folio.lock()) } else { folio.try_lock() };
             let Some(locked) = locked else { continue };
-            let is_ours = locked.owner() == self.address() && locked.flags.get(Flag::Uptodate);
+            let is_ours = locked.owner() == self.address && locked.flags.get(Flag::Uptodate);
             if !is_ours || locked.flags.write_state().is_dirty() {
                 continue;
             }

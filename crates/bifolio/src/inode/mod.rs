@@ -7,7 +7,7 @@
 //!   mod.rs      the file, its kind, its dirty folios
 //!   store.rs    locations of its pages while they are not in memory; in the swap: swap_store.rs
 //!   clear.rs    allocation of the backing, holes; the protocol: clearing.rs
-//!   fill.rs     filling of folios
+//!   contents.rs bytes of locked folios
 //!   evict.rs    eviction
 //!   resize.rs   changes of the length; removal of folios
 //! ```
@@ -19,21 +19,23 @@
 
 mod clear;
 mod clearing;
+mod contents;
 mod evict;
-mod fill;
 mod resize;
 mod store;
 mod swap_store;
 
 pub(crate) use clearing::ClearedBefore;
-pub(crate) use fill::{Load, Loads, pages_of_still};
+pub(crate) use contents::pages_of_still;
 pub(crate) use resize::Resizing;
-pub(crate) use store::{Cleaner, Place};
+pub(crate) use store::{Cleaner, Place, Source};
 
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
-use crate::io::{DirectBacking, Engine};
+use crate::io::{DirectBacking, Engine, Load};
 use crate::memory::{Memory, PageSpace};
-use crate::page::{Folio, FolioId, FolioRef, LockedFolio, Mapping, PAGE_BYTES};
+use crate::page::{
+    COUNT_MAX, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
+};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
@@ -58,11 +60,12 @@ pub(crate) struct Services {
     pub(crate) swap: Option<Arc<Swap>>,
 }
 
-/// File of the cache.
 #[derive(Debug)]
 pub(crate) struct Inode {
     /// Weak reference to itself, for lists of files.
     pub(crate) this: Weak<Inode>,
+    /// Address that [`Self::owner`] finds in a folio of this file.
+    pub(crate) address: u64,
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
     pub(crate) page_space: PageSpace,
@@ -73,10 +76,11 @@ pub(crate) struct Inode {
     /// Shares of the device that it is read from.
     pub(crate) load: Load,
     pub(crate) store: Store,
+    /// Set if reclaim can evict or write folios of this file.
+    pub(crate) is_evictable: bool,
     pub(crate) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
     pub(crate) flushes: Flushes<Error>,
-    /// Write gate, once one is set.
     pub(crate) gate: OnceLock<Arc<Gate>>,
     /// Held by the thread that changes the length (`resize.rs`).
     pub(crate) resizing: Mutex<()>,
@@ -140,6 +144,7 @@ impl Inode {
         let load = device.as_ref().map_or(&services.flusher.swap_load, |it| &it.load).clone();
         Ok(Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
+            address: this.as_ptr().expose_provenance() as u64,
             mapping,
             memory: Arc::clone(&services.memory),
             page_space,
@@ -147,6 +152,7 @@ impl Inode {
             flusher: Arc::clone(&services.flusher),
             device,
             load,
+            is_evictable: store.cleaner() != Cleaner::None,
             store,
             dirty: DirtyList::new(dirty_pages),
             errors: WriteErrors::default(),
@@ -187,9 +193,12 @@ impl Inode {
         Some(unsafe { address.as_ref() })
     }
 
-    /// Returns the file's name, for messages.
     pub(crate) fn name(&self) -> String {
         self.store.name()
+    }
+
+    pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {
+        self.page_space.address(folio.id(), folio.folio().index())
     }
 
     /// Returns `true` if it is a memory file, for callers that ask about the file itself.
@@ -311,6 +320,27 @@ impl Inode {
         error.at(bytes).because(Arc::new(cause))
     }
 
+    #[cold]
+    pub(crate) fn past_end(&self, position_bytes: u64, length_bytes: u64) -> Error {
+        let len_bytes = self.mapping.len_bytes();
+        let text = format!(
+            "{length_bytes} bytes at position {position_bytes} end past the end of the file, which \
+             has {len_bytes} bytes"
+        );
+        let range = position_bytes..position_bytes.saturating_add(length_bytes);
+        Error::new(ErrorKind::PastEnd, text).in_file(self.name()).at(range)
+    }
+
+    #[cold]
+    pub(crate) fn too_many_pins(&self, index: u64) -> Error {
+        let position = index * PAGE_BYTES;
+        let text = format!(
+            "the page at position {position} is pinned {COUNT_MAX} times, the most allowed"
+        );
+        let range = position..position + PAGE_BYTES;
+        Error::new(ErrorKind::TooManyPins, text).in_file(self.name()).at(range)
+    }
+
     /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it. Returns
     /// `false` if the device refused its last writes.
     pub(crate) fn clean_soon(&self) -> bool {
@@ -333,7 +363,6 @@ impl Inode {
         }
     }
 
-    /// Puts a locked folio on the dirty list.
     pub(crate) fn mark(&self, id: FolioId) {
         let marked = self.dirty.mark(&self.memory.folios, id);
         self.enlist_if(marked.must_enlist);
@@ -360,6 +389,21 @@ impl Inode {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
         self.cutting.write()
+    }
+}
+
+impl HasTable for Inode {
+    fn table(&self) -> &Table {
+        self.mapping.table()
+    }
+
+    fn keeps_values(&self) -> bool {
+        self.store.keeps_values()
+    }
+
+    fn keeps_pages(&self) -> bool {
+        // A store to a map must not fail because there is no memory for a page of the table.
+        self.store.keeps_values() && self.page_space.is_in_place()
     }
 }
 

@@ -195,6 +195,19 @@ impl Inode {
         discarded_bytes.get()
     }
 
+    /// Removes a folio from the table that was never filled: restores the Entry that it took over.
+    /// Returns the table's reference.
+    pub(crate) fn remove_unfilled<'a>(
+        &'a self,
+        folio: &FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+    ) -> FolioRef<'a> {
+        let folios = &self.memory.folios;
+        self.store.note_out_of_table(locked);
+        let entry_after = |page| self.store.unfilled_entry(locked, page);
+        self.mapping.remove(folio, locked, folios, entry_after)
+    }
+
     /// Removes a locked folio from the table, dirty or not. No write-out of it is in flight.
     pub(crate) fn remove_unwanted<'a>(&'a self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         Removal::new(self, PinnedPages::Kept).remove(folio, locked);
@@ -231,7 +244,7 @@ impl Inode {
                 removal.finish();
                 folio.lock()
             });
-            if locked.owner() != self.address() {
+            if locked.owner() != self.address {
                 continue;
             }
             if locked.flags.write_state().is_writing() {
@@ -322,7 +335,7 @@ impl<'a> Removal<'a> {
                     // The storage of a file with a backing may have other bytes, if clearing it
                     // failed.
                     inode.mark_dirty(&folio, &locked);
-                    inode.mark_if_cleared(&locked, ClearedBefore::default());
+                    inode.clearing.mark(&locked, ClearedBefore::default());
                     let start = locked.index() * PAGE_BYTES;
                     inode.zero_in_place(&folio, &locked, start..start + PAGE_BYTES);
                 }

@@ -34,7 +34,6 @@ use crate::writeback::{WriteIo, WriteVictim};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Thread that writes out dirty folios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cleaner {
     /// The flusher: because of age, a limit, a sync, or reclaim.
@@ -55,7 +54,15 @@ pub(crate) struct Place {
     pub(crate) slots: Option<SlotRun>,
 }
 
-/// Store of a file.
+/// Part of the storage that folios are filled from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) backing: Arc<dyn DirectBacking>,
+    pub(crate) position_bytes: u64,
+    /// Number of bytes that can be read: at least 1.
+    pub(crate) length_bytes: u64,
+}
+
 #[derive(Debug)]
 pub(crate) enum Store {
     Disk(DiskStore),
@@ -78,10 +85,8 @@ pub(crate) struct DiskStore {
     failed_changes: AtomicU64,
 }
 
-/// Backings of a file on a disk.
 #[derive(Debug)]
 struct Backings {
-    /// Backing that reads go to.
     reader: Arc<dyn DirectBacking>,
     /// Backing that writes go to; set by the first writable handle.
     writer: Option<Arc<dyn DirectBacking>>,
@@ -92,7 +97,6 @@ impl DiskStore {
         Arc::clone(&self.backings.read().reader)
     }
 
-    /// Returns the backing that writes go to.
     fn writer(&self) -> Arc<dyn DirectBacking> {
         let backings = self.backings.read();
         Arc::clone(backings.writer.as_ref().unwrap_or(&backings.reader))
@@ -117,7 +121,6 @@ impl Store {
         })
     }
 
-    /// Creates the store of a memory file.
     pub(super) fn in_memory(name: String, swap: Option<Arc<Swap>>) -> Self {
         Self::Swap(SwapStore::new(name, swap))
     }
@@ -125,7 +128,6 @@ impl Store {
 
 /// Kind of the file.
 impl Store {
-    /// Returns its name, for messages.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Disk(disk) => disk.reader().describe(),
@@ -138,7 +140,6 @@ impl Store {
         matches!(self, Self::Disk(_))
     }
 
-    /// Returns the thread that writes out dirty folios.
     pub(crate) fn cleaner(&self) -> Cleaner {
         match self {
             Self::Disk(_) => Cleaner::Flusher,
@@ -249,6 +250,11 @@ impl Store {
         self.has_holes() && seen == Entry::HOLE
     }
 
+    /// Returns `true` if a page with Entry `seen` has bytes, and no folio.
+    pub(crate) fn is_absent(&self, seen: Entry) -> bool {
+        !seen.is_folio() && !self.is_hole(seen)
+    }
+
     /// Returns `true` if values in the table are locations of bytes, which must not be dropped.
     pub(crate) fn keeps_values(&self) -> bool {
         matches!(self, Self::Swap(_))
@@ -260,12 +266,12 @@ impl Store {
         Some(self.slots().map_or(Shadow(value), |swap| swap.shadow(value as u32)))
     }
 
-    /// Transfers the location in `seen` to the folio that was just inserted there.
-    pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
-        let Some(swap) = self.slots() else { return };
-        match seen.as_value() {
-            Some(slot) => locked.set_slot(slot as u32),
-            None => swap.note_new_pages(locked.pages()),
+    /// Transfers the location in `seen` to the folio that was just inserted there. Returns the
+    /// shadow that the last eviction of the page left for the replacement policy.
+    pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) -> Option<Shadow> {
+        match self {
+            Self::Disk(_) => seen.as_value().map(Shadow),
+            Self::Swap(swap) => swap.take_over(locked, seen),
         }
     }
 
@@ -339,12 +345,12 @@ impl Store {
 
 /// Reads.
 impl Store {
-    /// Returns the source of transfers that fill folios, of a file that has one.
+    /// Returns the backing that folios are filled from, of a file that has one.
     pub(crate) fn reader(&self) -> Arc<dyn DirectBacking> {
         self.reader_if_any().expect("a memory file without a swap has nothing to read")
     }
 
-    /// Returns the source of transfers that fill folios. A memory file without a swap has none.
+    /// Returns the backing that folios are filled from. A memory file without a swap has none.
     pub(crate) fn reader_if_any(&self) -> Option<Arc<dyn DirectBacking>> {
         match self {
             Self::Disk(disk) => Some(disk.reader()),
@@ -352,20 +358,17 @@ impl Store {
         }
     }
 
-    /// Returns the position in that source of a folio in the table.
-    pub(crate) fn position_bytes(&self, folio: &Folio) -> u64 {
+    /// Returns the part of the storage that has the bytes of a folio in the table, and of those
+    /// after it, `length_bytes` in all. Returns `None` if it has none of them.
+    pub(crate) fn source(&self, folio: &Folio, length_bytes: u64) -> Option<Source> {
         match self {
-            Self::Disk(_) => folio.index() * PAGE_BYTES,
-            Self::Swap(_) => Swap::position_bytes(folio.slot()),
-        }
-    }
-
-    /// Returns how many of `length_bytes` bytes can be read of a folio and those after it.
-    pub(crate) fn bytes_to_read(&self, folio: &Folio, length_bytes: u64) -> u64 {
-        match self {
-            Self::Disk(_) => self.bytes_from(folio.index() * PAGE_BYTES, length_bytes),
-            Self::Swap(_) if folio.slot() != 0 => length_bytes,
-            Self::Swap(_) => 0,
+            Self::Disk(disk) => {
+                let position_bytes = folio.index() * PAGE_BYTES;
+                let length_bytes = self.bytes_from(position_bytes, length_bytes);
+                let backing = (length_bytes > 0).then(|| disk.reader())?;
+                Some(Source { backing, position_bytes, length_bytes })
+            }
+            Self::Swap(swap) => swap.source(folio, length_bytes),
         }
     }
 
@@ -377,11 +380,16 @@ impl Store {
     }
 
     /// Checks the bytes at `start` that a locked folio was just filled with: bytes from the swap
-    /// must be those that were written there (SWAP-4). Returns `true` if they are from the swap.
-    pub(crate) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
+    /// must be those that were written there (SWAP-4).
+    pub(crate) fn check_filled(
+        &self,
+        folio: &FolioRef<'_>,
+        start: *const u8,
+        counters: &Counters,
+    ) -> Result<()> {
         match self {
-            Self::Disk(_) => Ok(false),
-            Self::Swap(swap) => swap.check_filled(folio, start),
+            Self::Disk(_) => Ok(()),
+            Self::Swap(swap) => swap.check_filled(folio, start, counters),
         }
     }
 
@@ -474,7 +482,6 @@ impl Store {
         }
     }
 
-    /// Releases the place of a write-out that failed.
     pub(crate) fn release(&self, place: Place) {
         if let Self::Swap(swap) = self {
             swap.release(place);
@@ -505,7 +512,6 @@ impl Store {
         }
     }
 
-    /// Makes all completed writes durable.
     pub(crate) fn flush(&self, metadata: bool) -> Result<()> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let Some(writer) = disk.backings.read().writer.clone() else { return Ok(()) };

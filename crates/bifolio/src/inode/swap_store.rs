@@ -6,21 +6,19 @@
 //! adjacent in the file can be read back in one. A folio gets its slot when its write-out has
 //! succeeded. After a failure the slot is freed, and the folio stays dirty.
 
-use super::{Inode, Place, pages_of_still};
+use super::{Inode, Place, Source, pages_of_still};
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::io::DirectBacking;
 use crate::memory::{Arena, Shadow};
-use crate::page::{Entry, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
 use crate::swap::{GROUP_BYTES, SlotRun, Swap};
 use crate::writeback::{WriteIo, WriteVictim};
 use std::io;
 use std::sync::Arc;
 
-/// Store of a memory file.
 #[derive(Debug)]
 pub(crate) struct SwapStore {
-    /// Name of the file in messages.
     name: String,
     /// Swap that folios go to when memory is short.
     swap: Option<Arc<Swap>>,
@@ -49,6 +47,25 @@ impl SwapStore {
         Arc::clone(self.swap().backing())
     }
 
+    /// Transfers the slot in `seen` to the folio that was just inserted there, or counts the pages
+    /// of a new one. Returns the shadow of the last eviction.
+    pub(super) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) -> Option<Shadow> {
+        let (swap, slot) = (self.swap.as_ref()?, seen.as_value());
+        let Some(slot) = slot.map(|slot| slot as u32) else {
+            swap.note_new_pages(locked.pages());
+            return None;
+        };
+        locked.set_slot(slot);
+        Some(swap.shadow(slot))
+    }
+
+    /// Returns the slots of a folio and of those after it.
+    pub(super) fn source(&self, folio: &Folio, length_bytes: u64) -> Option<Source> {
+        let swap = self.swap.as_ref().filter(|_| folio.slot() != 0)?;
+        let position_bytes = Swap::position_bytes(folio.slot());
+        Some(Source { backing: Arc::clone(swap.backing()), position_bytes, length_bytes })
+    }
+
     /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
     /// and shadow.
     pub(super) fn evicted_entry(
@@ -67,12 +84,16 @@ impl SwapStore {
         Entry::value(u64::from(slot) + page)
     }
 
-    /// Checks the bytes at `start` that a locked folio was just filled with (SWAP-4). Returns
-    /// `true` if they are from the swap.
-    pub(super) fn check_filled(&self, folio: &FolioRef<'_>, start: *const u8) -> Result<bool> {
+    /// Checks the bytes at `start` that a locked folio was just filled with (SWAP-4).
+    pub(super) fn check_filled(
+        &self,
+        folio: &FolioRef<'_>,
+        start: *const u8,
+        counters: &Counters,
+    ) -> Result<()> {
         let descriptor = folio.folio();
         let Some(swap) = self.swap.as_ref().filter(|_| descriptor.slot() != 0) else {
-            return Ok(false);
+            return Ok(());
         };
         let pages = pages_of_still(folio, start);
         for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
@@ -87,7 +108,8 @@ impl SwapStore {
                 error.at(position..position + PAGE_BYTES)
             })?;
         }
-        Ok(true)
+        counters.add(Counter::SwapIn, descriptor.pages());
+        Ok(())
     }
 
     /// Returns as many adjacent slots as there are for folios, and the number of folios that they
@@ -129,7 +151,6 @@ impl SwapStore {
         (slots.first..).zip(pages).for_each(|(slot, page)| swap.seal(slot, page));
     }
 
-    /// Frees the slots of a write-out that failed.
     pub(super) fn release(&self, place: Place) {
         let Some(slots) = place.slots else { return };
         self.swap().note_written(slots, false);

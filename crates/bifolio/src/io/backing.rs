@@ -244,7 +244,6 @@ impl FileIdentity {
         (self.device.number, self.inode)
     }
 
-    /// Returns the device of the file.
     pub(crate) const fn device(self) -> DeviceIdentity {
         self.device
     }

@@ -15,6 +15,8 @@
 //!   IoBufMut / IoBuf, IoBuffer               memory that other threads may access      buf.rs
 //! ```
 //!
+//! What a device may have in progress at a time is in `load.rs`.
+//!
 //! This module knows no folios and no dirty pages, and does not retry a failed write: an error is
 //! returned as it is.
 
@@ -22,6 +24,7 @@ mod backing;
 mod buf;
 mod disk;
 mod engine;
+mod load;
 mod open_disk;
 mod options;
 #[cfg(test)]
@@ -33,6 +36,7 @@ pub(crate) use backing::{DeviceIdentity, Guarded};
 pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
+pub(crate) use load::{Load, Loads};
 pub(crate) use open_disk::{Located, replaced};
 pub use options::{DirectIo, DiskOptions};
 pub use transfer::{Alignment, IoRequest, Operation, Submission};

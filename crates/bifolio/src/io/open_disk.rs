@@ -214,7 +214,6 @@ impl Opened<'_> {
     }
 }
 
-/// The decision for a file.
 #[derive(Debug)]
 enum Choice {
     Direct(Direct),

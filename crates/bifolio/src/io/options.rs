@@ -51,7 +51,6 @@ pub struct DiskOptions {
 }
 
 impl DiskOptions {
-    /// Returns `true` if opening may create the file.
     pub(super) fn creates(&self) -> bool {
         self.create || self.create_new
     }

@@ -150,7 +150,6 @@ fn write_once(
     }
 }
 
-/// Makes everything written before durable.
 pub(crate) fn sync_data(backing: &dyn DirectBacking) -> Result<(), Error> {
     blocking::check("a sync");
     persist(None, || backing.sync_data())
@@ -164,7 +163,6 @@ pub(crate) fn sync_all(backing: &dyn DirectBacking) -> Result<(), Error> {
         .map_err(|error| io_error(backing.describe(), "sync", None, error))
 }
 
-/// Truncates or extends the file.
 pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<(), Error> {
     let fail = |error| {
         let operation = format!("change of length to {length_bytes} bytes");
@@ -174,7 +172,6 @@ pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<
     persist(None, || backing.set_len(length_bytes)).map_err(fail)
 }
 
-/// Changes the allocation of a range.
 pub(crate) fn fallocate(
     backing: &dyn DirectBacking,
     mode: FallocateMode,
@@ -191,19 +188,16 @@ pub(crate) fn fallocate(
     })
 }
 
-/// Returns the position of the first data from a position on.
 pub(crate) fn seek_data(backing: &dyn DirectBacking, position: u64) -> Result<Option<u64>, Error> {
     persist(None, || backing.seek_data(position))
         .map_err(|error| seek_error(backing, "data", position, error))
 }
 
-/// Returns the position of the first hole from a position on.
 pub(crate) fn seek_hole(backing: &dyn DirectBacking, position: u64) -> Result<Option<u64>, Error> {
     persist(None, || backing.seek_hole(position))
         .map_err(|error| seek_error(backing, "a hole", position, error))
 }
 
-/// Returns the length of the file.
 pub(crate) fn len_bytes(backing: &dyn DirectBacking) -> Result<u64, Error> {
     persist(None, || backing.len_bytes())
         .map_err(|error| io_error(backing.describe(), "query of the length", None, error))
@@ -307,7 +301,6 @@ pub struct IoRequest {
 }
 
 impl IoRequest {
-    /// Returns the request for a transfer of these spans.
     pub(super) fn new(operation: Operation, position_bytes: u64, spans: &[Span]) -> Self {
         let (mut addresses, mut offsets) = (ALIGNMENT_BYTES_MAX, ALIGNMENT_BYTES_MAX);
         let (mut length_bytes, mut last) = (0, position_bytes);
@@ -393,13 +386,9 @@ pub(crate) fn round_down(value: usize, granule: u64) -> usize {
 /// A read or write of some bytes of a backing.
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    /// The backing that stores the bytes.
     pub(crate) backing: Arc<dyn DirectBacking>,
-    /// Its direction.
     pub(crate) operation: Operation,
-    /// Position of the first byte.
     pub(crate) position_bytes: u64,
-    /// The memory to fill or to store.
     pub(crate) pieces: Pieces,
 }
 
@@ -407,7 +396,6 @@ pub(crate) struct Transfer {
 pub(crate) type Answer = Result<usize, Error>;
 
 impl Transfer {
-    /// Returns the request to the backing.
     pub(super) fn request(&self) -> IoRequest {
         IoRequest::new(self.operation, self.position_bytes, self.pieces.spans())
     }

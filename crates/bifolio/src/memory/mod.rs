@@ -32,6 +32,7 @@ mod lru;
 mod read_history;
 mod region;
 mod residency;
+mod state;
 mod stock;
 mod workingset;
 pub(crate) use arena::Arena;
@@ -42,15 +43,15 @@ pub(crate) use read_history::RecentReads;
 pub(crate) use region::{BounceBuffer, Refusal, Region, Regions, RegionsSize, Staged, fault_time};
 use region::{Orphans, Staging};
 pub(crate) use residency::{Evacuation, Purpose};
+pub(crate) use state::{CacheState, Soundness};
 pub(crate) use workingset::Shadow;
 
-use crate::error::{Error, ErrorKind, Result};
 use crate::page::{Entry, Folio, FolioId, Folios, Frozen, PAGE_BYTES, Reaper, Tables};
 use crate::stats::{Counter, Counters};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// log2 of the number of pages in the largest folio, which fills a chunk.
@@ -363,67 +364,6 @@ impl UnmapRefusal {
         // Relaxed: a hint; an error that it misses is cleared by the next call.
         if self.is_any.swap(false, Ordering::Relaxed) {
             *self.last.lock() = None;
-        }
-    }
-}
-
-/// Records that the kernel refused an operation that can be neither undone nor skipped: the cache
-/// is *poisoned*.
-///
-/// Causes are a page of a map that cannot be unmapped or whose last bytes cannot be recovered, and
-/// a fault that can be neither served nor answered with poison. The contents of the pages or of the
-/// device are uncertain from then on. A poisoned cache stays poisoned. Resident pages can still be
-/// read; nothing is filled, written or written back, and every other operation returns
-/// [`ErrorKind::Poisoned`] with the first cause. (`ErrorKind::Fault`, for a page that could not be
-/// filled when it was touched, then carries the same cause.)
-///
-/// Checked before a page is claimed or changed and before a transfer starts. Set by regions,
-/// faults, reclaim and write-back.
-#[derive(Debug, Default)]
-pub(crate) struct Soundness {
-    /// [`ErrorKind::Poisoned`] with the first cause.
-    error: OnceLock<Error>,
-}
-
-impl Soundness {
-    /// Poisons the cache. Only the first cause is kept.
-    pub(crate) fn lose(&self, what: &'static str, source: &io::Error) {
-        log::error!("the cache is poisoned: {what}: {source}");
-        let copy = || io::Error::new(source.kind(), source.to_string());
-        let source = source.raw_os_error().map_or_else(copy, io::Error::from_raw_os_error);
-        let text = format!("the cache is poisoned: {what}: {source}");
-        let error = Error::new(ErrorKind::Poisoned, text).because(Arc::new(source));
-        let _ = self.error.set(error);
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.error.get().is_some()
-    }
-
-    /// Returns an error if the cache is poisoned.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Poisoned`] with the first cause.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.error.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_poisoned_cache_keeps_its_first_cause() {
-        let soundness = Soundness::default();
-        assert!(!soundness.is_lost() && soundness.check().is_ok());
-        soundness.lose("first", &io::Error::from_raw_os_error(libc::ENOMEM));
-        soundness.lose("second", &io::Error::from_raw_os_error(libc::EIO));
-        for _ in 0..2 {
-            let error = soundness.check().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Poisoned);
-            assert!(error.to_string().contains(": first: "), "{error}");
-            assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
         }
     }
 }

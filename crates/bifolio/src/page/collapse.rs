@@ -222,7 +222,6 @@ mod tests {
         mapping.mark_uptodate(&locked);
     }
 
-    /// Locks the folios that hold pages `heads`.
     fn lock<'a>(mapping: &Mapping, folios: &'a Folios, heads: &[u64]) -> Vec<OldFolio<'a>> {
         let lock_one = |index: &u64| {
             let Lookup::Folio(folio) = mapping.get_folio(folios, *index) else {

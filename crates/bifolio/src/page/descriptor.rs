@@ -26,7 +26,6 @@ use std::task::Waker;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FolioId(pub(crate) u32);
 
-/// Marks the end of a list of folios.
 pub(crate) const NO_FOLIO: u32 = u32::MAX;
 
 /// Descriptor of a folio. The rules of `page/mod.rs` say which thread may access which field.
@@ -176,7 +175,6 @@ pub(crate) trait Reaper: Send + Sync {
     /// Frees the folio, which `frozen` proves to be unreferenced.
     fn reap(&self, frozen: Frozen<'_>);
 
-    /// Frees several folios.
     fn reap_all(&self, frozen: &mut Vec<Frozen<'_>>) {
         frozen.drain(..).for_each(|frozen| self.reap(frozen));
     }
@@ -212,12 +210,10 @@ impl Folios {
         Self::new(length, Box::new(NoReaper)).unwrap()
     }
 
-    /// Returns the number of descriptors.
     pub(crate) fn len(&self) -> usize {
         self.array.len()
     }
 
-    /// Returns the descriptor of `id`.
     #[inline(always)]
     pub(crate) fn get(&self, id: FolioId) -> &Folio {
         self.array.get(id.0 as usize)
@@ -312,7 +308,6 @@ impl<'a> FolioRef<'a> {
         self.folio.lock.acquire_while(wants).then(|| LockedFolio::of(self.folio))
     }
 
-    /// Takes the folio lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
         // Not `then_some`: an unused guard would release the lock of another thread.
         self.folio.lock.try_acquire().then(|| LockedFolio::of(self.folio))
@@ -567,7 +562,6 @@ impl FolioBatch {
         self.count as usize == BATCH_SLOTS
     }
 
-    /// Returns the folios, oldest first.
     pub(crate) fn as_slice(&self) -> &[FolioId] {
         &self.ids[..self.count as usize]
     }

@@ -62,7 +62,6 @@ impl Entry {
         Self((u64::from(frame) << FRAME_SHIFT) | version | order | KIND_FOLIO)
     }
 
-    /// Returns a value Entry, which an eviction stores.
     pub(crate) fn value(value: u64) -> Self {
         debug_assert!(value <= VALUE_MAX, "value {value:#x}");
         Self((value << VALUE_SHIFT) | KIND_VALUE)
@@ -72,7 +71,6 @@ impl Entry {
         self.0 & KIND_MASK == KIND_FOLIO
     }
 
-    /// Returns the value if this is a value Entry.
     pub(crate) fn as_value(self) -> Option<u64> {
         (self.0 & KIND_MASK == KIND_VALUE).then_some(self.0 >> VALUE_SHIFT)
     }

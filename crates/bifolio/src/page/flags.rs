@@ -91,13 +91,11 @@ impl WriteState {
 pub(crate) enum Listing {
     /// Add the folio to the list.
     Add,
-    /// Remove it from the list.
     Remove,
     /// Do not change the list.
     Keep,
 }
 
-/// The flag word of one folio.
 #[derive(Debug, Default)]
 pub(crate) struct Flags(AtomicU32);
 
@@ -136,7 +134,6 @@ impl Flags {
         self.0.store(0, Ordering::Release);
     }
 
-    /// Returns the write state.
     pub(crate) fn write_state(&self) -> WriteState {
         // Acquire: pairs with the Release in `change`: a thread that sees no write-out in flight
         // sees the I/O done.
@@ -195,7 +192,6 @@ impl Flags {
         }
     }
 
-    /// Blocks until no write-out is in flight.
     pub(crate) fn wait_for_writeback(&self) {
         blocking::check("the end of a write-out");
         loop {

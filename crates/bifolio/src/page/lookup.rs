@@ -8,7 +8,6 @@ use super::{Entry, Flag, Folio, FolioRef, Folios, Mapping, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, blocking, fence};
 use std::time::Instant;
 
-/// Result of a lookup.
 #[derive(Debug)]
 pub(crate) enum Lookup<'a> {
     /// A folio, kept in memory by this reference.

@@ -105,7 +105,6 @@ pub(crate) struct Mapping {
     pub(super) hot: Box<Hot>,
     /// Folios in the table.
     pub(super) resident: AtomicU64,
-    /// Truncations that have set the length.
     pub(super) cuts: AtomicU64,
     pub(super) prediction: Prediction,
 }
@@ -126,7 +125,6 @@ impl Hot {
         Self { len_bytes: AtomicU64::new(len_bytes), predicted_distance: HintWord::new(0) }
     }
 
-    /// Returns the length of the file in bytes.
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
         // Acquire: pairs with the Release in `set_len_bytes`: a thread that sees the file longer
@@ -166,7 +164,6 @@ impl Mapping {
         self.order
     }
 
-    /// Returns the bytes of a unit.
     #[inline(always)]
     pub(crate) fn folio_bytes(&self) -> u64 {
         PAGE_BYTES << self.order
@@ -177,7 +174,6 @@ impl Mapping {
         &self.hot
     }
 
-    /// Returns the length of the file in bytes.
     #[inline(always)]
     pub(crate) fn len_bytes(&self) -> u64 {
         self.hot.len_bytes()
@@ -189,7 +185,6 @@ impl Mapping {
         self.hot.len_bytes.store(len_bytes, Ordering::Release);
     }
 
-    /// Returns the number of folios in the table.
     pub(crate) fn resident_folios(&self) -> u64 {
         // Acquire: pairs with the Release in `unlink`.
         self.resident.load(Ordering::Acquire)

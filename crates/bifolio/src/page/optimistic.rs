@@ -144,7 +144,6 @@ impl<'a> FrameRun<'a> {
         held
     }
 
-    /// Returns the number of pages.
     #[inline(always)]
     pub(crate) fn pages(&self) -> u64 {
         self.seen.len() as u64

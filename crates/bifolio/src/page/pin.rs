@@ -127,7 +127,6 @@ pub(crate) enum TryGet {
     Refused,
 }
 
-/// The result of a put.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
@@ -137,7 +136,6 @@ pub(crate) enum Put {
     Last,
 }
 
-/// The pin word of one descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct PinWord(AtomicU64);
 

@@ -127,11 +127,9 @@ impl Segment {
     }
 }
 
-/// The Entries of one file.
 #[derive(Debug)]
 pub(crate) struct Table {
     first: Segment,
-    /// Number of charged table pages.
     charged_pages: AtomicU64,
     fillers: Fillers,
     pub(super) listed: Listed,
@@ -167,7 +165,6 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the segments, the first one first.
     fn segments(&self) -> impl Iterator<Item = &Segment> {
         std::iter::successors(Some(&self.first), |segment| segment.next.get().map(Box::as_ref))
     }
@@ -228,7 +225,6 @@ impl Table {
         &segment.entries.get((index - segment.first_page) as usize).0
     }
 
-    /// Prefetches an Entry.
     pub(crate) fn touch(&self, index: u64) {
         copy::prefetch_lines(std::ptr::from_ref(self.word(index)).cast(), 1);
     }
@@ -329,7 +325,6 @@ impl Table {
         fresh
     }
 
-    /// Returns the charge for this table in bytes.
     pub(crate) fn charged_bytes(&self) -> u64 {
         self.charged_pages.load(Ordering::Relaxed) * TABLE_PAGE_BYTES
     }
@@ -484,7 +479,6 @@ pub(crate) struct Bitmap {
 }
 
 impl Bitmap {
-    /// Reserves a bitmap of `bits` bits.
     pub(crate) fn new(bits: u64) -> std::io::Result<Self> {
         let mut sizes = vec![bits.div_ceil(WORD_BITS).max(1)];
         while let Some(below) = sizes.last().copied().filter(|words| *words > 1) {
@@ -502,7 +496,6 @@ impl Bitmap {
         Ok(Self { words: ReservedArray::new(total)?, first, levels })
     }
 
-    /// Returns `true` if the bit is set.
     pub(crate) fn is_set(&self, bit: u64) -> bool {
         // Acquire: pairs with the Release in `set`: a thread that sees the bit sees those above
         // (BITMAP-1).
@@ -526,7 +519,6 @@ impl Bitmap {
         self.word(0, bit / WORD_BITS).fetch_and(!mask(bit), Ordering::Relaxed);
     }
 
-    /// Returns the first set bit from `bit` on.
     pub(crate) fn next(&self, bit: u64) -> Option<u64> {
         let (mut level, mut at) = (0, bit);
         loop {

@@ -21,9 +21,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering, WeakList};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A file that has a table.
 pub(crate) trait HasTable: Send + Sync + Debug {
-    /// Returns the table.
     fn table(&self) -> &Table;
     /// Returns `true` if the value of an Entry without a folio is more than a hint.
     fn keeps_values(&self) -> bool;

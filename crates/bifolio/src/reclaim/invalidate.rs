@@ -216,7 +216,7 @@ impl<'a> Invalidation<'a> {
         }
         let mapped_before = self.mapped.partition_point(|map| map.end <= pages.start);
         let is_mapped = self.mapped.get(mapped_before).is_some_and(|map| map.start < pages.end);
-        let is_private = !self.inode.is_evictable();
+        let is_private = !self.inode.is_evictable;
         let write_state = folio.flags.write_state();
         let reasons = [
             (folio.is_locked(), Reason::Locked),
@@ -238,7 +238,7 @@ impl<'a> Invalidation<'a> {
             Err(_) => return self.stays(Reason::Gone),
         };
         let Some(lock) = folio.try_lock() else { return self.stays(Reason::Locked) };
-        if lock.owner() != self.inode.address() {
+        if lock.owner() != self.inode.address {
             return self.stays(Reason::Gone);
         }
         let write_state = lock.flags.write_state();

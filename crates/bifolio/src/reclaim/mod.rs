@@ -351,7 +351,7 @@ impl Reclaim {
     /// # Errors
     /// Such pages would use the memory that other files need.
     pub(crate) fn count_unlisted(&self, inode: &Inode) -> Result<Option<Unlisted<'_>>> {
-        if inode.is_evictable() {
+        if inode.is_evictable {
             return Ok(None);
         }
         let pages = 1 << inode.mapping.order();

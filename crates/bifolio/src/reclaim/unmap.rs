@@ -163,7 +163,7 @@ impl<'t> Unmapping<'t> {
                 Err(outcome) => self.keep(folio, outcome, counts),
             }
         }
-        locked.sort_unstable_by_key(|(inode, lock, _)| (inode.address(), lock.index()));
+        locked.sort_unstable_by_key(|(inode, lock, _)| (inode.address, lock.index()));
         let mut left = locked.into_iter().peekable();
         while let Some((inode, lock, folio)) = left.next() {
             let mut of_one = vec![(lock, folio)];
@@ -400,7 +400,7 @@ impl<'t> Owners<'t> {
             Self::ReclaimLock(reclaim_lock) => reclaim_lock.owner(locked),
             Self::Kept(inodes) => {
                 let address = locked.owner();
-                inodes.iter().find(|inode| inode.address() == address).map(|inode| &**inode)
+                inodes.iter().find(|inode| inode.address == address).map(|inode| &**inode)
             }
         }
     }

@@ -80,9 +80,7 @@ pub(crate) enum SwapStorage {
 /// Results of the write-backs to the swap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answers {
-    /// Number of write-backs that succeeded.
     pub(crate) taken: u64,
-    /// Number of write-backs that failed.
     pub(crate) refused: u64,
     /// Error of the last one that failed.
     pub(crate) last_refusal: Option<Error>,
@@ -122,12 +120,10 @@ impl Swap {
         Ok(Self { backing, name, slots, words, preallocation, pages, answers })
     }
 
-    /// Returns the storage of swapped pages.
     pub(crate) fn backing(&self) -> &Arc<dyn DirectBacking> {
         &self.backing
     }
 
-    /// Returns the name of the file, for messages.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -168,7 +164,6 @@ impl Swap {
         self.slots.note_written(slots, is_written);
     }
 
-    /// Records the result of a write-back.
     pub(crate) fn note_end(&self, error: Option<&Error>) {
         let mut answers = self.answers.lock();
         match error {
@@ -180,7 +175,6 @@ impl Swap {
         }
     }
 
-    /// Returns the results of the write-backs so far.
     pub(crate) fn answers(&self) -> Answers {
         self.answers.lock().clone()
     }
@@ -273,7 +267,6 @@ impl Swap {
         self.words.set_shadow(slot, shadow);
     }
 
-    /// Returns the shadow of the last eviction.
     pub(crate) fn shadow(&self, slot: u32) -> Shadow {
         self.words.shadow(slot)
     }

@@ -6,15 +6,12 @@
 use std::iter;
 use std::ops::Range;
 
-/// Number of slots of a group.
 pub(crate) const GROUP_SLOTS: u32 = 512;
 const WORD_SLOTS: u32 = u64::BITS;
 const WORDS: usize = (GROUP_SLOTS / WORD_SLOTS) as usize;
 
-/// The free slots of one group.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotGroup {
-    /// Bit i: slot i is free.
     free: [u64; WORDS],
 }
 
@@ -24,7 +21,6 @@ impl SlotGroup {
         self.next(0, false)
     }
 
-    /// Returns the number of free slots.
     pub(super) fn free_slots(&self) -> u32 {
         self.free.iter().map(|word| word.count_ones()).sum()
     }
@@ -34,7 +30,6 @@ impl SlotGroup {
         self.next(slots.start, !free) >= slots.end
     }
 
-    /// Sets or clears the bits of `slots`.
     pub(super) fn set(&mut self, slots: Range<u32>, free: bool) {
         for (number, word) in (0..).zip(&mut self.free) {
             let base = number * WORD_SLOTS;

@@ -36,9 +36,7 @@ const _: () = assert!(VALUE_MAX << SHADOW_SHIFT >> SHADOW_SHIFT == VALUE_MAX);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("its checksum is {found:#010x}, but {expected:#010x} was written")]
 pub(crate) struct Mismatch {
-    /// Checksum of the page that was written.
     pub(crate) expected: u32,
-    /// Checksum of the page that was read.
     pub(crate) found: u32,
 }
 
@@ -49,7 +47,6 @@ pub(super) struct SlotMetadata {
 }
 
 impl SlotMetadata {
-    /// Reserves words for slots below `end`.
     pub(super) fn new(end: u32) -> io::Result<Self> {
         Ok(Self { words: ReservedArray::new(end as usize)? })
     }
@@ -67,13 +64,11 @@ impl SlotMetadata {
         if found == expected { Ok(()) } else { Err(Mismatch { expected, found }) }
     }
 
-    /// Stores the shadow of an eviction.
     pub(super) fn set_shadow(&self, slot: u32, shadow: Shadow) {
         debug_assert!(shadow.0 <= VALUE_MAX, "{shadow:?}");
         self.store(slot, (self.load(slot) & CHECKSUM_MASK) | (shadow.0 << SHADOW_SHIFT));
     }
 
-    /// Returns the shadow of the last eviction.
     pub(super) fn shadow(&self, slot: u32) -> Shadow {
         Shadow(self.load(slot) >> SHADOW_SHIFT)
     }

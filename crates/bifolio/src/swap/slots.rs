@@ -46,10 +46,8 @@ const HEADER_SLOT: u32 = 0;
 /// many.
 const GROUP_STEPS: usize = if cfg!(test) { 3 } else { 512 };
 
-/// A run of adjacent slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRun {
-    /// First slot.
     pub(crate) first: u32,
     /// Number of slots, one for each page.
     pub(crate) pages: u32,
@@ -63,7 +61,6 @@ pub(super) struct Slots {
     end: u32,
     /// Mirror of the number of slots in `state`, read without the lock.
     capacity: AtomicU32,
-    /// Number of slots that are allocated.
     used: AtomicU32,
 }
 
@@ -74,7 +71,6 @@ struct SlotsState {
     reach: Vec<u16>,
     /// Largest reach of each [`GROUP_STEPS`] groups.
     group_reach: Vec<u16>,
-    /// First slot of the next search.
     cursor: u32,
     /// One more than the highest slot that was ever written.
     written_end: u32,
@@ -129,7 +125,6 @@ impl Slots {
         self.state.lock().may_try = true;
     }
 
-    /// Returns the first slot of the next search.
     pub(super) fn next(&self) -> u32 {
         self.state.lock().cursor
     }
@@ -162,17 +157,14 @@ impl Slots {
         self.state.lock().longest()
     }
 
-    /// Returns the number of slots with metadata.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Returns the maximum of [`Self::capacity`].
     pub(super) fn capacity_max(&self) -> u32 {
         self.end.saturating_sub(HEADER_SLOT + 1)
     }
 
-    /// Returns the number of allocated slots.
     pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }

@@ -23,7 +23,6 @@ const OPTIONS: DiskOptions = DiskOptions {
     direct: DirectIo::Auto,
 };
 
-/// Creates and opens a temporary file in `directory`.
 pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
     // The fallback is for file systems without unnamed files and for systems without /proc.
     let file = match open_unnamed(directory, features) {

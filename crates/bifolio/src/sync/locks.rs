@@ -21,7 +21,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{self, PoisonError, WaitTimeoutResult};
 use std::time::{Duration, Instant};
 
-/// A mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(sync::Mutex<T>);
 
@@ -81,7 +80,6 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition variable.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(sync::Condvar);
 
@@ -133,7 +131,6 @@ struct Holders {
     writers_waiting: usize,
 }
 
-/// A reader-writer lock.
 #[derive(Debug)]
 pub(crate) struct RwLock<T> {
     holders: sync::Mutex<Holders>,
@@ -145,13 +142,11 @@ pub(crate) struct RwLock<T> {
 // (RW-1); the bounds are those of `std::sync::RwLock`.
 unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
 
-/// The guard of a reader.
 #[derive(Debug)]
 pub(crate) struct RwLockReadGuard<'a, T> {
     lock: &'a RwLock<T>,
 }
 
-/// The guard of a writer.
 #[derive(Debug)]
 pub(crate) struct RwLockWriteGuard<'a, T> {
     lock: &'a RwLock<T>,

@@ -70,7 +70,6 @@ mod real {
         word.store(value, ordering);
     }
 
-    /// Returns the word for a system call.
     pub(crate) fn word_of(word: &AtomicU32) -> &AtomicU32 {
         word
     }
@@ -97,7 +96,6 @@ impl Backoff {
     const SPINS: u32 = 6;
     const YIELDS: u32 = 64;
 
-    /// Waits one round.
     pub(crate) fn wait(&mut self) {
         if self.rounds < Self::SPINS {
             for _ in 0..1 << self.rounds {
@@ -135,17 +133,14 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Creates the share of one more device.
     pub(crate) fn new(all: &Arc<AtomicU64>) -> Self {
         Self { all: Arc::clone(all), own: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// Returns the amount that all devices hold.
     pub(crate) fn all(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// Returns the amount that this device holds.
     pub(crate) fn own(&self) -> u64 {
         self.own.load(Ordering::Relaxed)
     }
@@ -200,7 +195,6 @@ impl Share {
         Arc::ptr_eq(&self.own, &other.own)
     }
 
-    /// Returns `true` if [`Self::try_add`] would succeed now.
     pub(crate) fn has_room(&self, count: u64, max: u64, rest: u64) -> bool {
         self.has_room_beside(self.all(), count, max, rest)
     }

@@ -64,12 +64,10 @@ impl<T: ?Sized> WeakList<T> {
         self.entries.retain(|entry| entry.strong_count() > 0 && keep(entry));
     }
 
-    /// Returns the number of entries, including dropped ones.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns the last live entry.
     pub(crate) fn last(&self) -> Option<Arc<T>> {
         self.entries.iter().rev().find_map(Weak::upgrade)
     }
@@ -81,7 +79,6 @@ impl<T: ?Sized> WeakList<T> {
         entries.into_iter().filter_map(|entry| entry.upgrade())
     }
 
-    /// Returns `true` if no entry is live.
     pub(crate) fn are_all_dropped(&self) -> bool {
         self.entries.iter().all(|entry| entry.strong_count() == 0)
     }

@@ -50,7 +50,6 @@ mod real {
             Ok(Self { memory, length, elements: PhantomData })
         }
 
-        /// Returns the number of elements.
         #[inline(always)]
         pub(crate) fn len(&self) -> usize {
             self.length
@@ -85,7 +84,6 @@ mod real {
             self.memory.release(bytes.start, length_bytes).is_ok()
         }
 
-        /// Returns the address of the first element.
         #[inline(always)]
         pub(crate) fn as_ptr(&self) -> *const T {
             self.memory.base.cast()

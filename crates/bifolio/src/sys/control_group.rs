@@ -53,7 +53,6 @@ impl MemoryLimit {
 /// A group in one of the mounted hierarchies.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
-    /// Directory of the group.
     directory: PathBuf,
     /// Directory where the hierarchy is mounted.
     top: PathBuf,

@@ -80,7 +80,6 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// Result of `fstat` on an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
     pub(crate) kind: FileKind,
@@ -89,7 +88,6 @@ pub(crate) struct Status {
     pub(crate) length_bytes: u64,
 }
 
-/// Mode in which a file is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenMode {
     pub(crate) read: bool,
@@ -145,7 +143,6 @@ pub(crate) fn lock_exclusively(file: BorrowedFd<'_>) -> io::Result<()> {
     set_lock(file, libc::F_WRLCK)
 }
 
-/// Ends the lock of the open file description.
 pub(crate) fn unlock(file: BorrowedFd<'_>) -> io::Result<()> {
     set_lock(file, libc::F_UNLCK)
 }
@@ -199,7 +196,6 @@ pub(crate) fn may_open(file: BorrowedFd<'_>, path: &Path, write: bool) -> io::Re
     }
 }
 
-/// Access modes of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) read: bool,
@@ -209,7 +205,6 @@ pub(crate) struct Rights {
     pub(crate) direct: bool,
 }
 
-/// Returns the access modes of a descriptor.
 pub(crate) fn rights(file: BorrowedFd<'_>) -> io::Result<Rights> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     let (mode, is_path) = (flags & OFlags::RWMODE, flags.contains(OFlags::PATH));
@@ -238,7 +233,6 @@ pub(crate) fn create_unnamed(directory: &Path) -> io::Result<OwnedFd> {
     open_above(directory, flags, 0o600)
 }
 
-/// Removes the name `path` of a file.
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::unlink(path)?)
 }
@@ -260,7 +254,6 @@ pub(crate) fn kind_of(path: &Path) -> io::Result<FileKind> {
     Ok(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode).into())
 }
 
-/// Returns the status of an open file.
 pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
     let found = rustix::fs::fstat(file)?;
     Ok(Status {
@@ -425,7 +418,6 @@ pub(crate) fn sync_all(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fsync(file)?)
 }
 
-/// Truncates `file` or extends it with zeros.
 pub(crate) fn set_len(file: impl AsFd, length_bytes: u64) -> io::Result<()> {
     kernel_position(length_bytes)?;
     Ok(rustix::fs::ftruncate(file, length_bytes)?)

@@ -38,7 +38,6 @@ struct ScanCall {
     flags: u64,
     start: u64,
     end: u64,
-    /// Output: end of the scanned range.
     walk_end: u64,
     ranges: u64,
     ranges_max: u64,
@@ -68,7 +67,6 @@ pub(crate) struct Pagemap {
 }
 
 impl Pagemap {
-    /// Opens the table of the calling process.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self { file: above_standard(|| File::open("/proc/self/pagemap"))? })
     }

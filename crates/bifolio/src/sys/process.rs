@@ -38,7 +38,6 @@ fn mark() -> Option<&'static AtomicU64> {
 }
 
 impl Origin {
-    /// Returns the origin of the calling process.
     pub(crate) fn here() -> Self {
         let Some(mark) = mark() else { return Self::by_process() };
         // Relaxed: only the value counts; of two threads that find 0, one assigns the number.

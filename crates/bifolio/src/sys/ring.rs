@@ -20,7 +20,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use super::descriptor::{NUMBER_MIN, with_standard_occupied};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-/// One io_uring instance.
 pub(crate) struct Ring(IoUring);
 
 /// Memory of a call.
@@ -32,7 +31,6 @@ pub(crate) enum RingMemory {
     Vector { entries: *const libc::iovec, count: usize },
 }
 
-/// One transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingCall {
     pub(crate) is_write: bool,
@@ -91,7 +89,6 @@ impl Ring {
         self.0.submit_and_wait(wanted).map(drop)
     }
 
-    /// Removes and returns the next completion.
     pub(crate) fn reap(&mut self) -> Option<(u64, io::Result<usize>)> {
         let answer = self.0.completion().next()?;
         let result = answer.result();

@@ -4,7 +4,7 @@
 //! The table, the folios, their locks and flags are the real ones. The steps replace code that
 //! makes system calls and is not compiled here: UNMAP-B1..B9 for `reclaim/unmap.rs` and
 //! `unmap_batch.rs`, [`Region::sync`] and the functions that mark folios for `writeback`,
-//! [`Region::look_up`] for `file/fill.rs`. A change of an order there must be made here as well.
+//! [`Region::look_up`] for `fill/lookup.rs`. A change of an order there must be made here as well.
 //!
 //! Model of the kernel and the processors:
 //! - An entry of the page tables changes by read-modify-writes (in reality: under a lock). It says
@@ -271,7 +271,7 @@ impl Region {
         self.device[index as usize].load(Ordering::Relaxed)
     }
 
-    // `file/fill.rs`.
+    // `fill/lookup.rs`.
 
     /// Calls `act` for a resident page, with its folio locked.
     pub(super) fn look_up<R>(&self, index: u64, act: impl FnOnce() -> R) -> R {

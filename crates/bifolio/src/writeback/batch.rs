@@ -44,7 +44,6 @@ const CALL_BYTES: u64 = 256 << 10;
 /// All pages of any file.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
-/// Folio whose write-out has begun.
 #[derive(Debug)]
 pub(crate) struct WriteVictim<'a> {
     pub(crate) folio: FolioRef<'a>,
@@ -99,7 +98,6 @@ impl<'a> WriteIo<'a> {
     }
 }
 
-/// Result of adding a folio to a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
     /// The folio is being written, or needs no write.
@@ -110,7 +108,6 @@ pub(super) enum Added {
     HeldBack,
 }
 
-/// Batch of write-outs of one file.
 #[derive(Debug)]
 pub(crate) struct WriteBatch<'a> {
     pub(super) inode: &'a Inode,
@@ -137,14 +134,11 @@ pub(crate) struct WriteBatch<'a> {
     error: Option<Error>,
 }
 
-/// Progress of a write-out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     /// Folios whose write-out has begun, including those that have ended.
     pub(super) begun_folios: u64,
-    /// Folios whose write-out is in flight.
     pub(super) in_flight_folios: u64,
-    /// Set if the device has refused a write.
     pub(super) has_failed: bool,
 }
 
@@ -159,10 +153,8 @@ impl Progress {
     }
 }
 
-/// Result of one or several batches.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// Folios that reached the device.
     pub(crate) folios: u64,
     /// Last error; it has been recorded for every handle.
     pub(crate) error: Option<Error>,
@@ -218,7 +210,6 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Returns the progress so far.
     pub(super) fn progress(&self) -> Progress {
         Progress {
             begun_folios: self.begun_folios,
@@ -239,7 +230,6 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Starts to write `folio` and adjacent dirty folios.
     fn add(&mut self, folio: FolioRef<'a>) -> Added {
         let Some(locked) = folio.try_lock() else { return Added::Busy };
         self.add_locked(folio, locked)
@@ -247,7 +237,7 @@ impl<'a> WriteBatch<'a> {
 
     /// Adds a folio like [`Self::add`]; the caller has locked it.
     pub(super) fn add_locked(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) -> Added {
-        if locked.owner() != self.inode.address() {
+        if locked.owner() != self.inode.address {
             return Added::Done;
         }
         match locked.flags.write_state() {
@@ -340,7 +330,7 @@ impl<'a> WriteBatch<'a> {
         }
         let folio = inode.mapping.try_get_named(&inode.memory.folios, index, seen).ok()?;
         let locked = folio.try_lock()?;
-        if locked.owner() != inode.address() || inode.is_being_cleared(&locked) {
+        if locked.owner() != inode.address || inode.is_being_cleared(&locked) {
             return None;
         }
         let folios = &inode.memory.folios;
@@ -463,7 +453,6 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Submits queued transfers, up to the limit.
     pub(super) fn begin(&mut self) {
         self.submit_ready();
         self.queue.begin();
@@ -565,7 +554,6 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Waits for everything in flight.
     pub(super) fn finish(mut self) -> Written {
         self.finish_all();
         let (folios, error) = (self.written_folios, self.error.take());

@@ -20,8 +20,8 @@
 
 use super::throttle::{DirtyPages, part_of};
 use crate::error::Error;
-use crate::inode::{Inode, Load};
-use crate::io::DeviceIdentity;
+use crate::inode::Inode;
+use crate::io::{DeviceIdentity, Load};
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::DeviceStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WeakList};
@@ -74,7 +74,6 @@ impl Drop for RoomForDirt<'_> {
     }
 }
 
-/// Requests for a device to the flusher.
 #[derive(Debug)]
 struct Calls {
     /// Set while the flusher is called, or serves the device.
@@ -104,13 +103,11 @@ pub(crate) struct Files {
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
-    /// Write-outs that have succeeded.
     answers: u64,
     trouble: Option<(u64, Error)>,
     last_error: Option<Error>,
 }
 
-/// Device that files are on.
 #[derive(Debug)]
 pub(crate) struct Device {
     identity: Option<DeviceIdentity>,
@@ -139,7 +136,6 @@ pub(crate) struct Device {
 #[derive(Debug)]
 pub(super) struct Round {
     number: u64,
-    /// Write-outs that had succeeded before it.
     answers: u64,
     pub(super) ranges: Vec<(Weak<Inode>, Range<u64>)>,
     /// Set if the round scans for stores through maps.
@@ -311,7 +307,6 @@ impl Device {
         calls.again
     }
 
-    /// Returns the number of rounds that have begun.
     pub(super) fn rounds_begun(&self) -> u64 {
         self.rounds.lock().begun
     }
@@ -347,7 +342,6 @@ impl Device {
         }
     }
 
-    /// Returns the number of write-outs that have succeeded.
     pub(super) fn answers(&self) -> u64 {
         self.rounds.lock().answers
     }
@@ -358,7 +352,6 @@ impl Device {
         ThrottledWriter(self)
     }
 
-    /// Returns `true` if writers are being throttled.
     pub(super) fn holds_writers(&self) -> bool {
         self.held.load(Ordering::Relaxed) > 0
     }
@@ -417,12 +410,13 @@ impl Inode {
 mod tests {
     use super::*;
     use crate::error::io_error;
-    use crate::inode::Loads;
+    use crate::io::Loads;
 
     #[test]
     fn a_later_writer_does_not_get_the_trouble_of_an_older_round() {
         let dirty_pages = DirtyPages::alone(&Arc::new(AtomicU64::new(0)));
-        let device = Device::new(None, "f".into(), dirty_pages, Loads::default().new_load());
+        let device =
+            Device::new(None, "f".into(), dirty_pages, Arc::new(Loads::default()).new_load());
         device.dirty_pages.add(1);
         let error =
             || Some(io_error("f", "write", Some(0..1), std::io::ErrorKind::StorageFull.into()));

@@ -49,10 +49,8 @@ const TICKS_PER_AGE: u32 = 16;
 /// Folios that a walk visits before it releases the lock of the list.
 const EXAMINED_MAX: usize = 2048;
 
-/// Dirty list of a file.
 #[derive(Debug)]
 pub(crate) struct DirtyList {
-    /// Counter of its dirty pages.
     pages: DirtyPages,
     state: Mutex<DirtyState>,
     /// Signalled when the oldest epoch is empty.
@@ -68,13 +66,11 @@ struct DirtyState {
     next: u64,
     /// Values of `next` at some times in the past, oldest first.
     ticks: VecDeque<(Instant, u64)>,
-    /// Next folio of each walk.
     cursors: Vec<(u64, u32)>,
     next_cursor: u64,
     /// Number of write-outs in flight in each epoch, from the oldest that is not empty to the
     /// current one. At most one more than syncs that wait.
     in_flight: VecDeque<u64>,
-    /// Number of the oldest of them.
     oldest_epoch: u64,
     /// Set if the file is on the flusher's list of files that may have something dirty.
     is_enlisted: bool,
@@ -100,10 +96,8 @@ impl Default for DirtyState {
     }
 }
 
-/// Result of marking a folio dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marked {
-    /// Set if the folio was not dirty.
     pub(crate) is_new: bool,
     /// Set if the caller must put the file on the flusher's list. [`DirtyList::delist`] is not
     /// called before that.
@@ -143,7 +137,6 @@ impl DirtyList {
         Self { pages, state: Mutex::default(), epoch_ended: Condvar::default() }
     }
 
-    /// Returns the number of folios on the list.
     pub(crate) fn len(&self) -> u64 {
         self.state.lock().folios
     }
@@ -336,7 +329,6 @@ impl DirtyList {
         self.state.lock().lsns.highest_of(id)
     }
 
-    /// Runs `use_lsns` on the LSNs of the folios.
     pub(crate) fn with_lsns<R>(&self, use_lsns: impl FnOnce(&mut Lsns) -> R) -> R {
         use_lsns(&mut self.state.lock().lsns)
     }
@@ -412,7 +404,6 @@ pub(crate) struct Walk<'l> {
 }
 
 impl Walk<'_> {
-    /// Returns `true` if all folios were visited.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }

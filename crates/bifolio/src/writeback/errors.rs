@@ -6,7 +6,6 @@
 use crate::error::Error;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Write errors of one file.
 #[derive(Debug, Default)]
 pub(crate) struct WriteErrors {
     last: Mutex<Recorded>,
@@ -23,7 +22,6 @@ struct Recorded {
 pub(crate) struct ErrorCursor(AtomicU64);
 
 impl WriteErrors {
-    /// Records an error for every open handle.
     pub(crate) fn record(&self, error: Error) {
         let mut last = self.last.lock();
         last.count += 1;
@@ -35,7 +33,6 @@ impl WriteErrors {
         ErrorCursor(AtomicU64::new(self.last.lock().count))
     }
 
-    /// Returns the number of errors so far.
     pub(crate) fn count(&self) -> u64 {
         self.last.lock().count
     }

@@ -147,7 +147,6 @@ impl Flusher {
 }
 
 impl Excess {
-    /// Returns `true` if both exceed the same limit.
     fn is_same(&self, other: &Self) -> bool {
         let is_of_one = self.limit == ON_ONE_DEVICE;
         self.limit == other.limit && (!is_of_one || Arc::ptr_eq(&self.device, &other.device))

@@ -41,11 +41,9 @@ use std::time::{Duration, Instant};
 const MOMENT_DIVISOR: u32 = 8;
 const MOMENT_MAX: Duration = Duration::from_millis(1);
 
-/// Rounds of syncs of one file.
 #[derive(Debug)]
 pub(crate) struct Flushes<E> {
     state: Mutex<FlushState<E>>,
-    /// Signalled when a round has ended.
     ended: Condvar,
 }
 
@@ -98,7 +96,6 @@ impl<E> Default for Flushes<E> {
     }
 }
 
-/// Result of a round.
 #[derive(Debug)]
 pub(crate) struct Flushed<E> {
     pub(crate) result: Result<(), E>,

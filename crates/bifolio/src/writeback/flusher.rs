@@ -47,8 +47,8 @@ use super::sync::ALL_BYTES;
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::config;
 use crate::error::{Error, Result};
-use crate::inode::{Inode, Load, Loads};
-use crate::io::{DeviceIdentity, DirectBacking, FileIdentity};
+use crate::inode::Inode;
+use crate::io::{DeviceIdentity, DirectBacking, FileIdentity, Load, Loads};
 use crate::memory::Memory;
 use crate::page::PAGE_BYTES;
 use crate::stats::{Counter, DeviceStats};
@@ -101,11 +101,9 @@ pub(super) struct Limits {
 /// Pages above the background threshold that still count as just above it.
 const JUST_PAGES: u64 = 16;
 
-/// Flusher of a cache.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     settings: FlusherSettings,
-    /// Thresholds in pages, which follow the bound.
     background_pages: AtomicU64,
     max_pages: AtomicU64,
     /// Dirty limit of files with write gates, pages: falls before that of the others does
@@ -125,14 +123,12 @@ pub(crate) struct Flusher {
     ended: AtomicU64,
     pub(super) stall_ns_max: AtomicU64,
     /// Pages that devices may have in reads.
-    pub(crate) loads: Loads,
+    pub(crate) loads: Arc<Loads>,
     pub(crate) swap_load: Load,
 }
 
-/// Devices that the flusher serves, and its threads.
 #[derive(Debug)]
 pub(super) struct Roster {
-    /// All devices of open files.
     devices: WeakList<Device>,
     /// Devices that several files can share, by identity.
     identified: HashMap<DeviceIdentity, Weak<Device>>,
@@ -174,7 +170,7 @@ impl Roster {
 impl Flusher {
     /// Creates a flusher without threads: see [`FlusherThreads`].
     pub(crate) fn new(settings: FlusherSettings, bound_bytes: u64) -> Self {
-        let loads = Loads::default();
+        let loads = Arc::<Loads>::default();
         let flusher = Self {
             settings,
             background_pages: AtomicU64::new(0),
@@ -218,7 +214,6 @@ impl Flusher {
         self.throttle.release();
     }
 
-    /// Returns the limits that follow from a bound.
     pub(super) fn limits_of(&self, bound_bytes: u64) -> Limits {
         let max =
             self.settings.max_bytes.unwrap_or(u64::MAX).min(config::dirty_bytes_max(bound_bytes));
@@ -273,7 +268,6 @@ impl Flusher {
         }
     }
 
-    /// Asks for a round of a device.
     pub(crate) fn call(&self, device: &Arc<Device>) {
         if device.call() {
             self.send(device, Duration::ZERO);
@@ -316,7 +310,6 @@ impl Flusher {
         device.dirty_pages.own() > self.background_pages(device)
     }
 
-    /// Returns the maximum number of dirty pages.
     pub(super) fn max_pages(&self) -> u64 {
         self.max_pages.load(Ordering::Relaxed).max(self.floor_pages())
     }
@@ -376,7 +369,6 @@ impl Flusher {
         self.throttle.hold_while(Instant::now() + max, || self.ended() == ended);
     }
 
-    /// Returns a snapshot of each device.
     pub(crate) fn device_stats(&self) -> Vec<DeviceStats> {
         let max_pages = self.max_pages();
         self.devices().map(|device| device.stats(max_pages)).collect()
@@ -583,7 +575,6 @@ pub(crate) struct FlusherThreads {
 }
 
 impl FlusherThreads {
-    /// Starts the first thread.
     pub(crate) fn start(flusher: Arc<Flusher>, memory: &Arc<Memory>) -> Result<Self> {
         flusher.start_thread(&mut flusher.roster.lock(), memory).map_err(Error::thread)?;
         Ok(Self { flusher, origin: Origin::here() })

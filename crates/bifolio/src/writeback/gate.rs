@@ -86,7 +86,6 @@ pub trait WriteGate: Send + Sync + Debug {
     fn make_durable(&self, lsn: u64) -> io::Result<()>;
 }
 
-/// Gate of a file.
 #[derive(Debug)]
 pub(crate) struct Gate {
     user: Mutex<Arc<dyn WriteGate>>,
@@ -96,7 +95,6 @@ pub(crate) struct Gate {
     pause_ended: Condvar,
 }
 
-/// Requests to the thread of the gate.
 #[derive(Debug, Default)]
 struct Asks {
     /// Set while the thread exists.
@@ -104,11 +102,9 @@ struct Asks {
     next: Option<Ask>,
     /// Last failed call, unless the log has become durable further since.
     failure: Option<Failure>,
-    /// Number of failed calls.
     failures: u64,
 }
 
-/// Failed call of a gate.
 #[derive(Debug)]
 struct Failure {
     error: Arc<io::Error>,
@@ -125,7 +121,6 @@ impl Asks {
     }
 }
 
-/// Request for folios that were passed over.
 #[derive(Debug)]
 struct Ask {
     /// Lowest and highest LSN of the folios.
@@ -323,7 +318,7 @@ impl Inode {
         // It may be the last reference: the gate is dropped without the lock.
         drop(old);
         gate.forget_failure();
-        gate.refresh(self.address());
+        gate.refresh(self.address);
     }
 
     pub(crate) fn has_gate(&self) -> bool {
@@ -339,13 +334,13 @@ impl Inode {
     /// Asks the gate how far the log is durable. The caller holds no lock.
     pub(crate) fn refresh_gate(&self) {
         if let Some(gate) = self.gate.get() {
-            gate.refresh(self.address());
+            gate.refresh(self.address);
         }
     }
 
     /// Fails if the calling thread is in a call of this file's gate.
     pub(crate) fn check_outside_gate(&self) -> Result<()> {
-        let is_inside = || INSIDE.try_with(|inside| inside.borrow().contains(&self.address()));
+        let is_inside = || INSIDE.try_with(|inside| inside.borrow().contains(&self.address));
         if self.has_gate() && is_inside().unwrap_or(false) {
             return Err(Error::inside_gate(self.name()));
         }
@@ -357,7 +352,7 @@ impl Inode {
     pub(super) fn open_gate(&self) -> std::result::Result<(), Arc<io::Error>> {
         let Some(gate) = self.gate.get() else { return Ok(()) };
         let lsn = self.dirty.highest_lsn_above(gate.known.get());
-        gate.make_durable(self.address(), lsn)
+        gate.make_durable(self.address, lsn)
     }
 
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
@@ -366,7 +361,7 @@ impl Inode {
         let Some(gate) = self.gate.get() else { return Ok(()) };
         let lsn = self.dirty.lsn_of(id);
         // One that is not committed stays behind the gate.
-        if lsn == UNCOMMITTED { Ok(()) } else { gate.make_durable(self.address(), lsn) }
+        if lsn == UNCOMMITTED { Ok(()) } else { gate.make_durable(self.address, lsn) }
     }
 
     /// Asks the gate in the background to let folios pass that were passed over, and then writes
@@ -387,7 +382,7 @@ impl Inode {
             flusher: Arc::clone(&self.flusher),
             device: Arc::clone(device),
             file: Weak::clone(&self.this),
-            address: self.address(),
+            address: self.address,
         };
         match OwnedThread::start("bifolio-gate", move || asker.run()) {
             Ok(thread) => thread.detach(),

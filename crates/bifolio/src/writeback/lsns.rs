@@ -81,7 +81,6 @@ impl HeldBack {
     }
 }
 
-/// The table.
 #[derive(Debug)]
 pub(crate) struct Lsns {
     slots: Vec<LsnSlot>,
@@ -248,7 +247,6 @@ impl Lsns {
         self.unflushed = UNCOMMITTED;
     }
 
-    /// Notes the end of a flush.
     pub(crate) fn end_flush(&mut self, is_durable: bool) {
         let flushing = std::mem::replace(&mut self.flushing, UNCOMMITTED);
         if !is_durable {

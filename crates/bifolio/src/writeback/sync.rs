@@ -299,7 +299,6 @@ pub(crate) struct CheckpointMark {
     errors: u64,
 }
 
-/// Selection of dirty folios to write out.
 #[derive(Debug)]
 struct Wanted {
     /// Only folios whose marking has a number below this.
@@ -400,7 +399,7 @@ impl<'a> Source<'a> {
             }
             Origin::Table(pages) => {
                 let ids = inode.folios_in(pages.clone());
-                let mut found = inode.dirty.among(folios, &ids, inode.address(), wanted.end);
+                let mut found = inode.dirty.among(folios, &ids, inode.address, wanted.end);
                 found.is_cut_short &= wanted.patient;
                 if !found.is_cut_short {
                     *pages = pages.end..pages.end;
@@ -411,7 +410,6 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns the pages that have bytes of a range.
 fn pages_of(bytes: &Range<u64>) -> Range<u64> {
     let end = bytes.end.div_ceil(PAGE_BYTES);
     if bytes.is_empty() { end..end } else { bytes.start / PAGE_BYTES..end }

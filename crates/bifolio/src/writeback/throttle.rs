@@ -29,7 +29,6 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub(crate) struct DirtyPages {
     share: Share,
-    /// Number of devices with dirty pages.
     devices: Arc<AtomicU64>,
 }
 
@@ -82,12 +81,10 @@ impl DirtyPages {
         self.share.has_room(pages, max_pages, SHARE_DIVISOR)
     }
 
-    /// Returns the dirty pages of all devices.
     pub(crate) fn all(&self) -> u64 {
         self.share.all()
     }
 
-    /// Returns the dirty pages of this device.
     pub(crate) fn own(&self) -> u64 {
         self.share.own()
     }
@@ -124,7 +121,6 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// Creates a gate without waiters.
     pub(crate) fn new() -> Self {
         Self { gate: Mutex::new(0), released: Condvar::new() }
     }

@@ -30,7 +30,6 @@ use std::cell::UnsafeCell;
 /// Minimum pages of a transfer that is worth its cost, if more staging memory is expected soon.
 const PAGES_MIN: usize = 64;
 
-/// Copies of adjacent pages, in order.
 #[derive(Debug)]
 pub(super) struct WriteCopies {
     memory: CopyMemory,
@@ -42,7 +41,6 @@ enum CopyMemory {
     Own(Box<OwnPage>),
 }
 
-/// Memory for the copy of one page.
 #[derive(Debug)]
 #[repr(align(4096))]
 struct OwnPage(UnsafeCell<[u8; PAGE_BYTES as usize]>);
@@ -68,7 +66,6 @@ impl WriteCopies {
         }
     }
 
-    /// Copies the pages.
     fn fill(&mut self, folios: &[WriteVictim<'_>], inode: &Inode) {
         for (page, victim) in folios.iter().enumerate() {
             let (source, target) = (victim.start(inode), self.address(page));

@@ -149,7 +149,6 @@ impl<T> Default for Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Queues a new read.
     pub(crate) fn submit(&self, read: T) -> Call {
         let mut state = self.0.lock();
         state.queue.push_back(read);

@@ -26,9 +26,10 @@ mod pending_read;
 mod server;
 mod try_read;
 
+use super::File;
 use super::hit::Hit;
-use super::{File, own_pins};
 use crate::error::{Error, Result};
+use crate::fill::own_pins;
 use crate::page::{PAGE_SHIFT, pages_of};
 use pending_read::PendingRead;
 use server::AsyncRead;

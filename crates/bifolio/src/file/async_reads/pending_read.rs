@@ -7,7 +7,6 @@ use crate::file::File;
 use crate::file::read_many::ReadRequest;
 use crate::page::is_in_one_page;
 
-/// Request, buffer and progress of a read.
 #[derive(Debug)]
 pub(super) struct PendingRead {
     pub(super) file: File,
@@ -42,7 +41,6 @@ impl PendingRead {
         self.is_cut || is_whole || done == self.buffer.len()
     }
 
-    /// Calls `work` with the read as a request.
     pub(super) fn as_request<R>(&mut self, work: impl FnOnce(&mut ReadRequest<'_>) -> R) -> R {
         let mut request = ReadRequest::new(self.position, &mut self.buffer);
         request.result = std::mem::replace(&mut self.result, Ok(0));

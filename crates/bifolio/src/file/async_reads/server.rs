@@ -18,11 +18,10 @@ use super::pending_read::PendingRead;
 use super::try_read::Obstacle;
 use crate::error::{Error, Result};
 use crate::file::File;
-use crate::file::fill::{Locked, ReadIoClaim, Wait};
 use crate::file::handle::Handle;
-use crate::file::read_io::ReadIo;
+use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait};
 use crate::inode::Inode;
-use crate::io::{Engine, Lane, Queue, lane_of};
+use crate::io::{Engine, Lane, lane_of};
 use crate::memory::Memory;
 use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, pages_of};
 use crate::sync::{Mutex, Ordering};
@@ -36,8 +35,6 @@ use std::task::{Poll, Wake, Waker};
 
 /// Most bytes of one read in flight at a time.
 const READ_BYTES_MAX: u64 = 8 << 20;
-/// Minimum number of completions of small transfers that is worth a system call.
-const COMPLETIONS_WANTED: usize = 16;
 /// Number of a read that the server does not know.
 const NO_NUMBER: usize = usize::MAX;
 
@@ -93,7 +90,6 @@ impl AsyncRead {
         this.call_again();
     }
 
-    /// Lets the server look at the read again.
     fn call_again(self: &Arc<Self>) {
         if self.server.inbox.submit_again(Arc::clone(self)) == Call::Ring {
             self.server.bell.ring();
@@ -157,7 +153,6 @@ impl ReadServers {
 }
 
 impl File {
-    /// Returns the server of the file's device.
     pub(super) fn read_server(&self) -> Result<Arc<ReadServer>> {
         let own: &OnceLock<_> = &self.handle.read_server;
         if let Some(server) = own.get() {
@@ -188,18 +183,15 @@ impl Drop for Serving {
     }
 }
 
-/// Ends a read that has no server.
 #[cold]
 fn end_unserved(read: &AsyncRead) {
     let error = std::io::Error::other("the thread that serves asynchronous reads has ended");
     read.complete(|pending| pending.fail(Error::thread(error)));
 }
 
-/// State of a read that the server knows.
 #[derive(Debug)]
 struct Entrant {
     read: Arc<AsyncRead>,
-    /// Transfers in flight.
     runs: usize,
     /// Set while the read waits for a folio lock.
     is_parked: bool,
@@ -209,7 +201,6 @@ struct Entrant {
     is_one_by_one: bool,
 }
 
-/// Result of a look at a read.
 enum Look {
     Complete,
     Failed(Error),
@@ -219,34 +210,28 @@ enum Look {
     Abandoned,
 }
 
-/// The job of a server.
 #[derive(Debug)]
 struct Server<'s> {
     memory: &'s Memory,
     engine: &'s Engine,
-    queue: Queue<'s, (ReadIo, usize)>,
+    queue: FillQueue<'s, usize>,
     reads: Vec<Option<Entrant>>,
     vacant: Vec<usize>,
     ready: VecDeque<usize>,
-    /// Runs whose transfers have ended.
-    ended_runs: Vec<(ReadIo, usize, Result<usize>)>,
     /// Reads that have ended since the inbox was told.
     ended: usize,
-    /// Last handles that no other thread can close.
     closing: Vec<Handle>,
 }
 
 impl<'s> Server<'s> {
-    /// Serves reads until none is outstanding.
     fn serve(shared: &'s ReadServer) {
         let mut server = Server {
             memory: &shared.memory,
             engine: &shared.engine,
-            queue: shared.engine.queue(),
+            queue: FillQueue::new(&shared.engine),
             reads: Vec::new(),
             vacant: Vec::new(),
             ready: VecDeque::new(),
-            ended_runs: Vec::new(),
             ended: 0,
             closing: Vec::new(),
         };
@@ -254,7 +239,7 @@ impl<'s> Server<'s> {
             server.admit(shared.inbox.take());
             server.look_at_ready();
             server.finish_runs();
-            if server.queue.in_flight() > 0 {
+            if server.queue.runs() > 0 {
                 server.wait(shared);
                 continue;
             }
@@ -300,15 +285,9 @@ impl<'s> Server<'s> {
         }
     }
 
-    /// Returns the number of transfers at which no more are started: the depth is in flight, and
-    /// half as many are prepared for the case that the device completes all at once.
-    fn transfers_max(&self) -> usize {
-        self.queue.depth() * 3 / 2
-    }
-
     /// Looks at ready reads until enough is in flight, or one is starved.
     fn look_at_ready(&mut self) {
-        while self.queue.in_flight() < self.transfers_max()
+        while self.queue.runs() < self.queue.prepared_max()
             && let Some(number) = self.ready.pop_front()
             && self.look(number, Wait::Never)
         {}
@@ -316,28 +295,27 @@ impl<'s> Server<'s> {
 
     /// Waits for transfers, and for the bell unless reads wait for transfers.
     fn wait(&mut self, shared: &ReadServer) {
-        let ended_runs = &mut self.ended_runs;
-        let on_done = |(run, number), answer| ended_runs.push((run, number, answer));
         if self.ready.is_empty() {
             match shared.inbox.rest(std::mem::take(&mut self.ended)) {
                 Rest::Work => self.queue.begin(),
-                Rest::Sleep | Rest::End => self.queue.complete_or_rung(&shared.bell, on_done),
+                Rest::Sleep | Rest::End => self.queue.wait_or_rung(&shared.bell),
             }
             // Before tasks are woken: their next reads need not ring.
             self.admit(shared.inbox.take());
         } else {
-            let wanted = COMPLETIONS_WANTED.max(self.queue.depth() / 2);
-            self.queue.complete_exactly(wanted, on_done);
+            self.queue.wait_for(self.queue.completions_wanted());
         }
         self.finish_runs();
     }
 
     /// Copies the folios of ended runs to their reads.
     fn finish_runs(&mut self) {
-        for (run, number, answer) in std::mem::take(&mut self.ended_runs) {
+        while let Some(ended) = self.queue.next_ended() {
+            let number = ended.note;
             let entrant = self.entrant(number);
             entrant.runs -= 1;
             let (is_last, read) = (entrant.runs == 0, Arc::clone(&entrant.read));
+            let run = &ended.run;
             let (page, count, inode) = (run.first_page(), run.folios().len(), run.inode());
             let deliver = |locked: Locked<'_>| {
                 let take = |pending: &mut PendingRead| {
@@ -345,7 +323,7 @@ impl<'s> Server<'s> {
                 };
                 read.handover.with(take);
             };
-            let outcome = run.finish(&self.memory.folios, answer, deliver);
+            let outcome = ended.publish(&self.memory.folios, deliver);
             drop(inode);
             match outcome {
                 Err(error) if count == 1 => {
@@ -431,7 +409,8 @@ impl<'s> Server<'s> {
                     let end = missing.end.min(missing.start + READ_BYTES_MAX).min(file.len());
                     let mut pages = pages_of(&(missing.start..end.max(missing.start + 1)));
                     if self.entrant(number).is_one_by_one {
-                        pages.end = file.handle.end_of_folio(pages.start).min(pages.end);
+                        pages.end =
+                            file.handle.inode.mapping.end_of_unit(pages.start).min(pages.end);
                     }
                     match self.start_reading(file, number, pages, seen, wait) {
                         Ok(Some(look)) => return look,
@@ -463,18 +442,15 @@ impl<'s> Server<'s> {
         let (mut left, mut next) = (pages.clone(), Some((pages.start, seen)));
         let (mut runs, mut outcome) = (0, Ok(None));
         while let Some((absent, seen)) = next {
-            let wait = if self.queue.in_flight() + runs == 0 { wait } else { Wait::Never };
-            left.start = match handle.claim_read_io(absent..left.end, seen, wait) {
+            let wait = if self.queue.runs() == 0 { wait } else { Wait::Never };
+            left.start = match handle.fill().claim_run(absent..left.end, seen, wait) {
                 Ok(ReadIoClaim::New(run)) => {
-                    let end = run.first_page() + run.pages();
-                    let ended_runs = &mut self.ended_runs;
-                    run.start(&mut self.queue, number, |run, number| {
-                        ended_runs.push((run, number, Ok(0)));
-                    });
+                    let end = run.end_page();
+                    self.queue.add(run, number);
                     runs += 1;
                     end
                 }
-                Ok(ReadIoClaim::Taken) => handle.end_of_folio(absent),
+                Ok(ReadIoClaim::Taken) => handle.inode.mapping.end_of_unit(absent),
                 Ok(ReadIoClaim::NoFrame) => {
                     outcome = Ok(Some(Look::Starved));
                     break;
@@ -484,10 +460,10 @@ impl<'s> Server<'s> {
                     break;
                 }
             };
-            if self.queue.in_flight() >= self.transfers_max() {
+            if self.queue.runs() >= self.queue.prepared_max() {
                 break;
             }
-            next = handle.next_absent(left.clone());
+            next = handle.fill().next_absent(left.clone());
         }
         self.entrant(number).runs += runs;
         // What could not be started is looked at again after the transfers.
@@ -519,7 +495,7 @@ impl<'s> Server<'s> {
                 if is_free { None } else { Some(Look::Waits) }
             }
             Some(Lookup::Absent(_)) => None,
-            Some(Lookup::Refused) => Some(Look::Failed(file.handle.too_many_pins(index))),
+            Some(Lookup::Refused) => Some(Look::Failed(file.handle.inode.too_many_pins(index))),
             // Another thread is about to evict or move the folio.
             None => Some(Look::Starved),
         }

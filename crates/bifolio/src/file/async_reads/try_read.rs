@@ -8,9 +8,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::fill::Locked;
 use crate::file::hit::Hit;
 use crate::file::{File, faults};
+use crate::fill::Locked;
 use crate::page::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::stats::Counter;
 use crate::sys::copy;
@@ -80,7 +80,7 @@ impl File {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
-            if let Some(seen) = self.handle.absent_at(at) {
+            if let Some(seen) = self.handle.fill().absent_at(at) {
                 return (done, Obstacle::Absent(seen));
             }
             let left = &mut buffer[done..];
@@ -114,7 +114,7 @@ impl File {
         let Some(Lookup::Folio(folio)) = found else { return 0 };
         let Some(lock) = folio.try_lock() else { return 0 };
         let locked = Locked { lock, folio, was_resident: true };
-        if locked.lock.owner() != inode.address() || !locked.is_uptodate() {
+        if locked.lock.owner() != inode.address || !locked.is_uptodate() {
             return 0;
         }
         let visible = inode.mapping.len_bytes().saturating_sub(position);

@@ -1,10 +1,11 @@
 //! Fault handling: fills the pages of a region that a thread accesses.
 
-use super::super::fill::{Locked, ReadIoClaim, Wait};
-use super::super::handle::{AccessMode, Handle};
-use super::super::read_io::ReadIo;
-use super::super::read_io::{Batch, Delivery};
+use super::super::handle::Handle;
 use crate::error::{Error, Result};
+use crate::fill::AccessMode;
+use crate::fill::ReadIo;
+use crate::fill::{Batch, Delivery};
+use crate::fill::{Locked, ReadIoClaim, Wait};
 use crate::page::{Entry, Lookup, PAGE_BYTES};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
@@ -47,9 +48,9 @@ impl Handle {
         let pages = index..pages.end.min(len_bytes.div_ceil(PAGE_BYTES));
         let refused = |error| (index, error);
         if index * PAGE_BYTES >= len_bytes {
-            return Err(refused(self.past_end(index * PAGE_BYTES, 1)));
+            return Err(refused(self.inode.past_end(index * PAGE_BYTES, 1)));
         }
-        // Acquire: pairs with the Release in `unlink`, as in `claim_read_io`.
+        // Acquire: pairs with the Release in `unlink`, as in `claim_run`.
         let seen = mapping.table().load(index, Ordering::Acquire);
         if let Some(answer) = self.pass_resident(&pages, seen) {
             return answer.map_err(refused);
@@ -57,11 +58,11 @@ impl Handle {
         // The length may have changed since. A truncation that precedes the insertion of the page
         // is detected under the folio lock (`Mapping::was_cut`); a later one finds the page in the
         // table and waits for its lock. So no page stays past the end of file.
-        let claimed = if self.inode.is_absent(seen) {
+        let claimed = if self.inode.store.is_absent(seen) {
             let plan = self.plan_after_miss(pages.clone());
             let end = plan.as_ref().map_or(index + 1, |plan| plan.end_from(index));
             let end = pages.end.max(end.min(index + AROUND_PAGES));
-            (self.claim_read_io(index..end, seen, Wait::ForFrames).map_err(refused)?, plan)
+            (self.fill().claim_run(index..end, seen, Wait::ForFrames).map_err(refused)?, plan)
         } else {
             (ReadIoClaim::Taken, None)
         };
@@ -72,7 +73,7 @@ impl Handle {
             }
             return self.await_page(index, is_write).map_err(refused);
         };
-        let end = run.first_page() + run.pages();
+        let end = run.end_page();
         run.will_be_stored = is_write && run.pages() == 1;
         let will_be_stored = run.will_be_stored;
         let mut failed = None;
@@ -110,7 +111,8 @@ impl Handle {
     /// check next.
     fn await_page(&self, index: u64, is_write: bool) -> Result<u64> {
         let is_missing = || self.is_missing(index);
-        let Some(locked) = self.find_folio_while(index, AccessMode::Cache, Some(&is_missing))?
+        let Some(locked) =
+            self.fill().find_folio_while(index, AccessMode::Cache, Some(&is_missing))?
         else {
             // The page was filled since, or is past the end of file.
             return Ok(index);
@@ -145,15 +147,15 @@ impl Handle {
     fn restore_discarded(&self, index: u64) -> Result<u64> {
         let inode = &*self.inode;
         let Some(region) = inode.page_space.region() else { return Ok(index + 1) };
-        let Some(room) = self.room(1, true, Wait::ForFrames) else { return Ok(index) };
+        let Some(room) = self.fill().room(1, true, Wait::ForFrames) else { return Ok(index) };
         let folio = match inode.mapping.get_folio(&inode.memory.folios, index) {
             Lookup::Folio(folio) => folio,
             Lookup::Absent(_) => return Ok(index),
-            Lookup::Refused => return Err(self.too_many_pins(index)),
+            Lookup::Refused => return Err(self.inode.too_many_pins(index)),
         };
         let Some(lock) = folio.lock_while(&|| self.is_missing(index)) else { return Ok(index) };
         let locked = Locked { lock, folio, was_resident: true };
-        if locked.lock.owner() != inode.address() || !locked.is_uptodate() {
+        if locked.lock.owner() != inode.address || !locked.is_uptodate() {
             return Ok(index);
         }
         blocking::check("the end of a write-out");

@@ -1,12 +1,12 @@
 //! Faults: accesses to pages of a region that are not present.
 //!
 //! The kernel reports a fault as a message to one of the cache's threads (`threads.rs`). It calls
-//! [`Server::serve`], and the page is filled like for a read (`file/fill.rs`). A page that cannot
+//! [`Server::serve`], and the page is filled like for a read (`fill`). A page that cannot
 //! be read is poisoned: an access raises SIGBUS, as with `mmap`, and the region has the reason
 //! ([`Region::error_since`]).
 //!
 //! ```text
-//!   touch --> kernel --> message --> threads.rs --> serve --> Handle::handle_fault --> fill.rs
+//!   touch --> kernel --> message --> threads.rs --> serve --> Handle::handle_fault --> fill
 //!                                                     |            '--> readahead
 //!                                                     '--> failed: check again; if the error
 //!                                                          holds, record it, poison the page
@@ -42,7 +42,6 @@ use std::{io, thread};
 #[derive(Debug)]
 struct Served {
     region: Arc<Region>,
-    /// Threads of its device.
     threads: Share,
     services: Arc<RunningServices>,
     /// Handles of its file, the last one opened last.
@@ -100,7 +99,6 @@ pub(super) fn forget(page_space: &PageSpace) {
     drop(forgotten);
 }
 
-/// Returns the services in progress for a region.
 pub(super) fn services_in(region: &Region) -> Option<Arc<RunningServices>> {
     REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.services))
 }
@@ -122,7 +120,6 @@ fn threads_for(address: usize) -> Option<Share> {
     (address - base < served.region.len_bytes()).then(|| served.threads.clone())
 }
 
-/// Returns the server for faults at `address`.
 fn server_of(address: usize) -> Option<Server> {
     let regions: RwLockReadGuard<'_, _> = REGIONS.read();
     let (base, served) = regions.range(..=address).next_back()?;
@@ -217,7 +214,7 @@ mod tests {
         let page_space = &file.handle.inode.page_space;
         let region = page_space.region().unwrap();
         let refusal_now = || {
-            let error = file.handle.past_end(PAGE_BYTES, 1);
+            let error = file.handle.inode.past_end(PAGE_BYTES, 1);
             Refusal { index: 1, growths: region.growths(), read_at: fault_time(), error }
         };
         let stands =

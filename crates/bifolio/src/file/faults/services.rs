@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 /// Upper bound on the wait of a map's drop: a longer service closes the file itself.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Services in progress for a region.
 #[derive(Debug, Default)]
 pub(in crate::file) struct RunningServices {
     state: Mutex<ServicesState>,
@@ -22,7 +21,6 @@ pub(in crate::file) struct RunningServices {
 #[derive(Debug, Default)]
 struct ServicesState {
     begun: u64,
-    /// Numbers of the running services.
     running: Vec<u64>,
 }
 

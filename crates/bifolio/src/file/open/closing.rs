@@ -16,8 +16,9 @@
 use super::slots::Retire;
 use super::{Key, Open, Registry};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::handle::AccessMode;
-use crate::file::{File, OpenOptions, faults, own_pins};
+use crate::file::{File, OpenOptions, faults};
+use crate::fill::AccessMode;
+use crate::fill::own_pins;
 use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::page::PAGE_BYTES;
@@ -25,7 +26,6 @@ use crate::sync::Ordering;
 use crate::writeback::is_inside_any;
 use std::sync::Arc;
 
-/// Membership of a handle in its file.
 #[derive(Debug)]
 pub(in crate::file) struct Membership {
     registry: Arc<Registry>,
@@ -312,7 +312,7 @@ impl File {
         // Maps can see pages that are still referenced (REGION-4): they are filled from the
         // storage. If that fails, the next access to the page returns the error.
         let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
-        held.into_iter().for_each(|index| drop(handle.lock_folio(index, AccessMode::Cache)));
+        held.into_iter().for_each(|index| drop(handle.fill().lock_folio(index, AccessMode::Cache)));
         queried?;
         Ok(bytes)
     }

@@ -32,13 +32,13 @@ mod opening;
 mod slots;
 
 use super::async_reads::ReadServers;
-use super::handle::CacheState;
 use super::map_resources::MapResources;
 use crate::ablation::Ablation;
 use crate::config;
 use crate::error::Result;
 use crate::inode::{Inode, Services};
 use crate::io::{DirectStatus, DiskFile, FileIdentity};
+use crate::memory::CacheState;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};
 use crate::stats::FileStats;
@@ -68,7 +68,6 @@ pub(super) struct Open {
     pub(super) spare: Vec<OwnedFd>,
 }
 
-/// Key of a file in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Identified(FileIdentity),
@@ -76,7 +75,6 @@ pub(super) enum Key {
     Single(u64),
 }
 
-/// Registry of the open files of a cache.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) reclaim: Arc<Reclaim>,
@@ -91,7 +89,6 @@ pub(crate) struct Registry {
     next_single: AtomicU64,
     /// Set once every `Cache` is dropped.
     pub(super) has_no_cache: AtomicBool,
-    /// Serializes closes of the cache.
     pub(super) closing: Mutex<()>,
     map_resources: MapResources,
     pub(super) read_servers: ReadServers,
@@ -138,7 +135,6 @@ impl Registry {
         self.files.keys().into_iter().filter_map(shared)
     }
 
-    /// Returns a snapshot of each open file.
     pub(crate) fn file_stats(&self) -> Vec<FileStats> {
         let stats = |inode: Arc<Inode>| {
             let folio_bytes = inode.mapping.folio_bytes();

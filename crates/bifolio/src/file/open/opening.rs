@@ -30,7 +30,6 @@ use std::sync::{Arc, OnceLock};
 type Joined = Result<Option<Arc<Handle>>>;
 
 impl Registry {
-    /// Opens a handle of the file behind `backing`.
     pub(crate) fn open(
         self: &Arc<Self>,
         backing: Arc<dyn DirectBacking>,
@@ -272,7 +271,6 @@ impl Registry {
         Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
     }
 
-    /// Returns the page space for a new file.
     fn page_space_for(&self, options: &OpenOptions, size: FileSize) -> Result<PageSpace> {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));

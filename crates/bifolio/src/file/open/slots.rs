@@ -43,7 +43,6 @@ use crate::sync::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Table of slots, one per key.
 #[derive(Debug)]
 pub(crate) struct OpenSlots<K, T> {
     slots: Mutex<HashMap<K, Slot<T>>>,
@@ -72,10 +71,8 @@ impl<T> Slot<T> {
     }
 }
 
-/// Result of a lookup of a slot.
 #[derive(Debug)]
 pub(crate) enum Found<'s, K: Copy + Eq + Hash, T, R> {
-    /// The slot is open.
     Open(R),
     /// The slot is taken by the caller, which creates the object.
     Vacant(Busy<'s, K, T>),
@@ -131,7 +128,6 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         }
     }
 
-    /// Inserts an object under a new key.
     pub(crate) fn insert_new(&self, key: K, open: T) {
         let before = self.slots.lock().insert(key, Slot::Open(open));
         debug_assert!(before.is_none(), "the key is not new");

@@ -42,9 +42,9 @@ mod readers;
 mod window_tests;
 mod worker;
 
-use super::fill::{ReadIoClaim, Wait};
 use super::handle::Handle;
-use super::read_io::ReadIo;
+use crate::fill::ReadIo;
+use crate::fill::{ReadIoClaim, Wait};
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
@@ -70,7 +70,6 @@ const JOINED_PAGES_MAX: u64 = 32;
 /// Bytes of an advised range in flight, at most.
 const ADVISED_BYTES_MAX: u64 = 8 << 20;
 
-/// Access history of a handle.
 #[derive(Debug)]
 pub(crate) struct Readahead {
     /// Created with the first readahead: many handles are of files of one page.
@@ -90,7 +89,6 @@ pub(crate) struct Readahead {
 #[derive(Debug)]
 struct AtWork {
     streams: Mutex<Streams>,
-    /// Worker that reads the windows.
     windows: Arc<ReadaheadWorker>,
     /// Worker that reads advised ranges, which may be much larger: no window waits behind them.
     advised: Arc<ReadaheadWorker>,
@@ -136,7 +134,6 @@ impl Readahead {
         self.reuse.store(reuse, Ordering::Relaxed);
     }
 
-    /// Returns the value set by [`Self::set_reuse`].
     pub(super) fn is_reused(&self) -> bool {
         self.reuse.load(Ordering::Relaxed)
     }
@@ -173,7 +170,6 @@ impl Handle {
         self.follow_marks(pages_of(&bytes));
     }
 
-    /// Records where a read ended.
     pub(super) fn note_end(&self, end: u64) {
         self.readahead.last_end.store(end, Ordering::Relaxed);
     }
@@ -236,12 +232,12 @@ impl Handle {
         plan: Option<Plan>,
     ) -> Option<Plan> {
         let plan = plan?;
-        let run_end = run.first_page() + run.pages();
-        let planned_end = self.end_of_folio(plan.end_from(pages.start) - 1);
+        let run_end = run.end_page();
+        let planned_end = self.inode.mapping.end_of_unit(plan.end_from(pages.start) - 1);
         let is_small = planned_end - run.first_page() <= JOINED_PAGES_MAX;
         if is_small && (pages.end..planned_end).contains(&run_end) {
             run.make_room(planned_end - run_end);
-            self.extend_read_io(run, planned_end);
+            self.fill().extend_run(run, planned_end);
             self.mark_read_ahead(run, run_end);
         }
         if !plan.is_read_by(run) {
@@ -291,17 +287,17 @@ impl Handle {
     /// and returns the page. The device starts with the first runs while the rest is being claimed.
     fn start_reading(&self, worker: &Arc<ReadaheadWorker>, pages: Range<u64>) -> Option<u64> {
         let mut left = pages;
-        while let Some((absent, seen)) = self.next_absent(left.clone()) {
-            left.start = match self.claim_read_io(absent..left.end, seen, Wait::Never) {
+        while let Some((absent, seen)) = self.fill().next_absent(left.clone()) {
+            left.start = match self.fill().claim_run(absent..left.end, seen, Wait::Never) {
                 Ok(ReadIoClaim::New(run)) => {
                     self.mark_read_ahead(&run, run.first_page());
-                    let end = run.first_page() + run.pages();
+                    let end = run.end_page();
                     if !worker.push(&self.inode, run) {
                         return Some(absent);
                     }
                     end
                 }
-                Ok(ReadIoClaim::Taken) => self.end_of_folio(absent),
+                Ok(ReadIoClaim::Taken) => self.inode.mapping.end_of_unit(absent),
                 Ok(ReadIoClaim::NoFrame) | Err(_) => return Some(absent),
             };
         }
@@ -351,7 +347,6 @@ impl PageAccess {
     }
 }
 
-/// Plan: pages to read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Pages in the order of their use. After a miss they start at the miss.
@@ -368,7 +363,7 @@ impl Plan {
 
     /// Returns `true` if a run reads everything that is planned.
     fn is_read_by(&self, run: &ReadIo) -> bool {
-        let (start, end) = (run.first_page(), run.first_page() + run.pages());
+        let (start, end) = (run.first_page(), run.end_page());
         start <= self.pages.start && self.pages.end <= end
     }
 }

@@ -44,7 +44,6 @@ const SKIPPED_PAGES_MAX: u64 = 4;
 /// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 
-/// Sequential reader.
 #[derive(Debug)]
 pub(super) struct Sequential {
     /// First page of a reader that was detected in the middle of the file. `None` if the reader is
@@ -64,7 +63,6 @@ pub(super) struct Sequential {
 }
 
 impl Sequential {
-    /// Creates a new reader, and its first window.
     pub(super) fn start(
         access: &PageAccess,
         miss: u64,

@@ -16,8 +16,8 @@
 //! A queue has one worker at a time: two would have twice as much in flight. More in flight than
 //! one window makes a sequential scan slower.
 
-use super::super::read_io::ReadIo;
 use super::{STREAMS_MIN, WINDOW_DIVISOR};
+use crate::fill::{FillQueue, ReadIo};
 use crate::inode::Inode;
 use crate::page::PAGE_BYTES;
 use crate::sync::Mutex;
@@ -68,30 +68,19 @@ impl ReadaheadWorker {
     /// Reads the queued runs until the queue is empty.
     fn serve(&self, inode: &Inode) {
         let mut serving = Serving { worker: self, is_over: false };
-        let mut queue = inode.engine.queue();
+        let mut queue = FillQueue::new(&inode.engine);
         let pages_max = self.in_flight_pages_max(inode);
-        let mut in_flight_pages = 0;
-        let mut ended: VecDeque<(ReadIo, _)> = VecDeque::new();
         loop {
-            let next = |in_flight_pages| {
-                self.waiting.lock().next(in_flight_pages, pages_max, ReadIo::pages)
-            };
-            while let Some(run) = next(in_flight_pages) {
-                in_flight_pages += run.pages();
-                run.start(&mut queue, (), |run, ()| {
-                    in_flight_pages -= run.pages();
-                    ended.push_back((run, Ok(0)));
-                });
+            let next = |pages| self.waiting.lock().next(pages, pages_max, ReadIo::pages);
+            while let Some(run) = next(queue.pages()) {
+                queue.add(run, ());
             }
             queue.begin();
-            if let Some((run, answer)) = ended.pop_front() {
+            if let Some(ended) = queue.next_ended() {
                 // A later read of a page that could not be read reports the error.
-                drop(run.finish(&inode.memory.folios, answer, drop));
-            } else if in_flight_pages > 0 {
-                queue.complete(1, |(run, ()), answer| {
-                    in_flight_pages -= run.pages();
-                    ended.push_back((run, answer));
-                });
+                drop(ended.publish(&inode.memory.folios, drop));
+            } else if queue.pages() > 0 {
+                queue.wait();
             } else if self.waiting.lock().close() {
                 serving.is_over = true;
                 return;

@@ -85,7 +85,6 @@ impl Engine {
         self.workers.offer(lane, Urgency::Always, Box::new(job)).map_err(refused)
     }
 
-    /// Returns the counters of the engine.
     pub(crate) fn counts(&self) -> EngineCounts {
         self.rings.counts.snapshot()
     }

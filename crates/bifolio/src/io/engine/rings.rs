@@ -31,7 +31,6 @@ use std::{io, thread};
 /// transfers are large or the device is slow, and then plain calls are as good.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// The pool of rings.
 #[derive(Debug)]
 pub(super) struct Rings {
     /// Maximum number of rings; 0 without io_uring.
@@ -162,7 +161,6 @@ const REFUSALS_MAX: u32 = 100;
 #[derive(Debug)]
 pub(super) struct Lease<'e> {
     rings: &'e Rings,
-    /// Present until the lease ends.
     ring: Option<Ring>,
     started: u32,
     refusals: u32,
@@ -283,7 +281,6 @@ fn whole_spans(spans: &[Span], length_bytes: usize) -> usize {
     whole.count()
 }
 
-/// Counters of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineCounts {
     /// Calls of `io_uring_enter`.
@@ -294,7 +291,6 @@ pub(crate) struct EngineCounts {
     pub(crate) plain_transfers: u64,
 }
 
-/// The counters behind [`EngineCounts`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) ring_enters: AtomicU64,

@@ -30,7 +30,6 @@ pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;
 /// Maximum number of jobs of one device that run at a time, unless urgent.
 const LANE_HELPERS_MAX: usize = 16;
 
-/// When a job must run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
     /// When a thread is available: it speeds something up, or another thread does the work first.
@@ -52,7 +51,6 @@ impl Urgency {
     }
 }
 
-/// A job for a worker.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads and the jobs that wait for them.
@@ -117,7 +115,6 @@ impl WorkersState {
 }
 
 impl Workers {
-    /// Creates the pool without threads.
     pub(super) fn new(threads_max: usize) -> Self {
         Self { shared: Arc::new(Shared::new()), threads_max }
     }

@@ -28,7 +28,6 @@ const ROUNDS_MIN: usize = 5;
 const LINES_GAIN_MIN: f64 = 1.05;
 
 const PAGE_BYTES: usize = 4096;
-/// Pages that are copied from.
 const PAGES: usize = 64;
 /// Pages copied per round and form.
 const ROUND_PAGES: usize = 16;

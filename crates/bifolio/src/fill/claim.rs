@@ -1,52 +1,53 @@
-//! The miss path: looks up or allocates a folio, inserts it in the table, and fills it.
+//! Claims: the first step of a fill, a frame and the Entry (FILL-C1..C4).
 //!
-//! All code that needs a locked folio calls [`Handle::find_folio`]. It returns the resident folio,
-//! or fills a new one as its [`AccessMode`] requires; a thread that loses a race to fill waits for
-//! the winner's folio lock and uses its folio. A fill has three steps: *claim* a frame and the
-//! Entry (here), *read* (`read_io.rs`, alone or as part of a batch), and *finish* (`read_io.rs`). A
-//! fill that fails removes its folio from the table, so that the next access tries again.
+//! A claim takes its resources in the order in which a thread may wait for them: the share of the
+//! device's reads and staging memory ([`Room`]), then memory for the table and a frame, then the
+//! folio lock. With transfers in flight it waits for none of them ([`Wait::Never`], IO-5).
 //!
-//! Longer than 600 lines only with its tests, which use its private items.
+//!
 
-use super::handle::{AccessMode, Handle, OnAllocated};
-use super::own_pins;
-use super::read_io::ReadIo;
-use crate::error::{Error, ErrorKind, Result};
-use crate::inode::{Cleaner, ClearedBefore, Inode};
+use super::transfer::{ReadIo, Room};
+use super::{Fill, Locked};
+use crate::error::{Error, Result};
+use crate::inode::Cleaner;
 use crate::io::RUN_PAGES_MAX;
-use crate::memory::{FrameKind, Staged};
-use crate::page::{
-    COUNT_MAX, Entry, Filling, Flag, Folio, FolioId, FolioRef, Folios, FrozenWaits, LockedFolio,
-    Lookup, PAGE_BYTES, PAGE_SHIFT,
-};
+use crate::memory::FrameKind;
+use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
-use crate::sync::{Ordering, blocking};
+use crate::sync::Ordering;
 use crate::sys::process;
 use std::ops::Range;
-use std::time::Instant;
 
 /// Behaviour of a claim when no frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// Reclaims memory, and waits for the I/O of other threads if necessary.
     ForFrames,
     /// Fails: the caller has transfers in flight (IO-5), or the fill is optional.
     Never,
 }
 
+/// Place of a new folio: the head of a unit whose Entry names none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Vacancy {
+    pub(super) head: u64,
+    pub(super) seen: Entry,
+    /// Set if the page has no bytes anywhere.
+    pub(super) is_hole: bool,
+}
+
 /// Result of an attempt to insert a new folio into the table.
 #[derive(Debug)]
-enum Claim<'a> {
+pub(super) enum Claim<'a> {
     New(Locked<'a>),
     /// The Entry has a folio of another thread.
     Taken,
     NoFrame,
 }
 
-/// Result of an attempt to claim several folios.
 #[derive(Debug)]
-pub(super) enum ReadIoClaim {
+pub(crate) enum ReadIoClaim {
     /// A run of at least one folio.
     New(ReadIo),
     /// The first Entry has a folio of another thread.
@@ -54,241 +55,9 @@ pub(super) enum ReadIoClaim {
     NoFrame,
 }
 
-/// Resources of a fill other than frames: a share of the pages that its device may have in reads,
-/// and staging memory for a file in a region. They are taken in this order, before frames and folio
-/// locks, so that a thread that waits for them holds nothing that other threads wait for.
-#[derive(Debug)]
-pub(super) struct Room<'h> {
-    inode: &'h Inode,
-    /// Pages counted as in read; 0 for a folio that is not expected to be read.
-    pages: u64,
-    staged: Option<Staged>,
-}
-
-impl Room<'_> {
-    /// Counts `pages` as in read if none are counted yet: they are read after all.
-    fn of_at_least(mut self, pages: u64) -> Self {
-        if self.pages < pages {
-            self.inode.begin_read_at_once(pages - self.pages);
-            self.pages = pages;
-        }
-        self
-    }
-
-    /// Transfers the resources to a run: the number of counted pages, and the staging memory.
-    pub(super) fn into_run(mut self) -> (u64, Option<Staged>) {
-        (std::mem::take(&mut self.pages), self.staged.take())
-    }
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.inode.end_read(self.pages);
-    }
-}
-
-/// Locked folio, with a reference. The lock is released before the reference: a pattern that takes
-/// it apart names `folio` first, because the last name of a pattern is dropped first.
-#[derive(Debug)]
-pub(super) struct Locked<'a> {
-    pub(super) lock: LockedFolio<'a>,
-    pub(super) folio: FolioRef<'a>,
-    /// Set if the folio was resident before the lookup.
-    pub(super) was_resident: bool,
-}
-
-impl<'a> Locked<'a> {
-    pub(super) fn is_uptodate(&self) -> bool {
-        self.lock.flags.get(Flag::Uptodate)
-    }
-
-    /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
-    pub(super) fn detach(self) -> FolioId {
-        self.lock.detach_lock();
-        self.folio.into_id()
-    }
-
-    /// Takes over the lock and the reference from [`Locked::detach`].
-    pub(super) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
-        let folio = folios.adopt(id);
-        Self { lock: folio.adopt_lock(), folio, was_resident: false }
-    }
-}
-
-impl Handle {
-    /// Returns the folio that holds page `index`, locked and in the table. `access` must be one
-    /// that allocates holes. Blocks for the lock and for I/O.
-    pub(super) fn lock_folio(&self, index: u64, access: AccessMode) -> Result<Locked<'_>> {
-        debug_assert!(access.fills_holes());
-        self.find_folio(index, access)?.ok_or_else(|| self.past_end(index * PAGE_BYTES, 1))
-    }
-
-    /// Returns the folio that holds page `index`, locked and in the table. Returns `None` if
-    /// `access` allocates none there ([`AccessMode`]): the page reads as zeros or lies past the end
-    /// of file. Blocks for the lock and for I/O.
-    pub(super) fn find_folio(&self, index: u64, access: AccessMode) -> Result<Option<Locked<'_>>> {
-        self.find_folio_while(index, access, None)
-    }
-
-    /// Finds a folio like [`Self::find_folio`]. Also returns `None` once the caller no longer wants
-    /// it, which is polled while the thread waits for the lock.
-    pub(super) fn find_folio_while(
-        &self,
-        index: u64,
-        access: AccessMode,
-        wants: Option<&dyn Fn() -> bool>,
-    ) -> Result<Option<Locked<'_>>> {
-        let mapping = &self.inode.mapping;
-        let memory = &*self.inode.memory;
-        let call = CallScope::begin();
-        loop {
-            if !access.may_pass_end() && index * PAGE_BYTES >= mapping.len_bytes() {
-                return Ok(None);
-            }
-            let mut waits = FrozenWaits::default();
-            let found = mapping.get_folio_and_tell(&memory.folios, index, &mut waits);
-            if waits.rounds > 0 {
-                memory.counters.add(Counter::FrozenWait, waits.rounds);
-                memory.note_stall(waits.since);
-            }
-            match found {
-                Lookup::Folio(folio) => {
-                    // The holder of the lock is writing it out to evict it.
-                    let is_writing = folio.folio().flags.write_state().is_writing();
-                    let since = is_writing.then(Instant::now);
-                    let lock = self.lock_unless_own(&folio, index, wants)?;
-                    memory.note_stall(since);
-                    let Some(lock) = lock else { return Ok(None) };
-                    // It may have been removed from the table while we waited for its lock.
-                    if lock.owner() == self.inode.address() {
-                        let locked = Locked { lock, folio, was_resident: true };
-                        return self.with_content(locked, access);
-                    }
-                }
-                Lookup::Absent(seen) => {
-                    self.check_sound()?;
-                    let is_hole = self.inode.store.is_hole(seen);
-                    if is_hole && !access.fills_holes() {
-                        return Ok(None);
-                    }
-                    let head = mapping.head_index(index);
-                    let reads = !is_hole && !self.may_be_replaced(head, access);
-                    let wait = Wait::ForFrames;
-                    let Some(room) = self.room(1, reads, wait) else { continue };
-                    let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
-                    if let Claim::New(locked) = claimed {
-                        if !matches!(access, AccessMode::Write { .. }) {
-                            // A page of a write is counted when it may become dirty.
-                            call.note_page();
-                        }
-                        return self.fill(locked, room, is_hole, access).map(Some);
-                    }
-                }
-                Lookup::Refused => return Err(self.too_many_pins(index)),
-            }
-        }
-    }
-
-    /// Returns the folio that holds page `index`, locked, if it is resident. Blocks for the lock.
-    pub(super) fn find_resident(&self, index: u64) -> Option<Locked<'_>> {
-        let found = self.inode.mapping.get_folio(&self.inode.memory.folios, index);
-        let Lookup::Folio(folio) = found else { return None };
-        let lock = folio.lock();
-        let is_ours = lock.owner() == self.inode.address();
-        is_ours.then_some(Locked { lock, folio, was_resident: true })
-    }
-
-    /// Locks a folio, or fails if the calling thread has it as a `PageRefMut`. Returns `None` once
-    /// the caller no longer wants it.
-    fn lock_unless_own<'a>(
-        &self,
-        folio: &FolioRef<'a>,
-        index: u64,
-        wants: Option<&dyn Fn() -> bool>,
-    ) -> Result<Option<LockedFolio<'a>>> {
-        if wants.is_none() {
-            blocking::check_user("a folio lock");
-        }
-        if let Some(lock) = folio.try_lock() {
-            return Ok(Some(lock));
-        }
-        own_pins::check(&self.inode, &(index..index + 1))?;
-        Ok(match wants {
-            Some(wants) => folio.lock_while(wants),
-            None => Some(folio.lock()),
-        })
-    }
-
-    /// Prepares a resident folio for `access`.
-    fn with_content<'a>(
-        &self,
-        locked: Locked<'a>,
-        access: AccessMode,
-    ) -> Result<Option<Locked<'a>>> {
-        if locked.is_uptodate() {
-            return Ok(Some(locked));
-        }
-        debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and not being filled");
-        match access.on_allocated() {
-            OnAllocated::None => return Ok(None),
-            OnAllocated::ZeroedForPart if self.is_replaced(&locked.lock, access) => {}
-            OnAllocated::Zeroed | OnAllocated::ZeroedForPart => {
-                self.inode.fill_with_zeros(&locked.folio, &locked.lock)?;
-            }
-        }
-        Ok(Some(locked))
-    }
-
-    /// Fills a folio that was just claimed, if `access` needs its bytes.
-    fn fill<'a>(
-        &'a self,
-        locked: Locked<'a>,
-        room: Room<'_>,
-        is_hole: bool,
-        access: AccessMode,
-    ) -> Result<Locked<'a>> {
-        match access {
-            AccessMode::Write { .. } if self.is_replaced(&locked.lock, access) => {
-                self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
-                self.inode.mark_if_cleared(&locked.lock, ClearedBefore::default());
-                Ok(locked)
-            }
-            AccessMode::Falloc if is_hole => {
-                locked.lock.flags.set(Flag::Allocated);
-                self.inode.mark_dirty(&locked.folio, &locked.lock);
-                Ok(locked)
-            }
-            _ => {
-                let room = room.of_at_least(locked.lock.pages());
-                let mut run = ReadIo::new(&self.inode, locked.lock.index(), room);
-                run.push(locked);
-                run.read_first(&self.inode)
-            }
-        }
-    }
-
-    /// Returns `true` if `access` is a write that replaces all bytes of the file in a locked folio.
-    /// Stays true while the lock is held: bytes that the file gains there by growing elsewhere are
-    /// zeros.
-    fn is_replaced(&self, locked: &LockedFolio<'_>, access: AccessMode) -> bool {
-        let AccessMode::Write { start, end } = access else { return false };
-        let (folio_start, folio_bytes) = (locked.index() * PAGE_BYTES, locked.pages() * PAGE_BYTES);
-        let on_backing = folio_start + self.inode.store.bytes_from(folio_start, folio_bytes);
-        let len_bytes = self.inode.mapping.len_bytes().min(folio_start + folio_bytes);
-        start == folio_start && end >= len_bytes.max(on_backing)
-    }
-
-    /// Returns `true` if `access` is likely to replace all bytes of the file in an absent folio
-    /// that starts at page `head`. Checked again with the folio locked.
-    fn may_be_replaced(&self, head: u64, access: AccessMode) -> bool {
-        let AccessMode::Write { start, end } = access else { return false };
-        let (folio_start, mapping) = (head * PAGE_BYTES, &self.inode.mapping);
-        let folio_end = folio_start + mapping.folio_bytes();
-        start == folio_start && end >= mapping.len_bytes().min(folio_end)
-    }
-
+impl<'h> Fill<'h> {
     /// Returns the Entry of the page at `position` if the file has bytes there and no folio.
-    pub(super) fn absent_at(&self, position: u64) -> Option<Entry> {
+    pub(crate) fn absent_at(self, position: u64) -> Option<Entry> {
         let mapping = &self.inode.mapping;
         if position >= mapping.len_bytes() {
             return None;
@@ -296,45 +65,40 @@ impl Handle {
         // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
         let seen =
             mapping.table().load(mapping.head_index(position >> PAGE_SHIFT), Ordering::Acquire);
-        self.inode.is_absent(seen).then_some(seen)
+        self.inode.store.is_absent(seen).then_some(seen)
     }
 
     /// Returns the first of `pages` that has bytes and no folio, and its Entry.
-    pub(super) fn next_absent(&self, pages: Range<u64>) -> Option<(u64, Entry)> {
+    pub(crate) fn next_absent(self, pages: Range<u64>) -> Option<(u64, Entry)> {
         let mapping = &self.inode.mapping;
         let mut index = pages.start;
         while index < pages.end {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
             let seen = mapping.table().load(mapping.head_index(index), Ordering::Acquire);
-            if self.inode.is_absent(seen) {
+            if self.inode.store.is_absent(seen) {
                 return Some((index, seen));
             }
-            index = self.end_of_folio(index);
+            index = mapping.end_of_unit(index);
         }
         None
-    }
-
-    /// Returns the first page after the folio that holds page `index`.
-    pub(super) fn end_of_folio(&self, index: u64) -> u64 {
-        self.inode.mapping.end_of_unit(index)
     }
 
     /// Claims the absent folios that hold `pages`, in order and without gaps: as many as one
     /// transfer of at most 1 MiB can read. `seen` is the Entry of the first page: an absent one.
     /// Waits only before it has claimed a folio.
-    pub(super) fn claim_read_io(
-        &self,
+    pub(crate) fn claim_run(
+        self,
         pages: Range<u64>,
         seen: Entry,
         wait: Wait,
     ) -> Result<ReadIoClaim> {
-        let first = self.inode.mapping.head_index(pages.start);
-        let Some(room) = self.room(pages.end - first, true, wait) else {
+        let head = self.inode.mapping.head_index(pages.start);
+        let Some(room) = self.room(pages.end - head, true, wait) else {
             return Ok(ReadIoClaim::NoFrame);
         };
-        let mut run = ReadIo::new(&self.inode, first, room);
+        let mut run = ReadIo::new(self.inode, head, room);
         let call = CallScope::begin();
-        match self.claim(first, seen, wait, false)? {
+        match self.claim(Vacancy { head, seen, is_hole: false }, wait, false)? {
             Claim::New(locked) => {
                 call.note_page();
                 run.push(locked);
@@ -342,38 +106,40 @@ impl Handle {
             Claim::Taken => return Ok(ReadIoClaim::Taken),
             Claim::NoFrame => return Ok(ReadIoClaim::NoFrame),
         }
-        self.extend_read_io(&mut run, pages.end);
+        self.extend_run(&mut run, pages.end);
         Ok(ReadIoClaim::New(run))
     }
 
     /// Claims the absent folios that follow a run, up to page `end`, without waiting: as many as
     /// the run has room for.
-    pub(super) fn extend_read_io(&self, run: &mut ReadIo, end: u64) {
+    pub(crate) fn extend_run(self, run: &mut ReadIo, end: u64) {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
-        let mut index = run.first_page() + run.pages();
-        while index < end && run.has_room(folio_pages) {
+        let mut head = run.end_page();
+        while head < end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
-            let seen = mapping.table().load(index, Ordering::Acquire);
-            if !self.inode.is_absent(seen) || !run.can_go_on_with(seen) {
+            let seen = mapping.table().load(head, Ordering::Acquire);
+            if !self.inode.store.is_absent(seen) || !run.can_go_on_with(seen) {
                 break;
             }
-            let Ok(Claim::New(locked)) = self.claim(index, seen, Wait::Never, false) else { break };
+            let vacancy = Vacancy { head, seen, is_hole: false };
+            let Ok(Claim::New(locked)) = self.claim(vacancy, Wait::Never, false) else { break };
             run.push(locked);
-            index += folio_pages;
+            head += folio_pages;
         }
     }
 
-    /// Reserves the resources other than frames for a fill of up to `pages` pages, and at least one
-    /// folio. Returns `None` if that would have to wait. A fill without a read counts no pages.
-    pub(super) fn room(&self, pages: u64, is_read: bool, wait: Wait) -> Option<Room<'_>> {
-        let inode = &*self.inode;
+    /// FILL-C1: reserves the resources other than frames for a fill of up to `pages` pages, and at
+    /// least one folio. Returns `None` if that would have to wait. A fill without a read counts no
+    /// pages.
+    pub(crate) fn room(self, pages: u64, is_read: bool, wait: Wait) -> Option<Room<'h>> {
+        let inode = &**self.inode;
         let least = 1 << inode.mapping.order();
         let wanted = pages.next_multiple_of(least).min(RUN_PAGES_MAX).max(least);
         let counted_pages = match wait {
             _ if !is_read => 0,
-            Wait::ForFrames => inode.begin_read(least, wanted),
-            Wait::Never => inode.try_begin_read(least, wanted)?,
+            Wait::ForFrames => inode.load.begin_read(least, wanted),
+            Wait::Never => inode.load.try_begin_read(least, wanted)?,
         };
         let mut room = Room { inode, pages: counted_pages, staged: None };
         if let Some(staging) = inode.page_space.staging() {
@@ -387,55 +153,40 @@ impl Handle {
         Some(room)
     }
 
-    /// Inserts a new folio, locked and not uptodate, into the table. `index` is its first page, and
-    /// `seen` the current Entry.
-    fn claim(&self, index: u64, seen: Entry, wait: Wait, may_pass_end: bool) -> Result<Claim<'_>> {
+    /// FILL-C2..C4: inserts a new folio, locked and not uptodate, into the table.
+    pub(super) fn claim(
+        self,
+        vacancy: Vacancy,
+        wait: Wait,
+        may_pass_end: bool,
+    ) -> Result<Claim<'h>> {
         self.check_sound()?;
-        let (inode, reclaim) = (&self.inode, &self.reclaim);
+        let Self { inode, reclaim, .. } = self;
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
         // Before frames are allocated: a file whose pages cannot be evicted must not need them.
         let unlisted = reclaim.count_unlisted(inode)?;
-        // After the frames of the preceding folio, so that one copy can read both.
-        let before = index.checked_sub(1 << mapping.order());
-        let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
-        let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
-        memory.arena_fills.note_fill(near.is_some());
-        let kind = inode.page_space.frame_kind(mapping.order(), near);
-        // Reserves its swap slots before it is allocated, which may have to wait.
-        let needs_slots = inode.needs_slots(seen);
-        let filling = mapping.table().fill();
-        let found = match wait {
-            _ if needs_slots || !reclaim.try_charge_table(inode, index) => None,
-            Wait::ForFrames => reclaim.take_free(kind)?,
-            Wait::Never => reclaim.try_allocate(kind)?,
-        };
-        let (id, _filling) = match (found, wait) {
-            (Some(id), _) => (id, filling),
-            (None, Wait::Never) => return Ok(Claim::NoFrame),
-            (None, Wait::ForFrames) => {
-                drop(filling);
-                self.wait_for_frames(index, kind, needs_slots)?
-            }
+        let Some((id, _filling)) = self.take_frame(vacancy, wait)? else {
+            return Ok(Claim::NoFrame);
         };
         // Has no owner until it is locked: reclaim may scan the chunk now, and must not take it for
         // a folio that is in its table.
-        let folio = memory.folios.start(id, 0, index, mapping.order());
+        let folio = memory.folios.start(id, 0, vacancy.head, mapping.order());
         let lock = folio.lock_new();
-        Folio::set_owner(&lock, inode.address());
+        Folio::set_owner(&lock, inode.address);
         let references = (folio.try_clone(), folio.try_clone());
         let (Some(for_table), Some(for_lru)) = references else {
             unreachable!("a new folio has no other references");
         };
-        if mapping.insert(&memory.folios, &lock, for_table, seen).is_err() {
+        if mapping.insert(&memory.folios, &lock, for_table, vacancy.seen).is_err() {
             return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
-        inode.store.take_over(&lock, seen);
+        let shadow = inode.store.take_over(&lock, vacancy.seen);
         if !may_pass_end && mapping.was_cut(&lock) {
             drop(inode.remove_unfilled(&folio, &lock));
             return Ok(Claim::Taken);
         }
-        if let Some(shadow) = inode.store.shadow_of(seen) {
+        if let Some(shadow) = shadow {
             memory.note_refault(&lock, shadow);
         }
         if let Some(unlisted) = unlisted {
@@ -446,16 +197,45 @@ impl Handle {
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
     }
 
+    /// Takes a frame, and charges the page of the table that will name it, which stays while the
+    /// guard exists.
+    fn take_frame(self, vacancy: Vacancy, wait: Wait) -> Result<Option<(FolioId, Filling<'h>)>> {
+        let Self { inode, reclaim, .. } = self;
+        let (mapping, index) = (&inode.mapping, vacancy.head);
+        // After the frames of the preceding folio, so that one copy can read both.
+        let before = index.checked_sub(1 << mapping.order());
+        let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
+        let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
+        inode.memory.arena_fills.note_fill(near.is_some());
+        let kind = inode.page_space.frame_kind(mapping.order(), near);
+        // A new page that can only be swapped out reserves its slots first, which may have to wait.
+        let needs_slots = vacancy.is_hole && inode.store.cleaner() == Cleaner::Swapper;
+        let filling = mapping.table().fill();
+        let found = match wait {
+            _ if needs_slots || !reclaim.try_charge_table(inode, index) => None,
+            Wait::ForFrames => reclaim.take_free(kind)?,
+            Wait::Never => reclaim.try_allocate(kind)?,
+        };
+        match (found, wait) {
+            (Some(id), _) => Ok(Some((id, filling))),
+            (None, Wait::Never) => Ok(None),
+            (None, Wait::ForFrames) => {
+                drop(filling);
+                self.wait_for_frames(index, kind, needs_slots).map(Some)
+            }
+        }
+    }
+
     /// Slow path of [`Self::claim`]: reclaims, or waits for other threads, until there are frames,
     /// the page of the table is charged and stays, and the swap slots of the folio are reserved.
     #[inline(never)]
     fn wait_for_frames(
-        &self,
+        self,
         index: u64,
         kind: FrameKind,
         needs_slots: bool,
-    ) -> Result<(FolioId, Filling<'_>)> {
-        let (inode, reclaim) = (&self.inode, &self.reclaim);
+    ) -> Result<(FolioId, Filling<'h>)> {
+        let Self { inode, reclaim, .. } = self;
         let _call = CallScope::begin();
         let mut _kept = None;
         loop {
@@ -481,20 +261,10 @@ impl Handle {
     /// Returns the error for a memory file that cannot have another folio because of the swap, or
     /// `None` if the swap is not the reason.
     #[cold]
-    fn refused_by_swap(&self, index: u64) -> Option<Error> {
+    fn refused_by_swap(self, index: u64) -> Option<Error> {
         let cause = self.reclaim.refusal_of_swap()?;
         let start = self.inode.mapping.head_index(index) * PAGE_BYTES;
         Some(self.inode.unwritable(start..start + self.inode.mapping.folio_bytes(), Some(cause)))
-    }
-
-    #[cold]
-    pub(super) fn too_many_pins(&self, index: u64) -> Error {
-        let position = index * PAGE_BYTES;
-        let text = format!(
-            "the page at position {position} is pinned {COUNT_MAX} times, the most allowed"
-        );
-        let range = position..position + PAGE_BYTES;
-        Error::new(ErrorKind::TooManyPins, text).in_file(self.inode.name()).at(range)
     }
 }
 
@@ -504,6 +274,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
     use crate::memory::ListKind;
+    use crate::page::Lookup;
 
     #[test]
     fn pages_claimed_by_an_old_length_do_not_stay_past_the_end() {
@@ -512,19 +283,20 @@ mod tests {
         file.write_all_at(&[7; 10_000], 0).unwrap();
         file.set_len(PAGE_BYTES).unwrap();
         // Continues like a thread that loaded the length before the truncation.
-        let (handle, table) = (&file.handle, file.handle.inode.mapping.table());
-        let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, false).unwrap();
+        let (fill, table) = (file.handle.fill(), file.handle.inode.mapping.table());
+        let vacancy = Vacancy { head: 2, seen: Entry::HOLE, is_hole: true };
+        let claimed = fill.claim(vacancy, Wait::ForFrames, false).unwrap();
         assert!(!matches!(claimed, Claim::New(_)), "{claimed:?}");
         assert_eq!(table.next_occupied(1), None);
         assert!(matches!(
-            handle.claim_read_io(1..3, Entry::HOLE, Wait::ForFrames),
+            fill.claim_run(1..3, Entry::HOLE, Wait::ForFrames),
             Ok(ReadIoClaim::Taken)
         ));
-        assert_eq!(handle.inode.mapping.resident_folios(), 1);
+        assert_eq!(fill.inode.mapping.resident_folios(), 1);
         // A write that is about to grow the file may claim there.
-        let claimed = handle.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
+        let claimed = fill.claim(vacancy, Wait::ForFrames, true).unwrap();
         let Claim::New(locked) = claimed else { panic!("{claimed:?}") };
-        drop(handle.inode.remove_unfilled(&locked.folio, &locked.lock));
+        drop(fill.inode.remove_unfilled(&locked.folio, &locked.lock));
     }
 
     /// Returns a cache that is full of pages of a file, except for a few pages.
@@ -637,7 +409,7 @@ mod tests {
     fn a_device_leaves_room_for_reads_to_others() {
         let (_directory, cache, file) = absent_file();
         let memory_file = cache.memory_file("of the swap").unwrap();
-        let (hung, other) = (&*file.handle.inode, &*memory_file.handle.inode);
+        let (hung, other) = (&file.handle.inode.load, &memory_file.handle.inode.load);
         assert_eq!(hung.try_begin_read(1, 1000), Some(READS_MAX));
         assert_eq!((hung.try_begin_read(1, 1), hung.try_begin_read(16, 16)), (None, None));
         assert_eq!(other.try_begin_read(4, 1000), Some(24), "whole folios");
@@ -656,20 +428,20 @@ mod tests {
     #[test]
     fn claimed_pages_count_as_in_read_until_they_are_filled() {
         let (_directory, _cache, file) = absent_file();
-        let (handle, inode) = (&file.handle, &file.handle.inode);
+        let (fill, inode) = (file.handle.fill(), &file.handle.inode);
         let counted_pages = || {
-            let left = inode.try_begin_read(1, 1000).expect("some are left");
-            inode.end_read(left);
+            let left = inode.load.try_begin_read(1, 1000).expect("some are left");
+            inode.load.end_read(left);
             READS_MAX - left
         };
-        let claimed = handle.claim_read_io(0..2, Entry::HOLE, Wait::ForFrames).unwrap();
+        let claimed = fill.claim_run(0..2, Entry::HOLE, Wait::ForFrames).unwrap();
         let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
         assert_eq!(counted_pages(), 2);
         drop(run);
         assert_eq!(counted_pages(), 0);
         // The second of them is resident already.
         file.read_exact_at(&mut [0; 8], 5 * PAGE_BYTES).unwrap();
-        let claimed = handle.claim_read_io(4..8, Entry::HOLE, Wait::Never).unwrap();
+        let claimed = fill.claim_run(4..8, Entry::HOLE, Wait::Never).unwrap();
         let ReadIoClaim::New(run) = claimed else { panic!("{claimed:?}") };
         let first = run.read_first(inode).unwrap();
         assert_eq!((first.lock.index(), counted_pages()), (4, 0));

@@ -1,4 +1,4 @@
-//! Folios that the calling thread has pinned for changes ([`PageRefMut`](super::PageRefMut)).
+//! Folios that the calling thread has pinned for changes (`PageRefMut`).
 //!
 //! A `PageRefMut` holds its folio's lock and stays on its thread. A call of that thread that needs
 //! the folio would deadlock, so it checks this list before it waits, and returns an error.
@@ -9,12 +9,11 @@ use crate::page::PAGE_BYTES;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// All pages of a file.
-pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
+pub(crate) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 /// Registration of a `PageRefMut`, removed on drop.
 #[derive(Debug)]
-pub(super) struct OwnPin {
+pub(crate) struct OwnPin {
     inode: usize,
     pages: Range<u64>,
 }
@@ -26,7 +25,7 @@ thread_local! {
 
 impl OwnPin {
     /// Records that the calling thread holds the lock of the folio with these pages.
-    pub(super) fn new(inode: &Inode, pages: Range<u64>) -> Self {
+    pub(crate) fn new(inode: &Inode, pages: Range<u64>) -> Self {
         let own = Self { inode: address_of(inode), pages };
         PINNED.with_borrow_mut(|pinned| pinned.push((own.inode, own.pages.clone())));
         own
@@ -49,7 +48,7 @@ impl Drop for OwnPin {
 
 /// Fails if the calling thread has pinned a folio with some of `pages`, whose lock it would wait
 /// for.
-pub(super) fn check(inode: &Inode, pages: &Range<u64>) -> Result<()> {
+pub(crate) fn check(inode: &Inode, pages: &Range<u64>) -> Result<()> {
     let address = address_of(inode);
     let overlaps = |(other, theirs): &&(usize, Range<u64>)| {
         *other == address && theirs.start < pages.end && pages.start < theirs.end

@@ -1,0 +1,173 @@
+//! Fills: how the bytes of a page get from its store into a frame.
+//!
+//! `file` calls this for everything that needs a folio; it calls `reclaim` for frames, and the
+//! [`Store`](crate::inode) of the file for its bytes.
+//!
+//! ```text
+//!   lookup.rs     the folio at an index, locked: found, or filled as its access mode requires
+//!   claim.rs      step 1: a frame, and the Entry
+//!   transfer.rs   step 2: a run of adjacent folios, filled by one transfer
+//!   publish.rs    step 3: checked, installed, READY; or removed from the table
+//!   queue.rs      many runs at once, for three users: batches of reads and pins (batch.rs),
+//!                 readahead (`file/readahead`), asynchronous reads (`file/async_reads`)
+//! ```
+//!
+//! PROTOCOL FILL, of the thread that fills against a thread that finds the folio meanwhile:
+//!
+//! ```text
+//!  CLAIM                                       LOOK UP
+//!  C1 wait for a share of the device's reads   L1 load the Entry: it names a folio
+//!     and for staging memory, holding nothing  L2 wait for its lock; with transfers of its own
+//!  C2 take a frame; a new folio, locked           in flight, skip it instead (IO-5)
+//!  C3 insert it: the Entry names it, and is    L3 does the folio belong to the file still?
+//!     not READY; lost the race? free it           yes: it is READY
+//!  C4 was the file cut meanwhile? remove it       no: P4 removed it; look up again, and claim
+//!
+//!  TRANSFER
+//!  T1 note the clear that has ended (CLEAR-F2)
+//!  T2 read the bytes of all folios of the run into their frames, or into staging memory
+//!
+//!  PUBLISH, folio by folio
+//!  P1 are the bytes there, and right? zero what lies past the end of the storage
+//!  P2 install the page of a map, from the staging memory
+//!  P3 mark it READY, unlock it
+//!  P4 after an error: remove it from the table, unlock it
+//! ```
+//!
+//! From C3 on the fill owns the lock of the folio and one reference: they reserve the frame for the
+//! device (IO-1), and end with P3 or P4, on whatever thread sees the transfer complete. So a folio
+//! that is not READY is being filled, or was allocated and never written. A fill that fails leaves
+//! nothing behind, and the next access tries again.
+//!
+//! ACCESS MODES: what a call needs of the folio at an index, and what happens if the page has none.
+//!
+//! Modelled on the kernel's `enum sgp_type` (`mm/shmem.c`), with the mode `SGP_GET` that was
+//! proposed in 2026 for batched reads of tmpfs. For a hole the first three modes return no folio
+//! and no error: the caller reads zeros, or fails. Holes and allocated pages exist only in memory
+//! files; a page of a file with a backing that is not in memory is on the backing.
+//!
+//! | mode | hole | allocated, not written | past the end | the folio is | used by |
+//! |---|---|---|---|---|---|
+//! | `Get` | no folio | no folio | no folio | referenced | batched reads, `copy_to_fd` |
+//! | `Read` | no folio | no folio | no folio | locked, uptodate | other reads, edges of cuts |
+//! | `Cache` | a folio of zeros | zeroed, uptodate | refused | locked, uptodate | pins |
+//! | `Write` | a folio | zeroed, or as it is | allowed | locked, any bytes | writes |
+//! | `Falloc` | allocated | zeroed, uptodate | allowed | locked | `allocate` |
+//!
+//! A write that replaces the whole folio gets it "as it is", with "any bytes". This is decided with
+//! the folio locked and holds until the lock is released; before that another thread may append.
+//! `Falloc` makes an allocated page uptodate for a reason: an `allocate` that fails frees the pages
+//! that it allocated itself, which are those that are not uptodate. A page that a concurrent call
+//! has allocated too is uptodate, and stays.
+
+mod batch;
+mod claim;
+mod lookup;
+pub(crate) mod own_pins;
+mod publish;
+mod queue;
+mod transfer;
+
+pub(crate) use batch::{Batch, Delivery};
+pub(crate) use claim::{ReadIoClaim, Wait};
+pub(crate) use publish::copy_filled;
+pub(crate) use queue::FillQueue;
+pub(crate) use transfer::ReadIo;
+
+use crate::error::Result;
+use crate::inode::Inode;
+use crate::memory::CacheState;
+use crate::page::{Flag, FolioId, FolioRef, Folios, LockedFolio};
+use crate::reclaim::Reclaim;
+use std::sync::Arc;
+
+/// File whose pages are filled, the reclaim that frees frames for them, and the state of the cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fill<'h> {
+    pub(crate) inode: &'h Arc<Inode>,
+    pub(crate) reclaim: &'h Reclaim,
+    pub(crate) state: &'h CacheState,
+}
+
+impl Fill<'_> {
+    /// Fails if the cache is poisoned, closed, or belongs to a parent process.
+    fn check_sound(self) -> Result<()> {
+        self.state.check()?;
+        self.inode.memory.soundness.check()
+    }
+}
+
+/// Locked folio, with a reference. The lock is released before the reference: a pattern that takes
+/// it apart names `folio` first, because the last name of a pattern is dropped first.
+#[derive(Debug)]
+pub(crate) struct Locked<'a> {
+    pub(crate) lock: LockedFolio<'a>,
+    pub(crate) folio: FolioRef<'a>,
+    /// Set if the folio was resident before the lookup.
+    pub(crate) was_resident: bool,
+}
+
+impl<'a> Locked<'a> {
+    pub(crate) fn is_uptodate(&self) -> bool {
+        self.lock.flags.get(Flag::Uptodate)
+    }
+
+    /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
+    pub(crate) fn detach(self) -> FolioId {
+        self.lock.detach_lock();
+        self.folio.into_id()
+    }
+
+    /// Takes over the lock and the reference from [`Locked::detach`].
+    pub(crate) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
+        let folio = folios.adopt(id);
+        Self { lock: folio.adopt_lock(), folio, was_resident: false }
+    }
+}
+
+/// Access mode of a lookup; see the table in the module documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessMode {
+    Get,
+    Read,
+    Cache,
+    /// The caller replaces these bytes, which lie in one unit. If the file has, or will have, no
+    /// other bytes in the folio, the folio may be returned not uptodate, with any bytes, and the
+    /// caller must mark it.
+    Write {
+        start: u64,
+        end: u64,
+    },
+    Falloc,
+}
+
+/// Result of a lookup for an allocated page that was never written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnAllocated {
+    /// No folio: the page reads as zeros.
+    None,
+    /// Folio, zeroed and uptodate.
+    Zeroed,
+    /// Folio, zeroed and uptodate; if the access replaces all of it, the folio as it is.
+    ZeroedForPart,
+}
+
+impl AccessMode {
+    pub(crate) fn fills_holes(self) -> bool {
+        matches!(self, Self::Cache | Self::Write { .. } | Self::Falloc)
+    }
+
+    /// Returns `true` if the page may lie past the end of file.
+    pub(crate) fn may_pass_end(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Falloc)
+    }
+
+    /// Returns the result for an allocated page that was never written.
+    pub(crate) fn on_allocated(self) -> OnAllocated {
+        match self {
+            Self::Get | Self::Read => OnAllocated::None,
+            Self::Write { .. } => OnAllocated::ZeroedForPart,
+            Self::Cache | Self::Falloc => OnAllocated::Zeroed,
+        }
+    }
+}
