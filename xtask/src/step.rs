@@ -177,7 +177,7 @@ impl Step {
                     .program_arguments(arguments)
             }
             Self::Torture { chaos: with_chaos, arguments, .. } => {
-                let cargo = Cargo::new("run --release -p bifolio-torture");
+                let cargo = Cargo::new("run --profile checks -p bifolio-torture");
                 let cargo = if *with_chaos { chaos(cargo) } else { cargo };
                 cargo.program_arguments(arguments)
             }
@@ -195,7 +195,7 @@ impl Step {
 /// batch.
 fn loom(name: &str) -> Cargo {
     let filter = format!("loom_{}", name.strip_prefix("loom_").unwrap_or(name));
-    Cargo::new("test -p bifolio --lib --release")
+    Cargo::new("test --profile checks -p bifolio --lib")
         .separate("loom", "--cfg loom")
         .default_variable("LOOM_MAX_PREEMPTIONS", "3")
         .default_variable("LOOM_MAX_BRANCHES", "10000")

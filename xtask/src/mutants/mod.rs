@@ -150,7 +150,7 @@ impl Place {
     fn build(&self) -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let built = Command::new(cargo)
-            .args(["build", "--quiet", "--profile", "mutants", "-p", "bifolio-torture"])
+            .args(["build", "--quiet", "--profile", "checks", "-p", "bifolio-torture"])
             .arg("--target-dir")
             .arg(&self.target)
             .env("RUSTFLAGS", "--cfg bifolio_chaos -A warnings")
@@ -221,7 +221,7 @@ impl Place {
         chaos: &str,
         is_over: impl Fn(Duration) -> bool,
     ) -> Result<Ended> {
-        let mut command = Command::new(self.target.join("mutants/bifolio-torture"));
+        let mut command = Command::new(self.target.join("checks/bifolio-torture"));
         command.args(["--trace", "--scene-ms", SCENE_MS]);
         command.arg(format!("--seconds={}", 2 * SLICE_MAX.as_secs()));
         command.arg(format!("--seed={seed}")).arg(format!("--hang-seconds={HANG_S}"));
