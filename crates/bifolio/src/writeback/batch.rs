@@ -22,7 +22,8 @@
 #![allow(unsafe_code)]
 
 use super::dirty::{InFlight, NotBegun};
-use super::lsns::HeldBack;
+use super::gate::Refusal;
+use super::lsns::{HeldBack, NO_LSN};
 use super::write_copies::WriteCopies;
 use crate::error::{Error, Result, write_error};
 use crate::inode::{Cleaner, Inode, Place};
@@ -34,7 +35,6 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 /// Bytes in flight, at most, unless a single transfer has more; and bytes that are ready.
 const IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
@@ -62,7 +62,6 @@ unsafe impl Send for CopyAt {}
 unsafe impl Sync for CopyAt {}
 
 impl WriteVictim<'_> {
-    /// Returns the address of its bytes.
     pub(crate) fn start(&self, inode: &Inode) -> *mut u8 {
         self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
     }
@@ -83,11 +82,10 @@ pub(crate) struct WriteIo<'a> {
 
 impl<'a> WriteIo<'a> {
     /// Creates a run of folios that are not written.
-    fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
+    pub(super) fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
         Self { folios, place: Place::default(), copies: None }
     }
 
-    /// Returns the memory pieces of its bytes.
     fn pieces(&self, inode: &Inode) -> Pieces {
         let length = self.place.length_bytes;
         if let Some(copies) = &self.copies {
@@ -127,7 +125,7 @@ pub(crate) struct WriteBatch<'a> {
     queue: Queue<'a, WriteIo<'a>>,
     in_flight_bytes: u64,
     /// Transfers of several folios that failed.
-    failed: Vec<WriteIo<'a>>,
+    pub(super) failed: Vec<WriteIo<'a>>,
     begun_folios: u64,
     ended_folios: u64,
     written_folios: u64,
@@ -158,17 +156,16 @@ pub(crate) struct Written {
     pub(crate) folios: u64,
     /// Last error; it has been recorded for every handle.
     pub(crate) error: Option<Error>,
-    /// Folios that the write gate held back.
+    /// Folios that the write gate held back, before the write-out has ended; then its refusal.
     pub(super) held: Option<HeldBack>,
-    /// Reason why the gate did not let them pass, if its call has failed.
-    pub(super) cause: Option<Arc<std::io::Error>>,
+    pub(super) refusal: Option<Refusal>,
 }
 
 impl Written {
     pub(super) fn add(&mut self, other: Self) {
         self.folios += other.folios;
         self.held = HeldBack::sum(self.held, other.held);
-        self.cause = other.cause.or(self.cause.take());
+        self.refusal = other.refusal.or(self.refusal.take());
         self.error = other.error.or(self.error.take());
     }
 }
@@ -193,7 +190,7 @@ impl<'a> WriteBatch<'a> {
         Self {
             inode,
             within,
-            durable_lsn: inode.known_durable(),
+            durable_lsn: inode.gate.get().map_or(NO_LSN, |it| it.durable()),
             held: None,
             _no_cut: no_cut,
             gathered: SmallVec::new(),
@@ -343,34 +340,11 @@ impl<'a> WriteBatch<'a> {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
-        if folios[0].copy.is_none() && self.is_any_discarded(&folios) {
-            return self.end_discarded(folios);
+        match self.inode.page_space.region() {
+            // Those of victims are copies already.
+            Some(region) if folios[0].copy.is_none() => self.start_mapped(folios, region),
+            _ => self.start_from(folios, None),
         }
-        match self.needs_copies(&folios) {
-            Some(region) => self.start_copied(folios, region),
-            None => self.start_from(folios, None),
-        }
-    }
-
-    /// Returns `true` if the program has discarded the page of any of these folios.
-    fn is_any_discarded(&self, folios: &[WriteVictim<'_>]) -> bool {
-        let Some(region) = self.inode.page_space.region() else { return false };
-        let first = folios[0].folio.folio().index();
-        !region.discarded_among(first..first + folios.len() as u64).is_empty()
-    }
-
-    /// Ends the write-out of adjacent folios of which some pages are missing, and retries each
-    /// alone.
-    #[cold]
-    fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
-        let (index, is_alone) = (folios[0].folio.folio().index(), folios.len() == 1);
-        let run = WriteIo::unwritten(folios);
-        if is_alone {
-            let error = self.inode.discarded(index);
-            log::error!("{error}");
-            return self.end(run, Some(error));
-        }
-        self.failed.push(run);
     }
 
     /// Starts to write out victims, in portions of `portion_folios`, one transfer each, and waits
@@ -522,7 +496,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Ends the write-out of every folio of `run`.
-    fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
+    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         self.ended_folios += count;
@@ -557,7 +531,7 @@ impl<'a> WriteBatch<'a> {
     pub(super) fn finish(mut self) -> Written {
         self.finish_all();
         let (folios, error) = (self.written_folios, self.error.take());
-        Written { folios, error, held: self.held, cause: None }
+        Written { folios, error, held: self.held, refusal: None }
     }
 
     pub(crate) fn finish_all(&mut self) {

@@ -99,7 +99,6 @@ pub(crate) struct Files {
     is_enlisted: bool,
 }
 
-/// Results of rounds.
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
@@ -132,7 +131,6 @@ pub(crate) struct Device {
     held: AtomicU64,
 }
 
-/// Start of a round.
 #[derive(Debug)]
 pub(super) struct Round {
     number: u64,

@@ -35,6 +35,7 @@
 use super::device::Device;
 use super::flusher::Flusher;
 use super::lsns::{HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
+use super::sync::ALL_BYTES;
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::inode::Inode;
 use crate::page::{FolioId, PAGE_BYTES};
@@ -183,6 +184,11 @@ fn call<R>(inode: u64, gate: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
 }
 
 impl Gate {
+    /// Returns the LSN up to which the log is known to be durable.
+    pub(super) fn durable(&self) -> u64 {
+        self.known.get()
+    }
+
     fn user(&self) -> Arc<dyn WriteGate> {
         Arc::clone(&self.user.lock())
     }
@@ -303,6 +309,52 @@ impl Asker {
     }
 }
 
+/// A write-out at the gate of its file.
+#[derive(Debug)]
+pub(super) struct Passage<'a> {
+    inode: &'a Inode,
+    gate: &'a Arc<Gate>,
+    /// Set to have the log made durable; otherwise that is asked for in the background.
+    is_patient: bool,
+    opened: std::result::Result<(), Arc<io::Error>>,
+}
+
+impl<'a> Passage<'a> {
+    /// Begins a write-out. A patient one makes the log durable for all dirty folios of the file
+    /// that have an LSN, and blocks for the gate.
+    pub(super) fn begin(inode: &'a Inode, gate: &'a Arc<Gate>, is_patient: bool) -> Self {
+        let mut passage = Self { inode, gate, is_patient, opened: Ok(()) };
+        if is_patient {
+            passage.open(inode.dirty.highest_lsn_above(gate.durable()));
+        }
+        passage
+    }
+
+    fn open(&mut self, lsn: u64) {
+        self.opened = self.gate.make_durable(self.inode.address, lsn);
+    }
+
+    /// Makes the log durable for a folio that the caller has locked, so that it gets no further
+    /// LSN, unless that failed before. Blocks for the gate.
+    pub(super) fn open_for(&mut self, id: FolioId) {
+        let lsn = self.inode.dirty.lsn_of(id);
+        // One that is not committed stays behind the gate.
+        if self.opened.is_ok() && lsn != UNCOMMITTED {
+            self.open(lsn);
+        }
+    }
+
+    /// Ends a write-out of `bytes` of the file. Returns the refusal if folios were held back.
+    pub(super) fn end(self, held: Option<HeldBack>, bytes: &Range<u64>) -> Option<Refusal> {
+        let held = held?;
+        if !self.is_patient {
+            let range = (*bytes != ALL_BYTES).then(|| bytes.clone());
+            self.inode.ask_gate(self.gate, held, range);
+        }
+        Some(self.inode.refusal(held, self.opened.err()))
+    }
+}
+
 /// The gate of a file.
 impl Inode {
     /// Sets the gate, or replaces it by one for the same log.
@@ -328,7 +380,7 @@ impl Inode {
     /// Returns the LSN up to which the log is known to be durable. Without a gate it is 0, which is
     /// enough for changes without an LSN: a write-out under way when a gate is set respects it.
     pub(super) fn known_durable(&self) -> u64 {
-        self.gate.get().map_or(NO_LSN, |gate| gate.known.get())
+        self.gate.get().map_or(NO_LSN, |gate| gate.durable())
     }
 
     /// Asks the gate how far the log is durable. The caller holds no lock.
@@ -347,27 +399,10 @@ impl Inode {
         Ok(())
     }
 
-    /// Makes the log durable for all dirty folios of the file that have an LSN. Blocks for the
-    /// gate.
-    pub(super) fn open_gate(&self) -> std::result::Result<(), Arc<io::Error>> {
-        let Some(gate) = self.gate.get() else { return Ok(()) };
-        let lsn = self.dirty.highest_lsn_above(gate.known.get());
-        gate.make_durable(self.address, lsn)
-    }
-
-    /// Makes the log durable for a folio that the caller has locked, so that it gets no further
-    /// LSN. Blocks for the gate.
-    pub(super) fn open_gate_for(&self, id: FolioId) -> std::result::Result<(), Arc<io::Error>> {
-        let Some(gate) = self.gate.get() else { return Ok(()) };
-        let lsn = self.dirty.lsn_of(id);
-        // One that is not committed stays behind the gate.
-        if lsn == UNCOMMITTED { Ok(()) } else { gate.make_durable(self.address, lsn) }
-    }
-
     /// Asks the gate in the background to let folios pass that were passed over, and then writes
     /// them. Never waits.
-    pub(super) fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
-        let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
+    fn ask_gate(&self, gate: &Arc<Gate>, held: HeldBack, range: Option<Range<u64>>) {
+        let Some(device) = &self.device else { return };
         let HeldBack { folios, lsn, highest } = held;
         let folios = if range.is_some() { 0 } else { folios };
         if highest == NO_LSN {
@@ -440,7 +475,7 @@ impl Inode {
     /// Returns why the gate holds dirty bytes back, if it does.
     pub(crate) fn held_back(&self) -> Option<Refusal> {
         let gate = self.gate.get()?;
-        let held = self.dirty.held_back(gate.known.get())?;
+        let held = self.dirty.held_back(gate.durable())?;
         Some(self.refusal(held, gate.failure()))
     }
 
@@ -468,7 +503,7 @@ impl Inode {
         is_all.then(|| own.to_io_error(io::ErrorKind::Other))
     }
 
-    pub(super) fn refusal(&self, held: HeldBack, cause: Option<Arc<io::Error>>) -> Refusal {
+    fn refusal(&self, held: HeldBack, cause: Option<Arc<io::Error>>) -> Refusal {
         let held_bytes = held.folios * self.mapping.folio_bytes();
         Refusal { file: self.name(), held, held_bytes, cause }
     }
@@ -478,6 +513,6 @@ impl Inode {
     pub(crate) fn is_shut_for(&self, id: FolioId) -> bool {
         let Some(gate) = self.gate.get() else { return false };
         let lsn = self.dirty.lsn_of(id);
-        !may_pass(lsn, gate.known.get()) && (lsn == UNCOMMITTED || gate.failure().is_some())
+        !may_pass(lsn, gate.durable()) && (lsn == UNCOMMITTED || gate.failure().is_some())
     }
 }

@@ -4,7 +4,7 @@ use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
 use super::dirty::{DirtyFolios, Walk};
 use super::errors::ErrorCursor;
 use super::flush::Wants;
-use super::gate::Refusal;
+use super::gate::{Passage, Refusal};
 use super::lsns::Lsns;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -12,7 +12,6 @@ use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Folios gathered before they are sorted and written; each costs a reference of 16 bytes beside
@@ -61,7 +60,7 @@ impl Inode {
     /// write-out has the log made durable; others ask for that in the background.
     fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
-        let mut gate = if wanted.patient { self.open_gate() } else { Ok(()) };
+        let mut passage = self.gate.get().map(|it| Passage::begin(self, it, wanted.patient));
         let mut progress = Progress::default();
         let mut source = Source::new(self, wanted);
         let mut backoff = Backoff::default();
@@ -74,7 +73,7 @@ impl Inode {
             let mut written = batch.finish();
             if wanted.patient {
                 written.held = None;
-                written.add(self.write_out_busy(busy, &wanted.pages, &mut gate));
+                written.add(self.write_out_busy(busy, &wanted.pages, &mut passage));
             }
             progress.begun_folios += of_batch.begun_folios;
             progress.has_failed |= written.error.is_some();
@@ -85,11 +84,7 @@ impl Inode {
                 backoff.wait();
             }
         }
-        total.cause = gate.err();
-        if let Some(held) = total.held.filter(|_| !wanted.patient) {
-            let range = (wanted.pages != ALL_PAGES).then(|| wanted.bytes());
-            self.ask_gate(held, range);
-        }
+        total.refusal = passage.and_then(|it| it.end(total.held.take(), &wanted.bytes()));
         total
     }
 
@@ -124,15 +119,15 @@ impl Inode {
         &'a self,
         busy: Vec<FolioRef<'a>>,
         within: &Range<u64>,
-        gate: &mut std::result::Result<(), Arc<std::io::Error>>,
+        passage: &mut Option<Passage<'_>>,
     ) -> Written {
         let mut total = Written::default();
         for folio in busy {
             let locked = folio.lock();
             // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
-            if gate.is_ok() {
-                *gate = self.open_gate_for(folio.id());
+            if let Some(passage) = passage {
+                passage.open_for(folio.id());
             }
             let mut batch = WriteBatch::new(self, within.clone());
             let Some(own) = folio.try_clone() else { continue };
@@ -209,7 +204,7 @@ impl Inode {
     /// Writes out what is dirty in `range` (bytes), and makes the storage as long as the part of it
     /// that lies in the file. Returns the refusal of the write gate, if there is one.
     fn write_out_range(&self, range: &Range<u64>) -> Result<Option<Refusal>> {
-        let refusal = self.refusal_of(self.write_out_dirty(pages_of(range), true));
+        let refusal = self.write_out_dirty(pages_of(range), true).refusal;
         // The storage gets no longer by pages that the gate holds back.
         if *range != ALL_BYTES && refusal.is_none() {
             self.extend_backing(range.end)?;
@@ -234,7 +229,7 @@ impl Inode {
         // Stores are marked only now, later than the mark although they may be older.
         let end = if self.page_space.is_in_place() { self.dirty.now() } else { mark.end };
         let wanted = Wanted { end, pages: ALL_PAGES, patient: true };
-        let refusal = self.refusal_of(self.write_out(&wanted, |_| u64::MAX));
+        let refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
         let wants = Wants { metadata: false, end: 0 };
         self.finish_sync(cursor, wants, mark.errors, refusal)
     }
@@ -252,7 +247,7 @@ impl Inode {
             let wanted = Wanted { end: wants.end, pages: ALL_PAGES, patient: true };
             let mut refusal = None;
             if wants.end > 0 {
-                refusal = self.refusal_of(self.write_out(&wanted, |_| u64::MAX));
+                refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
             }
             self.dirty.wait_for_in_flight();
             self.dirty.with_lsns(Lsns::begin_flush);
@@ -269,10 +264,6 @@ impl Inode {
         }
         flushed.result?;
         refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
-    }
-
-    fn refusal_of(&self, written: Written) -> Option<Refusal> {
-        written.held.map(|held| self.refusal(held, written.cause))
     }
 
     /// Makes everything durable that was written before the call, if it is not already. `cursor`

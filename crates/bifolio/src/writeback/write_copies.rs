@@ -1,4 +1,5 @@
-//! Copies of pages for write-outs while raw writers may store to the pages.
+//! Write-outs of pages of a region: what maps add to a [`WriteBatch`]. A page that the program has
+//! discarded cannot be written, and pages that raw writers may store to are written from copies.
 //!
 //! A backing may rely on bytes that do not change during a write, but a store through a map does
 //! not wait. So pages of a file that is mapped for writing are written from copies:
@@ -19,7 +20,7 @@
 //! Creates slices of its share of the staging memory.
 #![allow(unsafe_code)]
 
-use super::batch::{WriteBatch, WriteVictim};
+use super::batch::{WriteBatch, WriteIo, WriteVictim};
 use crate::inode::Inode;
 use crate::memory::{Region, Staged};
 use crate::page::PAGE_BYTES;
@@ -79,20 +80,41 @@ impl WriteCopies {
 }
 
 impl<'a> WriteBatch<'a> {
-    /// Returns the region of `folios` if raw writers may store to them during the write.
-    pub(super) fn needs_copies(&self, folios: &[WriteVictim<'_>]) -> Option<&'a Region> {
+    /// Starts to write adjacent pages of a region: from copies if raw writers may store to them
+    /// meanwhile.
+    pub(super) fn start_mapped(
+        &mut self,
+        folios: SmallVec<[WriteVictim<'a>; 1]>,
+        region: &'a Region,
+    ) {
+        let first = folios[0].folio.folio().index();
+        if !region.discarded_among(first..first + folios.len() as u64).is_empty() {
+            return self.end_discarded(folios);
+        }
         // Loaded after the write-outs have begun: a write-out that misses it is waited for before
-        // any store (`Inode::track_stores`). Folios that are being evicted are copies already.
-        let region = self.inode.page_space.tracked()?;
-        folios[0].copy.is_none().then_some(region)
+        // any store (`Inode::track_stores`).
+        if self.inode.page_space.tracked().is_none() {
+            return self.start_from(folios, None);
+        }
+        self.start_copied(folios, region);
+    }
+
+    /// Ends the write-out of adjacent folios of which some pages are missing, and retries each
+    /// alone.
+    #[cold]
+    fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
+        let (index, is_alone) = (folios[0].folio.folio().index(), folios.len() == 1);
+        let run = WriteIo::unwritten(folios);
+        if is_alone {
+            let error = self.inode.discarded(index);
+            log::error!("{error}");
+            return self.end(run, Some(error));
+        }
+        self.failed.push(run);
     }
 
     /// Starts to write adjacent pages from copies, as many in one transfer as there is memory for.
-    pub(super) fn start_copied(
-        &mut self,
-        mut folios: SmallVec<[WriteVictim<'a>; 1]>,
-        region: &'a Region,
-    ) {
+    fn start_copied(&mut self, mut folios: SmallVec<[WriteVictim<'a>; 1]>, region: &'a Region) {
         debug_assert_eq!(self.inode.mapping.order(), 0, "a folio of a region is a page");
         while !folios.is_empty() {
             let mut copies = self.memory_for_copies(folios.len(), region);
