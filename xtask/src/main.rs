@@ -18,6 +18,8 @@ mod fuzz;
 mod house;
 mod install;
 mod mutants;
+mod package;
+mod release;
 mod san;
 mod step;
 mod surface;
@@ -55,6 +57,8 @@ enum Task {
     Benchmarks(benchmarks::Arguments),
     /// Run the check of each crate by which other software uses Bifolio.
     CheckDoors(doors::Arguments),
+    /// Run the checks before a release that take too long for every change.
+    Release(release::Arguments),
     /// Rewrite the C header from the sources of bifolio-capi.
     Header,
     /// Build the C interface for release and install it.
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::CheckDoors(arguments) => doors::run(&arguments),
+        Task::Release(arguments) => release::run(&arguments),
         Task::Header => Cargo::new("test -p bifolio-capi --test header the_header_is")
             .default_variable("BIFOLIO_HEADER", "write")
             .run()

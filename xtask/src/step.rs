@@ -1,7 +1,7 @@
 //! The steps: the command that each runs, and their order in `cargo x ci`.
 //!
-//! `main` runs one step, or all of them. A step is a [`Cargo`] command, except `tidy`, `house` and
-//! `torture --mutants`, which run inside this program. Name, command and duration go to standard
+//! `main` runs one step, or all of them. A step is a [`Cargo`] command, except `tidy`, `house`,
+//! `package` and `torture --mutants`, which run inside this program. Name, command and duration go to standard
 //! error, where cargo's own progress goes, so that they stay in order.
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 use crate::cargo::Cargo;
-use crate::{house, mutants, surface, tidy};
+use crate::{house, mutants, package, surface, tidy};
 
 /// The last steps of `cargo x ci`: three minutes, with fresh seeds, which are printed; a failure
 /// prints a command that repeats it. The exerciser is limited by operations instead of time.
@@ -30,6 +30,8 @@ pub enum Step {
     Tidy,
     /// Print structural metrics; fails if a recorded one has risen.
     House(house::Arguments),
+    /// Package the crates that are to be published, and check what the packages hold.
+    Package(package::Arguments),
     /// Run clippy on all targets and features, warnings denied.
     Clippy,
     /// Build the documentation with private items, warnings denied.
@@ -96,6 +98,7 @@ fn all(skip_tests: bool) -> Vec<Step> {
         Step::Fmt { check: true },
         Step::Tidy,
         Step::House(house::Arguments::default()),
+        Step::Package(package::Arguments::default()),
         Step::Clippy,
         Step::Doc,
         Step::Surface(surface::Arguments::default()),
@@ -118,6 +121,7 @@ impl Step {
             Self::Fmt { .. } => "fmt",
             Self::Tidy => "tidy",
             Self::House(_) => "house",
+            Self::Package(_) => "package",
             Self::Clippy => "clippy",
             Self::Doc => "doc",
             Self::Surface(_) => "surface",
@@ -137,6 +141,7 @@ impl Step {
         let outcome = match (self, &command) {
             (Self::Tidy, _) => tidy::run(),
             (Self::House(arguments), _) => house::run(*arguments),
+            (Self::Package(arguments), _) => package::run(*arguments),
             (Self::Surface(arguments), _) => surface::run(*arguments),
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Loom { .. }, Some(cargo)) => cargo.run().and_then(|text| check_ran(&text)),
@@ -157,7 +162,10 @@ impl Step {
                 .default_variable("BIFOLIO_CHAOS", "1:2000")
         };
         let cargo = match self {
-            Self::Tidy | Self::House(_) | Self::Torture { mutants: Some(_), .. } => return None,
+            Self::Tidy
+            | Self::House(_)
+            | Self::Package(_)
+            | Self::Torture { mutants: Some(_), .. } => return None,
             Self::Fmt { check: false } => Cargo::new("fmt --all"),
             Self::Fmt { check: true } => Cargo::new("fmt --all --check"),
             Self::Clippy => {
@@ -219,7 +227,7 @@ mod tests {
     fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
         let names = |skip| all(skip).iter().map(Step::name).collect::<Vec<_>>();
         let (torture, tests) = (["torture"; 2], ["test"]);
-        let cheap = ["fmt", "tidy", "house", "clippy", "doc", "surface", "loom"];
+        let cheap = ["fmt", "tidy", "house", "package", "clippy", "doc", "surface", "loom"];
         assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
         assert_eq!(names(true), [&cheap[..], &torture].concat());
     }

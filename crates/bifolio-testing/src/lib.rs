@@ -56,3 +56,10 @@ pub use skip::{attempt, skip};
 pub use small_disk::SmallDisk;
 pub use upset::{UpsetCase, UpsetStep, UpsetTally};
 pub use workload::{Limits, Workload};
+
+/// The programs in the documents are tests, too: here, as a package includes no file of others.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/guide.md")]
+#[doc = include_str!("../../bifolio/README.md")]
+struct Documents;

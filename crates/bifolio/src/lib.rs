@@ -234,9 +234,3 @@ pub mod backing {
 
 #[cfg(not(all(test, loom)))]
 pub use surface::*;
-
-/// The programs in the documents are tests, too.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-#[doc = include_str!("../../../docs/guide.md")]
-struct Documents;

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use bifolio::ErrorKind;
+use bifolio::{ErrorKind, Stats};
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{Faulty, PAGE, Way, assert_same, cache_of, error_of, wait_until, writable};
@@ -117,5 +117,16 @@ fn a_close_waits_for_what_is_pinned_to_be_changed() {
             closing.join().unwrap().unwrap();
         });
         assert_eq!(&faulty.stored()[PAGE as usize..][..6], b"pinned");
+    }
+}
+
+#[test]
+fn every_counter_and_level_is_documented() {
+    let page = include_str!("../../../../docs/counters.md");
+    let stats = format!("{:?}", Stats::default());
+    let fields = stats.split(['{', ',']).filter_map(|field| field.trim().split_once(": "));
+    let only_for_benchmarks = ["references_taken", "entries_loaded"];
+    for (name, _) in fields.filter(|(name, _)| !only_for_benchmarks.contains(name)) {
+        assert!(page.contains(&format!("`{name}`")), "docs/counters.md lacks `{name}`");
     }
 }
