@@ -1,71 +1,177 @@
-//! `cargo x install --prefix DIR`: installs the C interface and the extension of SQLite for
-//! compilers and the loader.
+//! `cargo x install --prefix DIR`: installs the programs, the C interface and the extension of
+//! SQLite, with what belongs to them.
 //!
-//! Where it stands: called by `main`. It builds the crates `bifolio-capi` and `bifolio-sqlite` for
-//! release and copies:
+//! Called by `main` and by [`crate::deb`]. It builds for release and copies, all or `--only` some:
 //!
 //! ```text
-//!  PREFIX/include/bifolio.h
-//!  PREFIX/lib/libbifolio.so.0.1.0          the shared library
-//!  PREFIX/lib/libbifolio.so.0.1       ->   it, for the loader: its soname
-//!  PREFIX/lib/libbifolio.so           ->   it, for the compiler
-//!  PREFIX/lib/libbifolio.a
-//!  PREFIX/lib/libbifolio_sqlite.so         found by `.load libbifolio_sqlite`
-//!  PREFIX/lib/libbifolio_sqlite.a
-//!  PREFIX/lib/pkgconfig/bifolio.pc
+//!  program  bin/bifolio
+//!  mount    bin/bifolio-mount                      built in the workspace `doors/`
+//!  both     share/man/man1/*.1
+//!           share/bash-completion/completions/*, share/fish/vendor_completions.d/*.fish,
+//!           share/zsh/site-functions/_*
+//!  c        include/bifolio.h
+//!           lib/libbifolio.so.0.1.0                the shared library
+//!           lib/libbifolio.so.0.1       ->   it,   for the loader: its soname
+//!           lib/libbifolio.so           ->   it,   for the compiler
+//!           lib/libbifolio.a
+//!           lib/pkgconfig/bifolio.pc
+//!  sqlite   lib/libbifolio_sqlite.so               found by `.load libbifolio_sqlite`
+//!           lib/libbifolio_sqlite.a
 //! ```
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 
-use crate::cargo::{Cargo, workspace_root};
+use crate::cargo::{Cargo, target_folder, workspace_root};
 
-/// The command that is run.
+/// Options of `cargo x install`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Directory for the header and the libraries.
+    /// Directory in which the files are used.
     #[arg(long, default_value = "/usr/local")]
     prefix: PathBuf,
+    /// Directory that stands for `/` while files are copied, for those who make packages.
+    #[arg(long, value_name = "DIR")]
+    destdir: Option<PathBuf>,
+    /// Only these parts, with commas between.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+}
+
+/// What can be installed by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The program `bifolio`.
+    Program,
+    /// The program `bifolio-mount`.
+    Mount,
+    /// The C interface.
+    C,
+    /// The extension of SQLite.
+    Sqlite,
+}
+
+impl Arguments {
+    /// Returns the options that install everything for `/usr`, below `destdir`.
+    pub fn staged(destdir: PathBuf) -> Self {
+        Self { prefix: "/usr".into(), destdir: Some(destdir), only: Vec::new() }
+    }
 }
 
 /// Builds and copies.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    Cargo::new("build --release -p bifolio-capi -p bifolio-sqlite")
-        .run()
-        .context("the build failed")?;
+    let is_asked = |part| arguments.only.is_empty() || arguments.only.contains(&part);
     let prefix = std::path::absolute(&arguments.prefix).context("--prefix")?;
-    let crate_folder = workspace_root().join("doors/bifolio-capi");
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace_root().join("target"), PathBuf::from)
-        .join("release");
-    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
-    for folder in [&include, &lib, &lib.join("pkgconfig")] {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let target = match &arguments.destdir {
+        Some(destdir) => destdir.join(prefix.strip_prefix("/").unwrap_or(&prefix)),
+        None => prefix.clone(),
+    };
+    let built = build(&is_asked)?;
+    if is_asked(Part::Program) {
+        install_program(&built.join("bifolio"), "generate", &target)?;
     }
+    if is_asked(Part::Mount) {
+        install_program(&doors_folder().join("bifolio-mount"), "--generate", &target)?;
+    }
+    if is_asked(Part::C) {
+        install_c(&built, &prefix, &target)?;
+    }
+    if is_asked(Part::Sqlite) {
+        for name in ["libbifolio_sqlite.so", "libbifolio_sqlite.a"] {
+            copy(&built.join(name), &target.join("lib").join(name))?;
+        }
+    }
+    eprintln!("installed {} in {}", env!("CARGO_PKG_VERSION"), target.display());
+    Ok(())
+}
+
+/// Builds the parts, and returns the folder of those of the main workspace.
+fn build(is_asked: &impl Fn(Part) -> bool) -> Result<PathBuf> {
+    let crates = [
+        (Part::Program, "bifolio-cli"),
+        (Part::C, "bifolio-capi"),
+        (Part::Sqlite, "bifolio-sqlite"),
+    ];
+    let names = crates.iter().filter(|(part, _)| is_asked(*part));
+    let packages: Vec<String> =
+        names.flat_map(|(_, name)| ["-p".to_owned(), (*name).to_owned()]).collect();
+    if !packages.is_empty() {
+        let cargo = Cargo::new("build --release").arguments(&packages);
+        cargo.run().context("the build failed")?;
+    }
+    if is_asked(Part::Mount) {
+        let line = "build --release --manifest-path doors/Cargo.toml -p bifolio-mount";
+        Cargo::new(line).run().context("the build of bifolio-mount failed")?;
+    }
+    Ok(target_folder().join("release"))
+}
+
+/// Folder into which the workspace `doors/` is built.
+fn doors_folder() -> PathBuf {
+    let own = workspace_root().join("doors/target");
+    std::env::var_os("CARGO_TARGET_DIR").map_or(own, |_| target_folder()).join("release")
+}
+
+/// Installs a program, and what it generates: manual pages and completions.
+fn install_program(program: &Path, generate: &str, target: &Path) -> Result<()> {
+    let name = program.file_name().context("a program has a name")?;
+    copy(program, &target.join("bin").join(name))?;
+    let generated = target_folder().join("generated").join(name);
+    let _ = fs::remove_dir_all(&generated);
+    fs::create_dir_all(&generated)?;
+    let status = Command::new(program).arg(generate).arg(&generated).status();
+    let status = status.with_context(|| format!("cannot start {}", program.display()))?;
+    ensure!(status.success(), "{} {generate} failed", program.display());
+    for entry in fs::read_dir(&generated)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).context("a generated file")?;
+        let place = place_of(name).with_context(|| format!("what is {name}?"))?;
+        copy(&path, &target.join("share").join(place))?;
+    }
+    Ok(())
+}
+
+/// Returns the path of a generated file below `share`.
+fn place_of(name: &str) -> Option<String> {
+    if let Some(command) = name.strip_suffix(".bash") {
+        return Some(format!("bash-completion/completions/{command}"));
+    }
+    match name {
+        _ if name.ends_with(".1") => Some(format!("man/man1/{name}")),
+        _ if name.ends_with(".fish") => Some(format!("fish/vendor_completions.d/{name}")),
+        _ if name.starts_with('_') => Some(format!("zsh/site-functions/{name}")),
+        _ => None,
+    }
+}
+
+/// Installs header, libraries and the file for pkg-config, which names `prefix`.
+fn install_c(built: &Path, prefix: &Path, target: &Path) -> Result<()> {
+    let (include, lib) = (target.join("include"), target.join("lib"));
     let version = env!("CARGO_PKG_VERSION");
     let shared = format!("libbifolio.so.{version}");
-    copy(&crate_folder.join("include/bifolio.h"), &include.join("bifolio.h"))?;
-    copy(&target.join("libbifolio_capi.a"), &lib.join("libbifolio.a"))?;
-    copy(&target.join("libbifolio_capi.so"), &lib.join(&shared))?;
-    for name in ["libbifolio_sqlite.so", "libbifolio_sqlite.a"] {
-        copy(&target.join(name), &lib.join(name))?;
-    }
+    let header = workspace_root().join("doors/bifolio-capi/include/bifolio.h");
+    copy(&header, &include.join("bifolio.h"))?;
+    copy(&built.join("libbifolio_capi.a"), &lib.join("libbifolio.a"))?;
+    copy(&built.join("libbifolio_capi.so"), &lib.join(&shared))?;
     for name in [soname(version), "libbifolio.so".to_owned()] {
         let link = lib.join(name);
         let _ = fs::remove_file(&link);
         symlink(&shared, &link).with_context(|| format!("cannot make {}", link.display()))?;
     }
     let file = lib.join("pkgconfig/bifolio.pc");
-    fs::write(&file, pkg_config(&prefix, version)?)
-        .with_context(|| format!("cannot write {}", file.display()))?;
-    eprintln!("installed {version} in {}", prefix.display());
-    Ok(())
+    fs::create_dir_all(lib.join("pkgconfig"))?;
+    fs::write(&file, pkg_config(prefix, version)?)
+        .with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
+    let folder = to.parent().context("a file is in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     // A program may be running the old library: it keeps it.
     let _ = fs::remove_file(to);
     let copied = fs::copy(from, to);
@@ -100,6 +206,19 @@ fn pkg_config(prefix: &Path, version: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_generated_file_has_a_place() {
+        let places = ["bifolio-bench.1", "bifolio.bash", "bifolio.fish", "_bifolio"].map(place_of);
+        let expected = [
+            "man/man1/bifolio-bench.1",
+            "bash-completion/completions/bifolio",
+            "fish/vendor_completions.d/bifolio.fish",
+            "zsh/site-functions/_bifolio",
+        ];
+        assert_eq!(places, expected.map(|it| Some(it.to_owned())));
+        assert_eq!(place_of("bifolio.exe"), None);
+    }
 
     #[test]
     fn the_loader_asks_for_the_minor_version() {

@@ -13,6 +13,7 @@
 
 mod benchmarks;
 mod cargo;
+mod deb;
 mod doors;
 mod fuzz;
 mod house;
@@ -61,8 +62,10 @@ enum Task {
     Release(release::Arguments),
     /// Rewrite the C header from the sources of bifolio-capi.
     Header,
-    /// Build the C interface for release and install it.
+    /// Build the programs and libraries for release and install them.
     Install(install::Arguments),
+    /// Make a package for Debian of what `install` installs.
+    Deb,
     /// Measure a storage engine over Bifolio beside its own storage, with the same memory.
     EngineBench {
         /// The engine (`redb`, `sqlite`, `tantivy`, `objects`), then its options: `--json -`,
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
             .default_variable("BIFOLIO_HEADER", "write")
             .run()
             .map(|_| ()),
+        Task::Deb => deb::run(),
         Task::Install(arguments) => install::run(&arguments),
         Task::EngineBench { mut arguments } => {
             // Some engines take long to build: only their own benchmarks do.

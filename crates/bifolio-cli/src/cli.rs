@@ -39,6 +39,12 @@ pub(crate) enum Command {
     },
     /// Show what a cache in another process does now: hits, misses, storage, memory, files.
     Top(TopOptions),
+    /// Write manual pages and completions for shells, for `cargo x install`.
+    #[command(hide = true)]
+    Generate {
+        /// An existing directory.
+        directory: PathBuf,
+    },
     #[command(hide = true)]
     BenchChild {
         /// The task, as JSON.

@@ -10,6 +10,7 @@ mod check;
 mod cli;
 mod compare;
 mod features;
+mod generate;
 mod mount;
 mod output;
 mod terminal;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Command::Check(options) => check::run(&options),
         Command::Compare(options) => compare::run(&options),
         Command::Features => features::run(),
+        Command::Generate { directory } => generate::run(&directory),
         Command::Mount { arguments } => mount::run(&arguments),
         Command::Top(options) => top::run(&options),
         Command::BenchChild { request } => bench::run_child(&request),

@@ -74,14 +74,16 @@ mod volume;
 mod workers;
 mod xattr;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::{Shell, generate_to};
 
 use crate::background::Process;
 
@@ -133,14 +135,28 @@ const EXIT_NOT_WRITTEN: u8 = 1;
 const EXIT_NOT_MOUNTED: u8 = 2;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    match run(&options) {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let outcome = match &arguments[..] {
+        // For `cargo x install`.
+        [_, option, directory] if option == "--generate" => generate(directory.as_ref()),
+        _ => run(&Options::parse()),
+    };
+    match outcome {
         Ok(status) => status,
         Err(error) => {
             messages::report_failure(&error);
             ExitCode::from(EXIT_NOT_MOUNTED)
         }
     }
+}
+
+/// Writes the manual page and the completions of three shells.
+fn generate(directory: &Path) -> Result<ExitCode> {
+    for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+        generate_to(shell, &mut Options::command(), "bifolio-mount", directory)?;
+    }
+    clap_mangen::generate_to(Options::command(), directory)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs in the foreground, or starts the background process.

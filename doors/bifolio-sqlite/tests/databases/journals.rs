@@ -134,7 +134,7 @@ fn the_lines_of_the_readme_work() {
     let mut count = 0;
     for line in readme.lines().filter(|line| line.starts_with("sqlite3 ")) {
         let line = line.split(" #").next().unwrap();
-        let line = line.replace("target/release/libbifolio_sqlite", extension.to_str().unwrap());
+        let line = line.replace("/tmp/bifolio/lib/libbifolio_sqlite", extension.to_str().unwrap());
         let mut command = Command::new("sh");
         command.arg("-c").arg(&line).current_dir(directory.path());
         let (out, errors) = run(command, "select 7;\n.vfsname\n");
