@@ -43,7 +43,7 @@ pub struct Arguments {
     only: Vec<Part>,
 }
 
-/// What can be installed by itself.
+/// A part that can be installed by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// The program `bifolio`.

@@ -1,7 +1,7 @@
 //! `cargo x release`: what is checked before a release, and takes too long for every change.
 //!
-//! Called by `main`. Programs that a check needs are built into `target/tools`, once; a toolchain is
-//! installed by rustup.
+//! Called by `main`. Programs that a check needs are built into `target/tools`, once; a toolchain
+//! is installed by rustup.
 
 use std::process::Command;
 
@@ -26,7 +26,7 @@ pub struct Arguments {
 enum Check {
     /// Every package, built from its archive alone.
     Packages,
-    /// What is published, with the oldest toolchain that `rust-version` allows.
+    /// Published crates, with the oldest toolchain that `rust-version` allows.
     Minimum,
     /// Licences, sources, duplicates and known defects of dependencies (cargo-deny); dependencies
     /// that nothing uses (cargo-machete).

@@ -1,8 +1,8 @@
 //! The steps: the command that each runs, and their order in `cargo x ci`.
 //!
 //! `main` runs one step, or all of them. A step is a [`Cargo`] command, except `tidy`, `house`,
-//! `package` and `torture --mutants`, which run inside this program. Name, command and duration go to standard
-//! error, where cargo's own progress goes, so that they stay in order.
+//! `package` and `torture --mutants`, which run inside this program. Name, command and duration go
+//! to standard error, where cargo's own progress goes, so that they stay in order.
 
 use std::time::{Duration, Instant};
 
