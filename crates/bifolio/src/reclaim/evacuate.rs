@@ -360,7 +360,7 @@ impl Reclaim {
         let pages = folio.folio().pages();
         memory.counters.add(Counter::PgScan, 1);
         let mut evicted = EvictedBatch::default();
-        let (outcome, kept) = self.evict_or_keep(reclaim_lock, folio, true, &mut evicted);
+        let (outcome, kept) = self.evict(reclaim_lock, folio, true, &mut evicted);
         evicted.free_here();
         counts.note(outcome, pages);
         let Some(folio) = kept else { return };

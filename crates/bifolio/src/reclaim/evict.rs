@@ -5,7 +5,7 @@
 
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{Reclaim, ReclaimLock};
-use crate::inode::{Cleaner, Inode};
+use crate::inode::Cleaner;
 use crate::memory::{ListKind, Shadow};
 use crate::page::{EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
@@ -43,7 +43,7 @@ impl Reclaim {
     ///
     /// With `second_chance`, a recently used folio stays. A dirty one always stays. One that is
     /// evicted is added to `evicted`.
-    pub(super) fn evict_or_keep<'a>(
+    pub(super) fn evict<'a>(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
         folio: FolioRef<'a>,
@@ -78,10 +78,22 @@ impl Reclaim {
             self.memory.counters.add(Counter::PgPinned, 1);
             return (EvictOutcome::Pinned, Some(folio));
         }
-        self.evict(inode, folio, locked, evicted)
+        match inode.evict(folio, &locked, self.shadow_of(&locked)) {
+            Ok(frozen) => {
+                self.note_eviction(&locked, Counter::PgSteal);
+                frozen.note_removed();
+                evicted.0.push(frozen);
+                (EvictOutcome::Evicted, None)
+            }
+            Err(EvictError::Referenced(folio)) => {
+                self.memory.counters.add(Counter::PgPinned, 1);
+                (EvictOutcome::Pinned, Some(folio))
+            }
+            Err(EvictError::Dirty(folio)) => (EvictOutcome::Busy, Some(folio)),
+        }
     }
 
-    /// Evicts like [`Self::evict_or_keep`], but if the folio is dirty, asks the flusher to write
+    /// Evicts like [`Self::evict`], but if the folio is dirty, asks the flusher to write
     /// this folio.
     pub(super) fn pageout_one<'a>(
         &self,
@@ -89,7 +101,7 @@ impl Reclaim {
         folio: FolioRef<'a>,
     ) -> (EvictOutcome, Option<FolioRef<'a>>) {
         let mut evicted = EvictedBatch::default();
-        let (outcome, folio) = self.evict_or_keep(reclaim_lock, folio, false, &mut evicted);
+        let (outcome, folio) = self.evict(reclaim_lock, folio, false, &mut evicted);
         evicted.free_here();
         if outcome == EvictOutcome::Dirty {
             folio.iter().for_each(|folio| self.write_soon_one(reclaim_lock, folio));
@@ -117,28 +129,6 @@ impl Reclaim {
         let unused = locked.flags.get(Flag::Readahead);
         self.memory.counters.add(counter, 1);
         self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
-    }
-
-    fn evict<'a>(
-        &self,
-        inode: &Inode,
-        folio: FolioRef<'a>,
-        locked: LockedFolio<'_>,
-        evicted: &mut EvictedBatch<'a>,
-    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
-        match inode.evict(folio, &locked, self.shadow_of(&locked)) {
-            Ok(frozen) => {
-                self.note_eviction(&locked, Counter::PgSteal);
-                frozen.note_removed();
-                evicted.0.push(frozen);
-                (EvictOutcome::Evicted, None)
-            }
-            Err(EvictError::Referenced(folio)) => {
-                self.memory.counters.add(Counter::PgPinned, 1);
-                (EvictOutcome::Pinned, Some(folio))
-            }
-            Err(EvictError::Dirty(folio)) => (EvictOutcome::Busy, Some(folio)),
-        }
     }
 }
 

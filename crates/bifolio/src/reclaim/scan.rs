@@ -1,5 +1,13 @@
-//! Scans the LRU lists: chooses which folios to examine, in which order and how many. Each isolated
+//! Scans of the LRU lists: which folios are examined, in which order and how many. Each isolated
 //! folio is evicted (`evict.rs`), put back, or queued to be written. Never waits for storage.
+//!
+//! ```text
+//!   shrink      growing shares of the lists, until it is enough
+//!     round     isolate a few at the tails of OLD and ACTIVE, and sort them:
+//!       evict   one folio of the arena, or the reason why it stays           evict.rs
+//!       swap    folios of memory files, for the swapper                      swapper.rs
+//!       unmap   folios of regions, many together                             unmap.rs
+//! ```
 
 use super::evict::EvictedBatch;
 use super::swapper::SWAP_PAGES;
@@ -154,6 +162,167 @@ impl ScanCounts {
     }
 }
 
+/// A scan in progress: what it may do, what it has collected, and its results.
+#[derive(Debug)]
+struct Scan<'t> {
+    reclaim: &'t Reclaim,
+    reclaim_lock: &'t ReclaimLock<'t>,
+    control: ScanControl,
+    counts: ScanCounts,
+    unmapping: Unmapping<'t>,
+    unswapped: Unswapped<'t>,
+}
+
+impl<'t> Scan<'t> {
+    fn new(reclaim: &'t Reclaim, reclaim_lock: &'t ReclaimLock<'t>, control: ScanControl) -> Self {
+        let unmapping = Unmapping::new(reclaim, Owners::ReclaimLock(reclaim_lock), control);
+        let (counts, unswapped) = Default::default();
+        Self { reclaim, reclaim_lock, control, counts, unmapping, unswapped }
+    }
+
+    /// Returns `true` if `wanted_pages` are free or will be once the pages queued for the swap are
+    /// written.
+    fn is_enough(&self, wanted_pages: u64) -> bool {
+        let freed_pages = self.counts.reclaimed_pages + self.unswapped.region_page_count;
+        if freed_pages >= wanted_pages || self.reclaim.swap.is_none() {
+            return freed_pages >= wanted_pages;
+        }
+        let coming_pages =
+            if self.writes_memory_files() { self.reclaim.swapper.coming_pages() } else { 0 };
+        freed_pages + coming_pages >= wanted_pages
+            || coming_pages > 0 && !self.reclaim.has_room_in_queue()
+    }
+
+    fn writes_memory_files(&self) -> bool {
+        self.control.write_out == WriteOut::MemoryFiles
+    }
+
+    /// Scans a share of the lists, one in 2 to the power of `priority`, at the tails of OLD and
+    /// ACTIVE, until it is enough.
+    fn round(&mut self, priority: u32, wanted_pages: u64) {
+        let memory = &self.reclaim.memory;
+        let sizes = memory.lru.sizes();
+        let listed_pages = sizes.listed_pages();
+        let share_pages = (listed_pages >> priority).max(super::ROUND_PAGES).min(listed_pages);
+        let evicts_early = memory.arena_fills.have_runs();
+        let step_pages = if evicts_early { STEP_PAGES } else { BATCH_SLOTS as u64 };
+        let (mut unscanned, mut scanned_pages) = (Unscanned::new(sizes), 0);
+        let mut batch = Vec::with_capacity(BATCH_SLOTS);
+        while !self.is_enough(wanted_pages) {
+            self.age_fresh();
+            // The swap is written in batches: a few more folios are scanned to fill one.
+            let more_pages = self.unswapped.scan_pages().max(self.unmapping.scan_pages());
+            let scan_pages = share_pages.max(more_pages.min(listed_pages));
+            let left_pages = scan_pages.saturating_sub(scanned_pages).min(step_pages);
+            let chosen = unscanned.choose(memory.lru.sizes(), evicts_early);
+            let Some((kind, pages_max)) = chosen else { break };
+            memory.lru.isolate(&memory.folios, kind, pages_max.min(left_pages), &mut batch);
+            if batch.is_empty() {
+                break;
+            }
+            let isolated_pages = batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
+            unscanned.note(kind, isolated_pages);
+            scanned_pages += isolated_pages;
+            memory.counters.add(Counter::PgScan, batch.len() as u64);
+            for folio in batch.extract_if(.., |folio| memory.arena.is_region_page(folio.id())) {
+                self.collect(folio);
+            }
+            self.evict_all(&mut batch);
+            if self.unswapped.pages >= SWAP_PAGES {
+                self.swap();
+            }
+        }
+        self.swap();
+    }
+
+    /// Evicts isolated folios; those that stay return to a list, except those to be swapped out.
+    fn evict_all(&mut self, batch: &mut Vec<FolioRef<'t>>) {
+        let (reclaim, reclaim_lock) = (self.reclaim, self.reclaim_lock);
+        let (mut used, mut unused) = (Vec::new(), Vec::new());
+        let mut evicted = EvictedBatch::default();
+        batch.iter().for_each(|folio| reclaim_lock.touch_entry(folio));
+        for folio in batch.drain(..) {
+            let pages = folio.folio().pages();
+            let (outcome, kept) =
+                reclaim.evict(reclaim_lock, folio, self.control.second_chance, &mut evicted);
+            match outcome {
+                EvictOutcome::Activate => used.extend(kept),
+                EvictOutcome::Unswapped => {
+                    kept.into_iter().for_each(|folio| self.unswapped.add(folio));
+                    continue;
+                }
+                _ => unused.extend(kept),
+            }
+            self.counts.note(outcome, pages);
+        }
+        reclaim.activate(&mut used);
+        reclaim.memory.lru.put_back(&reclaim.memory.folios, &mut unused);
+        evicted.free(reclaim, reclaim_lock, &mut self.counts);
+    }
+
+    /// Collects a folio of a region, for the swap or to be unmapped with others.
+    fn collect(&mut self, folio: FolioRef<'t>) {
+        let (reclaim, second_chance) = (self.reclaim, self.control.second_chance);
+        let choose = || reclaim.choose_for_swap(self.reclaim_lock, &folio, second_chance);
+        match self.writes_memory_files().then(choose).flatten() {
+            Some(Ok(())) => self.unswapped.add_region_page(folio),
+            Some(Err(outcome)) => self.unmapping.keep(folio, outcome, &mut self.counts),
+            None => self.unmapping.add(folio, &mut self.counts),
+        }
+    }
+
+    /// Queues the collected folios for the swapper, if that is wanted. Region folios that are not
+    /// queued are added to the unmapping, because they may be clean.
+    fn swap(&mut self) {
+        let Unswapped { folios, .. } = std::mem::take(&mut self.unswapped);
+        if folios.is_empty() {
+            return;
+        }
+        let memory = &self.reclaim.memory;
+        let left =
+            if self.writes_memory_files() { self.reclaim.queue_for_swap(folios) } else { folios };
+        let mut kept = Vec::new();
+        for folio in left {
+            if memory.arena.is_region_page(folio.id()) {
+                self.unmapping.add(folio, &mut self.counts);
+            } else {
+                self.counts.note(EvictOutcome::Unswapped, folio.folio().pages());
+                kept.push(folio);
+            }
+        }
+        memory.lru.put_back(&memory.folios, &mut kept);
+    }
+
+    /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks: uses this
+    /// soon after a fill do not count.
+    fn age_fresh(&self) {
+        let (lru, folios) = (&self.reclaim.memory.lru, &self.reclaim.memory.folios);
+        for _ in 0..AGED_BATCHES_MAX {
+            let sizes = lru.sizes();
+            let excess_pages = sizes.fresh_excess_pages();
+            if excess_pages == 0 {
+                return;
+            }
+            if sizes.is_crowded() {
+                lru.age(folios, excess_pages, |_| {});
+                continue;
+            }
+            lru.age(folios, excess_pages, |folio| {
+                if let Some(inode) = self.reclaim_lock.owner_of_listed(folio) {
+                    inode.mapping.test_and_clear_referenced(folio);
+                }
+            });
+        }
+    }
+
+    /// Ends all unmapping, and returns the results.
+    fn finish(self) -> ScanCounts {
+        let mut counts = self.counts;
+        self.unmapping.finish(&mut counts);
+        counts
+    }
+}
+
 impl Reclaim {
     /// Frees about `wanted_pages`, scanning growing shares of the lists; fewer if enough pages are
     /// queued for the swap.
@@ -163,48 +332,21 @@ impl Reclaim {
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
-        self.shrink_until(reclaim_lock, wanted_pages, write_out, 0)
-    }
-
-    /// Returns `true` if `wanted_pages` are free or will be once the pages queued for the swap are
-    /// written.
-    fn is_enough(&self, freed_pages: u64, wanted_pages: u64, control: ScanControl) -> bool {
-        if freed_pages >= wanted_pages || self.swap.is_none() {
-            return freed_pages >= wanted_pages;
+        let mut scan = Scan::new(self, reclaim_lock, ScanControl::reclaim(write_out));
+        for priority in (0..=PRIORITY_MAX).rev() {
+            scan.round(priority, wanted_pages);
+            if scan.is_enough(wanted_pages) {
+                break;
+            }
         }
-        let waits = control.write_out == WriteOut::MemoryFiles;
-        let coming_pages = if waits { self.swapper.coming_pages() } else { 0 };
-        freed_pages + coming_pages >= wanted_pages || coming_pages > 0 && !self.has_room_in_queue()
+        scan.finish()
     }
 
     /// Frees about a round's clean pages, if the smallest share of the lists has them.
     pub(super) fn shrink_a_little(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
-        self.shrink_until(reclaim_lock, super::ROUND_PAGES, WriteOut::Nothing, PRIORITY_MAX)
-    }
-
-    fn shrink_until(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        wanted_pages: u64,
-        write_out: WriteOut,
-        priority_min: u32,
-    ) -> ScanCounts {
-        let mut total = ScanCounts::default();
-        let control = ScanControl::reclaim(write_out);
-        let mut unmapping = Unmapping::new(self, Owners::ReclaimLock(reclaim_lock), control);
-        for priority in (priority_min..=PRIORITY_MAX).rev() {
-            let listed_pages = self.memory.lru.sizes().listed_pages();
-            let scan_pages = (listed_pages >> priority).max(super::ROUND_PAGES).min(listed_pages);
-            let left_pages = wanted_pages.saturating_sub(total.reclaimed_pages);
-            let scanned =
-                self.shrink_lists(reclaim_lock, scan_pages, left_pages, control, &mut unmapping);
-            total.add(&scanned);
-            if self.is_enough(total.reclaimed_pages, wanted_pages, control) {
-                break;
-            }
-        }
-        unmapping.finish(&mut total);
-        total
+        let mut scan = Scan::new(self, reclaim_lock, ScanControl::reclaim(WriteOut::Nothing));
+        scan.round(PRIORITY_MAX, super::ROUND_PAGES);
+        scan.finish()
     }
 
     /// Drains every batch, then examines every folio once, recently used or not: the last resort.
@@ -220,15 +362,19 @@ impl Reclaim {
         let active_pages = self.memory.lru.sizes().active_pages;
         self.shrink_active(reclaim_lock, active_pages);
         self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
-        let mut control = ScanControl::reclaim(WriteOut::MemoryFiles);
-        let first = self.shrink_lists_wholly(reclaim_lock, control);
+        let scan_all = |second_chance| {
+            let control = ScanControl::reclaim(WriteOut::MemoryFiles);
+            let mut scan = Scan::new(self, reclaim_lock, ScanControl { second_chance, ..control });
+            scan.round(0, super::ROUND_PAGES);
+            scan.finish()
+        };
+        let first = scan_all(true);
         if first.reclaimed_pages > 0 {
             return first;
         }
         self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
         // Readers may mark folios as fast as this thread scans: now hot folios are evicted, too.
-        control.second_chance = false;
-        let mut counts = self.shrink_lists_wholly(reclaim_lock, control);
+        let mut counts = scan_all(false);
         counts.busy_pages += self.unseen_pages(&counts);
         counts
     }
@@ -257,162 +403,6 @@ impl Reclaim {
             + counts.swapping_pages;
         let known_pages = listed_pages.min(judged_pages) + self.swapper.pages();
         listable_pages.saturating_sub(known_pages)
-    }
-
-    /// Scans all lists like [`Self::shrink_lists`], until a round's pages are free, and ends all
-    /// unmapping.
-    fn shrink_lists_wholly(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        control: ScanControl,
-    ) -> ScanCounts {
-        let mut unmapping = Unmapping::new(self, Owners::ReclaimLock(reclaim_lock), control);
-        let (wanted_pages, scan_pages) =
-            (super::ROUND_PAGES, self.memory.lru.sizes().listed_pages());
-        let mut counts =
-            self.shrink_lists(reclaim_lock, scan_pages, wanted_pages, control, &mut unmapping);
-        unmapping.finish(&mut counts);
-        counts
-    }
-
-    /// Scans up to `scan_pages` at the tails of OLD and ACTIVE, until `wanted_pages` are free, or
-    /// will be once the pages queued for the swap are written.
-    fn shrink_lists<'t>(
-        &'t self,
-        reclaim_lock: &ReclaimLock<'_>,
-        scan_pages: u64,
-        wanted_pages: u64,
-        control: ScanControl,
-        unmapping: &mut Unmapping<'t>,
-    ) -> ScanCounts {
-        let memory = &self.memory;
-        let mut counts = ScanCounts::default();
-        let mut scanned_pages = 0;
-        let mut batch = Vec::with_capacity(BATCH_SLOTS);
-        let mut unswapped = Unswapped::default();
-        let evicts_early = memory.arena_fills.have_runs();
-        let step_pages = if evicts_early { STEP_PAGES } else { BATCH_SLOTS as u64 };
-        let sizes = memory.lru.sizes();
-        let mut unscanned = Unscanned::new(sizes);
-        while !self.is_enough(
-            counts.reclaimed_pages + unswapped.region_page_count,
-            wanted_pages,
-            control,
-        ) {
-            self.age_fresh(reclaim_lock);
-            // The swap is written in batches: a few more folios are scanned to fill one.
-            let more_pages = unswapped.scan_pages().max(unmapping.scan_pages());
-            let scan_pages = scan_pages.max(more_pages.min(sizes.listed_pages()));
-            let left_pages = scan_pages.saturating_sub(scanned_pages).min(step_pages);
-            let chosen = unscanned.choose(memory.lru.sizes(), evicts_early);
-            let Some((kind, pages_max)) = chosen else { break };
-            memory.lru.isolate(&memory.folios, kind, pages_max.min(left_pages), &mut batch);
-            if batch.is_empty() {
-                break;
-            }
-            let isolated_pages = batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
-            unscanned.note(kind, isolated_pages);
-            scanned_pages += isolated_pages;
-            memory.counters.add(Counter::PgScan, batch.len() as u64);
-            // Region folios are unmapped in their own batches.
-            for folio in batch.extract_if(.., |folio| memory.arena.is_region_page(folio.id())) {
-                let is_wanted = control.write_out == WriteOut::MemoryFiles;
-                let choose = || self.choose_for_swap(reclaim_lock, &folio, control.second_chance);
-                match is_wanted.then(choose).flatten() {
-                    Some(Ok(())) => unswapped.add_region_page(folio),
-                    Some(Err(outcome)) => unmapping.keep(folio, outcome, &mut counts),
-                    None => unmapping.add(folio, &mut counts),
-                }
-            }
-            self.shrink_folio_list(reclaim_lock, &mut batch, control, &mut counts, &mut unswapped);
-            if unswapped.pages >= SWAP_PAGES {
-                self.swap(&mut unswapped, control, unmapping, &mut counts);
-            }
-        }
-        self.swap(&mut unswapped, control, unmapping, &mut counts);
-        counts
-    }
-
-    /// Queues the collected folios for the swapper, if that is wanted. Region folios that are not
-    /// queued are added to the unmapping, because they may be clean.
-    fn swap<'t>(
-        &'t self,
-        unswapped: &mut Unswapped<'t>,
-        control: ScanControl,
-        unmapping: &mut Unmapping<'t>,
-        counts: &mut ScanCounts,
-    ) {
-        let Unswapped { folios, .. } = std::mem::take(unswapped);
-        if folios.is_empty() {
-            return;
-        }
-        let is_wanted = control.write_out == WriteOut::MemoryFiles;
-        let left = if is_wanted { self.queue_for_swap(folios) } else { folios };
-        let mut kept = Vec::new();
-        for folio in left {
-            if self.memory.arena.is_region_page(folio.id()) {
-                unmapping.add(folio, counts);
-            } else {
-                counts.note(EvictOutcome::Unswapped, folio.folio().pages());
-                kept.push(folio);
-            }
-        }
-        self.memory.lru.put_back(&self.memory.folios, &mut kept);
-    }
-
-    /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks: uses this
-    /// soon after a fill do not count.
-    fn age_fresh(&self, reclaim_lock: &ReclaimLock<'_>) {
-        let (lru, folios) = (&self.memory.lru, &self.memory.folios);
-        for _ in 0..AGED_BATCHES_MAX {
-            let sizes = lru.sizes();
-            let excess_pages = sizes.fresh_excess_pages();
-            if excess_pages == 0 {
-                return;
-            }
-            if sizes.is_crowded() {
-                lru.age(folios, excess_pages, |_| {});
-                continue;
-            }
-            lru.age(folios, excess_pages, |folio| {
-                if let Some(inode) = reclaim_lock.owner_of_listed(folio) {
-                    inode.mapping.test_and_clear_referenced(folio);
-                }
-            });
-        }
-    }
-
-    /// Examines each isolated folio; those that stay return to a list, except those to be swapped
-    /// out.
-    fn shrink_folio_list<'a>(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        batch: &mut Vec<FolioRef<'a>>,
-        control: ScanControl,
-        counts: &mut ScanCounts,
-        unswapped: &mut Unswapped<'a>,
-    ) {
-        let (mut used, mut unused) = (Vec::new(), Vec::new());
-        let mut evicted = EvictedBatch::default();
-        batch.iter().for_each(|folio| reclaim_lock.touch_entry(folio));
-        for folio in batch.drain(..) {
-            let pages = folio.folio().pages();
-            let (outcome, kept) =
-                self.evict_or_keep(reclaim_lock, folio, control.second_chance, &mut evicted);
-            if outcome != EvictOutcome::Unswapped {
-                counts.note(outcome, pages);
-            }
-            match outcome {
-                EvictOutcome::Activate => used.extend(kept),
-                EvictOutcome::Unswapped => {
-                    kept.into_iter().for_each(|folio| unswapped.add(folio));
-                }
-                _ => unused.extend(kept),
-            }
-        }
-        self.activate(&mut used);
-        self.memory.lru.put_back(&self.memory.folios, &mut unused);
-        evicted.free(self, reclaim_lock, counts);
     }
 
     /// Puts isolated folios that were used at the head of ACTIVE.

@@ -403,7 +403,7 @@ impl Reclaim {
         let reclaim_lock = self.lock();
         let (mut kept, mut evicted) = (Vec::new(), EvictedBatch::default());
         for folio in folios {
-            let (_, folio) = self.evict_or_keep(&reclaim_lock, folio, false, &mut evicted);
+            let (_, folio) = self.evict(&reclaim_lock, folio, false, &mut evicted);
             kept.extend(folio);
         }
         memory.lru.put_back(&memory.folios, &mut kept);
