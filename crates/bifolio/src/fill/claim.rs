@@ -6,8 +6,8 @@
 //!
 //!
 
-use super::transfer::{ReadIo, Room};
-use super::{Fill, Locked};
+use super::Fill;
+use super::transfer::{Locked, ReadIo, Room};
 use crate::error::{Error, Result};
 use crate::inode::Cleaner;
 use crate::io::RUN_PAGES_MAX;
@@ -160,9 +160,10 @@ impl<'h> Fill<'h> {
         wait: Wait,
         may_pass_end: bool,
     ) -> Result<Claim<'h>> {
-        self.check_sound()?;
-        let Self { inode, reclaim, .. } = self;
+        let Self { inode, reclaim, state } = self;
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
+        state.check()?;
+        memory.soundness.check()?;
         // Before frames are allocated: a file whose pages cannot be evicted must not need them.
         let unlisted = reclaim.count_unlisted(inode)?;
         let Some((id, _filling)) = self.take_frame(vacancy, wait)? else {

@@ -66,7 +66,8 @@ impl<'h> Fill<'h> {
                     }
                 }
                 Lookup::Absent(seen) => {
-                    self.check_sound()?;
+                    self.state.check()?;
+                    memory.soundness.check()?;
                     let is_hole = self.inode.store.is_hole(seen);
                     if is_hole && !access.fills_holes() {
                         return Ok(None);

@@ -72,12 +72,10 @@ pub(crate) use batch::{Batch, Delivery};
 pub(crate) use claim::{ReadIoClaim, Wait};
 pub(crate) use publish::copy_filled;
 pub(crate) use queue::FillQueue;
-pub(crate) use transfer::ReadIo;
+pub(crate) use transfer::{Locked, ReadIo};
 
-use crate::error::Result;
 use crate::inode::Inode;
 use crate::memory::CacheState;
-use crate::page::{Flag, FolioId, FolioRef, Folios, LockedFolio};
 use crate::reclaim::Reclaim;
 use std::sync::Arc;
 
@@ -87,42 +85,6 @@ pub(crate) struct Fill<'h> {
     pub(crate) inode: &'h Arc<Inode>,
     pub(crate) reclaim: &'h Reclaim,
     pub(crate) state: &'h CacheState,
-}
-
-impl Fill<'_> {
-    /// Fails if the cache is poisoned, closed, or belongs to a parent process.
-    fn check_sound(self) -> Result<()> {
-        self.state.check()?;
-        self.inode.memory.soundness.check()
-    }
-}
-
-/// Locked folio, with a reference. The lock is released before the reference: a pattern that takes
-/// it apart names `folio` first, because the last name of a pattern is dropped first.
-#[derive(Debug)]
-pub(crate) struct Locked<'a> {
-    pub(crate) lock: LockedFolio<'a>,
-    pub(crate) folio: FolioRef<'a>,
-    /// Set if the folio was resident before the lookup.
-    pub(crate) was_resident: bool,
-}
-
-impl<'a> Locked<'a> {
-    pub(crate) fn is_uptodate(&self) -> bool {
-        self.lock.flags.get(Flag::Uptodate)
-    }
-
-    /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
-    pub(crate) fn detach(self) -> FolioId {
-        self.lock.detach_lock();
-        self.folio.into_id()
-    }
-
-    /// Takes over the lock and the reference from [`Locked::detach`].
-    pub(crate) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
-        let folio = folios.adopt(id);
-        Self { lock: folio.adopt_lock(), folio, was_resident: false }
-    }
 }
 
 /// Access mode of a lookup; see the table in the module documentation.

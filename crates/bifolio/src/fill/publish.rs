@@ -5,8 +5,7 @@
 //! Zeroes and copies parts of frames, and of staging memory, whose folios it has locked.
 #![allow(unsafe_code)]
 
-use super::Locked;
-use super::transfer::ReadIo;
+use super::transfer::{Locked, ReadIo};
 use crate::error::Result;
 use crate::inode::Inode;
 use crate::page::{Flag, Folios, PAGE_BYTES};

@@ -10,15 +10,42 @@
 //! Passes frames to the engine; the run owns them until the engine returns it.
 #![allow(unsafe_code)]
 
-use super::Locked;
 use crate::error::Result;
 use crate::inode::{ClearedBefore, Inode};
 use crate::io::{Operation, Pieces, Queue, Transfer};
 use crate::memory::Staged;
-use crate::page::{Entry, FolioId};
+use crate::page::{Entry, Flag, FolioId, FolioRef, Folios, LockedFolio};
 use crate::stats::Counter;
 use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Locked folio, with a reference. The lock is released before the reference: a pattern that takes
+/// it apart names `folio` first, because the last name of a pattern is dropped first.
+#[derive(Debug)]
+pub(crate) struct Locked<'a> {
+    pub(crate) lock: LockedFolio<'a>,
+    pub(crate) folio: FolioRef<'a>,
+    /// Set if the folio was resident before the lookup.
+    pub(crate) was_resident: bool,
+}
+
+impl<'a> Locked<'a> {
+    pub(crate) fn is_uptodate(&self) -> bool {
+        self.lock.flags.get(Flag::Uptodate)
+    }
+
+    /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
+    pub(crate) fn detach(self) -> FolioId {
+        self.lock.detach_lock();
+        self.folio.into_id()
+    }
+
+    /// Takes over the lock and the reference from [`Locked::detach`].
+    pub(crate) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
+        let folio = folios.adopt(id);
+        Self { lock: folio.adopt_lock(), folio, was_resident: false }
+    }
+}
 
 /// Run of adjacent folios that one transfer fills.
 #[derive(Debug)]
