@@ -20,20 +20,23 @@ use crate::{
 };
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
+static ALL: [&dyn Benchmark; 11] = [
+    &small_reads::SMALL_READS,
+    &random_reads::RANDOM_READS,
+    &gather::GATHER,
+    &scan::SCAN,
+    &writes::WRITES,
+    &seq_reads::SEQ_READS,
+    &swap::SWAP,
+    &reclaim::RECLAIM,
+    &map_reads::MAP_READS,
+    &advise::ADVISE,
+    &hit_ratio::HitRatio { rivals: &[] },
+];
+
+/// Returns every benchmark, in the order in which `bifolio bench` runs them.
 pub fn all() -> &'static [&'static dyn Benchmark] {
-    &[
-        &small_reads::SmallReads,
-        &random_reads::RandomReads,
-        &gather::Gather,
-        &scan::Scans,
-        &writes::WriteAndSync,
-        &seq_reads::SequentialReads,
-        &swap::Swap,
-        &reclaim::Reclaim,
-        &map_reads::MapReads,
-        &advise::Advise,
-        &hit_ratio::HitRatio { rivals: &[] },
-    ]
+    &ALL
 }
 
 /// The benchmark called `name`.

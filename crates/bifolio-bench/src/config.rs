@@ -6,7 +6,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::error::{Error, Result};
+use crate::run::Rounds;
 
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,10 +80,28 @@ impl Config {
 
     /// Returns `true` if the series called `series` is to be measured.
     pub(crate) fn measures(&self, series: &str) -> bool {
-        self.target == Target::All || is_of_kernel(series)
+        self.target.measures(series)
     }
 
-    /// The numbers of threads, or 1 and 2.
+    /// Returns the default of the set, of those for smoke, quick and full.
+    pub(crate) fn of_set<T>(&self, [smoke, quick, full]: [T; 3]) -> T {
+        match self.set {
+            ParameterSet::Smoke => smoke,
+            ParameterSet::Quick => quick,
+            ParameterSet::Full => full,
+        }
+    }
+
+    /// Returns the seconds to spend in timed loops, or the default of the set, and the repetitions
+    /// of the set.
+    pub(crate) fn times(&self, of_sets: [(f64, usize); 3]) -> Times {
+        let (seconds, repetitions) = self.of_set(of_sets);
+        let timed_seconds = self.timed.map_or(seconds, |timed| timed.as_secs_f64());
+        Times { timed_seconds, repetitions }
+    }
+
+    /// Returns the numbers of threads to measure with: the user's, or 1 and 2. The one place that
+    /// decides for all benchmarks.
     ///
     /// # Errors
     /// None was given, or one of them is zero.
@@ -93,8 +114,33 @@ impl Config {
     }
 }
 
-/// Returns `true` if the series called `series` is one of the kernel: all of their names say so,
-/// and `stress_ng` runs on the kernel alone.
-fn is_of_kernel(series: &str) -> bool {
-    series == "kernel" || series.starts_with("kernel_") || series == "stress_ng"
+impl Target {
+    /// Returns `true` if the series called `series` is measured: the kernel's are called after it,
+    /// and `stress_ng` runs on the kernel alone.
+    pub(crate) fn measures(self, series: &str) -> bool {
+        self == Self::All || series.starts_with("kernel") || series == "stress_ng"
+    }
+}
+
+/// Time and repetitions, as the envelope shows them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Times {
+    /// Time in all trials together.
+    pub(crate) timed_seconds: f64,
+    /// Repetitions of each trial, at least.
+    pub(crate) repetitions: usize,
+}
+
+impl Times {
+    /// Returns rounds that go on while the time lasts.
+    pub(crate) fn rounds(&self) -> Rounds {
+        Rounds::within(self.timed_seconds, self.repetitions)
+    }
+
+    /// Returns rounds whose trials share the time, by their weights.
+    pub(crate) fn shared(&self, weight: u32) -> Rounds {
+        let trials = f64::from(weight.max(1)) * self.repetitions as f64;
+        let trial = Duration::from_secs_f64(self.timed_seconds).div_f64(trials);
+        Rounds::exactly(self.repetitions, trial)
+    }
 }

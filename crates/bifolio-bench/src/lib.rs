@@ -4,8 +4,8 @@
 //! checks what the benchmark [needs](Needs), creates a [`Workspace`] and passes both as a
 //! [`Context`]. The benchmark returns a [`Report`]: the JSON, and what the tables show.
 //!
-//! To add a benchmark, write a module with a type that is a [`Benchmark`], and add a line to
-//! [`all`].
+//! To add a benchmark, write a module with a static `Definition` and a function that lists its
+//! rows, each with its series; add a line to [`all`].
 //!
 //! Everything here measures in one run what it compares: repetitions of all series are interleaved,
 //! so a machine that changes its speed changes it for every series. Every benchmark verifies the
@@ -16,6 +16,7 @@ mod benchmark;
 mod bytes;
 mod compare;
 mod config;
+mod definition;
 mod error;
 mod gather;
 mod harness;
@@ -26,6 +27,7 @@ mod program;
 mod progress;
 mod random_reads;
 mod reclaim;
+mod run;
 mod scan;
 mod seq_reads;
 mod small_reads;
@@ -42,7 +44,6 @@ pub use config::{Config, ParameterSet, Target};
 pub use error::{Error, Result};
 pub use harness::child::run_child;
 pub use harness::cleanup::clean_on_signals;
-pub use harness::failures::Given;
 pub use harness::memory_group::{Membership, MemoryGroup};
 pub use harness::sizes::Sizes;
 pub use harness::workspace::Workspace;
@@ -50,5 +51,6 @@ pub use harness::zipf::Zipf;
 pub use hit_ratio::{HitRatio, Rival};
 pub use program::{Lines, deliver};
 pub use progress::{Progress, Silent};
+pub use run::Given;
 pub use summary::summarise;
 pub use table::render;

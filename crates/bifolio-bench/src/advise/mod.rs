@@ -7,187 +7,621 @@
 //! batches hold a folio of the range (`targeted`, the default); and `posix_fadvise` (`kernel`).
 //! Each call is prepared, timed by itself, and checked.
 //!
-//! ```text
-//!   stream.rs     a file that stays mapped: nothing can go        MAPPED_STREAM
-//!   fallback.rs   what another CPU wrote: all can go              FALLBACK
-//!   mixed.rs      a quarter each of four kinds: half can go       MIXED, MIXED_HERE
-//!   advised.rs    the policies, and what the file is to each of them
-//!   filler.rs     what the other CPU does meanwhile
-//!   round.rs      what calls came to, and how that becomes a series
-//!   figures.rs    the figures asked for
-//! ```
+//! - `mapped_stream`: a file that stays mapped, touched and given up chunk by chunk, while the
+//!   other CPU keeps its LRU batch filled. Nothing can be evicted, and no drain changes that: the
+//!   series differ in the time spent to find that out.
+//! - `fallback`: one CPU writes pages one by one, another one syncs and gives them up. All folios
+//!   are in the batch of the first CPU, and are evicted only if that batch is drained.
+//! - `mixed`: a quarter each of the pages is clean, dirty, mapped, and clean in a batch of the
+//!   other CPU, which must be drained, although the half that stays does not depend on it.
+//! - `mixed_batched_here`: the batch belongs to this CPU, so no other CPU is drained, although the
+//!   other CPU's batch holds folios of another file.
+//!
+//! The mixed ranges have no series of the kernel: its call starts the write-out of the dirty
+//! quarter itself, so the number of evicted pages depends on whether the drain or the disk is
+//! faster; and it does not report why pages stay.
 
-mod advised;
-mod fallback;
-mod figures;
-mod filler;
-mod mixed;
-mod parameters;
-mod round;
-mod stream;
+mod files;
 
-use std::path::Path;
+use std::cell::Cell;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use self::advised::KERNEL;
-use self::mixed::Batched;
-use self::parameters::Parameters;
-use self::round::Round;
-use crate::benchmark::{Benchmark, Context, Needs};
+use bifolio::{Cache, CacheBuilder, DrainPolicy, Evicted, Map, OpenOptions};
+use bifolio_report::{Case, Figure, Row, Skipped};
+use parking_lot::Mutex;
+use rustix::fs::{Advice, fadvise};
+use serde::Serialize;
+
+use self::files::{Advised, Filler};
+use crate::benchmark::Needs;
 use crate::config::Config;
-use crate::error::Result;
-use crate::harness::interleave::{Rounds, Trial, run_trials};
-use crate::harness::{cpus, pattern};
-use crate::progress::Progress;
-use bifolio_report::{Case, Report, Row, Skipped};
+use crate::definition::{Asked, Definition, Target, at_most, no_child};
+use crate::error::{Error, Result};
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::cached::Cached;
+use crate::harness::counters::waits;
+use crate::harness::mapped_file::MappedFile;
+use crate::harness::mapping::Hint;
+use crate::harness::measured::{Measured, Per, Unit};
+use crate::harness::sizes::resident_memory_bytes;
+use crate::harness::span::Span;
+use crate::harness::threads::{run_beside, run_on};
+use crate::harness::{cpus, direct, pattern};
+use crate::progress::Silent;
+use crate::run::{Rounds, Run};
 
-const NAME: &str = "advise";
-const UNIT: &str = "ns/call";
+const ON_ANY_FAILURE: &str = "drain_on_any_failure";
+const WHEN_IT_CAN_HELP: &str = "drain_when_it_can_help";
+const TARGETED: &str = "targeted";
+const KERNEL: &str = "kernel";
+
+/// The series of caches, in the order of the tables.
+const POLICIES: [(&str, DrainPolicy); 3] = [
+    (ON_ANY_FAILURE, DrainPolicy::OnAnyFailure),
+    (WHEN_IT_CAN_HELP, DrainPolicy::WhenItCanHelp),
+    (TARGETED, DrainPolicy::Targeted),
+];
 
 const MAPPED_STREAM: &str = "mapped_stream";
 const FALLBACK: &str = "fallback";
 const MIXED: &str = "mixed";
-/// The mixed range without a folio in the batch of another CPU.
 const MIXED_HERE: &str = "mixed_batched_here";
 
-const SHOWN_COUNTS: [&str; 11] = [
-    "p50_ns",
-    "p99_ns",
-    "rounds",
-    "rounds_evicted",
-    "rounds_exact",
-    "drains_per_round",
-    "cpus_drained_per_round",
-    "waits_per_round",
-    "remaining",
-    "remaining_dirty",
-    "remaining_mapped",
-];
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Bytes of the stream per call, and its passes over the file per round.
+const CHUNK_BYTES: u64 = 2 << 20;
+const PASSES: u64 = 4;
+/// Bytes written on one CPU and given up on another.
+const FALLBACK_BYTES: u64 = 8 * PAGE;
+/// Each quarter of a mixed range: fewer pages than a batch holds.
+const QUARTER_BYTES: u64 = 8 * PAGE;
+const RANGE_BYTES: u64 = 4 * QUARTER_BYTES;
+const CLEAN: Range<u64> = 0..QUARTER_BYTES;
+const DIRTY: Range<u64> = QUARTER_BYTES..2 * QUARTER_BYTES;
+const MAPPED: Range<u64> = 2 * QUARTER_BYTES..3 * QUARTER_BYTES;
+const BATCHED: Range<u64> = 3 * QUARTER_BYTES..RANGE_BYTES;
+/// Age at which the flusher writes: longer than a run, so that nothing is written back in the
+/// background.
+const DIRTY_AGE: Duration = Duration::from_secs(3600);
+/// Bound of the caches of files that are so small.
+const SMALL_MEMORY_BYTES: u64 = 8 << 20;
 
-/// The benchmark, described at the head of this module.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Advise;
-
-impl Benchmark for Advise {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn description(&self) -> &'static str {
-        "advice to evict what cannot go, and what it drains, against posix_fadvise"
-    }
-
-    fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.needs())
-    }
-
-    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
-        let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
-        report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
-        let &[here, there, ..] = cpus::allowed().as_slice() else {
-            let reason = "all of it is about batches of another CPU: needs 2 CPUs, there is 1";
-            report.skipped.push(Skipped { series: "*".into(), reason: reason.into() });
-            return Ok(report);
-        };
-        let directory = context.workspace.path();
-        let stage = Stage { parameters: &parameters, directory, cpus: [here, there] };
-        measure(context, &stage, &mut report, progress)?;
-        report.notes = notes(&report);
-        report.figures = figures::figures(&report);
-        Ok(report)
-    }
+/// Creates a target for the time of a call of the mapped stream.
+const fn stream(over: &'static str, under: &'static str, target: f64) -> Target {
+    let name = "mapped_stream, ns per call: {over} / {under}";
+    at_most(name, "workload=mapped_stream", Asked::Ratio(over, under), target)
 }
 
-/// The tools that every workload is given.
-#[derive(Clone, Copy, Debug)]
-struct Stage<'a> {
-    parameters: &'a Parameters,
-    /// Directory for files.
-    directory: &'a Path,
-    cpus: [usize; 2],
+pub(crate) static ADVISE: Definition<Parameters> = Definition {
+    name: "advise",
+    description: "advice to evict what cannot go, and what it drains, against posix_fadvise",
+    parameters,
+    // On disk the file; in memory three caches, and the file in the kernel's page cache.
+    needs: |Parameters { size_bytes, .. }| Needs {
+        disk_bytes: size_bytes + (1 << 20),
+        memory_bytes: 3 * resident_memory_bytes(*size_bytes) + size_bytes,
+    },
+    ratios: &[
+        (WHEN_IT_CAN_HELP, ON_ANY_FAILURE),
+        (TARGETED, ON_ANY_FAILURE),
+        (WHEN_IT_CAN_HELP, KERNEL),
+        (TARGETED, KERNEL),
+    ],
+    shown_counts: &[
+        "p50_ns",
+        "p99_ns",
+        "rounds",
+        "rounds_evicted",
+        "rounds_exact",
+        "drains_per_round",
+        "cpus_drained_per_round",
+        "waits_per_round",
+        "remaining",
+        "remaining_dirty",
+        "remaining_mapped",
+    ],
+    standard: &[
+        ("p50_ns", "p50_ns"),
+        ("p99_ns", "p99_ns"),
+        ("max_ns", "max_ns"),
+        ("calls", "calls"),
+    ],
+    targets: &[
+        // The workload itself: a drain finds folios.
+        Target {
+            name: "mapped_stream, drain_on_any_failure: CPUs drained with each drain",
+            case: "workload=mapped_stream",
+            value: Asked::Of(|row| {
+                let count = |name| row.count(ON_ANY_FAILURE, name);
+                Some(count("cpus_drained_per_round")? / count("drains_per_round")?)
+            }),
+            target: 0.5,
+            at_most: false,
+        },
+        at_most(
+            "mapped_stream, {over}: drains per round",
+            "workload=mapped_stream",
+            Asked::Count(WHEN_IT_CAN_HELP, "drains_per_round"),
+            0.0,
+        ),
+        at_most(
+            "mapped_stream, {over}: drains per round",
+            "workload=mapped_stream",
+            Asked::Count(TARGETED, "drains_per_round"),
+            0.0,
+        ),
+        stream(WHEN_IT_CAN_HELP, ON_ANY_FAILURE, 0.75),
+        stream(TARGETED, ON_ANY_FAILURE, 0.75),
+        stream(WHEN_IT_CAN_HELP, KERNEL, 0.2),
+        stream(TARGETED, KERNEL, 0.2),
+    ],
+    run,
+    child: no_child,
+};
+
+/// The parameters of one run, as the envelope shows them.
+#[derive(Debug, Serialize)]
+pub(crate) struct Parameters {
+    /// Length of the file that stays mapped.
+    size_bytes: u64,
+    chunk_bytes: u64,
+    passes: u64,
+    /// Rounds of the mapped stream.
+    rounds: usize,
+    /// Rounds of the others.
+    short_rounds: usize,
+    /// Time for further rounds of each workload.
+    timed_seconds: f64,
 }
 
-/// A series of a workload: its name, and a function that runs one round of it.
-type Series<'a> = (&'static str, Box<dyn Fn() -> Result<Round> + 'a>);
+fn parameters(config: &Config) -> Result<Parameters> {
+    let (size_bytes, rounds, short_rounds) =
+        config.of_set([(4 << 20, 2, 10), (128 << 20, 5, 10), (128 << 20, 50, 100)]);
+    let size_bytes = config.size_bytes.unwrap_or(size_bytes);
+    if size_bytes == 0 || size_bytes > 16 << 30 || !size_bytes.is_multiple_of(CHUNK_BYTES) {
+        let range = "--size must be a multiple of 2 MiB, from that to 16 GiB";
+        return Err(Error::Refused(range.into()));
+    }
+    let timed_seconds = config.timed.map_or(0.0, |timed| timed.as_secs_f64());
+    let (chunk_bytes, passes) = (CHUNK_BYTES, PASSES);
+    Ok(Parameters { size_bytes, chunk_bytes, passes, rounds, short_rounds, timed_seconds })
+}
 
-fn measure(
-    context: &Context<'_>,
-    stage: &Stage<'_>,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    let parameters = stage.parameters;
-    let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
-    progress.start("read it, by every way", 1);
-    let series = stream::series(stage, &file, report)?;
-    progress.advance(1);
-    let chunks = parameters.size_bytes / parameters.chunk_bytes;
-    add_row(
-        context.config,
-        MAPPED_STREAM,
-        series,
-        parameters.stream_rounds(),
-        chunks,
-        report,
-        progress,
+fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
+    let &[here, there, ..] = cpus::allowed().as_slice() else {
+        let reason = "all of it is about batches of another CPU: needs 2 CPUs, there is 1";
+        run.report.skipped.push(Skipped { series: "*".into(), reason: reason.into() });
+        return Ok(());
+    };
+    let (cpus, directory) = ([here, there], run.workspace.path());
+    let size_bytes = parameters.size_bytes;
+    let file = run.make_file("file", size_bytes)?;
+    run.start("read it, by every way", 1);
+    let series = each(
+        run,
+        |name, policy| Stream::of_cache(name, policy, &file, directory),
+        Some(|| Stream::of_kernel(&file)),
     )?;
-    let series = fallback::series(stage, report)?;
-    add_row(context.config, FALLBACK, series, parameters.short_rounds(), 1, report, progress)?;
-    for (workload, batched) in [(MIXED, Batched::Elsewhere), (MIXED_HERE, Batched::Here)] {
-        let series = mixed::series(stage, batched, report)?;
-        add_row(context.config, workload, series, parameters.short_rounds(), 1, report, progress)?;
+    run.step();
+    let rounds = Rounds::within(parameters.timed_seconds, parameters.rounds);
+    let round = |stream: &Stream| {
+        run_beside(cpus, || stream.calls(size_bytes), || stream.filler.lock().step())
+    };
+    measure(run, MAPPED_STREAM, series, round, size_bytes / CHUNK_BYTES, rounds)?;
+
+    let rounds = Rounds::within(parameters.timed_seconds, parameters.short_rounds);
+    let path = |name| directory.join(format!("fallback-{name}"));
+    let series = each(
+        run,
+        |name, policy| Fallback::of_cache(name, policy, &path(name)),
+        Some(|| Fallback::of_kernel(&path(KERNEL))),
+    )?;
+    measure(run, FALLBACK, series, |fallback: &Fallback| fallback.round(cpus), 1, rounds)?;
+
+    for (workload, is_here) in [(MIXED, false), (MIXED_HERE, true)] {
+        let [path, beside] =
+            ["", "-beside"].map(|suffix| directory.join(format!("{workload}{suffix}")));
+        pattern::make_file(&path, RANGE_BYTES, &mut Silent)?;
+        pattern::make_file(&beside, RANGE_BYTES, &mut Silent)?;
+        let series = each(
+            run,
+            |name, policy| Mixed::new(name, policy, is_here, &path, &beside),
+            None::<fn() -> Result<Mixed>>,
+        )?;
+        measure(run, workload, series, |mixed: &Mixed| mixed.round(cpus), 1, rounds)?;
     }
+    run.note(
+        "remaining: pages in memory after a call, of its range; with a reason: folios that the \
+         call said stay, for it",
+    );
+    let stream = run.report.rows.iter().find(|row| row.case.text("workload") == MAPPED_STREAM);
+    if let Some(waits) = stream.and_then(|row| row.count(KERNEL, "waits_per_round")) {
+        run.note(format!(
+            "the kernel does not tell how often it drains; a call that waits for another CPU to do \
+             it sleeps (waits per round): {waits:.0} in a round of the mapped stream"
+        ));
+    }
+    run.report.figures = run.report.rows.iter().flat_map(figures_of_rounds).collect();
     Ok(())
+}
+
+/// Creates every series that can run: of each policy, and of the kernel.
+fn each<T>(
+    run: &mut Run<'_>,
+    of_cache: impl Fn(&'static str, DrainPolicy) -> Result<T>,
+    of_kernel: Option<impl FnOnce() -> Result<T>>,
+) -> Result<Vec<(&'static str, T)>> {
+    let mut series = Vec::new();
+    for (name, policy) in POLICIES {
+        series.extend(run.attempt(&[name], of_cache(name, policy))?.map(|it| (name, it)));
+    }
+    if let Some(of_kernel) = of_kernel {
+        series.extend(run.attempt(&[KERNEL], of_kernel())?.map(|it| (KERNEL, it)));
+    }
+    Ok(series)
 }
 
 /// Runs rounds of all `series`, interleaved, and adds a row with the results; each call is about
 /// one of `chunks` parts of the file.
-fn add_row(
-    config: &Config,
-    workload: &str,
-    mut series: Vec<Series<'_>>,
-    rounds: Rounds,
+fn measure<T>(
+    run: &mut Run<'_>,
+    workload: &'static str,
+    series: Vec<(&'static str, T)>,
+    round: impl Fn(&T) -> Result<Round>,
     chunks: u64,
-    report: &mut Report,
-    progress: &mut dyn Progress,
+    rounds: Rounds,
 ) -> Result<()> {
-    series.retain(|(series, _)| config.measures(series));
-    if series.is_empty() {
-        return Ok(());
+    const NS_PER_CALL: Unit = ("ns/call", Measured::median_ns);
+    let mut rows = run.rows();
+    rows.row(Case::new().with("workload", workload), NS_PER_CALL);
+    for (name, subject) in &series {
+        let round = &round;
+        rows.series(name, move |_| Ok(round(subject)?.measured(chunks)));
     }
-    let trial = |(series, run)| Trial { row_index: 0, series, run };
-    let trials: Vec<Trial<'_, Round>> = series.into_iter().map(trial).collect();
-    progress.start(&format!("measure {workload}"), (trials.len() * rounds.at_least) as u64);
-    let mut row = row(workload);
-    let value = |_: &Trial<'_, _>, round: &Round| vec![round.median_ns()];
-    let given = run_trials(&trials, rounds, value, progress)?;
-    for (trial, given) in trials.iter().zip(&given) {
-        let rows = std::slice::from_mut(&mut row);
-        let Some(rounds) = given.or_fail(rows, trial.row(), trial.series) else { continue };
-        round::fill(&mut row, trial.series, rounds, chunks);
-        report.verified_bytes += rounds.iter().map(|round| round.verified_bytes).sum::<u64>();
-    }
-    report.rows.push(row);
-    Ok(())
+    run.measure(&format!("measure {workload}"), rows, rounds)
 }
 
-fn row(workload: &str) -> Row {
-    Row::new(Case::new().with("workload", workload), UNIT)
+/// Returns the figures that are asked of all rounds of a row.
+fn figures_of_rounds(row: &Row) -> Vec<Figure> {
+    let workload = row.case.text("workload");
+    let rounds = |series: &str, count: &str, what: &str| {
+        let name = format!("{workload}, {series}: {what}");
+        let (value, target) = (row.count(series, count)?, row.count(series, "rounds")?);
+        Some(Figure { name, value, target, at_most: false })
+    };
+    let exact = |drained: &str| {
+        let what = format!("rounds that drain {drained}, as they should");
+        rounds(TARGETED, "rounds_exact", &what)
+    };
+    match workload.as_str() {
+        FALLBACK => {
+            let series = [ON_ANY_FAILURE, WHEN_IT_CAN_HELP, TARGETED, KERNEL].into_iter();
+            let evicted = series.filter_map(|series| {
+                rounds(series, "rounds_evicted", "rounds that evict everything")
+            });
+            evicted.chain(exact("one CPU")).collect()
+        }
+        MIXED => exact("one CPU").into_iter().collect(),
+        MIXED_HERE => exact("no CPU").into_iter().collect(),
+        _ => Vec::new(),
+    }
 }
 
-fn notes(report: &Report) -> Vec<String> {
-    let mut notes = vec![
-        "remaining: pages in memory after a call, of its range; with a reason: folios that the \
-         call said stay, for it"
-            .to_owned(),
-    ];
-    let stream = report.rows.first().filter(|row| row.case.text("workload") == MAPPED_STREAM);
-    notes.extend(stream.and_then(|row| row.count(KERNEL, "waits_per_round")).map(|waits| {
-        format!(
-            "the kernel does not tell how often it drains; a call that waits for another CPU to do \
-             it sleeps (waits per round): {waits:.0} in a round of the mapped stream"
-        )
-    }));
-    notes
+/// One round of one series.
+#[derive(Debug, Default)]
+struct Round {
+    calls: Measured,
+    /// Sum over all calls; `None` for the kernel, which reports nothing.
+    outcome: Option<Evicted>,
+    /// Pages of the file in memory at the end.
+    resident_pages: u64,
+    /// Number of times a call slept; counted where calls are many.
+    waits: Option<u64>,
+    /// Set if exactly the CPUs that hold folios of the range were drained, and every folio that
+    /// stayed had the expected reason.
+    is_exact: bool,
+}
+
+impl Round {
+    /// Gives up `range` of `file`, and measures the time.
+    fn advise(&mut self, file: &Advised, range: Range<u64>) -> Result<()> {
+        let begin = Instant::now();
+        let outcome = file.dont_need(range)?;
+        self.calls.calls.latencies.add(begin.elapsed());
+        if let Some(outcome) = outcome {
+            *self.outcome.get_or_insert_default() += outcome;
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if so many drains were requested, each of one CPU.
+    fn drained(&self, drains: u64) -> bool {
+        self.outcome.is_some_and(|it| (it.drains_requested, it.cpus_drained) == (drains, drains))
+    }
+
+    fn measured(self, chunks: u64) -> Measured {
+        let mut measured = self.calls;
+        let flag = |flag| f64::from(u8::from(flag));
+        measured.add("rounds", 1.0, Per::Run);
+        measured.add("rounds_evicted", flag(self.resident_pages == 0), Per::Run);
+        measured.add("remaining", self.resident_pages as f64 / chunks as f64, Per::Trial);
+        if let Some(waits) = self.waits {
+            measured.add("waits_per_round", waits as f64, Per::Trial);
+        }
+        if let Some(outcome) = self.outcome {
+            measured.add("drains_per_round", outcome.drains_requested as f64, Per::Trial);
+            measured.add("cpus_drained_per_round", outcome.cpus_drained as f64, Per::Trial);
+            measured.add("rounds_exact", flag(self.is_exact), Per::Run);
+            for (reason, folios) in outcome.kept.by_reason() {
+                measured.add(format!("remaining_{reason}"), folios as f64, Per::Call);
+            }
+        }
+        measured
+    }
+}
+
+/// A series of the mapped stream.
+struct Stream {
+    name: &'static str,
+    words: Span,
+    file: Advised,
+    filler: Mutex<Filler>,
+    _cache: Option<MappedFile>,
+}
+
+impl Stream {
+    fn of_cache(
+        name: &'static str,
+        policy: DrainPolicy,
+        path: &Path,
+        directory: &Path,
+    ) -> Result<Self> {
+        let size_bytes = fs::metadata(path).map_err(Error::system("ask for a size"))?.len();
+        let builder = Cache::builder().memory(resident_memory_bytes(size_bytes));
+        // Without a swap pages of memory files cannot be evicted, and come into no batch.
+        let builder = builder.drain_policy(policy).swap_directory(directory);
+        let mapped = MappedFile::open(builder, path)?;
+        let filler = Mutex::new(Filler::in_cache(mapped.memory_file()?)?);
+        let (words, file) = (mapped.span(), Advised::Cache(mapped.file().clone()));
+        Ok(Self { name, words, file, filler, _cache: Some(mapped) })
+    }
+
+    /// Opens the file with the smallest folios, as in the cache, read without readahead: with
+    /// folios as large as a chunk the kernel would examine nothing. They are mapped by the touches
+    /// that follow.
+    fn of_kernel(path: &Path) -> Result<Self> {
+        direct::drop_page_cache(path)?;
+        let file = Advised::in_kernel(path)?;
+        let Advised::Kernel { file: opened, mapping } = &file else {
+            return Err(Error::Refused("the file is not the kernel's".into()));
+        };
+        fadvise(opened, 0, None, Advice::Random).map_err(Error::system("advise the kernel"))?;
+        for hint in [Hint::Random, Hint::SmallPages] {
+            // Advice only: a kernel without huge pages has no way to refuse them.
+            let _ = mapping.advise(hint);
+        }
+        let words = mapping.span();
+        let filler = Mutex::new(Filler::in_kernel()?);
+        let stream = Self { name: KERNEL, words, file, filler, _cache: None };
+        stream.touch(0..stream.words.len_bytes())?;
+        Ok(stream)
+    }
+
+    fn calls(&self, size_bytes: u64) -> Result<Round> {
+        let mut round = Round::default();
+        let waits_before = waits()?;
+        for _ in 0..PASSES {
+            for start in (0..size_bytes).step_by(CHUNK_BYTES as usize) {
+                let chunk = start..start + CHUNK_BYTES;
+                round.calls.verified_bytes += self.touch(chunk.clone())?;
+                round.advise(&self.file, chunk)?;
+            }
+        }
+        round.waits = Some(waits()? - waits_before);
+        round.resident_pages = self.file.resident_pages()?;
+        round.is_exact = round.drained(0);
+        Ok(round)
+    }
+
+    /// Loads the first word of every page. Returns the number of bytes.
+    fn touch(&self, range: Range<u64>) -> Result<u64> {
+        let mut verified_bytes = 0;
+        for pos_bytes in range.step_by(PAGE_BYTES) {
+            if self.words.load(pos_bytes) != pattern::word_at(pos_bytes, 0) {
+                return Err(Error::WrongBytes { series: self.name.to_owned(), pos_bytes });
+            }
+            verified_bytes += size_of::<u64>() as u64;
+        }
+        Ok(verified_bytes)
+    }
+}
+
+fn small_cache(policy: DrainPolicy) -> CacheBuilder {
+    Cache::builder().memory(SMALL_MEMORY_BYTES).drain_policy(policy).readahead_max(0)
+}
+
+/// A series of the fallback.
+struct Fallback {
+    name: &'static str,
+    path: PathBuf,
+    file: Advised,
+    version: Cell<u32>,
+    _cache: Option<Cached>,
+}
+
+impl Fallback {
+    fn of_cache(name: &'static str, policy: DrainPolicy, path: &Path) -> Result<Self> {
+        make_cold_file(path)?;
+        let cached = Cached::open(small_cache(policy), path, true)?;
+        let file = Advised::Cache(cached.file.clone());
+        let (path, version) = (path.to_owned(), Cell::new(0));
+        Ok(Self { name, path, file, version, _cache: Some(cached) })
+    }
+
+    fn of_kernel(path: &Path) -> Result<Self> {
+        make_cold_file(path)?;
+        let file = Advised::in_kernel(path)?;
+        let (path, version) = (path.to_owned(), Cell::new(0));
+        Ok(Self { name: KERNEL, path, file, version, _cache: None })
+    }
+
+    fn round(&self, [writer, adviser]: [usize; 2]) -> Result<Round> {
+        let version = self.version.get() + 1;
+        self.version.set(version);
+        let file = &self.file;
+        run_on(writer, || file.write(0..FALLBACK_BYTES, version))?;
+        let mut round = run_on(adviser, || {
+            let mut round = Round::default();
+            file.sync()?;
+            round.advise(file, 0..FALLBACK_BYTES)?;
+            Ok(round)
+        })?;
+        round.resident_pages = file.resident_pages()?;
+        round.is_exact = round.drained(1);
+        // The bytes of the disk, through the kernel, which then drops them from its cache.
+        let read = fs::read(&self.path);
+        let bytes = read.map_err(Error::system(format!("read {}", self.path.display())))?;
+        direct::drop_page_cache(&self.path)?;
+        if bytes.len() as u64 != FALLBACK_BYTES || !pattern::matches_version(&bytes, 0, version) {
+            return Err(Error::WrongBytes { series: self.name.to_owned(), pos_bytes: 0 });
+        }
+        round.calls.verified_bytes = FALLBACK_BYTES;
+        Ok(round)
+    }
+}
+
+fn make_cold_file(path: &Path) -> Result<()> {
+    pattern::make_file(path, FALLBACK_BYTES, &mut Silent)?;
+    direct::drop_page_cache(path)
+}
+
+/// A series of the mixed ranges.
+struct Mixed {
+    name: &'static str,
+    /// Set if the batch of this CPU holds the last quarter.
+    is_here: bool,
+    file: bifolio::File,
+    map: Map,
+    /// Another file, which the other CPU reads.
+    beside: bifolio::File,
+    _cache: Cached,
+}
+
+impl Mixed {
+    fn new(
+        name: &'static str,
+        policy: DrainPolicy,
+        is_here: bool,
+        path: &Path,
+        beside: &Path,
+    ) -> Result<Self> {
+        let builder = small_cache(policy).dirty_age_max(DIRTY_AGE);
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let cached = Cached::open_with(builder, path, &options)?;
+        let file = cached.file.clone();
+        let (map, beside) = (file.map(MAPPED)?, cached.open_beside(beside)?);
+        Ok(Self { name, is_here, file, map, beside, _cache: cached })
+    }
+
+    fn round(&self, [here, there]: [usize; 2]) -> Result<Round> {
+        let mut verified_bytes = run_on(here, || self.prepare())?;
+        if self.is_here {
+            verified_bytes += run_on(there, || self.read(&self.beside, CLEAN))?;
+        }
+        let reader = if self.is_here { here } else { there };
+        verified_bytes += run_on(reader, || self.read(&self.file, BATCHED))?;
+        let advised = Advised::Cache(self.file.clone());
+        let mut round = run_on(here, || {
+            let mut round = Round::default();
+            round.advise(&advised, 0..RANGE_BYTES)?;
+            Ok(round)
+        })?;
+        round.calls.verified_bytes = verified_bytes;
+        round.resident_pages = advised.resident_pages()?;
+        let drains = u64::from(!self.is_here);
+        round.is_exact = round.drained(drains) && round.outcome.as_ref().is_some_and(is_half);
+        Ok(round)
+    }
+
+    /// Puts three quarters into their states, and empties the batches.
+    fn prepare(&self) -> Result<u64> {
+        self.file.sync_data()?;
+        self.file.evict(0..RANGE_BYTES)?;
+        self.beside.evict(0..RANGE_BYTES)?;
+        self.map.populate(0..QUARTER_BYTES)?;
+        Advised::Cache(self.file.clone()).write(DIRTY, 0)?;
+        self.read(&self.file, CLEAN)
+    }
+
+    /// Reads page by page, so that each page is added to the batch of this CPU. Returns the number
+    /// of bytes.
+    fn read(&self, file: &bifolio::File, range: Range<u64>) -> Result<u64> {
+        let mut page = [0; PAGE_BYTES];
+        let len_bytes = range.end - range.start;
+        for pos_bytes in range.step_by(PAGE_BYTES) {
+            file.read_exact_at(&mut page, pos_bytes)?;
+            if !pattern::matches(&page, pos_bytes) {
+                return Err(Error::WrongBytes { series: self.name.to_owned(), pos_bytes });
+            }
+        }
+        Ok(len_bytes)
+    }
+}
+
+/// Returns `true` if the clean half was evicted, and the other stays for its reasons.
+fn is_half(outcome: &Evicted) -> bool {
+    let (quarter, kept) = (QUARTER_BYTES / PAGE, outcome.kept);
+    (kept.dirty, kept.mapped) == (quarter, quarter)
+        && (outcome.folios, kept.total()) == (2 * quarter, 2 * quarter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::measured::fill;
+
+    #[test]
+    fn rounds_become_counts_of_rounds_and_of_calls() {
+        let round = |resident_pages, knows: bool| {
+            let mut round = Round { resident_pages, is_exact: true, ..Round::default() };
+            (0..3).for_each(|us| round.calls.calls.latencies.add(Duration::from_micros(10 + us)));
+            let mut outcome = Evicted::default();
+            (outcome.drains_requested, outcome.cpus_drained) = (1, 2);
+            outcome.kept.mapped = 6;
+            round.outcome = knows.then_some(outcome);
+            round.waits = (!knows).then_some(7);
+            round.measured(4)
+        };
+        let mut row = Row::new(Case::new().with("workload", FALLBACK), "ns/call");
+        let rounds = [round(8, true), round(0, true)];
+        let unit: Unit = ("ns/call", Measured::median_ns);
+        fill(&mut row, TARGETED, &[&rounds[0], &rounds[1]], unit, ADVISE.standard);
+        let count = |name| row.count(TARGETED, name);
+        let names = ["calls", "rounds", "rounds_evicted", "remaining", "rounds_exact"];
+        assert_eq!(names.map(count), [6.0, 2.0, 1.0, 1.0, 2.0].map(Some));
+        let names = ["drains_per_round", "cpus_drained_per_round", "remaining_mapped"];
+        assert_eq!(names.map(count), [1.0, 2.0, 2.0].map(Some));
+        assert_eq!(count("waits_per_round"), None);
+        let figures = figures_of_rounds(&row);
+        assert_eq!(figures.iter().map(Figure::met).collect::<Vec<_>>(), [false, true]);
+        fill(&mut row, KERNEL, &[&round(1, false)], unit, ADVISE.standard);
+        assert_eq!(row.count(KERNEL, "drains_per_round"), None);
+        assert_eq!(row.count(KERNEL, "waits_per_round"), Some(7.0));
+    }
+
+    #[test]
+    fn half_of_the_range_goes_and_each_of_the_others_has_its_reason() {
+        let mut outcome = Evicted::default();
+        outcome.folios = 16;
+        (outcome.kept.dirty, outcome.kept.mapped) = (8, 8);
+        assert!(is_half(&outcome));
+        outcome.kept.referenced = 1;
+        assert!(!is_half(&outcome));
+        outcome.kept.referenced = 0;
+        (outcome.kept.dirty, outcome.kept.writeback) = (7, 1);
+        assert!(!is_half(&outcome));
+    }
 }

@@ -7,7 +7,7 @@ use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
 use crate::error::Result;
 
 /// A file and its cache.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Cached {
     pub(crate) file: File,
     cache: Cache,
@@ -56,6 +56,19 @@ impl Cached {
     /// The counts of the cache so far.
     pub(crate) fn stats(&self) -> Stats {
         self.cache.stats()
+    }
+
+    /// Runs a trial, and corrects its misses and system calls with the counters of the cache.
+    pub(crate) fn with_stats(
+        &self,
+        trial: impl FnOnce() -> Result<crate::harness::measured::Measured>,
+    ) -> Result<crate::harness::measured::Measured> {
+        let before = self.cache.stats();
+        let mut measured = trial()?;
+        let since = self.since(&before);
+        measured.misses = since.misses();
+        measured.syscalls_known = since.syscalls_known();
+        Ok(measured)
     }
 
     /// The counts since `before`.

@@ -80,6 +80,14 @@ fn die_with_this_process(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
+/// Runs a benchmark's `task` in the child.
+pub(crate) fn serve<T: DeserializeOwned, A: Serialize>(
+    task: Value,
+    run: impl FnOnce(&T) -> Result<A>,
+) -> Result<Value> {
+    Ok(serde_json::to_value(run(&serde_json::from_value(task)?)?)?)
+}
+
 /// Runs the request in the child. Returns the text to print.
 ///
 /// # Errors

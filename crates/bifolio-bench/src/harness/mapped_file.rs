@@ -9,7 +9,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use bifolio::{Access, CacheBuilder, File, Map, MapMut, OpenOptions};
+use bifolio::{CacheBuilder, File, Map, MapMut, OpenOptions};
 
 use super::cached::Cached;
 use super::span::{Mapped, Span};
@@ -66,11 +66,6 @@ impl MappedFile {
         self.cached.memory_file()
     }
 
-    /// Announces the order of accesses.
-    pub(crate) fn set_access(&self, access: Access) {
-        self.cached.file.set_access(access);
-    }
-
     /// Returns all counters of the cache that concern maps, always in the same order.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let stats = self.cached.stats();
@@ -94,7 +89,7 @@ fn not_zero(start: *mut u8) -> Result<NonNull<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use bifolio::Cache;
+    use bifolio::{Access, Cache};
 
     use super::*;
     use crate::harness::pattern;
@@ -106,7 +101,7 @@ mod tests {
     fn words_go_to_the_file_and_come_from_it_and_faults_are_counted() {
         let builder = Cache::builder().memory(8 << 20);
         let Ok(mapped) = MappedFile::in_memory(builder, SIZE_BYTES) else { return };
-        mapped.set_access(Access::Random);
+        mapped.file().set_access(Access::Random);
         let words = mapped.span();
         words.store(SIZE_BYTES - 8, 0x1234);
         assert_eq!((words.load(0), words.load(SIZE_BYTES - 8)), (0, 0x1234));

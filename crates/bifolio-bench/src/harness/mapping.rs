@@ -50,7 +50,9 @@ impl Mapped for Mapping {}
 
 impl Mapping {
     /// Maps private zeros for reading and writing.
-    pub(crate) fn anonymous(len_bytes: usize) -> Result<Self> {
+    pub(crate) fn anonymous(len_bytes: u64) -> Result<Self> {
+        let len_bytes = usize::try_from(len_bytes)
+            .map_err(|_| Error::Refused("--size is more than this machine can address".into()))?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, protection, flags) };
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn ranges_outside_or_read_only_are_refused() {
-        let words = Arc::new(Mapping::anonymous(PAGE_BYTES).unwrap()).span();
+        let words = Arc::new(Mapping::anonymous(PAGE_BYTES as u64).unwrap()).span();
         assert_eq!((words.load(4088), words.len_bytes()), (0, 4096));
         let refused = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();
         for pos_bytes in [4096, 4089, 4, u64::MAX - 7] {

@@ -24,8 +24,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::cleanup::{CleanupItem, Removal};
+use super::counters::resident_bytes;
+use super::memory;
 use super::sizes::Sizes;
-use super::{memory, resident};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 
@@ -290,7 +291,7 @@ impl Membership {
     /// # Errors
     /// The system refuses.
     pub fn join(&self) -> Result<()> {
-        self.limit.set(&self.group, limit_bytes(&self.sizes, resident::bytes()?))?;
+        self.limit.set(&self.group, limit_bytes(&self.sizes, resident_bytes("VmRSS")?))?;
         fs::write(self.group.join(MEMBERS), std::process::id().to_string())
             .map_err(Error::system(format!("join the control group {}", self.group.display())))
     }

@@ -7,10 +7,9 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::memory_group::patiently;
-use super::workspace::Workspace;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 
@@ -56,18 +55,6 @@ pub(crate) fn matches_version(bytes: &[u8], pos_bytes: u64, version: u32) -> boo
             .chunks_exact(WORD_BYTES)
             .zip(positions)
             .all(|(word, pos_bytes)| word == word_at(pos_bytes, version).to_ne_bytes())
-}
-
-/// Creates the benchmark's file. Returns its path.
-pub(crate) fn make_in(
-    workspace: &Workspace,
-    size_bytes: u64,
-    progress: &mut dyn Progress,
-) -> Result<PathBuf> {
-    let path = workspace.path().join("file");
-    progress.start("make the file", size_bytes);
-    make_file(&path, size_bytes, progress)?;
-    Ok(path)
 }
 
 /// Creates the file `path` of `size_bytes`, durable when this returns.

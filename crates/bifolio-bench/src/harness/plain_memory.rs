@@ -14,8 +14,7 @@
 use std::ptr::{self, NonNull};
 
 use super::mapping::{Hint, Mapping};
-use super::pattern;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -33,16 +32,13 @@ unsafe impl Send for PlainMemory {}
 unsafe impl Sync for PlainMemory {}
 
 impl PlainMemory {
-    /// Maps `len_bytes`, whole words, and fills them like a file.
-    pub(crate) fn new(len_bytes: usize) -> Result<Self> {
-        Self::filled(len_bytes, |bytes| pattern::fill(bytes, 0))
-    }
-
     /// Maps `len_bytes` and fills them with `fill`.
-    pub(crate) fn filled(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
+    pub(crate) fn filled(len_bytes: u64, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
+        let len_bytes = usize::try_from(len_bytes)
+            .map_err(|_| Error::Refused("--size is more than this machine can address".into()))?;
         // Up to 2 MiB in front to align it, 2 MiB behind for blocks that begin at its end.
         let mapping_bytes = len_bytes.next_multiple_of(HUGE_PAGE_BYTES) + 2 * HUGE_PAGE_BYTES;
-        let mapping = Mapping::anonymous(mapping_bytes)?;
+        let mapping = Mapping::anonymous(mapping_bytes as u64)?;
         // Advice only: a kernel without huge pages gives small ones, to the arena as well.
         let _ = mapping.advise(Hint::HugePages);
         let lead_bytes = mapping.start().as_ptr().align_offset(HUGE_PAGE_BYTES);
@@ -62,27 +58,29 @@ impl PlainMemory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }
 
-    /// Copies `BLOCK` bytes from `pos_bytes`.
+    /// Fills `block` from `pos_bytes`.
     #[inline(always)]
-    pub(crate) fn copy<const BLOCK: usize>(&self, block: &mut [u8; BLOCK], pos_bytes: usize) {
-        const { assert!(BLOCK <= HUGE_PAGE_BYTES) };
-        assert!(pos_bytes < self.len_bytes);
+    pub(crate) fn copy(&self, block: &mut [u8], pos_bytes: usize) {
+        assert!(block.len() <= HUGE_PAGE_BYTES && pos_bytes < self.len_bytes);
         // SAFETY: `pos_bytes` is inside the mapping, by the check.
         let source = unsafe { self.start.as_ptr().add(pos_bytes) };
-        // SAFETY: `BLOCK` bytes are readable there, by the same check and because the mapping goes
-        // on for 2 MiB; the block is exclusive memory of the caller, so the two cannot overlap.
-        unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
+        // SAFETY: as many bytes as the block has are readable there, by the same check and because
+        // the mapping goes on for 2 MiB; the block is exclusive memory of the caller, so the two
+        // cannot overlap.
+        unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), block.len()) };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::pattern;
 
     #[test]
     fn holds_the_pattern_from_end_to_end() {
         let len_bytes = (2 << 20) + 4096;
-        let memory = PlainMemory::new(len_bytes).unwrap();
+        let memory =
+            PlainMemory::filled(len_bytes as u64, |bytes| pattern::fill(bytes, 0)).unwrap();
         assert_eq!(memory.start.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
         let mut block = [0; 4096];
         for pos_bytes in (0..len_bytes).step_by(4096) {

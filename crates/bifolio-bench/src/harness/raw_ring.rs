@@ -55,7 +55,7 @@ struct UnderWay {
 /// A transfer that moved all of its block.
 #[derive(Debug)]
 pub(crate) struct Completed<'a> {
-    pub(crate) bytes: &'a [u8],
+    pub(crate) bytes: &'a mut [u8],
     pub(crate) pos_bytes: u64,
     /// Time from `start` to completion.
     pub(crate) latency: Duration,
@@ -176,8 +176,9 @@ impl RawRing {
                 return Err(Error::WrongBytes { series, pos_bytes: done.pos_bytes });
             }
             let start = self.start_of(&done.block);
-            // SAFETY: initialised, inside the memory, and the transfer that touched it is complete.
-            let bytes = unsafe { slice::from_raw_parts(start, self.block_bytes) };
+            // SAFETY: initialised, inside the memory, and the transfer that touched it is complete:
+            // its block is the only right to it.
+            let bytes = unsafe { slice::from_raw_parts_mut(start, self.block_bytes) };
             let latency = done.started.elapsed();
             let shown = show(Completed { bytes, pos_bytes: done.pos_bytes, latency });
             self.idle.push(done.block);

@@ -4,13 +4,12 @@
 //! The fastest shape, many small blocks or a few large ones, depends on the device; the candidates
 //! are tried once before anything is timed.
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
 use super::direct;
-use super::intervals::OperationsByInterval;
-use super::latency::Latencies;
-use super::meter::{Measured, Meter};
+use super::measured::{Calls, Measured, Meter};
 use super::raw_ring::{RawRing, Transfer};
 use crate::error::{Error, Result};
 
@@ -22,7 +21,7 @@ pub(crate) struct Shape {
 }
 
 /// All have 8 MiB in flight, the maximum of the fastest disks.
-pub(crate) const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 4] = [
     Shape { block_bytes: 256 << 10, depth: 32 },
     Shape { block_bytes: 512 << 10, depth: 16 },
     Shape { block_bytes: 1 << 20, depth: 8 },
@@ -32,32 +31,25 @@ pub(crate) const SHAPES: [Shape; 4] = [
 /// Attempts per shape.
 const TRIES: usize = 2;
 
-impl Shape {
-    /// Returns the name used in notes.
-    pub(crate) fn describe(self) -> String {
-        format!("{} KiB x {}", self.block_bytes >> 10, self.depth)
+impl fmt::Display for Shape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} KiB x {}", self.block_bytes >> 10, self.depth)
     }
 }
 
-/// The direction of a stream.
+/// The file of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream<'a> {
     pub(crate) file: &'a Path,
     pub(crate) size_bytes: u64,
-    pub(crate) transfer: Transfer,
     /// Expected duration of a pass, which determines the length of the intervals.
     pub(crate) expected: Duration,
     pub(crate) tracepoint: Option<u64>,
 }
 
-/// The owner's work on a block: it fills it before a write, and checks it after a read.
-pub(crate) trait Blocks {
-    fn fill(&mut self, block: &mut [u8], pos_bytes: u64);
-    fn look(&mut self, block: &[u8], pos_bytes: u64) -> Result<()>;
-}
-
-/// Returns the fastest of the shapes, by the best of a few passes each.
-pub(crate) fn fastest_shape(run: impl Fn(Shape) -> Result<Measured>) -> Result<Shape> {
+/// Returns the fastest of the shapes for `file`, by the best of a few passes each.
+pub(crate) fn fastest_shape(file: &Path, run: impl Fn(Shape) -> Result<Measured>) -> Result<Shape> {
+    direct::probe(file)?;
     let mut best = (0.0, SHAPES[0]);
     for shape in SHAPES.repeat(TRIES) {
         let rate = run(shape)?.gibibytes_rate();
@@ -68,18 +60,19 @@ pub(crate) fn fastest_shape(run: impl Fn(Shape) -> Result<Measured>) -> Result<S
     Ok(best.1)
 }
 
-/// Moves the whole file; a write ends with a sync. A partial block at the end is not moved: the
-/// figure is then for slightly less than the file.
+/// Moves the whole file; `block` fills a block before a write, and checks it after a read. A write
+/// ends with a sync. A partial block at the end is not moved: the figure is then for slightly less
+/// than the file.
 pub(crate) fn pass(
     stream: &Stream<'_>,
+    transfer: Transfer,
     shape: Shape,
-    blocks: &mut impl Blocks,
+    mut block: impl FnMut(&mut [u8], u64) -> Result<()>,
 ) -> Result<Measured> {
-    let writes = stream.transfer == Transfer::Write;
+    let writes = transfer == Transfer::Write;
     let file = direct::open(stream.file, writes)?;
     let mut ring = RawRing::new(&file, shape.block_bytes, shape.depth)?;
-    let mut latencies = Latencies::default();
-    let mut intervals = OperationsByInterval::new(stream.expected);
+    let mut calls = Calls::during(stream.expected);
     let step_bytes = shape.block_bytes as u64;
     let end_bytes = stream.size_bytes / step_bytes * step_bytes;
     let meter = Meter::start(stream.tracepoint)?;
@@ -87,59 +80,30 @@ pub(crate) fn pass(
     let mut pos_bytes = 0;
     while pos_bytes < end_bytes || ring.in_flight() > 0 {
         while pos_bytes < end_bytes {
-            let Some(mut block) = ring.take_idle() else { break };
+            let Some(mut idle) = ring.take_idle() else { break };
             if writes {
-                blocks.fill(ring.bytes_mut(&mut block), pos_bytes);
+                block(ring.bytes_mut(&mut idle), pos_bytes)?;
             }
-            ring.start(block, stream.transfer, pos_bytes)?;
+            ring.start(idle, transfer, pos_bytes)?;
             pos_bytes += step_bytes;
         }
         ring.complete(1, |done| {
-            latencies.add(done.latency);
-            intervals.add_timed(started.elapsed(), done.latency);
-            if writes { Ok(()) } else { blocks.look(done.bytes, done.pos_bytes) }
+            calls.add(started.elapsed(), done.latency);
+            if writes { Ok(()) } else { block(done.bytes, done.pos_bytes) }
         })?;
     }
     if writes {
         file.sync_data().map_err(Error::system("sync the file"))?;
     }
-    let cost = meter.stop()?;
-    let operations = latencies.calls();
-    Ok(Measured {
-        operations,
-        bytes: end_bytes,
-        misses: 0,
-        syscalls_known: ring.enters() + u64::from(writes),
-        cost,
-        latencies,
-        intervals,
-        verified_bytes: 0,
-    })
+    let measured = Measured::new(calls, end_bytes, meter.stop()?);
+    Ok(Measured { syscalls_known: ring.enters() + u64::from(writes), ..measured })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::intervals::OperationsByInterval;
     use crate::harness::pattern;
     use crate::progress::Silent;
-
-    struct Versions {
-        seen_bytes: u64,
-        version: u32,
-    }
-
-    impl Blocks for Versions {
-        fn fill(&mut self, block: &mut [u8], pos_bytes: u64) {
-            pattern::fill_version(block, pos_bytes, self.version);
-        }
-
-        fn look(&mut self, block: &[u8], pos_bytes: u64) -> Result<()> {
-            assert!(pattern::matches_version(block, pos_bytes, self.version));
-            self.seen_bytes += block.len() as u64;
-            Ok(())
-        }
-    }
 
     #[test]
     fn what_one_pass_writes_the_next_one_reads() {
@@ -150,38 +114,40 @@ mod tests {
         if direct::probe(&path).is_err() {
             return;
         }
-        let run = |transfer, shape, version| {
-            let expected = Duration::from_secs(1);
-            let stream = Stream { file: &path, size_bytes, transfer, expected, tracepoint: None };
-            let mut versions = Versions { seen_bytes: 0, version };
-            let measured = pass(&stream, shape, &mut versions).unwrap();
-            (measured.bytes, versions.seen_bytes)
+        let expected = Duration::from_secs(1);
+        let stream = Stream { file: &path, size_bytes, expected, tracepoint: None };
+        let read = |shape, version| {
+            let look = |block: &mut [u8], pos_bytes| {
+                assert!(pattern::matches_version(block, pos_bytes, version));
+                Ok(())
+            };
+            pass(&stream, Transfer::Read, shape, look).unwrap().bytes
         };
         let [small, .., large] = SHAPES;
-        assert_eq!(run(Transfer::Read, small, 0), (size_bytes, size_bytes));
-        assert_eq!(run(Transfer::Write, small, 7), (size_bytes, 0));
-        assert_eq!(run(Transfer::Read, large, 7), (4 << 20, 4 << 20));
+        assert_eq!(read(small, 0), size_bytes);
+        let fill = |block: &mut [u8], pos_bytes| {
+            pattern::fill_version(block, pos_bytes, 7);
+            Ok(())
+        };
+        let written = pass(&stream, Transfer::Write, small, fill).unwrap();
+        assert_eq!((written.bytes, written.calls.operations), (size_bytes, 20));
+        assert_eq!(read(large, 7), 4 << 20);
     }
 
     #[test]
     fn the_fastest_shape_is_the_one_of_the_best_pass() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let path = dir.path().join("file");
+        pattern::make_file(&path, 1 << 20, &mut Silent).unwrap();
         let passes = std::cell::Cell::new(0);
         let run = |shape: Shape| {
             passes.set(passes.get() + 1);
-            let quick = shape == SHAPES[2] && passes.get() > SHAPES.len();
-            let elapsed = Duration::from_secs(if quick { 1 } else { 2 });
-            let cost = crate::harness::meter::Cost { elapsed, ..Default::default() };
-            Ok(Measured {
-                operations: 1,
-                bytes: 1 << 30,
-                misses: 0,
-                syscalls_known: 0,
-                cost,
-                latencies: Latencies::default(),
-                intervals: OperationsByInterval::new(elapsed),
-                verified_bytes: 0,
-            })
+            let is_quick = shape == SHAPES[2] && passes.get() > SHAPES.len();
+            let measured = Measured::of_rate(1, if is_quick { 2.0 } else { 1.0 });
+            Ok(Measured { bytes: 1 << 30, ..measured })
         };
-        assert_eq!(fastest_shape(run).unwrap(), SHAPES[2]);
+        if let Ok(fastest) = fastest_shape(&path, run) {
+            assert_eq!(fastest, SHAPES[2]);
+        }
     }
 }

@@ -109,6 +109,25 @@ impl Sizes {
     }
 }
 
+/// Refuses a size that is no pages, or more than `max_bytes`; `option` is its name.
+pub(crate) fn check_pages(option: &str, bytes: u64, max_bytes: u64) -> Result<()> {
+    let page_bytes = PAGE_BYTES as u64;
+    if bytes < page_bytes || !bytes.is_multiple_of(page_bytes) {
+        let problem = format!("{option} must be a multiple of 4096, at least that");
+        return Err(Error::Refused(problem));
+    }
+    if bytes > max_bytes {
+        let (bytes, max_bytes) = (format_bytes(bytes), format_bytes(max_bytes));
+        return Err(Error::Refused(format!("{option}: at most {max_bytes}, not {bytes}")));
+    }
+    Ok(())
+}
+
+/// Returns the bound of a cache in which all of a file is resident, above its watermarks.
+pub(crate) fn resident_memory_bytes(size_bytes: u64) -> u64 {
+    size_bytes + size_bytes / 8 + (32 << 20)
+}
+
 fn whole_pages(bytes: u64) -> u64 {
     bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64
 }

@@ -76,14 +76,15 @@ impl Span {
         unsafe { address.as_ref() }
     }
 
-    /// Copies `BLOCK` bytes of memory that is mapped for reading.
+    /// Fills `block` from memory that is mapped for reading.
     #[inline(always)]
-    pub(crate) fn copy<const BLOCK: usize>(&self, block: &mut [u8; BLOCK], pos_bytes: u64) {
+    pub(crate) fn copy(&self, block: &mut [u8], pos_bytes: u64) {
         assert!(!self.writable, "another thread may write to it");
-        let source = self.address(pos_bytes, BLOCK).as_ptr();
-        // SAFETY: `BLOCK` bytes are readable there, by the check; they are not written, as `new`
-        // requires; the block is exclusive memory of the caller, so the two cannot overlap.
-        unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), BLOCK) };
+        let source = self.address(pos_bytes, block.len()).as_ptr();
+        // SAFETY: as many bytes as the block has are readable there, by the check; they are not
+        // written, as `new` requires; the block is exclusive memory of the caller, so the two
+        // cannot overlap.
+        unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), block.len()) };
     }
 
     /// Returns the bytes from `pos_bytes` on; of memory that is mapped to be read.

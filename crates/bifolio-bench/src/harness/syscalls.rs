@@ -16,7 +16,6 @@ use rustix::mount::{MountFlags, mount};
 use super::cleanup::{CleanupItem, Removal};
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
-use bifolio_report::Report;
 
 const NUMBER_FILE: &str = "events/raw_syscalls/sys_enter/id";
 const USUAL_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
@@ -25,28 +24,11 @@ const USUAL_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/traci
 ///
 /// # Errors
 /// The tracepoint or the right to count is missing; the message is the reason.
-fn tracepoint(workspace: &Workspace) -> Result<u64> {
+pub(crate) fn tracepoint(workspace: &Workspace) -> Result<u64> {
     let number = USUAL_PLACES.iter().find_map(|place| number_in(Path::new(place)).ok());
     let number = number.map_or_else(|| number_in_own_tracefs(workspace), Ok)?;
     SyscallCount::start(number)?.stop()?;
     Ok(number)
-}
-
-/// Returns the number of the tracepoint, or `None` where counting is not possible, which `report`
-/// notes.
-pub(crate) fn tracepoint_for(report: &mut Report, workspace: &Workspace) -> Option<u64> {
-    let tracepoint = tracepoint(workspace);
-    let way = match &tracepoint {
-        Ok(_) => "counted by the kernel at raw_syscalls:sys_enter".to_owned(),
-        Err(reason) => {
-            format!("what each series knows of itself ({})", bifolio_report::with_causes(&reason))
-        }
-    };
-    report.notes.push(format!("system calls: {way}"));
-    if let Some(config) = report.config.as_object_mut() {
-        config.insert("syscalls".to_owned(), way.into());
-    }
-    tracepoint.ok()
 }
 
 fn number_in(tracefs: &Path) -> Result<u64> {

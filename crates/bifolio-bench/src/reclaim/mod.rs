@@ -8,241 +8,435 @@
 //! child process: resident sizes and control groups belong to processes. It fills the memory, which
 //! is not timed, runs a timed window of each order, and compares every page.
 //!
-//! ```text
-//!   work.rs       the workers: the method of `stress-ng --vm`, and where it differs
-//!   pages.rs      how they get at a page
-//!   memory_kind.rs     the child: who keeps the memory, and what is counted meanwhile
-//!   stress_ng.rs  stress-ng itself, where it is installed
-//!   figures.rs    the figures asked for
-//! ```
+//! `work.rs` has the workers: the method of `stress-ng --vm`, and where it differs. The full set
+//! runs stress-ng itself, where it is installed, in rows of their own: its "bogo ops" are larger.
 
-mod figures;
-mod memory_kind;
-mod pages;
-mod parameters;
-mod stress_ng;
 mod work;
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
+use bifolio::{Access, Cache};
+use bifolio_report::{Case, Counts, Row, Rss};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use self::memory_kind::{Answer, CACHES, Done, KERNEL_MMAP, KERNEL_SWAP, MemoryKind, UNCACHED};
-use self::parameters::Parameters;
-use self::stress_ng::STRESS_NG;
-use self::work::{Load, Order};
-use crate::benchmark::{Benchmark, Context, Needs};
-use crate::config::Config;
-use crate::error::Result;
+use self::work::{Load, ORDERS, Order, Pages, Team, Uncached};
+use crate::config::{Config, Times};
+use crate::definition::{Asked, Definition, Target, at_most, ratio_at_least};
+use crate::error::{Error, Result};
 use crate::format_bytes;
-use crate::harness::child;
-use crate::harness::failures::skip_on_error;
-use crate::harness::interleave::{Rounds, Trial, run_trials};
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::counters::{self, Counters};
+use crate::harness::mapped_file::MappedFile;
+use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::measured::{Measured, Per, Standard, Unit};
 use crate::harness::memory_group::{Membership, MemoryGroup};
-use crate::harness::meter::{self, Measured};
+use crate::harness::sizes::Sizes;
 use crate::harness::swap::SwapFile;
-use crate::progress::Progress;
-use bifolio_report::{Case, Report, Row, Rss};
+use crate::harness::{child, direct, pattern};
+use crate::progress::Silent;
+use crate::run::Run;
 
-const NAME: &str = "reclaim";
-const UNIT: &str = "bogo ops/s";
+const SWAP: &str = "kernel_swap";
+const MMAP: &str = "kernel_mmap";
+const STRESS_NG: &str = "stress_ng";
+const UNCACHED: &str = "raw_direct";
+const PER_FOLIO: &str = "flush_per_folio";
+const PER_31: &str = "flush_per_batch_31";
+const PER_128: &str = "flush_per_batch_128";
 
-const SHOWN_COUNTS: [&str; 11] = [
-    "tlb_shootdowns",
-    "function_call_ipis",
-    "flushes",
-    "pgscan",
-    "pgsteal",
-    "pages_evicted",
-    "pages_written",
-    "p50_fault_ns",
-    "p99_fault_ns",
-    "p999_fault_ns",
-    "reclaim_stalls",
+/// Series of caches, each with the number of folios that it unmaps with one flush.
+const CACHES: [(&str, usize); 5] = [
+    (PER_FOLIO, 1),
+    ("flush_per_batch_8", 8),
+    (PER_31, 31),
+    (PER_128, 128),
+    ("flush_per_batch_512", 512),
 ];
 
-/// The benchmark, described at the head of this module.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reclaim;
+const UNIT: Unit = ("bogo ops/s", Measured::rate);
 
-impl Benchmark for Reclaim {
-    fn name(&self) -> &'static str {
-        NAME
-    }
+/// First touches of pages are timed here, not calls.
+const STANDARD: &[Standard] = &[
+    ("p50_ns", "p50_fault_ns"),
+    ("p99_ns", "p99_fault_ns"),
+    ("p999_ns", "p999_fault_ns"),
+    ("max_ns", "max_fault_ns"),
+    ("calls", "calls"),
+    ("operations", "operations"),
+    ("cpu_s_per_gib", "cpu_s_per_gib"),
+    ("cpu_ns_per_op", "cpu_ns_per_op"),
+    ("syscalls_per_op", "syscalls_per_op"),
+    ("min_second_over_mean", "min_second_over_mean"),
+    ("min_100ms_over_mean", "min_100ms_over_mean"),
+];
 
-    fn description(&self) -> &'static str {
-        "mapped memory 4 times the bound, written and verified, against the kernel's swap and mmap"
-    }
+/// Creates a target for the ratio of rates.
+const fn rates(case: &'static str, under: &'static str, at_least: f64) -> Target {
+    let name = "{over} / {under}, {pattern}, workers {workers}";
+    ratio_at_least(name, case, [PER_31, under], at_least)
+}
 
-    fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.sizes.needs_of_swap())
-    }
+pub(crate) static RECLAIM: Definition<Parameters> = Definition {
+    name: "reclaim",
+    description: "mapped memory 4 times the bound, written and verified, against the kernel's swap \
+                  and mmap",
+    parameters,
+    needs: |parameters| parameters.sizes.needs_of_swap(),
+    ratios: &[(PER_31, SWAP), (PER_31, MMAP), (PER_31, PER_FOLIO)],
+    shown_counts: &[
+        "tlb_shootdowns",
+        "function_call_ipis",
+        "flushes",
+        "pgscan",
+        "pgsteal",
+        "pages_evicted",
+        "pages_written",
+        "p50_fault_ns",
+        "p99_fault_ns",
+        "p999_fault_ns",
+        "reclaim_stalls",
+    ],
+    standard: STANDARD,
+    targets: &[
+        rates("", PER_FOLIO, 1.5),
+        rates("pattern=sequential", SWAP, 1.5),
+        rates("pattern=random", SWAP, 1.0),
+        rates("", MMAP, 1.0),
+        at_most(
+            "shootdowns per evicted page, flush_per_batch_31 / flush_per_folio, {pattern}, workers \
+             {workers}",
+            "",
+            Asked::Of(|row| shootdowns(row, PER_31, PER_FOLIO)),
+            1.0 / 15.0,
+        ),
+        at_most(
+            "shootdowns per evicted page, flush_per_batch_31 / kernel_swap, {pattern}, workers \
+             {workers}",
+            "",
+            Asked::Of(|row| shootdowns(row, PER_31, SWAP)),
+            1.0,
+        ),
+        at_most(
+            "shootdowns per evicted page, flush_per_batch_31 / kernel_mmap, {pattern}, workers \
+             {workers}",
+            "",
+            Asked::Of(|row| shootdowns(row, PER_31, MMAP)),
+            1.0,
+        ),
+        at_most(
+            "shootdowns per evicted page, flush_per_batch_128 / kernel_swap, {pattern}, workers \
+             {workers}",
+            "",
+            Asked::Of(|row| shootdowns(row, PER_128, SWAP)),
+            1.0 / 3.0,
+        ),
+        at_most(
+            "shootdowns per evicted page, flush_per_batch_128 / kernel_mmap, {pattern}, workers \
+             {workers}",
+            "",
+            Asked::Of(|row| shootdowns(row, PER_128, MMAP)),
+            1.0 / 3.0,
+        ),
+        at_most(
+            "p99.9 of a touch beyond that without a cache, ns, {pattern}, workers {workers}",
+            "",
+            Asked::Of(|row| {
+                let slow_ns = |series| row.count(series, "p999_fault_ns");
+                Some(slow_ns(PER_31)? - slow_ns(UNCACHED)?)
+            }),
+            100_000.0,
+        ),
+        // Waits of 100 us or longer that do not depend on the device.
+        at_most(
+            "touches of a thousand that waited 100 us for reclaim, {pattern}, workers {workers}",
+            "",
+            Asked::Of(|row| {
+                let count = |name| row.count(PER_31, name);
+                Some(count("reclaim_stalls")? / (count("operations")? / 1000.0))
+            }),
+            1.0,
+        ),
+    ],
+    run,
+    child: |task| child::serve(task, run_task),
+};
 
-    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
-        let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
-        report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = SHOWN_COUNTS.map(Into::into).to_vec();
-        let kernel = Kernel::create(context, &parameters);
-        let series = [KERNEL_SWAP, KERNEL_MMAP, STRESS_NG];
-        let kernel = skip_on_error(&mut report, &series, kernel)?;
-        let group = kernel.as_ref().map(|kernel| kernel.group.membership());
-        measure(context, &parameters, group.as_ref(), &mut report, progress)?;
-        if let Some(group) = group.filter(|_| parameters.stress_ng) {
-            stress_ng::measure(context, &parameters, &group, &mut report, progress)?;
-        }
-        report.notes.push(
-            "interrupts, and what the kernel's series scanned and wrote, are those of the whole \
-             machine; the kernel does not tell how many flushes it asked for"
-                .to_owned(),
-        );
-        if kernel.is_some() {
-            let bytes = format_bytes(parameters.sizes.kernel_bytes());
-            report.notes.push(format!(
-                "a process of the kernel's series is held to {bytes}, as the process of a cache is"
-            ));
-        }
-        report.figures = figures::figures(&report);
-        Ok(report)
-    }
+/// Returns the ratio of shootdowns per evicted page, where several workers run: a single thread
+/// interrupts no other CPU.
+fn shootdowns(row: &Row, over: &str, under: &str) -> Option<f64> {
+    let per_page = |series| {
+        let count = |name| row.count(series, name);
+        let pages = count("pages_evicted").filter(|pages| *pages > 0.0)?;
+        Some(count("tlb_shootdowns")? / pages)
+    };
+    let under = per_page(under).filter(|under| *under > 0.0)?;
+    let is_several = row.case.text("workers") != "1";
+    is_several.then_some(per_page(over)? / under)
+}
 
-    fn run_in_child(&self, task: Value) -> Result<Value> {
-        Ok(match serde_json::from_value(task)? {
-            ChildTask::Keep(task) => serde_json::to_value(memory_kind::run(&task)?)?,
-            ChildTask::StressNg(task) => serde_json::to_value(stress_ng::run(&task)?)?,
-        })
+/// The parameters of one run, as the envelope shows them.
+#[derive(Debug, Serialize)]
+pub(crate) struct Parameters {
+    #[serde(flatten)]
+    sizes: Sizes,
+    /// Numbers of workers.
+    workers: Vec<usize>,
+    #[serde(flatten)]
+    times: Times,
+    /// Set if stress-ng is run too, where it is installed.
+    stress_ng: bool,
+}
+
+fn parameters(config: &Config) -> Result<Parameters> {
+    let memory_bytes = config.of_set([4 << 20, 32 << 20, 256 << 20]);
+    let parameters = Parameters {
+        sizes: Sizes::choose_times(4, config, memory_bytes)?,
+        workers: config.threads_or_default()?,
+        times: config.times([(0.5, 1), (6.0, 1), (320.0, 3)]),
+        stress_ng: config.of_set([false, false, true]),
+    };
+    let workers = parameters.workers.iter().copied().max().unwrap_or(0) as u64;
+    if parameters.sizes.pages() < workers {
+        return Err(Error::Refused("--size: at least a page for each of --threads".into()));
     }
+    Ok(parameters)
 }
 
 /// The tasks of children.
 #[derive(Debug, Serialize, Deserialize)]
-enum ChildTask {
-    Keep(memory_kind::Task),
-    StressNg(stress_ng::Task),
+enum Task {
+    Keep(Keep),
+    StressNg { group: Membership, workers: usize, size_bytes: u64, seconds: u64 },
 }
 
-/// Resources of the kernel's series, dropped from top to bottom: the group, then the swap.
-#[derive(Debug)]
-struct Kernel {
-    group: MemoryGroup,
-    _swap: SwapFile,
+/// A trial of a series.
+#[derive(Debug, Serialize, Deserialize)]
+struct Keep {
+    series: String,
+    /// The control group of a process of the kernel's series.
+    group: Option<Membership>,
+    /// Directory for files.
+    directory: PathBuf,
+    memory_bytes: u64,
+    load: Load,
 }
 
-impl Kernel {
-    /// # Errors
-    /// It is not possible; the message is the reason to skip the series.
-    fn create(context: &Context<'_>, parameters: &Parameters) -> Result<Self> {
-        let swap = SwapFile::activate(context.workspace, parameters.sizes.swap_bytes())?;
-        Ok(Self { group: MemoryGroup::create(parameters.sizes)?, _swap: swap })
-    }
-}
-
-/// A series, and the kind of its memory.
-type Series = (&'static str, MemoryKind);
-
-/// Returns every series, in the order of the tables; those of the kernel only if a group exists.
-fn all_series(group: Option<&Membership>, directory: &Path) -> Vec<Series> {
-    let directory = || directory.to_owned();
-    let mut all = Vec::new();
-    if let Some(group) = group {
-        let group = || group.clone();
-        all.push((KERNEL_SWAP, MemoryKind::Swap { group: group() }));
-        all.push((KERNEL_MMAP, MemoryKind::Mmap { group: group(), directory: directory() }));
-    }
-    for (name, batch_folios) in CACHES {
-        let series = name.to_owned();
-        let directory = directory();
-        all.push((name, MemoryKind::Cache { series, batch_folios, directory }));
-    }
-    all.push((UNCACHED, MemoryKind::Uncached { directory: directory() }));
-    all
-}
-
-fn measure(
-    context: &Context<'_>,
-    parameters: &Parameters,
-    group: Option<&Membership>,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    let ask = |memory_kind: &MemoryKind, load: Load| -> Result<Answer> {
-        let task =
-            memory_kind::Task { memory_kind: memory_kind.clone(), sizes: parameters.sizes, load };
-        child::ask(&context.config.child_command, NAME, &ChildTask::Keep(task))
+fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
+    let (sizes, children, workspace) = (parameters.sizes, run.children, run.workspace);
+    // Dropped from the last to the first: the group, then the swap.
+    let create = || {
+        let swap = SwapFile::activate(workspace, sizes.swap_bytes())?;
+        Ok((MemoryGroup::create(sizes)?, swap))
     };
-    let mut series = all_series(group, context.workspace.path());
-    series.retain(|(series, _)| context.config.measures(series));
-    progress.start("try every series", series.len() as u64);
+    let kernel = run.attempt(&[SWAP, MMAP, STRESS_NG], create())?;
+    let group = kernel.as_ref().map(|(group, _)| group.membership());
+    let ask = &|series: &str, load: Load| -> Result<Vec<Measured>> {
+        children.ask(&Task::Keep(Keep {
+            series: series.to_owned(),
+            group: group.clone().filter(|_| [SWAP, MMAP].contains(&series)),
+            directory: workspace.path().to_owned(),
+            memory_bytes: sizes.memory_bytes,
+            load,
+        }))
+    };
+    let of_kernel = [SWAP, MMAP].into_iter().filter(|_| group.is_some());
+    let all = of_kernel.chain(CACHES.map(|(series, _)| series)).chain([UNCACHED]);
+    let all: Vec<&str> = all.filter(|series| run.config.measures(series)).collect();
+    run.start("try every series", all.len() as u64);
     let mut can_run = Vec::new();
-    for (name, memory_kind) in series {
-        progress.advance(1);
-        let tried = skip_on_error(report, &[name], ask(&memory_kind, parameters.trial()))?;
-        can_run.extend(tried.map(|_| (name, memory_kind)));
+    for series in all {
+        run.step();
+        let one_page = Load { size_bytes: PAGE_BYTES as u64, workers: 1, window: Duration::ZERO };
+        can_run.extend(run.attempt(&[series], ask(series, one_page))?.map(|_| series));
     }
-    let (ask, series) = (&ask, can_run);
-    let mut trials = Vec::new();
+    let mut rows = run.rows();
     for &workers in &parameters.workers {
-        let load = parameters.load(workers, parameters.workers.len() * series.len());
-        let row_index = report.rows.len();
-        report.rows.extend(Order::ALL.map(|order| Row::new(case(workers, order.name()), UNIT)));
-        trials.extend(series.iter().map(|(series, memory_kind)| Trial {
-            row_index,
-            series,
-            run: Box::new(move || ask(memory_kind, load)),
-        }));
+        ORDERS.into_iter().for_each(|(_, pattern)| rows.row(case(workers, pattern), UNIT));
+        for &series in &can_run {
+            rows.series_of_rows(series, ORDERS.len(), move |window| {
+                ask(series, Load { size_bytes: sizes.size_bytes, workers, window })
+            });
+        }
     }
-    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
-    let values = |_: &Trial<'_, _>, answer: &Answer| {
-        answer.done.iter().map(|done| done.measured.operations_rate()).collect()
-    };
-    let rounds = Rounds::exactly(parameters.repetitions);
-    let given = run_trials(&trials, rounds, values, progress)?;
-    let mut peak_bytes = 0;
-    for (trial, given) in trials.iter().zip(&given) {
-        let rows = trial.row_index..trial.row_index + Order::ALL.len();
-        let Some(answers) = given.or_fail(&mut report.rows, rows, trial.series) else { continue };
-        for index in 0..Order::ALL.len() {
-            let done: Vec<&Done> = answers.iter().map(|answer| &answer.done[index]).collect();
-            fill(&mut report.rows[trial.row_index + index], trial.series, &done);
-            report.verified_bytes +=
-                done.iter().map(|done| done.measured.verified_bytes).sum::<u64>();
-        }
-        let peak = answers.iter().map(|answer| answer.peak_bytes).max().unwrap_or(0);
-        for row in &mut report.rows[trial.row_index..][..Order::ALL.len()] {
-            row.counts
-                .entry(trial.series.into())
-                .or_default()
-                .insert("peak_bytes".into(), peak as f64);
-        }
-        if CACHES.iter().any(|(cache, _)| *cache == trial.series) {
-            peak_bytes = peak.max(peak_bytes);
-        }
-        report.verified_bytes += answers.iter().map(|answer| answer.verified_bytes).sum::<u64>();
+    let rounds = parameters.times.shared(rows.weight() * ORDERS.len() as u32);
+    run.measure("measure", rows, rounds)?;
+    let peaks =
+        run.report.rows.iter().flat_map(|row| {
+            CACHES.iter().filter_map(|(series, _)| row.count(series, "peak_bytes"))
+        });
+    let (bound_bytes, peak) = (sizes.memory_bytes, peaks.fold(0.0, f64::max));
+    run.report.rss = (peak > 0.0).then_some(Rss { bound_bytes, peak_bytes: peak as u64 });
+    if let Some(group) = group.as_ref().filter(|_| parameters.stress_ng) {
+        measure_stress_ng(run, parameters, group)?;
     }
-    let rss = Rss { bound_bytes: parameters.sizes.memory_bytes, peak_bytes };
-    report.rss = (peak_bytes > 0).then_some(rss);
+    run.note(
+        "interrupts, and what the kernel's series scanned and wrote, are those of the whole \
+         machine; the kernel does not tell how many flushes it asked for",
+    );
+    if kernel.is_some() {
+        let bytes = format_bytes(sizes.kernel_bytes());
+        run.note(format!(
+            "a process of the kernel's series is held to {bytes}, as the process of a cache is"
+        ));
+    }
     Ok(())
 }
 
-fn case(workers: usize, pattern: &str) -> Case {
+fn case(workers: usize, pattern: &'static str) -> Case {
     Case::new().with("workers", workers).with("pattern", pattern)
 }
 
-/// Writes all windows of `series` into `row`; counts are those of all windows together.
-fn fill(row: &mut Row, series: &'static str, done: &[&Done]) {
-    let windows: Vec<Measured> = done.iter().map(|done| done.measured.clone()).collect();
-    meter::fill(row, series, &windows, Measured::operations_rate);
-    let counts = row.counts.entry(series.into()).or_default();
-    // First touches of pages are timed here, not calls.
-    for name in ["p50", "p99", "p999", "max"] {
-        if let Some(value) = counts.shift_remove(&format!("{name}_ns")) {
-            counts.insert(format!("{name}_fault_ns"), value);
+/// Runs the child's side. Returns the window of each order.
+fn run_task(task: &Task) -> Result<Vec<Measured>> {
+    let keep = match task {
+        Task::Keep(keep) => keep,
+        Task::StressNg { group, workers, size_bytes, seconds } => {
+            group.join()?;
+            return stress_ng(*workers, *size_bytes, *seconds);
         }
+    };
+    keep.group.as_ref().map_or(Ok(()), Membership::join)?;
+    match keep.series.as_str() {
+        SWAP => swap(&keep.load),
+        MMAP => map_file(keep),
+        UNCACHED => uncached(keep),
+        _ => cache(keep),
     }
-    for (name, count) in done.iter().flat_map(|done| &done.counts) {
-        *counts.entry(name.clone()).or_default() += *count as f64;
+}
+
+fn swap(load: &Load) -> Result<Vec<Measured>> {
+    let mapping = Arc::new(Mapping::anonymous(load.size_bytes)?);
+    mapping.advise(Hint::SmallPages)?;
+    let team = Team::new(SWAP, load, || Ok(mapping.span()))?;
+    team.fill()?;
+    measure(&team, load, |order| mapping.advise(hint(order)), || counters::reclaim("pswpout"))
+}
+
+fn map_file(keep: &Keep) -> Result<Vec<Measured>> {
+    let file = make_file(keep, |path| {
+        let file = File::options().read(true).write(true).open(path);
+        file.map_err(Error::system(format!("open {}", path.display())))
+    })?;
+    let mapping = Arc::new(Mapping::of_file(&file, true)?);
+    let team = Team::new(MMAP, &keep.load, || Ok(mapping.span()))?;
+    let counters = || counters::reclaim("nr_written");
+    measure(&team, &keep.load, |order| mapping.advise(hint(order)), counters)
+}
+
+/// Returns the advice to the kernel before a window: it detects a sequential order by itself, and
+/// reads too far ahead in a random one.
+fn hint(order: Order) -> Hint {
+    if order == Order::Random { Hint::Random } else { Hint::AnyOrder }
+}
+
+fn cache(keep: &Keep) -> Result<Vec<Measured>> {
+    let known = CACHES.into_iter().find(|(series, _)| *series == keep.series);
+    let (series, batch_folios) =
+        known.ok_or_else(|| Error::Child(format!("no series is called {}", keep.series)))?;
+    let builder = Cache::builder().memory(keep.memory_bytes).swap_directory(&keep.directory);
+    let builder = builder.unmap_batch_folios(batch_folios);
+    let file = MappedFile::in_memory(builder, keep.load.size_bytes)?;
+    let team = Team::new(series, &keep.load, || Ok(file.span()))?;
+    team.fill()?;
+    let announce = |order| {
+        let is_random = order == Order::Random;
+        file.file().set_access(if is_random { Access::Random } else { Access::Normal });
+        Ok(())
+    };
+    measure(&team, &keep.load, announce, || Ok(file.counts()))
+}
+
+fn uncached(keep: &Keep) -> Result<Vec<Measured>> {
+    let file = make_file(keep, |path| {
+        direct::drop_page_cache(path)?;
+        direct::open(path, true)
+    })?;
+    let team = Team::new(UNCACHED, &keep.load, || Ok(Uncached::new(&file)))?;
+    measure(&team, &keep.load, |_| Ok(()), || Ok(Vec::new()))
+}
+
+/// Creates a file that holds version 0 of the pattern. It is unlinked once it is open, so that its
+/// blocks are freed with this process in any case.
+fn make_file(keep: &Keep, open: impl FnOnce(&Path) -> Result<File>) -> Result<File> {
+    let path = keep.directory.join("mapped");
+    pattern::make_file(&path, keep.load.size_bytes, &mut Silent)?;
+    let file = open(&path);
+    std::fs::remove_file(&path).map_err(Error::system("remove a file that is open"))?;
+    file
+}
+
+/// Measures every order, then compares every page in order; `announce` is called before each.
+fn measure<P: Pages>(
+    team: &Team<P>,
+    load: &Load,
+    announce: impl Fn(Order) -> Result<()>,
+    counters: impl Fn() -> Result<Counters>,
+) -> Result<Vec<Measured>> {
+    let all = || -> Result<Counters> { Ok([counters::interrupts()?, counters()?].concat()) };
+    let mut windows = Vec::new();
+    for (order, _) in ORDERS {
+        announce(order)?;
+        let before = all()?;
+        let mut measured = team.measure(order, load.window)?;
+        measured.add_since(&before, &all()?, Per::Run);
+        windows.push(measured);
     }
+    announce(Order::Sequential)?;
+    windows[ORDERS.len() - 1].verified_bytes += team.verify()?;
+    let peak_bytes = counters::resident_bytes("VmHWM")? as f64;
+    windows.iter_mut().for_each(|window| window.add("peak_bytes", peak_bytes, Per::Peak));
+    Ok(windows)
+}
+
+/// Measures a row of stress-ng for every number of workers. It joins the group through a child of
+/// this program, and is killed with the group.
+fn measure_stress_ng(run: &mut Run<'_>, parameters: &Parameters, group: &Membership) -> Result<()> {
+    // In addition to the timed seconds: about the share of every other series. It starts with
+    // memory that is not filled yet, and completes no operation before it is.
+    const TIME_SHARE: f64 = 0.1;
+    const SECONDS_MIN: u64 = 5;
+    run.start("stress-ng", parameters.workers.len() as u64);
+    let share = parameters.times.timed_seconds * TIME_SHARE / parameters.workers.len() as f64;
+    for &workers in &parameters.workers {
+        let (group, size_bytes) = (group.clone(), parameters.sizes.size_bytes);
+        let seconds = (share as u64).max(SECONDS_MIN);
+        let task = Task::StressNg { group, workers, size_bytes, seconds };
+        let measured = run.children.ask::<Vec<Measured>>(&task);
+        if let Some(measured) = run.attempt(&[STRESS_NG], measured)? {
+            let mut row = Row::new(case(workers, "stress-ng"), UNIT.0);
+            row.add(STRESS_NG, measured.iter().map(Measured::rate).collect(), Counts::new());
+            run.report.rows.push(row);
+        }
+        run.step();
+    }
+    Ok(())
+}
+
+fn stress_ng(workers: usize, size_bytes: u64, seconds: u64) -> Result<Vec<Measured>> {
+    let mut command = Command::new("stress-ng");
+    command.args(["--vm", &workers.to_string(), "--vm-bytes", &size_bytes.to_string()]);
+    command.args(["--vm-keep", "--timeout", &seconds.to_string(), "--metrics-brief"]);
+    let output = command.stdin(Stdio::null()).output().map_err(Error::system("start stress-ng"))?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let no_rate = || Error::Refused(format!("stress-ng gave no rate: {}", text.trim()));
+    let (operations, rate) = rate_in(&text).ok_or_else(no_rate)?;
+    Ok(vec![Measured::of_rate(operations, rate)])
+}
+
+/// Parses the line of the stressor: its name, operations, three times, and operations per second,
+/// first by wall-clock time. Returns the operations and that rate.
+fn rate_in(text: &str) -> Option<(u64, f64)> {
+    let rate = |line: &str| {
+        let numbers = line.split_whitespace().skip_while(|word| *word != "vm").skip(1);
+        let numbers: Option<Vec<f64>> = numbers.map(|word| word.parse().ok()).collect();
+        let numbers = numbers?;
+        Some((*numbers.first()? as u64, *numbers.get(4)?))
+    };
+    text.lines().find_map(rate)
 }
 
 #[cfg(test)]
@@ -250,25 +444,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_windows_add_up_and_latencies_are_of_faults() {
-        let done = |count: u64| {
-            let measured = serde_json::json!({
-                "operations": 10, "bytes": 40960, "misses": 0, "syscalls_known": 0,
-                "cost": {"elapsed": {"secs": 1, "nanos": 0}, "cpu": {"secs": 0, "nanos": 0},
-                         "syscalls": null},
-                "latencies": [[1000, 3]],
-                "intervals": {"length": {"secs": 1, "nanos": 0}, "operations": [10],
-                              "longest_ns": []},
-                "verified_bytes": 0,
-            });
-            let counts = [("pgscan".to_owned(), count)].into_iter().collect();
-            Done { measured: serde_json::from_value(measured).unwrap(), counts }
+    fn the_rate_of_stress_ng_is_the_one_by_the_clock_on_the_wall() {
+        let text = "stress-ng: info:  [7] dispatching hogs: 2 vm\n\
+            stress-ng: info:  [7] stressor   bogo ops real time  usr time  sys time  bogo ops/s\n\
+            stress-ng: info:  [7] vm            61880      1.02      1.48      0.55    60620.91 \
+            30482.76\n";
+        assert_eq!(rate_in(text), Some((61880, 60620.91)));
+        assert_eq!(rate_in("stress-ng: info: [7] successful run completed"), None);
+    }
+
+    #[test]
+    fn shootdowns_are_compared_a_page_between_several_workers() {
+        let row = |workers| {
+            let mut row = Row::new(case(workers, "random"), "bogo ops/s");
+            for (series, shootdowns) in [(PER_FOLIO, 900.0), (PER_31, 30.0)] {
+                let counts = row.counts.entry(series.into()).or_default();
+                counts.insert("tlb_shootdowns".into(), shootdowns);
+                counts.insert("pages_evicted".into(), 1000.0);
+            }
+            row
         };
-        let mut row = Row::new(case(1, "random"), UNIT);
-        fill(&mut row, KERNEL_SWAP, &[&done(3), &done(4)]);
-        assert_eq!(row.series[KERNEL_SWAP], 10.0);
-        assert_eq!(row.count(KERNEL_SWAP, "pgscan"), Some(7.0));
-        assert_eq!(row.count(KERNEL_SWAP, "p99_fault_ns"), Some(1000.0));
-        assert_eq!(row.count(KERNEL_SWAP, "p99_ns"), None);
+        let value = shootdowns(&row(2), PER_31, PER_FOLIO).unwrap();
+        assert!((value - 30.0 / 900.0).abs() < 1e-9);
+        assert_eq!(shootdowns(&row(1), PER_31, PER_FOLIO), None);
+        assert_eq!(shootdowns(&row(2), PER_31, SWAP), None, "not counted");
     }
 }

@@ -13,19 +13,20 @@
 //! not: in order only for one page in [`SAMPLE_PAGES`], because reading the clock takes as long as
 //! some accesses.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::pages::Pages;
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
-use crate::harness::intervals::OperationsByInterval;
-use crate::harness::latency::Latencies;
-use crate::harness::meter::{Measured, Meter};
+use crate::harness::direct::Page;
+use crate::harness::measured::{Calls, Measured, Meter};
 use crate::harness::pattern;
 use crate::harness::permutation::Permutation;
+use crate::harness::span::Span;
 use crate::harness::threads::run_together;
 
 /// The first word of a page, the last, and six between them.
@@ -56,17 +57,9 @@ pub(super) enum Order {
     Random,
 }
 
-impl Order {
-    /// In the order in which they are measured.
-    pub(super) const ALL: [Self; 2] = [Self::Sequential, Self::Random];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Sequential => "sequential",
-            Self::Random => "random",
-        }
-    }
-}
+/// Orders in which they are measured, with their names.
+pub(super) const ORDERS: [(Order, &str); 2] =
+    [(Order::Sequential, "sequential"), (Order::Random, "random")];
 
 /// Amount of work.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -116,27 +109,14 @@ impl<P: Pages> Team<P> {
     pub(super) fn measure(&self, order: Order, window: Duration) -> Result<Measured> {
         let meter = Meter::start(None)?;
         let started = meter.started();
-        let seen = self.each(|worker| worker.pass_until(order, started, window))?;
+        let workers = self.each(|worker| worker.pass_until(order, started, window))?;
         let cost = meter.stop()?;
-        let mut latencies = Latencies::default();
-        let mut intervals = OperationsByInterval::new(window);
-        let (mut operations, mut verified) = (0, 0);
-        for seen in seen {
-            latencies.merge(&seen.latencies);
-            intervals.merge(&seen.intervals);
-            operations += seen.operations;
-            verified += seen.verified;
-        }
-        Ok(Measured {
-            operations,
-            bytes: operations * PAGE_BYTES as u64,
-            misses: 0,
-            syscalls_known: 0,
-            cost,
-            latencies,
-            intervals,
-            verified_bytes: words_bytes(verified),
-        })
+        let mut calls = Calls::during(window);
+        workers.iter().for_each(|(worker, _)| calls.merge(worker));
+        let verified_bytes = words_bytes(workers.iter().map(|(_, verified)| verified).sum());
+        let bytes = calls.operations * PAGE_BYTES as u64;
+        let measured = Measured::new(calls, bytes, cost);
+        Ok(Measured { syscalls_known: 0, verified_bytes, ..measured })
     }
 
     /// Compares every page, in order. Returns the number of bytes.
@@ -159,66 +139,46 @@ fn words_bytes(pages: u64) -> u64 {
     pages * WORDS_PER_PAGE * size_of::<u64>() as u64
 }
 
-/// The view of one worker in a window.
-struct Seen {
-    latencies: Latencies,
-    intervals: OperationsByInterval,
-    operations: u64,
-    verified: u64,
-}
-
 impl<P: Pages> Worker<P> {
     fn count(&self) -> u64 {
         self.written_in.len() as u64
     }
 
-    fn pass_until(&mut self, order: Order, started: Instant, window: Duration) -> Result<Seen> {
-        let mut seen = Seen {
-            latencies: Latencies::default(),
-            intervals: OperationsByInterval::new(window),
-            operations: 0,
-            verified: 0,
-        };
+    /// Passes over the pages until the window ends. Returns the calls, with the first accesses that
+    /// are timed, and the number of pages verified.
+    fn pass_until(
+        &mut self,
+        order: Order,
+        started: Instant,
+        window: Duration,
+    ) -> Result<(Calls, u64)> {
+        let (mut calls, mut operations, mut verified) = (Calls::during(window), 0_u64, 0);
         loop {
             self.pass += 1;
             let shuffled = Permutation::new(self.count(), u64::from(self.pass));
             for step in 0..self.count() {
                 let page = if order == Order::Random { shuffled.apply(step) } else { step };
                 let is_sampled = step.is_multiple_of(sample_pages(order));
-                let touch = self.operate(page, is_sampled, &mut seen)?;
-                if let Some(latency) = touch {
-                    seen.latencies.add(latency);
-                    seen.intervals.add_latency(started.elapsed(), latency);
+                let mut touch = is_sampled.then_some(Duration::ZERO);
+                if (page / RUN_PAGES + u64::from(self.pass)).is_multiple_of(2) {
+                    self.write(page, &mut touch.as_mut())?;
+                } else {
+                    self.verify(page, &mut touch.as_mut())?;
+                    verified += 1;
                 }
-                if seen.operations.is_multiple_of(PAGES_PER_LOOK) {
+                operations += 1;
+                if let Some(latency) = touch {
+                    calls.time(started.elapsed(), latency);
+                }
+                if operations.is_multiple_of(PAGES_PER_LOOK) {
                     let since_start = started.elapsed();
-                    seen.intervals.add(since_start, PAGES_PER_LOOK);
+                    calls.count(since_start, PAGES_PER_LOOK);
                     if since_start >= window {
-                        return Ok(seen);
+                        return Ok((calls, verified));
                     }
                 }
             }
         }
-    }
-
-    /// Writes or verifies a page. Returns the duration of its first access, if it is sampled.
-    fn operate(
-        &mut self,
-        page: u64,
-        is_sampled: bool,
-        seen: &mut Seen,
-    ) -> Result<Option<Duration>> {
-        let mut touch = is_sampled.then_some(Duration::ZERO);
-        let mut sampled = touch.as_mut();
-        let is_written = (page / RUN_PAGES + u64::from(self.pass)).is_multiple_of(2);
-        if is_written {
-            self.write(page, &mut sampled)?;
-        } else {
-            self.verify(page, &mut sampled)?;
-            seen.verified += 1;
-        }
-        seen.operations += 1;
-        Ok(touch)
     }
 
     fn write(&mut self, page: u64, sampled: &mut Option<&mut Duration>) -> Result<()> {
@@ -260,13 +220,91 @@ fn timed<T>(sampled: &mut Option<&mut Duration>, access: impl FnOnce() -> T) -> 
     given
 }
 
+/// Access of one worker to its pages; all accesses between two calls of `leave_page` are in one
+/// page.
+pub(super) trait Pages: Send {
+    fn load(&mut self, pos_bytes: u64) -> Result<u64>;
+    fn store(&mut self, pos_bytes: u64, word: u64) -> Result<()>;
+    /// Ends the accesses to the current page.
+    fn leave_page(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Mapped memory: plain loads and stores.
+impl Pages for Span {
+    #[inline(always)]
+    fn load(&mut self, pos_bytes: u64) -> Result<u64> {
+        Ok(Self::load(self, pos_bytes))
+    }
+
+    #[inline(always)]
+    fn store(&mut self, pos_bytes: u64, word: u64) -> Result<()> {
+        Self::store(self, pos_bytes, word);
+        Ok(())
+    }
+}
+
+/// A file without a cache: a page is read at its first access and, if it was changed, written at
+/// its last.
+#[derive(Debug)]
+pub(super) struct Uncached<'a> {
+    file: &'a File,
+    page: Box<Page>,
+    start_bytes: Option<u64>,
+    changed: bool,
+}
+
+impl<'a> Uncached<'a> {
+    /// Creates it for a file that is open past the page cache.
+    pub(super) fn new(file: &'a File) -> Self {
+        Self { file, page: Page::zeroed(), start_bytes: None, changed: false }
+    }
+
+    /// Returns the word at `pos_bytes`, after reading its page.
+    fn word(&mut self, pos_bytes: u64) -> Result<&mut [u8]> {
+        let at_bytes = (pos_bytes % PAGE_BYTES as u64) as usize;
+        if self.start_bytes.is_none() {
+            let start_bytes = pos_bytes - at_bytes as u64;
+            let failed = Error::system("read past the page cache");
+            self.file.read_exact_at(&mut self.page.0, start_bytes).map_err(failed)?;
+            self.start_bytes = Some(start_bytes);
+        }
+        debug_assert_eq!(self.start_bytes, Some(pos_bytes - at_bytes as u64));
+        Ok(&mut self.page.0[at_bytes..at_bytes + size_of::<u64>()])
+    }
+}
+
+impl Pages for Uncached<'_> {
+    fn load(&mut self, pos_bytes: u64) -> Result<u64> {
+        let word = self.word(pos_bytes)?.first_chunk().copied();
+        Ok(u64::from_ne_bytes(word.unwrap_or_default()))
+    }
+
+    fn store(&mut self, pos_bytes: u64, word: u64) -> Result<()> {
+        self.word(pos_bytes)?.copy_from_slice(&word.to_ne_bytes());
+        self.changed = true;
+        Ok(())
+    }
+
+    fn leave_page(&mut self) -> Result<()> {
+        let changed = std::mem::take(&mut self.changed);
+        match self.start_bytes.take() {
+            Some(start_bytes) if changed => self
+                .file
+                .write_all_at(&self.page.0, start_bytes)
+                .map_err(Error::system("write past the page cache")),
+            _ => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
     use crate::harness::mapping::Mapping;
-    use crate::harness::span::Span;
 
     const PAGES: u64 = 3 * RUN_PAGES + 5;
     const SIZE_BYTES: u64 = PAGES * PAGE_BYTES as u64;
@@ -277,15 +315,24 @@ mod tests {
     }
 
     fn words() -> Span {
-        Arc::new(Mapping::anonymous(SIZE_BYTES as usize).unwrap()).span()
+        Arc::new(Mapping::anonymous(SIZE_BYTES).unwrap()).span()
     }
 
     #[test]
-    fn the_words_of_a_page_go_from_its_first_to_its_last() {
-        let team = Team::new("x", &load(1), || Ok(words())).unwrap();
-        let positions: Vec<u64> = team.0[0].lock().words_of(1).collect();
-        assert_eq!((positions[0], positions[7]), (4096, 8184));
-        assert!(positions.iter().all(|position| position.is_multiple_of(8)));
+    fn a_page_is_written_when_it_is_left_and_forgotten() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * PAGE_BYTES as u64).unwrap();
+        let mut pages = Uncached::new(&file);
+        pages.store(4096, 7).unwrap();
+        pages.store(8184, 8).unwrap();
+        pages.leave_page().unwrap();
+        file.write_all_at(&9u64.to_ne_bytes(), 4096).unwrap();
+        assert_eq!((pages.load(4096).unwrap(), pages.load(8184).unwrap()), (9, 8));
+        pages.leave_page().unwrap();
+        assert_eq!(pages.load(0).unwrap(), 0);
+        file.write_all_at(&1u64.to_ne_bytes(), 8).unwrap();
+        pages.leave_page().unwrap();
+        assert_eq!(pages.load(8).unwrap(), 1, "a page that was only read is not written");
     }
 
     #[test]
@@ -293,14 +340,14 @@ mod tests {
         let memory = words();
         let team = Team::new("x", &load(2), || Ok(memory.clone())).unwrap();
         team.fill().unwrap();
-        for order in Order::ALL {
+        for (order, _) in ORDERS {
             let measured = team.measure(order, SHORT).unwrap();
-            assert!(measured.operations >= 2 * PAGES_PER_LOOK);
+            assert!(measured.calls.operations >= 2 * PAGES_PER_LOOK);
             let verified = measured.verified_bytes / words_bytes(1);
-            let half = measured.operations / 2;
+            let half = measured.calls.operations / 2;
             assert!(verified.abs_diff(half) <= 2 * RUN_PAGES, "{verified} of {half}");
-            let sampled = measured.operations.div_ceil(sample_pages(order));
-            assert!(measured.latencies.calls().abs_diff(sampled) < sampled / 4 + 4);
+            let sampled = measured.calls.operations.div_ceil(sample_pages(order));
+            assert!(measured.calls.latencies.calls().abs_diff(sampled) < sampled / 4 + 4);
         }
         assert_eq!(team.verify().unwrap(), PAGES * 64);
     }

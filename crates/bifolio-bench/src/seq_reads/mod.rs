@@ -7,94 +7,596 @@
 //! Entries and takes no reference (`batched`); and a plain copy in the same pattern, or zeroing the
 //! buffer where nothing was written (`memcpy_limit`).
 //!
-//! ```text
-//!   layout.rs       in which order a file is written     source.rs   the loops around a read
-//!   sources.rs      the ways to read                     stage.rs    one file in all ways
-//!   contiguity.rs   whether frames follow pages          figures.rs  what is asked
-//! ```
-//!
 //! One thread on its own CPU, one buffer. A trial continues where the last one of its series ended,
 //! and restarts at the end of file, so that all trials together read all of the file. Before that,
-//! all bytes of every series are compared, in blocks of every size.
+//! all bytes of every series are compared, in blocks of every size. A layout with one size of
+//! folios is made, compared, measured and dropped before the next one, so that memory holds one
+//! file at a time, in five copies.
 
 mod contiguity;
-mod figures;
-mod layout;
-mod parameters;
-mod source;
-mod sources;
-mod stage;
 
-use self::layout::{Layout, Plan};
-use self::parameters::{BLOCKS_BYTES, FOLIOS_BYTES, Parameters};
-use self::stage::{SERIES_COUNT, Stage};
-use crate::benchmark::{Benchmark, Context, Needs};
-use crate::config::Config;
-use crate::error::Result;
+use std::cell::Cell;
+use std::fs::File;
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bifolio::Cache;
+use bifolio_report::{Case, Figure, Row, with_causes};
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::pread;
+use serde::Serialize;
+
+use crate::benchmark::Needs;
+use crate::config::{Config, Times};
+use crate::definition::{Asked, Definition, Target, no_child, ratio_at_least};
+use crate::error::{Error, Result};
 use crate::format_bytes;
-use crate::progress::Progress;
-use bifolio_report::Report;
+use crate::harness::access::PAGE_BYTES;
+use crate::harness::cached::{Cached, count_of};
+use crate::harness::counters::Counters;
+use crate::harness::cpus;
+use crate::harness::measured::{Measured, Per};
+use crate::harness::pattern::{self, CHUNK_BYTES, Sums};
+use crate::harness::permutation::Permutation;
+use crate::harness::plain_memory::PlainMemory;
+use crate::harness::sizes::resident_memory_bytes;
+use crate::harness::threads::run_pinned;
+use crate::harness::tmpfs::{HugePages, Tmpfs};
+use crate::run::{Rounds, Run};
 
-const NAME: &str = "seq-reads";
+const KERNEL: &str = "kernel_tmpfs";
+const LOCKED: &str = "locked_one_by_one";
+const ONE_BY_ONE: &str = "one_by_one";
+const BATCHED: &str = "batched";
+const LIMIT: &str = "memcpy_limit";
+const CONTIGUITY: &str = "contiguity";
 
-/// The benchmark, described at the head of this module.
+const FOLIOS_BYTES: [u64; 2] = [4 << 10, 2 << 20];
+/// How much is read with one call.
+const BLOCKS_BYTES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
+const SERIES: usize = 5;
+/// Minimum bytes between two clock readings; counts are per this number.
+const LOOK_BYTES: u64 = 1 << 20;
+const SEED: u64 = 5;
+
+const fn target(case: &'static str, under: &'static str, at_least: f64) -> Target {
+    let name = "{over} / {under}, {layout}, folios of {folio_bytes}, {block_bytes} bytes a call";
+    ratio_at_least(name, case, [BATCHED, under], at_least)
+}
+
+pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
+    name: "seq-reads",
+    description: "a memory file in order: in batches and one by one, against tmpfs and a plain \
+                  copy",
+    parameters,
+    // On disk what the churning cache swaps out; in memory a file on tmpfs, plain memory, and three
+    // caches.
+    needs: |Parameters { size_bytes, churn_memory_bytes, .. }| Needs {
+        disk_bytes: 4 * churn_memory_bytes,
+        memory_bytes: 2 * size_bytes + 3 * resident_memory_bytes(*size_bytes) + (64 << 20),
+    },
+    ratios: &[(BATCHED, KERNEL), (BATCHED, LOCKED), (BATCHED, ONE_BY_ONE), (BATCHED, LIMIT)],
+    shown_counts: &["refs_per_mib", "entries_per_mib"],
+    standard: &[],
+    targets: &[
+        target("layout=written", ONE_BY_ONE, 0.97),
+        target("layout=written,block_bytes=4096", KERNEL, 3.0),
+        target("layout=written,block_bytes=65536", KERNEL, 1.5),
+        target("layout=written,block_bytes=1048576", KERNEL, 1.5),
+        target("layout=written", LIMIT, 0.90),
+        // A large folio is in order within itself: there is no next frame to foresee.
+        target("layout=scattered,folio_bytes=4096,block_bytes=4096", ONE_BY_ONE, 1.15),
+        target("layout=scattered,folio_bytes=4096,block_bytes=65536", ONE_BY_ONE, 1.1),
+        target("layout=scattered,folio_bytes=4096,block_bytes=1048576", ONE_BY_ONE, 1.1),
+        target("layout=scattered,folio_bytes=2097152", ONE_BY_ONE, 0.99),
+        target("layout=scattered,block_bytes=4096", KERNEL, 1.5),
+        target("layout=scattered,block_bytes=65536", KERNEL, 1.0),
+        target("layout=scattered,block_bytes=1048576", KERNEL, 1.0),
+        // After churn the cache does not keep neighbours together: that row has no target.
+        Target {
+            name: "neighbouring pages on neighbouring frames, {frames}",
+            case: "frames=frames free",
+            value: Asked::Of(|row| row.series.get(CONTIGUITY).copied()),
+            target: 0.95,
+            at_most: false,
+        },
+    ],
+    run,
+    child: no_child,
+};
+
+/// The parameters of one run, as the envelope shows them.
+#[derive(Debug, Serialize)]
+pub(crate) struct Parameters {
+    size_bytes: u64,
+    /// Bound of the cache that churns.
+    churn_memory_bytes: u64,
+    /// How long it churns before a file is filled in it.
+    churn_seconds: f64,
+    #[serde(flatten)]
+    times: Times,
+}
+
+fn parameters(config: &Config) -> Result<Parameters> {
+    let (size_bytes, memory_bytes, churn_seconds) = config.of_set([
+        (8 << 20, 8 << 20, 0.05),
+        (128 << 20, 64 << 20, 1.5),
+        (1 << 30, 256 << 20, 60.0),
+    ]);
+    let size_bytes = config.size_bytes.unwrap_or(size_bytes);
+    let churn_memory_bytes = config.memory_bytes.unwrap_or(memory_bytes);
+    // The file is whole folios.
+    let [_, unit] = FOLIOS_BYTES;
+    let refused = |problem: &str| Err(Error::Refused(problem.into()));
+    if size_bytes == 0 || !size_bytes.is_multiple_of(unit) || size_bytes > 64 << 30 {
+        return refused("--size must be a multiple of 2 MiB, from that to 64 GiB");
+    }
+    if churn_memory_bytes < 4 * unit || !churn_memory_bytes.is_multiple_of(unit) {
+        return refused("--memory must be a multiple of 2 MiB, at least 8 MiB");
+    }
+    let times = config.times([(0.2, 2), (4.0, 5), (240.0, 11)]);
+    Ok(Parameters { size_bytes, churn_memory_bytes, churn_seconds, times })
+}
+
+/// Creation of a file: in which order it is written, or that it is not written. The same order is
+/// used for the file of the kernel, the files of the caches, and the plain memory of the limit: the
+/// i-th piece written is the i-th piece of the memory, because free frames are allocated in order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SequentialReads;
+struct Plan {
+    layout: Layout,
+    size_bytes: u64,
+    folio_bytes: u64,
+}
 
-impl Benchmark for SequentialReads {
-    fn name(&self) -> &'static str {
-        NAME
+/// How the file is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// Written from its first byte to its last.
+    Written,
+    /// Written folio by folio in random order, like in an aged cache.
+    Scattered,
+    /// Reserved and never written.
+    Allocated,
+    /// Nothing but a length.
+    Hole,
+}
+
+impl Layout {
+    const ALL: [(Self, &str); 4] = [
+        (Self::Written, "written"),
+        (Self::Scattered, "scattered"),
+        (Self::Allocated, "allocated"),
+        (Self::Hole, "hole"),
+    ];
+}
+
+impl Plan {
+    /// Returns `true` if the file holds the pattern, otherwise zeros.
+    fn is_filled(&self) -> bool {
+        matches!(self.layout, Layout::Written | Layout::Scattered)
     }
 
-    fn description(&self) -> &'static str {
-        "a memory file in order: in batches and one by one, against tmpfs and a plain copy"
+    fn matches(&self, bytes: &[u8], pos_bytes: u64) -> bool {
+        let is_zero = || bytes.iter().all(|&byte| byte == 0);
+        if self.is_filled() { pattern::matches(bytes, pos_bytes) } else { is_zero() }
     }
 
-    fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.needs())
-    }
-
-    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
-        let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
-        report.ratios = figures::RATIOS.to_vec();
-        report.shown_counts = figures::SHOWN_COUNTS.map(Into::into).to_vec();
-        for layout in Layout::ALL {
-            for folio_bytes in FOLIOS_BYTES {
-                let plan = Plan { layout, size_bytes: parameters.size_bytes, folio_bytes };
-                measure(context, &parameters, plan, &mut report, progress)?;
-            }
+    /// Returns how much is written at once.
+    fn piece_bytes(&self) -> usize {
+        match self.layout {
+            Layout::Scattered => self.folio_bytes as usize,
+            _ => CHUNK_BYTES.min(self.size_bytes as usize),
         }
-        progress.start("look where pages lie, before and after churn", 1);
-        if context.config.measures(contiguity::SERIES) {
-            contiguity::measure(context, &parameters, &mut report)?;
+    }
+
+    /// Returns the positions of all pieces, in the order in which they are written.
+    fn positions(&self) -> impl Iterator<Item = u64> + use<> {
+        let piece_bytes = self.piece_bytes() as u64;
+        let pieces = self.size_bytes.div_ceil(piece_bytes);
+        let scattered = self.layout == Layout::Scattered;
+        let order = scattered.then(|| Permutation::new(pieces, SEED));
+        (0..pieces).map(move |index| order.map_or(index, |order| order.apply(index)) * piece_bytes)
+    }
+
+    /// Creates such a file, whose length is set.
+    fn make(
+        &self,
+        allocate: impl FnOnce(u64) -> Result<()>,
+        write: impl Fn(&[u8], u64) -> Result<()>,
+    ) -> Result<()> {
+        if self.layout == Layout::Allocated {
+            allocate(self.size_bytes)?;
         }
-        progress.advance(1);
-        report.figures = figures::figures(&report.rows);
-        Ok(report)
+        let mut piece = vec![0; self.piece_bytes()];
+        for pos_bytes in self.positions().filter(|_| self.is_filled()) {
+            let left_bytes = self.size_bytes - pos_bytes;
+            let piece_bytes = left_bytes.min(piece.len() as u64) as usize;
+            pattern::fill(&mut piece[..piece_bytes], pos_bytes);
+            write(&piece[..piece_bytes], pos_bytes)?;
+        }
+        Ok(())
+    }
+
+    fn make_on_tmpfs(&self, file: &File) -> Result<()> {
+        let failed = || Error::system("make a file on tmpfs");
+        file.set_len(self.size_bytes).map_err(failed())?;
+        self.make(
+            |bytes| {
+                let allocated = fallocate(file, FallocateFlags::empty(), 0, bytes);
+                allocated.map_err(|errno| failed()(errno.into()))
+            },
+            |bytes, pos_bytes| file.write_all_at(bytes, pos_bytes).map_err(failed()),
+        )
+    }
+
+    fn make_in_cache(&self, file: &bifolio::File) -> Result<()> {
+        file.set_len(self.size_bytes)?;
+        self.make(
+            |bytes| Ok(file.allocate(0..bytes)?),
+            |bytes, pos_bytes| Ok(file.write_all_at(bytes, pos_bytes)?),
+        )
+    }
+
+    /// Returns the index of each folio of the file in memory that was filled in the order of
+    /// writing.
+    fn places(&self) -> Vec<usize> {
+        let mut places = vec![0; (self.size_bytes / self.folio_bytes) as usize];
+        for (place, pos_bytes) in self.positions().enumerate() {
+            places[(pos_bytes / self.folio_bytes) as usize] = place * self.folio_bytes as usize;
+        }
+        places
+    }
+
+    /// Fills such memory.
+    fn fill_in_order(&self, memory: &mut [u8]) {
+        let pieces = memory.chunks_mut(self.piece_bytes());
+        pieces.zip(self.positions()).for_each(|(piece, at)| pattern::fill(piece, at));
     }
 }
 
-fn measure(
-    context: &Context<'_>,
-    parameters: &Parameters,
+fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
+    let files = Layout::ALL.len() * FOLIOS_BYTES.len();
+    let rounds = parameters.times.shared((files * BLOCKS_BYTES.len() * SERIES) as u32);
+    for (layout, name) in Layout::ALL {
+        for folio_bytes in FOLIOS_BYTES {
+            let plan = Plan { layout, size_bytes: parameters.size_bytes, folio_bytes };
+            measure(run, plan, name, rounds)?;
+        }
+    }
+    run.start("look where pages lie, before and after churn", 1);
+    if run.config.measures(CONTIGUITY) {
+        contiguity::measure(run, parameters)?;
+    }
+    run.step();
+    let rows = &run.report.rows;
+    run.report.figures = rows.iter().filter_map(|row| unwritten(row, rows)).collect();
+    Ok(())
+}
+
+fn measure(run: &mut Run<'_>, plan: Plan, layout: &'static str, rounds: Rounds) -> Result<()> {
+    let cpu = cpus::allowed().into_iter().next();
+    let cpu = cpu.ok_or_else(|| Error::Refused("there is no CPU to stay on".into()))?;
+    let what = format!("{layout}, folios of {}", format_bytes(plan.folio_bytes));
+    run.start(&format!("make and compare: {what}"), 1);
+    let sources = sources(run, plan)?;
+    // Every page is touched now, not while timed; the largest block starts a page.
+    let bytes = vec![1; BLOCKS_BYTES[2] + PAGE_BYTES];
+    let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+    let buffer = &Mutex::new(bytes);
+    for source in &sources {
+        run.report.verified_bytes +=
+            (source.verify)(&mut buffer.lock()[start..][..BLOCKS_BYTES[2]])?;
+    }
+    run.step();
+    let mut rows = run.rows();
+    for block_bytes in BLOCKS_BYTES {
+        let case = Case::new().with("layout", layout).with("folio_bytes", plan.folio_bytes);
+        let case = case.with("block_bytes", block_bytes);
+        rows.row(case, ("GiB/s", Measured::gibibytes_rate));
+        for source in &sources {
+            let (cursor, read_on) = (Cell::new(0), &source.read_on);
+            rows.series(source.series, move |duration| {
+                let before = (source.counters)();
+                let start_bytes = cursor.get();
+                let read = run_pinned(
+                    &[cpu],
+                    |_| Ok((buffer.lock(), start_bytes)),
+                    |(mut buffer, mut cursor_bytes)| {
+                        let block = &mut buffer[start..][..block_bytes];
+                        let looks = read_on(block, &mut cursor_bytes, duration)?;
+                        Ok((looks, cursor_bytes))
+                    },
+                )?;
+                let ((mib, rate), cursor_bytes) = read[0];
+                cursor.set(cursor_bytes);
+                let mut measured = Measured::of_rate(mib, rate);
+                measured.bytes = mib * LOOK_BYTES;
+                // The loop checks the first word of every block it reads.
+                measured.verified_bytes = mib * (LOOK_BYTES / block_bytes as u64) * 8;
+                measured.add_since(&before, &(source.counters)(), Per::Operation);
+                Ok(measured)
+            });
+        }
+    }
+    run.measure(&format!("measure: {what}"), rows, rounds)
+}
+
+type ReadOn = Box<dyn Fn(&mut [u8], &mut u64, Duration) -> Result<(u64, f64)> + Sync>;
+type Verify = Box<dyn Fn(&mut [u8]) -> Result<u64>>;
+
+/// One way to read one file: a series, with two loops that are compiled for it.
+struct Source {
+    series: &'static str,
+    read_on: ReadOn,
+    verify: Verify,
+    counters: Box<dyn Fn() -> Counters>,
+}
+
+impl Source {
+    fn new(
+        series: &'static str,
+        plan: Plan,
+        read: impl Fn(&mut [u8], u64) -> Result<usize> + Clone + Sync + 'static,
+        counters: impl Fn() -> Counters + 'static,
+    ) -> Self {
+        let verified = read.clone();
+        Self {
+            series,
+            read_on: Box::new(move |block, cursor_bytes, duration| {
+                read_on(series, plan, &read, block, cursor_bytes, duration)
+            }),
+            verify: Box::new(move |buffer| verify(series, plan, &verified, buffer)),
+            counters: Box::new(counters),
+        }
+    }
+}
+
+/// Reads on from `cursor_bytes`, block by block, for at least `duration`; restarts at the end of
+/// file. Checks the first word of every block. Returns the MiB, and those per second.
+#[inline(always)]
+fn read_on(
+    series: &str,
     plan: Plan,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    let what = format!("{}, folios of {}", plan.layout.name(), format_bytes(plan.folio_bytes));
-    progress.start(&format!("make and compare: {what}"), 1);
-    let stage = Stage::new(context, parameters, plan, report)?;
-    report.verified_bytes += stage.verify()?;
-    progress.advance(1);
-    let trials = BLOCKS_BYTES.len() * SERIES_COUNT;
-    progress.start(&format!("measure: {what}"), (trials * parameters.repetitions) as u64);
-    let all_trials = trials * Layout::ALL.len() * FOLIOS_BYTES.len();
-    stage.measure(
-        context.config,
-        parameters.repetitions,
-        parameters.trial(all_trials),
-        report,
-        progress,
-    )
+    read: &impl Fn(&mut [u8], u64) -> Result<usize>,
+    block: &mut [u8],
+    cursor_bytes: &mut u64,
+    duration: Duration,
+) -> Result<(u64, f64)> {
+    let wrong = |pos_bytes| Error::WrongBytes { series: series.to_owned(), pos_bytes };
+    let (mut sums, mut any_bit) = (Sums::default(), 0);
+    let (mut looks, start) = (0, Instant::now());
+    loop {
+        for _ in 0..LOOK_BYTES / block.len() as u64 {
+            let pos_bytes = *cursor_bytes;
+            if read(block, pos_bytes)? != block.len() {
+                return Err(wrong(pos_bytes));
+            }
+            black_box(&mut *block);
+            if let Some(word) = block.first_chunk::<8>() {
+                sums.add(word, pos_bytes);
+                any_bit |= u64::from_ne_bytes(*word);
+            }
+            *cursor_bytes = pos_bytes + block.len() as u64;
+            if *cursor_bytes >= plan.size_bytes {
+                *cursor_bytes = 0;
+            }
+        }
+        looks += 1;
+        let elapsed = start.elapsed();
+        if elapsed >= duration {
+            let agrees = if plan.is_filled() { sums.agree() } else { any_bit == 0 };
+            let rate = looks as f64 / elapsed.as_secs_f64();
+            return if agrees { Ok((looks, rate)) } else { Err(wrong(0)) };
+        }
+    }
+}
+
+/// Compares every byte: equal shares of the file, each with blocks of another size. Returns the
+/// number of bytes.
+fn verify(
+    series: &str,
+    plan: Plan,
+    read: &impl Fn(&mut [u8], u64) -> Result<usize>,
+    buffer: &mut [u8],
+) -> Result<u64> {
+    let share_bytes = plan.size_bytes.div_ceil(BLOCKS_BYTES.len() as u64);
+    // Every block begins at a multiple of its size, as the timed ones do.
+    let share_bytes = share_bytes.next_multiple_of(LOOK_BYTES);
+    let mut pos_bytes = 0;
+    while pos_bytes < plan.size_bytes {
+        let block_bytes = BLOCKS_BYTES[(pos_bytes / share_bytes) as usize];
+        let left_bytes = plan.size_bytes - pos_bytes;
+        let block = &mut buffer[..left_bytes.min(block_bytes as u64) as usize];
+        // Nothing of the last block may pass for this one.
+        block.fill(0xa5);
+        if read(block, pos_bytes)? != block.len() || !plan.matches(block, pos_bytes) {
+            return Err(Error::WrongBytes { series: series.to_owned(), pos_bytes });
+        }
+        pos_bytes += block.len() as u64;
+    }
+    Ok(pos_bytes)
+}
+
+/// Makes the file in every way it can be read, in the order of the tables.
+fn sources(run: &mut Run<'_>, plan: Plan) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    let kernel = on_tmpfs(run, &plan);
+    if let Some((file, tmpfs)) = run.attempt(&[KERNEL], kernel)? {
+        let file = Arc::new((file, tmpfs));
+        let read = move |block: &mut [u8], pos_bytes| {
+            pread(&file.0, block, pos_bytes).map_err(Error::system("read a file on tmpfs"))
+        };
+        sources.push(Source::new(KERNEL, plan, read, Vec::new));
+    }
+    for (series, locks) in [(LOCKED, Some(true)), (ONE_BY_ONE, Some(false)), (BATCHED, None)] {
+        let builder = Cache::builder().memory(resident_memory_bytes(plan.size_bytes));
+        let cached = Cached::in_memory(builder, plan.folio_bytes)?;
+        plan.make_in_cache(&cached.file)?;
+        let file = cached.file.clone();
+        let counters = move || {
+            let stats = cached.stats();
+            let count = |(shown, name)| Some((shown, count_of(&stats, name)?));
+            let counters =
+                [("refs_per_mib", "references_taken"), ("entries_per_mib", "entries_loaded")];
+            counters.into_iter().filter_map(count).collect()
+        };
+        sources.push(match locks {
+            None => {
+                let read = move |block: &mut [u8], at| Ok(file.read_at(block, at)?);
+                Source::new(series, plan, read, counters)
+            }
+            Some(locked) => {
+                let read = move |block: &mut [u8], at| Ok(file.read_one_by_one(block, at, locked)?);
+                Source::new(series, plan, read, counters)
+            }
+        });
+    }
+    sources.push(limit(plan)?);
+    Ok(sources)
+}
+
+/// Makes the file on tmpfs, with pages as the folios are, if the system allows that.
+fn on_tmpfs(run: &mut Run<'_>, plan: &Plan) -> Result<(File, Tmpfs)> {
+    let pages = if plan.folio_bytes > 4096 { HugePages::Always } else { HugePages::Never };
+    let tmpfs = Tmpfs::mount(run.workspace, plan.size_bytes, pages).or_else(|refusal| {
+        let note = format!(
+            "kernel_tmpfs has the system's default pages, not {}: {}",
+            pages.option().trim_start_matches(','),
+            with_causes(&refusal)
+        );
+        if !run.report.notes.contains(&note) {
+            run.note(note);
+        }
+        Tmpfs::create(run.workspace, plan.size_bytes)
+    })?;
+    let options = File::options().read(true).write(true).create_new(true).clone();
+    let file = options.open(tmpfs.path().join("file"));
+    let file = file.map_err(Error::system("make a file on tmpfs"))?;
+    plan.make_on_tmpfs(&file)?;
+    Ok((file, tmpfs))
+}
+
+/// Creates the limit: a copy from memory laid out in the same way, or zeros into the buffer.
+fn limit(plan: Plan) -> Result<Source> {
+    if !plan.is_filled() {
+        let zero = |block: &mut [u8], _| {
+            block.fill(0);
+            Ok(block.len())
+        };
+        return Ok(Source::new(LIMIT, plan, zero, Vec::new));
+    }
+    let memory = PlainMemory::filled(plan.size_bytes, |bytes| plan.fill_in_order(bytes))?;
+    let memory = Arc::new(memory);
+    if plan.layout == Layout::Written {
+        let copy = move |block: &mut [u8], pos_bytes: u64| {
+            block.copy_from_slice(&memory.bytes()[pos_bytes as usize..][..block.len()]);
+            Ok(block.len())
+        };
+        return Ok(Source::new(LIMIT, plan, copy, Vec::new));
+    }
+    let (places, folio_bytes) = (plan.places(), plan.folio_bytes as usize);
+    let copy = move |block: &mut [u8], pos_bytes: u64| {
+        // Blocks and folios divide each other, so no piece crosses the end of a folio.
+        let piece_bytes = block.len().min(folio_bytes);
+        let positions = (pos_bytes as usize..).step_by(piece_bytes);
+        for (piece, pos_bytes) in block.chunks_mut(piece_bytes).zip(positions) {
+            let source = places[pos_bytes / folio_bytes] + pos_bytes % folio_bytes;
+            piece.copy_from_slice(&memory.bytes()[source..source + piece.len()]);
+        }
+        Ok(block.len())
+    };
+    Ok(Source::new(LIMIT, plan, copy, Vec::new))
+}
+
+/// Returns the figure that compares unwritten bytes with written ones, in the same blocks of the
+/// same folios.
+fn unwritten(row: &Row, rows: &[Row]) -> Option<Figure> {
+    let text = |key| row.case.text(key);
+    let (layout, folio, block) = (text("layout"), text("folio_bytes"), text("block_bytes"));
+    if !matches!(layout.as_str(), "allocated" | "hole") {
+        return None;
+    }
+    let written = rows.iter().find(|other| {
+        let has = |key, value: &str| other.case.text(key) == value;
+        has("layout", "written") && has("folio_bytes", &folio) && has("block_bytes", &block)
+    });
+    let value = row.series.get(BATCHED)? / written?.series.get(BATCHED)?;
+    let name =
+        format!("batched, against written, {layout}, folios of {folio}, {block} bytes a call");
+    Some(Figure { name, value, target: 1.0, at_most: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOLIO_BYTES: u64 = 8192;
+    const SIZE_BYTES: u64 = 3 << 20;
+
+    fn plan(layout: Layout) -> Plan {
+        Plan { layout, size_bytes: SIZE_BYTES, folio_bytes: FOLIO_BYTES }
+    }
+
+    #[test]
+    fn a_file_holds_the_same_bytes_in_whatever_order_it_is_written() {
+        for (layout, _) in Layout::ALL {
+            let file = tempfile::tempfile().unwrap();
+            if plan(layout).make_on_tmpfs(&file).is_err() {
+                assert_eq!(layout, Layout::Allocated, "not every file system can");
+                continue;
+            }
+            let mut bytes = vec![1; 3 << 20];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert!(plan(layout).matches(&bytes, 0), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn each_folio_is_found_where_it_was_put() {
+        let plan = plan(Layout::Scattered);
+        let mut memory = vec![0; 3 << 20];
+        plan.fill_in_order(&mut memory);
+        let places = plan.places();
+        for (folio, place) in places.iter().enumerate() {
+            let bytes = &memory[*place..place + FOLIO_BYTES as usize];
+            assert!(pattern::matches(bytes, folio as u64 * FOLIO_BYTES));
+        }
+        let follows = |pair: &&[usize]| pair[1] == pair[0] + FOLIO_BYTES as usize;
+        let neighbours = places.windows(2).filter(follows).count();
+        assert!(neighbours < 10, "{neighbours} of {}", places.len());
+    }
+
+    #[test]
+    fn wrong_bytes_are_found_and_wrong_first_words_while_timed() {
+        for layout in [Layout::Written, Layout::Hole] {
+            let plan = plan(layout);
+            let faulty = |wrong_at_bytes: u64| {
+                let read = move |block: &mut [u8], pos_bytes: u64| {
+                    block.fill(0);
+                    if plan.is_filled() {
+                        pattern::fill(block, pos_bytes);
+                    }
+                    let wrong_at = wrong_at_bytes.checked_sub(pos_bytes).map(|at| at as usize);
+                    if let Some(byte) = wrong_at.and_then(|at| block.get_mut(at)) {
+                        *byte ^= 4;
+                    }
+                    Ok(block.len())
+                };
+                Source::new("faulty", plan, read, Vec::new)
+            };
+            let mut buffer = vec![0; 1 << 20];
+            let mut verify = |wrong| (faulty(wrong).verify)(&mut buffer);
+            assert_eq!(verify(u64::MAX).unwrap(), SIZE_BYTES);
+            assert!(verify(4095).is_err() && verify(SIZE_BYTES - 1).is_err());
+            let (mut block, mut cursor) = (vec![0; 64 << 10], 2 << 20);
+            let mut read_on =
+                |wrong| (faulty(wrong).read_on)(&mut block, &mut cursor, Duration::ZERO);
+            assert_eq!(read_on(u64::MAX).unwrap().0, 1);
+            assert!(read_on(64 << 10).is_err(), "it goes on at the start");
+            assert_eq!(cursor, 1 << 20);
+        }
+    }
 }

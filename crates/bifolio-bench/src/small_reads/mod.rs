@@ -5,305 +5,421 @@
 //! optimistic `read_at`, `read_at` of the file opened to be mapped (`mappable`: a reference to the
 //! page, where the optimistic one takes none), and a plain copy from memory (`memcpy_limit`). `hot`
 //! reads 64 bytes of one page, `uniform` reads blocks of the whole file at random. All ways run the
-//! same loop (`timed`), interleaved (`interleave`); before that the caches are filled, and each way
-//! serves every byte of the file, compared with an independent `pread` (`verify`). The caches are
-//! filled from the first page to the last (`fill`: `in_order`), but for one row (`shuffled`): there
-//! a page's place tells nothing about the place of the next one. Then nodes of a B-tree are
-//! searched in four ways (`search`), and a child process reads a file eight times its cache
-//! (`resident`).
-//!
-//! Everything timed is resident: what reading costs when it is not is another benchmark's question.
+//! same loop (`harness::reads`), interleaved; before that the caches are filled, and each way
+//! serves every byte of the file, compared with an independent `pread`. The caches are filled from
+//! the first page to the last (`fill`: `in_order`), but for one row (`shuffled`): there a page's
+//! place tells nothing about the place of the next one. Then nodes of a B-tree are searched in four
+//! ways (`search.rs`), and a child process reads a file eight times its cache.
 
-mod figures;
-mod parameters;
-mod paths;
-mod resident;
 mod search;
 
-use std::path::Path;
-use std::time::Duration;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bifolio::{Cache, DirectIo, OpenOptions, PinMode};
-use serde_json::Value;
+use bifolio_report::{Case, Counts, Figure, Report, Row, Rss};
+use rustix::io::pread;
+use serde::{Deserialize, Serialize};
 
-use self::figures::MAPPABLE;
-use self::parameters::{PATTERNS, Parameters, Pattern, SHUFFLED};
-use self::paths::{Cached, Kernel, Optimistic, Pinned, Plain};
-use crate::benchmark::{Benchmark, Context, Needs};
-use crate::config::Config;
-use crate::error::Result;
-use crate::harness::failures::skip_on_error;
-use crate::harness::interleave::{Trial, interleave};
+use crate::benchmark::Needs;
+use crate::config::{Config, Times};
+use crate::definition::{Asked, Definition, at_most, ratio_at_least};
+use crate::error::{Error, Result};
+use crate::harness::cached::Cached;
+use crate::harness::counters::{Counters, resident_bytes};
+use crate::harness::measured::Measured;
 use crate::harness::plain_memory::PlainMemory;
-use crate::harness::series::{Load, Series};
+use crate::harness::reads::{Block, Load, Positions, VERIFY_THREADS, Way, fill, fill_shuffled};
+use crate::harness::sizes::{check_pages, resident_memory_bytes};
+use crate::harness::threads::run_together;
 use crate::harness::tmpfs::Tmpfs;
-use crate::harness::verify::{fill, fill_shuffled};
 use crate::harness::{child, cpus, pattern};
-use crate::progress::Progress;
-use bifolio_report::{Case, Counts, Report, Row, Rss, Skipped};
+use crate::run::{Rounds, Run};
 
-const NAME: &str = "small-reads";
+const PAGE_BYTES: u64 = 4096;
 
-/// The benchmark; see the head of this module.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SmallReads;
+const KERNEL_TMPFS: &str = "kernel_pread_tmpfs";
+const KERNEL_FILE: &str = "kernel_pread_file";
+const PIN_CAS: &str = "pin_cas";
+const PIN: &str = "pin_frozen_bit";
+const OPTIMISTIC: &str = "optimistic";
+/// The series of a file that can be mapped: the cost of a reference for each read.
+const MAPPABLE: &str = "mappable";
+/// The series of searches in place.
+const READ_WITH: &str = "read_with";
+const LIMIT: &str = "memcpy_limit";
+/// The series of what the cache keeps for itself.
+const METADATA: &str = "metadata_per_resident_page";
 
-impl Benchmark for SmallReads {
-    fn name(&self) -> &'static str {
-        NAME
+const RATIO: &str = "{over} / {under}, {pattern}, {block_bytes} bytes, threads {threads}";
+
+pub(crate) static SMALL_READS: Definition<Parameters> = Definition {
+    name: "small-reads",
+    description: "64-byte and 4096-byte reads of resident bytes, against pread and a plain copy",
+    parameters,
+    needs,
+    ratios: &[
+        (OPTIMISTIC, KERNEL_TMPFS),
+        (PIN, PIN_CAS),
+        (OPTIMISTIC, LIMIT),
+        (MAPPABLE, OPTIMISTIC),
+        (READ_WITH, PIN),
+        (READ_WITH, LIMIT),
+    ],
+    shown_counts: &[],
+    standard: &[],
+    targets: &[
+        ratio_at_least(
+            RATIO,
+            "pattern=hot,block_bytes=64,threads=2",
+            [OPTIMISTIC, KERNEL_TMPFS],
+            60.0,
+        ),
+        ratio_at_least(RATIO, "pattern=hot,block_bytes=64,threads=2", [PIN, PIN_CAS], 1.10),
+        ratio_at_least(RATIO, "pattern=hot,block_bytes=64,threads=1", [PIN, PIN_CAS], 0.98),
+        ratio_at_least(RATIO, "pattern=hot,block_bytes=64,threads=2", [OPTIMISTIC, LIMIT], 0.35),
+        ratio_at_least(
+            RATIO,
+            "pattern=uniform,block_bytes=64,threads=2",
+            [OPTIMISTIC, LIMIT],
+            0.40,
+        ),
+        ratio_at_least(
+            RATIO,
+            "pattern=uniform,block_bytes=4096,threads=2",
+            [OPTIMISTIC, LIMIT],
+            0.85,
+        ),
+        ratio_at_least(RATIO, "pattern=hot,block_bytes=64,threads=1", [MAPPABLE, OPTIMISTIC], 0.4),
+        ratio_at_least(
+            RATIO,
+            "pattern=uniform,block_bytes=4096,threads=1",
+            [MAPPABLE, OPTIMISTIC],
+            0.4,
+        ),
+        ratio_at_least(
+            RATIO,
+            "pattern=search_hot,block_bytes=4096,threads=1",
+            [READ_WITH, LIMIT],
+            0.6,
+        ),
+        ratio_at_least(
+            RATIO,
+            "pattern=search_hot,block_bytes=4096,threads=2",
+            [READ_WITH, PIN],
+            10.0,
+        ),
+        at_most(
+            "metadata for a resident 4 KiB page, bytes beyond 8 for each page of the file",
+            "",
+            Asked::Of(|row| row.series.get(METADATA).copied()),
+            72.0,
+        ),
+    ],
+    run,
+    child: |task| child::serve(task, read_larger_file),
+};
+
+/// The parameters of one run, as the envelope shows them.
+#[derive(Debug, Serialize)]
+pub(crate) struct Parameters {
+    /// Length of the file that is resident.
+    size_bytes: u64,
+    /// Bound of the cache of the child process, which reads a file eight times as large.
+    memory_bytes: u64,
+    #[serde(flatten)]
+    times: Times,
+    threads: Vec<usize>,
+    verify_threads: usize,
+}
+
+fn parameters(config: &Config) -> Result<Parameters> {
+    let (size_bytes, memory_bytes) =
+        config.of_set([(8 << 20, 8 << 20), (1 << 30, 64 << 20), (1 << 30, 256 << 20)]);
+    let parameters = Parameters {
+        size_bytes: config.size_bytes.unwrap_or(size_bytes),
+        memory_bytes: config.memory_bytes.unwrap_or(memory_bytes),
+        times: config.times([(0.4, 2), (8.0, 7), (240.0, 11)]),
+        threads: config.threads_or_default()?,
+        verify_threads: VERIFY_THREADS,
+    };
+    check_pages("--size", parameters.size_bytes, 64 << 30)?;
+    check_pages("--memory", parameters.memory_bytes, u64::MAX)?;
+    for bound_bytes in [parameters.memory_bytes, resident_memory_bytes(parameters.size_bytes)] {
+        Cache::builder().memory(bound_bytes).validate()?;
     }
+    Ok(parameters)
+}
 
-    fn description(&self) -> &'static str {
-        "64-byte and 4096-byte reads of resident bytes, against pread and a plain copy"
-    }
-
-    fn needs(&self, config: &Config) -> Result<Needs> {
-        Ok(Parameters::from_config(config)?.needs())
-    }
-
-    fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
-        let parameters = Parameters::from_config(context.config)?;
-        let mut report = Report::new(NAME, &context.host, serde_json::to_value(&parameters)?);
-        report.ratios = figures::RATIOS.to_vec();
-        measure_reads(context, &parameters, &mut report, progress)?;
-        if context.config.measures(figures::METADATA) {
-            measure_resident_size(context, &parameters, &mut report, progress)?;
-        }
-        report.figures = figures::figures(&report);
-        Ok(report)
-    }
-
-    fn run_in_child(&self, task: Value) -> Result<Value> {
-        let answer = resident::read_at_random(&serde_json::from_value(task)?)?;
-        Ok(serde_json::to_value(answer)?)
+/// On disk two files and the nodes; in memory a copy on tmpfs, the plain copy, the kernel's page
+/// cache, three caches, and the nodes.
+fn needs(parameters: &Parameters) -> Needs {
+    let Parameters { size_bytes, memory_bytes, .. } = *parameters;
+    let caches = 3 * resident_memory_bytes(size_bytes);
+    let disk_bytes = size_bytes + search::NEEDS_BYTES;
+    Needs {
+        disk_bytes: disk_bytes.saturating_add(larger_file_bytes(memory_bytes)),
+        memory_bytes: (3 * size_bytes + caches + search::NEEDS_BYTES).saturating_add(memory_bytes),
     }
 }
 
-fn measure_reads(
-    context: &Context<'_>,
-    parameters: &Parameters,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    let file = pattern::make_in(context.workspace, parameters.size_bytes, progress)?;
-    let tmpfs = make_tmpfs(context, parameters, report, progress)?;
-    progress.start("fill the caches", 3);
-    let compare_exchange = open_cached(&file, parameters, PinMode::CompareExchange)?;
-    report.verified_bytes += fill(&compare_exchange.file, "pin_cas")?;
-    progress.advance(1);
-    let frozen_bit = open_cached(&file, parameters, PinMode::FrozenBit)?;
-    report.verified_bytes += fill(&frozen_bit.file, "optimistic")?;
-    progress.advance(1);
-    let mappable = skip_on_error(report, &[MAPPABLE], open_mappable(&file, parameters))?;
-    if let Some(mappable) = &mappable {
-        report.verified_bytes += fill(&mappable.file, MAPPABLE)?;
-    }
-    let caches = [compare_exchange, frozen_bit];
-    let mut series = make_series(&file, tmpfs.as_ref(), caches, mappable, parameters)?;
-    series.retain(|series| context.config.measures(series.name));
+/// The reads of a row: a name, the size of the blocks, and the end of the part of the file.
+type Pattern = (&'static str, u64, u64);
 
-    progress.start("compare every byte by every way", series.len() as u64);
-    for series in &series {
-        report.verified_bytes += series.verify(&file, parameters.verify_threads)?;
-        progress.advance(1);
-    }
-    let cases = runnable_cases(parameters, cpus::allowed().len(), &mut report.skipped);
-    let thread_counts = cases.len() / PATTERNS.len();
-    let searches = search::trials(context.config, thread_counts);
-    let trials = cases.len() * series.len() + SHUFFLED_SERIES + searches;
-    let trial = parameters.timed().div_f64((trials * parameters.repetitions) as f64);
-    time_series(&series, &cases, (IN_ORDER, trial), parameters, report, progress)?;
-    // Their memory is wanted for the cache that is filled out of order.
-    drop(series);
-    measure_shuffled(context, &file, trial, report, progress)?;
-    let directory = context.workspace.path();
-    search::measure(context.config, directory, trial, parameters, report, progress)
-}
+const PATTERNS: [Pattern; 3] =
+    [("hot", 64, PAGE_BYTES), ("uniform", 64, u64::MAX), ("uniform", PAGE_BYTES, u64::MAX)];
+const SHUFFLED_PATTERN: Pattern = PATTERNS[1];
 
 /// The values of the key `fill`.
 const IN_ORDER: &str = "in_order";
-const FILL_SHUFFLED: &str = "shuffled";
+const SHUFFLED: &str = "shuffled";
 const SHUFFLED_SERIES: usize = 3;
 
-/// One row of a cache whose pages were read in random order.
-fn measure_shuffled(
-    context: &Context<'_>,
-    file: &Path,
-    trial: Duration,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    let parameters = &Parameters::from_config(context.config)?;
-    progress.start("fill a cache out of order", 1);
-    let cache = Cache::builder().memory(parameters.resident_memory_bytes()).build()?;
+fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
+    let size_bytes = parameters.size_bytes;
+    let file = run.make_file("file", size_bytes)?;
+    let mut ways = ways(run, &file, size_bytes)?;
+    run.verify(&mut ways, &file)?;
+    let threads = run.pinnable(&parameters.threads);
+    let trials = PATTERNS.len() * threads.len() * ways.len()
+        + SHUFFLED_SERIES
+        + search::trials(run.config, threads.len());
+    let rounds = parameters.times.shared(trials as u32);
+    measure(run, &ways, &PATTERNS, &threads, (IN_ORDER, size_bytes), rounds)?;
+    // Their memory is wanted for the cache that is filled out of order.
+    drop(ways);
+    let mut ways = shuffled(run, &file, size_bytes)?;
+    run.verify(&mut ways, &file)?;
+    measure(run, &ways, &[SHUFFLED_PATTERN], &[1], (SHUFFLED, size_bytes), rounds)?;
+    drop(ways);
+    search::measure(run, &threads, rounds)?;
+    if run.config.measures(METADATA) {
+        measure_resident_size(run, parameters.memory_bytes)?;
+    }
+    let rows = &run.report.rows;
+    let scaling = [(OPTIMISTIC, "hot", "64"), (READ_WITH, "search_hot", "4096")];
+    run.report.figures = scaling.into_iter().filter_map(|it| scaling_of(rows, it)).collect();
+    Ok(())
+}
+
+/// Creates all ways to the bytes, in the order of the tables.
+fn ways(run: &mut Run<'_>, file: &Path, size_bytes: u64) -> Result<Vec<Way>> {
+    let mut ways = Vec::new();
+    let tmpfs = Tmpfs::create(run.workspace, size_bytes);
+    if let Some(tmpfs) = run.attempt(&[KERNEL_TMPFS], tmpfs)? {
+        let copy = tmpfs.path().join("file");
+        run.make_file_at(&copy, size_bytes)?;
+        ways.push(kernel(KERNEL_TMPFS, &copy, Some(tmpfs)));
+    }
+    ways.push(kernel(KERNEL_FILE, file, None));
+    run.start("fill the caches", 3);
+    let builder = || Cache::builder().memory(resident_memory_bytes(size_bytes));
+    let mut open = |series, mode, options: OpenOptions| -> Result<Cached> {
+        let cached = Cached::open_with(builder().pin_mode(mode), file, &options)?;
+        run.report.verified_bytes += fill(&cached.file, series)?;
+        run.step();
+        Ok(cached)
+    };
+    ways.push(pinned(PIN_CAS, open(PIN_CAS, PinMode::CompareExchange, OpenOptions::new())?));
+    let frozen_bit = open(OPTIMISTIC, PinMode::FrozenBit, OpenOptions::new())?;
+    ways.push(pinned(PIN, frozen_bit.clone()));
+    ways.push(optimistic(OPTIMISTIC, frozen_bit));
+    let mappable = open(MAPPABLE, PinMode::default(), OpenOptions::new().mappable(true));
+    ways.extend(run.attempt(&[MAPPABLE], mappable)?.map(|it| optimistic(MAPPABLE, it)));
+    ways.push(plain(size_bytes)?);
+    Ok(ways)
+}
+
+/// Creates the ways of the row with a cache whose pages were read in random order.
+fn shuffled(run: &mut Run<'_>, file: &Path, size_bytes: u64) -> Result<Vec<Way>> {
+    run.start("fill a cache out of order", 1);
+    let builder = Cache::builder().memory(resident_memory_bytes(size_bytes));
     // Through the kernel's page cache, which has the file: a device would take a minute.
     let options = OpenOptions::new().direct(DirectIo::Never);
-    let cached = Cached { file: cache.open(file, &options)?, cache };
-    report.verified_bytes += fill_shuffled(&cached.file, parameters.size_bytes, FILL_SHUFFLED)?;
-    progress.advance(1);
-    let plain = PlainMemory::new(parameters.size_in_memory()?)?;
-    let series: [Series; SHUFFLED_SERIES] = [
-        Series::new("kernel_pread_file", Kernel::new(file)),
-        Series::new("optimistic", Optimistic(cached)),
-        Series::new("memcpy_limit", Plain::new(plain)),
-    ];
-    let mut series = Vec::from(series);
-    series.retain(|series| context.config.measures(series.name));
-    for series in &series {
-        report.verified_bytes += series.verify(file, parameters.verify_threads)?;
-    }
-    time_series(&series, &[SHUFFLED], (FILL_SHUFFLED, trial), parameters, report, progress)
+    let cached = Cached::open_with(builder, file, &options)?;
+    run.report.verified_bytes += fill_shuffled(&cached.file, SHUFFLED)?;
+    run.step();
+    Ok(vec![kernel(KERNEL_FILE, file, None), optimistic(OPTIMISTIC, cached), plain(size_bytes)?])
 }
 
-/// A copy of the file in memory; without one a series is skipped.
-fn make_tmpfs(
-    context: &Context<'_>,
-    parameters: &Parameters,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<Option<Tmpfs>> {
-    match Tmpfs::create(context.workspace, parameters.size_bytes) {
-        Ok(tmpfs) => {
-            progress.start("make its copy in memory", parameters.size_bytes);
-            pattern::make_file(&tmpfs.path().join("file"), parameters.size_bytes, progress)?;
-            Ok(Some(tmpfs))
-        }
-        Err(error) => skip_on_error(report, &["kernel_pread_tmpfs"], Err(error)),
-    }
+/// Creates the series of `pread`. Each thread has its own descriptor: a shared one would cost the
+/// kernel a contended count that is not the page cache's.
+fn kernel(series: &'static str, path: &Path, tmpfs: Option<Tmpfs>) -> Way {
+    let path = path.to_owned();
+    let open = move || {
+        let _ = &tmpfs;
+        let file = File::open(&path).map_err(Error::system(format!("open {}", path.display())))?;
+        Ok(move |block: &mut [u8], pos_bytes| {
+            pread(&file, block, pos_bytes).map_err(Error::system("read the file with pread"))
+        })
+    };
+    Way::new(series, Some(1), open, Vec::new)
 }
 
-/// All ways to the bytes, in the order of the tables.
-fn make_series(
-    file: &Path,
-    tmpfs: Option<&Tmpfs>,
-    [compare_exchange, frozen_bit]: [Cached; 2],
-    mappable: Option<Cached>,
-    parameters: &Parameters,
-) -> Result<Vec<Series>> {
-    let plain = PlainMemory::new(parameters.size_in_memory()?)?;
-    let mut series = Vec::new();
-    if let Some(tmpfs) = tmpfs {
-        series.push(Series::new("kernel_pread_tmpfs", Kernel::new(&tmpfs.path().join("file"))));
-    }
-    series.push(Series::new("kernel_pread_file", Kernel::new(file)));
-    series.push(Series::new("pin_cas", Pinned(compare_exchange)));
-    series.push(Series::new("pin_frozen_bit", Pinned(frozen_bit.clone())));
-    series.push(Series::new("optimistic", Optimistic(frozen_bit)));
-    series.extend(mappable.map(|mappable| Series::new(MAPPABLE, Optimistic(mappable))));
-    series.push(Series::new("memcpy_limit", Plain::new(plain)));
-    Ok(series)
+/// Creates the series of `read_at`.
+fn optimistic(series: &'static str, cached: Cached) -> Way {
+    let file = cached.file.clone();
+    let open = move || {
+        let file = file.clone();
+        Ok(move |block: &mut [u8], pos_bytes| Ok(file.read_at(block, pos_bytes)?))
+    };
+    Way::new(series, None, open, move || hits(&cached))
 }
 
-fn open_cached(file: &Path, parameters: &Parameters, pin_mode: PinMode) -> Result<Cached> {
-    let memory_bytes = parameters.resident_memory_bytes();
-    let cache = Cache::builder().memory(memory_bytes).pin_mode(pin_mode).build()?;
-    let file = cache.open(file, &OpenOptions::new())?;
-    Ok(Cached { cache, file })
+/// Creates a series that pins, copies and unpins.
+fn pinned(series: &'static str, cached: Cached) -> Way {
+    let file = cached.file.clone();
+    let open = move || {
+        let file = file.clone();
+        Ok(move |block: &mut [u8], pos_bytes| {
+            let pin = file.pin(pos_bytes..pos_bytes + block.len() as u64)?;
+            Ok(pin.copy_to(0, block).map_or(0, |()| block.len()))
+        })
+    };
+    Way::new(series, None, open, move || hits(&cached))
 }
 
-fn open_mappable(file: &Path, parameters: &Parameters) -> Result<Cached> {
-    let cache = Cache::builder().memory(parameters.resident_memory_bytes()).build()?;
-    let file = cache.open(file, &OpenOptions::new().mappable(true))?;
-    Ok(Cached { cache, file })
+/// Creates the limit: a copy from plain memory.
+fn plain(size_bytes: u64) -> Result<Way> {
+    let memory = Arc::new(PlainMemory::filled(size_bytes, |bytes| pattern::fill(bytes, 0))?);
+    let open = move || {
+        let memory = Arc::clone(&memory);
+        Ok(move |block: &mut [u8], pos_bytes: u64| {
+            memory.copy(block, pos_bytes as usize);
+            Ok(block.len())
+        })
+    };
+    Ok(Way::new(LIMIT, Some(0), open, Vec::new))
 }
 
-fn time_series(
-    series: &[Series],
-    cases: &[(Pattern, usize)],
-    (fill, duration): (&str, Duration),
-    parameters: &Parameters,
-    report: &mut Report,
-    progress: &mut dyn Progress,
+fn hits(cached: &Cached) -> Counters {
+    let stats = cached.stats();
+    vec![
+        ("hits_optimistic", stats.hits_optimistic),
+        ("hits_pinned", stats.hits_pinned),
+        ("hits_slow", stats.hits_slow),
+        ("pins", stats.pins),
+        ("optimistic_retries", stats.optimistic_retries),
+        ("misses", stats.misses),
+        // Each request of a device is one; a hit makes none.
+        ("syscalls", stats.read_requests + stats.writeback + stats.syncs),
+    ]
+}
+
+fn measure(
+    run: &mut Run<'_>,
+    ways: &[Way],
+    patterns: &[Pattern],
+    threads: &[usize],
+    (fill, size_bytes): (&'static str, u64),
+    rounds: Rounds,
 ) -> Result<()> {
     let cpus = cpus::allowed();
-    let mut trials = Vec::new();
-    for (pattern, threads) in cases {
-        let case = Case::new()
-            .with("pattern", pattern.name)
-            .with("block_bytes", pattern.block_bytes)
-            .with("threads", *threads)
-            .with("fill", fill);
-        let row_index = report.rows.len();
-        report.rows.push(Row::new(case, "ops/s"));
-        let load = Load {
-            block_bytes: pattern.block_bytes,
-            extent_bytes: pattern.extent_bytes.unwrap_or(parameters.size_bytes),
-            cpus: &cpus[..*threads],
-            duration,
-        };
-        trials.extend(series.iter().map(|series| Trial {
-            row_index,
-            series: series.name,
-            run: Box::new(move || series.run(&load)),
-        }));
-    }
-    progress.start("measure", (trials.len() * parameters.repetitions) as u64);
-    let operations = interleave(&trials, parameters.repetitions, &mut report.rows, progress)?;
-    // The loop checks the first word of every block it reads.
-    report.verified_bytes += operations * size_of::<u64>() as u64;
-    Ok(())
-}
-
-/// Patterns by numbers of threads; a number that this machine cannot pin is skipped.
-fn runnable_cases(
-    parameters: &Parameters,
-    cpu_count: usize,
-    skipped: &mut Vec<Skipped>,
-) -> Vec<(Pattern, usize)> {
-    let mut cases = Vec::new();
-    for &threads in &parameters.threads {
-        if threads > cpu_count {
-            let reason = format!("{threads} threads need as many CPUs, there are {cpu_count}");
-            skipped.push(Skipped { series: "*".to_owned(), reason });
+    let mut rows = run.rows();
+    for &(pattern, block_bytes, extent_bytes) in patterns {
+        for &threads in threads {
+            rows.row(case(pattern, block_bytes, threads, fill), ("ops/s", Measured::rate));
+            let extent_bytes = extent_bytes.min(size_bytes);
+            let load = Load { block_bytes, extent_bytes, cpus: &cpus[..threads] };
+            for way in ways {
+                rows.series(way.series, move |duration| way.run(&load, duration));
+            }
         }
     }
-    for pattern in PATTERNS {
-        let possible = parameters.threads.iter().filter(|&&threads| threads <= cpu_count);
-        cases.extend(possible.map(|&threads| (pattern, threads)));
-    }
-    cases
+    run.measure("measure", rows, rounds)
 }
 
-fn measure_resident_size(
-    context: &Context<'_>,
-    parameters: &Parameters,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    let file = context.workspace.path().join("file-larger-than-its-cache");
-    let size_bytes = parameters.large_file_bytes();
-    progress.start("make a file of eight times the bound", size_bytes);
-    pattern::make_file(&file, size_bytes, progress)?;
-    progress.start("read it at random in a child process", 1);
-    let task = resident::Task { file, size_bytes, bound_bytes: parameters.memory_bytes };
-    let answer = child::ask::<resident::Answer>(&context.config.child_command, NAME, &task);
-    progress.advance(1);
-    let Some(answer) = skip_on_error(report, &[figures::METADATA], answer)? else { return Ok(()) };
-    report.verified_bytes += answer.verified_bytes;
-    let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", 4096);
+fn case(pattern: &'static str, block_bytes: u64, threads: usize, fill: &'static str) -> Case {
+    let case = Case::new().with("pattern", pattern).with("block_bytes", block_bytes);
+    case.with("threads", threads).with("fill", fill)
+}
+
+/// Returns the figure of two threads against one, on one hot page.
+fn scaling_of(rows: &[Row], (series, pattern, block): (&str, &str, &str)) -> Option<Figure> {
+    let rate = |threads| {
+        let row = rows.iter().find(|row| {
+            let has = |key, value| row.case.text(key) == value;
+            has("pattern", pattern) && has("block_bytes", block) && has("threads", threads)
+        });
+        row?.series.get(series).copied()
+    };
+    let name = format!("{series}, {pattern}, threads 2 / threads 1");
+    Some(Figure { name, value: rate("2")? / rate("1")?, target: 1.9, at_most: false })
+}
+
+/// The task of the child: a file larger than its cache.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    file: PathBuf,
+    bound_bytes: u64,
+}
+
+/// The result of the child.
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    peak_bytes: u64,
+    verified_bytes: u64,
+    /// Metadata for each resident page, less a table word for each page of the file.
+    metadata_per_page: f64,
+}
+
+/// Ratio of the file that the child reads, and the bound.
+fn larger_file_bytes(bound_bytes: u64) -> u64 {
+    bound_bytes.saturating_mul(8)
+}
+
+/// Threads of the child: enough to keep a disk busy with single misses.
+const THREADS: u64 = 8;
+/// How often the child fills its cache anew: often enough to touch all tables, and to evict for
+/// long.
+const BOUNDS_READ: u64 = 4;
+
+fn measure_resident_size(run: &mut Run<'_>, bound_bytes: u64) -> Result<()> {
+    let file = run.make_file("file-larger-than-its-cache", larger_file_bytes(bound_bytes))?;
+    run.start("read it at random in a child process", 1);
+    let answer = run.children.ask::<Answer>(&Task { file, bound_bytes });
+    run.step();
+    let Some(answer) = run.attempt(&[METADATA], answer)? else { return Ok(()) };
+    let Report { verified_bytes, rows, rss, .. } = &mut run.report;
+    *verified_bytes += answer.verified_bytes;
+    let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", PAGE_BYTES);
     let mut row = Row::new(case, "bytes");
-    let per_page = answer.metadata_bytes_per_resident_page(size_bytes);
-    row.add(figures::METADATA, vec![per_page], Counts::new());
-    report.rows.push(row);
-    report.rss = Some(Rss { bound_bytes: parameters.memory_bytes, peak_bytes: answer.peak_bytes });
+    row.add(METADATA, vec![answer.metadata_per_page], Counts::new());
+    rows.push(row);
+    *rss = Some(Rss { bound_bytes, peak_bytes: answer.peak_bytes });
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::ParameterSet;
-
-    #[test]
-    fn more_threads_than_cpus_are_skipped_with_a_reason() {
-        let mut config = Config::new(ParameterSet::Smoke, Vec::new());
-        config.threads = Some(vec![1, 64]);
-        let parameters = Parameters::from_config(&config).unwrap();
-        let mut skipped = Vec::new();
-        let cases = runnable_cases(&parameters, 2, &mut skipped);
-        assert_eq!(cases.len(), PATTERNS.len());
-        assert!(cases.iter().all(|(_, threads)| *threads == 1));
-        assert_eq!(skipped.len(), 1);
-        assert!(skipped[0].reason.contains("64 threads"));
-    }
+/// Reads pages chosen at random, several times as many as the cache holds. Nothing else lives in
+/// this process: a bounded cache, a block for each thread, the program.
+fn read_larger_file(task: &Task) -> Result<Answer> {
+    let cached = Cached::open(Cache::builder().memory(task.bound_bytes), &task.file, false)?;
+    let file_bytes = larger_file_bytes(task.bound_bytes);
+    let reads_per_thread = BOUNDS_READ * task.bound_bytes / PAGE_BYTES / THREADS;
+    let read = |mut positions: Positions| -> Result<()> {
+        let mut block = Block([0; PAGE_BYTES as usize]);
+        for _ in 0..reads_per_thread {
+            let pos_bytes = positions.next();
+            let read = cached.file.read_at(&mut block.0, pos_bytes)?;
+            if read as u64 != PAGE_BYTES || !pattern::matches(&block.0, pos_bytes) {
+                let series = "a cache smaller than its file".to_owned();
+                return Err(Error::WrongBytes { series, pos_bytes });
+            }
+        }
+        Ok(())
+    };
+    let positions = |seed: usize| Ok(Positions::new(file_bytes, PAGE_BYTES, seed as u64));
+    run_together(THREADS as usize, positions, read)?;
+    let stats = cached.stats();
+    let table_bytes = file_bytes / PAGE_BYTES * size_of::<u64>() as u64;
+    let resident_pages = stats.frame_bytes.saturating_sub(stats.free_bytes) / PAGE_BYTES;
+    let metadata_bytes = stats.metadata_bytes.saturating_sub(table_bytes);
+    let peak_bytes = resident_bytes("VmHWM")?;
+    cached.close()?;
+    Ok(Answer {
+        peak_bytes,
+        verified_bytes: THREADS * reads_per_thread * PAGE_BYTES,
+        metadata_per_page: metadata_bytes as f64 / resident_pages.max(1) as f64,
+    })
 }

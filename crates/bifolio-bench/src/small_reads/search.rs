@@ -10,42 +10,33 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bifolio::{Cache, ImmutableFile, OpenOptions};
-use bifolio_report::{Case, Report, Row};
 
-use super::IN_ORDER;
-use super::figures::READ_WITH;
-use super::parameters::Parameters;
+use super::{IN_ORDER, LIMIT, OPTIMISTIC, PIN, READ_WITH, case};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::harness::cpus;
-use crate::harness::interleave::{Sample, Trial, interleave};
+use crate::harness::measured::Measured;
 use crate::harness::plain_memory::PlainMemory;
+use crate::harness::reads::{OPERATIONS_PER_LOOK, Positions, sum_of_threads};
 use crate::harness::threads::run_pinned;
-use crate::harness::timed::{Positions, Window};
-use crate::progress::Progress;
+use crate::run::{Rounds, Run};
 
 const NODE_BYTES: usize = 4096;
 const KEYS: usize = NODE_BYTES / size_of::<u64>();
 const FILE_BYTES: usize = 16 << 20;
 const CACHE_BYTES: u64 = 32 << 20;
-/// Searches between two clock readings.
-const OPERATIONS_PER_LOOK: u64 = 1024;
 
 /// Names of the rows, with the bytes that are searched.
 const PATTERNS: [(&str, usize); 2] = [("search_hot", NODE_BYTES), ("search_uniform", FILE_BYTES)];
-const SERIES: [&str; 4] = ["pin_frozen_bit", "optimistic", READ_WITH, "memcpy_limit"];
+const SERIES: [&str; 4] = [PIN, OPTIMISTIC, READ_WITH, LIMIT];
 
 /// Memory and disk of the rows, bytes.
 pub(super) const NEEDS_BYTES: u64 = CACHE_BYTES + FILE_BYTES as u64;
 
-/// Returns the series that are measured.
-fn series(config: &Config) -> impl Iterator<Item = &'static str> {
-    SERIES.into_iter().filter(|name| config.measures(name))
-}
-
 /// Returns the number of trials in a round.
 pub(super) fn trials(config: &Config, thread_counts: usize) -> usize {
-    PATTERNS.len() * thread_counts * series(config).count()
+    let measured = SERIES.iter().filter(|series| config.measures(series)).count();
+    PATTERNS.len() * thread_counts * measured
 }
 
 /// Fills nodes with keys: even numbers, in order through all of the file.
@@ -75,14 +66,13 @@ fn search_bytes(node: &[u8], sought: u64) -> usize {
 }
 
 /// Searches for random keys of random nodes, on each of `cpus`, and checks the places found.
-fn run(
-    cpus: &[usize],
-    extent_bytes: usize,
+fn search(
+    (cpus, extent_bytes): (&[usize], usize),
     duration: Duration,
     search: impl Fn(u64, u64) -> Result<usize> + Sync,
-) -> Result<Sample> {
+) -> Result<Measured> {
     let prepare = |thread| Ok(Positions::new(extent_bytes as u64, 8, thread as u64));
-    let windows = run_pinned(cpus, prepare, |mut positions| {
+    let threads = run_pinned(cpus, prepare, |mut positions| {
         let start = Instant::now();
         let mut operations = 0;
         loop {
@@ -98,13 +88,11 @@ fn run(
             operations += OPERATIONS_PER_LOOK;
             let elapsed = start.elapsed();
             if elapsed >= duration {
-                return Ok(Window { operations, elapsed });
+                return Ok((operations, operations as f64 / elapsed.as_secs_f64()));
             }
         }
     })?;
-    let operations = windows.iter().map(|window| window.operations).sum();
-    let value = windows.iter().map(Window::rate).sum();
-    Ok(Sample { value, operations, counts: Vec::new() })
+    Ok(sum_of_threads(threads))
 }
 
 /// Writes the nodes to a file, and reads all of them into a cache.
@@ -120,71 +108,47 @@ fn open(directory: &Path, nodes: &[u8]) -> Result<ImmutableFile> {
     Ok(file)
 }
 
-/// Measures the rows; `trial` is the duration of one trial.
-pub(super) fn measure(
-    config: &Config,
-    directory: &Path,
-    trial: Duration,
-    parameters: &Parameters,
-    report: &mut Report,
-    progress: &mut dyn Progress,
-) -> Result<()> {
-    if series(config).next().is_none() {
+/// Measures the rows.
+pub(super) fn measure(run: &mut Run<'_>, threads: &[usize], rounds: Rounds) -> Result<()> {
+    if trials(run.config, threads.len()) == 0 {
         return Ok(());
     }
     let cpus = cpus::allowed();
-    let plain = PlainMemory::filled(FILE_BYTES, fill)?;
-    let file = open(directory, plain.bytes())?;
+    let plain = PlainMemory::filled(FILE_BYTES as u64, fill)?;
+    let file = open(run.workspace.path(), plain.bytes())?;
     let (file, plain) = (&file, plain.bytes());
     let node_of = |start: u64| start..start + NODE_BYTES as u64;
-    let mut trials = Vec::new();
-    let thread_counts = parameters.threads.iter().filter(|&&threads| threads <= cpus.len());
-    for (&threads, (pattern, extent_bytes)) in
-        thread_counts.flat_map(|threads| PATTERNS.map(|pattern| (threads, pattern)))
-    {
-        let case = Case::new()
-            .with("pattern", pattern)
-            .with("block_bytes", NODE_BYTES)
-            .with("threads", threads)
-            .with("fill", IN_ORDER);
-        let row_index = report.rows.len();
-        report.rows.push(Row::new(case, "ops/s"));
-        let cpus = &cpus[..threads];
-        for series in series(config) {
-            let run: Box<dyn Fn() -> Result<Sample>> = match series {
-                READ_WITH => Box::new(move || {
-                    run(cpus, extent_bytes, trial, |start, sought| {
-                        Ok(file.read_with(node_of(start), |node| {
-                            lower_bound(sought, |at| {
-                                node.array(at * 8).map_or(0, u64::from_le_bytes)
-                            })
-                        })?)
-                    })
-                }),
-                "pin_frozen_bit" => Box::new(move || {
-                    run(cpus, extent_bytes, trial, |start, sought| {
-                        let pin = file.pin(node_of(start))?;
-                        Ok(search_bytes(&pin, sought))
-                    })
-                }),
-                "optimistic" => Box::new(move || {
-                    run(cpus, extent_bytes, trial, |start, sought| {
-                        let mut node = [0; NODE_BYTES];
-                        file.read_exact_at(&mut node, start)?;
-                        Ok(search_bytes(&node, sought))
-                    })
-                }),
-                _ => Box::new(move || {
-                    run(cpus, extent_bytes, trial, |start, sought| {
-                        Ok(search_bytes(&plain[start as usize..][..NODE_BYTES], sought))
-                    })
-                }),
-            };
-            trials.push(Trial { row_index, series, run });
+    let mut rows = run.rows();
+    for &threads in threads {
+        for (pattern, extent_bytes) in PATTERNS {
+            let case = case(pattern, NODE_BYTES as u64, threads, IN_ORDER);
+            rows.row(case, ("ops/s", Measured::rate));
+            let load = (&cpus[..threads], extent_bytes);
+            rows.series(PIN, move |trial| {
+                search(load, trial, |start, sought| {
+                    Ok(search_bytes(&file.pin(node_of(start))?, sought))
+                })
+            });
+            rows.series(OPTIMISTIC, move |trial| {
+                search(load, trial, |start, sought| {
+                    let mut node = [0; NODE_BYTES];
+                    file.read_exact_at(&mut node, start)?;
+                    Ok(search_bytes(&node, sought))
+                })
+            });
+            rows.series(READ_WITH, move |trial| {
+                search(load, trial, |start, sought| {
+                    Ok(file.read_with(node_of(start), |node| {
+                        lower_bound(sought, |at| node.array(at * 8).map_or(0, u64::from_le_bytes))
+                    })?)
+                })
+            });
+            rows.series(LIMIT, move |trial| {
+                search(load, trial, |start, sought| {
+                    Ok(search_bytes(&plain[start as usize..][..NODE_BYTES], sought))
+                })
+            });
         }
     }
-    progress.start("search nodes", (trials.len() * parameters.repetitions) as u64);
-    let operations = interleave(&trials, parameters.repetitions, &mut report.rows, progress)?;
-    report.verified_bytes += operations * size_of::<u64>() as u64;
-    Ok(())
+    run.measure("search nodes", rows, rounds)
 }

@@ -1,0 +1,122 @@
+//! Counters of the kernel: CPU time and memory of this process, bytes of devices, interrupts,
+//! reclaim.
+//!
+//! Sampled before and after a window. Interrupts and reclaim are those of the whole machine: other
+//! programs are included, and the first generation of control groups does not count by group. A
+//! kind of interrupt that this machine does not have is not counted.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::error::{Error, Result};
+use crate::host::kibibytes_field;
+
+/// Names of the kinds of interrupts from one CPU to another, and the kernel's descriptions: its
+/// short names differ between processor families.
+const INTERRUPTS: [(&str, &str); 2] =
+    [("tlb_shootdowns", "TLB shootdowns"), ("function_call_ipis", "Function call interrupts")];
+
+/// Returns the CPU time of this process: all its threads, also those that have ended, and the
+/// kernel on their behalf, without the kernel's own threads.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
+}
+
+/// Returns the largest resident size that this process ever had (`VmHWM`), or has now (`VmRSS`).
+pub(crate) fn resident_bytes(field: &str) -> Result<u64> {
+    kibibytes_field(&text("/proc/self/status")?, field)
+        .ok_or_else(|| Error::Refused(format!("the kernel reports no {field} of this process")))
+}
+
+/// Returns how often the calling thread slept to wait: its voluntary context switches.
+pub(crate) fn waits() -> Result<u64> {
+    field(&text("/proc/thread-self/status")?, "voluntary_ctxt_switches:")
+}
+
+/// Returns the bytes that this process has read from devices.
+pub(crate) fn bytes_read() -> Result<u64> {
+    field(&text("/proc/self/io")?, "read_bytes:")
+}
+
+/// Returns the pages that the kernel has read from its swap, and written to it.
+pub(crate) fn swapped_pages() -> Result<[u64; 2]> {
+    let text = text("/proc/vmstat")?;
+    Ok([field(&text, "pswpin")?, field(&text, "pswpout")?])
+}
+
+/// Counters that only grow, always the same ones in the same order.
+pub(crate) type Counters = Vec<(&'static str, u64)>;
+
+/// Returns the interrupts so far, by kind.
+pub(crate) fn interrupts() -> Result<Counters> {
+    Ok(interrupts_in(&text("/proc/interrupts")?))
+}
+
+fn interrupts_in(text: &str) -> Counters {
+    let sum = |line: &str, description| -> Option<u64> {
+        let numbers = line.trim_end().strip_suffix(description)?.split_whitespace().skip(1);
+        Some(numbers.map_while(|number| number.parse::<u64>().ok()).sum())
+    };
+    let count = |description| text.lines().find_map(|line| sum(line, description));
+    let kinds = INTERRUPTS.iter();
+    kinds.filter_map(|&(name, description)| Some((name, count(description)?))).collect()
+}
+
+/// Returns the work of the kernel's reclaim so far: pages scanned, reclaimed (twice: under the
+/// kernel's name and the benchmark's), and written, which `written` counts.
+pub(crate) fn reclaim(written: &str) -> Result<Counters> {
+    let text = text("/proc/vmstat")?;
+    let taken = field(&text, "pgsteal_anon")? + field(&text, "pgsteal_file")?;
+    Ok(vec![
+        ("pgscan", field(&text, "pgscan_anon")? + field(&text, "pgscan_file")?),
+        ("pgsteal", taken),
+        ("pages_evicted", taken),
+        ("pages_written", field(&text, written)?),
+    ])
+}
+
+fn text(path: &str) -> Result<String> {
+    fs::read_to_string(path).map_err(Error::system(format!("read {path}")))
+}
+
+/// Returns the value of a `name value` line.
+fn field(text: &str, name: &str) -> Result<u64> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        .ok_or_else(|| Error::Refused(format!("the kernel does not count `{name}`")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "cancelled_write_bytes: 3\nwrite_bytes: 5\npswpin 4\n";
+        assert_eq!(field(text, "write_bytes:").unwrap(), 5);
+        assert_eq!(field(text, "pswpin").unwrap(), 4);
+        assert!(field("pswpinx 4\n", "pswpin").is_err());
+    }
+
+    #[test]
+    fn all_cpus_are_added_up_and_an_absent_kind_is_not_zero() {
+        let text = "            CPU0       CPU1\n\
+                    CAL:   100    20   Function call interrupts\n\
+                    TLB:     7     0   TLB shootdowns\n";
+        assert_eq!(interrupts_in(text), [("tlb_shootdowns", 7), ("function_call_ipis", 120)]);
+        let other = " IPI1:  3  4  5       Function call interrupts\nERR: 1\n";
+        assert_eq!(interrupts_in(other), [("function_call_ipis", 12)]);
+    }
+
+    #[test]
+    fn this_machine_counts_all_that_is_asked_for() {
+        assert!(!interrupts().unwrap().is_empty() && cpu_time() > Duration::ZERO);
+        assert_eq!(reclaim("nr_written").unwrap().len(), 4);
+        assert!(resident_bytes("VmHWM").unwrap() >= resident_bytes("VmRSS").unwrap() / 2);
+        waits().and(bytes_read()).and(swapped_pages()).unwrap();
+    }
+}

@@ -1,0 +1,459 @@
+//! The result of a trial: operations, their latencies and rates, CPU time, system calls, counts.
+//!
+//! Each thread fills in [`Calls`], a [`Meter`] runs while the trial is timed, and a child process
+//! sends its [`Measured`] as JSON. [`fill`] writes the trials of a series into its row.
+
+use std::time::{Duration, Instant};
+
+use bifolio_report::{Counts, Intervals, Name, Row};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::counters::cpu_time;
+use super::syscalls::SyscallCount;
+use crate::error::Result;
+
+const DIGITS: u8 = 3;
+const NANOSECONDS_MAX: u64 = 100_000_000_000;
+
+/// Durations of calls: a histogram with logarithmic buckets, exact to three digits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Default for Latencies {
+    fn default() -> Self {
+        let histogram = Histogram::new_with_bounds(1, NANOSECONDS_MAX, DIGITS);
+        Self(histogram.expect("the bounds are constants that the histogram takes"))
+    }
+}
+
+impl Latencies {
+    /// Adds one call; a call of more than 100 seconds counts as 100.
+    pub(crate) fn add(&mut self, duration: Duration) {
+        self.0.saturating_record(nanoseconds(duration));
+    }
+
+    /// Returns the maximum duration of a share of the calls, nanoseconds; zero without calls.
+    pub(crate) fn quantile_ns(&self, share: f64) -> f64 {
+        self.0.value_at_quantile(share) as f64
+    }
+
+    /// Returns the number of calls.
+    pub(crate) fn calls(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl From<Vec<(u64, u64)>> for Latencies {
+    fn from(pairs: Vec<(u64, u64)>) -> Self {
+        let mut latencies = Self::default();
+        for (value, count) in pairs {
+            latencies.0.saturating_record_n(value, count);
+        }
+        latencies
+    }
+}
+
+impl From<Latencies> for Vec<(u64, u64)> {
+    fn from(latencies: Latencies) -> Self {
+        let values = latencies.0.iter_recorded();
+        values.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Calls of one thread, or of all threads of a trial: their latencies, and what they did in each
+/// interval of time, so that a stall is visible.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Calls {
+    /// Reads or writes of one block; a call may make several.
+    pub(crate) operations: u64,
+    pub(crate) latencies: Latencies,
+    /// Length of an interval; zero if operations are not counted by interval.
+    interval: Duration,
+    /// Operations that ended in each interval.
+    by_interval: Vec<u64>,
+    /// The longest call that ended in each interval, nanoseconds; empty if no call was timed.
+    longest_ns: Vec<u64>,
+}
+
+impl Calls {
+    /// Creates it with intervals of a second, or of a tenth of a second for a trial shorter than
+    /// two.
+    pub(crate) fn during(trial: Duration) -> Self {
+        let milliseconds = if trial >= Duration::from_secs(2) { 1000 } else { 100 };
+        Self { interval: Duration::from_millis(milliseconds), ..Self::default() }
+    }
+
+    /// Adds one operation of `latency` that ended `since_start`.
+    pub(crate) fn add(&mut self, since_start: Duration, latency: Duration) {
+        self.time(since_start, latency);
+        self.count(since_start, 1);
+    }
+
+    /// Adds operations that ended `since_start`, without a latency.
+    pub(crate) fn count(&mut self, since_start: Duration, operations: u64) {
+        self.operations += operations;
+        let index = self.index(since_start);
+        self.by_interval[index] += operations;
+    }
+
+    /// Adds the latency of a call that ended `since_start`, without counting operations.
+    pub(crate) fn time(&mut self, since_start: Duration, latency: Duration) {
+        self.latencies.add(latency);
+        let index = self.index(since_start);
+        self.longest_ns.resize(self.by_interval.len(), 0);
+        self.longest_ns[index] = self.longest_ns[index].max(nanoseconds(latency));
+    }
+
+    /// Returns the index of the interval, which exists after the call.
+    fn index(&mut self, since_start: Duration) -> usize {
+        let index = (since_start.as_nanos() / self.interval.as_nanos()) as usize;
+        if index >= self.by_interval.len() {
+            self.by_interval.resize(index + 1, 0);
+        }
+        index
+    }
+
+    /// Adds the calls of another thread, or of another trial.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.latencies.0.add(&other.latencies.0).expect("all histograms have the same bounds");
+        combine(&mut self.by_interval, &other.by_interval, |sum, more| sum + more);
+        combine(&mut self.longest_ns, &other.longest_ns, u64::max);
+    }
+
+    /// Returns the values of all intervals that `elapsed` covers completely, as numbers; an
+    /// interval in which nothing ended counts as zero.
+    fn whole(&self, values: &[u64], elapsed: Duration) -> Vec<f64> {
+        let whole = elapsed.as_nanos().checked_div(self.interval.as_nanos()).unwrap_or(0) as usize;
+        let padded = values.iter().copied().chain(std::iter::repeat(0));
+        padded.take(whole).map(|value| value as f64).collect()
+    }
+
+    /// Returns the operations per second in each interval.
+    fn rates(&self, elapsed: Duration) -> Vec<f64> {
+        let seconds = self.interval.as_secs_f64();
+        let operations = self.whole(&self.by_interval, elapsed);
+        operations.into_iter().map(|operations| operations / seconds).collect()
+    }
+
+    fn longest_ns(&self, elapsed: Duration) -> Vec<f64> {
+        if self.longest_ns.is_empty() { Vec::new() } else { self.whole(&self.longest_ns, elapsed) }
+    }
+
+    /// Returns the smallest of the rates as a share of their mean; `None` for fewer than two
+    /// intervals.
+    fn least_over_mean(&self, elapsed: Duration) -> Option<f64> {
+        let rates = self.rates(elapsed);
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let least = rates.iter().copied().min_by(f64::total_cmp)?;
+        (rates.len() > 1 && mean > 0.0).then(|| least / mean)
+    }
+}
+
+fn combine(into: &mut Vec<u64>, other: &[u64], both: impl Fn(u64, u64) -> u64) {
+    into.resize(into.len().max(other.len()), 0);
+    into.iter_mut().zip(other).for_each(|(value, other)| *value = both(*value, *other));
+}
+
+/// Runs while a trial is timed.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    syscalls: Option<SyscallCount>,
+    cpu: Duration,
+    started: Instant,
+}
+
+/// The cost of a trial.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Cost {
+    pub(crate) elapsed: Duration,
+    /// CPU time of all threads of the process.
+    pub(crate) cpu: Duration,
+    /// Counted by the kernel, if possible.
+    pub(crate) syscalls: Option<u64>,
+}
+
+impl Meter {
+    /// Starts; system calls are counted at `tracepoint`.
+    pub(crate) fn start(tracepoint: Option<u64>) -> Result<Self> {
+        let syscalls = tracepoint.map(SyscallCount::start).transpose()?;
+        Ok(Self { syscalls, cpu: cpu_time(), started: Instant::now() })
+    }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    pub(crate) fn stop(self) -> Result<Cost> {
+        let elapsed = self.started.elapsed();
+        let cpu = cpu_time().saturating_sub(self.cpu);
+        let syscalls = self.syscalls.map(SyscallCount::stop).transpose()?;
+        Ok(Cost { elapsed, cpu, syscalls })
+    }
+}
+
+/// How a count of several trials becomes one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Per {
+    /// The sum, divided by the operations.
+    Operation,
+    /// The sum, divided by the timed calls.
+    Call,
+    /// The mean of the trials.
+    Trial,
+    /// The sum.
+    Run,
+    /// The largest.
+    Peak,
+}
+
+/// A count during a trial, by the name that reports show.
+pub(crate) type Count = (Name, f64, Per);
+
+/// One trial of one series, or its part of a row.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) calls: Calls,
+    /// Bytes moved by the operations.
+    pub(crate) bytes: u64,
+    /// Operations that needed the device.
+    pub(crate) misses: u64,
+    /// System calls that the series itself knows of, used if the kernel does not count.
+    pub(crate) syscalls_known: u64,
+    pub(crate) cost: Cost,
+    pub(crate) verified_bytes: u64,
+    pub(crate) counts: Vec<Count>,
+}
+
+/// The unit of a row, and the value of a trial in it.
+pub(crate) type Unit = (&'static str, fn(&Measured) -> f64);
+
+impl Measured {
+    /// Creates the result of timed calls, each of which is a system call as far as the series
+    /// knows.
+    pub(crate) fn new(calls: Calls, bytes: u64, cost: Cost) -> Self {
+        let syscalls_known = calls.latencies.calls();
+        Self { calls, bytes, cost, syscalls_known, ..Self::default() }
+    }
+
+    /// Creates the result of threads that each measured their own time: `rate` is the sum of their
+    /// operations per second.
+    pub(crate) fn of_rate(operations: u64, rate: f64) -> Self {
+        let mut measured = Self::default();
+        measured.calls.operations = operations;
+        measured.cost.elapsed = Duration::from_secs_f64(operations as f64 / rate);
+        measured
+    }
+
+    /// Adds a count.
+    pub(crate) fn add(&mut self, name: impl Into<Name>, value: f64, per: Per) {
+        self.counts.push((name.into(), value, per));
+    }
+
+    /// Adds the differences of counters that only grow, which are the same ones in the same order.
+    pub(crate) fn add_since(&mut self, before: &[(&str, u64)], after: &[(&str, u64)], per: Per) {
+        for ((name, after), (_, before)) in after.iter().zip(before) {
+            self.add((*name).to_owned(), after.saturating_sub(*before) as f64, per);
+        }
+    }
+
+    /// Returns the operations per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.calls.operations as f64 / self.cost.elapsed.as_secs_f64()
+    }
+
+    /// Returns the bytes per second.
+    pub(crate) fn bytes_rate(&self) -> f64 {
+        self.bytes as f64 / self.cost.elapsed.as_secs_f64()
+    }
+
+    /// Returns the GiB per second.
+    pub(crate) fn gibibytes_rate(&self) -> f64 {
+        self.bytes_rate() / GIBIBYTE
+    }
+
+    /// Returns the median duration of a call, nanoseconds.
+    pub(crate) fn median_ns(&self) -> f64 {
+        self.calls.latencies.quantile_ns(0.5)
+    }
+}
+
+const GIBIBYTE: f64 = (1_u64 << 30) as f64;
+
+/// A count that follows from every trial, and the name of it that reports show.
+pub(crate) type Standard = (&'static str, &'static str);
+
+/// All of them, by their own names; `misses_per_op` and those after it only where there are misses.
+pub(crate) const ALL: &[Standard] = &[
+    ("p50_ns", "p50_ns"),
+    ("p99_ns", "p99_ns"),
+    ("p999_ns", "p999_ns"),
+    ("max_ns", "max_ns"),
+    ("calls", "calls"),
+    ("operations", "operations"),
+    ("cpu_s_per_gib", "cpu_s_per_gib"),
+    ("cpu_ns_per_op", "cpu_ns_per_op"),
+    ("syscalls_per_op", "syscalls_per_op"),
+    ("misses_per_op", "misses_per_op"),
+    ("syscalls_per_miss", "syscalls_per_miss"),
+    ("cpu_ns_per_miss", "cpu_ns_per_miss"),
+    ("min_second_over_mean", "min_second_over_mean"),
+    ("min_100ms_over_mean", "min_100ms_over_mean"),
+];
+
+/// Writes the trials of `series` into `row`, in `unit`, with the counts of `standard` and those of
+/// the trials themselves.
+pub(crate) fn fill(
+    row: &mut Row,
+    series: &'static str,
+    trials: &[&Measured],
+    (_, value): Unit,
+    standard: &[Standard],
+) {
+    let mut all = Calls::default();
+    trials.iter().for_each(|trial| all.merge(&trial.calls));
+    let mut counts = standard_counts(trials, &all, standard);
+    for (name, per, values) in by_name(trials) {
+        let sum: f64 = values.iter().sum();
+        let count = match per {
+            Per::Operation => sum / all.operations.max(1) as f64,
+            Per::Call => sum / all.latencies.calls() as f64,
+            Per::Trial => sum / trials.len() as f64,
+            Per::Run => sum,
+            Per::Peak => values.into_iter().fold(0.0, f64::max),
+        };
+        counts.insert(name.to_owned(), count);
+    }
+    row.add(series, trials.iter().map(|trial| value(trial)).collect(), counts);
+    let Some(first) = trials.first().filter(|first| !first.calls.interval.is_zero()) else {
+        return;
+    };
+    let rates = |trial: &&Measured| {
+        let per_operation = value(trial) / trial.rate();
+        let rates = trial.calls.rates(trial.cost.elapsed);
+        rates.into_iter().map(move |rate| rate * per_operation)
+    };
+    let intervals = Intervals {
+        seconds: first.calls.interval.as_secs_f64(),
+        rates: trials.iter().flat_map(rates).collect(),
+        longest_ns: trials
+            .iter()
+            .flat_map(|trial| trial.calls.longest_ns(trial.cost.elapsed))
+            .collect(),
+    };
+    row.samples.insert(series.into(), intervals);
+}
+
+fn by_name<'a>(trials: &[&'a Measured]) -> Vec<(&'a str, Per, Vec<f64>)> {
+    let mut names: Vec<(&str, Per, Vec<f64>)> = Vec::new();
+    for (name, value, per) in trials.iter().flat_map(|trial| &trial.counts) {
+        match names.iter_mut().find(|(known, ..)| known == name) {
+            Some((.., values)) => values.push(*value),
+            None => names.push((name, *per, vec![*value])),
+        }
+    }
+    names
+}
+
+fn standard_counts(trials: &[&Measured], all: &Calls, standard: &[Standard]) -> Counts {
+    let sum = |field: fn(&Measured) -> f64| trials.iter().map(|trial| field(trial)).sum::<f64>();
+    let operations = all.operations.max(1) as f64;
+    let misses = sum(|trial| trial.misses as f64);
+    let syscalls = sum(|trial| trial.cost.syscalls.unwrap_or(trial.syscalls_known) as f64);
+    let cpu_seconds = sum(|trial| trial.cost.cpu.as_secs_f64());
+    let gibibytes = sum(|trial| trial.bytes as f64) / GIBIBYTE;
+    let least = |milliseconds| {
+        let is_meant = |trial: &&&Measured| trial.calls.interval.as_millis() == milliseconds;
+        let shares = trials.iter().filter(is_meant);
+        let shares = shares.filter_map(|trial| trial.calls.least_over_mean(trial.cost.elapsed));
+        shares.min_by(f64::total_cmp).unwrap_or(f64::NAN)
+    };
+    let of_miss = |value: f64| if misses > 0.0 { value / misses } else { f64::NAN };
+    let count = |name: &str| match name {
+        "p50_ns" => all.latencies.quantile_ns(0.5),
+        "p99_ns" => all.latencies.quantile_ns(0.99),
+        "p999_ns" => all.latencies.quantile_ns(0.999),
+        "max_ns" => all.latencies.0.max() as f64,
+        "calls" => all.latencies.calls() as f64,
+        "operations" => operations,
+        "cpu_s_per_gib" => cpu_seconds / gibibytes,
+        "cpu_ns_per_op" => cpu_seconds * 1e9 / operations,
+        "syscalls_per_op" => syscalls / operations,
+        "misses_per_op" if misses > 0.0 => misses / operations,
+        "syscalls_per_miss" => of_miss(syscalls),
+        "cpu_ns_per_miss" => of_miss(cpu_seconds * 1e9),
+        "min_second_over_mean" => least(1000),
+        "min_100ms_over_mean" => least(100),
+        _ => f64::NAN,
+    };
+    let counts = standard.iter().map(|(name, shown)| ((*shown).to_owned(), count(name)));
+    // A number that is none was divided by nothing: there is no such count.
+    counts.filter(|(_, value)| value.is_finite()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bifolio_report::Case;
+
+    use super::*;
+
+    fn trial(operations: u64, misses: u64, seconds: u64) -> Measured {
+        let elapsed = Duration::from_secs(seconds);
+        let mut calls = Calls::during(elapsed);
+        (0..seconds).for_each(|second| {
+            calls.count(Duration::from_millis(second * 1000 + 500), operations * (second + 1));
+        });
+        calls.operations = operations;
+        calls.latencies.add(Duration::from_micros(operations));
+        let cost = Cost { elapsed, cpu: Duration::from_secs(1), syscalls: None };
+        let measured = Measured::new(calls, operations << 30, cost);
+        let counts = vec![("peak_bytes".into(), operations as f64, Per::Peak)];
+        Measured { misses, syscalls_known: operations * 2, counts, ..measured }
+    }
+
+    #[test]
+    fn trials_become_a_row() {
+        let mut row = Row::new(Case::new(), "reads/s");
+        let trials = [trial(10, 5, 2), trial(30, 15, 2), trial(20, 5, 2)];
+        let text = serde_json::to_string(&trials).unwrap();
+        let arrived: Vec<Measured> = serde_json::from_str(&text).unwrap();
+        let trials: Vec<&Measured> = arrived.iter().collect();
+        fill(&mut row, "x", &trials, ("reads/s", Measured::rate), ALL);
+        assert_eq!(row.repetitions["x"], [5.0, 15.0, 10.0]);
+        assert_eq!(row.count("x", "misses_per_op"), Some(25.0 / 60.0));
+        assert_eq!(row.count("x", "syscalls_per_miss"), Some(120.0 / 25.0));
+        assert_eq!(row.count("x", "cpu_s_per_gib"), Some(3.0 / 60.0));
+        assert!((row.count("x", "max_ns").unwrap() / 30_000.0 - 1.0).abs() < 0.002);
+        assert_eq!(row.count("x", "peak_bytes"), Some(30.0));
+        // 1 and 2 shares of 3 in two seconds.
+        assert_eq!(row.count("x", "min_second_over_mean"), Some(1.0 / 1.5));
+        assert_eq!(row.count("x", "min_100ms_over_mean"), None);
+        assert_eq!(row.samples["x"].rates.len(), 6);
+        fill(&mut row, "none", &[&Measured::of_rate(10, 5.0)], ("reads/s", Measured::rate), &[]);
+        assert!(row.counts["none"].is_empty() && !row.samples.contains_key("none"));
+    }
+
+    #[test]
+    fn a_stall_shows_also_when_no_operation_ended_in_it() {
+        let milliseconds = Duration::from_millis;
+        let mut calls = Calls::during(milliseconds(500));
+        let mut other = calls.clone();
+        calls.count(milliseconds(50), 30);
+        calls.count(milliseconds(150), 20);
+        assert_eq!(calls.longest_ns(milliseconds(500)), [0.0; 0], "nothing was timed");
+        other.count(milliseconds(199), 10);
+        other.add(milliseconds(310), milliseconds(3));
+        calls.merge(&other);
+        assert_eq!(calls.rates(milliseconds(550)), [300.0, 300.0, 0.0, 10.0, 0.0]);
+        assert_eq!(calls.longest_ns(milliseconds(399)), [0.0, 0.0, 0.0]);
+        assert_eq!(calls.longest_ns(milliseconds(400)), [0.0, 0.0, 0.0, 3e6]);
+        assert_eq!(calls.least_over_mean(milliseconds(310)), Some(0.0));
+        assert_eq!(calls.least_over_mean(milliseconds(150)), None);
+    }
+}
