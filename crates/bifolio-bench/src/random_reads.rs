@@ -33,7 +33,7 @@ use crate::harness::child;
 use crate::harness::counters::{bytes_read, resident_bytes};
 use crate::harness::direct::{self, Page};
 use crate::harness::mapping::{Hint, Mapping};
-use crate::harness::measured::{ALL, Calls, Measured, Meter, Unit};
+use crate::harness::measured::{ALL, Calls, Cost, Measured, Meter, Unit};
 use crate::harness::memory_group::{Membership, MemoryGroup, patiently};
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
 use crate::harness::sizes::Sizes;
@@ -435,13 +435,9 @@ impl<'a> Deep<'a> {
         self.calls.count(self.started.elapsed(), operations as u64);
     }
 
-    fn finish(
-        self,
-        meter: crate::harness::measured::Cost,
-        syscalls_known: u64,
-    ) -> Result<Measured> {
+    fn finish(self, cost: Cost, syscalls_known: u64) -> Result<Measured> {
         let (misses, verified_bytes) = (self.calls.operations, self.checker.finish()?);
-        let measured = Measured::new(self.calls, misses * PAGE_BYTES as u64, meter);
+        let measured = Measured::new(self.calls, misses * PAGE_BYTES as u64, cost);
         Ok(Measured { misses, verified_bytes, syscalls_known, ..measured })
     }
 }

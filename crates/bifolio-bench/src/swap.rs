@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use bifolio::Cache;
+use bifolio::{Cache, OpenOptions};
 use bifolio_report::{Case, Rss};
 use serde::{Deserialize, Serialize};
 
@@ -164,14 +164,14 @@ struct Medium<'a> {
 fn run_task(Task { load, path, group }: &Task) -> Result<Vec<Measured>> {
     let Some(group) = group else {
         let builder = Cache::builder().memory(load.sizes.memory_bytes).swap_directory(path);
-        let cached = Cached::in_memory(builder, PAGE_BYTES as u64)?;
+        let cached = Cached::in_memory(builder, OpenOptions::new().folio_bytes(PAGE_BYTES as u64))?;
         let file = &cached.file;
         let phases = load.run(&Medium {
             series: BIFOLIO,
             write: &|bytes, pos_bytes| Ok(file.write_all_at(bytes, pos_bytes)?),
             read: &|bytes, pos_bytes| Ok(file.read_exact_at(bytes, pos_bytes)?),
             moved: &|| {
-                let stats = cached.stats();
+                let stats = cached.cache.stats();
                 Ok([stats.swapped_in_pages, stats.swapped_out_pages])
             },
         })?;

@@ -377,7 +377,7 @@ impl Passes<'_> {
             file.sync_data()?;
             Ok(written)
         })?;
-        let stats = cached.stats();
+        let stats = cached.cache.stats();
         measured.syscalls_known = stats.writeback + stats.device_flushes;
         measured.add(FLUSHES_PER_SYNC, stats.device_flushes as f64, Per::Operation);
         cached.close()?;

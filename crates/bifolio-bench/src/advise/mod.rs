@@ -522,7 +522,8 @@ impl Mixed {
         let options = OpenOptions::new().read(true).write(true).mappable(true);
         let cached = Cached::open_with(builder, path, &options)?;
         let file = cached.file.clone();
-        let (map, beside) = (file.map(MAPPED)?, cached.open_beside(beside)?);
+        let beside = cached.cache.open(beside, &OpenOptions::new())?;
+        let map = file.map(MAPPED)?;
         Ok(Self { name, is_here, file, map, beside, _cache: cached })
     }
 

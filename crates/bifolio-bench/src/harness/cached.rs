@@ -4,13 +4,14 @@ use std::path::Path;
 
 use bifolio::{Cache, CacheBuilder, File, OpenOptions, Stats};
 
+use super::measured::Measured;
 use crate::error::Result;
 
 /// A file and its cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Cached {
     pub(crate) file: File,
-    cache: Cache,
+    pub(crate) cache: Cache,
 }
 
 impl Cached {
@@ -30,50 +31,24 @@ impl Cached {
         Ok(Self { file, cache })
     }
 
-    /// Creates a memory file with folios of `folio_bytes` in a new cache.
-    pub(crate) fn in_memory(builder: CacheBuilder, folio_bytes: u64) -> Result<Self> {
-        let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
-        Self::in_memory_with(builder, &options)
-    }
-
     /// Creates a memory file with `options` in a new cache.
-    pub(crate) fn in_memory_with(builder: CacheBuilder, options: &OpenOptions) -> Result<Self> {
+    pub(crate) fn in_memory(builder: CacheBuilder, options: OpenOptions) -> Result<Self> {
         let cache = builder.build()?;
-        let file = cache.memory_file_with("bench", options)?;
+        let file = cache.memory_file_with("bench", &options.read(true).write(true))?;
         Ok(Self { file, cache })
     }
 
-    /// Creates a memory file in the same cache.
-    pub(crate) fn memory_file(&self) -> Result<File> {
-        Ok(self.cache.memory_file("beside")?)
-    }
-
-    /// Opens another file in the same cache.
-    pub(crate) fn open_beside(&self, path: &Path) -> Result<File> {
-        Ok(self.cache.open(path, &OpenOptions::new())?)
-    }
-
-    /// The counts of the cache so far.
-    pub(crate) fn stats(&self) -> Stats {
-        self.cache.stats()
-    }
-
-    /// Runs a trial, and corrects its misses and system calls with the counters of the cache.
-    pub(crate) fn with_stats(
-        &self,
-        trial: impl FnOnce() -> Result<crate::harness::measured::Measured>,
-    ) -> Result<crate::harness::measured::Measured> {
+    /// Runs a trial, and corrects its misses and system calls with the counters of the cache:
+    /// reads that needed the device, and the minimum number of calls that explains the transfers.
+    pub(crate) fn with_stats(&self, trial: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
+        let misses = |stats: &Stats| stats.misses - stats.misses_without_read;
+        let requests = |stats: &Stats| stats.read_requests + stats.writeback + stats.syncs;
         let before = self.cache.stats();
         let mut measured = trial()?;
-        let since = self.since(&before);
-        measured.misses = since.misses();
-        measured.syscalls_known = since.syscalls_known();
+        let after = self.cache.stats();
+        measured.misses = misses(&after) - misses(&before);
+        measured.syscalls_known = requests(&after) - requests(&before);
         Ok(measured)
-    }
-
-    /// The counts since `before`.
-    pub(crate) fn since(&self, before: &Stats) -> Since {
-        Since { before: before.clone(), after: self.cache.stats() }
     }
 
     /// Writes everything back and closes the cache.
@@ -82,27 +57,6 @@ impl Cached {
         let stats = self.cache.stats();
         self.cache.close()?;
         Ok(stats)
-    }
-}
-
-/// Two snapshots of the counters.
-#[derive(Debug)]
-pub(crate) struct Since {
-    before: Stats,
-    after: Stats,
-}
-
-impl Since {
-    /// Returns the number of reads that needed the device.
-    pub(crate) fn misses(&self) -> u64 {
-        let misses = self.after.misses - self.before.misses;
-        misses - (self.after.misses_without_read - self.before.misses_without_read)
-    }
-
-    /// Returns the minimum number of system calls that explains the transfers.
-    pub(crate) fn syscalls_known(&self) -> u64 {
-        let requests = |stats: &Stats| stats.read_requests + stats.writeback + stats.syncs;
-        requests(&self.after) - requests(&self.before)
     }
 }
 

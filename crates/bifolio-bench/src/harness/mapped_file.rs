@@ -28,8 +28,7 @@ impl Mapped for MapMut {}
 impl MappedFile {
     /// Creates a memory file of `size_bytes`, mapped for writing, in a new cache.
     pub(crate) fn in_memory(builder: CacheBuilder, size_bytes: u64) -> Result<Self> {
-        let options = OpenOptions::new().read(true).write(true).mappable(true);
-        let cached = Cached::in_memory_with(builder, &options)?;
+        let cached = Cached::in_memory(builder, OpenOptions::new().mappable(true))?;
         cached.file.set_len(size_bytes)?;
         let mut map = cached.file.map_mut(0..size_bytes)?;
         let (start, len_bytes) = (not_zero(map.as_mut_ptr())?, map.len() as usize);
@@ -63,12 +62,12 @@ impl MappedFile {
 
     /// Creates a memory file in the same cache.
     pub(crate) fn memory_file(&self) -> Result<File> {
-        self.cached.memory_file()
+        Ok(self.cached.cache.memory_file("beside")?)
     }
 
     /// Returns all counters of the cache that concern maps, always in the same order.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
-        let stats = self.cached.stats();
+        let stats = self.cached.cache.stats();
         vec![
             ("flushes", stats.unmap_flushes),
             ("pgscan", stats.pgscan),

@@ -22,7 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bifolio::Cache;
+use bifolio::{Cache, OpenOptions};
 use bifolio_report::{Case, Figure, Row, with_causes};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -433,11 +433,11 @@ fn sources(run: &mut Run<'_>, plan: Plan) -> Result<Vec<Source>> {
     }
     for (series, locks) in [(LOCKED, Some(true)), (ONE_BY_ONE, Some(false)), (BATCHED, None)] {
         let builder = Cache::builder().memory(resident_memory_bytes(plan.size_bytes));
-        let cached = Cached::in_memory(builder, plan.folio_bytes)?;
+        let cached = Cached::in_memory(builder, OpenOptions::new().folio_bytes(plan.folio_bytes))?;
         plan.make_in_cache(&cached.file)?;
         let file = cached.file.clone();
         let counters = move || {
-            let stats = cached.stats();
+            let stats = cached.cache.stats();
             let count = |(shown, name)| Some((shown, count_of(&stats, name)?));
             let counters =
                 [("refs_per_mib", "references_taken"), ("entries_per_mib", "entries_loaded")];

@@ -294,7 +294,7 @@ fn plain(size_bytes: u64) -> Result<Way> {
 }
 
 fn hits(cached: &Cached) -> Counters {
-    let stats = cached.stats();
+    let stats = cached.cache.stats();
     vec![
         ("hits_optimistic", stats.hits_optimistic),
         ("hits_pinned", stats.hits_pinned),
@@ -411,7 +411,7 @@ fn read_larger_file(task: &Task) -> Result<Answer> {
     };
     let positions = |seed: usize| Ok(Positions::new(file_bytes, PAGE_BYTES, seed as u64));
     run_together(THREADS as usize, positions, read)?;
-    let stats = cached.stats();
+    let stats = cached.cache.stats();
     let table_bytes = file_bytes / PAGE_BYTES * size_of::<u64>() as u64;
     let resident_pages = stats.frame_bytes.saturating_sub(stats.free_bytes) / PAGE_BYTES;
     let metadata_bytes = stats.metadata_bytes.saturating_sub(table_bytes);
