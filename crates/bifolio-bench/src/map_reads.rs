@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::harness::mapped_file::MappedFile;
 use crate::harness::mapping::{Hint, Mapping};
 use crate::harness::measured::Measured;
-use crate::harness::reads::{Load, VERIFY_THREADS, Way};
+use crate::harness::reads::{Load, Reader, VERIFY_THREADS, Way};
 use crate::harness::sizes::{check_pages, resident_memory_bytes};
 use crate::harness::span::Span;
 use crate::harness::{cpus, direct};
@@ -108,7 +108,7 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
 
 fn through_map(map: MappedFile) -> Way {
     let span = map.span();
-    Way::new(MAP, None, move || Ok(loads(span.clone())), move || map.counts())
+    Way::new(MAP, None, move || Ok(span.clone()), move || map.counts())
 }
 
 fn kernel_mapping(series: &'static str, path: &Path, hints: &[Hint]) -> Result<Way> {
@@ -119,12 +119,13 @@ fn kernel_mapping(series: &'static str, path: &Path, hints: &[Hint]) -> Result<W
         let _ = mapping.advise(hint);
     }
     let span = mapping.span();
-    Ok(Way::new(series, None, move || Ok(loads(span.clone())), Vec::new))
+    Ok(Way::new(series, None, move || Ok(span.clone()), Vec::new))
 }
 
-fn loads(span: Span) -> impl FnMut(&mut [u8], u64) -> Result<usize> {
-    move |block, pos_bytes| {
-        span.copy(block, pos_bytes);
+impl Reader for Span {
+    #[inline(always)]
+    fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
+        self.copy(block, pos_bytes);
         Ok(block.len())
     }
 }

@@ -60,6 +60,13 @@ impl Positions {
     }
 }
 
+/// One thread's way to get bytes of a file: a call of what is measured, and nothing else. It is
+/// always inlined, so that each loop is compiled around its own read.
+pub(crate) trait Reader {
+    /// Fills `block` from `pos_bytes`. Returns the number of bytes.
+    fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize>;
+}
+
 /// The reads of one trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
@@ -84,7 +91,7 @@ pub(crate) struct Way {
 impl Way {
     /// Creates a way. Each thread opens its own reader, which reads a block at a position; one read
     /// makes `syscalls`, unless the counters count them.
-    pub(crate) fn new<R: FnMut(&mut [u8], u64) -> Result<usize>>(
+    pub(crate) fn new<R: Reader>(
         series: &'static str,
         syscalls: Option<u64>,
         open: impl Fn() -> Result<R> + Sync + 'static,
@@ -130,7 +137,7 @@ impl Way {
 }
 
 /// Reads blocks at random for at least `duration` on each CPU, and checks them.
-fn read_blocks<const BLOCK: usize, R: FnMut(&mut [u8], u64) -> Result<usize>>(
+fn read_blocks<const BLOCK: usize, R: Reader>(
     load: &Load<'_>,
     duration: Duration,
     series: &str,
@@ -140,14 +147,14 @@ fn read_blocks<const BLOCK: usize, R: FnMut(&mut [u8], u64) -> Result<usize>>(
     let prepare = |thread: usize| {
         Ok((open()?, Positions::new(load.extent_bytes, BLOCK as u64, thread as u64)))
     };
-    let body = |(mut read, mut positions): (R, Positions)| {
+    let body = |(mut reader, mut positions): (R, Positions)| {
         let mut block = Block([0; BLOCK]);
         let mut sums = Sums::default();
         let start = Instant::now();
         loop {
             for _ in 0..OPERATIONS_PER_LOOK {
                 let pos_bytes = positions.next();
-                if read(&mut block.0, pos_bytes)? != BLOCK {
+                if reader.read(&mut block.0, pos_bytes)? != BLOCK {
                     return Err(wrong(pos_bytes));
                 }
                 black_box(&mut block);
@@ -173,7 +180,7 @@ pub(crate) fn sum_of_threads(threads: Vec<(u64, f64)>) -> Measured {
 
 /// Compares the first `limit_bytes` of `file` with an independent read of it, block by block, by
 /// threads that take one page after the other. Returns the number of bytes compared.
-fn verify<const BLOCK: usize, R: FnMut(&mut [u8], u64) -> Result<usize>>(
+fn verify<const BLOCK: usize, R: Reader>(
     open: &(impl Fn() -> Result<R> + Sync),
     series: &str,
     file: &Path,
@@ -185,7 +192,7 @@ fn verify<const BLOCK: usize, R: FnMut(&mut [u8], u64) -> Result<usize>>(
     let size_bytes = file.metadata().map_err(failed())?.len();
     let end_bytes = size_bytes.min(limit_bytes) / BLOCK as u64 * BLOCK as u64;
     let next_work = AtomicU64::new(0);
-    let work = |mut read: R| -> Result<()> {
+    let work = |mut reader: R| -> Result<()> {
         let (mut expected, mut block) = (vec![0; WORK_BYTES], Block([0; BLOCK]));
         loop {
             // Relaxed: hands out numbers, publishes nothing.
@@ -199,7 +206,7 @@ fn verify<const BLOCK: usize, R: FnMut(&mut [u8], u64) -> Result<usize>>(
             {
                 // Nothing of the last block may pass for this one.
                 block.0.fill(!expected[0]);
-                let read = read(&mut block.0, pos_bytes)?;
+                let read = reader.read(&mut block.0, pos_bytes)?;
                 let same = block.0.iter().zip(expected).position(|(ours, theirs)| ours != theirs);
                 if read != BLOCK || same.is_some() {
                     let pos_bytes = pos_bytes + same.unwrap_or(read) as u64;
@@ -250,17 +257,25 @@ mod tests {
 
     const SIZE_BYTES: u64 = 3 * CHUNK_BYTES as u64 + 4096;
 
-    /// Returns the pattern, except for one bit, and stops before `end_bytes`.
-    fn faulty(wrong_at_bytes: u64, end_bytes: u64) -> Way {
-        let read = move |block: &mut [u8], pos_bytes: u64| {
+    /// The pattern, except for one bit, up to an end.
+    struct Faulty {
+        wrong_at_bytes: u64,
+        end_bytes: u64,
+    }
+
+    impl Reader for Faulty {
+        fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
             pattern::fill(block, pos_bytes);
-            let wrong_at = wrong_at_bytes.checked_sub(pos_bytes).map(|at| at as usize);
+            let wrong_at = self.wrong_at_bytes.checked_sub(pos_bytes).map(|at| at as usize);
             if let Some(byte) = wrong_at.and_then(|at| block.get_mut(at)) {
                 *byte ^= 0x10;
             }
-            Ok(block.len().min((end_bytes - pos_bytes) as usize))
-        };
-        Way::new("x", Some(0), move || Ok(read), Vec::new)
+            Ok(block.len().min((self.end_bytes - pos_bytes) as usize))
+        }
+    }
+
+    fn faulty(wrong_at_bytes: u64, end_bytes: u64) -> Way {
+        Way::new("x", Some(0), move || Ok(Faulty { wrong_at_bytes, end_bytes }), Vec::new)
     }
 
     #[test]

@@ -30,7 +30,9 @@ use crate::harness::cached::Cached;
 use crate::harness::counters::{Counters, resident_bytes};
 use crate::harness::measured::Measured;
 use crate::harness::plain_memory::PlainMemory;
-use crate::harness::reads::{Block, Load, Positions, VERIFY_THREADS, Way, fill, fill_shuffled};
+use crate::harness::reads::{
+    Block, Load, Positions, Reader, VERIFY_THREADS, Way, fill, fill_shuffled,
+};
 use crate::harness::sizes::{check_pages, resident_memory_bytes};
 use crate::harness::threads::run_together;
 use crate::harness::tmpfs::Tmpfs;
@@ -249,48 +251,65 @@ fn kernel(series: &'static str, path: &Path, tmpfs: Option<Tmpfs>) -> Way {
     let path = path.to_owned();
     let open = move || {
         let _ = &tmpfs;
-        let file = File::open(&path).map_err(Error::system(format!("open {}", path.display())))?;
-        Ok(move |block: &mut [u8], pos_bytes| {
-            pread(&file, block, pos_bytes).map_err(Error::system("read the file with pread"))
-        })
+        File::open(&path).map_err(Error::system(format!("open {}", path.display())))
     };
     Way::new(series, Some(1), open, Vec::new)
+}
+
+impl Reader for File {
+    #[inline(always)]
+    fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
+        // The text of the error is made only if there is one.
+        pread(&*self, block, pos_bytes)
+            .map_err(|errno| Error::system("read the file with pread")(errno))
+    }
 }
 
 /// Creates the series of `read_at`.
 fn optimistic(series: &'static str, cached: Cached) -> Way {
     let file = cached.file.clone();
-    let open = move || {
-        let file = file.clone();
-        Ok(move |block: &mut [u8], pos_bytes| Ok(file.read_at(block, pos_bytes)?))
-    };
-    Way::new(series, None, open, move || hits(&cached))
+    Way::new(series, None, move || Ok(ReadAt(file.clone())), move || hits(&cached))
+}
+
+struct ReadAt(bifolio::File);
+
+impl Reader for ReadAt {
+    #[inline(always)]
+    fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
+        Ok(self.0.read_at(block, pos_bytes)?)
+    }
 }
 
 /// Creates a series that pins, copies and unpins.
 fn pinned(series: &'static str, cached: Cached) -> Way {
     let file = cached.file.clone();
-    let open = move || {
-        let file = file.clone();
-        Ok(move |block: &mut [u8], pos_bytes| {
-            let pin = file.pin(pos_bytes..pos_bytes + block.len() as u64)?;
-            Ok(pin.copy_to(0, block).map_or(0, |()| block.len()))
-        })
-    };
-    Way::new(series, None, open, move || hits(&cached))
+    Way::new(series, None, move || Ok(Pinned(file.clone())), move || hits(&cached))
+}
+
+struct Pinned(bifolio::File);
+
+impl Reader for Pinned {
+    #[inline(always)]
+    fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
+        let pin = self.0.pin(pos_bytes..pos_bytes + block.len() as u64)?;
+        pin.copy_to(0, block).unwrap();
+        Ok(block.len())
+    }
 }
 
 /// Creates the limit: a copy from plain memory.
 fn plain(size_bytes: u64) -> Result<Way> {
     let memory = Arc::new(PlainMemory::filled(size_bytes, |bytes| pattern::fill(bytes, 0))?);
-    let open = move || {
-        let memory = Arc::clone(&memory);
-        Ok(move |block: &mut [u8], pos_bytes: u64| {
-            memory.copy(block, pos_bytes as usize);
-            Ok(block.len())
-        })
-    };
-    Ok(Way::new(LIMIT, Some(0), open, Vec::new))
+    Ok(Way::new(LIMIT, Some(0), move || Ok(Arc::clone(&memory)), Vec::new))
+}
+
+impl Reader for Arc<PlainMemory> {
+    #[inline(always)]
+    fn read(&mut self, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
+        // A position of a file in memory fits.
+        self.copy(block, pos_bytes as usize);
+        Ok(block.len())
+    }
 }
 
 fn hits(cached: &Cached) -> Counters {
