@@ -11,6 +11,7 @@
 //! the record of the public surface, `cargo x house --write` its records, and `cargo x install`
 //! copies to the directory that it is given.
 
+mod arch;
 mod benchmarks;
 mod cargo;
 mod deb;
@@ -56,6 +57,8 @@ enum Task {
     Fuzz(fuzz::Arguments),
     /// Print the figures and plots of the documentation from docs/report.json.
     Benchmarks(benchmarks::Arguments),
+    /// Run the tests of the library on an emulated processor of another kind.
+    CheckArch(arch::Arguments),
     /// Run the check of each crate by which other software uses Bifolio.
     CheckDoors(doors::Arguments),
     /// Run the checks before a release that take too long for every change.
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Benchmarks(arguments) => benchmarks::run(&arguments),
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
+        Task::CheckArch(arguments) => arch::run(&arguments),
         Task::CheckDoors(arguments) => doors::run(&arguments),
         Task::Release(arguments) => release::run(&arguments),
         Task::Header => Cargo::new("test -p bifolio-capi --test header the_header_is")

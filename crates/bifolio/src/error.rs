@@ -185,7 +185,8 @@ pub enum ErrorKind {
     /// The handle was not opened for this operation.
     NotOpenedFor,
     /// The file, or its file system, does not support the operation: it works only or not on
-    /// [`mappable`](crate::OpenOptions::mappable) files, or needs direct I/O.
+    /// [`mappable`](crate::OpenOptions::mappable) files, or needs direct I/O. Or the kernel's pages
+    /// are not of 4 KiB ([`CacheBuilder::build`](crate::CacheBuilder::build)).
     Unsupported,
     /// Files cannot be mapped on this system, or only for reading.
     CannotMap,

@@ -191,9 +191,10 @@ impl CacheBuilder {
     ///
     /// # Errors
     /// An invalid setting; a system that refuses address space, a thread, or memory to populate, or
-    /// that does not allow what was required.
+    /// that does not allow what was required; a kernel whose pages are not of 4 KiB.
     pub fn build(self) -> Result<Cache> {
         self.validate()?;
+        check_page_size(rustix::param::page_size())?;
         let features = Features::probe(&self.disabled);
         copy::page_copy();
         self.check_huge_pages(&features)?;
@@ -299,4 +300,26 @@ impl CacheBuilder {
 
 fn reservation_error(source: std::io::Error) -> crate::error::Error {
     Error::memory("address space (CacheBuilder::memory_max)", source)
+}
+
+/// Fails if the kernel's pages, of `page_bytes`, are not the library's: direct I/O, maps and advice
+/// are all by pages of 4 KiB.
+fn check_page_size(page_bytes: usize) -> Result<()> {
+    if page_bytes as u64 == PAGE_BYTES { Ok(()) } else { Err(Error::page_size(page_bytes)) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_kernel_with_larger_pages_is_refused_by_name() {
+        assert!(check_page_size(4096).is_ok());
+        for page_bytes in [16 << 10, 64 << 10] {
+            let error = check_page_size(page_bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(&page_bytes.to_string()), "{error}");
+        }
+    }
 }

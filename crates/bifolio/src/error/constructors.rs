@@ -75,6 +75,15 @@ impl Error {
     }
 
     #[cold]
+    pub(crate) fn page_size(page_bytes: usize) -> Self {
+        let text = format!(
+            "no cache can be built on this kernel: its pages have {page_bytes} bytes, and a cache \
+             needs pages of 4096; boot a kernel with 4 KiB pages"
+        );
+        Self::new(ErrorKind::Unsupported, text)
+    }
+
+    #[cold]
     pub(crate) fn maps_alive(maps: u64) -> Self {
         let text = format!("{maps} maps or pins of maps are still in use; drop them first");
         Self::new(ErrorKind::MapsAlive, text)

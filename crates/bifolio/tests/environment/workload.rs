@@ -103,11 +103,13 @@ impl Report {
     }
 
     /// Returns the number of calls that failed.
+    #[cfg(target_arch = "x86_64")]
     pub fn failures(&self) -> u32 {
         self.failures.load(Ordering::Relaxed)
     }
 
     /// Returns the number of calls that succeeded.
+    #[cfg(target_arch = "x86_64")]
     pub fn successes(&self) -> u32 {
         self.successes.load(Ordering::Relaxed)
     }
