@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::harness::{cpus, topology};
 use crate::run::Rounds;
 
 /// How thorough a run is.
@@ -100,13 +101,14 @@ impl Config {
         Times { timed_seconds, repetitions }
     }
 
-    /// Returns the numbers of threads to measure with: the user's, or 1 and 2. The one place that
-    /// decides for all benchmarks.
+    /// Returns the numbers of threads to measure with: the user's, or 1, 2, 4 and so on to all CPUs.
+    /// The one place that decides for all benchmarks.
     ///
     /// # Errors
     /// None was given, or one of them is zero.
     pub fn threads_or_default(&self) -> Result<Vec<usize>> {
-        let threads = self.threads.clone().unwrap_or_else(|| vec![1, 2]);
+        let threads =
+            self.threads.clone().unwrap_or_else(|| topology::thread_counts(cpus::allowed().len()));
         if threads.is_empty() || threads.contains(&0) {
             return Err(Error::Refused("--threads: every number must be at least 1".into()));
         }

@@ -103,7 +103,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .collect();
     lines.push("bifolio check checked".to_owned());
     if arguments.torture > 0 {
-        lines.push(format!("bifolio-torture --seconds {}", arguments.torture));
+        // Under the user mode, a program cannot start itself again to be killed.
+        let without = if arguments.user { " --without kills" } else { "" };
+        lines.push(format!("bifolio-torture --seconds {}{without}", arguments.torture));
     }
     if arguments.pages == 16 {
         // No test can pass: the refusal is what is checked.

@@ -1,15 +1,20 @@
 //! Which CPUs this process may use, and staying on one of them.
 
+use std::path::Path;
+
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use super::topology;
 use crate::error::{Error, Result};
 
-/// The CPUs the calling thread may use; empty when the kernel does not tell.
+/// Returns the CPUs the calling thread may use, in the order in which threads are put on them;
+/// none when the kernel does not tell.
 pub(crate) fn allowed() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else {
         return Vec::new();
     };
-    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    topology::ordered(Path::new(topology::SYSTEM), &cpus)
 }
 
 /// Keeps the calling thread on `cpu`.

@@ -43,5 +43,6 @@ pub(crate) mod swap;
 pub(crate) mod syscalls;
 pub(crate) mod threads;
 pub(crate) mod tmpfs;
+pub(crate) mod topology;
 pub(crate) mod workspace;
 pub(crate) mod zipf;
