@@ -101,7 +101,7 @@ impl Config {
         Times { timed_seconds, repetitions }
     }
 
-    /// Returns the numbers of threads to measure with: the user's, or 1, 2, 4 and so on to all CPUs.
+    /// Returns the numbers of threads to measure with: the user's, or 1, 2, 4 to all CPUs.
     /// The one place that decides for all benchmarks.
     ///
     /// # Errors
