@@ -86,7 +86,10 @@ impl Case {
         let is_mappable = random.u32(0..4) >= 2 && can_map();
         let memory_bytes = (256 << 10) << random.u32(0..6);
         let mut folio_bytes = if is_mappable { 4096 } else { 4096 << random.u32(0..10) };
-        while 2 * folio_bytes + (256 << 10) > memory_bytes && folio_bytes > 4096 {
+        let folio_bytes_max = (memory_bytes / 32).max(64 << 10);
+        while 2 * folio_bytes + (256 << 10) > memory_bytes && folio_bytes > 4096
+            || folio_bytes > folio_bytes_max
+        {
             folio_bytes /= 2;
         }
         let most = (random.u64(1..=3) * (64 << 10)) << random.u32(0..5);

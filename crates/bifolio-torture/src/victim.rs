@@ -75,7 +75,7 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
     let cache = builder.build()?;
     let folio_bytes = match is_mappable || memory_bytes < 2 << 20 {
         true => 4096,
-        false => 4096 << random.u64(0..6),
+        false => 4096 << random.u64(0..5),
     };
     let direct = random.choice([DirectIo::Auto, DirectIo::Auto, DirectIo::Never]);
     let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);

@@ -13,6 +13,14 @@ pub(crate) const MEMORY_BYTES_MIN: u64 = 256 << 10;
 pub(crate) const MEMORY_BYTES_MAX: u64 = 1 << 42;
 /// Maximum number of folios of regions that are unmapped in one batch.
 const UNMAP_BATCH_MAX: usize = 512;
+/// Minimum size of a chunk, bytes.
+pub(crate) const CHUNK_BYTES_MIN: u64 = 64 << 10;
+/// Maximum size of a chunk, bytes: a huge page.
+pub(crate) const CHUNK_BYTES_MAX: u64 = 2 << 20;
+/// Minimum number of chunks in the bound that a cache is built with, where chunks are not smallest.
+const CHUNKS_MIN: u64 = 32;
+/// Minimum number of chunks in any bound that is set later.
+const CHUNKS_MIN_LATER: u64 = 4;
 /// Minimum folio size, bytes.
 pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
 /// Maximum folio size, bytes.
@@ -34,12 +42,14 @@ pub(crate) const SWAP_BYTES_MAX: u64 = 1 << 40;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Use them where the system allows it (`madvise`): fewer TLB misses, faster filling.
+    /// Use them where the system allows it (`madvise`) and the cache has a bound of 64 MiB or more:
+    /// fewer TLB misses, faster filling.
     #[default]
     Auto,
     /// Use base pages only.
     Never,
-    /// Use them, and fail to build the cache where the system does not allow it.
+    /// Use them, and fail to build the cache where the system does not allow it or the bound is too
+    /// small.
     Require,
 }
 
@@ -85,6 +95,16 @@ impl Config {
     /// Checks all settings.
     pub(crate) fn validate(&self) -> Result<()> {
         validate_memory(self.memory_bytes)?;
+        let chunk_bytes = chunk_bytes(self.memory_bytes);
+        if self.huge_pages == HugePages::Require && chunk_bytes < CHUNK_BYTES_MAX {
+            let problem = format!(
+                "2 MiB pages are required, and a bound of {} bytes has chunks of {chunk_bytes}; it \
+                 needs {} or more",
+                self.memory_bytes,
+                CHUNK_BYTES_MAX * CHUNKS_MIN
+            );
+            return Err(Error::config("huge_pages", problem));
+        }
         let bounds = self.memory_bytes..=MEMORY_BYTES_MAX;
         if let Some(max) = self.memory_bytes_max.filter(|max| !bounds.contains(max)) {
             let problem = format!(
@@ -162,15 +182,35 @@ pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
     Err(Error::config("memory", problem))
 }
 
-/// Checks that a folio, its descriptors and a page of the table fit in the bound at all.
-pub(crate) fn validate_folio_fits(folio_bytes: u64, bound_bytes: u64) -> Result<()> {
-    let needed_bytes = folio_bytes + folio_bytes / 64 + FOLIO_BYTES_MIN;
-    if needed_bytes <= bound_bytes {
+/// Returns the size of the chunks in which a cache that is built with this bound takes memory.
+pub(crate) fn chunk_bytes(bound_bytes: u64) -> u64 {
+    let most_bytes = (bound_bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
+    1 << most_bytes.ilog2()
+}
+
+/// Checks that a later bound has room for some chunks.
+pub(crate) fn validate_bound(bytes: u64, chunk_bytes: u64) -> Result<()> {
+    let least_bytes = CHUNKS_MIN_LATER * chunk_bytes;
+    if bytes >= least_bytes {
         return Ok(());
     }
     let problem = format!(
-        "a folio of {folio_bytes} bytes needs a bound of {needed_bytes}, and the cache has \
-         {bound_bytes}"
+        "{bytes} bytes is less than {least_bytes}, four chunks of this cache: their size follows \
+         from the bound that it was built with"
+    );
+    Err(Error::config("memory", problem))
+}
+
+/// Checks that a folio fits in a chunk.
+pub(crate) fn validate_folio_fits(folio_bytes: u64, chunk_bytes: u64) -> Result<()> {
+    folio_order(folio_bytes)?;
+    if folio_bytes <= chunk_bytes {
+        return Ok(());
+    }
+    let problem = format!(
+        "a folio of {folio_bytes} bytes does not fit in a chunk of this cache, {chunk_bytes} \
+         bytes; it needs a cache that is built with a bound of {} or more (CacheBuilder::memory)",
+        folio_bytes * CHUNKS_MIN
     );
     Err(Error::config("folio_bytes", problem))
 }

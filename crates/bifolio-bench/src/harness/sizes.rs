@@ -123,9 +123,10 @@ pub(crate) fn check_pages(option: &str, bytes: u64, max_bytes: u64) -> Result<()
     Ok(())
 }
 
-/// Returns the bound of a cache in which all of a file is resident, above its watermarks.
+/// Returns the bound of a cache in which all of a file is resident, above its watermarks, with
+/// chunks of 2 MiB.
 pub(crate) fn resident_memory_bytes(size_bytes: u64) -> u64 {
-    size_bytes + size_bytes / 8 + (32 << 20)
+    size_bytes + size_bytes / 8 + (64 << 20)
 }
 
 fn whole_pages(bytes: u64) -> u64 {

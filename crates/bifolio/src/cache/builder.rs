@@ -44,6 +44,12 @@ impl CacheBuilder {
     /// default, at least 256 KiB. The bound is hard: pages that do not fit are not cached, and a
     /// call that needs memory when nothing can be evicted fails. The 2 KiB or so that each open
     /// file costs are not included ([`Cache::open`](crate::Cache::open)).
+    ///
+    /// Frames are taken from the system in *chunks* of a 32nd of this bound, rounded down to a
+    /// power of two from 64 KiB to 2 MiB. What the bound has beyond whole chunks is left to tables
+    /// and mapped pages. No folio is larger than a chunk
+    /// ([`OpenOptions::folio_bytes`](crate::OpenOptions::folio_bytes)), and only chunks of 2 MiB,
+    /// from 64 MiB on, can be huge pages.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.config.memory_bytes = bytes;
         self
@@ -57,14 +63,14 @@ impl CacheBuilder {
         self
     }
 
-    /// Selects whether frames are backed by 2 MiB pages.
+    /// Selects whether frames are backed by 2 MiB pages. A cache of less than 64 MiB has none.
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.config.huge_pages = huge_pages;
         self
     }
 
     /// If `true`, memory is made resident when the cache is built, except the 1/32 of the bound
-    /// that is left for tables. By default it becomes resident as it is needed, 2 MiB at a time.
+    /// that is left for tables. By default it becomes resident as it is needed, a chunk at a time.
     /// The kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to provide
     /// them: with `populate` no miss waits for that, and building fails if the machine does not
     /// have the memory, or if a control group of the process does not allow it now. (The kernel
@@ -206,9 +212,7 @@ impl CacheBuilder {
             features.clone(),
         )
         .map_err(reservation_error)?;
-        let descriptors_max = Arena::descriptors_max(memory_bytes_max) as usize;
-        let memory = Memory::new(arena, descriptors_max, process::possible_cpus())
-            .map_err(reservation_error)?;
+        let memory = Memory::new(arena, process::possible_cpus()).map_err(reservation_error)?;
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth);
         let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);

@@ -328,9 +328,13 @@ impl Cache {
     /// that have more dirty bytes than the new bound allows. Other calls that find no memory in the
     /// meantime wait until the new bound is in effect.
     ///
+    /// The chunks stay as large as [`CacheBuilder::memory`] has made them: a cache that was built
+    /// small and has grown keeps small chunks, without huge pages; one that was built large uses a
+    /// small bound only in whole chunks.
+    ///
     /// # Errors
     /// The old bound stays in force after
-    /// - a bound above the reserved maximum or below the minimum;
+    /// - a bound above the reserved maximum, or below 256 KiB or four chunks;
     /// - dirty bytes of a device or behind a write gate that exceed their share of the new bound
     ///   and are not written within 10 s ([`ErrorKind::BoundInUse`](crate::ErrorKind::BoundInUse));
     /// - too much memory that is pinned, or in memory files
@@ -338,6 +342,7 @@ impl Cache {
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.inner.registry.check()?;
         config::validate_memory(bytes)?;
+        config::validate_bound(bytes, self.inner.reclaim.memory.arena.chunk_bytes())?;
         if bytes > self.inner.memory_bytes_max {
             let problem = format!(
                 "{bytes} bytes is more than the {} that address space was reserved for \

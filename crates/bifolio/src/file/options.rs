@@ -139,7 +139,10 @@ impl OpenOptions {
     }
 
     /// Sets the folio size, bytes: a power of two from 4 KiB (the default) to 2 MiB. All handles of
-    /// a file must agree on it.
+    /// a file must agree on it. A cache opens files with folios of up to a 32nd of the bound that
+    /// it was built with ([`CacheBuilder::memory`](crate::CacheBuilder::memory)), and all caches
+    /// those with folios of up to 64 KiB; others are refused
+    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)): 2 MiB need 64 MiB.
     pub fn folio_bytes(mut self, bytes: u64) -> Self {
         self.folio_bytes = bytes;
         self

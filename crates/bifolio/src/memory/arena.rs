@@ -1,4 +1,4 @@
-//! The arena: one reservation of address space, divided into 2 MiB chunks. Frame i belongs to
+//! The arena: one reservation of address space, divided into chunks of one size. Frame i belongs to
 //! descriptor i.
 //!
 //! Called by `reclaim` (allocate, free, evacuate) and by all code that charges metadata. A chunk
@@ -7,13 +7,12 @@
 //!
 //! Allocation tries, in this order: the slot after the neighbour's (`near`); a free slot of the
 //! right order (`chunk.rs`); an empty chunk of another order; a new chunk, if the bound allows it
-//! (`residency.rs`); the free pages of a chunk that holds only a few folios of another order. There
-//! is no separate query for free room: the caller allocates, and evicts if it gets nothing. A chunk
-//! that is needed for another order, or must be returned to the kernel, is *evacuated*: nothing
-//! more is allocated in it, `reclaim` evicts its folios one by one, and when it is empty it changes
-//! its role. If some folios cannot be evicted, the pages between them serve the other order
-//! (`chunk.rs`) or are *retired*: returned to the kernel as single pages, at the price of a huge
-//! page, and made resident again when the budget allows (`residency.rs`).
+//! (`residency.rs`). There is no separate query for free room: the caller allocates, and evicts if
+//! it gets nothing. A chunk that is needed for another order, or must be returned to the kernel, is
+//! *evacuated*: nothing more is allocated in it, `reclaim` evicts its folios one by one, and when
+//! it is empty it changes its role. If some folios can neither be evicted nor moved, because they
+//! are pinned, free slots of any chunk are *lent* to the budget instead: their pages are returned
+//! to the kernel, at the price of a huge page, until a whole chunk is affordable again.
 //!
 //! Every CPU has a *stock*: a run of free frames, at most an extent, that its threads take one by
 //! one without the arena's lock (`stock.rs`). The lock is taken to fill a stock, about once in
@@ -23,7 +22,7 @@
 //! # Safety
 //! Returns addresses inside the reservation and never dereferences them.
 
-use super::chunk::{Available, CHUNK_BYTES, CHUNK_PAGES, Chunk, EXTENT_PAGES};
+use super::chunk::{Available, Chunk, ChunkSize, EXTENT_PAGES};
 use super::region::RegionPages;
 use super::residency::Budget;
 use super::stock::FrameStock;
@@ -31,7 +30,7 @@ use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
 use crate::page::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
-use crate::sys::memory::Reservation;
+use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
 use std::fmt::Debug;
@@ -41,9 +40,6 @@ use std::ops::Range;
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
 pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
-
-/// Upper bound on the chunks that a search for a sparse chunk of another order examines.
-const LISTED_LOOKED_AT_MAX: usize = 16;
 
 /// A snapshot of the arena's memory use.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,6 +57,7 @@ pub(crate) struct ArenaUse {
 #[derive(Debug)]
 pub(super) struct ArenaState {
     pub(super) budget: Budget,
+    pub(super) chunk_size: ChunkSize,
     /// Chunks that have been in use at some time, from the first one on.
     pub(super) chunks: Vec<Chunk>,
     /// Upper bound on the number of chunks.
@@ -69,12 +66,9 @@ pub(super) struct ArenaState {
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     /// Pages of free slots.
     pub(super) free_pages: u64,
-    /// Resident pages that belong to no folio: the free slots, and pages between folios of other
-    /// orders.
-    pub(super) unused_pages: u64,
     pub(super) frame_pages: u64,
-    /// Retired pages of chunks in service.
-    pub(super) retired_pages: u64,
+    /// Pages of lent slots.
+    pub(super) lent_pages: u64,
     /// Vacant chunks, out of `chunks_max`.
     pub(super) vacant_chunks: u64,
     /// `true` while a chunk is made resident ahead of need.
@@ -84,9 +78,6 @@ pub(super) struct ArenaState {
     /// `true` after the kernel refused memory that the bound allows. Chunks are then allocated only
     /// when an allocation needs one, not ahead of need.
     pub(super) is_allocation_refused: bool,
-    /// `true` if folios may use the pages kept for tables, because no others were left. Ends when a
-    /// chunk is returned to the kernel.
-    pub(super) spends_table_room: bool,
     pub(super) region_pages: RegionPages,
 }
 
@@ -94,8 +85,9 @@ pub(super) struct ArenaState {
 #[derive(Debug)]
 pub(crate) struct Arena {
     pub(super) memory: Reservation,
+    pub(super) chunk_size: ChunkSize,
     pub(super) features: Features,
-    huge_pages: HugePages,
+    pub(super) may_use_huge_pages: bool,
     pub(super) state: Mutex<ArenaState>,
     /// Signalled when `ArenaState::is_allocating_chunk` ends.
     pub(super) grown: Condvar,
@@ -124,36 +116,37 @@ impl Arena {
         huge_pages: HugePages,
         features: Features,
     ) -> io::Result<Self> {
-        let chunks = Self::chunks_max(bound_bytes_max);
+        let chunk_size = ChunkSize::of(bound_bytes);
+        // For each order, all chunks but the last may be completely used.
+        let chunks = bound_bytes_max.div_ceil(chunk_size.bytes()) + u64::from(ORDER_MAX);
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let bytes = chunks.checked_mul(CHUNK_BYTES).ok_or_else(too_large)?;
+        let bytes = chunks.checked_mul(chunk_size.bytes()).ok_or_else(too_large)?;
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
-        let memory = Reservation::new(bytes, CHUNK_BYTES as usize)?;
+        let memory = Reservation::new(bytes, chunk_size.bytes() as usize)?;
         memory.wipe_on_fork();
-        if huge_pages == HugePages::Never {
-            memory.refuse_huge_pages();
-        }
+        let may_use_huge_pages =
+            huge_pages != HugePages::Never && features.has(Feature::TransparentHugePages);
         let state = ArenaState {
             budget: Budget::new(bound_bytes),
+            chunk_size,
             chunks: Vec::new(),
             chunks_max: chunks as usize,
             available: Default::default(),
             free_pages: 0,
-            unused_pages: 0,
             frame_pages: 0,
-            retired_pages: 0,
+            lent_pages: 0,
             vacant_chunks: chunks,
             is_allocating_chunk: false,
             last_order: 0,
             is_allocation_refused: false,
-            spends_table_room: false,
             region_pages: RegionPages::default(),
         };
         let obtainable_pages = AtomicU64::new(state.obtainable_pages());
-        Ok(Self {
+        let arena = Self {
             memory,
+            chunk_size,
+            may_use_huge_pages,
             features,
-            huge_pages,
             state: Mutex::new(state),
             grown: Condvar::new(),
             wants_chunk: AtomicBool::new(false),
@@ -163,7 +156,16 @@ impl Arena {
             folio_pages_max: AtomicU64::new(bound_bytes / PAGE_BYTES),
             region_page_count: AtomicU64::new(0),
             stocks: Box::default(),
-        })
+        };
+        if !arena.has_huge_chunks() {
+            // The kernel would make pages resident that are not charged.
+            arena.memory.refuse_huge_pages();
+        }
+        Ok(arena)
+    }
+
+    pub(super) fn has_huge_chunks(&self) -> bool {
+        self.may_use_huge_pages && self.chunk_size.bytes() == HUGE_PAGE_BYTES as u64
     }
 
     /// Gives each of `cpus` CPUs a stock of frames.
@@ -171,21 +173,13 @@ impl Arena {
         self.stocks = (0..cpus).map(|_| FrameStock::default()).collect();
     }
 
-    /// Returns the number of chunks that fit the address space.
-    pub(crate) fn chunks(&self) -> usize {
-        self.memory.len() / CHUNK_BYTES as usize
+    /// Returns the number of frames of the address space.
+    pub(crate) fn frames(&self) -> u32 {
+        (self.memory.len() as u64 / PAGE_BYTES) as u32
     }
 
-    /// Returns the number of chunks that the largest bound needs. For each order, all chunks but
-    /// the last may be completely used.
-    pub(super) fn chunks_max(bound_bytes_max: u64) -> u64 {
-        bound_bytes_max.div_ceil(CHUNK_BYTES) + u64::from(ORDER_MAX)
-    }
-
-    /// Returns the number of descriptors: one for each frame of the address space, and as many for
-    /// region pages.
-    pub(crate) fn descriptors_max(bound_bytes_max: u64) -> u64 {
-        2 * Self::chunks_max(bound_bytes_max) * u64::from(CHUNK_PAGES)
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.chunk_size.bytes()
     }
 
     /// Returns the address of frame 0; frame i is i * 4096 bytes later.
@@ -209,8 +203,7 @@ impl Arena {
     pub(crate) fn has_room_for(&self, kind: FrameKind, pages: u64) -> bool {
         let state = self.state.lock();
         let room_pages = match kind {
-            FrameKind::Arena { .. } if state.affordable_pages(0) > 0 => state.obtainable_pages(),
-            FrameKind::Arena { .. } => state.free_pages,
+            FrameKind::Arena { .. } => state.obtainable_pages(),
             // Free frames of the arena can be returned to the kernel to make room for region pages.
             FrameKind::Region => state.free_pages.max(state.budget.left_bytes() / PAGE_BYTES),
         };
@@ -274,11 +267,11 @@ impl Arena {
 
     /// Returns the frames of all stocks to `state`. Returns `true` if there were any.
     pub(super) fn empty_stocks(&self, state: &mut ArenaState) -> bool {
-        let unused_pages = state.unused_pages;
+        let free_pages = state.free_pages;
         for stock in &self.stocks {
             state.put_run(stock.replace(0..0));
         }
-        state.unused_pages > unused_pages
+        state.free_pages > free_pages
     }
 
     /// Allocates frames for a folio of `order`, after `near` if possible.
@@ -297,8 +290,9 @@ impl Arena {
             if let Some(found) = state.slot_for(order, near) {
                 break found;
             }
-            let empty = state.empty_chunk(order);
-            if state.convert(empty, order) {
+            if let Some(empty) = state.empty_chunk(order)
+                && self.recut(&mut state, empty, order)
+            {
                 continue;
             }
             if state.is_allocating_chunk {
@@ -306,16 +300,11 @@ impl Arena {
                 self.grown.wait(&mut state);
                 continue;
             }
-            if self.grow(&mut state, order, folios)? || self.empty_stocks(&mut state) {
-                continue;
-            }
-            let sparse = state.sparse_chunk(order);
-            if !state.convert(sparse, order) {
+            if !self.grow(&mut state, order, folios)? && !self.empty_stocks(&mut state) {
                 return Ok(None);
             }
         };
-        state.take(chunk, slot);
-        let id = FolioId(chunk as u32 * CHUNK_PAGES + (slot << order));
+        let id = state.take(chunk, slot);
         self.publish(&state);
         Ok(Some(id))
     }
@@ -325,23 +314,19 @@ impl Arena {
     pub(crate) fn allocate_partial(&self, order: u8, from: FolioId) -> Option<FolioId> {
         let mut state = self.state.lock();
         let (chunk, slot) = state.partial_slot(order, Some(from))?;
-        state.take(chunk, slot);
+        let id = state.take(chunk, slot);
         self.publish(&state);
-        Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
+        Some(id)
     }
 
     /// Allocates frames for a folio that is moved out of a chunk under evacuation: in another
     /// chunk, and if possible in an extent that has no room for runs of neighbours.
     pub(crate) fn allocate_elsewhere(&self, order: u8) -> Option<FolioId> {
         let mut state = self.state.lock();
-        if !state.has_free_slot(order) {
-            let sparse = state.sparse_chunk(order);
-            state.convert(sparse, order);
-        }
         let (chunk, slot) = state.partial_slot(order, None).or_else(|| state.sparse_slot(order))?;
-        state.take(chunk, slot);
+        let id = state.take(chunk, slot);
         self.publish(&state);
-        Some(FolioId(chunk as u32 * CHUNK_PAGES + (slot << order)))
+        Some(id)
     }
 
     /// Frees a folio's frames. The caller has frozen its descriptor.
@@ -389,7 +374,8 @@ impl Arena {
     }
 
     /// Returns the number of pages that folios can have, allocated or not: the part of the bound
-    /// that is not metadata, as far as it is worth making resident; a hint.
+    /// that is not metadata, less the most that whole chunks leave; a hint. A page of metadata
+    /// lowers it by a page, not by a chunk.
     pub(crate) fn folio_pages_max(&self) -> u64 {
         self.folio_pages_max.load(Ordering::Relaxed)
     }
@@ -406,23 +392,8 @@ impl Arena {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
             frame_bytes: state.frame_bytes(),
-            free_pages: state.unused_pages + self.stocks.iter().map(FrameStock::pages).sum::<u64>(),
+            free_pages: state.free_pages + self.stocks.iter().map(FrameStock::pages).sum::<u64>(),
         }
-    }
-
-    /// Keeps the kernel from making a huge page of a partly resident chunk, which would add pages
-    /// that are not charged.
-    pub(super) fn keep_small(&self, number: usize) -> io::Result<()> {
-        if !self.may_use_huge_pages() {
-            return Ok(());
-        }
-        let offset_bytes = number * CHUNK_BYTES as usize;
-        self.memory.refuse_huge_pages_in(offset_bytes, CHUNK_BYTES as usize)
-    }
-
-    pub(super) fn may_use_huge_pages(&self) -> bool {
-        let allowed = self.huge_pages != HugePages::Never;
-        allowed && self.features.has(Feature::TransparentHugePages)
     }
 
     /// Returns `true` if [`Self::preallocate`] has work to do; a hint.
@@ -439,98 +410,44 @@ impl Arena {
     }
 }
 
-/// Returns the offset in the arena and the length of pages of a chunk, both in bytes.
-pub(super) fn location_of(chunk: usize, pages: &Range<u32>) -> (usize, usize) {
-    let offset_bytes = chunk * CHUNK_BYTES as usize + pages.start as usize * PAGE_BYTES as usize;
-    (offset_bytes, (pages.end - pages.start) as usize * PAGE_BYTES as usize)
-}
-
 impl ArenaState {
     fn frame_bytes(&self) -> u64 {
         (self.frame_pages + self.region_pages.used) * PAGE_BYTES
     }
 
     fn folio_pages_max(&self) -> u64 {
-        let left_bytes = match self.affordable_pages(0) {
-            0 => 0,
-            _ => self.budget.left_bytes(),
-        };
-        (self.frame_bytes() + left_bytes) / PAGE_BYTES
+        let left_pages = self.budget.left_bytes() / FRAME_BYTES;
+        let pages = self.frame_pages + self.region_pages.used + left_pages;
+        pages.saturating_sub(u64::from(self.chunk_size.pages()) - 1)
     }
 
     fn obtainable_pages(&self) -> u64 {
-        // Pages that the budget allows but that fit no chunk do not count; neither do vacant chunks
-        // if the budget left is too small to use one.
-        let vacant_chunks = if self.affordable_pages(0) > 0 { self.vacant_chunks } else { 0 };
-        let growable_pages = vacant_chunks * u64::from(CHUNK_PAGES) + self.retired_pages;
-        self.free_pages + growable_pages.min(self.budget.left_bytes() / FRAME_BYTES)
+        self.free_pages + self.growable_pages()
     }
 
-    fn has_free_slot(&self, order: u8) -> bool {
-        self.available[order as usize].chunks().next().is_some()
-    }
-
-    /// Returns an empty chunk of another order that has a slot of this one.
+    /// Returns an empty chunk of another order.
     fn empty_chunk(&self, order: u8) -> Option<usize> {
-        let fits = |chunk: &Chunk| chunk.is_empty() && chunk.has_slot_of(order);
-        self.listed_for_others(order, usize::MAX).find(|number| fits(&self.chunks[*number]))
+        let others = (0..self.available.len()).filter(|other| *other != usize::from(order));
+        let mut listed = others.flat_map(|other| self.available[other].chunks());
+        listed.find(|number| self.chunks[*number].is_empty())
     }
 
-    /// Returns a chunk of another order that is at least a quarter free. Its folios may be pinned
-    /// or impossible to evict; its free pages can be used without evicting any.
-    fn sparse_chunk(&self, order: u8) -> Option<usize> {
-        if self.free_pages < self.frame_pages / 64 {
-            // Less than the reserve that is kept free ahead of need: the search is not worth it.
-            return None;
-        }
-        let fits = |chunk: &Chunk| {
-            let is_sparse = chunk.used_pages() <= chunk.resident_pages() / 4 * 3;
-            is_sparse && chunk.has_slot_of(order)
-        };
-        let mut listed = self.listed_for_others(order, LISTED_LOOKED_AT_MAX);
-        listed.find(|number| fits(&self.chunks[*number]))
-    }
-
-    /// Returns chunks with free slots of other orders, at most `each_max` of each order.
-    fn listed_for_others(&self, order: u8, each_max: usize) -> impl Iterator<Item = usize> + '_ {
-        let others = (0..=ORDER_MAX).filter(move |other| *other != order);
-        others.flat_map(move |other| self.available[other as usize].chunks().take(each_max))
-    }
-
-    /// Cuts a chunk into slots of `order`. Returns `false` if `chunk` is `None`.
-    fn convert(&mut self, chunk: Option<usize>, order: u8) -> bool {
-        let Some(number) = chunk else { return false };
-        self.unlist(number);
-        self.cut(number, order);
-        self.list(number);
-        true
-    }
-
-    /// Cuts a chunk that is on no list into slots of `order`.
-    pub(super) fn cut(&mut self, number: usize, order: u8) {
-        let chunk = &mut self.chunks[number];
-        let free_before = u64::from(chunk.free_pages());
-        chunk.cut(order);
-        self.free_pages = self.free_pages + u64::from(chunk.free_pages()) - free_before;
-    }
-
-    fn take(&mut self, number: usize, slot: u32) {
+    fn take(&mut self, number: usize, slot: u32) -> FolioId {
         let chunk = &mut self.chunks[number];
         chunk.take(slot);
-        self.free_pages -= 1 << chunk.order();
-        self.unused_pages -= 1 << chunk.order();
+        let order = chunk.order();
+        self.free_pages -= 1 << order;
         self.list(number);
+        FolioId(self.chunk_size.frame_of(number, slot << order))
     }
 
     /// Allocates the free pages from `page` on, at most `pages_max` and in one extent, as a folio
     /// each. Returns their frames.
     fn take_run(&mut self, number: usize, page: u32, pages_max: u32) -> Range<u32> {
         let run = self.chunks[number].take_run(page, pages_max);
-        let pages = u64::from(run.end - run.start);
-        self.free_pages -= pages;
-        self.unused_pages -= pages;
+        self.free_pages -= u64::from(run.end - run.start);
         self.list(number);
-        let first = number as u32 * CHUNK_PAGES;
+        let first = self.chunk_size.frame_of(number, 0);
         first + run.start..first + run.end
     }
 
@@ -541,11 +458,10 @@ impl ArenaState {
     }
 
     fn put(&mut self, id: FolioId) {
-        let number = (id.0 / CHUNK_PAGES) as usize;
+        let (number, page) = self.chunk_size.place_of(id.0);
         let chunk = &mut self.chunks[number];
-        let free_before = u64::from(chunk.free_pages());
-        self.unused_pages += u64::from(chunk.put(id.0 % CHUNK_PAGES));
-        self.free_pages += u64::from(chunk.free_pages()) - free_before;
+        chunk.put(page);
+        self.free_pages += 1 << chunk.order();
         self.list(number);
     }
 }

@@ -1,18 +1,14 @@
-//! Chunks: 2 MiB of frames, cut into slots for folios of one order at a time, and the choice of the
-//! slot for a new folio. Pure bookkeeping, under the lock of `arena.rs`.
+//! Chunks of frames, cut into slots for folios of one order at a time, and the choice of the slot
+//! for a new folio. Pure bookkeeping, under the lock of `arena.rs`.
 //!
-//! Memory is taken from the kernel in chunks (one huge page each), and folio sizes change by chunk:
-//! each slot fits one folio of the chunk's order. The authoritative state is kept by page:
+//! All chunks of a cache have one size, which follows from the bound that it is built with
+//! (`config::chunk_bytes`). Memory is taken from the kernel in chunks, and folio sizes change by
+//! chunk: each slot fits one folio of the chunk's order, and only an empty chunk is cut for another
+//! order.
 //!
 //! ```text
-//!   page       retired   free   used        retired: not resident, not charged
-//!   slot       free: all its pages are      (of the order the chunk is cut for)
+//!   slot    free   used   lent: not resident, not charged (`residency.rs`)
 //! ```
-//!
-//! So a chunk can be cut for another order while it still holds folios of the previous one
-//! (*foreign* folios): the pages between them form the new slots. A chunk that is only partly
-//! resident, because the bound ends in it or because pinned folios kept part of it when the bound
-//! shrank, has retired pages.
 //!
 //! Folios of neighbouring pages should get adjacent frames. An *extent* is 64 KiB of frames, or one
 //! larger folio. An extent that is at least three quarters free is *sparse*. The free slots of all
@@ -27,18 +23,50 @@
 //! ```
 
 use super::ORDER_MAX;
-use super::arena::ArenaState;
+use super::arena::{ArenaState, FRAME_BYTES, PAGE_BYTES};
+use crate::config;
 use crate::page::FolioId;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Bytes of a chunk.
-pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
-/// Pages of a chunk.
-pub(crate) const CHUNK_PAGES: u32 = 512;
-const _: () = assert!(1 << ORDER_MAX == CHUNK_PAGES);
-/// Pages of an extent.
+/// Pages of an extent; no chunk is smaller.
 pub(crate) const EXTENT_PAGES: u32 = 16;
+const _: () = assert!(config::CHUNK_BYTES_MIN == EXTENT_PAGES as u64 * PAGE_BYTES);
+const _: () = assert!(config::CHUNK_BYTES_MAX == PAGE_BYTES << ORDER_MAX);
+
+/// The size of a cache's chunks: log2 of their pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkSize(u8);
+
+impl ChunkSize {
+    /// Returns the size for a cache that is built with this bound.
+    pub(super) fn of(bound_bytes: u64) -> Self {
+        Self((config::chunk_bytes(bound_bytes) / PAGE_BYTES).ilog2() as u8)
+    }
+
+    pub(super) fn pages(self) -> u32 {
+        1 << self.0
+    }
+
+    pub(super) fn bytes(self) -> u64 {
+        PAGE_BYTES << self.0
+    }
+
+    /// Returns the bytes of a chunk and its descriptors.
+    pub(super) fn cost_bytes(self) -> u64 {
+        FRAME_BYTES << self.0
+    }
+
+    /// Returns the number of the chunk that contains a frame, and the page in that chunk.
+    pub(super) fn place_of(self, frame: u32) -> (usize, u32) {
+        ((frame >> self.0) as usize, frame & (self.pages() - 1))
+    }
+
+    /// Returns the frame of a page of a chunk.
+    pub(super) fn frame_of(self, number: usize, page: u32) -> u32 {
+        ((number as u32) << self.0) + page
+    }
+}
 
 /// The use of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +75,7 @@ pub(super) enum Role {
     Vacant,
     /// Charged; a thread makes it resident without holding the arena's lock.
     Allocating,
-    /// Resident, at least in part, and cut into slots of `order`.
+    /// Resident but for the lent slots, and cut into slots of `order`.
     Slots { order: u8 },
 }
 
@@ -55,47 +83,36 @@ pub(super) enum Role {
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) role: Role,
-    /// Number of leading pages whose descriptors have been charged. Descriptors stay resident.
-    pub(super) descriptor_pages: u32,
+    /// `true` once its descriptors have been charged. They stay resident.
+    pub(super) has_descriptors: bool,
     /// `true` while the chunk is evacuated: nothing is allocated in it.
     pub(super) draining: bool,
     /// Lists of its order that contain the chunk.
     pub(super) listed: Listed,
+    size: ChunkSize,
     free_slots: u32,
     /// Free slots in sparse extents.
     sparse_slots: u32,
-    used_pages: u32,
-    /// Number of folios whose order differs from the chunk's.
-    foreign_folios: u32,
+    lent_slots: u32,
     /// Bit i: slot i is free.
-    free: PageBits,
-    /// Bit i: page i belongs to a folio.
-    used: PageBits,
-    /// Bit i: page i is the first page of a folio. A folio ends where the next one, or an unused
-    /// page, begins.
-    heads: PageBits,
-    retired: PageBits,
-    /// `true` if the chunk has been partly resident since it was last vacant: the kernel may not
-    /// use a huge page for it.
-    is_broken: bool,
+    free: SlotBits,
+    /// Bit i: slot i is lent.
+    lent: SlotBits,
 }
 
 impl Chunk {
-    pub(super) fn vacant() -> Self {
+    pub(super) fn vacant(size: ChunkSize) -> Self {
         Self {
             role: Role::Vacant,
-            descriptor_pages: 0,
+            has_descriptors: false,
             draining: false,
             listed: Listed::default(),
+            size,
             free_slots: 0,
             sparse_slots: 0,
-            used_pages: 0,
-            foreign_folios: 0,
-            free: PageBits::default(),
-            used: PageBits::default(),
-            heads: PageBits::default(),
-            retired: PageBits::ALL,
-            is_broken: false,
+            lent_slots: 0,
+            free: SlotBits::default(),
+            lent: SlotBits::default(),
         }
     }
 
@@ -107,40 +124,26 @@ impl Chunk {
     }
 
     pub(super) fn slots(&self) -> u32 {
-        CHUNK_PAGES >> self.order()
+        self.size.pages() >> self.order()
     }
 
-    fn pages_of(&self, slot: u32) -> Range<u32> {
-        slot << self.order()..(slot + 1) << self.order()
+    /// Returns the pages of slots.
+    pub(super) fn pages_of(&self, slots: &Range<u32>) -> Range<u32> {
+        slots.start << self.order()..slots.end << self.order()
     }
 
     pub(super) fn used_pages(&self) -> u32 {
-        self.used_pages
+        (self.slots() - self.free_slots - self.lent_slots) << self.order()
     }
 
-    /// Returns a sort key for evacuation, smallest loss first: the used pages in quarters of a
-    /// chunk, then whether the chunk may still be one huge page, then the used pages. A chunk that
-    /// was broken already is therefore chosen before a whole one that holds about as many pages.
-    pub(super) fn loss(&self) -> (u32, bool, u32) {
-        const ROUGHLY: u32 = CHUNK_PAGES / 4;
-        (self.used_pages.min(CHUNK_PAGES - 1) / ROUGHLY, !self.is_broken, self.used_pages)
-    }
-
-    pub(super) fn retired_pages(&self) -> u32 {
-        self.retired.count()
-    }
-
-    /// Returns the number of resident pages.
-    pub(super) fn resident_pages(&self) -> u32 {
-        CHUNK_PAGES - self.retired_pages()
+    pub(super) fn lent_pages(&self) -> u32 {
+        self.lent_slots << self.order()
     }
 
     pub(super) fn free_slots(&self) -> u32 {
         self.free_slots
     }
 
-    /// Returns the number of pages in free slots. Other free pages cannot hold a folio of the
-    /// chunk's order.
     pub(super) fn free_pages(&self) -> u32 {
         self.free_slots << self.order()
     }
@@ -150,42 +153,22 @@ impl Chunk {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.is_in_service() && self.used_pages == 0
+        self.is_in_service() && self.used_pages() == 0
     }
 
-    /// Returns `true` if the chunk is cut for folios of `order` and holds no others.
-    pub(super) fn is_all_of(&self, order: u8) -> bool {
-        self.role == Role::Slots { order } && self.foreign_folios == 0
-    }
-
-    /// Cuts the chunk into slots of `order`; its folios stay where they are.
+    /// Cuts the chunk, which is empty and has no lent slots, into free slots of `order`.
     pub(super) fn cut(&mut self, order: u8) {
         self.role = Role::Slots { order };
-        let lost = self.used.or(&self.retired);
-        self.free = PageBits::default();
-        for slot in 0..self.slots() {
-            if lost.count_in(self.pages_of(slot)) == 0 {
-                self.free.set(slot..slot + 1, true);
-            }
-        }
-        self.free_slots = self.free.count();
+        self.free = SlotBits::default();
+        self.free.set(0..self.slots(), true);
+        self.free_slots = self.slots();
         self.sparse_slots = self.count_sparse_slots();
-        let is_foreign = |first: &u32| self.end_of_folio(*first) - first != 1 << order;
-        self.foreign_folios = self.heads.iter().filter(is_foreign).count() as u32;
-    }
-
-    /// Puts a chunk with the resident pages `pages` into service, cut into slots of `order`.
-    pub(super) fn begin(&mut self, pages: Range<u32>, order: u8) {
-        self.is_broken = pages != (0..CHUNK_PAGES);
-        self.retired.set(pages, false);
-        self.cut(order);
     }
 
     /// Makes an empty chunk vacant: none of its pages is resident any more.
     pub(super) fn vacate(&mut self) {
         debug_assert!(self.is_empty(), "{self:?}");
-        let (descriptor_pages, listed) = (self.descriptor_pages, self.listed);
-        *self = Self { descriptor_pages, listed, ..Self::vacant() };
+        *self = Self { has_descriptors: self.has_descriptors, ..Self::vacant(self.size) };
     }
 
     /// Returns `true` if folios of `order` can be allocated in the chunk.
@@ -195,11 +178,6 @@ impl Chunk {
 
     pub(super) fn sparse_slots(&self) -> u32 {
         self.sparse_slots
-    }
-
-    /// Returns the bits of the 64 slots around `slot`.
-    pub(super) fn free_word(&self, slot: u32) -> u64 {
-        self.free.word(slot)
     }
 
     pub(super) fn is_free(&self, slot: u32) -> bool {
@@ -213,25 +191,9 @@ impl Chunk {
         self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(slot) - sparse_before;
     }
 
-    /// Updates the slots of pages whose state has changed.
-    fn note_changed(&mut self, pages: Range<u32>) {
-        let order = self.order();
-        for slot in pages.start >> order..=(pages.end - 1) >> order {
-            let own = self.pages_of(slot);
-            let free = self.used.count_in(own.clone()) + self.retired.count_in(own) == 0;
-            if free != self.is_free(slot) {
-                self.set_free(slot, free);
-            }
-        }
-    }
-
     /// Allocates the slot, which must be free, to a folio.
     pub(super) fn take(&mut self, slot: u32) {
         debug_assert!(self.is_free(slot), "slot {slot} is already in use");
-        let pages = self.pages_of(slot);
-        self.used_pages += pages.end - pages.start;
-        self.heads.set(pages.start..pages.start + 1, true);
-        self.used.set(pages, true);
         self.set_free(slot, false);
     }
 
@@ -242,93 +204,42 @@ impl Chunk {
         let extent_end = (first / EXTENT_PAGES + 1) * EXTENT_PAGES;
         let run = first..self.free.next(first, false).min(extent_end).min(first + pages_max);
         let sparse_before = self.sparse_slots_beside(first);
-        self.heads.set(run.clone(), true);
-        self.used.set(run.clone(), true);
         self.free.set(run.clone(), false);
-        self.used_pages += run.end - run.start;
         self.free_slots -= run.end - run.start;
         self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(first) - sparse_before;
         run
     }
 
-    fn end_of_folio(&self, first: u32) -> u32 {
-        self.heads.next(first + 1, true).min(self.used.next(first, false))
+    /// Frees the slot whose first page is `first`.
+    pub(super) fn put(&mut self, first: u32) {
+        let slot = first >> self.order();
+        debug_assert!(!self.is_free(slot) && !self.lent.has(slot), "page {first} freed twice");
+        self.set_free(slot, true);
     }
 
-    /// Frees the pages of the folio whose first page is `first`. Returns their number.
-    pub(super) fn put(&mut self, first: u32) -> u32 {
-        debug_assert!(self.heads.has(first), "page {first} freed twice");
-        let pages = first..self.end_of_folio(first);
-        let count = pages.end - pages.start;
-        self.used_pages -= count;
-        self.foreign_folios -= u32::from(count != 1 << self.order());
-        self.heads.set(first..first + 1, false);
-        self.used.set(pages.clone(), false);
-        if count == 1 << self.order() {
-            // The folio fills exactly one slot.
-            self.set_free(first >> self.order(), true);
-        } else {
-            self.note_changed(pages);
-        }
-        count
+    /// Returns the first run of free slots, cut to `pages_max` pages but at least one slot.
+    pub(super) fn first_free(&self, pages_max: u32) -> Option<Range<u32>> {
+        self.free.first_run((pages_max >> self.order()).max(1))
     }
 
-    /// Returns the first run of free pages, cut to `pages_max`, whether or not they form a slot.
-    pub(super) fn first_free_pages(&self, pages_max: u32) -> Option<Range<u32>> {
-        let lost = self.used.or(&self.retired);
-        let start = lost.next(0, false);
-        let end = lost.next(start, true).min(start.saturating_add(pages_max));
-        (start < end).then_some(start..end)
+    /// Returns the first run of lent slots.
+    pub(super) fn first_lent(&self) -> Option<Range<u32>> {
+        self.lent.first_run(u32::MAX)
     }
 
-    /// Marks free pages as retired: they are returned to the kernel.
-    pub(super) fn retire(&mut self, pages: Range<u32>) {
-        self.is_broken = true;
-        self.retired.set(pages.clone(), true);
-        self.note_changed(pages);
-    }
-
-    /// Marks retired pages as free: they are resident.
-    pub(super) fn revive(&mut self, pages: Range<u32>) {
-        self.retired.set(pages.clone(), false);
-        self.note_changed(pages);
-    }
-
-    /// Returns the number of retired pages in a range.
-    pub(super) fn retired_in(&self, pages: Range<u32>) -> u32 {
-        self.retired.count_in(pages)
-    }
-
-    /// Returns, as pages, the first run of slots of `order` that would be free if their retired
-    /// pages were resident, as long as at most `pages_max` pages are retired. With `known`, only
-    /// considers pages whose descriptors are charged.
-    pub(super) fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<Range<u32>> {
-        if self.retired_pages() == 0 {
-            return None;
-        }
-        let pages_of = |slot: u32| slot << order..(slot + 1) << order;
-        let is_wanted = |slot: &u32| {
-            let own = pages_of(*slot);
-            self.used.count_in(own.clone()) == 0 && self.retired.count_in(own) > 0
-        };
-        let slots = if known { self.descriptor_pages } else { CHUNK_PAGES } >> order;
-        let first = (0..slots).find(is_wanted)?;
-        let start = pages_of(first).start;
-        let fits = |slot: &u32| self.retired.count_in(start..pages_of(*slot).end) <= pages_max;
-        let last = (first..slots).take_while(|slot| is_wanted(slot) && fits(slot)).last()?;
-        Some(start..pages_of(last).end)
-    }
-
-    /// Returns `true` if the chunk has a free slot of `order`, or would have one if it were cut for
-    /// `order`.
-    pub(super) fn has_slot_of(&self, order: u8) -> bool {
-        let lost = self.used.or(&self.retired);
-        (0..CHUNK_PAGES >> order).any(|slot| lost.count_in(slot << order..(slot + 1) << order) == 0)
+    /// Makes free slots lent, or lent slots free.
+    pub(super) fn set_lent(&mut self, slots: Range<u32>, lent: bool) {
+        self.free.set(slots.clone(), !lent);
+        self.lent.set(slots, lent);
+        self.free_slots = self.free.count();
+        self.lent_slots = self.lent.count();
+        self.sparse_slots = self.count_sparse_slots();
     }
 
     /// Returns the first page of each folio in the chunk.
     pub(super) fn folios(&self) -> impl Iterator<Item = u32> + '_ {
-        self.heads.iter()
+        let is_used = |slot: &u32| !self.free.has(*slot) && !self.lent.has(*slot);
+        (0..self.slots()).filter(is_used).map(|slot| slot << self.order())
     }
 }
 
@@ -346,7 +257,7 @@ impl Chunk {
     fn extent_bits(&self, extent: u32) -> u64 {
         let first = extent * self.extent_slots();
         let mask = (1 << self.extent_slots()) - 1;
-        self.free_word(first) >> (first % u64::BITS) & mask
+        self.free.word(first) >> (first % u64::BITS) & mask
     }
 
     fn free_in_extent(&self, extent: u32) -> u32 {
@@ -439,8 +350,9 @@ impl ArenaState {
         self.available[order as usize].partial.iter().take(2).find_map(|number| {
             let number = *number as usize;
             let chunk = &self.chunks[number];
-            let avoid = avoid.filter(|id| (id.0 / CHUNK_PAGES) as usize == number);
-            let avoid = avoid.map(|id| ((id.0 % CHUNK_PAGES) >> order) / chunk.extent_slots());
+            let avoid = avoid.map(|id| self.chunk_size.place_of(id.0));
+            let avoid = avoid.filter(|(avoided, _)| *avoided == number);
+            let avoid = avoid.map(|(_, page)| (page >> order) / chunk.extent_slots());
             Some((number, chunk.partial_slot(avoid)?))
         })
     }
@@ -454,8 +366,7 @@ impl ArenaState {
 
     /// Returns the slot that follows folio `near`, if it is free and of the same order.
     fn slot_after(&self, near: FolioId, order: u8) -> Option<(usize, u32)> {
-        let frame = near.0 + (1 << order);
-        let (number, page) = ((frame / CHUNK_PAGES) as usize, frame % CHUNK_PAGES);
+        let (number, page) = self.chunk_size.place_of(near.0 + (1 << order));
         let chunk = self.chunks.get(number).filter(|chunk| chunk.is_for(order))?;
         let slot = page >> order;
         chunk.is_free(slot).then_some((number, slot))
@@ -470,7 +381,7 @@ impl ArenaState {
         self.set_listed(number, Listed { sparse, partial });
     }
 
-    /// Removes a chunk from all lists before it is cut for another order or returned to the kernel.
+    /// Removes a chunk from all lists, before it is evacuated, cut or returned to the kernel.
     pub(super) fn unlist(&mut self, number: usize) {
         self.set_listed(number, Listed::default());
     }
@@ -496,49 +407,44 @@ fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: 
 }
 
 const WORD_BITS: u32 = u64::BITS;
-const WORDS: usize = (CHUNK_PAGES / WORD_BITS) as usize;
+const WORDS: usize = (1 << ORDER_MAX) / WORD_BITS as usize;
 
-/// One bit for each page of a chunk.
+/// One bit for each slot of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PageBits([u64; WORDS]);
+pub(super) struct SlotBits([u64; WORDS]);
 
-impl PageBits {
-    /// All bits set.
-    pub(super) const ALL: Self = Self([u64::MAX; WORDS]);
-
+impl SlotBits {
     /// Returns the word that contains bit `at`.
-    pub(super) fn word(&self, at: u32) -> u64 {
+    fn word(&self, at: u32) -> u64 {
         self.0[(at / WORD_BITS) as usize]
     }
 
     /// Returns `true` if bit `at` is set; `false` if it is past the last one.
-    pub(super) fn has(&self, at: u32) -> bool {
-        at < CHUNK_PAGES && self.word(at) & (1 << (at % WORD_BITS)) != 0
+    fn has(&self, at: u32) -> bool {
+        at < 1 << ORDER_MAX && self.word(at) & (1 << (at % WORD_BITS)) != 0
     }
 
-    /// Returns the number of set bits.
-    pub(super) fn count(&self) -> u32 {
+    fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Returns the number of set bits in `bits`.
-    pub(super) fn count_in(&self, bits: Range<u32>) -> u32 {
-        words_of(bits).map(|(number, mask)| (self.0[number] & mask).count_ones()).sum()
-    }
-
-    /// Sets or clears the bits of `bits`.
-    pub(super) fn set(&mut self, bits: Range<u32>, value: bool) {
-        for (number, mask) in words_of(bits) {
-            let word = &mut self.0[number];
+    /// Sets or clears a range of bits.
+    fn set(&mut self, bits: Range<u32>, value: bool) {
+        for number in bits.start / WORD_BITS..bits.end.div_ceil(WORD_BITS) {
+            let base = number * WORD_BITS;
+            let start = bits.start.max(base) - base;
+            let end = bits.end.min(base + WORD_BITS) - base;
+            let mask = (u64::MAX >> (WORD_BITS - (end - start))) << start;
+            let word = &mut self.0[number as usize];
             *word = if value { *word | mask } else { *word & !mask };
         }
     }
 
-    /// Returns the first bit at or after `from` that equals `value`, or [`CHUNK_PAGES`] if there is
-    /// none.
-    pub(super) fn next(&self, from: u32, value: bool) -> u32 {
+    /// Returns the first bit at or after `from` that equals `value`, or the number of bits if there
+    /// is none.
+    fn next(&self, from: u32, value: bool) -> u32 {
         let mut at = from;
-        while at < CHUNK_PAGES {
+        while at < 1 << ORDER_MAX {
             let word = if value { self.word(at) } else { !self.word(at) };
             let ahead = word >> (at % WORD_BITS);
             if ahead != 0 {
@@ -546,30 +452,15 @@ impl PageBits {
             }
             at = (at / WORD_BITS + 1) * WORD_BITS;
         }
-        CHUNK_PAGES
+        1 << ORDER_MAX
     }
 
-    /// Returns the union of both sets.
-    pub(super) fn or(&self, other: &Self) -> Self {
-        Self(std::array::from_fn(|number| self.0[number] | other.0[number]))
+    /// Returns the first run of set bits, cut to `length_max`.
+    fn first_run(&self, length_max: u32) -> Option<Range<u32>> {
+        let start = self.next(0, true);
+        let end = self.next(start, false).min(start.saturating_add(length_max));
+        (start < end).then_some(start..end)
     }
-
-    /// Returns the set bits in ascending order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let next = |from| Some(self.next(from, true)).filter(|at| *at < CHUNK_PAGES);
-        std::iter::successors(next(0), move |at| next(at + 1))
-    }
-}
-
-/// Returns the index of each word that `bits` overlaps, with the mask of those bits.
-fn words_of(bits: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
-    (bits.start / WORD_BITS..bits.end.div_ceil(WORD_BITS)).map(move |number| {
-        let base = number * WORD_BITS;
-        let start = bits.start.max(base) - base;
-        let end = bits.end.min(base + WORD_BITS) - base;
-        let mask = if start < end { (u64::MAX >> (WORD_BITS - (end - start))) << start } else { 0 };
-        (number as usize, mask)
-    })
 }
 
 #[cfg(test)]

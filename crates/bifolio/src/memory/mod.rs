@@ -14,8 +14,8 @@
 //! and the [`Reaper`] made here then takes the folio off the lists and frees its frame.
 //!
 //! Invariants:
-//! - FRAMES-1: resident memory (chunks in use, descriptors ever used, charged tables) never exceeds
-//!   the bound: each part is charged before it is touched.
+//! - FRAMES-1: resident memory (chunks in use but for their lent slots, descriptors ever used,
+//!   charged tables) never exceeds the bound: each part is charged before it is touched.
 //! - FRAMES-2: the address of a frame stays readable for the lifetime of the cache, whatever
 //!   happened to its folio, because an optimistic reader may still copy from it. A released chunk
 //!   reads as zeros.
@@ -36,13 +36,13 @@ mod state;
 mod stock;
 mod workingset;
 pub(crate) use arena::Arena;
-pub(crate) use chunk::{CHUNK_BYTES, CHUNK_PAGES, EXTENT_PAGES};
+pub(crate) use chunk::EXTENT_PAGES;
 pub(crate) use list_sizes::{ListKind, ListSizes};
 pub(crate) use lru::{Lru, Unlisted};
 pub(crate) use read_history::RecentReads;
 pub(crate) use region::{BounceBuffer, Refusal, Region, Regions, RegionsSize, Staged, fault_time};
 use region::{Orphans, Staging};
-pub(crate) use residency::{Evacuation, Purpose};
+pub(crate) use residency::Purpose;
 pub(crate) use state::{CacheState, Soundness};
 pub(crate) use workingset::Shadow;
 
@@ -54,7 +54,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// log2 of the number of pages in the largest folio, which fills a chunk.
+/// log2 of the number of pages in the largest folio.
 pub(crate) const ORDER_MAX: u8 = 9;
 
 /// Shorter stalls are not counted: a miss takes about as long.
@@ -94,10 +94,11 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Creates `descriptors_max` descriptors for the frames of `arena`, and LRU batches for `cpus`
-    /// CPUs.
-    pub(crate) fn new(mut arena: Arena, descriptors_max: usize, cpus: usize) -> io::Result<Self> {
+    /// Creates the descriptors for the frames of `arena` and as many for region pages, and LRU
+    /// batches for `cpus` CPUs.
+    pub(crate) fn new(mut arena: Arena, cpus: usize) -> io::Result<Self> {
         arena.set_stocks(cpus);
+        let descriptors_max = 2 * arena.frames() as usize;
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
         let orphans = Arc::new(Orphans::default());

@@ -1,116 +1,44 @@
-//! Resident frames: makes chunks resident, empties chunks, and returns single pages to the kernel
-//! where a chunk cannot be emptied.
+//! Resident frames: makes chunks resident, empties chunks, and lends single slots to the budget
+//! where no chunk can be emptied.
 //!
-//! Frames are made resident when an allocation needs one, by the thread that allocates; ahead of
-//! need, in the background; or all at once, when the cache is built. Where the bound allows a whole
-//! chunk, a vacant chunk becomes resident as a huge page. Fewer pages go to retired pages and to
-//! the end of a partly resident chunk. So raising the bound in small steps does not create a
-//! partial chunk with each step, and address space does not run out before the bound does.
+//! Frames are made resident a chunk at a time: by the thread that allocates, when it needs one;
+//! ahead of need, in the background; or all at once, when the cache is built. What the bound allows
+//! beyond whole chunks is left to tables and regions.
 //!
-//! The kernel zeroes 2 MiB for a chunk, which takes as long as several reads of the device; when
-//! this happens ahead of need, no miss waits for it. The arena's lock is then released meanwhile:
-//! the chunk is charged and marked first, and can be used once its pages are resident.
+//! The kernel zeroes 2 MiB for a chunk of that size, which takes as long as several reads of the
+//! device; when this happens ahead of need, no miss waits for it. The arena's lock is then released
+//! meanwhile: the chunk is charged and marked first, and can be used once its pages are resident.
 //!
 //! A chunk is emptied for folios of another order, or to return its memory. `reclaim` evicts or
 //! moves its folios between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`]; nothing
 //! is allocated in it meanwhile.
+//!
+//! Pinned folios may be in every chunk. Then free slots are *lent*: their pages are returned to the
+//! kernel and no longer charged. When the bound allows another chunk, lent slots of the right order
+//! are made resident before a vacant chunk is, so raising and lowering the bound does not use up
+//! the address space.
 
-use super::arena::{Arena, ArenaState, DESCRIPTOR_BYTES, FRAME_BYTES, PAGE_BYTES, location_of};
-use super::chunk::{CHUNK_BYTES, CHUNK_PAGES, Chunk, Role};
+use super::arena::{Arena, ArenaState, PAGE_BYTES};
+use super::chunk::{Chunk, Role};
 use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
 
-/// Divisor of the smallest partial chunk, where the bound ends, that is made resident: it must add
-/// at least 1/32 of the resident frames. Otherwise its pages are left to tables.
-const PARTIAL_CHUNK_DIVISOR: u64 = 32;
-
-/// Pages of a chunk that are being made resident.
-#[derive(Debug)]
-struct ChunkAllocation {
-    chunk: usize,
-    pages: Range<u32>,
-    /// Number of `pages` that are not resident yet.
-    new_pages: u32,
-    /// Number of leading pages of the chunk whose descriptors are already charged.
-    known_pages: u32,
-    cost_bytes: u64,
-}
-
 impl ArenaState {
-    /// Returns `true` if less than a chunk is free and the bound allows another whole one.
+    /// Returns `true` if less than a chunk is free and the bound allows another one.
     pub(super) fn wants_chunk(&self) -> bool {
-        let is_short = self.frame_pages > 0 && self.free_pages < u64::from(CHUNK_PAGES);
-        let has_space = self.vacant_chunks > 0 && !self.is_allocation_refused;
-        is_short && has_space && self.affordable_pages(0) == CHUNK_PAGES
+        let is_short = self.frame_pages > 0 && self.free_pages < self.chunk_size.pages().into();
+        is_short
+            && self.vacant_chunks > 0
+            && !self.is_allocation_refused
+            && self.growable_pages() > 0
     }
 
-    /// Returns the number of pages that may be made resident for folios of `order`: a whole chunk,
-    /// or, where the bound ends, a part that is worth having. In the second case some room is kept
-    /// for tables, so that a small cache need not evacuate a chunk for each of them.
-    pub(super) fn affordable_pages(&self, order: u8) -> u32 {
-        self.affordable_pages_of(self.budget.left_bytes(), order)
-    }
-
-    /// Returns [`Self::affordable_pages`] for `left_bytes` left of the bound.
-    pub(super) fn affordable_pages_of(&self, left_bytes: u64, order: u8) -> u32 {
-        let left = left_bytes / FRAME_BYTES;
-        if left >= u64::from(CHUNK_PAGES) {
-            return CHUNK_PAGES;
-        }
-        // Small pages cost more device requests: a cache with 6 % of small pages scans 15 % more
-        // slowly.
-        let worthwhile = (self.budget.bound_bytes / PAGE_BYTES / 8).min(64);
-        let worthwhile = worthwhile.max(self.frame_pages / PARTIAL_CHUNK_DIVISOR);
-        // If regions use nearly all memory, a few pages are worth more than none.
-        let worthwhile = if self.frame_pages < worthwhile { 1 } else { worthwhile };
-        let pages = ((left - left / 16) >> order) << order;
-        if pages >= worthwhile.max(1) { pages as u32 } else { 0 }
-    }
-
-    /// Chooses the chunk and the pages to make resident for folios of `order`, if `left_bytes` are
-    /// left of the bound.
-    fn pages_to_add(&mut self, left_bytes: u64, order: u8) -> Option<(usize, Range<u32>)> {
-        let pages_max = self.affordable_pages_of(left_bytes, order);
-        if pages_max == 0 {
-            let vacant = self.vacant_chunk();
-            // A chunk whose descriptors are already charged may fit where a new one does not.
-            let known = |chunk: &usize| self.chunks[*chunk].descriptor_pages == CHUNK_PAGES;
-            if let Some(chunk) = vacant.filter(known)
-                && left_bytes >= CHUNK_BYTES
-            {
-                return Some((chunk, 0..CHUNK_PAGES));
-            }
-            // Single retired pages are revived, except for the room kept for tables: otherwise the
-            // next table would need an evacuation.
-            let left_pages = (left_bytes / PAGE_BYTES).saturating_sub(self.table_room_pages());
-            return self.revivable(order, left_pages.min(CHUNK_PAGES.into()) as u32, true);
-        }
-        let whole = (pages_max == CHUNK_PAGES).then(|| self.vacant_chunk()).flatten();
-        if let Some(chunk) = whole {
-            return Some((chunk, 0..CHUNK_PAGES));
-        }
-        let revivable = self.revivable(order, pages_max, false);
-        revivable.or_else(|| Some((self.vacant_chunk()?, 0..pages_max)))
-    }
-
-    /// Returns the number of pages of the bound that are kept for tables while chunks can still be
-    /// emptied.
-    fn table_room_pages(&self) -> u64 {
-        let kept = self.budget.bound_bytes / PAGE_BYTES / 256;
-        if self.spends_table_room { 0 } else { kept.min(u64::from(CHUNK_PAGES) / 16) }
-    }
-
-    /// Returns retired pages in a chunk for folios of `order`.
-    fn revivable(&self, order: u8, pages_max: u32, known: bool) -> Option<(usize, Range<u32>)> {
-        if self.retired_pages == 0 || pages_max < 1 << order {
-            return None;
-        }
-        let chunks = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_for(order));
-        let mut found = chunks.filter_map(|(number, chunk)| {
-            Some((number, chunk.revivable(order, pages_max, known)?))
-        });
-        found.next()
+    /// Returns the number of pages that can be made resident, in whole chunks; a hint.
+    pub(super) fn growable_pages(&self) -> u64 {
+        let chunk_pages = u64::from(self.chunk_size.pages());
+        let chunks = self.budget.left_bytes() / self.chunk_size.cost_bytes();
+        (chunks * chunk_pages).min(self.vacant_chunks * chunk_pages + self.lent_pages)
     }
 
     /// Returns the first vacant chunk. Chunks that were never used have no state here: the address
@@ -121,60 +49,65 @@ impl ArenaState {
         }
         let known = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant);
         if known.is_none() && self.chunks.len() < self.chunks_max {
-            self.chunks.push(Chunk::vacant());
+            self.chunks.push(Chunk::vacant(self.chunk_size));
             return Some(self.chunks.len() - 1);
         }
         known
     }
 
-    /// Charges pages of a chunk before they are made resident.
-    fn begin_chunk_allocation(
-        &mut self,
-        number: usize,
-        pages: Range<u32>,
-    ) -> Option<ChunkAllocation> {
-        let chunk = &self.chunks[number];
-        let (new_pages, known_pages) = (chunk.retired_in(pages.clone()), chunk.descriptor_pages);
-        let descriptors = u64::from(pages.end.saturating_sub(known_pages));
-        let cost_bytes = u64::from(new_pages) * PAGE_BYTES + descriptors * DESCRIPTOR_BYTES;
-        if new_pages == 0 || !self.budget.try_take(cost_bytes) {
-            return None;
+    /// Returns the bytes of a vacant chunk, and of its descriptors unless they are charged already.
+    fn cost_of(&self, number: usize) -> u64 {
+        match self.chunks[number].has_descriptors {
+            true => self.chunk_size.bytes(),
+            false => self.chunk_size.cost_bytes(),
         }
-        if chunk.role == Role::Vacant {
-            self.chunks[number].role = Role::Allocating;
-            self.vacant_chunks -= 1;
-        }
-        self.frame_pages += u64::from(new_pages);
-        Some(ChunkAllocation { chunk: number, pages, new_pages, known_pages, cost_bytes })
     }
 
-    /// Reverts [`Self::begin_chunk_allocation`].
-    fn cancel_chunk_allocation(&mut self, allocation: &ChunkAllocation) {
-        if self.chunks[allocation.chunk].role == Role::Allocating {
-            self.chunks[allocation.chunk].role = Role::Vacant;
-            self.vacant_chunks += 1;
+    /// Charges a vacant chunk before it is made resident.
+    fn begin_growth(&mut self) -> Option<usize> {
+        if self.budget.left_bytes() < self.chunk_size.bytes() {
+            return None;
         }
-        self.frame_pages -= u64::from(allocation.new_pages);
-        self.budget.give_back(allocation.cost_bytes);
+        let number = self.vacant_chunk()?;
+        let cost_bytes = self.cost_of(number);
+        if !self.budget.try_take(cost_bytes) {
+            return None;
+        }
+        self.chunks[number].role = Role::Allocating;
+        self.vacant_chunks -= 1;
+        self.frame_pages += u64::from(self.chunk_size.pages());
+        Some(number)
+    }
+
+    /// Reverts [`Self::begin_growth`].
+    fn cancel_growth(&mut self, number: usize) {
+        self.chunks[number].role = Role::Vacant;
+        self.vacant_chunks += 1;
+        self.frame_pages -= u64::from(self.chunk_size.pages());
+        self.budget.give_back(self.cost_of(number));
     }
 }
 
 impl Arena {
-    /// Makes frames resident for folios of `order` if the bound allows enough of them. Returns
-    /// `true` if that added a free slot.
+    /// Makes a chunk's worth of frames resident for folios of `order` if the bound allows it.
+    /// Returns `true` if that added a free slot.
     pub(super) fn grow(
         &self,
         state: &mut ArenaState,
         order: u8,
         folios: &Folios,
     ) -> io::Result<bool> {
-        let left_bytes = state.budget.left_bytes();
-        let Some((chunk, pages)) = state.pages_to_add(left_bytes, order) else {
-            return Ok(false);
-        };
-        let Some(allocation) = state.begin_chunk_allocation(chunk, pages) else { return Ok(false) };
-        let populated = self.populate(&allocation);
-        self.end_growth(state, &allocation, order, populated, folios)?;
+        let lends = |chunk: &Chunk| chunk.is_for(order) && chunk.lent_pages() > 0;
+        if state.lent_pages > 0
+            && state.budget.left_bytes() >= self.chunk_size.bytes()
+            && let Some(number) = state.chunks.iter().position(lends)
+        {
+            self.take_lent_back(state, number)?;
+            return Ok(true);
+        }
+        let Some(number) = state.begin_growth() else { return Ok(false) };
+        let populated = self.populate(number);
+        self.end_growth(state, number, order, populated, folios)?;
         Ok(true)
     }
 
@@ -192,27 +125,25 @@ impl Arena {
     /// The kernel refuses memory that the bound allows.
     pub(crate) fn grow_until(&self, left_bytes: u64, folios: &Folios) -> io::Result<()> {
         let has_more = |state: &ArenaState| {
-            state.budget.left_bytes() >= left_bytes + u64::from(CHUNK_PAGES) * FRAME_BYTES
+            state.budget.left_bytes() >= left_bytes + self.chunk_size.cost_bytes()
         };
         while self.grow_if(has_more, folios)? {}
         Ok(())
     }
 
     fn grow_if(&self, wants: impl Fn(&ArenaState) -> bool, folios: &Folios) -> io::Result<bool> {
-        let allocation = {
+        let begun = {
             let mut state = self.state.lock();
-            let vacant = if wants(&state) { state.vacant_chunk() } else { None };
-            let allocation =
-                vacant.and_then(|chunk| state.begin_chunk_allocation(chunk, 0..CHUNK_PAGES));
-            state.is_allocating_chunk = allocation.is_some();
+            let begun = if wants(&state) { state.begin_growth() } else { None };
+            state.is_allocating_chunk = begun.is_some();
             self.publish(&state);
-            allocation
+            begun
         };
-        let Some(allocation) = allocation else { return Ok(false) };
-        let populated = self.populate(&allocation);
+        let Some(number) = begun else { return Ok(false) };
+        let populated = self.populate(number);
         let mut state = self.state.lock();
         let order = state.last_order;
-        let ended = self.end_growth(&mut state, &allocation, order, populated, folios);
+        let ended = self.end_growth(&mut state, number, order, populated, folios);
         state.is_allocation_refused = ended.is_err();
         state.is_allocating_chunk = false;
         self.grown.notify_all();
@@ -220,56 +151,44 @@ impl Arena {
         ended.map(|()| true)
     }
 
-    fn populate(&self, allocation: &ChunkAllocation) -> io::Result<()> {
-        let (offset_bytes, bytes) = location_of(allocation.chunk, &allocation.pages);
-        let is_whole = allocation.pages == (0..CHUNK_PAGES);
-        if !is_whole {
-            self.keep_small(allocation.chunk)?;
-        }
-        let huge = self.may_use_huge_pages() && is_whole;
-        self.memory.populate(offset_bytes, bytes, huge, &self.features)
+    fn populate(&self, number: usize) -> io::Result<()> {
+        let (offset_bytes, bytes) = self.location_of(number, 0..self.chunk_size.pages());
+        self.memory.populate(offset_bytes, bytes, self.has_huge_chunks(), &self.features)
     }
 
-    /// Ends the allocation. If the pages are resident, makes them free, in a vacant chunk as slots
-    /// of `order`; otherwise reverts everything.
+    /// Ends the growth. If the chunk is resident, cuts it into free slots of `order`; otherwise
+    /// reverts everything.
     fn end_growth(
         &self,
         state: &mut ArenaState,
-        allocation: &ChunkAllocation,
+        number: usize,
         order: u8,
         populated: io::Result<()>,
         folios: &Folios,
     ) -> io::Result<()> {
-        let ChunkAllocation { chunk: number, ref pages, new_pages, known_pages, .. } = *allocation;
         if let Err(error) = populated {
-            let (offset_bytes, bytes) = location_of(number, pages);
+            let (offset_bytes, bytes) = self.location_of(number, 0..self.chunk_size.pages());
             let _ = self.memory.release(offset_bytes, bytes);
-            state.cancel_chunk_allocation(allocation);
+            state.cancel_growth(number);
             return Err(error);
         }
-        if pages.end > known_pages {
-            let first_new = FolioId(number as u32 * CHUNK_PAGES + known_pages);
-            folios.init_free(first_new, (pages.end - known_pages) as usize);
-        }
-        state.unused_pages += u64::from(new_pages);
         let chunk = &mut state.chunks[number];
-        chunk.descriptor_pages = known_pages.max(pages.end);
-        if chunk.role == Role::Allocating {
-            chunk.begin(pages.clone(), order);
-            state.retired_pages += u64::from(CHUNK_PAGES - new_pages);
-            state.free_pages += u64::from(chunk.free_pages());
-        } else {
-            let free_before = u64::from(chunk.free_pages());
-            chunk.revive(pages.clone());
-            state.retired_pages -= u64::from(new_pages);
-            state.free_pages += u64::from(chunk.free_pages()) - free_before;
-            if chunk.retired_pages() == 0 && self.may_use_huge_pages() {
-                let offset_bytes = number * CHUNK_BYTES as usize;
-                self.memory.prefer_huge_pages_in(offset_bytes, CHUNK_BYTES as usize);
-            }
+        if !chunk.has_descriptors {
+            let first = FolioId(self.chunk_size.frame_of(number, 0));
+            folios.init_free(first, self.chunk_size.pages() as usize);
+            chunk.has_descriptors = true;
         }
+        chunk.cut(order);
+        state.free_pages += u64::from(self.chunk_size.pages());
         state.list(number);
         Ok(())
+    }
+
+    /// Returns the offset in the arena and the length of pages of a chunk, both in bytes.
+    fn location_of(&self, number: usize, pages: Range<u32>) -> (usize, usize) {
+        let first = self.chunk_size.frame_of(number, pages.start) as usize;
+        let count = (pages.end - pages.start) as usize;
+        (first * PAGE_BYTES as usize, count * PAGE_BYTES as usize)
     }
 }
 
@@ -286,55 +205,25 @@ pub(crate) enum Purpose {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Evacuation {
-    chunk: usize,
+    pub(crate) chunk: usize,
     /// The folios in the chunk when the evacuation began.
     pub(crate) folios: Vec<FolioId>,
 }
 
-impl Evacuation {
-    /// Returns the number of the chunk.
-    pub(crate) fn chunk(&self) -> usize {
-        self.chunk
-    }
-}
-
 impl Arena {
-    /// Starts to empty the chunk with the least loss among those that can serve `purpose` but do
-    /// not yet, except the chunks in `tried`.
+    /// Starts to empty the chunk with the fewest used pages among those that can serve `purpose`
+    /// but do not yet, except the chunks in `tried`.
     pub(crate) fn begin_evacuation(&self, purpose: Purpose, tried: &[usize]) -> Option<Evacuation> {
-        let fits = |chunk: &Chunk| match purpose {
-            Purpose::Vacate => true,
-            Purpose::Order(order) => {
-                chunk.resident_pages() >= 1 << order && !chunk.is_all_of(order)
-            }
-        };
-        self.begin_evacuation_of(fits, tried)
-    }
-
-    /// Starts to empty a chunk that is too little resident to serve folios of `order`.
-    pub(crate) fn begin_evacuation_of_part(
-        &self,
-        order: u8,
-        tried: &[usize],
-    ) -> Option<Evacuation> {
-        self.begin_evacuation_of(|chunk| chunk.resident_pages() < 1 << order, tried)
-    }
-
-    fn begin_evacuation_of(
-        &self,
-        fits: impl Fn(&Chunk) -> bool,
-        tried: &[usize],
-    ) -> Option<Evacuation> {
         let mut state = self.state.lock();
         self.empty_stocks(&mut state);
         let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
             let is_idle = chunk.is_in_service() && !chunk.draining && !tried.contains(number);
-            is_idle && fits(chunk)
+            is_idle && Purpose::Order(chunk.order()) != purpose
         });
-        let (number, _) = candidates.min_by_key(|(_, chunk)| chunk.loss())?;
+        let (number, _) = candidates.min_by_key(|(_, chunk)| chunk.used_pages())?;
         let chunk = &mut state.chunks[number];
         chunk.draining = true;
-        let id_of = |first: u32| FolioId(number as u32 * CHUNK_PAGES + first);
+        let id_of = |first: u32| FolioId(self.chunk_size.frame_of(number, first));
         let folios = chunk.folios().map(id_of).collect();
         state.unlist(number);
         self.publish(&state);
@@ -342,124 +231,143 @@ impl Arena {
     }
 
     /// Ends an evacuation. An empty chunk is returned to the kernel or is cut for the wanted order.
-    /// If the chunk is not empty, its free pages serve the order it was wanted for. Returns `true`
-    /// if memory was gained.
+    /// Returns `true` if memory was gained.
     pub(crate) fn finish_evacuation(&self, evacuation: &Evacuation, purpose: Purpose) -> bool {
         let number = evacuation.chunk;
         let mut state = self.state.lock();
         state.chunks[number].draining = false;
-        let is_empty = state.chunks[number].is_empty();
-        let gained = match purpose {
-            Purpose::Vacate if is_empty => self.release_chunk(&mut state, number),
-            Purpose::Order(order) => {
-                let is_cut = state.cut_around(number, order);
-                // If every slot contains a retired page, a whole chunk may take its place.
-                is_cut || is_empty && self.release_chunk(&mut state, number)
-            }
-            Purpose::Vacate => false,
-        };
-        if state.chunks[number].is_in_service() {
-            state.list(number);
-        }
+        state.list(number);
+        let gained = state.chunks[number].is_empty()
+            && match purpose {
+                Purpose::Vacate => self.release_chunk(&mut state, number),
+                Purpose::Order(order) => self.recut(&mut state, number, order),
+            };
         self.publish(&state);
         gained
+    }
+
+    /// Cuts an empty chunk for folios of `order`, or returns it to the kernel if it has lent slots:
+    /// a whole one may take its place. Returns `true` unless the kernel refused it.
+    pub(super) fn recut(&self, state: &mut ArenaState, number: usize, order: u8) -> bool {
+        if state.chunks[number].lent_pages() > 0 {
+            return self.release_chunk(state, number);
+        }
+        state.unlist(number);
+        state.chunks[number].cut(order);
+        state.list(number);
+        true
     }
 
     /// Returns an empty chunk to the kernel, and `true` if the kernel took it. Its descriptors stay
     /// resident and charged.
     fn release_chunk(&self, state: &mut ArenaState, number: usize) -> bool {
-        let offset_bytes = number * CHUNK_BYTES as usize;
-        if self.memory.release(offset_bytes, CHUNK_BYTES as usize).is_err() {
+        let (offset_bytes, bytes) = self.location_of(number, 0..self.chunk_size.pages());
+        if self.memory.release(offset_bytes, bytes).is_err() {
             // The kernel refused, so the chunk stays charged and in service.
             return false;
         }
+        state.unlist(number);
         let chunk = &mut state.chunks[number];
-        let resident_pages = u64::from(chunk.resident_pages());
-        state.retired_pages -= u64::from(chunk.retired_pages());
-        state.free_pages -= u64::from(chunk.free_pages());
-        state.unused_pages -= resident_pages;
+        let resident_pages = u64::from(chunk.free_pages());
+        state.lent_pages -= u64::from(chunk.lent_pages());
         chunk.vacate();
-        state.spends_table_room = false;
-        state.vacant_chunks += 1;
+        state.free_pages -= resident_pages;
         state.frame_pages -= resident_pages;
+        state.vacant_chunks += 1;
         state.budget.give_back(resident_pages * PAGE_BYTES);
         true
     }
-
-    /// Returns scattered free frames to the kernel until a run of pages for a folio of `order` can
-    /// be made resident. Returns `true` if it can, and returns no frames if all free frames
-    /// together are too few.
-    pub(crate) fn retire_for(&self, order: u8) -> bool {
-        loop {
-            let mut state = self.state.lock();
-            state.spends_table_room = true;
-            let left_bytes = state.budget.left_bytes();
-            if state.pages_to_add(left_bytes, order).is_some() {
-                return true;
-            }
-            let all_bytes = left_bytes + state.unused_pages * PAGE_BYTES;
-            let too_few = state.pages_to_add(all_bytes, order).is_none();
-            drop(state);
-            if too_few || self.retire_pages(1 << order) == 0 {
-                return false;
-            }
-        }
-    }
-
-    /// Returns a run of free frames, at most `pages_max`, to the kernel, and their number. Prefers
-    /// chunks that are already broken.
-    pub(crate) fn retire_pages(&self, pages_max: u32) -> u32 {
-        let mut state = self.state.lock();
-        self.empty_stocks(&mut state);
-        let found = state.free_pages_to_retire(pages_max);
-        let Some((number, pages)) = found else { return 0 };
-        let count = pages.end - pages.start;
-        let (offset_bytes, bytes) = location_of(number, &pages);
-        let released =
-            self.keep_small(number).and_then(|()| self.memory.release(offset_bytes, bytes));
-        if released.is_err() {
-            return 0;
-        }
-        let chunk = &mut state.chunks[number];
-        let free_before = u64::from(chunk.free_pages());
-        chunk.retire(pages);
-        let free_after = u64::from(chunk.free_pages());
-        state.free_pages = state.free_pages + free_after - free_before;
-        state.unused_pages -= u64::from(count);
-        state.retired_pages += u64::from(count);
-        state.frame_pages -= u64::from(count);
-        state.budget.give_back(u64::from(count) * PAGE_BYTES);
-        state.list(number);
-        self.publish(&state);
-        count
-    }
 }
 
-impl ArenaState {
-    /// Cuts a chunk that is on no list for folios of `order`, around the folios in it. Returns
-    /// `false` if it has no room for one.
-    fn cut_around(&mut self, number: usize, order: u8) -> bool {
-        let pages_max = self.affordable_pages(order);
-        let chunk = &self.chunks[number];
-        let has_room =
-            chunk.has_slot_of(order) || chunk.revivable(order, pages_max, false).is_some();
-        if has_room {
-            self.cut(number, order);
+/// Lent slots.
+impl Arena {
+    /// Lends free slots of `pages_max` pages, but at least one slot, to the budget. Returns the
+    /// number of their pages, fewer if no slot is free or the kernel refuses.
+    pub(crate) fn lend(&self, pages_max: u64) -> u64 {
+        let mut state = self.state.lock();
+        self.empty_stocks(&mut state);
+        let mut lent_pages = 0;
+        while lent_pages < pages_max
+            && let Some(pages) = self.lend_run(&mut state, pages_max - lent_pages)
+        {
+            lent_pages += pages;
         }
-        has_room
+        self.publish(&state);
+        lent_pages
     }
 
-    /// Chooses the pages that [`Arena::retire_pages`] returns to the kernel, where the loss is
-    /// small.
-    fn free_pages_to_retire(&self, pages_max: u32) -> Option<(usize, Range<u32>)> {
-        let is_candidate = |chunk: &Chunk| {
-            let is_idle = chunk.is_in_service() && !chunk.draining;
-            is_idle && chunk.used_pages() < chunk.resident_pages()
+    /// Lends free slots until the bound allows another chunk. Returns `true` if it does, and lends
+    /// nothing if all free slots together are too few.
+    pub(crate) fn lend_for_chunk(&self) -> bool {
+        let mut state = self.state.lock();
+        self.empty_stocks(&mut state);
+        let wanted_bytes = self.chunk_size.cost_bytes();
+        let missing_pages = |state: &ArenaState| {
+            wanted_bytes.saturating_sub(state.budget.left_bytes()).div_ceil(PAGE_BYTES)
         };
-        let chunks = self.chunks.iter().enumerate().filter(|(_, chunk)| is_candidate(chunk));
+        if state.vacant_chunks == 0 || missing_pages(&state) > state.free_pages {
+            return false;
+        }
+        let mut missing = missing_pages(&state);
+        while missing > 0 && self.lend_run(&mut state, missing).is_some() {
+            missing = missing_pages(&state);
+        }
+        self.publish(&state);
+        missing == 0
+    }
+
+    /// Lends the first run of free slots of a chunk, preferably one that has lent slots already.
+    /// Returns the number of pages.
+    fn lend_run(&self, state: &mut ArenaState, pages_max: u64) -> Option<u64> {
+        let is_candidate =
+            |chunk: &Chunk| chunk.is_in_service() && !chunk.draining && chunk.free_pages() > 0;
+        let chunks = state.chunks.iter().enumerate().filter(|(_, chunk)| is_candidate(chunk));
         let (number, chunk) =
-            chunks.min_by_key(|(_, chunk)| (chunk.retired_pages() == 0, chunk.order()))?;
-        Some((number, chunk.first_free_pages(pages_max)?))
+            chunks.min_by_key(|(_, chunk)| (chunk.lent_pages() == 0, chunk.order()))?;
+        let slots = chunk.first_free(pages_max.min(u64::from(u32::MAX)) as u32)?;
+        let pages = chunk.pages_of(&slots);
+        if self.has_huge_chunks() {
+            // The kernel would make a huge page of the chunk, with pages that are not charged.
+            let (offset_bytes, bytes) = self.location_of(number, 0..self.chunk_size.pages());
+            self.memory.refuse_huge_pages_in(offset_bytes, bytes).ok()?;
+        }
+        let (offset_bytes, bytes) = self.location_of(number, pages);
+        self.memory.release(offset_bytes, bytes).ok()?;
+        state.chunks[number].set_lent(slots, true);
+        let pages = bytes as u64 / PAGE_BYTES;
+        state.free_pages -= pages;
+        state.frame_pages -= pages;
+        state.lent_pages += pages;
+        state.budget.give_back(bytes as u64);
+        state.list(number);
+        Some(pages)
+    }
+
+    /// Makes the lent slots of a chunk free, as far as the bound allows.
+    fn take_lent_back(&self, state: &mut ArenaState, number: usize) -> io::Result<()> {
+        while let Some(slots) = state.chunks[number].first_lent() {
+            let pages = state.chunks[number].pages_of(&slots);
+            let (offset_bytes, bytes) = self.location_of(number, pages);
+            if !state.budget.try_take(bytes as u64) {
+                return Ok(());
+            }
+            if let Err(error) = self.memory.populate(offset_bytes, bytes, false, &self.features) {
+                let _ = self.memory.release(offset_bytes, bytes);
+                state.budget.give_back(bytes as u64);
+                return Err(error);
+            }
+            state.chunks[number].set_lent(slots, false);
+            let pages = bytes as u64 / PAGE_BYTES;
+            state.free_pages += pages;
+            state.frame_pages += pages;
+            state.lent_pages -= pages;
+            state.list(number);
+        }
+        if self.has_huge_chunks() {
+            let (offset_bytes, bytes) = self.location_of(number, 0..self.chunk_size.pages());
+            self.memory.prefer_huge_pages_in(offset_bytes, bytes);
+        }
+        Ok(())
     }
 }
 
@@ -509,81 +417,107 @@ impl Budget {
 mod tests {
     use super::*;
     use crate::config::HugePages;
+    use crate::page::Folios;
     use crate::sys::memory::kernel_flags;
     use crate::sys::probe::{Feature, Features};
     use bifolio_testing::skip;
 
-    #[test]
-    fn a_chunk_where_the_bound_ends_leaves_room_for_tables() {
-        // A whole chunk, then the rest of the bound, for folios of each size.
-        for (order, room_pages) in [(0, 10), (3, 16), (5, 32)] {
-            let bound_bytes = (u64::from(CHUNK_PAGES) + 160) * FRAME_BYTES;
-            let features = Features::probe(&[]);
-            let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
-            let arena = arena.unwrap();
-            let folios = Folios::without_reaper(2 * CHUNK_PAGES as usize);
-            while arena.allocate(order, None, &folios).unwrap().is_some() {}
-            let pages = u64::from(CHUNK_PAGES) + 160 - room_pages;
-            assert_eq!(arena.usage().frame_bytes, pages * PAGE_BYTES, "order {order}");
-            let tables = (0..).take_while(|_| arena.charge(PAGE_BYTES)).count() as u64;
-            assert_eq!(tables, room_pages, "order {order}");
-            assert!(arena.usage().used_bytes <= bound_bytes);
-        }
+    const MIB: u64 = 1 << 20;
+
+    fn arena_of(bound_bytes: u64, bound_bytes_max: u64) -> (Arena, Folios) {
+        let features = Features::probe(&[]);
+        let arena = Arena::new(bound_bytes, bound_bytes_max, HugePages::Auto, features).unwrap();
+        let folios = Folios::without_reaper(arena.frames() as usize);
+        (arena, folios)
+    }
+
+    /// Allocates until nothing is left.
+    fn fill(arena: &Arena, order: u8, folios: &Folios) -> Vec<FolioId> {
+        std::iter::from_fn(|| arena.allocate(order, None, folios).unwrap()).collect()
     }
 
     #[test]
-    fn only_small_caches_use_a_partial_chunk() {
-        for (chunks, rest_pages, has_part) in [(3, 100, true), (16, 400, true), (32, 500, false)] {
-            let bound_bytes = (chunks * u64::from(CHUNK_PAGES) + rest_pages) * FRAME_BYTES;
-            let features = Features::probe(&[]);
-            let space_bytes = (chunks + 2) * CHUNK_BYTES;
-            let arena = Arena::new(bound_bytes, space_bytes, HugePages::Never, features).unwrap();
-            let folios = Folios::without_reaper((chunks as usize + 2) * CHUNK_PAGES as usize);
-            while arena.allocate(0, None, &folios).unwrap().is_some() {}
-            let part_bytes = arena.usage().frame_bytes - chunks * CHUNK_BYTES;
-            assert_eq!(part_bytes > 0, has_part, "{chunks} chunks: {part_bytes}");
+    fn what_is_left_of_the_bound_beyond_whole_chunks_is_for_tables() {
+        for (bound_bytes, chunk_bytes) in [
+            (256 << 10, 64 << 10),
+            (3 * MIB + 4096, 64 << 10),
+            (63 * MIB, MIB),
+            (80 * MIB, 2 * MIB),
+        ] {
+            let (arena, folios) = arena_of(bound_bytes, bound_bytes);
+            assert_eq!(arena.chunk_bytes(), chunk_bytes);
+            let chunk_cost_bytes = chunk_bytes + chunk_bytes / 64;
+            let whole = bound_bytes / chunk_cost_bytes;
+            assert_eq!(arena.obtainable_pages(), whole * chunk_bytes / PAGE_BYTES);
+            fill(&arena, 2, &folios);
+            assert_eq!(arena.usage().frame_bytes, whole * chunk_bytes);
+            let tables = (0..).take_while(|_| arena.charge(PAGE_BYTES)).count() as u64;
+            assert_eq!(tables, bound_bytes % chunk_cost_bytes / PAGE_BYTES);
         }
     }
 
     #[test]
     fn unused_chunks_cost_nothing_and_allocation_stops_at_the_last() {
-        let features = || Features::probe(&[]);
-        let chunks_max = Arena::chunks_max(CHUNK_BYTES);
-        let pages_max = chunks_max as usize * CHUNK_PAGES as usize;
-        let folios = Folios::without_reaper(pages_max);
-        let bound_bytes = 2 * chunks_max * CHUNK_BYTES;
-        let large = Arena::new(bound_bytes, 1 << 40, HugePages::Never, features()).unwrap();
+        let (large, folios) = arena_of(4 * MIB, 64 << 30);
         assert_eq!(large.state.lock().chunks.capacity(), 0);
         assert!(large.allocate(0, None, &folios).unwrap().is_some());
         assert_eq!(large.state.lock().chunks.len(), 1);
-        let small = Arena::new(bound_bytes, CHUNK_BYTES, HugePages::Never, features()).unwrap();
-        let found = (0..).take_while(|_| small.allocate(0, None, &folios).unwrap().is_some());
-        assert_eq!(found.count(), pages_max);
+        let (small, folios) = arena_of(4 * MIB, 4 * MIB);
+        small.set_bound(1 << 40);
+        assert_eq!(fill(&small, 0, &folios).len(), small.frames() as usize);
         assert_eq!(small.obtainable_pages(), 0, "no chunk is left for what the bound allows");
     }
 
     #[test]
-    fn the_kernel_makes_no_huge_page_of_a_chunk_with_holes() {
-        let features = Features::probe(&[]);
-        if !features.has(Feature::TransparentHugePages) {
-            return skip(Feature::TransparentHugePages, format!("{:?}", features.reports()));
+    fn lent_slots_make_room_and_are_taken_back() {
+        for order in [0, 2] {
+            let (arena, folios) = arena_of(MIB, MIB);
+            let all = fill(&arena, order, &folios);
+            let before = arena.usage();
+            // One folio stays in each chunk.
+            for id in all.iter().filter(|id| id.0 % 16 != 0) {
+                arena.free(*id);
+            }
+            let free_pages = arena.obtainable_pages();
+            assert!(arena.lend_for_chunk(), "a chunk for folios of another order");
+            let large = arena.allocate(4, None, &folios).unwrap().unwrap();
+            arena.lend(u64::MAX);
+            assert_eq!(arena.lend(1), 0, "all free slots are lent");
+            let least = arena.usage();
+            assert_eq!(least.frame_bytes, before.frame_bytes - (free_pages - 16) * PAGE_BYTES);
+            assert_eq!(least.free_pages, 0);
+            let more = fill(&arena, order, &folios);
+            // The large folio has the place of one of 15 chunks.
+            assert_eq!(more.len(), 14 * (all.len() / 15 - 1));
+            assert!(arena.usage().used_bytes <= MIB);
+            for id in all.iter().filter(|id| id.0 % 16 == 0).chain(&more).chain([&large]) {
+                arena.free(*id);
+            }
+            assert_eq!(fill(&arena, 4, &folios).len() as u64, before.frame_bytes >> 16);
         }
-        let folios = Folios::without_reaper(16 * CHUNK_PAGES as usize);
-        let pages = u64::from(CHUNK_PAGES);
-        let bound_bytes = (pages + 200) * FRAME_BYTES;
-        let arena = Arena::new(bound_bytes, 4 * CHUNK_BYTES, HugePages::Auto, features).unwrap();
-        let may_be_huge = |frame: u64| {
-            let flags = kernel_flags(arena.base().wrapping_add((frame * PAGE_BYTES) as usize));
+    }
+
+    #[test]
+    fn the_kernel_makes_no_huge_page_of_a_chunk_with_lent_slots() {
+        let (arena, folios) = arena_of(64 * MIB, 64 * MIB);
+        if !arena.features.has(Feature::TransparentHugePages) {
+            let reports = format!("{:?}", arena.features.reports());
+            return skip(Feature::TransparentHugePages, reports);
+        }
+        let may_be_huge = |arena: &Arena| {
+            let flags = kernel_flags(arena.base());
             !flags.contains(&"nh".to_owned()) && flags.contains(&"hg".to_owned())
         };
-        let all = (0..pages + 188).map(|_| arena.allocate(0, None, &folios).unwrap().unwrap());
-        let all: Vec<_> = all.collect();
-        assert!(may_be_huge(0) && !may_be_huge(pages), "one whole chunk, one partial chunk");
+        let all = fill(&arena, 0, &folios);
+        assert!(may_be_huge(&arena));
         arena.free(all[7]);
-        assert_eq!(arena.retire_pages(1), 1);
-        assert!(!may_be_huge(0), "the chunk has a hole");
-        arena.set_bound(2 * pages * FRAME_BYTES);
-        arena.allocate(0, None, &folios).unwrap().unwrap();
-        assert!(may_be_huge(0) && !may_be_huge(pages), "the chunk is whole again");
+        assert_eq!(arena.lend(1), 1);
+        assert!(!may_be_huge(&arena), "the chunk has a hole");
+        arena.set_bound(70 * MIB);
+        assert_eq!(arena.allocate(0, None, &folios).unwrap(), Some(all[7]));
+        assert!(may_be_huge(&arena), "the chunk is whole again");
+        let (small, folios) = arena_of(63 * MIB, 63 * MIB);
+        small.allocate(0, None, &folios).unwrap();
+        assert!(!may_be_huge(&small), "chunks of 1 MiB");
     }
 }

@@ -10,7 +10,8 @@
 use super::Reclaim;
 use super::scan::{ScanCounts, WriteOut};
 use crate::error::{Error, Result};
-use crate::memory::CHUNK_PAGES;
+use crate::memory::Purpose;
+use crate::page::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
 use crate::sys::thread::OwnedThread;
@@ -121,11 +122,11 @@ impl Reclaim {
                 ScanCounts::default()
             } else {
                 let reclaim_lock = self.lock();
-                let free_pages = self.arena().usage().free_pages;
-                if self.arena().obtainable_pages() >= high_pages && free_pages >= CHUNK_PAGES.into()
-                {
+                let free_bytes = self.arena().usage().free_pages * PAGE_BYTES;
+                let has_spare = free_bytes >= self.arena().chunk_bytes();
+                if self.arena().obtainable_pages() >= high_pages && has_spare {
                     // Region pages are short, and the arena has free frames that it does not need.
-                    self.evacuate_to_release(&reclaim_lock)
+                    self.evacuate(&reclaim_lock, Purpose::Vacate).0
                 } else {
                     let wanted_pages = coming_pages + self.round_pages(high_pages);
                     self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles)

@@ -2,8 +2,9 @@
 //!
 //! EVACUATING a chunk evicts its folios, whatever their positions in the lists, so that the chunk
 //! can serve another folio size or be returned to the kernel. Folios of memory files that cannot be
-//! evicted are moved to other chunks. Pinned folios, and those that find no room, stay; the pages
-//! between them serve the other size.
+//! evicted are moved to other chunks. If pinned folios, and those that find no room, keep all
+//! chunks that are tried, free slots are lent to the budget until another chunk can be made
+//! resident.
 //!
 //! MOVING a folio to other frames copies a small folio. No thread waits longer than that: readers
 //! without references retry, and lookups wait for the frozen folio. A folio with other references
@@ -35,7 +36,7 @@ use super::evict::EvictedBatch;
 use super::scan::{EvictOutcome, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::inode::{Cleaner, Inode};
-use crate::memory::{EXTENT_PAGES, Evacuation, FrameKind, Purpose};
+use crate::memory::{EXTENT_PAGES, FrameKind, Purpose};
 use crate::page::{Flag, FolioId, LockedFolio, OldFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -52,10 +53,8 @@ enum OutOf {
 }
 
 impl Reclaim {
-    /// Empties a chunk, or as much of one as possible, for a folio. If that fails, empties a chunk
-    /// that is too little resident for such a folio, so that a whole one may take its place, or
-    /// else returns the free frames of the remaining chunks. For a region page, returns any chunk
-    /// to the kernel, or free frames.
+    /// Empties a chunk for a folio. If that fails, lends free slots until another chunk can be made
+    /// resident. For a region page, returns any chunk to the kernel, or lends free slots.
     pub(super) fn evacuate_for(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -63,52 +62,35 @@ impl Reclaim {
     ) -> ScanCounts {
         let arena = &self.memory.arena;
         let FrameKind::Arena { order, .. } = kind else {
-            let (mut counts, is_gained) = self.evacuate_any(reclaim_lock);
+            let (mut counts, is_gained) = self.evacuate(reclaim_lock, Purpose::Vacate);
             if !is_gained {
-                counts.reclaimed_pages += u64::from(arena.retire_pages(ROUND_PAGES as u32));
+                counts.reclaimed_pages += arena.lend(ROUND_PAGES);
             }
             return counts;
         };
-        let purpose = Purpose::Order(order);
-        let next = |tried: &[usize]| arena.begin_evacuation(purpose, tried);
-        let (mut counts, is_gained) = self.evacuate(reclaim_lock, next, purpose);
+        let (mut counts, is_gained) = self.evacuate(reclaim_lock, Purpose::Order(order));
         if !is_gained {
-            let next = |tried: &[usize]| arena.begin_evacuation_of_part(order, tried);
-            let (more, is_gained) = self.evacuate(reclaim_lock, next, Purpose::Vacate);
-            counts.add(&more);
-            if !is_gained {
-                counts.reclaimed_pages += u64::from(arena.retire_for(order)) << order;
-            }
+            counts.reclaimed_pages += u64::from(arena.lend_for_chunk()) << order;
         }
         counts
     }
 
-    /// Empties any chunk and returns it to the kernel.
-    pub(super) fn evacuate_to_release(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
-        self.evacuate_any(reclaim_lock).0
-    }
-
-    fn evacuate_any(&self, reclaim_lock: &ReclaimLock<'_>) -> (ScanCounts, bool) {
-        let next = |tried: &[usize]| self.memory.arena.begin_evacuation(Purpose::Vacate, tried);
-        self.evacuate(reclaim_lock, next, Purpose::Vacate)
-    }
-
-    /// Empties the chunks that `next` returns until memory is gained. Returns `true` if it was.
-    fn evacuate(
+    /// Empties chunks for `purpose` until memory is gained. Returns `true` if it was.
+    pub(super) fn evacuate(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
-        next: impl Fn(&[usize]) -> Option<Evacuation>,
         purpose: Purpose,
     ) -> (ScanCounts, bool) {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
         let mut tried = Vec::new();
         while tried.len() < CHUNKS_TRIED_MAX {
-            let Some(evacuation) = next(&tried) else { break };
+            let next = memory.arena.begin_evacuation(purpose, &tried);
+            let Some(evacuation) = next else { break };
             if tried.is_empty() {
                 memory.lru.drain_all(&memory.folios);
             }
-            tried.push(evacuation.chunk());
+            tried.push(evacuation.chunk);
             for id in &evacuation.folios {
                 let (outcome, pages) = self.evict_from_chunk(reclaim_lock, *id);
                 counts.note(outcome, pages);

@@ -307,7 +307,7 @@ impl Reclaim {
         swap.answers().last_refusal.filter(|_| swap.has_free_slots())
     }
 
-    fn may_be_unswapped(&self, pages: u64) -> bool {
+    pub(super) fn may_be_unswapped(&self, pages: u64) -> bool {
         let max_pages = self.memory.unswapped_pages_max().max(pages);
         self.memory.unswapped_pages.load(Ordering::Relaxed) + pages <= max_pages
     }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::error::{Error, Result, Usage};
 use crate::inode::Inode;
-use crate::memory::{CHUNK_PAGES, FrameKind};
+use crate::memory::{FrameKind, Purpose};
 use crate::page::{FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
@@ -36,6 +36,8 @@ const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 /// Part of the bound that metadata may use before unused table pages are freed. They are kept until
 /// then because the shadows in them are useful.
 const METADATA_DIVISOR: u64 = 8;
+/// Pages that are lent at once for metadata, if no chunk can be emptied: fewer than a chunk has.
+const LENT_PAGES: u64 = 8;
 /// Part of the bound that metadata of memory files may use.
 const KEPT_DIVISOR: u64 = 2;
 /// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
@@ -165,8 +167,15 @@ impl Reclaim {
                 return Ok(found);
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
-            let mut counts =
-                self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
+            let mut counts = ScanCounts::default();
+            if self.has_spare_chunk() {
+                // Frames of other sizes are free: they serve before anything is evicted.
+                counts = self.evacuate_for(&reclaim_lock, kind);
+            }
+            if counts.reclaimed_pages == 0 {
+                let wanted_pages = ROUND_PAGES.max(kind.pages());
+                counts = self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles);
+            }
             if counts.reclaimed_pages > 0 {
                 let found = self.take_frames(kind)?;
                 if found.is_some() {
@@ -195,15 +204,22 @@ impl Reclaim {
         self.decide(counts, retry_budget).map(|()| None)
     }
 
-    /// Returns a chunk to the kernel, or, if pins keep every chunk in use, up to `pages_max` free
-    /// frames.
+    /// Returns `true` if a chunk is free, all its pages together, beyond what is kept free ahead of
+    /// need.
+    fn has_spare_chunk(&self) -> bool {
+        let kept_bytes = 2 * self.low_pages() * PAGE_BYTES;
+        self.arena().usage().free_pages * PAGE_BYTES >= kept_bytes + self.arena().chunk_bytes()
+    }
+
+    /// Returns a chunk to the kernel, or, if pins keep every chunk in use, free slots of
+    /// `pages_max` pages.
     pub(super) fn give_memory_back(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
         pages_max: u64,
         retry_budget: &RetryBudget<'_>,
     ) -> ScanCounts {
-        let evacuated = self.evacuate_to_release(reclaim_lock);
+        let (evacuated, _) = self.evacuate(reclaim_lock, Purpose::Vacate);
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
         }
@@ -214,16 +230,8 @@ impl Reclaim {
                 counts = self.sweep(reclaim_lock);
             }
         }
-        let mut left_pages = pages_max;
-        while left_pages > 0 {
-            let retired = self.arena().retire_pages(left_pages.min(CHUNK_PAGES.into()) as u32);
-            if retired == 0 {
-                break;
-            }
-            left_pages -= u64::from(retired);
-        }
         // Region pages are returned as they are evicted; other threads may have taken them already.
-        counts.reclaimed_pages = counts.reclaimed_pages.max(pages_max - left_pages);
+        counts.reclaimed_pages = counts.reclaimed_pages.max(self.arena().lend(pages_max));
         if counts.reclaimed_pages == 0 && self.give_tables_back() {
             counts.reclaimed_pages = 1;
         }
@@ -350,7 +358,8 @@ impl Reclaim {
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = kind.pages();
         let bound_pages = self.arena().bound_pages();
-        let memory_pages = bound_pages - bound_pages / READS_DIVISOR;
+        let memory_pages =
+            self.arena().folio_pages_max().saturating_sub(bound_pages / READS_DIVISOR);
         if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
             let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
             let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
@@ -398,13 +407,17 @@ impl Reclaim {
             .max(pages)
             .min(arena.bound_pages() / READS_DIVISOR);
         let kept_pages = kept_pages / pages * pages;
-        if arena.has_room_for(kind, kept_pages + pages) {
+        // Overwrites may make pages dirty that have a copy in the swap, up to the limit.
+        let least_pages = self.memory.other_files_pages_min() + pages;
+        let has_room =
+            || arena.has_room_for(kind, kept_pages + pages) && self.may_be_unswapped(least_pages);
+        if has_room() {
             return Ok(());
         }
         let since = Some(Instant::now());
         let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
         retry_budget.may_swap = true;
-        while !arena.has_room_for(kind, kept_pages + pages) {
+        while !has_room() {
             let counts = self.free_a_round(kind, &retry_budget);
             let counts = retry_budget.note_round(counts, pages);
             self.decide(counts, &mut retry_budget)?;
@@ -452,7 +465,7 @@ impl Reclaim {
             }
             let counts = {
                 let reclaim_lock = self.lock();
-                let counts = self.give_memory_back(&reclaim_lock, 1, &retry_budget);
+                let counts = self.give_memory_back(&reclaim_lock, LENT_PAGES, &retry_budget);
                 // Under the reclaim lock, so that the thread that freed the memory gets it first.
                 if charge() {
                     return Ok(());

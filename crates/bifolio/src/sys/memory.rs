@@ -33,6 +33,8 @@ use std::mem::offset_of;
 
 /// Base page size in bytes, the unit of everything here.
 pub(crate) const PAGE_BYTES: usize = 4096;
+/// Bytes of a huge page.
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A private, anonymous, zero-filled range of memory.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use bifolio::{Cache, Evicted, File};
 use bifolio_testing::{Call, Fault, Gate};
 
 use crate::support::{
-    FOLIO_SIZES, Faulty, PAGE, Way, assert_same, cache_of, directory, files_can_be_mapped, open,
-    random_file, read, read_all, wait_for_stats, writable,
+    FOLIO_SIZES, Faulty, MEMORY_FOR_ALL, PAGE, Way, assert_same, cache_of, directory,
+    files_can_be_mapped, open, random_file, read, read_all, wait_for_stats, writable,
 };
 use crate::{assert_counted, evict, evict_all, on_one, quiet_cache, resident_pages};
 
@@ -47,7 +47,7 @@ fn clean_pages_go_and_come_back_as_they_were() {
             let folios = 3;
             let length = (folios * folio_bytes - 100) as usize;
             let (path, bytes) = random_file(&directory, "file", length);
-            let cache = quiet_cache(16 << 20);
+            let cache = quiet_cache(MEMORY_FOR_ALL);
             let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
             check(&file, &bytes);
             let outcome = evict(&file);
@@ -69,7 +69,7 @@ fn folios_that_reach_beyond_the_range_stay() {
     for folio_bytes in FOLIO_SIZES {
         let length = (4 * folio_bytes) as usize;
         let (path, bytes) = random_file(&directory, "file", length);
-        let cache = quiet_cache(16 << 20);
+        let cache = quiet_cache(MEMORY_FOR_ALL);
         let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
         check(&file, &bytes);
         let range = 1..3 * folio_bytes + 1;

@@ -8,8 +8,8 @@ use bifolio_testing::{Call, Fault, Gate};
 
 use crate::on_one;
 use crate::support::{
-    FOLIO_SIZES, Faulty, PAGE, Way, cache_of, directory, error_of, open, random_file, read,
-    wait_for_stats, writable,
+    FOLIO_SIZES, Faulty, MEMORY_FOR_ALL, PAGE, Way, cache_of, directory, error_of, open,
+    random_file, read, wait_for_stats, writable,
 };
 
 /// Returns the residency of a range, after a check that its pages add up to it.
@@ -42,7 +42,7 @@ fn pages_are_counted_where_folios_of_any_size_hold_them() {
     for folio_bytes in FOLIO_SIZES {
         let length = 3 * folio_bytes + 5;
         let (path, _) = random_file(&directory, "file", length as usize);
-        let cache = Cache::builder().memory(16 << 20).readahead_max(0).build().unwrap();
+        let cache = Cache::builder().memory(MEMORY_FOR_ALL).readahead_max(0).build().unwrap();
         let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
         let pages_a_folio = folio_bytes / PAGE;
         assert_eq!(read(&file, folio_bytes, 1).len(), 1);

@@ -125,7 +125,8 @@ fn folios_that_cannot_leave_do_not_keep_the_rest_from_others() {
             assert_eq!(u64::from_le_bytes(found), start);
         }
         // Those that have nowhere to go make room for one that needs a whole chunk.
-        let large = cache.memory_file_with("large", &writable().folio_bytes(2 << 20)).unwrap();
+        let chunk_bytes = bound / 32;
+        let large = cache.memory_file_with("large", &writable().folio_bytes(chunk_bytes)).unwrap();
         large.write_all_at(&[1], 0).unwrap();
         for start in (0..bound / 16 * 15).step_by(512 << 10) {
             let mut found = [0; 8];

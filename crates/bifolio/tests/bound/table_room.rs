@@ -40,11 +40,11 @@ fn tables_of_a_large_file_cost_only_the_room_they_take() {
 
 #[test]
 fn the_least_memory_for_a_folio_is_enough_for_a_long_file() {
-    for folio_bytes in [64 << 10, 2 << 20] {
+    for folio_bytes in [64 << 10, 128 << 10, 2 << 20] {
         let sparse = tempfile::NamedTempFile::new().unwrap();
         sparse.as_file().set_len(64 << 20).unwrap();
-        let least = folio_bytes + folio_bytes / 64 + PAGE;
-        let cache = Cache::builder().memory(least.max(256 << 10)).build().unwrap();
+        let least = if folio_bytes > 64 << 10 { 32 * folio_bytes } else { 256 << 10 };
+        let cache = Cache::builder().memory(least).build().unwrap();
         let file = cache.open(sparse.path(), &OpenOptions::new().folio_bytes(folio_bytes)).unwrap();
         for position in (0..64 << 20).step_by(1 << 20) {
             file.read_exact_at(&mut [0; 8], position).unwrap();

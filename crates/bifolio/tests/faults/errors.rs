@@ -11,7 +11,7 @@ use crate::support::{
     without_root, writable,
 };
 use bifolio::backing::Alignment;
-use bifolio::{Access, Cache, Error, ErrorKind, File, OpenOptions, Residency};
+use bifolio::{Access, Cache, Error, ErrorKind, File, HugePages, OpenOptions, Residency};
 use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -80,7 +80,7 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
 #[test]
 fn one_pin_too_many_is_an_error_that_names_the_pinned_bytes() {
     let count = pin_everything(256 << 10, PAGE);
-    assert!((50..64).contains(&count), "{count} pages fit in 256 KiB");
+    assert_eq!(count, 48, "three chunks of 64 KiB, with their descriptors, fit in 256 KiB");
     let count = pin_everything(1 << 20, PAGE);
     assert!((220..256).contains(&count), "{count} pages fit in 1 MiB");
 }
@@ -89,8 +89,8 @@ fn one_pin_too_many_is_an_error_that_names_the_pinned_bytes() {
 fn one_large_pin_beyond_the_bound_is_an_error_too() {
     let count = pin_everything(1 << 20, 64 << 10);
     assert!((12..16).contains(&count), "{count} folios of 64 KiB fit in 1 MiB");
-    let count = pin_everything(8 << 20, 2 << 20);
-    assert_eq!(count, 3, "folios of 2 MiB in 8 MiB, with their descriptors");
+    let count = pin_everything(8 << 20, 256 << 10);
+    assert_eq!(count, 31, "folios of 256 KiB in 8 MiB, with their descriptors");
 }
 
 #[test]
@@ -317,16 +317,39 @@ fn folio_sizes_and_bounds_that_cannot_be_are_named() {
 }
 
 #[test]
-fn a_folio_that_can_never_fit_is_named_with_the_bound() {
+fn a_folio_larger_than_a_chunk_is_refused_with_the_bound_that_would_do() {
     let directory = directory();
     let path = file_of(&directory, "file", b"0123456789");
-    // Two MiB do not fit either: the descriptors count too.
-    for memory_bytes in [1 << 20, 2 << 20] {
+    for (memory_bytes, chunk_bytes) in
+        [(256 << 10, 64 << 10), ((4 << 20) - 1, 64 << 10), ((64 << 20) - 1, 1 << 20)]
+    {
         let cache = cache_of(memory_bytes);
-        let opened = cache.open(&path, &writable().folio_bytes(2 << 20));
-        let answer = opened.and_then(|file| file.read_at(&mut [0; 10], 0));
-        error_of(answer, &["2097152", &memory_bytes.to_string()]);
+        let of = |folio_bytes| cache.open(&path, &writable().folio_bytes(folio_bytes));
+        assert_eq!(read(&of(chunk_bytes).unwrap(), 5, 9), b"56789");
+        let needles = [
+            "folio_bytes",
+            &(2 * chunk_bytes).to_string(),
+            &chunk_bytes.to_string(),
+            &(64 * chunk_bytes).to_string(),
+        ];
+        let error = error_of(of(2 * chunk_bytes), &needles);
+        assert!(is_config(&error, "folio_bytes"), "{error}");
     }
+    assert_eq!(
+        cache_of(64 << 20).open(&path, &writable().folio_bytes(2 << 20)).unwrap().folio_bytes(),
+        2 << 20
+    );
+}
+
+#[test]
+fn bounds_that_are_too_small_for_the_chunks_are_named() {
+    let cache = cache_of(64 << 20);
+    let error = error_of(cache.set_memory((8 << 20) - 1), &["memory", "8388607", "8388608"]);
+    assert!(is_config(&error, "memory"), "{error}");
+    cache.set_memory(8 << 20).unwrap();
+    let builder = Cache::builder().memory((64 << 20) - 1).huge_pages(HugePages::Require);
+    let error = error_of(builder.build(), &["huge_pages", "67108863", "67108864"]);
+    assert!(is_config(&error, "huge_pages"), "{error}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, shrink, with_seeds};
 
 use crate::setup::{Setup, check_empty, check_memory};
-use crate::support::FOLIO_SIZES;
+use crate::support::{FOLIO_SIZES, MEMORY_FOR_ALL, SMALL_FOLIO_SIZES};
 
 /// Maximum attempts of the reduction.
 const SHRINK_ATTEMPTS_MAX: usize = 60;
@@ -123,7 +123,7 @@ fn length_bytes_max(folio_bytes: u64) -> u64 {
 fn a_file_agrees_with_the_model_in_every_folio_size() {
     for folio_bytes in FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
-        let memory_bytes = 2 * length_bytes_max + (24 << 20);
+        let memory_bytes = MEMORY_FOR_ALL + (2 << 20);
         let run = Run {
             setup: Setup::new(memory_bytes, folio_bytes),
             length_bytes_max,
@@ -140,17 +140,17 @@ fn a_file_agrees_with_the_model_in_every_folio_size() {
 #[test]
 fn a_file_larger_than_memory_is_refused_and_agrees() {
     let refused = Cell::new(0);
-    for folio_bytes in FOLIO_SIZES {
+    for folio_bytes in SMALL_FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
         let memory_bytes = (length_bytes_max / 2).max(2 * folio_bytes + (1 << 19));
         let run = Run {
             setup: Setup::new(memory_bytes, folio_bytes),
             length_bytes_max,
             memory_bytes: memory_bytes / 8 * 7..=memory_bytes,
-            steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
+            steps: 250,
             swapped: Cell::new(0),
         };
-        with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
+        with_seeds(5, |seed| {
             refused.set(refused.get() + run.check(seed));
         });
     }
@@ -159,17 +159,17 @@ fn a_file_larger_than_memory_is_refused_and_agrees() {
 
 #[test]
 fn a_file_larger_than_memory_agrees_with_the_model() {
-    for folio_bytes in FOLIO_SIZES {
+    for folio_bytes in SMALL_FOLIO_SIZES {
         let length_bytes_max = length_bytes_max(folio_bytes);
         let memory_bytes = (length_bytes_max / 3).max(2 * folio_bytes + (1 << 19));
         let run = Run {
             setup: Setup::swapping(memory_bytes, folio_bytes),
             length_bytes_max,
             memory_bytes: (memory_bytes / 8 * 7).max(2 * folio_bytes + (1 << 18))..=memory_bytes,
-            steps: if folio_bytes > 1 << 20 { 60 } else { 250 },
+            steps: 250,
             swapped: Cell::new(0),
         };
-        with_seeds(if folio_bytes > 1 << 20 { 2 } else { 5 }, |seed| {
+        with_seeds(5, |seed| {
             run.check(seed & !1);
         });
         assert!(run.swapped.get() > 0, "nothing was swapped");

@@ -155,8 +155,7 @@ fn places_between_others_are_used_and_given_back() {
     check_empty(&cache, &large, large.folio_bytes).unwrap();
 }
 
-/// A chunk that was split for folios of 128 KiB, and has some pages of another file in it, has no
-/// room for one of them once pages were freed: but for others all of that is free.
+/// Chunks that served folios of 64 KiB, and chunks with pinned pages, serve pages again.
 #[test]
 fn pages_free_between_larger_folios_are_not_full() {
     const MEMORY: u64 = 1 << 20;
@@ -170,7 +169,7 @@ fn pages_free_between_larger_folios_are_not_full() {
         for page in (0..200).filter(|page| !is_kept(page)) {
             small.punch_hole(page * PAGE..(page + 1) * PAGE).unwrap();
         }
-        let large = writable().folio_bytes(128 << 10);
+        let large = writable().folio_bytes(64 << 10);
         let large = cache.memory_file_with("large", &large).unwrap();
         large.write_all_at(&[2; 100], 0).unwrap();
         drop(large);
@@ -184,7 +183,7 @@ fn pages_free_between_larger_folios_are_not_full() {
 fn an_error_counts_each_pinned_page_once() {
     let directory = tempfile::tempdir().unwrap();
     let builder = Cache::builder().memory(600 << 10).reclaim_wait_max(Duration::from_millis(500));
-    let builder = builder.swap_directory(directory.path()).swap_max(128 << 10);
+    let builder = builder.swap_directory(directory.path()).swap_max(256 << 10);
     let cache = builder.build().unwrap();
     let file = cache.memory_file("full").unwrap();
     let is_written = |index: &u64| file.write_all_at(&[1; PAGE_BYTES], index * PAGE).is_ok();

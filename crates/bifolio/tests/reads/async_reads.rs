@@ -9,7 +9,8 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use crate::support::{
-    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, open, random_file, writable,
+    PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, open, random_file,
+    writable,
 };
 use bifolio::backing::{DiskFile, DiskOptions};
 use bifolio::{Access, Cache, ErrorKind, Feature, File, OpenOptions, ReadFuture};
@@ -104,7 +105,7 @@ fn a_future_that_was_ready_returns_an_error() {
 #[test]
 fn ten_thousand_reads_complete_in_a_tiny_cache() {
     let mut random = Rng::with_seed(5);
-    for folio_bytes in FOLIO_SIZES {
+    for folio_bytes in SMALL_FOLIO_SIZES {
         let directory = directory();
         let length = 5 * folio_bytes.max(1 << 20) as usize + 777;
         let (path, bytes) = random_file(&directory, "file", length);

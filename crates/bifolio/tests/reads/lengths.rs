@@ -12,7 +12,7 @@ const PAGE: u64 = 4096;
 
 /// Creates a memory file and a disk file, both empty, with folios of this size.
 fn both_kinds(folio_bytes: u64, check: impl Fn(&File)) {
-    let cache: Cache = cache_of(32 << 20);
+    let cache: Cache = cache_of(64 << 20);
     let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
     check(&cache.memory_file_with("memory", &options).unwrap());
     let directory = directory();
@@ -150,7 +150,7 @@ fn each_page_of_a_long_read_is_of_one_write() {
 #[test]
 fn a_long_read_of_holes_data_and_allocated_pages_is_exact() {
     for folio_bytes in [4 << 10, 64 << 10] {
-        let cache = cache_of(32 << 20);
+        let cache = cache_of(64 << 20);
         let options = OpenOptions::new().read(true).write(true).folio_bytes(folio_bytes);
         let file = cache.memory_file_with("mixed", &options).unwrap();
         let length = 8 << 20;

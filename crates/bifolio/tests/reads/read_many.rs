@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::support::{
-    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, has, random_file,
+    PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, has, random_file,
 };
 use bifolio::{Access, Cache, ErrorKind, Feature, File, OpenOptions, ReadRequest};
 use fastrand::Rng;
@@ -47,7 +47,7 @@ fn buffers_for(ranges: &[Range<u64>]) -> Vec<Vec<u8>> {
 #[test]
 fn requests_of_all_kinds_are_answered_in_tiny_caches() {
     let mut random = Rng::with_seed(7);
-    for folio_bytes in FOLIO_SIZES {
+    for folio_bytes in SMALL_FOLIO_SIZES {
         let directory = directory();
         let length = 5 * folio_bytes.max(1 << 20) as usize + 777;
         let (path, bytes) = random_file(&directory, "file", length);
@@ -80,7 +80,7 @@ fn several_files_are_read_in_one_call() {
         .collect();
     for cache in caches(1 << 20) {
         let open = |(number, (path, _)): (usize, &(std::path::PathBuf, Vec<u8>))| {
-            let options = OpenOptions::new().folio_bytes(FOLIO_SIZES[number]);
+            let options = OpenOptions::new().folio_bytes(SMALL_FOLIO_SIZES[number]);
             cache.open(path, &options).unwrap()
         };
         let opened: Vec<File> = files.iter().enumerate().map(open).collect();

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use crate::support::{
-    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, open, random_file, writable,
+    FOLIO_SIZES, MEMORY_FOR_ALL, PAGE, assert_same, cache_of, directory, error_of, open,
+    random_file, writable,
 };
 use bifolio::{Cache, ErrorKind, File, OpenOptions, PageView};
 
@@ -32,7 +33,7 @@ fn bytes_in_place_are_those_of_the_file_wherever_they_are() {
         let (path, bytes) = random_file(&directory, "file", 4 * folio_bytes as usize + 100);
         for mappable in [false, true] {
             let options = OpenOptions::new().folio_bytes(folio_bytes).mappable(mappable);
-            let cache = cache_of(16 << 20);
+            let cache = cache_of(MEMORY_FOR_ALL);
             let Ok(file) = cache.open(&path, &options) else { continue };
             // On a miss, on a hit, and after an eviction.
             for round in 0..6 {

@@ -1,8 +1,8 @@
 //! The end of a file: exact on the disk after a sync, zeros where it grew, for every length.
 
 use crate::support::{
-    FOLIO_SIZES, PAGE, assert_same, cache_of, directory, file_of, length_on_disk, open, read,
-    read_all, writable,
+    FOLIO_SIZES, MEMORY_FOR_ALL, PAGE, assert_same, cache_of, directory, file_of, length_on_disk,
+    open, read, read_all, writable,
 };
 use bifolio_testing::fill_bytes;
 
@@ -12,7 +12,7 @@ const LENGTHS: [usize; 14] =
 #[test]
 fn after_a_sync_the_file_is_exactly_as_long_as_it_was_written() {
     let directory = directory();
-    let cache = cache_of(16 << 20);
+    let cache = cache_of(MEMORY_FOR_ALL);
     for folio_bytes in FOLIO_SIZES {
         for length in LENGTHS {
             let path = directory.path().join(format!("{folio_bytes}-{length}"));
@@ -47,7 +47,7 @@ fn a_tail_that_grows_byte_by_byte_is_exact_at_every_sync() {
 #[test]
 fn a_tail_changed_in_place_does_not_change_the_length() {
     let directory = directory();
-    let cache = cache_of(16 << 20);
+    let cache = cache_of(MEMORY_FOR_ALL);
     for folio_bytes in FOLIO_SIZES {
         for length in LENGTHS.into_iter().filter(|length| *length > 0) {
             let mut bytes = fill_bytes(7, length);
@@ -65,7 +65,7 @@ fn a_tail_changed_in_place_does_not_change_the_length() {
 #[test]
 fn a_write_behind_the_end_leaves_zeros_between() {
     let directory = directory();
-    let cache = cache_of(16 << 20);
+    let cache = cache_of(MEMORY_FOR_ALL);
     for folio_bytes in FOLIO_SIZES {
         for (old, position) in [(0, 1), (1, 512), (100, 4095), (513, 9000), (5000, 3 << 20)] {
             let start = fill_bytes(3, old);
@@ -83,7 +83,7 @@ fn a_write_behind_the_end_leaves_zeros_between() {
 #[test]
 fn truncated_bytes_read_as_zeros_after_growth() {
     let directory = directory();
-    let cache = cache_of(16 << 20);
+    let cache = cache_of(MEMORY_FOR_ALL);
     for folio_bytes in FOLIO_SIZES {
         for (cut, dirty) in [(0, true), (1, false), (1, true), (4097, false), (20_000, true)] {
             let length = 150_001;

@@ -22,8 +22,12 @@ use tempfile::TempDir;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// Folio sizes from the smallest to the largest.
+/// Folio sizes from the smallest to the largest. The largest needs a cache of [`MEMORY_FOR_ALL`].
 pub const FOLIO_SIZES: [u64; 4] = [4 << 10, 16 << 10, 64 << 10, 2 << 20];
+/// Folio sizes that every cache has.
+pub const SMALL_FOLIO_SIZES: [u64; 3] = [4 << 10, 16 << 10, 64 << 10];
+/// The smallest bound, in bytes, of a cache for folios of every size.
+pub const MEMORY_FOR_ALL: u64 = 64 << 20;
 
 /// Returns a directory beside the build, which is on a real disk on any normal machine.
 pub fn directory() -> TempDir {

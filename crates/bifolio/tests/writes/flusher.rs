@@ -96,7 +96,7 @@ fn neighbours_leave_in_one_request_of_up_to_a_mebibyte() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 4 << 20);
     for folio_bytes in [4 << 10, 16 << 10, 2 << 20] {
-        for cache in both_ways(&quiet(32 << 20)) {
+        for cache in both_ways(&quiet(64 << 20)) {
             let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
             let bytes = fill_bytes(folio_bytes, 4 << 20);
             let mut pages: Vec<u64> = (0..1024).collect();

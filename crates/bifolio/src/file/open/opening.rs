@@ -265,8 +265,8 @@ impl Registry {
     }
 
     fn size_of(&self, options: &OpenOptions, len_bytes: u64) -> Result<FileSize> {
-        let bound_bytes = self.reclaim.memory.arena.bound_bytes();
-        config::validate_folio_fits(options.folio_bytes, bound_bytes)?;
+        let chunk_bytes = self.reclaim.memory.arena.chunk_bytes();
+        config::validate_folio_fits(options.folio_bytes, chunk_bytes)?;
         let order = config::folio_order(options.folio_bytes)?;
         Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
     }

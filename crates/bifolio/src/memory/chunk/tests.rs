@@ -6,118 +6,86 @@ use crate::config::HugePages;
 use crate::page::Folios;
 use crate::sys::probe::Features;
 
-/// Returns the lowest free slot.
-fn first_free(chunk: &Chunk) -> Option<u32> {
-    Some(chunk.free.next(0, true)).filter(|slot| *slot < chunk.slots())
+fn chunk_of(size: ChunkSize, order: u8) -> Chunk {
+    let mut chunk = Chunk::vacant(size);
+    chunk.cut(order);
+    chunk
 }
 
-fn chunk_of(order: u8, resident_pages: u32) -> Chunk {
-    let mut chunk = Chunk::vacant();
-    chunk.begin(0..resident_pages, order);
-    chunk
+const SMALLEST: ChunkSize = ChunkSize(4);
+const LARGEST: ChunkSize = ChunkSize(9);
+
+#[test]
+fn the_size_of_chunks_follows_from_the_bound() {
+    const MIB: u64 = 1 << 20;
+    for (bound_bytes, pages) in [
+        (256 << 10, 16),
+        (4 * MIB - 1, 16),
+        (4 * MIB, 32),
+        (63 * MIB, 256),
+        (64 * MIB, 512),
+        (1 << 42, 512),
+    ] {
+        let size = ChunkSize::of(bound_bytes);
+        assert_eq!((size.pages(), size.bytes()), (pages, u64::from(pages) * PAGE_BYTES));
+        assert_eq!(size.place_of(7 * pages + 5), (7, 5));
+        assert_eq!(size.frame_of(7, 5), 7 * pages + 5);
+    }
 }
 
 #[test]
 fn every_slot_is_allocated_once_at_every_order() {
-    for order in 0..=ORDER_MAX {
-        let mut chunk = chunk_of(order, CHUNK_PAGES - 5);
-        let mut taken = Vec::new();
-        while let Some(slot) = first_free(&chunk) {
-            chunk.take(slot);
-            taken.push(slot);
+    for size in [SMALLEST, LARGEST] {
+        for order in 0..=size.0 {
+            let mut chunk = chunk_of(size, order);
+            let all = chunk.slots();
+            let mut taken = Vec::new();
+            while let Some(slots) = chunk.first_free(1) {
+                assert_eq!(slots.len(), 1);
+                chunk.take(slots.start);
+                taken.push(slots.start << order);
+            }
+            assert_eq!(taken.len() as u32, all);
+            assert_eq!((chunk.free_pages(), chunk.used_pages()), (0, size.pages()));
+            assert_eq!(chunk.folios().collect::<Vec<_>>(), taken);
+            taken.into_iter().for_each(|first| chunk.put(first));
+            assert!(chunk.is_empty() && chunk.free_slots() == all);
         }
-        let expected = (CHUNK_PAGES - 5) >> order;
-        assert_eq!(taken, (0..expected).collect::<Vec<_>>(), "order {order}");
-        assert_eq!((chunk.free_pages(), chunk.folios().count()), (0, expected as usize));
-        for slot in taken {
-            chunk.put(slot << order);
-        }
-        assert!(chunk.is_empty());
     }
 }
 
 #[test]
-fn a_retired_page_is_neither_free_nor_used_nor_resident() {
-    for order in 0..ORDER_MAX {
-        let mut chunk = chunk_of(order, CHUNK_PAGES);
+fn a_lent_slot_is_neither_free_nor_used() {
+    for order in 0..LARGEST.0 - 1 {
+        let mut chunk = chunk_of(LARGEST, order);
         let slots = chunk.slots();
         chunk.take(0);
-        let second = 1 << order..2 << order;
-        chunk.retire(second.start..second.start + 1);
-        assert_eq!((chunk.free_slots(), chunk.used_pages()), (slots - 2, 1 << order));
-        assert_eq!(chunk.resident_pages(), CHUNK_PAGES - 1);
+        assert_eq!(chunk.first_free(2 << order), Some(1..3));
+        chunk.set_lent(1..3, true);
+        assert_eq!(chunk.first_free(u32::MAX), Some(3..slots).filter(|rest| !rest.is_empty()));
+        assert_eq!((chunk.free_slots(), chunk.lent_pages()), (slots - 3, 2 << order));
         assert_eq!(chunk.folios().collect::<Vec<_>>(), [0]);
-        assert_eq!(chunk.revivable(order, 1, false), Some(second.clone()));
-        assert_eq!(chunk.revivable(order, 0, false), None);
-        chunk.revive(second);
-        assert_eq!((chunk.free_slots(), chunk.resident_pages()), (slots - 1, CHUNK_PAGES));
-        assert_eq!(chunk.revivable(order, 512, false), None);
-    }
-}
-
-#[test]
-fn a_recut_chunk_has_slots_between_its_old_folios() {
-    let mut chunk = chunk_of(4, CHUNK_PAGES);
-    for slot in 0..3 {
-        chunk.take(slot);
-    }
-    chunk.put(1 << 4);
-    chunk.cut(0);
-    assert_eq!((chunk.free_slots(), chunk.used_pages()), (CHUNK_PAGES - 32, 32));
-    assert!(!chunk.is_all_of(0) && first_free(&chunk) == Some(16));
-    chunk.take(16);
-    chunk.cut(4);
-    assert_eq!((chunk.free_slots(), first_free(&chunk)), (29, Some(3)));
-    assert!(!chunk.is_all_of(4), "a small folio is in it");
-    // Each folio frees its own pages, whatever order the chunk is cut for.
-    chunk.put(0);
-    assert_eq!((chunk.free_slots(), first_free(&chunk)), (30, Some(0)));
-    chunk.put(16);
-    assert!(chunk.is_all_of(4) && chunk.is_free(1));
-    chunk.cut(9);
-    assert!(!chunk.has_slot_of(9) && chunk.has_slot_of(8));
-    chunk.put(32);
-    assert!(chunk.is_empty() && first_free(&chunk) == Some(0));
-}
-
-#[test]
-fn adjacent_folios_are_distinguished() {
-    let mut random = fastrand::Rng::with_seed(1);
-    let mut chunk = chunk_of(0, CHUNK_PAGES);
-    let mut folios: Vec<(u32, u8)> = Vec::new();
-    for _ in 0..20_000 {
-        if random.bool() && !folios.is_empty() {
-            chunk.put(folios.swap_remove(random.usize(..folios.len())).0);
-        } else {
-            let order = random.u8(0..=5);
-            chunk.cut(order);
-            let Some(slot) = first_free(&chunk) else { continue };
-            chunk.take(slot);
-            folios.push((slot << order, order));
-        }
-        let mut firsts: Vec<_> = folios.iter().map(|folio| folio.0).collect();
-        firsts.sort_unstable();
-        assert_eq!(chunk.folios().collect::<Vec<_>>(), firsts);
-        let pages = folios.iter().map(|folio| 1 << folio.1).sum::<u32>();
-        assert_eq!((chunk.used_pages(), chunk.used.count()), (pages, pages));
-        let foreign = folios.iter().filter(|folio| folio.1 != chunk.order()).count();
-        assert_eq!(chunk.is_all_of(chunk.order()), foreign == 0);
+        assert_eq!((chunk.first_lent(), chunk.used_pages()), (Some(1..3), 1 << order));
+        chunk.put(0);
+        assert!(chunk.is_empty());
+        chunk.set_lent(1..3, false);
+        assert_eq!((chunk.free_slots(), chunk.first_lent()), (slots, None));
+        assert_eq!(chunk.sparse_slots(), slots);
     }
 }
 
 #[test]
 fn ranges_are_set_counted_and_found_across_words() {
     for range in [0..1, 63..65, 0..64, 5..200, 448..512, 0..512] {
-        let mut bits = PageBits::default();
+        let mut bits = SlotBits::default();
         bits.set(range.clone(), true);
-        assert_eq!(bits.iter().collect::<Vec<_>>(), range.clone().collect::<Vec<_>>());
         assert_eq!((bits.count(), bits.next(0, true)), (range.end - range.start, range.start));
         assert_eq!(bits.next(range.start, false), range.end);
-        assert_eq!(bits.count_in(0..range.start + 1), 1);
-        let mut others = PageBits::ALL;
-        others.set(range.clone(), false);
-        assert_eq!((others.count(), others.or(&bits)), (512 - bits.count(), PageBits::ALL));
-        assert!(bits.has(range.start) && !bits.has(range.end) && !others.has(range.start));
+        assert_eq!(bits.first_run(u32::MAX), Some(range.clone()));
+        assert_eq!(bits.first_run(1), Some(range.start..range.start + 1));
+        assert!(bits.has(range.start) && !bits.has(range.end));
+        bits.set(range, false);
+        assert_eq!(bits, SlotBits::default());
     }
 }
 
@@ -128,12 +96,15 @@ struct World {
 }
 
 impl World {
+    const PAGES: u32 = 2 << LARGEST.0;
+
     fn new() -> Self {
-        let bound_bytes = 2 * (CHUNK_BYTES + 64 * u64::from(CHUNK_PAGES));
+        let bound_bytes = 64 << 20;
         let features = Features::probe(&[]);
-        let arena = Arena::new(bound_bytes, 2 * CHUNK_BYTES, HugePages::Never, features);
-        let folios = Folios::without_reaper(2 * CHUNK_PAGES as usize);
-        Self { arena: arena.unwrap(), folios }
+        let arena = Arena::new(bound_bytes, bound_bytes, HugePages::Never, features).unwrap();
+        arena.set_bound(2 * LARGEST.cost_bytes());
+        let folios = Folios::without_reaper(arena.frames() as usize);
+        Self { arena, folios }
     }
 
     fn allocate(&self, near: Option<u32>) -> u32 {
@@ -144,7 +115,7 @@ impl World {
     /// Allocates all frames, then frees those in `free`.
     fn with_free(free: impl IntoIterator<Item = u32>) -> Self {
         let world = Self::new();
-        for frame in 0..2 * CHUNK_PAGES {
+        for frame in 0..Self::PAGES {
             assert_eq!(world.allocate(None), frame);
         }
         for frame in free {
@@ -192,13 +163,13 @@ fn migrated_folios_go_to_partial_extents_of_others() {
 fn lists_and_counts_follow_the_slots() {
     let world = World::with_free([]);
     let mut random = fastrand::Rng::with_seed(1);
-    let mut used: Vec<u32> = (0..2 * CHUNK_PAGES).collect();
+    let mut used: Vec<u32> = (0..World::PAGES).collect();
     for step in 0..20_000 {
         // Alternates between mostly full and mostly empty.
         let frees = random.u32(..100) < if step / 2000 % 2 == 0 { 60 } else { 40 };
         if frees && !used.is_empty() {
             world.arena.free(FolioId(used.swap_remove(random.usize(..used.len()))));
-        } else if used.len() < 2 * CHUNK_PAGES as usize {
+        } else if used.len() < World::PAGES as usize {
             let near = used.last().copied().filter(|_| random.bool());
             let frame = world.allocate(near);
             assert!(!used.contains(&frame), "frame {frame} was allocated twice");

@@ -56,7 +56,7 @@ pub(crate) use stray_pages::{Refusal, fault_time};
 
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
-use crate::sys::memory::{self, PageRange, Reservation};
+use crate::sys::memory::{self, HUGE_PAGE_BYTES, PageRange, Reservation};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::userfault::Userfault;
 use std::io;
@@ -108,7 +108,7 @@ impl Region {
     ) -> io::Result<Self> {
         let bytes = pages.checked_mul(PAGE_BYTES).and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
-        let memory = Reservation::new(bytes, super::CHUNK_BYTES as usize)?;
+        let memory = Reservation::new(bytes, HUGE_PAGE_BYTES)?;
         memory.refuse_huge_pages();
         memory.refuse_merging();
         memory.skip_on_fork()?;

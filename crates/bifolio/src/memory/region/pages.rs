@@ -6,7 +6,6 @@
 //! through the descriptors themselves.
 
 use crate::memory::arena::{Arena, ArenaState, DESCRIPTOR_BYTES, PAGE_BYTES};
-use crate::memory::chunk::CHUNK_PAGES;
 use crate::page::{FolioId, Folios, NO_FOLIO};
 use crate::sync::Ordering;
 
@@ -33,17 +32,13 @@ impl Default for RegionPages {
 impl Arena {
     /// Returns `true` if a folio's page is in a region.
     pub(crate) fn is_region_page(&self, id: FolioId) -> bool {
-        id.0 >= self.first_region_page()
-    }
-
-    fn first_region_page(&self) -> u32 {
-        self.chunks() as u32 * CHUNK_PAGES
+        id.0 >= self.frames()
     }
 
     /// Allocates a descriptor and charges a page; `None` if the budget does not allow it.
     pub(crate) fn allocate_region_page(&self, folios: &Folios) -> Option<FolioId> {
         let mut state = self.state.lock();
-        let found = state.take_region_page(self.first_region_page(), folios);
+        let found = state.take_region_page(self.frames(), folios);
         self.publish(&state);
         found
     }

@@ -4,11 +4,10 @@
 //! Created and charged against the bound when the first mappable file is opened.
 
 use super::staging::Staging;
-use crate::memory::CHUNK_BYTES;
 use crate::memory::Soundness;
 use crate::memory::arena::{Arena, PAGE_BYTES};
 use crate::sync::{Mutex, MutexGuard};
-use crate::sys::memory::{PageRange, Reservation, Unmapper};
+use crate::sys::memory::{HUGE_PAGE_BYTES, PageRange, Reservation, Unmapper};
 use crate::sys::page_pipe::PagePipe;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::probe::{Feature, Features};
@@ -95,7 +94,7 @@ impl Regions {
             staging_pages: part.min(STAGING_PAGES_MAX),
             bounce_buffer_pages,
             swap_bounce_buffer_pages: if has_swap { 2 * bounce_buffer_pages } else { 0 },
-            huge: arena.may_use_huge_pages(),
+            huge: arena.may_use_huge_pages,
         }
     }
 
@@ -178,7 +177,7 @@ impl Regions {
 /// times as long.
 fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Result<Reservation> {
     let bytes = (pages * PAGE_BYTES) as usize;
-    let memory = Reservation::new(bytes, CHUNK_BYTES as usize)?;
+    let memory = Reservation::new(bytes, HUGE_PAGE_BYTES)?;
     memory.wipe_on_fork();
     if !huge {
         memory.refuse_huge_pages();
@@ -208,15 +207,16 @@ mod tests {
         if !features.has(Feature::TransparentHugePages) {
             return skip(Feature::TransparentHugePages, format!("{:?}", features.reports()));
         }
-        let there_are = Reservation::new(2 * CHUNK_BYTES as usize, CHUNK_BYTES as usize).unwrap();
+        let huge_pages_bytes = 2 * HUGE_PAGE_BYTES as u64;
+        let there_are = Reservation::new(2 * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES).unwrap();
         there_are.populate(0, there_are.len(), true, &features).unwrap();
-        if huge_bytes(&there_are) < 2 * CHUNK_BYTES {
+        if huge_bytes(&there_are) < huge_pages_bytes {
             return skip("huge-pages-now", "the system has no free huge pages");
         }
         // Two whole huge pages, and part of a third, which must use only the pages that it needs.
-        let pages = 2 * CHUNK_BYTES / PAGE_BYTES + 1;
+        let pages = huge_pages_bytes / PAGE_BYTES + 1;
         let huge = memory_for_transfers(pages, true, &features).unwrap();
-        assert_eq!(huge_bytes(&huge), 2 * CHUNK_BYTES);
+        assert_eq!(huge_bytes(&huge), huge_pages_bytes);
         let small = memory_for_transfers(pages, false, &features).unwrap();
         assert_eq!(huge_bytes(&small), 0);
     }

@@ -47,7 +47,7 @@ impl World {
         let features = Features::probe(masked);
         let arena = Arena::new(BOUND, BOUND, HugePages::Auto, features.clone()).unwrap();
         let arena = Arc::new(arena);
-        let folios = Folios::without_reaper(Arena::descriptors_max(BOUND) as usize);
+        let folios = Folios::without_reaper(2 * arena.frames() as usize);
         let engine = Engine::with_threads(&features, depth, threads_max);
         Self { name, engine, arena, features, folios }
     }
