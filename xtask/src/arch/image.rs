@@ -47,6 +47,8 @@ pub fn make(folder: &Path, pages: u32, programs: &[Program], lines: &[String]) -
         for name in ["bin", "lib", "sbin"] {
             let _ = symlink(format!("usr/{name}"), root.join(name));
         }
+        // The scripts of the packages have not run, which would choose a shell.
+        let _ = symlink("busybox", root.join("usr/bin/sh"));
         for name in ["proc", "sys", "dev", "tmp", "root", "run"] {
             fs::create_dir_all(root.join(name))?;
         }
