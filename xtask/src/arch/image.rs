@@ -59,6 +59,9 @@ pub fn make(folder: &Path, pages: u32, programs: &[Program], lines: &[String]) -
     let version = release.file_name().and_then(|it| it.to_str()).context("kernel version")?;
     run_command(Command::new("depmod").arg("-b").arg(root.join("usr")).args(["-a", version]))?;
     fill(&root.join("check"), programs, lines)?;
+    // `CARGO_TARGET_TMPDIR`, whose path is in the test programs.
+    let files = super::folder().join(super::TARGET).join("tmp");
+    fs::create_dir_all(root.join(files.strip_prefix("/").unwrap_or(&files)))?;
     fs::write(root.join("check/start.sh"), START.replace('@', REQUIRED))?;
     let (initial, disk) = (folder.join("initial"), folder.join("disk"));
     fs::write(&initial, initial_disk(&root, &release)?)?;
