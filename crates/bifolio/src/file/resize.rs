@@ -65,7 +65,6 @@ impl Growth<'_> {
         self.growing.end();
     }
 
-    /// Changes the allocation of the backing.
     pub(super) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
         self.resizing.fallocate(mode, bytes)
     }

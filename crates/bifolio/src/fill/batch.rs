@@ -92,7 +92,6 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Starts a run that is already claimed.
     pub(crate) fn start(
         &mut self,
         run: ReadIo,

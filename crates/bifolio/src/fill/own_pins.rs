@@ -11,7 +11,6 @@ use std::ops::Range;
 
 pub(crate) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
-/// Registration of a `PageRefMut`, removed on drop.
 #[derive(Debug)]
 pub(crate) struct OwnPin {
     inode: usize,

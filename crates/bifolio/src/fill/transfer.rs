@@ -61,7 +61,6 @@ pub(crate) struct ReadIo {
     pub(crate) will_be_stored: bool,
     /// Bytes that the backing had for the run when it was started. It may have grown since.
     pub(super) expected_bytes: u64,
-    /// Noted when it was started.
     pub(super) cleared_before: ClearedBefore,
 }
 

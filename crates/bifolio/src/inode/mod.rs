@@ -86,7 +86,6 @@ pub(crate) struct Inode {
     pub(crate) resizing: Mutex<()>,
     /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
     pub(crate) cutting: RwLock<()>,
-    /// Pages that are being cleared (`clearing.rs`).
     pub(crate) clearing: Clearing,
     /// Maximum length of the file, in bytes. Raised by the thread that holds `resizing`.
     pub(crate) len_max_bytes: AtomicU64,

@@ -369,7 +369,6 @@ impl<'a> Removal<'a> {
         drop(table_reference);
     }
 
-    /// Unmaps the gathered folios (REGION-2), and frees them.
     fn finish(&mut self) {
         let inode = self.inode;
         let Some(region) = inode.page_space.region().filter(|_| !self.frozen.is_empty()) else {

@@ -180,7 +180,6 @@ pub(crate) trait Reaper: Send + Sync {
     }
 }
 
-/// All descriptors of a cache.
 pub(crate) struct Folios {
     array: ReservedArray<Folio>,
     reaper: Box<dyn Reaper>,

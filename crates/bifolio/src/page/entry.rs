@@ -48,7 +48,6 @@ impl Entry {
     /// No information about the page: its bytes, if any, are on the backing.
     pub(crate) const HOLE: Entry = Entry(0);
 
-    /// Decodes a word of the table.
     #[inline(always)]
     pub(crate) fn from_word(word: u64) -> Self {
         Self(word)

@@ -20,7 +20,6 @@
 
 use crate::sync::{AtomicU32, Ordering, blocking, futex};
 
-/// One independent bit of the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Flag {

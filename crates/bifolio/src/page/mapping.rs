@@ -383,9 +383,7 @@ const PREDICTS: u64 = 1;
 /// checker does not see it.
 #[derive(Debug, Default)]
 pub(super) struct Prediction {
-    /// Frame minus page index of the counted folios.
     distance: HintWord,
-    /// Folios at that distance.
     following: HintWord,
 }
 

@@ -77,7 +77,6 @@ pub(crate) enum SwapStorage {
     Backing(Arc<dyn Backing>),
 }
 
-/// Results of the write-backs to the swap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answers {
     pub(crate) taken: u64,
@@ -199,7 +198,6 @@ impl Swap {
         self.pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Subtracts `pages` pages that have become holes.
     pub(crate) fn note_removed_pages(&self, pages: u64) {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }

@@ -97,7 +97,6 @@ pub(crate) use model::ReservedArray;
 mod model {
     use super::ZeroValid;
 
-    /// The model's array: a vector.
     #[derive(Debug)]
     pub(crate) struct ReservedArray<T>(Box<[T]>);
 

@@ -54,7 +54,6 @@ impl MemoryLimit {
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     directory: PathBuf,
-    /// Directory where the hierarchy is mounted.
     top: PathBuf,
     names: &'static Names,
 }

@@ -118,7 +118,6 @@ enum Server {
     Asleep,
 }
 
-/// Duty of the caller after a submission.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
@@ -129,7 +128,6 @@ pub(crate) enum Call {
     Nothing,
 }
 
-/// Next step of the server.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {

@@ -368,14 +368,12 @@ impl Plan {
     }
 }
 
-/// Limits of a plan in a file.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     max_pages: u64,
     file_pages: u64,
 }
 
-/// Readers of one handle.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     /// Sequential readers, the last used first; the last in the list is replaced.
@@ -417,7 +415,6 @@ impl Streams {
         }
     }
 
-    /// Handles a miss that continues no known reader.
     fn on_stray_miss(
         &mut self,
         access: &PageAccess,

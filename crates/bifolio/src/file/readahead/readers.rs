@@ -58,7 +58,6 @@ pub(super) struct Sequential {
     mark: Option<u64>,
     /// Upper bound of windows, set by a miss, in pages.
     ceiling_pages: u64,
-    /// Windows since the ceiling last changed.
     clean_windows: u32,
 }
 

@@ -513,7 +513,6 @@ impl<T> Queue<'_, T> {
         self.fallback.as_ref().filter(|_| self.in_helpers() > 0)?.take()
     }
 
-    /// Submits the pushed calls to the kernel.
     fn submit(&mut self) {
         if self.lease.as_mut().is_some_and(|lease| lease.unsubmitted() > 0) {
             self.enter(0);

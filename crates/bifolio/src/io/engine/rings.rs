@@ -244,7 +244,6 @@ impl<'e> Lease<'e> {
         self.refusals = self.refusals.saturating_add(1);
     }
 
-    /// Takes the next completion.
     pub(super) fn reap(&mut self) -> Option<(usize, io::Result<usize>)> {
         let (token, answer) = self.ring().reap()?;
         Some((token as usize, answer))
