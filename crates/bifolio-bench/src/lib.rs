@@ -1,6 +1,6 @@
 //! The benchmarks behind `bifolio bench`.
 //!
-//! The program parses a [`Config`], picks a [`Benchmark`] from [`all`], and calls [`run`], which
+//! The program parses a [`Config`], picks a [`Benchmark`] from [`all`], and calls [`run()`], which
 //! checks what the benchmark [needs](Needs), creates a [`Workspace`] and passes both as a
 //! [`Context`]. The benchmark returns a [`Report`]: the JSON, and what the tables show.
 //!
