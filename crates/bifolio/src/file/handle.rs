@@ -38,8 +38,7 @@ impl Handle {
 
     /// Fails if the cache is poisoned, closed, or belongs to a parent process.
     pub(super) fn check_sound(&self) -> Result<()> {
-        self.check_usable()?;
-        self.inode.memory.soundness.check()
+        self.registry.check()
     }
 
     pub(crate) fn fill(&self) -> Fill<'_> {

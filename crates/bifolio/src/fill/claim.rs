@@ -3,8 +3,6 @@
 //! A claim takes its resources in the order in which a thread may wait for them: the share of the
 //! device's reads and staging memory ([`Room`]), then memory for the table and a frame, then the
 //! folio lock. With transfers in flight it waits for none of them ([`Wait::Never`], IO-5).
-//!
-//!
 
 use super::Fill;
 use super::transfer::{Locked, ReadIo, Room};
@@ -28,15 +26,6 @@ pub(crate) enum Wait {
     Never,
 }
 
-/// Place of a new folio: the head of a unit whose Entry names none.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Vacancy {
-    pub(super) head: u64,
-    pub(super) seen: Entry,
-    /// Set if the page has no bytes anywhere.
-    pub(super) is_hole: bool,
-}
-
 /// Result of an attempt to insert a new folio into the table.
 #[derive(Debug)]
 pub(super) enum Claim<'a> {
@@ -58,14 +47,11 @@ pub(crate) enum ReadIoClaim {
 impl<'h> Fill<'h> {
     /// Returns the Entry of the page at `position` if the file has bytes there and no folio.
     pub(crate) fn absent_at(self, position: u64) -> Option<Entry> {
-        let mapping = &self.inode.mapping;
-        if position >= mapping.len_bytes() {
+        if position >= self.inode.mapping.len_bytes() {
             return None;
         }
-        // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
-        let seen =
-            mapping.table().load(mapping.head_index(position >> PAGE_SHIFT), Ordering::Acquire);
-        self.inode.store.is_absent(seen).then_some(seen)
+        let index = position >> PAGE_SHIFT;
+        self.next_absent(index..index + 1).map(|(_, seen)| seen)
     }
 
     /// Returns the first of `pages` that has bytes and no folio, and its Entry.
@@ -98,7 +84,7 @@ impl<'h> Fill<'h> {
         };
         let mut run = ReadIo::new(self.inode, head, room);
         let call = CallScope::begin();
-        match self.claim(Vacancy { head, seen, is_hole: false }, wait, false)? {
+        match self.claim(head, seen, wait, false)? {
             Claim::New(locked) => {
                 call.note_page();
                 run.push(locked);
@@ -122,8 +108,7 @@ impl<'h> Fill<'h> {
             if !self.inode.store.is_absent(seen) || !run.can_go_on_with(seen) {
                 break;
             }
-            let vacancy = Vacancy { head, seen, is_hole: false };
-            let Ok(Claim::New(locked)) = self.claim(vacancy, Wait::Never, false) else { break };
+            let Ok(Claim::New(locked)) = self.claim(head, seen, Wait::Never, false) else { break };
             run.push(locked);
             head += folio_pages;
         }
@@ -153,36 +138,37 @@ impl<'h> Fill<'h> {
         Some(room)
     }
 
-    /// FILL-C2..C4: inserts a new folio, locked and not uptodate, into the table.
+    /// FILL-C2..C4: inserts a new folio, locked and not uptodate, into the table. `head` is its
+    /// first page, and `seen` the current Entry.
     pub(super) fn claim(
         self,
-        vacancy: Vacancy,
+        head: u64,
+        seen: Entry,
         wait: Wait,
         may_pass_end: bool,
     ) -> Result<Claim<'h>> {
         let Self { inode, reclaim, state } = self;
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
-        state.check()?;
-        memory.soundness.check()?;
+        state.check_sound(&memory.soundness)?;
         // Before frames are allocated: a file whose pages cannot be evicted must not need them.
         let unlisted = reclaim.count_unlisted(inode)?;
-        let Some((id, _filling)) = self.take_frame(vacancy, wait)? else {
+        let Some((id, _filling)) = self.take_frame(head, seen, wait)? else {
             return Ok(Claim::NoFrame);
         };
         // Has no owner until it is locked: reclaim may scan the chunk now, and must not take it for
         // a folio that is in its table.
-        let folio = memory.folios.start(id, 0, vacancy.head, mapping.order());
+        let folio = memory.folios.start(id, 0, head, mapping.order());
         let lock = folio.lock_new();
         Folio::set_owner(&lock, inode.address);
         let references = (folio.try_clone(), folio.try_clone());
         let (Some(for_table), Some(for_lru)) = references else {
             unreachable!("a new folio has no other references");
         };
-        if mapping.insert(&memory.folios, &lock, for_table, vacancy.seen).is_err() {
+        if mapping.insert(&memory.folios, &lock, for_table, seen).is_err() {
             return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
-        let shadow = inode.store.take_over(&lock, vacancy.seen);
+        let shadow = inode.store.take_over(&lock, seen);
         if !may_pass_end && mapping.was_cut(&lock) {
             drop(inode.remove_unfilled(&folio, &lock));
             return Ok(Claim::Taken);
@@ -200,20 +186,25 @@ impl<'h> Fill<'h> {
 
     /// Takes a frame, and charges the page of the table that will name it, which stays while the
     /// guard exists.
-    fn take_frame(self, vacancy: Vacancy, wait: Wait) -> Result<Option<(FolioId, Filling<'h>)>> {
+    fn take_frame(
+        self,
+        head: u64,
+        seen: Entry,
+        wait: Wait,
+    ) -> Result<Option<(FolioId, Filling<'h>)>> {
         let Self { inode, reclaim, .. } = self;
-        let (mapping, index) = (&inode.mapping, vacancy.head);
+        let mapping = &inode.mapping;
         // After the frames of the preceding folio, so that one copy can read both.
-        let before = index.checked_sub(1 << mapping.order());
+        let before = head.checked_sub(1 << mapping.order());
         let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
         let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
         inode.memory.arena_fills.note_fill(near.is_some());
         let kind = inode.page_space.frame_kind(mapping.order(), near);
         // A new page that can only be swapped out reserves its slots first, which may have to wait.
-        let needs_slots = vacancy.is_hole && inode.store.cleaner() == Cleaner::Swapper;
+        let needs_slots = inode.store.cleaner() == Cleaner::Swapper && inode.store.is_hole(seen);
         let filling = mapping.table().fill();
         let found = match wait {
-            _ if needs_slots || !reclaim.try_charge_table(inode, index) => None,
+            _ if needs_slots || !reclaim.try_charge_table(inode, head) => None,
             Wait::ForFrames => reclaim.take_free(kind)?,
             Wait::Never => reclaim.try_allocate(kind)?,
         };
@@ -222,7 +213,7 @@ impl<'h> Fill<'h> {
             (None, Wait::Never) => Ok(None),
             (None, Wait::ForFrames) => {
                 drop(filling);
-                self.wait_for_frames(index, kind, needs_slots).map(Some)
+                self.wait_for_frames(head, kind, needs_slots).map(Some)
             }
         }
     }
@@ -285,8 +276,7 @@ mod tests {
         file.set_len(PAGE_BYTES).unwrap();
         // Continues like a thread that loaded the length before the truncation.
         let (fill, table) = (file.handle.fill(), file.handle.inode.mapping.table());
-        let vacancy = Vacancy { head: 2, seen: Entry::HOLE, is_hole: true };
-        let claimed = fill.claim(vacancy, Wait::ForFrames, false).unwrap();
+        let claimed = fill.claim(2, Entry::HOLE, Wait::ForFrames, false).unwrap();
         assert!(!matches!(claimed, Claim::New(_)), "{claimed:?}");
         assert_eq!(table.next_occupied(1), None);
         assert!(matches!(
@@ -295,7 +285,7 @@ mod tests {
         ));
         assert_eq!(fill.inode.mapping.resident_folios(), 1);
         // A write that is about to grow the file may claim there.
-        let claimed = fill.claim(vacancy, Wait::ForFrames, true).unwrap();
+        let claimed = fill.claim(2, Entry::HOLE, Wait::ForFrames, true).unwrap();
         let Claim::New(locked) = claimed else { panic!("{claimed:?}") };
         drop(fill.inode.remove_unfilled(&locked.folio, &locked.lock));
     }

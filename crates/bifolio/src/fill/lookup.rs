@@ -4,7 +4,7 @@
 //! fills a new one as its [`AccessMode`] requires; a thread that loses a race to fill waits for the
 //! winner's folio lock and uses its folio (FILL-L1..L3).
 
-use super::claim::{Claim, Vacancy, Wait};
+use super::claim::{Claim, Wait};
 use super::transfer::{ReadIo, Room};
 use super::{AccessMode, Fill, Locked, OnAllocated, own_pins};
 use crate::error::Result;
@@ -66,8 +66,7 @@ impl<'h> Fill<'h> {
                     }
                 }
                 Lookup::Absent(seen) => {
-                    self.state.check()?;
-                    memory.soundness.check()?;
+                    self.state.check_sound(&memory.soundness)?;
                     let is_hole = self.inode.store.is_hole(seen);
                     if is_hole && !access.fills_holes() {
                         return Ok(None);
@@ -76,8 +75,7 @@ impl<'h> Fill<'h> {
                     let reads = !is_hole && !self.may_be_replaced(head, access);
                     let wait = Wait::ForFrames;
                     let Some(room) = self.room(1, reads, wait) else { continue };
-                    let vacancy = Vacancy { head, seen, is_hole };
-                    let claimed = self.claim(vacancy, wait, access.may_pass_end())?;
+                    let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
                         if !matches!(access, AccessMode::Write { .. }) {
                             // A page of a write is counted when it may become dirty.

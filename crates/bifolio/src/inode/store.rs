@@ -269,10 +269,10 @@ impl Store {
     /// Transfers the location in `seen` to the folio that was just inserted there. Returns the
     /// shadow that the last eviction of the page left for the replacement policy.
     pub(crate) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) -> Option<Shadow> {
-        match self {
-            Self::Disk(_) => seen.as_value().map(Shadow),
-            Self::Swap(swap) => swap.take_over(locked, seen),
+        if let Self::Swap(swap) = self {
+            swap.take_over(locked, seen);
         }
+        self.shadow_of(seen)
     }
 
     /// Returns the Entry that evicting a clean folio stores at the head of a unit.

@@ -48,15 +48,13 @@ impl SwapStore {
     }
 
     /// Transfers the slot in `seen` to the folio that was just inserted there, or counts the pages
-    /// of a new one. Returns the shadow of the last eviction.
-    pub(super) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) -> Option<Shadow> {
-        let (swap, slot) = (self.swap.as_ref()?, seen.as_value());
-        let Some(slot) = slot.map(|slot| slot as u32) else {
-            swap.note_new_pages(locked.pages());
-            return None;
-        };
-        locked.set_slot(slot);
-        Some(swap.shadow(slot))
+    /// of a new one.
+    pub(super) fn take_over(&self, locked: &LockedFolio<'_>, seen: Entry) {
+        let Some(swap) = &self.swap else { return };
+        match seen.as_value() {
+            Some(slot) => locked.set_slot(slot as u32),
+            None => swap.note_new_pages(locked.pages()),
+        }
     }
 
     /// Returns the slots of a folio and of those after it.

@@ -35,6 +35,12 @@ impl CacheState {
         Ok(())
     }
 
+    /// Fails if the cache is closed, belongs to a parent process, or is poisoned.
+    pub(crate) fn check_sound(&self, soundness: &Soundness) -> Result<()> {
+        self.check()?;
+        soundness.check()
+    }
+
     pub(crate) fn is_forked(&self) -> bool {
         self.origin.is_forked()
     }

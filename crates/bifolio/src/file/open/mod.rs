@@ -124,8 +124,7 @@ impl Registry {
 
     /// Fails if the cache is closed or cannot be relied upon.
     pub(crate) fn check(&self) -> Result<()> {
-        self.cache_state.check()?;
-        self.services.memory.soundness.check()
+        self.cache_state.check_sound(&self.services.memory.soundness)
     }
 
     /// Iterates over the open files. Holds only the one that the caller is processing. Skips files
