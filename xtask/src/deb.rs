@@ -5,10 +5,10 @@
 use std::fs;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::cargo::target_folder;
-use crate::install;
+use crate::{install, process};
 
 /// Builds `target/deb/bifolio_VERSION_ARCHITECTURE.deb`.
 pub fn run() -> Result<()> {
@@ -17,17 +17,18 @@ pub fn run() -> Result<()> {
     let _ = fs::remove_dir_all(&root);
     install::run(&install::Arguments::staged(root.clone()))?;
     for program in ["bifolio", "bifolio-mount"] {
-        output(Command::new("strip").arg(root.join("usr/bin").join(program)))?;
+        process::output(Command::new("strip").arg(root.join("usr/bin").join(program)))?;
     }
     let version = env!("CARGO_PKG_VERSION");
-    let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
-    let libc = output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libc6"]))?;
+    let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
+    let libc =
+        process::output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libc6"]))?;
     fs::create_dir_all(root.join("DEBIAN"))?;
     fs::write(root.join("DEBIAN/control"), control(version, architecture.trim(), libc.trim()))?;
     fs::write(root.join("DEBIAN/triggers"), "activate-noawait ldconfig\n")?;
     let file = folder.join(format!("bifolio_{version}_{}.deb", architecture.trim()));
     let mut pack = Command::new("dpkg-deb");
-    output(pack.args(["--root-owner-group", "--build"]).arg(&root).arg(&file))?;
+    process::output(pack.args(["--root-owner-group", "--build"]).arg(&root).arg(&file))?;
     eprintln!("made {}", file.display());
     Ok(())
 }
@@ -51,14 +52,6 @@ fn control(version: &str, architecture: &str, libc: &str) -> String {
          extension of SQLite.\n",
         env!("CARGO_PKG_REPOSITORY")
     )
-}
-
-/// Runs a command of Debian's for what it prints.
-fn output(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?} failed: {errors}");
-    String::from_utf8(output.stdout).context("its output is no text")
 }
 
 #[cfg(test)]

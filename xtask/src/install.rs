@@ -28,6 +28,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use crate::cargo::{Cargo, target_folder, workspace_root};
+use crate::process;
 
 /// Options of `cargo x install`.
 #[derive(Debug, clap::Args)]
@@ -124,9 +125,7 @@ fn install_program(program: &Path, generate: &str, target: &Path) -> Result<()> 
     let generated = target_folder().join("generated").join(name);
     let _ = fs::remove_dir_all(&generated);
     fs::create_dir_all(&generated)?;
-    let status = Command::new(program).arg(generate).arg(&generated).status();
-    let status = status.with_context(|| format!("cannot start {}", program.display()))?;
-    ensure!(status.success(), "{} {generate} failed", program.display());
+    process::output(Command::new(program).arg(generate).arg(&generated))?;
     for entry in fs::read_dir(&generated)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).context("a generated file")?;

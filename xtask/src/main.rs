@@ -21,6 +21,7 @@ mod house;
 mod install;
 mod mutants;
 mod package;
+mod process;
 mod release;
 mod san;
 mod step;

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::cargo::{Cargo, workspace_root};
+use crate::process;
 
 /// Manifests of the two workspaces.
 const WORKSPACES: [&str; 2] = ["Cargo.toml", "doors/Cargo.toml"];
@@ -138,14 +139,7 @@ fn outside<'a>(file: &Path, source: &'a str) -> Option<&'a str> {
 /// Runs cargo for what it prints.
 fn query(arguments: &[&str]) -> Result<String> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(program)
-        .args(arguments)
-        .current_dir(workspace_root())
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo {}: {}", arguments.join(" "), output.status);
-    String::from_utf8(output.stdout).context("cargo printed no text")
+    process::output(Command::new(program).args(arguments).current_dir(workspace_root()))
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::cargo::{Cargo, target_folder, workspace_root};
-use crate::package;
+use crate::{package, process};
 
 /// Options of `cargo x release`.
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 fn minimum() -> Result<()> {
     let version = env!("CARGO_PKG_RUST_VERSION");
     let toolchain = format!("{version}.0");
-    run_command(Command::new("rustup").args([
+    run_in_root(Command::new("rustup").args([
         "toolchain",
         "install",
         &toolchain,
@@ -74,7 +74,7 @@ fn minimum() -> Result<()> {
         for name in &names {
             command.args(["-p", name]);
         }
-        run_command(&mut command).with_context(|| format!("Rust {version} does not suffice"))?;
+        run_in_root(&mut command).with_context(|| format!("Rust {version} does not suffice"))?;
     }
     Ok(())
 }
@@ -105,14 +105,12 @@ fn tool(name: &str) -> Result<()> {
 }
 
 fn run_tool(name: &str, arguments: &[&str]) -> Result<()> {
-    run_command(Command::new(target_folder().join("tools/bin").join(name)).args(arguments))
+    run_in_root(Command::new(target_folder().join("tools/bin").join(name)).args(arguments))
 }
 
-fn run_command(command: &mut Command) -> Result<()> {
+/// Runs a program of the release, in the root of the workspace.
+fn run_in_root(command: &mut Command) -> Result<()> {
     // `cargo x` runs inside rustup's choice of a toolchain, which the command may make anew.
     command.current_dir(workspace_root()).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
-    eprintln!("$ {}", format!("{command:?}").replace('"', ""));
-    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
-    ensure!(status.success(), "{status}");
-    Ok(())
+    process::run(command)
 }

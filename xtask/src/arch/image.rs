@@ -12,7 +12,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{END, Program, run_command};
+use super::{END, Program};
+use crate::process;
 
 /// Debian's release in the system: one whose kernel has every feature of writable maps.
 const RELEASE: &str = "trixie";
@@ -38,7 +39,7 @@ pub fn make(folder: &Path, pages: u32, programs: &[Program], lines: &[String]) -
     if !root.join("etc/extracted").exists() {
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(folder)?;
-        run_command(
+        process::run(
             Command::new("mmdebstrap")
                 .args(["--mode=root", "--arch=arm64", "--variant=extract"])
                 .arg(format!("--include=busybox-static,kmod,libgcc-s1,{kernel_package}"))
@@ -57,7 +58,7 @@ pub fn make(folder: &Path, pages: u32, programs: &[Program], lines: &[String]) -
     let kernel = only_file(&root.join("boot"), "vmlinuz-")?;
     let release = only_file(&root.join("usr/lib/modules"), "")?;
     let version = release.file_name().and_then(|it| it.to_str()).context("kernel version")?;
-    run_command(Command::new("depmod").arg("-b").arg(root.join("usr")).args(["-a", version]))?;
+    process::run(Command::new("depmod").arg("-b").arg(root.join("usr")).args(["-a", version]))?;
     fill(&root.join("check"), programs, lines)?;
     // `CARGO_TARGET_TMPDIR`, whose path is in the test programs.
     let files = super::folder().join(super::TARGET).join("tmp");
@@ -69,7 +70,7 @@ pub fn make(folder: &Path, pages: u32, programs: &[Program], lines: &[String]) -
     let mut make = Command::new("mkfs.ext4");
     // Not every machine has `/sbin` in its path.
     make.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
-    run_command(make.args(["-q", "-F", "-d"]).arg(&root).arg(&disk).arg(DISK))?;
+    process::run(make.args(["-q", "-F", "-d"]).arg(&root).arg(&disk).arg(DISK))?;
     Ok(System { kernel, initial, disk })
 }
 

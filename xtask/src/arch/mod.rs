@@ -26,6 +26,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::cargo::{target_folder, workspace_root};
+use crate::process;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Debian's packages with what is used here, on the machine that emulates.
@@ -127,11 +128,11 @@ fn install() -> Result<()> {
             .is_some_and(|path| std::env::split_paths(&path).any(|it| it.join(program).exists()))
     };
     if !PROGRAMS.iter().all(|program| has(program) || Path::new("/sbin").join(program).exists()) {
-        run_command(Command::new("apt-get").arg("update"))?;
+        process::run(Command::new("apt-get").arg("update"))?;
         let arguments = ["install", "-y", "--no-install-recommends"];
-        run_command(Command::new("apt-get").args(arguments).args(PACKAGES))?;
+        process::run(Command::new("apt-get").args(arguments).args(PACKAGES))?;
     }
-    run_command(Command::new("rustup").args(["target", "add", TARGET]))
+    process::run(Command::new("rustup").args(["target", "add", TARGET]))
 }
 
 /// Runs cargo for the other processor, and returns the programs that it built.
@@ -147,9 +148,7 @@ fn build(arguments: &[&str]) -> Result<Vec<Program>> {
     command.arg("--target-dir").arg(folder()).current_dir(workspace_root());
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     eprintln!("$ cargo {} --profile checks --target {TARGET}", arguments.join(" "));
-    let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "the build failed: {}", output.status);
-    let text = String::from_utf8(output.stdout).context("cargo printed no text")?;
+    let text = process::output(&mut command).context("the build failed")?;
     let mut programs = Vec::new();
     for line in text.lines() {
         let message: Value = serde_json::from_str(line).context("a message of cargo")?;
@@ -174,7 +173,7 @@ fn under_user_mode(programs: &[Program], lines: &[String]) -> Result<()> {
     image::fill(&folder, programs, lines)?;
     // Programs that the tests start run under QEMU, too.
     let qemu = "qemu-aarch64 -L /usr/aarch64-linux-gnu";
-    run_command(Command::new("sh").arg("check.sh").current_dir(&folder).env("RUN", qemu))
+    process::run(Command::new("sh").arg("check.sh").current_dir(&folder).env("RUN", qemu))
 }
 
 /// Runs the programs in a system of Debian's.
@@ -207,12 +206,5 @@ fn in_a_system(arguments: &Arguments, programs: &[Program], lines: &[String]) ->
     if !has_passed {
         bail!("not all programs succeeded: see the lines that begin with `check-arch: FAILED`");
     }
-    Ok(())
-}
-
-fn run_command(command: &mut Command) -> Result<()> {
-    eprintln!("$ {}", format!("{command:?}").replace('"', ""));
-    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
-    ensure!(status.success(), "{status}");
     Ok(())
 }

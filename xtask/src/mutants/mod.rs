@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo::{target_folder, workspace_root};
+use crate::process;
 use patch::Mutant;
 pub use patch::check;
 use table::Row;
@@ -117,13 +118,8 @@ impl Place {
     fn new(root: &Path) -> Result<Self> {
         let folder = target_folder().join("mutants");
         let tree = folder.join("tree");
-        let listed = Command::new("git")
-            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-            .current_dir(root)
-            .output()
-            .context("cannot run git ls-files")?;
-        ensure!(listed.status.success(), "git ls-files: {}", listed.status);
-        let listed = String::from_utf8(listed.stdout)?;
+        let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+        let listed = process::output(Command::new("git").args(arguments).current_dir(root))?;
         let wanted: Vec<&str> = listed.split_terminator('\0').collect();
         for path in &wanted {
             let (from, to) = (root.join(path), tree.join(path));
