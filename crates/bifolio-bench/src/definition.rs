@@ -93,6 +93,8 @@ pub(crate) enum Asked {
     Count(&'static str, &'static str),
     /// The ratio of the same count of two series, `{over}` and `{under}`.
     CountRatio(&'static str, &'static str, &'static str),
+    /// Another value of two series, `{over}` and `{under}`.
+    Pair(&'static str, &'static str, fn(&Row, &str, &str) -> Option<f64>),
     /// Another value of the row.
     Of(fn(&Row) -> Option<f64>),
 }
@@ -133,6 +135,7 @@ impl Target {
             Asked::CountRatio(over, under, name) => {
                 (row.count(over, name)? / row.count(under, name)?, [over, under])
             }
+            Asked::Pair(over, under, value) => (value(row, over, under)?, [over, under]),
             Asked::Of(value) => (value(row)?, ["", ""]),
         };
         let name = self.name.replace("{over}", over).replace("{under}", under);

@@ -106,41 +106,11 @@ pub(crate) static RECLAIM: Definition<Parameters> = Definition {
         rates("pattern=sequential", SWAP, 1.5),
         rates("pattern=random", SWAP, 1.0),
         rates("", MMAP, 1.0),
-        at_most(
-            "shootdowns per evicted page, flush_per_batch_31 / flush_per_folio, {pattern}, workers \
-             {workers}",
-            "",
-            Asked::Of(|row| shootdowns(row, PER_31, PER_FOLIO)),
-            1.0 / 15.0,
-        ),
-        at_most(
-            "shootdowns per evicted page, flush_per_batch_31 / kernel_swap, {pattern}, workers \
-             {workers}",
-            "",
-            Asked::Of(|row| shootdowns(row, PER_31, SWAP)),
-            1.0,
-        ),
-        at_most(
-            "shootdowns per evicted page, flush_per_batch_31 / kernel_mmap, {pattern}, workers \
-             {workers}",
-            "",
-            Asked::Of(|row| shootdowns(row, PER_31, MMAP)),
-            1.0,
-        ),
-        at_most(
-            "shootdowns per evicted page, flush_per_batch_128 / kernel_swap, {pattern}, workers \
-             {workers}",
-            "",
-            Asked::Of(|row| shootdowns(row, PER_128, SWAP)),
-            1.0 / 3.0,
-        ),
-        at_most(
-            "shootdowns per evicted page, flush_per_batch_128 / kernel_mmap, {pattern}, workers \
-             {workers}",
-            "",
-            Asked::Of(|row| shootdowns(row, PER_128, MMAP)),
-            1.0 / 3.0,
-        ),
+        shootdowns_at_most([PER_31, PER_FOLIO], 1.0 / 15.0),
+        shootdowns_at_most([PER_31, SWAP], 1.0),
+        shootdowns_at_most([PER_31, MMAP], 1.0),
+        shootdowns_at_most([PER_128, SWAP], 1.0 / 3.0),
+        shootdowns_at_most([PER_128, MMAP], 1.0 / 3.0),
         at_most(
             "p99.9 of a touch beyond that without a cache, ns, {pattern}, workers {workers}",
             "",
@@ -164,6 +134,12 @@ pub(crate) static RECLAIM: Definition<Parameters> = Definition {
     run,
     child: |task| child::serve(task, run_task),
 };
+
+/// Creates a target for the ratio of shootdowns per evicted page.
+const fn shootdowns_at_most([over, under]: [&'static str; 2], target: f64) -> Target {
+    let name = "shootdowns per evicted page, {over} / {under}, {pattern}, workers {workers}";
+    at_most(name, "", Asked::Pair(over, under, shootdowns), target)
+}
 
 /// Returns the ratio of shootdowns per evicted page, where several workers run: a single thread
 /// interrupts no other CPU.
