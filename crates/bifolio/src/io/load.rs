@@ -37,9 +37,7 @@ pub(crate) struct Load {
     all: Arc<Loads>,
     /// Pages in read, or about to be.
     reading: Share,
-    /// Pages of staging memory.
     pub(crate) staging: Share,
-    /// Threads that serve faults.
     pub(crate) faults: Share,
 }
 

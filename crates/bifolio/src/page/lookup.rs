@@ -22,7 +22,6 @@ pub(crate) enum Lookup<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct FrozenWaits {
     pub(crate) rounds: u64,
-    /// Start of the first round.
     pub(crate) since: Option<Instant>,
 }
 

@@ -123,7 +123,6 @@ impl Condvar {
     }
 }
 
-/// Holders of a [`RwLock`].
 #[derive(Debug, Default)]
 struct Holders {
     readers: usize,

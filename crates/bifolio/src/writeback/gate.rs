@@ -309,11 +309,11 @@ impl Asker {
     }
 }
 
-/// A write-out at the gate of its file.
+/// A write-out at the gate of its file. A file may get its gate after the write-out has begun, so
+/// each step looks for it.
 #[derive(Debug)]
 pub(super) struct Passage<'a> {
     inode: &'a Inode,
-    gate: &'a Arc<Gate>,
     /// Set to have the log made durable; otherwise that is asked for in the background.
     is_patient: bool,
     opened: std::result::Result<(), Arc<io::Error>>,
@@ -322,36 +322,39 @@ pub(super) struct Passage<'a> {
 impl<'a> Passage<'a> {
     /// Begins a write-out. A patient one makes the log durable for all dirty folios of the file
     /// that have an LSN, and blocks for the gate.
-    pub(super) fn begin(inode: &'a Inode, gate: &'a Arc<Gate>, is_patient: bool) -> Self {
-        let mut passage = Self { inode, gate, is_patient, opened: Ok(()) };
-        if is_patient {
-            passage.open(inode.dirty.highest_lsn_above(gate.durable()));
+    pub(super) fn begin(inode: &'a Inode, is_patient: bool) -> Self {
+        let mut passage = Self { inode, is_patient, opened: Ok(()) };
+        if let Some(gate) = inode.gate.get().filter(|_| is_patient) {
+            passage.open(gate, inode.dirty.highest_lsn_above(gate.durable()));
         }
         passage
     }
 
-    fn open(&mut self, lsn: u64) {
-        self.opened = self.gate.make_durable(self.inode.address, lsn);
+    fn open(&mut self, gate: &Gate, lsn: u64) {
+        self.opened = gate.make_durable(self.inode.address, lsn);
     }
 
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
     /// LSN, unless that failed before. Blocks for the gate.
     pub(super) fn open_for(&mut self, id: FolioId) {
+        let Some(gate) = self.inode.gate.get().filter(|_| self.opened.is_ok()) else { return };
         let lsn = self.inode.dirty.lsn_of(id);
         // One that is not committed stays behind the gate.
-        if self.opened.is_ok() && lsn != UNCOMMITTED {
-            self.open(lsn);
+        if lsn != UNCOMMITTED {
+            self.open(gate, lsn);
         }
     }
 
-    /// Ends a write-out of `bytes` of the file. Returns the refusal if folios were held back.
+    /// Ends a write-out of `bytes` of the file. Returns the refusal to a patient one if folios were
+    /// held back.
     pub(super) fn end(self, held: Option<HeldBack>, bytes: &Range<u64>) -> Option<Refusal> {
         let held = held?;
-        if !self.is_patient {
-            let range = (*bytes != ALL_BYTES).then(|| bytes.clone());
-            self.inode.ask_gate(self.gate, held, range);
+        if self.is_patient {
+            return Some(self.inode.refusal(held, self.opened.err()));
         }
-        Some(self.inode.refusal(held, self.opened.err()))
+        let range = (*bytes != ALL_BYTES).then(|| bytes.clone());
+        self.inode.ask_gate(held, range);
+        None
     }
 }
 
@@ -401,8 +404,8 @@ impl Inode {
 
     /// Asks the gate in the background to let folios pass that were passed over, and then writes
     /// them. Never waits.
-    fn ask_gate(&self, gate: &Arc<Gate>, held: HeldBack, range: Option<Range<u64>>) {
-        let Some(device) = &self.device else { return };
+    fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
+        let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
         let HeldBack { folios, lsn, highest } = held;
         let folios = if range.is_some() { 0 } else { folios };
         if highest == NO_LSN {
@@ -514,5 +517,45 @@ impl Inode {
         let Some(gate) = self.gate.get() else { return false };
         let lsn = self.dirty.lsn_of(id);
         !may_pass(lsn, gate.durable()) && (lsn == UNCOMMITTED || gate.failure().is_some())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::Cache;
+    use crate::file::OpenOptions;
+    use crate::sync::test_hook;
+
+    #[derive(Debug)]
+    struct Shut;
+
+    impl WriteGate for Shut {
+        fn durable_lsn(&self) -> u64 {
+            0
+        }
+
+        fn make_durable(&self, _lsn: u64) -> io::Result<()> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+    }
+
+    #[test]
+    fn a_sync_is_refused_by_a_gate_that_was_set_since_it_began() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).create(true);
+        let file = cache.open(&path, &options).unwrap();
+        file.write_all_at(b"before", 0).unwrap();
+        let other = cache.clone();
+        test_hook::set("before folios are written out", move || {
+            let gated = other.open_gated(&path, &options, Arc::new(Shut)).unwrap();
+            gated.write_at(b"held back", 100, 7).unwrap();
+        });
+        let error = file.sync_data().unwrap_err();
+        assert!(test_hook::has_run());
+        assert_eq!(error.kind(), ErrorKind::Gated, "{error}");
+        assert_eq!(file.discard_dirty().unwrap(), 109, "the whole file");
     }
 }

@@ -60,7 +60,9 @@ impl Inode {
     /// write-out has the log made durable; others ask for that in the background.
     fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
-        let mut passage = self.gate.get().map(|it| Passage::begin(self, it, wanted.patient));
+        let mut passage = Passage::begin(self, wanted.patient);
+        #[cfg(all(test, not(loom)))]
+        crate::sync::test_hook::reach("before folios are written out");
         let mut progress = Progress::default();
         let mut source = Source::new(self, wanted);
         let mut backoff = Backoff::default();
@@ -84,7 +86,7 @@ impl Inode {
                 backoff.wait();
             }
         }
-        total.refusal = passage.and_then(|it| it.end(total.held.take(), &wanted.bytes()));
+        total.refusal = passage.end(total.held.take(), &wanted.bytes());
         total
     }
 
@@ -119,16 +121,14 @@ impl Inode {
         &'a self,
         busy: Vec<FolioRef<'a>>,
         within: &Range<u64>,
-        passage: &mut Option<Passage<'_>>,
+        passage: &mut Passage<'_>,
     ) -> Written {
         let mut total = Written::default();
         for folio in busy {
             let locked = folio.lock();
             // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
-            if let Some(passage) = passage {
-                passage.open_for(folio.id());
-            }
+            passage.open_for(folio.id());
             let mut batch = WriteBatch::new(self, within.clone());
             let Some(own) = folio.try_clone() else { continue };
             let added = batch.add_locked(own, locked);
