@@ -231,12 +231,12 @@ impl Scene {
     ) -> anyhow::Result<Target> {
         let is_memory_file = match self.class {
             Class::Memory => true,
-            Class::Maps => random.u32(0..4) == 0,
+            Class::Maps => random.u32(0..4) == 0 && (has_swap || self.fits_another(files)),
             _ => false,
         };
         // Pages that cannot be written anywhere must fit.
         let len_bytes_max = if is_memory_file && !has_swap {
-            ((self.memory_bytes / 4 / files as u64) & !0xFFFF).max(64 << 10)
+            self.unwritable_bytes_max(files)
         } else {
             (128 << 10) << random.u32(0..6)
         };
@@ -284,6 +284,25 @@ impl Scene {
             recent: Mutex::default(),
             met: AtomicU64::default(),
         })
+    }
+
+    /// Returns the maximum length of a memory file without a swap, one of `files`. In a map the
+    /// first store beyond the limit on such files is a signal, so they fit in the lowest bound.
+    fn unwritable_bytes_max(&self, files: usize) -> u64 {
+        let bound_bytes = match self.class {
+            Class::Maps => (self.memory_bytes / 2).max(256 << 10),
+            _ => self.memory_bytes,
+        };
+        ((bound_bytes / 4 / files as u64) & !0xFFFF).max(64 << 10)
+    }
+
+    /// Returns `true` if another mapped memory file without a swap fits: together they have a
+    /// quarter of the lowest bound, because a chunk, metadata and the share of other files are not
+    /// theirs.
+    fn fits_another(&self, files: usize) -> bool {
+        let known = self.targets.iter().filter(|target| target.device.is_none()).count() as u64;
+        let lowest_bytes = (self.memory_bytes / 2).max(256 << 10);
+        (known + 1) * self.unwritable_bytes_max(files) <= lowest_bytes / 4
     }
 
     /// Returns `true` if files are opened for less than they grow to, and their limit is raised.
