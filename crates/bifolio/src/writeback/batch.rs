@@ -23,7 +23,7 @@
 
 use super::dirty::{InFlight, NotBegun};
 use super::gate::Refusal;
-use super::lsns::{HeldBack, NO_LSN};
+use super::lsns::HeldBack;
 use super::write_copies::WriteCopies;
 use crate::error::{Error, Result, write_error};
 use crate::inode::{Cleaner, Inode, Place};
@@ -190,7 +190,7 @@ impl<'a> WriteBatch<'a> {
         Self {
             inode,
             within,
-            durable_lsn: inode.gate.get().map_or(NO_LSN, |it| it.durable()),
+            durable_lsn: inode.known_durable(),
             held: None,
             _no_cut: no_cut,
             gathered: SmallVec::new(),
