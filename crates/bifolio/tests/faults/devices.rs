@@ -412,14 +412,14 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Writes to random pages of a memory file until it is told to stop, ignoring errors. Returns the
-/// first byte of each page.
+/// Writes to random pages of the second half of a memory file until it is told to stop, ignoring
+/// errors. Returns the first word of each page that it wrote, and 0 for the others.
 fn overwrite_until(stop: &AtomicBool, file: &File, refused: &AtomicU64) -> Vec<u64> {
     let pages = file.len() / PAGE;
     let mut rng = Rng::with_seed(pages);
     let mut words = vec![0; pages as usize];
     while !stop.load(Ordering::Relaxed) {
-        let (page, word) = (rng.u64(0..pages), rng.u64(1..));
+        let (page, word) = (rng.u64(pages / 2..pages), rng.u64(1..));
         let range = page * PAGE..(page + 1) * PAGE;
         let written = if rng.bool() {
             file.write_all_at(&word.to_ne_bytes(), range.start)
@@ -478,8 +478,8 @@ fn a_healthy_file_works_beside_a_swap_that_refuses() {
         }
         let new_page = scratch.write_all_at(&[7; 64 * PAGE as usize], bytes.len() as u64);
         error_of(new_page, &["scratch", "os error 5"]);
-        // Room is made by what is given up, and by a swap that takes pages again. (What was written
-        // last was in memory when the swap began to refuse.)
+        // Room is made by what is given up, and by a swap that takes pages again. (All that waits
+        // for the swap is in the second half.)
         let half = bytes.len() / 2;
         scratch.set_len(half as u64).unwrap();
         scratch.write_all_at(&bytes[half..half + 2 * PAGE as usize], half as u64).unwrap();
