@@ -1039,6 +1039,9 @@ bifolio_result bifolio_cache_stats(const bifolio_cache *cache, bifolio_stats *st
  * Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns memory
  * to the system before it returns. On an error the bound is unchanged.
  *
+ * The bound is at least 256 KiB, and an eighth of the one that the cache was made with, or 8 MiB
+ * if that is less: memory is taken in chunks, whose size stays.
+ *
  * Threads: any, at the same time. Blocks: for the devices.
  */
 bifolio_result bifolio_cache_set_memory(const bifolio_cache *cache, uint64_t memory_bytes);
