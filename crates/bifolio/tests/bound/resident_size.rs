@@ -265,6 +265,28 @@ fn memory_goes_from_one_folio_size_to_another_and_back() {
 }
 
 #[test]
+fn a_chunk_of_scattered_pages_is_emptied_for_a_folio_of_its_size() {
+    let bound = 8 * MIB;
+    let directory = directory();
+    let cache = cache_of(bound);
+    let (path, bytes) = random_file(&directory, "small", 4 * bound as usize);
+    let small = cache.open(&path, &writable()).unwrap();
+    small.set_access(Access::Random);
+    // No chunk holds only old pages.
+    let mut random = Rng::with_seed(7);
+    for _ in 0..3 * bound / PAGE {
+        let page = random.u64(0..4 * bound / PAGE) * PAGE;
+        assert_eq!(read(&small, page, 8), bytes[page as usize..][..8]);
+    }
+    assert_eq!(cache.stats().pgevacuate, 0);
+    let chunk_bytes = bound / 32;
+    let (path, bytes) = random_file(&directory, "large", 2 * chunk_bytes as usize);
+    let large = cache.open(&path, &writable().folio_bytes(chunk_bytes)).unwrap();
+    assert_same(&read_all(&large), &bytes);
+    assert!(cache.stats().pgevacuate > 0, "{:?}", cache.stats());
+}
+
+#[test]
 fn dirty_pages_of_several_sizes_survive_the_change_of_sizes() {
     let directory = directory();
     let cache = cache_of(6 * MIB);
