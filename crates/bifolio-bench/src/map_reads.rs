@@ -89,11 +89,10 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     ways.push(kernel_mapping(KERNEL_SMALL, &file, &[Hint::Random, Hint::SmallPages])?);
     ways.push(kernel_mapping(KERNEL_MAPPING, &copy, &[])?);
     run.verify(&mut ways, &file)?;
-    let cpus = cpus::allowed();
-    let threads = run.pinnable(&parameters.threads);
+    let cpus = cpus::of_threads(&parameters.threads)?;
     let mut rows = run.rows();
     for (pattern, extent_bytes) in [("hot", size_bytes.min(HOT_BYTES)), ("uniform", size_bytes)] {
-        for &threads in &threads {
+        for &threads in &parameters.threads {
             let case = Case::new().with("pattern", pattern).with("threads", threads);
             rows.row(case, ("ops/s", Measured::rate));
             let load = Load { block_bytes: LOAD_BYTES, extent_bytes, cpus: &cpus[..threads] };

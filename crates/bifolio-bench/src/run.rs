@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bifolio_report::statistics::{median, median_interval};
-use bifolio_report::{Case, Failure, Report, Row, Skipped, with_causes};
+use bifolio_report::{Case, Failure, Report, Row, with_causes};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::harness::measured::{Measured, Standard, Unit, fill};
 use crate::harness::reads::Way;
 use crate::harness::workspace::Workspace;
-use crate::harness::{child, cpus, pattern, syscalls};
+use crate::harness::{child, pattern, syscalls};
 use crate::progress::Progress;
 
 /// A benchmark that runs.
@@ -139,18 +139,6 @@ impl<'a> Run<'a> {
         self.note(format!("system calls: {way}"));
         self.report.config["syscalls"] = way.into();
         tracepoint.ok()
-    }
-
-    /// Returns the numbers of threads that can be pinned to CPUs; the others are skipped.
-    pub(crate) fn pinnable(&mut self, threads: &[usize]) -> Vec<usize> {
-        let cpus = cpus::allowed().len();
-        let (possible, others): (Vec<usize>, Vec<usize>) =
-            threads.iter().partition(|&&threads| threads <= cpus);
-        self.report.skipped.extend(others.iter().map(|threads| Skipped {
-            series: "*".to_owned(),
-            reason: format!("{threads} threads need as many CPUs, there are {cpus}"),
-        }));
-        possible
     }
 
     /// Returns a table without rows.

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::format_bytes;
-use bifolio_report::{Counts, Figure, Name, Ratio, Report, Row};
+use bifolio_report::{Counts, Figure, Line, MECHANISMS, Name, Ratio, Report, Row, short};
 
 /// Returns the whole report as text, with a line feed at its end.
 pub fn render(report: &Report) -> String {
@@ -30,6 +30,13 @@ pub fn render(report: &Report) -> String {
         let unit = &rows[0].unit;
         let _ = writeln!(text, "{}{unit}, medians, +- half the spread", scale.prefix);
         let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, &scale));
+    }
+    for (mechanism, line) in
+        MECHANISMS.iter().flat_map(|it| it.lines.iter().map(move |line| (it, line)))
+    {
+        if let Some(table) = threads_table(line, report) {
+            let _ = writeln!(text, "{}: {}, by threads\n{table}", mechanism.title, line.label);
+        }
     }
     if let Some(table) = counts_table(&report.rows, &report.shown_counts) {
         let _ = writeln!(text, "{table}");
@@ -65,22 +72,53 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
     let possible = |ratio: &&Ratio| rows.iter().any(|row| row.ratio(ratio).is_some());
     let ratios: Vec<&Ratio> = ratios.iter().filter(possible).collect();
 
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY);
     let mut header: Vec<String> = keys.iter().map(|key| stacked(key)).collect();
     header.extend(series.iter().map(|name| stacked(name)));
     header.extend(ratios.iter().map(|ratio| stacked(&format!("{}_/ {}", ratio.over, ratio.under))));
-    table.set_header(header);
+    let mut table = empty(header);
     for row in rows {
         let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
         cells.extend(series.iter().map(|name| series_cell(row, name, scale)));
         cells.extend(ratios.iter().map(|ratio| ratio_cell(row, ratio)));
         table.add_row(cells);
     }
+    table
+}
+
+/// Returns a table without rows; its numbers are below each other.
+fn empty(header: Vec<String>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(header);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// Returns the table of the kernel's mailing list that the line answers: a mechanism's gain by
+/// threads. `None` for fewer than three numbers of threads.
+fn threads_table(line: &Line, report: &Report) -> Option<Table> {
+    let rows: Vec<&Row> = line.rows(report).collect();
+    let [first, _, _, ..] = rows[..] else { return None };
+    let unit = first.unit.trim_start_matches("bogo ");
+    let names = [("before", line.before), ("ours", line.ours), ("kernel", line.kernel)];
+    let mut header = vec!["threads".to_owned()];
+    header.extend(names.map(|(part, name)| format!("{part}, {unit}\n{name}")));
+    header.push("gain".to_owned());
+    let mut table = empty(header);
+    for row in rows {
+        let amount = |(_, name)| {
+            let value = row.series.get(name).map(|value| short(*value));
+            value.unwrap_or_else(|| row.word(name).to_owned())
+        };
+        let mut cells = vec![row.case.text("threads") + &row.case.text("workers")];
+        cells.extend(names.map(amount));
+        let gain = row.ratio(&line.times_better(row, line.before));
+        let gain = gain.map(|gain| format!("{:+.1} %", (gain - 1.0) * 100.0));
+        cells.push(gain.unwrap_or_else(|| "-".to_owned()));
+        table.add_row(cells);
+    }
+    Some(table)
 }
 
 /// Returns the counts, one line for each series of each row that has any of them; `None` if no row
@@ -94,12 +132,10 @@ fn counts_table(rows: &[Row], names: &[Name]) -> Option<Table> {
     if names.is_empty() {
         return None;
     }
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY);
     let mut header: Vec<String> = keys.iter().map(|key| stacked(key)).collect();
     header.push("series".to_owned());
     header.extend(names.iter().map(|name| stacked(name)));
-    table.set_header(header);
+    let mut table = empty(header);
     for row in rows {
         let counted = |counts: &Counts| names.iter().any(|name| counts.contains_key(name.as_ref()));
         for (series, counts) in row.counts.iter().filter(|(_, counts)| counted(counts)) {
@@ -108,9 +144,6 @@ fn counts_table(rows: &[Row], names: &[Name]) -> Option<Table> {
             cells.extend(names.iter().map(|name| count_cell(counts.get(name.as_ref()).copied())));
             table.add_row(cells);
         }
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
     }
     Some(table)
 }
@@ -205,6 +238,25 @@ mod tests {
         let ratio = Ratio::new("left", "right");
         assert_eq!(ratio_cell(&rows[0], &ratio), "2.00");
         assert_eq!(ratio_cell(&rows[1], &ratio), "-");
+    }
+
+    #[test]
+    fn three_numbers_of_threads_answer_the_table_of_the_kernel() {
+        let mut report = Report::new("small-reads", &Host::default(), serde_json::Value::Null);
+        for threads in [1_u32, 2, 4] {
+            let case = Case::new().with("pattern", "hot").with("threads", threads);
+            let mut row = Row::new(case, "ops/s");
+            row.add("pin_cas", vec![2e6], Counts::new());
+            row.add("pin_frozen_bit", vec![2e6 + 5e5 * f64::from(threads)], Counts::new());
+            let text = render(&report);
+            assert!(!text.contains("pins of one page"), "too few: {text}");
+            report.rows.push(row);
+        }
+        let text = render(&report);
+        let start = text.find("pins of one page, by threads").expect(&text);
+        let last = text[start..].lines().find(|line| line.contains(" 4 ")).unwrap();
+        let cells: Vec<&str> = last.trim_matches(['│', ' ']).split_whitespace().collect();
+        assert_eq!(cells, ["4", "2.00", "M", "4.00", "M", "-", "+100.0", "%"], "{text}");
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub(crate) struct BenchOptions {
     /// Time in timed loops, over all series and repetitions.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) seconds: Option<Duration>,
-    /// Numbers of threads, each pinned to a CPU.
+    /// Numbers of threads; more threads than CPUs share them.
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) threads: Option<Vec<usize>>,
     /// Memory bound of the cache where the file is larger than the cache; an eighth of the file

@@ -177,11 +177,18 @@ impl Line {
     /// Returns the row of the line, if a report has it.
     pub fn row<'a>(&self, reports: &'a [Report]) -> Option<&'a Row> {
         let report = reports.iter().find(|report| report.bench == self.bench)?;
-        let is_meant = |row: &&Row| {
+        self.rows(report).last()
+    }
+
+    /// Returns the rows of a report that differ from the line's in the number of threads only;
+    /// none if the report is of another benchmark.
+    pub fn rows<'a>(&self, report: &'a Report) -> impl Iterator<Item = &'a Row> {
+        let is_meant = move |row: &&Row| {
             row.series.contains_key(self.ours)
                 && self.case.iter().all(|(key, value)| row.case.text(key) == *value)
         };
-        report.rows.iter().rfind(is_meant)
+        let rows = if report.bench == self.bench { &report.rows[..] } else { &[] };
+        rows.iter().filter(is_meant)
     }
 
     /// Returns how many times better Bifolio is than the series `other`, as a ratio of series of

@@ -17,6 +17,17 @@ pub(crate) fn allowed() -> Vec<usize> {
     topology::ordered(Path::new(topology::SYSTEM), &cpus)
 }
 
+/// Returns the CPUs of as many threads as the largest of `counts`, in the order of [`allowed`];
+/// threads that are more than the CPUs share them.
+pub(crate) fn of_threads(counts: &[usize]) -> Result<Vec<usize>> {
+    let cpus = allowed();
+    if cpus.is_empty() {
+        return Err(Error::Refused("there is no CPU to stay on".into()));
+    }
+    let most = counts.iter().copied().max().unwrap_or(0);
+    Ok(cpus.into_iter().cycle().take(most).collect())
+}
+
 /// Keeps the calling thread on `cpu`.
 pub(crate) fn pin_current_thread(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
@@ -27,6 +38,15 @@ pub(crate) fn pin_current_thread(cpu: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_threads_than_cpus_share_them() {
+        let cpus = allowed();
+        let all = cpus.len();
+        let shared = of_threads(&[1, 2 * all + 1, 2]).unwrap();
+        assert_eq!(shared.len(), 2 * all + 1);
+        assert!(shared.iter().zip(cpus.iter().cycle()).all(|(shared, cpu)| shared == cpu));
+    }
 
     #[test]
     fn a_pinned_thread_may_use_one_cpu_only() {

@@ -1,21 +1,22 @@
 //! `seq-reads`: a memory file from front to back, against tmpfs and against a plain copy.
 //!
 //! Rows: how the file came to be (`layout`), the size of its folios, the size of the blocks it is
-//! read in. Series: `pread` of the same file on tmpfs, written in the same order, with huge pages
+//! read in, the number of threads, which is one but for small folios in order. Series: `pread` of the same file on tmpfs, written in the same order, with huge pages
 //! where the folios are large (`kernel_tmpfs`); a read that locks each folio (`locked_one_by_one`);
 //! one that takes one reference at a time (`one_by_one`); `read_at`, which gathers a batch of
 //! Entries and takes no reference (`batched`); and a plain copy in the same pattern, or zeroing the
 //! buffer where nothing was written (`memcpy_limit`).
 //!
-//! One thread on its own CPU, one buffer. A trial continues where the last one of its series ended,
-//! and restarts at the end of file, so that all trials together read all of the file. Before that,
+//! Each thread has a CPU and a buffer, and begins in its own part of the file. In a trial it
+//! continues where it ended in the last one of its series, and restarts at the end of file, so that
+//! all trials together read all of the file. Before that,
 //! all bytes of every series are compared, in blocks of every size. A layout with one size of
 //! folios is made, compared, measured and dropped before the next one, so that memory holds one
 //! file at a time, in five copies.
 
 mod contiguity;
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
@@ -24,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use bifolio::{Cache, OpenOptions};
 use bifolio_report::{Case, Figure, Row, with_causes};
-use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::pread;
 use serde::Serialize;
@@ -42,6 +42,7 @@ use crate::harness::measured::{Measured, Per};
 use crate::harness::pattern::{self, CHUNK_BYTES, Sums};
 use crate::harness::permutation::Permutation;
 use crate::harness::plain_memory::PlainMemory;
+use crate::harness::reads::sum_of_threads;
 use crate::harness::sizes::resident_memory_bytes;
 use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
@@ -73,20 +74,23 @@ pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
                   copy",
     parameters,
     // On disk what the churning cache swaps out; in memory a file on tmpfs, plain memory, and three
-    // caches.
-    needs: |Parameters { size_bytes, churn_memory_bytes, .. }| Needs {
+    // caches, and the buffers.
+    needs: |Parameters { size_bytes, churn_memory_bytes, threads, .. }| Needs {
         disk_bytes: 4 * churn_memory_bytes,
-        memory_bytes: 2 * size_bytes + 3 * resident_memory_bytes(*size_bytes) + (64 << 20),
+        memory_bytes: 2 * size_bytes
+            + 3 * resident_memory_bytes(*size_bytes)
+            + (64 << 20)
+            + 2 * LOOK_BYTES * threads.iter().max().map_or(0, |&threads| threads as u64),
     },
     ratios: &[(BATCHED, KERNEL), (BATCHED, LOCKED), (BATCHED, ONE_BY_ONE), (BATCHED, LIMIT)],
     shown_counts: &["refs_per_mib", "entries_per_mib"],
     standard: &[],
     targets: &[
-        target("layout=written", ONE_BY_ONE, 0.97),
-        target("layout=written,block_bytes=4096", KERNEL, 3.0),
-        target("layout=written,block_bytes=65536", KERNEL, 1.5),
-        target("layout=written,block_bytes=1048576", KERNEL, 1.5),
-        target("layout=written", LIMIT, 0.90),
+        target("layout=written,threads=1", ONE_BY_ONE, 0.97),
+        target("layout=written,threads=1,block_bytes=4096", KERNEL, 3.0),
+        target("layout=written,threads=1,block_bytes=65536", KERNEL, 1.5),
+        target("layout=written,threads=1,block_bytes=1048576", KERNEL, 1.5),
+        target("layout=written,threads=1", LIMIT, 0.90),
         // A large folio is in order within itself: there is no next frame to foresee.
         target("layout=scattered,folio_bytes=4096,block_bytes=4096", ONE_BY_ONE, 1.15),
         target("layout=scattered,folio_bytes=4096,block_bytes=65536", ONE_BY_ONE, 1.1),
@@ -118,6 +122,8 @@ pub(crate) struct Parameters {
     churn_seconds: f64,
     #[serde(flatten)]
     times: Times,
+    /// Numbers of threads that read small folios in order.
+    threads: Vec<usize>,
 }
 
 fn parameters(config: &Config) -> Result<Parameters> {
@@ -138,7 +144,8 @@ fn parameters(config: &Config) -> Result<Parameters> {
         return refused("--memory must be a multiple of 2 MiB, at least 8 MiB");
     }
     let times = config.times([(0.2, 2), (4.0, 5), (240.0, 11)]);
-    Ok(Parameters { size_bytes, churn_memory_bytes, churn_seconds, times })
+    let threads = config.threads_or_default()?;
+    Ok(Parameters { size_bytes, churn_memory_bytes, churn_seconds, times, threads })
 }
 
 /// Creation of a file: in which order it is written, or that it is not written. The same order is
@@ -250,6 +257,13 @@ impl Plan {
         places
     }
 
+    /// Returns where each of `threads` begins to read.
+    fn parts(&self, threads: usize) -> Vec<u64> {
+        let part_bytes = self.size_bytes / threads as u64;
+        let starts = (0..threads as u64).map(|thread| thread * part_bytes);
+        starts.map(|start| start / LOOK_BYTES * LOOK_BYTES).collect()
+    }
+
     /// Fills such memory.
     fn fill_in_order(&self, memory: &mut [u8]) {
         let pieces = memory.chunks_mut(self.piece_bytes());
@@ -259,11 +273,14 @@ impl Plan {
 
 fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let files = Layout::ALL.len() * FOLIOS_BYTES.len();
-    let rounds = parameters.times.shared((files * BLOCKS_BYTES.len() * SERIES) as u32);
+    let by_block = files - 1 + parameters.threads.len();
+    let rounds = parameters.times.shared((by_block * BLOCKS_BYTES.len() * SERIES) as u32);
     for (layout, name) in Layout::ALL {
         for folio_bytes in FOLIOS_BYTES {
             let plan = Plan { layout, size_bytes: parameters.size_bytes, folio_bytes };
-            measure(run, plan, name, rounds)?;
+            let in_order = layout == Layout::Written && folio_bytes == FOLIOS_BYTES[0];
+            let threads = if in_order { &parameters.threads[..] } else { &[1] };
+            measure(run, plan, name, threads, rounds)?;
         }
     }
     run.start("look where pages lie, before and after churn", 1);
@@ -276,43 +293,38 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     Ok(())
 }
 
-fn measure(run: &mut Run<'_>, plan: Plan, layout: &'static str, rounds: Rounds) -> Result<()> {
-    let cpu = cpus::allowed().into_iter().next();
-    let cpu = cpu.ok_or_else(|| Error::Refused("there is no CPU to stay on".into()))?;
+fn measure(
+    run: &mut Run<'_>,
+    plan: Plan,
+    layout: &'static str,
+    threads: &[usize],
+    rounds: Rounds,
+) -> Result<()> {
+    let cpus = &cpus::of_threads(threads)?;
     let what = format!("{layout}, folios of {}", format_bytes(plan.folio_bytes));
     run.start(&format!("make and compare: {what}"), 1);
     let sources = sources(run, plan)?;
-    // Every page is touched now, not while timed; the largest block starts a page.
-    let bytes = vec![1; BLOCKS_BYTES[2] + PAGE_BYTES];
-    let start = bytes.as_ptr().align_offset(PAGE_BYTES);
-    let buffer = &Mutex::new(bytes);
+    let mut buffer = vec![0; BLOCKS_BYTES[2]];
     for source in &sources {
-        run.report.verified_bytes +=
-            (source.verify)(&mut buffer.lock()[start..][..BLOCKS_BYTES[2]])?;
+        run.report.verified_bytes += (source.verify)(&mut buffer)?;
     }
     run.step();
     let mut rows = run.rows();
-    for block_bytes in BLOCKS_BYTES {
+    let each = |block_bytes| threads.iter().map(move |&threads| (block_bytes, threads));
+    for (block_bytes, threads) in BLOCKS_BYTES.into_iter().flat_map(each) {
         let case = Case::new().with("layout", layout).with("folio_bytes", plan.folio_bytes);
-        let case = case.with("block_bytes", block_bytes);
+        let case = case.with("block_bytes", block_bytes).with("threads", threads);
         rows.row(case, ("GiB/s", Measured::gibibytes_rate));
         for source in &sources {
-            let (cursor, read_on) = (Cell::new(0), &source.read_on);
+            let cursors = RefCell::new(plan.parts(threads));
             rows.series(source.series, move |duration| {
                 let before = (source.counters)();
-                let start_bytes = cursor.get();
-                let read = run_pinned(
-                    &[cpu],
-                    |_| Ok((buffer.lock(), start_bytes)),
-                    |(mut buffer, mut cursor_bytes)| {
-                        let block = &mut buffer[start..][..block_bytes];
-                        let looks = read_on(block, &mut cursor_bytes, duration)?;
-                        Ok((looks, cursor_bytes))
-                    },
-                )?;
-                let ((mib, rate), cursor_bytes) = read[0];
-                cursor.set(cursor_bytes);
-                let mut measured = Measured::of_rate(mib, rate);
+                let starts = cursors.borrow().clone();
+                let read = source.read_on(&cpus[..threads], &starts, block_bytes, duration)?;
+                let (looks, ends) = read.into_iter().unzip();
+                cursors.replace(ends);
+                let mut measured = sum_of_threads(looks);
+                let mib = measured.calls.operations;
                 measured.bytes = mib * LOOK_BYTES;
                 // The loop checks the first word of every block it reads.
                 measured.verified_bytes = mib * (LOOK_BYTES / block_bytes as u64) * 8;
@@ -351,6 +363,27 @@ impl Source {
             verify: Box::new(move |buffer| verify(series, plan, &verified, buffer)),
             counters: Box::new(counters),
         }
+    }
+
+    /// Reads on from each of `starts` in a thread on one of `cpus`. Returns what [`read_on`] does
+    /// for each, and where it ended.
+    fn read_on(
+        &self,
+        cpus: &[usize],
+        starts: &[u64],
+        block_bytes: usize,
+        duration: Duration,
+    ) -> Result<Vec<((u64, f64), u64)>> {
+        let read_on = &self.read_on;
+        // Every page is touched now, not while timed, by the thread that uses it.
+        let prepare = |thread: usize| Ok((vec![1; BLOCKS_BYTES[2] + PAGE_BYTES], starts[thread]));
+        run_pinned(cpus, prepare, |(mut bytes, mut cursor_bytes)| {
+            // The block starts a page.
+            let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+            let block = &mut bytes[start..][..block_bytes];
+            let looks = read_on(block, &mut cursor_bytes, duration)?;
+            Ok((looks, cursor_bytes))
+        })
     }
 }
 
@@ -552,6 +585,13 @@ mod tests {
             file.read_exact_at(&mut bytes, 0).unwrap();
             assert!(plan(layout).matches(&bytes, 0), "{layout:?}");
         }
+    }
+
+    #[test]
+    fn threads_begin_at_blocks_of_their_own_parts() {
+        assert_eq!(plan(Layout::Written).parts(1), [0]);
+        assert_eq!(plan(Layout::Written).parts(3), [0, 1 << 20, 2 << 20]);
+        assert_eq!(plan(Layout::Written).parts(4), [0, 0, 1 << 20, 2 << 20]);
     }
 
     #[test]

@@ -183,19 +183,19 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let file = run.make_file("file", size_bytes)?;
     let mut ways = ways(run, &file, size_bytes)?;
     run.verify(&mut ways, &file)?;
-    let threads = run.pinnable(&parameters.threads);
+    let threads = &parameters.threads;
     let trials = PATTERNS.len() * threads.len() * ways.len()
         + SHUFFLED_SERIES
         + search::trials(run.config, threads.len());
     let rounds = parameters.times.shared(trials as u32);
-    measure(run, &ways, &PATTERNS, &threads, (IN_ORDER, size_bytes), rounds)?;
+    measure(run, &ways, &PATTERNS, threads, (IN_ORDER, size_bytes), rounds)?;
     // Their memory is wanted for the cache that is filled out of order.
     drop(ways);
     let mut ways = shuffled(run, &file, size_bytes)?;
     run.verify(&mut ways, &file)?;
     measure(run, &ways, &[SHUFFLED_PATTERN], &[1], (SHUFFLED, size_bytes), rounds)?;
     drop(ways);
-    search::measure(run, &threads, rounds)?;
+    search::measure(run, threads, rounds)?;
     if run.config.measures(METADATA) {
         measure_resident_size(run, parameters.memory_bytes)?;
     }
@@ -334,7 +334,7 @@ fn measure(
     (fill, size_bytes): (&'static str, u64),
     rounds: Rounds,
 ) -> Result<()> {
-    let cpus = cpus::allowed();
+    let cpus = cpus::of_threads(threads)?;
     let mut rows = run.rows();
     for &(pattern, block_bytes, extent_bytes) in patterns {
         for &threads in threads {

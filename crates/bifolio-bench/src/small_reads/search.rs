@@ -113,7 +113,7 @@ pub(super) fn measure(run: &mut Run<'_>, threads: &[usize], rounds: Rounds) -> R
     if trials(run.config, threads.len()) == 0 {
         return Ok(());
     }
-    let cpus = cpus::allowed();
+    let cpus = cpus::of_threads(threads)?;
     let plain = PlainMemory::filled(FILE_BYTES as u64, fill)?;
     let file = open(run.workspace.path(), plain.bytes())?;
     let (file, plain) = (&file, plain.bytes());
