@@ -255,7 +255,7 @@ mod tests {
         let text = render(&report);
         let start = text.find("pins of one page, by threads").expect(&text);
         let last = text[start..].lines().find(|line| line.contains(" 4 ")).unwrap();
-        let cells: Vec<&str> = last.trim_matches(['│', ' ']).split_whitespace().collect();
+        let cells: Vec<&str> = last.trim_matches(['\u{2502}', ' ']).split_whitespace().collect();
         assert_eq!(cells, ["4", "2.00", "M", "4.00", "M", "-", "+100.0", "%"], "{text}");
     }
 

@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::hint::black_box;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -160,21 +161,26 @@ fn read_blocks<const BLOCK: usize, R: Reader>(
                 black_box(&mut block);
                 sums.add(&block.0, pos_bytes);
             }
-            let elapsed = start.elapsed();
-            if elapsed >= duration {
-                let rate = sums.blocks() as f64 / elapsed.as_secs_f64();
-                return if sums.agree() { Ok((sums.blocks(), rate)) } else { Err(wrong(0)) };
+            let end = Instant::now();
+            if end - start >= duration {
+                return if sums.agree() { Ok((sums.blocks(), start..end)) } else { Err(wrong(0)) };
             }
         }
     };
     Ok(sum_of_threads(run_pinned(load.cpus, prepare, body)?))
 }
 
-/// Returns the result of threads, from the operations and the rate of each. A word of each
-/// operation was verified.
-pub(crate) fn sum_of_threads(threads: Vec<(u64, f64)>) -> Measured {
+/// Operations of one thread, and when they were made.
+pub(crate) type Work = (u64, Range<Instant>);
+
+/// Returns the result of threads; a word of each operation was verified. Threads that share a CPU
+/// work one after the other, so the time is that from the first start to the last end.
+pub(crate) fn sum_of_threads(threads: Vec<Work>) -> Measured {
     let operations = threads.iter().map(|(operations, _)| operations).sum();
-    let measured = Measured::of_rate(operations, threads.iter().map(|(_, rate)| rate).sum());
+    let start = threads.iter().map(|(_, time)| time.start).min();
+    let end = threads.iter().map(|(_, time)| time.end).max();
+    let seconds = start.zip(end).map_or(0.0, |(start, end)| (end - start).as_secs_f64());
+    let measured = Measured::of_rate(operations, operations as f64 / seconds);
     Measured { verified_bytes: operations * size_of::<u64>() as u64, ..measured }
 }
 
@@ -295,6 +301,16 @@ mod tests {
         let run = |wrong| faulty(wrong, SIZE_BYTES).run(&load, Duration::ZERO);
         assert_eq!(run(u64::MAX).unwrap().calls.operations, OPERATIONS_PER_LOOK);
         assert!(matches!(run(1024), Err(Error::WrongBytes { .. })), "a first word");
+    }
+
+    #[test]
+    fn threads_that_work_one_after_the_other_are_not_faster_than_one() {
+        let start = Instant::now();
+        let second = |number| start + Duration::from_secs(number);
+        let work = |from| (100, second(from)..second(from + 1));
+        let rate = |threads| Measured::rate(&sum_of_threads(threads));
+        assert_eq!(rate(vec![work(0), work(0)]), 200.0);
+        assert_eq!(rate(vec![work(1), work(0)]), 100.0);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! `seq-reads`: a memory file from front to back, against tmpfs and against a plain copy.
 //!
 //! Rows: how the file came to be (`layout`), the size of its folios, the size of the blocks it is
-//! read in, the number of threads, which is one but for small folios in order. Series: `pread` of the same file on tmpfs, written in the same order, with huge pages
-//! where the folios are large (`kernel_tmpfs`); a read that locks each folio (`locked_one_by_one`);
-//! one that takes one reference at a time (`one_by_one`); `read_at`, which gathers a batch of
-//! Entries and takes no reference (`batched`); and a plain copy in the same pattern, or zeroing the
-//! buffer where nothing was written (`memcpy_limit`).
+//! read in, the number of threads, which is one but for small folios in order. Series: `pread` of
+//! the same file on tmpfs, written in the same order, with huge pages where the folios are large
+//! (`kernel_tmpfs`); a read that locks each folio (`locked_one_by_one`); one that takes one
+//! reference at a time (`one_by_one`); `read_at`, which gathers a batch of Entries and takes no
+//! reference (`batched`); and a plain copy in the same pattern, or zeroing the buffer where nothing
+//! was written (`memcpy_limit`).
 //!
 //! Each thread has a CPU and a buffer, and begins in its own part of the file. In a trial it
 //! continues where it ended in the last one of its series, and restarts at the end of file, so that
@@ -42,7 +43,7 @@ use crate::harness::measured::{Measured, Per};
 use crate::harness::pattern::{self, CHUNK_BYTES, Sums};
 use crate::harness::permutation::Permutation;
 use crate::harness::plain_memory::PlainMemory;
-use crate::harness::reads::sum_of_threads;
+use crate::harness::reads::{Work, sum_of_threads};
 use crate::harness::sizes::resident_memory_bytes;
 use crate::harness::threads::run_pinned;
 use crate::harness::tmpfs::{HugePages, Tmpfs};
@@ -336,7 +337,7 @@ fn measure(
     run.measure(&format!("measure: {what}"), rows, rounds)
 }
 
-type ReadOn = Box<dyn Fn(&mut [u8], &mut u64, Duration) -> Result<(u64, f64)> + Sync>;
+type ReadOn = Box<dyn Fn(&mut [u8], &mut u64, Duration) -> Result<Work> + Sync>;
 type Verify = Box<dyn Fn(&mut [u8]) -> Result<u64>>;
 
 /// One way to read one file: a series, with two loops that are compiled for it.
@@ -373,7 +374,7 @@ impl Source {
         starts: &[u64],
         block_bytes: usize,
         duration: Duration,
-    ) -> Result<Vec<((u64, f64), u64)>> {
+    ) -> Result<Vec<(Work, u64)>> {
         let read_on = &self.read_on;
         // Every page is touched now, not while timed, by the thread that uses it.
         let prepare = |thread: usize| Ok((vec![1; BLOCKS_BYTES[2] + PAGE_BYTES], starts[thread]));
@@ -388,7 +389,7 @@ impl Source {
 }
 
 /// Reads on from `cursor_bytes`, block by block, for at least `duration`; restarts at the end of
-/// file. Checks the first word of every block. Returns the MiB, and those per second.
+/// file. Checks the first word of every block. Returns the MiB and when they were read.
 #[inline(always)]
 fn read_on(
     series: &str,
@@ -397,7 +398,7 @@ fn read_on(
     block: &mut [u8],
     cursor_bytes: &mut u64,
     duration: Duration,
-) -> Result<(u64, f64)> {
+) -> Result<Work> {
     let wrong = |pos_bytes| Error::WrongBytes { series: series.to_owned(), pos_bytes };
     let (mut sums, mut any_bit) = (Sums::default(), 0);
     let (mut looks, start) = (0, Instant::now());
@@ -418,11 +419,10 @@ fn read_on(
             }
         }
         looks += 1;
-        let elapsed = start.elapsed();
-        if elapsed >= duration {
+        let end = Instant::now();
+        if end - start >= duration {
             let agrees = if plan.is_filled() { sums.agree() } else { any_bit == 0 };
-            let rate = looks as f64 / elapsed.as_secs_f64();
-            return if agrees { Ok((looks, rate)) } else { Err(wrong(0)) };
+            return if agrees { Ok((looks, start..end)) } else { Err(wrong(0)) };
         }
     }
 }

@@ -86,9 +86,9 @@ fn search(
                 }
             }
             operations += OPERATIONS_PER_LOOK;
-            let elapsed = start.elapsed();
-            if elapsed >= duration {
-                return Ok((operations, operations as f64 / elapsed.as_secs_f64()));
+            let end = Instant::now();
+            if end - start >= duration {
+                return Ok((operations, start..end));
             }
         }
     })?;
