@@ -148,6 +148,7 @@ mod stats;
 #[cfg(not(all(test, loom)))]
 mod swap;
 mod sync;
+#[cfg(not(all(test, loom)))]
 mod sys;
 #[cfg(test)]
 mod tests;
@@ -177,6 +178,12 @@ mod memory {
     pub(crate) use list_sizes::ListKind;
     pub(crate) use lru::Lru;
     pub(crate) use stock::FrameStock;
+}
+/// The parts of `sys` that make no system calls.
+#[cfg(all(test, loom))]
+mod sys {
+    pub(crate) mod array;
+    pub(crate) mod copy;
 }
 /// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]

@@ -1,4 +1,4 @@
-//! The rule that the library opens descriptors in one place, `sys/descriptor.rs`, which gives them
+//! The rule that the library opens descriptors in one place, `sys/file.rs`, which gives them
 //! numbers of 3 or more: a call that opens one is an argument of a function of that file.
 //!
 //! Called by [`super::check`] for every Rust file. It recognises the calls by their names.
@@ -6,7 +6,7 @@
 use super::{Finding, source::Source};
 
 /// The file that opens descriptors.
-const PLACE: &str = "sys/descriptor.rs";
+const PLACE: &str = "sys/file.rs";
 /// Its functions that call a closure which opens a descriptor.
 const OPENERS: [&str; 2] = ["above_standard", "with_standard_occupied"];
 /// Calls that open a descriptor.
@@ -109,7 +109,7 @@ mod tests {
             assert!(lines_at(PATH, good).is_empty(), "{good}");
         }
         let bad = "fn f() { File::open(path) }";
-        assert!(lines_at("crates/bifolio/src/sys/descriptor.rs", bad).is_empty());
+        assert!(lines_at("crates/bifolio/src/sys/file.rs", bad).is_empty());
         assert!(lines_at("crates/bifolio-bench/src/host.rs", bad).is_empty());
     }
 }

@@ -12,7 +12,7 @@ use super::transfer::ReadIo;
 use crate::error::Result;
 use crate::io::{Engine, Queue};
 use crate::page::Folios;
-use crate::sys::bell::Bell;
+use crate::sys::ring::Bell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -41,7 +41,7 @@
 //!
 //! This file does not retry, does not continue short transfers, and does not cache or read ahead.
 
-use super::transfer::{range_end, round_down};
+use super::request::{range_end, round_down};
 use super::{
     Alignment, Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity, IoBuf, IoBufMut,
     IoRequest, Operation, Submission,

@@ -12,35 +12,29 @@
 //!     |-- DiskFile                           O_DIRECT, the unaligned tail, fallbacks   disk.rs
 //!     |                                      its opening: direct or buffered        open_disk.rs
 //!     '-- a user's                           object stores, tests, fault injection
-//!   IoBufMut / IoBuf, IoBuffer               memory that other threads may access      buf.rs
+//!   IoRequest, IoBufMut / IoBuf              memory that other threads may access      request.rs
 //! ```
-//!
-//! What a device may have in progress at a time is in `load.rs`.
 //!
 //! This module knows no folios and no dirty pages, and does not retry a failed write: an error is
 //! returned as it is.
 
 mod backing;
-mod buf;
 mod disk;
 mod engine;
-mod load;
 mod open_disk;
-mod options;
+mod request;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
 pub use backing::{Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity};
 pub(crate) use backing::{DeviceIdentity, Guarded};
-pub use buf::{IoBuf, IoBufMut, IoBuffer};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, lane_of};
-pub(crate) use load::{Load, Loads};
+pub use open_disk::{DirectIo, DiskOptions};
 pub(crate) use open_disk::{Located, replaced};
-pub use options::{DirectIo, DiskOptions};
-pub use transfer::{Alignment, IoRequest, Operation, Submission};
+pub use request::{Alignment, IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission};
 pub(crate) use transfer::{
-    Pieces, RUN_PAGES_MAX, Transfer, fallocate, len_bytes, seek_data, seek_hole, set_len, sync_all,
-    sync_data,
+    Load, Loads, Pieces, RUN_PAGES_MAX, Transfer, fallocate, len_bytes, seek_data, seek_hole,
+    set_len, sync_all, sync_data,
 };

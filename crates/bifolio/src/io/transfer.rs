@@ -16,36 +16,30 @@
 //!   that position a second time; taking that for the end of file would turn the rest of the file
 //!   into zeros.)
 //!
-//! Nothing here retries anything else, or decides what an error means for a page.
-//!
-//! Longer than 600 lines only with its tests, which use its private items.
+//! Nothing here retries anything else, or decides what an error means for a page. How many pages a
+//! device may have in transfers at a time is the matter of [`Load`].
 //!
 //! # Safety
 //! Creates buffers from the pieces of a transfer: `push` requires IO-1 for all of them until the
 //! transfer is complete.
 #![allow(unsafe_code)]
 
-use super::buf::Span;
-use super::{DirectBacking, FallocateMode, IoBuf, IoBufMut};
+use super::request::{Span, range_end, round_down};
+use super::{DirectBacking, FallocateMode, IoBuf, IoBufMut, IoRequest, Operation};
 use crate::error::{Error, io_error, of_range};
-use crate::sync::{Ordering, blocking, fence};
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking, fence};
+use crate::sys::retries::Retries;
 use smallvec::SmallVec;
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{io, slice, thread};
+use std::{io, slice};
 
-/// Consecutive interruptions before EINTR is returned: a backing that always returns EINTR is
-/// broken.
-pub(super) const INTERRUPTIONS_MAX: u32 = 1000;
-/// Consecutive refusals (EAGAIN) before one is returned.
+/// Consecutive refusals (EAGAIN) of a backing before one is returned: 102 ms of sleep in total.
 pub(super) const REFUSALS_MAX: u32 = 10;
 /// Consecutive reads without progress before the end of file after which the backing is considered
 /// broken.
 pub(super) const STALLS_MAX: u32 = 10;
-/// Sleep after the first refusal; it doubles with each, to 51 ms: 102 ms in total.
-const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 
 /// Fills consecutive buffers from `position_bytes` on. `first` is the result of the first attempt,
 /// if it was already made. Returns the number of bytes before the end of file.
@@ -209,18 +203,12 @@ fn persist<T>(
     mut first: Option<io::Result<T>>,
     mut call: impl FnMut() -> io::Result<T>,
 ) -> io::Result<T> {
-    let (mut interruptions, mut refusals) = (0, 0);
+    let mut retries = Retries::FEW;
+    retries.refusals_left = REFUSALS_MAX;
     loop {
-        let answer = first.take().unwrap_or_else(&mut call);
-        match answer.as_ref().map_err(io::Error::kind).err() {
-            Some(io::ErrorKind::Interrupted) if interruptions < INTERRUPTIONS_MAX => {
-                interruptions += 1;
-            }
-            Some(io::ErrorKind::WouldBlock) if refusals < REFUSALS_MAX => {
-                thread::sleep(REFUSAL_SLEEP_MIN * (1 << refusals));
-                refusals += 1;
-            }
-            _ => return answer,
+        match first.take().unwrap_or_else(&mut call) {
+            Err(error) if retries.after(&error) => {}
+            answer => return answer,
         }
     }
 }
@@ -264,123 +252,6 @@ fn seek_error(
 ) -> Error {
     let operation = format!("search for {wanted} from position {position}");
     io_error(backing.describe(), operation, Some(position..position), source)
-}
-
-/// The direction of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// From the storage to memory.
-    Read,
-    /// From memory to the storage.
-    Write,
-}
-
-impl Operation {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-        }
-    }
-}
-
-/// A transfer that is about to be made, for [`DirectBacking::submission`], or was made, for
-/// [`DirectBacking::completed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct IoRequest {
-    /// Its direction.
-    pub operation: Operation,
-    /// Position of the first byte.
-    pub position_bytes: u64,
-    /// Length in bytes.
-    pub length_bytes: usize,
-    /// The transfer's natural alignment, up to 4096: of its addresses in memory; of its position,
-    /// and of the lengths of its buffers except the last.
-    pub alignment: Alignment,
-}
-
-impl IoRequest {
-    pub(super) fn new(operation: Operation, position_bytes: u64, spans: &[Span]) -> Self {
-        let (mut addresses, mut offsets) = (ALIGNMENT_BYTES_MAX, ALIGNMENT_BYTES_MAX);
-        let (mut length_bytes, mut last) = (0, position_bytes);
-        for span in spans {
-            addresses |= span.start().addr() as u64;
-            offsets |= last;
-            last = span.len() as u64;
-            length_bytes += span.len();
-        }
-        let lowest_bit = |bits: u64| bits & bits.wrapping_neg();
-        let alignment =
-            Alignment { memory_bytes: lowest_bit(addresses), offset_bytes: lowest_bit(offsets) };
-        Self { operation, position_bytes, length_bytes, alignment }
-    }
-
-    /// Returns `true` if the transfer satisfies the alignment `needed`.
-    pub(super) fn fits(&self, needed: Alignment) -> bool {
-        self.alignment.memory_bytes >= needed.memory_bytes
-            && self.alignment.offset_bytes >= needed.offset_bytes
-    }
-}
-
-/// File and length of a transfer that the cache makes itself.
-#[derive(Clone, Copy, Debug)]
-pub struct Submission<'a> {
-    /// The file, at the positions of the transfer.
-    pub file: BorrowedFd<'a>,
-    /// Number of bytes, from the first on: at least one, at most all. The cache transfers the rest
-    /// with `*_at`.
-    pub length_bytes: usize,
-}
-
-/// Maximum alignment of a backing: frames and folios start at multiples of this.
-pub(crate) const ALIGNMENT_BYTES_MAX: u64 = 4096;
-
-/// Largest position: the kernel's positions are signed.
-pub(crate) const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
-
-/// Required alignment of transfers: powers of two from 1 to 4096.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alignment {
-    /// Alignment of addresses in memory.
-    pub memory_bytes: u64,
-    /// Alignment of positions and lengths.
-    pub offset_bytes: u64,
-}
-
-impl Alignment {
-    /// No requirement.
-    pub const NONE: Self = Self { memory_bytes: 1, offset_bytes: 1 };
-
-    /// Returns `true` if both are powers of two that frames and folios can satisfy.
-    pub(crate) fn is_valid(self) -> bool {
-        [self.memory_bytes, self.offset_bytes]
-            .into_iter()
-            .all(|bytes| bytes.is_power_of_two() && bytes <= ALIGNMENT_BYTES_MAX)
-    }
-
-    /// Returns the distance between positions where a transfer can be continued.
-    pub(crate) fn granule_bytes(self) -> u64 {
-        self.memory_bytes.max(self.offset_bytes)
-    }
-}
-
-/// Returns the end of a range, if it is below 2^63.
-pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
-    let length_bytes = length as u64;
-    position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(
-        || {
-            let problem =
-                format!("{length_bytes} bytes at position {position_bytes} do not end below 2^63");
-            io::Error::new(io::ErrorKind::InvalidInput, problem)
-        },
-    )
-}
-
-/// Rounds `value` down to a multiple of `granule`, a power of two.
-pub(crate) fn round_down(value: usize, granule: u64) -> usize {
-    debug_assert!(granule.is_power_of_two());
-    value & !(granule as usize - 1)
 }
 
 /// A read or write of some bytes of a backing.
@@ -521,84 +392,115 @@ impl Pieces {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ptr::NonNull;
+/// Divisor of the bound for pages in read.
+const BOUND_DIVISOR: u64 = 2;
+/// A device gets no further page that would leave less than 1/SHARE_DIVISOR of the pages that other
+/// devices do not use.
+const SHARE_DIVISOR: u64 = 4;
+/// Upper bound on a sleep whose wake-up was missed.
+const SLEEP_MAX: Duration = Duration::from_millis(5);
 
-    fn request(position_bytes: u64, spans: &[(usize, usize)]) -> IoRequest {
-        let span = |(address, length)| {
-            Span::new(NonNull::new(std::ptr::without_provenance_mut(address)).unwrap(), length)
-        };
-        let spans: Vec<_> = spans.iter().copied().map(span).collect();
-        IoRequest::new(Operation::Read, position_bytes, &spans)
+/// Shares of a device: what it has in progress, within limits.
+///
+/// A device may not complete reads for any time. Until then the frames to be filled, the staging
+/// memory of files in regions, and the threads that serve faults are unavailable to other devices.
+/// So a device has a share of each ([`Share`]), as it has of the dirty limit
+/// (`writeback/throttle.rs`):
+///
+/// | resource | all devices | a single device | a caller at the limit |
+/// |---|---|---|---|
+/// | pages in read | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
+/// | staging memory (`memory/region/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
+/// | threads for faults (`file/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
+///
+/// A single device may also have half of the bound dirty, so 1/8 of the bound is left to others. A
+/// device without pages in read may start one read, even if others have the whole limit. Memory
+/// files read from the swap, which counts as a device of its own.
+///
+/// A thread that waits here waits for reads of its own device. It holds no transfer, no frame and
+/// no staging memory (IO-5). The thread that ends a read wakes the waiters that it sees; a waiter
+/// that was not seen wakes up by itself ([`SLEEP_MAX`]).
+#[derive(Clone, Debug)]
+pub(crate) struct Load {
+    all: Arc<Loads>,
+    /// Pages in read, or about to be.
+    reading: Share,
+    pub(crate) staging: Share,
+    pub(crate) faults: Share,
+}
+
+/// Loads of all devices of a cache, and the threads that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    reading: Arc<AtomicU64>,
+    staging: Arc<AtomicU64>,
+    faults: Arc<AtomicU64>,
+    /// Limit of pages in read, which follows the bound.
+    reading_pages_max: AtomicU64,
+    waiting: AtomicU64,
+    gate: Mutex<()>,
+    ended: Condvar,
+}
+
+impl Loads {
+    pub(crate) fn new_load(self: &Arc<Self>) -> Load {
+        let [reading, staging, faults] =
+            [&self.reading, &self.staging, &self.faults].map(Share::new);
+        Load { all: Arc::clone(self), reading, staging, faults }
     }
 
-    fn alignment(position_bytes: u64, spans: &[(usize, usize)]) -> (u64, u64) {
-        let found = request(position_bytes, spans).alignment;
-        (found.memory_bytes, found.offset_bytes)
+    /// Sets the limit of pages in read from the bound.
+    pub(crate) fn set_bound(&self, bound_pages: u64) {
+        self.reading_pages_max.store(bound_pages / BOUND_DIVISOR, Ordering::Relaxed);
     }
 
-    #[test]
-    fn a_request_is_as_aligned_as_its_least_aligned_part() {
-        assert_eq!(alignment(0, &[(8192, 4096)]), (4096, 4096));
-        assert_eq!(alignment(512, &[(4100, 4096)]), (4, 512));
-        assert_eq!(alignment(1, &[(1, 1)]), (1, 1));
-        assert_eq!(alignment(0, &[(4096, 512), (16384, 4096)]), (4096, 512), "an inner length");
-        assert_eq!(alignment(0, &[(4096, 4096), (16384, 100)]), (4096, 4096), "the last length");
-        assert_eq!(alignment(1 << 40, &[(4096, 4096), (16386, 4096)]), (2, 4096));
-        assert_eq!(request(0, &[(4096, 4096), (16384, 100)]).length_bytes, 4196);
+    fn wait(&self) {
+        let mut gate = self.gate.lock();
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.ended.wait_for(&mut gate, SLEEP_MAX);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Load {
+    /// Counts up to `wanted` pages that are about to be read, and returns their number: at least
+    /// `least`. Returns `None` if the device has reached its share. Undone by [`Self::end_read`].
+    pub(crate) fn try_begin_read(&self, least: u64, wanted: u64) -> Option<u64> {
+        let max = self.all.reading_pages_max.load(Ordering::Relaxed);
+        let pages = wanted.min(self.reading.room(max, SHARE_DIVISOR)) / least * least;
+        if pages > 0 && self.reading.try_add(pages, max, SHARE_DIVISOR).is_some() {
+            return Some(pages);
+        }
+        (self.reading.own() == 0).then(|| {
+            self.reading.add(least);
+            least
+        })
     }
 
-    #[test]
-    fn a_request_fits_where_it_is_aligned_at_least_so() {
-        let needed = Alignment { memory_bytes: 4, offset_bytes: 512 };
-        assert!(request(1024, &[(4100, 700)]).fits(needed));
-        assert!(!request(1024, &[(4101, 512)]).fits(needed));
-        assert!(!request(1025, &[(4100, 512)]).fits(needed));
-        assert!(!request(1024, &[(4100, 700), (8192, 512)]).fits(needed));
-        assert!(request(1, &[(1, 1)]).fits(Alignment::NONE));
-    }
-
-    #[test]
-    fn rounding_down_keeps_multiples_and_cuts_the_rest() {
-        for granule in [1, 2, 512, 4096] {
-            for value in [0, 1, 511, 512, 513, 4095, 4096, 4097, usize::MAX] {
-                let rounded = round_down(value, granule);
-                assert_eq!(rounded, value / granule as usize * granule as usize);
+    /// Counts pages like [`Self::try_begin_read`], and waits until it succeeds.
+    pub(crate) fn begin_read(&self, least: u64, wanted: u64) -> u64 {
+        loop {
+            if let Some(pages) = self.try_begin_read(least, wanted) {
+                return pages;
             }
+            blocking::check("reads of the same device");
+            self.all.wait();
         }
     }
 
-    #[test]
-    fn ranges_end_below_two_to_the_63() {
-        let end_of = |position, length| range_end(position, length).unwrap();
-        assert_eq!(end_of(0, 0), 0);
-        assert_eq!(end_of(POSITION_BYTES_MAX, 0), POSITION_BYTES_MAX);
-        assert_eq!(end_of(POSITION_BYTES_MAX - 1, 1), POSITION_BYTES_MAX);
-        for (position_bytes, length) in
-            [(POSITION_BYTES_MAX, 1), (1 << 63, 0), (u64::MAX, 1), (u64::MAX, usize::MAX)]
-        {
-            let error = range_end(position_bytes, length).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-            let text = format!("{length} bytes at position {position_bytes} do not end below 2^63");
-            assert_eq!(error.to_string(), text);
+    /// Counts pages beyond the limit, for a caller that could not know before that it reads them.
+    pub(crate) fn begin_read_at_once(&self, pages: u64) {
+        self.reading.add(pages);
+    }
+
+    pub(crate) fn end_read(&self, pages: u64) {
+        if pages == 0 {
+            return;
         }
-    }
-
-    #[test]
-    fn alignments_are_powers_of_two_that_a_page_can_honour() {
-        let valid =
-            |memory_bytes, offset_bytes| Alignment { memory_bytes, offset_bytes }.is_valid();
-        assert!(Alignment::NONE.is_valid());
-        assert!(valid(4, 512) && valid(512, 4096) && valid(4096, 1));
-        assert!(!valid(0, 512) && !valid(512, 0) && !valid(3, 512) && !valid(512, 8192));
-    }
-
-    #[test]
-    fn a_transfer_is_taken_up_again_at_multiples_of_both() {
-        let alignment = Alignment { memory_bytes: 4, offset_bytes: 512 };
-        assert_eq!(alignment.granule_bytes(), 512);
-        assert_eq!(Alignment { memory_bytes: 4096, offset_bytes: 512 }.granule_bytes(), 4096);
+        self.reading.sub(pages);
+        if self.all.waiting.load(Ordering::Relaxed) > 0 {
+            drop(self.all.gate.lock());
+            self.all.ended.notify_all();
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! The descriptor of a folio, the array of all descriptors, and the guards that hold references and
-//! locks.
+//! locks. The words of a descriptor and their protocols are in `words.rs`.
 //!
 //! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that no
 //! other exists, [`LockedFolio`] the folio lock. Code outside this folder never adds to or
@@ -12,11 +12,8 @@
 //! The descriptor consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
-use super::flags::{Flag, Flags};
-use super::pin::{PinWord, Put, TryGet};
-use crate::sync::{
-    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, fence, futex, lock_wakers,
-};
+use super::words::{Flag, Flags, FolioLock, PinWord, Put, TryGet};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, waiters};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use std::fmt;
 use std::marker::PhantomData;
@@ -101,18 +98,18 @@ impl Folio {
     /// Forgets the wakers with data at `data` that were registered for the folio lock, in this or
     /// an earlier generation.
     pub(crate) fn forget_waker(&self, data: *const ()) {
-        lock_wakers::forget(&self.lock.0, data);
+        waiters::forget(&self.lock.0, data);
     }
 
     /// Returns the number of wakers that are registered for the folio lock.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn lock_wakers(&self) -> usize {
-        lock_wakers::registered(&self.lock.0)
+        waiters::registered(&self.lock.0)
     }
 
     /// Returns `true` if the folio lock is held now; a hint.
     pub(crate) fn is_locked(&self) -> bool {
-        self.lock.0.load(Ordering::Relaxed) != UNLOCKED
+        self.lock.is_held()
     }
 
     /// Copies the flags of `folio` that describe its use and its bytes, which this new folio will
@@ -417,85 +414,6 @@ impl<'a> Frozen<'a> {
     pub(crate) fn free(self) {
         blocking::note_unfrozen();
         self.folios.reaper.reap(self);
-    }
-}
-
-const UNLOCKED: u32 = 0;
-const LOCKED: u32 = 1;
-const CONTENDED: u32 = 2;
-
-/// The folio lock: a futex in the descriptor, four bytes, no allocation.
-///
-/// Held by the thread that fills, writes, truncates or evicts a folio, for the duration of at most
-/// one I/O. Readers of an uptodate folio never take it. A thread that waits for a fill waits for
-/// this lock.
-///
-/// ```text
-///  UNLOCKED --try/lock--> LOCKED --a thread waits--> CONTENDED
-///     ^--------unlock-------'                            |
-///     ^--------unlock, wake one--------------------------'
-/// ```
-///
-/// A waker can wait, too (`sync/lock_wakers.rs`): an unlock calls all that were registered.
-///
-/// Lock order: folio locks of one file in order of index; a folio lock before the LRU lock, the
-/// dirty lock of its owner and the lock of the arena. Reclaim only tries folio locks, so it may try
-/// one while it holds any lock. A holder must have a reference, or the folio could be freed while
-/// locked.
-#[derive(Debug, Default)]
-struct FolioLock(AtomicU32);
-
-impl FolioLock {
-    fn try_acquire(&self) -> bool {
-        // Acquire: pairs with the Release in `release`: this thread sees what the last holder did.
-        self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    fn acquire(&self) {
-        if self.try_acquire() {
-            return;
-        }
-        // A thread that slept takes the lock as CONTENDED: other threads may be asleep.
-        // Acquire: pairs with the Release in `release`.
-        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
-            futex::wait(&self.0, CONTENDED);
-        }
-    }
-
-    /// Acts as [`Self::acquire`], but calls `wants` about once a millisecond. Returns `false`,
-    /// without the lock, once `wants` returns `false`.
-    fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
-        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
-        // CONTENDED: at worst, one needless wake-up.
-        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
-            if !wants() {
-                return false;
-            }
-            futex::wait_for(&self.0, CONTENDED, 1);
-        }
-        true
-    }
-
-    /// Acquires the lock if it is free; otherwise lets the next release call `waker`.
-    fn try_acquire_or_wake(&self, waker: Waker) -> bool {
-        if self.try_acquire() {
-            return true;
-        }
-        lock_wakers::register(&self.0, waker);
-        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
-        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
-        // the waker without need.
-        self.0.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED
-    }
-
-    fn release(&self) {
-        // Release: pairs with the Acquire in `try_acquire` and `acquire`.
-        if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
-            // Acquire: pairs with the Release in `try_acquire_or_wake`.
-            fence(Ordering::Acquire);
-            futex::wake(&self.0, 1);
-            lock_wakers::wake(&self.0);
-        }
     }
 }
 

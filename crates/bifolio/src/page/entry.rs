@@ -22,6 +22,23 @@
 //! A pure value type: the rules for storing Entries are in `page/mapping.rs`.
 
 use super::FolioId;
+use std::ops::Range;
+
+/// Base-2 logarithm of the page size.
+pub(crate) const PAGE_SHIFT: u32 = 12;
+/// Bytes of a page: what an Entry stands for, and the smallest folio.
+pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
+
+/// Returns the pages that hold the bytes of `range`.
+pub(crate) fn pages_of(range: &Range<u64>) -> Range<u64> {
+    range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
+}
+
+/// Returns `true` if the bytes lie in one page; reads of it are atomic with respect to writes.
+#[inline(always)]
+pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
+    (position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES
+}
 
 const KIND_MASK: u64 = 0b11;
 const KIND_FOLIO: u64 = 0b01;
@@ -90,7 +107,6 @@ impl Entry {
     /// Byte offset of the page in the frames: frame id times the page size.
     #[inline(always)]
     pub(crate) fn frame_offset_bytes(self) -> usize {
-        const PAGE_SHIFT: u32 = 12;
         let page_mask = !((1 << PAGE_SHIFT) - 1);
         ((self.0 >> (FRAME_SHIFT - PAGE_SHIFT)) & page_mask) as usize
     }

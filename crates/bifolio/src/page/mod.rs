@@ -2,7 +2,7 @@
 //! Entry, one word per page in the table of a file, that leads to it.
 //!
 //! This module is below everything that fills, lists or evicts folios. Its two protocols are the
-//! pin word (`pin.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor
+//! pin word (`words.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor
 //! belongs to a frame (`memory`): descriptor i describes the folio whose first page is frame i. A
 //! folio of several pages uses the descriptor of its first frame; the other descriptors only store
 //! the Entry version of their frame. Only an unreferenced folio can move to other frames
@@ -44,31 +44,25 @@ mod change;
 mod collapse;
 mod descriptor;
 mod entry;
-mod evict;
-mod flags;
-mod lookup;
 mod mapping;
 mod optimistic;
-mod pin;
 mod table;
 mod tables;
+mod words;
 
-pub(crate) use change::WriteSection;
+pub(crate) use change::{EvictError, WriteSection};
 pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
     BATCH_SLOTS, Folio, FolioBatch, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO,
     Reaper,
 };
-pub(crate) use entry::{Entry, VALUE_MAX};
-pub(crate) use evict::EvictError;
-pub(crate) use flags::{Flag, Listing, WriteState};
-pub(crate) use lookup::{FrozenWaits, Lookup, recheck_ready};
-pub(crate) use mapping::{Hot, Mapping, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
+pub(crate) use entry::{Entry, PAGE_BYTES, PAGE_SHIFT, VALUE_MAX, is_in_one_page, pages_of};
+pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
 pub(crate) use optimistic::{FrameRun, read_held, read_validated};
-pub(crate) use pin::{COUNT_MAX, TryGet};
-#[cfg(test)]
-pub(crate) use pin::{PinState, PinWord, Put};
 #[cfg(all(test, loom))]
 pub(crate) use table::Bitmap;
 pub(crate) use table::{Filling, TABLE_PAGE_BYTES, Table};
 pub(crate) use tables::{HasTable, Tables};
+pub(crate) use words::{COUNT_MAX, Flag, Listing, TryGet, WriteState};
+#[cfg(test)]
+pub(crate) use words::{PinState, PinWord, Put};

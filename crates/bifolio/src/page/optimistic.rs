@@ -29,7 +29,7 @@
 //! first.
 
 use super::entry::Entry;
-use super::lookup::recheck_ready;
+use super::mapping::recheck_ready;
 use super::table::Table;
 use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping};
 use crate::sync::{AtomicU64, Ordering, fence};

@@ -50,7 +50,7 @@
 //! The table consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
-use super::entry::Entry;
+use super::entry::{Entry, PAGE_BYTES};
 use crate::sync::{AtomicU8, AtomicU64, Backoff, Ordering, store_owned};
 use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::copy;
@@ -191,7 +191,7 @@ impl Table {
     /// Returns the first position of the file that has no Entry in the array at
     /// [`Self::as_ptr`].
     pub(crate) fn first_end_bytes(&self) -> u64 {
-        self.first.end_page().saturating_mul(super::PAGE_BYTES)
+        self.first.end_page().saturating_mul(PAGE_BYTES)
     }
 
     /// Loads the Entry of a page. Panics past the end of the table, which is a bug in this crate.

@@ -62,7 +62,7 @@ use crate::page::{Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
-use crate::sys::control_group::MemoryLimit;
+use crate::sys::process::MemoryLimit;
 use crate::writeback::Flusher;
 use scan::{ScanCounts, WriteOut};
 use std::cell::Cell;

@@ -10,14 +10,14 @@
 
 pub(crate) mod blocking;
 #[cfg(all(test, not(any(loom, bifolio_chaos))))]
+#[path = "../tests/counted.rs"]
 pub(crate) mod counted;
-pub(crate) mod futex;
-pub(crate) mod lock_wakers;
 #[cfg(all(feature = "fork", not(any(all(test, loom), bifolio_chaos))))]
 pub(crate) mod locks;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/test_hook.rs"]
 pub(crate) mod test_hook;
+pub(crate) mod waiters;
 mod weak_list;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 pub(crate) use real::*;

@@ -11,7 +11,6 @@ use std::sync::{Arc, Weak};
 /// Length below which the list is not purged.
 const LENGTH_MIN: usize = 32;
 
-/// A list of weak references, purged as it grows.
 #[derive(Debug)]
 pub(crate) struct WeakList<T: ?Sized> {
     entries: VecDeque<Weak<T>>,

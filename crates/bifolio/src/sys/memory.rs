@@ -296,7 +296,7 @@ pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
         let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
         ends.is_some_and(|range| range.contains(&address.addr()))
     };
-    let maps = super::descriptor::read_text("/proc/self/smaps").unwrap();
+    let maps = super::file::read_text("/proc/self/smaps").unwrap();
     // The line with the range comes first, then its details, then its flags.
     let mut lines = maps.lines().skip_while(|line| !has(line));
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();

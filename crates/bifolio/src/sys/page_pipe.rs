@@ -19,8 +19,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size};
 
-use super::descriptor::pipe;
 use super::file::answer_of;
+use super::file::pipe;
 use super::memory::{PAGE_BYTES, PageRange};
 
 /// Capacity of a pipe, in pages, that any user may request.

@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, opcode};
 
-use super::descriptor::above_standard;
+use super::file::above_standard;
 use super::memory::PageRange;
 use super::retries::Retries;
 use super::userfault::control;
@@ -112,7 +112,7 @@ impl Pagemap {
         let mut ranges = [ScanRange::default(); RANGES_MAX];
         let end = start.addr() + range.length_bytes;
         let mut position = start.addr();
-        let mut retries = Retries::default();
+        let mut retries = Retries::FEW;
         while position < end {
             let mut call = ScanCall {
                 size_bytes: size_of::<ScanCall>() as u64,
@@ -143,7 +143,7 @@ impl Pagemap {
                 return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
             }
             position = call.walk_end as usize;
-            retries = Retries::default();
+            retries = Retries::FEW;
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::descriptor::read_text;
+use super::file::read_text;
 use super::probe_features;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;

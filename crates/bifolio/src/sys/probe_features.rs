@@ -10,7 +10,7 @@
 //! other code ever learns their addresses.
 #![allow(unsafe_code)]
 
-use super::descriptor::{self, above_standard};
+use super::file::{above_standard, pipe, read_text};
 use super::memory::{self, PAGE_BYTES, PageRange, Reservation};
 use super::page_pipe::PagePipe;
 use super::pagemap::Pagemap;
@@ -85,7 +85,7 @@ pub(super) fn vectored_unmap() -> Finding {
 
 pub(super) fn large_pipes() -> Finding {
     let trial = || {
-        let (_reader, writer) = descriptor::pipe(PipeFlags::empty())?;
+        let (_reader, writer) = pipe(PipeFlags::empty())?;
         rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20).map_err(|error| match error {
             Errno::PERM => {
                 io::Error::other("other pipes of this user use up fs.pipe-user-pages-soft")
@@ -187,7 +187,7 @@ pub(super) fn io_uring() -> Finding {
     match trial() {
         Ok(()) => Ok("io_uring works".to_owned()),
         Err(error) => {
-            let setting = descriptor::read_text(DISABLED_SETTING);
+            let setting = read_text(DISABLED_SETTING);
             Err(refusal("io_uring", &error, setting.ok().as_deref()))
         }
     }

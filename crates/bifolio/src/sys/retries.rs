@@ -1,52 +1,56 @@
 //! Repeats calls that the kernel interrupted or that it could not do at the moment, a bounded
 //! number of times.
 //!
-//! Used by the calls that manage memory, which are made under locks. Such a call fails with EAGAIN
-//! where it would need another mapping and the process has `vm.max_map_count`: repeating it without
-//! a bound would never end.
+//! The calls that manage memory are made under locks and repeated a few times only. Such a call
+//! fails with EAGAIN where it would need another mapping and the process has `vm.max_map_count`:
+//! repeating it without a bound would never end.
 
 use std::io;
 use std::thread;
 use std::time::Duration;
 
-/// Interruptions of a call without progress before it fails.
-const INTERRUPTIONS_MAX: u32 = 1000;
-/// Refusals (EAGAIN) of a call without progress before it fails.
-const REFUSALS_MAX: u32 = 4;
+/// Interruptions of a call without progress before it fails: what always returns EINTR is broken.
+pub(crate) const INTERRUPTIONS_MAX: u32 = 1000;
 /// Sleep after the first refusal; it doubles with each.
-const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(50);
+const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 
-/// Failed attempts at a call since its last progress.
-#[derive(Debug, Default)]
-pub(super) struct Retries {
-    interruptions: u32,
-    refusals: u32,
+/// Attempts at a call that are left until it makes progress.
+#[derive(Debug)]
+pub(crate) struct Retries {
+    interruptions_left: u32,
+    /// Refusals for the moment (EAGAIN).
+    pub(crate) refusals_left: u32,
+    sleep: Duration,
 }
 
 impl Retries {
-    /// Returns `true` if the call should be repeated, after a short sleep if the kernel refused it
-    /// for the moment.
-    pub(super) fn after(&mut self, error: &io::Error) -> bool {
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {
-                self.interruptions += 1;
-                self.interruptions < INTERRUPTIONS_MAX
-            }
-            Some(libc::EAGAIN) => {
-                self.refusals += 1;
-                if self.refusals < REFUSALS_MAX {
-                    thread::sleep(REFUSAL_SLEEP_MIN * (1 << self.refusals));
-                }
-                self.refusals < REFUSALS_MAX
-            }
-            _ => false,
+    /// For calls under locks.
+    pub(crate) const FEW: Self =
+        Self { interruptions_left: INTERRUPTIONS_MAX, refusals_left: 3, sleep: REFUSAL_SLEEP_MIN };
+
+    /// Returns `true` if the call should be repeated, after a short sleep if it was refused for the
+    /// moment.
+    pub(crate) fn after(&mut self, error: &io::Error) -> bool {
+        let left = match error.kind() {
+            io::ErrorKind::Interrupted => &mut self.interruptions_left,
+            io::ErrorKind::WouldBlock => &mut self.refusals_left,
+            _ => return false,
+        };
+        if *left == 0 {
+            return false;
         }
+        *left -= 1;
+        if error.kind() == io::ErrorKind::WouldBlock {
+            thread::sleep(self.sleep);
+            self.sleep *= 2;
+        }
+        true
     }
 }
 
 /// Calls `call` until it succeeds, fails permanently, or was refused too often.
 pub(super) fn persist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let mut retries = Retries::default();
+    let mut retries = Retries::FEW;
     loop {
         match call() {
             Err(error) if retries.after(&error) => {}
@@ -68,7 +72,7 @@ mod tests {
     #[test]
     fn a_lasting_refusal_is_returned() {
         for (errno, calls_expected) in
-            [(libc::EAGAIN, REFUSALS_MAX), (libc::EINTR, INTERRUPTIONS_MAX), (libc::ENOMEM, 1)]
+            [(libc::EAGAIN, 4), (libc::EINTR, INTERRUPTIONS_MAX + 1), (libc::ENOMEM, 1)]
         {
             let mut calls = 0;
             let answer = persist(|| -> io::Result<()> {

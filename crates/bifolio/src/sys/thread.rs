@@ -7,12 +7,11 @@
 //!
 //! # Safety
 //! The start routine gets a box that it alone owns. A thread is joined or detached once, by its
-//! owner.
+//! owner. Sets of signals live on the stack.
 #![allow(unsafe_code)]
 
 use super::memory::{PAGE_BYTES, Reservation, refuse_access};
 use super::process::Origin;
-use super::signal;
 use std::ffi::{CString, c_void};
 use std::io;
 use std::mem::MaybeUninit;
@@ -53,7 +52,7 @@ impl OwnedThread {
             run();
         };
         // Held until the thread has inherited the mask.
-        let _blocked = signal::block_asynchronous();
+        let _blocked = block_asynchronous();
         let thread = create(Box::new(run)).map_err(|error| match check_room() {
             // The C library does not tell mappings from threads.
             Err(lack) if error.raw_os_error() == Some(libc::EAGAIN) => lack,
@@ -145,6 +144,43 @@ fn answer(number: i32) -> io::Result<()> {
 fn check_room() -> io::Result<()> {
     let room = Reservation::new(STACK_BYTES, PAGE_BYTES)?;
     refuse_access(room.base.wrapping_add(PAGE_BYTES), PAGE_BYTES)
+}
+
+/// Signals that an instruction of the thread raises. If blocked, such a signal kills the process.
+const SYNCHRONOUS: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
+/// Restores the signal mask of the calling thread on drop.
+#[derive(Debug)]
+struct Blocked {
+    before: libc::sigset_t,
+}
+
+/// Blocks all signals but the synchronous ones in the calling thread, and in the threads that it
+/// starts meanwhile: process-directed signals are delivered to the threads of the program. (The C
+/// library excludes the two signals that it uses itself.)
+fn block_asynchronous() -> Blocked {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: a pointer to memory for a set.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    for signal in SYNCHRONOUS {
+        // SAFETY: the set filled above.
+        unsafe { libc::sigdelset(set.as_mut_ptr(), signal) };
+    }
+    // SAFETY: two sets; it cannot fail, because the operation is valid.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: zeroed, which is an empty set, and then written by the C library.
+    Blocked { before: unsafe { before.assume_init() } }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the previous set of this thread; the old one is not requested.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
 }
 
 #[cfg(test)]

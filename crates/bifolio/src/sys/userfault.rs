@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
-use super::descriptor::above_standard;
+use super::file::above_standard;
 use super::file::answer_of;
 use super::memory::PageRange;
 use super::probe::{Feature, Features};
@@ -267,7 +267,7 @@ fn go_on(
     mut part: impl FnMut(usize) -> (io::Result<usize>, u64),
 ) -> (usize, io::Result<()>) {
     let mut done_bytes = 0;
-    let mut retries = Retries::default();
+    let mut retries = Retries::FEW;
     while done_bytes < length_bytes {
         let (answer, more_bytes) = part(done_bytes);
         // Negative: an error number, which `answer` also contains.
@@ -275,7 +275,7 @@ fn go_on(
         done_bytes += more_bytes;
         if more_bytes > 0 {
             // EAGAIN: the rest remains to be done.
-            retries = Retries::default();
+            retries = Retries::FEW;
         }
         match answer {
             Err(error) if more_bytes == 0 && !retries.after(&error) => {

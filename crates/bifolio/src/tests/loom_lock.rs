@@ -1,7 +1,7 @@
-//! The folio lock (`page/descriptor.rs`) and waiting for write-back (`page/flags.rs`).
+//! The folio lock and waiting for write-back (`page/words.rs`).
 //!
-//! A sleeper in the model sleeps until it is woken (`sync/futex.rs`): a lost wake-up is a deadlock,
-//! which loom reports.
+//! A sleeper in the model sleeps until it is woken (`sync/waiters.rs`): a lost wake-up is a
+//! deadlock, which loom reports.
 
 use super::world::{World, join_all, model, model_bounded, spawn};
 use crate::page::{Flag, FolioId, Listing};

@@ -1,4 +1,4 @@
-//! Lookups (`page/lookup.rs`) against eviction, removal and insertion.
+//! Lookups (`page/mapping.rs`) against eviction, removal and insertion.
 //!
 //! Property: a folio that a lookup returns was at the requested index while the reference was held,
 //! whatever happened to its frame before.

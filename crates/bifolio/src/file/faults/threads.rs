@@ -26,7 +26,7 @@
 use super::{log_inside, server_of, threads_for};
 use crate::memory::{Regions, fault_time};
 use crate::sync::{Mutex, Share, blocking};
-use crate::sys::descriptor;
+use crate::sys::file::pipe;
 use crate::sys::memory::{PageRange, is_resident};
 use crate::sys::thread::OwnedThread;
 use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
@@ -95,7 +95,7 @@ impl FaultThreads {
         userfault: &Arc<Userfault>,
         regions: &Arc<Regions>,
     ) -> io::Result<Self> {
-        let (stopped, stop) = descriptor::pipe(PipeFlags::empty())?;
+        let (stopped, stop) = pipe(PipeFlags::empty())?;
         let shared = Arc::new(Shared {
             userfault: Arc::clone(userfault),
             regions: Arc::clone(regions),

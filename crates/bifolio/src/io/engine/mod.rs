@@ -6,8 +6,8 @@
 //! ```text
 //!   Queue<T> -------- transfers of one thread, with their owners            queue.rs
 //!     |-- Lease         one ring of the pool, while anything is in flight     rings.rs
-//!     '-- FallbackQueue   transfers that threads make with plain calls        fallback.rs
-//!           '-- Workers     the threads, which also run other jobs            workers.rs
+//!     '-- FallbackQueue   transfers that threads make with plain calls        threads.rs
+//!           '-- Workers     the threads, which also run other jobs
 //! ```
 //!
 //! Where io_uring is unavailable or masked, threads make every transfer. A queue behaves in the
@@ -17,16 +17,15 @@
 //!
 //! The engine knows no folios, and does not split a failed transfer of several.
 
-mod fallback;
 mod queue;
 mod rings;
-mod workers;
+mod threads;
 
 use std::sync::Arc;
 use std::{io, thread};
 
 use self::rings::Rings;
-use self::workers::{THREADS_MAX, Urgency, Workers};
+use self::threads::{THREADS_MAX, Urgency, Workers};
 use super::{DeviceIdentity, DirectBacking};
 use crate::config::IO_DEPTH_MAX;
 use crate::sys::probe::{Feature, Features};

@@ -14,7 +14,7 @@
 //!
 //! A ring makes the first attempt at a transfer if its backing names a file for it. The rest, and
 //! every transfer without a ring, is made with plain calls: by the thread of the queue, or by
-//! helpers (`fallback.rs`).
+//! helpers (`threads.rs`).
 //!
 //! A queue whose thread also waits for other threads has a [`Bell`] ([`Queue::complete_or_rung`]):
 //! the ring reads it, and helpers ring it when they are done.
@@ -32,18 +32,17 @@
 //! dropped, and the queue waits for every transfer that a helper has taken.
 #![allow(unsafe_code)]
 
-use super::fallback::{FallbackQueue, Helpers};
 use super::rings::Lease;
-use super::workers::Urgency;
+use super::threads::{FallbackQueue, Helpers, Urgency};
 use super::{Engine, Lane};
 use crate::error::Error;
-use crate::io::transfer::range_end;
+use crate::io::request::range_end;
 use crate::io::transfer::{Answer, Transfer};
 use crate::io::{IoRequest, Operation};
 use crate::sync::{Ordering, blocking};
-use crate::sys::bell::Bell;
 use crate::sys::copy;
 use crate::sys::probe::Feature;
+use crate::sys::ring::Bell;
 use crate::sys::ring::RingCall;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -18,7 +18,7 @@
 //! Passes on the contract of `Ring::push`.
 #![allow(unsafe_code)]
 
-use crate::io::buf::Span;
+use crate::io::request::Span;
 use crate::io::{Operation, Submission};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::process::Origin;

@@ -5,9 +5,10 @@ use std::io;
 use std::sync::Mutex;
 
 use crate::error::Error;
-use crate::io::transfer::POSITION_BYTES_MAX;
-use crate::io::transfer::{INTERRUPTIONS_MAX, REFUSALS_MAX, STALLS_MAX, read_full, write_full};
+use crate::io::request::POSITION_BYTES_MAX;
+use crate::io::transfer::{REFUSALS_MAX, STALLS_MAX, read_full, write_full};
 use crate::io::*;
+use crate::sys::retries::INTERRUPTIONS_MAX;
 
 /// Scripted step instead of a whole transfer.
 #[derive(Clone, Copy, Debug)]

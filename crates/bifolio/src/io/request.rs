@@ -1,11 +1,11 @@
-//! Buffers over frame memory for transfers: a read fills an [`IoBufMut`], a write stores an
-//! [`IoBuf`].
+//! Requests: the direction, position and [`Alignment`] of a transfer, and its buffers over frame
+//! memory. A read fills an [`IoBufMut`], a write stores an [`IoBuf`].
 //!
-//! Created above `io` (for a folio to be filled or written back) or from an [`IoBuffer`], and
-//! passed to backings. They hold an address and a length instead of a slice, because a frame is
-//! shared during a transfer: an optimistic reader may still read it (and discard what it read), a
-//! writer may dirty it again during a write. A Rust reference to such memory would be unsound; the
-//! copies below use `sys::copy`, the kernel gets the address.
+//! Buffers are created above `io` (for a folio to be filled or written back) or from an
+//! [`IoBuffer`], and passed to backings. They hold an address and a length instead of a slice,
+//! because a frame is shared during a transfer: an optimistic reader may still read it (and discard
+//! what it read), a writer may dirty it again during a write. A Rust reference to such memory would
+//! be unsound; the copies below use `sys::copy`, the kernel gets the address.
 //!
 //! Invariant IO-1: while a buffer exists, its bytes are mapped, lie in whole aligned words of
 //! memory allocated for frames, and are accessed only through `sys::copy` or by the kernel; those
@@ -17,7 +17,6 @@
 //! it prevents reading or freeing it.
 #![allow(unsafe_code)]
 
-use super::transfer::ALIGNMENT_BYTES_MAX;
 use crate::sys::{copy, file};
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -26,6 +25,124 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::{fmt, io, slice};
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// From the storage to memory.
+    Read,
+    /// From memory to the storage.
+    Write,
+}
+
+impl Operation {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// A transfer that is about to be made, for
+/// [`DirectBacking::submission`](super::DirectBacking::submission), or was made, for
+/// [`DirectBacking::completed`](super::DirectBacking::completed).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IoRequest {
+    /// Its direction.
+    pub operation: Operation,
+    /// Position of the first byte.
+    pub position_bytes: u64,
+    /// Length in bytes.
+    pub length_bytes: usize,
+    /// The transfer's natural alignment, up to 4096: of its addresses in memory; of its position,
+    /// and of the lengths of its buffers except the last.
+    pub alignment: Alignment,
+}
+
+impl IoRequest {
+    pub(super) fn new(operation: Operation, position_bytes: u64, spans: &[Span]) -> Self {
+        let (mut addresses, mut offsets) = (ALIGNMENT_BYTES_MAX, ALIGNMENT_BYTES_MAX);
+        let (mut length_bytes, mut last) = (0, position_bytes);
+        for span in spans {
+            addresses |= span.start().addr() as u64;
+            offsets |= last;
+            last = span.len() as u64;
+            length_bytes += span.len();
+        }
+        let lowest_bit = |bits: u64| bits & bits.wrapping_neg();
+        let alignment =
+            Alignment { memory_bytes: lowest_bit(addresses), offset_bytes: lowest_bit(offsets) };
+        Self { operation, position_bytes, length_bytes, alignment }
+    }
+
+    /// Returns `true` if the transfer satisfies the alignment `needed`.
+    pub(super) fn fits(&self, needed: Alignment) -> bool {
+        self.alignment.memory_bytes >= needed.memory_bytes
+            && self.alignment.offset_bytes >= needed.offset_bytes
+    }
+}
+
+/// File and length of a transfer that the cache makes itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Submission<'a> {
+    /// The file, at the positions of the transfer.
+    pub file: BorrowedFd<'a>,
+    /// Number of bytes, from the first on: at least one, at most all. The cache transfers the rest
+    /// with `*_at`.
+    pub length_bytes: usize,
+}
+
+/// Maximum alignment of a backing: frames and folios start at multiples of this.
+pub(crate) const ALIGNMENT_BYTES_MAX: u64 = 4096;
+
+/// Largest position: the kernel's positions are signed.
+pub(crate) const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
+
+/// Required alignment of transfers: powers of two from 1 to 4096.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Alignment of addresses in memory.
+    pub memory_bytes: u64,
+    /// Alignment of positions and lengths.
+    pub offset_bytes: u64,
+}
+
+impl Alignment {
+    /// No requirement.
+    pub const NONE: Self = Self { memory_bytes: 1, offset_bytes: 1 };
+
+    /// Returns `true` if both are powers of two that frames and folios can satisfy.
+    pub(crate) fn is_valid(self) -> bool {
+        [self.memory_bytes, self.offset_bytes]
+            .into_iter()
+            .all(|bytes| bytes.is_power_of_two() && bytes <= ALIGNMENT_BYTES_MAX)
+    }
+
+    /// Returns the distance between positions where a transfer can be continued.
+    pub(crate) fn granule_bytes(self) -> u64 {
+        self.memory_bytes.max(self.offset_bytes)
+    }
+}
+
+/// Returns the end of a range, if it is below 2^63.
+pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
+    let length_bytes = length as u64;
+    position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(
+        || {
+            let problem =
+                format!("{length_bytes} bytes at position {position_bytes} do not end below 2^63");
+            io::Error::new(io::ErrorKind::InvalidInput, problem)
+        },
+    )
+}
+
+/// Rounds `value` down to a multiple of `granule`, a power of two.
+pub(crate) fn round_down(value: usize, granule: u64) -> usize {
+    debug_assert!(granule.is_power_of_two());
+    value & !(granule as usize - 1)
+}
 
 /// Memory that a read fills. Other threads may read it meanwhile.
 #[derive(Debug)]
@@ -393,7 +510,7 @@ impl Drop for IoBuffer {
 
 #[cfg(test)]
 mod tests {
-    use crate::io::IoBuffer;
+    use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
@@ -448,5 +565,81 @@ mod tests {
     fn a_buffer_made_of_bytes_holds_them() {
         let bytes: Vec<u8> = (0..5000).map(|i| i as u8).collect();
         assert_eq!(IoBuffer::from_bytes(&bytes).as_bytes(), bytes);
+    }
+
+    fn request(position_bytes: u64, spans: &[(usize, usize)]) -> IoRequest {
+        let span = |(address, length)| {
+            Span::new(NonNull::new(std::ptr::without_provenance_mut(address)).unwrap(), length)
+        };
+        let spans: Vec<_> = spans.iter().copied().map(span).collect();
+        IoRequest::new(Operation::Read, position_bytes, &spans)
+    }
+
+    fn alignment(position_bytes: u64, spans: &[(usize, usize)]) -> (u64, u64) {
+        let found = request(position_bytes, spans).alignment;
+        (found.memory_bytes, found.offset_bytes)
+    }
+
+    #[test]
+    fn a_request_is_as_aligned_as_its_least_aligned_part() {
+        assert_eq!(alignment(0, &[(8192, 4096)]), (4096, 4096));
+        assert_eq!(alignment(512, &[(4100, 4096)]), (4, 512));
+        assert_eq!(alignment(1, &[(1, 1)]), (1, 1));
+        assert_eq!(alignment(0, &[(4096, 512), (16384, 4096)]), (4096, 512), "an inner length");
+        assert_eq!(alignment(0, &[(4096, 4096), (16384, 100)]), (4096, 4096), "the last length");
+        assert_eq!(alignment(1 << 40, &[(4096, 4096), (16386, 4096)]), (2, 4096));
+        assert_eq!(request(0, &[(4096, 4096), (16384, 100)]).length_bytes, 4196);
+    }
+
+    #[test]
+    fn a_request_fits_where_it_is_aligned_at_least_so() {
+        let needed = Alignment { memory_bytes: 4, offset_bytes: 512 };
+        assert!(request(1024, &[(4100, 700)]).fits(needed));
+        assert!(!request(1024, &[(4101, 512)]).fits(needed));
+        assert!(!request(1025, &[(4100, 512)]).fits(needed));
+        assert!(!request(1024, &[(4100, 700), (8192, 512)]).fits(needed));
+        assert!(request(1, &[(1, 1)]).fits(Alignment::NONE));
+    }
+
+    #[test]
+    fn rounding_down_keeps_multiples_and_cuts_the_rest() {
+        for granule in [1, 2, 512, 4096] {
+            for value in [0, 1, 511, 512, 513, 4095, 4096, 4097, usize::MAX] {
+                let rounded = round_down(value, granule);
+                assert_eq!(rounded, value / granule as usize * granule as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_end_below_two_to_the_63() {
+        let end_of = |position, length| range_end(position, length).unwrap();
+        assert_eq!(end_of(0, 0), 0);
+        assert_eq!(end_of(POSITION_BYTES_MAX, 0), POSITION_BYTES_MAX);
+        assert_eq!(end_of(POSITION_BYTES_MAX - 1, 1), POSITION_BYTES_MAX);
+        for (position_bytes, length) in
+            [(POSITION_BYTES_MAX, 1), (1 << 63, 0), (u64::MAX, 1), (u64::MAX, usize::MAX)]
+        {
+            let error = range_end(position_bytes, length).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            let text = format!("{length} bytes at position {position_bytes} do not end below 2^63");
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn alignments_are_powers_of_two_that_a_page_can_honour() {
+        let valid =
+            |memory_bytes, offset_bytes| Alignment { memory_bytes, offset_bytes }.is_valid();
+        assert!(Alignment::NONE.is_valid());
+        assert!(valid(4, 512) && valid(512, 4096) && valid(4096, 1));
+        assert!(!valid(0, 512) && !valid(512, 0) && !valid(3, 512) && !valid(512, 8192));
+    }
+
+    #[test]
+    fn a_transfer_is_taken_up_again_at_multiples_of_both() {
+        let alignment = Alignment { memory_bytes: 4, offset_bytes: 512 };
+        assert_eq!(alignment.granule_bytes(), 512);
+        assert_eq!(Alignment { memory_bytes: 4096, offset_bytes: 512 }.granule_bytes(), 4096);
     }
 }

@@ -1,6 +1,7 @@
-//! A few threads that run jobs.
+//! Transfers that no ring makes: a queue's thread and its helpers make them with plain calls
+//! ([`FallbackQueue`]); and the few threads that run these and other jobs ([`Workers`]).
 //!
-//! Used by queues for transfers that no ring makes (`queue.rs`), and by `file` for background work.
+//! Used by `queue.rs`, which keeps the owners, and by `file` for background work.
 //! A thread is started when a job is offered and no thread is idle, up to [`THREADS_MAX`]; it runs
 //! until the engine is dropped. Nothing waits for a job until then: dropping the workers runs the
 //! remaining jobs and joins the threads.
@@ -14,6 +15,10 @@
 //! rely on is [`Urgency::Always`]; its callers bound how many of those there are.
 //!
 //! A forked child has no threads, and a copy of the list that it ignores.
+//!
+//! # Safety
+//! Makes transfers for which `Queue::push` required IO-1.
+#![allow(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -21,8 +26,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::Lane;
+use crate::io::transfer::{Answer, Transfer};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::process::Origin;
+use crate::sys::ring::Bell;
 use crate::sys::thread::OwnedThread;
 
 /// Maximum number of threads: enough for two hung devices and others that work.
@@ -197,6 +204,117 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+/// Transfers of one queue that threads make with plain calls: without a ring, and for backings that
+/// must be called.
+///
+/// The queue's thread submits transfers; workers come as helpers, one per *ticket*, and take what
+/// is left; while the queue's thread would otherwise wait, it takes them itself. So workers only
+/// speed things up: a queue waits only for threads that work on one of its transfers, and makes
+/// progress even if every worker is busy, or is the queue's own thread.
+#[derive(Debug, Default)]
+pub(super) struct FallbackQueue {
+    state: Mutex<FallbackState>,
+    finished: Condvar,
+}
+
+/// State of the helpers of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Helpers {
+    /// At least one has taken a transfer.
+    Working,
+    /// Some were called, and none has arrived.
+    Called,
+    None,
+}
+
+#[derive(Debug, Default)]
+struct FallbackState {
+    submitted: VecDeque<(usize, Transfer)>,
+    done: Vec<(usize, Answer)>,
+    /// Helpers that were called and have not arrived yet.
+    tickets: usize,
+    /// Bell that helpers ring when they are done.
+    bell: Option<Arc<Bell>>,
+}
+
+impl FallbackQueue {
+    /// Submits a transfer; `token` is returned with its answer.
+    pub(super) fn submit(&self, token: usize, transfer: Transfer) {
+        self.state.lock().submitted.push_back((token, transfer));
+    }
+
+    /// Returns how many more helpers to call if the queue's thread takes `own` transfers itself.
+    /// They count as called.
+    pub(super) fn call_helpers(&self, own: usize) -> usize {
+        let mut state = self.state.lock();
+        let missing = state.submitted.len().saturating_sub(state.tickets + own);
+        state.tickets += missing;
+        missing
+    }
+
+    /// Does the work of a helper: at most one transfer.
+    pub(super) fn help(&self) {
+        let taken = {
+            let mut state = self.state.lock();
+            state.tickets -= 1;
+            state.submitted.pop_front()
+        };
+        let Some((token, transfer)) = taken else { return };
+        // SAFETY: `Queue::push` required IO-1; the queue waits for every transfer that was taken,
+        // and keeps its owner until then.
+        let answer = unsafe { transfer.run() };
+        let bell = {
+            let mut state = self.state.lock();
+            state.done.push((token, answer));
+            state.bell.clone()
+        };
+        self.finished.notify_one();
+        if let Some(bell) = bell {
+            bell.ring();
+        }
+    }
+
+    /// Notes that a called helper will not arrive.
+    pub(super) fn forget_helper(&self) {
+        self.state.lock().tickets -= 1;
+    }
+
+    /// Lets helpers ring `bell` when they are done from now on.
+    pub(super) fn ring_when_done(&self, bell: &Arc<Bell>) {
+        self.state.lock().bell.get_or_insert_with(|| Arc::clone(bell));
+    }
+
+    /// Returns what helpers do for the `count` transfers that are submitted and not complete.
+    pub(super) fn helpers_for(&self, count: usize) -> Helpers {
+        let state = self.state.lock();
+        if state.submitted.len() < count {
+            Helpers::Working
+        } else if state.tickets > 0 {
+            Helpers::Called
+        } else {
+            Helpers::None
+        }
+    }
+
+    /// Takes a submitted transfer.
+    pub(super) fn take(&self) -> Option<(usize, Transfer)> {
+        self.state.lock().submitted.pop_front()
+    }
+
+    /// Takes the answers of helpers.
+    pub(super) fn take_done(&self) -> Vec<(usize, Answer)> {
+        std::mem::take(&mut self.state.lock().done)
+    }
+
+    /// Waits until an answer exists. A helper must be at work.
+    pub(super) fn wait_for_done(&self) {
+        let mut state = self.state.lock();
+        while state.done.is_empty() {
+            self.finished.wait(&mut state);
+        }
     }
 }
 

@@ -1,0 +1,666 @@
+//! The state words of a descriptor: the pin word, which counts references and can refuse new ones,
+//! the folio lock, and the flags with the write state.
+//!
+//! `descriptor.rs` wraps references and the lock in guards; code outside this folder sees only
+//! flags.
+//!
+//! # The pin word
+//! The design follows the dedicated bit that was
+//! proposed for the page reference count of Linux (`PAGEREF_LOCKED_BIT`, later
+//! `PAGEREF_FROZEN_BIT`, 2025 and 2026), with a generation added against reuse.
+//!
+//! ```text
+//!   63          40  39      38                                   0
+//!  +--------------+--------+---------------------------------------+
+//!  |  generation  | FROZEN |                 count                 |
+//!  +--------------+--------+---------------------------------------+
+//!
+//!  FROZEN  count   meaning
+//!    0      n > 0  live, n references
+//!    0      0      staged for freeing: the last reference was put; a `try_get` may still rescue it
+//!    1      0      free, or frozen by the thread that owns every reference
+//!    1      k      as above, with k failed `try_get` in flight or not yet wiped
+//! ```
+//!
+//! PROTOCOL PIN, as two columns (A takes references, B ends the generation):
+//!
+//! ```text
+//!  A: get, put                                B: freeze, free, reuse
+//!  A1 fetch_add(n)                            B1 CAS (g, expected) -> (g, FROZEN)    freeze
+//!  A2 FROZEN clear in the result: got it      B2 read what only an owner may see
+//!  A3 else: while the word is (g, FROZEN, k)  B3 store (g, n)                        unfreeze, or
+//!     CAS -> (g, FROZEN, 0); then give up     B4 ... free, and much later
+//!  A4 put: fetch_sub(n); was it the last?     B5 store (g + 1, n)                    init
+//!  A5 CAS (g, 0) -> (g, FROZEN); the winner,
+//!     and only it, frees
+//! ```
+//!
+//! - PIN-1: exactly one thread wins A5 or B1 for a generation and does not unfreeze; it frees.
+//! - PIN-2: a failed `try_get` has nothing to undo and never subtracts: B3 or B5 may have wiped its
+//!   add. A3 is hygiene: it keeps abandoned adds from ever carrying out of the count.
+//! - PIN-3: FROZEN is cleared only by B3 (same generation) and B5 (next generation). So a put that
+//!   paused between A4 and A5 while the folio was freed and reused fails its CAS.
+//! - PIN-4: while the word is frozen, no owner is left that could put: B1 succeeds only if
+//!   `expected` counts all references.
+//! - PIN-5: a count never exceeds [`COUNT_MAX`], half the field: it can never carry into FROZEN.
+//!
+//! Orderings: A2, B1 and A5 acquire (accesses to the folio follow), A4, B3 and B5 release (changes
+//! to the folio precede). A relaxed A5 would be a data race: the winner would free while the
+//! accesses of a thread that got and put in between are still unordered (loom: `pin_r2`).
+//!
+//! The generation has 24 bits: A5 is fooled only if its thread sleeps through 2^24 generations of
+//! one frame, each of which takes at least an allocation, a fill and an eviction under locks (more
+//! than a microsecond, so more than 16 s between two instructions), and wakes when the count is
+//! exactly 0, which lasts for two instructions per generation.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, blocking, fence, store_owned, waiters};
+use std::task::Waker;
+
+const COUNT_BITS: u32 = 39;
+const GENERATION_BITS: u32 = 24;
+const FROZEN: u64 = 1 << COUNT_BITS;
+const COUNT_MASK: u64 = FROZEN - 1;
+const GENERATION_SHIFT: u32 = COUNT_BITS + 1;
+const _: () = assert!(COUNT_BITS + 1 + GENERATION_BITS == u64::BITS);
+
+/// Largest reference count of a folio; a further reference is refused.
+pub(crate) const COUNT_MAX: u64 = COUNT_MASK >> 1;
+/// Bits that are set in the result of an add that found FROZEN or exceeded the limit: one test on
+/// the hot path.
+const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
+
+/// The state of a pin word at one moment. Pure: the decisions of the protocol without the atomics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PinState(pub(crate) u64);
+
+impl PinState {
+    /// Returns the live (or staged) word of `generation` with `count` references.
+    pub(crate) fn live(generation: u64, count: u64) -> Self {
+        debug_assert!(count <= COUNT_MAX, "{count} references");
+        Self((generation << GENERATION_SHIFT) | count)
+    }
+
+    /// Returns the frozen word of `generation`.
+    pub(crate) fn frozen(generation: u64) -> Self {
+        Self((generation << GENERATION_SHIFT) | FROZEN)
+    }
+
+    pub(crate) fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT
+    }
+
+    pub(crate) fn is_frozen(self) -> bool {
+        self.0 & FROZEN != 0
+    }
+
+    /// References held; 0 while frozen, whatever failed gets left in the field.
+    pub(crate) fn count(self) -> u64 {
+        if self.is_frozen() { 0 } else { self.0 & COUNT_MASK }
+    }
+
+    /// Returns `true` if this may be the word of a forked child, where the descriptors are zeros. A
+    /// put of a reference that the parent took does nothing there. (A live word has generation 0
+    /// only once in 2^24 generations.)
+    fn is_wiped(self) -> bool {
+        self.0.wrapping_neg() <= COUNT_MAX
+    }
+
+    /// Returns `true` if the add that resulted in this word got its references.
+    #[inline(always)]
+    pub(crate) fn is_got(self) -> bool {
+        self.0 & NOT_GOT == 0
+    }
+
+    /// Returns the word that a failed get writes to wipe its add (A3), or `None` if there is
+    /// nothing to wipe: the word was unfrozen, reused or wiped since.
+    pub(crate) fn wiped(self, generation: u64) -> Option<Self> {
+        let clean = Self::frozen(generation);
+        let excess = self.is_frozen() && self.generation() == generation && self != clean;
+        excess.then_some(clean)
+    }
+}
+
+/// The result of a `try_get`.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TryGet {
+    /// The caller owns the references it asked for.
+    Got,
+    /// The folio is frozen or free: look it up again.
+    Frozen,
+    /// The count would pass [`COUNT_MAX`]; nothing was taken.
+    Refused,
+}
+
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// Other references exist, or another thread frees the folio. It may be freed at any moment.
+    Done,
+    /// The caller put the last reference: the word is frozen, and the caller must free the folio.
+    Last,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct PinWord(AtomicU64);
+
+impl PinWord {
+    /// Returns the current word. A count read from it is a hint: other threads change it.
+    pub(crate) fn state(&self) -> PinState {
+        // Relaxed: a hint; a caller that acts on it does so through a read-modify-write.
+        PinState(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Makes fresh, zeroed memory a free descriptor. No other thread knows the word yet.
+    pub(crate) fn init_free(&self) {
+        self.0.store(PinState::frozen(0).0, Ordering::Relaxed);
+    }
+
+    /// Takes `references` references unless the folio is frozen (A1..A3).
+    #[inline(always)]
+    pub(crate) fn try_get(&self, references: u64) -> TryGet {
+        // Acquire: pairs with the Release in `unfreeze` and `init`; after it this thread sees what
+        // the owner did to the folio while it was frozen or being set up.
+        let before = self.0.fetch_add(references, Ordering::Acquire);
+        let after = PinState(before.wrapping_add(references));
+        if after.is_got() { TryGet::Got } else { self.try_get_cold(after, references) }
+    }
+
+    #[cold]
+    fn try_get_cold(&self, after: PinState, references: u64) -> TryGet {
+        if !after.is_frozen() {
+            // Over the limit, but the references are counted: put them. The put is the last only if
+            // all COUNT_MAX other references were put in this instant; then the folio leaks,
+            // frozen, and nothing worse.
+            let put = self.put_and_test(references);
+            debug_assert_eq!(put, Put::Done);
+            return TryGet::Refused;
+        }
+        let mut current = after;
+        while let Some(wiped) = current.wiped(after.generation()) {
+            // Relaxed: nothing is published or read through a word that refused the reference.
+            let exchange = (Ordering::Relaxed, Ordering::Relaxed);
+            match self.0.compare_exchange(current.0, wiped.0, exchange.0, exchange.1) {
+                Ok(_) => break,
+                Err(now) => current = PinState(now),
+            }
+        }
+        TryGet::Frozen
+    }
+
+    /// The compare-and-swap variant that the pin word replaces: load, test, exchange until it
+    /// succeeds. Kept for comparison.
+    #[inline(always)]
+    pub(crate) fn try_get_compare_exchange(&self, references: u64) -> TryGet {
+        let mut current = self.0.load(Ordering::Relaxed);
+        loop {
+            if PinState(current).is_frozen() {
+                return TryGet::Frozen;
+            }
+            let next = current + references;
+            if !PinState(next).is_got() {
+                return TryGet::Refused;
+            }
+            // Acquire: pairs as in `try_get`.
+            match self.0.compare_exchange_weak(current, next, Ordering::Acquire, Ordering::Relaxed)
+            {
+                Ok(_) => return TryGet::Got,
+                Err(now) => current = now,
+            }
+        }
+    }
+
+    /// Puts `references` references; the caller of the last put must free (A4, A5).
+    #[inline(always)]
+    pub(crate) fn put_and_test(&self, references: u64) -> Put {
+        // Release: pairs with the Acquire of the CAS in `put_cold` and in `try_freeze`; the thread
+        // that frees or freezes sees everything this thread did with the folio.
+        let before = PinState(self.0.fetch_sub(references, Ordering::Release));
+        debug_assert!(
+            before.count() >= references || before.is_wiped(),
+            "put of {references} on {before:?}"
+        );
+        if before.0 & COUNT_MASK == references { self.put_cold(before) } else { Put::Done }
+    }
+
+    #[cold]
+    fn put_cold(&self, before: PinState) -> Put {
+        let staged = PinState::live(before.generation(), 0);
+        let frozen = PinState::frozen(before.generation());
+        // Acquire: pairs with the Release of every earlier put; the caller is about to free. On
+        // failure, Relaxed: another thread rescued or freed the folio, and nothing is read.
+        match self.0.compare_exchange(staged.0, frozen.0, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Put::Last,
+            Err(_) => Put::Done,
+        }
+    }
+
+    /// Freezes the folio if the caller's `expected` references are the only ones (B1).
+    #[must_use]
+    pub(crate) fn try_freeze(&self, expected: u64) -> bool {
+        let current = self.state();
+        let wanted = PinState::live(current.generation(), expected);
+        if current != wanted {
+            return false;
+        }
+        let frozen = PinState::frozen(current.generation());
+        // Acquire: pairs with the Release of the puts that reduced the count to `expected`: what
+        // those holders did (above all, dirtying the folio) is seen by the tests that follow.
+        self.0.compare_exchange(wanted.0, frozen.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Ends a freeze with `references` references, in the same generation (B3).
+    pub(crate) fn unfreeze(&self, references: u64) {
+        let state = self.state();
+        debug_assert!(state.is_frozen() && references > 0, "unfreeze({references}) of {state:?}");
+        let live = PinState::live(state.generation(), references);
+        // Release: pairs with the Acquire in `try_get`: a getter sees what was done while frozen.
+        store_owned(&self.0, live.0, Ordering::Release);
+    }
+
+    /// Starts the next generation with `references` references (B5).
+    pub(crate) fn init(&self, references: u64) {
+        let state = self.state();
+        debug_assert!(state.is_frozen() && references > 0, "init({references}) of {state:?}");
+        let generation = (state.generation() + 1) & ((1 << GENERATION_BITS) - 1);
+        let live = PinState::live(generation, references);
+        // Release: pairs with the Acquire in `try_get`: a getter sees the folio set up.
+        store_owned(&self.0, live.0, Ordering::Release);
+    }
+}
+
+const UNLOCKED: u32 = 0;
+const LOCKED: u32 = 1;
+const CONTENDED: u32 = 2;
+
+/// The folio lock: a futex in the descriptor, four bytes, no allocation.
+///
+/// Held by the thread that fills, writes, truncates or evicts a folio, for the duration of at most
+/// one I/O. Readers of an uptodate folio never take it. A thread that waits for a fill waits for
+/// this lock.
+///
+/// ```text
+///  UNLOCKED --try/lock--> LOCKED --a thread waits--> CONTENDED
+///     ^--------unlock-------'                            |
+///     ^--------unlock, wake one--------------------------'
+/// ```
+///
+/// A waker can wait, too (`sync/waiters.rs`): an unlock calls all that were registered.
+///
+/// Lock order: folio locks of one file in order of index; a folio lock before the LRU lock, the
+/// dirty lock of its owner and the lock of the arena. Reclaim only tries folio locks, so it may try
+/// one while it holds any lock. A holder must have a reference, or the folio could be freed while
+/// locked.
+#[derive(Debug, Default)]
+pub(super) struct FolioLock(pub(super) AtomicU32);
+
+impl FolioLock {
+    /// Returns `true` if the lock is held now; a hint.
+    pub(super) fn is_held(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != UNLOCKED
+    }
+
+    pub(super) fn try_acquire(&self) -> bool {
+        // Acquire: pairs with the Release in `release`: this thread sees what the last holder did.
+        self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    pub(super) fn acquire(&self) {
+        if self.try_acquire() {
+            return;
+        }
+        // A thread that slept takes the lock as CONTENDED: other threads may be asleep.
+        // Acquire: pairs with the Release in `release`.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            waiters::sleep(&self.0, CONTENDED);
+        }
+    }
+
+    /// Acts as [`Self::acquire`], but calls `wants` about once a millisecond. Returns `false`,
+    /// without the lock, once `wants` returns `false`.
+    pub(super) fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
+        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
+        // CONTENDED: at worst, one needless wake-up.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            if !wants() {
+                return false;
+            }
+            waiters::sleep_briefly(&self.0, CONTENDED);
+        }
+        true
+    }
+
+    /// Acquires the lock if it is free; otherwise lets the next release call `waker`.
+    pub(super) fn try_acquire_or_wake(&self, waker: Waker) -> bool {
+        if self.try_acquire() {
+            return true;
+        }
+        waiters::register(&self.0, waker);
+        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
+        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
+        // the waker without need.
+        self.0.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED
+    }
+
+    pub(super) fn release(&self) {
+        // Release: pairs with the Acquire in `try_acquire` and `acquire`.
+        if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
+            // Acquire: pairs with the Release in `try_acquire_or_wake`.
+            fence(Ordering::Acquire);
+            waiters::wake_sleepers(&self.0, 1);
+            waiters::call_wakers(&self.0);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Flag {
+    /// The bytes are those of the file.
+    Uptodate = 1 << 0,
+    /// A thread sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
+    WritebackWaiters = 1 << 3,
+    /// On an LRU list.
+    OnLru = 1 << 4,
+    /// On, isolated from, or bound for, the active list.
+    Active = 1 << 5,
+    /// On, or isolated from, the list of folios filled a short time ago.
+    Fresh = 1 << 6,
+    /// Read ahead and not used since.
+    Readahead = 1 << 7,
+    /// Reserved by `allocate` and never written: reads return zeros, whatever its frame holds.
+    Allocated = 1 << 8,
+    /// Never on an LRU list: the folio cannot be reclaimed.
+    Unlisted = 1 << 9,
+    /// Filled while its pages were being cleared: has zeros, and what was written since.
+    Punched = 1 << 10,
+}
+
+/// Mask of the write state. Its two bits: on the dirty list, and on the way to the device.
+const STATE: u32 = LISTED | IN_FLIGHT;
+const LISTED: u32 = 1 << 1;
+const IN_FLIGHT: u32 = 1 << 2;
+
+/// Relation between the bytes of a folio and those on the device.
+///
+/// A transition is one read-modify-write and a query is one load, so no thread sees a folio between
+/// two states. A transition is named after the resulting state. It returns how the caller, which
+/// holds the lock of the dirty list (WRITEBACK-1), must update that list:
+///
+/// ```text
+///              to_dirty: Add             to_writing: Remove
+///   Clean -----------------------> Dirty --------------------> Writing -- to_written --> Clean
+///     ^------ to_clean: Remove ------'^                         |   |
+///                                     |---- to_unwritten: Add --'   | to_dirty: Add
+///                                     |                             v
+///                                     '-- to_written, to_unwritten: Keep -- Redirtied
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum WriteState {
+    /// The device needs no write: it has the bytes, or they were discarded.
+    Clean = 0,
+    /// Newer than the device; the folio is on the dirty list of its file.
+    Dirty = LISTED,
+    /// A write-out is in flight.
+    Writing = IN_FLIGHT,
+    /// A write-out is in flight and the bytes are newer again; the folio is also on the dirty list.
+    Redirtied = LISTED | IN_FLIGHT,
+}
+
+impl WriteState {
+    fn of(word: u32) -> Self {
+        match word & STATE {
+            LISTED => Self::Dirty,
+            IN_FLIGHT => Self::Writing,
+            STATE => Self::Redirtied,
+            _ => Self::Clean,
+        }
+    }
+
+    /// Returns `true` if there are bytes whose write-out has not begun: the folio is on the dirty
+    /// list.
+    pub(crate) fn is_dirty(self) -> bool {
+        self as u32 & LISTED != 0
+    }
+
+    /// Returns `true` if a write-out is in flight.
+    pub(crate) fn is_writing(self) -> bool {
+        self as u32 & IN_FLIGHT != 0
+    }
+}
+
+/// The change that the caller must make to the dirty list before it unlocks the list.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    /// Add the folio to the list.
+    Add,
+    Remove,
+    /// Do not change the list.
+    Keep,
+}
+
+/// The flags of a folio: one 32-bit word that holds independent bits and the [`WriteState`].
+///
+/// All changes are read-modify-writes, so a bit guarded by the folio lock and one guarded by the
+/// LRU lock can share the word. Rules 3 and 5 of `page/mod.rs` say which lock guards which bit. A
+/// thread that waits for write-back to end sleeps on the word.
+#[derive(Debug, Default)]
+pub(crate) struct Flags(AtomicU32);
+
+impl Flags {
+    pub(crate) fn get(&self, flag: Flag) -> bool {
+        // Acquire: pairs with the Release in `set`: a thread that sees UPTODATE sees the bytes.
+        self.0.load(Ordering::Acquire) & flag as u32 != 0
+    }
+
+    /// Sets the bit. Returns `true` if it was clear.
+    pub(crate) fn set(&self, flag: Flag) -> bool {
+        // Release: pairs with the Acquire in `get`.
+        self.0.fetch_or(flag as u32, Ordering::Release) & flag as u32 == 0
+    }
+
+    /// Clears the bit. Returns `true` if it was set.
+    pub(crate) fn clear(&self, flag: Flag) -> bool {
+        // Release: pairs with the Acquire in `get`.
+        self.0.fetch_and(!(flag as u32), Ordering::Release) & flag as u32 != 0
+    }
+
+    /// Sets or clears the bit; writes nothing if it has that value. No other thread changes it.
+    pub(crate) fn assign(&self, flag: Flag, value: bool) {
+        match value {
+            _ if self.get(flag) == value => false,
+            true => self.set(flag),
+            false => self.clear(flag),
+        };
+    }
+
+    /// Clears all flags and the write state for a new generation. Only the allocator of the folio
+    /// calls this.
+    pub(crate) fn reset(&self) {
+        // Release: pairs with the Acquire in `get` and in `Mapping::peek`: a thread that sees the
+        // flags of this generation sees that the previous folio was removed from its table.
+        self.0.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn write_state(&self) -> WriteState {
+        // Acquire: pairs with the Release in `change`: a thread that sees no write-out in flight
+        // sees the I/O done.
+        WriteState::of(self.0.load(Ordering::Acquire))
+    }
+
+    /// Notes that the bytes are newer than the device's. Returns `Add` or `Keep`.
+    pub(crate) fn transition_to_dirty(&self) -> Listing {
+        self.change(|state| state | LISTED)
+    }
+
+    /// Discards the difference to the device without a write-out. Returns `Remove` or `Keep`.
+    pub(crate) fn transition_to_clean(&self) -> Listing {
+        self.change(|state| state & !LISTED)
+    }
+
+    /// Begins a write-out if the folio is dirty and no write-out is in flight, and returns
+    /// `Remove`; otherwise changes nothing.
+    pub(crate) fn transition_to_writing(&self) -> Listing {
+        self.change(|state| if state == LISTED { IN_FLIGHT } else { state })
+    }
+
+    /// Ends a write-out that succeeded: clean, or dirty if the bytes have changed since. Returns
+    /// `Keep`.
+    pub(crate) fn transition_to_written(&self) -> Listing {
+        self.change(|state| state & !IN_FLIGHT)
+    }
+
+    /// Ends a write-out that failed: dirty again. Returns `Add` or `Keep`.
+    pub(crate) fn transition_to_unwritten(&self) -> Listing {
+        self.change(|state| state & !IN_FLIGHT | LISTED)
+    }
+
+    /// Changes the state in one step. If that ends a write-out, wakes the threads that wait for it.
+    fn change(&self, next: impl Fn(u32) -> u32) -> Listing {
+        let mut before = self.0.load(Ordering::Relaxed);
+        let after = loop {
+            let mut after = before & !STATE | next(before & STATE);
+            if after & IN_FLIGHT == 0 {
+                after &= !(Flag::WritebackWaiters as u32);
+            }
+            // Release: pairs with the Acquire in `write_state` and in `wait_for_writeback`: the I/O
+            // is done, or the folio set up. On failure, Relaxed: only the value counts.
+            match self.0.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => break after,
+                Err(now) => before = now,
+            }
+        };
+        if before & !after & Flag::WritebackWaiters as u32 != 0 {
+            waiters::wake_sleepers(&self.0, u32::MAX >> 1);
+        }
+        match (before & LISTED, after & LISTED) {
+            (0, LISTED) => Listing::Add,
+            (LISTED, 0) => Listing::Remove,
+            _ => Listing::Keep,
+        }
+    }
+
+    pub(crate) fn wait_for_writeback(&self) {
+        blocking::check("the end of a write-out");
+        loop {
+            // Acquire: pairs with the Release in `change`.
+            let now = self.0.load(Ordering::Acquire);
+            if now & IN_FLIGHT == 0 {
+                return;
+            }
+            let waiting = now | Flag::WritebackWaiters as u32;
+            // Relaxed: the waiters bit publishes nothing.
+            let announced = now == waiting
+                || self
+                    .0
+                    .compare_exchange(now, waiting, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if announced {
+                waiters::sleep(&self.0, waiting);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn live(references: u64) -> PinWord {
+        let word = PinWord::default();
+        word.init_free();
+        word.init(references);
+        word
+    }
+
+    #[test]
+    fn a_count_at_the_limit_is_refused_and_unchanged() {
+        let word = live(COUNT_MAX);
+        assert_eq!(word.try_get(1), TryGet::Refused);
+        assert_eq!(word.state().count(), COUNT_MAX);
+        assert_eq!(word.put_and_test(1), Put::Done);
+        assert_eq!(word.try_get(1), TryGet::Got);
+    }
+
+    #[test]
+    fn a_failed_get_leaves_no_trace() {
+        let word = live(1);
+        assert!(word.try_freeze(1));
+        let frozen = word.state();
+        assert_eq!(word.try_get(3), TryGet::Frozen);
+        assert_eq!(word.state(), frozen);
+        assert_eq!(frozen.count(), 0);
+    }
+
+    #[test]
+    fn freezing_needs_every_reference() {
+        let word = live(2);
+        assert!(!word.try_freeze(1));
+        assert!(!word.try_freeze(3));
+        assert!(word.try_freeze(2));
+        assert!(!word.try_freeze(2));
+        word.unfreeze(2);
+        assert_eq!(word.state().count(), 2);
+    }
+
+    #[test]
+    fn the_last_put_freezes_and_the_next_init_is_a_new_generation() {
+        let word = live(2);
+        let generation = word.state().generation();
+        assert_eq!(word.put_and_test(1), Put::Done);
+        assert_eq!(word.put_and_test(1), Put::Last);
+        assert!(word.state().is_frozen());
+        word.init(1);
+        assert_eq!(word.state().generation(), generation + 1);
+    }
+
+    #[test]
+    fn the_generation_wraps_to_zero() {
+        let word = live(1);
+        word.0.store(PinState::frozen((1 << GENERATION_BITS) - 1).0, Ordering::Relaxed);
+        word.init(1);
+        assert_eq!(word.state(), PinState::live(0, 1));
+    }
+
+    /// Lists for each state the result of each transition.
+    #[test]
+    fn every_transition_leads_where_its_name_says() {
+        use Listing::{Add, Keep, Remove};
+        use WriteState::{Clean, Dirty, Redirtied, Writing};
+        type Transition = fn(&Flags) -> Listing;
+        let table: [(Transition, [(WriteState, Listing); 4]); 5] = [
+            (
+                Flags::transition_to_dirty,
+                [(Dirty, Add), (Dirty, Keep), (Redirtied, Add), (Redirtied, Keep)],
+            ),
+            (
+                Flags::transition_to_clean,
+                [(Clean, Keep), (Clean, Remove), (Writing, Keep), (Writing, Remove)],
+            ),
+            (
+                Flags::transition_to_writing,
+                [(Clean, Keep), (Writing, Remove), (Writing, Keep), (Redirtied, Keep)],
+            ),
+            (
+                Flags::transition_to_written,
+                [(Clean, Keep), (Dirty, Keep), (Clean, Keep), (Dirty, Keep)],
+            ),
+            (
+                Flags::transition_to_unwritten,
+                [(Dirty, Add), (Dirty, Keep), (Dirty, Add), (Dirty, Keep)],
+            ),
+        ];
+        for (transition, outcomes) in table {
+            for (from, (to, listing)) in
+                [Clean, Dirty, Writing, Redirtied].into_iter().zip(outcomes)
+            {
+                let others = Flag::Uptodate as u32 | Flag::OnLru as u32;
+                let flags = Flags(AtomicU32::new(others | from as u32));
+                assert_eq!((transition(&flags), flags.write_state()), (listing, to), "{from:?}");
+                assert!(flags.get(Flag::Uptodate) && flags.get(Flag::OnLru));
+            }
+        }
+    }
+}
