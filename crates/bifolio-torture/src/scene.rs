@@ -286,23 +286,18 @@ impl Scene {
         })
     }
 
-    /// Returns the maximum length of a memory file without a swap, one of `files`. In a map the
-    /// first store beyond the limit on such files is a signal, so they fit in the lowest bound.
+    /// Returns the maximum length of a memory file without a swap, one of `files`: together they
+    /// have a quarter of the lowest bound, because a chunk, metadata and the share of other files
+    /// are not theirs.
     fn unwritable_bytes_max(&self, files: usize) -> u64 {
-        let bound_bytes = match self.class {
-            Class::Maps => (self.memory_bytes / 2).max(256 << 10),
-            _ => self.memory_bytes,
-        };
-        ((bound_bytes / 4 / files as u64) & !0xFFFF).max(64 << 10)
+        ((lowest_bytes(self.memory_bytes) / 4 / files as u64) & !0xFFFF).max(64 << 10)
     }
 
-    /// Returns `true` if another mapped memory file without a swap fits: together they have a
-    /// quarter of the lowest bound, because a chunk, metadata and the share of other files are not
-    /// theirs.
+    /// Returns `true` if another memory file without a swap fits in the lowest bound. In a map, the
+    /// first store beyond the limit on such files is a signal.
     fn fits_another(&self, files: usize) -> bool {
         let known = self.targets.iter().filter(|target| target.device.is_none()).count() as u64;
-        let lowest_bytes = (self.memory_bytes / 2).max(256 << 10);
-        (known + 1) * self.unwritable_bytes_max(files) <= lowest_bytes / 4
+        (known + 1) * self.unwritable_bytes_max(files) <= lowest_bytes(self.memory_bytes) / 4
     }
 
     /// Returns `true` if files are opened for less than they grow to, and their limit is raised.
@@ -408,10 +403,15 @@ fn swap_in(
 }
 
 /// Returns the maximum number of files: memory files without a swap, and the log, must stay below
-/// the limit on such files, or writes to them fail. The bound may fall to a half.
+/// the limit on such files, or writes to them fail.
 fn files_max(class: Class, has_swap: bool, memory_bytes: u64) -> usize {
     let is_tight = class == Class::Memory && !has_swap && memory_bytes < 1 << 20;
-    if is_tight { 2 } else { usize::MAX }
+    if is_tight { 1 } else { usize::MAX }
+}
+
+/// Returns the bound to which `Worker::resize` lowers that of `memory_bytes` at most.
+fn lowest_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes / 2).max(256 << 10)
 }
 
 /// Varies settings of batch sizes, mechanisms and dirty limits.
