@@ -15,23 +15,10 @@ use crate::tidy::sources;
 
 /// Files that may ask which kind of store or page space a file has: the seams, the public
 /// description of a file, and code for maps only.
-const SEAMS: [&str; 6] =
-    ["inode/store", "memory/mod.rs", "file/mod.rs", "file/map.rs", "file/faults/", "reclaim/unmap"];
+const SEAMS: [&str; 4] = ["inode/store", "memory/mod.rs", "file/mod.rs", "maps/"];
 
-/// Files and folders that exist for maps only. The core is the rest of the library.
-const MAPS: [&str; 11] = [
-    "file/faults/",
-    "file/map.rs",
-    "file/map_resources.rs",
-    "map/",
-    "memory/region/",
-    "reclaim/unmap.rs",
-    "reclaim/unmap_batch.rs",
-    "sys/page_pipe.rs",
-    "sys/pagemap.rs",
-    "sys/userfault",
-    "writeback/write_copies.rs",
-];
+/// Files that exist for maps only. The core is the rest of the library.
+const MAPS: [&str; 1] = ["maps/"];
 
 /// Files of the plain fill, scan, write-out and sync.
 const PLAIN: [&str; 6] = [

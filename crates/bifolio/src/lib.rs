@@ -108,7 +108,7 @@
 //!
 //! # A tour, in the order of the data's way
 //!
-//! `cache` builds and owns; `map` is files as memory; `file` turns bytes into pages, and serves
+//! `cache` builds and owns; `maps` is files as memory; `file` turns bytes into pages, and serves
 //! faults; `fill` brings them into memory; `page` finds a page's Entry, counts references and
 //! locks; `memory` is frames, their bound and their lists; `reclaim` chooses what goes; `inode` is
 //! what the handles of a file share; `writeback` and `io` talk to the device; `swap` is where
@@ -137,7 +137,7 @@ mod inode;
 #[cfg(not(all(test, loom)))]
 mod io;
 #[cfg(not(all(test, loom)))]
-mod map;
+mod maps;
 #[cfg(not(all(test, loom)))]
 mod memory;
 mod page;
@@ -207,7 +207,7 @@ mod surface {
         PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
     };
     pub use crate::io::DirectIo;
-    pub use crate::map::{Map, MapMut, MapPinMut};
+    pub use crate::maps::map::{Map, MapMut, MapPinMut};
     pub use crate::stats::{DeviceStats, FileStats, Stats};
     pub use crate::sys::probe::FeatureReport;
     #[cfg(feature = "refusals")]

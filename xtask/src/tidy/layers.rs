@@ -1,30 +1,34 @@
 //! The layer rule: a module of the library names only modules below it, the leaves, and itself.
 //!
 //! Called by [`super::check`]; only files under `crates/bifolio/src` are looked at. The file or
-//! folder right under `src` is the module. `lib.rs` (it names all) and test code are exempt.
+//! folder right under `src` is the module; but `maps` is a column beside the layers, where each
+//! file and folder is a module (`maps::unmap`). `lib.rs` (it names all) and test code are exempt.
 //!
 //! A name counts as `crate::io::read` and grouped as `crate::{io, memory::List}`; `super` must not
-//! reach the root of the crate. A doc comment may name anything. What `lib.rs` re-exports must be
-//! named by its module, so that the law can be seen where it is used.
+//! reach the root of the crate, nor `maps`. A doc comment may name anything. What `lib.rs`
+//! re-exports must be named by its module, so that the law can be seen where it is used.
 
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, lowest first, in the order of `ARCHITECTURE.md`. Modules of one layer may name each
 /// other.
 const LAYERS: [&[&str]; 12] = [
-    &["sys"],
+    &["sys", "maps::kernel"],
     &["sync"],
     &["page"],
-    &["memory"],
+    &["memory", "maps::region"],
     &["io"],
     &["swap"],
-    &["inode", "writeback"],
-    &["reclaim"],
+    &["inode", "writeback", "maps::write_copies"],
+    &["reclaim", "maps::unmap"],
     &["fill"],
-    &["file"],
-    &["map"],
+    &["file", "maps::faults", "maps::guard", "maps::resources"],
+    &["maps::map"],
     &["cache"],
 ];
+
+/// Folders whose files and folders are modules of several layers.
+const COLUMNS: [&str; 1] = ["maps"];
 
 /// Modules that every module may name, and that name only each other.
 const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "evicted"];
@@ -35,8 +39,13 @@ pub fn layers(source: &Source) -> Vec<Finding> {
     if source.is_test_file() || source.library_path() == Some("lib.rs") {
         return Vec::new();
     }
-    if place(modules[0]).is_none() {
-        let message = format!("`{}` has no place in the layer law ({})", modules[0], law());
+    let is_in_column = COLUMNS.contains(&modules[0]);
+    let module = modules[..modules.len().min(1 + usize::from(is_in_column))].join("::");
+    if COLUMNS.contains(&module.as_str()) {
+        return Vec::new();
+    }
+    if place(&module).is_none() {
+        let message = format!("`{module}` has no place in the layer law ({})", law());
         return vec![Finding::new(source, 1, "layers", message)];
     }
     let mut found = Vec::new();
@@ -46,11 +55,14 @@ pub fn layers(source: &Source) -> Vec<Finding> {
         }
         if token.text == "crate" {
             for name in names_after(source, at + 1) {
-                let problem = problem(modules[0], &name.text);
-                found.extend(problem.map(|it| Finding::new(source, name.line, "layers", it)));
+                let problem = problem(&module, &name);
+                found.extend(problem.map(|it| Finding::new(source, token.line, "layers", it)));
             }
         } else if reaches_root(source, at, modules.len()) {
             let message = "`super` reaches the root of the crate; write `crate`".to_owned();
+            found.push(Finding::new(source, token.line, "layers", message));
+        } else if is_in_column && reaches_root(source, at, modules.len() - 1) {
+            let message = format!("`super` reaches `{0}`; write `crate::{0}`", modules[0]);
             found.push(Finding::new(source, token.line, "layers", message));
         }
     }
@@ -92,12 +104,24 @@ fn reaches_root(source: &Source, start: usize, depth: usize) -> bool {
     supers == depth + around && source.words(start + 3 * supers - 2, 1) == [":"]
 }
 
-/// Returns the name after the `::` at `at`, or the first names of the group there.
-fn names_after(source: &Source, at: usize) -> Vec<&Token> {
+/// Returns the module after the `::` at `at`, or the modules of the group there.
+fn names_after(source: &Source, at: usize) -> Vec<String> {
     if source.words(at, 2) != [":", ":"] {
         return Vec::new();
     }
-    source.first_names(at + 2)
+    let within = |name: &Token| {
+        let at = source.tokens().iter().position(|token| std::ptr::eq(token, name));
+        at.map(|at| names_after(source, at + 1)).unwrap_or_default()
+    };
+    let names = source.first_names(at + 2).into_iter();
+    names
+        .flat_map(|name| match within(name) {
+            parts if COLUMNS.contains(&name.text.as_str()) && !parts.is_empty() => {
+                parts.iter().map(|part| format!("{}::{part}", name.text)).collect()
+            }
+            _ => vec![name.text.clone()],
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -141,6 +165,20 @@ mod tests {
         ] {
             assert_eq!(count(path, text), findings, "{path}: {text}");
         }
+    }
+
+    #[test]
+    fn each_part_of_a_column_has_a_layer_of_its_own() {
+        let text = "use crate::maps::region::Region; use crate::{maps::{kernel, region::A}, page};";
+        assert_eq!(count("memory/mod.rs", text) + count("maps/region/mod.rs", text), 0);
+        assert_eq!(count("sys/probe.rs", text), 3);
+        assert_eq!(
+            count("maps/unmap/mod.rs", "use crate::reclaim::Reclaim; use super::region;"),
+            1
+        );
+        assert_eq!(count("maps/unmap/batch.rs", "use super::Victim; use crate::maps::faults;"), 1);
+        assert_eq!(count("maps/other.rs", "") + count("file/mod.rs", "use crate::maps;"), 2);
+        assert_eq!(count("maps/mod.rs", "pub(crate) mod kernel;"), 0);
     }
 
     #[test]

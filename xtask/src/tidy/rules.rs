@@ -42,7 +42,7 @@ const UNSAFE_MODULES: [&str; 13] = [
     "memory",
     "io",
     "sys",
-    "map",
+    "maps",
     "file",
     "cache",
     "inode",

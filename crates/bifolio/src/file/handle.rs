@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Handle {
     pub(crate) inode: Arc<Inode>,
     pub(crate) reclaim: Arc<Reclaim>,
-    pub(super) registry: Arc<Registry>,
+    pub(crate) registry: Arc<Registry>,
     pub(super) error_cursor: ErrorCursor,
     pub(super) readahead: Readahead,
     pub(super) readable: bool,
@@ -37,7 +37,7 @@ impl Handle {
     }
 
     /// Fails if the cache is poisoned, closed, or belongs to a parent process.
-    pub(super) fn check_sound(&self) -> Result<()> {
+    pub(crate) fn check_sound(&self) -> Result<()> {
         self.registry.check()
     }
 
@@ -46,12 +46,12 @@ impl Handle {
         Fill { inode: &self.inode, reclaim: &self.reclaim, state }
     }
 
-    pub(super) fn check_readable(&self) -> Result<()> {
+    pub(crate) fn check_readable(&self) -> Result<()> {
         self.check_usable()?;
         if self.readable { Ok(()) } else { Err(self.not_opened_for("reading")) }
     }
 
-    pub(super) fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_sound()?;
         self.inode.check_outside_gate()?;
         if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
@@ -64,7 +64,7 @@ impl Handle {
     }
 
     /// Returns the end of a range, or an error if it is beyond 2^63.
-    pub(super) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
+    pub(crate) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
         let end = position_bytes.checked_add(length_bytes);
         end.filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(|| {
             let text =

@@ -7,10 +7,10 @@
 use super::File;
 use super::handle::Handle;
 use super::immutable::ImmutableFile;
-use super::map::MapGuard;
 use super::read_with::PageView;
 use crate::error::Result;
 use crate::fill::Locked;
+use crate::maps::guard::MapGuard;
 use crate::memory::Memory;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use std::iter;

@@ -32,12 +32,13 @@
 //! evicted.
 #![allow(unsafe_code)]
 
+use super::File;
 use super::hit::{Hit, continues_read};
-use super::{File, faults};
 use crate::error::Result;
 use crate::fill::AccessMode;
 use crate::fill::{Batch, Delivery, copy_filled};
 use crate::fill::{Locked, ReadIoClaim, Wait};
+use crate::maps::faults;
 use crate::page::{Entry, FrameRun, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::stats::Counter;
 use crate::sync::Ordering;

@@ -6,11 +6,12 @@
 //! call), and runs that failed as a whole, so that only the unreadable byte is an error.
 
 use super::hit::Hit;
-use super::{File, Registry, faults};
+use super::{File, Registry};
 use crate::error::{Error, Result};
 use crate::fill::Locked;
 use crate::fill::{Batch, Delivery, copy_filled};
 use crate::inode::Inode;
+use crate::maps::faults;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
 use std::sync::Arc;

@@ -7,11 +7,12 @@
 //! Writes into frames whose lock it holds, through `sys::copy`.
 #![allow(unsafe_code)]
 
+use super::File;
 use super::resize::Growth;
-use super::{File, faults};
 use crate::error::{Error, Result};
 use crate::fill::AccessMode;
 use crate::fill::Locked;
+use crate::maps::faults;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;

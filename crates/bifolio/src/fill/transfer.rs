@@ -13,7 +13,7 @@
 use crate::error::Result;
 use crate::inode::{ClearedBefore, Inode};
 use crate::io::{Operation, Pieces, Queue, Transfer};
-use crate::memory::Staged;
+use crate::maps::region::Staged;
 use crate::page::{Entry, Flag, FolioId, FolioRef, Folios, LockedFolio};
 use crate::stats::Counter;
 use smallvec::SmallVec;

@@ -2,7 +2,7 @@
 //! bytes.
 //!
 //! `reclaim` calls this with the folios locked. Folios of a region are unmapped first
-//! (`reclaim/unmap.rs`) and, if dirty, written from a copy of their last bytes, which `reclaim`
+//! (`maps/unmap/mod.rs`) and, if dirty, written from a copy of their last bytes, which `reclaim`
 //! keeps until the write-out has ended. That begins ([`Inode::begin_write_of_victim`]) once the
 //! page is unmapped, while the folio is frozen: a sync that no longer finds the page finds the
 //! folio on the dirty list, where it waits for the end of the freeze, or in flight.
@@ -13,7 +13,8 @@
 
 use super::Inode;
 use crate::error::{Error, Result, write_error};
-use crate::memory::{Region, Shadow};
+use crate::maps::region::Region;
+use crate::memory::Shadow;
 use crate::page::{
     Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, Lookup, OldFolio,
     PAGE_BYTES,

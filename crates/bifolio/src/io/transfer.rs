@@ -410,8 +410,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(5);
 /// | resource | all devices | a single device | a caller at the limit |
 /// |---|---|---|---|
 /// | pages in read | half of the bound | 3/8 of the bound | waits here, or reads less ahead |
-/// | staging memory (`memory/region/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
-/// | threads for faults (`file/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
+/// | staging memory (`maps/region/staging.rs`) | all of it | 7/8 | waits, or reads less ahead |
+/// | threads for faults (`maps/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
 ///
 /// A single device may also have half of the bound dirty, so 1/8 of the bound is left to others. A
 /// device without pages in read may start one read, even if others have the whole limit. Memory

@@ -23,11 +23,11 @@
 //! Returns addresses inside the reservation and never dereferences them.
 
 use super::chunk::{Available, Chunk, ChunkSize, EXTENT_PAGES};
-use super::region::RegionPages;
 use super::residency::Budget;
 use super::stock::FrameStock;
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
+use crate::maps::region::RegionPages;
 use crate::page::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
@@ -87,7 +87,7 @@ pub(crate) struct Arena {
     pub(super) memory: Reservation,
     pub(super) chunk_size: ChunkSize,
     pub(super) features: Features,
-    pub(super) may_use_huge_pages: bool,
+    pub(crate) may_use_huge_pages: bool,
     pub(super) state: Mutex<ArenaState>,
     /// Signalled when `ArenaState::is_allocating_chunk` ends.
     pub(super) grown: Condvar,
@@ -399,6 +399,26 @@ impl Arena {
     /// Returns `true` if [`Self::preallocate`] has work to do; a hint.
     pub(crate) fn wants_chunk(&self) -> bool {
         self.wants_chunk.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if a folio's page is in a region.
+    pub(crate) fn is_region_page(&self, id: FolioId) -> bool {
+        id.0 >= self.frames()
+    }
+
+    /// Allocates a descriptor and charges a page; `None` if the budget does not allow it.
+    pub(crate) fn allocate_region_page(&self, folios: &Folios) -> Option<FolioId> {
+        let state = &mut *self.state.lock();
+        let found = state.region_pages.take(&mut state.budget, self.frames(), folios);
+        self.publish(state);
+        found
+    }
+
+    /// Frees the descriptor, which the caller has frozen, and its page.
+    pub(crate) fn free_region_page(&self, id: FolioId, folios: &Folios) {
+        let state = &mut *self.state.lock();
+        state.region_pages.give_back(&mut state.budget, id, folios);
+        self.publish(state);
     }
 
     pub(super) fn publish(&self, state: &ArenaState) {

@@ -373,7 +373,7 @@ impl Arena {
 
 /// The bound and the bytes charged against it. Pure arithmetic under the arena's lock.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     pub(super) bound_bytes: u64,
     pub(super) used_bytes: u64,
 }
@@ -395,7 +395,7 @@ impl Budget {
 
     /// Charges `bytes` if they fit.
     #[must_use]
-    pub(super) fn try_take(&mut self, bytes: u64) -> bool {
+    pub(crate) fn try_take(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.left_bytes();
         if fits {
             self.used_bytes += bytes;
@@ -403,7 +403,7 @@ impl Budget {
         fits
     }
 
-    pub(super) fn give_back(&mut self, bytes: u64) {
+    pub(crate) fn give_back(&mut self, bytes: u64) {
         debug_assert!(
             bytes <= self.used_bytes,
             "cannot release {bytes} bytes: only {} are charged",

@@ -117,7 +117,7 @@ impl Reclaim {
     }
 
     /// Returns the shadow for the eviction of an isolated folio.
-    pub(super) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
+    pub(crate) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
         match ListKind::of(locked) {
             ListKind::Active => self.memory.lru.make_far_shadow(),
             ListKind::Fresh | ListKind::Old => self.memory.lru.make_shadow(locked.pages()),
@@ -125,7 +125,7 @@ impl Reclaim {
     }
 
     /// Counts an eviction in `counter`.
-    pub(super) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
+    pub(crate) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
         let unused = locked.flags.get(Flag::Readahead);
         self.memory.counters.add(counter, 1);
         self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
@@ -134,6 +134,6 @@ impl Reclaim {
 
 /// Returns `true` if there are more references than the table's and the isolation's: a hint, the
 /// freeze decides.
-pub(super) fn is_pinned(folio: &FolioRef<'_>) -> bool {
+pub(crate) fn is_pinned(folio: &FolioRef<'_>) -> bool {
     folio.folio().references() > 2
 }

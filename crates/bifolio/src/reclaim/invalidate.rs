@@ -44,10 +44,10 @@
 
 use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
-use super::unmap::{Owners, Unmapping};
 use crate::ablation::DrainPolicy;
 use crate::evicted::{Evicted, Kept, Reason};
 use crate::inode::Inode;
+use crate::maps::unmap::{Owners, Unmapping};
 use crate::page::{
     BATCH_SLOTS, Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet,
     WriteState,

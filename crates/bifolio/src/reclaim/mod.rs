@@ -46,11 +46,11 @@ mod evict;
 mod invalidate;
 mod scan;
 mod swapper;
-mod unmap;
-mod unmap_batch;
 mod wait;
 
 pub(crate) use background::Background;
+pub(crate) use evict::is_pinned;
+pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
 pub(crate) use swapper::SwapThread;
 
 use crate::ablation::Ablation;
@@ -64,7 +64,6 @@ use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
 use crate::sys::process::MemoryLimit;
 use crate::writeback::Flusher;
-use scan::{ScanCounts, WriteOut};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -112,7 +111,7 @@ pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
     swap: Option<Arc<Swap>>,
-    unmap_batch_folios: usize,
+    pub(crate) unmap_batch_folios: usize,
     ablation: Ablation,
     wait_max: Duration,
     /// The reclaim lock (RECLAIM-2).
@@ -189,13 +188,13 @@ impl Drop for Haste {
 
 /// Proof that the caller holds the reclaim lock (RECLAIM-2).
 #[derive(Debug)]
-struct ReclaimLock<'r> {
+pub(crate) struct ReclaimLock<'r> {
     _guard: MutexGuard<'r, ()>,
 }
 
 impl ReclaimLock<'_> {
     /// Returns the inode of a locked folio; `None` once the folio was removed from its table.
-    fn owner(&self, locked: &LockedFolio<'_>) -> Option<&Inode> {
+    pub(crate) fn owner(&self, locked: &LockedFolio<'_>) -> Option<&Inode> {
         // SAFETY: an inode is freed only after its table is empty and the reclaim lock was taken
         // once more after that; this thread has held the reclaim lock since before it locked the
         // folio (RECLAIM-2).

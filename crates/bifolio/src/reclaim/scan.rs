@@ -11,9 +11,9 @@
 
 use super::evict::EvictedBatch;
 use super::swapper::SWAP_PAGES;
-use super::unmap::{Owners, Unmapping};
 use super::{Reclaim, ReclaimLock};
 use crate::inode::{Cleaner, Inode};
+use crate::maps::unmap::{Owners, Unmapping};
 use crate::memory::{EXTENT_PAGES, ListKind, ListSizes};
 use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
@@ -101,12 +101,12 @@ impl Unscanned {
 
 /// Options for a scan of the lists.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ScanControl {
+pub(crate) struct ScanControl {
     /// `true` if recently used folios are kept.
-    pub(super) second_chance: bool,
-    pub(super) write_out: WriteOut,
+    pub(crate) second_chance: bool,
+    pub(crate) write_out: WriteOut,
     /// Counter of the evicted folios.
-    pub(super) counter: Counter,
+    pub(crate) counter: Counter,
 }
 
 impl ScanControl {
@@ -118,7 +118,7 @@ impl ScanControl {
 
 /// The results of a scan, in pages.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ScanCounts {
+pub(crate) struct ScanCounts {
     pub(super) reclaimed_pages: u64,
     /// Referenced by pins or by calls in progress.
     pub(super) pinned_pages: u64,
@@ -145,7 +145,7 @@ impl ScanCounts {
         self.swapping_pages += other.swapping_pages;
     }
 
-    pub(super) fn note(&mut self, outcome: EvictOutcome, pages: u64) {
+    pub(crate) fn note(&mut self, outcome: EvictOutcome, pages: u64) {
         match outcome {
             EvictOutcome::Evicted => self.reclaimed_pages += pages,
             EvictOutcome::Pinned => self.pinned_pages += pages,
@@ -406,7 +406,7 @@ impl Reclaim {
     }
 
     /// Puts isolated folios that were used at the head of ACTIVE.
-    pub(super) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
+    pub(crate) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
         let is_new = |folio: &&FolioRef<'_>| !folio.folio().flags.get(Flag::Active);
         self.memory.counters.add(Counter::PgActivate, used.iter().filter(is_new).count() as u64);
         self.memory.lru.move_to(&self.memory.folios, used, ListKind::Active);
@@ -444,7 +444,7 @@ fn test_and_clear_referenced(reclaim_lock: &ReclaimLock<'_>, folio: &FolioRef<'_
 /// Treatment of dirty folios of memory files. Those of files with a backing are always queued for
 /// the flusher: a device may hang, and only the flusher may wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteOut {
+pub(crate) enum WriteOut {
     /// They stay: the caller cannot wait for the swap.
     Nothing,
     /// They are queued for the swapper.
@@ -453,7 +453,7 @@ pub(super) enum WriteOut {
 
 /// Result of trying to evict a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EvictOutcome {
+pub(crate) enum EvictOutcome {
     /// Evicted; its frame is free.
     Evicted,
     /// Locked, or under I/O.
@@ -477,7 +477,7 @@ pub(super) enum EvictOutcome {
 impl EvictOutcome {
     /// Returns the outcome for a dirty folio of `inode`, and asks the flusher to write it if that
     /// is its task.
-    pub(super) fn of_dirty(inode: &Inode) -> Self {
+    pub(crate) fn of_dirty(inode: &Inode) -> Self {
         match inode.store.cleaner() {
             Cleaner::Flusher if inode.clean_soon() => Self::Dirty,
             Cleaner::Swapper => Self::Unswapped,

@@ -36,12 +36,12 @@
 
 use super::evict::{EvictedBatch, is_pinned};
 use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
-use super::unmap::{Owners, Unmapping};
 use super::wait::{RetryBudget, SWEEP_PAUSE};
 use super::{Reclaim, ReclaimLock};
 use crate::error::{Error, Result};
 use crate::inode::{Cleaner, Inode};
-use crate::memory::{Regions, RegionsSize};
+use crate::maps::region::{Regions, RegionsSize};
+use crate::maps::unmap::{Owners, Unmapping};
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;

@@ -34,7 +34,7 @@
 //! While a thread holds these, library code never touches a page that is not resident, nor user
 //! memory that may be part of a map. A fault of such a thread comes from a signal handler, or from
 //! a page that the program took from the cache without its knowledge: waiting for it would hang
-//! both threads, so `file/faults` refuses it. Each thread counts, in every build, in a slot of its
+//! both threads, so `maps/faults` refuses it. Each thread counts, in every build, in a slot of its
 //! own, found by its kernel thread id, which the message about a fault carries. Threads that find
 //! no free slot are not tracked: their faults wait. A hit takes no folio lock, and counts nothing.
 

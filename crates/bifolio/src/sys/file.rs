@@ -517,7 +517,7 @@ pub(crate) fn seek(file: impl AsFd, target: SeekFrom) -> io::Result<Option<u64>>
 
 /// Converts the return value of a C library call: the amount or, if negative, the error of this
 /// thread.
-pub(super) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
+pub(crate) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
     answer.try_into().map_err(|_| io::Error::last_os_error())
 }
 

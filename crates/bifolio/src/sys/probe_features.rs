@@ -12,11 +12,11 @@
 
 use super::file::{above_standard, pipe, read_text};
 use super::memory::{self, PAGE_BYTES, PageRange, Reservation};
-use super::page_pipe::PagePipe;
-use super::pagemap::Pagemap;
 use super::probe::{Finding, refused};
 use super::ring::{Ring, RingCall, RingMemory};
-use super::userfault::{Userfault, Wishes};
+use crate::maps::kernel::page_pipe::PagePipe;
+use crate::maps::kernel::pagemap::Pagemap;
+use crate::maps::kernel::userfault::{Userfault, Wishes};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -38,7 +38,7 @@ pub fn refuse(call: Refusable, share: u32) {
 ///
 /// # Errors
 /// Fails if the call is refused.
-pub(super) fn check(call: Refusable) -> io::Result<()> {
+pub(crate) fn check(call: Refusable) -> io::Result<()> {
     // Relaxed: as in `refuse`.
     let share = SHARES[call as usize].load(Ordering::Relaxed);
     if share == 0 || call == Refusable::Unmap && WAS_REFUSED.replace(false) {

@@ -49,7 +49,7 @@ impl Retries {
 }
 
 /// Calls `call` until it succeeds, fails permanently, or was refused too often.
-pub(super) fn persist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn persist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut retries = Retries::FEW;
     loop {
         match call() {

@@ -2,9 +2,9 @@
 //! kernel's, and the steps of the batch protocol over them.
 //!
 //! The table, the folios, their locks and flags are the real ones. The steps replace code that
-//! makes system calls and is not compiled here: UNMAP-B1..B9 for `reclaim/unmap.rs` and
-//! `unmap_batch.rs`, [`Region::sync`] and the functions that mark folios for `writeback`,
-//! [`Region::look_up`] for `fill/lookup.rs`. A change of an order there must be made here as well.
+//! makes system calls and is not compiled here: UNMAP-B1..B9 for `maps/unmap`,
+//! [`Region::sync`] and the functions that mark folios for `writeback`, [`Region::look_up`] for
+//! `fill/lookup.rs`. A change of an order there must be made here as well.
 //!
 //! Model of the kernel and the processors:
 //! - An entry of the page tables changes by read-modify-writes (in reality: under a lock). It says
@@ -414,7 +414,7 @@ impl Region {
         self.end(folio.folio(), false);
     }
 
-    // `reclaim/unmap.rs`.
+    // `maps/unmap/mod.rs`.
 
     /// Evicts a batch of pages, except busy ones.
     pub(super) fn evict(&self, pages: &[u64], how: How) {

@@ -24,10 +24,10 @@
 use super::dirty::{InFlight, NotBegun};
 use super::gate::Refusal;
 use super::lsns::HeldBack;
-use super::write_copies::WriteCopies;
 use crate::error::{Error, Result, write_error};
 use crate::inode::{Cleaner, Inode, Place};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
+use crate::maps::write_copies::WriteCopies;
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard, blocking};
@@ -82,7 +82,7 @@ pub(crate) struct WriteIo<'a> {
 
 impl<'a> WriteIo<'a> {
     /// Creates a run of folios that are not written.
-    pub(super) fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
+    pub(crate) fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
         Self { folios, place: Place::default(), copies: None }
     }
 
@@ -108,7 +108,7 @@ pub(super) enum Added {
 
 #[derive(Debug)]
 pub(crate) struct WriteBatch<'a> {
-    pub(super) inode: &'a Inode,
+    pub(crate) inode: &'a Inode,
     within: Range<u64>,
     /// LSN that is known to be durable (GATE-O1).
     durable_lsn: u64,
@@ -125,7 +125,7 @@ pub(crate) struct WriteBatch<'a> {
     queue: Queue<'a, WriteIo<'a>>,
     in_flight_bytes: u64,
     /// Transfers of several folios that failed.
-    pub(super) failed: Vec<WriteIo<'a>>,
+    pub(crate) failed: Vec<WriteIo<'a>>,
     begun_folios: u64,
     ended_folios: u64,
     written_folios: u64,
@@ -366,7 +366,7 @@ impl<'a> WriteBatch<'a> {
 
     /// Starts the transfer of folios, from `copies` or from their frames, or several transfers if
     /// the store has no place for all of them together.
-    pub(super) fn start_from(
+    pub(crate) fn start_from(
         &mut self,
         mut folios: SmallVec<[WriteVictim<'a>; 1]>,
         mut copies: Option<WriteCopies>,
@@ -453,12 +453,12 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Returns the number of transfers that were started and have not ended.
-    pub(super) fn started(&self) -> usize {
+    pub(crate) fn started(&self) -> usize {
         self.ready.len() + self.queue.in_flight()
     }
 
     /// Waits until some of the started transfers have ended.
-    pub(super) fn wait_for_some(&mut self) {
+    pub(crate) fn wait_for_some(&mut self) {
         self.submit_ready();
         self.complete(self.queue.in_flight().div_ceil(2));
     }
@@ -496,7 +496,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Ends the write-out of every folio of `run`.
-    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
+    pub(crate) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         self.ended_folios += count;

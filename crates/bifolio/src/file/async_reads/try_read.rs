@@ -8,9 +8,10 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
 use crate::file::hit::Hit;
-use crate::file::{File, faults};
 use crate::fill::Locked;
+use crate::maps::faults;
 use crate::page::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::stats::Counter;
 use crate::sys::copy;

@@ -16,11 +16,12 @@
 use super::slots::Retire;
 use super::{Key, Open, Registry};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{File, OpenOptions, faults};
+use crate::file::{File, OpenOptions};
 use crate::fill::AccessMode;
 use crate::fill::own_pins;
 use crate::inode::Inode;
 use crate::io::FileIdentity;
+use crate::maps::faults;
 use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;
 use crate::writeback::is_inside_any;

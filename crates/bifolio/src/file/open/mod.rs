@@ -32,12 +32,12 @@ mod opening;
 mod slots;
 
 use super::async_reads::ReadServers;
-use super::map_resources::MapResources;
 use crate::ablation::Ablation;
 use crate::config;
 use crate::error::Result;
 use crate::inode::{Inode, Services};
 use crate::io::{DirectStatus, DiskFile, FileIdentity};
+use crate::maps::resources::MapResources;
 use crate::memory::CacheState;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};

@@ -184,7 +184,7 @@ impl Handle {
 
     /// Starts the next window if the reader has passed a mark on its way to the page `index`, which
     /// is being filled and which it waits for. For readers whose hits are not seen.
-    pub(super) fn follow_passed_marks(&self, index: u64) {
+    pub(crate) fn follow_passed_marks(&self, index: u64) {
         let behind_pages = self.readahead.window_bytes_max / PAGE_BYTES;
         if self.readahead.take_mark(&(index.saturating_sub(behind_pages)..index + 1)) {
             let access = PageAccess { first_page: index, end_page: index + 1, miss: None };
@@ -195,7 +195,7 @@ impl Handle {
     }
 
     /// Plans readahead after a read of `pages` that missed the first of them.
-    pub(super) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
+    pub(crate) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
         let miss = Some(pages.start);
         self.plan_after(&PageAccess { first_page: pages.start, end_page: pages.end, miss })
     }
@@ -259,7 +259,7 @@ impl Handle {
     }
 
     /// Starts to read a plan. Returns the page at which frames ran short, if they did.
-    pub(super) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
+    pub(crate) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
         let plan = plan?;
         self.set_mark_of(&plan);
         self.start_reading(&self.readahead.at_work().windows, plan.pages)
@@ -273,7 +273,7 @@ impl Handle {
 
     /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
     /// are not seen must not take its next miss, there, for a page that was evicted before its use.
-    pub(super) fn note_cut(&self, end: u64) {
+    pub(crate) fn note_cut(&self, end: u64) {
         self.readahead.at_work().streams.lock().cut(end);
     }
 

@@ -62,19 +62,20 @@
 //! the order in which they were filled, one flush covers some hundreds of them. An unmapping costs
 //! the other CPUs one interrupt, and one more for each concurrent first store to a protected page.
 //!
-//! Steps B3 to B7 are in `unmap_batch.rs`. A thread with the reclaim lock evicts clean folios;
+//! Steps B3 to B7 are in `batch.rs`. A thread with the reclaim lock evicts clean folios;
 //! dirty ones are written by the swapper (`swapper.rs`), without that lock. While some folios are
 //! written (B9), it unmaps the next.
 
-use super::evict::is_pinned;
-use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
-use super::unmap_batch::{UnmapBatch, Unmapped, UnmappedBatch, Victim, VictimState};
-use super::{Reclaim, ReclaimLock};
+mod batch;
 use crate::inode::{Cleaner, Inode};
-use crate::memory::Region;
+use crate::maps::region::Region;
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};
+use crate::reclaim::is_pinned;
+use crate::reclaim::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
+use crate::reclaim::{Reclaim, ReclaimLock};
 use crate::stats::Counter;
 use crate::sync::yield_now;
+use batch::{UnmapBatch, Unmapped, UnmappedBatch, Victim, VictimState};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -84,7 +85,7 @@ const IN_RUNS_MAX: usize = 256;
 
 /// The folios that one scan evicts from regions; see the [module documentation](self).
 #[derive(Debug)]
-pub(super) struct Unmapping<'t> {
+pub(crate) struct Unmapping<'t> {
     reclaim: &'t Reclaim,
     owners: Owners<'t>,
     control: ScanControl,
@@ -97,7 +98,7 @@ pub(super) struct Unmapping<'t> {
 }
 
 impl<'t> Unmapping<'t> {
-    pub(super) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
+    pub(crate) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
         let (waiting, runs) = (Vec::new(), Runs::default());
         Self { reclaim, owners, control, waiting, runs, unmapped_batch: None }
     }
@@ -121,12 +122,12 @@ impl<'t> Unmapping<'t> {
     }
 
     /// Returns the number of pages worth scanning to fill a batch.
-    pub(super) fn scan_pages(&self) -> u64 {
+    pub(crate) fn scan_pages(&self) -> u64 {
         if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
     }
 
     /// Adds an isolated folio of a region.
-    pub(super) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
+    pub(crate) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
         let batch = self.reclaim.unmap_batch_folios;
         self.runs.add(folio.folio().index(), batch);
         self.waiting.push(folio);
@@ -136,13 +137,13 @@ impl<'t> Unmapping<'t> {
     }
 
     /// Ends all unmapping and writing: every folio is then evicted or back on a list.
-    pub(super) fn finish(mut self, counts: &mut ScanCounts) {
+    pub(crate) fn finish(mut self, counts: &mut ScanCounts) {
         self.unmap_waiting(counts);
         self.end_unmapped(counts);
     }
 
     /// Puts a folio that stays back on its list, or on the active one if it was used.
-    pub(super) fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
+    pub(crate) fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
         counts.note(outcome, folio.folio().pages());
         let memory = &self.reclaim.memory;
         if outcome == EvictOutcome::Activate {
@@ -386,7 +387,7 @@ impl<'t> Unmapping<'t> {
 
 /// The guarantee that a folio's file is alive.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Owners<'t> {
+pub(crate) enum Owners<'t> {
     /// The reclaim lock is held (RECLAIM-2).
     ReclaimLock(&'t ReclaimLock<'t>),
     /// References to these files are held; the caller handles only their folios.

@@ -11,14 +11,14 @@ use std::os::fd::AsRawFd;
 use std::thread;
 
 /// A scratch region whose faults the test serves.
-pub(in crate::sys) struct Scratch {
-    pub(in crate::sys) faults: Userfault,
-    pub(in crate::sys) memory: Reservation,
+pub(crate) struct Scratch {
+    pub(crate) faults: Userfault,
+    pub(crate) memory: Reservation,
 }
 
 impl Scratch {
     /// Creates a region of `pages` pages; `None` where the kernel lacks one of `needed`.
-    pub(in crate::sys) fn new(pages: usize, needed: &[Feature]) -> Option<Self> {
+    pub(crate) fn new(pages: usize, needed: &[Feature]) -> Option<Self> {
         let features = Features::probe(&[]);
         let needed = [&[Feature::UserFaults], needed].concat();
         if let Some(missing) = needed.iter().find(|feature| !features.has(**feature)) {
@@ -33,17 +33,17 @@ impl Scratch {
         Some(Self { faults, memory })
     }
 
-    pub(in crate::sys) fn at(&self, page: usize) -> *mut u8 {
+    pub(crate) fn at(&self, page: usize) -> *mut u8 {
         self.memory.base.wrapping_add(page * PAGE_BYTES)
     }
 
-    pub(in crate::sys) fn range(&self, page: usize, pages: usize) -> PageRange {
+    pub(crate) fn range(&self, page: usize, pages: usize) -> PageRange {
         PageRange { start: self.at(page), length_bytes: pages * PAGE_BYTES }
     }
 
     /// Installs pages from `page` on, each filled with one of `bytes`. Returns how many, and the
     /// result.
-    pub(in crate::sys) fn install(
+    pub(crate) fn install(
         &self,
         page: usize,
         bytes: &[u8],
@@ -57,13 +57,13 @@ impl Scratch {
     }
 
     /// Loads the byte at `offset_bytes`.
-    pub(in crate::sys) fn load(&self, offset_bytes: usize) -> u8 {
+    pub(crate) fn load(&self, offset_bytes: usize) -> u8 {
         // SAFETY: a byte of the scratch region.
         unsafe { self.memory.base.wrapping_add(offset_bytes).read_volatile() }
     }
 
     /// Stores to the byte at `offset_bytes`.
-    pub(in crate::sys) fn store(&self, offset_bytes: usize, byte: u8) {
+    pub(crate) fn store(&self, offset_bytes: usize, byte: u8) {
         // SAFETY: a byte of the scratch region.
         unsafe { self.memory.base.wrapping_add(offset_bytes).write_volatile(byte) };
     }

@@ -28,7 +28,7 @@
 //! A pin may outlive its map, and then counts as one: the cache cannot be closed before P7.
 
 use crate::file::OwnedPageRef;
-use crate::memory::Region;
+use crate::maps::region::Region;
 use crate::page::pages_of;
 use std::ops::Range;
 use std::sync::Arc;

@@ -22,11 +22,11 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
-use super::file::above_standard;
-use super::file::answer_of;
-use super::memory::PageRange;
-use super::probe::{Feature, Features};
-use super::retries::{Retries, persist};
+use crate::sys::file::above_standard;
+use crate::sys::file::answer_of;
+use crate::sys::memory::PageRange;
+use crate::sys::probe::{Feature, Features};
+use crate::sys::retries::{Retries, persist};
 
 /// The version of the interface.
 const API: u64 = 0xAA;
@@ -65,12 +65,12 @@ const DO_POISON: Opcode = opcode::read_write::<[u64; 4]>(0xAA, 0x08);
 
 /// Features requested when a [`Userfault`] is opened.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wishes {
+pub(crate) struct Wishes {
     /// Serves faults inside system calls, too.
-    pub(super) kernel_faults: bool,
+    pub(crate) kernel_faults: bool,
     /// Records stores to protected pages instead of stopping them.
-    pub(super) protect_async: bool,
-    pub(super) poison: bool,
+    pub(crate) protect_async: bool,
+    pub(crate) poison: bool,
 }
 
 /// A message: a thread waits for a page.
@@ -100,7 +100,7 @@ impl Userfault {
         })
     }
 
-    pub(super) fn with(wishes: Wishes) -> io::Result<Self> {
+    pub(crate) fn with(wishes: Wishes) -> io::Result<Self> {
         let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         if !wishes.kernel_faults {
             flags |= USER_MODE_ONLY;
@@ -320,4 +320,4 @@ pub(super) unsafe fn control<T>(
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -2,7 +2,7 @@
 //!
 //! Callers map this memory itself. So a page is installed whole, with one system call
 //! (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages at once, with one TLB flush.
-//! Touching a page that is not resident raises a fault (`file/faults`). This module does not use
+//! Touching a page that is not resident raises a fault (`maps/faults`). This module does not use
 //! folios, except for the ids of orphans; `page` and `reclaim` define which thread may install or
 //! unmap a page.
 //!
@@ -46,19 +46,17 @@ mod regions;
 mod staging;
 mod stray_pages;
 use mapped::MappedPages;
-pub(super) use pages::RegionPages;
+pub(crate) use pages::RegionPages;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
-pub(crate) use staging::Staged;
-pub(super) use staging::Staging;
-pub(super) use stray_pages::Orphans;
+pub(crate) use staging::{Staged, Staging};
 use stray_pages::StrayPages;
-pub(crate) use stray_pages::{Refusal, fault_time};
+pub(crate) use stray_pages::{Orphans, Refusal, fault_time};
 
+use crate::maps::kernel::pagemap::Pagemap;
+use crate::maps::kernel::userfault::Userfault;
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
 use crate::sys::memory::{self, HUGE_PAGE_BYTES, PageRange, Reservation};
-use crate::sys::pagemap::Pagemap;
-use crate::sys::userfault::Userfault;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;

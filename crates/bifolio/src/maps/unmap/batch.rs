@@ -13,10 +13,11 @@
 //! buffer.
 #![allow(unsafe_code)]
 
-use super::scan::EvictOutcome;
 use crate::inode::Inode;
-use crate::memory::{BounceBuffer, Memory, Region};
+use crate::maps::region::{BounceBuffer, Region};
+use crate::memory::Memory;
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
+use crate::reclaim::EvictOutcome;
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::sys::copy;

@@ -24,12 +24,12 @@
 //! allowed in all. Each of them reaches P3 and P4 when it has served.
 
 use super::{log_inside, server_of, threads_for};
-use crate::memory::{Regions, fault_time};
+use crate::maps::kernel::userfault::{Fault, FaultWaiter, Userfault};
+use crate::maps::region::{Regions, fault_time};
 use crate::sync::{Mutex, Share, blocking};
 use crate::sys::file::pipe;
 use crate::sys::memory::{PageRange, is_resident};
 use crate::sys::thread::OwnedThread;
-use crate::sys::userfault::{Fault, FaultWaiter, Userfault};
 use rustix::pipe::PipeFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -50,7 +50,7 @@ const PAGE: usize = crate::page::PAGE_BYTES as usize;
 
 /// Running threads. Drop stops and joins them.
 #[derive(Debug)]
-pub(in crate::file) struct FaultThreads {
+pub(crate) struct FaultThreads {
     shared: Arc<Shared>,
     /// Closed to stop the threads.
     stop: Option<OwnedFd>,
@@ -91,10 +91,7 @@ struct Request {
 
 impl FaultThreads {
     /// Starts the threads for the faults of all `regions` registered with `userfault`.
-    pub(in crate::file) fn start(
-        userfault: &Arc<Userfault>,
-        regions: &Arc<Regions>,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(userfault: &Arc<Userfault>, regions: &Arc<Regions>) -> io::Result<Self> {
         let (stopped, stop) = pipe(PipeFlags::empty())?;
         let shared = Arc::new(Shared {
             userfault: Arc::clone(userfault),
@@ -115,7 +112,7 @@ impl FaultThreads {
     }
 
     /// Returns the userfaultfd that the regions register with.
-    pub(in crate::file) fn userfault(&self) -> &Arc<Userfault> {
+    pub(crate) fn userfault(&self) -> &Arc<Userfault> {
         &self.shared.userfault
     }
 }

@@ -1,19 +1,19 @@
 //! Shared resources of files that can be mapped: created with the first of them.
 
-use super::faults::FaultThreads;
 use crate::error::{Error, Result};
-use crate::memory::{Region, Regions};
+use crate::maps::faults::FaultThreads;
+use crate::maps::kernel::userfault::Userfault;
+use crate::maps::region::{Region, Regions};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
 use crate::sys::probe::{Feature, Features};
-use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
 
 /// Resources that all files of a cache that can be mapped share.
 #[derive(Debug)]
-pub(super) struct MapResources {
+pub(crate) struct MapResources {
     features: Features,
     unmap_batch_folios: usize,
     made: Mutex<Made>,
@@ -26,7 +26,7 @@ struct Made {
 }
 
 impl MapResources {
-    pub(super) fn new(features: &Features, unmap_batch_folios: usize) -> Self {
+    pub(crate) fn new(features: &Features, unmap_batch_folios: usize) -> Self {
         Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
     }
 
@@ -34,7 +34,7 @@ impl MapResources {
     ///
     /// # Errors
     /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
-    pub(super) fn new_region(&self, reclaim: &Reclaim, len_max_bytes: u64) -> Result<Region> {
+    pub(crate) fn new_region(&self, reclaim: &Reclaim, len_max_bytes: u64) -> Result<Region> {
         if let Some(reason) = self.features.why_not(Feature::UserFaults) {
             return Err(Error::cannot_map("", &reason));
         }

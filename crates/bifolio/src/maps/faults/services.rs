@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(in crate::file) struct RunningServices {
+pub(crate) struct RunningServices {
     state: Mutex<ServicesState>,
     ended: Condvar,
 }
@@ -41,7 +41,7 @@ impl RunningServices {
     }
 
     /// Waits until all services that have started are done, at most for a second.
-    pub(in crate::file) fn wait_for_begun(&self) {
+    pub(crate) fn wait_for_begun(&self) {
         let mut state = self.state.lock();
         let (begun, until) = (state.begun, Instant::now() + WAIT_MAX);
         while state.running.iter().any(|number| *number <= begun) {

@@ -4,15 +4,16 @@
 //! Created and charged against the bound when the first mappable file is opened.
 
 use super::staging::Staging;
+use crate::maps::kernel::page_pipe::PagePipe;
+use crate::maps::kernel::pagemap::Pagemap;
+use crate::maps::kernel::userfault::Userfault;
+use crate::memory::Arena;
 use crate::memory::Soundness;
-use crate::memory::arena::{Arena, PAGE_BYTES};
+use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, MutexGuard};
 use crate::sys::memory::{HUGE_PAGE_BYTES, PageRange, Reservation, Unmapper};
-use crate::sys::page_pipe::PagePipe;
-use crate::sys::pagemap::Pagemap;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::retries::is_forbidden;
-use crate::sys::userfault::Userfault;
 use std::io;
 use std::sync::Arc;
 

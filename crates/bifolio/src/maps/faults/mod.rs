@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A message may be served when its thread no longer waits and the page has changed;
-//! `memory/region/stray_pages.rs` describes when an error still holds.
+//! `maps/region/stray_pages.rs` describes when an error still holds.
 //!
 //! The table of regions covers all caches of the process, because a buffer that a caller passes to
 //! one cache may be a map of another.
@@ -22,11 +22,12 @@ mod handle_fault;
 mod services;
 mod threads;
 
-pub(super) use services::RunningServices;
-pub(super) use threads::FaultThreads;
+pub(crate) use services::RunningServices;
+pub(crate) use threads::FaultThreads;
 
-use super::handle::Handle;
-use crate::memory::{PageSpace, Refusal, Region};
+use crate::file::Handle;
+use crate::maps::region::{Refusal, Region};
+use crate::memory::PageSpace;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
@@ -57,11 +58,11 @@ const PAUSE: Duration = Duration::from_millis(10);
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
 /// Number of regions: zero lets callers skip the lookup.
-pub(super) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns `true` if any of these bytes lie in a region. An access may then fault, which takes
 /// folio locks and waits, so it must not happen with a folio lock held.
-pub(super) fn is_mapped(bytes: &[u8]) -> bool {
+pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     // Relaxed: a caller with an address in a region got it after the region was counted.
     if REGIONS_COUNT.load(Ordering::Relaxed) == 0 {
         return false;
@@ -73,7 +74,7 @@ pub(super) fn is_mapped(bytes: &[u8]) -> bool {
 }
 
 /// Serves faults of a file that can be mapped through `handle`, too.
-pub(super) fn enlist(handle: &Arc<Handle>) {
+pub(crate) fn enlist(handle: &Arc<Handle>) {
     let Some(region) = handle.inode.page_space.region() else { return };
     let mut regions = REGIONS.write();
     let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
@@ -87,7 +88,7 @@ pub(super) fn enlist(handle: &Arc<Handle>) {
 }
 
 /// Stops serving faults of the file: it is closed.
-pub(super) fn forget(page_space: &PageSpace) {
+pub(crate) fn forget(page_space: &PageSpace) {
     let Some(region) = page_space.region() else { return };
     let forgotten = {
         let mut regions = REGIONS.write();
@@ -99,7 +100,7 @@ pub(super) fn forget(page_space: &PageSpace) {
     drop(forgotten);
 }
 
-pub(super) fn services_in(region: &Region) -> Option<Arc<RunningServices>> {
+pub(crate) fn services_in(region: &Region) -> Option<Arc<RunningServices>> {
     REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.services))
 }
 
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::file::OpenOptions;
-    use crate::memory::fault_time;
+    use crate::maps::region::fault_time;
 
     /// STRAY-R3, each condition alone.
     #[test]

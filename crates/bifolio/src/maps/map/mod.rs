@@ -1,8 +1,8 @@
 //! Maps: files as memory, paged in on demand, within the cache's bound.
 //!
 //! The top layer, for callers that want plain pointers. A map is an address in the region of its
-//! file (`memory/region/`) and keeps the file open; it owns no memory. `file/faults` serves
-//! accesses to pages that are not resident; `reclaim/unmap.rs` evicts pages under raw writers.
+//! file (`maps/region/`) and keeps the file open; it owns no memory. `maps/faults` serves
+//! accesses to pages that are not resident; `maps/unmap/mod.rs` evicts pages under raw writers.
 //! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
 //!
 //! Unlike with `mmap`, memory is bounded, because the cache evicts and not the kernel. Pages are
@@ -19,8 +19,9 @@ mod pinned;
 pub use pinned::MapPinMut;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{File, ImmutableFile, MapGuard, OwnedPageRef};
-use crate::memory::Region;
+use crate::file::{File, ImmutableFile, OwnedPageRef};
+use crate::maps::guard::MapGuard;
+use crate::maps::region::Region;
 use crate::sync::Mutex;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};

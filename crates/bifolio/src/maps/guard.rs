@@ -1,11 +1,10 @@
 //! Calls of a file for the layer above, `map`.
 
-use super::File;
-use super::faults;
-use super::open::Registry;
 use crate::error::{Error, Result};
+use crate::file::{File, Registry};
 use crate::fill::{Batch, Delivery};
-use crate::memory::Region;
+use crate::maps::faults;
+use crate::maps::region::Region;
 use crate::page::{PAGE_BYTES, TABLE_PAGE_BYTES, pages_of};
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Fault handling: fills the pages of a region that a thread accesses.
 
-use super::super::handle::Handle;
 use crate::error::{Error, Result};
+use crate::file::Handle;
 use crate::fill::AccessMode;
 use crate::fill::ReadIo;
 use crate::fill::{Batch, Delivery};

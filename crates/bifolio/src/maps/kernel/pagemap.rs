@@ -15,10 +15,10 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, opcode};
 
-use super::file::above_standard;
-use super::memory::PageRange;
-use super::retries::Retries;
 use super::userfault::control;
+use crate::sys::file::above_standard;
+use crate::sys::memory::PageRange;
+use crate::sys::retries::Retries;
 
 const IS_WRITTEN: u64 = 1 << 1;
 const IS_PRESENT: u64 = 1 << 3;
@@ -105,7 +105,7 @@ impl Pagemap {
     ) -> io::Result<()> {
         #[cfg(feature = "refusals")]
         {
-            use super::refusals::{Refusable, check};
+            use crate::sys::refusals::{Refusable, check};
             check(if flags == 0 { Refusable::Scan } else { Refusable::Protect })?;
         }
         let start = range.start;
@@ -152,9 +152,9 @@ impl Pagemap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::maps::kernel::userfault::tests::Scratch;
     use crate::sys::memory::PAGE_BYTES;
     use crate::sys::probe::Feature;
-    use crate::sys::userfault::tests::Scratch;
     use bifolio_testing::skip;
 
     struct World {

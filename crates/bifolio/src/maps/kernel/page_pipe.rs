@@ -19,9 +19,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size};
 
-use super::file::answer_of;
-use super::file::pipe;
-use super::memory::{PAGE_BYTES, PageRange};
+use crate::sys::file::answer_of;
+use crate::sys::file::pipe;
+use crate::sys::memory::{PAGE_BYTES, PageRange};
 
 /// Capacity of a pipe, in pages, that any user may request.
 const PIPE_PAGES_MAX: usize = 256;
@@ -222,10 +222,10 @@ fn advance(ranges: &mut [PageRange], mut done_bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::maps::kernel::userfault::tests::Scratch;
     use crate::sys::memory::Reservation;
     use crate::sys::memory::Unmapper;
     use crate::sys::probe::{Feature, Features};
-    use crate::sys::userfault::tests::Scratch;
 
     /// Returns memory whose pages begin with their index plus `first`.
     fn numbered(pages: usize, first: u32) -> Reservation {

@@ -11,7 +11,7 @@
 //! The order matters: a store after the protection is detected and makes the page dirty again, even
 //! if the copy has it; a store before it is in the copy.
 //!
-//! The copies are in staging memory (`memory/region/staging.rs`), at most half of it, so that a
+//! The copies are in staging memory (`maps/region/staging.rs`), at most half of it, so that a
 //! device that completes no write blocks no read. No batch waits for staging memory (IO-5): a
 //! transfer takes fewer pages, or waits for others of its own batch. While other batches have all
 //! of it, a batch writes one page at a time, from memory of its own.
@@ -20,11 +20,11 @@
 //! Creates slices of its share of the staging memory.
 #![allow(unsafe_code)]
 
-use super::batch::{WriteBatch, WriteIo, WriteVictim};
 use crate::inode::Inode;
-use crate::memory::{Region, Staged};
+use crate::maps::region::{Region, Staged};
 use crate::page::PAGE_BYTES;
 use crate::sys::copy;
+use crate::writeback::{WriteBatch, WriteIo, WriteVictim};
 use smallvec::SmallVec;
 use std::cell::UnsafeCell;
 
@@ -32,7 +32,7 @@ use std::cell::UnsafeCell;
 const PAGES_MIN: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct WriteCopies {
+pub(crate) struct WriteCopies {
     memory: CopyMemory,
 }
 
@@ -60,7 +60,7 @@ impl WriteCopies {
     }
 
     /// Returns the address of a copy; the following copies are adjacent.
-    pub(super) fn address(&self, page: usize) -> *mut u8 {
+    pub(crate) fn address(&self, page: usize) -> *mut u8 {
         match &self.memory {
             CopyMemory::Staged(staged) => staged.address(page),
             CopyMemory::Own(own) => own.0.get().cast(),
@@ -82,7 +82,7 @@ impl WriteCopies {
 impl<'a> WriteBatch<'a> {
     /// Starts to write adjacent pages of a region: from copies if raw writers may store to them
     /// meanwhile.
-    pub(super) fn start_mapped(
+    pub(crate) fn start_mapped(
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,
         region: &'a Region,

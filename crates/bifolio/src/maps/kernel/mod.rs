@@ -1,0 +1,6 @@
+//! The parts of the kernel that only maps need: faults of user space (`userfault.rs`), page tables
+//! and their marks of stores (`pagemap.rs`), and pipes that keep pages while they are unmapped
+//! (`page_pipe.rs`).
+pub(crate) mod page_pipe;
+pub(crate) mod pagemap;
+pub(crate) mod userfault;
