@@ -1,6 +1,6 @@
-//! `bifolio features`: what the kernel offers, what is in use, and why not; how pages are copied.
+//! `bifolio features`: what the kernel offers, what is in use, and why not.
 
-use bifolio::{FeatureReport, PageCopy};
+use bifolio::FeatureReport;
 use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::output;
@@ -8,10 +8,9 @@ use crate::output;
 /// Columns of the narrowest terminal.
 const WIDTH: u16 = 80;
 
-/// Prints one row for each probe, and the choice of the copy.
+/// Prints one row for each probe.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let copy = copy_line(&bifolio::page_copy());
-    output::print(&format!("{}\n{copy}\n", table(&bifolio::features())))
+    output::print(&format!("{}\n", table(&bifolio::features())))
 }
 
 fn table(features: &[FeatureReport]) -> Table {
@@ -32,16 +31,6 @@ fn table(features: &[FeatureReport]) -> Table {
     table
 }
 
-fn copy_line(copy: &PageCopy) -> String {
-    match copy.lines_gain {
-        Some(gain) => format!(
-            "Pages are copied by {}: memcpy takes {gain:.2} times as long as lines.",
-            copy.name
-        ),
-        None => format!("Pages are copied by {}.", copy.name),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +45,5 @@ mod tests {
         let text = table(&features).to_string();
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("instead:"), "{text}");
-        assert!(copy_line(&bifolio::page_copy()).len() <= 80);
     }
 }

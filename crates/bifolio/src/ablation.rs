@@ -28,14 +28,12 @@ pub enum DrainPolicy {
     OnAnyFailure,
 }
 
-/// The selected mechanisms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Modes {
     pub(crate) pins: PinMode,
     pub(crate) drains: DrainPolicy,
 }
 
-/// Selection of mechanisms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ablation {
     #[cfg(feature = "ablation")]
@@ -43,7 +41,6 @@ pub(crate) struct Ablation {
 }
 
 impl Ablation {
-    /// Returns the selected mechanisms.
     #[inline(always)]
     pub(crate) fn modes(self) -> Modes {
         #[cfg(feature = "ablation")]

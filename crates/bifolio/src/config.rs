@@ -7,13 +7,11 @@ use crate::ablation::Ablation;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// Minimum memory of a cache, bytes.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 256 << 10;
 /// Maximum memory of a cache, bytes: descriptors have 32-bit numbers.
 pub(crate) const MEMORY_BYTES_MAX: u64 = 1 << 42;
 /// Maximum number of folios of regions that are unmapped in one batch.
 const UNMAP_BATCH_MAX: usize = 512;
-/// Minimum size of a chunk, bytes.
 pub(crate) const CHUNK_BYTES_MIN: u64 = 64 << 10;
 /// Maximum size of a chunk, bytes: a huge page.
 pub(crate) const CHUNK_BYTES_MAX: u64 = 2 << 20;
@@ -21,16 +19,12 @@ pub(crate) const CHUNK_BYTES_MAX: u64 = 2 << 20;
 const CHUNKS_MIN: u64 = 32;
 /// Minimum number of chunks in any bound that is set later.
 const CHUNKS_MIN_LATER: u64 = 4;
-/// Minimum folio size, bytes.
 pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
-/// Maximum folio size, bytes.
 pub(crate) const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
-/// Maximum of each time limit.
 const HOUR: Duration = Duration::from_secs(3600);
 /// Maximum number of transfers that one call keeps in flight.
 pub(crate) const IO_DEPTH_MAX: usize = 1024;
-/// Maximum readahead window, bytes.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
 /// Minimum size of a swap, bytes: the unused slot 0 and one page.
@@ -53,7 +47,6 @@ pub enum HugePages {
     Require,
 }
 
-/// The settings of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) memory_bytes: u64,
@@ -91,95 +84,80 @@ impl Default for Config {
     }
 }
 
+/// Returns the error of a setting unless it is valid.
+fn check(is_valid: bool, name: &str, problem: impl FnOnce() -> String) -> Result<()> {
+    if is_valid { Ok(()) } else { Err(Error::config(name, problem())) }
+}
+
 impl Config {
     /// Checks all settings.
     pub(crate) fn validate(&self) -> Result<()> {
-        validate_memory(self.memory_bytes)?;
-        let chunk_bytes = chunk_bytes(self.memory_bytes);
-        if self.huge_pages == HugePages::Require && chunk_bytes < CHUNK_BYTES_MAX {
-            let problem = format!(
-                "2 MiB pages are required, and a bound of {} bytes has chunks of {chunk_bytes}; it \
-                 needs {} or more",
-                self.memory_bytes,
+        let bound = self.memory_bytes;
+        validate_memory(bound)?;
+        let chunk_bytes = chunk_bytes(bound);
+        let has_huge = self.huge_pages != HugePages::Require || chunk_bytes == CHUNK_BYTES_MAX;
+        check(has_huge, "huge_pages", || {
+            format!(
+                "2 MiB pages are required, and a bound of {bound} bytes has chunks of \
+                 {chunk_bytes}; it needs {} or more",
                 CHUNK_BYTES_MAX * CHUNKS_MIN
-            );
-            return Err(Error::config("huge_pages", problem));
-        }
-        let bounds = self.memory_bytes..=MEMORY_BYTES_MAX;
-        if let Some(max) = self.memory_bytes_max.filter(|max| !bounds.contains(max)) {
-            let problem = format!(
-                "{max} bytes is not from the bound ({}) to {MEMORY_BYTES_MAX} (4 TiB)",
-                self.memory_bytes
-            );
-            return Err(Error::config("memory_max", problem));
-        }
-        if !(1..=UNMAP_BATCH_MAX).contains(&self.unmap_batch_folios) {
-            let problem = format!("{} is not from 1 to {UNMAP_BATCH_MAX}", self.unmap_batch_folios);
-            return Err(Error::config("unmap_batch_folios", problem));
-        }
-        if self.reclaim_wait_max > HOUR {
-            let problem = format!("{:?} is more than an hour", self.reclaim_wait_max);
-            return Err(Error::config("reclaim_wait_max", problem));
-        }
-        if !(1..=IO_DEPTH_MAX).contains(&self.io_depth) {
-            let problem = format!("{} is not from 1 to {IO_DEPTH_MAX}", self.io_depth);
-            return Err(Error::config("io_depth", problem));
-        }
-        if self.readahead_bytes_max > READAHEAD_BYTES_MAX {
-            let asked = self.readahead_bytes_max;
-            let problem = format!("{asked} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)");
-            return Err(Error::config("readahead_max", problem));
-        }
-        let swapped = SWAP_BYTES_MIN..=SWAP_BYTES_MAX;
-        if let Some(asked) = self.swap_bytes_max.filter(|asked| !swapped.contains(asked)) {
-            let problem = format!("{asked} bytes is not from {SWAP_BYTES_MIN} to 1 TiB");
-            return Err(Error::config("swap_max", problem));
-        }
+            )
+        })?;
+        let max = self.memory_bytes_max.unwrap_or(bound);
+        check((bound..=MEMORY_BYTES_MAX).contains(&max), "memory_max", || {
+            format!("{max} bytes is not from the bound ({bound}) to {MEMORY_BYTES_MAX} (4 TiB)")
+        })?;
+        let folios = self.unmap_batch_folios;
+        check((1..=UNMAP_BATCH_MAX).contains(&folios), "unmap_batch_folios", || {
+            format!("{folios} is not from 1 to {UNMAP_BATCH_MAX}")
+        })?;
+        check(self.reclaim_wait_max <= HOUR, "reclaim_wait_max", || {
+            format!("{:?} is more than an hour", self.reclaim_wait_max)
+        })?;
+        check((1..=IO_DEPTH_MAX).contains(&self.io_depth), "io_depth", || {
+            format!("{} is not from 1 to {IO_DEPTH_MAX}", self.io_depth)
+        })?;
+        let window = self.readahead_bytes_max;
+        check(window <= READAHEAD_BYTES_MAX, "readahead_max", || {
+            format!("{window} bytes is more than {READAHEAD_BYTES_MAX} (1 GiB)")
+        })?;
+        let swap = self.swap_bytes_max.unwrap_or(SWAP_BYTES_MIN);
+        check((SWAP_BYTES_MIN..=SWAP_BYTES_MAX).contains(&swap), "swap_max", || {
+            format!("{swap} bytes is not from {SWAP_BYTES_MIN} to 1 TiB")
+        })?;
         self.validate_dirty()
     }
-}
 
-impl Config {
     fn validate_dirty(&self) -> Result<()> {
-        let dirty = [
-            ("dirty_background", self.dirty_bytes_background),
-            ("dirty_max", self.dirty_bytes_max),
-        ];
-        let most = dirty_bytes_max(self.memory_bytes);
-        for (name, bytes) in dirty {
-            let Some(bytes) = bytes.filter(|bytes| *bytes > most) else { continue };
-            let problem = format!("{bytes} bytes is more than two thirds of the bound ({most})");
-            return Err(Error::config(name, problem));
-        }
         let (background, max) = (self.dirty_bytes_background, self.dirty_bytes_max);
-        if let (Some(background), Some(max)) = (background, max)
-            && background > max
-        {
-            let problem = format!("{background} bytes is more than dirty_max ({max})");
-            return Err(Error::config("dirty_background", problem));
+        let most = dirty_bytes_max(self.memory_bytes);
+        for (name, bytes) in [("dirty_background", background), ("dirty_max", max)] {
+            let bytes = bytes.unwrap_or(0);
+            check(bytes <= most, name, || {
+                format!("{bytes} bytes is more than two thirds of the bound ({most})")
+            })?;
         }
-        if !(Duration::from_millis(1)..=HOUR).contains(&self.dirty_age_max) {
-            let problem = format!("{:?} is not from 1 ms to an hour", self.dirty_age_max);
-            return Err(Error::config("dirty_age_max", problem));
-        }
-        Ok(())
+        let (background, max) = (background.unwrap_or(0), max.unwrap_or(u64::MAX));
+        check(background <= max, "dirty_background", || {
+            format!("{background} bytes is more than dirty_max ({max})")
+        })?;
+        let age = self.dirty_age_max;
+        check((Duration::from_millis(1)..=HOUR).contains(&age), "dirty_age_max", || {
+            format!("{age:?} is not from 1 ms to an hour")
+        })
     }
 }
 
-/// Returns the maximum that may be dirty, bytes.
 pub(crate) fn dirty_bytes_max(bound_bytes: u64) -> u64 {
     bound_bytes / 3 * 2
 }
 
-/// Checks a bound on memory.
 pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
-    if (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&bytes) {
-        return Ok(());
-    }
-    let problem = format!(
-        "{bytes} bytes is outside {MEMORY_BYTES_MIN} (256 KiB) to {MEMORY_BYTES_MAX} (4 TiB)"
-    );
-    Err(Error::config("memory", problem))
+    check((MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&bytes), "memory", || {
+        format!(
+            "{bytes} bytes is outside {MEMORY_BYTES_MIN} (256 KiB) to {MEMORY_BYTES_MAX} (4 TiB)"
+        )
+    })
 }
 
 /// Returns the size of the chunks in which a cache that is built with this bound takes memory.
@@ -188,41 +166,36 @@ pub(crate) fn chunk_bytes(bound_bytes: u64) -> u64 {
     1 << most_bytes.ilog2()
 }
 
-/// Checks that a later bound has room for some chunks.
 pub(crate) fn validate_bound(bytes: u64, chunk_bytes: u64) -> Result<()> {
     let least_bytes = CHUNKS_MIN_LATER * chunk_bytes;
-    if bytes >= least_bytes {
-        return Ok(());
-    }
-    let problem = format!(
-        "{bytes} bytes is less than {least_bytes}, four chunks of this cache: their size follows \
-         from the bound that it was built with"
-    );
-    Err(Error::config("memory", problem))
+    check(bytes >= least_bytes, "memory", || {
+        format!(
+            "{bytes} bytes is less than {least_bytes}, four chunks of this cache: their size \
+             follows from the bound that it was built with"
+        )
+    })
 }
 
-/// Checks that a folio fits in a chunk.
 pub(crate) fn validate_folio_fits(folio_bytes: u64, chunk_bytes: u64) -> Result<()> {
     folio_order(folio_bytes)?;
-    if folio_bytes <= chunk_bytes {
-        return Ok(());
-    }
-    let problem = format!(
-        "a folio of {folio_bytes} bytes does not fit in a chunk of this cache, {chunk_bytes} \
-         bytes; it needs a cache that is built with a bound of {} or more (CacheBuilder::memory)",
-        folio_bytes * CHUNKS_MIN
-    );
-    Err(Error::config("folio_bytes", problem))
+    check(folio_bytes <= chunk_bytes, "folio_bytes", || {
+        format!(
+            "a folio of {folio_bytes} bytes does not fit in a chunk of this cache, {chunk_bytes} \
+             bytes; it needs a cache that is built with a bound of {} or more \
+             (CacheBuilder::memory)",
+            folio_bytes * CHUNKS_MIN
+        )
+    })
 }
 
 /// Checks a folio size and returns log2 of its pages.
 pub(crate) fn folio_order(folio_bytes: u64) -> Result<u8> {
     let allowed = FOLIO_BYTES_MIN..=FOLIO_BYTES_MAX;
-    if folio_bytes.is_power_of_two() && allowed.contains(&folio_bytes) {
-        return Ok((folio_bytes / FOLIO_BYTES_MIN).trailing_zeros() as u8);
-    }
-    let problem = format!("{folio_bytes} bytes is not a power of two from 4096 to 2097152");
-    Err(Error::config("folio_bytes", problem))
+    let is_valid = folio_bytes.is_power_of_two() && allowed.contains(&folio_bytes);
+    check(is_valid, "folio_bytes", || {
+        format!("{folio_bytes} bytes is not a power of two from 4096 to 2097152")
+    })?;
+    Ok((folio_bytes / FOLIO_BYTES_MIN).trailing_zeros() as u8)
 }
 
 #[cfg(all(test, not(loom)))]

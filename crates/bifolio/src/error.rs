@@ -58,7 +58,6 @@ impl Error {
         self.with(|inner| inner.file = Some(file.into()))
     }
 
-    /// Sets the range of bytes.
     pub(crate) fn at(self, range: Range<u64>) -> Self {
         self.with(|inner| inner.range = Some(range))
     }
@@ -262,7 +261,6 @@ impl Error {
         self.raw_os_error().unwrap_or_else(|| self.own_number())
     }
 
-    /// Iterates over the causes of `std::io`.
     fn io_causes(&self) -> impl Iterator<Item = &io::Error> {
         let causes = iter::successors(self.source(), |error| (*error).source());
         causes.filter_map(|error| error.downcast_ref())
@@ -296,7 +294,6 @@ impl Error {
         }
     }
 
-    /// Returns the kind that this error has as an [`std::io::Error`].
     fn io_kind(&self) -> io::ErrorKind {
         let number = self.raw_os_error();
         let of_number = |number| io::Error::from_raw_os_error(number).kind();
@@ -358,7 +355,6 @@ pub(crate) struct Usage {
     /// Dirty bytes that write gates hold back. They are also among the bytes in use, or, if a gate
     /// fails or they are not committed, among those that cannot be written out.
     pub(crate) gated: u64,
-    /// In descriptors and tables.
     pub(crate) metadata: u64,
     /// In one piece, for the call.
     pub(crate) wanted: u64,
@@ -373,7 +369,6 @@ impl Error {
         Self::new(ErrorKind::Config, format!("{name}: {problem}"))
     }
 
-    /// The kernel refused memory, or a call that manages it.
     #[cold]
     pub(crate) fn memory(purpose: &str, source: io::Error) -> Self {
         let text = format!("the system refused {purpose}: {source}{}", remedy(&source));
@@ -459,7 +454,6 @@ impl Error {
         Self::new(ErrorKind::Unsupported, text).in_file(file).numbered(libc::EINVAL)
     }
 
-    /// Files that could not be made durable, at least one.
     #[cold]
     pub(crate) fn close(failures: &[Self]) -> Self {
         let listed = failures.iter().take(FAILURES_LISTED_MAX).map(ToString::to_string);
@@ -529,7 +523,6 @@ pub(crate) fn write_error(file: impl Into<String>, range: Range<u64>, source: io
     io_error(file, operation, Some(range), source)
 }
 
-/// Returns the text for a range of bytes.
 pub(crate) fn of_range(range: &Range<u64>) -> String {
     format!("{} bytes at position {}", range.end - range.start, range.start)
 }

@@ -1,9 +1,8 @@
 //! The result of an eviction that was asked for: how many folios were evicted, and why the others
 //! were kept.
 //!
-//! A leaf open to all layers. It follows a proposal for `posix_fadvise` of Linux (2026; see
-//! `reclaim/invalidate.rs`): a folio is kept for one of several reasons, and draining the LRU
-//! batches of other CPUs helps with only one of them.
+//! A leaf open to all layers. A folio is kept for one of several reasons, and draining the LRU
+//! batches of other CPUs helps with only one of them (`reclaim/invalidate.rs`).
 
 use std::fmt;
 use std::ops::AddAssign;

@@ -210,24 +210,18 @@ mod surface {
     pub use crate::maps::map::{Map, MapMut, MapPinMut};
     pub use crate::stats::{DeviceStats, FileStats, Stats};
     pub use crate::sys::probe::FeatureReport;
+    /// For tests and benchmarks.
+    #[doc(hidden)]
+    pub use crate::sys::probe::{Feature, Features};
     #[cfg(feature = "refusals")]
     #[doc(hidden)]
     pub use crate::sys::refusals::{Refusable, refuse};
-    /// For tests and benchmarks.
-    #[doc(hidden)]
-    pub use crate::sys::{copy::PageCopy, probe::Feature, probe::Features};
     pub use crate::writeback::WriteGate;
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.
     pub fn features() -> Vec<FeatureReport> {
         Features::probe(&[]).reports()
-    }
-
-    /// Returns how this process copies pages; the first call measures, unless a cache was built.
-    #[doc(hidden)]
-    pub fn page_copy() -> PageCopy {
-        crate::sys::copy::page_copy()
     }
 }
 /// Storage of your own under a cache: what implementers of [`Backing`](backing::Backing) need.

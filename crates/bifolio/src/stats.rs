@@ -290,7 +290,6 @@ struct Blocks {
     idle: Vec<Arc<Block>>,
 }
 
-/// The counters of one cache.
 #[derive(Debug)]
 pub(crate) struct Counters {
     id: u64,
@@ -329,7 +328,6 @@ impl ThreadBlock {
         self.is_known
     }
 
-    /// Adds to a counter. Does nothing without a block.
     #[inline(always)]
     pub(crate) fn add(self, counter: Counter, count: u64) {
         if !self.is_known {
@@ -400,7 +398,6 @@ impl Counters {
         let _ = (references, entries);
     }
 
-    /// Returns the id for [`ThreadBlock::of`].
     pub(crate) fn id(&self) -> u64 {
         self.id
     }

@@ -11,7 +11,6 @@ use crate::memory::{Arena, Memory};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim, SwapThread};
 use crate::swap::{Swap, SwapStorage};
-use crate::sys::copy;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
 use crate::sys::process::Origin;
@@ -202,7 +201,6 @@ impl CacheBuilder {
         self.validate()?;
         check_page_size(rustix::param::page_size())?;
         let features = Features::probe(&self.disabled);
-        copy::page_copy();
         self.check_huge_pages(&features)?;
         let (memory_bytes_max, swap_bytes_max) = (self.memory_bytes_max(), self.swap_bytes());
         let arena = Arena::new(

@@ -63,7 +63,6 @@ impl WeakCache {
 struct Inner {
     registry: Arc<Registry>,
     reclaim: Arc<Reclaim>,
-    /// Memory for which address space is reserved, bytes.
     memory_bytes_max: u64,
     features: Features,
     engine: Arc<Engine>,

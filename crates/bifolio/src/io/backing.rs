@@ -264,7 +264,6 @@ pub enum DirectStatus {
     Custom,
 }
 
-/// Name of a backing whose `describe` panics.
 const NAMELESS: &str = "a backing";
 
 /// A user's backing whose panics are caught.
@@ -345,7 +344,6 @@ fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 }
 
 impl Guarded {
-    /// Makes a call of [`DirectBacking`], or its default.
     fn directly<T>(&self, call: impl FnOnce(&dyn DirectBacking) -> io::Result<T>) -> io::Result<T> {
         guard(|| match self.backing.as_direct() {
             Some(direct) => call(direct),

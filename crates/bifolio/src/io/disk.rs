@@ -70,7 +70,6 @@ impl Direct {
         request.fits(self.alignment) && self.part(request) > 0
     }
 
-    /// Returns how many bytes of the transfer are whole blocks.
     pub(super) fn part(&self, request: &IoRequest) -> usize {
         round_down(request.length_bytes, self.alignment.offset_bytes)
     }
@@ -101,12 +100,9 @@ pub struct DiskFile {
     pub(super) lock: Mutex<Option<ExclusiveLock>>,
 }
 
-/// An exclusive lock of the file.
 #[derive(Debug)]
 pub(super) struct ExclusiveLock {
-    /// Copy of the descriptor that took it.
     file: OwnedFd,
-    /// Process that took it.
     process: Origin,
 }
 
@@ -150,7 +146,6 @@ impl DiskFile {
         Ok(())
     }
 
-    /// Returns `true` if the descriptors were opened for writing.
     pub(crate) fn is_writable(&self) -> bool {
         file::rights(self.buffered.as_fd()).is_ok_and(|rights| rights.write)
     }
@@ -163,7 +158,6 @@ impl DiskFile {
         *self.sync_failed.lock() = None;
     }
 
-    /// Sets the name used in messages.
     pub(crate) fn called(self, name: PathBuf) -> Self {
         Self { path: name, ..self }
     }
@@ -282,29 +276,20 @@ impl DirectBacking for DiskFile {
         position_bytes: u64,
     ) -> io::Result<usize> {
         let request = IoRequest::new(Operation::Read, position_bytes, IoBufMut::spans(targets));
-        self.attempt(&request, |file, length| match targets {
-            [only] => only.prefix(length).read_from(file, position_bytes),
-            _ if length == request.length_bytes => {
-                IoBufMut::read_vectored_from(targets, file, position_bytes)
-            }
-            _ => {
-                let mut part = IoBufMut::part(targets, 0..length);
-                IoBufMut::read_vectored_from(&mut part, file, position_bytes)
+        self.attempt(&request, |file, length| match length == request.length_bytes {
+            true => IoBufMut::read_from(targets, file, position_bytes),
+            false => {
+                let part = &mut IoBufMut::part(targets, 0..length);
+                IoBufMut::read_from(part, file, position_bytes)
             }
         })
     }
 
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         let request = IoRequest::new(Operation::Write, position_bytes, IoBuf::spans(sources));
-        self.attempt(&request, |file, length| match sources {
-            [only] => only.prefix(length).write_to(file, position_bytes),
-            _ if length == request.length_bytes => {
-                IoBuf::write_vectored_to(sources, file, position_bytes)
-            }
-            _ => {
-                let part = IoBuf::part(sources, 0..length);
-                IoBuf::write_vectored_to(&part, file, position_bytes)
-            }
+        self.attempt(&request, |file, length| match length == request.length_bytes {
+            true => IoBuf::write_to(sources, file, position_bytes),
+            false => IoBuf::write_to(&IoBuf::part(sources, 0..length), file, position_bytes),
         })
     }
 

@@ -13,7 +13,7 @@
 
 use super::disk::{Direct, DiskFile, is_refusal};
 use super::request::ALIGNMENT_BYTES_MAX;
-use super::{Alignment, FileIdentity, IoBuffer};
+use super::{Alignment, FileIdentity, IoBufMut, IoBuffer};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{AtomicBool, Mutex};
 use crate::sys::file::{self, Creation, DirectAlignment, FileKind, OpenMode, Rights};
@@ -83,7 +83,6 @@ impl DiskOptions {
         self.create || self.create_new
     }
 
-    /// Returns what is wrong with options that contradict each other.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
         match *self {
             DiskOptions { read: false, write: false, .. } => {
@@ -197,9 +196,7 @@ impl DiskFile {
     }
 }
 
-/// A file that is open through the page cache, but not yet for direct transfers.
 struct Opened<'a> {
-    /// Path for the second open.
     path: &'a Path,
     name: PathBuf,
     buffered: OwnedFd,
@@ -238,7 +235,6 @@ impl Opened<'_> {
         }))
     }
 
-    /// Returns a direct descriptor, or why transfers are buffered.
     fn choose(
         &self,
         options: &DiskOptions,
@@ -351,7 +347,6 @@ fn plan(
     judge(answer)
 }
 
-/// Decides by the answer of `statx`.
 fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
     match answer {
         DirectAlignment::Unknown => Ok((ALIGNMENT_GUESSED, false)),
@@ -375,7 +370,7 @@ fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
 /// which reports its position.
 fn try_one_read(descriptor: BorrowedFd<'_>, alignment: Alignment) -> io::Result<()> {
     let mut scratch = IoBuffer::new(alignment.granule_bytes() as usize);
-    match scratch.target().read_from(descriptor, 0) {
+    match IoBufMut::read_from(&mut [scratch.target()], descriptor, 0) {
         Err(error) if is_refusal(&error) => Err(error),
         _ => Ok(()),
     }
@@ -421,7 +416,6 @@ fn open_buffered(
     }
 }
 
-/// Calls [`check_regular`] for an open file.
 fn check_descriptor(path: &Path, descriptor: BorrowedFd<'_>, kind: FileKind) -> Result<(), Error> {
     check_regular(path, kind)?;
     let is_generated = file::is_generated(descriptor);

@@ -77,7 +77,6 @@ impl IoRequest {
         Self { operation, position_bytes, length_bytes, alignment }
     }
 
-    /// Returns `true` if the transfer satisfies the alignment `needed`.
     pub(super) fn fits(&self, needed: Alignment) -> bool {
         self.alignment.memory_bytes >= needed.memory_bytes
             && self.alignment.offset_bytes >= needed.offset_bytes
@@ -126,7 +125,6 @@ impl Alignment {
     }
 }
 
-/// Returns the end of a range, if it is below 2^63.
 pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
     let length_bytes = length as u64;
     position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(
@@ -138,7 +136,6 @@ pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
     )
 }
 
-/// Rounds `value` down to a multiple of `granule`, a power of two.
 pub(crate) fn round_down(value: usize, granule: u64) -> usize {
     debug_assert!(granule.is_power_of_two());
     value & !(granule as usize - 1)
@@ -220,32 +217,26 @@ impl<'a> IoBufMut<'a> {
     }
 
     /// Fills consecutive buffers from `file`, with one system call.
-    pub(super) fn read_vectored_from(
+    pub(super) fn read_from(
         buffers: &mut [IoBufMut<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
+        if let [only] = buffers {
+            // SAFETY: the buffer's bytes are writable; other threads read only through `sys::copy`
+            // (IO-1).
+            return unsafe {
+                file::read_at(file, only.span.start(), only.span.len(), position_bytes)
+            };
+        }
         let (entries, count) = Span::kernel_entries(Self::spans(buffers));
-        // SAFETY: the entries are those of `buffers`; each buffer's bytes are writable, and other
-        // threads read only through `sys::copy` (IO-1).
+        // SAFETY: the entries are those of `buffers`; as above for each.
         unsafe { file::read_vectored_at(file, entries, count, position_bytes) }
     }
 
-    /// Returns the addresses and lengths of the buffers.
     pub(super) fn spans<'s>(buffers: &'s [IoBufMut<'_>]) -> &'s [Span] {
         // SAFETY: a buffer is a transparent span, and the result borrows the slice.
         unsafe { slice::from_raw_parts(buffers.as_ptr().cast(), buffers.len()) }
-    }
-
-    /// Fills the buffer from `file`, with one system call.
-    pub(super) fn read_from(
-        &mut self,
-        file: BorrowedFd<'_>,
-        position_bytes: u64,
-    ) -> io::Result<usize> {
-        // SAFETY: the buffer's bytes are writable; other threads read only through `sys::copy`
-        // (IO-1).
-        unsafe { file::read_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
     /// Returns the first `length_bytes` bytes as a buffer.
@@ -321,28 +312,26 @@ impl<'a> IoBuf<'a> {
     }
 
     /// Stores consecutive buffers in `file`, with one system call.
-    pub(super) fn write_vectored_to(
+    pub(super) fn write_to(
         buffers: &[IoBuf<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
+        if let [only] = buffers {
+            // SAFETY: the buffer's bytes are readable, and other threads write only through
+            // `sys::copy` (IO-1).
+            return unsafe {
+                file::write_at(file, only.span.start(), only.span.len(), position_bytes)
+            };
+        }
         let (entries, count) = Span::kernel_entries(Self::spans(buffers));
-        // SAFETY: the entries are those of `buffers`; each buffer's bytes are readable, and other
-        // threads write only through `sys::copy` (IO-1).
+        // SAFETY: the entries are those of `buffers`; as above for each.
         unsafe { file::write_vectored_at(file, entries, count, position_bytes) }
     }
 
-    /// Returns the addresses and lengths of the buffers.
     pub(super) fn spans<'s>(buffers: &'s [IoBuf<'_>]) -> &'s [Span] {
         // SAFETY: a buffer is a transparent span, and the result borrows the slice.
         unsafe { slice::from_raw_parts(buffers.as_ptr().cast(), buffers.len()) }
-    }
-
-    /// Stores the buffer in `file`, with one system call.
-    pub(super) fn write_to(&self, file: BorrowedFd<'_>, position_bytes: u64) -> io::Result<usize> {
-        // SAFETY: the buffer's bytes are readable, and other threads write only through `sys::copy`
-        // (IO-1).
-        unsafe { file::write_at(file, self.span.start(), self.span.len(), position_bytes) }
     }
 
     /// Returns the first `length_bytes` bytes as a buffer.
@@ -388,17 +377,14 @@ impl Span {
         self.0.iov_len
     }
 
-    /// Returns the address after the last byte.
     pub(super) fn end(&self) -> *mut u8 {
         self.start().wrapping_add(self.len())
     }
 
-    /// Extends the span by bytes that directly follow it.
     pub(super) fn grow(&mut self, length_bytes: usize) {
         self.0.iov_len += length_bytes;
     }
 
-    /// Returns `length_bytes` bytes from byte `offset` on.
     #[track_caller]
     pub(super) fn part(&self, offset: usize, length_bytes: usize) -> Self {
         self.check_range(offset, length_bytes);
@@ -406,7 +392,6 @@ impl Span {
         Self(libc::iovec { iov_base: start.cast(), iov_len: length_bytes })
     }
 
-    /// Returns all but the first bytes.
     #[track_caller]
     pub(super) fn suffix(&self, skipped_bytes: usize) -> Self {
         self.check_range(skipped_bytes, 0);

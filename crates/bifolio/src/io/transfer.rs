@@ -111,18 +111,18 @@ fn read_once(
     skipped: usize,
     position_bytes: u64,
 ) -> io::Result<usize> {
+    if skipped > 0 {
+        let length = targets.iter().map(IoBufMut::len).sum();
+        let part = &mut IoBufMut::part(targets, skipped..length);
+        return read_once(backing, part, 0, position_bytes + skipped as u64);
+    }
     // Release: pairs with the Acquire fence in `read_validated` (READ-O3): an optimistic reader of
     // the previous use of the memory that sees a byte which is written here sees its Entry changed.
     // (Another thread may have removed the Entry.)
     fence(Ordering::Release);
-    let position_bytes = position_bytes + skipped as u64;
     match targets {
-        [only] => backing.read_at(&mut only.suffix(skipped), position_bytes),
-        _ if skipped == 0 => backing.read_vectored_at(targets, position_bytes),
-        _ => {
-            let length = targets.iter().map(IoBufMut::len).sum();
-            backing.read_vectored_at(&mut IoBufMut::part(targets, skipped..length), position_bytes)
-        }
+        [only] => backing.read_at(only, position_bytes),
+        _ => backing.read_vectored_at(targets, position_bytes),
     }
 }
 
@@ -133,14 +133,14 @@ fn write_once(
     skipped: usize,
     position_bytes: u64,
 ) -> io::Result<usize> {
-    let position_bytes = position_bytes + skipped as u64;
+    if skipped > 0 {
+        let length = sources.iter().map(IoBuf::len).sum();
+        let part = &IoBuf::part(sources, skipped..length);
+        return write_once(backing, part, 0, position_bytes + skipped as u64);
+    }
     match sources {
-        [only] => backing.write_at(&only.suffix(skipped), position_bytes),
-        _ if skipped == 0 => backing.write_vectored_at(sources, position_bytes),
-        _ => {
-            let length = sources.iter().map(IoBuf::len).sum();
-            backing.write_vectored_at(&IoBuf::part(sources, skipped..length), position_bytes)
-        }
+        [only] => backing.write_at(only, position_bytes),
+        _ => backing.write_vectored_at(sources, position_bytes),
     }
 }
 
@@ -222,14 +222,12 @@ fn check_count(count: usize, asked: usize) -> io::Result<usize> {
     Err(io::Error::new(io::ErrorKind::InvalidData, problem))
 }
 
-/// Position and length of a transfer, for errors.
 struct Range {
     position_bytes: u64,
     length: usize,
 }
 
 impl Range {
-    /// Returns the error of the transfer after `done` of its bytes.
     fn error(
         &self,
         backing: &dyn DirectBacking,
@@ -254,7 +252,6 @@ fn seek_error(
     io_error(backing.describe(), operation, Some(position..position), source)
 }
 
-/// A read or write of some bytes of a backing.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) backing: Arc<dyn DirectBacking>,
@@ -355,7 +352,6 @@ impl Pieces {
         pieces
     }
 
-    /// Appends `length_bytes` bytes of frame memory at `start`.
     pub(crate) fn push(&mut self, start: NonNull<u8>, length_bytes: usize) {
         match self.spans.last_mut() {
             Some(last) if last.end() == start.as_ptr() => last.grow(length_bytes),
@@ -400,12 +396,8 @@ const SHARE_DIVISOR: u64 = 4;
 /// Upper bound on a sleep whose wake-up was missed.
 const SLEEP_MAX: Duration = Duration::from_millis(5);
 
-/// Shares of a device: what it has in progress, within limits.
-///
-/// A device may not complete reads for any time. Until then the frames to be filled, the staging
-/// memory of files in regions, and the threads that serve faults are unavailable to other devices.
-/// So a device has a share of each ([`Share`]), as it has of the dirty limit
-/// (`writeback/throttle.rs`):
+/// Shares of a device ([`Share`]): what it has in progress, as it has of the dirty limit
+/// (`writeback/throttle.rs`).
 ///
 /// | resource | all devices | a single device | a caller at the limit |
 /// |---|---|---|---|
@@ -423,7 +415,6 @@ const SLEEP_MAX: Duration = Duration::from_millis(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     all: Arc<Loads>,
-    /// Pages in read, or about to be.
     reading: Share,
     pub(crate) staging: Share,
     pub(crate) faults: Share,
@@ -449,7 +440,6 @@ impl Loads {
         Load { all: Arc::clone(self), reading, staging, faults }
     }
 
-    /// Sets the limit of pages in read from the bound.
     pub(crate) fn set_bound(&self, bound_pages: u64) {
         self.reading_pages_max.store(bound_pages / BOUND_DIVISOR, Ordering::Relaxed);
     }

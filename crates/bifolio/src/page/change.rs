@@ -8,9 +8,7 @@ use std::ops::Range;
 /// Reason why a folio could not be evicted. It is in the table as before.
 #[derive(Debug)]
 pub(crate) enum EvictError<'a> {
-    /// Other references exist.
     Referenced(FolioRef<'a>),
-    /// The folio must be written out first.
     Dirty(FolioRef<'a>),
 }
 
@@ -66,7 +64,6 @@ impl Mapping {
         frozen
     }
 
-    /// Aborts an eviction: the folio stays in the table with its bytes.
     pub(crate) fn cancel_eviction<'a>(
         &self,
         frozen: Frozen<'a>,

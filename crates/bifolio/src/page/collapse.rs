@@ -119,7 +119,6 @@ impl Mapping {
         Ok(frozen)
     }
 
-    /// Returns `true` if the arguments satisfy the contract of [`Self::collapse`].
     fn is_run(&self, old: &[OldFolio<'_>], new: &Folio) -> bool {
         let mut at = new.index();
         let is_next = |old_folio: &OldFolio<'_>| {

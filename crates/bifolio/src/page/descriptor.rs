@@ -55,7 +55,6 @@ const _: () = assert!(size_of::<Folio>() == 64);
 unsafe impl ZeroValid for Folio {}
 
 impl Folio {
-    /// Returns the page index of the folio's first page in its file (rule 2).
     pub(crate) fn index(&self) -> u64 {
         self.index.load(Ordering::Relaxed)
     }
@@ -65,7 +64,6 @@ impl Folio {
         self.order.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of base pages of the folio.
     pub(crate) fn pages(&self) -> u64 {
         1 << self.order()
     }
@@ -101,7 +99,6 @@ impl Folio {
         waiters::forget(&self.lock.0, data);
     }
 
-    /// Returns the number of wakers that are registered for the folio lock.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn lock_wakers(&self) -> usize {
         waiters::registered(&self.lock.0)
@@ -146,7 +143,6 @@ impl Folio {
         self.dirtied.load(Ordering::Relaxed) as u32
     }
 
-    /// Sets [`Self::slot`] (rule 4).
     pub(crate) fn set_slot(&self, slot: u32) {
         self.dirtied.store(u64::from(slot), Ordering::Relaxed);
     }
@@ -156,20 +152,16 @@ impl Folio {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Stores the Entry version last used with this frame (rule 6).
     pub(crate) fn set_version(&self, version: u32) {
         self.version.store(version, Ordering::Relaxed);
     }
 
-    /// Returns the references held now; a hint.
     pub(crate) fn references(&self) -> u64 {
         self.pin.state().count()
     }
 }
 
-/// Frees folios whose last reference was put.
 pub(crate) trait Reaper: Send + Sync {
-    /// Frees the folio, which `frozen` proves to be unreferenced.
     fn reap(&self, frozen: Frozen<'_>);
 
     fn reap_all(&self, frozen: &mut Vec<Frozen<'_>>) {
@@ -189,7 +181,6 @@ impl fmt::Debug for Folios {
 }
 
 impl Folios {
-    /// Reserves `length` descriptors; `reaper` frees the folios.
     pub(crate) fn new(length: usize, reaper: Box<dyn Reaper>) -> std::io::Result<Self> {
         Ok(Self { array: ReservedArray::new(length)?, reaper })
     }
@@ -215,7 +206,6 @@ impl Folios {
         self.array.get(id.0 as usize)
     }
 
-    /// Marks the descriptors of fresh frames as free, before their first use.
     pub(crate) fn init_free(&self, first: FolioId, count: usize) {
         for id in first.0..first.0 + count as u32 {
             self.get(FolioId(id)).pin.init_free();
@@ -410,7 +400,6 @@ impl<'a> Frozen<'a> {
         }
     }
 
-    /// Passes the folio to the reaper, which frees it.
     pub(crate) fn free(self) {
         blocking::note_unfrozen();
         self.folios.reaper.reap(self);

@@ -24,12 +24,10 @@
 use super::FolioId;
 use std::ops::Range;
 
-/// Base-2 logarithm of the page size.
 pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 
-/// Returns the pages that hold the bytes of `range`.
 pub(crate) fn pages_of(range: &Range<u64>) -> Range<u64> {
     range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
 }
@@ -54,7 +52,6 @@ const FRAME_SHIFT: u32 = 32;
 const VALUE_SHIFT: u32 = 4;
 const _: () = assert!(VERSION_SHIFT + VERSION_BITS == FRAME_SHIFT);
 
-/// Largest value that a value Entry can hold.
 pub(crate) const VALUE_MAX: u64 = (1 << (FRAME_SHIFT - VALUE_SHIFT)) - 1;
 
 /// One word of a table, decoded.
@@ -123,7 +120,6 @@ impl Entry {
         ((self.0 >> VERSION_SHIFT) & VERSION_MASK) as u32
     }
 
-    /// Returns the folio of the page: its frame rounded down to the order.
     #[inline(always)]
     pub(crate) fn folio_id(self) -> FolioId {
         FolioId(self.frame() >> self.order() << self.order())

@@ -89,7 +89,6 @@ pub(crate) struct Mapping {
     pub(super) order: u8,
     /// Boxed to keep the mapping small: its alignment would double the size of a file.
     pub(super) hot: Box<Hot>,
-    /// Folios in the table.
     pub(super) resident: AtomicU64,
     pub(super) cuts: AtomicU64,
     pub(super) prediction: Prediction,
@@ -106,7 +105,6 @@ pub(crate) struct Hot {
 }
 
 impl Hot {
-    /// Creates the words for a file of `len_bytes` bytes.
     pub(crate) fn new(len_bytes: u64) -> Self {
         Self { len_bytes: AtomicU64::new(len_bytes), predicted_distance: HintWord::new(0) }
     }
@@ -144,7 +142,6 @@ impl Mapping {
         self.table.reserve(table_pages(self.order, len_bytes_max))
     }
 
-    /// Returns log2 of the pages of a unit.
     #[inline(always)]
     pub(crate) fn order(&self) -> u8 {
         self.order
@@ -155,7 +152,6 @@ impl Mapping {
         PAGE_BYTES << self.order
     }
 
-    /// Returns the words that the hit path reads in addition to the table.
     pub(crate) fn hot(&self) -> &Hot {
         &self.hot
     }
@@ -203,7 +199,6 @@ impl Mapping {
         found
     }
 
-    /// Returns the pages of a folio of this file.
     pub(super) fn pages_of(&self, folio: &Folio) -> Range<u64> {
         folio.index()..folio.index() + folio.pages()
     }
@@ -360,11 +355,9 @@ pub(crate) enum Lookup<'a> {
     Folio(FolioRef<'a>),
     /// No folio: the Entry of the unit's first page, a hole or a value.
     Absent(Entry),
-    /// A folio whose reference count is at its limit.
     Refused,
 }
 
-/// Time that a lookup waited for frozen folios.
 #[derive(Debug, Default)]
 pub(crate) struct FrozenWaits {
     pub(crate) rounds: u64,
@@ -572,7 +565,6 @@ impl Prediction {
         self.publish(resident, published);
     }
 
-    /// Records that the folio was removed.
     pub(super) fn note_removal(&self, index: u64, frame: u32, resident: u64, published: &HintWord) {
         let distance = u64::from(frame).wrapping_sub(index);
         if distance == self.distance.load(Ordering::Relaxed) {

@@ -1,10 +1,8 @@
 //! Reads without a reference: copy first, check afterwards (READ-O1..O4), of one
 //! page or of a [`FrameRun`]; and the mark of use that they set.
 //!
-//! This is a sequence lock with the sequence number in the Entry, after the versioned pages of
-//! vmcache (SIGMOD 2023) and a reference-free read that was proposed for the fast path of the
-//! kernel's page cache (October 2025). It writes no shared memory. The caller supplies the copy, so
-//! the protocol runs unchanged under the model checker.
+//! This is a sequence lock with the sequence number in the Entry. It writes no shared memory. The
+//! caller supplies the copy, so the protocol runs unchanged under the model checker.
 //!
 //! PROTOCOL USE, of the first use of a page that was read ahead, which must be counted once. The
 //! READAHEAD mark is in the descriptor, and a folio may be moved to another one

@@ -58,10 +58,8 @@ use std::sync::OnceLock;
 
 /// Entries per table page, the unit of charging.
 const ENTRIES_PER_TABLE_PAGE: u64 = if cfg!(all(test, loom)) { 4 } else { 512 };
-/// Size of a table page in bytes.
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 
-/// One word of reserved memory.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 struct Word(AtomicU64);
@@ -74,16 +72,13 @@ unsafe impl ZeroValid for Word {}
 struct Segment {
     /// First page that it describes, which begins a table page.
     first_page: u64,
-    /// Entries of whole table pages.
     entries: ReservedArray<Word>,
     /// One bit per charged table page, counted from the first of the segment.
     charged: Bitmap,
-    /// Segment that begins where this one ends, if there is one.
     next: OnceLock<Box<Segment>>,
 }
 
 impl Segment {
-    /// Reserves a segment for `pages` pages or slightly more.
     fn new(first_page: u64, pages: u64) -> std::io::Result<Self> {
         let table_pages = pages.div_ceil(ENTRIES_PER_TABLE_PAGE);
         let entries = usize::try_from(table_pages * ENTRIES_PER_TABLE_PAGE);
@@ -104,12 +99,10 @@ impl Segment {
         self.first_page / ENTRIES_PER_TABLE_PAGE
     }
 
-    /// Returns the bit of the table page that holds the Entry of page `index`.
     fn bit_of(&self, index: u64) -> u64 {
         (index - self.first_page) / ENTRIES_PER_TABLE_PAGE
     }
 
-    /// Returns the first page of the segment from `index` on whose Entry `is_wanted`.
     #[inline]
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
         let load = |place| self.entries.get(place as usize).0.load(Ordering::Relaxed);
@@ -138,7 +131,6 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Reserves a table for `pages` pages of the file.
     pub(crate) fn new(pages: u64) -> std::io::Result<Self> {
         Ok(Self {
             first: Segment::new(0, pages)?,
@@ -183,7 +175,6 @@ impl Table {
         found.unwrap_or_else(|| panic!("page {index} of {}", self.pages()))
     }
 
-    /// Returns the number of pages that the table can describe.
     pub(crate) fn pages(&self) -> u64 {
         self.segments().last().unwrap_or(&self.first).end_page()
     }
@@ -266,7 +257,6 @@ impl Table {
         self.fillers.enter()
     }
 
-    /// Returns the first charged table page at or after `page`.
     fn next_charged(&self, page: u64) -> Option<u64> {
         self.segments().find_map(|segment| {
             let first = segment.first_table_page();
@@ -354,7 +344,6 @@ impl Table {
     }
 }
 
-/// Records if a table is on the list of [`Tables`](super::Tables).
 #[derive(Debug, Default)]
 pub(super) struct Listed(AtomicU8);
 
@@ -390,7 +379,6 @@ struct Fillers(AtomicU64);
 pub(crate) struct Filling<'t>(&'t Fillers);
 
 impl Fillers {
-    /// T1: begins to fill.
     fn enter(&self) -> Filling<'_> {
         let mut backoff = Backoff::default();
         loop {

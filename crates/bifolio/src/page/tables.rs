@@ -57,7 +57,6 @@ impl Tables {
         }
     }
 
-    /// Returns the charged pages of files that keep values.
     pub(crate) fn kept_pages(&self) -> u64 {
         self.kept_pages.load(Ordering::Relaxed)
     }

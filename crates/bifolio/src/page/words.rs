@@ -5,10 +5,6 @@
 //! flags.
 //!
 //! # The pin word
-//! The design follows the dedicated bit that was
-//! proposed for the page reference count of Linux (`PAGEREF_LOCKED_BIT`, later
-//! `PAGEREF_FROZEN_BIT`, 2025 and 2026), with a generation added against reuse.
-//!
 //! ```text
 //!   63          40  39      38                                   0
 //!  +--------------+--------+---------------------------------------+
@@ -74,13 +70,11 @@ const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
 pub(crate) struct PinState(pub(crate) u64);
 
 impl PinState {
-    /// Returns the live (or staged) word of `generation` with `count` references.
     pub(crate) fn live(generation: u64, count: u64) -> Self {
         debug_assert!(count <= COUNT_MAX, "{count} references");
         Self((generation << GENERATION_SHIFT) | count)
     }
 
-    /// Returns the frozen word of `generation`.
     pub(crate) fn frozen(generation: u64) -> Self {
         Self((generation << GENERATION_SHIFT) | FROZEN)
     }
@@ -120,7 +114,6 @@ impl PinState {
     }
 }
 
-/// The result of a `try_get`.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TryGet {
@@ -360,7 +353,6 @@ pub(crate) enum Flag {
     Uptodate = 1 << 0,
     /// A thread sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
     WritebackWaiters = 1 << 3,
-    /// On an LRU list.
     OnLru = 1 << 4,
     /// On, isolated from, or bound for, the active list.
     Active = 1 << 5,
@@ -402,7 +394,6 @@ pub(crate) enum WriteState {
     Clean = 0,
     /// Newer than the device; the folio is on the dirty list of its file.
     Dirty = LISTED,
-    /// A write-out is in flight.
     Writing = IN_FLIGHT,
     /// A write-out is in flight and the bytes are newer again; the folio is also on the dirty list.
     Redirtied = LISTED | IN_FLIGHT,
@@ -424,7 +415,6 @@ impl WriteState {
         self as u32 & LISTED != 0
     }
 
-    /// Returns `true` if a write-out is in flight.
     pub(crate) fn is_writing(self) -> bool {
         self as u32 & IN_FLIGHT != 0
     }
@@ -434,7 +424,6 @@ impl WriteState {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listing {
-    /// Add the folio to the list.
     Add,
     Remove,
     /// Do not change the list.
@@ -461,7 +450,6 @@ impl Flags {
         self.0.fetch_or(flag as u32, Ordering::Release) & flag as u32 == 0
     }
 
-    /// Clears the bit. Returns `true` if it was set.
     pub(crate) fn clear(&self, flag: Flag) -> bool {
         // Release: pairs with the Acquire in `get`.
         self.0.fetch_and(!(flag as u32), Ordering::Release) & flag as u32 != 0

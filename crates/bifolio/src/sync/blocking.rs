@@ -40,141 +40,93 @@
 
 #[cfg(not(all(test, loom)))]
 use crate::sys::process::current_thread;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-#[cfg(all(debug_assertions, not(all(test, loom))))]
-mod counts {
-    use std::cell::Cell;
-
-    thread_local! {
-        static FROZEN: Cell<usize> = const { Cell::new(0) };
-        static TRANSFERS: Cell<usize> = const { Cell::new(0) };
-        static SERVES: Cell<bool> = const { Cell::new(false) };
-    }
-
-    pub(super) fn frozen() -> usize {
-        FROZEN.get()
-    }
-
-    pub(super) fn transfers() -> usize {
-        TRANSFERS.get()
-    }
-
-    pub(super) fn serves() -> bool {
-        SERVES.get()
-    }
-
-    pub(super) fn set_serves(serves: bool) -> bool {
-        SERVES.replace(serves)
-    }
-
-    /// Replaces the counts and returns the previous ones.
-    pub(super) fn replace_held(frozen: usize, transfers: usize) -> (usize, usize) {
-        (FROZEN.replace(frozen), TRANSFERS.replace(transfers))
-    }
-
-    pub(super) fn add_frozen(more: isize) {
-        FROZEN.set(
-            FROZEN.get().checked_add_signed(more).expect("a folio was unfrozen by another thread"),
-        );
-    }
-
-    pub(super) fn add_transfers(more: isize) {
-        TRANSFERS.set(
-            TRANSFERS.get().checked_add_signed(more).expect("a queue was used by two threads"),
-        );
-    }
+/// Folios that the calling thread has frozen, transfers that it has pushed, and if it is a service
+/// thread. Always the default where nothing counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    frozen: usize,
+    transfers: usize,
+    serves: bool,
 }
 
-#[cfg(not(all(debug_assertions, not(all(test, loom)))))]
-mod counts {
-    #[inline(always)]
-    pub(super) fn frozen() -> usize {
-        0
-    }
+const IS_COUNTED: bool = cfg!(all(debug_assertions, not(all(test, loom))));
 
-    #[inline(always)]
-    pub(super) fn transfers() -> usize {
-        0
-    }
-
-    #[inline(always)]
-    pub(super) fn serves() -> bool {
-        false
-    }
-
-    #[inline(always)]
-    pub(super) fn set_serves(_: bool) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    pub(super) fn replace_held(_: usize, _: usize) -> (usize, usize) {
-        (0, 0)
-    }
-
-    #[inline(always)]
-    pub(super) fn add_frozen(_: isize) {}
-
-    #[inline(always)]
-    pub(super) fn add_transfers(_: isize) {}
+thread_local! {
+    static COUNTS: Cell<Counts> =
+        const { Cell::new(Counts { frozen: 0, transfers: 0, serves: false }) };
 }
 
-/// Notes that this thread has frozen a folio.
+#[inline(always)]
+fn counts() -> Counts {
+    if IS_COUNTED { COUNTS.get() } else { Counts::default() }
+}
+
+/// Changes the counts. Returns the previous ones.
+#[inline(always)]
+fn change(change: impl FnOnce(&mut Counts)) -> Counts {
+    let before = counts();
+    if IS_COUNTED {
+        let mut counts = before;
+        change(&mut counts);
+        COUNTS.set(counts);
+    }
+    before
+}
+
 #[inline(always)]
 pub(crate) fn note_frozen() {
-    counts::add_frozen(1);
+    change(|counts| counts.frozen += 1);
 }
 
 /// Notes that this thread has unfrozen or freed a folio that it had frozen.
 #[inline(always)]
 pub(crate) fn note_unfrozen() {
-    counts::add_frozen(-1);
+    let less = |frozen: usize| frozen.checked_sub(1).expect("it was unfrozen by another thread");
+    change(|counts| counts.frozen = less(counts.frozen));
 }
 
-/// Notes that this thread has pushed a transfer to a queue.
 #[inline(always)]
 pub(crate) fn note_pushed() {
     track(1);
-    counts::add_transfers(1);
+    change(|counts| counts.transfers += 1);
 }
 
 /// Notes that queues have returned or dropped this many transfers.
 #[inline(always)]
 pub(crate) fn note_handed_out(transfers: usize) {
     track(-(transfers as i32));
-    counts::add_transfers(-(transfers as isize));
+    let less = |pushed: usize| pushed.checked_sub(transfers).expect("a queue has two threads");
+    change(|counts| counts.transfers = less(counts.transfers));
 }
 
 /// Guard that marks its thread as a service thread: other threads wait for it, whatever they hold.
 #[derive(Debug)]
 pub(crate) struct Serving {
-    /// Previous value of the mark.
     before: bool,
 }
 
-/// Marks this thread as a service thread.
 #[inline(always)]
 pub(crate) fn serve() -> Serving {
-    Serving { before: counts::set_serves(true) }
+    Serving { before: change(|counts| counts.serves = true).serves }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        counts::set_serves(self.before);
+        change(|counts| counts.serves = self.before);
     }
 }
 
 /// Runs user code that does not unwind with no counts: what it waits for is not the cache's.
 #[inline(always)]
 pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
-    let serves = counts::set_serves(false);
-    let (frozen, transfers) = counts::replace_held(0, 0);
+    let before = change(|counts| *counts = Counts::default());
     let held = replace_tracked(0);
     let answer = call();
     replace_tracked(held);
-    counts::set_serves(serves);
-    counts::replace_held(frozen, transfers);
+    change(|counts| *counts = before);
     answer
 }
 
@@ -184,7 +136,7 @@ pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
 pub(crate) fn check_user(what: &str) {
     check(what);
     debug_assert!(
-        !counts::serves() || std::thread::panicking(),
+        !counts().serves || std::thread::panicking(),
         "a service thread waits for {what}, which a user may hold"
     );
 }
@@ -202,7 +154,7 @@ pub(crate) fn check(what: &str) {
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_frozen(what: &str) {
-    let frozen = counts::frozen();
+    let frozen = counts().frozen;
     debug_assert!(
         frozen == 0 || std::thread::panicking(),
         "waits for {what} with {frozen} folios frozen"
@@ -213,7 +165,7 @@ pub(crate) fn check_frozen(what: &str) {
 #[inline(always)]
 #[track_caller]
 pub(crate) fn check_in_queue(what: &str, own: usize) {
-    let (frozen, transfers) = (counts::frozen(), counts::transfers());
+    let Counts { frozen, transfers, .. } = counts();
     debug_assert!(
         frozen == 0 && (transfers == own || cfg!(all(test, loom))) || std::thread::panicking(),
         "waits for {what} with {frozen} folios frozen and {transfers} transfers, {own} its own"
@@ -228,7 +180,6 @@ fn current_thread() -> u32 {
 
 /// Maximum number of threads tracked at a time.
 const SLOTS_MAX: usize = 1024;
-/// Slots probed per thread.
 const PROBES_MAX: usize = 8;
 
 /// The count of one thread, on a cache line of its own.

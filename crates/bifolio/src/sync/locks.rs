@@ -8,7 +8,7 @@
 //! variable borrows.
 //!
 //! A reader-writer lock is a mutex over its state: two short critical sections for each use.
-//! Readers wait for writers that wait, except [`RwLock::read_recursive`].
+//! Readers wait for writers that wait, except those that may read already (`read_recursive`).
 //!
 //! # Safety
 //! [`RwLock`] hands out references to its value: shared ones while `readers` counts them and no
@@ -16,7 +16,7 @@
 //! only under the mutex, which also orders the accesses of one holder before those of the next.
 #![allow(unsafe_code)]
 
-use std::cell::UnsafeCell;
+use parking_lot::lock_api;
 use std::ops::{Deref, DerefMut};
 use std::sync::{self, PoisonError, WaitTimeoutResult};
 use std::time::{Duration, Instant};
@@ -130,43 +130,16 @@ struct Holders {
     writers_waiting: usize,
 }
 
+pub(crate) type RwLock<T> = lock_api::RwLock<RawLock, T>;
+pub(crate) type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawLock, T>;
+
 #[derive(Debug)]
-pub(crate) struct RwLock<T> {
+pub(crate) struct RawLock {
     holders: sync::Mutex<Holders>,
     changed: sync::Condvar,
-    value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock lends its value to one thread at a time exclusively, or to several shared
-// (RW-1); the bounds are those of `std::sync::RwLock`.
-unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
-
-#[derive(Debug)]
-pub(crate) struct RwLockReadGuard<'a, T> {
-    lock: &'a RwLock<T>,
-}
-
-#[derive(Debug)]
-pub(crate) struct RwLockWriteGuard<'a, T> {
-    lock: &'a RwLock<T>,
-}
-
-impl<T: Default> Default for RwLock<T> {
-    fn default() -> Self {
-        Self::new(T::default())
-    }
-}
-
-impl<T> RwLock<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        let holders = Holders { readers: 0, has_writer: false, writers_waiting: 0 };
-        Self {
-            holders: sync::Mutex::new(holders),
-            changed: sync::Condvar::new(),
-            value: UnsafeCell::new(value),
-        }
-    }
-
+impl RawLock {
     fn holders(&self) -> sync::MutexGuard<'_, Holders> {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,66 +148,67 @@ impl<T> RwLock<T> {
         let waited = self.changed.wait_while(self.holders(), |holders| is_busy(holders));
         waited.unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+// SAFETY: readers are counted only while no writer is in, and a writer is in alone (RW-1).
+unsafe impl lock_api::RawRwLock for RawLock {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the value of a new lock")]
+    const INIT: Self = Self {
+        holders: sync::Mutex::new(Holders { readers: 0, has_writer: false, writers_waiting: 0 }),
+        changed: sync::Condvar::new(),
+    };
+    type GuardMarker = lock_api::GuardNoSend;
+
+    fn lock_shared(&self) {
         self.wait_while(|holders| holders.has_writer || holders.writers_waiting > 0).readers += 1;
-        RwLockReadGuard { lock: self }
     }
 
-    /// Reads like [`RwLock::read`], also by a thread that reads already.
-    pub(crate) fn read_recursive(&self) -> RwLockReadGuard<'_, T> {
-        self.wait_while(|holders| holders.has_writer).readers += 1;
-        RwLockReadGuard { lock: self }
+    fn try_lock_shared(&self) -> bool {
+        let mut holders = self.holders();
+        let is_free = !holders.has_writer && holders.writers_waiting == 0;
+        holders.readers += usize::from(is_free);
+        is_free
     }
 
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+    unsafe fn unlock_shared(&self) {
+        let mut holders = self.holders();
+        holders.readers -= 1;
+        if holders.readers == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock_exclusive(&self) {
         self.holders().writers_waiting += 1;
         let mut holders = self.wait_while(|holders| holders.has_writer || holders.readers > 0);
         holders.writers_waiting -= 1;
         holders.has_writer = true;
-        RwLockWriteGuard { lock: self }
+    }
+
+    fn try_lock_exclusive(&self) -> bool {
+        let mut holders = self.holders();
+        let is_free = !holders.has_writer && holders.readers == 0;
+        holders.has_writer |= is_free;
+        is_free
+    }
+
+    unsafe fn unlock_exclusive(&self) {
+        self.holders().has_writer = false;
+        self.changed.notify_all();
     }
 }
 
-impl<T> Deref for RwLockReadGuard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        // SAFETY: this guard is counted in `readers`, so no writer is in (RW-1).
-        unsafe { &*self.lock.value.get() }
+// SAFETY: as above.
+unsafe impl lock_api::RawRwLockRecursive for RawLock {
+    fn lock_shared_recursive(&self) {
+        self.wait_while(|holders| holders.has_writer).readers += 1;
     }
-}
 
-impl<T> Deref for RwLockWriteGuard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        // SAFETY: `has_writer` stands for this guard, so no other one exists (RW-1).
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T> DerefMut for RwLockWriteGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; `self` is borrowed exclusively.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T> Drop for RwLockReadGuard<'_, T> {
-    fn drop(&mut self) {
-        let mut holders = self.lock.holders();
-        holders.readers -= 1;
-        if holders.readers == 0 {
-            self.lock.changed.notify_all();
-        }
-    }
-}
-
-impl<T> Drop for RwLockWriteGuard<'_, T> {
-    fn drop(&mut self) {
-        self.lock.holders().has_writer = false;
-        self.lock.changed.notify_all();
+    fn try_lock_shared_recursive(&self) -> bool {
+        let mut holders = self.holders();
+        let is_free = !holders.has_writer;
+        holders.readers += usize::from(is_free);
+        is_free
     }
 }
 
@@ -275,7 +249,7 @@ mod tests {
                 *lock.write() = 2;
                 is_done.store(true, Ordering::Relaxed);
             });
-            while lock.holders().writers_waiting == 0 {
+            while lock.try_read().is_some() {
                 std::thread::yield_now();
             }
             assert_eq!((*first, *lock.read_recursive()), (1, 1));

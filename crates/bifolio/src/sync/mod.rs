@@ -114,14 +114,11 @@ impl Backoff {
 /// how much of a common resource one device may take.
 ///
 /// A device may stop answering, and whatever its waiting requests hold is unavailable for that
-/// long: pages under reads, staging memory, threads that serve faults, dirty pages. So each device
-/// may take only a part, such as three quarters, of what the other devices leave free. Whatever a
-/// hung device has taken, a quarter of the rest remains for the next one: the first has 3/4, the
-/// second 3/16, and so on. No list of healthy devices is needed, and a single device gets most of
-/// the resource. (Switches share the memory of their ports in this way: a queue may take a multiple
-/// of what is free.) If the reserve is less than one, one remains. So the number of devices that
-/// can hang while another can still proceed grows with the logarithm of the total: with quarters,
-/// four of 64 and six of 1024.
+/// long. So each device may take only a part, such as three quarters, of what the other devices
+/// leave free: the first has 3/4, the second 3/16, and so on, without a list of healthy devices. If
+/// the reserve is less than one, one remains. So the number of devices that can hang while another
+/// can still proceed grows with the logarithm of the total: with quarters, four of 64 and six of
+/// 1024.
 ///
 /// These are only counters: a thread that finds no room waits elsewhere. The total is exact where
 /// [`Share::try_add`] counts it; the amount of one device may exceed its part by what several

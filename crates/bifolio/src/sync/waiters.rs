@@ -91,7 +91,6 @@ mod real {
         taken
     }
 
-    /// Returns the number of wakers of `word`.
     #[cfg(test)]
     pub(crate) fn registered(word: &AtomicU32) -> usize {
         let (address, bucket) = bucket(word);

@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// Length below which the list is not purged.
 const LENGTH_MIN: usize = 32;
 
 #[derive(Debug)]
@@ -16,7 +15,6 @@ pub(crate) struct WeakList<T: ?Sized> {
     entries: VecDeque<Weak<T>>,
     /// Length at which dropped entries are purged next.
     purge_length: usize,
-    /// Entries examined by purges.
     #[cfg(test)]
     examined: usize,
 }
@@ -48,7 +46,6 @@ impl<T: ?Sized> WeakList<T> {
         is_purge
     }
 
-    /// Removes and returns the first live entry.
     pub(crate) fn pop(&mut self) -> Option<Arc<T>> {
         loop {
             if let Some(entry) = self.entries.pop_front()?.upgrade() {

@@ -30,7 +30,6 @@ mod real {
     // SAFETY: an atomic word is valid when zero and needs no dropping.
     unsafe impl ZeroValid for AtomicU64 {}
 
-    /// An array in reserved address space.
     #[derive(Debug)]
     pub(crate) struct ReservedArray<T> {
         memory: Reservation,
@@ -39,7 +38,6 @@ mod real {
     }
 
     impl<T: ZeroValid> ReservedArray<T> {
-        /// Reserves address space for `length` elements.
         pub(crate) fn new(length: usize) -> std::io::Result<Self> {
             let bytes = length.checked_mul(size_of::<T>());
             let bytes = bytes.ok_or(std::io::ErrorKind::OutOfMemory)?;

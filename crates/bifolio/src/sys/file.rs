@@ -51,7 +51,6 @@ where
     Ok(D::from(lift(opened.into())?))
 }
 
-/// Creates a pipe. Returns its reading and its writing end.
 pub(crate) fn pipe(flags: PipeFlags) -> io::Result<(OwnedFd, OwnedFd)> {
     let open = || rustix::pipe::pipe_with(flags | PipeFlags::CLOEXEC);
     let (reader, writer) = with_standard_occupied(open)?;
@@ -84,7 +83,6 @@ fn is_free(number: RawFd) -> bool {
     flags == -1
 }
 
-/// Moves a descriptor whose number is too low.
 fn lift(opened: OwnedFd) -> io::Result<OwnedFd> {
     if opened.as_raw_fd() >= NUMBER_MIN {
         return Ok(opened);
@@ -92,7 +90,6 @@ fn lift(opened: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&opened, NUMBER_MIN)?)
 }
 
-/// The magic number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// The kind of file that a path names.
@@ -165,12 +162,10 @@ pub(crate) struct OpenMode {
     pub(crate) direct: bool,
 }
 
-/// Options for creating a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Creation {
     /// Fails with `EEXIST` if the path exists.
     pub(crate) must_be_new: bool,
-    /// Permission bits, before the process's umask.
     pub(crate) permissions: u32,
 }
 
@@ -443,7 +438,6 @@ pub(crate) unsafe fn write_vectored_at(
     answer_of(unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) })
 }
 
-/// Ranges of memory for a vectored call, in order.
 #[derive(Debug, Default)]
 pub(crate) struct IoVector<const PIECES: usize>(ArrayVec<libc::iovec, PIECES>);
 
@@ -481,7 +475,6 @@ pub(crate) fn sync_data(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(file)?)
 }
 
-/// Makes the bytes and all metadata of `file` durable.
 pub(crate) fn sync_all(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fsync(file)?)
 }
@@ -491,7 +484,6 @@ pub(crate) fn set_len(file: impl AsFd, length_bytes: u64) -> io::Result<()> {
     Ok(rustix::fs::ftruncate(file, length_bytes)?)
 }
 
-/// Changes the allocation of these bytes of `file` in the file system.
 pub(crate) fn fallocate(
     file: impl AsFd,
     flags: FallocateFlags,
@@ -521,7 +513,6 @@ pub(crate) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
     answer.try_into().map_err(|_| io::Error::last_os_error())
 }
 
-/// Converts a position to the kernel's signed type.
 fn kernel_position(position_bytes: u64) -> io::Result<i64> {
     i64::try_from(position_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))
 }

@@ -31,9 +31,7 @@ use rustix::mm::{
 use std::io;
 use std::mem::offset_of;
 
-/// Base page size in bytes, the unit of everything here.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Bytes of a huge page.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A private, anonymous, zero-filled range of memory.
@@ -193,7 +191,12 @@ impl Reservation {
         unsafe { free_pages(start, length_bytes) }
     }
 
-    fn advise(&self, offset_bytes: usize, length_bytes: usize, advice: Advice) -> io::Result<()> {
+    pub(super) fn advise(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+        advice: Advice,
+    ) -> io::Result<()> {
         let start = self.at(offset_bytes, length_bytes);
         // SAFETY: `at` checked that the range is ours; none of the advice used in this file unmaps
         // it, and zeroing it is the documented effect of `release`.
@@ -238,11 +241,7 @@ pub(crate) unsafe fn free_pages(start: *mut u8, length_bytes: usize) -> io::Resu
 
 /// Returns `true` if the page at `address`, which is mapped anonymously, is resident.
 pub(crate) fn is_resident(address: *const u8) -> bool {
-    let mut answer = 0_u8;
-    let page = address.map_addr(|address| address / PAGE_BYTES * PAGE_BYTES).cast_mut();
-    // SAFETY: the call only queries, and stores a byte for one page.
-    let done = unsafe { libc::mincore(page.cast(), PAGE_BYTES, &raw mut answer) };
-    done == 0 && answer & 1 == 1
+    resident_from(address.map_addr(|address| address / PAGE_BYTES * PAGE_BYTES), 1) == 1
 }
 
 /// Returns how many pages from `start`, a page address, are resident, up to the first that is not,
@@ -264,7 +263,6 @@ pub(crate) fn refuse_access(start: *mut u8, length_bytes: usize) -> io::Result<(
     protect(start, length_bytes, MprotectFlags::empty())
 }
 
-/// Reverts [`refuse_access`].
 pub(crate) fn allow_access(start: *mut u8, length_bytes: usize) -> io::Result<()> {
     protect(start, length_bytes, MprotectFlags::READ | MprotectFlags::WRITE)
 }
@@ -330,7 +328,6 @@ const _: () = assert!(size_of::<PageRange>() == size_of::<libc::iovec>());
 const _: () = assert!(offset_of!(PageRange, start) == offset_of!(libc::iovec, iov_base));
 const _: () = assert!(offset_of!(PageRange, length_bytes) == offset_of!(libc::iovec, iov_len));
 
-/// Result of an unmapping.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Unmapped {
@@ -342,7 +339,6 @@ pub(crate) struct Unmapped {
     pub(crate) error: Option<io::Error>,
 }
 
-/// Frees pages with the best call that works here.
 #[derive(Clone, Debug)]
 pub(crate) struct Unmapper {
     features: Features,

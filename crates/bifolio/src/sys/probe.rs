@@ -10,27 +10,11 @@
 //! feature that depends on the file (direct I/O) is reported as available, "decided per file".
 //!
 //! Nothing here is remembered in globals, and nothing fails: a feature whose probe cannot run is
-//! not available, with the reason.
-//!
-//! # Safety
-//! Maps, advises and unmaps scratch pages; no other code ever learns their addresses.
-#![allow(unsafe_code)]
+//! not available, with the reason. The trials are in `probe_features.rs`.
 
 use std::fmt;
 use std::io;
-use std::path::Path;
-use std::ptr;
 use std::sync::{Arc, OnceLock};
-
-use rustix::fs::{AtFlags, CWD, StatxFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
-
-use super::file::read_text;
-use super::probe_features;
-
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-const SCRATCH_BYTES: usize = 2 * HUGE_PAGE_BYTES;
-const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// An optional feature of the kernel, each with a fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,23 +109,6 @@ impl Feature {
     fn bit(self) -> u16 {
         1 << self as u16
     }
-
-    fn probe(self) -> Finding {
-        match self {
-            Self::TransparentHugePages => probe_huge_pages(),
-            Self::PopulateWrite => probe_advice("MADV_POPULATE_WRITE", Advice::LinuxPopulateWrite),
-            Self::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
-            Self::StatxDirectAlignment => probe_statx(),
-            Self::DirectIo => Ok("decided per file".to_owned()),
-            Self::IoUring => probe_features::io_uring(),
-            Self::UserFaults => probe_features::user_faults(),
-            Self::KernelFaults => probe_features::kernel_faults(),
-            Self::WriteProtectAsync => probe_features::write_protect_async(),
-            Self::FaultPoison => probe_features::fault_poison(),
-            Self::VectoredUnmap => probe_features::vectored_unmap(),
-            Self::LargePipes => probe_features::large_pipes(),
-        }
-    }
 }
 
 impl fmt::Display for Feature {
@@ -178,21 +145,10 @@ pub struct Features {
 }
 
 impl Features {
-    /// Probes every feature; those in `disabled` are reported but not used.
-    pub fn probe(disabled: &[Feature]) -> Self {
-        let reports: Vec<_> = Feature::ALL
-            .into_iter()
-            .map(|feature| report(feature, feature.probe(), disabled.contains(&feature)))
-            .collect();
+    pub(super) fn of_reports(reports: Vec<FeatureReport>) -> Self {
         let used = reports.iter().filter(|report| report.in_use);
         let in_use = used.fold(0, |bits, report| bits | report.feature.bit());
         Self { in_use, reports, withdrawn: Arc::default() }
-    }
-
-    /// The features of this system, none disabled; the first call probes them.
-    pub(crate) fn of_system() -> &'static Self {
-        static OF_SYSTEM: OnceLock<Features> = OnceLock::new();
-        OF_SYSTEM.get_or_init(|| Self::probe(&[]))
     }
 
     /// Stops all clones from using a feature that the kernel refuses although its probe succeeded.
@@ -208,7 +164,6 @@ impl Features {
         self.in_use & feature.bit() != 0 && self.withdrawn[feature as usize].get().is_none()
     }
 
-    /// Returns the reason if `feature` may not be used.
     pub(crate) fn why_not(&self, feature: Feature) -> Option<String> {
         let report = self.reports().into_iter().find(|report| report.feature == feature);
         report.filter(|report| !report.in_use).map(|report| report.reason)
@@ -227,215 +182,11 @@ impl Features {
     }
 }
 
-/// Why a feature is available, or why not.
-pub(super) type Finding = Result<String, String>;
-
 /// Describes the failure of `call`, and what may have forbidden it.
 pub(super) fn refused(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!("{call}: {error}; a filter (seccomp) may forbid it"),
         Some(libc::ENOSYS) => format!("{call}: {error}; no kernel support, or a filter"),
         _ => format!("{call}: {error}"),
-    }
-}
-
-fn report(feature: Feature, finding: Finding, disabled: bool) -> FeatureReport {
-    let available = finding.is_ok();
-    let found = finding.unwrap_or_else(|reason| reason);
-    FeatureReport {
-        feature,
-        name: feature.name(),
-        available,
-        in_use: available && !disabled,
-        fallback: feature.fallback(),
-        reason: if disabled { format!("disabled by the caller ({found})") } else { found },
-    }
-}
-
-fn probe_huge_pages() -> Finding {
-    if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
-        return Err("disabled for this process (PR_SET_THP_DISABLE)".to_owned());
-    }
-    probe_advice("MADV_HUGEPAGE", Advice::LinuxHugepage)?;
-    let setting = |name| read_text(Path::new(HUGE_PAGE_SETTINGS).join(name)).ok();
-    huge_page_policy(
-        setting("enabled").as_deref(),
-        setting("hugepages-2048kB/enabled").as_deref(),
-        setting("hpage_pmd_size").as_deref(),
-    )
-}
-
-/// Evaluates the settings of `/sys/kernel/mm/transparent_hugepage`; `None` is a missing file.
-///
-/// `two_mib` (since Linux 6.8) overrides `enabled` unless it is `inherit`.
-fn huge_page_policy(
-    enabled: Option<&str>,
-    two_mib: Option<&str>,
-    huge_page_bytes: Option<&str>,
-) -> Finding {
-    if let Some(bytes) = huge_page_bytes.map(str::trim)
-        && bytes != HUGE_PAGE_BYTES.to_string()
-    {
-        return Err(format!("the huge page of this machine has {bytes} bytes, not 2 MiB"));
-    }
-    let general = enabled.and_then(chosen_setting);
-    let (name, chosen) = match two_mib.and_then(chosen_setting) {
-        Some(own) if own != "inherit" => ("hugepages-2048kB/enabled", Some(own)),
-        _ => ("enabled", general),
-    };
-    match chosen {
-        Some("never") => Err(format!("{HUGE_PAGE_SETTINGS}/{name} says never")),
-        Some(policy) => Ok(format!("{HUGE_PAGE_SETTINGS}/{name} says {policy}")),
-        None => Ok("madvise(MADV_HUGEPAGE) works; the system's policy cannot be read".to_owned()),
-    }
-}
-
-/// Returns the word in brackets of a setting such as `always [madvise] never`.
-fn chosen_setting(text: &str) -> Option<&str> {
-    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
-}
-
-/// Returns `true` if memory can be wiped in forked children.
-pub(crate) fn can_wipe_on_fork() -> bool {
-    advise_scratch(Advice::LinuxWipeOnFork).is_ok()
-}
-
-fn probe_advice(name: &str, advice: Advice) -> Finding {
-    match advise_scratch(advice) {
-        Ok(()) => Ok(format!("madvise({name}) works")),
-        Err(error) => Err(format!("madvise({name}): {error}")),
-    }
-}
-
-/// Calls `madvise` on fresh anonymous memory that holds a whole aligned huge page.
-fn advise_scratch(advice: Advice) -> io::Result<()> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new private mapping at an address of the kernel's choice replaces nothing.
-    let scratch =
-        unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), SCRATCH_BYTES, protection, flags) }?;
-    // One page suffices for every advice except the one for huge pages.
-    let advised_bytes = if advice == Advice::LinuxHugepage { SCRATCH_BYTES } else { 4096 };
-    // SAFETY: the range is our own mapping; no advice in this file frees or moves memory in use.
-    let advised = unsafe { rustix::mm::madvise(scratch, advised_bytes, advice) };
-    // SAFETY: exactly the mapping made above, whose address is not shared.
-    unsafe { rustix::mm::munmap(scratch, SCRATCH_BYTES) }?;
-    Ok(advised?)
-}
-
-fn probe_statx() -> Finding {
-    let found = rustix::fs::statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::DIOALIGN)
-        .or_else(|_| rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::DIOALIGN));
-    let release = read_text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let release = release.trim();
-    match found {
-        Err(error) => Err(format!("statx: {error}")),
-        Ok(status) => statx_answer(status.stx_mask & StatxFlags::DIOALIGN.bits() != 0, release),
-    }
-}
-
-/// A file system that reports no alignment says nothing about the kernel: use its version.
-fn statx_answer(answered: bool, release: &str) -> Finding {
-    if answered {
-        return Ok("statx(STATX_DIOALIGN) works".to_owned());
-    }
-    match release_number(release) {
-        Some(number) if number < (6, 1) => Err(format!("Linux {release} is older than 6.1")),
-        _ => Ok("statx works; each file system decides whether it answers".to_owned()),
-    }
-}
-
-/// Returns the first two numbers of a release such as `6.18.44-generic`.
-fn release_number(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn masking_one_feature_disables_only_that_feature() {
-        let all = Features::probe(&[]);
-        for masked in Feature::ALL {
-            let features = Features::probe(&[masked]);
-            assert!(!features.has(masked), "{masked}");
-            for other in Feature::ALL.into_iter().filter(|other| *other != masked) {
-                assert_eq!(features.has(other), all.has(other), "{other} while masking {masked}");
-            }
-            let reports = features.reports();
-            let report = reports.iter().find(|report| report.feature == masked).unwrap();
-            assert!(!report.in_use);
-            assert_eq!(report.available, all.has(masked), "masking must not change the finding");
-            assert!(report.reason.starts_with("disabled by the caller"), "{}", report.reason);
-        }
-    }
-
-    #[test]
-    fn every_feature_is_reported_once_with_its_fallback() {
-        let reports = Features::probe(&[]).reports();
-        let features: Vec<_> = reports.iter().map(|report| report.feature).collect();
-        assert_eq!(features, Feature::ALL);
-        for (i, report) in reports.iter().enumerate() {
-            assert!(!report.fallback.is_empty());
-            assert!(!report.reason.is_empty());
-            assert_eq!(report.in_use, report.available);
-            assert!(reports[..i].iter().all(|other| other.name != report.name));
-        }
-    }
-
-    #[test]
-    fn masking_everything_disables_every_feature() {
-        let features = Features::probe(&Feature::ALL);
-        assert!(Feature::ALL.into_iter().all(|feature| !features.has(feature)));
-    }
-
-    #[test]
-    fn features_older_than_the_oldest_supported_kernel_are_found() {
-        let features = Features::probe(&[]);
-        assert!(features.has(Feature::WipeOnFork), "{:?}", features.reports());
-        assert!(features.has(Feature::DirectIo));
-    }
-
-    #[test]
-    fn a_feature_whose_probe_failed_is_unused_and_has_a_reason() {
-        let report = report(Feature::PopulateWrite, Err("EINVAL".to_owned()), false);
-        assert!(!report.available);
-        assert!(!report.in_use);
-        assert_eq!(report.reason, "EINVAL");
-    }
-
-    #[test]
-    fn an_advice_the_kernel_refuses_is_an_error() {
-        // Guaranteed to be refused: anonymous memory has no device to be removed from.
-        assert!(probe_advice("MADV_REMOVE", Advice::LinuxRemove).is_err());
-    }
-
-    #[test]
-    fn huge_page_settings_are_evaluated_like_the_kernel_does() {
-        let judge = |enabled, two_mib, bytes| huge_page_policy(enabled, two_mib, bytes).is_ok();
-        let (always, madvise, never) =
-            ("[always] madvise never\n", "always [madvise] never\n", "always madvise [never]\n");
-        assert!(judge(Some(always), None, Some("2097152\n")));
-        assert!(judge(Some(madvise), None, None));
-        assert!(!judge(Some(never), None, Some("2097152\n")));
-        assert!(judge(Some(never), Some("always inherit [madvise] never"), None));
-        assert!(judge(Some(madvise), Some("always [inherit] madvise never"), None));
-        assert!(!judge(Some(never), Some("always [inherit] madvise never"), None));
-        assert!(!judge(Some(always), Some("always inherit madvise [never]"), None));
-        assert!(!judge(Some(always), None, Some("536870912\n")));
-        assert!(judge(None, None, None));
-    }
-
-    #[test]
-    fn without_a_statx_answer_the_kernel_version_decides() {
-        assert!(statx_answer(true, "5.15.0").is_ok());
-        assert!(statx_answer(false, "5.15.0-91-generic").is_err());
-        assert!(statx_answer(false, "6.0.19").is_err());
-        assert!(statx_answer(false, "6.1.0").is_ok());
-        assert!(statx_answer(false, "10.0").is_ok());
-        assert_eq!(release_number("6.18.44-fc"), Some((6, 18)));
-        assert_eq!(release_number("unknown"), None);
     }
 }

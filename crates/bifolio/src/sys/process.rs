@@ -15,7 +15,7 @@
 
 use super::array::ReservedArray;
 use super::file::read_text;
-use super::probe;
+use super::probe_features::can_wipe_on_fork;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -28,17 +28,14 @@ static MARK: OnceLock<Option<ReservedArray<AtomicU64>>> = OnceLock::new();
 /// parent's value, so no two processes in one line of descent have the same number.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Identifies the process in which an object was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Number in the page.
     Marked(u64),
-    /// Process id.
     Process(u32),
 }
 
 fn mark() -> Option<&'static AtomicU64> {
-    let make = || probe::can_wipe_on_fork().then(|| ReservedArray::new(1).ok()).flatten();
+    let make = || can_wipe_on_fork().then(|| ReservedArray::new(1).ok()).flatten();
     MARK.get_or_init(make).as_ref().map(|mark| mark.get(0))
 }
 
@@ -80,7 +77,6 @@ pub(crate) fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
 }
 
-/// Returns the kernel thread id of the calling thread.
 pub(crate) fn current_thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
@@ -123,7 +119,6 @@ fn last_cpu(list: &str) -> Option<usize> {
 pub(crate) struct MemoryLimit {
     /// The file that holds the limit; it names the group.
     pub(crate) path: PathBuf,
-    /// The limit, in bytes.
     pub(crate) limit_bytes: u64,
     /// Bytes in use that are not pages of files, which the kernel could reclaim.
     pub(crate) used_bytes: u64,
@@ -139,12 +134,10 @@ impl MemoryLimit {
         limits.min_by_key(Self::left_bytes)
     }
 
-    /// Returns the number of bytes that the group still allows.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.limit_bytes.saturating_sub(self.used_bytes)
     }
 
-    /// Fails if the group does not allow `bytes` more.
     pub(crate) fn check(&self, bytes: u64) -> io::Result<()> {
         if bytes <= self.left_bytes() {
             return Ok(());
@@ -159,7 +152,6 @@ impl MemoryLimit {
     }
 }
 
-/// A group in one of the mounted hierarchies.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     directory: PathBuf,
@@ -187,7 +179,6 @@ const VERSION_2: Names = Names {
 };
 
 impl Place {
-    /// Returns the limits of the group and its ancestors.
     fn limits(&self) -> impl Iterator<Item = MemoryLimit> + '_ {
         let ancestors = self.directory.ancestors();
         let visible = ancestors.take_while(|directory| directory.starts_with(&self.top));

@@ -24,7 +24,6 @@ pub(crate) struct Retries {
 }
 
 impl Retries {
-    /// For calls under locks.
     pub(crate) const FEW: Self =
         Self { interruptions_left: INTERRUPTIONS_MAX, refusals_left: 3, sleep: REFUSAL_SLEEP_MIN };
 

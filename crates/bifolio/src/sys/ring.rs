@@ -29,12 +29,9 @@ use rustix::io::Errno;
 
 pub(crate) struct Ring(IoUring);
 
-/// Memory of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RingMemory {
-    /// One contiguous range.
     One { start: *mut u8, length_bytes: usize },
-    /// Several ranges, as a vector of `iovec`s.
     Vector { entries: *const libc::iovec, count: usize },
 }
 
@@ -47,7 +44,6 @@ pub(crate) struct RingCall {
 }
 
 impl Ring {
-    /// Creates a ring for `entries` calls in flight.
     pub(crate) fn open(entries: u32) -> io::Result<Self> {
         let build = |builder: &mut io_uring::Builder| {
             with_standard_occupied(|| builder.dontfork().setup_clamp().build(entries))
@@ -103,7 +99,6 @@ impl Ring {
         Some((answer.user_data(), count))
     }
 
-    /// Returns `true` if the kernel supports all operations used here.
     pub(crate) fn knows_all_calls(&self) -> io::Result<bool> {
         let mut probe = Probe::new();
         self.0.submitter().register_probe(&mut probe)?;
@@ -152,7 +147,6 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Creates a bell that was not rung.
     pub(crate) fn new() -> io::Result<Self> {
         let event = above_standard(|| eventfd(0, EventfdFlags::CLOEXEC))?;
         Ok(Self { event, counter: AtomicU64::new(0) })

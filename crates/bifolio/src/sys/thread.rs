@@ -25,7 +25,6 @@ const STACK_BYTES: usize = 256 << 10;
 /// Bytes of a name that the kernel keeps.
 const NAME_BYTES_MAX: usize = 15;
 
-/// The body of a thread.
 type Run = Box<dyn FnOnce() + Send>;
 
 /// A running thread with a name and a small stack. The drop joins it; its owner has requested its
@@ -89,7 +88,6 @@ impl Drop for OwnedThread {
     }
 }
 
-/// Starts a thread with [`STACK_BYTES`].
 fn create(run: Run) -> io::Result<libc::pthread_t> {
     let mut attributes = MaybeUninit::uninit();
     // SAFETY: memory for the attributes.
@@ -135,7 +133,6 @@ fn detach(thread: libc::pthread_t) {
     unsafe { libc::pthread_detach(thread) };
 }
 
-/// Converts the answer of a function of the threads library.
 fn answer(number: i32) -> io::Result<()> {
     if number == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(number)) }
 }
@@ -150,7 +147,6 @@ fn check_room() -> io::Result<()> {
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Restores the signal mask of the calling thread on drop.
 #[derive(Debug)]
 struct Blocked {
     before: libc::sigset_t,

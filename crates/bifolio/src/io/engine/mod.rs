@@ -33,7 +33,6 @@ use crate::sys::probe::{Feature, Features};
 pub(crate) use queue::Queue;
 pub(crate) use rings::EngineCounts;
 
-/// Creates queues, and owns the rings and threads behind them.
 #[derive(Debug)]
 pub(crate) struct Engine {
     depth: usize,
@@ -89,7 +88,6 @@ impl Engine {
     }
 }
 
-/// Identifies the device of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
     Of(DeviceIdentity),
@@ -97,7 +95,6 @@ pub(crate) enum Lane {
     Alone(usize),
 }
 
-/// Returns the device of a backing.
 pub(crate) fn lane_of(backing: &Arc<dyn DirectBacking>) -> Lane {
     match backing.identity() {
         Some(identity) => Lane::Of(identity.device()),

@@ -49,7 +49,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-/// The transfers that one thread has in flight.
 pub(crate) struct Queue<'e, T> {
     engine: &'e Engine,
     /// Transfers that were pushed but not started.
@@ -65,9 +64,7 @@ pub(crate) struct Queue<'e, T> {
     lane: Lane,
     /// No ring was available: helpers make the transfers until the queue is empty.
     is_without_ring: bool,
-    /// Complete transfers that were not returned yet.
     done: VecDeque<(T, Answer)>,
-    /// Bell that the ring reads.
     armed: Option<Arc<Bell>>,
 }
 
@@ -81,7 +78,6 @@ const SLOTS_RESERVED: usize = 32;
 /// Token of the call that reads a bell.
 const BELL_TOKEN: usize = usize::MAX;
 
-/// A started transfer.
 enum TransferSlot<T> {
     Vacant,
     /// A ring makes, or will make, the first attempt.

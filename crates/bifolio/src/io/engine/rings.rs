@@ -35,7 +35,6 @@ const WAIT_MAX: Duration = Duration::from_millis(100);
 pub(super) struct Rings {
     /// Maximum number of rings; 0 without io_uring.
     rings_max: usize,
-    /// Transfers in flight per ring.
     depth: usize,
     pool: Mutex<Pool>,
     returned: Condvar,
@@ -47,7 +46,6 @@ pub(super) struct Rings {
 #[derive(Debug)]
 struct Pool {
     free: Vec<Ring>,
-    /// Number of rings, including leased ones.
     count: usize,
     waiting: usize,
     /// A wait for a ring timed out, and none was returned since.
@@ -57,7 +55,6 @@ struct Pool {
 }
 
 impl Rings {
-    /// Creates an empty pool for at most `rings_max` rings with `depth` transfers in flight each.
     pub(super) fn new(rings_max: usize, depth: usize) -> Self {
         let pool = Pool {
             free: Vec::new(),
@@ -103,7 +100,6 @@ impl Rings {
         None
     }
 
-    /// Creates another ring, if the limit allows it and the kernel provides one.
     fn make_ring(&self, pool: &mut Pool) -> Option<Ring> {
         if pool.count >= self.rings_max {
             return None;
@@ -115,7 +111,6 @@ impl Rings {
         Some(ring)
     }
 
-    /// Returns a ring to the pool when its lease has ended.
     pub(super) fn give_back(&self, ring: Ring) {
         let mut pool = self.pool.lock();
         pool.free.push(ring);
@@ -133,7 +128,6 @@ impl Rings {
         self.returned.notify_all();
     }
 
-    /// Returns `true` if a queue waits for a ring.
     pub(super) fn is_wanted(&self) -> bool {
         self.pool.lock().waiting > 0
     }
@@ -209,7 +203,6 @@ impl<'e> Lease<'e> {
         is_queued
     }
 
-    /// Returns the number of calls that the kernel has not seen.
     pub(super) fn unsubmitted(&mut self) -> usize {
         self.ring().unsubmitted()
     }
@@ -238,7 +231,6 @@ impl<'e> Lease<'e> {
         }
     }
 
-    /// Sleeps a little, longer each consecutive time.
     pub(super) fn pause(&mut self) {
         thread::sleep(REFUSAL_SLEEP_MIN * (1 << self.refusals.min(REFUSAL_DOUBLINGS_MAX)));
         self.refusals = self.refusals.saturating_add(1);
@@ -282,7 +274,6 @@ fn whole_spans(spans: &[Span], length_bytes: usize) -> usize {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineCounts {
-    /// Calls of `io_uring_enter`.
     pub(crate) ring_enters: u64,
     /// Transfers whose first attempt a ring made.
     pub(crate) ring_transfers: u64,

@@ -60,7 +60,6 @@ impl Urgency {
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads and the jobs that wait for them.
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
@@ -78,12 +77,10 @@ struct Shared {
 struct WorkersState {
     /// Jobs whose lane has room for them; they count as running.
     ready: VecDeque<(Lane, Job)>,
-    /// Jobs whose lane is full.
     waiting: VecDeque<(Lane, Job)>,
     /// Running jobs per lane; absent if 0.
     running: HashMap<Lane, usize>,
     threads: Vec<OwnedThread>,
-    /// Threads without a job.
     idle: usize,
     is_ending: bool,
 }
@@ -220,7 +217,6 @@ pub(super) struct FallbackQueue {
     finished: Condvar,
 }
 
-/// State of the helpers of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Helpers {
     /// At least one has taken a transfer.
@@ -236,7 +232,6 @@ struct FallbackState {
     done: Vec<(usize, Answer)>,
     /// Helpers that were called and have not arrived yet.
     tickets: usize,
-    /// Bell that helpers ring when they are done.
     bell: Option<Arc<Bell>>,
 }
 
@@ -277,12 +272,10 @@ impl FallbackQueue {
         }
     }
 
-    /// Notes that a called helper will not arrive.
     pub(super) fn forget_helper(&self) {
         self.state.lock().tickets -= 1;
     }
 
-    /// Lets helpers ring `bell` when they are done from now on.
     pub(super) fn ring_when_done(&self, bell: &Arc<Bell>) {
         self.state.lock().bell.get_or_insert_with(|| Arc::clone(bell));
     }
@@ -299,12 +292,10 @@ impl FallbackQueue {
         }
     }
 
-    /// Takes a submitted transfer.
     pub(super) fn take(&self) -> Option<(usize, Transfer)> {
         self.state.lock().submitted.pop_front()
     }
 
-    /// Takes the answers of helpers.
     pub(super) fn take_done(&self) -> Vec<(usize, Answer)> {
         std::mem::take(&mut self.state.lock().done)
     }

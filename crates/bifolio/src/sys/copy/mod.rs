@@ -15,46 +15,20 @@
 #![allow(unsafe_code)]
 
 // The portable twin is compiled for tests everywhere, so that it is tested where we are.
-#[cfg(target_arch = "x86_64")]
-mod duel;
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+pub(crate) use arch::LINE_BYTES;
 #[cfg(not(target_arch = "x86_64"))]
 use portable as arch;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as arch;
 
-/// Bytes of a cache line.
-pub(crate) const LINE_BYTES: usize = 64;
-
-/// How bytes of a resident page are copied when the page that follows is known. Chosen once per
-/// process, by a duel of at most 2 ms on the processor at hand, when the first cache is built or
-/// [`page_copy`](crate::page_copy) is called.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct PageCopy {
-    /// `memcpy` (the C library's, after a prefetch of the next page's first lines), `lines` (a loop
-    /// that prefetches a line with each line), or `words` (no processor of the x86-64 family).
-    pub name: &'static str,
-    /// Time that `memcpy` took in the duel, in multiples of the time of `lines`, in three of four
-    /// rounds at least: above 1.05 the loop is chosen. `None` if there was no duel, or too little
-    /// time to tell.
-    pub lines_gain: Option<f64>,
-}
-
-/// Returns the choice, and makes it at the first call.
-pub(crate) fn page_copy() -> PageCopy {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let lines_gain = duel::lines_gain();
-        PageCopy { name: if duel::prefers_lines() { "lines" } else { "memcpy" }, lines_gain }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    PageCopy { name: "words", lines_gain: None }
-}
+/// Lines of the next page that are prefetched before a copy: with 4 a scattered read is as fast,
+/// with 16 it is slower (Intel, family 6, model 167).
+const AHEAD_LINES_MAX: usize = 8;
 
 /// Copies `target.len()` bytes from `source`, which others may be writing, into `target`.
 ///
@@ -69,20 +43,19 @@ pub(crate) unsafe fn copy_out(source: *const u8, target: &mut [u8]) {
 }
 
 /// Acts as [`copy_out`], and prefetches what will be copied next, at `ahead`: the processor
-/// prefetches consecutive lines by itself, but not a page elsewhere. The form is chosen once per
-/// process ([`PageCopy`]).
+/// prefetches consecutive lines by itself, but not a page elsewhere, and the rest of that page once
+/// its first lines are cached.
 ///
 /// # Safety
 /// As for [`copy_out`]; `ahead` can be any address.
 #[inline(always)]
 pub(crate) unsafe fn copy_out_ahead(source: *const u8, target: &mut [u8], ahead: *const u8) {
-    if ahead == source.wrapping_add(target.len()) {
-        // A prefetch would only take room: it costs a fifth of the rate (AMD, family 25, model 1).
-        // SAFETY: the caller's contract is the same as the callee's; `target` is a unique borrow.
-        return unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) };
+    // Of the bytes that follow it would cost a fifth of the rate (AMD, family 25, model 1).
+    if ahead != source.wrapping_add(target.len()) {
+        prefetch_lines(ahead, (target.len() / LINE_BYTES).min(AHEAD_LINES_MAX));
     }
-    // SAFETY: as above.
-    unsafe { arch::copy_out_ahead(source, target.as_mut_ptr(), target.len(), ahead) }
+    // SAFETY: the caller's contract.
+    unsafe { copy_out(source, target) }
 }
 
 /// Returns the `N` bytes at `source`, which others may be writing: in a register for 1, 2, 4 or 8
@@ -142,28 +115,8 @@ mod tests {
     type CopyIn = unsafe fn(*mut u8, *const u8, usize);
     type Zero = unsafe fn(*mut u8, usize);
 
-    unsafe fn copy_out_ahead(source: *const u8, target: *mut u8, length: usize) {
-        // SAFETY: the caller's contract; what is touched ahead is a hint.
-        unsafe { arch::copy_out_ahead(source, target, length, source.wrapping_add(4096)) }
-    }
-
-    /// The loop where a processor may choose it, whatever this one has chosen.
-    unsafe fn copy_by_lines(source: *const u8, target: *mut u8, length: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if length >= x86_64::LARGE_MIN {
-            // SAFETY: the caller's contract; what is touched ahead is a hint.
-            return unsafe {
-                x86_64::copy_by_lines(source, target, length, source.wrapping_add(4096))
-            };
-        }
-        // SAFETY: the caller's contract.
-        unsafe { arch::copy_out(source, target, length) }
-    }
-
-    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 4] = [
+    const IMPLEMENTATIONS: [(CopyOut, CopyIn, Zero); 2] = [
         (arch::copy_out, arch::copy_in, arch::zero),
-        (copy_out_ahead, arch::copy_in, arch::zero),
-        (copy_by_lines, arch::copy_in, arch::zero),
         (portable::copy_out, portable::copy_in, portable::zero),
     ];
 

@@ -11,6 +11,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Bytes of a cache line.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) const LINE_BYTES: usize = 64;
+
 const WORD: usize = 8;
 
 /// # Safety
@@ -36,20 +40,6 @@ pub(super) unsafe fn load<const N: usize>(source: *const u8) -> [u8; N] {
     // SAFETY: the caller's contract; `bytes` is `N` long.
     unsafe { copy_out(source, bytes.as_mut_ptr(), N) };
     bytes
-}
-
-/// # Safety
-/// As [`copy_out`].
-#[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-pub(super) unsafe fn copy_out_ahead(
-    source: *const u8,
-    target: *mut u8,
-    length: usize,
-    _ahead: *const u8,
-) {
-    // SAFETY: the caller's contract.
-    unsafe { copy_out(source, target, length) }
 }
 
 /// # Safety

@@ -3,9 +3,7 @@
 //! Small lengths: blocks of 16 bytes, the last one overlapping the one before, so that no length
 //! needs a loop of bytes; a length known at compile time leaves only its own block behind. (Wide
 //! registers lose there: a store that spans two lines costs more than it saves.) From
-//! [`LARGE_MIN`] bytes on: the C library's `memcpy`, which is written for each processor. When the
-//! page that follows is known, its first lines are prefetched before; or the loop of
-//! [`copy_by_lines`] copies, if it won the duel (`duel.rs`).
+//! [`LARGE_MIN`] bytes on: the C library's `memcpy`, which is written for each processor.
 //!
 //! # Safety
 //! Every block of our own is a single `asm!` that touches exactly the bytes named in its contract.
@@ -21,16 +19,14 @@
 //! `xtask/san-thread.supp` passes over it by the name of [`copy_large`].
 #![allow(unsafe_code)]
 
-use super::{LINE_BYTES, duel};
 use std::arch::asm;
 use std::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128};
 
-/// From this length on, the C library beats blocks of 16 bytes.
-pub(super) const LARGE_MIN: usize = 512;
+/// Bytes of a cache line.
+pub(crate) const LINE_BYTES: usize = 64;
 
-/// Lines of the next page that are prefetched before a copy: with 4 a scattered read is as fast,
-/// with 16 it is slower (Intel, family 6, model 167).
-const AHEAD_LINES_MAX: usize = 8;
+/// From this length on, the C library beats blocks of 16 bytes.
+const LARGE_MIN: usize = 512;
 
 /// # Safety
 /// `source` readable and `target` writable for `length` bytes; they do not overlap.
@@ -58,27 +54,6 @@ pub(super) unsafe fn copy_out(source: *const u8, target: *mut u8, length: usize)
 }
 
 /// # Safety
-/// As [`copy_out`]; `ahead` can be any address.
-#[inline(always)]
-pub(super) unsafe fn copy_out_ahead(
-    source: *const u8,
-    target: *mut u8,
-    length: usize,
-    ahead: *const u8,
-) {
-    if length >= LARGE_MIN && duel::prefers_lines() {
-        // SAFETY: the caller's contract.
-        unsafe { copy_by_lines(source, target, length, ahead) };
-    } else {
-        // SAFETY: the caller's contract.
-        unsafe { copy_after_prefetch(source, target, length, ahead) };
-    }
-}
-
-/// Prefetches the first lines at `ahead`, then copies as [`copy_out`] does: the processor
-/// prefetches the rest of a page by itself once its first lines are cached.
-///
-/// # Safety
 /// As [`copy_out`], with `length` `N`.
 #[inline(always)]
 pub(super) unsafe fn load<const N: usize>(source: *const u8) -> [u8; N] {
@@ -95,64 +70,6 @@ pub(super) unsafe fn load<const N: usize>(source: *const u8) -> [u8; N] {
         _ => unsafe { copy_out(source, target, N) },
     }
     bytes
-}
-
-/// # Safety
-/// As [`copy_out_ahead`].
-#[inline(always)]
-pub(super) unsafe fn copy_after_prefetch(
-    source: *const u8,
-    target: *mut u8,
-    length: usize,
-    ahead: *const u8,
-) {
-    for line in 0..(length / LINE_BYTES).min(AHEAD_LINES_MAX) {
-        prefetch(ahead.wrapping_add(line * LINE_BYTES));
-    }
-    // SAFETY: the caller's contract.
-    unsafe { copy_out(source, target, length) };
-}
-
-/// Copies line by line, and prefetches a line at `ahead` with each.
-///
-/// # Safety
-/// As [`copy_out_ahead`], with at least 64 bytes.
-#[inline]
-pub(super) unsafe fn copy_by_lines(
-    source: *const u8,
-    target: *mut u8,
-    length: usize,
-    ahead: *const u8,
-) {
-    let whole = length & !(LINE_BYTES - 1);
-    // SAFETY: `whole` is at most `length`, and a number of lines.
-    unsafe { copy_lines_ahead(source, target, whole, ahead) };
-    // SAFETY: whole + what is left == length, and that is below 64.
-    unsafe {
-        copy_out_small(source.wrapping_add(whole), target.wrapping_add(whole), length - whole);
-    }
-}
-
-/// # Safety
-/// As [`copy_out`], with `length` a multiple of 64 above 0; `ahead` can be any address.
-#[inline(always)]
-unsafe fn copy_lines_ahead(source: *const u8, target: *mut u8, length: usize, ahead: *const u8) {
-    // SAFETY: each round loads 64 bytes of `source` and stores them; a prefetch never faults.
-    unsafe {
-        asm!("2:",
-             "prefetcht0 [{a}]",
-             "movups {w}, [{s}]", "movups {x}, [{s} + 16]",
-             "movups {y}, [{s} + 32]", "movups {z}, [{s} + 48]",
-             "movups [{t}], {w}", "movups [{t} + 16], {x}",
-             "movups [{t} + 32], {y}", "movups [{t} + 48], {z}",
-             "add {a}, 64", "add {s}, 64", "add {t}, 64",
-             "sub {n}, 64",
-             "jnz 2b",
-             a = inout(reg) ahead => _, s = inout(reg) source => _,
-             t = inout(reg) target => _, n = inout(reg) length => _,
-             w = out(xmm_reg) _, x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _,
-             options(nostack));
-    }
 }
 
 /// # Safety
