@@ -121,11 +121,4 @@ mod tests {
         assert_eq!(cpu_name("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "0x41 0xd0c");
         assert_eq!(cpu_name(""), "");
     }
-
-    #[test]
-    fn this_machine_has_cpus_and_memory() {
-        let host = read("ext4");
-        assert!(host.cpus >= 1 && host.memory_bytes > 0);
-        assert!(host.kernel.starts_with("Linux "));
-    }
 }

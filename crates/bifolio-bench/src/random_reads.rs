@@ -5,7 +5,7 @@
 //! the kernel's page cache held to the same memory (`kernel_pread`, `kernel_mmap`), in a child
 //! process whose pages in the page cache stay for the next one. Depth 32: `read_many` from one
 //! thread against io_uring alone. The cache and the kernel's page cache are warm: what is timed
-//! also evicts. A last child has nothing but a cache: its resident size is measured.
+//! also evicts.
 //!
 //! Trials are short and interleaved, and ratios are taken between neighbours: a shared disk drifts
 //! more than the series differ.
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bifolio::{Cache, ReadRequest};
-use bifolio_report::{Case, Rss};
+use bifolio_report::Case;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::pread;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ use crate::harness::access::{Access, Draws, PAGE_BYTES, Pattern};
 use crate::harness::cached::Cached;
 use crate::harness::checker::Checker;
 use crate::harness::child;
-use crate::harness::counters::{bytes_read, resident_bytes};
+use crate::harness::counters::bytes_read;
 use crate::harness::direct::{self, Page};
 use crate::harness::mapping::{Hint, Mapping};
 use crate::harness::measured::{ALL, Calls, Cost, Measured, Meter, Unit};
@@ -165,9 +165,6 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     for pattern in patterns {
         measure(run, parameters, &file, pattern, tracepoint, patterns.len() as u32)?;
     }
-    if run.config.measures(READ_AT) {
-        measure_resident_size(run, parameters.sizes, file)?;
-    }
     run.note("uniform: every page once before any again, so that every read is a miss");
     let bytes = format_bytes(parameters.sizes.kernel_bytes());
     run.note(format!(
@@ -244,7 +241,7 @@ impl Stage<'_> {
         threads: usize,
         (duration, draw_end): (Duration, u64),
     ) -> Result<Measured> {
-        let measured: Measured = self.children.ask(&Task::Kernel(KernelTask {
+        let measured: Measured = self.children.ask(&Task {
             is_mapped,
             group: group.membership(),
             file: self.file.to_owned(),
@@ -255,7 +252,7 @@ impl Stage<'_> {
             draw_end,
             duration,
             tracepoint: self.tracepoint,
-        }))?;
+        })?;
         self.kernel_draws.skip(measured.calls.operations);
         Ok(measured)
     }
@@ -501,16 +498,9 @@ fn read_many(load: &Load<'_>, file: &bifolio::File, requests_per_call: usize) ->
     deep.finish(meter.stop()?, 0)
 }
 
-/// The tasks of children.
-#[derive(Debug, Serialize, Deserialize)]
-enum Task {
-    Kernel(KernelTask),
-    Resident { file: PathBuf, sizes: Sizes },
-}
-
 /// A trial of the kernel's page cache, in a process of a control group.
 #[derive(Debug, Serialize, Deserialize)]
-struct KernelTask {
+struct Task {
     is_mapped: bool,
     group: Membership,
     file: PathBuf,
@@ -523,13 +513,9 @@ struct KernelTask {
     tracepoint: Option<u64>,
 }
 
-/// Runs the child's side. A child that measures its resident size returns it as the bytes moved.
+/// Runs the child's side.
 fn run_task(task: &Task) -> Result<Measured> {
-    let task = match task {
-        Task::Kernel(task) => task,
-        Task::Resident { file, sizes } => return resident(file, *sizes),
-    };
-    let KernelTask { is_mapped, group, file, .. } = task;
+    let Task { is_mapped, group, file, .. } = task;
     group.join()?;
     let load = Load {
         series: if *is_mapped { MMAP } else { PREAD },
@@ -547,40 +533,6 @@ fn run_task(task: &Task) -> Result<Measured> {
         read_pages(&load, task.threads, || through_page_cache(file))?
     };
     Ok(Measured { misses: (bytes_read()? - before) / PAGE_BYTES as u64, ..measured })
-}
-
-/// Reads pages chosen at random, several times as many as the cache holds, with enough requests a
-/// call to keep the depth; their blocks are small compared with the smallest allowance.
-fn resident(file: &Path, sizes: Sizes) -> Result<Measured> {
-    const REQUESTS_PER_CALL: usize = 128;
-    const BOUNDS_READ: u64 = 4;
-    let builder = Cache::builder().memory(sizes.memory_bytes).io_depth(usize::from(DEPTH));
-    let cached = Cached::open(builder, file, false)?;
-    let load = Load {
-        series: READ_MANY,
-        access: &Access::new(Pattern::Uniform, sizes.size_bytes, 1),
-        draws: &Draws::default(),
-        duration: Duration::MAX,
-        draw_end: BOUNDS_READ * sizes.memory_pages(),
-        tracepoint: None,
-    };
-    let measured = read_many(&load, &cached.file, REQUESTS_PER_CALL)?;
-    let peak_bytes = resident_bytes("VmHWM")?;
-    cached.close()?;
-    let verified_bytes = measured.verified_bytes;
-    Ok(Measured { bytes: peak_bytes, verified_bytes, ..Measured::default() })
-}
-
-fn measure_resident_size(run: &mut Run<'_>, sizes: Sizes, file: PathBuf) -> Result<()> {
-    run.start("read the file in a child process", 1);
-    let answer = run.children.ask::<Measured>(&Task::Resident { file, sizes });
-    run.step();
-    if let Some(answer) = run.attempt(&["resident_size"], answer)? {
-        run.report.verified_bytes += answer.verified_bytes;
-        let (bound_bytes, peak_bytes) = (sizes.memory_bytes, answer.bytes);
-        run.report.rss = Some(Rss { bound_bytes, peak_bytes });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -192,14 +192,4 @@ mod tests {
         let line = text.lines().find(|line| line.contains("skewed")).unwrap();
         assert!(line.ends_with("   ~1.0"), "{line}");
     }
-
-    #[test]
-    fn a_series_that_could_not_run_is_a_dash() {
-        let case = Case::new().with("pattern", "hot");
-        let series = [("pin_frozen_bit", 2e6), ("pin_cas", 1e6)];
-        let text = summarise(&[report("small-reads", vec![row(case, "ops/s", &series)])], 9);
-        let line = text.lines().find(|line| line.contains("pins of one page")).unwrap();
-        assert!(line.ends_with("-   2.00      -"), "{line}");
-        assert!(summarise(&[], 9).is_empty());
-    }
 }

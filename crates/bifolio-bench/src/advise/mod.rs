@@ -12,14 +12,6 @@
 //!   series differ in the time spent to find that out.
 //! - `fallback`: one CPU writes pages one by one, another one syncs and gives them up. All folios
 //!   are in the batch of the first CPU, and are evicted only if that batch is drained.
-//! - `mixed`: a quarter each of the pages is clean, dirty, mapped, and clean in a batch of the
-//!   other CPU, which must be drained, although the half that stays does not depend on it.
-//! - `mixed_batched_here`: the batch belongs to this CPU, so no other CPU is drained, although the
-//!   other CPU's batch holds folios of another file.
-//!
-//! The mixed ranges have no series of the kernel: its call starts the write-out of the dirty
-//! quarter itself, so the number of evicted pages depends on whether the drain or the disk is
-//! faster; and it does not report why pages stay.
 
 mod files;
 
@@ -27,9 +19,9 @@ use std::cell::Cell;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bifolio::{Cache, CacheBuilder, DrainPolicy, Evicted, Map, OpenOptions};
+use bifolio::{Cache, DrainPolicy, Evicted};
 use bifolio_report::{Case, Figure, Row, Skipped};
 use parking_lot::Mutex;
 use rustix::fs::{Advice, fadvise};
@@ -67,8 +59,6 @@ const POLICIES: [(&str, DrainPolicy); 3] = [
 
 const MAPPED_STREAM: &str = "mapped_stream";
 const FALLBACK: &str = "fallback";
-const MIXED: &str = "mixed";
-const MIXED_HERE: &str = "mixed_batched_here";
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Bytes of the stream per call, and its passes over the file per round.
@@ -76,17 +66,7 @@ const CHUNK_BYTES: u64 = 2 << 20;
 const PASSES: u64 = 4;
 /// Bytes written on one CPU and given up on another.
 const FALLBACK_BYTES: u64 = 8 * PAGE;
-/// Each quarter of a mixed range: fewer pages than a batch holds.
-const QUARTER_BYTES: u64 = 8 * PAGE;
-const RANGE_BYTES: u64 = 4 * QUARTER_BYTES;
-const CLEAN: Range<u64> = 0..QUARTER_BYTES;
-const DIRTY: Range<u64> = QUARTER_BYTES..2 * QUARTER_BYTES;
-const MAPPED: Range<u64> = 2 * QUARTER_BYTES..3 * QUARTER_BYTES;
-const BATCHED: Range<u64> = 3 * QUARTER_BYTES..RANGE_BYTES;
-/// Age at which the flusher writes: longer than a run, so that nothing is written back in the
-/// background.
-const DIRTY_AGE: Duration = Duration::from_secs(3600);
-/// Bound of the caches of files that are so small.
+/// Bound of the caches of the fallback.
 const SMALL_MEMORY_BYTES: u64 = 8 << 20;
 
 /// Creates a target for the time of a call of the mapped stream.
@@ -203,7 +183,7 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let series = each(
         run,
         |name, policy| Stream::of_cache(name, policy, &file, directory),
-        Some(|| Stream::of_kernel(&file)),
+        || Stream::of_kernel(&file),
     )?;
     run.step();
     let rounds = Rounds::within(parameters.timed_seconds, parameters.rounds);
@@ -217,22 +197,10 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let series = each(
         run,
         |name, policy| Fallback::of_cache(name, policy, &path(name)),
-        Some(|| Fallback::of_kernel(&path(KERNEL))),
+        || Fallback::of_kernel(&path(KERNEL)),
     )?;
     measure(run, FALLBACK, series, |fallback: &Fallback| fallback.round(cpus), 1, rounds)?;
 
-    for (workload, is_here) in [(MIXED, false), (MIXED_HERE, true)] {
-        let [path, beside] =
-            ["", "-beside"].map(|suffix| directory.join(format!("{workload}{suffix}")));
-        pattern::make_file(&path, RANGE_BYTES, &mut Silent)?;
-        pattern::make_file(&beside, RANGE_BYTES, &mut Silent)?;
-        let series = each(
-            run,
-            |name, policy| Mixed::new(name, policy, is_here, &path, &beside),
-            None::<fn() -> Result<Mixed>>,
-        )?;
-        measure(run, workload, series, |mixed: &Mixed| mixed.round(cpus), 1, rounds)?;
-    }
     run.note(
         "remaining: pages in memory after a call, of its range; with a reason: folios that the \
          call said stay, for it",
@@ -252,15 +220,13 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
 fn each<T>(
     run: &mut Run<'_>,
     of_cache: impl Fn(&'static str, DrainPolicy) -> Result<T>,
-    of_kernel: Option<impl FnOnce() -> Result<T>>,
+    of_kernel: impl FnOnce() -> Result<T>,
 ) -> Result<Vec<(&'static str, T)>> {
     let mut series = Vec::new();
     for (name, policy) in POLICIES {
         series.extend(run.attempt(&[name], of_cache(name, policy))?.map(|it| (name, it)));
     }
-    if let Some(of_kernel) = of_kernel {
-        series.extend(run.attempt(&[KERNEL], of_kernel())?.map(|it| (KERNEL, it)));
-    }
+    series.extend(run.attempt(&[KERNEL], of_kernel())?.map(|it| (KERNEL, it)));
     Ok(series)
 }
 
@@ -284,30 +250,21 @@ fn measure<T>(
     run.measure(&format!("measure {workload}"), rows, rounds)
 }
 
-/// Returns the figures that are asked of all rounds of a row.
+/// Returns the figures that are asked of all rounds of the fallback.
 fn figures_of_rounds(row: &Row) -> Vec<Figure> {
-    let workload = row.case.text("workload");
     let rounds = |series: &str, count: &str, what: &str| {
-        let name = format!("{workload}, {series}: {what}");
+        let name = format!("{FALLBACK}, {series}: {what}");
         let (value, target) = (row.count(series, count)?, row.count(series, "rounds")?);
         Some(Figure { name, value, target, at_most: false })
     };
-    let exact = |drained: &str| {
-        let what = format!("rounds that drain {drained}, as they should");
-        rounds(TARGETED, "rounds_exact", &what)
-    };
-    match workload.as_str() {
-        FALLBACK => {
-            let series = [ON_ANY_FAILURE, WHEN_IT_CAN_HELP, TARGETED, KERNEL].into_iter();
-            let evicted = series.filter_map(|series| {
-                rounds(series, "rounds_evicted", "rounds that evict everything")
-            });
-            evicted.chain(exact("one CPU")).collect()
-        }
-        MIXED => exact("one CPU").into_iter().collect(),
-        MIXED_HERE => exact("no CPU").into_iter().collect(),
-        _ => Vec::new(),
+    if row.case.text("workload") != FALLBACK {
+        return Vec::new();
     }
+    let series = [ON_ANY_FAILURE, WHEN_IT_CAN_HELP, TARGETED, KERNEL].into_iter();
+    let evicted = series
+        .filter_map(|series| rounds(series, "rounds_evicted", "rounds that evict everything"));
+    let exact = rounds(TARGETED, "rounds_exact", "rounds that drain one CPU, as they should");
+    evicted.chain(exact).collect()
 }
 
 /// One round of one series.
@@ -320,8 +277,7 @@ struct Round {
     resident_pages: u64,
     /// Number of times a call slept; counted where calls are many.
     waits: Option<u64>,
-    /// Set if exactly the CPUs that hold folios of the range were drained, and every folio that
-    /// stayed had the expected reason.
+    /// Set if exactly the CPUs that hold folios of the range were drained.
     is_exact: bool,
 }
 
@@ -439,10 +395,6 @@ impl Stream {
     }
 }
 
-fn small_cache(policy: DrainPolicy) -> CacheBuilder {
-    Cache::builder().memory(SMALL_MEMORY_BYTES).drain_policy(policy).readahead_max(0)
-}
-
 /// A series of the fallback.
 struct Fallback {
     name: &'static str,
@@ -455,7 +407,8 @@ struct Fallback {
 impl Fallback {
     fn of_cache(name: &'static str, policy: DrainPolicy, path: &Path) -> Result<Self> {
         make_cold_file(path)?;
-        let cached = Cached::open(small_cache(policy), path, true)?;
+        let builder = Cache::builder().memory(SMALL_MEMORY_BYTES).drain_policy(policy);
+        let cached = Cached::open(builder.readahead_max(0), path, true)?;
         let file = Advised::Cache(cached.file.clone());
         let (path, version) = (path.to_owned(), Cell::new(0));
         Ok(Self { name, path, file, version, _cache: Some(cached) })
@@ -498,89 +451,10 @@ fn make_cold_file(path: &Path) -> Result<()> {
     direct::drop_page_cache(path)
 }
 
-/// A series of the mixed ranges.
-struct Mixed {
-    name: &'static str,
-    /// Set if the batch of this CPU holds the last quarter.
-    is_here: bool,
-    file: bifolio::File,
-    map: Map,
-    /// Another file, which the other CPU reads.
-    beside: bifolio::File,
-    _cache: Cached,
-}
-
-impl Mixed {
-    fn new(
-        name: &'static str,
-        policy: DrainPolicy,
-        is_here: bool,
-        path: &Path,
-        beside: &Path,
-    ) -> Result<Self> {
-        let builder = small_cache(policy).dirty_age_max(DIRTY_AGE);
-        let options = OpenOptions::new().read(true).write(true).mappable(true);
-        let cached = Cached::open_with(builder, path, &options)?;
-        let file = cached.file.clone();
-        let beside = cached.cache.open(beside, &OpenOptions::new())?;
-        let map = file.map(MAPPED)?;
-        Ok(Self { name, is_here, file, map, beside, _cache: cached })
-    }
-
-    fn round(&self, [here, there]: [usize; 2]) -> Result<Round> {
-        let mut verified_bytes = run_on(here, || self.prepare())?;
-        if self.is_here {
-            verified_bytes += run_on(there, || self.read(&self.beside, CLEAN))?;
-        }
-        let reader = if self.is_here { here } else { there };
-        verified_bytes += run_on(reader, || self.read(&self.file, BATCHED))?;
-        let advised = Advised::Cache(self.file.clone());
-        let mut round = run_on(here, || {
-            let mut round = Round::default();
-            round.advise(&advised, 0..RANGE_BYTES)?;
-            Ok(round)
-        })?;
-        round.calls.verified_bytes = verified_bytes;
-        round.resident_pages = advised.resident_pages()?;
-        let drains = u64::from(!self.is_here);
-        round.is_exact = round.drained(drains) && round.outcome.as_ref().is_some_and(is_half);
-        Ok(round)
-    }
-
-    /// Puts three quarters into their states, and empties the batches.
-    fn prepare(&self) -> Result<u64> {
-        self.file.sync_data()?;
-        self.file.evict(0..RANGE_BYTES)?;
-        self.beside.evict(0..RANGE_BYTES)?;
-        self.map.populate(0..QUARTER_BYTES)?;
-        Advised::Cache(self.file.clone()).write(DIRTY, 0)?;
-        self.read(&self.file, CLEAN)
-    }
-
-    /// Reads page by page, so that each page is added to the batch of this CPU. Returns the number
-    /// of bytes.
-    fn read(&self, file: &bifolio::File, range: Range<u64>) -> Result<u64> {
-        let mut page = [0; PAGE_BYTES];
-        let len_bytes = range.end - range.start;
-        for pos_bytes in range.step_by(PAGE_BYTES) {
-            file.read_exact_at(&mut page, pos_bytes)?;
-            if !pattern::matches(&page, pos_bytes) {
-                return Err(Error::WrongBytes { series: self.name.to_owned(), pos_bytes });
-            }
-        }
-        Ok(len_bytes)
-    }
-}
-
-/// Returns `true` if the clean half was evicted, and the other stays for its reasons.
-fn is_half(outcome: &Evicted) -> bool {
-    let (quarter, kept) = (QUARTER_BYTES / PAGE, outcome.kept);
-    (kept.dirty, kept.mapped) == (quarter, quarter)
-        && (outcome.folios, kept.total()) == (2 * quarter, 2 * quarter)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::harness::measured::fill;
 
@@ -611,18 +485,5 @@ mod tests {
         fill(&mut row, KERNEL, &[&round(1, false)], unit, ADVISE.standard);
         assert_eq!(row.count(KERNEL, "drains_per_round"), None);
         assert_eq!(row.count(KERNEL, "waits_per_round"), Some(7.0));
-    }
-
-    #[test]
-    fn half_of_the_range_goes_and_each_of_the_others_has_its_reason() {
-        let mut outcome = Evicted::default();
-        outcome.folios = 16;
-        (outcome.kept.dirty, outcome.kept.mapped) = (8, 8);
-        assert!(is_half(&outcome));
-        outcome.kept.referenced = 1;
-        assert!(!is_half(&outcome));
-        outcome.kept.referenced = 0;
-        (outcome.kept.dirty, outcome.kept.writeback) = (7, 1);
-        assert!(!is_half(&outcome));
     }
 }

@@ -149,22 +149,3 @@ fn until_gone(path: &Path, remove: impl Fn() -> io::Result<()>) {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dropping_removes_the_directory_and_its_listing() {
-        let parent = tempfile::tempdir().unwrap();
-        let removal = Removal::of_new_directory(parent.path()).unwrap();
-        let path = removal.path().to_owned();
-        assert_eq!(path.parent(), Some(parent.path()));
-        fs::write(path.join("file"), "x").unwrap();
-        let listed = CleanupItem::Directory(path.clone());
-        assert!(ITEMS.lock().contains(&listed));
-        drop(removal);
-        assert!(!path.exists());
-        assert!(!ITEMS.lock().contains(&listed));
-    }
-}

@@ -50,25 +50,3 @@ pub(crate) fn drop_page_cache(path: &Path) -> Result<()> {
     file.sync_data().map_err(failed())?;
     fadvise(&file, 0, None, Advice::DontNeed).map_err(|errno| failed()(errno.into()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::harness::pattern;
-    use crate::progress::Silent;
-
-    #[test]
-    fn reads_what_was_written_through_the_page_cache() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        pattern::make_file(&path, 8192, &mut Silent).unwrap();
-        drop_page_cache(&path).unwrap();
-        if probe(&path).is_err() {
-            return;
-        }
-        let mut page = Page::zeroed();
-        let read = pread(open(&path, false).unwrap(), &mut page.0, 4096).unwrap();
-        assert_eq!(read, PAGE_BYTES);
-        assert!(pattern::matches(&page.0, 4096));
-    }
-}

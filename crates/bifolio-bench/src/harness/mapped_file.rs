@@ -91,8 +91,6 @@ mod tests {
     use bifolio::{Access, Cache};
 
     use super::*;
-    use crate::harness::pattern;
-    use crate::progress::Silent;
 
     const SIZE_BYTES: u64 = 1 << 20;
 
@@ -109,22 +107,5 @@ mod tests {
         assert_eq!(u64::from_ne_bytes(word), 0x1234);
         let faults = mapped.counts().into_iter().find(|(name, _)| *name == "faults");
         assert!(faults.unwrap().1 >= 2);
-    }
-
-    #[test]
-    fn a_file_that_is_opened_is_resident() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        pattern::make_file(&path, SIZE_BYTES, &mut Silent).unwrap();
-        let Ok(mapped) = MappedFile::open(Cache::builder().memory(8 << 20), &path) else {
-            return;
-        };
-        let before = mapped.counts();
-        let mut page = [0; 4096];
-        for pos_bytes in (0..SIZE_BYTES).step_by(4096) {
-            mapped.span().copy(&mut page, pos_bytes);
-            assert!(pattern::matches(&page, pos_bytes));
-        }
-        assert_eq!(mapped.counts(), before, "no fault");
     }
 }

@@ -423,23 +423,4 @@ mod tests {
         let refused = patiently::<()>(|| Err(io::Error::from_raw_os_error(libc::EIO)));
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EIO));
     }
-
-    #[test]
-    fn processes_left_in_it_end_with_it() {
-        let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 64 << 20 };
-        let Ok(group) = MemoryGroup::create(sizes) else {
-            return;
-        };
-        let path = group.membership().group;
-        let mut member = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-        fs::write(path.join(MEMBERS), member.id().to_string()).unwrap();
-        let limit = ["memory.high", FIRST_LIMIT]
-            .iter()
-            .find_map(|name| fs::read_to_string(path.join(name)).ok());
-        let pages_bytes = sizes.kernel_bytes() / 4096 * 4096;
-        assert_eq!(limit.unwrap().trim(), pages_bytes.to_string());
-        drop(group);
-        assert!(!path.exists());
-        assert!(!member.wait().unwrap().success());
-    }
 }

@@ -278,34 +278,6 @@ mod tests {
     }
 
     #[test]
-    fn every_block_comes_back_with_its_own_bytes() {
-        let (_dir, path) = file(64 << 10);
-        let Ok(direct) = direct::open(&path, true) else {
-            return;
-        };
-        let mut ring = RawRing::new(&direct, 4096, 3).unwrap();
-        let mut positions = (0..16).map(|page| page * 4096).peekable();
-        let mut seen = Vec::new();
-        let mut show = |done: Completed<'_>| {
-            assert!(pattern::matches(done.bytes, done.pos_bytes));
-            seen.push(done.pos_bytes);
-            Ok(())
-        };
-        while positions.peek().is_some() {
-            while let Some(pos_bytes) = positions.peek().copied() {
-                let Some(block) = ring.take_idle() else { break };
-                ring.start(block, Transfer::Read, pos_bytes).unwrap();
-                positions.next();
-            }
-            ring.complete(1, &mut show).unwrap();
-        }
-        ring.drain(&mut show).unwrap();
-        seen.sort_unstable();
-        assert!(seen.into_iter().eq((0..16).map(|page| page * 4096)));
-        assert!(ring.enters() >= 2 && ring.in_flight() == 0);
-    }
-
-    #[test]
     fn a_read_that_stops_short_is_an_error_and_dropping_waits() {
         let (_dir, path) = file(8192);
         let Ok(direct) = direct::open(&path, true) else {

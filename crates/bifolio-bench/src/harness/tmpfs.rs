@@ -113,11 +113,4 @@ mod tests {
             assert!(!file.exists());
         }
     }
-
-    #[test]
-    fn the_reason_names_both_refusals() {
-        let refusal = Error::Refused("not allowed here".into());
-        let message = shared(1 << 60, &refusal).unwrap_err().to_string();
-        assert!(message.contains("not allowed here") || message.contains("file system of"));
-    }
 }

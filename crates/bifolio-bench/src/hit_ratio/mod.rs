@@ -4,29 +4,28 @@
 //! a backing in memory (`replay`) with room for a part of the pages that the trace uses. How many
 //! pages that cache really had on average is the capacity of the models (`models`). The values are
 //! misses in percent of the references; the first use of a page counts as one. Nothing is timed,
-//! so cases run on all CPUs at once, and the figures do not depend on the machine.
+//! so the sizes of a trace run at once, and the figures do not depend on the machine.
 //!
 //! One row has the geometric means over the traces at a cache of 10 %, with the best model of that
 //! row. Belady's policy is not among the candidates, because it knows the future.
 
 mod generators;
 mod models;
+mod queues;
 mod replay;
 mod trace;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use parking_lot::Mutex;
 use serde::Serialize;
 
 use self::generators::{GENERATORS, Generator};
-use self::models::{BELADY, LRU, NAMES as POLICIES, misses};
+use self::models::{BELADY, LRU, POLICIES, misses};
 use self::replay::{BIFOLIO, Replayed, replay};
+use self::trace::Trace;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::{Config, ParameterSet, Target};
 use crate::error::Result;
-use crate::harness::cpus;
 use crate::progress::Progress;
 use bifolio_report::{Case, Counts, Figure, Ratio, Report, Row, Skipped};
 
@@ -104,9 +103,10 @@ impl Benchmark for HitRatio {
     fn needs(&self, config: &Config) -> Result<Needs> {
         let parameters = Parameters::from_config(config);
         let of_models = (parameters.references * 24 + parameters.pages as usize * 64) as u64;
-        let of_cache = u64::from(parameters.pages) * 4096;
-        let at_once = cpus::allowed().len().max(1) as u64;
-        Ok(Needs { disk_bytes: 0, memory_bytes: at_once * (of_models + of_cache) })
+        let of_all_models = of_models * parameters.percents.len() as u64;
+        let percent = parameters.percents.iter().copied().map(u64::from).sum::<u64>();
+        let of_caches = u64::from(parameters.pages) * 4096 * percent / 100;
+        Ok(Needs { disk_bytes: 0, memory_bytes: of_all_models + of_caches })
     }
 
     fn run(&self, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Report> {
@@ -138,20 +138,11 @@ impl Benchmark for HitRatio {
     }
 }
 
-/// A trace to replay.
-struct Replay {
-    name: String,
-    references: Vec<u32>,
-    pages: u32,
-}
-
-fn traces(config: &Config, parameters: &Parameters) -> Result<Vec<Replay>> {
+fn traces(config: &Config, parameters: &Parameters) -> Result<Vec<Trace>> {
     if let Some(path) = &config.trace {
-        let trace::Trace { references, pages } = trace::read(path)?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok(vec![Replay { name, references, pages }]);
+        return Ok(vec![trace::read(path)?]);
     }
-    let generated = |generator: &Generator| Replay {
+    let generated = |generator: &Generator| Trace {
         name: generator.name.into(),
         references: (generator.generate)(parameters.pages, parameters.references),
         pages: parameters.pages,
@@ -167,30 +158,17 @@ struct Found {
     of_rivals: Vec<u64>,
 }
 
-/// Replays a trace with each size, on all CPUs.
-fn run_trace(trace: &Replay, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Found>> {
-    let next = AtomicUsize::new(0);
-    let found: Vec<Mutex<Option<Result<Found>>>> =
-        percents.iter().map(|_| Mutex::default()).collect();
-    let work = || {
-        loop {
-            // Relaxed: only the number counts; joining the threads orders what they found.
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let (Some(percent), Some(place)) = (percents.get(index), found.get(index)) else {
-                break;
-            };
-            *place.lock() = Some(run_size(trace, *percent, rivals));
-        }
-    };
+/// Replays a trace with each size, all at once.
+fn run_trace(trace: &Trace, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Found>> {
     thread::scope(|scope| {
-        let workers = cpus::allowed().len().clamp(1, percents.len());
-        (0..workers).for_each(|_| drop(scope.spawn(work)));
-    });
-    found.into_iter().map(|found| found.into_inner().expect("every size was replayed")).collect()
+        let replay = |percent| scope.spawn(move || run_size(trace, percent, rivals));
+        let threads: Vec<_> = percents.iter().copied().map(replay).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a replay panicked")).collect()
+    })
 }
 
-fn run_size(trace: &Replay, percent: u32, rivals: &[Rival]) -> Result<Found> {
-    let Replay { references, pages, .. } = trace;
+fn run_size(trace: &Trace, percent: u32, rivals: &[Rival]) -> Result<Found> {
+    let Trace { references, pages, .. } = trace;
     let wanted_pages = (u64::from(*pages) * u64::from(percent) / 100).max(64);
     let replayed = replay(references, *pages, wanted_pages)?;
     let capacity = replayed.resident_pages as usize;
@@ -201,7 +179,7 @@ fn run_size(trace: &Replay, percent: u32, rivals: &[Rival]) -> Result<Found> {
 }
 
 impl Found {
-    fn row(&self, trace: &Replay, percent: u32, rivals: &[Rival]) -> Row {
+    fn row(&self, trace: &Trace, percent: u32, rivals: &[Rival]) -> Row {
         let case = Case::new().with("trace", trace.name.clone()).with("cache_percent", percent);
         let mut row = Row::new(case, UNIT);
         let share = |misses: u64| misses as f64 * 100.0 / trace.references.len() as f64;
@@ -284,7 +262,7 @@ mod tests {
             ("zipf", generators::zipf, 0.93),
         ] {
             let pages = 20_000;
-            let trace = Replay { name: name.into(), references: generate(pages, 200_000), pages };
+            let trace = Trace { name: name.into(), references: generate(pages, 200_000), pages };
             let found = run_size(&trace, SUMMARY_PERCENT, &[]).unwrap();
             let row = found.row(&trace, SUMMARY_PERCENT, &[]);
             let ratio = row.ratio(&OF_LRU).unwrap();

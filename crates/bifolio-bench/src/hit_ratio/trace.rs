@@ -18,21 +18,25 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// References to pages that are numbered from 0 on in the order of their first use.
+/// References to pages; those of a recorded trace are numbered from 0 on in the order of their
+/// first use.
 #[derive(Debug, Default)]
-pub(crate) struct Trace {
-    pub(crate) references: Vec<u32>,
+pub(super) struct Trace {
+    /// The value of the key `trace` in reports.
+    pub(super) name: String,
+    pub(super) references: Vec<u32>,
     /// Number of different pages.
-    pub(crate) pages: u32,
+    pub(super) pages: u32,
 }
 
 /// Upper bound on references, so that a model's numbers have 32 bits.
 const REFERENCES_MAX: usize = 1 << 30;
 
 /// Reads a trace.
-pub(crate) fn read(path: &Path) -> Result<Trace> {
+pub(super) fn read(path: &Path) -> Result<Trace> {
     let file = File::open(path).map_err(Error::system(format!("open {}", path.display())))?;
-    parse(BufReader::new(file), &path.display().to_string())
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Trace { name, ..parse(BufReader::new(file), &path.display().to_string())? })
 }
 
 fn parse(text: impl BufRead, shown: &str) -> Result<Trace> {

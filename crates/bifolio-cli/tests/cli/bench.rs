@@ -202,7 +202,6 @@ fn random_reads_compares_with_the_device_and_the_kernel() {
             }
         }
     }
-    assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
     assert!(envelope["config"]["syscalls"].is_string());
 }
 
@@ -403,16 +402,12 @@ fn advise_measures_every_policy_and_ours_drains_exactly() {
                 assert!(calls.is_none_or(|calls| calls == 8.0), "each of the calls drains");
                 (0.0, 0.0)
             }
-            "fallback" => {
+            other => {
+                assert_eq!(other, "fallback");
                 assert_measured(&envelope, row, "kernel", &counts);
                 let counts = &row["counts"]["targeted"];
                 assert_eq!(counts["rounds_evicted"], counts["rounds"]);
                 (1.0, 1.0)
-            }
-            "mixed" => (1.0, 1.0),
-            other => {
-                assert_eq!(other, "mixed_batched_here");
-                (0.0, 0.0)
             }
         };
         assert!(targeted.is_none_or(|targeted| targeted == expected), "{targeted:?}: {row}");

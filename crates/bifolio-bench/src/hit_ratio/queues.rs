@@ -95,24 +95,3 @@ impl<const N: usize> Queues<N> {
         self.links[page as usize].list = NONE;
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_page_that_was_pushed_first_is_popped_first() {
-        let mut queues = Queues::<2>::new(5);
-        (0..5).for_each(|page| queues.push(0, page));
-        queues.push(1, 0);
-        queues.push(0, 3);
-        queues.remove(2);
-        assert_eq!(
-            (queues.list_of(0), queues.list_of(2), queues.list_of(3)),
-            (Some(1), None, Some(0))
-        );
-        assert_eq!((queues.newer(4), queues.oldest(0), queues.len(0)), (Some(3), Some(1), 3));
-        let left: Vec<u32> = std::iter::from_fn(|| queues.pop(0)).collect();
-        assert_eq!((left, queues.pop(1), queues.len(1)), (vec![1, 4, 3], Some(0), 0));
-    }
-}
