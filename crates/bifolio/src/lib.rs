@@ -207,15 +207,15 @@ mod surface {
         PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
     };
     pub use crate::io::DirectIo;
+    #[cfg(feature = "refusals")]
+    #[doc(hidden)]
+    pub use crate::maps::kernel::refusals::{Refusable, refuse};
     pub use crate::maps::map::{Map, MapMut, MapPinMut};
     pub use crate::stats::{DeviceStats, FileStats, Stats};
     pub use crate::sys::probe::FeatureReport;
     /// For tests and benchmarks.
     #[doc(hidden)]
     pub use crate::sys::probe::{Feature, Features};
-    #[cfg(feature = "refusals")]
-    #[doc(hidden)]
-    pub use crate::sys::refusals::{Refusable, refuse};
     pub use crate::writeback::WriteGate;
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,

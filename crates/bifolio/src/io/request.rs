@@ -254,7 +254,9 @@ impl<'a> IoBufMut<'a> {
     /// If the buffer is shorter.
     #[doc(hidden)]
     pub fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
-        IoBufMut { span: self.span.suffix(skipped_bytes), frame: PhantomData }
+        self.span.check_range(skipped_bytes, 0);
+        let length_bytes = self.len() - skipped_bytes;
+        IoBufMut { span: self.span.part(skipped_bytes, length_bytes), frame: PhantomData }
     }
 }
 
@@ -349,7 +351,9 @@ impl<'a> IoBuf<'a> {
     /// If the buffer is shorter.
     #[doc(hidden)]
     pub fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
-        IoBuf { span: self.span.suffix(skipped_bytes), frame: PhantomData }
+        self.span.check_range(skipped_bytes, 0);
+        let length_bytes = self.len() - skipped_bytes;
+        IoBuf { span: self.span.part(skipped_bytes, length_bytes), frame: PhantomData }
     }
 }
 
@@ -390,12 +394,6 @@ impl Span {
         self.check_range(offset, length_bytes);
         let start = self.start().wrapping_add(offset);
         Self(libc::iovec { iov_base: start.cast(), iov_len: length_bytes })
-    }
-
-    #[track_caller]
-    pub(super) fn suffix(&self, skipped_bytes: usize) -> Self {
-        self.check_range(skipped_bytes, 0);
-        self.part(skipped_bytes, self.len() - skipped_bytes)
     }
 
     /// Returns the spans for a system call: at most as many as one call accepts (`IOV_MAX`);

@@ -73,15 +73,6 @@ impl Folio {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Sets up a folio that no other thread can see yet (rule 2).
-    pub(crate) fn set_up(&self, owner: u64, index: u64, order: u8) {
-        self.owner.store(owner, Ordering::Relaxed);
-        self.index.store(index, Ordering::Relaxed);
-        self.order.store(order, Ordering::Relaxed);
-        self.set_slot(0);
-        self.flags.reset();
-    }
-
     /// Returns the CPU to whose LRU batch the folio was last added, in this or an earlier
     /// generation. The folio is in that batch or in none.
     pub(crate) fn batch_cpu(&self) -> Option<usize> {
@@ -217,7 +208,12 @@ impl Folios {
     /// `id` must come from the arena: then no other thread can start it.
     pub(crate) fn start(&self, id: FolioId, owner: u64, index: u64, order: u8) -> FolioRef<'_> {
         let folio = self.get(id);
-        folio.set_up(owner, index, order);
+        // No other thread sees the folio yet (rule 2).
+        folio.owner.store(owner, Ordering::Relaxed);
+        folio.index.store(index, Ordering::Relaxed);
+        folio.order.store(order, Ordering::Relaxed);
+        folio.set_slot(0);
+        folio.flags.reset();
         folio.pin.init(1);
         FolioRef { folios: self, folio }
     }

@@ -9,10 +9,8 @@ pub(crate) mod copy;
 pub(crate) mod file;
 pub(crate) mod memory;
 pub(crate) mod probe;
-mod probe_features;
+pub(crate) mod probe_features;
 pub(crate) mod process;
-#[cfg(feature = "refusals")]
-pub(crate) mod refusals;
 pub(crate) mod retries;
 pub(crate) mod ring;
 pub(crate) mod thread;

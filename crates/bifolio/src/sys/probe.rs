@@ -183,7 +183,7 @@ impl Features {
 }
 
 /// Describes the failure of `call`, and what may have forbidden it.
-pub(super) fn refused(call: &str, error: &io::Error) -> String {
+pub(crate) fn refused(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!("{call}: {error}; a filter (seccomp) may forbid it"),
         Some(libc::ENOSYS) => format!("{call}: {error}; no kernel support, or a filter"),

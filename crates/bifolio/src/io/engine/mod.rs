@@ -28,6 +28,7 @@ use self::rings::Rings;
 use self::threads::{THREADS_MAX, Urgency, Workers};
 use super::{DeviceIdentity, DirectBacking};
 use crate::config::IO_DEPTH_MAX;
+use crate::sync::{AtomicU64, Ordering};
 use crate::sys::probe::{Feature, Features};
 
 pub(crate) use queue::Queue;
@@ -84,7 +85,14 @@ impl Engine {
     }
 
     pub(crate) fn counts(&self) -> EngineCounts {
-        self.rings.counts.snapshot()
+        // Relaxed: statistics; each counter stands for itself.
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = &self.rings.counts;
+        EngineCounts {
+            ring_enters: load(&counts.ring_enters),
+            ring_transfers: load(&counts.ring_transfers),
+            plain_transfers: load(&counts.plain_transfers),
+        }
     }
 }
 

@@ -281,23 +281,12 @@ pub(crate) struct EngineCounts {
     pub(crate) plain_transfers: u64,
 }
 
+/// Counters behind [`EngineCounts`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) ring_enters: AtomicU64,
     pub(super) ring_transfers: AtomicU64,
     pub(super) plain_transfers: AtomicU64,
-}
-
-impl Counts {
-    pub(super) fn snapshot(&self) -> EngineCounts {
-        // Relaxed: statistics; each counter stands for itself.
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        EngineCounts {
-            ring_enters: load(&self.ring_enters),
-            ring_transfers: load(&self.ring_transfers),
-            plain_transfers: load(&self.plain_transfers),
-        }
-    }
 }
 
 #[cfg(test)]

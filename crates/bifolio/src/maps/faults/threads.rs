@@ -24,11 +24,11 @@
 //! allowed in all. Each of them reaches P3 and P4 when it has served.
 
 use super::{log_inside, server_of, threads_for};
+use crate::maps::kernel::pages::{PageRange, is_resident};
 use crate::maps::kernel::userfault::{Fault, FaultWaiter, Userfault};
 use crate::maps::region::{Regions, fault_time};
 use crate::sync::{Mutex, Share, blocking};
 use crate::sys::file::pipe;
-use crate::sys::memory::{PageRange, is_resident};
 use crate::sys::thread::OwnedThread;
 use rustix::pipe::PipeFlags;
 use std::collections::VecDeque;

@@ -19,9 +19,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size};
 
+use super::pages::PageRange;
 use crate::sys::file::answer_of;
 use crate::sys::file::pipe;
-use crate::sys::memory::{PAGE_BYTES, PageRange};
+use crate::sys::memory::PAGE_BYTES;
 
 /// Capacity of a pipe, in pages, that any user may request.
 const PIPE_PAGES_MAX: usize = 256;
@@ -222,9 +223,9 @@ fn advance(ranges: &mut [PageRange], mut done_bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::maps::kernel::pages::Unmapper;
     use crate::maps::kernel::userfault::tests::Scratch;
     use crate::sys::memory::Reservation;
-    use crate::sys::memory::Unmapper;
     use crate::sys::probe::{Feature, Features};
 
     /// Returns memory whose pages begin with their index plus `first`.

@@ -15,9 +15,9 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, opcode};
 
+use super::pages::PageRange;
 use super::userfault::control;
 use crate::sys::file::above_standard;
-use crate::sys::memory::PageRange;
 use crate::sys::retries::Retries;
 
 const IS_WRITTEN: u64 = 1 << 1;
@@ -105,7 +105,7 @@ impl Pagemap {
     ) -> io::Result<()> {
         #[cfg(feature = "refusals")]
         {
-            use crate::sys::refusals::{Refusable, check};
+            use super::refusals::{Refusable, check};
             check(if flags == 0 { Refusable::Scan } else { Refusable::Protect })?;
         }
         let start = range.start;

@@ -22,9 +22,9 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
+use super::pages::PageRange;
 use crate::sys::file::above_standard;
 use crate::sys::file::answer_of;
-use crate::sys::memory::PageRange;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::retries::{Retries, persist};
 

@@ -53,10 +53,11 @@ use stray_pages::StrayPages;
 pub(crate) use stray_pages::{Orphans, Refusal, fault_time};
 
 use crate::maps::kernel::pagemap::Pagemap;
+use crate::maps::kernel::pages::{PageRange, resident_from};
 use crate::maps::kernel::userfault::Userfault;
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
-use crate::sys::memory::{self, HUGE_PAGE_BYTES, PageRange, Reservation};
+use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -228,7 +229,7 @@ impl Region {
     /// Returns the number of `pages` in memory, from the first one on. Stops at the first that is
     /// not.
     pub(crate) fn resident_from(&self, pages: Range<u64>) -> u64 {
-        memory::resident_from(self.address(pages.start), (pages.end - pages.start) as usize) as u64
+        resident_from(self.address(pages.start), (pages.end - pages.start) as usize) as u64
     }
 
     /// Returns the pages among `pages` that are not resident although each has an uptodate folio:

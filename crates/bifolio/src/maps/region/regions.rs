@@ -6,12 +6,13 @@
 use super::staging::Staging;
 use crate::maps::kernel::page_pipe::PagePipe;
 use crate::maps::kernel::pagemap::Pagemap;
+use crate::maps::kernel::pages::{PageRange, Unmapper};
 use crate::maps::kernel::userfault::Userfault;
 use crate::memory::Arena;
 use crate::memory::Soundness;
 use crate::page::PAGE_BYTES;
 use crate::sync::{Mutex, MutexGuard};
-use crate::sys::memory::{HUGE_PAGE_BYTES, PageRange, Reservation, Unmapper};
+use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::retries::is_forbidden;
 use std::io;
@@ -157,7 +158,7 @@ impl Regions {
         if self.features.has(Feature::FaultPoison) {
             return userfault.poison(range);
         }
-        if crate::sys::memory::is_resident(range.start) {
+        if crate::maps::kernel::pages::is_resident(range.start) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         crate::sys::memory::refuse_access(range.start, range.length_bytes)?;

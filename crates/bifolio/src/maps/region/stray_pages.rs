@@ -31,10 +31,10 @@
 
 use super::Region;
 use crate::error::Error;
+use crate::maps::kernel::pages::PageRange;
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::copy;
-use crate::sys::memory::PageRange;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 use crate::inode::Inode;
+use crate::maps::kernel::pages::PageRange;
 use crate::maps::region::{BounceBuffer, Region};
 use crate::memory::Memory;
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
@@ -21,7 +22,6 @@ use crate::reclaim::EvictOutcome;
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::sys::copy;
-use crate::sys::memory::PageRange;
 use crate::writeback::{CopyAt, InFlight, WriteBatch, WriteVictim};
 use std::io;
 use std::ops::Range;
