@@ -21,9 +21,8 @@ const SEAMS: [&str; 4] = ["inode/store", "memory/mod.rs", "file/mod.rs", "maps/"
 const MAPS: [&str; 1] = ["maps/"];
 
 /// Files of the plain fill, scan, write-out and sync.
-const PLAIN: [&str; 6] = [
+const PLAIN: [&str; 5] = [
     "fill/claim.rs",
-    "fill/publish.rs",
     "fill/transfer.rs",
     "reclaim/scan.rs",
     "writeback/batch.rs",

@@ -1,10 +1,9 @@
 //! Access hints, prefetch, eviction and residency: the counterparts of `posix_fadvise`, `madvise`,
 //! `mincore` and `cachestat`.
 
-use super::File;
-use super::handle::Handle;
 use super::open::Registry;
 use super::readahead::Mode;
+use super::{File, Handle};
 use crate::error::Result;
 use crate::evicted::Evicted;
 use crate::inode::Inode;
@@ -242,7 +241,6 @@ impl Handle {
 }
 
 impl Residency {
-    /// Counts `pages` pages of a folio.
     fn add(&mut self, folio: &Folio, pages: u64) {
         let write_state = folio.flags.write_state();
         self.resident += pages * u64::from(folio.flags.get(Flag::Uptodate));

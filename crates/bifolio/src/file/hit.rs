@@ -17,9 +17,8 @@
 //! Dereferences raw addresses taken from a `Handle`, which the same `File` keeps alive.
 #![allow(unsafe_code)]
 
-use super::File;
-use super::handle::Handle;
 use super::read_with::PageView;
+use super::{File, Handle};
 use crate::ablation::Ablation;
 use crate::error::Result;
 use crate::memory::Memory;
@@ -398,7 +397,6 @@ impl HitPath {
     }
 }
 
-/// Reads that are hits.
 impl File {
     /// Reads bytes at `position` into `buffer` and returns their number. It is smaller than the
     /// length of `buffer` only at the end of file, or before a byte that cannot be read: a read of

@@ -7,26 +7,26 @@
 //!                | the page changed, is not READY, or the range has several pages
 //!                v
 //!              a run of pages, no reference       read.rs     adjacent frames in one copy
-//!              zeros                              holes.rs    holes of memory files
+//!              zeros                              allocation.rs  holes of memory files
 //!                | not resident, or a writer is active
 //!                v
 //!              runs of absent folios              fill/       claim, transfer, publish
 //!                |  and readahead                 readahead/
 //!                v
 //!              one folio, under its lock          fill/lookup.rs  if another thread has it locked
-//!   read_many  as read_at, all runs in one batch  read_many.rs
+//!   read_many  as read_at, all runs in one batch  many.rs
 //!   read_with  a closure reads in place            read_with.rs
 //!   read_async futures, served by a job per device  async_reads/
 //!   pin        one reference                      pin.rs
-//!   pin_many   as pin, all misses in one batch    pin_many.rs
-//!   immutable  pins that are slices            immutable.rs
+//!   pin_many   as pin, all misses in one batch    many.rs
+//!   immutable  pins that are slices               pin.rs
 //!   write_at   the folio lock, a write section    write.rs
 //!   set_len    lengths, allocation, holes         resize.rs
 //!   advise     access hints, eviction, residency  advice.rs
 //!   copy_to_fd a batch of references              copy_to_fd.rs  up to 31 folios, no folio lock
 //! ```
 //!
-//! [`Handle`] is the state that clones of a `File` share (`handle.rs`). `open` tracks the
+//! [`Handle`] is the state that clones of a `File` share `open` tracks the
 //! open files, so that all handles of a file share one inode. Its `closing.rs` syncs and frees the
 //! inode after the last handle is closed, and closes the cache.
 //!
@@ -41,17 +41,13 @@ mod allocation;
 mod async_reads;
 mod copy_to_fd;
 mod gate;
-mod handle;
 mod hit;
-mod holes;
-mod immutable;
+mod many;
 mod open;
 mod options;
 mod owned_pin;
 mod pin;
-mod pin_many;
 mod read;
-mod read_many;
 #[cfg(feature = "ablation")]
 mod read_one_by_one;
 mod read_with;
@@ -62,23 +58,28 @@ mod write;
 pub use advice::{Access, Residency};
 pub use async_reads::ReadFuture;
 pub use gate::{Checkpoint, GatedFile};
-pub use immutable::ImmutableFile;
+pub use many::ReadRequest;
 pub(crate) use open::Registry;
 pub use options::OpenOptions;
 pub use owned_pin::OwnedPageRef;
-pub use pin::{PageRef, PageRefMut};
-pub use read_many::ReadRequest;
+pub use pin::{ImmutableFile, PageRef, PageRefMut};
 pub use read_with::PageView;
 
-use crate::error::Result;
-use crate::fill::own_pins;
+use crate::ablation::Ablation;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fill::{Fill, own_pins};
+use crate::inode::{Cleaner, Inode};
 use crate::io::FileIdentity;
 use crate::page::pages_of;
-pub(crate) use handle::Handle;
+use crate::reclaim::Reclaim;
+use crate::writeback::{ErrorCursor, NoRoom};
+use async_reads::ReadServer;
 use hit::HitPath;
+use open::Membership;
+use readahead::Readahead;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A file in a cache.
 ///
@@ -243,5 +244,131 @@ impl File {
         self.handle.range_end(range.start, length_bytes)?;
         own_pins::check(&self.handle.inode, &pages_of(&range))?;
         self.handle.inode.sync(&self.handle.error_cursor, Some(range), false)
+    }
+}
+
+/// State shared by all clones of a [`File`].
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) inode: Arc<Inode>,
+    pub(crate) reclaim: Arc<Reclaim>,
+    pub(crate) registry: Arc<Registry>,
+    error_cursor: ErrorCursor,
+    readahead: Readahead,
+    readable: bool,
+    writable: bool,
+    /// Server of asynchronous reads, once one was used.
+    read_server: OnceLock<Arc<ReadServer>>,
+    ablation: Ablation,
+    /// Last field: the handle has dropped everything else when the registry is told.
+    membership: Membership,
+}
+
+const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
+
+impl Handle {
+    /// Fails if the cache is closed or the process was forked.
+    fn check_usable(&self) -> Result<()> {
+        self.registry.cache_state.check()
+    }
+
+    /// Fails if the cache is poisoned, closed, or belongs to a parent process.
+    pub(crate) fn check_sound(&self) -> Result<()> {
+        self.registry.check()
+    }
+
+    pub(crate) fn fill(&self) -> Fill<'_> {
+        let state = &self.registry.cache_state;
+        Fill { inode: &self.inode, reclaim: &self.reclaim, state }
+    }
+
+    pub(crate) fn check_readable(&self) -> Result<()> {
+        self.check_usable()?;
+        if self.readable { Ok(()) } else { Err(self.not_opened_for("reading")) }
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_sound()?;
+        self.inode.check_outside_gate()?;
+        if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
+    }
+
+    #[cold]
+    fn not_opened_for(&self, operation: &'static str) -> Error {
+        let text = format!("not opened for {operation}");
+        Error::new(ErrorKind::NotOpenedFor, text).in_file(self.inode.name())
+    }
+
+    /// Returns the end of a range, or an error if it is beyond 2^63.
+    pub(crate) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
+        let end = position_bytes.checked_add(length_bytes);
+        end.filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(|| {
+            let text =
+                format!("{length_bytes} bytes at position {position_bytes} lie beyond 2^63 - 1");
+            let range = position_bytes..position_bytes.saturating_add(length_bytes);
+            Error::new(ErrorKind::OutOfRange, text).in_file(self.inode.name()).at(range)
+        })
+    }
+
+    /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without
+    /// a folio lock.
+    ///
+    /// # Errors
+    /// The device, or the swap, or a write gate accepts no writes, and the limit of dirty bytes is
+    /// reached; no memory for another LSN.
+    fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
+        match no_room {
+            NoRoom::DirtyLimit => self.wait_to_be_dirty(position_bytes, length_bytes),
+            NoRoom::Lsns => self.grow_lsns(),
+        }
+    }
+
+    /// Charges a larger table of LSNs, and evicts folios if necessary.
+    fn grow_lsns(&self) -> Result<()> {
+        let Some(step) = self.inode.lsn_slots_wanted() else { return Ok(()) };
+        let bytes = self.inode.lsn_bytes(step);
+        self.reclaim.charge(bytes)?;
+        if !self.inode.grow_lsns(step) {
+            self.inode.memory.arena.uncharge(bytes);
+        }
+        Ok(())
+    }
+
+    /// Waits until another folio may become dirty. Called without a folio lock.
+    ///
+    /// # Errors
+    /// The device, or the swap, accepts no writes, and the limit of dirty bytes is reached.
+    fn wait_to_be_dirty(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
+        let inode = &self.inode;
+        if inode.store.cleaner() != Cleaner::Swapper {
+            return inode.wait_for_room(position_bytes, length_bytes);
+        }
+        self.reclaim.wait_for_swap(inode, position_bytes..position_bytes + length_bytes)
+    }
+
+    /// Fails for a file that can be mapped, whose pages have fixed addresses.
+    fn check_unmappable(&self, operation: &'static str) -> Result<()> {
+        if self.inode.page_space.is_in_place() {
+            return Err(self.unsupported(operation, "it was opened to be mapped"));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn unsupported(&self, operation: &str, reason: &str) -> Error {
+        let text = format!("cannot {operation}: {reason}");
+        Error::new(ErrorKind::Unsupported, text).in_file(self.inode.name())
+    }
+
+    fn check_len(&self, wanted_bytes: u64) -> Result<()> {
+        let len_max_bytes = self.inode.len_max_bytes();
+        if wanted_bytes <= len_max_bytes {
+            return Ok(());
+        }
+        let text = format!(
+            "cannot grow to {wanted_bytes} bytes, only to {len_max_bytes} \
+             (OpenOptions::len_max, File::raise_len_max)"
+        );
+        Err(Error::new(ErrorKind::TooLong, text).in_file(self.inode.name()))
     }
 }

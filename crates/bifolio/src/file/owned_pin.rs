@@ -4,10 +4,9 @@
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
 #![allow(unsafe_code)]
 
-use super::File;
-use super::handle::Handle;
-use super::immutable::ImmutableFile;
+use super::pin::ImmutableFile;
 use super::read_with::PageView;
+use super::{File, Handle};
 use crate::error::Result;
 use crate::fill::Locked;
 use crate::maps::guard::MapGuard;

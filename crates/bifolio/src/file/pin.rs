@@ -4,7 +4,7 @@
 //! the table (READ-L1..L4). It borrows the file and stays on its thread;
 //! `owned_pin.rs` has the form without a lifetime. A [`PageRefMut`] is the folio lock and a write
 //! section. A pin guarantees residency, not immutability: another handle may write the bytes
-//! concurrently, unless the file is an [`ImmutableFile`]. `pin_many.rs` pins several folios.
+//! concurrently, unless the file is an [`ImmutableFile`].
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
@@ -12,15 +12,12 @@
 
 use super::File;
 use super::gate::GatedFile;
-use super::immutable::ImmutableFile;
 use super::owned_pin::OwnedPageRef;
 use super::read_with::PageView;
 use crate::ablation::PinMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fill::AccessMode;
-use crate::fill::Batch;
 use crate::fill::own_pins::OwnPin;
-use crate::fill::{Locked, ReadIoClaim, Wait};
+use crate::fill::{AccessMode, Batch, Locked, ReadIoClaim, Wait};
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
     pages_of,
@@ -99,7 +96,6 @@ impl<'a, F> PageRef<'a, F> {
 }
 
 impl<'a> PageRef<'a> {
-    /// Returns the reference as one of an immutable file.
     pub(super) fn of_immutable(self) -> PageRef<'a, ImmutableFile> {
         let Self { file, folio, view, .. } = self;
         PageRef { file, folio, view, of: PhantomData }
@@ -447,5 +443,79 @@ impl File {
             return Err(self.handle.inode.past_end(range.start, length_bytes));
         }
         Ok(length_bytes)
+    }
+}
+
+/// A file whose bytes do not change while it is open, so that they can be borrowed as `&[u8]`.
+/// From [`Cache::open_immutable`](crate::Cache::open_immutable).
+///
+/// Dereferences to the [`File`], for all calls that read. Cheap to clone; clones share one handle.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("file");
+/// # std::fs::write(&path, b"0123456789")?;
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
+/// let page = index.pin(2..6)?;
+/// assert_eq!(&page[..], b"2345");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ImmutableFile {
+    file: File,
+}
+
+impl ImmutableFile {
+    /// Returns a file whose handle is registered as immutable.
+    pub(super) fn new(file: File) -> Self {
+        Self { file }
+    }
+
+    /// Pins the bytes of `range`, like [`File::pin`], and lends them as a slice. Blocks for I/O on
+    /// a miss.
+    ///
+    /// # Errors
+    /// As [`File::pin`].
+    #[inline(always)]
+    pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_, Self>> {
+        Ok(self.file.pin(range)?.of_immutable())
+    }
+
+    /// Pins the bytes of each range, like [`File::pin_many`], and lends them as slices. Blocks
+    /// until all ranges have a result.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
+    /// let pages = index.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
+    /// assert_eq!(pages[1].as_ref().unwrap()[..], [7; 100]);
+    /// assert!(pages[2].is_err(), "it ends past the end of file");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_, Self>>> {
+        let pages = self.file.pin_many(ranges).into_iter();
+        pages.map(|page| page.map(PageRef::of_immutable)).collect()
+    }
+}
+
+impl Deref for ImmutableFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl From<ImmutableFile> for File {
+    fn from(immutable: ImmutableFile) -> Self {
+        immutable.file
     }
 }

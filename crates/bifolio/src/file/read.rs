@@ -6,7 +6,7 @@
 //! ```text
 //!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
 //!   copy_run                   adjacent frames with one copy, every page validated
-//!   fill_zeros      holes.rs       holes and allocated pages of memory files
+//!   fill_zeros      allocation.rs  holes and allocated pages of memory files
 //!   read_absent                    not resident: one batch of transfers
 //!   read_page_locked               another thread fills or writes it: its folio lock
 //! ```
@@ -35,9 +35,7 @@
 use super::File;
 use super::hit::{Hit, continues_read};
 use crate::error::Result;
-use crate::fill::AccessMode;
-use crate::fill::{Batch, Delivery, copy_filled};
-use crate::fill::{Locked, ReadIoClaim, Wait};
+use crate::fill::{AccessMode, Batch, Delivery, Locked, ReadIoClaim, Wait, copy_filled};
 use crate::maps::faults;
 use crate::page::{Entry, FrameRun, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::stats::Counter;

@@ -18,8 +18,7 @@
 
 use super::File;
 use crate::error::Result;
-use crate::fill::AccessMode;
-use crate::fill::Locked;
+use crate::fill::{AccessMode, Locked};
 use crate::page::{PAGE_SHIFT, pages_of, read_held};
 use crate::sys::copy;
 use std::cmp::Ordering;

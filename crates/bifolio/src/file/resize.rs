@@ -9,9 +9,7 @@ use super::File;
 use super::open::no_table;
 use super::options::check_len_max;
 use crate::error::{Error, Result};
-use crate::fill::AccessMode;
-use crate::fill::Locked;
-use crate::fill::own_pins;
+use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::Resizing;
 use crate::io::FallocateMode;
 use crate::memory::PageSpace;
@@ -363,7 +361,7 @@ mod tests {
         large.write_all_at(&[7; 16 * PAGE_BYTES as usize], 0).unwrap();
         let inode = &file.handle.inode;
         let swap = inode.store.slots().unwrap();
-        let taken: Vec<_> = std::iter::from_fn(|| swap.take(1, 1)).collect();
+        let taken: Vec<_> = std::iter::from_fn(|| swap.slots.take(1, 1)).collect();
         taken.iter().step_by(2).for_each(|run| swap.give_back(run.first, run.pages));
         inode.memory.lru.drain_all(&inode.memory.folios);
         let write_out = |file: &File, indexes: &[u64]| {

@@ -10,8 +10,7 @@
 use super::File;
 use super::resize::Growth;
 use crate::error::{Error, Result};
-use crate::fill::AccessMode;
-use crate::fill::Locked;
+use crate::fill::{AccessMode, Locked};
 use crate::maps::faults;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::reclaim::CallScope;

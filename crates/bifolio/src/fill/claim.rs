@@ -198,7 +198,7 @@ impl<'h> Fill<'h> {
         let before = head.checked_sub(1 << mapping.order());
         let before = before.map(|before| mapping.table().load(before, Ordering::Relaxed));
         let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
-        inode.memory.arena_fills.note_fill(near.is_some());
+        inode.memory.arena.note_fill(near.is_some());
         let kind = inode.page_space.frame_kind(mapping.order(), near);
         // A new page that can only be swapped out reserves its slots first, which may have to wait.
         let needs_slots = inode.store.cleaner() == Cleaner::Swapper && inode.store.is_hole(seen);

@@ -7,8 +7,8 @@
 //!   lookup.rs     the folio at an index, locked: found, or filled as its access mode requires
 //!   claim.rs      step 1: a frame, and the Entry
 //!   transfer.rs   step 2: a run of adjacent folios, filled by one transfer
-//!   publish.rs    step 3: checked, installed, READY; or removed from the table
-//!   queue.rs      many runs at once, for three users: batches of reads and pins (batch.rs),
+//!                 step 3: checked, installed, READY; or removed from the table
+//!   queue.rs      many runs at once, for three users: batches of reads and pins,
 //!                 readahead (`file/readahead`), asynchronous reads (`file/async_reads`)
 //! ```
 //!
@@ -60,19 +60,15 @@
 //! that it allocated itself, which are those that are not uptodate. A page that a concurrent call
 //! has allocated too is uptodate, and stays.
 
-mod batch;
 mod claim;
 mod lookup;
 pub(crate) mod own_pins;
-mod publish;
 mod queue;
 mod transfer;
 
-pub(crate) use batch::{Batch, Delivery};
 pub(crate) use claim::{ReadIoClaim, Wait};
-pub(crate) use publish::copy_filled;
-pub(crate) use queue::FillQueue;
-pub(crate) use transfer::{Locked, ReadIo};
+pub(crate) use queue::{Batch, Delivery, FillQueue};
+pub(crate) use transfer::{Locked, ReadIo, copy_filled};
 
 use crate::inode::Inode;
 use crate::memory::CacheState;

@@ -40,7 +40,7 @@ use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
 use crate::writeback::{
-    ALL_BYTES, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NoRoom, RoomForDirt,
+    ALL_BYTES, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NO_LSN, NoRoom, RoomForDirt,
     WriteErrors,
 };
 use clearing::Clearing;
@@ -91,7 +91,6 @@ pub(crate) struct Inode {
     pub(crate) len_max_bytes: AtomicU64,
 }
 
-/// Size of a file and of its unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSize {
     /// log2 of the pages of a unit.
@@ -338,6 +337,16 @@ impl Inode {
         );
         let range = position..position + PAGE_BYTES;
         Error::new(ErrorKind::TooManyPins, text).in_file(self.name()).at(range)
+    }
+
+    pub(crate) fn has_gate(&self) -> bool {
+        self.gate.get().is_some()
+    }
+
+    /// Returns the LSN up to which the log is known to be durable. Without a gate it is 0, which is
+    /// enough for changes without an LSN: a write-out under way when a gate is set respects it.
+    pub(crate) fn known_durable(&self) -> u64 {
+        self.gate.get().map_or(NO_LSN, |gate| gate.durable())
     }
 
     /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it. Returns

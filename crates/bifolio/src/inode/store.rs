@@ -77,7 +77,6 @@ pub(crate) struct DiskStore {
     /// Length of the backing as last set or queried, in bytes: nothing past it can be read.
     /// `inode/resize.rs` has the rules for changing it.
     len_bytes: AtomicU64,
-    /// Number of changes of the backing.
     changes: AtomicU64,
     /// Value of `changes` when the last successful flush began.
     flushed_changes: AtomicU64,
@@ -263,7 +262,7 @@ impl Store {
     /// Returns the shadow that the last eviction of the page left for the replacement policy.
     pub(crate) fn shadow_of(&self, seen: Entry) -> Option<Shadow> {
         let value = seen.as_value()?;
-        Some(self.slots().map_or(Shadow(value), |swap| swap.shadow(value as u32)))
+        Some(self.slots().map_or(Shadow(value), |swap| swap.words.shadow(value as u32)))
     }
 
     /// Transfers the location in `seen` to the folio that was just inserted there. Returns the
@@ -343,7 +342,6 @@ impl Store {
     }
 }
 
-/// Reads.
 impl Store {
     /// Returns the backing that folios are filled from, of a file that has one.
     pub(crate) fn reader(&self) -> Arc<dyn DirectBacking> {
@@ -435,7 +433,6 @@ impl Store {
     }
 }
 
-/// Writes.
 impl Store {
     /// Returns the backing that folios are written to. A memory file without a swap has none.
     pub(crate) fn writer(&self) -> Arc<dyn DirectBacking> {

@@ -77,7 +77,7 @@ impl SwapStore {
             return Entry::HOLE;
         }
         if let (Some(swap), Some(shadow)) = (&self.swap, shadow) {
-            swap.set_shadow(slot + page as u32, shadow);
+            swap.words.set_shadow(slot + page as u32, shadow);
         }
         Entry::value(u64::from(slot) + page)
     }
@@ -95,7 +95,7 @@ impl SwapStore {
         };
         let pages = pages_of_still(folio, start);
         for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
-            swap.check(slot, page).map_err(|mismatch| {
+            swap.words.check(slot, page).map_err(|mismatch| {
                 let (position, swap_position) = (index * PAGE_BYTES, Swap::position_bytes(slot));
                 let text = format!(
                     "the page at position {position} is corrupt in the swap ({}, position \
@@ -146,12 +146,12 @@ impl SwapStore {
         let Some(slots) = run.place.slots else { return };
         let victims = run.folios.iter();
         let pages = victims.flat_map(|it| pages_of_still(&it.folio, it.start(inode)));
-        (slots.first..).zip(pages).for_each(|(slot, page)| swap.seal(slot, page));
+        (slots.first..).zip(pages).for_each(|(slot, page)| swap.words.seal(slot, page));
     }
 
     pub(super) fn release(&self, place: Place) {
         let Some(slots) = place.slots else { return };
-        self.swap().note_written(slots, false);
+        self.swap().slots.note_written(slots, false);
         self.swap().give_back(slots.first, slots.pages);
     }
 
@@ -168,7 +168,7 @@ impl SwapStore {
         let Some(slots) = place.slots.filter(|_| error.is_none()) else {
             return self.release(place);
         };
-        swap.note_written(slots, true);
+        swap.slots.note_written(slots, true);
         let mut slot = slots.first;
         for WriteVictim { folio, .. } in folios {
             // No other thread reads it while the write-out is in flight (rule 4 of `page`).
@@ -183,14 +183,14 @@ impl SwapStore {
 /// it. Slots are charged by the page, and may be free only in pieces: for a larger folio another
 /// group of slots is added, if memory for it is available.
 fn take_slots(swap: &Swap, wanted_pages: u32, least_pages: u32, arena: &Arena) -> Option<SlotRun> {
-    let found = swap.take(wanted_pages, least_pages);
+    let found = swap.slots.take(wanted_pages, least_pages);
     if found.is_some() || !swap.wants_adjacent_slots(least_pages) || !arena.charge(GROUP_BYTES) {
         return found;
     }
-    if !swap.grow() {
+    if !swap.slots.grow() {
         arena.uncharge(GROUP_BYTES);
     }
-    swap.take(wanted_pages, least_pages)
+    swap.slots.take(wanted_pages, least_pages)
 }
 
 /// Returns the reason why there are no adjacent slots: all are taken, or the storage refuses the

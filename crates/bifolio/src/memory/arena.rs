@@ -33,22 +33,33 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+
+/// Fills of this many adjacent pages, one after the other, are a run.
+const RUN_PAGES: u64 = 16;
+/// A run is remembered until this part of the bound has been evicted, or at most
+/// [`REMEMBERED_PAGES_MAX`], which is more than one batch evicts.
+const REMEMBERED_DIVISOR: u64 = 4;
+const REMEMBERED_PAGES_MAX: u64 = 8192;
+
+thread_local! {
+    /// Number of pages that this thread has filled one after the other, or a multiple of
+    /// [`RUN_PAGES`] more.
+    static FILLED_PAGES: Cell<u64> = const { Cell::new(0) };
+}
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
 pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 
-/// A snapshot of the arena's memory use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ArenaUse {
-    /// The bound, in bytes.
     pub(crate) bound_bytes: u64,
     /// Bytes charged for frames, descriptors and tables.
     pub(crate) used_bytes: u64,
-    /// Bytes of resident frames.
     pub(crate) frame_bytes: u64,
     /// Free pages in resident chunks, for folios of any order.
     pub(crate) free_pages: u64,
@@ -64,16 +75,13 @@ pub(super) struct ArenaState {
     pub(super) chunks_max: usize,
     /// Chunks with free slots, by order.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
-    /// Pages of free slots.
     pub(super) free_pages: u64,
     pub(super) frame_pages: u64,
-    /// Pages of lent slots.
     pub(super) lent_pages: u64,
     /// Vacant chunks, out of `chunks_max`.
     pub(super) vacant_chunks: u64,
     /// `true` while a chunk is made resident ahead of need.
     pub(super) is_allocating_chunk: bool,
-    /// Order of the last allocation.
     pub(super) last_order: u8,
     /// `true` after the kernel refused memory that the bound allows. Chunks are then allocated only
     /// when an allocation needs one, not ahead of need.
@@ -103,6 +111,8 @@ pub(crate) struct Arena {
     folio_pages_max: AtomicU64,
     /// Mirror of the number of region pages in use.
     region_page_count: AtomicU64,
+    /// Pages to be evicted until the last run of fills is forgotten: a hint.
+    run_pages_left: AtomicU64,
     /// The stock of each CPU; none if frames are only taken under the lock.
     stocks: Box<[FrameStock]>,
 }
@@ -155,6 +165,7 @@ impl Arena {
             left_pages: AtomicU64::new(bound_bytes / FRAME_BYTES),
             folio_pages_max: AtomicU64::new(bound_bytes / PAGE_BYTES),
             region_page_count: AtomicU64::new(0),
+            run_pages_left: AtomicU64::new(0),
             stocks: Box::default(),
         };
         if !arena.has_huge_chunks() {
@@ -210,19 +221,45 @@ impl Arena {
         room_pages >= pages
     }
 
-    /// Returns the bound, in bytes.
     pub(crate) fn bound_bytes(&self) -> u64 {
         self.bound_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bound, in pages.
     pub(crate) fn bound_pages(&self) -> u64 {
         self.bound_bytes() / PAGE_BYTES
     }
 
-    /// Returns `true` if any region page is in use.
     pub(crate) fn has_region_pages(&self) -> bool {
         self.region_page_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that this thread is about to fill a page, whose predecessor in the file is resident if
+    /// `follows` is set. (A random reader of a file that is half resident makes a run once in
+    /// 30,000 pages.)
+    pub(crate) fn note_fill(&self, follows: bool) {
+        let filled_pages = if follows { FILLED_PAGES.get() + 1 } else { 1 };
+        FILLED_PAGES.set(filled_pages % RUN_PAGES);
+        if filled_pages == RUN_PAGES {
+            self.run_pages_left.store(self.remembered_pages(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the number of evicted pages after which a run is forgotten.
+    pub(crate) fn remembered_pages(&self) -> u64 {
+        (self.bound_pages() / REMEMBERED_DIVISOR).min(REMEMBERED_PAGES_MAX)
+    }
+
+    /// Returns `true` if pages were filled in runs recently. A sequential reader benefits from
+    /// adjacent frames, a random reader from a larger cache.
+    pub(crate) fn is_filled_in_runs(&self) -> bool {
+        self.run_pages_left.load(Ordering::Relaxed) > 0
+    }
+
+    /// Adds `pages` to the evicted pages. Callers serialize.
+    pub(crate) fn note_evicted(&self, pages: u64) {
+        // Relaxed, and not one atomic operation: a concurrent run may be forgotten.
+        let left_pages = self.run_pages_left.load(Ordering::Relaxed).saturating_sub(pages);
+        self.run_pages_left.store(left_pages, Ordering::Relaxed);
     }
 
     /// Takes a free frame from this CPU's stock, or allocates frames like [`Self::allocate`].
@@ -385,7 +422,6 @@ impl Arena {
         self.state.lock().budget.excess_bytes()
     }
 
-    /// Returns a snapshot of the memory use.
     pub(crate) fn usage(&self) -> ArenaUse {
         let state = self.state.lock();
         ArenaUse {
@@ -445,7 +481,6 @@ impl ArenaState {
         self.free_pages + self.growable_pages()
     }
 
-    /// Returns an empty chunk of another order.
     fn empty_chunk(&self, order: u8) -> Option<usize> {
         let others = (0..self.available.len()).filter(|other| *other != usize::from(order));
         let mut listed = others.flat_map(|other| self.available[other].chunks());
@@ -483,5 +518,26 @@ impl ArenaState {
         chunk.put(page);
         self.free_pages += 1 << chunk.order();
         self.list(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_filled_in_order_are_a_run() {
+        let bound_bytes = 1 << 20;
+        let features = Features::probe(&[]);
+        let arena = Arena::new(bound_bytes, bound_bytes, HugePages::Auto, features).unwrap();
+        arena.note_fill(false);
+        (2..RUN_PAGES).for_each(|_| arena.note_fill(true));
+        assert!(!arena.is_filled_in_runs());
+        (0..RUN_PAGES).for_each(|_| arena.note_fill(false));
+        assert!(!arena.is_filled_in_runs());
+        (1..RUN_PAGES).for_each(|_| arena.note_fill(true));
+        assert!(arena.is_filled_in_runs());
+        arena.note_evicted(arena.remembered_pages());
+        assert!(!arena.is_filled_in_runs());
     }
 }

@@ -62,13 +62,11 @@ impl ChunkSize {
         ((frame >> self.0) as usize, frame & (self.pages() - 1))
     }
 
-    /// Returns the frame of a page of a chunk.
     pub(super) fn frame_of(self, number: usize, page: u32) -> u32 {
         ((number as u32) << self.0) + page
     }
 }
 
-/// The use of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Not resident.
@@ -127,7 +125,6 @@ impl Chunk {
         self.size.pages() >> self.order()
     }
 
-    /// Returns the pages of slots.
     pub(super) fn pages_of(&self, slots: &Range<u32>) -> Range<u32> {
         slots.start << self.order()..slots.end << self.order()
     }
@@ -243,7 +240,6 @@ impl Chunk {
     }
 }
 
-/// Extents of the chunk.
 impl Chunk {
     fn extent_slots(&self) -> u32 {
         (EXTENT_PAGES >> self.order()).max(1)
@@ -314,7 +310,6 @@ impl Chunk {
 pub(super) struct Available {
     /// Chunks with sparse extents. The chunk listed longest is first: it probably has the most.
     sparse: VecDeque<u32>,
-    /// Chunks with partial slots.
     partial: VecDeque<u32>,
 }
 
@@ -325,7 +320,6 @@ impl Available {
     }
 }
 
-/// The lists that contain a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listed {
     sparse: bool,
@@ -409,7 +403,6 @@ fn relist(list: &mut VecDeque<u32>, number: usize, was_listed: bool, is_listed: 
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (1 << ORDER_MAX) / WORD_BITS as usize;
 
-/// One bit for each slot of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotBits([u64; WORDS]);
 
@@ -428,7 +421,6 @@ impl SlotBits {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Sets or clears a range of bits.
     fn set(&mut self, bits: Range<u32>, value: bool) {
         for number in bits.start / WORD_BITS..bits.end.div_ceil(WORD_BITS) {
             let base = number * WORD_BITS;

@@ -2,7 +2,6 @@
 
 use crate::page::{Flag, Folio};
 
-/// Names one of the lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListKind {
     /// Folios filled a short time ago.
@@ -32,7 +31,6 @@ const SHARE_DIVISOR: u64 = 10;
 /// was filled without reclaim, so they were there long enough.
 const CROWDED_DIVISOR: u64 = 5;
 
-/// Pages on each list.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ListSizes {
     pub(crate) fresh_pages: u64,
@@ -41,7 +39,6 @@ pub(crate) struct ListSizes {
 }
 
 impl ListSizes {
-    /// Returns the number of pages on all lists.
     pub(crate) fn listed_pages(&self) -> u64 {
         self.fresh_pages + self.old_pages + self.active_pages
     }

@@ -131,7 +131,6 @@ impl Lru {
         }
     }
 
-    /// Returns the number of pages on each list.
     pub(crate) fn sizes(&self) -> ListSizes {
         self.lists.lock().sizes()
     }
@@ -344,7 +343,6 @@ impl Lists {
         }
     }
 
-    /// Returns the oldest folio of a list.
     fn tail(&self, kind: ListKind) -> Option<FolioId> {
         let tail = match kind {
             ListKind::Fresh => self.fresh.tail,

@@ -57,7 +57,6 @@ impl FrameStock {
         Self::run_of(self.0.swap(Self::word_of(run), Ordering::Release))
     }
 
-    /// Returns the number of frames.
     pub(super) fn pages(&self) -> u64 {
         Self::run_of(self.0.load(Ordering::Relaxed)).len() as u64
     }

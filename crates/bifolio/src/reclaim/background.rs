@@ -41,7 +41,6 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the thread.
     pub(crate) fn start(reclaim: Arc<Reclaim>) -> Result<Self> {
         let shared = Arc::clone(&reclaim);
         let thread = OwnedThread::start("bifolio-reclaim", move || shared.run());

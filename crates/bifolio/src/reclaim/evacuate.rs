@@ -12,7 +12,7 @@
 //! file is: no sync searches for it on the dirty list.
 //!
 //! CLEARING an extent evicts or moves the neighbours of folios that `scan.rs` and `swapper.rs` have
-//! evicted, while pages are read or written in runs (`memory/read_history.rs`). Folios are evicted
+//! evicted, while pages are read or written in runs (`Arena::note_fill`). Folios are evicted
 //! one by one, in the order of their age, so that without this step the freed frames would be
 //! scattered between the remaining folios. A scan of a file would then be read into scattered
 //! frames, at half the speed after random writes. So an extent that is or soon will be mostly free
@@ -32,12 +32,11 @@
 //! and less must be moved. A large folio is an extent by itself. The work is bounded: an extent is
 //! examined once for each folio evicted from it.
 
-use super::evict::EvictedBatch;
-use super::scan::{EvictOutcome, ScanCounts};
+use super::scan::{EvictOutcome, EvictedBatch, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::inode::{Cleaner, Inode};
 use crate::memory::{EXTENT_PAGES, FrameKind, Purpose};
-use crate::page::{Flag, FolioId, LockedFolio, OldFolio, PAGE_BYTES, WriteState};
+use crate::page::{Flag, FolioId, FolioRef, LockedFolio, OldFolio, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use std::ops::Range;
@@ -138,6 +137,24 @@ impl Reclaim {
         (outcome, pages)
     }
 
+    /// Evicts a folio; if it is dirty, asks the flusher to write this folio.
+    fn pageout_one<'a>(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        folio: FolioRef<'a>,
+    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
+        let mut evicted = EvictedBatch::default();
+        let (outcome, folio) = self.evict(reclaim_lock, folio, false, &mut evicted);
+        evicted.free_here();
+        if outcome == EvictOutcome::Dirty
+            && let Some(locked) = folio.as_ref().and_then(FolioRef::try_lock)
+            && let Some(inode) = reclaim_lock.owner(&locked)
+        {
+            inode.write_folio_soon(&locked);
+        }
+        (outcome, folio)
+    }
+
     /// Moves a folio out of its extent to a partial slot of another one, or out of a chunk that is
     /// being emptied to a slot of another chunk; it keeps its position on its list. Returns `false`
     /// if the folio is in use, dirty for a device or under write-back, if there is no such slot, or
@@ -216,7 +233,6 @@ impl Extent {
         self.number * EXTENT_PAGES..(self.number + 1) * EXTENT_PAGES
     }
 
-    /// Returns the number of pages of `folios` of its folios.
     fn pages_of(self, folios: usize) -> u64 {
         folios as u64 * self.pages
     }
@@ -279,8 +295,7 @@ impl Reclaim {
             let Some(inode) = reclaim_lock.owner(&locked) else { return true };
             let is_for_device = inode.store.cleaner() == Cleaner::Flusher;
             if is_for_device {
-                let start = locked.index() * PAGE_BYTES;
-                inode.write_soon(start..start + locked.pages() * PAGE_BYTES);
+                inode.write_folio_soon(&locked);
             } else {
                 movable.push(*id);
             }

@@ -248,7 +248,7 @@ impl<'a> Invalidation<'a> {
             let is_writing = write_state.is_writing();
             return self.stays(if is_writing { Reason::Writeback } else { Reason::Dirty });
         }
-        if super::evict::is_pinned(&folio) {
+        if super::scan::is_pinned(&folio) {
             drop(lock);
             return self.doubt(folio);
         }

@@ -9,7 +9,7 @@
 //!      |            v
 //!      |     direct reclaim, one thread at a time:
 //!      |       shrink: scan growing shares of OLD and ACTIVE, from the tails scan.rs
-//!      |         each folio: busy? used? dirty -> the flusher; evict        evict.rs
+//!      |         each folio: busy? used? dirty -> the flusher; evict        scan.rs
 //!      |           dirty, of a memory file -> the swapper                   swapper.rs
 //!      |         by extent: evict or move the neighbours       evacuate.rs
 //!      |       freed the wrong sizes? evacuate a chunk                      evacuate.rs
@@ -42,15 +42,13 @@
 
 mod background;
 mod evacuate;
-mod evict;
 mod invalidate;
 mod scan;
 mod swapper;
 mod wait;
 
 pub(crate) use background::Background;
-pub(crate) use evict::is_pinned;
-pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
+pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
 pub(crate) use swapper::SwapThread;
 
 use crate::ablation::Ablation;
@@ -262,7 +260,7 @@ impl Reclaim {
         if self.arena().has_region_pages() && self.memory.region_reads.are_single() {
             return (bound_pages / LOW_DIVISOR_OF_SINGLES).clamp(ROUND_PAGES, LOW_PAGES_MAX);
         }
-        let has_runs = self.arena().has_region_pages() || self.memory.arena_fills.have_runs();
+        let has_runs = self.arena().has_region_pages() || self.arena().is_filled_in_runs();
         let at_least = if has_runs { LOW_PAGES_MIN } else { LOW_PAGES_MIN_OF_SINGLES };
         let at_least = at_least.min(bound_pages / 16).max(1);
         let part =

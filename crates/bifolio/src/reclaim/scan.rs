@@ -1,21 +1,22 @@
 //! Scans of the LRU lists: which folios are examined, in which order and how many. Each isolated
-//! folio is evicted (`evict.rs`), put back, or queued to be written. Never waits for storage.
+//! folio is evicted, put back, or queued to be written. Never waits for storage.
 //!
 //! ```text
 //!   shrink      growing shares of the lists, until it is enough
 //!     round     isolate a few at the tails of OLD and ACTIVE, and sort them:
-//!       evict   one folio of the arena, or the reason why it stays           evict.rs
+//!       evict   one folio of the arena, or the reason why it stays
 //!       swap    folios of memory files, for the swapper                      swapper.rs
 //!       unmap   folios of regions, many together                             unmap.rs
 //! ```
+//!
+//! The frames of folios that are evicted together are freed together ([`EvictedBatch`]).
 
-use super::evict::EvictedBatch;
 use super::swapper::SWAP_PAGES;
 use super::{Reclaim, ReclaimLock};
 use crate::inode::{Cleaner, Inode};
 use crate::maps::unmap::{Owners, Unmapping};
-use crate::memory::{EXTENT_PAGES, ListKind, ListSizes};
-use crate::page::{BATCH_SLOTS, Flag, FolioRef, PAGE_BYTES};
+use crate::memory::{EXTENT_PAGES, ListKind, ListSizes, Shadow};
+use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 
 /// log2 of the first share of a list to scan, one 4096th; the last share is all of it.
@@ -204,7 +205,7 @@ impl<'t> Scan<'t> {
         let sizes = memory.lru.sizes();
         let listed_pages = sizes.listed_pages();
         let share_pages = (listed_pages >> priority).max(super::ROUND_PAGES).min(listed_pages);
-        let evicts_early = memory.arena_fills.have_runs();
+        let evicts_early = memory.arena.is_filled_in_runs();
         let step_pages = if evicts_early { STEP_PAGES } else { BATCH_SLOTS as u64 };
         let (mut unscanned, mut scanned_pages) = (Unscanned::new(sizes), 0);
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
@@ -229,10 +230,10 @@ impl<'t> Scan<'t> {
             }
             self.evict_all(&mut batch);
             if self.unswapped.pages >= SWAP_PAGES {
-                self.swap();
+                self.queue_unswapped();
             }
         }
-        self.swap();
+        self.queue_unswapped();
     }
 
     /// Evicts isolated folios; those that stay return to a list, except those to be swapped out.
@@ -273,7 +274,7 @@ impl<'t> Scan<'t> {
 
     /// Queues the collected folios for the swapper, if that is wanted. Region folios that are not
     /// queued are added to the unmapping, because they may be clean.
-    fn swap(&mut self) {
+    fn queue_unswapped(&mut self) {
         let Unswapped { folios, .. } = std::mem::take(&mut self.unswapped);
         if folios.is_empty() {
             return;
@@ -470,7 +471,6 @@ pub(crate) enum EvictOutcome {
     Unwritten,
     /// Other threads hold references.
     Pinned,
-    /// Moved to other frames.
     Moved,
 }
 
@@ -484,4 +484,107 @@ impl EvictOutcome {
             Cleaner::Flusher | Cleaner::None => Self::Unwritten,
         }
     }
+}
+
+/// Folios that were evicted together, unlocked, and whose frames are freed together.
+#[derive(Debug, Default)]
+pub(super) struct EvictedBatch<'a>(Vec<Frozen<'a>>);
+
+impl EvictedBatch<'_> {
+    pub(super) fn free_here(mut self) {
+        Frozen::free_all(&mut self.0);
+    }
+
+    /// Frees the frames, and if pages were read in runs recently, clears the extents around them.
+    pub(super) fn free(
+        mut self,
+        reclaim: &Reclaim,
+        reclaim_lock: &ReclaimLock<'_>,
+        counts: &mut ScanCounts,
+    ) {
+        let memory = &reclaim.memory;
+        let is_compacted = memory.arena.is_filled_in_runs();
+        let place = |frozen: &Frozen<'_>| (frozen.id(), frozen.folio().pages());
+        let places: Vec<_> = self.0.iter().filter(|_| is_compacted).map(place).collect();
+        let pages = self.0.iter().map(|frozen| frozen.folio().pages()).sum();
+        Frozen::free_all(&mut self.0);
+        memory.arena.note_evicted(pages);
+        reclaim.compact(reclaim_lock, &places, counts);
+    }
+}
+
+impl Reclaim {
+    /// Evicts a folio that the caller has isolated, or returns it with the reason.
+    ///
+    /// With `second_chance`, a recently used folio stays. A dirty one always stays. One that is
+    /// evicted is added to `evicted`.
+    pub(super) fn evict<'a>(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        folio: FolioRef<'a>,
+        second_chance: bool,
+        evicted: &mut EvictedBatch<'a>,
+    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
+        let Some(locked) = folio.try_lock() else { return (EvictOutcome::Busy, Some(folio)) };
+        let Some(inode) = reclaim_lock.owner(&locked) else {
+            // Truncated: the thread that puts the last reference frees it.
+            return (EvictOutcome::Pinned, Some(folio));
+        };
+        if locked.flags.write_state().is_writing() {
+            let outcome = match inode.store.cleaner() {
+                Cleaner::Flusher => EvictOutcome::Busy,
+                _ => EvictOutcome::Swapping,
+            };
+            return (outcome, Some(folio));
+        }
+        if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
+            return (EvictOutcome::Activate, Some(folio));
+        }
+        // Checked before the references, because a thread that is about to write it back holds one,
+        // too.
+        if locked.flags.write_state().is_dirty() {
+            let mut outcome = EvictOutcome::of_dirty(inode);
+            if outcome == EvictOutcome::Dirty && inode.is_shut_for(folio.id()) {
+                outcome = EvictOutcome::Unwritten;
+            }
+            return (outcome, Some(folio));
+        }
+        if is_pinned(&folio) {
+            self.memory.counters.add(Counter::PgPinned, 1);
+            return (EvictOutcome::Pinned, Some(folio));
+        }
+        match inode.evict(folio, &locked, self.shadow_of(&locked)) {
+            Ok(frozen) => {
+                self.note_eviction(&locked, Counter::PgSteal);
+                frozen.note_removed();
+                evicted.0.push(frozen);
+                (EvictOutcome::Evicted, None)
+            }
+            Err(EvictError::Referenced(folio)) => {
+                self.memory.counters.add(Counter::PgPinned, 1);
+                (EvictOutcome::Pinned, Some(folio))
+            }
+            Err(EvictError::Dirty(folio)) => (EvictOutcome::Busy, Some(folio)),
+        }
+    }
+
+    /// Returns the shadow for the eviction of an isolated folio.
+    pub(crate) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
+        match ListKind::of(locked) {
+            ListKind::Active => self.memory.lru.make_far_shadow(),
+            ListKind::Fresh | ListKind::Old => self.memory.lru.make_shadow(locked.pages()),
+        }
+    }
+
+    pub(crate) fn note_eviction(&self, locked: &LockedFolio<'_>, counter: Counter) {
+        let unused = locked.flags.get(Flag::Readahead);
+        self.memory.counters.add(counter, 1);
+        self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
+    }
+}
+
+/// Returns `true` if there are more references than the table's and the isolation's: a hint, the
+/// freeze decides.
+pub(crate) fn is_pinned(folio: &FolioRef<'_>) -> bool {
+    folio.folio().references() > 2
 }

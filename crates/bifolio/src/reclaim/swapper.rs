@@ -34,8 +34,7 @@
 //! rounds that began after the call, if the last one was refused: so the swap was tried for this
 //! caller.
 
-use super::evict::{EvictedBatch, is_pinned};
-use super::scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
+use super::scan::{EvictOutcome, EvictedBatch, ScanControl, ScanCounts, WriteOut, is_pinned};
 use super::wait::{RetryBudget, SWEEP_PAUSE};
 use super::{Reclaim, ReclaimLock};
 use crate::error::{Error, Result};
@@ -109,7 +108,6 @@ impl Swapper {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of rounds that have begun.
     pub(super) fn rounds(&self) -> u64 {
         self.queue.lock().rounds
     }
@@ -230,7 +228,6 @@ impl Reclaim {
         Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
-    /// Returns `true` if the queue has room for a transfer.
     pub(super) fn has_room_in_queue(&self) -> bool {
         let pages_max = self.queue_pages_max();
         self.swapper.queue.lock().pages + SWAP_PAGES.min(pages_max) <= pages_max

@@ -360,7 +360,7 @@ impl Reclaim {
         let bound_pages = self.arena().bound_pages();
         let memory_pages =
             self.arena().folio_pages_max().saturating_sub(bound_pages / READS_DIVISOR);
-        if swap.pages() + pages > u64::from(swap.capacity_slots_max()) + memory_pages {
+        if swap.pages() + pages > u64::from(swap.slots.capacity_max()) + memory_pages {
             let unwritten_pages = self.memory.unswapped_pages.load(Ordering::Relaxed);
             let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
             return Err(self.full(counts, pages * PAGE_BYTES));
@@ -369,7 +369,7 @@ impl Reclaim {
         while swap.is_short_for(pages) {
             self.check_kept(GROUP_BYTES)?;
             self.charge(GROUP_BYTES)?;
-            if !swap.grow() {
+            if !swap.slots.grow() {
                 self.arena().uncharge(GROUP_BYTES);
             }
         }
@@ -380,7 +380,7 @@ impl Reclaim {
     /// and other files need tables, too.
     pub(super) fn check_kept(&self, more_bytes: u64) -> Result<()> {
         let kept_bytes = || {
-            let slots = self.swap.as_ref().map_or(0, |swap| u64::from(swap.capacity_slots()));
+            let slots = self.swap.as_ref().map_or(0, |swap| u64::from(swap.slots.capacity()));
             let slots_bytes = slots / u64::from(GROUP_SLOTS) * GROUP_BYTES;
             self.memory.tables.kept_pages() * TABLE_PAGE_BYTES + slots_bytes
         };

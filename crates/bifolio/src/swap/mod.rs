@@ -4,10 +4,10 @@
 //! slots and read them back. One swap serves all memory files of a cache.
 //!
 //! ```text
-//!   slot    0        1    2    3   ...                     slots.rs, slot_group.rs: used slots;
-//!                                                          preallocation.rs: allocated storage
+//!   slot    0        1    2    3   ...                     slots.rs: used slots
 //!         +--------+----+----+----+-----
-//!   file  | unused |    one page each, 4 KiB               temporary.rs: creates the file
+//!   file  | unused |    one page each, 4 KiB               storage.rs: creates the file, and
+//!                                                          allocates its storage
 //!         +--------+----+----+----+-----
 //!   memory           one word each: checksum, shadow       slot_metadata.rs
 //! ```
@@ -40,30 +40,25 @@
 //! pages and does not know folios. It waits only for the file system and for the lock of the slots;
 //! that lock is held during no system call, and no other lock is taken under it.
 
-mod preallocation;
-mod slot_group;
 mod slot_metadata;
 mod slots;
-mod temporary;
+mod storage;
 #[cfg(test)]
 mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use slot_group::GROUP_SLOTS;
-pub(crate) use slot_metadata::Mismatch;
-pub(crate) use slots::{GROUP_BYTES, SlotRun};
+pub(crate) use slots::{GROUP_BYTES, GROUP_SLOTS, SlotRun};
 
 use crate::error::{Error, Result};
 use crate::io::{self, Backing, DirectBacking, Guarded};
-use crate::memory::Shadow;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
-use preallocation::Preallocation;
 use slot_metadata::SlotMetadata;
 use slots::Slots;
+use storage::Preallocation;
 
 /// One slot in this many is spare.
 const SPARE_DIVISOR: u64 = 16;
@@ -90,8 +85,8 @@ pub(crate) struct Answers {
 pub(crate) struct Swap {
     backing: Arc<dyn DirectBacking>,
     name: String,
-    slots: Slots,
-    words: SlotMetadata,
+    pub(crate) slots: Slots,
+    pub(crate) words: SlotMetadata,
     preallocation: Preallocation,
     /// Pages of memory files that exist, in memory or in the swap: each may need a slot.
     pages: AtomicU64,
@@ -106,7 +101,7 @@ impl Swap {
     /// for the words.
     pub(crate) fn open(storage: SwapStorage, bytes_max: u64, features: &Features) -> Result<Self> {
         let backing: Arc<dyn DirectBacking> = match storage {
-            SwapStorage::In(directory) => Arc::new(temporary::open(&directory, features)?),
+            SwapStorage::In(directory) => Arc::new(storage::open(&directory, features)?),
             SwapStorage::Backing(backing) => Arc::new(Guarded::new(backing)?),
         };
         let slots = Slots::new(bytes_max);
@@ -147,22 +142,6 @@ impl Swap {
         self.preallocation.reach(&*self.backing, || self.slots.next(), limit);
     }
 
-    /// Takes a run of adjacent free slots: `wanted_pages`, at most [`GROUP_SLOTS`], or the longest
-    /// free run if none is that long. Returns `None` if that is shorter than `least_pages`.
-    ///
-    /// The run usually starts where the previous one ended. The caller frees the slots that it does
-    /// not use.
-    pub(crate) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
-        self.slots.take(wanted_pages, least_pages)
-    }
-
-    /// Records that the storage has accepted or refused a write to slots that the caller owns.
-    /// While it refuses writes past the highest slot ever written, only slots below that are
-    /// allocated, and one run per round above it.
-    pub(crate) fn note_written(&self, slots: SlotRun, is_written: bool) {
-        self.slots.note_written(slots, is_written);
-    }
-
     pub(crate) fn note_end(&self, error: Option<&Error>) {
         let mut answers = self.answers.lock();
         match error {
@@ -185,14 +164,6 @@ impl Swap {
         }
     }
 
-    /// Adds [`GROUP_SLOTS`] slots to the capacity, or as many as are left up to the maximum. The
-    /// caller has charged [`GROUP_BYTES`] and must release the charge if this returns `false`,
-    /// which means that the capacity is at its maximum.
-    #[must_use]
-    pub(crate) fn grow(&self) -> bool {
-        self.slots.grow()
-    }
-
     /// Adds `pages` new pages of a memory file. The caller has ensured the capacity for them.
     pub(crate) fn note_new_pages(&self, pages: u64) {
         self.pages.fetch_add(pages, Ordering::Relaxed);
@@ -212,8 +183,8 @@ impl Swap {
     pub(crate) fn is_short_for(&self, pages: u64) -> bool {
         let wanted = self.pages() + pages;
         let wanted = wanted + wanted / SPARE_DIVISOR + u64::from(GROUP_SLOTS) / 2;
-        let capacity = self.capacity_slots();
-        u64::from(capacity) < wanted && capacity < self.capacity_slots_max()
+        let capacity = self.slots.capacity();
+        u64::from(capacity) < wanted && capacity < self.slots.capacity_max()
     }
 
     /// Returns `true` if more capacity would provide adjacent slots for a folio of `pages` pages
@@ -222,50 +193,10 @@ impl Swap {
     pub(crate) fn wants_adjacent_slots(&self, pages: u32) -> bool {
         let capacity_max = 2 * (self.pages() + u64::from(GROUP_SLOTS));
         let is_in_pieces = pages > 1 && self.slots.longest() < pages;
-        is_in_pieces && u64::from(self.capacity_slots()) < capacity_max
+        is_in_pieces && u64::from(self.slots.capacity()) < capacity_max
     }
 
-    /// Returns the number of slots, free and used.
-    pub(crate) fn capacity_slots(&self) -> u32 {
-        self.slots.capacity()
-    }
-
-    /// Returns the number of slots after as many calls of [`Self::grow`] as possible.
-    pub(crate) fn capacity_slots_max(&self) -> u32 {
-        self.slots.capacity_max()
-    }
-
-    /// Returns `true` if slots are free or can be added.
     pub(crate) fn has_free_slots(&self) -> bool {
-        self.used_slots() < self.capacity_slots_max()
-    }
-
-    /// Returns the number of slots that have an owner.
-    pub(crate) fn used_slots(&self) -> u32 {
-        self.slots.used()
-    }
-
-    /// Stores the checksum of a page that is about to be written to `slot` (SWAP-4). Its shadow is
-    /// zero until [`Self::set_shadow`].
-    pub(crate) fn seal(&self, slot: u32, page: &[u8; PAGE_BYTES]) {
-        self.words.seal(slot, page);
-    }
-
-    /// Compares a page that was read from `slot` with the stored checksum (SWAP-4).
-    pub(crate) fn check(
-        &self,
-        slot: u32,
-        page: &[u8; PAGE_BYTES],
-    ) -> std::result::Result<(), Mismatch> {
-        self.words.check(slot, page)
-    }
-
-    /// Stores the shadow of an eviction, because the Entry holds the slot.
-    pub(crate) fn set_shadow(&self, slot: u32, shadow: Shadow) {
-        self.words.set_shadow(slot, shadow);
-    }
-
-    pub(crate) fn shadow(&self, slot: u32) -> Shadow {
-        self.words.shadow(slot)
+        self.slots.used() < self.slots.capacity_max()
     }
 }

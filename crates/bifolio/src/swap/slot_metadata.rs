@@ -42,7 +42,7 @@ pub(crate) struct Mismatch {
 
 /// The words of all slots; see the [module documentation](self).
 #[derive(Debug)]
-pub(super) struct SlotMetadata {
+pub(crate) struct SlotMetadata {
     words: ReservedArray<AtomicU64>,
 }
 
@@ -53,23 +53,23 @@ impl SlotMetadata {
 
     /// Stores the checksum of the page that is about to be written to a slot, and clears its
     /// shadow.
-    pub(super) fn seal(&self, slot: u32, page: &[u8; PAGE_BYTES]) {
+    pub(crate) fn seal(&self, slot: u32, page: &[u8; PAGE_BYTES]) {
         self.store(slot, crc32fast::hash(page).into());
     }
 
     /// Compares a page read from a slot with the stored checksum.
-    pub(super) fn check(&self, slot: u32, page: &[u8; PAGE_BYTES]) -> Result<(), Mismatch> {
+    pub(crate) fn check(&self, slot: u32, page: &[u8; PAGE_BYTES]) -> Result<(), Mismatch> {
         let expected = (self.load(slot) & CHECKSUM_MASK) as u32;
         let found = crc32fast::hash(page);
         if found == expected { Ok(()) } else { Err(Mismatch { expected, found }) }
     }
 
-    pub(super) fn set_shadow(&self, slot: u32, shadow: Shadow) {
+    pub(crate) fn set_shadow(&self, slot: u32, shadow: Shadow) {
         debug_assert!(shadow.0 <= VALUE_MAX, "{shadow:?}");
         self.store(slot, (self.load(slot) & CHECKSUM_MASK) | (shadow.0 << SHADOW_SHIFT));
     }
 
-    pub(super) fn shadow(&self, slot: u32) -> Shadow {
+    pub(crate) fn shadow(&self, slot: u32) -> Shadow {
         Shadow(self.load(slot) >> SHADOW_SHIFT)
     }
 

@@ -10,7 +10,7 @@
 //! ```text
 //!   group_reach   [ 512 ............ | 31 ............ | 4 ...    the largest reach of 512 groups
 //!   reach          [ 512 | 0 | 7 | 40 |                            longest run that begins there
-//!   groups         [ 512 slots, a bit each |                       slot_group.rs
+//!   groups         [ 512 slots, a bit each |
 //! ```
 //!
 //! A run is at most as long as a group, so one that begins in a group ends there or in the next;
@@ -26,9 +26,10 @@
 //! may need a slot grows. It never shrinks: groups stay, and their freed slots are reused before
 //! the capacity grows.
 
-use super::slot_group::{GROUP_SLOTS, SlotGroup};
 use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU32, Mutex, Ordering};
+use std::iter;
+use std::ops::Range;
 
 /// Cost of a group in bytes: a word for each slot (`slot_metadata.rs`), and its bits and reach,
 /// counted three times because a vector holds them several times while it grows.
@@ -49,13 +50,12 @@ const GROUP_STEPS: usize = if cfg!(test) { 3 } else { 512 };
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRun {
     pub(crate) first: u32,
-    /// Number of slots, one for each page.
     pub(crate) pages: u32,
 }
 
 /// The slots of a swap file; see the [module documentation](self).
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     state: Mutex<SlotsState>,
     /// First slot past the end of the file.
     end: u32,
@@ -93,8 +93,12 @@ impl Slots {
         self.end
     }
 
-    /// Implements [`Swap::take`](super::Swap::take).
-    pub(super) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
+    /// Takes a run of adjacent free slots: `wanted_pages`, at most [`GROUP_SLOTS`], or the longest
+    /// free run if none is that long. Returns `None` if that is shorter than `least_pages`.
+    ///
+    /// The run usually starts where the previous one ended. The caller frees the slots that it does
+    /// not use.
+    pub(crate) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         debug_assert!(0 < least_pages && least_pages <= wanted_pages);
         debug_assert!(wanted_pages <= GROUP_SLOTS, "{wanted_pages} pages");
         let mut state = self.state.lock();
@@ -105,8 +109,10 @@ impl Slots {
         Some(run)
     }
 
-    /// Records that a run that the caller owns was written or refused.
-    pub(super) fn note_written(&self, run: SlotRun, is_written: bool) {
+    /// Records that the storage has accepted or refused a write to slots that the caller owns.
+    /// While it refuses writes past the highest slot ever written, only slots below that are
+    /// allocated, and one run per round above it.
+    pub(crate) fn note_written(&self, run: SlotRun, is_written: bool) {
         let mut state = self.state.lock();
         let end = run.first + run.pages;
         if end > state.written_end {
@@ -129,15 +135,18 @@ impl Slots {
         self.state.lock().cursor
     }
 
-    /// Implements [`Swap::give_back`](super::Swap::give_back).
-    pub(super) fn give_back(&self, run: SlotRun) {
+    /// Frees slots that the caller owns; they may be parts of several runs.
+    pub(crate) fn give_back(&self, run: SlotRun) {
         debug_assert!(run.first > HEADER_SLOT && run.first < self.end);
         self.state.lock().set(run, true);
         self.used.fetch_sub(run.pages, Ordering::Relaxed);
     }
 
-    /// Adds a group. Returns `false` if every slot has one already.
-    pub(super) fn grow(&self) -> bool {
+    /// Adds [`GROUP_SLOTS`] slots to the capacity, or as many as are left up to the maximum. The
+    /// caller has charged [`GROUP_BYTES`] and must release the charge if this returns `false`,
+    /// which means that the capacity is at its maximum.
+    #[must_use]
+    pub(crate) fn grow(&self) -> bool {
         let mut state = self.state.lock();
         let start = state.groups.len() as u32 * GROUP_SLOTS;
         let end = self.end.saturating_sub(start).min(GROUP_SLOTS);
@@ -157,15 +166,17 @@ impl Slots {
         self.state.lock().longest()
     }
 
-    pub(super) fn capacity(&self) -> u32 {
+    /// Returns the number of slots, free and used.
+    pub(crate) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    pub(super) fn capacity_max(&self) -> u32 {
+    /// Returns the number of slots after as many calls of [`Self::grow`] as possible.
+    pub(crate) fn capacity_max(&self) -> u32 {
         self.end.saturating_sub(HEADER_SLOT + 1)
     }
 
-    pub(super) fn used(&self) -> u32 {
+    pub(crate) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }
 }
@@ -308,6 +319,68 @@ impl SlotsState {
         let group = group / GROUP_STEPS;
         let groups = group * GROUP_STEPS..self.groups.len().min((group + 1) * GROUP_STEPS);
         self.group_reach[group] = self.reach[groups].iter().copied().max().unwrap_or(0);
+    }
+}
+
+pub(crate) const GROUP_SLOTS: u32 = 512;
+const WORD_SLOTS: u32 = u64::BITS;
+const WORDS: usize = (GROUP_SLOTS / WORD_SLOTS) as usize;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct SlotGroup {
+    free: [u64; WORDS],
+}
+
+impl SlotGroup {
+    /// Returns the number of free slots at the start.
+    pub(super) fn head(&self) -> u32 {
+        self.next(0, false)
+    }
+
+    pub(super) fn free_slots(&self) -> u32 {
+        self.free.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Returns `true` if all of `slots` are free, or, with `free` unset, all are used.
+    pub(super) fn is_all(&self, slots: Range<u32>, free: bool) -> bool {
+        self.next(slots.start, !free) >= slots.end
+    }
+
+    pub(super) fn set(&mut self, slots: Range<u32>, free: bool) {
+        for (number, word) in (0..).zip(&mut self.free) {
+            let base = number * WORD_SLOTS;
+            let start = slots.start.clamp(base, base + WORD_SLOTS) - base;
+            let end = slots.end.clamp(base, base + WORD_SLOTS) - base;
+            if start < end {
+                let mask = (u64::MAX >> (WORD_SLOTS - (end - start))) << start;
+                *word = if free { *word | mask } else { *word & !mask };
+            }
+        }
+    }
+
+    /// Returns the runs of free slots at and after `from`, cut at the end of the group.
+    pub(super) fn runs(&self, from: u32) -> impl Iterator<Item = Range<u32>> {
+        let mut end = from;
+        iter::from_fn(move || {
+            let start = self.next(end, true);
+            end = self.next(start, false);
+            (start < GROUP_SLOTS).then_some(start..end)
+        })
+    }
+
+    /// Returns the first slot at or after `from` that is free (or used, with `free` unset), or
+    /// [`GROUP_SLOTS`] if there is none.
+    fn next(&self, from: u32, free: bool) -> u32 {
+        let mut slot = from;
+        while slot < GROUP_SLOTS {
+            let word = self.free[(slot / WORD_SLOTS) as usize];
+            let ahead = (if free { word } else { !word }) >> (slot % WORD_SLOTS);
+            if ahead != 0 {
+                return slot + ahead.trailing_zeros();
+            }
+            slot = (slot / WORD_SLOTS + 1) * WORD_SLOTS;
+        }
+        GROUP_SLOTS
     }
 }
 
@@ -524,5 +597,45 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!(slots.used(), kept);
+    }
+
+    fn with_free(ranges: &[Range<u32>]) -> SlotGroup {
+        let mut group = SlotGroup::default();
+        for range in ranges {
+            group.set(range.clone(), true);
+        }
+        group
+    }
+
+    fn all_free() -> SlotGroup {
+        SlotGroup { free: [u64::MAX; WORDS] }
+    }
+
+    #[test]
+    fn runs_are_found_across_words_and_at_both_ends() {
+        let ranges = [0..3, 60..70, 127..129, 192..256, 511..512];
+        let group = with_free(&ranges);
+        assert_eq!(group.runs(0).collect::<Vec<_>>(), ranges);
+        assert_eq!(group.runs(65).next(), Some(65..70));
+        assert_eq!(group.runs(70).next(), Some(127..129));
+        assert_eq!((group.runs(510).next(), group.runs(510).count()), (Some(511..512), 1));
+        assert_eq!((group.head(), group.free_slots()), (3, 3 + 10 + 2 + 64 + 1));
+        assert_eq!(with_free(&[]).runs(0).next(), None);
+        assert_eq!(all_free().head(), GROUP_SLOTS);
+    }
+
+    #[test]
+    fn set_changes_exactly_the_slots_of_its_range() {
+        for range in [0..1, 63..64, 63..65, 0..64, 64..128, 5..200, 448..512, 0..512] {
+            let set = with_free(std::slice::from_ref(&range));
+            let mut cleared = all_free();
+            cleared.set(range.clone(), false);
+            for slot in 0..GROUP_SLOTS {
+                assert_eq!(set.is_all(slot..slot + 1, true), range.contains(&slot), "{range:?}");
+                assert_eq!(cleared.is_all(slot..slot + 1, false), range.contains(&slot));
+            }
+            assert!(set.is_all(range.clone(), true) && cleared.is_all(range.clone(), false));
+            assert!(range.end == GROUP_SLOTS || !set.is_all(range.start..range.end + 1, true));
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{SlotRun, Swap, SwapStorage, temporary};
+use super::{SlotRun, Swap, SwapStorage, storage};
 use crate::error::ErrorKind;
 use crate::io::{DirectBacking, DiskFile, DiskOptions, IoBuffer};
 use crate::sys::file;
@@ -29,7 +29,7 @@ fn page(byte: u8) -> [u8; PAGE_BYTES] {
 }
 
 fn write(swap: &Swap, slot: u32, page: &[u8; PAGE_BYTES]) {
-    swap.seal(slot, page);
+    swap.words.seal(slot, page);
     let buffer = IoBuffer::from_bytes(page);
     let position = Swap::position_bytes(slot);
     let count = swap.backing().write_at(&buffer.source(), position).unwrap();
@@ -61,20 +61,20 @@ fn every_kind_of_swap_returns_its_pages_and_rejects_others() {
     let own = Arc::new(DiskFile::open_with(&path, &options, &Features::probe(&[])).unwrap());
     for place in [SwapStorage::In(directory.path().to_owned()), SwapStorage::Backing(own)] {
         let swap = open(place.clone()).unwrap();
-        assert!(swap.grow());
-        let SlotRun { first, pages } = swap.take(3, 3).unwrap();
-        assert_eq!((pages, swap.used_slots()), (3, 3));
+        assert!(swap.slots.grow());
+        let SlotRun { first, pages } = swap.slots.take(3, 3).unwrap();
+        assert_eq!((pages, swap.slots.used()), (3, 3));
         for (slot, byte) in (first..).zip([1, 2, 2]) {
             write(&swap, slot, &page(byte));
         }
         for (slot, byte) in (first..).zip([1, 2, 2]) {
             let found = read(&swap, slot);
             assert_eq!(found, page(byte), "{place:?}");
-            assert_eq!(swap.check(slot, &found), Ok(()));
+            assert_eq!(swap.words.check(slot, &found), Ok(()));
         }
-        assert!(swap.check(first, &read(&swap, first + 1)).is_err());
+        assert!(swap.words.check(first, &read(&swap, first + 1)).is_err());
         swap.give_back(first, pages);
-        assert_eq!(swap.used_slots(), 0);
+        assert_eq!(swap.slots.used(), 0);
     }
 }
 
@@ -82,9 +82,9 @@ fn every_kind_of_swap_returns_its_pages_and_rejects_others() {
 fn a_temporary_file_has_no_name_and_only_its_owner_may_read() {
     let directory = tempfile::tempdir().unwrap();
     let features = Features::probe(&[]);
-    let unlinked = temporary::open_unlinked(directory.path(), &features).unwrap();
+    let unlinked = storage::open_unlinked(directory.path(), &features).unwrap();
     assert_eq!(metadata(&unlinked).nlink(), 0);
-    if let Some(unnamed) = temporary::open_unnamed(directory.path(), &features) {
+    if let Some(unnamed) = storage::open_unnamed(directory.path(), &features) {
         assert_eq!(metadata(&unnamed).nlink(), 0);
         assert_ne!(unnamed.identity(), unlinked.identity());
     } else {
@@ -117,14 +117,14 @@ fn the_file_has_storage_before_the_first_write() {
     let swap = open_in(directory.path());
     let metadata = || metadata(&**swap.backing());
     for _ in 0..2 {
-        assert!(swap.grow());
+        assert!(swap.slots.grow());
         assert_eq!(metadata().blocks(), 0);
         swap.set_storage_aside();
         // Not a byte more than the slots need.
-        let end_bytes = Swap::position_bytes(swap.capacity_slots() + 1);
+        let end_bytes = Swap::position_bytes(swap.slots.capacity() + 1);
         assert_eq!(metadata().len(), end_bytes);
         assert!(metadata().blocks() * 512 >= end_bytes);
-        let run = swap.take(3, 1).unwrap();
+        let run = swap.slots.take(3, 1).unwrap();
         write(&swap, run.first, &page(1));
         assert_eq!(read(&swap, run.first), page(1));
         swap.give_back(run.first, run.pages);
@@ -141,7 +141,7 @@ fn a_file_on_a_tmpfs_takes_no_memory_ahead() {
         return skip("tmpfs", "/dev/shm is not a tmpfs");
     }
     let swap = open_in(directory.path());
-    assert!(swap.grow());
+    assert!(swap.slots.grow());
     swap.set_storage_aside();
     assert_eq!(metadata(&**swap.backing()).len(), 0);
 }

@@ -31,6 +31,7 @@ struct Engine {
 impl Engine {
     fn new(refusals: u64) -> Arc<Self> {
         let list = DirtyList::new(DirtyPages::alone(&Arc::new(AtomicU64::new(0))));
+        list.keep_lsns();
         list.with_lsns(|lsns| lsns.grow(4));
         Arc::new(Self {
             folios: one_folio(),

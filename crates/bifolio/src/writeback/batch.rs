@@ -41,7 +41,6 @@ const IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
 /// Bytes that are worth a system call.
 const CALL_BYTES: u64 = 256 << 10;
 
-/// All pages of any file.
 pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
@@ -119,7 +118,6 @@ pub(crate) struct WriteBatch<'a> {
     /// Folios of a store that chooses their place, begun and not started, and their pages.
     gathered: SmallVec<[WriteVictim<'a>; 1]>,
     gathered_pages: u64,
-    /// Transfers that are ready, and their bytes.
     ready: VecDeque<(Transfer, WriteIo<'a>)>,
     ready_bytes: u64,
     queue: Queue<'a, WriteIo<'a>>,
@@ -164,7 +162,9 @@ pub(crate) struct Written {
 impl Written {
     pub(super) fn add(&mut self, other: Self) {
         self.folios += other.folios;
-        self.held = HeldBack::sum(self.held, other.held);
+        if other.held.is_some() {
+            self.held = HeldBack::sum(self.held, other.held);
+        }
         self.refusal = other.refusal.or(self.refusal.take());
         self.error = other.error.or(self.error.take());
     }

@@ -215,7 +215,9 @@ impl Device {
         // file's dirty list.
         for inode in self.dirty_files() {
             if inode.dirty.delist() {
-                inode.free_lsns();
+                if inode.has_gate() {
+                    inode.free_lsns();
+                }
                 clean.insert(Arc::as_ptr(&inode));
             }
         }

@@ -34,7 +34,7 @@
 //!
 //! Longer than 600 lines only with its tests, which use its private items.
 
-use super::lsns::{HeldBack, Lsns, may_pass};
+use super::lsns::{Lsns, may_pass};
 use super::throttle::DirtyPages;
 use crate::page::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
 use crate::sync::{Condvar, Mutex, Ordering, blocking};
@@ -75,7 +75,7 @@ struct DirtyState {
     /// Set if the file is on the flusher's list of files that may have something dirty.
     is_enlisted: bool,
     /// LSNs of its folios, if it has a write gate.
-    lsns: Lsns,
+    lsns: Option<Box<Lsns>>,
 }
 
 impl Default for DirtyState {
@@ -91,7 +91,7 @@ impl Default for DirtyState {
             in_flight: VecDeque::from([0]),
             oldest_epoch: 0,
             is_enlisted: false,
-            lsns: Lsns::default(),
+            lsns: None,
         }
     }
 }
@@ -123,7 +123,6 @@ pub(crate) enum NotBegun {
     },
 }
 
-/// Some of the oldest dirty folios.
 #[derive(Debug)]
 pub(crate) struct DirtyFolios<'a> {
     pub(crate) folios: Vec<FolioRef<'a>>,
@@ -234,7 +233,9 @@ impl DirtyList {
             return 0;
         }
         state.unlink(folios, id);
-        state.lsns.remove(id);
+        if let Some(lsns) = &mut state.lsns {
+            lsns.remove(id);
+        }
         folios.get(id).pages()
     }
 
@@ -263,9 +264,11 @@ impl DirtyList {
         durable: u64,
     ) -> Result<InFlight, NotBegun> {
         let mut state = self.state.lock();
-        let lsn = state.lsns.highest_of(id);
-        if !may_pass(lsn, durable) {
-            return Err(NotBegun::HeldBack { lsn });
+        if let Some(lsns) = &state.lsns {
+            let lsn = lsns.highest_of(id);
+            if !may_pass(lsn, durable) {
+                return Err(NotBegun::HeldBack { lsn });
+            }
         }
         if folios.get(id).flags.transition_to_writing() != Listing::Remove {
             return Err(NotBegun::NotDirty);
@@ -284,7 +287,9 @@ impl DirtyList {
             pages += folios.get(id).pages();
             let listing = folios.get(id).flags.transition_to_written();
             debug_assert_eq!(listing, Listing::Keep);
-            state.lsns.note_written(id);
+            if let Some(lsns) = &mut state.lsns {
+                lsns.note_written(id);
+            }
             state.end_in_epoch(in_flight);
         }
         self.note_ended(&mut state, pages);
@@ -318,29 +323,34 @@ impl DirtyList {
         }
     }
 
+    /// Keeps LSNs from now on: the file has a write gate.
+    pub(crate) fn keep_lsns(&self) {
+        self.state.lock().lsns.get_or_insert_default();
+    }
+
+    /// Calls `use_lsns` with the LSNs of the folios; the default of `R` if the file keeps none.
+    pub(crate) fn with_lsns<R: Default>(&self, use_lsns: impl FnOnce(&mut Lsns) -> R) -> R {
+        self.state.lock().lsns.as_deref_mut().map(use_lsns).unwrap_or_default()
+    }
+
+    /// Notes that a flush begins, for the LSNs of what was written before.
+    pub(crate) fn begin_flush(&self) {
+        self.with_lsns(Lsns::begin_flush);
+    }
+
+    pub(crate) fn end_flush(&self, is_durable: bool) {
+        self.with_lsns(|lsns| lsns.end_flush(is_durable));
+    }
+
     /// GATE-W2: adds an LSN to a folio, which the caller has locked and marks dirty next.
     /// Returns `false`, with nothing changed, if the table of LSNs must grow first.
     pub(crate) fn try_add_lsn(&self, id: FolioId, lsn: u64) -> bool {
-        self.state.lock().lsns.add(id, lsn)
+        self.with_lsns(|lsns| lsns.add(id, lsn))
     }
 
     /// Returns the highest LSN of a folio; 0 if it is clean or has none.
     pub(crate) fn lsn_of(&self, id: FolioId) -> u64 {
-        self.state.lock().lsns.highest_of(id)
-    }
-
-    pub(crate) fn with_lsns<R>(&self, use_lsns: impl FnOnce(&mut Lsns) -> R) -> R {
-        use_lsns(&mut self.state.lock().lsns)
-    }
-
-    /// Returns the highest LSN of any folio, other than uncommitted ones, if it is above `durable`.
-    pub(crate) fn highest_lsn_above(&self, durable: u64) -> u64 {
-        self.state.lock().lsns.highest_above(durable)
-    }
-
-    /// Returns the folios that are held back while the log is durable up to `durable`.
-    pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
-        self.state.lock().lsns.held_back(durable)
+        self.with_lsns(|lsns| lsns.highest_of(id))
     }
 
     /// S4: blocks until everything that was in flight at the call has ended.

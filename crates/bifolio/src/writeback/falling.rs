@@ -34,7 +34,6 @@ const ON_ONE_DEVICE: &str = "dirty on one device";
 /// Dirty pages that a lower bound does not allow.
 struct Excess {
     device: Arc<Device>,
-    /// A file that has some of them.
     inode: Arc<Inode>,
     pages: u64,
     max_pages: u64,

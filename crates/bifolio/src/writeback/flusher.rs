@@ -112,7 +112,6 @@ pub(crate) struct Flusher {
     /// Lower bound on the dirty limit, pages: two of the largest folios of any file, so that a
     /// writer of such folios is not throttled for the first one.
     floor_pages: AtomicU64,
-    /// Number of devices with dirty pages.
     dirty_devices: Arc<AtomicU64>,
     pub(super) roster: Mutex<Roster>,
     /// Signalled when a device is called, and when the threads must stop.

@@ -185,7 +185,7 @@ fn call<R>(inode: u64, gate: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
 
 impl Gate {
     /// Returns the LSN up to which the log is known to be durable.
-    pub(super) fn durable(&self) -> u64 {
+    pub(crate) fn durable(&self) -> u64 {
         self.known.get()
     }
 
@@ -309,56 +309,46 @@ impl Asker {
     }
 }
 
-/// A write-out at the gate of its file. A file may get its gate after the write-out has begun, so
-/// each step looks for it.
-#[derive(Debug)]
-pub(super) struct Passage<'a> {
-    inode: &'a Inode,
-    /// Set to have the log made durable; otherwise that is asked for in the background.
-    is_patient: bool,
-    opened: std::result::Result<(), Arc<io::Error>>,
-}
+/// A patient write-out at the gate of its file, or why the gate refused. A file may get its gate
+/// after the write-out has begun, so each step looks for it.
+pub(super) type Opened = std::result::Result<(), Arc<io::Error>>;
 
-impl<'a> Passage<'a> {
-    /// Begins a write-out. A patient one makes the log durable for all dirty folios of the file
-    /// that have an LSN, and blocks for the gate.
-    pub(super) fn begin(inode: &'a Inode, is_patient: bool) -> Self {
-        let mut passage = Self { inode, is_patient, opened: Ok(()) };
-        if let Some(gate) = inode.gate.get().filter(|_| is_patient) {
-            passage.open(gate, inode.dirty.highest_lsn_above(gate.durable()));
-        }
-        passage
-    }
-
-    fn open(&mut self, gate: &Gate, lsn: u64) {
-        self.opened = gate.make_durable(self.inode.address, lsn);
+impl Gate {
+    /// Makes the log durable for all dirty folios of the file that have an LSN. Blocks for the
+    /// gate.
+    pub(super) fn open_for_all(&self, inode: &Inode) -> Opened {
+        let durable = self.durable();
+        self.make_durable(inode.address, inode.dirty.with_lsns(|it| it.highest_above(durable)))
     }
 
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
     /// LSN, unless that failed before. Blocks for the gate.
-    pub(super) fn open_for(&mut self, id: FolioId) {
-        let Some(gate) = self.inode.gate.get().filter(|_| self.opened.is_ok()) else { return };
-        let lsn = self.inode.dirty.lsn_of(id);
+    pub(super) fn open_for(&self, inode: &Inode, id: FolioId, opened: &mut Opened) {
+        let lsn = inode.dirty.lsn_of(id);
         // One that is not committed stays behind the gate.
-        if lsn != UNCOMMITTED {
-            self.open(gate, lsn);
+        if opened.is_ok() && lsn != UNCOMMITTED {
+            *opened = self.make_durable(inode.address, lsn);
         }
     }
+}
 
-    /// Ends a write-out of `bytes` of the file. Returns the refusal to a patient one if folios were
-    /// held back.
-    pub(super) fn end(self, held: Option<HeldBack>, bytes: &Range<u64>) -> Option<Refusal> {
-        let held = held?;
-        if self.is_patient {
-            return Some(self.inode.refusal(held, self.opened.err()));
+impl Inode {
+    /// Ends a write-out of `bytes` whose folios were held back. Returns the refusal to a patient
+    /// one; otherwise asks in the background to let them pass.
+    pub(super) fn end_held_back(
+        &self,
+        held: HeldBack,
+        opened: Option<Opened>,
+        bytes: &Range<u64>,
+    ) -> Option<Refusal> {
+        if let Some(opened) = opened {
+            return Some(self.refusal(held, opened.err()));
         }
-        let range = (*bytes != ALL_BYTES).then(|| bytes.clone());
-        self.inode.ask_gate(held, range);
+        self.ask_gate(held, (*bytes != ALL_BYTES).then(|| bytes.clone()));
         None
     }
 }
 
-/// The gate of a file.
 impl Inode {
     /// Sets the gate, or replaces it by one for the same log.
     pub(crate) fn set_gate(&self, user: Arc<dyn WriteGate>) {
@@ -368,22 +358,13 @@ impl Inode {
             asks: Mutex::default(),
             pause_ended: Condvar::default(),
         };
+        self.dirty.keep_lsns();
         let gate = self.gate.get_or_init(|| Arc::new(new));
         let old = std::mem::replace(&mut *gate.user.lock(), user);
         // It may be the last reference: the gate is dropped without the lock.
         drop(old);
         gate.forget_failure();
         gate.refresh(self.address);
-    }
-
-    pub(crate) fn has_gate(&self) -> bool {
-        self.gate.get().is_some()
-    }
-
-    /// Returns the LSN up to which the log is known to be durable. Without a gate it is 0, which is
-    /// enough for changes without an LSN: a write-out under way when a gate is set respects it.
-    pub(super) fn known_durable(&self) -> u64 {
-        self.gate.get().map_or(NO_LSN, |gate| gate.durable())
     }
 
     /// Asks the gate how far the log is durable. The caller holds no lock.
@@ -478,7 +459,7 @@ impl Inode {
     /// Returns why the gate holds dirty bytes back, if it does.
     pub(crate) fn held_back(&self) -> Option<Refusal> {
         let gate = self.gate.get()?;
-        let held = self.dirty.held_back(gate.durable())?;
+        let held = self.dirty.with_lsns(|lsns| lsns.held_back(gate.durable()))?;
         Some(self.refusal(held, gate.failure()))
     }
 

@@ -55,7 +55,6 @@
 mod batch;
 mod device;
 mod dirty;
-mod errors;
 #[cfg(not(all(test, loom)))]
 mod falling;
 mod flush;
@@ -68,11 +67,10 @@ mod throttle;
 pub(crate) use batch::{CopyAt, WriteBatch, WriteIo, WriteVictim};
 pub(crate) use device::{Device, NoRoom, RoomForDirt};
 pub(crate) use dirty::{DirtyList, InFlight};
-pub(crate) use errors::{ErrorCursor, WriteErrors};
 pub(crate) use flush::Flushes;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub use gate::WriteGate;
 pub(crate) use gate::{Gate, is_inside_any};
 pub(crate) use lsns::NO_LSN;
-pub(crate) use sync::{ALL_BYTES, CheckpointMark};
+pub(crate) use sync::{ALL_BYTES, CheckpointMark, ErrorCursor, WriteErrors};
 pub(crate) use throttle::DirtyPages;

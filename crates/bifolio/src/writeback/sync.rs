@@ -1,16 +1,18 @@
 //! Syncs: when one returns, everything dirty at the call is on the device, or an error is returned.
+//!
+//! Write errors are recorded once, and reported once to every handle that was open. Modelled on the
+//! kernel's `errseq_t`: a number that grows with each error, and a cursor in each handle. A clone
+//! of a handle shares its cursor, like a duplicated descriptor.
 
 use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
 use super::dirty::{DirtyFolios, Walk};
-use super::errors::ErrorCursor;
 use super::flush::Wants;
-use super::gate::{Passage, Refusal};
-use super::lsns::Lsns;
+use super::gate::{Opened, Refusal};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::page::{FolioId, FolioRef, PAGE_BYTES};
+use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::sync::{Backoff, Ordering};
+use crate::sync::{AtomicU64, Backoff, Mutex, Ordering};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -60,7 +62,10 @@ impl Inode {
     /// write-out has the log made durable; others ask for that in the background.
     fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
-        let mut passage = Passage::begin(self, wanted.patient);
+        let mut opened = match self.gate.get() {
+            Some(it) if wanted.patient => it.open_for_all(self),
+            _ => Ok(()),
+        };
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before folios are written out");
         let mut progress = Progress::default();
@@ -75,7 +80,7 @@ impl Inode {
             let mut written = batch.finish();
             if wanted.patient {
                 written.held = None;
-                written.add(self.write_out_busy(busy, &wanted.pages, &mut passage));
+                written.add(self.write_out_busy(busy, &wanted.pages, &mut opened));
             }
             progress.begun_folios += of_batch.begun_folios;
             progress.has_failed |= written.error.is_some();
@@ -86,7 +91,10 @@ impl Inode {
                 backoff.wait();
             }
         }
-        total.refusal = passage.end(total.held.take(), &wanted.bytes());
+        if let Some(held) = total.held.take() {
+            let opened = wanted.patient.then_some(opened);
+            total.refusal = self.end_held_back(held, opened, &wanted.bytes());
+        }
         total
     }
 
@@ -97,6 +105,12 @@ impl Inode {
         {
             self.flusher.send(device, Duration::ZERO);
         }
+    }
+
+    /// Asks for a locked folio like [`Self::write_soon`].
+    pub(crate) fn write_folio_soon(&self, locked: &LockedFolio<'_>) {
+        let start = locked.index() * PAGE_BYTES;
+        self.write_soon(start..start + locked.pages() * PAGE_BYTES);
     }
 
     /// Writes out the dirty folios in `range` (bytes), except busy ones.
@@ -121,14 +135,16 @@ impl Inode {
         &'a self,
         busy: Vec<FolioRef<'a>>,
         within: &Range<u64>,
-        passage: &mut Passage<'_>,
+        opened: &mut Opened,
     ) -> Written {
         let mut total = Written::default();
         for folio in busy {
             let locked = folio.lock();
             // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
-            passage.open_for(folio.id());
+            if let Some(it) = self.gate.get() {
+                it.open_for(self, folio.id(), opened);
+            }
             let mut batch = WriteBatch::new(self, within.clone());
             let Some(own) = folio.try_clone() else { continue };
             let added = batch.add_locked(own, locked);
@@ -250,9 +266,9 @@ impl Inode {
                 refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
             }
             self.dirty.wait_for_in_flight();
-            self.dirty.with_lsns(Lsns::begin_flush);
+            self.dirty.begin_flush();
             let flushed = self.store.flush(wants.metadata);
-            self.dirty.with_lsns(|lsns| lsns.end_flush(flushed.is_ok()));
+            self.dirty.end_flush(flushed.is_ok());
             flushed?;
             refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
         });
@@ -415,4 +431,84 @@ fn is_in_order(folios: &[FolioRef<'_>]) -> bool {
     };
     let following = folios.windows(2).filter(|pair| follows(pair)).count();
     following * 8 >= folios.len() * 7
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct WriteErrors {
+    last: Mutex<Recorded>,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    count: u64,
+    error: Option<Error>,
+}
+
+/// Number of the last error that a handle has reported.
+#[derive(Debug)]
+pub(crate) struct ErrorCursor(AtomicU64);
+
+impl WriteErrors {
+    pub(crate) fn record(&self, error: Error) {
+        let mut last = self.last.lock();
+        last.count += 1;
+        last.error = Some(error);
+    }
+
+    /// Returns a cursor for a new handle, which reports later errors only.
+    pub(crate) fn sample(&self) -> ErrorCursor {
+        ErrorCursor(AtomicU64::new(self.last.lock().count))
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.last.lock().count
+    }
+
+    /// Returns the last error that the cursor has not reported yet, once. Also returns the last
+    /// error since there were `count`, reported or not: two syncs through one cursor may need the
+    /// same page.
+    pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Option<Error> {
+        let last = self.last.lock();
+        // Relaxed: under the lock; clones of a handle race only for which one reports it.
+        let told = cursor.0.swap(last.count, Ordering::Relaxed);
+        if told.min(count) == last.count { None } else { last.error.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::io_error;
+
+    fn error() -> Error {
+        io_error("f", "write", Some(0..1), std::io::ErrorKind::Other.into())
+    }
+
+    #[test]
+    fn every_open_handle_is_told_once_and_a_later_one_not_at_all() {
+        let errors = WriteErrors::default();
+        let check = |cursor: &ErrorCursor| errors.check_since(cursor, errors.count());
+        let (a, b) = (errors.sample(), errors.sample());
+        assert!(check(&a).is_none());
+        errors.record(error());
+        let late = errors.sample();
+        assert!(check(&a).is_some());
+        assert!(check(&a).is_none());
+        assert!(check(&late).is_none());
+        errors.record(error());
+        assert!(check(&b).is_some(), "two errors are told as one, the last");
+        assert!(check(&b).is_none());
+        assert!(check(&late).is_some());
+    }
+
+    #[test]
+    fn two_syncs_through_one_cursor_are_both_told_of_a_failure() {
+        let errors = WriteErrors::default();
+        let cursor = errors.sample();
+        let begun = errors.count();
+        errors.record(error());
+        assert!(errors.check_since(&cursor, begun).is_some());
+        assert!(errors.check_since(&cursor, begun).is_some());
+        assert!(errors.check_since(&cursor, errors.count()).is_none());
+    }
 }

@@ -121,9 +121,7 @@ enum Server {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Start a server.
     Start,
-    /// Ring the bell.
     Ring,
     Nothing,
 }

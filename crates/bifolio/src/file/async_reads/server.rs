@@ -14,11 +14,9 @@
 //! at the read. A close waits for storage, so another thread of the engine does it.
 
 use super::handover::{Call, Handover, Inbox, Rest};
-use super::pending_read::PendingRead;
-use super::try_read::Obstacle;
+use super::{Obstacle, PendingRead};
 use crate::error::{Error, Result};
-use crate::file::File;
-use crate::file::handle::Handle;
+use crate::file::{File, Handle};
 use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait};
 use crate::inode::Inode;
 use crate::io::{Engine, Lane, lane_of};

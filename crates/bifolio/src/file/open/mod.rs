@@ -23,7 +23,7 @@
 //! descriptor that is opened all the same, or passed by the caller, stays open with the file, used
 //! or not.
 //!
-//! `CacheState` (`handle.rs`) tells if the cache is usable (not closed, not in a forked child), and
+//! `CacheState` (`memory`) tells if the cache is usable (not closed, not in a forked child), and
 //! counts the maps in use, which a close must not invalidate. Every call checks it before it takes
 //! a lock.
 
@@ -147,13 +147,11 @@ impl Registry {
         self.inodes().map(stats).collect()
     }
 
-    /// Returns the number of bytes of the swap in use.
     pub(crate) fn swap_bytes(&self) -> u64 {
         let swap = self.services.swap.as_ref();
-        swap.map_or(0, |swap| u64::from(swap.used_slots()) * PAGE_BYTES)
+        swap.map_or(0, |swap| u64::from(swap.slots.used()) * PAGE_BYTES)
     }
 
-    /// Returns the fallbacks from direct I/O, file by file.
     pub(crate) fn fallbacks(&self) -> Vec<String> {
         let reason = |inode: &Inode| match inode.store.direct() {
             DirectStatus::Buffered { reason } => {

@@ -12,10 +12,8 @@ use super::slots::{Busy, Found};
 use super::{Key, Open, Registry};
 use crate::config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::handle::Handle;
-use crate::file::immutable::ImmutableFile;
 use crate::file::readahead::Readahead;
-use crate::file::{File, OpenOptions};
+use crate::file::{File, Handle, ImmutableFile, OpenOptions};
 use crate::inode::{FileSize, Inode};
 use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
 use crate::maps::faults;
@@ -63,7 +61,6 @@ impl Registry {
         self.open_identified(identity, Vec::new(), open, options)
     }
 
-    /// Opens an immutable handle of the file at `path`.
     pub(crate) fn open_immutable(
         self: &Arc<Self>,
         path: &Path,
@@ -318,7 +315,6 @@ impl Registry {
     }
 }
 
-/// Completes an open.
 fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
     let file = File::new(handle);
     if options.truncate {

@@ -211,7 +211,6 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         Ok(())
     }
 
-    /// Returns the keys of all slots at this moment.
     pub(crate) fn keys(&self) -> Vec<K> {
         self.slots.lock().keys().copied().collect()
     }

@@ -42,9 +42,8 @@ mod readers;
 mod window_tests;
 mod worker;
 
-use super::handle::Handle;
-use crate::fill::ReadIo;
-use crate::fill::{ReadIoClaim, Wait};
+use super::Handle;
+use crate::fill::{ReadIo, ReadIoClaim, Wait};
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};

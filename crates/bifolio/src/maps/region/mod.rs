@@ -42,11 +42,13 @@
 
 mod mapped;
 mod pages;
+mod recent_reads;
 mod regions;
 mod staging;
 mod stray_pages;
 use mapped::MappedPages;
 pub(crate) use pages::RegionPages;
+pub(crate) use recent_reads::RecentReads;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
 pub(crate) use staging::{Staged, Staging};
 use stray_pages::StrayPages;

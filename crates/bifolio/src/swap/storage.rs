@@ -1,18 +1,30 @@
-//! Allocates storage for the swap file ahead of writes.
+//! The temporary file of a swap, and the storage that is allocated for it ahead of writes.
+//!
+//! The file has no name and is deleted with its last descriptor. Only the owner can read it,
+//! because it contains memory of the process. A child made by `fork` shares the descriptors, so the
+//! bytes last until the child, too, has exited or executed another program.
 //!
 //! A write past the end of a file, or into a hole, makes the file system allocate blocks. On ext4
 //! such a write holds the inode's lock exclusively, so no thread can read the file meanwhile: a
 //! random miss may wait 300 us for it. So storage is allocated for 64 MiB at a time, before the
-//! slots are written.
-//!
-//! Storage is allocated at the beginning of a reclaim round, when the swapper thread has no
-//! transfer in flight. The file system waits until all transfers of the file have ended, and on
-//! some kernels (6.6 and later) an io_uring transfer ends only when the thread that submitted it
-//! enters the kernel.
+//! slots are written: at the beginning of a reclaim round, when the swapper thread has no transfer
+//! in flight. The file system waits until all transfers of the file have ended, and on some kernels
+//! (6.6 and later) an io_uring transfer ends only when the thread that submitted it enters the
+//! kernel.
 
 use super::Swap;
-use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{
+    self, DirectBacking, DirectIo, DirectStatus, DiskFile, DiskOptions, FallocateMode,
+    FileIdentity, replaced,
+};
 use crate::sync::{AtomicU32, Ordering};
+use crate::sys::file;
+use crate::sys::probe::Features;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
 
 /// Slots whose storage is allocated together: 64 MiB.
 const STEP_SLOTS: u32 = 16_384;
@@ -60,6 +72,53 @@ impl Preallocation {
     pub(super) fn forget(&self) {
         self.end.store(0, Ordering::Relaxed);
     }
+}
+
+const OPTIONS: DiskOptions = DiskOptions {
+    read: true,
+    write: true,
+    create: false,
+    create_new: false,
+    mode: None,
+    truncate: false,
+    direct: DirectIo::Auto,
+};
+
+pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
+    // The fallback is for file systems without unnamed files and for systems without /proc.
+    let file = match open_unnamed(directory, features) {
+        Some(file) => file,
+        None => open_unlinked(directory, features)?,
+    };
+    Ok(file.called(directory.join("(temporary swap file)")))
+}
+
+/// Opens a file that never has a name.
+pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<DiskFile> {
+    let made = file::create_unnamed(directory).ok()?;
+    DiskFile::open_with(file::path_of(made.as_fd()), &OPTIONS, features).ok()
+}
+
+/// Creates a named file, opens it, and removes its name.
+pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
+    let fail = |source| {
+        let directory = directory.display();
+        let text = format!("cannot make a temporary swap file in {directory}: {source}");
+        Error::new(ErrorKind::SwapFile, text).because(Arc::new(source))
+    };
+    // The standard library seeds its hash tables with random numbers from the system.
+    let random = RandomState::new().build_hasher().finish();
+    let path = directory.join(format!(".bifolio-swap-{random:016x}"));
+    let made = file::create_private(&path).map_err(fail)?;
+    let opened = DiskFile::open_with(&path, &OPTIONS, features);
+    let status = file::status(made.as_fd()).map_err(fail)?;
+    let is_same = |file: &DiskFile| file.identity() == Some(FileIdentity::of(status));
+    if opened.as_ref().is_ok_and(|file| !is_same(file)) {
+        // Another process has replaced the file: the one at `path` must not be deleted.
+        return Err(replaced(&path));
+    }
+    file::unlink(&path).map_err(fail)?;
+    opened
 }
 
 #[cfg(test)]
