@@ -117,10 +117,9 @@ impl Config {
 }
 
 impl Target {
-    /// Returns `true` if the series called `series` is measured: the kernel's are called after it,
-    /// and `stress_ng` runs on the kernel alone.
+    /// Returns `true` if the series called `series` is measured: the kernel's are called after it.
     pub(crate) fn measures(self, series: &str) -> bool {
-        self == Self::All || series.starts_with("kernel") || series == "stress_ng"
+        self == Self::All || series.starts_with("kernel")
     }
 }
 

@@ -11,11 +11,11 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bifolio::{Access, Cache, ImmutableFile, OpenOptions, ReadRequest};
 use bifolio_report::Case;
+use memmap2::Advice;
 use serde::{Deserialize, Serialize};
 
 use crate::benchmark::Needs;
@@ -24,7 +24,7 @@ use crate::definition::{Definition, Target, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::harness::counters::resident_bytes;
-use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::mapping::Mapping;
 use crate::harness::measured::{Measured, Meter, Per};
 use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::pattern::word_at;
@@ -382,16 +382,16 @@ impl Gatherer for Cached {
 struct Mapped {
     path: PathBuf,
     /// `None` only while `forget` runs: mapped pages stay in the page cache.
-    mapping: Option<Arc<Mapping>>,
+    mapping: Option<Mapping>,
     row_bytes: usize,
     is_announced: bool,
 }
 
-fn map(path: &Path) -> Result<Arc<Mapping>> {
+fn map(path: &Path) -> Result<Mapping> {
     let file = File::open(path).map_err(Error::system(format!("open {}", path.display())))?;
     let mapping = Mapping::of_file(&file, false)?;
-    mapping.advise(Hint::Random)?;
-    Ok(Arc::new(mapping))
+    mapping.advise(Advice::Random)?;
+    Ok(mapping)
 }
 
 impl Mapped {

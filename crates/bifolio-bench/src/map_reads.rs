@@ -10,10 +10,10 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 
 use bifolio::Cache;
 use bifolio_report::Case;
+use memmap2::Advice;
 use serde::Serialize;
 
 use crate::benchmark::Needs;
@@ -21,7 +21,7 @@ use crate::config::{Config, Times};
 use crate::definition::{Definition, no_child, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::harness::mapped_file::MappedFile;
-use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::mapping::Mapping;
 use crate::harness::measured::Measured;
 use crate::harness::reads::{Load, Reader, VERIFY_THREADS, Way};
 use crate::harness::sizes::{check_pages, resident_memory_bytes};
@@ -86,7 +86,7 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let map = run.attempt(&[MAP], MappedFile::open(builder, &file))?;
     let mut ways: Vec<Way> = map.into_iter().map(through_map).collect();
     direct::drop_page_cache(&file)?;
-    ways.push(kernel_mapping(KERNEL_SMALL, &file, &[Hint::Random, Hint::SmallPages])?);
+    ways.push(kernel_mapping(KERNEL_SMALL, &file, &[Advice::Random, Advice::NoHugePage])?);
     ways.push(kernel_mapping(KERNEL_MAPPING, &copy, &[])?);
     run.verify(&mut ways, &file)?;
     let cpus = cpus::of_threads(&parameters.threads)?;
@@ -110,9 +110,9 @@ fn through_map(map: MappedFile) -> Way {
     Way::new(MAP, None, move || Ok(span.clone()), move || map.counts())
 }
 
-fn kernel_mapping(series: &'static str, path: &Path, hints: &[Hint]) -> Result<Way> {
+fn kernel_mapping(series: &'static str, path: &Path, hints: &[Advice]) -> Result<Way> {
     let file = File::open(path).map_err(Error::system(format!("open {}", path.display())))?;
-    let mapping = Arc::new(Mapping::of_file(&file, false)?);
+    let mapping = Mapping::of_file(&file, false)?;
     for &hint in hints {
         // Advice only: a kernel without huge pages has no way to refuse them.
         let _ = mapping.advise(hint);

@@ -12,7 +12,6 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bifolio::{Cache, ReadRequest};
@@ -32,7 +31,7 @@ use crate::harness::checker::Checker;
 use crate::harness::child;
 use crate::harness::counters::bytes_read;
 use crate::harness::direct::{self, Page};
-use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::mapping::Mapping;
 use crate::harness::measured::{ALL, Calls, Cost, Measured, Meter, Unit};
 use crate::harness::memory_group::{Membership, MemoryGroup, patiently};
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
@@ -396,8 +395,8 @@ fn through_page_cache(path: &Path) -> Result<impl FnMut(&mut Page, u64) -> Resul
 /// Reads a mapping of the kernel, without system calls, advised that the order is random.
 fn through_mapping(path: &Path) -> Result<impl FnMut(&mut Page, u64) -> Result<usize> + use<>> {
     let file = File::open(path).map_err(Error::system(format!("open {}", path.display())))?;
-    let mapping = Arc::new(Mapping::of_file(&file, false)?);
-    mapping.advise(Hint::Random)?;
+    let mapping = Mapping::of_file(&file, false)?;
+    mapping.advise(memmap2::Advice::Random)?;
     let span = mapping.span();
     Ok(move |page: &mut Page, pos_bytes| {
         span.copy(&mut page.0, pos_bytes);

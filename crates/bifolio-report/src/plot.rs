@@ -49,7 +49,7 @@ impl Role {
         ];
         match name {
             "raw_direct" | "raw_copied" | "memcpy_limit" => Self::Limit,
-            "default" | "default_mmap" | "kernel" | "stress_ng" => Self::Kernel,
+            "default" | "default_mmap" | "kernel" => Self::Kernel,
             kernel if kernel.starts_with("kernel_") => Self::Kernel,
             before if BEFORE.contains(&before) => Self::Before,
             _ => Self::Ours,

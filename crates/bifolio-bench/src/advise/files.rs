@@ -6,7 +6,6 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use bifolio::Evicted;
 use rustix::fs::{Advice, FallocateFlags, MemfdFlags, fadvise, fallocate, memfd_create};
@@ -22,7 +21,7 @@ use crate::harness::pattern;
 #[derive(Debug)]
 pub(super) enum Advised {
     Cache(bifolio::File),
-    Kernel { file: fs::File, mapping: Arc<Mapping> },
+    Kernel { file: fs::File, mapping: Mapping },
 }
 
 impl Advised {
@@ -30,7 +29,7 @@ impl Advised {
     pub(super) fn in_kernel(path: &Path) -> Result<Self> {
         let file = fs::File::options().read(true).write(true).open(path);
         let file = file.map_err(Error::system(format!("open {}", path.display())))?;
-        let mapping = Arc::new(Mapping::of_file(&file, false)?);
+        let mapping = Mapping::of_file(&file, false)?;
         Ok(Self::Kernel { file, mapping })
     }
 

@@ -36,7 +36,6 @@ use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
 use crate::harness::counters::waits;
 use crate::harness::mapped_file::MappedFile;
-use crate::harness::mapping::Hint;
 use crate::harness::measured::{Measured, Per, Unit};
 use crate::harness::sizes::resident_memory_bytes;
 use crate::harness::span::Span;
@@ -355,7 +354,7 @@ impl Stream {
             return Err(Error::Refused("the file is not the kernel's".into()));
         };
         fadvise(opened, 0, None, Advice::Random).map_err(Error::system("advise the kernel"))?;
-        for hint in [Hint::Random, Hint::SmallPages] {
+        for hint in [memmap2::Advice::Random, memmap2::Advice::NoHugePage] {
             // Advice only: a kernel without huge pages has no way to refuse them.
             let _ = mapping.advise(hint);
         }

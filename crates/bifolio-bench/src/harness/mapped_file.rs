@@ -9,21 +9,17 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use bifolio::{CacheBuilder, File, Map, MapMut, OpenOptions};
+use bifolio::{CacheBuilder, File, OpenOptions};
 
 use super::cached::Cached;
-use super::span::{Mapped, Span};
+use super::span::Span;
 use crate::error::{Error, Result};
 
 /// A mapped file and its cache, which has no other file.
-#[derive(Debug)]
 pub(crate) struct MappedFile {
     span: Span,
     cached: Cached,
 }
-
-impl Mapped for Map {}
-impl Mapped for MapMut {}
 
 impl MappedFile {
     /// Creates a memory file of `size_bytes`, mapped for writing, in a new cache.

@@ -10,23 +10,19 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Something that owns mapped memory.
-pub(crate) trait Mapped: fmt::Debug + Send + Sync {}
-
 /// Mapped memory, kept by this value.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Span {
     start: NonNull<u8>,
     len_bytes: usize,
     writable: bool,
-    _owner: Arc<dyn Mapped>,
+    _owner: Arc<dyn Send + Sync>,
 }
 
 // SAFETY: the memory is mapped for all threads, its owner may be sent, and words are atomic.
@@ -45,7 +41,7 @@ impl Span {
         start: NonNull<u8>,
         len_bytes: usize,
         writable: bool,
-        owner: Arc<dyn Mapped>,
+        owner: Arc<dyn Send + Sync>,
     ) -> Self {
         Self { start, len_bytes, writable, _owner: owner }
     }

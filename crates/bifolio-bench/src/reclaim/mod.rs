@@ -8,19 +8,17 @@
 //! child process: resident sizes and control groups belong to processes. It fills the memory, which
 //! is not timed, runs a timed window of each order, and compares every page.
 //!
-//! `work.rs` has the workers: the method of `stress-ng --vm`, and where it differs. The full set
-//! runs stress-ng itself, where it is installed, in rows of their own: its "bogo ops" are larger.
+//! `work.rs` has the workers: the method of `stress-ng --vm`, and where it differs.
 
 mod work;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bifolio::{Access, Cache};
-use bifolio_report::{Case, Counts, Row, Rss};
+use bifolio_report::{Case, Row, Rss};
+use memmap2::Advice;
 use serde::{Deserialize, Serialize};
 
 use self::work::{Load, ORDERS, Order, Pages, Team, Uncached};
@@ -31,7 +29,7 @@ use crate::format_bytes;
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::counters::{self, Counters};
 use crate::harness::mapped_file::MappedFile;
-use crate::harness::mapping::{Hint, Mapping};
+use crate::harness::mapping::Mapping;
 use crate::harness::measured::{Measured, Per, Standard, Unit};
 use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::sizes::Sizes;
@@ -42,7 +40,6 @@ use crate::run::Run;
 
 const SWAP: &str = "kernel_swap";
 const MMAP: &str = "kernel_mmap";
-const STRESS_NG: &str = "stress_ng";
 const UNCACHED: &str = "raw_direct";
 const PER_FOLIO: &str = "flush_per_folio";
 const PER_31: &str = "flush_per_batch_31";
@@ -163,8 +160,6 @@ pub(crate) struct Parameters {
     workers: Vec<usize>,
     #[serde(flatten)]
     times: Times,
-    /// Set if stress-ng is run too, where it is installed.
-    stress_ng: bool,
 }
 
 fn parameters(config: &Config) -> Result<Parameters> {
@@ -173,7 +168,6 @@ fn parameters(config: &Config) -> Result<Parameters> {
         sizes: Sizes::choose_times(4, config, memory_bytes)?,
         workers: config.threads_or_default()?,
         times: config.times([(0.5, 1), (6.0, 1), (320.0, 3)]),
-        stress_ng: config.of_set([false, false, true]),
     };
     let workers = parameters.workers.iter().copied().max().unwrap_or(0) as u64;
     if parameters.sizes.pages() < workers {
@@ -182,16 +176,9 @@ fn parameters(config: &Config) -> Result<Parameters> {
     Ok(parameters)
 }
 
-/// The tasks of children.
+/// A trial of a series, for a child.
 #[derive(Debug, Serialize, Deserialize)]
-enum Task {
-    Keep(Keep),
-    StressNg { group: Membership, workers: usize, size_bytes: u64, seconds: u64 },
-}
-
-/// A trial of a series.
-#[derive(Debug, Serialize, Deserialize)]
-struct Keep {
+struct Task {
     series: String,
     /// The control group of a process of the kernel's series.
     group: Option<Membership>,
@@ -208,16 +195,16 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         let swap = SwapFile::activate(workspace, sizes.swap_bytes())?;
         Ok((MemoryGroup::create(sizes)?, swap))
     };
-    let kernel = run.attempt(&[SWAP, MMAP, STRESS_NG], create())?;
+    let kernel = run.attempt(&[SWAP, MMAP], create())?;
     let group = kernel.as_ref().map(|(group, _)| group.membership());
     let ask = &|series: &str, load: Load| -> Result<Vec<Measured>> {
-        children.ask(&Task::Keep(Keep {
+        children.ask(&Task {
             series: series.to_owned(),
             group: group.clone().filter(|_| [SWAP, MMAP].contains(&series)),
             directory: workspace.path().to_owned(),
             memory_bytes: sizes.memory_bytes,
             load,
-        }))
+        })
     };
     let of_kernel = [SWAP, MMAP].into_iter().filter(|_| group.is_some());
     let all = of_kernel.chain(CACHES.map(|(series, _)| series)).chain([UNCACHED]);
@@ -246,9 +233,6 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         });
     let (bound_bytes, peak) = (sizes.memory_bytes, peaks.fold(0.0, f64::max));
     run.report.rss = (peak > 0.0).then_some(Rss { bound_bytes, peak_bytes: peak as u64 });
-    if let Some(group) = group.as_ref().filter(|_| parameters.stress_ng) {
-        measure_stress_ng(run, parameters, group)?;
-    }
     run.note(
         "interrupts, and what the kernel's series scanned and wrote, are those of the whole \
          machine; the kernel does not tell how many flushes it asked for",
@@ -268,78 +252,71 @@ fn case(workers: usize, pattern: &'static str) -> Case {
 
 /// Runs the child's side. Returns the window of each order.
 fn run_task(task: &Task) -> Result<Vec<Measured>> {
-    let keep = match task {
-        Task::Keep(keep) => keep,
-        Task::StressNg { group, workers, size_bytes, seconds } => {
-            group.join()?;
-            return stress_ng(*workers, *size_bytes, *seconds);
-        }
-    };
-    keep.group.as_ref().map_or(Ok(()), Membership::join)?;
-    match keep.series.as_str() {
-        SWAP => swap(&keep.load),
-        MMAP => map_file(keep),
-        UNCACHED => uncached(keep),
-        _ => cache(keep),
+    task.group.as_ref().map_or(Ok(()), Membership::join)?;
+    match task.series.as_str() {
+        SWAP => swap(&task.load),
+        MMAP => map_file(task),
+        UNCACHED => uncached(task),
+        _ => cache(task),
     }
 }
 
 fn swap(load: &Load) -> Result<Vec<Measured>> {
-    let mapping = Arc::new(Mapping::anonymous(load.size_bytes)?);
-    mapping.advise(Hint::SmallPages)?;
+    let mapping = Mapping::anonymous(load.size_bytes)?;
+    mapping.advise(Advice::NoHugePage)?;
     let team = Team::new(SWAP, load, || Ok(mapping.span()))?;
     team.fill()?;
     measure(&team, load, |order| mapping.advise(hint(order)), || counters::reclaim("pswpout"))
 }
 
-fn map_file(keep: &Keep) -> Result<Vec<Measured>> {
-    let file = make_file(keep, |path| {
+fn map_file(task: &Task) -> Result<Vec<Measured>> {
+    let file = make_file(task, |path| {
         let file = File::options().read(true).write(true).open(path);
         file.map_err(Error::system(format!("open {}", path.display())))
     })?;
-    let mapping = Arc::new(Mapping::of_file(&file, true)?);
-    let team = Team::new(MMAP, &keep.load, || Ok(mapping.span()))?;
+    let mapping = Mapping::of_file(&file, true)?;
+    let team = Team::new(MMAP, &task.load, || Ok(mapping.span()))?;
     let counters = || counters::reclaim("nr_written");
-    measure(&team, &keep.load, |order| mapping.advise(hint(order)), counters)
+    measure(&team, &task.load, |order| mapping.advise(hint(order)), counters)
 }
 
 /// Returns the advice to the kernel before a window: it detects a sequential order by itself, and
 /// reads too far ahead in a random one.
-fn hint(order: Order) -> Hint {
-    if order == Order::Random { Hint::Random } else { Hint::AnyOrder }
+fn hint(order: Order) -> Advice {
+    if order == Order::Random { Advice::Random } else { Advice::Normal }
 }
 
-fn cache(keep: &Keep) -> Result<Vec<Measured>> {
-    let known = CACHES.into_iter().find(|(series, _)| *series == keep.series);
+fn cache(task: &Task) -> Result<Vec<Measured>> {
+    let known = CACHES.into_iter().find(|(series, _)| *series == task.series);
     let (series, batch_folios) =
-        known.ok_or_else(|| Error::Child(format!("no series is called {}", keep.series)))?;
-    let builder = Cache::builder().memory(keep.memory_bytes).swap_directory(&keep.directory);
+        known.ok_or_else(|| Error::Child(format!("no series is called {}", task.series)))?;
+    let builder = Cache::builder().memory(task.memory_bytes).swap_directory(&task.directory);
     let builder = builder.unmap_batch_folios(batch_folios);
-    let file = MappedFile::in_memory(builder, keep.load.size_bytes)?;
-    let team = Team::new(series, &keep.load, || Ok(file.span()))?;
+    let file = MappedFile::in_memory(builder, task.load.size_bytes)?;
+    let team = Team::new(series, &task.load, || Ok(file.span()))?;
     team.fill()?;
     let announce = |order| {
         let is_random = order == Order::Random;
         file.file().set_access(if is_random { Access::Random } else { Access::Normal });
         Ok(())
     };
-    measure(&team, &keep.load, announce, || Ok(file.counts()))
+    measure(&team, &task.load, announce, || Ok(file.counts()))
 }
 
-fn uncached(keep: &Keep) -> Result<Vec<Measured>> {
-    let file = make_file(keep, |path| {
+fn uncached(task: &Task) -> Result<Vec<Measured>> {
+    let file = make_file(task, |path| {
         direct::drop_page_cache(path)?;
         direct::open(path, true)
     })?;
-    let team = Team::new(UNCACHED, &keep.load, || Ok(Uncached::new(&file)))?;
-    measure(&team, &keep.load, |_| Ok(()), || Ok(Vec::new()))
+    let team = Team::new(UNCACHED, &task.load, || Ok(Uncached::new(&file)))?;
+    measure(&team, &task.load, |_| Ok(()), || Ok(Vec::new()))
 }
 
 /// Creates a file that holds version 0 of the pattern. It is unlinked once it is open, so that its
 /// blocks are freed with this process in any case.
-fn make_file(keep: &Keep, open: impl FnOnce(&Path) -> Result<File>) -> Result<File> {
-    let path = keep.directory.join("mapped");
-    pattern::make_file(&path, keep.load.size_bytes, &mut Silent)?;
+fn make_file(task: &Task, open: impl FnOnce(&Path) -> Result<File>) -> Result<File> {
+    let path = task.directory.join("mapped");
+    pattern::make_file(&path, task.load.size_bytes, &mut Silent)?;
     let file = open(&path);
     std::fs::remove_file(&path).map_err(Error::system("remove a file that is open"))?;
     file
@@ -368,66 +345,9 @@ fn measure<P: Pages>(
     Ok(windows)
 }
 
-/// Measures a row of stress-ng for every number of workers. It joins the group through a child of
-/// this program, and is killed with the group.
-fn measure_stress_ng(run: &mut Run<'_>, parameters: &Parameters, group: &Membership) -> Result<()> {
-    // In addition to the timed seconds: about the share of every other series. It starts with
-    // memory that is not filled yet, and completes no operation before it is.
-    const TIME_SHARE: f64 = 0.1;
-    const SECONDS_MIN: u64 = 5;
-    run.start("stress-ng", parameters.workers.len() as u64);
-    let share = parameters.times.timed_seconds * TIME_SHARE / parameters.workers.len() as f64;
-    for &workers in &parameters.workers {
-        let (group, size_bytes) = (group.clone(), parameters.sizes.size_bytes);
-        let seconds = (share as u64).max(SECONDS_MIN);
-        let task = Task::StressNg { group, workers, size_bytes, seconds };
-        let measured = run.children.ask::<Vec<Measured>>(&task);
-        if let Some(measured) = run.attempt(&[STRESS_NG], measured)? {
-            let mut row = Row::new(case(workers, "stress-ng"), UNIT.0);
-            row.add(STRESS_NG, measured.iter().map(Measured::rate).collect(), Counts::new());
-            run.report.rows.push(row);
-        }
-        run.step();
-    }
-    Ok(())
-}
-
-fn stress_ng(workers: usize, size_bytes: u64, seconds: u64) -> Result<Vec<Measured>> {
-    let mut command = Command::new("stress-ng");
-    command.args(["--vm", &workers.to_string(), "--vm-bytes", &size_bytes.to_string()]);
-    command.args(["--vm-keep", "--timeout", &seconds.to_string(), "--metrics-brief"]);
-    let output = command.stdin(Stdio::null()).output().map_err(Error::system("start stress-ng"))?;
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    let no_rate = || Error::Refused(format!("stress-ng gave no rate: {}", text.trim()));
-    let (operations, rate) = rate_in(&text).ok_or_else(no_rate)?;
-    Ok(vec![Measured::of_rate(operations, rate)])
-}
-
-/// Parses the line of the stressor: its name, operations, three times, and operations per second,
-/// first by wall-clock time. Returns the operations and that rate.
-fn rate_in(text: &str) -> Option<(u64, f64)> {
-    let rate = |line: &str| {
-        let numbers = line.split_whitespace().skip_while(|word| *word != "vm").skip(1);
-        let numbers: Option<Vec<f64>> = numbers.map(|word| word.parse().ok()).collect();
-        let numbers = numbers?;
-        Some((*numbers.first()? as u64, *numbers.get(4)?))
-    };
-    text.lines().find_map(rate)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_rate_of_stress_ng_is_the_one_by_the_clock_on_the_wall() {
-        let text = "stress-ng: info:  [7] dispatching hogs: 2 vm\n\
-            stress-ng: info:  [7] stressor   bogo ops real time  usr time  sys time  bogo ops/s\n\
-            stress-ng: info:  [7] vm            61880      1.02      1.48      0.55    60620.91 \
-            30482.76\n";
-        assert_eq!(rate_in(text), Some((61880, 60620.91)));
-        assert_eq!(rate_in("stress-ng: info: [7] successful run completed"), None);
-    }
 
     #[test]
     fn shootdowns_are_compared_a_page_between_several_workers() {

@@ -301,8 +301,6 @@ impl Pages for Uncached<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::harness::mapping::Mapping;
 
@@ -315,7 +313,7 @@ mod tests {
     }
 
     fn words() -> Span {
-        Arc::new(Mapping::anonymous(SIZE_BYTES).unwrap()).span()
+        Mapping::anonymous(SIZE_BYTES).unwrap().span()
     }
 
     #[test]

@@ -15,8 +15,6 @@
 //! folios is made, compared, measured and dropped before the next one, so that memory holds one
 //! file at a time, in five copies.
 
-mod contiguity;
-
 use std::cell::RefCell;
 use std::fs::File;
 use std::hint::black_box;
@@ -26,13 +24,12 @@ use std::time::{Duration, Instant};
 
 use bifolio::{Cache, OpenOptions};
 use bifolio_report::{Case, Figure, Row, with_causes};
-use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::pread;
 use serde::Serialize;
 
 use crate::benchmark::Needs;
 use crate::config::{Config, Times};
-use crate::definition::{Asked, Definition, Target, no_child, ratio_at_least};
+use crate::definition::{Definition, Target, no_child, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::harness::access::PAGE_BYTES;
@@ -54,7 +51,6 @@ const LOCKED: &str = "locked_one_by_one";
 const ONE_BY_ONE: &str = "one_by_one";
 const BATCHED: &str = "batched";
 const LIMIT: &str = "memcpy_limit";
-const CONTIGUITY: &str = "contiguity";
 
 const FOLIOS_BYTES: [u64; 2] = [4 << 10, 2 << 20];
 /// How much is read with one call.
@@ -74,10 +70,9 @@ pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
     description: "a memory file in order: in batches and one by one, against tmpfs and a plain \
                   copy",
     parameters,
-    // On disk what the churning cache swaps out; in memory a file on tmpfs, plain memory, and three
-    // caches, and the buffers.
-    needs: |Parameters { size_bytes, churn_memory_bytes, threads, .. }| Needs {
-        disk_bytes: 4 * churn_memory_bytes,
+    // In memory a file on tmpfs, plain memory, three caches, and the buffers.
+    needs: |Parameters { size_bytes, threads, .. }| Needs {
+        disk_bytes: 0,
         memory_bytes: 2 * size_bytes
             + 3 * resident_memory_bytes(*size_bytes)
             + (64 << 20)
@@ -100,14 +95,6 @@ pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
         target("layout=scattered,block_bytes=4096", KERNEL, 1.5),
         target("layout=scattered,block_bytes=65536", KERNEL, 1.0),
         target("layout=scattered,block_bytes=1048576", KERNEL, 1.0),
-        // After churn the cache does not keep neighbours together: that row has no target.
-        Target {
-            name: "neighbouring pages on neighbouring frames, {frames}",
-            case: "frames=frames free",
-            value: Asked::Of(|row| row.series.get(CONTIGUITY).copied()),
-            target: 0.95,
-            at_most: false,
-        },
     ],
     run,
     child: no_child,
@@ -117,10 +104,6 @@ pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
 #[derive(Debug, Serialize)]
 pub(crate) struct Parameters {
     size_bytes: u64,
-    /// Bound of the cache that churns.
-    churn_memory_bytes: u64,
-    /// How long it churns before a file is filled in it.
-    churn_seconds: f64,
     #[serde(flatten)]
     times: Times,
     /// Numbers of threads that read small folios in order.
@@ -128,25 +111,15 @@ pub(crate) struct Parameters {
 }
 
 fn parameters(config: &Config) -> Result<Parameters> {
-    let (size_bytes, memory_bytes, churn_seconds) = config.of_set([
-        (8 << 20, 8 << 20, 0.05),
-        (128 << 20, 64 << 20, 1.5),
-        (1 << 30, 256 << 20, 60.0),
-    ]);
-    let size_bytes = config.size_bytes.unwrap_or(size_bytes);
-    let churn_memory_bytes = config.memory_bytes.unwrap_or(memory_bytes);
+    let size_bytes = config.size_bytes.unwrap_or(config.of_set([8 << 20, 128 << 20, 1 << 30]));
     // The file is whole folios.
-    let [_, unit] = FOLIOS_BYTES;
-    let refused = |problem: &str| Err(Error::Refused(problem.into()));
-    if size_bytes == 0 || !size_bytes.is_multiple_of(unit) || size_bytes > 64 << 30 {
-        return refused("--size must be a multiple of 2 MiB, from that to 64 GiB");
-    }
-    if churn_memory_bytes < 4 * unit || !churn_memory_bytes.is_multiple_of(unit) {
-        return refused("--memory must be a multiple of 2 MiB, at least 8 MiB");
+    if size_bytes == 0 || !size_bytes.is_multiple_of(FOLIOS_BYTES[1]) || size_bytes > 64 << 30 {
+        let range = "--size must be a multiple of 2 MiB, from that to 64 GiB";
+        return Err(Error::Refused(range.into()));
     }
     let times = config.times([(0.2, 2), (4.0, 5), (240.0, 11)]);
     let threads = config.threads_or_default()?;
-    Ok(Parameters { size_bytes, churn_memory_bytes, churn_seconds, times, threads })
+    Ok(Parameters { size_bytes, times, threads })
 }
 
 /// Creation of a file: in which order it is written, or that it is not written. The same order is
@@ -166,25 +139,19 @@ enum Layout {
     Written,
     /// Written folio by folio in random order, like in an aged cache.
     Scattered,
-    /// Reserved and never written.
-    Allocated,
     /// Nothing but a length.
     Hole,
 }
 
 impl Layout {
-    const ALL: [(Self, &str); 4] = [
-        (Self::Written, "written"),
-        (Self::Scattered, "scattered"),
-        (Self::Allocated, "allocated"),
-        (Self::Hole, "hole"),
-    ];
+    const ALL: [(Self, &str); 3] =
+        [(Self::Written, "written"), (Self::Scattered, "scattered"), (Self::Hole, "hole")];
 }
 
 impl Plan {
     /// Returns `true` if the file holds the pattern, otherwise zeros.
     fn is_filled(&self) -> bool {
-        matches!(self.layout, Layout::Written | Layout::Scattered)
+        self.layout != Layout::Hole
     }
 
     fn matches(&self, bytes: &[u8], pos_bytes: u64) -> bool {
@@ -210,14 +177,7 @@ impl Plan {
     }
 
     /// Creates such a file, whose length is set.
-    fn make(
-        &self,
-        allocate: impl FnOnce(u64) -> Result<()>,
-        write: impl Fn(&[u8], u64) -> Result<()>,
-    ) -> Result<()> {
-        if self.layout == Layout::Allocated {
-            allocate(self.size_bytes)?;
-        }
+    fn make(&self, write: impl Fn(&[u8], u64) -> Result<()>) -> Result<()> {
         let mut piece = vec![0; self.piece_bytes()];
         for pos_bytes in self.positions().filter(|_| self.is_filled()) {
             let left_bytes = self.size_bytes - pos_bytes;
@@ -231,21 +191,12 @@ impl Plan {
     fn make_on_tmpfs(&self, file: &File) -> Result<()> {
         let failed = || Error::system("make a file on tmpfs");
         file.set_len(self.size_bytes).map_err(failed())?;
-        self.make(
-            |bytes| {
-                let allocated = fallocate(file, FallocateFlags::empty(), 0, bytes);
-                allocated.map_err(|errno| failed()(errno.into()))
-            },
-            |bytes, pos_bytes| file.write_all_at(bytes, pos_bytes).map_err(failed()),
-        )
+        self.make(|bytes, pos_bytes| file.write_all_at(bytes, pos_bytes).map_err(failed()))
     }
 
     fn make_in_cache(&self, file: &bifolio::File) -> Result<()> {
         file.set_len(self.size_bytes)?;
-        self.make(
-            |bytes| Ok(file.allocate(0..bytes)?),
-            |bytes, pos_bytes| Ok(file.write_all_at(bytes, pos_bytes)?),
-        )
+        self.make(|bytes, pos_bytes| Ok(file.write_all_at(bytes, pos_bytes)?))
     }
 
     /// Returns the index of each folio of the file in memory that was filled in the order of
@@ -284,11 +235,6 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
             measure(run, plan, name, threads, rounds)?;
         }
     }
-    run.start("look where pages lie, before and after churn", 1);
-    if run.config.measures(CONTIGUITY) {
-        contiguity::measure(run, parameters)?;
-    }
-    run.step();
     let rows = &run.report.rows;
     run.report.figures = rows.iter().filter_map(|row| unwritten(row, rows)).collect();
     Ok(())
@@ -549,7 +495,7 @@ fn limit(plan: Plan) -> Result<Source> {
 fn unwritten(row: &Row, rows: &[Row]) -> Option<Figure> {
     let text = |key| row.case.text(key);
     let (layout, folio, block) = (text("layout"), text("folio_bytes"), text("block_bytes"));
-    if !matches!(layout.as_str(), "allocated" | "hole") {
+    if layout != "hole" {
         return None;
     }
     let written = rows.iter().find(|other| {
@@ -577,10 +523,7 @@ mod tests {
     fn a_file_holds_the_same_bytes_in_whatever_order_it_is_written() {
         for (layout, _) in Layout::ALL {
             let file = tempfile::tempfile().unwrap();
-            if plan(layout).make_on_tmpfs(&file).is_err() {
-                assert_eq!(layout, Layout::Allocated, "not every file system can");
-                continue;
-            }
+            plan(layout).make_on_tmpfs(&file).unwrap();
             let mut bytes = vec![1; 3 << 20];
             file.read_exact_at(&mut bytes, 0).unwrap();
             assert!(plan(layout).matches(&bytes, 0), "{layout:?}");
