@@ -30,6 +30,7 @@ use crate::error::{Error, io_error, of_range};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking, fence};
 use crate::sys::retries::Retries;
 use smallvec::SmallVec;
+use std::fmt::Display;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,24 +147,20 @@ fn write_once(
 
 pub(crate) fn sync_data(backing: &dyn DirectBacking) -> Result<(), Error> {
     blocking::check("a sync");
-    persist(None, || backing.sync_data())
-        .map_err(|error| io_error(backing.describe(), "sync of data", None, error))
+    call(backing, "sync of data", None, || backing.sync_data())
 }
 
 /// Makes everything written before and the metadata of the file durable.
 pub(crate) fn sync_all(backing: &dyn DirectBacking) -> Result<(), Error> {
     blocking::check("a sync");
-    persist(None, || backing.sync_all())
-        .map_err(|error| io_error(backing.describe(), "sync", None, error))
+    call(backing, "sync", None, || backing.sync_all())
 }
 
 pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<(), Error> {
-    let fail = |error| {
-        let operation = format!("change of length to {length_bytes} bytes");
-        io_error(backing.describe(), operation, None, error)
-    };
-    range_end(length_bytes, 0).map_err(fail)?;
-    persist(None, || backing.set_len(length_bytes)).map_err(fail)
+    call(backing, format_args!("change of length to {length_bytes} bytes"), None, || {
+        range_end(length_bytes, 0)?;
+        backing.set_len(length_bytes)
+    })
 }
 
 pub(crate) fn fallocate(
@@ -171,30 +168,37 @@ pub(crate) fn fallocate(
     mode: FallocateMode,
     bytes: std::ops::Range<u64>,
 ) -> Result<(), Error> {
-    persist(None, || backing.fallocate(mode, bytes.clone())).map_err(|source| {
-        let operation = match mode {
-            FallocateMode::Allocate | FallocateMode::AllocateKeepLen => "allocation",
-            FallocateMode::PunchHole => "punch of a hole",
-            FallocateMode::ZeroRange => "zeroing",
-        };
-        let operation = format!("{operation} of {}", of_range(&bytes));
-        io_error(backing.describe(), operation, Some(bytes.clone()), source)
-    })
+    let operation = match mode {
+        FallocateMode::Allocate | FallocateMode::AllocateKeepLen => "allocation",
+        FallocateMode::PunchHole => "punch of a hole",
+        FallocateMode::ZeroRange => "zeroing",
+    };
+    let operation = format!("{operation} of {}", of_range(&bytes));
+    call(backing, operation, Some(bytes.clone()), || backing.fallocate(mode, bytes.clone()))
 }
 
 pub(crate) fn seek_data(backing: &dyn DirectBacking, position: u64) -> Result<Option<u64>, Error> {
-    persist(None, || backing.seek_data(position))
-        .map_err(|error| seek_error(backing, "data", position, error))
+    let operation = format_args!("search for data from position {position}");
+    call(backing, operation, Some(position..position), || backing.seek_data(position))
 }
 
 pub(crate) fn seek_hole(backing: &dyn DirectBacking, position: u64) -> Result<Option<u64>, Error> {
-    persist(None, || backing.seek_hole(position))
-        .map_err(|error| seek_error(backing, "a hole", position, error))
+    let operation = format_args!("search for a hole from position {position}");
+    call(backing, operation, Some(position..position), || backing.seek_hole(position))
 }
 
 pub(crate) fn len_bytes(backing: &dyn DirectBacking) -> Result<u64, Error> {
-    persist(None, || backing.len_bytes())
-        .map_err(|error| io_error(backing.describe(), "query of the length", None, error))
+    call(backing, "query of the length", None, || backing.len_bytes())
+}
+
+/// Makes a call of the backing that is no transfer; the error names it and its range.
+fn call<T>(
+    backing: &dyn DirectBacking,
+    operation: impl Display,
+    range: Option<std::ops::Range<u64>>,
+    call: impl FnMut() -> io::Result<T>,
+) -> Result<T, Error> {
+    persist(None, call).map_err(|source| io_error(backing.describe(), operation, range, source))
 }
 
 /// Repeats the call until the result is neither EINTR nor EAGAIN, or was so too often. `first` is
@@ -240,16 +244,6 @@ impl Range {
         let operation = format!("{} of {}", operation.name(), of_range(&left));
         io_error(backing.describe(), operation, Some(left), source)
     }
-}
-
-fn seek_error(
-    backing: &dyn DirectBacking,
-    wanted: &str,
-    position: u64,
-    source: io::Error,
-) -> Error {
-    let operation = format!("search for {wanted} from position {position}");
-    io_error(backing.describe(), operation, Some(position..position), source)
 }
 
 #[derive(Debug)]

@@ -72,8 +72,9 @@
 //! Longer than 600 lines only with its tests, which use its private items.
 
 use super::list_sizes::{ListKind, ListSizes};
-use crate::page::{BATCH_SLOTS, Flag, Folio, FolioBatch, FolioId, FolioRef, Folios, NO_FOLIO};
+use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios, NO_FOLIO};
 use crate::sync::{AtomicU64, Mutex, Ordering};
+use arrayvec::ArrayVec;
 
 /// The LRU lists of a cache and the batches of its CPUs; see the [module documentation](self).
 #[derive(Debug)]
@@ -484,10 +485,10 @@ impl Lists {
     }
 }
 
-/// Folios added by one CPU that are not on the lists yet.
+/// Folios added by one CPU that are not on the lists yet, with a reference to each.
 #[derive(Debug, Default)]
 struct CpuBatch {
-    adds: FolioBatch,
+    adds: ArrayVec<FolioId, BATCH_SLOTS>,
 }
 
 impl Lru {
@@ -500,7 +501,8 @@ impl Lru {
         folio.folio().set_batch_cpu(cpu);
         // A large folio does not wait in a batch: that would hide too many pages from reclaim.
         let large = folio.folio().order() > 0;
-        let full = batch.adds.push(folio.into_id()) || large;
+        batch.adds.push(folio.into_id());
+        let full = batch.adds.is_full() || large;
         if full {
             self.move_to_lists(folios, &mut batch);
         }
@@ -522,7 +524,7 @@ impl Lru {
         wanted: impl Fn(FolioId) -> bool,
     ) -> bool {
         let mut batch = self.cpus[cpu % self.cpus.len()].lock();
-        let found = batch.adds.as_slice().iter().any(|id| wanted(*id));
+        let found = batch.adds.iter().any(|id| wanted(*id));
         if found {
             self.move_to_lists(folios, &mut batch);
         }
@@ -546,13 +548,13 @@ impl Lru {
     fn move_to_lists(&self, folios: &Folios, batch: &mut CpuBatch) {
         let adds = std::mem::take(&mut batch.adds);
         self.change(|lists| {
-            for id in adds.as_slice() {
+            for id in &adds {
                 let is_active = folios.get(*id).flags.get(Flag::Active);
                 let kind = if is_active { ListKind::Active } else { ListKind::Fresh };
                 lists.add(folios, *id, kind);
             }
         });
-        for id in adds.as_slice() {
+        for id in &adds {
             drop(folios.adopt(*id));
         }
     }

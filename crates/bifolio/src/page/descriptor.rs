@@ -439,35 +439,9 @@ impl Drop for LockedFolio<'_> {
     }
 }
 
-/// Folios per batch. Small in a model run, so that a full batch is common there.
+/// Folios per batch of reads, LRU insertion and reclaim. Thirty-one ids and a count fill whole
+/// cache lines. Small in a model run, so that a full batch is common there.
 pub(crate) const BATCH_SLOTS: usize = if cfg!(all(test, loom)) { 2 } else { 31 };
-
-/// A batch of folios: up to 31 ids in one small array, like the kernel's `folio_batch`.
-///
-/// Thirty-one words and a count fill whole cache lines. Reads, LRU insertion and reclaim use the
-/// same batch size. A batch owns one reference to each folio in it, unless its user says otherwise.
-#[derive(Debug, Default)]
-pub(crate) struct FolioBatch {
-    count: u32,
-    ids: [FolioId; BATCH_SLOTS],
-}
-
-impl FolioBatch {
-    /// Adds a folio; the batch must not be full. Returns `true` if it is full now.
-    pub(crate) fn push(&mut self, id: FolioId) -> bool {
-        self.ids[self.count as usize] = id;
-        self.count += 1;
-        self.is_full()
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.count as usize == BATCH_SLOTS
-    }
-
-    pub(crate) fn as_slice(&self) -> &[FolioId] {
-        &self.ids[..self.count as usize]
-    }
-}
 
 #[cfg(all(test, not(loom)))]
 mod tests {

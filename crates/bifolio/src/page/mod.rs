@@ -53,8 +53,7 @@ mod words;
 pub(crate) use change::{EvictError, WriteSection};
 pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
-    BATCH_SLOTS, Folio, FolioBatch, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO,
-    Reaper,
+    BATCH_SLOTS, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO, Reaper,
 };
 pub(crate) use entry::{Entry, PAGE_BYTES, PAGE_SHIFT, VALUE_MAX, is_in_one_page, pages_of};
 pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
