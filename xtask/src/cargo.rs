@@ -64,9 +64,7 @@ impl Cargo {
     /// Those that describe the package `xtask` are removed. Some build scripts (that of `ring`) run
     /// again if they change, so that `cargo x` and plain cargo would undo each other's builds.
     fn command(&self, environment: impl Iterator<Item = OsString>) -> Command {
-        // Cargo names itself to what it runs, so the same toolchain is used throughout.
-        let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(program);
+        let mut command = Command::new(program());
         command.args(&self.arguments).current_dir(workspace_root()).stdout(Stdio::piped());
         for name in environment {
             let text = name.to_string_lossy();
@@ -99,6 +97,21 @@ impl fmt::Display for Cargo {
         write!(out, "cargo")?;
         self.arguments.iter().try_for_each(|argument| write!(out, " {}", quoted(argument)))
     }
+}
+
+/// Returns the program that cargo names to what it runs: the same toolchain is used throughout.
+pub fn program() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Returns a command of cargo with another toolchain than that of this program, in the root.
+pub fn of_toolchain(name: &str) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", name, "cargo"]).current_dir(workspace_root());
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
+        command.env_remove(variable);
+    }
+    command
 }
 
 /// The root folder of the workspace this program was started from.

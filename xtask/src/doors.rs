@@ -7,9 +7,10 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::cargo::{Cargo, workspace_root};
+use crate::process;
 
 /// A door, and the cargo commands of its checks.
 struct Door {
@@ -146,9 +147,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn run_script(door: &Door, script: &str, arguments: &[&str]) -> Result<()> {
-    eprintln!("\n== {}\n$ {script} {}", door.name, arguments.join(" "));
-    let status = Command::new(workspace_root().join(script)).args(arguments).status();
-    let status = status.with_context(|| format!("cannot start {script}"))?;
-    ensure!(status.success(), "the check of {} failed ({script})", door.name);
-    Ok(())
+    eprintln!("\n== {}", door.name);
+    process::run(Command::new(workspace_root().join(script)).args(arguments))
+        .with_context(|| format!("the check of {} failed", door.name))
 }

@@ -6,11 +6,10 @@
 //!
 //! Interesting inputs stay in `target/fuzz/corpus`, where the next run starts.
 
-use std::process::Command;
+use anyhow::{Context, Result};
 
-use anyhow::{Context, Result, ensure};
-
-use crate::cargo::{target_folder, workspace_root};
+use crate::cargo::{of_toolchain, target_folder};
+use crate::process;
 use crate::san::{self, TARGET};
 
 /// The flags that cargo-fuzz gives to the compiler.
@@ -37,14 +36,12 @@ pub struct Arguments {
 /// Builds and runs the target; fails if a case does.
 pub fn run(arguments: &Arguments) -> Result<()> {
     san::check_toolchain(false)?;
-    let root = workspace_root();
     let target = target_folder().join("fuzz");
     let (corpus, artifacts) = (target.join("corpus"), target.join("artifacts"));
     std::fs::create_dir_all(&corpus)?;
     std::fs::create_dir_all(&artifacts)?;
-    let mut command = Command::new("rustup");
-    command.args(["run", "nightly", "cargo", "run", "--release", "--target", TARGET]);
-    command.arg("--manifest-path").arg(root.join("fuzz/Cargo.toml"));
+    let mut command = of_toolchain("nightly");
+    command.args(["run", "--release", "--target", TARGET, "--manifest-path", "fuzz/Cargo.toml"]);
     command.arg("--target-dir").arg(&target).arg("--");
     command.arg(format!("-artifact_prefix={}/", artifacts.display()));
     command.arg(format!("-max_total_time={}", arguments.seconds));
@@ -56,11 +53,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     command.env("RUSTFLAGS", FLAGS);
     command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
-    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
-        command.env_remove(variable);
-    }
-    eprintln!("$ {command:?}");
-    let status = command.current_dir(root).status().context("cannot start rustup")?;
-    ensure!(status.success(), "{status}; what it failed with is in {}", artifacts.display());
-    Ok(())
+    process::run(&mut command)
+        .with_context(|| format!("what it failed with is in {}", artifacts.display()))
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::cargo::{Cargo, workspace_root};
+use crate::cargo::{self, Cargo, workspace_root};
 use crate::process;
 
 /// Manifests of the two workspaces.
@@ -138,8 +138,7 @@ fn outside<'a>(file: &Path, source: &'a str) -> Option<&'a str> {
 
 /// Runs cargo for what it prints.
 fn query(arguments: &[&str]) -> Result<String> {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    process::output(Command::new(program).args(arguments).current_dir(workspace_root()))
+    process::output(Command::new(cargo::program()).args(arguments).current_dir(workspace_root()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::cargo::{Cargo, target_folder, workspace_root};
+use crate::cargo::{Cargo, of_toolchain, target_folder, workspace_root};
 use crate::{package, process};
 
 /// Options of `cargo x release`.
@@ -68,13 +68,13 @@ fn minimum() -> Result<()> {
         "--no-self-update",
     ]))?;
     for (manifest, names) in package::published()? {
-        let mut command = Command::new("rustup");
-        command.args(["run", &toolchain, "cargo", "check", "--manifest-path", manifest]);
+        let mut command = of_toolchain(&toolchain);
+        command.args(["check", "--manifest-path", manifest]);
         command.arg("--target-dir").arg(target_folder().join("minimum"));
         for name in &names {
             command.args(["-p", name]);
         }
-        run_in_root(&mut command).with_context(|| format!("Rust {version} does not suffice"))?;
+        process::run(&mut command).with_context(|| format!("Rust {version} does not suffice"))?;
     }
     Ok(())
 }

@@ -14,9 +14,10 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
-use crate::cargo::{target_folder, workspace_root};
+use crate::cargo::{of_toolchain, target_folder, workspace_root};
+use crate::process;
 
 /// The target triple: passed explicitly, so that build scripts are not instrumented.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -69,9 +70,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Checks the toolchain; the error says what is missing and how to install it.
 pub fn check_toolchain(needs_std: bool) -> Result<()> {
     let listed = |arguments: &[&str]| {
-        let output = Command::new("rustup").args(arguments).output();
-        let output = output.context("rustup is missing: this needs a nightly toolchain")?;
-        anyhow::Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        process::output(Command::new("rustup").args(arguments))
+            .context("rustup is missing: this needs a nightly toolchain")
     };
     if !listed(&["toolchain", "list"])?.lines().any(|line| line.starts_with("nightly")) {
         bail!("this needs the nightly toolchain: rustup toolchain install nightly");
@@ -87,9 +87,8 @@ pub fn check_toolchain(needs_std: bool) -> Result<()> {
 }
 
 fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
-    let root = workspace_root();
-    let mut command = Command::new("rustup");
-    command.args(["run", "nightly", "cargo"]).args(cargo).args(["--release", "--target", TARGET]);
+    let mut command = of_toolchain("nightly");
+    command.args(cargo).args(["--release", "--target", TARGET]);
     // Built in a fraction of the time, and most of the time is the sanitizer's anyway.
     command.args(["--config", "profile.release.opt-level=1"]);
     command.args(["--config", "profile.release.lto='off'"]);
@@ -100,20 +99,13 @@ fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
     }
     command.arg("--").args(program);
     command.env("RUSTFLAGS", format!("-Zsanitizer={} -A warnings", sanitizer.name()));
-    let supp = root.join("xtask/san-thread.supp");
+    let supp = workspace_root().join("xtask/san-thread.supp");
     command.env("TSAN_OPTIONS", format!("suppressions={} history_size=4", supp.display()));
     // The library handles faults of its own.
     command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
     // Resident memory is not the cache's alone.
     command.env("BIFOLIO_SANITIZED", "1");
-    // The toolchain is another than that of this program.
-    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO_MANIFEST_DIR"] {
-        command.env_remove(variable);
-    }
-    eprintln!("$ {command:?}");
-    let status = command.current_dir(root).status().context("cannot start rustup")?;
-    ensure!(status.success(), "{status}");
-    Ok(())
+    process::run(&mut command)
 }
 
 impl Sanitizer {

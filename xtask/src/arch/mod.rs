@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::cargo::{target_folder, workspace_root};
+use crate::cargo::{self, target_folder, workspace_root};
 use crate::process;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -140,8 +140,7 @@ fn install() -> Result<()> {
 /// The profile is that of torture, with the assertions of a debug build: without optimization, an
 /// emulated program would take hours.
 fn build(arguments: &[&str]) -> Result<Vec<Program>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = Command::new(cargo::program());
     command.args(arguments).args(["--profile", "checks", "--target", TARGET]);
     command.args(["--message-format", "json-render-diagnostics"]);
     command.args(["--config", "profile.checks.debug-assertions=true"]);

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cargo::{target_folder, workspace_root};
+use crate::cargo::{self, target_folder, workspace_root};
 use crate::process;
 use patch::Mutant;
 pub use patch::check;
@@ -144,18 +144,15 @@ impl Place {
     }
 
     fn build(&self) -> Result<()> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
+        let mut cargo = Command::new(cargo::program());
+        cargo
             .args(["build", "--quiet", "--profile", "checks", "-p", "bifolio-torture"])
             .arg("--target-dir")
             .arg(&self.target)
             .env("RUSTFLAGS", "--cfg bifolio_chaos -A warnings")
             .env_remove("CARGO_MANIFEST_DIR")
-            .current_dir(&self.tree)
-            .status()
-            .context("cannot start cargo")?;
-        ensure!(built.success(), "it does not compile");
-        Ok(())
+            .current_dir(&self.tree);
+        process::output(&mut cargo).context("it does not compile").map(|_| ())
     }
 
     /// Builds and tortures a mutant, then reverts its changes.
