@@ -82,7 +82,7 @@ fn minimum() -> Result<()> {
 fn dependencies(without_advisories: bool) -> Result<()> {
     ["cargo-deny", "cargo-machete"].into_iter().try_for_each(tool)?;
     for (manifest, _) in package::published()? {
-        let mut arguments = vec!["--manifest-path", manifest, "check", "--config", "deny.toml"];
+        let mut arguments = vec!["--manifest-path", manifest, "--config", "deny.toml", "check"];
         arguments.extend(["--hide-inclusion-graph", "bans", "licenses", "sources"]);
         if !without_advisories {
             arguments.push("advisories");
@@ -98,7 +98,7 @@ fn tool(name: &str) -> Result<()> {
     if folder.join("bin").join(name).exists() {
         return Ok(());
     }
-    let cargo = Cargo::new("install --locked --root")
+    let cargo = Cargo::new("install --debug --locked --root")
         .arguments(&[folder.to_string_lossy().into_owned(), name.to_owned()]);
     eprintln!("$ {cargo}");
     cargo.run().map(|_| ())
