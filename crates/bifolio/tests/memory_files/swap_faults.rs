@@ -31,7 +31,8 @@ fn for_each_storage(test: impl Fn(&Faulty)) {
 /// Creates a cache that swaps out to this storage, and a file in it.
 fn make(storage: &Faulty, folio_bytes: u64) -> (Cache, File) {
     let builder = storage.builder(MEMORY_BYTES).swap_backing(storage.backing.clone());
-    let cache = builder.reclaim_wait_max(Duration::from_millis(500)).build().unwrap();
+    // As long as an emulated system takes to write all of it out.
+    let cache = builder.reclaim_wait_max(Duration::from_millis(2000)).build().unwrap();
     let file = cache.memory_file_with("scratch", &writable().folio_bytes(folio_bytes)).unwrap();
     (cache, file)
 }

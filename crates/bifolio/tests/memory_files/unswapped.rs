@@ -75,7 +75,8 @@ fn truncated_pages_take_no_share_of_other_files() {
 fn other_files_have_pages_beside_those_of_their_tables() {
     let (swap, disk) = (Faulty::new(Way::Memory, 0, 1), Faulty::new(Way::Memory, 8 << 20, 2));
     let builder = disk.builder(256 << 10).swap_backing(swap.backing.clone());
-    let cache = builder.reclaim_wait_max(Duration::from_millis(200)).build().unwrap();
+    // As long as an emulated system takes to write all of it out.
+    let cache = builder.reclaim_wait_max(Duration::from_millis(2000)).build().unwrap();
     let scratch = cache.memory_file("scratch").unwrap();
     scratch.write_all_at(&vec![1; 1 << 20], 0).unwrap();
     let other = disk.open(&cache);
