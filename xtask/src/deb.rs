@@ -16,8 +16,13 @@ pub fn run() -> Result<()> {
     let root = folder.join("root");
     let _ = fs::remove_dir_all(&root);
     install::run(&install::Arguments::staged(root.clone()))?;
-    for program in ["bifolio", "bifolio-mount"] {
-        process::output(Command::new("strip").arg(root.join("usr/bin").join(program)))?;
+    for folder in ["usr/bin", "usr/lib"] {
+        for entry in fs::read_dir(root.join(folder))? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                process::output(Command::new("strip").arg("--strip-debug").arg(entry.path()))?;
+            }
+        }
     }
     let version = env!("CARGO_PKG_VERSION");
     let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
