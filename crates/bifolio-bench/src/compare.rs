@@ -14,14 +14,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
-use indexmap::IndexMap;
-use serde::Deserialize;
-use serde_json::Value;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::error::{Error, Result};
 use bifolio_report::statistics::median;
-use bifolio_report::{Failure, is_cost};
+use bifolio_report::{Case, Report, is_cost};
 
 /// How often a comparison without any change may name one.
 const FALSE_ALARMS: f64 = 0.05;
@@ -41,26 +38,6 @@ pub struct Comparison {
     pub better: usize,
     /// Rows of which the second set is worse.
     pub worse: usize,
-}
-
-/// The parts of an envelope that are compared.
-#[derive(Deserialize)]
-struct Envelope {
-    bench: String,
-    host: IndexMap<String, Value>,
-    config: Value,
-    rows: Vec<EnvelopeRow>,
-}
-
-#[derive(Deserialize)]
-struct EnvelopeRow {
-    case: IndexMap<String, Value>,
-    unit: String,
-    series: IndexMap<String, f64>,
-    #[serde(default)]
-    repetitions: IndexMap<String, Vec<f64>>,
-    #[serde(default)]
-    failed: IndexMap<String, Failure>,
 }
 
 /// Names a row: benchmark, case, series.
@@ -113,8 +90,8 @@ impl Change {
 /// [`Error::Refused`] if a line is not an envelope, with the file and the line, or if the sets have
 /// no row in common.
 pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Result<Comparison> {
-    let envelopes = [parse(first)?, parse(second)?];
-    let [before, after] = envelopes.each_ref().map(|set| collect(set));
+    let reports = [parse(first)?, parse(second)?];
+    let [before, after] = reports.each_ref().map(|set| collect(set));
     let mut changes: Vec<Change> =
         before.iter().filter_map(|(key, runs)| change(key, runs, after.get(key)?)).collect();
     if changes.is_empty() {
@@ -126,9 +103,9 @@ pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Re
     let single = before.len() + after.len() - 2 * compared;
     changes.retain(|change| change.probability < FALSE_ALARMS && is_large(change, change_min));
 
-    let mut text = differences(&envelopes);
-    for (envelopes, name) in envelopes.iter().zip([first.0, second.0]) {
-        failures(envelopes).iter().for_each(|failure| {
+    let mut text = differences(&reports);
+    for (reports, name) in reports.iter().zip([first.0, second.0]) {
+        failures(reports).for_each(|failure| {
             let _ = writeln!(text, "{name}: {failure}");
         });
     }
@@ -152,7 +129,7 @@ pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Re
     Ok(Comparison { text, better, worse: changes.len() - better })
 }
 
-fn parse((name, text): (&str, &str)) -> Result<Vec<Envelope>> {
+fn parse((name, text): (&str, &str)) -> Result<Vec<Report>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parsed = lines.map(|(number, line)| {
         let refused = |error| {
@@ -164,46 +141,41 @@ fn parse((name, text): (&str, &str)) -> Result<Vec<Envelope>> {
     parsed.collect()
 }
 
-fn collect(envelopes: &[Envelope]) -> BTreeMap<Key, Runs> {
+fn collect(reports: &[Report]) -> BTreeMap<Key, Runs> {
     let mut rows: BTreeMap<Key, Runs> = BTreeMap::new();
-    for envelope in envelopes {
-        for row in &envelope.rows {
-            let case: Vec<_> = row.case.iter().map(|(key, value)| case_text(key, value)).collect();
-            for (series, median) in &row.series {
-                let samples = row.repetitions.get(series).cloned().unwrap_or(vec![*median]);
-                let samples: Vec<f64> = samples.into_iter().filter(|rate| *rate > 0.0).collect();
-                if !samples.is_empty() {
-                    let key = (envelope.bench.clone(), case.join(" "), series.clone());
-                    let runs = rows.entry(key).or_default();
-                    runs.unit.clone_from(&row.unit);
-                    runs.runs.push(samples);
-                }
+    let all = reports.iter().flat_map(|it| it.rows.iter().map(move |row| (&it.bench, row)));
+    for (bench, row) in all {
+        for (series, median) in &row.series {
+            let samples = row.repetitions.get(series).cloned().unwrap_or(vec![*median]);
+            let samples: Vec<f64> = samples.into_iter().filter(|rate| *rate > 0.0).collect();
+            if !samples.is_empty() {
+                let key = (bench.to_string(), case_text(&row.case), series.to_string());
+                let runs = rows.entry(key).or_default();
+                runs.unit = row.unit.to_string();
+                runs.runs.push(samples);
             }
         }
     }
     rows
 }
 
-/// Series without a figure in a run, because they failed.
-fn failures(envelopes: &[Envelope]) -> Vec<String> {
-    let mut failures = Vec::new();
-    for envelope in envelopes {
-        for row in &envelope.rows {
-            let case: Vec<_> = row.case.iter().map(|(key, value)| case_text(key, value)).collect();
-            let case = case.join(" ");
-            failures.extend(row.failed.iter().map(|(series, failure)| {
-                format!("{} {case} {series} {}", envelope.bench, failure.word())
-            }));
-        }
-    }
-    failures
+/// Returns the series without a figure in a run, because they failed.
+fn failures(reports: &[Report]) -> impl Iterator<Item = String> {
+    let rows = reports.iter().flat_map(|it| it.rows.iter().map(move |row| (&it.bench, row)));
+    rows.flat_map(|(bench, row)| {
+        let case = case_text(&row.case);
+        row.failed
+            .iter()
+            .map(move |(series, failure)| format!("{bench} {case} {series} {}", failure.word()))
+    })
 }
 
-fn case_text(key: &str, value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => format!("{key}={other}"),
-    }
+fn case_text(case: &Case) -> String {
+    let text = |key| match case.number(key) {
+        Some(_) => format!("{key}={}", case.text(key)),
+        None => case.text(key),
+    };
+    case.keys().map(text).collect::<Vec<_>>().join(" ")
 }
 
 fn change(key: &Key, before: &Runs, after: &Runs) -> Option<Change> {
@@ -282,22 +254,24 @@ fn median_of(changes: &[Change], value: impl Fn(&Change) -> f64) -> f64 {
 }
 
 /// Differences between the machines and the parameters, a line each.
-fn differences(envelopes: &[Vec<Envelope>; 2]) -> String {
+fn differences(reports: &[Vec<Report>; 2]) -> String {
     let mut text = String::new();
-    let [Some(first), Some(second)] = envelopes.each_ref().map(|set| set.first()) else {
+    let [Some(first), Some(second)] = reports.each_ref().map(|set| set.first()) else {
         return text;
     };
-    for (name, value) in &first.host {
-        let other = second.host.get(name).unwrap_or(&Value::Null);
+    let facts = |report: &Report| serde_json::to_value(&report.host).unwrap_or_default();
+    let (facts, others) = (facts(first), facts(second));
+    for (name, value) in facts.as_object().into_iter().flatten() {
+        let other = &others[name];
         if value != other {
             let _ = writeln!(text, "host.{name} differs: {value} and {other}");
         }
     }
-    for envelope in &envelopes[0] {
-        let same_bench = |other: &&Envelope| other.bench == envelope.bench;
-        let Some(other) = envelopes[1].iter().find(same_bench) else { continue };
-        let line = format!("the parameters of {} differ\n", envelope.bench);
-        if envelope.config != other.config && !text.contains(&line) {
+    for report in &reports[0] {
+        let same_bench = |other: &&Report| other.bench == report.bench;
+        let Some(other) = reports[1].iter().find(same_bench) else { continue };
+        let line = format!("the parameters of {} differ\n", report.bench);
+        if report.config != other.config && !text.contains(&line) {
             text.push_str(&line);
         }
     }
@@ -332,7 +306,7 @@ fn table(changes: &[Change], names: [&str; 2]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -353,7 +327,8 @@ mod tests {
             })
             .collect();
         let host = json!({"cpu": "one"});
-        json!({"bench": "small-reads", "host": host, "config": {}, "rows": rows}).to_string()
+        json!({"schema": 1, "bench": "small-reads", "host": host, "config": {}, "rows": rows})
+            .to_string()
     }
 
     fn compared(first: &str, second: &str) -> Comparison {

@@ -28,7 +28,6 @@ use crate::harness::mapping::Mapping;
 use crate::harness::measured::{Measured, Meter, Per};
 use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::pattern::word_at;
-use crate::harness::permutation::Permutation;
 use crate::harness::raw_ring::{RawRing, Transfer};
 use crate::harness::sizes::Sizes;
 use crate::harness::{child, direct};
@@ -47,11 +46,6 @@ const CALL_ROWS: usize = 1024;
 /// Reads in flight of io_uring: the default of `CacheBuilder::io_depth`. The thread sleeps until
 /// half of them are complete.
 const DEPTH: u16 = 64;
-/// The rows that are read before a round of `Steady`, in times the memory.
-const STEADY_BOUNDS: u64 = 2;
-/// Of 5 rows one is hot; hot rows get 4 of 5 draws.
-const HOT_PART: u64 = 5;
-
 /// Creates a target for the rows of a state; the name ends with all keys of the row.
 const fn target(case: &'static str, series: [&'static str; 2], at_least: f64) -> Target {
     let name = "rows/s, {over} / {under}, {pattern}, {row_bytes}, {state}";
@@ -109,25 +103,18 @@ pub(crate) struct Parameters {
     round_seconds: f64,
     repetitions: usize,
     #[serde(skip)]
-    cases: Vec<(Pattern, usize, State)>,
+    cases: Vec<RowsOf>,
 }
 
 fn parameters(config: &Config) -> Result<Parameters> {
-    use State::{Cold, Steady, Warm};
-    let (memory_bytes, seconds, repetitions, states): (_, _, _, &[State]) = config.of_set([
-        (4 << 20, 0.005, 1, &[Cold, Warm, Steady]),
-        (32 << 20, 0.1, 3, &[Cold, Warm]),
-        (512 << 20, 0.5, 5, &[Cold, Warm, Steady]),
-    ]);
+    let (memory_bytes, seconds, repetitions) =
+        config.of_set([(4 << 20, 0.005, 1), (32 << 20, 0.1, 3), (512 << 20, 0.5, 5)]);
     let sizes = Sizes::choose(config, memory_bytes)?;
-    let mut cases = Vec::new();
-    for pattern in [Pattern::Uniform, Pattern::EightyTwenty] {
-        for row_bytes in [1024, 4096] {
-            cases.extend(states.iter().map(|state| (pattern, row_bytes, *state)));
-        }
-    }
+    let all =
+        [1024, 4096].map(|row_bytes| [false, true].map(|is_warm| RowsOf { row_bytes, is_warm }));
+    let mut cases = all.concat();
     if config.summary_only {
-        cases.retain(|(pattern, row_bytes, _)| *pattern == Pattern::Uniform && *row_bytes == 4096);
+        cases.retain(|case| case.row_bytes == 4096);
     }
     // About 5 series; the slowest takes longer than a round.
     let rounds = (cases.len() * 5 * repetitions) as f64;
@@ -140,24 +127,12 @@ fn parameters(config: &Config) -> Result<Parameters> {
     })
 }
 
-/// How rows are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Pattern {
-    /// All with the same probability.
-    Uniform,
-    /// 80 % of the draws from 20 % of the rows, which are scattered over the file.
-    EightyTwenty,
-}
-
-/// State of memory when a gather begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum State {
-    /// Nothing of the file.
-    Cold,
-    /// All rows of the gather.
-    Warm,
-    /// Rows of earlier gathers.
-    Steady,
+/// A case: the rows, and the state of memory when a gather begins.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct RowsOf {
+    row_bytes: usize,
+    /// Set if all rows of the gather are in memory; nothing of the file is otherwise.
+    is_warm: bool,
 }
 
 /// The way of a series.
@@ -190,9 +165,7 @@ impl Way {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Task {
     way: Way,
-    pattern: Pattern,
-    row_bytes: usize,
-    state: State,
+    case: RowsOf,
     file: PathBuf,
     sizes: Sizes,
     rows: usize,
@@ -202,19 +175,14 @@ struct Task {
 
 fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     run.note(format!("{} rows a gather; the sum of all words is part of it", parameters.rows));
-    run.note(
-        "cold: nothing of the file is in memory; warm: all rows of the gather are; steady: new \
-         rows, and a cache that is full",
-    );
+    run.note("cold: nothing of the file is in memory; warm: all rows of the gather are");
     let bytes = format_bytes(parameters.sizes.kernel_bytes());
     run.note(format!("a process of kernel_mmap or kernel_willneed is held to {bytes}"));
     let file = run.make_file("file", parameters.sizes.size_bytes)?;
     let group = run.attempt(&[MMAP, WILLNEED], MemoryGroup::create(parameters.sizes))?;
-    let task = |way: Way, (pattern, row_bytes, state), duration| Task {
+    let task = |way: Way, case, duration| Task {
         way,
-        pattern,
-        row_bytes,
-        state,
+        case,
         file: file.clone(),
         sizes: parameters.sizes,
         rows: parameters.rows,
@@ -231,21 +199,14 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         ways.extend(run.attempt(&[way.series()], tried)?.map(|_| way));
     }
     let mut rows = run.rows();
-    for &(pattern, row_bytes, state) in &parameters.cases {
-        let pattern_name = if pattern == Pattern::Uniform { "uniform" } else { "80/20" };
-        let state_name = match state {
-            State::Cold => "cold",
-            State::Warm => "warm",
-            State::Steady => "steady",
-        };
-        let case = Case::new().with("pattern", pattern_name).with("row_bytes", row_bytes);
-        rows.row(case.with("state", state_name), ("rows/s", Measured::rate));
+    for &rows_of in &parameters.cases {
+        let state = if rows_of.is_warm { "warm" } else { "cold" };
+        let case = Case::new().with("pattern", "uniform").with("row_bytes", rows_of.row_bytes);
+        rows.row(case.with("state", state), ("rows/s", Measured::rate));
         // The device alone has no memory that could be warm.
-        for &way in ways.iter().filter(|way| **way != Way::RawDirect || state == State::Cold) {
+        for &way in ways.iter().filter(|way| **way != Way::RawDirect || !rows_of.is_warm) {
             let task = &task;
-            rows.series(way.series(), move |round| {
-                children.ask(&task(way, (pattern, row_bytes, state), round))
-            });
+            rows.series(way.series(), move |round| children.ask(&task(way, rows_of, round)));
         }
     }
     let round = Duration::from_secs_f64(parameters.round_seconds);
@@ -274,7 +235,7 @@ trait Gatherer {
 
 /// Runs a round in the child.
 fn gather(task: &Task) -> Result<Measured> {
-    let (file, row_bytes) = (&task.file, task.row_bytes);
+    let (file, row_bytes) = (&task.file, task.case.row_bytes);
     match task.way {
         Way::ReadMany | Way::PinMany => {
             let memory_bytes = task.sizes.memory_bytes;
@@ -297,21 +258,15 @@ fn gather(task: &Task) -> Result<Measured> {
 }
 
 fn gather_by(task: &Task, mut gatherer: impl Gatherer) -> Result<Measured> {
-    let mut draws = Draws::new(task.pattern, task.sizes.size_bytes, task.row_bytes as u64);
-    let mut positions = vec![0; task.rows];
+    let RowsOf { row_bytes, is_warm } = task.case;
+    let (mut random, file_rows) =
+        (fastrand::Rng::with_seed(1), task.sizes.size_bytes / row_bytes as u64);
+    let mut draw = || random.u64(..file_rows) * row_bytes as u64;
+    let mut positions: Vec<u64> = (0..task.rows).map(|_| draw()).collect();
     let mut sums = RowSums::default();
     gatherer.forget()?;
-    draws.fill(&mut positions);
-    match task.state {
-        State::Cold => {}
-        State::Warm => gatherer.warm(&positions, &mut sums)?,
-        State::Steady => {
-            let reads = STEADY_BOUNDS * task.sizes.memory_pages();
-            for _ in 0..reads.div_ceil(task.rows as u64) {
-                gatherer.warm(&positions, &mut sums)?;
-                draws.fill(&mut positions);
-            }
-        }
+    if is_warm {
+        gatherer.warm(&positions, &mut sums)?;
     }
     let mut measured = Measured::default();
     loop {
@@ -325,16 +280,14 @@ fn gather_by(task: &Task, mut gatherer: impl Gatherer) -> Result<Measured> {
         if measured.cost.elapsed >= task.duration {
             break;
         }
-        if task.state == State::Cold {
+        if !is_warm {
             gatherer.forget()?;
-        }
-        if task.state != State::Warm {
-            draws.fill(&mut positions);
+            positions.fill_with(&mut draw);
         }
     }
     let peak_mib = resident_bytes("VmHWM")? as f64 / f64::from(1 << 20);
     measured.add("resident_peak_mib", peak_mib, Per::Peak);
-    measured.verified_bytes = sums.finish(task.way.series(), task.row_bytes)?;
+    measured.verified_bytes = sums.finish(task.way.series(), row_bytes)?;
     Ok(measured)
 }
 
@@ -453,34 +406,6 @@ impl Gatherer for RawRing {
     }
 }
 
-/// Draws of row positions.
-#[derive(Debug)]
-struct Draws {
-    pattern: Pattern,
-    rows: u64,
-    row_bytes: u64,
-    order: Permutation,
-    random: fastrand::Rng,
-}
-
-impl Draws {
-    fn new(pattern: Pattern, size_bytes: u64, row_bytes: u64) -> Self {
-        let rows = size_bytes / row_bytes;
-        let random = fastrand::Rng::with_seed(1);
-        Self { pattern, rows, row_bytes, order: Permutation::new(rows, 1), random }
-    }
-
-    /// Replaces `positions` with those of the next gather.
-    fn fill(&mut self, positions: &mut [u64]) {
-        let hot = (self.rows / HOT_PART).max(1);
-        for position in positions {
-            let is_hot = self.pattern == Pattern::EightyTwenty && self.random.u64(..HOT_PART) > 0;
-            let rank = self.random.u64(..if is_hot { hot } else { self.rows });
-            *position = self.order.apply(rank) * self.row_bytes;
-        }
-    }
-}
-
 /// Sum of all words of many rows. What it must be follows from the positions: words of the file are
 /// a linear function of theirs (`harness::pattern`).
 #[derive(Debug, Default)]
@@ -521,37 +446,19 @@ impl RowSums {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
     use crate::config::ParameterSet;
     use crate::harness::pattern;
 
     #[test]
-    fn the_summary_has_two_of_the_eight_quick_cases() {
+    fn the_summary_has_two_of_the_four_quick_cases() {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         let quick = parameters(&config).unwrap();
-        assert_eq!((quick.cases.len(), quick.rows), (8, 4096));
+        assert_eq!((quick.cases.len(), quick.rows), (4, 4096));
         config.summary_only = true;
         assert_eq!(parameters(&config).unwrap().cases.len(), 2);
         let smoke = parameters(&Config::new(ParameterSet::Smoke, Vec::new())).unwrap();
         assert_eq!(smoke.rows as u64 * 4096 * 2, smoke.sizes.memory_bytes, "half the memory");
-    }
-
-    #[test]
-    fn hot_rows_get_their_part_and_uniform_rows_are_alike() {
-        let draws = |pattern| {
-            let mut positions = vec![0; 100_000];
-            Draws::new(pattern, 1000 << 10, 1 << 10).fill(&mut positions);
-            let mut counts: HashMap<u64, u32> = HashMap::new();
-            positions.into_iter().for_each(|it| *counts.entry(it >> 10).or_default() += 1);
-            counts
-        };
-        let counts = draws(Pattern::EightyTwenty);
-        // 0.8 of the draws and 200 / 1000 of the others.
-        let hot: u32 = counts.values().filter(|count| **count > 200).sum();
-        assert!(counts.len() == 1000 && (83_000..85_000).contains(&hot), "{hot}");
-        assert!(draws(Pattern::Uniform).values().all(|count| (50..170).contains(count)));
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bifolio::{Cache, ReadRequest};
@@ -25,7 +26,7 @@ use crate::config::{Config, Times};
 use crate::definition::{Asked, Definition, Target, at_most, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::format_bytes;
-use crate::harness::access::{Access, Draws, PAGE_BYTES, Pattern};
+use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::cached::Cached;
 use crate::harness::checker::Checker;
 use crate::harness::child;
@@ -177,15 +178,23 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
 }
 
 /// The pages of one trial, and its end: the time or the draws, whichever is reached first. All
-/// readers of one cache share one counter of draws, so that pages kept are not read again.
+/// readers of one cache share one counter of draws, in whatever thread or process, so that pages
+/// kept are not read again; it is Relaxed, because a draw is a number and publishes nothing.
 #[derive(Clone, Copy, Debug)]
 struct Load<'a> {
     series: &'static str,
     access: &'a Access,
-    draws: &'a Draws,
+    draws: &'a AtomicU64,
     duration: Duration,
     draw_end: u64,
     tracepoint: Option<u64>,
+}
+
+impl Load<'_> {
+    /// Takes the number of the next draw.
+    fn draw(&self) -> u64 {
+        self.draws.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 /// One pattern over the file, with a cache and draws of its own, so that pages kept by one pattern
@@ -199,13 +208,18 @@ struct Stage<'a> {
     tracepoint: Option<u64>,
     children: Children<'a>,
     cached: Cached,
-    raw_draws: Draws,
-    cached_draws: Draws,
-    kernel_draws: Draws,
+    raw_draws: AtomicU64,
+    cached_draws: AtomicU64,
+    kernel_draws: AtomicU64,
 }
 
 impl Stage<'_> {
-    fn load<'b>(&'b self, series: &'static str, draws: &'b Draws, duration: Duration) -> Load<'b> {
+    fn load<'b>(
+        &'b self,
+        series: &'static str,
+        draws: &'b AtomicU64,
+        duration: Duration,
+    ) -> Load<'b> {
         let Self { access, tracepoint, .. } = self;
         let tracepoint = *tracepoint;
         Load { series, access, draws, duration, draw_end: u64::MAX, tracepoint }
@@ -247,12 +261,12 @@ impl Stage<'_> {
             size_bytes: self.sizes.size_bytes,
             pattern: self.pattern,
             threads,
-            draw_start: self.kernel_draws.taken(),
+            draw_start: self.kernel_draws.load(Ordering::Relaxed),
             draw_end,
             duration,
             tracepoint: self.tracepoint,
         })?;
-        self.kernel_draws.skip(measured.calls.operations);
+        self.kernel_draws.fetch_add(measured.calls.operations, Ordering::Relaxed);
         Ok(measured)
     }
 }
@@ -278,9 +292,9 @@ fn measure(
         tracepoint,
         children: run.children,
         cached: Cached::open(builder, file, false)?,
-        raw_draws: Draws::default(),
-        cached_draws: Draws::default(),
-        kernel_draws: Draws::default(),
+        raw_draws: AtomicU64::default(),
+        cached_draws: AtomicU64::default(),
+        kernel_draws: AtomicU64::default(),
     };
     run.start(&format!("{}: warm the caches", pattern.name()), 2);
     run.report.verified_bytes += stage.warm()?.verified_bytes;
@@ -342,7 +356,7 @@ fn read_pages<R: FnMut(&mut Page, u64) -> Result<usize>>(
         let (mut calls, mut checker) = (Calls::during(load.duration), Checker::new(load.series));
         let mut last = Instant::now();
         loop {
-            let draw = load.draws.take();
+            let draw = load.draw();
             let since_start = last.duration_since(started);
             // A thread that started late still reads once: a trial without a read has no rate.
             let is_over = since_start >= load.duration && calls.operations > 0;
@@ -420,7 +434,7 @@ impl<'a> Deep<'a> {
 
     fn is_over(&self) -> bool {
         let Load { duration, draw_end, draws, .. } = self.load;
-        self.started.elapsed() >= *duration || draws.taken() >= *draw_end
+        self.started.elapsed() >= *duration || draws.load(Ordering::Relaxed) >= *draw_end
     }
 
     fn time(&mut self, latency: Duration) {
@@ -450,7 +464,7 @@ fn read_raw(load: &Load<'_>, path: &Path, has_barrier: bool) -> Result<Measured>
     while !deep.is_over() {
         let begin = Instant::now();
         while let Some(block) = ring.take_idle() {
-            ring.start(block, Transfer::Read, load.access.pos_bytes(load.draws.take()))?;
+            ring.start(block, Transfer::Read, load.access.pos_bytes(load.draw()))?;
         }
         let before = ring.in_flight();
         ring.complete(if has_barrier { before } else { before / 2 }, |done: Completed<'_>| {
@@ -480,7 +494,7 @@ fn read_many(load: &Load<'_>, file: &bifolio::File, requests_per_call: usize) ->
     let mut deep = Deep::new(load, meter.started());
     while !deep.is_over() {
         for request in &mut requests {
-            request.position = load.access.pos_bytes(load.draws.take());
+            request.position = load.access.pos_bytes(load.draw());
             request.result = Ok(0);
         }
         let begin = Instant::now();
@@ -519,7 +533,7 @@ fn run_task(task: &Task) -> Result<Measured> {
     let load = Load {
         series: if *is_mapped { MMAP } else { PREAD },
         access: &Access::new(task.pattern, task.size_bytes, SEED),
-        draws: &Draws::starting_at(task.draw_start),
+        draws: &AtomicU64::new(task.draw_start),
         duration: task.duration,
         draw_end: task.draw_end.max(task.draw_start),
         tracepoint: task.tracepoint,
@@ -546,7 +560,7 @@ mod tests {
             let load = Load {
                 series: "x",
                 access: &access,
-                draws: &Draws::starting_at(5),
+                draws: &AtomicU64::new(5),
                 duration: Duration::MAX,
                 draw_end: 905,
                 tracepoint: None,

@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
+use indexmap::IndexSet;
 
 use crate::format_bytes;
 use bifolio_report::{Counts, Figure, Line, MECHANISMS, Name, Ratio, Report, Row, short};
@@ -162,24 +163,12 @@ fn stacked(name: &str) -> String {
     name.replace('_', "\n")
 }
 
-fn series_names(rows: &[Row]) -> Vec<&str> {
-    let mut names = Vec::new();
-    for name in rows.iter().flat_map(Row::names) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
+fn series_names(rows: &[Row]) -> IndexSet<&str> {
+    rows.iter().flat_map(Row::names).collect()
 }
 
-fn case_keys(rows: &[Row]) -> Vec<&str> {
-    let mut keys = Vec::new();
-    for key in rows.iter().flat_map(|row| row.case.keys()) {
-        if !keys.contains(&key) {
-            keys.push(key);
-        }
-    }
-    keys
+fn case_keys(rows: &[Row]) -> IndexSet<&str> {
+    rows.iter().flat_map(|row| row.case.keys()).collect()
 }
 
 /// One scale for a whole table, so that its numbers are comparable.
@@ -231,7 +220,7 @@ mod tests {
         let mut partial = Row::new(Case::new().with("threads", 2), "ops/s");
         partial.series.insert("left".into(), 8e6);
         let rows = vec![full, partial];
-        assert_eq!(series_names(&rows), ["left", "right"]);
+        assert!(series_names(&rows).into_iter().eq(["left", "right"]));
         let scale = scale_of(&rows);
         assert_eq!(series_cell(&rows[0], "left", &scale), "4.00\n+-25%");
         assert_eq!(series_cell(&rows[1], "right", &scale), "-");

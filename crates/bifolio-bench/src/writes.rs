@@ -172,21 +172,6 @@ fn add_notes(run: &mut Run<'_>, passes: &Passes<'_>, shape: Option<Shape>) {
     let mut notes = Vec::new();
     notes.extend(shape.map(|shape| format!("raw_direct writes {shape} in order")));
     notes.push("kernel_write may use all memory of the machine".to_owned());
-    for row in &run.report.rows {
-        if let Some(flushes) = row.count(WRITE_AT, FLUSHES_PER_SYNC) {
-            let pattern = row.case.text("pattern");
-            notes.push(format!("{pattern}: {THREADS} threads, {flushes:.3} flushes for each sync"));
-        }
-    }
-    for row in &run.report.rows {
-        let longest = |series| row.count(series, "max_ns").unwrap_or(0.0) / 1e6;
-        notes.push(format!(
-            "longest single write, {}: write_at {:.1} ms, kernel_write {:.1} ms",
-            row.case.text("pattern"),
-            longest(WRITE_AT),
-            longest(KERNEL),
-        ));
-    }
     if let Some(longest) = passes.throttle_ns_max.get() {
         notes.push(format!("longest wait of the throttle: {:.1} ms", longest as f64 / 1e6));
         run.report.config["throttle_ns_max"] = longest.into();

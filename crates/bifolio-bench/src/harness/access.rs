@@ -1,9 +1,6 @@
 //! The page that each draw selects: a pure function from the number of a draw to a page.
 //!
-//! Called by the loops of the benchmarks that read or write pages at random. All readers of one
-//! cache share one counter of draws, in whatever thread or process, so that no draw is repeated.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! Called by the loops of the benchmarks that read or write pages at random.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,33 +57,6 @@ impl Access {
             Some(zipf) => zipf.draw(&mut fastrand::Rng::with_seed(draw)) - 1,
         };
         self.order.apply(index) * PAGE_BYTES as u64
-    }
-}
-
-/// The number of the next draw, for all threads that share a cache.
-#[derive(Debug, Default)]
-pub(crate) struct Draws(AtomicU64);
-
-impl Draws {
-    pub(crate) fn starting_at(draw: u64) -> Self {
-        Self(AtomicU64::new(draw))
-    }
-
-    /// Takes the next draw.
-    pub(crate) fn take(&self) -> u64 {
-        // Relaxed: hands out numbers, publishes nothing.
-        self.0.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Returns the number of draws; those of a child process are added with `skip`.
-    pub(crate) fn taken(&self) -> u64 {
-        // Relaxed: a number, and nothing that depends on it.
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn skip(&self, draws: u64) {
-        // Relaxed: see `take`.
-        self.0.fetch_add(draws, Ordering::Relaxed);
     }
 }
 

@@ -18,7 +18,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,8 @@ pub(super) const MEMBERS: &str = "cgroup.procs";
 #[derive(Debug)]
 pub struct MemoryGroup {
     membership: Membership,
-    _relief: Option<Relief>,
+    /// Ends the relief when it is dropped.
+    _relief: Option<mpsc::Sender<()>>,
     _removal: Removal,
 }
 
@@ -114,7 +115,7 @@ fn create_in(parent: &Path, unified: bool, sizes: Sizes) -> Result<MemoryGroup> 
         false => Limit::First,
     };
     limit.set(&group, sizes.kernel_bytes())?;
-    let relief = (limit == Limit::First).then(|| Relief::start(&group)).flatten();
+    let relief = (limit == Limit::First).then(|| relieve(&group)).flatten();
     let membership = Membership { group, limit, sizes };
     Ok(MemoryGroup { membership, _relief: relief, _removal: removal })
 }
@@ -181,46 +182,25 @@ pub(crate) fn patiently<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Resul
     }
 }
 
-/// A thread that widens a group of the first generation while its processes wait for memory. It
-/// ends when this is dropped.
-#[derive(Debug)]
-struct Relief {
-    stop: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Relief {
-    /// Makes processes of `group` wait, and starts the thread. `None` if one of the two is not
-    /// possible: the kernel kills, and the run goes on without that series.
-    fn start(group: &Path) -> Option<Self> {
-        let (stop, stopped) = mpsc::channel();
-        let group = group.to_owned();
-        write_number(&group.join(OOM_CONTROL), 1).ok()?;
-        let look = {
-            let group = group.clone();
-            move || {
-                let mut widened = Widened::new(group);
-                while stopped.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                    widened.look();
-                }
-            }
-        };
-        let thread = thread::Builder::new().name("relief".into()).spawn(look);
-        if thread.is_err() {
-            // Nothing would ever wake a process that waits.
-            let _ = write_number(&group.join(OOM_CONTROL), 0);
+/// Makes processes of `group`, of the first generation, wait for memory, and starts the thread that
+/// widens it while they do; the thread ends with what is returned. `None` if one of the two is not
+/// possible: the kernel kills, and the run goes on without that series.
+fn relieve(group: &Path) -> Option<mpsc::Sender<()>> {
+    let (stop, stopped) = mpsc::channel();
+    let control = group.join(OOM_CONTROL);
+    write_number(&control, 1).ok()?;
+    let mut widened = Widened::new(group.to_owned());
+    let look = move || {
+        while stopped.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            widened.look();
         }
-        Some(Self { stop: Some(stop), thread: Some(thread.ok()?) })
+    };
+    let thread = thread::Builder::new().name("relief".into()).spawn(look);
+    if thread.is_err() {
+        // Nothing would ever wake a process that waits.
+        let _ = write_number(&control, 0);
     }
-}
-
-impl Drop for Relief {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+    thread.ok().map(|_| stop)
 }
 
 const OOM_CONTROL: &str = "memory.oom_control";

@@ -133,21 +133,4 @@ mod tests {
         assert_eq!((written.bytes, written.calls.operations), (size_bytes, 20));
         assert_eq!(read(large, 7), 4 << 20);
     }
-
-    #[test]
-    fn the_fastest_shape_is_the_one_of_the_best_pass() {
-        let dir = tempfile::tempdir_in(".").unwrap();
-        let path = dir.path().join("file");
-        pattern::make_file(&path, 1 << 20, &mut Silent).unwrap();
-        let passes = std::cell::Cell::new(0);
-        let run = |shape: Shape| {
-            passes.set(passes.get() + 1);
-            let is_quick = shape == SHAPES[2] && passes.get() > SHAPES.len();
-            let measured = Measured::of_rate(1, if is_quick { 2.0 } else { 1.0 });
-            Ok(Measured { bytes: 1 << 30, ..measured })
-        };
-        if let Ok(fastest) = fastest_shape(&path, run) {
-            assert_eq!(fastest, SHAPES[2]);
-        }
-    }
 }

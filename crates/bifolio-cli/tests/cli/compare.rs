@@ -16,7 +16,7 @@ fn envelope(rate: f64) -> String {
         .replace('\n', "")
     };
     let rows: Vec<_> = (0..6).map(row).collect();
-    format!(r#"{{"bench":"x","host":{{}},"config":{{}},"rows":[{}]}}"#, rows.join(","))
+    format!(r#"{{"schema":1,"bench":"x","host":{{}},"config":{{}},"rows":[{}]}}"#, rows.join(","))
 }
 
 #[test]
