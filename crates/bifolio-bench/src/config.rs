@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::harness::{cpus, topology};
+use crate::harness::cpus;
 use crate::run::Rounds;
 
 /// How thorough a run is.
@@ -108,7 +108,7 @@ impl Config {
     /// None was given, or one of them is zero.
     pub fn threads_or_default(&self) -> Result<Vec<usize>> {
         let threads =
-            self.threads.clone().unwrap_or_else(|| topology::thread_counts(cpus::allowed().len()));
+            self.threads.clone().unwrap_or_else(|| cpus::thread_counts(cpus::allowed().len()));
         if threads.is_empty() || threads.contains(&0) {
             return Err(Error::Refused("--threads: every number must be at least 1".into()));
         }

@@ -31,8 +31,8 @@ pub(crate) struct Definition<P: 'static> {
     pub(crate) targets: &'static [Target],
     /// Makes the files, measures, and fills in the report.
     pub(crate) run: fn(&mut Run<'_>, &P) -> Result<()>,
-    /// Runs a task in a child process.
-    pub(crate) child: fn(Value) -> Result<Value>,
+    /// Runs a task in a child process, if there are any.
+    pub(crate) child: Option<fn(Value) -> Result<Value>>,
 }
 
 impl<P: Serialize> Benchmark for Definition<P> {
@@ -65,13 +65,9 @@ impl<P: Serialize> Benchmark for Definition<P> {
     }
 
     fn run_in_child(&self, task: Value) -> Result<Value> {
-        (self.child)(task)
+        let no_child = || Error::Child(format!("{} has no children", self.name));
+        (self.child.ok_or_else(no_child)?)(task)
     }
-}
-
-/// The child's side of a benchmark without children.
-pub(crate) fn no_child(task: Value) -> Result<Value> {
-    Err(Error::Child(format!("no benchmark has a task like {task}")))
 }
 
 /// A figure that is asked of every row of a case.

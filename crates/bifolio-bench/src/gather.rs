@@ -89,7 +89,7 @@ pub(crate) static GATHER: Definition<Parameters> = Definition {
         target("state=warm", [PIN_MANY, MMAP], 1.0 / 1.2),
     ],
     run,
-    child: |task| child::serve(task, gather),
+    child: Some(|task| child::serve(task, gather)),
 };
 
 /// The parameters of one run, as the envelope shows them.

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::benchmark::Needs;
 use crate::config::{Config, Times};
-use crate::definition::{Definition, no_child, ratio_at_least};
+use crate::definition::{Definition, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::harness::mapped_file::MappedFile;
 use crate::harness::mapping::Mapping;
@@ -56,7 +56,7 @@ pub(crate) static MAP_READS: Definition<Parameters> = Definition {
         0.95,
     )],
     run,
-    child: no_child,
+    child: None,
 };
 
 /// The parameters of one run, as the envelope shows them.

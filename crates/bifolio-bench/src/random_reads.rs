@@ -137,7 +137,7 @@ pub(crate) static RANDOM_READS: Definition<Parameters> = Definition {
         ),
     ],
     run,
-    child: |task| child::serve(task, run_task),
+    child: Some(|task| child::serve(task, run_task)),
 };
 
 /// The parameters of one run, as the envelope shows them.

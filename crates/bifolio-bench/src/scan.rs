@@ -17,7 +17,7 @@ use bifolio_report::Case;
 use serde::Serialize;
 
 use crate::config::{Config, Times};
-use crate::definition::{Definition, no_child, ratio_at_least};
+use crate::definition::{Definition, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
 use crate::harness::checker::Checker;
@@ -56,7 +56,7 @@ pub(crate) static SCAN: Definition<Parameters> = Definition {
         0.95,
     )],
     run,
-    child: no_child,
+    child: None,
 };
 
 /// The parameters of one run, as the envelope shows them.

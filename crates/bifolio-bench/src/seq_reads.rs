@@ -29,7 +29,7 @@ use serde::Serialize;
 
 use crate::benchmark::Needs;
 use crate::config::{Config, Times};
-use crate::definition::{Definition, Target, no_child, ratio_at_least};
+use crate::definition::{Definition, Target, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::harness::access::PAGE_BYTES;
@@ -97,7 +97,7 @@ pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
         target("layout=scattered,block_bytes=1048576", KERNEL, 1.0),
     ],
     run,
-    child: no_child,
+    child: None,
 };
 
 /// The parameters of one run, as the envelope shows them.

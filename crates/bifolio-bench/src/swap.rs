@@ -65,7 +65,7 @@ pub(crate) static SWAP: Definition<Parameters> = Definition {
     standard: ALL,
     targets: &[],
     run,
-    child: |task| child::serve(task, run_task),
+    child: Some(|task| child::serve(task, run_task)),
 };
 
 /// The parameters of one run, as the envelope shows them.

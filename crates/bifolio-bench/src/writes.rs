@@ -32,7 +32,7 @@ use rustix::io::pread;
 use serde::Serialize;
 
 use crate::config::{Config, Times};
-use crate::definition::{Definition, no_child, ratio_at_least};
+use crate::definition::{Definition, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::cached::{Cached, count_of};
@@ -94,7 +94,7 @@ pub(crate) static WRITES: Definition<Parameters> = Definition {
         ratio_at_least(RATIO, "pattern=records", [WRITE_AT, KERNEL_DIRECT], 2.0),
     ],
     run,
-    child: no_child,
+    child: None,
 };
 
 /// The parameters of one run, as the envelope shows them.

@@ -30,7 +30,7 @@ use serde::Serialize;
 use self::files::{Advised, Filler};
 use crate::benchmark::Needs;
 use crate::config::Config;
-use crate::definition::{Asked, Definition, Target, at_most, no_child};
+use crate::definition::{Asked, Definition, Target, at_most};
 use crate::error::{Error, Result};
 use crate::harness::access::PAGE_BYTES;
 use crate::harness::cached::Cached;
@@ -138,7 +138,7 @@ pub(crate) static ADVISE: Definition<Parameters> = Definition {
         stream(TARGETED, KERNEL, 0.2),
     ],
     run,
-    child: no_child,
+    child: None,
 };
 
 /// The parameters of one run, as the envelope shows them.

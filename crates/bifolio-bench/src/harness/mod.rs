@@ -43,6 +43,5 @@ pub(crate) mod swap;
 pub(crate) mod syscalls;
 pub(crate) mod threads;
 pub(crate) mod tmpfs;
-pub(crate) mod topology;
 pub(crate) mod workspace;
 pub(crate) mod zipf;

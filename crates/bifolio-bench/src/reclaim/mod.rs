@@ -129,7 +129,7 @@ pub(crate) static RECLAIM: Definition<Parameters> = Definition {
         ),
     ],
     run,
-    child: |task| child::serve(task, run_task),
+    child: Some(|task| child::serve(task, run_task)),
 };
 
 /// Creates a target for the ratio of shootdowns per evicted page.

@@ -120,7 +120,7 @@ pub(crate) static SMALL_READS: Definition<Parameters> = Definition {
         ),
     ],
     run,
-    child: |task| child::serve(task, read_larger_file),
+    child: Some(|task| child::serve(task, read_larger_file)),
 };
 
 /// The parameters of one run, as the envelope shows them.
