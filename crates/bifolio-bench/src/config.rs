@@ -79,11 +79,6 @@ impl Config {
         }
     }
 
-    /// Returns `true` if the series called `series` is to be measured.
-    pub(crate) fn measures(&self, series: &str) -> bool {
-        self.target.measures(series)
-    }
-
     /// Returns the default of the set, of those for smoke, quick and full.
     pub(crate) fn of_set<T>(&self, [smoke, quick, full]: [T; 3]) -> T {
         match self.set {

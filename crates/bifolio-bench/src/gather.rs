@@ -29,7 +29,7 @@ use crate::harness::measured::{Measured, Meter, Per};
 use crate::harness::memory_group::{Membership, MemoryGroup};
 use crate::harness::pattern::word_at;
 use crate::harness::raw_ring::{RawRing, Transfer};
-use crate::harness::sizes::Sizes;
+use crate::harness::sizes::{FILE_FACTOR, Sizes};
 use crate::harness::{child, direct};
 use crate::run::{Rounds, Run};
 
@@ -109,7 +109,7 @@ pub(crate) struct Parameters {
 fn parameters(config: &Config) -> Result<Parameters> {
     let (memory_bytes, seconds, repetitions) =
         config.of_set([(4 << 20, 0.005, 1), (32 << 20, 0.1, 3), (512 << 20, 0.5, 5)]);
-    let sizes = Sizes::choose(config, memory_bytes)?;
+    let sizes = Sizes::choose(FILE_FACTOR, config, memory_bytes)?;
     let all =
         [1024, 4096].map(|row_bytes| [false, true].map(|is_warm| RowsOf { row_bytes, is_warm }));
     let mut cases = all.concat();
@@ -191,8 +191,9 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     };
     let children = run.children;
     let mut ways = Vec::new();
-    let is_meant =
-        |way: &Way| run.config.measures(way.series()) && (group.is_some() || !way.is_of_kernel());
+    let is_meant = |way: &Way| {
+        run.config.target.measures(way.series()) && (group.is_some() || !way.is_of_kernel())
+    };
     for way in Way::ALL.into_iter().filter(is_meant).collect::<Vec<_>>() {
         // One gather: whether it can run is known before anything is timed.
         let tried = children.ask::<Measured>(&task(way, parameters.cases[0], Duration::ZERO));

@@ -36,7 +36,7 @@ use crate::harness::mapping::Mapping;
 use crate::harness::measured::{ALL, Calls, Cost, Measured, Meter, Unit};
 use crate::harness::memory_group::{Membership, MemoryGroup, patiently};
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
-use crate::harness::sizes::Sizes;
+use crate::harness::sizes::{FILE_FACTOR, Sizes};
 use crate::harness::threads::run_together;
 use crate::run::{Children, Run};
 
@@ -153,7 +153,7 @@ pub(crate) struct Parameters {
 }
 
 fn parameters(config: &Config) -> Result<Parameters> {
-    let sizes = Sizes::choose(config, config.of_set([4 << 20, 64 << 20, 512 << 20]))?;
+    let sizes = Sizes::choose(FILE_FACTOR, config, config.of_set([4 << 20, 64 << 20, 512 << 20]))?;
     let times = config.times([(0.3, 1), (9.0, 3), (320.0, 4)]);
     Ok(Parameters { sizes, times, threads: config.threads_or_default()?, depth: DEPTH })
 }

@@ -104,7 +104,7 @@ impl<'a> Run<'a> {
 
     /// Compares every byte of `file` by every way that is to be measured, and removes the others.
     pub(crate) fn verify(&mut self, ways: &mut Vec<Way>, file: &Path) -> Result<()> {
-        ways.retain(|way| self.config.measures(way.series));
+        ways.retain(|way| self.config.target.measures(way.series));
         self.start("compare every byte by every way", ways.len() as u64);
         for way in ways {
             self.report.verified_bytes += way.verify(file)?;

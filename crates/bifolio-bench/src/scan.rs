@@ -25,7 +25,7 @@ use crate::harness::direct::drop_page_cache;
 use crate::harness::measured::{ALL, Calls, Measured, Meter};
 use crate::harness::raw_ring::Transfer;
 use crate::harness::raw_stream::{Shape, Stream, fastest_shape, pass};
-use crate::harness::sizes::Sizes;
+use crate::harness::sizes::{FILE_FACTOR, Sizes};
 use crate::run::Run;
 
 const RAW_DIRECT: &str = "raw_direct";
@@ -69,7 +69,7 @@ pub(crate) struct Parameters {
 }
 
 fn parameters(config: &Config) -> Result<Parameters> {
-    let sizes = Sizes::choose(config, config.of_set([4 << 20, 64 << 20, 512 << 20]))?;
+    let sizes = Sizes::choose(FILE_FACTOR, config, config.of_set([4 << 20, 64 << 20, 512 << 20]))?;
     Ok(Parameters { sizes, times: config.times([(0.2, 1), (8.0, 2), (240.0, 5)]) })
 }
 

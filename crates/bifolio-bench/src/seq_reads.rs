@@ -520,17 +520,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_the_same_bytes_in_whatever_order_it_is_written() {
-        for (layout, _) in Layout::ALL {
-            let file = tempfile::tempfile().unwrap();
-            plan(layout).make_on_tmpfs(&file).unwrap();
-            let mut bytes = vec![1; 3 << 20];
-            file.read_exact_at(&mut bytes, 0).unwrap();
-            assert!(plan(layout).matches(&bytes, 0), "{layout:?}");
-        }
-    }
-
-    #[test]
     fn threads_begin_at_blocks_of_their_own_parts() {
         assert_eq!(plan(Layout::Written).parts(1), [0]);
         assert_eq!(plan(Layout::Written).parts(3), [0, 1 << 20, 2 << 20]);

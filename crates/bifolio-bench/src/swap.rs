@@ -90,7 +90,7 @@ struct Load {
 
 fn parameters(config: &Config) -> Result<Parameters> {
     let memory_bytes = config.of_set([4 << 20, 64 << 20, 512 << 20]);
-    let sizes = Sizes::choose_times(WORKING_SET_FACTOR, config, memory_bytes)?;
+    let sizes = Sizes::choose(WORKING_SET_FACTOR, config, memory_bytes)?;
     let random_reads = sizes.pages().div_ceil(RANDOM_READS_SHARE);
     let load = Load { sizes, random_reads, overwrites: sizes.pages().div_ceil(OVERWRITES_SHARE) };
     Ok(Parameters { load, times: config.times([(0.1, 1), (7.0, 1), (240.0, 5)]) })

@@ -41,7 +41,7 @@ use crate::harness::measured::{ALL, Calls, Measured, Meter, Per, Unit};
 use crate::harness::pattern;
 use crate::harness::raw_ring::{Completed, RawRing, Transfer};
 use crate::harness::raw_stream::{Shape, Stream, fastest_shape, pass};
-use crate::harness::sizes::Sizes;
+use crate::harness::sizes::{FILE_FACTOR, Sizes};
 use crate::harness::threads::run_together;
 use crate::run::Run;
 
@@ -115,7 +115,7 @@ pub(crate) struct Parameters {
 fn parameters(config: &Config) -> Result<Parameters> {
     let (memory_bytes, records_per_thread, verified_pages) =
         config.of_set([(2 << 20, 4, u64::MAX), (64 << 20, 100, 256), (512 << 20, 1000, 8192)]);
-    let sizes = Sizes::choose(config, memory_bytes)?;
+    let sizes = Sizes::choose(FILE_FACTOR, config, memory_bytes)?;
     Ok(Parameters {
         sizes,
         random_writes: sizes.pages().div_ceil(RANDOM_SHARE),

@@ -118,32 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn the_request_arrives_and_the_answer_comes_back() {
-        let script = "printf '{\"Done\": %s}' \"$0\"";
-        let answer: Value = ask(&shell(script), "b", &[1, 2]).unwrap();
-        assert_eq!(answer, serde_json::json!({"bench": "b", "task": [1, 2]}));
-    }
-
-    #[test]
     fn a_failing_child_is_quoted() {
         let error = ask::<Value>(&shell("echo no room >&2; exit 3"), "b", &()).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("no room") && message.contains('3'), "{message}");
         assert!(ask::<Value>(&[], "b", &()).is_err());
         assert!(ask::<Value>(&shell("echo not json"), "b", &()).is_err());
-    }
-
-    #[test]
-    fn a_child_that_is_killed_is_started_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let mark = directory.path().join("mark");
-        let first = format!(
-            "[ -e {0} ] && echo '{{\"Done\":7}}' || {{ touch {0}; kill -KILL $$; }}",
-            mark.display()
-        );
-        assert_eq!(ask::<i32>(&shell(&first), "b", &()).unwrap(), 7);
-        let error = ask::<i32>(&shell("kill -KILL $$"), "b", &()).unwrap_err();
-        assert!(matches!(error, Error::Killed { attempts: 2 }), "{error}");
     }
 
     #[test]

@@ -53,11 +53,15 @@ impl CleanupItem {
 
     fn remove(&self) {
         match self {
-            Self::Directory(path) => remove_directory(path),
+            Self::Directory(path) => until_gone(path, || fs::remove_dir_all(path)),
             // Detach: open files in it do not hold it back.
             Self::Mount(path) => drop(unmount(path, UnmountFlags::DETACH)),
             Self::Group(path) => remove_group(path),
-            Self::Swap(path) => remove_swap(path),
+            // Its pages are first read back into memory.
+            Self::Swap(path) => until_gone(path, || {
+                swap::deactivate(path)?;
+                fs::remove_file(path)
+            }),
         }
     }
 }
@@ -117,10 +121,6 @@ pub fn clean_on_signals(last_words: impl Fn() + Send + 'static) -> Result<()> {
         .map_err(|error| Error::Refused(format!("cannot watch for signals: {error}")))
 }
 
-fn remove_directory(path: &Path) {
-    until_gone(path, || fs::remove_dir_all(path));
-}
-
 /// Removes a group once its last process has ended.
 fn remove_group(path: &Path) {
     until_gone(path, || {
@@ -130,14 +130,6 @@ fn remove_group(path: &Path) {
             let _ = kill_process(member, Signal::KILL);
         });
         fs::remove_dir(path)
-    });
-}
-
-/// Removes a swap file; its pages are first read back into memory.
-fn remove_swap(path: &Path) {
-    until_gone(path, || {
-        swap::deactivate(path)?;
-        fs::remove_file(path)
     });
 }
 

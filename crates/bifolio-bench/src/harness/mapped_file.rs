@@ -81,27 +81,3 @@ impl MappedFile {
 fn not_zero(start: *mut u8) -> Result<NonNull<u8>> {
     NonNull::new(start).ok_or_else(|| Error::Refused("the cache mapped a file at zero".into()))
 }
-
-#[cfg(test)]
-mod tests {
-    use bifolio::{Access, Cache};
-
-    use super::*;
-
-    const SIZE_BYTES: u64 = 1 << 20;
-
-    #[test]
-    fn words_go_to_the_file_and_come_from_it_and_faults_are_counted() {
-        let builder = Cache::builder().memory(8 << 20);
-        let Ok(mapped) = MappedFile::in_memory(builder, SIZE_BYTES) else { return };
-        mapped.file().set_access(Access::Random);
-        let words = mapped.span();
-        words.store(SIZE_BYTES - 8, 0x1234);
-        assert_eq!((words.load(0), words.load(SIZE_BYTES - 8)), (0, 0x1234));
-        let mut word = [0; 8];
-        mapped.cached.file.read_exact_at(&mut word, SIZE_BYTES - 8).unwrap();
-        assert_eq!(u64::from_ne_bytes(word), 0x1234);
-        let faults = mapped.counts().into_iter().find(|(name, _)| *name == "faults");
-        assert!(faults.unwrap().1 >= 2);
-    }
-}

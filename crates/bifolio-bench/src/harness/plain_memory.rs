@@ -61,23 +61,3 @@ impl PlainMemory {
         unsafe { ptr::copy_nonoverlapping(source, block.as_mut_ptr(), block.len()) };
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::harness::pattern;
-
-    #[test]
-    fn holds_the_pattern_from_end_to_end() {
-        let len_bytes = (2 << 20) + 4096;
-        let memory =
-            PlainMemory::filled(len_bytes as u64, |bytes| pattern::fill(bytes, 0)).unwrap();
-        assert_eq!(memory.bytes().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
-        let mut block = [0; 4096];
-        for pos_bytes in (0..len_bytes).step_by(4096) {
-            memory.copy(&mut block, pos_bytes);
-            assert!(pattern::matches(&block, pos_bytes as u64));
-        }
-        assert!(pattern::matches(memory.bytes(), 0));
-    }
-}

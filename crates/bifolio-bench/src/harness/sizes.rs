@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::format_bytes;
 use bifolio_report::Rss;
 
-/// Ratio of file size and bound, unless the user chose both.
-const FILE_FACTOR: u64 = 8;
+/// Ratio of file size and bound in the benchmarks of misses, unless the user chose both.
+pub(crate) const FILE_FACTOR: u64 = 8;
 
 const QUICK_BYTES_PER_SECOND: f64 = 2e9;
 
@@ -29,16 +29,12 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the user's choice; a missing size is derived from the other, or from the default.
-    pub(crate) fn choose(config: &Config, memory_bytes: u64) -> Result<Self> {
-        Self::choose_times(FILE_FACTOR, config, memory_bytes)
-    }
-
-    /// Chooses a file of `factor` times the bound.
-    pub(crate) fn choose_times(factor: u64, config: &Config, memory_bytes: u64) -> Result<Self> {
+    /// Returns the user's choice; a missing size is derived from the other, as a file of `factor`
+    /// times the bound, or from the default.
+    pub(crate) fn choose(factor: u64, config: &Config, memory_bytes: u64) -> Result<Self> {
         let (size_bytes, memory_bytes) = match (config.size_bytes, config.memory_bytes) {
             (Some(size), Some(memory)) => (size, memory),
-            (Some(size), None) => (size, whole_pages(size / factor)),
+            (Some(size), None) => (size, size / factor / PAGE_BYTES as u64 * PAGE_BYTES as u64),
             (None, memory) => {
                 let memory = memory.unwrap_or(memory_bytes);
                 (memory.saturating_mul(factor), memory)
@@ -129,10 +125,6 @@ pub(crate) fn resident_memory_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 8 + (64 << 20)
 }
 
-fn whole_pages(bytes: u64) -> u64 {
-    bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +133,7 @@ mod tests {
     fn choose(size: Option<u64>, memory: Option<u64>) -> Result<(u64, u64)> {
         let mut config = Config::new(ParameterSet::Quick, Vec::new());
         (config.size_bytes, config.memory_bytes) = (size, memory);
-        let sizes = Sizes::choose(&config, 64 << 20)?;
+        let sizes = Sizes::choose(FILE_FACTOR, &config, 64 << 20)?;
         Ok((sizes.size_bytes, sizes.memory_bytes))
     }
 

@@ -58,25 +58,3 @@ fn call(tool: &str, options: &[&str], path: &Path) -> io::Result<()> {
     let complaint = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
     if output.status.success() { Ok(()) } else { Err(io::Error::other(complaint())) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn is_active_while_it_lives_and_leaves_nothing() {
-        let is_active = |path: &Path| {
-            let active = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-            active.contains(path.to_str().unwrap())
-        };
-        let parent = tempfile::tempdir().unwrap();
-        let workspace = Workspace::create(Some(parent.path()), 0).unwrap();
-        let path = std::fs::canonicalize(workspace.path()).unwrap().join("swap");
-        let Ok(swap) = SwapFile::activate(&workspace, 1 << 20) else {
-            return;
-        };
-        assert!(is_active(&path));
-        drop(swap);
-        assert!(!is_active(&path) && !path.exists());
-    }
-}

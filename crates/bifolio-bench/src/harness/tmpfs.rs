@@ -91,26 +91,3 @@ fn shared(bytes: u64, refusal: &Error) -> Result<Tmpfs> {
     }
     Ok(Tmpfs(Removal::of_new_directory(parent)?))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn either_way_the_files_are_memory_and_go_away() {
-        let parent = tempfile::tempdir().unwrap();
-        let workspace = Workspace::create(Some(parent.path()), 0).unwrap();
-        let refusal = Error::Refused("not allowed here".into());
-        let always = Tmpfs::mount(&workspace, 4 << 20, HugePages::Always);
-        for tmpfs in [Tmpfs::create(&workspace, 1 << 20), shared(1 << 20, &refusal), always] {
-            let Ok(tmpfs) = tmpfs else {
-                continue;
-            };
-            assert!(FileSystem::of(tmpfs.path()).unwrap().in_memory);
-            let file = tmpfs.path().join("file");
-            std::fs::write(&file, "x").unwrap();
-            drop(tmpfs);
-            assert!(!file.exists());
-        }
-    }
-}

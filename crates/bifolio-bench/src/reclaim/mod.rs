@@ -165,7 +165,7 @@ pub(crate) struct Parameters {
 fn parameters(config: &Config) -> Result<Parameters> {
     let memory_bytes = config.of_set([4 << 20, 32 << 20, 256 << 20]);
     let parameters = Parameters {
-        sizes: Sizes::choose_times(4, config, memory_bytes)?,
+        sizes: Sizes::choose(4, config, memory_bytes)?,
         workers: config.threads_or_default()?,
         times: config.times([(0.5, 1), (6.0, 1), (320.0, 3)]),
     };
@@ -208,7 +208,7 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     };
     let of_kernel = [SWAP, MMAP].into_iter().filter(|_| group.is_some());
     let all = of_kernel.chain(CACHES.map(|(series, _)| series)).chain([UNCACHED]);
-    let all: Vec<&str> = all.filter(|series| run.config.measures(series)).collect();
+    let all: Vec<&str> = all.filter(|series| run.config.target.measures(series)).collect();
     run.start("try every series", all.len() as u64);
     let mut can_run = Vec::new();
     for series in all {

@@ -196,7 +196,7 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     measure(run, &ways, &[SHUFFLED_PATTERN], &[1], (SHUFFLED, size_bytes), rounds)?;
     drop(ways);
     search::measure(run, threads, rounds)?;
-    if run.config.measures(METADATA) {
+    if run.config.target.measures(METADATA) {
         measure_resident_size(run, parameters.memory_bytes)?;
     }
     let rows = &run.report.rows;

@@ -35,7 +35,7 @@ pub(super) const NEEDS_BYTES: u64 = CACHE_BYTES + FILE_BYTES as u64;
 
 /// Returns the number of trials in a round.
 pub(super) fn trials(config: &Config, thread_counts: usize) -> usize {
-    let measured = SERIES.iter().filter(|series| config.measures(series)).count();
+    let measured = SERIES.iter().filter(|series| config.target.measures(series)).count();
     PATTERNS.len() * thread_counts * measured
 }
 
