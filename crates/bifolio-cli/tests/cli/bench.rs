@@ -457,7 +457,8 @@ fn report_with_children(name: &str, script: &str) -> Report {
 
 #[test]
 fn no_benchmark_ends_because_all_its_children_are_killed() {
-    for name in ["small-reads", "random-reads", "gather", "swap", "reclaim"] {
+    // The children of random-reads are the kernel's only, and need a control group.
+    for name in ["small-reads", "gather", "swap", "reclaim"] {
         let report = report_with_children(name, "kill -KILL $$");
         let skipped = report.skipped.iter().map(|skipped| skipped.reason.as_str());
         let failed = report.rows.iter().flat_map(|row| row.failed.values());
