@@ -120,8 +120,7 @@ impl File {
 
     fn check_advised(&self, range: &Range<u64>) -> Result<()> {
         self.handle.check_readable()?;
-        self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
-        Ok(())
+        self.handle.check_range(range)
     }
 }
 
@@ -210,7 +209,7 @@ impl Handle {
     /// Returns the pages that hold bytes of `range` and lie in the file.
     fn pages_in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.check_usable()?;
-        self.range_end(range.start, range.end.saturating_sub(range.start))?;
+        self.check_range(range)?;
         let end = range.end.min(self.inode.mapping.len_bytes());
         if range.start >= end {
             return Ok(0..0);

@@ -65,7 +65,7 @@ impl File {
     /// ```
     pub fn copy_to_fd(&self, range: Range<u64>, descriptor: impl AsFd) -> Result<u64> {
         self.handle.check_readable()?;
-        self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        self.handle.check_range(&range)?;
         let mut at = range.start;
         loop {
             // Read once: the file may be truncated at any moment.

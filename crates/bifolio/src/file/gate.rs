@@ -205,7 +205,7 @@ impl GatedFile {
             if let Lookup::Folio(folio) = inode.mapping.get_folio(&inode.memory.folios, head) {
                 let locked = folio.lock();
                 if locked.owner() == inode.address {
-                    inode.commit_lsn(folio.id(), lsn);
+                    inode.dirty.with_lsns(|lsns| lsns.commit(folio.id(), lsn));
                 }
             }
             index = head + (1 << inode.mapping.order());
@@ -222,7 +222,7 @@ impl GatedFile {
     /// has not been called yet: an engine takes the minimum with those of its running operations.
     /// Takes time proportional to the dirty pages.
     pub fn oldest_dirty_lsn(&self) -> Option<u64> {
-        self.file.handle.inode.oldest_lsn()
+        self.file.handle.inode.dirty.with_lsns(|lsns| lsns.oldest())
     }
 
     fn begin(&self) -> Result<()> {
@@ -288,7 +288,7 @@ impl File {
     /// the next call or sync.
     pub fn write_out(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_sound()?;
-        self.handle.range_end(range.start, range.end.saturating_sub(range.start))?;
+        self.handle.check_range(&range)?;
         let inode = &self.handle.inode;
         if !range.is_empty() {
             let start = range.start / PAGE_BYTES * PAGE_BYTES;

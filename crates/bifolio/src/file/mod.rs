@@ -183,9 +183,14 @@ impl File {
     /// [`Backing`](crate::backing::Backing) of your own decides itself whether a later flush can
     /// succeed.
     pub fn sync_data(&self) -> Result<()> {
+        self.sync(None, false)
+    }
+
+    fn sync(&self, range: Option<Range<u64>>, metadata: bool) -> Result<()> {
         self.handle.check_sound()?;
-        own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
-        self.handle.inode.sync(&self.handle.error_cursor, None, false)
+        let pages = range.as_ref().map_or(own_pins::ALL_PAGES, pages_of);
+        own_pins::check(&self.handle.inode, &pages)?;
+        self.handle.inode.sync(&self.handle.error_cursor, range, metadata)
     }
 
     /// Writes the dirty pages of `range` to the storage, and waits. Does not flush the device: for
@@ -211,8 +216,7 @@ impl File {
     /// As [`File::sync_data`], except for failed flushes; a range beyond 2^63.
     pub fn write_back(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_sound()?;
-        let length_bytes = range.end.saturating_sub(range.start);
-        self.handle.range_end(range.start, length_bytes)?;
+        self.handle.check_range(&range)?;
         own_pins::check(&self.handle.inode, &pages_of(&range))?;
         self.handle.inode.write_back(&self.handle.error_cursor, range)
     }
@@ -222,9 +226,7 @@ impl File {
     /// # Errors
     /// Fails like [`File::sync_data`].
     pub fn sync_all(&self) -> Result<()> {
-        self.handle.check_sound()?;
-        own_pins::check(&self.handle.inode, &own_pins::ALL_PAGES)?;
-        self.handle.inode.sync(&self.handle.error_cursor, None, true)
+        self.sync(None, true)
     }
 
     /// Syncs the bytes of `range`; otherwise like [`File::sync_data`]. Dirty pages outside the
@@ -239,11 +241,8 @@ impl File {
     /// # Errors
     /// Fails like [`File::sync_data`], and for a range beyond 2^63.
     pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
-        self.handle.check_sound()?;
-        let length_bytes = range.end.saturating_sub(range.start);
-        self.handle.range_end(range.start, length_bytes)?;
-        own_pins::check(&self.handle.inode, &pages_of(&range))?;
-        self.handle.inode.sync(&self.handle.error_cursor, Some(range), false)
+        self.handle.check_range(&range)?;
+        self.sync(Some(range), false)
     }
 }
 
@@ -308,6 +307,11 @@ impl Handle {
             let range = position_bytes..position_bytes.saturating_add(length_bytes);
             Error::new(ErrorKind::OutOfRange, text).in_file(self.inode.name()).at(range)
         })
+    }
+
+    /// Fails for a range beyond 2^63.
+    fn check_range(&self, range: &Range<u64>) -> Result<()> {
+        self.range_end(range.start, range.end.saturating_sub(range.start)).map(drop)
     }
 
     /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without

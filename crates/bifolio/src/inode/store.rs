@@ -28,7 +28,7 @@ use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
 use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counters;
-use crate::swap::{SlotRun, Swap};
+use crate::swap::{self, SlotRun, Swap};
 use crate::sync::{AtomicU64, Ordering, RwLock};
 use crate::writeback::{WriteIo, WriteVictim};
 use std::ops::Range;
@@ -423,7 +423,7 @@ impl Store {
             Some(swap) => {
                 let kind = std::io::ErrorKind::UnexpectedEof;
                 let source = std::io::Error::new(kind, "another process has truncated it");
-                let start = Swap::position_bytes(folio.slot());
+                let start = swap::position_bytes(folio.slot());
                 let missing = start + got_bytes..start + expected_bytes;
                 let operation = format!("read of {}", of_range(&missing));
                 let error = io_error(swap.name(), operation, Some(missing), source);

@@ -12,7 +12,7 @@ use crate::io::DirectBacking;
 use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
-use crate::swap::{GROUP_BYTES, SlotRun, Swap};
+use crate::swap::{GROUP_BYTES, SlotRun, Swap, position_bytes};
 use crate::writeback::{WriteIo, WriteVictim};
 use std::io;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl SwapStore {
     /// Returns the slots of a folio and of those after it.
     pub(super) fn source(&self, folio: &Folio, length_bytes: u64) -> Option<Source> {
         let swap = self.swap.as_ref().filter(|_| folio.slot() != 0)?;
-        let position_bytes = Swap::position_bytes(folio.slot());
+        let position_bytes = position_bytes(folio.slot());
         Some(Source { backing: Arc::clone(swap.backing()), position_bytes, length_bytes })
     }
 
@@ -96,7 +96,7 @@ impl SwapStore {
         let pages = pages_of_still(folio, start);
         for ((slot, page), index) in (descriptor.slot()..).zip(pages).zip(descriptor.index()..) {
             swap.words.check(slot, page).map_err(|mismatch| {
-                let (position, swap_position) = (index * PAGE_BYTES, Swap::position_bytes(slot));
+                let (position, swap_position) = (index * PAGE_BYTES, position_bytes(slot));
                 let text = format!(
                     "the page at position {position} is corrupt in the swap ({}, position \
                      {swap_position}): {mismatch}",
@@ -133,8 +133,8 @@ impl SwapStore {
         }
         swap.give_back(slots.first + pages, slots.pages - pages);
         let place = Place {
-            position_bytes: Swap::position_bytes(slots.first),
-            length_bytes: Swap::position_bytes(pages),
+            position_bytes: position_bytes(slots.first),
+            length_bytes: position_bytes(pages),
             slots: Some(SlotRun { first: slots.first, pages }),
         };
         Ok((place, count))
@@ -204,5 +204,5 @@ fn why_no_slots(swap: &Swap, pages: u64) -> Error {
 #[cold]
 fn no_slots(swap: &Swap, pages: u64) -> Error {
     let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
-    write_error(swap.name(), 0..Swap::position_bytes(pages as u32), source)
+    write_error(swap.name(), 0..position_bytes(pages as u32), source)
 }

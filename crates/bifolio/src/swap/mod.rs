@@ -49,12 +49,11 @@ mod tests;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use slots::{GROUP_BYTES, GROUP_SLOTS, SlotRun};
+pub(crate) use slots::{GROUP_BYTES, GROUP_SLOTS, SlotRun, position_bytes};
 
 use crate::error::{Error, Result};
 use crate::io::{self, Backing, DirectBacking, Guarded};
 use crate::sync::{AtomicU64, Mutex, Ordering};
-use crate::sys::memory::PAGE_BYTES;
 use crate::sys::probe::Features;
 use slot_metadata::SlotMetadata;
 use slots::Slots;
@@ -120,11 +119,6 @@ impl Swap {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Returns the position in the file of the page of a slot.
-    pub(crate) fn position_bytes(slot: u32) -> u64 {
-        u64::from(slot) * PAGE_BYTES as u64
     }
 
     /// Truncates the file to length 0, which frees its space. No slot may have an owner.

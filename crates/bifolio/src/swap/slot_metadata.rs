@@ -22,11 +22,11 @@ use std::io;
 
 use thiserror::Error;
 
-use super::PAGE_BYTES;
 use crate::memory::Shadow;
 use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::array::ReservedArray;
+use crate::sys::memory::PAGE_BYTES;
 
 const CHECKSUM_MASK: u64 = u32::MAX as u64;
 const SHADOW_SHIFT: u32 = 32;

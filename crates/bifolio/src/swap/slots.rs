@@ -1,6 +1,6 @@
 //! Allocation of the slots of the swap file.
 //!
-//! Called by [`Swap`](super::Swap), under one lock. Runs of slots are allocated in ascending order:
+//! Called by `Swap`, under one lock. Runs of slots are allocated in ascending order:
 //! each search continues where the last one ended (next fit), so that pages evicted one after the
 //! other are adjacent in the file, as in a log. At the end of the file the search wraps around and
 //! reuses the slots freed meanwhile.
@@ -28,6 +28,7 @@
 
 use crate::page::VALUE_MAX;
 use crate::sync::{AtomicU32, Mutex, Ordering};
+use crate::sys::memory::PAGE_BYTES;
 use std::iter;
 use std::ops::Range;
 
@@ -51,6 +52,11 @@ const GROUP_STEPS: usize = if cfg!(test) { 3 } else { 512 };
 pub(crate) struct SlotRun {
     pub(crate) first: u32,
     pub(crate) pages: u32,
+}
+
+/// Returns the position in the file of the page of a slot.
+pub(crate) fn position_bytes(slot: u32) -> u64 {
+    u64::from(slot) * PAGE_BYTES as u64
 }
 
 /// The slots of a swap file; see the [module documentation](self).
@@ -83,7 +89,7 @@ struct SlotsState {
 impl Slots {
     /// Creates an allocator without capacity, for slots in the first `bytes_max` bytes of the file.
     pub(super) fn new(bytes_max: u64) -> Self {
-        let end = (bytes_max / super::PAGE_BYTES as u64).min(SLOTS_MAX) as u32;
+        let end = (bytes_max / PAGE_BYTES as u64).min(SLOTS_MAX) as u32;
         let state = Mutex::default();
         Self { state, end, capacity: AtomicU32::new(0), used: AtomicU32::new(0) }
     }

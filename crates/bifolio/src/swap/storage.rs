@@ -12,7 +12,7 @@
 //! (6.6 and later) an io_uring transfer ends only when the thread that submitted it enters the
 //! kernel.
 
-use super::Swap;
+use super::slots::position_bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{
     self, DirectBacking, DirectIo, DirectStatus, DiskFile, DiskOptions, FallocateMode,
@@ -59,7 +59,7 @@ impl Preallocation {
             return;
         }
         let new_end = next.max(end).saturating_add(STEP_SLOTS).min(limit);
-        let bytes = Swap::position_bytes(end)..Swap::position_bytes(new_end);
+        let bytes = position_bytes(end)..position_bytes(new_end);
         // The page cache allocates when it writes out; a tmpfs would use the memory now.
         let is_buffered = matches!(backing.direct(), DirectStatus::Buffered { .. });
         if !is_buffered && let Err(error) = io::fallocate(backing, FallocateMode::Allocate, bytes) {
@@ -184,8 +184,7 @@ mod tests {
         preallocation.reach(&backing, || 3, few);
         let (one, two) = (few + STEP_SLOTS, few + 2 * STEP_SLOTS);
         let slots = [0..few, few..one, one..two, two..all, 0..few];
-        let bytes =
-            |slots: Range<u32>| Swap::position_bytes(slots.start)..Swap::position_bytes(slots.end);
+        let bytes = |slots: Range<u32>| position_bytes(slots.start)..position_bytes(slots.end);
         assert_eq!(*backing.0.lock().unwrap(), slots.map(bytes));
     }
 }

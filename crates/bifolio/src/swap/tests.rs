@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{SlotRun, Swap, SwapStorage, storage};
+use super::{SlotRun, Swap, SwapStorage, position_bytes, storage};
 use crate::error::ErrorKind;
 use crate::io::{DirectBacking, DiskFile, DiskOptions, IoBuffer};
 use crate::sys::file;
@@ -31,14 +31,14 @@ fn page(byte: u8) -> [u8; PAGE_BYTES] {
 fn write(swap: &Swap, slot: u32, page: &[u8; PAGE_BYTES]) {
     swap.words.seal(slot, page);
     let buffer = IoBuffer::from_bytes(page);
-    let position = Swap::position_bytes(slot);
+    let position = position_bytes(slot);
     let count = swap.backing().write_at(&buffer.source(), position).unwrap();
     assert_eq!(count, PAGE_BYTES);
 }
 
 fn read(swap: &Swap, slot: u32) -> [u8; PAGE_BYTES] {
     let mut buffer = IoBuffer::new(PAGE_BYTES);
-    let position = Swap::position_bytes(slot);
+    let position = position_bytes(slot);
     let count = swap.backing().read_at(&mut buffer.target(), position).unwrap();
     assert_eq!(count, PAGE_BYTES);
     *buffer.as_bytes().first_chunk().unwrap()
@@ -121,7 +121,7 @@ fn the_file_has_storage_before_the_first_write() {
         assert_eq!(metadata().blocks(), 0);
         swap.set_storage_aside();
         // Not a byte more than the slots need.
-        let end_bytes = Swap::position_bytes(swap.slots.capacity() + 1);
+        let end_bytes = position_bytes(swap.slots.capacity() + 1);
         assert_eq!(metadata().len(), end_bytes);
         assert!(metadata().blocks() * 512 >= end_bytes);
         let run = swap.slots.take(3, 1).unwrap();

@@ -440,22 +440,6 @@ impl Inode {
         self.memory.arena.uncharge(Lsns::bytes_of(slots));
     }
 
-    /// Returns the lowest LSN of a change that is not durable in the file.
-    pub(crate) fn oldest_lsn(&self) -> Option<u64> {
-        self.dirty.with_lsns(|lsns| lsns.oldest())
-    }
-
-    /// Replaces [`UNCOMMITTED`] by `lsn`, for a folio that the caller has locked.
-    pub(crate) fn commit_lsn(&self, id: FolioId, lsn: u64) {
-        self.dirty.with_lsns(|lsns| lsns.commit(id, lsn));
-    }
-
-    /// Adds an LSN to those of a folio that the caller has locked and marked dirty. Returns `false`
-    /// if there is no memory for it.
-    pub(crate) fn add_lsn(&self, id: FolioId, lsn: u64) -> bool {
-        self.dirty.try_add_lsn(id, lsn)
-    }
-
     /// Returns why the gate holds dirty bytes back, if it does.
     pub(crate) fn held_back(&self) -> Option<Refusal> {
         let gate = self.gate.get()?;

@@ -34,7 +34,7 @@
 //! Random reads do not displace known readers: they are remembered separately, as candidates. Hits
 //! need not be reported, except those on a page that a plan has marked.
 //!
-//! A plan is never larger than [`Settings::max_pages`] and never passes the end of file. It may
+//! A plan is never larger than [`Limits::max_pages`] and never passes the end of file. It may
 //! name resident pages: the caller skips them.
 
 mod readers;
@@ -48,17 +48,13 @@ use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
-use readers::Sequential;
+use readers::{Limits, PageAccess, Plan, Sequential};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use worker::ReadaheadWorker;
+use worker::{ReadaheadWorker, STREAMS_MIN, WINDOW_DIVISOR};
 
 /// Index that no page has.
 const NO_MARK: u64 = u64::MAX;
-/// Divisor of the bound for the largest window of each stream (of at least two streams). Each may
-/// have two windows ahead, together half of the bound.
-const WINDOW_DIVISOR: u64 = 4;
-const STREAMS_MIN: u64 = 2;
 /// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
 /// while the other is used if one device had all of it; but a device gets less, and the second
 /// window would be split into two short reads.
@@ -218,7 +214,10 @@ impl Handle {
         let staged_max = staging.map_or(u64::MAX, |staging| staging.pages() / WINDOWS_STAGED);
         let folio_pages = 1 << mapping.order();
         let max_pages = (max_bytes / PAGE_BYTES).min(staged_max).max(folio_pages);
-        streams.on_access(access, &Settings { max_pages, mode }, file_pages)
+        streams.on_access(
+            access,
+            &Limits { max_pages, file_pages, is_announced: mode == Mode::Sequential },
+        )
     }
 
     /// Extends a run that reads `pages` by the rest of a small plan: one transfer takes less time
@@ -319,62 +318,8 @@ pub(crate) enum Mode {
     Random,
 }
 
-/// Limits of plans.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
-    /// Pages of the largest plan, at least 1. Each stream may have two of them ahead.
-    pub max_pages: u64,
-    /// Announced access pattern.
-    pub mode: Mode,
-}
-
-/// Pages that were read, or are being read: from `first_page` up to `end_page`, at least one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PageAccess {
-    /// First page accessed.
-    pub first_page: u64,
-    /// Page after the last one accessed.
-    pub end_page: u64,
-    /// First of these pages that was neither resident nor being filled. A page that is being filled
-    /// is no miss: it was not evicted, it is late.
-    pub miss: Option<u64>,
-}
-
-impl PageAccess {
-    fn pages(&self) -> u64 {
-        self.end_page - self.first_page
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
-    /// Pages in the order of their use. After a miss they start at the miss.
-    pub pages: Range<u64>,
-    /// Page whose read must be reported: it starts the next plan.
-    pub mark: Option<u64>,
-}
-
-impl Plan {
-    /// Returns the end of the planned pages if they contain page `index`, else `index + 1`.
-    pub fn end_from(&self, index: u64) -> u64 {
-        if self.pages.contains(&index) { self.pages.end } else { index + 1 }
-    }
-
-    /// Returns `true` if a run reads everything that is planned.
-    fn is_read_by(&self, run: &ReadIo) -> bool {
-        let (start, end) = (run.first_page(), run.end_page());
-        start <= self.pages.start && self.pages.end <= end
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    max_pages: u64,
-    file_pages: u64,
-}
-
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+struct Streams {
     /// Sequential readers, the last used first; the last in the list is replaced.
     sequential: ArrayVec<Sequential, STREAMS>,
     /// Ranges of misses that continued no reader, the last one first.
@@ -383,46 +328,31 @@ pub(super) struct Streams {
 
 impl Streams {
     /// Returns the number of known sequential readers, including those that may have stopped.
-    pub(super) fn known(&self) -> u64 {
+    fn known(&self) -> u64 {
         self.sequential.len() as u64
     }
 
-    /// Records an access to a file of `file_pages` pages. Returns the pages to read now, if any.
-    pub(super) fn on_access(
-        &mut self,
-        access: &PageAccess,
-        settings: &Settings,
-        file_pages: u64,
-    ) -> Option<Plan> {
+    /// Records an access. Returns the pages to read now, if any.
+    fn on_access(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
         debug_assert!(access.first_page < access.end_page, "{access:?}");
-        if settings.mode == Mode::Random {
-            return None;
-        }
-        let limits = Limits { max_pages: settings.max_pages.max(1), file_pages };
         if let Some(at) = self.sequential.iter().position(|stream| stream.is_met_by(access)) {
             self.sequential[..=at].rotate_right(1);
-            return self.sequential[0].advance(access, &limits);
+            return self.sequential[0].advance(access, limits);
         }
         let miss = access.miss?;
-        self.on_stray_miss(access, miss, settings.mode, &limits)
+        self.on_stray_miss(access, miss, limits)
     }
 
     /// Records that the last plan of the reader last seen was read only up to page `end`.
-    pub(super) fn cut(&mut self, end: u64) {
+    fn cut(&mut self, end: u64) {
         if let Some(stream) = self.sequential.first_mut() {
             stream.cut(end);
         }
     }
 
-    fn on_stray_miss(
-        &mut self,
-        access: &PageAccess,
-        miss: u64,
-        mode: Mode,
-        limits: &Limits,
-    ) -> Option<Plan> {
-        if mode == Mode::Sequential || access.first_page == 0 || self.continues_read(access) {
-            let (stream, plan) = Sequential::start(access, miss, mode, limits);
+    fn on_stray_miss(&mut self, access: &PageAccess, miss: u64, limits: &Limits) -> Option<Plan> {
+        if limits.is_announced || access.first_page == 0 || self.continues_read(access) {
+            let (stream, plan) = Sequential::start(access, miss, limits);
             push_front(&mut self.sequential, stream);
             return plan;
         }

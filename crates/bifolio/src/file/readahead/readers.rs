@@ -25,7 +25,7 @@
 //! read because frames were short. Then the windows of this reader stay below half of the last one,
 //! until enough of them had no miss.
 
-use super::{Limits, Mode, PageAccess, Plan};
+use crate::fill::ReadIo;
 use std::mem;
 use std::ops::Range;
 
@@ -43,6 +43,53 @@ const STEP_PAGES_MIN: u64 = 256;
 const SKIPPED_PAGES_MAX: u64 = 4;
 /// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
+
+/// Limits of plans.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Pages of the largest plan, at least 1. Each stream may have two of them ahead.
+    pub(super) max_pages: u64,
+    pub(super) file_pages: u64,
+    /// Set if reads are announced to be sequential.
+    pub(super) is_announced: bool,
+}
+
+/// Pages that were read, or are being read: from `first_page` up to `end_page`, at least one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageAccess {
+    pub(super) first_page: u64,
+    pub(super) end_page: u64,
+    /// First of these pages that was neither resident nor being filled. A page that is being filled
+    /// is no miss: it was not evicted, it is late.
+    pub(super) miss: Option<u64>,
+}
+
+impl PageAccess {
+    fn pages(&self) -> u64 {
+        self.end_page - self.first_page
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Pages in the order of their use. After a miss they start at the miss.
+    pub(super) pages: Range<u64>,
+    /// Page whose read must be reported: it starts the next plan.
+    pub(super) mark: Option<u64>,
+}
+
+impl Plan {
+    /// Returns the end of the planned pages if they contain page `index`, else `index + 1`.
+    pub(crate) fn end_from(&self, index: u64) -> u64 {
+        if self.pages.contains(&index) { self.pages.end } else { index + 1 }
+    }
+
+    /// Returns `true` if a run reads everything that is planned.
+    pub(super) fn is_read_by(&self, run: &ReadIo) -> bool {
+        let (start, end) = (run.first_page(), run.end_page());
+        start <= self.pages.start && self.pages.end <= end
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Sequential {
@@ -62,19 +109,12 @@ pub(super) struct Sequential {
 }
 
 impl Sequential {
-    pub(super) fn start(
-        access: &PageAccess,
-        miss: u64,
-        mode: Mode,
-        limits: &Limits,
-    ) -> (Self, Option<Plan>) {
+    pub(super) fn start(access: &PageAccess, miss: u64, limits: &Limits) -> (Self, Option<Plan>) {
         let initial = initial_pages(access.pages(), limits.max_pages);
-        let window_pages = match mode {
-            Mode::Sequential => initial.max(limits.max_pages / 2),
-            _ => initial,
-        };
+        let window_pages =
+            if limits.is_announced { initial.max(limits.max_pages / 2) } else { initial };
         let read = access.first_page..access.end_page;
-        let reads_on = mode == Mode::Sequential || read.start == 0;
+        let reads_on = limits.is_announced || read.start == 0;
         let mut new = Self {
             found_at: (!reads_on).then_some(read.start),
             planned_end: read.start,

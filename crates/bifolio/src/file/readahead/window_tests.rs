@@ -1,6 +1,6 @@
 //! Tests of windows, with a simulated reader that carries plans out as `readahead` does.
 
-use super::{Mode, PageAccess, STREAMS, Settings, Streams};
+use super::{Limits, Mode, PageAccess, STREAMS, Streams};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -10,8 +10,7 @@ const MAX_PAGES: u64 = 1024;
 /// Readers of one file, and a cache that evicts only what a test removes.
 struct Readers {
     streams: Streams,
-    settings: Settings,
-    file_pages: u64,
+    limits: Limits,
     resident: HashSet<u64>,
     marks: HashSet<u64>,
     plans: Vec<Range<u64>>,
@@ -22,8 +21,11 @@ impl Readers {
     fn new(mode: Mode) -> Self {
         Self {
             streams: Streams::default(),
-            settings: Settings { max_pages: MAX_PAGES, mode },
-            file_pages: FILE_PAGES,
+            limits: Limits {
+                max_pages: MAX_PAGES,
+                file_pages: FILE_PAGES,
+                is_announced: mode == Mode::Sequential,
+            },
             resident: HashSet::new(),
             marks: HashSet::new(),
             plans: Vec::new(),
@@ -56,13 +58,13 @@ impl Readers {
     }
 
     fn tell(&mut self, access: PageAccess) {
-        let plan = self.streams.on_access(&access, &self.settings, self.file_pages);
+        let plan = self.streams.on_access(&access, &self.limits);
         let Some(plan) = plan else { return };
         self.marks.extend(plan.mark);
         let pages = plan.pages;
         assert!(!pages.is_empty(), "{pages:?}");
-        assert!(pages.end - pages.start <= self.settings.max_pages, "{pages:?} is too much");
-        assert!(pages.end <= self.file_pages, "{pages:?} passes the end");
+        assert!(pages.end - pages.start <= self.limits.max_pages, "{pages:?} is too much");
+        assert!(pages.end <= self.limits.file_pages, "{pages:?} passes the end");
         self.resident.extend(pages.clone());
         self.plans.push(pages);
     }
@@ -157,17 +159,17 @@ fn a_large_request_gets_a_large_window_at_once() {
 #[test]
 fn a_request_of_a_whole_window_starts_the_next_window() {
     let mut readers = Readers::new(Mode::Normal);
-    readers.settings.max_pages = 32;
+    readers.limits.max_pages = 32;
     assert_eq!(readers.read(0..32), [0..32, 32..64]);
     assert_eq!(readers.read(32..64), window(64..96));
     // A request may be larger than a window: then the pages after it are read ahead, not its own.
     let mut streams = Streams::default();
-    let settings = readers.settings;
+    let limits = readers.limits;
     let miss = PageAccess { first_page: 0, end_page: 256, miss: Some(0) };
-    let plan = streams.on_access(&miss, &settings, FILE_PAGES).unwrap();
+    let plan = streams.on_access(&miss, &limits).unwrap();
     assert_eq!(plan.mark, Some(0));
     let copied = PageAccess { miss: None, ..miss };
-    let plan = streams.on_access(&copied, &settings, FILE_PAGES).unwrap();
+    let plan = streams.on_access(&copied, &limits).unwrap();
     assert_eq!(plan.mark, Some(256));
     assert_eq!(plan.pages, 256..288);
 }
@@ -176,17 +178,21 @@ fn a_request_of_a_whole_window_starts_the_next_window() {
 fn pages_are_planned_once_at_most_two_windows_ahead() {
     for request in [1, 3, 16, 256, 700] {
         let mut readers = Readers::new(Mode::Normal);
-        readers.file_pages = 20_000;
+        readers.limits.file_pages = 20_000;
         let mut planned = 0;
-        for start in (0..readers.file_pages).step_by(request as usize) {
-            let end = (start + request).min(readers.file_pages);
+        for start in (0..readers.limits.file_pages).step_by(request as usize) {
+            let end = (start + request).min(readers.limits.file_pages);
             for window in readers.read(start..end) {
                 assert_eq!(window.start, planned);
                 planned = window.end;
             }
             assert!(planned <= end + 2 * MAX_PAGES, "{planned} is far ahead of {end}");
         }
-        assert_eq!((planned, readers.misses), (readers.file_pages, 1), "requests of {request}");
+        assert_eq!(
+            (planned, readers.misses),
+            (readers.limits.file_pages, 1),
+            "requests of {request}"
+        );
     }
 }
 
@@ -243,13 +249,13 @@ fn sequential_readers_and_a_random_one_are_told_apart() {
 #[test]
 fn a_new_reader_replaces_the_one_that_has_not_been_seen_longest() {
     let mut readers = Readers::new(Mode::Sequential);
-    readers.settings.max_pages = 8;
+    readers.limits.max_pages = 8;
     for start in 0..STREAMS as u64 + 1 {
         readers.read(1000 * start..1000 * start + 1);
         // The first reader stays known.
         readers.read(0..readers.misses + 1);
     }
-    readers.settings.mode = Mode::Normal;
+    readers.limits.is_announced = false;
     readers.resident.clear();
     assert_eq!(readers.read(1004..1005), NOTHING, "the second one was forgotten");
     assert_ne!(readers.read(2004..2005), NOTHING);
@@ -306,20 +312,20 @@ fn a_reader_that_has_caught_up_gets_larger_windows() {
 #[test]
 fn no_window_passes_the_end_and_a_file_that_grows_is_followed() {
     let mut readers = Readers::new(Mode::Normal);
-    readers.file_pages = 10;
+    readers.limits.file_pages = 10;
     assert_eq!(readers.read(0..2), window(0..8));
     assert_eq!(readers.read(2..4), window(8..10));
     assert_eq!(readers.read(4..10), NOTHING);
     assert!(readers.marks.is_empty());
-    readers.file_pages = 12;
+    readers.limits.file_pages = 12;
     assert_eq!(readers.read(10..11), window(10..12));
-    readers.file_pages = 1000;
+    readers.limits.file_pages = 1000;
     assert_eq!(readers.read(11..13), window(12..268));
     // Truncated and grown again: nothing there was evicted.
-    readers.file_pages = 20;
+    readers.limits.file_pages = 20;
     readers.resident.retain(|page| *page < 20);
     assert_eq!(readers.read(13..20), NOTHING);
-    readers.file_pages = 1000;
+    readers.limits.file_pages = 1000;
     assert_eq!(readers.read(20..21), window(20..1000));
 }
 
@@ -340,15 +346,10 @@ fn two_threads_that_miss_the_same_pages_get_the_windows_of_one() {
 }
 
 #[test]
-fn advice_makes_windows_large_at_once_or_none() {
+fn announced_sequential_reads_have_large_windows_at_once() {
     let mut readers = Readers::new(Mode::Sequential);
     assert_eq!(readers.read(7000..7001), window(7000..7512));
     assert_eq!(readers.read(7001..7002), window(7512..8536));
-
-    let mut readers = Readers::new(Mode::Random);
-    for page in 0..100 {
-        assert_eq!(readers.read(page..page + 1), NOTHING);
-    }
 }
 
 #[test]
@@ -357,23 +358,23 @@ fn whatever_is_read_plans_stay_within_their_limits() {
     for mode in [Mode::Normal, Mode::Sequential] {
         for _ in 0..100 {
             let mut readers = Readers::new(mode);
-            readers.file_pages = random.u64(1..2000);
+            readers.limits.file_pages = random.u64(1..2000);
             let mut page = 0;
             for _ in 0..300 {
-                readers.settings.max_pages = random.u64(1..300);
+                readers.limits.max_pages = random.u64(1..300);
                 let request = random.u64(1..50);
                 page = match random.u64(0..20) {
-                    0 => random.u64(0..readers.file_pages),
+                    0 => random.u64(0..readers.limits.file_pages),
                     1 => page.saturating_sub(request),
-                    2 => readers.file_pages - 1,
+                    2 => readers.limits.file_pages - 1,
                     3..6 => page + 100,
                     _ => page,
                 };
                 if random.u64(0..30) == 0 {
                     readers.resident.retain(|_| random.bool());
-                    readers.file_pages = random.u64(1..2000);
+                    readers.limits.file_pages = random.u64(1..2000);
                 }
-                let end = (page + request).min(readers.file_pages);
+                let end = (page + request).min(readers.limits.file_pages);
                 readers.read(page..end);
                 page = if page < end { end } else { 0 };
             }

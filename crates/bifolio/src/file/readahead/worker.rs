@@ -16,13 +16,17 @@
 //! A queue has one worker at a time: two would have twice as much in flight. More in flight than
 //! one window makes a sequential scan slower.
 
-use super::{STREAMS_MIN, WINDOW_DIVISOR};
 use crate::fill::{FillQueue, ReadIo};
 use crate::inode::Inode;
 use crate::page::PAGE_BYTES;
 use crate::sync::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Divisor of the bound for the largest window of each stream (of at least two streams). Each may
+/// have two windows ahead, together half of the bound.
+pub(super) const WINDOW_DIVISOR: u64 = 4;
+pub(super) const STREAMS_MIN: u64 = 2;
 
 /// Pages of a region in flight, unless a single run has more: 1 MiB. The CPU needs about as long to
 /// install them as the device needs to read them; half or twice as much made a sequential scan 10 %
