@@ -273,7 +273,7 @@ fn writes_compares_pages_written_and_left_alone() {
 
 #[test]
 fn seq_reads_measures_every_layout_and_size() {
-    let envelope = envelope_of("seq-reads", &[]);
+    let envelope = envelope_of("seq-reads", &["--threads", "1"]);
     let rows = envelope["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 3 * 2 * 3, "layouts, sizes of folios, sizes of blocks");
     let cases: HashSet<String> = rows.iter().map(|row| row["case"].to_string()).collect();
