@@ -240,8 +240,9 @@ impl File {
     fn copy_into(&self, locked: &Locked<'_>, piece: &Piece<'_>) -> Copied {
         let inode = &self.handle.inode;
         let Piece { bytes, position, follows, lsn } = *piece;
-        if !locked.is_uptodate() && inode.page_space.is_in_place() {
-            return self.install(locked, bytes);
+        let Locked { folio, lock, .. } = locked;
+        if !locked.is_uptodate() && inode.write_page::<Unwritten>(folio, lock, bytes)? {
+            return Ok(());
         }
         let in_folio = position - locked.lock.index() * PAGE_BYTES;
         let start = inode.frame_of(&locked.folio);
@@ -265,19 +266,6 @@ impl File {
             inode.zero_folio(&locked.folio, &locked.lock, end_in_folio..u64::MAX);
             inode.mapping.mark_uptodate(&locked.lock);
         }
-        Ok(())
-    }
-
-    /// Installs `bytes`, followed by zeros, as a page of a region that is not present. A store to
-    /// it would fault, and the thread that serves the fault would wait for the lock we hold.
-    fn install(&self, locked: &Locked<'_>, bytes: &[u8]) -> std::result::Result<(), Unwritten> {
-        let inode = &self.handle.inode;
-        let room = inode.make_room(&locked.lock)?;
-        let mut page = [0; PAGE_BYTES as usize];
-        page[..bytes.len()].copy_from_slice(bytes);
-        // The old bytes, possibly in the swap, are the page's content until this has succeeded.
-        inode.install_page(&locked.lock, page.as_ptr(), true)?;
-        room.mark_dirty(&locked.folio, &locked.lock);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use super::transfer::{Locked, ReadIo, Room};
 use crate::error::{Error, Result};
 use crate::inode::Cleaner;
 use crate::io::RUN_PAGES_MAX;
+use crate::memory::FillTarget;
 use crate::memory::FrameKind;
 use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
 use crate::reclaim::CallScope;
@@ -126,15 +127,10 @@ impl<'h> Fill<'h> {
             Wait::ForFrames => inode.load.begin_read(least, wanted),
             Wait::Never => inode.load.try_begin_read(least, wanted)?,
         };
-        let mut room = Room { inode, pages: counted_pages, staged: None };
-        if let Some(staging) = inode.page_space.staging() {
-            let share = &inode.load.staging;
-            let pages = counted_pages.max(least) as usize;
-            room.staged = Some(match wait {
-                Wait::ForFrames => staging.take(pages, share),
-                Wait::Never => staging.try_take(pages, share)?,
-            });
-        }
+        let mut room = Room { inode, pages: counted_pages, target: FillTarget::default() };
+        let (share, may_wait) = (&inode.load.staging, wait == Wait::ForFrames);
+        let pages = counted_pages.max(least);
+        room.target = inode.page_space.fill_target(pages, share, may_wait)?;
         Some(room)
     }
 

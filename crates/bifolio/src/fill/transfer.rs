@@ -12,10 +12,10 @@
 //! parts of frames, and of staging memory, whose folios it has locked.
 #![allow(unsafe_code)]
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{ClearedBefore, Inode};
 use crate::io::{Operation, Pieces, Queue, Transfer};
-use crate::maps::region::Staged;
+use crate::memory::FillTarget;
 use crate::page::{Entry, Flag, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sys::copy;
@@ -57,26 +57,24 @@ pub(crate) struct ReadIo {
     pub(super) inode: Arc<Inode>,
     pub(super) first: u64,
     pub(super) folios: SmallVec<[FolioId; 1]>,
-    /// Staging memory, for a file in a region: holds the bytes until whole pages are installed.
-    pub(super) staged: Option<Staged>,
+    /// Memory that the transfer fills.
+    pub(crate) target: FillTarget,
     /// Pages counted as in read (`Load::begin_read`).
     counted_pages: u64,
-    /// Set if raw stores to its pages are expected soon.
-    pub(crate) will_be_stored: bool,
     /// Bytes that the backing had for the run when it was started. It may have grown since.
     pub(super) expected_bytes: u64,
     pub(super) cleared_before: ClearedBefore,
 }
 
 /// Resources of a fill other than frames: a share of the pages that its device may have in reads,
-/// and staging memory for a file in a region. They are taken in this order, before frames and folio
-/// locks, so that a thread that waits for them holds nothing that other threads wait for.
+/// and the memory of the page space that is no frame. They are taken in this order, before frames
+/// and folio locks, so that a thread that waits for them holds nothing that other threads wait for.
 #[derive(Debug)]
 pub(crate) struct Room<'h> {
     pub(super) inode: &'h Inode,
     /// Pages counted as in read; 0 for a folio that is not expected to be read.
     pub(super) pages: u64,
-    pub(super) staged: Option<Staged>,
+    pub(super) target: FillTarget,
 }
 
 impl Room<'_> {
@@ -89,9 +87,9 @@ impl Room<'_> {
         self
     }
 
-    /// Transfers the resources to a run: the number of counted pages, and the staging memory.
-    fn into_run(mut self) -> (u64, Option<Staged>) {
-        (std::mem::take(&mut self.pages), self.staged.take())
+    /// Transfers the resources to a run: the number of counted pages, and the target.
+    fn into_run(mut self) -> (u64, FillTarget) {
+        (std::mem::take(&mut self.pages), std::mem::take(&mut self.target))
     }
 }
 
@@ -104,14 +102,13 @@ impl Drop for Room<'_> {
 impl ReadIo {
     /// Creates a run without folios that starts at page `first` and takes as many as `room` allows.
     pub(crate) fn new(inode: &Arc<Inode>, first: u64, room: Room<'_>) -> Self {
-        let (counted_pages, staged) = room.into_run();
+        let (counted_pages, target) = room.into_run();
         Self {
             inode: Arc::clone(inode),
             first,
             folios: SmallVec::new(),
-            staged,
+            target,
             counted_pages,
-            will_be_stored: false,
             expected_bytes: 0,
             cleared_before: ClearedBefore::default(),
         }
@@ -119,8 +116,7 @@ impl ReadIo {
 
     /// Returns `true` if the run can take one more folio of `folio_pages` pages.
     pub(super) fn has_room(&self, folio_pages: u64) -> bool {
-        let staged_pages = self.staged.as_ref().map_or(u64::MAX, |staged| staged.pages() as u64);
-        let most = self.counted_pages.min(staged_pages);
+        let most = self.counted_pages.min(self.target.pages_max());
         self.folios.is_empty() || self.pages() + folio_pages <= most
     }
 
@@ -129,9 +125,7 @@ impl ReadIo {
         let least = 1 << self.inode.mapping.order();
         let more_pages = self.inode.load.try_begin_read(least, pages).unwrap_or(0);
         self.counted_pages += more_pages;
-        if let Some(staged) = &mut self.staged {
-            staged.extend(more_pages as usize);
-        }
+        self.target.extend(more_pages as usize);
     }
 
     /// Appends a folio, with its lock and its reference.
@@ -169,11 +163,8 @@ impl ReadIo {
     }
 
     /// Returns the address that the bytes of a folio are read to.
-    pub(super) fn target(&self, number: usize, id: FolioId) -> *mut u8 {
-        match &self.staged {
-            Some(staged) => staged.address(number),
-            None => self.inode.memory.arena.address(id),
-        }
+    pub(super) fn target_of(&self, number: usize, id: FolioId) -> *mut u8 {
+        self.target.address(number).unwrap_or_else(|| self.inode.memory.arena.address(id))
     }
 
     /// FILL-T1: returns the transfer that fills the run; `None` if the storage has no bytes of it.
@@ -189,11 +180,10 @@ impl ReadIo {
             return None;
         };
         self.expected_bytes = source.length_bytes;
-        if self.staged.is_some() {
-            inode.memory.region_reads.note_read(self.pages());
-        }
+        self.target.note_read(&inode.memory, self.pages());
         counters.add(Counter::ReadRequest, 1);
-        let targets = self.folios.iter().enumerate().map(|(number, id)| self.target(number, *id));
+        let targets =
+            self.folios.iter().enumerate().map(|(number, id)| self.target_of(number, *id));
         Some(Transfer {
             backing: source.backing,
             operation: Operation::Read,
@@ -205,9 +195,7 @@ impl ReadIo {
 
     /// Gives back the room for folios that were not claimed.
     fn give_back_unused(&mut self) {
-        if let Some(staged) = &mut self.staged {
-            staged.shrink(self.folios.len());
-        }
+        self.target.shrink(self.folios.len());
         let unused_pages = self.counted_pages.saturating_sub(self.pages());
         self.counted_pages -= unused_pages;
         self.inode.load.end_read(unused_pages);
@@ -263,12 +251,6 @@ impl Drop for ReadIo {
     }
 }
 
-/// Folios of a region that are checked, installed with one call, and unlocked together. The reader
-/// of the first page of a transfer continues while the others follow: with all 256 pages at once,
-/// the slowest read of a sequential scan takes up to 0.63 ms instead of 0.49 ms; with 16, the scan
-/// needs a tenth more CPU.
-const INSTALLED_TOGETHER: usize = 64;
-
 impl ReadIo {
     /// Ends the fill. `answer` is the result of the transfer: the number of bytes read from the
     /// start of the run. Each folio whose bytes were read becomes READY and is passed to `visit`,
@@ -292,18 +274,22 @@ impl ReadIo {
         let mut done = 0;
         while done < self.folios.len() {
             // The reader copies each frame while it is in the CPU's cache.
-            let group = if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 };
-            let group_end = self.folios.len().min(done + group);
+            let group_end = self.folios.len().min(done + self.target.published_together());
             let (valid_end, checked) = self.check(folios, done..group_end, bytes);
-            // Pages that raw writers can already see stay, even if the rest fails.
-            let (there, installed) = self.install(done..valid_end);
+            // FILL-P2. Pages that raw writers can already see stay, even if the rest fails.
+            let order = inode.mapping.order();
+            let page = |number: usize| self.first + ((number as u64) << order);
+            let (pages, counters) = (page(done)..page(valid_end), &inode.memory.counters);
+            let (there, published) = inode.page_space.publish(&self.target, done, pages, counters);
+            let published = published.map_err(|source| Error::memory("a page of a map", source));
+            let there = (there >> order) as usize;
             for id in &self.folios[done..done + there] {
                 let locked = Locked::adopt(folios, *id);
                 inode.mapping.mark_uptodate(&locked.lock);
                 visit(locked);
             }
             done += there;
-            if let Err(error) = installed.and(checked) {
+            if let Err(error) = published.and(checked) {
                 // The drop of the rest removes it (FILL-P4).
                 self.folios.drain(..done);
                 return Err(error);
@@ -341,7 +327,7 @@ impl ReadIo {
             let folio = locked.folio.folio();
             return Err(inode.store.cut_short(folio, position, expected.min(visible), read));
         }
-        let start = self.target(number, self.folios[number]);
+        let start = self.target_of(number, self.folios[number]);
         let checked = inode.store.check_filled(&locked.folio, start, &inode.memory.counters);
         let is_old = inode.clearing.mark(&locked.lock, self.cleared_before);
         checked?;
@@ -353,17 +339,6 @@ impl ReadIo {
             unsafe { copy::zero(behind, (folio_bytes - valid) as usize) };
         }
         Ok(())
-    }
-
-    /// FILL-P2: installs staged folios in the region. Returns the end of the installed ones.
-    fn install(&self, group: Range<usize>) -> (usize, Result<()>) {
-        let Some(staged) = self.staged.as_ref().filter(|_| !group.is_empty()) else {
-            return (group.len(), Ok(()));
-        };
-        let pages = self.first + group.start as u64..self.first + group.end as u64;
-        let source = staged.address(group.start);
-        let (there, outcome) = self.inode.install(pages, source, self.will_be_stored);
-        (there as usize, outcome)
     }
 }
 

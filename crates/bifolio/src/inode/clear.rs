@@ -4,9 +4,10 @@
 //! The protocol of a clear is at the head of `clearing.rs`.
 
 use super::Inode;
-use super::resize::{PinnedPages, Removal, Resizing};
+use super::resize::Resizing;
 use crate::error::Result;
 use crate::io::{self, FallocateMode};
+use crate::maps::removal::{PinnedPages, Removal};
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
@@ -65,7 +66,7 @@ impl Resizing<'_> {
 impl Inode {
     /// Returns the position of the first data from `position` on, before `len_bytes`.
     pub(crate) fn first_data(&self, position: u64, len_bytes: u64) -> Result<Option<u64>> {
-        self.mark_stored_in(&(position..len_bytes), true)?;
+        self.find_stores(&(position..len_bytes), true)?;
         // In this order: a folio that is written out in between is found on the backing.
         let unwritten = self.next_unwritten(position >> PAGE_SHIFT);
         let unwritten = unwritten.map(|index| position.max(index * PAGE_BYTES));
@@ -76,7 +77,7 @@ impl Inode {
 
     /// Returns the position of the first hole from `position` on, at most `len_bytes`.
     pub(crate) fn first_hole(&self, position: u64, len_bytes: u64) -> Result<u64> {
-        self.mark_stored_in(&(position..len_bytes), true)?;
+        self.find_stores(&(position..len_bytes), true)?;
         let mut at = position;
         while at < len_bytes {
             // In this order, as in `first_data`.

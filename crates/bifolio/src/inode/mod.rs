@@ -226,9 +226,9 @@ impl Inode {
     /// which become dirty again on failure. Counts all resident ones if the kernel cannot tell
     /// which pages of a map were stored to.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
-        let folios = match self.mark_stored_in(&ALL_BYTES, false) {
+        let folios = match self.find_stores(&ALL_BYTES, false) {
             _ if !self.store.outlives_handles() => 0,
-            Ok(()) => self.dirty.unwritten(),
+            Ok(_) => self.dirty.unwritten(),
             Err(_) => self.mapping.resident_folios(),
         };
         folios * self.mapping.folio_bytes()
@@ -368,6 +368,14 @@ impl Inode {
         self.mark(folio.id());
         if let Some(device) = &self.device {
             self.flusher.note_dirty(device);
+        }
+    }
+
+    /// Marks a folio, locked and possibly frozen, as stored to through a map.
+    pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
+        if !folio.flags.write_state().is_dirty() {
+            self.store.drop_slot(folio);
+            self.mark(id);
         }
     }
 

@@ -29,26 +29,18 @@
 //! and a slot of the swap is freed. A folio of several units that extends beyond the range stays,
 //! and its part of the range is zeroed in place.
 //!
-//! Folios of a region are gathered, frozen, until several can be unmapped together. Other threads
-//! wait for a frozen folio. So this thread waits for nothing while it has any: before it waits, it
-//! unmaps those that are gathered. (The owner of a `PageRefMut` on the next folio may need one of
-//! them.)
-//!
-//! # Safety
-//! Unmaps pages of folios that it has frozen.
-#![allow(unsafe_code)]
-
-use super::{ClearedBefore, Inode};
+//! Folios of a region are gathered, frozen, until several can be unmapped together
+//! ([`Removal`]). Other threads wait for a frozen folio. So this thread waits for nothing while it
+//! has any: before it waits, it unmaps those that are gathered. (The owner of a `PageRefMut` on the
+//! next folio may need one of them.)
+use super::Inode;
 use crate::error::Result;
-use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, Lookup, PAGE_BYTES};
-use crate::stats::Counter;
+use crate::maps::removal::{PinnedPages, Removal};
+use crate::page::{Entry, Flag, FolioRef, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::{MutexGuard, Ordering, blocking};
 use crate::writeback::ALL_BYTES;
 use std::cell::Cell;
 use std::ops::Range;
-
-/// Folios of a region unmapped with one TLB flush.
-const UNMAPPED_TOGETHER: usize = BATCH_SLOTS;
 
 /// Exclusive right to change the length of a file.
 #[derive(Debug)]
@@ -166,7 +158,7 @@ impl Inode {
         if !self.store.outlives_handles() {
             return self.remove_folios_from(0);
         }
-        if self.mark_stored_in(&ALL_BYTES, true).is_err() {
+        if self.find_stores(&ALL_BYTES, true).is_err() {
             return;
         }
         let removal = Removal::new(self, PinnedPages::Kept);
@@ -180,7 +172,7 @@ impl Inode {
     pub(crate) fn discard_dirty(&self) -> u64 {
         let len_bytes = self.mapping.len_bytes();
         let discarded_bytes = Cell::new(0);
-        let may_all_be_dirty = self.mark_stored_in(&ALL_BYTES, true).is_err();
+        let may_all_be_dirty = self.find_stores(&ALL_BYTES, true).is_err();
         let is_unwanted = |locked: &LockedFolio<'_>| {
             let is_dirty = may_all_be_dirty || locked.flags.write_state().is_dirty();
             if is_dirty {
@@ -265,6 +257,15 @@ impl Inode {
         }
     }
 
+    /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
+    pub(crate) fn unlink(&self, folio: FolioRef<'_>, locked: LockedFolio<'_>) {
+        self.forget_content(&locked, folio.id());
+        let table_reference =
+            self.mapping.remove(&folio, &locked, &self.memory.folios, |_| Entry::HOLE);
+        drop(locked);
+        drop(table_reference);
+    }
+
     /// Zeroes bytes of the file in a locked, uptodate folio, visible to readers at once. In a
     /// memory file this makes the folio dirty.
     pub(crate) fn zero_in_place(
@@ -284,113 +285,5 @@ impl Inode {
         let _section = self.mapping.begin_write_section(locked, pages);
         let start = locked.index() * PAGE_BYTES;
         self.zero_folio(folio, locked, bytes.start - start..bytes.end - start);
-    }
-}
-
-/// Treatment of a region's page that a pin still references.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PinnedPages {
-    /// The page stays until its references are dropped, or becomes part of the next folio there.
-    Kept,
-    /// The page is zeroed for maps and for the holders of references, and is no hole.
-    Zeroed,
-}
-
-/// Folios being removed from the table. Those of a region are unmapped several at a time, with one
-/// TLB flush.
-#[derive(Debug)]
-pub(super) struct Removal<'a> {
-    inode: &'a Inode,
-    pinned: PinnedPages,
-    frozen: Vec<(Frozen<'a>, LockedFolio<'a>)>,
-    /// Set if the references of the LRU batches were drained.
-    is_drained: bool,
-}
-
-impl<'a> Removal<'a> {
-    pub(super) fn new(inode: &'a Inode, pinned: PinnedPages) -> Self {
-        Self { inode, pinned, frozen: Vec::new(), is_drained: false }
-    }
-
-    /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
-    fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
-        let inode = self.inode;
-        let Some(region) = inode.page_space.region() else { return self.unlink(folio, locked) };
-        // REGION-4: other threads may have referenced the page before, and still do.
-        let frozen = match region.is_held(locked.index()) {
-            true => Err(folio),
-            false => self.freeze(folio, &locked),
-        };
-        match frozen {
-            Ok(frozen) => self.frozen.push((frozen, locked)),
-            // Allocated and never written: there is no page.
-            Err(folio) if !locked.flags.get(Flag::Uptodate) => self.unlink(folio, locked),
-            // Another thread references the bytes.
-            Err(folio) => match self.pinned {
-                PinnedPages::Kept => {
-                    inode.memory.orphans.note(folio.id(), region, locked.index());
-                    self.unlink(folio, locked);
-                }
-                PinnedPages::Zeroed => {
-                    // The storage of a file with a backing may have other bytes, if clearing it
-                    // failed.
-                    inode.mark_dirty(&folio, &locked);
-                    inode.clearing.mark(&locked, ClearedBefore::default());
-                    let start = locked.index() * PAGE_BYTES;
-                    inode.zero_in_place(&folio, &locked, start..start + PAGE_BYTES);
-                }
-            },
-        }
-        if self.frozen.len() == UNMAPPED_TOGETHER {
-            self.finish();
-        }
-    }
-
-    fn freeze(
-        &mut self,
-        folio: FolioRef<'a>,
-        locked: &LockedFolio<'a>,
-    ) -> std::result::Result<Frozen<'a>, FolioRef<'a>> {
-        let frozen = self.inode.mapping.begin_eviction(folio, locked);
-        if frozen.is_ok() || std::mem::replace(&mut self.is_drained, true) {
-            return frozen;
-        }
-        self.finish();
-        let memory = &self.inode.memory;
-        memory.lru.drain_all(&memory.folios);
-        frozen.or_else(|folio| self.inode.mapping.begin_eviction(folio, locked))
-    }
-
-    fn unlink(&self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
-        let (inode, folios) = (self.inode, &self.inode.memory.folios);
-        inode.forget_content(&locked, folio.id());
-        let table_reference = inode.mapping.remove(&folio, &locked, folios, |_| Entry::HOLE);
-        drop(locked);
-        drop(table_reference);
-    }
-
-    fn finish(&mut self) {
-        let inode = self.inode;
-        let Some(region) = inode.page_space.region().filter(|_| !self.frozen.is_empty()) else {
-            return;
-        };
-        let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());
-        let ranges: Vec<_> = indices.map(|index| region.range_at(index)).collect();
-        // SAFETY: pages of folios that are frozen and whose bytes are no longer needed.
-        let flushes = unsafe { region.unmap_unwanted(&ranges) };
-        // No thread fills such a page again if that failed: the cache is poisoned.
-        inode.memory.counters.add(Counter::UnmapFlush, flushes.unwrap_or(0));
-        for (frozen, locked) in self.frozen.drain(..) {
-            inode.forget_content(&locked, frozen.id());
-            inode.mapping.end_eviction(&frozen, &locked, |_| Entry::HOLE);
-            drop(locked);
-            frozen.free();
-        }
-    }
-}
-
-impl Drop for Removal<'_> {
-    fn drop(&mut self) {
-        self.finish();
     }
 }

@@ -80,23 +80,29 @@ impl WriteCopies {
 }
 
 impl<'a> WriteBatch<'a> {
-    /// Starts to write adjacent pages of a region: from copies if raw writers may store to them
-    /// meanwhile.
-    pub(crate) fn start_mapped(
+    /// Starts to write adjacent pages of a region that raw writers may store to meanwhile, from
+    /// copies. Returns the folios, and does nothing, if they can be written from where they are.
+    pub(crate) fn start_copied(
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,
-        region: &'a Region,
-    ) {
+        region: &Region,
+    ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
+        if folios[0].copy.is_some() {
+            // Victims have copies already.
+            return Some(folios);
+        }
         let first = folios[0].folio.folio().index();
         if !region.discarded_among(first..first + folios.len() as u64).is_empty() {
-            return self.end_discarded(folios);
+            self.end_discarded(folios);
+            return None;
         }
         // Loaded after the write-outs have begun: a write-out that misses it is waited for before
         // any store (`Inode::track_stores`).
-        if self.inode.page_space.tracked().is_none() {
-            return self.start_from(folios, None);
+        if !region.is_tracked() {
+            return Some(folios);
         }
-        self.start_copied(folios, region);
+        self.start_copies(folios, region);
+        None
     }
 
     /// Ends the write-out of adjacent folios of which some pages are missing, and retries each
@@ -114,7 +120,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Starts to write adjacent pages from copies, as many in one transfer as there is memory for.
-    fn start_copied(&mut self, mut folios: SmallVec<[WriteVictim<'a>; 1]>, region: &'a Region) {
+    fn start_copies(&mut self, mut folios: SmallVec<[WriteVictim<'a>; 1]>, region: &Region) {
         debug_assert_eq!(self.inode.mapping.order(), 0, "a folio of a region is a page");
         while !folios.is_empty() {
             let mut copies = self.memory_for_copies(folios.len(), region);

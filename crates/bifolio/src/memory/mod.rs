@@ -42,10 +42,10 @@ pub(crate) use residency::{Budget, Purpose};
 pub(crate) use workingset::Shadow;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::maps::region::{Orphans, RecentReads, Region, Staging};
+use crate::maps::region::{Orphans, RecentReads, Region, Staged};
 use crate::page::{Entry, Folio, FolioId, Folios, Frozen, PAGE_BYTES, Reaper, Tables};
 use crate::stats::{Counter, Counters};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, Share};
 use crate::sys::process::Origin;
 use std::io;
 use std::ops::Range;
@@ -183,6 +183,56 @@ pub(crate) enum PageSpace {
     Region(Arc<Region>),
 }
 
+/// The memory that a fill writes to: staging memory for a file in a region, whose pages are then
+/// installed from it; otherwise none but the frames of the folios.
+#[derive(Debug, Default)]
+pub(crate) struct FillTarget {
+    staged: Option<Staged>,
+    /// Set if raw stores to the pages are expected soon.
+    pub(crate) will_be_stored: bool,
+}
+
+/// Folios of a region that are checked, installed with one call, and unlocked together. The reader
+/// of the first page of a transfer continues while the others follow: with all 256 pages at once,
+/// the slowest read of a sequential scan takes up to 0.63 ms instead of 0.49 ms; with 16, the scan
+/// needs a tenth more CPU.
+const INSTALLED_TOGETHER: usize = 64;
+
+impl FillTarget {
+    /// Returns the number of pages that it has room for.
+    pub(crate) fn pages_max(&self) -> u64 {
+        self.staged.as_ref().map_or(u64::MAX, |staged| staged.pages() as u64)
+    }
+
+    /// Makes room for up to `pages` more pages, without waiting.
+    pub(crate) fn extend(&mut self, pages: usize) {
+        self.staged.iter_mut().for_each(|staged| staged.extend(pages));
+    }
+
+    /// Keeps the room for the first `pages` pages only.
+    pub(crate) fn shrink(&mut self, pages: usize) {
+        self.staged.iter_mut().for_each(|staged| staged.shrink(pages));
+    }
+
+    /// Returns the address that the bytes of a folio are read to; `None` for that of its frame.
+    pub(crate) fn address(&self, number: usize) -> Option<*mut u8> {
+        self.staged.as_ref().map(|staged| staged.address(number))
+    }
+
+    /// Returns the number of folios that become READY together.
+    pub(crate) fn published_together(&self) -> usize {
+        // In an arena, the reader copies each frame while it is in the CPU's cache.
+        if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 }
+    }
+
+    /// Notes that a read of `pages` pages begins.
+    pub(crate) fn note_read(&self, memory: &Memory, pages: u64) {
+        if self.staged.is_some() {
+            memory.region_reads.note_read(pages);
+        }
+    }
+}
+
 impl PageSpace {
     /// Returns the address that others are relative to: by frame in the arena, by index in a
     /// region.
@@ -226,6 +276,18 @@ impl PageSpace {
         matches!(self, Self::Region(_))
     }
 
+    /// Passes `item` to `step` if the pages are in a region, and returns what that leaves of it.
+    pub(crate) fn in_region<T>(
+        &self,
+        item: T,
+        step: impl FnOnce(T, &Arc<Region>) -> Option<T>,
+    ) -> Option<T> {
+        match self {
+            Self::Arena(_) => Some(item),
+            Self::Region(region) => step(item, region),
+        }
+    }
+
     /// Returns the region, for operations that only mapped files have.
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match self {
@@ -236,10 +298,54 @@ impl PageSpace {
 }
 
 impl PageSpace {
-    /// Returns the staging memory into which pages are filled; `None` if they are filled in their
-    /// frames.
-    pub(crate) fn staging(&self) -> Option<&Arc<Staging>> {
-        self.region().map(|region| &region.regions.staging)
+    /// Takes the memory for a fill of up to `pages` pages that is no frame: staging memory of a
+    /// region, of the `share` of a device. Waits for it if it `may_wait`; otherwise returns `None`
+    /// if there is none.
+    pub(crate) fn fill_target(
+        &self,
+        pages: u64,
+        share: &Share,
+        may_wait: bool,
+    ) -> Option<FillTarget> {
+        let Self::Region(region) = self else { return Some(FillTarget::default()) };
+        let (staging, pages) = (&region.regions.staging, pages as usize);
+        let staged =
+            if may_wait { staging.take(pages, share) } else { staging.try_take(pages, share)? };
+        Some(FillTarget { staged: Some(staged), will_be_stored: false })
+    }
+
+    /// Returns the length of a readahead window of at most `pages` pages: staging memory has room
+    /// for several.
+    pub(crate) fn window_pages(&self, pages: u64) -> u64 {
+        self.region().map_or(pages, |region| pages.min(region.window_pages()))
+    }
+
+    /// Returns the number of pages that one file reads ahead at a time: `of_frames` in the arena.
+    pub(crate) fn pages_in_flight(&self, of_frames: u64) -> u64 {
+        self.region().map_or(of_frames, |_| Region::PAGES_IN_FLIGHT)
+    }
+
+    /// Makes the bytes that a fill has read to `target`, for the locked folios of `pages`, visible
+    /// to readers of a map: they are those from the folio `number` of the fill on. Returns the
+    /// number of pages that are visible, from the first on: all, unless there is an error.
+    ///
+    /// # Errors
+    /// The kernel has no memory for a page of a region.
+    pub(crate) fn publish(
+        &self,
+        target: &FillTarget,
+        number: usize,
+        pages: Range<u64>,
+        counters: &Counters,
+    ) -> (u64, io::Result<()>) {
+        let Some(staged) = target.staged.as_ref().filter(|_| !pages.is_empty()) else {
+            return (pages.end - pages.start, Ok(()));
+        };
+        let source = staged.address(number);
+        // SAFETY: staging memory that the fill has for these pages, and that only it writes.
+        let (there, installed) = unsafe { self.install(pages, source, target.will_be_stored) };
+        counters.add(Counter::MapIn, there);
+        (there, installed)
     }
 
     /// Makes the bytes of locked folios that are not uptodate visible to readers, for a range of

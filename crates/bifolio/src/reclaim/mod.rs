@@ -48,7 +48,7 @@ mod swapper;
 mod wait;
 
 pub(crate) use background::Background;
-pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, WriteOut, is_pinned};
+pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 pub(crate) use swapper::SwapThread;
 
 use crate::ablation::Ablation;
@@ -209,7 +209,7 @@ impl ReclaimLock<'_> {
     }
 
     /// Returns the file of a folio that was just isolated.
-    fn owner_of_isolated(&self, isolated: &FolioRef<'_>) -> Option<&Inode> {
+    pub(crate) fn owner_of_isolated(&self, isolated: &FolioRef<'_>) -> Option<&Inode> {
         // SAFETY: as in `owner`; the folio came off a list, whose lock was taken after the reclaim
         // lock, and the caller's reference keeps it from being reused by another inode.
         unsafe { Inode::owner(isolated.folio()) }

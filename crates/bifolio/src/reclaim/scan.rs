@@ -24,12 +24,12 @@ const PRIORITY_MAX: u32 = 12;
 
 /// Isolated folios of memory files that are to be swapped out.
 #[derive(Debug, Default)]
-struct Unswapped<'a> {
+pub(crate) struct Unswapped<'a> {
     folios: Vec<FolioRef<'a>>,
     pages: u64,
-    /// Those of `pages` that are in regions, clean or dirty. No more of them are evicted than
-    /// wanted.
-    region_page_count: u64,
+    /// Those of `pages` that the swapper evicts with the others, clean or dirty. No more of them
+    /// are collected than wanted.
+    leaving_pages: u64,
 }
 
 impl<'a> Unswapped<'a> {
@@ -38,14 +38,15 @@ impl<'a> Unswapped<'a> {
         self.folios.push(folio);
     }
 
-    fn add_region_page(&mut self, folio: FolioRef<'a>) {
-        self.region_page_count += folio.folio().pages();
+    /// Adds a folio that the swapper evicts even if it is clean.
+    pub(crate) fn add_leaving(&mut self, folio: FolioRef<'a>) {
+        self.leaving_pages += folio.folio().pages();
         self.add(folio);
     }
 
     /// Returns the number of pages worth scanning to fill a transfer.
     fn scan_pages(&self) -> u64 {
-        if self.pages == self.region_page_count { 0 } else { SWAP_PAGES }
+        if self.pages == self.leaving_pages { 0 } else { SWAP_PAGES }
     }
 }
 
@@ -112,7 +113,7 @@ pub(crate) struct ScanControl {
 
 impl ScanControl {
     /// Returns the options of reclaim: recently used folios get a second chance.
-    pub(super) fn reclaim(write_out: WriteOut) -> Self {
+    pub(crate) fn reclaim(write_out: WriteOut) -> Self {
         Self { second_chance: true, write_out, counter: Counter::PgSteal }
     }
 }
@@ -184,7 +185,7 @@ impl<'t> Scan<'t> {
     /// Returns `true` if `wanted_pages` are free or will be once the pages queued for the swap are
     /// written.
     fn is_enough(&self, wanted_pages: u64) -> bool {
-        let freed_pages = self.counts.reclaimed_pages + self.unswapped.region_page_count;
+        let freed_pages = self.counts.reclaimed_pages + self.unswapped.leaving_pages;
         if freed_pages >= wanted_pages || self.reclaim.swap.is_none() {
             return freed_pages >= wanted_pages;
         }
@@ -225,9 +226,7 @@ impl<'t> Scan<'t> {
             unscanned.note(kind, isolated_pages);
             scanned_pages += isolated_pages;
             memory.counters.add(Counter::PgScan, batch.len() as u64);
-            for folio in batch.extract_if(.., |folio| memory.arena.is_region_page(folio.id())) {
-                self.collect(folio);
-            }
+            self.unmapping.collect(&mut batch, &mut self.unswapped, &mut self.counts);
             self.evict_all(&mut batch);
             if self.unswapped.pages >= SWAP_PAGES {
                 self.queue_unswapped();
@@ -261,37 +260,21 @@ impl<'t> Scan<'t> {
         evicted.free(reclaim, reclaim_lock, &mut self.counts);
     }
 
-    /// Collects a folio of a region, for the swap or to be unmapped with others.
-    fn collect(&mut self, folio: FolioRef<'t>) {
-        let (reclaim, second_chance) = (self.reclaim, self.control.second_chance);
-        let choose = || reclaim.choose_for_swap(self.reclaim_lock, &folio, second_chance);
-        match self.writes_memory_files().then(choose).flatten() {
-            Some(Ok(())) => self.unswapped.add_region_page(folio),
-            Some(Err(outcome)) => self.unmapping.keep(folio, outcome, &mut self.counts),
-            None => self.unmapping.add(folio, &mut self.counts),
-        }
-    }
-
-    /// Queues the collected folios for the swapper, if that is wanted. Region folios that are not
-    /// queued are added to the unmapping, because they may be clean.
+    /// Queues the collected folios for the swapper, if that is wanted. Folios of maps that are not
+    /// queued are unmapped, because they may be clean.
     fn queue_unswapped(&mut self) {
         let Unswapped { folios, .. } = std::mem::take(&mut self.unswapped);
         if folios.is_empty() {
             return;
         }
         let memory = &self.reclaim.memory;
-        let left =
+        let mut left =
             if self.writes_memory_files() { self.reclaim.queue_for_swap(folios) } else { folios };
-        let mut kept = Vec::new();
-        for folio in left {
-            if memory.arena.is_region_page(folio.id()) {
-                self.unmapping.add(folio, &mut self.counts);
-            } else {
-                self.counts.note(EvictOutcome::Unswapped, folio.folio().pages());
-                kept.push(folio);
-            }
+        self.unmapping.add_all(&mut left, &mut self.counts);
+        for folio in &left {
+            self.counts.note(EvictOutcome::Unswapped, folio.folio().pages());
         }
-        memory.lru.put_back(&memory.folios, &mut kept);
+        memory.lru.put_back(&memory.folios, &mut left);
     }
 
     /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks: uses this

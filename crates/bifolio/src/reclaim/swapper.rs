@@ -34,13 +34,13 @@
 //! rounds that began after the call, if the last one was refused: so the swap was tried for this
 //! caller.
 
-use super::scan::{EvictOutcome, EvictedBatch, ScanControl, ScanCounts, WriteOut, is_pinned};
+use super::Reclaim;
+use super::scan::{EvictedBatch, ScanCounts, WriteOut};
 use super::wait::{RetryBudget, SWEEP_PAUSE};
-use super::{Reclaim, ReclaimLock};
 use crate::error::{Error, Result};
-use crate::inode::{Cleaner, Inode};
+use crate::inode::Inode;
 use crate::maps::region::{Regions, RegionsSize};
-use crate::maps::unmap::{Owners, Unmapping};
+use crate::maps::unmap::swap_out_mapped;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
@@ -208,26 +208,6 @@ impl Reclaim {
         Regions::size_for(self.arena(), batch, self.swap.is_some())
     }
 
-    /// Decides whether to queue a region folio that was just isolated, clean or dirty, for the
-    /// swapper. An error is the reason why it stays; `None` means that its file has no swap.
-    pub(super) fn choose_for_swap(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        folio: &FolioRef<'_>,
-        second_chance: bool,
-    ) -> Option<std::result::Result<(), EvictOutcome>> {
-        let inode = reclaim_lock
-            .owner_of_isolated(folio)
-            .filter(|inode| inode.store.cleaner() == Cleaner::Swapper)?;
-        // Hints, read without the lock: the swapper checks again.
-        if second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
-            return Some(Err(EvictOutcome::Activate));
-        }
-        let index = folio.folio().index();
-        let is_held = inode.page_space.is_held(index);
-        Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
-    }
-
     pub(super) fn has_room_in_queue(&self) -> bool {
         let pages_max = self.queue_pages_max();
         self.swapper.queue.lock().pages + SWAP_PAGES.min(pages_max) <= pages_max
@@ -356,35 +336,23 @@ impl Reclaim {
     fn swap_round(&self, chosen: Vec<FolioId>) -> u64 {
         let memory = &*self.memory;
         let mut pages = 0;
-        let (mut in_arena, mut by_file) = (Vec::new(), ByFile::default());
-        let (mut in_regions, mut inodes) = (Vec::new(), Vec::new());
+        let mut owned = Vec::new();
         {
             let reclaim_lock = self.lock();
             for id in chosen {
                 let folio = memory.folios.adopt(id);
                 pages += folio.folio().pages();
                 // A folio without an owner was truncated: its last reference is put here.
-                let Some(inode) = reclaim_lock.keep_owner(&folio) else { continue };
-                if memory.arena.is_region_page(id) {
-                    in_regions.push(folio);
-                    if !inodes.iter().any(|other| Arc::ptr_eq(other, &inode)) {
-                        inodes.push(inode);
-                    }
-                } else {
-                    if let Some(own) = folio.try_clone() {
-                        by_file.add(inode, own);
-                    }
-                    in_arena.push(folio);
-                }
+                owned.extend(reclaim_lock.keep_owner(&folio).map(|inode| (inode, folio)));
             }
         }
-        if !in_regions.is_empty() {
-            let mut counts = ScanCounts::default();
-            let control =
-                ScanControl { second_chance: false, ..ScanControl::reclaim(WriteOut::MemoryFiles) };
-            let mut unmapping = Unmapping::new(self, Owners::Kept(&inodes), control);
-            in_regions.into_iter().for_each(|folio| unmapping.add(folio, &mut counts));
-            unmapping.finish(&mut counts);
+        swap_out_mapped(self, &mut owned);
+        let (mut in_arena, mut by_file) = (Vec::new(), ByFile::default());
+        for (inode, folio) in owned {
+            if let Some(own) = folio.try_clone() {
+                by_file.add(inode, own);
+            }
+            in_arena.push(folio);
         }
         if !in_arena.is_empty() {
             by_file.write_out();

@@ -340,10 +340,10 @@ impl<'a> WriteBatch<'a> {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
-        match self.inode.page_space.region() {
-            // Those of victims are copies already.
-            Some(region) if folios[0].copy.is_none() => self.start_mapped(folios, region),
-            _ => self.start_from(folios, None),
+        let inode = self.inode;
+        let left = inode.page_space.in_region(folios, |left, at| self.start_copied(left, at));
+        if let Some(folios) = left {
+            self.start_from(folios, None);
         }
     }
 

@@ -559,7 +559,7 @@ fn without_part_for_logs(max_pages: u64) -> u64 {
 /// A store through a map starts to age when it is found.
 fn look_for_stores(device: &Device) {
     for inode in device.mapped_files() {
-        if let Err(error) = inode.mark_stored_in(&ALL_BYTES, false) {
+        if let Err(error) = inode.find_stores(&ALL_BYTES, false) {
             log::warn!("{}: {error}", inode.name());
         }
     }

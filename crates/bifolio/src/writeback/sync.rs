@@ -115,7 +115,7 @@ impl Inode {
 
     /// Writes out the dirty folios in `range` (bytes), except busy ones.
     pub(super) fn write_out_soon(&self, range: Range<u64>) {
-        if let Err(error) = self.mark_stored_in(&range, false) {
+        if let Err(error) = self.find_stores(&range, false) {
             log::warn!("{}: {error}", self.name());
         }
         self.write_out_dirty(pages_of(&range), false);
@@ -186,7 +186,7 @@ impl Inode {
         }
         self.check_outside_gate()?;
         let range = range.unwrap_or(ALL_BYTES);
-        self.mark_stored_in(&range, true)?;
+        self.find_stores(&range, true)?;
         // SYNC-S1..S5.
         let errors_before = self.errors.count();
         let mut wants = Wants { metadata, end: 0 };
@@ -206,7 +206,7 @@ impl Inode {
             return Ok(());
         }
         self.check_outside_gate()?;
-        self.mark_stored_in(&range, true)?;
+        self.find_stores(&range, true)?;
         let errors_before = self.errors.count();
         let refusal = self.write_out_range(&range)?;
         // Of other threads, which found the pages before this one.
@@ -241,9 +241,8 @@ impl Inode {
             return Ok(());
         }
         self.check_outside_gate()?;
-        self.mark_stored_in(&ALL_BYTES, true)?;
-        // Stores are marked only now, later than the mark although they may be older.
-        let end = if self.page_space.is_in_place() { self.dirty.now() } else { mark.end };
+        // Stores are found only now, later than the mark although they may be older.
+        let end = if self.find_stores(&ALL_BYTES, true)? { self.dirty.now() } else { mark.end };
         let wanted = Wanted { end, pages: ALL_PAGES, patient: true };
         let refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
         let wants = Wants { metadata: false, end: 0 };
@@ -288,7 +287,7 @@ impl Inode {
         if !self.store.outlives_handles() {
             return Ok(());
         }
-        self.mark_stored_in(&ALL_BYTES, true)?;
+        self.find_stores(&ALL_BYTES, true)?;
         if !self.is_durable() {
             return self.sync(cursor, None, false);
         }

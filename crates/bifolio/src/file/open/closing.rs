@@ -4,7 +4,7 @@
 //! A file gives up its slot only when it is durable: written, and flushed since its
 //! last change. Writes in flight count as not written, because the pages become dirty again if they
 //! fail. For a file with maps, all resident pages count as not written if the kernel cannot tell
-//! which of them were stored to (`Inode::mark_stored_in` decides that): such a file is kept.
+//! which of them were stored to (`Inode::find_stores` decides that): such a file is kept.
 //!
 //! The steps CLOSE-L1..L5 of a last close are in `slots.rs`; their implementation for files is
 //! here.

@@ -55,10 +55,6 @@ use worker::{ReadaheadWorker, STREAMS_MIN, WINDOW_DIVISOR};
 
 /// Index that no page has.
 const NO_MARK: u64 = u64::MAX;
-/// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
-/// while the other is used if one device had all of it; but a device gets less, and the second
-/// window would be split into two short reads.
-const WINDOWS_STAGED: u64 = 4;
 /// Upper bound on the pages of a transfer that reads a plan together with the pages that the reader
 /// waits for: 128 KiB.
 const JOINED_PAGES_MAX: u64 = 32;
@@ -210,10 +206,8 @@ impl Handle {
         let mut streams = self.readahead.at_work().streams.lock();
         let parts = WINDOW_DIVISOR * streams.known().max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
-        let staging = self.inode.page_space.staging();
-        let staged_max = staging.map_or(u64::MAX, |staging| staging.pages() / WINDOWS_STAGED);
-        let folio_pages = 1 << mapping.order();
-        let max_pages = (max_bytes / PAGE_BYTES).min(staged_max).max(folio_pages);
+        let max_pages = self.inode.page_space.window_pages(max_bytes / PAGE_BYTES);
+        let max_pages = max_pages.max(1 << mapping.order());
         streams.on_access(
             access,
             &Limits { max_pages, file_pages, is_announced: mode == Mode::Sequential },
@@ -397,10 +391,9 @@ mod tests {
         let file = cache.memory_file_with("mappable", &options).unwrap();
         file.set_len(64 << 20).unwrap();
         let handle = &file.handle;
-        let staging_pages = handle.inode.page_space.staging().unwrap().pages();
+        let window_pages = handle.inode.page_space.region().unwrap().window_pages();
         handle.readahead.set_mode(Mode::Sequential);
         let plan = handle.plan_after_miss(0..1).unwrap();
-        assert!(plan.pages.end - plan.pages.start <= staging_pages / WINDOWS_STAGED, "{plan:?}");
-        assert_eq!(staging_pages % WINDOWS_STAGED, 0);
+        assert!(plan.pages.end - plan.pages.start <= window_pages, "{plan:?}");
     }
 }

@@ -28,11 +28,6 @@ use std::sync::Arc;
 pub(super) const WINDOW_DIVISOR: u64 = 4;
 pub(super) const STREAMS_MIN: u64 = 2;
 
-/// Pages of a region in flight, unless a single run has more: 1 MiB. The CPU needs about as long to
-/// install them as the device needs to read them; half or twice as much made a sequential scan 10 %
-/// slower.
-const REGION_PAGES_MAX: u64 = 256;
-
 /// Queue of runs to read, with at most one worker that serves it.
 #[derive(Debug)]
 pub(super) struct ReadaheadWorker {
@@ -93,13 +88,11 @@ impl ReadaheadWorker {
     }
 
     fn in_flight_pages_max(&self, inode: &Inode) -> u64 {
-        if inode.page_space.staging().is_some() {
-            return REGION_PAGES_MAX;
-        }
         // At most a window, in a small cache.
         let parts = WINDOW_DIVISOR * STREAMS_MIN;
         let bound_bytes = inode.memory.arena.bound_bytes();
-        self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES
+        let of_frames = self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES;
+        inode.page_space.pages_in_flight(of_frames)
     }
 }
 

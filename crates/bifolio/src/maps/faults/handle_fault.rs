@@ -74,8 +74,8 @@ impl Handle {
             return self.await_page(index, is_write).map_err(refused);
         };
         let end = run.end_page();
-        run.will_be_stored = is_write && run.pages() == 1;
-        let will_be_stored = run.will_be_stored;
+        let will_be_stored = is_write && run.pages() == 1;
+        run.target.will_be_stored = will_be_stored;
         let mut failed = None;
         let mut deliver = |_, delivery: Delivery<'_>| match delivery {
             Delivery::Folio(locked) if will_be_stored => {

@@ -5,11 +5,6 @@
 //! accesses to pages that are not resident; `maps/unmap/mod.rs` evicts pages under raw writers.
 //! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
 //!
-//! Unlike with `mmap`, memory is bounded, because the cache evicts and not the kernel. Pages are
-//! written by a sync, at the dirty age, or under memory pressure, and not before.
-//! [`Map::populate`] and [`Map::take_error`] return read errors; touching such a page still raises
-//! SIGBUS.
-//!
 //! # Safety
 //! Returns raw addresses, and slices of them under the caller's promise.
 #![allow(unsafe_code)]

@@ -6,17 +6,6 @@
 //! folios, except for the ids of orphans; `page` and `reclaim` define which thread may install or
 //! unmap a page.
 //!
-//! ```text
-//!   mod.rs        addresses, installing, dirty tracking              of one region
-//!   stray_pages.rs pages that belong to no folio in the table:
-//!                 suspected, poisoned, orphaned
-//!   mapped.rs     sets of pages that have maps
-//!   staging.rs    memory that pages are read into before they are    of all regions of a cache
-//!                 installed
-//!   regions.rs    bounce buffers for eviction; shared resources
-//!   pages.rs      descriptors of region pages, charged to the bound
-//! ```
-//!
 //! Stores of raw writers are found in the page tables: once a file has been mapped for writing, its
 //! pages are installed write-protected, and the first store to each removes the protection.
 //! [`Region::visit_written`] finds the pages that were stored to, and [`Region::protect`] protects
@@ -41,16 +30,14 @@
 #![allow(unsafe_code)]
 
 mod mapped;
-mod pages;
 mod recent_reads;
 mod regions;
 mod staging;
 mod stray_pages;
 use mapped::MappedPages;
-pub(crate) use pages::RegionPages;
 pub(crate) use recent_reads::RecentReads;
-pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
-pub(crate) use staging::{Staged, Staging};
+pub(crate) use regions::{BounceBuffer, RegionPages, Regions, RegionsSize};
+pub(crate) use staging::Staged;
 use stray_pages::StrayPages;
 pub(crate) use stray_pages::{Orphans, Refusal, fault_time};
 
@@ -99,7 +86,22 @@ pub(crate) struct Region {
     has_stray_pages: AtomicBool,
 }
 
+/// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
+/// while the other is used if one device had all of it; but a device gets less, and the second
+/// window would be split into two short reads.
+const WINDOWS_STAGED: u64 = 4;
+
 impl Region {
+    /// Pages of a region in flight, unless a single run has more: 1 MiB. The CPU needs about as
+    /// long to install them as the device needs to read them; half or twice as much made a
+    /// sequential scan 10 % slower.
+    pub(crate) const PAGES_IN_FLIGHT: u64 = 256;
+
+    /// Returns the length of a readahead window, in pages.
+    pub(crate) fn window_pages(&self) -> u64 {
+        self.regions.staging.pages() / WINDOWS_STAGED
+    }
+
     /// Reserves a region of `pages` pages, none of them resident, and registers it with
     /// `userfault`.
     pub(crate) fn new(

@@ -22,7 +22,7 @@ use crate::reclaim::EvictOutcome;
 use crate::stats::Counter;
 use crate::sync::MutexGuard;
 use crate::sys::copy;
-use crate::writeback::{CopyAt, InFlight, WriteBatch, WriteVictim};
+use crate::writeback::{CopyAt, InFlight, NO_LSN, WriteBatch, WriteVictim};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -319,6 +319,18 @@ impl Victim<'_> {
 
     fn is_dirty(&self) -> bool {
         self.lock.flags.write_state().is_dirty()
+    }
+}
+
+impl Inode {
+    /// Begins the write-out of a folio, locked and frozen; its bytes follow later.
+    fn begin_write_of_victim(&self, frozen: &Frozen<'_>) -> InFlight {
+        self.mark_stored(frozen.folio(), frozen.id());
+        // A file in a region has no gate.
+        let in_flight = self.dirty.begin(&self.memory.folios, frozen.id(), NO_LSN);
+        // The number of its marking was there (rule 4 of `page`).
+        frozen.folio().set_slot(0);
+        in_flight.expect("marked just now, under its lock")
     }
 }
 

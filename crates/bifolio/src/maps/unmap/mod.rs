@@ -1,11 +1,9 @@
 //! Unmapping: evicts folios of regions in batches, with one TLB flush on the other CPUs for each
 //! batch.
 //!
-//! Modelled on a proposal for the kernel's `shrink_folio_list` (2026), which unmaps dirty folios
-//! one by one but flushes once for 31 of them before they are written. Raw writers may store to the
-//! pages at any time, and only the unmapping stops them. So the pages are unmapped first, as in the
-//! kernel, and what is written is a copy of the bytes that they held when the last translation was
-//! gone.
+//! Raw writers may store to the pages at any time, and only the unmapping stops them. So the pages
+//! are unmapped first, as in the kernel, and what is written is a copy of the bytes that they held
+//! when the last translation was gone.
 //!
 //! PROTOCOL UNMAP, as two columns:
 //!
@@ -71,7 +69,7 @@ use crate::inode::{Cleaner, Inode};
 use crate::maps::region::Region;
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio};
 use crate::reclaim::is_pinned;
-use crate::reclaim::{EvictOutcome, ScanControl, ScanCounts, WriteOut};
+use crate::reclaim::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut};
 use crate::reclaim::{Reclaim, ReclaimLock};
 use crate::stats::Counter;
 use crate::sync::yield_now;
@@ -124,6 +122,50 @@ impl<'t> Unmapping<'t> {
     /// Returns the number of pages worth scanning to fill a batch.
     pub(crate) fn scan_pages(&self) -> u64 {
         if self.waiting.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
+    }
+
+    /// Takes the folios of regions out of a `batch` of isolated folios: to be swapped out, or to be
+    /// unmapped with others. Leaves the folios of the arena.
+    pub(crate) fn collect(
+        &mut self,
+        batch: &mut Vec<FolioRef<'t>>,
+        unswapped: &mut Unswapped<'t>,
+        counts: &mut ScanCounts,
+    ) {
+        let arena = &self.reclaim.memory.arena;
+        for folio in batch.extract_if(.., |folio| arena.is_region_page(folio.id())) {
+            match self.choose_for_swap(&folio) {
+                Some(Ok(())) => unswapped.add_leaving(folio),
+                Some(Err(outcome)) => self.keep(folio, outcome, counts),
+                None => self.add(folio, counts),
+            }
+        }
+    }
+
+    /// Takes the folios of regions out of `folios`, to be unmapped with others.
+    pub(crate) fn add_all(&mut self, folios: &mut Vec<FolioRef<'t>>, counts: &mut ScanCounts) {
+        let arena = &self.reclaim.memory.arena;
+        let of_regions = folios.extract_if(.., |folio| arena.is_region_page(folio.id()));
+        of_regions.for_each(|folio| self.add(folio, counts));
+    }
+
+    /// Decides whether the swapper gets an isolated folio, clean or dirty. An error is the reason
+    /// why it stays; `None` means that its file has no swap, or that nothing is swapped now.
+    fn choose_for_swap(
+        &self,
+        folio: &FolioRef<'_>,
+    ) -> Option<std::result::Result<(), EvictOutcome>> {
+        let Owners::ReclaimLock(reclaim_lock) = self.owners else { return None };
+        let inode = reclaim_lock
+            .owner_of_isolated(folio)
+            .filter(|_| self.control.write_out == WriteOut::MemoryFiles)
+            .filter(|inode| inode.store.cleaner() == Cleaner::Swapper)?;
+        // Hints, read without the lock: the swapper checks again.
+        if self.control.second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
+            return Some(Err(EvictOutcome::Activate));
+        }
+        let is_held = inode.page_space.is_held(folio.folio().index());
+        Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
     /// Adds an isolated folio of a region.
@@ -383,6 +425,24 @@ impl<'t> Unmapping<'t> {
             self.keep(folio, outcome, counts);
         }
     }
+}
+
+/// Writes and evicts those of `folios` that are in regions, each with its file, for the swapper.
+/// Leaves the folios of the arena.
+pub(crate) fn swap_out_mapped(reclaim: &Reclaim, folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>) {
+    let arena = &reclaim.memory.arena;
+    let of_regions = folios.extract_if(.., |(_, folio)| arena.is_region_page(folio.id()));
+    let (mut inodes, of_regions): (Vec<_>, Vec<_>) = of_regions.unzip();
+    inodes.dedup_by(|inode, before| Arc::ptr_eq(inode, before));
+    if of_regions.is_empty() {
+        return;
+    }
+    let mut counts = ScanCounts::default();
+    let control =
+        ScanControl { second_chance: false, ..ScanControl::reclaim(WriteOut::MemoryFiles) };
+    let mut unmapping = Unmapping::new(reclaim, Owners::Kept(&inodes), control);
+    of_regions.into_iter().for_each(|folio| unmapping.add(folio, &mut counts));
+    unmapping.finish(&mut counts);
 }
 
 /// The guarantee that a folio's file is alive.

@@ -1,0 +1,171 @@
+//! Installing: pages of a region appear whole, with one system call, where maps see them; and pages
+//! that an eviction has unmapped are put back.
+//!
+//! # Safety
+//! Passes memory of its callers to the kernel, which copies it.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::page::{Entry, Flag, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::stats::Counter;
+use crate::sync::blocking;
+use crate::writeback::{CopyAt, NoRoom};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Pause between attempts to get memory from the kernel.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Upper bound on these attempts: the thread that waits holds the reclaim lock and the folio lock.
+const PUT_BACK_MAX: Duration = Duration::from_secs(2);
+
+impl Inode {
+    fn install(
+        &self,
+        pages: Range<u64>,
+        source: *const u8,
+        will_be_stored: bool,
+    ) -> (u64, Result<()>) {
+        // SAFETY: the callers pass that many pages of memory of their own, in no region.
+        let (there, installed) = unsafe { self.page_space.install(pages, source, will_be_stored) };
+        self.memory.counters.add(Counter::MapIn, there);
+        (there, installed.map_err(|source| Error::memory("a page of a map", source)))
+    }
+
+    /// Installs a page of `bytes`, followed by zeros, for a locked folio of a region that is not
+    /// uptodate, and makes it uptodate. Before that it ceases to read as zeros: raw writers
+    /// continue once it is installed, and their stores must be visible at once. Returns `None`, and
+    /// does nothing, for a folio of the arena.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it; the folio is unchanged.
+    pub(crate) fn install_page(
+        &self,
+        locked: &LockedFolio<'_>,
+        bytes: &[u8],
+        will_be_stored: bool,
+    ) -> Option<Result<()>> {
+        self.page_space.region()?;
+        let mut page = [0; PAGE_BYTES as usize];
+        page[..bytes.len()].copy_from_slice(bytes);
+        let pages = locked.index()..locked.index() + 1;
+        let was_allocated = locked.flags.get(Flag::Allocated);
+        // Readers that see the old state of the page have begun before it is installed: that is a
+        // system call, and a thread that waited for it continues after that.
+        locked.flags.clear(Flag::Allocated);
+        let (_, installed) = self.install(pages, page.as_ptr(), will_be_stored);
+        #[cfg(all(test, not(loom)))]
+        crate::sync::test_hook::reach("before the page is uptodate");
+        if installed.is_ok() {
+            self.mapping.mark_uptodate(locked);
+        } else if was_allocated {
+            locked.flags.set(Flag::Allocated);
+        }
+        Some(installed)
+    }
+
+    /// Writes `bytes`, followed by zeros, as a page of a region that is not present. A store to it
+    /// would fault, and the thread that serves the fault would wait for the lock that the caller
+    /// holds. Returns `false`, and does nothing, for a page of the arena.
+    pub(crate) fn write_page<E: From<NoRoom> + From<Error>>(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+        bytes: &[u8],
+    ) -> std::result::Result<bool, E> {
+        if self.page_space.region().is_none() {
+            return Ok(false);
+        }
+        let room = self.make_room(locked)?;
+        // The old bytes, possibly in the swap, are the page's content until this has succeeded.
+        self.install_page(locked, bytes, true).transpose()?;
+        room.mark_dirty(folio, locked);
+        Ok(true)
+    }
+
+    /// Restores the bytes of an unmapped folio in its page, where readers find them. The folio
+    /// stays locked. If the kernel has no memory, waits for some, up to a limit, if the bytes are
+    /// nowhere else. After that the folio is removed from the table, and the table's reference is
+    /// returned. Clean bytes are read again by the next access; if dirty bytes are lost, the cache
+    /// is poisoned.
+    pub(crate) fn put_back<'a>(
+        &'a self,
+        folio: &FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+        copy: CopyAt,
+    ) -> Option<FolioRef<'a>> {
+        if !locked.flags.get(Flag::Uptodate) {
+            // Allocated and never written: it had no page. The thread that fills it would overwrite
+            // one that raw writers have found since.
+            return None;
+        }
+        let pages = locked.index()..locked.index() + 1;
+        let is_dirty = locked.flags.write_state().is_dirty();
+        let begun = Instant::now();
+        while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty).1 {
+            if !is_dirty {
+                return Some(self.remove_unfilled(folio, locked));
+            }
+            if begun.elapsed() >= PUT_BACK_MAX || self.memory.soundness.is_lost() {
+                return Some(self.lose(folio, locked, &std::io::Error::other(error)));
+            }
+            blocking::check_frozen("memory for a page that is put back");
+            log::warn!("{}: {error}; {:?} waits for it", self.name(), folio.id());
+            std::thread::sleep(PAUSE);
+        }
+        self.mapping.restore_ready(locked);
+        None
+    }
+
+    /// Gives up an unmapped, dirty folio whose bytes cannot be restored: poisons the cache, so that
+    /// no access takes the page for a hole, or reads old bytes. Returns the table's reference.
+    pub(crate) fn lose<'a>(
+        &'a self,
+        folio: &FolioRef<'a>,
+        locked: &LockedFolio<'_>,
+        error: &std::io::Error,
+    ) -> FolioRef<'a> {
+        self.memory.soundness.lose("a page of a map cannot be put back", error);
+        self.forget_content(locked, folio.id());
+        self.mapping.remove(folio, locked, &self.memory.folios, |_| Entry::HOLE)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::cache::Cache;
+    use crate::file::{File, OpenOptions};
+    use crate::page::PAGE_BYTES;
+    use crate::sync::test_hook;
+
+    /// Once `install` has installed an allocated page, which raw writers may then store to, no
+    /// reader takes it for zeros.
+    fn check_while_not_uptodate(install: impl FnOnce(&File)) {
+        let cache = Cache::builder().memory(4 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.memory_file_with("stores", &options) else { return };
+        file.set_len(PAGE_BYTES).unwrap();
+        file.allocate(0..PAGE_BYTES).unwrap();
+        assert_eq!(file.read_resident(&mut [1; 8], 0), 8, "allocated and never written");
+        assert_eq!(file.seek_data(0).unwrap(), None);
+        let other = file.clone();
+        test_hook::set("before the page is uptodate", move || {
+            assert_eq!(other.read_resident(&mut [1; 8], 0), 0, "readers wait for the lock");
+            assert_eq!(other.seek_data(0).unwrap(), Some(0));
+        });
+        install(&file);
+        assert!(test_hook::has_run(), "this thread installed the page");
+    }
+
+    #[test]
+    fn an_allocated_page_that_a_map_may_store_to_is_no_hole() {
+        check_while_not_uptodate(|file| drop(file.pin(0..8).unwrap()));
+    }
+
+    #[test]
+    fn an_allocated_page_that_is_being_replaced_is_no_hole() {
+        check_while_not_uptodate(|file| {
+            file.write_all_at(&[9; PAGE_BYTES as usize], 0).unwrap();
+        });
+    }
+}
