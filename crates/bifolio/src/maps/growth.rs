@@ -43,7 +43,7 @@ impl Drop for Growing<'_> {
 impl File {
     /// Prepares the file to grow to `len_bytes` bytes, if it is shorter: zeroes everything that raw
     /// writers have stored past its end, and removes pages that were poisoned for faults on
-    /// truncated old_folios. The caller keeps the returned guard until the growth has succeeded or
+    /// truncated pages. The caller keeps the returned guard until the growth has succeeded or
     /// failed.
     pub(crate) fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
         let before_bytes = self.len();
