@@ -166,11 +166,11 @@ impl File {
     /// back what other handles wrote. Signals do not interrupt a sync.
     ///
     /// # Errors
-    /// - [`ErrorKind::Writeback`](crate::ErrorKind::Writeback): this sync failed, or a write-back
+    /// - [`ErrorKind::Writeback`]: this sync failed, or a write-back
     ///   failed since the last sync through this handle. Each handle reports such an earlier
     ///   failure once.
     ///
-    /// - [`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller): the calling thread holds
+    /// - [`ErrorKind::PinnedByCaller`]: the calling thread holds
     ///   a [`PageRefMut`] of a dirty folio.
     ///
     /// Pages that could not be written stay dirty. The next sync writes them again, and no sync

@@ -71,7 +71,7 @@ impl File {
     ///
     /// # Errors
     /// The future fails like [`File::read_at`], and with
-    /// [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the server cannot be started.
+    /// [`ErrorKind::Thread`] if the server cannot be started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
