@@ -5,6 +5,7 @@
 //! checks that each package holds both licences, a README whose links work outside the repository,
 //! and no source file that includes one from outside the package.
 
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
@@ -15,7 +16,7 @@ use crate::cargo::{self, Cargo, workspace_root};
 use crate::process;
 
 /// Manifests of the two workspaces.
-const WORKSPACES: [&str; 2] = ["Cargo.toml", "doors/Cargo.toml"];
+pub const WORKSPACES: [&str; 2] = ["Cargo.toml", "doors/Cargo.toml"];
 /// Files that every package holds.
 const FILES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
@@ -31,6 +32,8 @@ pub struct Arguments {
 struct Package {
     name: String,
     folder: PathBuf,
+    /// Minimum version of Rust.
+    rust_version: String,
     /// Names of the crates of this repository that it depends on.
     dependencies: Vec<String>,
 }
@@ -65,12 +68,17 @@ pub fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Returns the manifest of each workspace with the names of its crates that are to be published.
-pub fn published() -> Result<Vec<(&'static str, Vec<String>)>> {
-    let names = |manifest| -> Result<Vec<String>> {
-        Ok(packages(manifest)?.into_iter().map(|package| package.name).collect())
-    };
-    WORKSPACES.into_iter().map(|manifest| Ok((manifest, names(manifest)?))).collect()
+/// Returns the crates that are to be published, by the manifest of their workspace and their
+/// minimum version of Rust.
+pub fn published() -> Result<BTreeMap<(&'static str, String), Vec<String>>> {
+    let mut published = BTreeMap::new();
+    for manifest in WORKSPACES {
+        for package in packages(manifest)? {
+            let names: &mut Vec<_> = published.entry((manifest, package.rust_version)).or_default();
+            names.push(package.name);
+        }
+    }
+    Ok(published)
 }
 
 /// Returns the crates of a workspace that are to be published.
@@ -89,6 +97,7 @@ fn packages(manifest: &str) -> Result<Vec<Package>> {
             Ok(Package {
                 name: text(&package["name"])?,
                 folder: manifest.parent().unwrap_or(&manifest).to_owned(),
+                rust_version: text(&package["rust_version"])?,
                 dependencies: local.map(|it| text(&it["name"])).collect::<Result<_>>()?,
             })
         })

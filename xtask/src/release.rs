@@ -57,17 +57,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// functions of the standard library with every change; this also finds newer syntax, and
 /// dependencies that ask for more.
 fn minimum() -> Result<()> {
-    let version = env!("CARGO_PKG_RUST_VERSION");
-    let toolchain = format!("{version}.0");
-    run_in_root(Command::new("rustup").args([
-        "toolchain",
-        "install",
-        &toolchain,
-        "--profile",
-        "minimal",
-        "--no-self-update",
-    ]))?;
-    for (manifest, names) in package::published()? {
+    for ((manifest, version), names) in package::published()? {
+        let toolchain = format!("{version}.0");
+        run_in_root(Command::new("rustup").args([
+            "toolchain",
+            "install",
+            &toolchain,
+            "--profile",
+            "minimal",
+            "--no-self-update",
+        ]))?;
         let mut command = of_toolchain(&toolchain);
         command.args(["check", "--manifest-path", manifest]);
         command.arg("--target-dir").arg(target_folder().join("minimum"));
@@ -81,7 +80,7 @@ fn minimum() -> Result<()> {
 
 fn dependencies(without_advisories: bool) -> Result<()> {
     ["cargo-deny", "cargo-machete"].into_iter().try_for_each(tool)?;
-    for (manifest, _) in package::published()? {
+    for manifest in package::WORKSPACES {
         let mut arguments = vec!["--manifest-path", manifest, "--config", "deny.toml", "check"];
         arguments.extend(["--hide-inclusion-graph", "bans", "licenses", "sources"]);
         if !without_advisories {
