@@ -85,8 +85,8 @@ impl<'a> WriteBatch<'a> {
     pub(crate) fn start_copied(
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,
-        region: &Region,
     ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
+        let Some(region) = self.inode.page_space.region() else { return Some(folios) };
         if folios[0].copy.is_some() {
             // Victims have copies already.
             return Some(folios);

@@ -276,18 +276,6 @@ impl PageSpace {
         matches!(self, Self::Region(_))
     }
 
-    /// Passes `item` to `step` if the pages are in a region, and returns what that leaves of it.
-    pub(crate) fn in_region<T>(
-        &self,
-        item: T,
-        step: impl FnOnce(T, &Arc<Region>) -> Option<T>,
-    ) -> Option<T> {
-        match self {
-            Self::Arena(_) => Some(item),
-            Self::Region(region) => step(item, region),
-        }
-    }
-
     /// Returns the region, for operations that only mapped files have.
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match self {
@@ -295,9 +283,7 @@ impl PageSpace {
             Self::Region(region) => Some(region),
         }
     }
-}
 
-impl PageSpace {
     /// Takes the memory for a fill of up to `pages` pages that is no frame: staging memory of a
     /// region, of the `share` of a device. Waits for it if it `may_wait`; otherwise returns `None`
     /// if there is none.

@@ -340,9 +340,7 @@ impl<'a> WriteBatch<'a> {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
-        let inode = self.inode;
-        let left = inode.page_space.in_region(folios, |left, at| self.start_copied(left, at));
-        if let Some(folios) = left {
+        if let Some(folios) = self.start_copied(folios) {
             self.start_from(folios, None);
         }
     }

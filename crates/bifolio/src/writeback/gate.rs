@@ -347,9 +347,7 @@ impl Inode {
         self.ask_gate(held, (*bytes != ALL_BYTES).then(|| bytes.clone()));
         None
     }
-}
 
-impl Inode {
     /// Sets the gate, or replaces it by one for the same log.
     pub(crate) fn set_gate(&self, user: Arc<dyn WriteGate>) {
         let new = Gate {
