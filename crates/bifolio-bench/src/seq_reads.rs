@@ -3,17 +3,16 @@
 //! Rows: how the file came to be (`layout`), the size of its folios, the size of the blocks it is
 //! read in, the number of threads, which is one but for small folios in order. Series: `pread` of
 //! the same file on tmpfs, written in the same order, with huge pages where the folios are large
-//! (`kernel_tmpfs`); a read that locks each folio (`locked_one_by_one`); one that takes one
-//! reference at a time (`one_by_one`); `read_at`, which gathers a batch of Entries and takes no
-//! reference (`batched`); and a plain copy in the same pattern, or zeroing the buffer where nothing
-//! was written (`memcpy_limit`).
+//! (`kernel_tmpfs`); a pin and a copy for each page (`one_by_one`, not of a hole, which pins would
+//! fill); `read_at`, which gathers a batch of Entries and takes no reference (`batched`); and a
+//! plain copy in the same pattern, or zeroing the buffer where nothing was written
+//! (`memcpy_limit`).
 //!
 //! Each thread has a CPU and a buffer, and begins in its own part of the file. In a trial it
 //! continues where it ended in the last one of its series, and restarts at the end of file, so that
-//! all trials together read all of the file. Before that,
-//! all bytes of every series are compared, in blocks of every size. A layout with one size of
-//! folios is made, compared, measured and dropped before the next one, so that memory holds one
-//! file at a time, in five copies.
+//! all trials together read all of the file. Before that, all bytes of every series are compared,
+//! in blocks of every size. A layout with one size of folios is made, compared, measured and
+//! dropped before the next one, so that memory holds one file at a time, in four copies.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -33,10 +32,9 @@ use crate::definition::{Definition, Target, ratio_at_least};
 use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::harness::access::PAGE_BYTES;
-use crate::harness::cached::{Cached, count_of};
-use crate::harness::counters::Counters;
+use crate::harness::cached::Cached;
 use crate::harness::cpus;
-use crate::harness::measured::{Measured, Per};
+use crate::harness::measured::Measured;
 use crate::harness::pattern::{self, CHUNK_BYTES, Sums};
 use crate::harness::permutation::Permutation;
 use crate::harness::plain_memory::PlainMemory;
@@ -47,7 +45,6 @@ use crate::harness::tmpfs::{HugePages, Tmpfs};
 use crate::run::{Rounds, Run};
 
 const KERNEL: &str = "kernel_tmpfs";
-const LOCKED: &str = "locked_one_by_one";
 const ONE_BY_ONE: &str = "one_by_one";
 const BATCHED: &str = "batched";
 const LIMIT: &str = "memcpy_limit";
@@ -55,7 +52,7 @@ const LIMIT: &str = "memcpy_limit";
 const FOLIOS_BYTES: [u64; 2] = [4 << 10, 2 << 20];
 /// How much is read with one call.
 const BLOCKS_BYTES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
-const SERIES: usize = 5;
+const SERIES: usize = 4;
 /// Minimum bytes between two clock readings; counts are per this number.
 const LOOK_BYTES: u64 = 1 << 20;
 const SEED: u64 = 5;
@@ -70,16 +67,16 @@ pub(crate) static SEQ_READS: Definition<Parameters> = Definition {
     description: "a memory file in order: in batches and one by one, against tmpfs and a plain \
                   copy",
     parameters,
-    // In memory a file on tmpfs, plain memory, three caches, and the buffers.
+    // In memory a file on tmpfs, plain memory, two caches, and the buffers.
     needs: |Parameters { size_bytes, threads, .. }| Needs {
         disk_bytes: 0,
         memory_bytes: 2 * size_bytes
-            + 3 * resident_memory_bytes(*size_bytes)
+            + 2 * resident_memory_bytes(*size_bytes)
             + (64 << 20)
             + 2 * LOOK_BYTES * threads.iter().max().map_or(0, |&threads| threads as u64),
     },
-    ratios: &[(BATCHED, KERNEL), (BATCHED, LOCKED), (BATCHED, ONE_BY_ONE), (BATCHED, LIMIT)],
-    shown_counts: &["refs_per_mib", "entries_per_mib"],
+    ratios: &[(BATCHED, KERNEL), (BATCHED, ONE_BY_ONE), (BATCHED, LIMIT)],
+    shown_counts: &[],
     standard: &[],
     targets: &[
         target("layout=written,threads=1", ONE_BY_ONE, 0.97),
@@ -265,7 +262,6 @@ fn measure(
         for source in &sources {
             let cursors = RefCell::new(plan.parts(threads));
             rows.series(source.series, move |duration| {
-                let before = (source.counters)();
                 let starts = cursors.borrow().clone();
                 let read = source.read_on(&cpus[..threads], &starts, block_bytes, duration)?;
                 let (looks, ends) = read.into_iter().unzip();
@@ -275,7 +271,6 @@ fn measure(
                 measured.bytes = mib * LOOK_BYTES;
                 // The loop checks the first word of every block it reads.
                 measured.verified_bytes = mib * (LOOK_BYTES / block_bytes as u64) * 8;
-                measured.add_since(&before, &(source.counters)(), Per::Operation);
                 Ok(measured)
             });
         }
@@ -291,7 +286,6 @@ struct Source {
     series: &'static str,
     read_on: ReadOn,
     verify: Verify,
-    counters: Box<dyn Fn() -> Counters>,
 }
 
 impl Source {
@@ -299,7 +293,6 @@ impl Source {
         series: &'static str,
         plan: Plan,
         read: impl Fn(&mut [u8], u64) -> Result<usize> + Clone + Sync + 'static,
-        counters: impl Fn() -> Counters + 'static,
     ) -> Self {
         let verified = read.clone();
         Self {
@@ -308,7 +301,6 @@ impl Source {
                 read_on(series, plan, &read, block, cursor_bytes, duration)
             }),
             verify: Box::new(move |buffer| verify(series, plan, &verified, buffer)),
-            counters: Box::new(counters),
         }
     }
 
@@ -408,33 +400,34 @@ fn sources(run: &mut Run<'_>, plan: Plan) -> Result<Vec<Source>> {
         let read = move |block: &mut [u8], pos_bytes| {
             pread(&file.0, block, pos_bytes).map_err(Error::system("read a file on tmpfs"))
         };
-        sources.push(Source::new(KERNEL, plan, read, Vec::new));
+        sources.push(Source::new(KERNEL, plan, read));
     }
-    for (series, locks) in [(LOCKED, Some(true)), (ONE_BY_ONE, Some(false)), (BATCHED, None)] {
+    for series in [ONE_BY_ONE, BATCHED] {
+        if series == ONE_BY_ONE && !plan.is_filled() {
+            continue;
+        }
         let builder = Cache::builder().memory(resident_memory_bytes(plan.size_bytes));
         let cached = Cached::in_memory(builder, OpenOptions::new().folio_bytes(plan.folio_bytes))?;
         plan.make_in_cache(&cached.file)?;
-        let file = cached.file.clone();
-        let counters = move || {
-            let stats = cached.cache.stats();
-            let count = |(shown, name)| Some((shown, count_of(&stats, name)?));
-            let counters =
-                [("refs_per_mib", "references_taken"), ("entries_per_mib", "entries_loaded")];
-            counters.into_iter().filter_map(count).collect()
-        };
-        sources.push(match locks {
-            None => {
-                let read = move |block: &mut [u8], at| Ok(file.read_at(block, at)?);
-                Source::new(series, plan, read, counters)
-            }
-            Some(locked) => {
-                let read = move |block: &mut [u8], at| Ok(file.read_one_by_one(block, at, locked)?);
-                Source::new(series, plan, read, counters)
-            }
+        sources.push(if series == BATCHED {
+            let read = move |block: &mut [u8], at| Ok(cached.file.read_at(block, at)?);
+            Source::new(series, plan, read)
+        } else {
+            let read = move |block: &mut [u8], at| read_pinned(&cached.file, block, at);
+            Source::new(series, plan, read)
         });
     }
     sources.push(limit(plan)?);
     Ok(sources)
+}
+
+/// Reads page by page, with a reference for each.
+fn read_pinned(file: &bifolio::File, block: &mut [u8], pos_bytes: u64) -> Result<usize> {
+    let positions = (pos_bytes..).step_by(PAGE_BYTES);
+    for (page, pos_bytes) in block.chunks_mut(PAGE_BYTES).zip(positions) {
+        file.pin(pos_bytes..pos_bytes + page.len() as u64)?.copy_to(0, page);
+    }
+    Ok(block.len())
 }
 
 /// Makes the file on tmpfs, with pages as the folios are, if the system allows that.
@@ -465,7 +458,7 @@ fn limit(plan: Plan) -> Result<Source> {
             block.fill(0);
             Ok(block.len())
         };
-        return Ok(Source::new(LIMIT, plan, zero, Vec::new));
+        return Ok(Source::new(LIMIT, plan, zero));
     }
     let memory = PlainMemory::filled(plan.size_bytes, |bytes| plan.fill_in_order(bytes))?;
     let memory = Arc::new(memory);
@@ -474,7 +467,7 @@ fn limit(plan: Plan) -> Result<Source> {
             block.copy_from_slice(&memory.bytes()[pos_bytes as usize..][..block.len()]);
             Ok(block.len())
         };
-        return Ok(Source::new(LIMIT, plan, copy, Vec::new));
+        return Ok(Source::new(LIMIT, plan, copy));
     }
     let (places, folio_bytes) = (plan.places(), plan.folio_bytes as usize);
     let copy = move |block: &mut [u8], pos_bytes: u64| {
@@ -487,7 +480,7 @@ fn limit(plan: Plan) -> Result<Source> {
         }
         Ok(block.len())
     };
-    Ok(Source::new(LIMIT, plan, copy, Vec::new))
+    Ok(Source::new(LIMIT, plan, copy))
 }
 
 /// Returns the figure that compares unwritten bytes with written ones, in the same blocks of the
@@ -557,7 +550,7 @@ mod tests {
                     }
                     Ok(block.len())
                 };
-                Source::new("faulty", plan, read, Vec::new)
+                Source::new("faulty", plan, read)
             };
             let mut buffer = vec![0; 1 << 20];
             let mut verify = |wrong| (faulty(wrong).verify)(&mut buffer);

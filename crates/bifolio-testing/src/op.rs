@@ -34,8 +34,6 @@ pub enum OpKind {
     Hold,
     /// [`Op::PinMut`].
     PinMut,
-    /// [`Op::CopyToFd`].
-    CopyToFd,
     /// [`Op::SetLen`].
     SetLen,
     /// [`Op::SyncData`].
@@ -66,14 +64,13 @@ pub enum OpKind {
 
 impl OpKind {
     /// Operations of every file.
-    pub const ANY_FILE: [Self; 11] = [
+    pub const ANY_FILE: [Self; 10] = [
         Self::Read,
         Self::ReadMany,
         Self::Write,
         Self::Pin,
         Self::Hold,
         Self::PinMut,
-        Self::CopyToFd,
         Self::SetLen,
         Self::SyncData,
         Self::SyncAll,
@@ -138,15 +135,6 @@ pub enum Op {
         length: usize,
         /// What: the argument of [`fill_bytes`].
         fill: u64,
-    },
-    /// Sends a range, which may end behind the file, to a descriptor.
-    CopyToFd {
-        /// Where.
-        position_bytes: u64,
-        /// How much.
-        length: usize,
-        /// Set for a pipe; otherwise a file.
-        is_pipe: bool,
     },
     /// Truncates the file or extends it.
     SetLen {

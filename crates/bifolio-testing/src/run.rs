@@ -9,9 +9,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::io::{Read, Seek};
 use std::ops::Range;
-use std::thread;
 
 use bifolio::{Cache, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
@@ -138,9 +136,6 @@ impl<'a> Runner<'a> {
             Op::PinMut { position_bytes, length, fill } => {
                 self.pin_mut(position_bytes, length, fill)
             }
-            Op::CopyToFd { position_bytes, length, is_pipe } => {
-                self.copy_to_fd(self.placed(position_bytes, length), is_pipe)
-            }
             Op::SetLen { length_bytes } => self.set_len(length_bytes),
             Op::SyncData => self.unless_refused(self.file.sync_data()).map(drop),
             Op::SyncAll => self.unless_refused(self.file.sync_all()).map(drop),
@@ -229,35 +224,6 @@ impl<'a> Runner<'a> {
             return Err(format!("bytes behind the {count} read at {start} were changed"));
         }
         Ok(())
-    }
-
-    fn copy_to_fd(&self, range: Range<u64>, is_pipe: bool) -> Result<(), String> {
-        let mut found = Vec::new();
-        let sent = if is_pipe {
-            let (mut reader, writer) = std::io::pipe().map_err(text)?;
-            thread::scope(|scope| {
-                let receiver = scope.spawn(|| reader.read_to_end(&mut found));
-                let sent = self.file.copy_to_fd(range.clone(), &writer);
-                drop(writer);
-                receiver.join().expect("no panic").map_err(text)?;
-                self.unless_refused(sent)
-            })?
-        } else {
-            let mut file = tempfile::tempfile().map_err(text)?;
-            let sent = self.unless_refused(self.file.copy_to_fd(range.clone(), &file))?;
-            file.rewind().and_then(|()| file.read_to_end(&mut found)).map_err(text)?;
-            sent
-        };
-        let sent = sent.unwrap_or(0);
-        if sent != found.len() as u64 {
-            return Err(format!("{} bytes arrived and not {sent}", found.len()));
-        }
-        // Fewer than there are only with an error, which the next call would tell of.
-        let expected = match self.may_refuse() {
-            true => range.start..range.start + sent,
-            false => range.clone(),
-        };
-        compare(range.start, &found, self.model.read(expected))
     }
 
     /// Returns `true` if operations may be refused, so that less is done than requested.

@@ -99,9 +99,6 @@ impl Workload {
             OpKind::Pin => Op::Pin { position_bytes, length },
             OpKind::Hold => Op::Hold { position_bytes, length },
             OpKind::PinMut => Op::PinMut { position_bytes, length, fill },
-            OpKind::CopyToFd => {
-                Op::CopyToFd { position_bytes, length, is_pipe: self.random.bool() }
-            }
             OpKind::SetLen => Op::SetLen { length_bytes: self.position() },
             OpKind::SyncData => Op::SyncData,
             OpKind::SyncAll => Op::SyncAll,
@@ -209,7 +206,6 @@ mod tests {
         match *op {
             Op::ReadMany { ref ranges } | Op::PinMany { ref ranges } => ranges.first().copied(),
             Op::Read { position_bytes, length }
-            | Op::CopyToFd { position_bytes, length, .. }
             | Op::Allocate { position_bytes, length }
             | Op::PunchHole { position_bytes, length }
             | Op::SyncRange { position_bytes, length }

@@ -7,7 +7,6 @@ use crate::scene::{Scene, Target};
 use bifolio::backing::Backing;
 use bifolio::{ErrorKind, File, ReadRequest};
 use fastrand::Rng;
-use std::io::Read as _;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -88,8 +87,7 @@ impl<'s> Worker<'s> {
             18 if self.random.u32(0..8) == 0 => self.hold_pin(target, &file),
             18 => self.map(target, &file),
             19 => self.reopen(target, file),
-            20 => self.copy_to_fd(target, &file),
-            21 => self.pins(target, &file),
+            20 | 21 => self.pins(target, &file),
             22 => self.read_many_files(),
             23 => self.seek(target, &file),
             _ => self.evict_all(&file),
@@ -354,28 +352,6 @@ impl<'s> Worker<'s> {
             }
         }
         Ok(())
-    }
-
-    /// Copies to a pipe, which accepts this much without a reader.
-    fn copy_to_fd(&mut self, target: &Target, file: &File) -> Outcome {
-        let range = self.range(target, 32 << 10);
-        let range = range.start..range.end.min(range.start + (32 << 10));
-        let Ok((mut reader, writer)) = std::io::pipe() else { return Ok(()) };
-        let begun = self.scene.clock.begin_call(self.number);
-        let copied = file.copy_to_fd(range.clone(), &writer);
-        drop(writer);
-        let mut bytes = Vec::new();
-        let _ = reader.read_to_end(&mut bytes);
-        match copied {
-            Ok(count) if count == bytes.len() as u64 => {}
-            Ok(count) => {
-                let told = format!("copy_to_fd answered {count}, and {} arrived", bytes.len());
-                return Err(Violation(told));
-            }
-            Err(error) => return self.refused("copy_to_fd", target, &error),
-        }
-        let whole = bytes.len() / 8 * 8;
-        target.history.check("copy_to_fd", &bytes[..whole], range.start, begun)
     }
 
     /// Pins ranges one after the other, and keeps each beyond the next.

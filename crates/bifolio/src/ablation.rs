@@ -2,9 +2,8 @@
 //! benchmarks. Compiled only with the feature `ablation`.
 //!
 //! Every build has the code of both mechanisms, and [`Ablation`] selects one. Without the feature
-//! it has no size, its results are constants, and the compiler removes the unused code. Reading one
-//! page at a time is a separate call (`File::read_one_by_one`), and a TLB flush for each page needs
-//! no mode: `CacheBuilder::unmap_batch_folios(1)`.
+//! it has no size, its results are constants, and the compiler removes the unused code. A TLB flush
+//! for each page needs no mode: `CacheBuilder::unmap_batch_folios(1)`.
 
 /// Way of taking the reference of a pin; for benchmarks only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -195,8 +195,6 @@ pub enum ErrorKind {
     Fault,
     /// Maps of files of the cache, or pins of maps, still exist.
     MapsAlive,
-    /// A descriptor did not accept the bytes of a [`copy_to_fd`](crate::File::copy_to_fd).
-    CopyToFd,
     /// Another program, or another cache, has locked the file
     /// ([`OpenOptions::exclusive`](crate::OpenOptions::exclusive)).
     Locked,

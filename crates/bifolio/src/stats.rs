@@ -52,12 +52,12 @@ pub struct FileStats {
 }
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $(#[cfg($only:meta)])? $variant:ident $field:ident,)+) => {
+    ($($(#[doc = $doc:literal])+ $variant:ident $field:ident,)+) => {
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
-        pub(crate) enum Counter { $($(#[cfg($only)])? $variant,)+ }
+        pub(crate) enum Counter { $($variant,)+ }
 
-        const COUNTERS: usize = [$($(#[cfg($only)])? Counter::$variant,)+].len();
+        const COUNTERS: usize = [$(Counter::$variant,)+].len();
 
         /// A snapshot of a cache: counts since it was built, and current levels.
         ///
@@ -66,7 +66,7 @@ macro_rules! counters {
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[doc = $doc])+ $(#[cfg($only)])? pub $field: u64,)+
+            $($(#[doc = $doc])+ pub $field: u64,)+
             /// The bound on memory, bytes.
             pub bound_bytes: u64,
             /// Memory charged against the bound: frames, descriptors and tables, bytes.
@@ -103,7 +103,7 @@ macro_rules! counters {
         impl Stats {
             fn from_counts(counts: &[u64; COUNTERS]) -> Self {
                 Self {
-                    $($(#[cfg($only)])? $field: counts[Counter::$variant as usize],)+
+                    $($field: counts[Counter::$variant as usize],)+
                     ..Self::default()
                 }
             }
@@ -127,7 +127,7 @@ macro_rules! counters {
 
             /// Returns the counts by name, in the order of the fields.
             pub fn counts(&self) -> Vec<(&'static str, u64)> {
-                [$($(#[cfg($only)])? (stringify!($field), self.$field),)+].to_vec()
+                [$((stringify!($field), self.$field),)+].to_vec()
             }
         }
     };
@@ -136,8 +136,7 @@ macro_rules! counters {
 counters! {
     /// Pages read without a reference: copied, then validated.
     HitOptimistic hits_optimistic,
-    /// Pages copied with a reference, without the folio lock: by `copy_to_fd`, or from a mappable
-    /// file.
+    /// Pages copied from a mappable file: with a reference, without the folio lock.
     HitPinned hits_pinned,
     /// Resident pages that could only be read or pinned under the folio lock.
     HitSlow hits_slow,
@@ -262,12 +261,6 @@ counters! {
     ThrottleWait throttle_waits,
     /// Total time that writes were throttled, nanoseconds.
     ThrottleNs throttle_ns,
-    /// References taken by reads; counted only for benchmarks.
-    #[cfg(feature = "ablation")]
-    ReferenceTaken references_taken,
-    /// Entries loaded by reads of 512 bytes and more; counted only for benchmarks.
-    #[cfg(feature = "ablation")]
-    EntryLoaded entries_loaded,
 }
 
 /// The counters of one thread, written only by that thread.
@@ -384,18 +377,6 @@ impl Counters {
         } else {
             self.add_cold(counter, count);
         }
-    }
-
-    /// Counts the references and entries that a read used, for benchmarks; otherwise does nothing.
-    #[inline(always)]
-    pub(crate) fn note_lookups(&self, references: u64, entries: u64) {
-        #[cfg(feature = "ablation")]
-        {
-            self.add(Counter::ReferenceTaken, references);
-            self.add(Counter::EntryLoaded, entries);
-        }
-        #[cfg(not(feature = "ablation"))]
-        let _ = (references, entries);
     }
 
     pub(crate) fn id(&self) -> u64 {

@@ -205,10 +205,6 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_MAPS_ALIVE = 27,
     /**
-     * The descriptor did not accept the bytes.
-     */
-    BIFOLIO_ERROR_COPY_TO_FD = 28,
-    /**
      * Another program, or another cache, has locked the file.
      */
     BIFOLIO_ERROR_LOCKED = 29,

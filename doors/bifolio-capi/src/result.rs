@@ -68,8 +68,6 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_FAULT = 26,
     /// Maps of files of the cache are in use.
     BIFOLIO_ERROR_MAPS_ALIVE = 27,
-    /// The descriptor did not accept the bytes.
-    BIFOLIO_ERROR_COPY_TO_FD = 28,
     /// Another program, or another cache, has locked the file.
     BIFOLIO_ERROR_LOCKED = 29,
     /// The file is open, and an option of that open excludes one of this one.
@@ -121,7 +119,6 @@ fn code(kind: ErrorKind) -> bifolio_result {
         ErrorKind::CannotMap => BIFOLIO_ERROR_CANNOT_MAP,
         ErrorKind::Fault => BIFOLIO_ERROR_FAULT,
         ErrorKind::MapsAlive => BIFOLIO_ERROR_MAPS_ALIVE,
-        ErrorKind::CopyToFd => BIFOLIO_ERROR_COPY_TO_FD,
         ErrorKind::Locked => BIFOLIO_ERROR_LOCKED,
         ErrorKind::OptionConflict => BIFOLIO_ERROR_OPTION_CONFLICT,
         ErrorKind::PinnedByCaller => BIFOLIO_ERROR_PINNED_BY_CALLER,
@@ -182,7 +179,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 38] = [
+const NAMES: [(bifolio_result, &CStr); 37] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -207,7 +204,6 @@ const NAMES: [(bifolio_result, &CStr); 38] = [
     (BIFOLIO_ERROR_CANNOT_MAP, c"BIFOLIO_ERROR_CANNOT_MAP"),
     (BIFOLIO_ERROR_FAULT, c"BIFOLIO_ERROR_FAULT"),
     (BIFOLIO_ERROR_MAPS_ALIVE, c"BIFOLIO_ERROR_MAPS_ALIVE"),
-    (BIFOLIO_ERROR_COPY_TO_FD, c"BIFOLIO_ERROR_COPY_TO_FD"),
     (BIFOLIO_ERROR_LOCKED, c"BIFOLIO_ERROR_LOCKED"),
     (BIFOLIO_ERROR_OPTION_CONFLICT, c"BIFOLIO_ERROR_OPTION_CONFLICT"),
     (BIFOLIO_ERROR_PINNED_BY_CALLER, c"BIFOLIO_ERROR_PINNED_BY_CALLER"),

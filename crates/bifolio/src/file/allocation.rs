@@ -12,13 +12,12 @@
 //! a backing that is a write.
 //!
 //! A hole is a page of a memory file that has neither a folio nor a swap slot, or was allocated and
-//! never written: it reads as zeros. Reads (`read.rs`) and `copy_to_fd` check for holes before they
-//! look up a folio. A file with a backing has none: a page that is not in memory is
-//! on the backing.
+//! never written: it reads as zeros. Reads check for holes before they look up a folio. A file with
+//! a backing has none.
 
 use super::File;
 use crate::error::Result;
-use crate::fill::{AccessMode, Locked, OnAllocated, own_pins};
+use crate::fill::{AccessMode, Locked, own_pins};
 use crate::io::FallocateMode;
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sync::Ordering;
@@ -407,38 +406,35 @@ impl File {
         if !inode.store.has_holes() {
             return first;
         }
-        let (mut index, mut looked_at) = (first, 0);
+        let mut index = first;
         while index < end {
             let holes_end = inode.mapping.table().end_of_uncharged(index);
             if holes_end > index {
                 index = holes_end;
                 continue;
             }
-            looked_at += 1;
             if !self.reads_as_zeros(index) {
                 break;
             }
             index = self.handle.inode.mapping.end_of_unit(index);
         }
-        inode.memory.counters.note_lookups(0, looked_at);
         index.min(end)
     }
 
     /// Returns `true` if a read finds no folio at the page: a hole of a memory file, or a page that
     /// was allocated and never written.
     fn reads_as_zeros(&self, index: u64) -> bool {
-        let access = AccessMode::Get;
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
         // Acquire: pairs with the Release in READ-I1: we see the flags of the folio that this Entry
         // names.
         let seen = inode.mapping.table().load(head, Ordering::Acquire);
         if !seen.is_folio() || seen.is_ready() {
-            return inode.store.is_hole(seen) && !access.fills_holes();
+            return inode.store.is_hole(seen);
         }
         let is_allocated = inode.memory.folio(seen.folio_id()).flags.get(Flag::Allocated);
         // The Acquire of `get` orders this after it: the flag belonged to that folio.
         let is_that_folio = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
-        is_allocated && access.on_allocated() == OnAllocated::None && is_that_folio()
+        is_allocated && is_that_folio()
     }
 }

@@ -140,7 +140,6 @@ impl HitPath {
         if !Entry::from_word(word.load(Ordering::Relaxed)).is_referenced() {
             return Hit::None;
         }
-        self.memory().counters.note_lookups(0, 3 + u64::from(continues_read));
         if !continues_read {
             // SAFETY: as for any copy out of a frame: the caller of the closure upholds the
             // contract.

@@ -23,7 +23,6 @@
 //!   write_at   the folio lock, a write section    write.rs
 //!   set_len    lengths, allocation, holes         resize.rs
 //!   advise     access hints, eviction, residency  advice.rs
-//!   copy_to_fd a batch of references              copy_to_fd.rs  up to 31 folios, no folio lock
 //! ```
 //!
 //! [`Handle`] is the state that clones of a `File` share `open` tracks the
@@ -39,7 +38,6 @@
 mod advice;
 mod allocation;
 mod async_reads;
-mod copy_to_fd;
 mod gate;
 mod hit;
 mod many;
@@ -48,8 +46,6 @@ mod options;
 mod owned_pin;
 mod pin;
 mod read;
-#[cfg(feature = "ablation")]
-mod read_one_by_one;
 mod read_with;
 mod readahead;
 mod resize;

@@ -354,8 +354,6 @@ impl File {
         unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
         let good = run.unchanged(pages);
-        let references = if inode.page_space.is_in_place() { run.pages() } else { 0 };
-        inode.memory.counters.note_lookups(references, run.pages() + pages);
         let good_bytes = bytes_of(good, in_page, length);
         // The rest may be bytes of other pages or files: the caller must not see it.
         buffer[good_bytes as usize..length as usize].fill(0);

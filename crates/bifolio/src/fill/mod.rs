@@ -41,14 +41,12 @@
 //!
 //! ACCESS MODES: what a call needs of the folio at an index, and what happens if the page has none.
 //!
-//! Modelled on the kernel's `enum sgp_type` (`mm/shmem.c`), with the mode `SGP_GET` that was
-//! proposed in 2026 for batched reads of tmpfs. For a hole the first three modes return no folio
-//! and no error: the caller reads zeros, or fails. Holes and allocated pages exist only in memory
-//! files; a page of a file with a backing that is not in memory is on the backing.
+//! Modelled on the kernel's `enum sgp_type` (`mm/shmem.c`). For a hole the first mode returns no
+//! folio and no error: the caller reads zeros, or fails. Holes and allocated pages exist only in
+//! memory files; a page of a file with a backing that is not in memory is on the backing.
 //!
 //! | mode | hole | allocated, not written | past the end | the folio is | used by |
 //! |---|---|---|---|---|---|
-//! | `Get` | no folio | no folio | no folio | referenced | batched reads, `copy_to_fd` |
 //! | `Read` | no folio | no folio | no folio | locked, uptodate | other reads, edges of cuts |
 //! | `Cache` | a folio of zeros | zeroed, uptodate | refused | locked, uptodate | pins |
 //! | `Write` | a folio | zeroed, or as it is | allowed | locked, any bytes | writes |
@@ -86,7 +84,6 @@ pub(crate) struct Fill<'h> {
 /// Access mode of a lookup; see the table in the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessMode {
-    Get,
     Read,
     Cache,
     /// The caller replaces these bytes, which lie in one unit. If the file has, or will have, no
@@ -123,7 +120,7 @@ impl AccessMode {
     /// Returns the result for an allocated page that was never written.
     pub(crate) fn on_allocated(self) -> OnAllocated {
         match self {
-            Self::Get | Self::Read => OnAllocated::None,
+            Self::Read => OnAllocated::None,
             Self::Write { .. } => OnAllocated::ZeroedForPart,
             Self::Cache | Self::Falloc => OnAllocated::Zeroed,
         }

@@ -438,38 +438,6 @@ pub(crate) unsafe fn write_vectored_at(
     answer_of(unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) })
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct IoVector<const PIECES: usize>(ArrayVec<libc::iovec, PIECES>);
-
-impl<const PIECES: usize> IoVector<PIECES> {
-    /// Appends a range, merged with the last one if adjacent. Returns `false` if there is no room.
-    pub(crate) fn push(&mut self, start: *const u8, length_bytes: usize) -> bool {
-        if let Some(last) = self.0.last_mut()
-            && last.iov_base.cast_const().cast::<u8>().wrapping_add(last.iov_len) == start
-        {
-            last.iov_len += length_bytes;
-            return true;
-        }
-        let piece = libc::iovec { iov_base: start.cast_mut().cast(), iov_len: length_bytes };
-        self.0.try_push(piece).is_ok()
-    }
-}
-
-/// Writes a vector of ranges at the current position of `file`. Returns the number of bytes
-/// written.
-///
-/// # Safety
-/// Each range must be readable during the call. Other threads may change it meanwhile.
-pub(crate) unsafe fn write_vectored<const PIECES: usize>(
-    file: BorrowedFd<'_>,
-    vector: &IoVector<PIECES>,
-) -> io::Result<usize> {
-    // SAFETY: the kernel reads the entries and the memory they name: the caller's contract.
-    answer_of(unsafe {
-        libc::writev(file.as_raw_fd(), vector.0.as_ptr(), vector.0.len() as libc::c_int)
-    })
-}
-
 /// Makes the bytes of `file` durable, with the metadata needed to read them back.
 pub(crate) fn sync_data(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(file)?)

@@ -59,7 +59,7 @@ const SHARED: Argument = Argument { number: 3, mask: 3, value: libc::MAP_SHARED 
 const WRITABLE: Argument = Argument { number: 2, mask: u32::MAX, value: 3 };
 
 /// The calls of the library.
-const CALLS: [Call; 47] = [
+const CALLS: [Call; 46] = [
     listed("open", libc::SYS_open),
     listed("openat", libc::SYS_openat),
     listed("close", libc::SYS_close),
@@ -78,7 +78,6 @@ const CALLS: [Call; 47] = [
     listed("pwrite64", libc::SYS_pwrite64),
     listed("preadv", libc::SYS_preadv),
     listed("pwritev", libc::SYS_pwritev),
-    listed("writev", libc::SYS_writev),
     listed("fsync", libc::SYS_fsync),
     listed("fdatasync", libc::SYS_fdatasync),
     listed("ftruncate", libc::SYS_ftruncate),

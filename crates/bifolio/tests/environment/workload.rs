@@ -234,7 +234,6 @@ pub const MOMENTS: [Moment; 2] = [Moment::Start, Moment::Later];
 
 /// Uses files in every way but maps.
 pub fn use_files(directory: &Path, report: &Report, moment: Moment, restrict: impl FnOnce()) {
-    let sink = fs::File::options().write(true).open("/dev/null").unwrap();
     let mut restrict = Some(restrict);
     if moment == Moment::Start {
         restrict.take().into_iter().for_each(|restrict| restrict());
@@ -250,7 +249,6 @@ pub fn use_files(directory: &Path, report: &Report, moment: Moment, restrict: im
     report.note("evict", file.evict(0..PAGES * PAGE));
     write_round(report, &file, 4);
     report.note("stats", Ok::<_, Error>(cache.stats()));
-    report.note("copy_to_fd", file.copy_to_fd(0..3 * PAGE, &sink));
     report.note("open again", cache.open(&path, &OpenOptions::new()));
     report.note("read_async", block_on(file.read_async(5 * PAGE, vec![0; 100])));
     report.note("sync_directory", cache.sync_directory(directory));

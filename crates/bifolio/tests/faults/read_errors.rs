@@ -1,11 +1,10 @@
-//! Effects of a read that fails or ends early, and of a descriptor that accepts nothing.
+//! Effects of a read that fails or ends early.
 
 use std::sync::Arc;
-use std::thread;
 
 use crate::support::{PAGE, cache_of, error_of, read_all, writable};
-use bifolio::{ErrorKind, OpenOptions, ReadRequest};
-use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking, filter};
+use bifolio::{OpenOptions, ReadRequest};
+use bifolio_testing::{Call, Fault, FaultyBacking, MemoryBacking};
 
 /// Bytes in the caller's buffer before a read, and in other files.
 const BEFORE: u8 = 0x55;
@@ -52,22 +51,4 @@ fn a_read_that_fails_shows_no_bytes_of_other_files() {
     buffer.fill(BEFORE);
     error_of(other.read_at(&mut buffer, 1 << 30), &[]);
     assert!(is_untouched_or_zero(&buffer));
-}
-
-#[test]
-fn a_descriptor_that_takes_nothing_is_an_error_and_no_loop() {
-    let filtered = thread::spawn(|| {
-        let cache = cache_of(1 << 20);
-        let file = cache.memory_file("scratch").unwrap();
-        file.write_all_at(&[7; 10_000], 0).unwrap();
-        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        // It returns 0.
-        if !filter::refuse(libc::SYS_writev, 0) {
-            return;
-        }
-        let error = error_of(file.copy_to_fd(0..10_000, &null), &["scratch"]);
-        assert_eq!((error.kind(), error.range()), (ErrorKind::CopyToFd, Some(0..10_000)));
-        assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::WriteZero);
-    });
-    filtered.join().unwrap();
 }

@@ -34,7 +34,6 @@ impl Drop for Ends<'_> {
 fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl Fn(Result<usize>)) {
     let mut random = Rng::with_seed(seed);
     let mut buffer = vec![0; 20 * PAGE as usize];
-    let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
     while !is_over.load(Ordering::Relaxed) {
         let position = random.u64(0..PAGES * PAGE);
         let length = [100, 100, 4096, 80_000][random.usize(0..4)];
@@ -57,7 +56,6 @@ fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl F
                     100
                 }));
             }
-            2 => check(file.copy_to_fd(position..position + length, &null).map(|n| n as usize)),
             _ => check(file.read_at(&mut buffer[..length as usize], position)),
         }
     }

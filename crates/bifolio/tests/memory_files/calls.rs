@@ -1,7 +1,6 @@
-//! Memory files: holes, allocation, punches, seeks, transfers to a descriptor.
+//! Memory files: holes, allocation, punches, seeks.
 
 use bifolio::{Cache, ErrorKind, File, OpenOptions};
-use std::io::Read;
 use std::ops::RangeInclusive;
 
 const PAGE: u64 = 4096;
@@ -136,44 +135,6 @@ fn a_pin_of_a_hole_is_memory_to_write_to() {
     pin.copy_to(0, &mut seen).unwrap();
     assert_eq!(&seen, b"through!");
     assert_eq!(read(&file, 8190, 12), b"\0\0through!\0\0");
-}
-
-#[test]
-fn a_descriptor_gets_the_bytes_and_the_holes() {
-    let cache = cache(8 << 20);
-    let file = with_folios(&cache, 4096);
-    file.write_all_at(&vec![3; 50_000], 10_000).unwrap();
-    file.set_len(300_000).unwrap();
-    file.write_all_at(b"end", 299_997).unwrap();
-    let mut expected = vec![0; 300_000];
-    expected[10_000..60_000].fill(3);
-    expected[299_997..].copy_from_slice(b"end");
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("copy");
-    let copy = std::fs::File::create(&path).unwrap();
-    assert_eq!(file.copy_to_fd(0..u64::MAX >> 1, &copy).unwrap(), 300_000);
-    assert_eq!(std::fs::read(&path).unwrap(), expected);
-    let (mut reader, writer) = std::io::pipe().unwrap();
-    let sender = std::thread::spawn(move || file.copy_to_fd(5..299_999, writer).unwrap());
-    let mut piped = Vec::new();
-    reader.read_to_end(&mut piped).unwrap();
-    assert_eq!(sender.join().unwrap(), 299_994);
-    assert_eq!(piped, expected[5..299_999]);
-}
-
-#[test]
-fn a_file_on_a_disk_is_copied_to_a_descriptor() {
-    let directory = tempfile::tempdir().unwrap();
-    let cache = cache(4 << 20);
-    let options = OpenOptions::new().write(true).create(true);
-    let file = cache.open(directory.path().join("file"), &options).unwrap();
-    file.write_all_at(b"bytes", 0).unwrap();
-    let mut copy = tempfile::tempfile().unwrap();
-    assert_eq!(file.copy_to_fd(1..99, &copy).unwrap(), 4);
-    std::io::Seek::rewind(&mut copy).unwrap();
-    let mut bytes = String::new();
-    copy.read_to_string(&mut bytes).unwrap();
-    assert_eq!(bytes, "ytes");
 }
 
 /// Returns a page whose bytes encode its index and its write.

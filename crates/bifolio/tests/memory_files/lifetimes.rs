@@ -112,7 +112,6 @@ fn a_closed_cache_refuses_memory_files_and_keeps_holds() {
         file.seek_data(0).unwrap_err(),
         file.seek_hole(0).unwrap_err(),
         file.set_len(0).unwrap_err(),
-        file.copy_to_fd(0..1, std::io::stdout()).unwrap_err(),
         cache.memory_file("late").unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

@@ -244,7 +244,6 @@ fn every_way_of_access_fails(file: &File, index: u64) {
     is_right(file.pin_mut(start..end).map(|_| ()).unwrap_err());
     is_right(file.write_at(b"part", start + 5).unwrap_err());
     is_right(file.punch_hole(start + 5..start + 9).unwrap_err());
-    is_right(file.copy_to_fd(start..end, tempfile::tempfile().unwrap()).unwrap_err());
     let mut buffer = [0xEE; 16];
     let mut requests = [ReadRequest::new(start + 1, &mut buffer)];
     file.read_many(&mut requests).unwrap();

@@ -3,7 +3,6 @@
 
 mod async_reads;
 mod lengths;
-mod modes;
 mod read_many;
 mod read_with;
 mod readahead;
