@@ -172,11 +172,8 @@ mod tests {
         let text = "use crate::maps::region::Region; use crate::{maps::{kernel, region::A}, page};";
         assert_eq!(count("memory/mod.rs", text) + count("maps/region/mod.rs", text), 0);
         assert_eq!(count("sys/probe.rs", text), 3);
-        assert_eq!(
-            count("maps/unmap/mod.rs", "use crate::reclaim::Reclaim; use super::region;"),
-            1
-        );
-        assert_eq!(count("maps/unmap/batch.rs", "use super::Victim; use crate::maps::faults;"), 1);
+        assert_eq!(count("maps/unmap.rs", "use crate::reclaim::Reclaim; use super::region;"), 1);
+        assert_eq!(count("maps/region/staging.rs", "use super::Used; use crate::maps::faults;"), 1);
         assert_eq!(count("maps/other.rs", "") + count("file/mod.rs", "use crate::maps;"), 2);
         assert_eq!(count("maps/mod.rs", "pub(crate) mod kernel;"), 0);
     }

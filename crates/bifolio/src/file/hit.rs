@@ -335,7 +335,7 @@ impl HitPath {
         let folio = try_get(&self.memory().folios, seen.folio_id()).ok()?;
         // READY with the reference held: the bytes are those of the page and, in a region, are
         // present. (A page may be about to be unmapped while its folio is not frozen: UNMAP-B9 of
-        // `maps/unmap/mod.rs`.)
+        // `maps/unmap.rs`.)
         let folio = recheck_ready(word, folio, seen).ok()?;
         if self.in_place_end > 0 {
             return Some((folio, self.frames.wrapping_add(range.start as usize)));

@@ -2,7 +2,7 @@
 //! bytes.
 //!
 //! `reclaim` calls this with the folios locked. Folios of a region are unmapped first
-//! (`maps/unmap/mod.rs`).
+//! (`maps/unmap.rs`).
 //!
 //! # Safety
 //! Copies between frames of folios that the caller has locked.

@@ -414,7 +414,7 @@ impl Region {
         self.end(folio.folio(), false);
     }
 
-    // `maps/unmap/mod.rs`.
+    // `maps/unmap.rs`.
 
     /// Evicts a batch of pages, except busy ones.
     pub(super) fn evict(&self, pages: &[u64], how: How) {

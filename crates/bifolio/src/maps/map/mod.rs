@@ -2,7 +2,7 @@
 //!
 //! The top layer, for callers that want plain pointers. A map is an address in the region of its
 //! file (`maps/region/`) and keeps the file open; it owns no memory. `maps/faults` serves
-//! accesses to pages that are not resident; `maps/unmap/mod.rs` evicts pages under raw writers.
+//! accesses to pages that are not resident; `maps/unmap.rs` evicts pages under raw writers.
 //! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
 //!
 //! # Safety
