@@ -19,10 +19,10 @@ const LAYERS: [&[&str]; 12] = [
     &["memory", "maps::region"],
     &["io"],
     &["swap"],
-    &["inode", "writeback", "maps::install", "maps::removal", "maps::stores", "maps::write_copies"],
+    &["inode", "writeback", "maps::pages", "maps::stores"],
     &["reclaim", "maps::unmap"],
     &["fill"],
-    &["file", "maps::faults", "maps::growth", "maps::guard", "maps::resources"],
+    &["file", "maps::faults", "maps::mappable"],
     &["maps::map"],
     &["cache"],
 ];

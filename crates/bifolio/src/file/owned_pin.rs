@@ -9,7 +9,7 @@ use super::read_with::PageView;
 use super::{File, Handle};
 use crate::error::Result;
 use crate::fill::Locked;
-use crate::maps::guard::MapGuard;
+use crate::maps::mappable::MapGuard;
 use crate::memory::Memory;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use std::iter;

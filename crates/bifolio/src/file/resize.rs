@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::Resizing;
 use crate::io::FallocateMode;
-use crate::maps::growth::Growing;
+use crate::maps::mappable::Growing;
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use std::ops::Range;
 

@@ -324,7 +324,7 @@ mod tests {
         let inode = &file.handle.inode;
         let entry = |index| inode.mapping.table().load(index, Relaxed);
         let index = (0..PAGES).find(|index| inode.store.is_absent(entry(*index))).unwrap();
-        let address = inode.page_space.region().unwrap().address(index).cast();
+        let address = inode.page_space.region().unwrap().addresses.address(index).cast();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         // An address that the kernel does not serve faults for refuses all pages.
         // SAFETY: a page of the region that is not present, and that no thread accesses below.

@@ -7,7 +7,7 @@ use super::Inode;
 use super::resize::Resizing;
 use crate::error::Result;
 use crate::io::{self, FallocateMode};
-use crate::maps::removal::{PinnedPages, Removal};
+use crate::maps::pages::{PinnedPages, Removal};
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;

@@ -35,7 +35,7 @@
 //! next folio may need one of them.)
 use super::Inode;
 use crate::error::Result;
-use crate::maps::removal::{PinnedPages, Removal};
+use crate::maps::pages::{PinnedPages, Removal};
 use crate::page::{Entry, Flag, FolioRef, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::{MutexGuard, Ordering, blocking};
 use crate::writeback::ALL_BYTES;

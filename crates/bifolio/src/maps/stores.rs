@@ -1,10 +1,33 @@
 //! Stores through maps: they are found in the page tables, not announced. A sync, a write-out of
 //! old pages and a change of the length look for them first ([`Inode::find_stores`]).
+//!
+//! A backing may rely on bytes that do not change during a write, but a store through a map does
+//! not wait. So pages of a file that is mapped for writing are written from copies:
+//!
+//! ```text
+//!   protect the pages --> copy them --> one transfer, from the copies --> give the copies back
+//! ```
+//!
+//! The order matters: a store after the protection is detected and makes the page dirty again, even
+//! if the copy has it; a store before it is in the copy.
+//!
+//! The copies are in staging memory (`maps/region/staging.rs`), at most half of it, so that a
+//! device that completes no write blocks no read. No batch waits for staging memory (IO-5): a
+//! transfer takes fewer pages, or waits for others of its own batch. While other batches have all
+//! of it, a batch writes one page at a time, from memory of its own.
+//!
+//! # Safety
+//! Creates slices of its share of the staging memory.
+#![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::maps::region::Region;
+use crate::maps::region::{Region, Staged};
 use crate::page::{Flag, Lookup, PAGE_BYTES};
+use crate::sys::copy;
+use crate::writeback::{WriteBatch, WriteIo, WriteVictim};
+use smallvec::SmallVec;
+use std::cell::UnsafeCell;
 use std::ops::Range;
 
 impl Inode {
@@ -77,4 +100,129 @@ impl Inode {
 
 fn not_told(source: std::io::Error) -> Error {
     Error::memory("the list of pages that were stored to", source)
+}
+
+/// Minimum pages of a transfer that is worth its cost, if more staging memory is expected soon.
+const PAGES_MIN: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct WriteCopies {
+    memory: CopyMemory,
+}
+
+#[derive(Debug)]
+enum CopyMemory {
+    Staged(Staged),
+    Own(Box<OwnPage>),
+}
+
+#[derive(Debug)]
+#[repr(align(4096))]
+struct OwnPage(UnsafeCell<[u8; PAGE_BYTES as usize]>);
+
+impl WriteCopies {
+    fn own_page() -> Self {
+        let page = OwnPage(UnsafeCell::new([0; PAGE_BYTES as usize]));
+        Self { memory: CopyMemory::Own(Box::new(page)) }
+    }
+
+    fn pages(&self) -> usize {
+        match &self.memory {
+            CopyMemory::Staged(staged) => staged.pages(),
+            CopyMemory::Own(_) => 1,
+        }
+    }
+
+    /// Returns the address of a copy; the following copies are adjacent.
+    pub(crate) fn address(&self, page: usize) -> *mut u8 {
+        match &self.memory {
+            CopyMemory::Staged(staged) => staged.address(page),
+            CopyMemory::Own(own) => own.0.get().cast(),
+        }
+    }
+
+    fn fill(&mut self, folios: &[WriteVictim<'_>], inode: &Inode) {
+        for (page, victim) in folios.iter().enumerate() {
+            let (source, target) = (victim.start(inode), self.address(page));
+            // SAFETY: a page of the memory that this owns exclusively; nothing is in flight.
+            let target = unsafe { std::slice::from_raw_parts_mut(target, PAGE_BYTES as usize) };
+            // SAFETY: the page of a folio that is uptodate is present while the reference to it is
+            // held (REGION-1, REGION-4); the target is no part of a region.
+            unsafe { copy::copy_out(source, target) };
+        }
+    }
+}
+
+impl<'a> WriteBatch<'a> {
+    /// Starts to write adjacent pages of a region that raw writers may store to meanwhile, from
+    /// copies. Returns the folios, and does nothing, if they can be written from where they are.
+    pub(crate) fn start_copied(
+        &mut self,
+        folios: SmallVec<[WriteVictim<'a>; 1]>,
+    ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
+        let Some(region) = self.inode.page_space.region() else { return Some(folios) };
+        if folios[0].copy.is_some() {
+            // Victims have copies already.
+            return Some(folios);
+        }
+        let first = folios[0].folio.folio().index();
+        if !region.discarded_among(first..first + folios.len() as u64).is_empty() {
+            self.end_discarded(folios);
+            return None;
+        }
+        // Loaded after the write-outs have begun: a write-out that misses it is waited for before
+        // any store (`Inode::track_stores`).
+        if !region.is_tracked() {
+            return Some(folios);
+        }
+        self.start_copies(folios, region);
+        None
+    }
+
+    /// Ends the write-out of adjacent folios of which some pages are missing, and retries each
+    /// alone.
+    #[cold]
+    fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
+        let (index, is_alone) = (folios[0].folio.folio().index(), folios.len() == 1);
+        let run = WriteIo::unwritten(folios);
+        if is_alone {
+            let error = self.inode.discarded(index);
+            log::error!("{error}");
+            return self.end(run, Some(error));
+        }
+        self.failed.push(run);
+    }
+
+    /// Starts to write adjacent pages from copies, as many in one transfer as there is memory for.
+    fn start_copies(&mut self, mut folios: SmallVec<[WriteVictim<'a>; 1]>, region: &Region) {
+        debug_assert_eq!(self.inode.mapping.order(), 0, "a folio of a region is a page");
+        while !folios.is_empty() {
+            let mut copies = self.memory_for_copies(folios.len(), region);
+            let rest = folios.drain(copies.pages()..).collect();
+            let first = folios[0].folio.folio().index();
+            if let Err(error) = region.protect(first..first + folios.len() as u64) {
+                // The pages count as stored to, and will be written again.
+                log::warn!("{}: stores cannot be watched: {error}", self.inode.name());
+            }
+            copies.fill(&folios, self.inode);
+            self.start_from(folios, Some(copies));
+            folios = rest;
+        }
+    }
+
+    /// Allocates memory for the copies of up to `pages` pages, at least one.
+    fn memory_for_copies(&mut self, pages: usize, region: &Region) -> WriteCopies {
+        let staging = &region.addresses.regions.staging;
+        loop {
+            let is_alone = self.started() == 0;
+            match staging.try_take_for_copies(pages, &self.inode.load.staging) {
+                Some(staged) if is_alone || staged.pages() >= pages.min(PAGES_MIN) => {
+                    return WriteCopies { memory: CopyMemory::Staged(staged) };
+                }
+                None if is_alone => return WriteCopies::own_page(),
+                // Our own transfers have the rest, or part of it.
+                _ => self.wait_for_some(),
+            }
+        }
+    }
 }

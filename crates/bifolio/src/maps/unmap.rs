@@ -214,7 +214,7 @@ impl<'t> Unmapping<'t> {
         if is_dirty && cleaner == Cleaner::Swapper && !self.is_swapper() {
             return Err(EvictOutcome::Unswapped);
         }
-        if is_pinned(folio) || region.is_held(lock.index()) {
+        if is_pinned(folio) || region.stray_pages.is_held(lock.index()) {
             return Err(EvictOutcome::Pinned);
         }
         Ok((inode, lock))
@@ -579,7 +579,7 @@ impl Batch<'_, '_> {
             let ranges = self.ranges_of(&all);
             // SAFETY: pages of frozen folios, which are resident (REGION-1).
             if let Err(error) = unsafe { self.bounce_buffer.page_pipe.keep(&ranges) } {
-                self.region.regions.note_not_kept(&error);
+                self.region.addresses.regions.note_not_kept(&error);
                 self.stay("cannot keep pages of maps while they are unmapped", &error);
             }
             return going(self);
@@ -595,7 +595,7 @@ impl Batch<'_, '_> {
     /// B6: unmaps the pages of the victims at `going`. Folios whose pages the kernel refuses to
     /// unmap stay.
     fn unmap(&mut self, going: &[usize]) {
-        let (unmapper, ranges) = (&self.region.regions.unmapper, self.ranges_of(going));
+        let (unmapper, ranges) = (&self.region.addresses.regions.unmapper, self.ranges_of(going));
         // SAFETY: pages of frozen folios; the pipe keeps what raw writers stored there.
         let all = unsafe { unmapper.unmap(&ranges) };
         let done_bytes: usize = ranges[..all.ranges_done].iter().map(|it| it.length_bytes).sum();
@@ -605,7 +605,8 @@ impl Batch<'_, '_> {
         for at in &going[gone..] {
             let victim = &mut self.victims[*at];
             // SAFETY: as above; unmapping a page twice has no effect.
-            let one = unsafe { unmapper.unmap(&[self.region.range_at(victim.lock.index())]) };
+            let one =
+                unsafe { unmapper.unmap(&[self.region.addresses.range_at(victim.lock.index())]) };
             flushes += one.flushes_asked;
             if one.error.is_none() {
                 victim.fate = Fate::Evict;
@@ -704,7 +705,7 @@ impl Batch<'_, '_> {
     /// Returns the pages of the victims at `positions`; runs of adjacent pages are one range.
     fn ranges_of(&self, positions: &[usize]) -> Vec<PageRange> {
         let indices = positions.iter().map(|at| self.victims[*at].lock.index()).collect::<Vec<_>>();
-        runs_of(&indices).map(|run| self.region.range_of(&run)).collect()
+        runs_of(&indices).map(|run| self.region.addresses.range_of(&run)).collect()
     }
 }
 
@@ -716,7 +717,7 @@ unsafe fn copy_page(region: &Region, index: u64, target: *mut u8) {
     // SAFETY: the caller's contract.
     let target = unsafe { page_at(target) };
     // SAFETY: the page is resident (REGION-1), and `target` is in no region.
-    unsafe { copy::copy_out(region.address(index), target) };
+    unsafe { copy::copy_out(region.addresses.address(index), target) };
 }
 
 /// Returns a page of the bounce buffer as a slice.
@@ -766,7 +767,7 @@ struct Unmapped<'t> {
 impl<'t> Copies<'t> {
     /// Waits until the bounce buffer is free: the swapper's if `writes`, else the common one.
     fn new(inode: &'t Inode, writes: bool) -> Self {
-        let regions = &region_of(inode).regions;
+        let regions = &region_of(inode).addresses.regions;
         let bounce_buffer =
             if writes { regions.swap_bounce_buffer() } else { regions.bounce_buffer() };
         let (in_flight, gathered, write_victims) = Default::default();

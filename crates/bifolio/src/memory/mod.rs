@@ -239,7 +239,7 @@ impl PageSpace {
     pub(crate) fn base(&self) -> *mut u8 {
         match self {
             Self::Arena(arena) => arena.base(),
-            Self::Region(region) => region.base(),
+            Self::Region(region) => region.addresses.base(),
         }
     }
 
@@ -248,7 +248,7 @@ impl PageSpace {
     pub(crate) fn address(&self, id: FolioId, index: u64) -> *mut u8 {
         match self {
             Self::Arena(arena) => arena.address(id),
-            Self::Region(region) => region.address(index),
+            Self::Region(region) => region.addresses.address(index),
         }
     }
 
@@ -257,7 +257,7 @@ impl PageSpace {
     pub(crate) fn page_address(&self, index: u64, seen: Entry) -> *mut u8 {
         match self {
             Self::Arena(arena) => arena.base().wrapping_add(seen.frame_offset_bytes()),
-            Self::Region(region) => region.address(index),
+            Self::Region(region) => region.addresses.address(index),
         }
     }
 
@@ -294,7 +294,7 @@ impl PageSpace {
         may_wait: bool,
     ) -> Option<FillTarget> {
         let Self::Region(region) = self else { return Some(FillTarget::default()) };
-        let (staging, pages) = (&region.regions.staging, pages as usize);
+        let (staging, pages) = (&region.addresses.regions.staging, pages as usize);
         let staged =
             if may_wait { staging.take(pages, share) } else { staging.try_take(pages, share)? };
         Some(FillTarget { staged: Some(staged), will_be_stored: false })
@@ -362,20 +362,18 @@ impl PageSpace {
     /// # Errors
     /// The kernel has no memory.
     pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
-        self.region().map_or(Ok(()), |region| region.clear_poison(pages))
+        self.region()
+            .map_or(Ok(()), |region| region.stray_pages.clear_poison(&region.addresses, pages))
     }
-}
 
-/// Pages in use by others.
-impl PageSpace {
     /// Returns `true` if an orphan keeps the page in memory, whatever happens to its folio.
     pub(crate) fn is_held(&self, index: u64) -> bool {
-        self.region().is_some_and(|region| region.is_held(index))
+        self.region().is_some_and(|region| region.stray_pages.is_held(index))
     }
 
     /// Returns the pages that belong to truncated folios with references: maps still see them.
     pub(crate) fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
-        self.region().map_or_else(Vec::new, |region| region.orphaned_among(pages))
+        self.region().map_or_else(Vec::new, |region| region.stray_pages.orphaned_among(pages))
     }
 
     /// Returns the parts of `pages` that are mapped: sorted and disjoint.
@@ -387,10 +385,7 @@ impl PageSpace {
     pub(crate) fn tracked(&self) -> Option<&Arc<Region>> {
         self.region().filter(|region| region.is_tracked())
     }
-}
 
-/// The length of the file.
-impl PageSpace {
     /// Announces that the file is about to grow from `len_bytes` to `new_len_bytes`. Faults in the
     /// new part wait until [`Self::end_growth`].
     ///
@@ -398,14 +393,15 @@ impl PageSpace {
     /// The kernel has no memory.
     pub(crate) fn begin_growth(&self, len_bytes: u64, new_len_bytes: u64) -> io::Result<()> {
         let pages = len_bytes.div_ceil(PAGE_BYTES)..new_len_bytes.div_ceil(PAGE_BYTES);
-        self.region().map_or(Ok(()), |region| region.begin_growth(pages))
+        self.region()
+            .map_or(Ok(()), |region| region.stray_pages.begin_growth(&region.addresses, pages))
     }
 
     /// Ends the growth, whether or not the file grew: faults that were refused because of the old
     /// length are judged again (STRAY-R3).
     pub(crate) fn end_growth(&self) {
         if let Self::Region(region) = self {
-            region.end_growth();
+            region.stray_pages.end_growth();
         }
     }
 }

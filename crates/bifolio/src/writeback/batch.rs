@@ -27,7 +27,7 @@ use super::lsns::HeldBack;
 use crate::error::{Error, Result, write_error};
 use crate::inode::{Cleaner, Inode, Place};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
-use crate::maps::write_copies::WriteCopies;
+use crate::maps::stores::WriteCopies;
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::sync::{Ordering, RwLockReadGuard, blocking};

@@ -37,7 +37,7 @@
 //!   changes them until the write-out has ended: a writer waits for that, with the folio locked
 //!   (`Inode::mark_dirty`). So the device gets one state of a folio, never a mixture. (A store
 //!   through a map does not wait: it makes the folio dirty again, and the device gets a copy:
-//!   `maps/write_copies.rs`.)
+//!   `maps/stores.rs`.)
 //! - WRITEBACK-4: a write-out ends at the length of the file, which no `set_len` changes while it
 //!   is in flight (`inode/resize.rs`): `set_len` first waits for write-outs in flight, and none
 //!   starts before the backing has accepted the length, or the old length is restored. (If a folio

@@ -37,7 +37,7 @@ use crate::config;
 use crate::error::Result;
 use crate::inode::{Inode, Services};
 use crate::io::{DirectStatus, DiskFile, FileIdentity};
-use crate::maps::resources::MapResources;
+use crate::maps::mappable::MapResources;
 use crate::memory::CacheState;
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, SwapThread};

@@ -15,14 +15,17 @@
 //! A message may be served when its thread no longer waits and the page has changed;
 //! `maps/region/stray_pages.rs` describes when an error still holds.
 //!
+//! A thread that serves a fault holds the file open. The faulting thread continues slightly
+//! earlier: if it then drops the last map, the serving thread would close the file later, and write
+//! its last bytes. So the drop of a map waits for the services that have started. The wait is
+//! bounded, because a service may be waiting for something that the dropping thread holds.
+//!
 //! The table of regions covers all caches of the process, because a buffer that a caller passes to
 //! one cache may be a map of another.
 
 mod handle_fault;
-mod services;
 mod threads;
 
-pub(crate) use services::RunningServices;
 pub(crate) use threads::FaultThreads;
 
 use crate::file::Handle;
@@ -30,13 +33,12 @@ use crate::maps::region::{Refusal, Region};
 use crate::memory::PageSpace;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Ordering, RwLock, RwLockReadGuard, Share, WeakList};
-use services::Service;
+use crate::sync::{Condvar, Mutex, Ordering, RwLock, RwLockReadGuard, Share, WeakList};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 /// Region, with the handles and threads that serve its faults.
@@ -54,6 +56,9 @@ struct Served {
 const REFUSE_TRIES_MAX: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Upper bound on the wait of a map's drop: a longer service closes the file itself.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// All regions, by the address of their first byte.
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
@@ -70,14 +75,14 @@ pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
     let regions = REGIONS.read();
     let last = regions.range(..end).next_back();
-    last.is_some_and(|(base, served)| start < base + served.region.len_bytes())
+    last.is_some_and(|(base, served)| start < base + served.region.addresses.len_bytes())
 }
 
 /// Serves faults of a file that can be mapped through `handle`, too.
 pub(crate) fn enlist(handle: &Arc<Handle>) {
     let Some(region) = handle.inode.page_space.region() else { return };
     let mut regions = REGIONS.write();
-    let served = regions.entry(region.base().addr()).or_insert_with(|| Served {
+    let served = regions.entry(region.addresses.base().addr()).or_insert_with(|| Served {
         region: Arc::clone(region),
         threads: handle.inode.load.faults.clone(),
         services: Arc::default(),
@@ -92,7 +97,7 @@ pub(crate) fn forget(page_space: &PageSpace) {
     let Some(region) = page_space.region() else { return };
     let forgotten = {
         let mut regions = REGIONS.write();
-        let forgotten = regions.remove(&region.base().addr());
+        let forgotten = regions.remove(&region.addresses.base().addr());
         REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
         forgotten
     };
@@ -101,7 +106,7 @@ pub(crate) fn forget(page_space: &PageSpace) {
 }
 
 pub(crate) fn services_in(region: &Region) -> Option<Arc<RunningServices>> {
-    REGIONS.read().get(&region.base().addr()).map(|served| Arc::clone(&served.services))
+    REGIONS.read().get(&region.addresses.base().addr()).map(|served| Arc::clone(&served.services))
 }
 
 /// Region and handle that serve a fault. The order of the fields is that of their drops: the
@@ -118,13 +123,13 @@ struct Server {
 fn threads_for(address: usize) -> Option<Share> {
     let regions: RwLockReadGuard<'_, _> = REGIONS.read();
     let (base, served) = regions.range(..=address).next_back()?;
-    (address - base < served.region.len_bytes()).then(|| served.threads.clone())
+    (address - base < served.region.addresses.len_bytes()).then(|| served.threads.clone())
 }
 
 fn server_of(address: usize) -> Option<Server> {
     let regions: RwLockReadGuard<'_, _> = REGIONS.read();
     let (base, served) = regions.range(..=address).next_back()?;
-    if address - base >= served.region.len_bytes() {
+    if address - base >= served.region.addresses.len_bytes() {
         return None;
     }
     let service = served.services.begin();
@@ -135,7 +140,7 @@ fn server_of(address: usize) -> Option<Server> {
 impl Server {
     /// Returns the pages of `length_bytes` bytes from `address` on.
     fn pages_at(&self, address: usize, length_bytes: usize) -> Range<u64> {
-        let offset = (address - self.region.base().addr()) as u64;
+        let offset = (address - self.region.addresses.base().addr()) as u64;
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
 
@@ -145,12 +150,12 @@ impl Server {
         let mut left = pages;
         while left.start < left.end {
             // Poisoned by another service, which has reported it: no thread waits.
-            if self.region.is_poisoned_since(left.start, read_at) {
+            if self.region.stray_pages.is_poisoned_since(left.start, read_at) {
                 left.start += 1;
                 continue;
             }
             // STRAY-R1.
-            let growths = self.region.growths();
+            let growths = self.region.stray_pages.growths();
             let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
                 return;
             };
@@ -167,7 +172,12 @@ impl Server {
         let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
         for _ in 0..REFUSE_TRIES_MAX {
-            match self.region.refuse(refusal, is_past_end, is_there) {
+            match self.region.stray_pages.refuse(
+                &self.region.addresses,
+                refusal,
+                is_past_end,
+                is_there,
+            ) {
                 Err(error) if error.kind() == io::ErrorKind::OutOfMemory => thread::sleep(PAUSE),
                 Err(error) => return self.lose("a page of a map cannot be poisoned", &error),
                 Ok(_) => return,
@@ -178,13 +188,63 @@ impl Server {
 
     /// Wakes threads that wait for pages that were present already.
     fn wake(&self, pages: &Range<u64>) {
-        if let Err(error) = self.region.userfault.wake(&self.region.range_of(pages)) {
+        if let Err(error) =
+            self.region.addresses.userfault.wake(&self.region.addresses.range_of(pages))
+        {
             self.lose("threads that wait for a page of a map cannot be woken", &error);
         }
     }
 
     fn lose(&self, what: &'static str, error: &io::Error) {
-        self.region.regions.soundness.lose(what, error);
+        self.region.addresses.regions.soundness.lose(what, error);
+    }
+}
+
+/// Services of the faults of a region that are in progress.
+#[derive(Debug, Default)]
+pub(crate) struct RunningServices {
+    state: Mutex<ServicesState>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ServicesState {
+    begun: u64,
+    running: Vec<u64>,
+}
+
+/// Service in progress; ends on drop.
+#[derive(Debug)]
+struct Service {
+    services: Arc<RunningServices>,
+    number: u64,
+}
+
+impl RunningServices {
+    fn begin(self: &Arc<Self>) -> Service {
+        let mut state = self.state.lock();
+        state.begun += 1;
+        let number = state.begun;
+        state.running.push(number);
+        Service { services: Arc::clone(self), number }
+    }
+
+    /// Waits until all services that have started are done, at most for a second.
+    pub(crate) fn wait_for_begun(&self) {
+        let mut state = self.state.lock();
+        let (begun, until) = (state.begun, Instant::now() + WAIT_MAX);
+        while state.running.iter().any(|number| *number <= begun) {
+            if self.ended.wait_until(&mut state, until).timed_out() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.services.state.lock().running.retain(|number| *number != self.number);
+        self.services.ended.notify_all();
     }
 }
 
@@ -216,10 +276,16 @@ mod tests {
         let region = page_space.region().unwrap();
         let refusal_now = || {
             let error = file.handle.inode.past_end(PAGE_BYTES, 1);
-            Refusal { index: 1, growths: region.growths(), read_at: fault_time(), error }
+            Refusal {
+                index: 1,
+                growths: region.stray_pages.growths(),
+                read_at: fault_time(),
+                error,
+            }
         };
-        let stands =
-            |refusal: &Refusal, is_there| region.refuse(refusal, || false, || is_there).unwrap();
+        let stands = |refusal: &Refusal, is_there| {
+            region.stray_pages.refuse(&region.addresses, refusal, || false, || is_there).unwrap()
+        };
         page_space.begin_growth(PAGE_BYTES, 2 * PAGE_BYTES).unwrap();
         let of_growth = refusal_now();
         assert!(!stands(&of_growth, false), "the file is about to grow over the page");

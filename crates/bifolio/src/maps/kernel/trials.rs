@@ -6,8 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::page_pipe::PagePipe;
-use super::pagemap::Pagemap;
-use super::pages::{PageRange, advise_vector};
+use super::pages::{PageRange, Pagemap, advise_vector};
 use super::userfault::{Userfault, Wishes};
 use crate::sys::file::pipe;
 use crate::sys::memory::{PAGE_BYTES, Reservation};

@@ -14,7 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -22,9 +22,9 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
+use super::control;
 use super::pages::PageRange;
 use crate::sys::file::above_standard;
-use crate::sys::file::answer_of;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::retries::{Retries, persist};
 
@@ -300,23 +300,6 @@ fn fault_of(message: &[u8]) -> Option<Fault> {
     let thread = u32::from_ne_bytes(message.get(24..28)?.try_into().ok()?);
     let fault = Fault { address, is_write: flags & FLAG_WRITE != 0, thread };
     (message[0] == EVENT_FAULT).then_some(fault)
-}
-
-/// Calls `ioctl` with `operation`. Returns its result. Does not retry.
-///
-/// # Safety
-/// `operation` must read and write at most a `T`, and the addresses in it must be valid for the
-/// operation.
-pub(super) unsafe fn control<T>(
-    descriptor: BorrowedFd<'_>,
-    operation: Opcode,
-    argument: &mut T,
-) -> io::Result<usize> {
-    // SAFETY: the structure is exclusively ours during the call; the rest is the caller's contract.
-    let answer = unsafe {
-        libc::ioctl(descriptor.as_raw_fd(), operation as _, std::ptr::from_mut(argument))
-    };
-    answer_of(answer)
 }
 
 #[cfg(test)]

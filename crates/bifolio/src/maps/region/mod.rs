@@ -29,28 +29,24 @@
 //! Passes addresses inside its own reservation to the kernel.
 #![allow(unsafe_code)]
 
-mod mapped;
-mod recent_reads;
+mod addresses;
 mod regions;
 mod staging;
 mod stray_pages;
-use mapped::MappedPages;
-pub(crate) use recent_reads::RecentReads;
-pub(crate) use regions::{BounceBuffer, RegionPages, Regions, RegionsSize};
+use addresses::Addresses;
+pub(crate) use regions::{BounceBuffer, RecentReads, RegionPages, Regions, RegionsSize};
 pub(crate) use staging::Staged;
 use stray_pages::StrayPages;
-pub(crate) use stray_pages::{Orphans, Refusal, fault_time};
+pub(crate) use stray_pages::{Refusal, fault_time};
 
-use crate::maps::kernel::pagemap::Pagemap;
-use crate::maps::kernel::pages::{PageRange, resident_from};
+use crate::maps::kernel::pages::{Pagemap, resident_from};
 use crate::maps::kernel::userfault::Userfault;
-use crate::page::PAGE_BYTES;
+use crate::page::{FolioId, PAGE_BYTES};
 use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
-use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Stores are not searched for: there can be none.
 const UNTRACKED: u8 = 0;
@@ -59,16 +55,10 @@ const TRACKED: u8 = 1;
 /// Stores are searched for, and every write-back reads a copy.
 const COPIED: u8 = 2;
 
-/// Upper bound on attempts to unmap pages whose bytes are not needed.
-const UNMAP_TRIES_MAX: u32 = 3;
-
 /// The region of one file; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Region {
-    memory: Reservation,
-    /// The userfaultfd that reports its faults.
-    pub(crate) userfault: Arc<Userfault>,
-    pub(crate) regions: Arc<Regions>,
+    pub(crate) addresses: Addresses,
     /// Used to find stores, if the kernel supports it. Without it there are no raw writers.
     pagemap: Option<Pagemap>,
     /// Whether raw writers exist or have existed: [`UNTRACKED`], [`TRACKED`] or [`COPIED`].
@@ -79,11 +69,7 @@ pub(crate) struct Region {
     /// Pages that the kernel or a device may write to without marking the page tables. Every search
     /// for stores includes them.
     pub(crate) written_unseen: MappedPages,
-    stray_pages: Mutex<StrayPages>,
-    /// Incremented when the file is about to grow, and again when it has grown.
-    growths: AtomicU64,
-    /// `true` if there are stray pages: a hint, exact for the thread that added one.
-    has_stray_pages: AtomicBool,
+    pub(crate) stray_pages: StrayPages,
 }
 
 /// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
@@ -99,7 +85,7 @@ impl Region {
 
     /// Returns the length of a readahead window, in pages.
     pub(crate) fn window_pages(&self) -> u64 {
-        self.regions.staging.pages() / WINDOWS_STAGED
+        self.addresses.regions.staging.pages() / WINDOWS_STAGED
     }
 
     /// Reserves a region of `pages` pages, none of them resident, and registers it with
@@ -109,59 +95,15 @@ impl Region {
         userfault: &Arc<Userfault>,
         regions: &Arc<Regions>,
     ) -> io::Result<Self> {
-        let bytes = pages.checked_mul(PAGE_BYTES).and_then(|bytes| usize::try_from(bytes).ok());
-        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
-        let memory = Reservation::new(bytes, HUGE_PAGE_BYTES)?;
-        memory.refuse_huge_pages();
-        memory.refuse_merging();
-        memory.skip_on_fork()?;
-        userfault.register(memory.base, memory.len())?;
         Ok(Self {
-            memory,
-            userfault: Arc::clone(userfault),
-            regions: Arc::clone(regions),
+            addresses: Addresses::new(pages, userfault, regions)?,
             pagemap: regions.watch_stores()?,
             tracking: AtomicU8::new(UNTRACKED),
             section: Mutex::new(()),
             mapped: MappedPages::default(),
             written_unseen: MappedPages::default(),
-            stray_pages: Mutex::default(),
-            growths: AtomicU64::new(0),
-            has_stray_pages: AtomicBool::new(false),
+            stray_pages: StrayPages::default(),
         })
-    }
-
-    /// Returns the address of page 0.
-    #[inline(always)]
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.memory.base
-    }
-
-    /// Returns the length of the address space in bytes.
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.memory.len()
-    }
-
-    /// Returns the address of a page.
-    #[inline(always)]
-    pub(crate) fn address(&self, index: u64) -> *mut u8 {
-        self.base().wrapping_add((index * PAGE_BYTES) as usize)
-    }
-
-    /// Returns the address range of pages, for system calls.
-    pub(crate) fn range_of(&self, pages: &Range<u64>) -> PageRange {
-        let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
-        assert!(
-            pages.end * PAGE_BYTES <= self.memory.len() as u64,
-            "pages {pages:?} exceed a region of {} bytes",
-            self.memory.len()
-        );
-        PageRange { start: self.address(pages.start), length_bytes }
-    }
-
-    /// Returns the address range of one page, for system calls.
-    pub(crate) fn range_at(&self, index: u64) -> PageRange {
-        self.range_of(&(index..index + 1))
     }
 
     /// Installs pages that are not resident, each of them atomically, and wakes the threads that
@@ -189,11 +131,12 @@ impl Region {
         let mut outcome = Ok(());
         while next < pages.end && outcome.is_ok() {
             let end = pages.end.min(next + most_pages);
-            let range = self.range_of(&(next..end));
+            let range = self.addresses.range_of(&(next..end));
             let (target, length_bytes) = (range.start, range.length_bytes);
             // SAFETY: the caller's contract, for the rest of the pages.
-            let (done_bytes, copied) =
-                unsafe { self.userfault.copy(target, source_of(next), length_bytes, protect) };
+            let (done_bytes, copied) = unsafe {
+                self.addresses.userfault.copy(target, source_of(next), length_bytes, protect)
+            };
             next += done_bytes as u64 / PAGE_BYTES;
             outcome = match copied {
                 Ok(()) => {
@@ -209,14 +152,15 @@ impl Region {
                 // The caller owns the page, so a resident page is a stray page.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     // SAFETY: the caller's contract, for this page.
-                    let taken = unsafe { self.copy_into_orphan(next, source_of(next)) };
+                    let taken =
+                        unsafe { self.stray_pages.copy_in(&self.addresses, next, source_of(next)) };
                     taken.map(|is_there| next += u64::from(is_there))
                 }
                 other => other,
             };
         }
         let there = pages.start..next;
-        (next - pages.start, outcome.and(self.lift_poison(there)))
+        (next - pages.start, outcome.and(self.stray_pages.lift_poison(&self.addresses, there)))
     }
 
     /// Returns `true` if stores are searched for.
@@ -233,7 +177,8 @@ impl Region {
     /// Returns the number of `pages` in memory, from the first one on. Stops at the first that is
     /// not.
     pub(crate) fn resident_from(&self, pages: Range<u64>) -> u64 {
-        resident_from(self.address(pages.start), (pages.end - pages.start) as usize) as u64
+        resident_from(self.addresses.address(pages.start), (pages.end - pages.start) as usize)
+            as u64
     }
 
     /// Returns the pages among `pages` that are not resident although each has an uptodate folio:
@@ -253,7 +198,8 @@ impl Region {
     /// Returns `true` if a page with an uptodate folio is not resident. If the kernel cannot
     /// distinguish such a page from one that it has swapped out, there are no raw writers.
     pub(crate) fn is_discarded(&self, index: u64) -> bool {
-        let is_there = |pagemap: &Pagemap| pagemap.has_all(&self.range_at(index)).unwrap_or(true);
+        let is_there =
+            |pagemap: &Pagemap| pagemap.has_all(&self.addresses.range_at(index)).unwrap_or(true);
         self.resident_from(index..index + 1) == 0 && !self.pagemap.as_ref().is_some_and(is_there)
     }
 
@@ -269,7 +215,7 @@ impl Region {
         // is protected or counts as stored to.
         // Release: pairs with the Acquire in `is_tracked`.
         self.tracking.store(TRACKED, Ordering::Release);
-        let all = self.range_of(&(0..self.memory.len() as u64 / PAGE_BYTES));
+        let all = self.addresses.range_of(&(0..self.addresses.len_bytes() as u64 / PAGE_BYTES));
         let protected = pagemap.protect(&all);
         if protected.is_err() {
             // No raw writer gets an address; the next call tries again.
@@ -312,8 +258,8 @@ impl Region {
         for unseen in self.written_unseen.among(&pages) {
             visit(unseen.start.max(pages.start)..unseen.end.min(pages.end));
         }
-        self.pagemap()?.written(&self.range_of(&pages), |found| {
-            let first = (found.start.addr() - self.base().addr()) as u64 / PAGE_BYTES;
+        self.pagemap()?.written(&self.addresses.range_of(&pages), |found| {
+            let first = (found.start.addr() - self.addresses.base().addr()) as u64 / PAGE_BYTES;
             visit(first..first + found.length_bytes as u64 / PAGE_BYTES);
         })
     }
@@ -321,28 +267,98 @@ impl Region {
     /// Write-protects pages, so that they count as not stored to until the next store. When it
     /// returns, earlier stores can be read.
     pub(crate) fn protect(&self, pages: Range<u64>) -> io::Result<()> {
-        self.pagemap()?.protect(&self.range_of(&pages))
+        self.pagemap()?.protect(&self.addresses.range_of(&pages))
+    }
+}
+
+/// The pages of each live map, or of each [`MapPinMut`](crate::MapPinMut); unordered.
+#[derive(Debug, Default)]
+pub(crate) struct MappedPages(Mutex<Vec<Range<u64>>>);
+
+impl MappedPages {
+    /// Adds the pages of a new map.
+    pub(crate) fn add(&self, pages: Range<u64>) {
+        self.0.lock().push(pages);
     }
 
-    /// Unmaps pages and returns the number of TLB flushes requested. Retries a few times: a page
-    /// that stays mapped after the table has dropped it would show old bytes and use memory that is
-    /// not charged. If the kernel keeps refusing, the cache is poisoned.
-    ///
-    /// # Safety
-    /// `ranges` are pages of this region whose bytes are not needed.
-    pub(crate) unsafe fn unmap_unwanted(&self, ranges: &[PageRange]) -> io::Result<u64> {
-        let (mut left, mut flushes, mut tries) = (ranges, 0, 0);
-        loop {
-            // SAFETY: a part of the caller's ranges.
-            let unmapped = unsafe { self.regions.unmapper.unmap(left) };
-            flushes += unmapped.flushes_asked;
-            let Some(error) = unmapped.error else { return Ok(flushes) };
-            left = &left[unmapped.ranges_done..];
-            tries += 1;
-            if tries == UNMAP_TRIES_MAX {
-                self.regions.soundness.lose("pages of a map cannot be unmapped", &error);
-                return Err(error);
+    /// Removes the pages of a map that was added.
+    pub(crate) fn remove(&self, pages: &Range<u64>) {
+        let mut maps = self.0.lock();
+        let found = maps.iter().position(|known| known == pages);
+        maps.swap_remove(found.expect("the map was added before"));
+    }
+
+    /// Returns the parts of `pages` that are mapped: sorted and disjoint.
+    pub(crate) fn among(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        let maps = self.0.lock();
+        let meets = |map: &&Range<u64>| map.start < pages.end && pages.start < map.end;
+        let mut met: Vec<_> = maps.iter().filter(meets).cloned().collect();
+        drop(maps);
+        met.sort_unstable_by_key(|map| map.start);
+        let mut merged: Vec<Range<u64>> = Vec::with_capacity(met.len());
+        for map in met {
+            match merged.last_mut().filter(|last| map.start <= last.end) {
+                Some(last) => last.end = last.end.max(map.end),
+                None => merged.push(map),
             }
         }
+        merged
+    }
+}
+
+/// The orphans of all regions: folios that were removed from their tables while references to them
+/// remain. The thread that puts the last reference finds here the page that must be unmapped.
+#[derive(Debug, Default)]
+pub(crate) struct Orphans {
+    pages: Mutex<HashMap<FolioId, (Arc<Region>, u64)>>,
+    /// `true` if there are any; most caches never have one.
+    is_any: AtomicBool,
+}
+
+impl Orphans {
+    /// Records that a folio was removed from its table and keeps its page. The caller holds a
+    /// reference.
+    pub(crate) fn note(&self, id: FolioId, region: &Arc<Region>, index: u64) {
+        let mut pages = self.pages.lock();
+        region.stray_pages.note_orphan(index, id);
+        pages.insert(id, (Arc::clone(region), index));
+        // Relaxed: the last reference is put after the caller's own.
+        self.is_any.store(true, Ordering::Relaxed);
+    }
+
+    /// Releases the page of a folio whose last reference was put, if the folio is an orphan.
+    pub(crate) fn release(&self, id: FolioId) {
+        // Relaxed: see `note`.
+        if !self.is_any.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut pages = self.pages.lock();
+        let found = pages.remove(&id);
+        self.is_any.store(!pages.is_empty(), Ordering::Relaxed);
+        drop(pages);
+        if let Some((region, index)) = found {
+            region.stray_pages.release_orphan(&region.addresses, index, id);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_maps_are_merged_and_removed_one_by_one() {
+        let mapped = MappedPages::default();
+        for pages in [20..30, 0..5, 4..8, 8..9, 22..24, 0..5] {
+            mapped.add(pages);
+        }
+        assert_eq!(mapped.among(&(0..100)), [0..9, 20..30]);
+        assert_eq!(mapped.among(&(9..20)), []);
+        assert_eq!(mapped.among(&(8..21)), [8..9, 20..30]);
+        mapped.remove(&(0..5));
+        mapped.remove(&(20..30));
+        assert_eq!(mapped.among(&(0..100)), [0..9, 22..24]);
+        mapped.remove(&(0..5));
+        assert_eq!(mapped.among(&(0..100)), [4..9, 22..24]);
     }
 }

@@ -1,22 +1,24 @@
 //! Resources shared by all regions of a cache: the unmapper, and the memory that pages pass through
 //! when they are filled and evicted.
 //!
-//! Created and charged against the bound when the first mappable file is opened.
+//! Created and charged against the bound when the first mappable file is opened. What the arena
+//! and reclaim know of all regions is here, too: the descriptors of their pages, and how pages were
+//! read recently.
 
 use super::staging::Staging;
 use crate::maps::kernel::page_pipe::PagePipe;
-use crate::maps::kernel::pagemap::Pagemap;
-use crate::maps::kernel::pages::{PageRange, Unmapper};
+use crate::maps::kernel::pages::{PageRange, Pagemap, Unmapper, is_resident};
 use crate::maps::kernel::userfault::Userfault;
 use crate::memory::Soundness;
 use crate::memory::{Arena, Budget};
 use crate::page::{Folio, FolioId, Folios, NO_FOLIO, PAGE_BYTES};
 use crate::sync::{Mutex, MutexGuard, Ordering};
-use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
+use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation, allow_access, refuse_access};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::retries::is_forbidden;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Part of the bound for staging memory, and for the bounce buffer. With half of it, a sequential
 /// reader of a 32 MiB cache reads half as fast: its transfers are short and few are in flight.
@@ -158,10 +160,10 @@ impl Regions {
         if self.features.has(Feature::FaultPoison) {
             return userfault.poison(range);
         }
-        if crate::maps::kernel::pages::is_resident(range.start) {
+        if is_resident(range.start) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        crate::sys::memory::refuse_access(range.start, range.length_bytes)?;
+        refuse_access(range.start, range.length_bytes)?;
         userfault.wake(range)
     }
 
@@ -170,7 +172,7 @@ impl Regions {
         if self.features.has(Feature::FaultPoison) {
             return Ok(());
         }
-        crate::sys::memory::allow_access(range.start, range.length_bytes)
+        allow_access(range.start, range.length_bytes)
     }
 }
 
@@ -262,6 +264,50 @@ impl RegionPages {
     }
 }
 
+/// A read of at least this many pages counts as sequential.
+const RUN_PAGES_MIN: u64 = 16;
+
+/// Recent reads of a cache into its regions: runs of adjacent pages, or single pages. A hint to
+/// reclaim: a random reader waits for each page, and benefits from a larger cache.
+#[derive(Debug)]
+pub(crate) struct RecentReads {
+    remembered_pages: u64,
+    /// Pages to be evicted until the last read of a run is forgotten.
+    run_pages_left: AtomicU64,
+    /// Pages to be evicted until the last read of fewer pages is forgotten.
+    single_pages_left: AtomicU64,
+}
+
+impl RecentReads {
+    pub(crate) fn new(arena: &Arena) -> Self {
+        let remembered_pages = arena.remembered_pages();
+        let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { remembered_pages, run_pages_left, single_pages_left }
+    }
+
+    /// Notes that `pages` adjacent pages are about to be read.
+    pub(crate) fn note_read(&self, pages: u64) {
+        let left =
+            if pages >= RUN_PAGES_MIN { &self.run_pages_left } else { &self.single_pages_left };
+        left.store(self.remembered_pages, Ordering::Relaxed);
+    }
+
+    /// Adds `pages` to the evicted pages. Callers serialize.
+    pub(crate) fn note_evicted(&self, pages: u64) {
+        for left in [&self.run_pages_left, &self.single_pages_left] {
+            // Relaxed, and not one atomic operation: a concurrent read may be forgotten.
+            let left_pages = left.load(Ordering::Relaxed).saturating_sub(pages);
+            left.store(left_pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns `true` if recent reads were of single pages, each with a waiting thread.
+    pub(crate) fn are_single(&self) -> bool {
+        let remembers = |left: &AtomicU64| left.load(Ordering::Relaxed) > 0;
+        remembers(&self.single_pages_left) && !remembers(&self.run_pages_left)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,5 +341,23 @@ mod tests {
         assert_eq!(huge_bytes(&huge), huge_pages_bytes);
         let small = memory_for_transfers(pages, false, &features).unwrap();
         assert_eq!(huge_bytes(&small), 0);
+    }
+
+    #[test]
+    fn runs_and_single_pages_are_remembered_until_enough_is_evicted() {
+        let (run_pages_left, single_pages_left) = (AtomicU64::new(0), AtomicU64::new(0));
+        let reads = RecentReads { remembered_pages: 128, run_pages_left, single_pages_left };
+        assert!(!reads.are_single());
+        reads.note_read(RUN_PAGES_MIN - 1);
+        assert!(reads.are_single());
+        reads.note_read(RUN_PAGES_MIN);
+        reads.note_evicted(127);
+        assert!(!reads.are_single());
+        reads.note_read(1);
+        assert!(!reads.are_single());
+        reads.note_evicted(2);
+        assert!(reads.are_single());
+        reads.note_evicted(128);
+        assert!(!reads.are_single());
     }
 }

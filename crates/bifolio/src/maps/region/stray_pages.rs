@@ -29,17 +29,15 @@
 //! Copies to pages of the region.
 #![allow(unsafe_code)]
 
-use super::Region;
+use super::addresses::Addresses;
 use crate::error::Error;
-use crate::maps::kernel::pages::PageRange;
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::copy;
 use smallvec::{SmallVec, smallvec};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// State of a region page that does not belong to the folio in the table.
@@ -76,7 +74,16 @@ fn note_waked() -> u64 {
 
 /// All stray pages of a region.
 #[derive(Debug, Default)]
-pub(super) struct StrayPages {
+pub(crate) struct StrayPages {
+    state: Mutex<State>,
+    /// Incremented when the file is about to grow, and again when it has grown.
+    growths: AtomicU64,
+    /// `true` if there are any: a hint, exact for the thread that added one.
+    is_any: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
     at: BTreeMap<u64, StrayPage>,
     /// End of the pages that are about to belong to the file (G1); 0 if it is not growing.
     growing_end: u64,
@@ -90,41 +97,41 @@ pub(super) struct StrayPages {
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) index: u64,
-    /// [`Region::growths`] before the fill was tried.
+    /// [`StrayPages::growths`] before the fill was tried.
     pub(crate) growths: u64,
     /// [`fault_time`] when the message was read; `u64::MAX` if a thread is known to wait.
     pub(crate) read_at: u64,
     pub(crate) error: Error,
 }
 
-impl Region {
+impl StrayPages {
     /// Returns the error of the last page that could not be filled, if any failed since `seen`.
     /// Stores the current number of errors in `seen`.
     pub(crate) fn error_since(&self, seen: &mut u64) -> Option<Error> {
-        let stray_pages = self.stray_pages.lock();
-        let is_new = stray_pages.errors > *seen;
-        *seen = stray_pages.errors;
-        stray_pages.last_error.clone().filter(|_| is_new)
+        let state = self.state.lock();
+        let is_new = state.errors > *seen;
+        *seen = state.errors;
+        state.last_error.clone().filter(|_| is_new)
     }
 
     /// Makes freshly installed pages accessible where poison had only refused access.
-    pub(super) fn lift_poison(&self, pages: Range<u64>) -> io::Result<()> {
-        // Relaxed: a hint, as in `clear_stray_pages`.
-        if !self.has_stray_pages.load(Ordering::Relaxed) {
+    pub(super) fn lift_poison(&self, addresses: &Addresses, pages: Range<u64>) -> io::Result<()> {
+        // Relaxed: a hint, as in `clear_poison`.
+        if !self.is_any.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut stray_pages = self.stray_pages.lock();
+        let mut state = self.state.lock();
         for index in pages {
-            if matches!(stray_pages.at.get(&index), Some(StrayPage::Poison(_))) {
-                stray_pages.at.remove(&index);
+            if matches!(state.at.get(&index), Some(StrayPage::Poison(_))) {
+                state.at.remove(&index);
                 // On failure, the page is installed, perhaps between accessible ones, and cannot be
                 // touched.
-                self.regions.unpoison(&self.range_at(index)).inspect_err(|error| {
-                    self.regions.soundness.lose("access to a page of a map is refused", error);
+                addresses.regions.unpoison(&addresses.range_at(index)).inspect_err(|error| {
+                    addresses.regions.soundness.lose("access to a page of a map is refused", error);
                 })?;
             }
         }
-        self.note_stray_pages(&stray_pages);
+        self.note_any(&state);
         Ok(())
     }
 
@@ -132,9 +139,9 @@ impl Region {
     /// longer waits.
     pub(crate) fn is_poisoned_since(&self, index: u64, read_at: u64) -> bool {
         // Relaxed: a hint; a thread that misses it tries once more to fill the page.
-        self.has_stray_pages.load(Ordering::Relaxed) && {
-            let stray_pages = self.stray_pages.lock();
-            matches!(stray_pages.at.get(&index), Some(StrayPage::Poison(since)) if read_at < *since)
+        self.is_any.load(Ordering::Relaxed) && {
+            let state = self.state.lock();
+            matches!(state.at.get(&index), Some(StrayPage::Poison(since)) if read_at < *since)
         }
     }
 
@@ -152,55 +159,55 @@ impl Region {
     /// the current state of the page.
     pub(crate) fn refuse(
         &self,
+        addresses: &Addresses,
         refusal: &Refusal,
         is_past_end: impl FnOnce() -> bool,
         is_there: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
         let Refusal { index, growths, read_at, error } = refusal.clone();
-        let range = self.range_at(index);
-        let mut stray_pages = self.stray_pages.lock();
-        if growths != self.growths() || index < stray_pages.growing_end || is_there() {
+        let mut state = self.state.lock();
+        if growths != self.growths() || index < state.growing_end || is_there() {
             return Ok(false);
         }
-        if matches!(stray_pages.at.get(&index), Some(StrayPage::Poison(since)) if read_at < *since)
-        {
+        if matches!(state.at.get(&index), Some(StrayPage::Poison(since)) if read_at < *since) {
             // Another fault service poisoned it, and reported the error.
             return Ok(true);
         }
         if is_past_end() {
-            let woken_at = match stray_pages.at.get(&index) {
+            let woken_at = match state.at.get(&index) {
                 Some(StrayPage::Suspected(woken_at)) => *woken_at,
                 Some(_) => 0,
                 None => u64::MAX,
             };
             if read_at < woken_at {
-                self.userfault.wake(&range)?;
-                stray_pages.at.entry(index).or_insert(StrayPage::Suspected(note_waked()));
-                self.note_stray_pages(&stray_pages);
+                addresses.userfault.wake(&addresses.range_at(index))?;
+                state.at.entry(index).or_insert(StrayPage::Suspected(note_waked()));
+                self.note_any(&state);
                 return Ok(false);
             }
         }
-        self.poison(&mut stray_pages, index, &range, error)
+        self.poison(addresses, &mut state, index, error)
     }
 
     /// Poisons the page and records the error. Returns `false` if the page is resident.
     fn poison(
         &self,
-        stray_pages: &mut StrayPages,
+        addresses: &Addresses,
+        state: &mut State,
         index: u64,
-        range: &PageRange,
         error: Error,
     ) -> io::Result<bool> {
         // Before the page is poisoned: a thread that this wakes may be the one that clears it.
-        self.has_stray_pages.store(true, Ordering::Relaxed);
-        let poisoned = self.regions.poison(&self.userfault, range);
+        self.is_any.store(true, Ordering::Relaxed);
+        let range = addresses.range_at(index);
+        let poisoned = addresses.regions.poison(&addresses.userfault, &range);
         if poisoned.is_ok() {
-            stray_pages.at.insert(index, StrayPage::Poison(note_waked()));
+            state.at.insert(index, StrayPage::Poison(note_waked()));
             log::error!("cannot fill a page of a map, access to it raises SIGBUS: {error}");
-            stray_pages.errors += 1;
-            stray_pages.last_error = Some(error);
+            state.errors += 1;
+            state.last_error = Some(error);
         }
-        self.note_stray_pages(stray_pages);
+        self.note_any(state);
         match poisoned {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -211,34 +218,34 @@ impl Region {
     /// Keeps the page of a folio that is about to be removed from its table and may have other
     /// references, until [`Self::release_orphan`].
     pub(crate) fn note_orphan(&self, index: u64, id: FolioId) {
-        let mut stray_pages = self.stray_pages.lock();
-        match stray_pages.at.get_mut(&index) {
+        let mut state = self.state.lock();
+        match state.at.get_mut(&index) {
             Some(StrayPage::Orphan { orphans, is_taken }) => {
                 orphans.push(id);
                 *is_taken = false;
             }
             _ => {
                 let held = StrayPage::Orphan { orphans: smallvec![id], is_taken: false };
-                stray_pages.at.insert(index, held);
+                state.at.insert(index, held);
             }
         }
-        self.note_stray_pages(&stray_pages);
+        self.note_any(&state);
     }
 
     /// Unmaps the page of an orphan whose last reference was put, unless another folio uses the
     /// page.
-    pub(crate) fn release_orphan(&self, index: u64, id: FolioId) {
-        let mut stray_pages = self.stray_pages.lock();
-        let found = stray_pages.at.get_mut(&index);
+    pub(crate) fn release_orphan(&self, addresses: &Addresses, index: u64, id: FolioId) {
+        let mut state = self.state.lock();
+        let found = state.at.get_mut(&index);
         let Some(StrayPage::Orphan { orphans, is_taken }) = found else { return };
         orphans.retain(|orphan| *orphan != id);
         if orphans.is_empty() {
             let is_taken = *is_taken;
-            stray_pages.at.remove(&index);
-            self.note_stray_pages(&stray_pages);
+            state.at.remove(&index);
+            self.note_any(&state);
             if !is_taken {
                 // A failure poisons the cache.
-                let _ = self.unmap_locked(index);
+                let _ = unmap(addresses, index);
             }
         }
     }
@@ -248,17 +255,17 @@ impl Region {
     /// to `false`, but not back.
     pub(crate) fn is_held(&self, index: u64) -> bool {
         // Relaxed: as in `clear_poison`.
-        self.has_stray_pages.load(Ordering::Relaxed)
-            && matches!(self.stray_pages.lock().at.get(&index), Some(StrayPage::Orphan { .. }))
+        self.is_any.load(Ordering::Relaxed)
+            && matches!(self.state.lock().at.get(&index), Some(StrayPage::Orphan { .. }))
     }
 
     /// Returns the pages among `pages` that belong to orphans and to no folio in the table.
     pub(crate) fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
-        let stray_pages = self.stray_pages.lock();
+        let state = self.state.lock();
         let is_orphaned = |stray_page: &StrayPage| {
             matches!(stray_page, StrayPage::Orphan { is_taken: false, .. })
         };
-        let found = stray_pages.at.range(pages).filter(|(_, stray_page)| is_orphaned(stray_page));
+        let found = state.at.range(pages).filter(|(_, stray_page)| is_orphaned(stray_page));
         found.map(|(index, _)| *index).collect()
     }
 
@@ -267,16 +274,17 @@ impl Region {
     /// returns `true`; they count as stored to then.
     ///
     /// # Safety
-    /// As for [`Self::install`], for one page.
-    pub(super) unsafe fn copy_into_orphan(
+    /// As for [`Region::install`](super::Region::install), for one page.
+    pub(super) unsafe fn copy_in(
         &self,
+        addresses: &Addresses,
         index: u64,
         source: *const u8,
     ) -> io::Result<bool> {
-        let mut stray_pages = self.stray_pages.lock();
-        let Some(StrayPage::Orphan { is_taken, .. }) = stray_pages.at.get_mut(&index) else {
-            self.clear_locked(&mut stray_pages, index)?;
-            self.note_stray_pages(&stray_pages);
+        let mut state = self.state.lock();
+        let Some(StrayPage::Orphan { is_taken, .. }) = state.at.get_mut(&index) else {
+            clear(addresses, &mut state, index)?;
+            self.note_any(&state);
             return Ok(false);
         };
         *is_taken = true;
@@ -284,110 +292,73 @@ impl Region {
         let bytes = unsafe { std::slice::from_raw_parts(source, PAGE_BYTES as usize) };
         // SAFETY: the page stays resident while the orphan exists; the caller holds the lock of the
         // page's folio, and readers of the orphan accept any bytes.
-        unsafe { copy::copy_in(self.address(index), bytes) };
+        unsafe { copy::copy_in(addresses.address(index), bytes) };
         Ok(true)
     }
 
-    fn clear_locked(&self, stray_pages: &mut StrayPages, index: u64) -> io::Result<()> {
-        if matches!(stray_pages.at.remove(&index), Some(StrayPage::Poison(_))) {
-            self.regions.unpoison(&self.range_at(index))?;
-        }
-        self.unmap_locked(index)
-    }
-
     /// Clears the poison of `pages`, so that the next access tries to fill them again.
-    pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
+    pub(crate) fn clear_poison(&self, addresses: &Addresses, pages: Range<u64>) -> io::Result<()> {
         // Relaxed: a thread that stored the poison and then calls this sees it.
-        if !self.has_stray_pages.load(Ordering::Relaxed) {
+        if !self.is_any.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut stray_pages = self.stray_pages.lock();
-        self.clear_stray_pages(&mut stray_pages, pages, |stray_page| {
-            matches!(stray_page, StrayPage::Poison(_))
-        })
+        let mut state = self.state.lock();
+        let is_unwanted = |stray_page: &StrayPage| matches!(stray_page, StrayPage::Poison(_));
+        self.clear_unwanted(addresses, &mut state, pages, is_unwanted)
     }
 
     /// G1: announces that `pages`, which are past the end of file, are about to belong to the file,
     /// and clears their suspicion and poison. The caller must fill the pages of
     /// [`Self::orphaned_among`], and call [`Self::end_growth`] even if it fails.
-    pub(crate) fn begin_growth(&self, pages: Range<u64>) -> io::Result<()> {
-        let mut stray_pages = self.stray_pages.lock();
-        stray_pages.growing_end = pages.end;
+    pub(crate) fn begin_growth(&self, addresses: &Addresses, pages: Range<u64>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.growing_end = pages.end;
         // Release: pairs with the Acquire in `growths`.
         self.growths.fetch_add(1, Ordering::Release);
         let is_unwanted = |stray_page: &StrayPage| !matches!(stray_page, StrayPage::Orphan { .. });
-        self.clear_stray_pages(&mut stray_pages, pages, is_unwanted)
+        self.clear_unwanted(addresses, &mut state, pages, is_unwanted)
     }
 
     /// G3: ends the growth.
     pub(crate) fn end_growth(&self) {
-        let mut stray_pages = self.stray_pages.lock();
-        stray_pages.growing_end = 0;
+        let mut state = self.state.lock();
+        state.growing_end = 0;
         // Release: pairs with the Acquire in `growths`: a page that was refused by the old length
         // is judged by the new one.
         self.growths.fetch_add(1, Ordering::Release);
     }
 
-    fn clear_stray_pages(
+    fn clear_unwanted(
         &self,
-        stray_pages: &mut StrayPages,
+        addresses: &Addresses,
+        state: &mut State,
         pages: Range<u64>,
         is_unwanted: impl Fn(&StrayPage) -> bool,
     ) -> io::Result<()> {
-        let unwanted =
-            stray_pages.at.range(pages).filter(|(_, stray_page)| is_unwanted(stray_page));
+        let unwanted = state.at.range(pages).filter(|(_, stray_page)| is_unwanted(stray_page));
         let unwanted: Vec<_> = unwanted.map(|(index, _)| *index).collect();
         for index in unwanted {
-            self.clear_locked(stray_pages, index)?;
+            clear(addresses, state, index)?;
         }
-        self.note_stray_pages(stray_pages);
+        self.note_any(state);
         Ok(())
     }
 
-    fn note_stray_pages(&self, stray_pages: &StrayPages) {
+    fn note_any(&self, state: &State) {
         // Relaxed: the lock orders it for all threads that depend on it.
-        self.has_stray_pages.store(!stray_pages.at.is_empty(), Ordering::Relaxed);
-    }
-
-    fn unmap_locked(&self, index: u64) -> io::Result<()> {
-        let range = self.range_at(index);
-        // SAFETY: a page of this region whose bytes are not needed.
-        unsafe { self.unmap_unwanted(std::slice::from_ref(&range)) }.map(drop)
+        self.is_any.store(!state.at.is_empty(), Ordering::Relaxed);
     }
 }
 
-/// The orphans of all regions: folios that were removed from their tables while references to them
-/// remain. The thread that puts the last reference finds here the page that must be unmapped.
-#[derive(Debug, Default)]
-pub(crate) struct Orphans {
-    pages: Mutex<HashMap<FolioId, (Arc<Region>, u64)>>,
-    /// `true` if there are any; most caches never have one.
-    is_any: AtomicBool,
+/// Removes the stray page at `index` from the state, and from the addresses.
+fn clear(addresses: &Addresses, state: &mut State, index: u64) -> io::Result<()> {
+    if matches!(state.at.remove(&index), Some(StrayPage::Poison(_))) {
+        addresses.regions.unpoison(&addresses.range_at(index))?;
+    }
+    unmap(addresses, index)
 }
 
-impl Orphans {
-    /// Records that a folio was removed from its table and keeps its page. The caller holds a
-    /// reference.
-    pub(crate) fn note(&self, id: FolioId, region: &Arc<Region>, index: u64) {
-        let mut pages = self.pages.lock();
-        region.note_orphan(index, id);
-        pages.insert(id, (Arc::clone(region), index));
-        // Relaxed: the last reference is put after the caller's own.
-        self.is_any.store(true, Ordering::Relaxed);
-    }
-
-    /// Releases the page of a folio whose last reference was put, if the folio is an orphan.
-    pub(crate) fn release(&self, id: FolioId) {
-        // Relaxed: see `note`.
-        if !self.is_any.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut pages = self.pages.lock();
-        let found = pages.remove(&id);
-        self.is_any.store(!pages.is_empty(), Ordering::Relaxed);
-        drop(pages);
-        if let Some((region, index)) = found {
-            region.release_orphan(index, id);
-        }
-    }
+fn unmap(addresses: &Addresses, index: u64) -> io::Result<()> {
+    // SAFETY: a page of the region whose bytes are not needed.
+    unsafe { addresses.unmap_unwanted(&[addresses.range_at(index)]) }.map(drop)
 }

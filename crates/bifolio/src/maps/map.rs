@@ -5,18 +5,42 @@
 //! accesses to pages that are not resident; `maps/unmap.rs` evicts pages under raw writers.
 //! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
 //!
+//! The cache finds a program's stores in the page tables. It does not find stores of a direct
+//! transfer or a device there: the transfer looked up the page when it began, and its bytes may
+//! arrive after a write-out has made the page clean. So every look for stores counts the pages of a
+//! [`MapPinMut`] as stored to, and dropping it marks them dirty once more.
+//!
+//! PROTOCOL PINNED, as two columns:
+//!
+//! ```text
+//!  PIN (here)                                   OTHERS
+//!  P1 a reference to each folio                 eviction: UNMAP-B2 fails
+//!  P2 its pages count as stored to              sync: look for stores; pinned pages are among
+//!  P3 mark them dirty, under the folio lock       them; then SYNC-S1..S5
+//!  P4 (the device writes, until it ends)        write-out: clean, protect, copy
+//!  P5 mark them dirty, under the lock of        truncate: the folio is removed from the table,
+//!     the folio that has the page now             the page stays (REGION-4); growth: another
+//!  P6 they no longer count as stored to           folio has the page, zeroed
+//!  P7 drop the references
+//! ```
+//!
+//! A sync writes everything that was written before its look for stores: the page counts as stored
+//! to, or P5 has marked it dirty. Bytes that arrive after the copy for a write-out are found by the
+//! next look, or by P5. Bytes that a device writes to a truncated page are lost, as with `mmap`; if
+//! the file has grown again they may become part of it, and are not lost then. `loom_map_pin`
+//! models this.
+//!
+//! A pin may outlive its map, and then counts as one: the cache cannot be closed before P7.
+//!
 //! # Safety
 //! Returns raw addresses, and slices of them under the caller's promise.
 #![allow(unsafe_code)]
 
-mod pinned;
-
-pub use pinned::MapPinMut;
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{File, ImmutableFile, OwnedPageRef};
-use crate::maps::guard::MapGuard;
+use crate::maps::mappable::MapGuard;
 use crate::maps::region::Region;
+use crate::page::pages_of;
 use crate::sync::Mutex;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -104,7 +128,7 @@ impl File {
     pub fn map(&self, range: Range<u64>) -> Result<Map> {
         let (region, guard) = self.begin_map(&range)?;
         let mut errors_seen = 0;
-        region.error_since(&mut errors_seen);
+        region.stray_pages.error_since(&mut errors_seen);
         let errors_seen = Mutex::new(errors_seen);
         Ok(Map { guard, file: self.clone(), region, range, errors_seen, of: PhantomData })
     }
@@ -167,20 +191,20 @@ impl<F> Map<F> {
     /// As [`Self::populate`]; [`ErrorKind::Full`] if the bound does not allow it.
     pub fn pin(&self, range: Range<u64>) -> Result<OwnedPageRef> {
         let range = self.in_file(&range)?;
-        let start = self.region.base().wrapping_add(range.start as usize);
+        let start = self.region.addresses.base().wrapping_add(range.start as usize);
         OwnedPageRef::of_map(&self.file, range, start, self.guard.for_pin())
     }
 
     /// Returns the last error of a fault of the file since the map was created or this was last
     /// called, if there is one.
     pub fn take_error(&self) -> Option<Error> {
-        let error = self.region.error_since(&mut self.errors_seen.lock())?;
+        let error = self.region.stray_pages.error_since(&mut self.errors_seen.lock())?;
         let text = format!("a page of a map could not be read: {error}");
         Some(Error::new(ErrorKind::Fault, text).because(Arc::new(error)))
     }
 
     fn start(&self) -> *mut u8 {
-        self.region.base().wrapping_add(self.range.start as usize)
+        self.region.addresses.base().wrapping_add(self.range.start as usize)
     }
 
     /// Converts a range of the map to a range of the file.
@@ -284,5 +308,45 @@ impl MapMut {
     /// As [`File::sync_range`]; a range that is not inside the map.
     pub fn sync(&self, range: Range<u64>) -> Result<()> {
         self.map.file.sync_range(self.map.in_file(&range)?)
+    }
+}
+
+/// Lets the kernel or a device write to bytes of a map while it exists; see
+/// [`MapMut::pin_mut`](crate::MapMut::pin_mut).
+///
+/// The pages stay resident and count as stored to: each sync, and the flusher, writes them with
+/// their current content. Dropping the pin marks them dirty. Until then the file stays open and the
+/// cache cannot be closed, even after the map is dropped. The pin may be sent to the thread that
+/// learns of the end of the transfer, and dropped there. Dropping it waits for a thread that holds
+/// the lock of one of the pages ([`PageRefMut`](crate::PageRefMut)).
+#[derive(Debug)]
+pub struct MapPinMut {
+    page: OwnedPageRef,
+    region: Arc<Region>,
+    range: Range<u64>,
+}
+
+impl MapPinMut {
+    /// Counts the pages of `range`, a range of the file that `page` pins, as stored to.
+    fn new(page: OwnedPageRef, region: &Arc<Region>, range: Range<u64>) -> Self {
+        region.written_unseen.add(pages_of(&range));
+        page.mark_stored();
+        Self { page, region: Arc::clone(region), range }
+    }
+
+    /// Returns the address of the first byte, for the kernel or the device to write to.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.region.addresses.base().wrapping_add(self.range.start as usize)
+    }
+}
+
+impl Drop for MapPinMut {
+    fn drop(&mut self) {
+        // In a forked child, locks may be held by threads that do not exist there.
+        if self.page.is_forked() {
+            return;
+        }
+        self.page.mark_stored();
+        self.region.written_unseen.remove(&pages_of(&self.range));
     }
 }

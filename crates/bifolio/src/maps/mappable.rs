@@ -1,0 +1,259 @@
+//! Mappable files: what those of a cache share, their calls for maps, and their growth.
+//!
+//! The shared resources are created with the first mappable file. The new part of a file that grows
+//! has only zeros, whatever raw writers have stored past the old end, and faults that were refused
+//! there are judged again.
+
+use crate::error::{Error, Result};
+use crate::file::{File, Registry};
+use crate::fill::{AccessMode, Batch, Delivery, Locked};
+use crate::inode::Resizing;
+use crate::maps::faults::{self, FaultThreads};
+use crate::maps::kernel::userfault::Userfault;
+use crate::maps::region::{Region, Regions};
+use crate::memory::PageSpace;
+use crate::page::{PAGE_BYTES, PAGE_SHIFT, TABLE_PAGE_BYTES, pages_of};
+use crate::reclaim::Reclaim;
+use crate::sync::Mutex;
+use crate::sys::probe::{Feature, Features};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Resources that all files of a cache that can be mapped share.
+#[derive(Debug)]
+pub(crate) struct MapResources {
+    features: Features,
+    unmap_batch_folios: usize,
+    made: Mutex<Made>,
+}
+
+#[derive(Debug, Default)]
+struct Made {
+    regions: Option<Arc<Regions>>,
+    threads: Option<FaultThreads>,
+}
+
+impl MapResources {
+    pub(crate) fn new(features: &Features, unmap_batch_folios: usize) -> Self {
+        Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
+    }
+
+    /// Creates a region for a file of at most `len_max_bytes` bytes.
+    ///
+    /// # Errors
+    /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
+    pub(crate) fn new_region(&self, reclaim: &Reclaim, len_max_bytes: u64) -> Result<Region> {
+        if let Some(reason) = self.features.why_not(Feature::UserFaults) {
+            return Err(Error::cannot_map("", &reason));
+        }
+        let mut made = self.made.lock();
+        let regions = self.regions(&mut made, reclaim)?;
+        let userfault = self.userfault(&mut made, &regions)?;
+        let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
+        Region::new(pages, &userfault, &regions).map_err(refused)
+    }
+
+    fn regions(&self, made: &mut Made, reclaim: &Reclaim) -> Result<Arc<Regions>> {
+        if let Some(regions) = &made.regions {
+            return Ok(Arc::clone(regions));
+        }
+        let size = reclaim.regions_size(self.unmap_batch_folios);
+        reclaim.charge(size.bytes())?;
+        let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
+        if regions.is_err() {
+            reclaim.memory.arena.uncharge(size.bytes());
+        }
+        let regions = Arc::new(regions.map_err(refused)?);
+        made.regions = Some(Arc::clone(&regions));
+        Ok(regions)
+    }
+
+    fn userfault(&self, made: &mut Made, regions: &Arc<Regions>) -> Result<Arc<Userfault>> {
+        if let Some(threads) = &made.threads {
+            return Ok(Arc::clone(threads.userfault()));
+        }
+        let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
+        let threads = FaultThreads::start(&userfault, regions).map_err(Error::thread)?;
+        made.threads = Some(threads);
+        Ok(userfault)
+    }
+}
+
+fn refused(source: io::Error) -> Error {
+    Error::memory("a file that can be mapped (OpenOptions::len_max)", source)
+}
+
+/// Table pages charged when a memory file is mapped: those of its first 128 MiB. The others are
+/// charged when they are touched, because a map may be large and sparse.
+const TABLES_MAX: usize = 64;
+
+/// Counts a map, or a pin of one, as in use while it exists. The guard of a map must be dropped
+/// before the map's file.
+#[derive(Debug)]
+pub(crate) struct MapGuard {
+    registry: Arc<Registry>,
+    mapped: Option<(Arc<Region>, Range<u64>)>,
+}
+
+impl MapGuard {
+    /// Counts a pin of the map, which may outlive the map. The cache is open, because the map is in
+    /// use.
+    pub(crate) fn for_pin(&self) -> Self {
+        self.registry.cache_state.begin_map();
+        Self { registry: Arc::clone(&self.registry), mapped: None }
+    }
+}
+
+impl Drop for MapGuard {
+    fn drop(&mut self) {
+        if self.registry.cache_state.is_forked() {
+            // Locks may be held by threads that do not exist in this process.
+            return;
+        }
+        if let Some((region, pages)) = &self.mapped {
+            region.mapped.remove(pages);
+            // So that the thread that drops the map closes the file, and not the one that served
+            // the last fault.
+            if let Some(services) = faults::services_in(region) {
+                services.wait_for_begun();
+            }
+        }
+        self.registry.cache_state.end_map();
+    }
+}
+
+impl File {
+    /// Returns the region of the file and a guard, if `range` can be mapped.
+    pub(crate) fn begin_map(&self, range: &Range<u64>) -> Result<(Arc<Region>, MapGuard)> {
+        let handle = &self.handle;
+        let registry = Arc::clone(&handle.registry);
+        // Before the check, so that a concurrent close sees the map.
+        registry.cache_state.begin_map();
+        let mut guard = MapGuard { registry, mapped: None };
+        handle.check_sound()?;
+        handle.check_readable()?;
+        let length_bytes = range.end.saturating_sub(range.start);
+        handle.range_end(range.start, length_bytes)?;
+        let Some(region) = handle.inode.page_space.region() else {
+            return Err(Error::not_mappable(handle.inode.name()));
+        };
+        if range.is_empty() {
+            return Err(Error::config("range", "a map of no bytes"));
+        }
+        if range.end > self.len() {
+            return Err(handle.inode.past_end(range.start, length_bytes));
+        }
+        let pages = pages_of(range);
+        if handle.inode.is_memory_file() {
+            // Here it is an error; at a store, the end of the process.
+            let step = (TABLE_PAGE_BYTES / size_of::<u64>() as u64) as usize;
+            for index in pages.clone().step_by(step).chain([pages.end - 1]).take(TABLES_MAX) {
+                handle.reclaim.charge_table(&handle.inode, index)?;
+            }
+        }
+        region.mapped.add(pages.clone());
+        guard.mapped = Some((Arc::clone(region), pages));
+        Ok((Arc::clone(region), guard))
+    }
+
+    /// Starts to track stores, before a raw writer gets an address.
+    pub(crate) fn admit_raw_writers(&self, region: &Region) -> Result<()> {
+        self.handle.check_writable()?;
+        if let Some(reason) = region.addresses.regions.why_no_stores() {
+            return Err(Error::cannot_map("for writing ", &reason));
+        }
+        let purpose = "watching the stores of a map";
+        let tracked = self.handle.inode.track_stores(region);
+        tracked.map_err(|source| Error::memory(purpose, source))
+    }
+
+    /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages that
+    /// could not be read before.
+    pub(crate) fn fill_range(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_readable()?;
+        let pages = pages_of(&range);
+        let cleared = handle.inode.page_space.clear_poison(pages.clone());
+        let purpose = "a page of a map";
+        cleared.map_err(|source| Error::memory(purpose, source))?;
+        let mut batch = Batch::new(&handle.inode);
+        // Failed pages are tried once more below, page by page, and reported.
+        let mut deliver = |_, _: Delivery<'_>| {};
+        // Pages past the end are refused below.
+        let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
+        let added = batch.add(handle.fill(), pages.start..end, 0, &mut deliver);
+        batch.finish(&mut deliver);
+        added?;
+        handle.handle_fault(pages, false).map_err(|(_, error)| error)
+    }
+}
+
+/// Guard held while a file in a region grows: faults past the old end wait instead of failing
+/// (STRAY-G1 to STRAY-G3).
+#[derive(Debug)]
+pub(crate) struct Growing<'a> {
+    page_space: Option<&'a PageSpace>,
+    /// File with a backing and its length before, if raw writers may store past its end.
+    uncovered: Option<(&'a File, u64)>,
+}
+
+impl Growing<'_> {
+    pub(crate) fn end(&mut self) {
+        if let Some(page_space) = self.page_space.take() {
+            page_space.end_growth();
+        }
+    }
+}
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.end();
+        // A raw store past the old end, made since the bytes there were zeroed, is part of the file
+        // now. A write-out of its page ended at the old length.
+        if let Some((file, before_bytes)) = self.uncovered
+            && file.len() > before_bytes
+            && let Some(Locked { folio, lock, .. }) =
+                file.handle.fill().find_resident(before_bytes >> PAGE_SHIFT)
+        {
+            file.handle.inode.mark_stored(&lock, folio.id());
+        }
+    }
+}
+
+impl File {
+    /// Prepares the file to grow to `len_bytes` bytes, if it is shorter: zeroes everything that raw
+    /// writers have stored past its end, and removes pages that were poisoned for faults on
+    /// truncated pages. The caller keeps the returned guard until the growth has succeeded or
+    /// failed.
+    pub(crate) fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
+        let before_bytes = self.len();
+        if len_bytes <= before_bytes {
+            return Ok(Growing { page_space: None, uncovered: None });
+        }
+        let page_space = &self.handle.inode.page_space;
+        let mut growing = Growing { page_space: Some(page_space), uncovered: None };
+        let purpose = "pages past the end of a file";
+        let begun = page_space.begin_growth(before_bytes, len_bytes);
+        begun.map_err(|source| Error::memory(purpose, source))?;
+        let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
+        for index in page_space.orphaned_among(pages) {
+            // A reference to the truncated page exists, and maps see the page: it stays and is
+            // zeroed, as for a partial write.
+            let end = (index + 1) * PAGE_BYTES;
+            if let Err(error) =
+                self.handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
+            {
+                self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
+                return Err(error);
+            }
+        }
+        if page_space.tracked().is_some() {
+            self.zero_tail(before_bytes)?;
+            let ends_in_page = !before_bytes.is_multiple_of(PAGE_BYTES);
+            growing.uncovered =
+                (ends_in_page && !self.is_memory_file()).then_some((self, before_bytes));
+        }
+        Ok(growing)
+    }
+}
