@@ -174,15 +174,12 @@ mod inode {
 mod memory {
     mod list_sizes;
     mod lru;
-    mod stock;
     pub(crate) use list_sizes::ListKind;
     pub(crate) use lru::Lru;
-    pub(crate) use stock::FrameStock;
 }
-/// The parts of `sys` that make no system calls.
+/// The part of `sys` that makes no system calls.
 #[cfg(all(test, loom))]
 mod sys {
-    pub(crate) mod array;
     pub(crate) mod copy;
 }
 /// The protocols of `writeback` that a model run can follow.

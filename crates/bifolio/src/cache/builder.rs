@@ -12,8 +12,8 @@ use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim, SwapThread};
 use crate::swap::{Swap, SwapStorage};
 use crate::sys::probe::{Feature, Features};
-use crate::sys::process;
 use crate::sys::process::Origin;
+use crate::sys::{memory, process};
 use crate::writeback::{Flusher, FlusherSettings, FlusherThreads};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -269,7 +269,7 @@ impl CacheBuilder {
     }
 
     fn swap_bytes(&self) -> u64 {
-        let metadata_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
+        let metadata_bytes = memory::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
         let room_bytes = (metadata_bytes / SWAP_METADATA_BYTES).saturating_mul(PAGE_BYTES);
         let default_bytes = config::SWAP_BYTES_MAX.min(room_bytes).max(config::SWAP_BYTES_MIN);
         self.config.swap_bytes_max.unwrap_or(default_bytes)
@@ -277,8 +277,8 @@ impl CacheBuilder {
 
     fn memory_bytes_max(&self) -> u64 {
         let chosen = self.config.memory_bytes_max.unwrap_or_else(|| {
-            let room_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
-            process::machine_memory_bytes().min(room_bytes)
+            let room_bytes = memory::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
+            memory::machine_memory_bytes().min(room_bytes)
         });
         chosen.clamp(self.config.memory_bytes, config::MEMORY_BYTES_MAX)
     }

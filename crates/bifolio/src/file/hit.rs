@@ -137,7 +137,7 @@ impl HitPath {
         self.touch_predicted(position, 4);
         let word = self.entry_word(position >> PAGE_SHIFT);
         let continues_read = continues_read(self.hot, position, length);
-        if !Entry::from_word(word.load(Ordering::Relaxed)).is_referenced() {
+        if !Entry(word.load(Ordering::Relaxed)).is_referenced() {
             return Hit::None;
         }
         if !continues_read {
@@ -183,7 +183,7 @@ impl HitPath {
         let word = self.entry_word(position >> PAGE_SHIFT);
         let block = ThreadBlock::of(self.counters_id);
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
-        let seen = Entry::from_word(word.load(Ordering::Acquire));
+        let seen = Entry(word.load(Ordering::Acquire));
         if !seen.is_referenced() | !block.is_known() {
             return Hit::None;
         }
@@ -328,7 +328,7 @@ impl HitPath {
         try_get: impl FnOnce(&'a Folios, FolioId) -> std::result::Result<FolioRef<'a>, TryGet>,
     ) -> Option<(FolioRef<'a>, *const u8)> {
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
-        let seen = Entry::from_word(word.load(Ordering::Acquire));
+        let seen = Entry(word.load(Ordering::Acquire));
         if !seen.is_referenced() {
             return None;
         }
@@ -382,7 +382,7 @@ impl HitPath {
     #[inline(always)]
     fn frame_at(&self, position: u64) -> *const u8 {
         let word = self.entry_word(position.min(self.entries_end - 1) >> PAGE_SHIFT);
-        let entry = Entry::from_word(word.load(Ordering::Relaxed));
+        let entry = Entry(word.load(Ordering::Relaxed));
         let in_page = (position & (PAGE_BYTES - 1)) as usize;
         self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)
     }

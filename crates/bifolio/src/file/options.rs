@@ -3,7 +3,7 @@
 use crate::config;
 use crate::error::{Error, Result};
 use crate::io::{DirectIo, DiskOptions};
-use crate::sys::process;
+use crate::sys::memory;
 
 /// Options of an open: access, folio size, limits.
 ///
@@ -207,7 +207,7 @@ impl OpenOptions {
             let growing = len_bytes.saturating_mul(4).max(least);
             // Also for a reader: a writer may come later.
             let wanted = if self.immutable { len_bytes } else { growing };
-            let part_bytes = process::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
+            let part_bytes = memory::address_space_bytes_max() / ADDRESS_SPACE_DIVISOR;
             let bytes_for_each = if self.mappable { 1 } else { TABLE_DIVISOR };
             let room_bytes = part_bytes.saturating_mul(bytes_for_each);
             wanted.min(room_bytes).min(LEN_MAX_BYTES_LIMIT).max(len_bytes)

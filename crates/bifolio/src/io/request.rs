@@ -17,12 +17,12 @@
 //! it prevents reading or freeing it.
 #![allow(unsafe_code)]
 
-use crate::sys::{copy, file};
+use crate::sys::copy;
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::{fmt, io, slice};
 
@@ -216,22 +216,24 @@ impl<'a> IoBufMut<'a> {
         part.collect()
     }
 
-    /// Fills consecutive buffers from `file`, with one system call.
+    /// Fills consecutive buffers from `file`, with one system call. The range ends below 2^63.
     pub(super) fn read_from(
         buffers: &mut [IoBufMut<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
-        if let [only] = buffers {
+        let (number, position) = (file.as_raw_fd(), position_bytes as i64);
+        let count = if let [only] = buffers {
+            let (start, length_bytes) = (only.span.start().cast(), only.len());
             // SAFETY: the buffer's bytes are writable; other threads read only through `sys::copy`
             // (IO-1).
-            return unsafe {
-                file::read_at(file, only.span.start(), only.span.len(), position_bytes)
-            };
-        }
-        let (entries, count) = Span::kernel_entries(Self::spans(buffers));
-        // SAFETY: the entries are those of `buffers`; as above for each.
-        unsafe { file::read_vectored_at(file, entries, count, position_bytes) }
+            unsafe { libc::pread64(number, start, length_bytes, position) }
+        } else {
+            let (entries, count) = Span::kernel_entries(Self::spans(buffers));
+            // SAFETY: the entries are those of `buffers`; as above for each.
+            unsafe { libc::preadv64(number, entries, count as i32, position) }
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
     pub(super) fn spans<'s>(buffers: &'s [IoBufMut<'_>]) -> &'s [Span] {
@@ -313,22 +315,24 @@ impl<'a> IoBuf<'a> {
         part.collect()
     }
 
-    /// Stores consecutive buffers in `file`, with one system call.
+    /// Stores consecutive buffers in `file`, with one system call. The range ends below 2^63.
     pub(super) fn write_to(
         buffers: &[IoBuf<'_>],
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
-        if let [only] = buffers {
+        let (number, position) = (file.as_raw_fd(), position_bytes as i64);
+        let count = if let [only] = buffers {
+            let (start, length_bytes) = (only.as_ptr().cast(), only.len());
             // SAFETY: the buffer's bytes are readable, and other threads write only through
             // `sys::copy` (IO-1).
-            return unsafe {
-                file::write_at(file, only.span.start(), only.span.len(), position_bytes)
-            };
-        }
-        let (entries, count) = Span::kernel_entries(Self::spans(buffers));
-        // SAFETY: the entries are those of `buffers`; as above for each.
-        unsafe { file::write_vectored_at(file, entries, count, position_bytes) }
+            unsafe { libc::pwrite64(number, start, length_bytes, position) }
+        } else {
+            let (entries, count) = Span::kernel_entries(Self::spans(buffers));
+            // SAFETY: the entries are those of `buffers`; as above for each.
+            unsafe { libc::pwritev64(number, entries, count as i32, position) }
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
     pub(super) fn spans<'s>(buffers: &'s [IoBuf<'_>]) -> &'s [Span] {

@@ -28,7 +28,7 @@ use super::request::{Span, range_end, round_down};
 use super::{DirectBacking, FallocateMode, IoBuf, IoBufMut, IoRequest, Operation};
 use crate::error::{Error, io_error, of_range};
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking, fence};
-use crate::sys::retries::Retries;
+use crate::sys::Retries;
 use smallvec::SmallVec;
 use std::fmt::Display;
 use std::ptr::NonNull;

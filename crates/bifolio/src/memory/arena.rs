@@ -14,29 +14,40 @@
 //! are pinned, free slots of any chunk are *lent* to the budget instead: their pages are returned
 //! to the kernel, at the price of a huge page, until a whole chunk is affordable again.
 //!
-//! Every CPU has a *stock*: a run of free frames, at most an extent, that its threads take one by
-//! one without the arena's lock (`stock.rs`). The lock is taken to fill a stock, about once in
-//! 16 pages, and for folios of several pages. When few pages are obtainable, a stock gets only the
-//! page that is needed; before memory is called full, or a chunk evacuated, all stocks are emptied.
+//! Every CPU has a *stock*, as in Linux (`pcp` in `mm/page_alloc.c`): a run of free frames, at most
+//! an extent, that its threads take one by one without the arena's lock ([`AtomicRun`]). The lock
+//! is taken to fill a stock, about once in 16 pages, and for folios of several pages. When few
+//! pages are obtainable, a stock gets only the page that is needed; before memory is called full,
+//! or a chunk evacuated, all stocks are emptied.
+//!
+//! PROTOCOL STOCK, as two columns:
+//!
+//! ```text
+//!      fill or empty, under the arena's lock     take, any thread
+//! Q1   swap the word for the empty run
+//! Q2   return the frames of the old word         load the word [start, end)
+//! Q3   allocate a new run
+//! Q4   swap the word for the new run             exchange it for [start + 1, end): owns `start`
+//! ```
+//!
+//! The Release of Q4 and the Acquire of the exchange order the previous use of a frame, which ended
+//! under the arena's lock, before the next (FRAMES-3). Covered by `loom_stock`.
 //!
 //! # Safety
 //! Returns addresses inside the reservation and never dereferences them.
 
-use super::chunk::{Available, Chunk, ChunkSize, EXTENT_PAGES};
-use super::residency::Budget;
-use super::stock::FrameStock;
+use super::chunk::{ArenaState, Budget, ChunkSize, EXTENT_PAGES, FRAME_BYTES, PAGE_BYTES};
 use super::{FrameKind, ORDER_MAX};
 use crate::config::HugePages;
 use crate::maps::region::RegionPages;
 use crate::page::{FolioId, Folios};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicRun, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process;
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::io;
-use std::ops::Range;
 
 /// Fills of this many adjacent pages, one after the other, are a run.
 const RUN_PAGES: u64 = 16;
@@ -51,10 +62,6 @@ thread_local! {
     static FILLED_PAGES: Cell<u64> = const { Cell::new(0) };
 }
 
-pub(super) const PAGE_BYTES: u64 = 4096;
-pub(super) const DESCRIPTOR_BYTES: u64 = 64;
-pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
-
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ArenaUse {
     pub(crate) bound_bytes: u64,
@@ -63,30 +70,6 @@ pub(crate) struct ArenaUse {
     pub(crate) frame_bytes: u64,
     /// Free pages in resident chunks, for folios of any order.
     pub(crate) free_pages: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct ArenaState {
-    pub(super) budget: Budget,
-    pub(super) chunk_size: ChunkSize,
-    /// Chunks that have been in use at some time, from the first one on.
-    pub(super) chunks: Vec<Chunk>,
-    /// Upper bound on the number of chunks.
-    pub(super) chunks_max: usize,
-    /// Chunks with free slots, by order.
-    pub(super) available: [Available; ORDER_MAX as usize + 1],
-    pub(super) free_pages: u64,
-    pub(super) frame_pages: u64,
-    pub(super) lent_pages: u64,
-    /// Vacant chunks, out of `chunks_max`.
-    pub(super) vacant_chunks: u64,
-    /// `true` while a chunk is made resident ahead of need.
-    pub(super) is_allocating_chunk: bool,
-    pub(super) last_order: u8,
-    /// `true` after the kernel refused memory that the bound allows. Chunks are then allocated only
-    /// when an allocation needs one, not ahead of need.
-    pub(super) is_allocation_refused: bool,
-    pub(super) region_pages: RegionPages,
 }
 
 /// The frames of a cache; see the [module documentation](self).
@@ -114,7 +97,7 @@ pub(crate) struct Arena {
     /// Pages to be evicted until the last run of fills is forgotten: a hint.
     run_pages_left: AtomicU64,
     /// The stock of each CPU; none if frames are only taken under the lock.
-    stocks: Box<[FrameStock]>,
+    stocks: Box<[AtomicRun]>,
 }
 
 impl Arena {
@@ -137,7 +120,7 @@ impl Arena {
         let may_use_huge_pages =
             huge_pages != HugePages::Never && features.has(Feature::TransparentHugePages);
         let state = ArenaState {
-            budget: Budget::new(bound_bytes),
+            budget: Budget { bound_bytes, used_bytes: 0 },
             chunk_size,
             chunks: Vec::new(),
             chunks_max: chunks as usize,
@@ -181,7 +164,7 @@ impl Arena {
 
     /// Gives each of `cpus` CPUs a stock of frames.
     pub(super) fn set_stocks(&mut self, cpus: usize) {
-        self.stocks = (0..cpus).map(|_| FrameStock::default()).collect();
+        self.stocks = (0..cpus).map(|_| AtomicRun::default()).collect();
     }
 
     /// Returns the number of frames of the address space.
@@ -274,7 +257,8 @@ impl Arena {
     ) -> io::Result<Option<FolioId>> {
         if order == 0 && !self.stocks.is_empty() {
             let stock = &self.stocks[process::current_cpu() % self.stocks.len()];
-            let found = stock.take(near).or_else(|| self.fill_stock(stock, near));
+            let taken = stock.take(near.map(|id| id.0)).map(FolioId);
+            let found = taken.or_else(|| self.fill_stock(stock, near));
             if found.is_some() {
                 return Ok(found);
             }
@@ -285,7 +269,7 @@ impl Arena {
     /// Fills a stock with a run of free frames after `near` if possible, and takes the first.
     /// Returns `None` if no frame is free.
     #[inline(never)]
-    fn fill_stock(&self, stock: &FrameStock, near: Option<FolioId>) -> Option<FolioId> {
+    fn fill_stock(&self, stock: &AtomicRun, near: Option<FolioId>) -> Option<FolioId> {
         let mut state = self.state.lock();
         state.put_run(stock.replace(0..0));
         let found = state.slot_for(0, near);
@@ -419,7 +403,10 @@ impl Arena {
 
     /// Returns the number of resident bytes above the bound.
     pub(crate) fn excess_bytes(&self) -> u64 {
-        self.state.lock().budget.excess_bytes()
+        {
+            let budget = &self.state.lock().budget;
+            budget.used_bytes.saturating_sub(budget.bound_bytes)
+        }
     }
 
     pub(crate) fn usage(&self) -> ArenaUse {
@@ -428,7 +415,7 @@ impl Arena {
             bound_bytes: state.budget.bound_bytes,
             used_bytes: state.budget.used_bytes,
             frame_bytes: state.frame_bytes(),
-            free_pages: state.free_pages + self.stocks.iter().map(FrameStock::pages).sum::<u64>(),
+            free_pages: state.free_pages + self.stocks.iter().map(AtomicRun::len).sum::<u64>(),
         }
     }
 
@@ -463,61 +450,6 @@ impl Arena {
         self.region_page_count.store(state.region_pages.used, Ordering::Relaxed);
         self.left_pages.store(state.budget.left_bytes() / FRAME_BYTES, Ordering::Relaxed);
         self.folio_pages_max.store(state.folio_pages_max(), Ordering::Relaxed);
-    }
-}
-
-impl ArenaState {
-    fn frame_bytes(&self) -> u64 {
-        (self.frame_pages + self.region_pages.used) * PAGE_BYTES
-    }
-
-    fn folio_pages_max(&self) -> u64 {
-        let left_pages = self.budget.left_bytes() / FRAME_BYTES;
-        let pages = self.frame_pages + self.region_pages.used + left_pages;
-        pages.saturating_sub(u64::from(self.chunk_size.pages()) - 1)
-    }
-
-    fn obtainable_pages(&self) -> u64 {
-        self.free_pages + self.growable_pages()
-    }
-
-    fn empty_chunk(&self, order: u8) -> Option<usize> {
-        let others = (0..self.available.len()).filter(|other| *other != usize::from(order));
-        let mut listed = others.flat_map(|other| self.available[other].chunks());
-        listed.find(|number| self.chunks[*number].is_empty())
-    }
-
-    fn take(&mut self, number: usize, slot: u32) -> FolioId {
-        let chunk = &mut self.chunks[number];
-        chunk.take(slot);
-        let order = chunk.order();
-        self.free_pages -= 1 << order;
-        self.list(number);
-        FolioId(self.chunk_size.frame_of(number, slot << order))
-    }
-
-    /// Allocates the free pages from `page` on, at most `pages_max` and in one extent, as a folio
-    /// each. Returns their frames.
-    fn take_run(&mut self, number: usize, page: u32, pages_max: u32) -> Range<u32> {
-        let run = self.chunks[number].take_run(page, pages_max);
-        self.free_pages -= u64::from(run.end - run.start);
-        self.list(number);
-        let first = self.chunk_size.frame_of(number, 0);
-        first + run.start..first + run.end
-    }
-
-    fn put_run(&mut self, frames: Range<u32>) {
-        for frame in frames {
-            self.put(FolioId(frame));
-        }
-    }
-
-    fn put(&mut self, id: FolioId) {
-        let (number, page) = self.chunk_size.place_of(id.0);
-        let chunk = &mut self.chunks[number];
-        chunk.put(page);
-        self.free_pages += 1 << chunk.order();
-        self.list(number);
     }
 }
 

@@ -1,10 +1,9 @@
-//! Chunks of frames, cut into slots for folios of one order at a time, and the choice of the slot
-//! for a new folio. Pure bookkeeping, under the lock of `arena.rs`.
+//! Chunks of frames, cut into slots for folios of one order at a time; the bound; and the choice of
+//! the slot for a new folio. Pure bookkeeping, under the lock of `arena.rs`.
 //!
 //! All chunks of a cache have one size, which follows from the bound that it is built with
-//! (`config::chunk_bytes`). Memory is taken from the kernel in chunks, and folio sizes change by
-//! chunk: each slot fits one folio of the chunk's order, and only an empty chunk is cut for another
-//! order.
+//! (`config::chunk_bytes`). Each slot fits one folio of the chunk's order, and only an empty chunk
+//! is cut for another order.
 //!
 //! ```text
 //!   slot    free   used   lent: not resident, not charged (`residency.rs`)
@@ -23,11 +22,15 @@
 //! ```
 
 use super::ORDER_MAX;
-use super::arena::{ArenaState, FRAME_BYTES, PAGE_BYTES};
 use crate::config;
+use crate::maps::region::RegionPages;
 use crate::page::FolioId;
 use std::collections::VecDeque;
 use std::ops::Range;
+
+pub(super) const PAGE_BYTES: u64 = 4096;
+pub(super) const DESCRIPTOR_BYTES: u64 = 64;
+pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
 
 /// Pages of an extent; no chunk is smaller.
 pub(crate) const EXTENT_PAGES: u32 = 16;
@@ -93,9 +96,9 @@ pub(super) struct Chunk {
     sparse_slots: u32,
     lent_slots: u32,
     /// Bit i: slot i is free.
-    free: SlotBits,
+    pub(super) free: SlotBits,
     /// Bit i: slot i is lent.
-    lent: SlotBits,
+    pub(super) lent: SlotBits,
 }
 
 impl Chunk {
@@ -137,10 +140,6 @@ impl Chunk {
         self.lent_slots << self.order()
     }
 
-    pub(super) fn free_slots(&self) -> u32 {
-        self.free_slots
-    }
-
     pub(super) fn free_pages(&self) -> u32 {
         self.free_slots << self.order()
     }
@@ -162,66 +161,41 @@ impl Chunk {
         self.sparse_slots = self.count_sparse_slots();
     }
 
-    /// Makes an empty chunk vacant: none of its pages is resident any more.
-    pub(super) fn vacate(&mut self) {
-        debug_assert!(self.is_empty(), "{self:?}");
-        *self = Self { has_descriptors: self.has_descriptors, ..Self::vacant(self.size) };
-    }
-
     /// Returns `true` if folios of `order` can be allocated in the chunk.
     pub(super) fn is_for(&self, order: u8) -> bool {
         self.role == Role::Slots { order } && !self.draining
     }
 
-    pub(super) fn sparse_slots(&self) -> u32 {
-        self.sparse_slots
-    }
-
-    pub(super) fn is_free(&self, slot: u32) -> bool {
-        self.free.has(slot)
-    }
-
-    fn set_free(&mut self, slot: u32, free: bool) {
-        let sparse_before = self.sparse_slots_beside(slot);
-        self.free.set(slot..slot + 1, free);
-        self.free_slots = if free { self.free_slots + 1 } else { self.free_slots - 1 };
-        self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(slot) - sparse_before;
+    /// Changes slots of one extent.
+    fn set_free(&mut self, slots: Range<u32>, free: bool) {
+        let (first, count) = (slots.start, slots.end - slots.start);
+        let sparse_before = self.sparse_slots_beside(first);
+        self.free.set(slots, free);
+        self.free_slots = if free { self.free_slots + count } else { self.free_slots - count };
+        self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(first) - sparse_before;
     }
 
     /// Allocates the slot, which must be free, to a folio.
     pub(super) fn take(&mut self, slot: u32) {
-        debug_assert!(self.is_free(slot), "slot {slot} is already in use");
-        self.set_free(slot, false);
+        debug_assert!(self.free.has(slot), "slot {slot} is already in use");
+        self.set_free(slot..slot + 1, false);
     }
 
     /// Allocates the free pages from `first` on, at most `pages_max` and in one extent, as a folio
     /// each, in a chunk that is cut for single pages.
     pub(super) fn take_run(&mut self, first: u32, pages_max: u32) -> Range<u32> {
-        debug_assert!(self.order() == 0 && self.is_free(first), "page {first} is in use");
+        debug_assert!(self.order() == 0 && self.free.has(first), "page {first} is in use");
         let extent_end = (first / EXTENT_PAGES + 1) * EXTENT_PAGES;
         let run = first..self.free.next(first, false).min(extent_end).min(first + pages_max);
-        let sparse_before = self.sparse_slots_beside(first);
-        self.free.set(run.clone(), false);
-        self.free_slots -= run.end - run.start;
-        self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(first) - sparse_before;
+        self.set_free(run.clone(), false);
         run
     }
 
     /// Frees the slot whose first page is `first`.
     pub(super) fn put(&mut self, first: u32) {
         let slot = first >> self.order();
-        debug_assert!(!self.is_free(slot) && !self.lent.has(slot), "page {first} freed twice");
-        self.set_free(slot, true);
-    }
-
-    /// Returns the first run of free slots, cut to `pages_max` pages but at least one slot.
-    pub(super) fn first_free(&self, pages_max: u32) -> Option<Range<u32>> {
-        self.free.first_run((pages_max >> self.order()).max(1))
-    }
-
-    /// Returns the first run of lent slots.
-    pub(super) fn first_lent(&self) -> Option<Range<u32>> {
-        self.lent.first_run(u32::MAX)
+        debug_assert!(!self.free.has(slot) && !self.lent.has(slot), "page {first} freed twice");
+        self.set_free(slot..slot + 1, true);
     }
 
     /// Makes free slots lent, or lent slots free.
@@ -274,9 +248,8 @@ impl Chunk {
 
     /// Counts the free slots in sparse extents.
     pub(super) fn count_sparse_slots(&self) -> u32 {
-        (0..self.extents())
-            .map(|extent| self.sparse_slots_beside(extent * self.extent_slots()))
-            .sum()
+        let sparse = (0..self.extents()).filter(|extent| self.is_sparse(*extent));
+        sparse.map(|extent| self.free_in_extent(extent)).sum()
     }
 
     fn lowest_free_of(&self, extent: u32) -> Option<u32> {
@@ -286,9 +259,9 @@ impl Chunk {
 
     /// Returns an extent that is completely free, or else a sparse one.
     fn sparse_extent(&self) -> Option<u32> {
-        let whole =
-            (0..self.extents()).find(|extent| self.free_in_extent(*extent) == self.extent_slots());
-        whole.or_else(|| (0..self.extents()).find(|extent| self.is_sparse(*extent)))
+        let is_whole = |extent: &u32| self.free_in_extent(*extent) == self.extent_slots();
+        let mut extents = 0..self.extents();
+        extents.clone().find(is_whole).or_else(|| extents.find(|extent| self.is_sparse(*extent)))
     }
 
     /// Returns the last free slot of the extent with the fewest free slots, ignoring sparse extents
@@ -324,6 +297,175 @@ impl Available {
 pub(super) struct Listed {
     sparse: bool,
     partial: bool,
+}
+
+/// The bound and the bytes charged against it.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    pub(super) bound_bytes: u64,
+    pub(super) used_bytes: u64,
+}
+
+impl Budget {
+    pub(super) fn left_bytes(&self) -> u64 {
+        self.bound_bytes.saturating_sub(self.used_bytes)
+    }
+
+    /// Charges `bytes` if they fit.
+    #[must_use]
+    pub(crate) fn try_take(&mut self, bytes: u64) -> bool {
+        let fits = bytes <= self.left_bytes();
+        if fits {
+            self.used_bytes += bytes;
+        }
+        fits
+    }
+
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        debug_assert!(bytes <= self.used_bytes, "{bytes} of {} charged bytes", self.used_bytes);
+        self.used_bytes -= bytes;
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ArenaState {
+    pub(super) budget: Budget,
+    pub(super) chunk_size: ChunkSize,
+    /// Chunks that have been in use at some time, from the first one on.
+    pub(super) chunks: Vec<Chunk>,
+    /// Upper bound on the number of chunks.
+    pub(super) chunks_max: usize,
+    /// Chunks with free slots, by order.
+    pub(super) available: [Available; ORDER_MAX as usize + 1],
+    pub(super) free_pages: u64,
+    pub(super) frame_pages: u64,
+    pub(super) lent_pages: u64,
+    /// Vacant chunks, out of `chunks_max`.
+    pub(super) vacant_chunks: u64,
+    /// `true` while a chunk is made resident ahead of need.
+    pub(super) is_allocating_chunk: bool,
+    pub(super) last_order: u8,
+    /// `true` after the kernel refused memory that the bound allows. Chunks are then allocated only
+    /// when an allocation needs one, not ahead of need.
+    pub(super) is_allocation_refused: bool,
+    pub(super) region_pages: RegionPages,
+}
+
+impl ArenaState {
+    pub(super) fn frame_bytes(&self) -> u64 {
+        (self.frame_pages + self.region_pages.used) * PAGE_BYTES
+    }
+
+    pub(super) fn folio_pages_max(&self) -> u64 {
+        let left_pages = self.budget.left_bytes() / FRAME_BYTES;
+        let pages = self.frame_pages + self.region_pages.used + left_pages;
+        pages.saturating_sub(u64::from(self.chunk_size.pages()) - 1)
+    }
+
+    pub(super) fn obtainable_pages(&self) -> u64 {
+        self.free_pages + self.growable_pages()
+    }
+
+    pub(super) fn empty_chunk(&self, order: u8) -> Option<usize> {
+        let others = (0..self.available.len()).filter(|other| *other != usize::from(order));
+        let mut listed = others.flat_map(|other| self.available[other].chunks());
+        listed.find(|number| self.chunks[*number].is_empty())
+    }
+
+    pub(super) fn take(&mut self, number: usize, slot: u32) -> FolioId {
+        let chunk = &mut self.chunks[number];
+        chunk.take(slot);
+        let order = chunk.order();
+        self.free_pages -= 1 << order;
+        self.list(number);
+        FolioId(self.chunk_size.frame_of(number, slot << order))
+    }
+
+    /// Allocates the free pages from `page` on, at most `pages_max` and in one extent, as a folio
+    /// each. Returns their frames.
+    pub(super) fn take_run(&mut self, number: usize, page: u32, pages_max: u32) -> Range<u32> {
+        let run = self.chunks[number].take_run(page, pages_max);
+        self.free_pages -= u64::from(run.end - run.start);
+        self.list(number);
+        let first = self.chunk_size.frame_of(number, 0);
+        first + run.start..first + run.end
+    }
+
+    pub(super) fn put_run(&mut self, frames: Range<u32>) {
+        for frame in frames {
+            self.put(FolioId(frame));
+        }
+    }
+
+    pub(super) fn put(&mut self, id: FolioId) {
+        let (number, page) = self.chunk_size.place_of(id.0);
+        let chunk = &mut self.chunks[number];
+        chunk.put(page);
+        self.free_pages += 1 << chunk.order();
+        self.list(number);
+    }
+
+    /// Returns `true` if less than a chunk is free and the bound allows another one.
+    pub(super) fn wants_chunk(&self) -> bool {
+        let is_short = self.frame_pages > 0 && self.free_pages < self.chunk_size.pages().into();
+        is_short
+            && self.vacant_chunks > 0
+            && !self.is_allocation_refused
+            && self.growable_pages() > 0
+    }
+
+    /// Returns the number of pages that can be made resident, in whole chunks; a hint.
+    pub(super) fn growable_pages(&self) -> u64 {
+        let chunk_pages = u64::from(self.chunk_size.pages());
+        let chunks = self.budget.left_bytes() / self.chunk_size.cost_bytes();
+        (chunks * chunk_pages).min(self.vacant_chunks * chunk_pages + self.lent_pages)
+    }
+
+    /// Returns the first vacant chunk. Chunks that were never used have no state here: the address
+    /// space may have room for as many chunks as the machine has memory.
+    fn vacant_chunk(&mut self) -> Option<usize> {
+        if self.vacant_chunks == 0 {
+            return None;
+        }
+        let known = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant);
+        if known.is_none() && self.chunks.len() < self.chunks_max {
+            self.chunks.push(Chunk::vacant(self.chunk_size));
+            return Some(self.chunks.len() - 1);
+        }
+        known
+    }
+
+    /// Returns the bytes of a vacant chunk, and of its descriptors unless they are charged already.
+    fn cost_of(&self, number: usize) -> u64 {
+        match self.chunks[number].has_descriptors {
+            true => self.chunk_size.bytes(),
+            false => self.chunk_size.cost_bytes(),
+        }
+    }
+
+    /// Charges a vacant chunk before it is made resident.
+    pub(super) fn begin_growth(&mut self) -> Option<usize> {
+        if self.budget.left_bytes() < self.chunk_size.bytes() {
+            return None;
+        }
+        let number = self.vacant_chunk()?;
+        let cost_bytes = self.cost_of(number);
+        if !self.budget.try_take(cost_bytes) {
+            return None;
+        }
+        self.chunks[number].role = Role::Allocating;
+        self.vacant_chunks -= 1;
+        self.frame_pages += u64::from(self.chunk_size.pages());
+        Some(number)
+    }
+
+    /// Reverts [`Self::begin_growth`].
+    pub(super) fn cancel_growth(&mut self, number: usize) {
+        self.chunks[number].role = Role::Vacant;
+        self.vacant_chunks += 1;
+        self.frame_pages -= u64::from(self.chunk_size.pages());
+        self.budget.give_back(self.cost_of(number));
+    }
 }
 
 /// The choice of a slot.
@@ -363,24 +505,21 @@ impl ArenaState {
         let (number, page) = self.chunk_size.place_of(near.0 + (1 << order));
         let chunk = self.chunks.get(number).filter(|chunk| chunk.is_for(order))?;
         let slot = page >> order;
-        chunk.is_free(slot).then_some((number, slot))
+        chunk.free.has(slot).then_some((number, slot))
     }
 
     /// Adds a chunk to the lists that it belongs to, and removes it from the others.
     pub(super) fn list(&mut self, number: usize) {
         let chunk = &self.chunks[number];
         let is_listed = chunk.is_in_service() && !chunk.draining;
-        let sparse = is_listed && chunk.sparse_slots() > 0;
-        let partial = is_listed && chunk.free_slots() > chunk.sparse_slots();
+        let sparse = is_listed && chunk.sparse_slots > 0;
+        let partial = is_listed && chunk.free_slots > chunk.sparse_slots;
         self.set_listed(number, Listed { sparse, partial });
     }
 
-    /// Removes a chunk from all lists, before it is evacuated, cut or returned to the kernel.
-    pub(super) fn unlist(&mut self, number: usize) {
-        self.set_listed(number, Listed::default());
-    }
-
-    fn set_listed(&mut self, number: usize, listed: Listed) {
+    /// Makes the lists of a chunk those of `listed`: none before it is evacuated, cut or returned
+    /// to the kernel.
+    pub(super) fn set_listed(&mut self, number: usize, listed: Listed) {
         let chunk = &mut self.chunks[number];
         let before = std::mem::replace(&mut chunk.listed, listed);
         let available = &mut self.available[chunk.order() as usize];
@@ -448,7 +587,7 @@ impl SlotBits {
     }
 
     /// Returns the first run of set bits, cut to `length_max`.
-    fn first_run(&self, length_max: u32) -> Option<Range<u32>> {
+    pub(super) fn first_run(&self, length_max: u32) -> Option<Range<u32>> {
         let start = self.next(0, true);
         let end = self.next(start, false).min(start.saturating_add(length_max));
         (start < end).then_some(start..end)

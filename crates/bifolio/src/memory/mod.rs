@@ -31,14 +31,13 @@ mod chunk;
 mod list_sizes;
 mod lru;
 mod residency;
-mod stock;
 mod workingset;
 
 pub(crate) use arena::Arena;
-pub(crate) use chunk::EXTENT_PAGES;
+pub(crate) use chunk::{Budget, EXTENT_PAGES};
 pub(crate) use list_sizes::{ListKind, ListSizes};
 pub(crate) use lru::{Lru, Unlisted};
-pub(crate) use residency::{Budget, Purpose};
+pub(crate) use residency::Purpose;
 pub(crate) use workingset::Shadow;
 
 use crate::error::{Error, ErrorKind, Result};

@@ -18,75 +18,11 @@
 //! are made resident before a vacant chunk is, so raising and lowering the bound does not use up
 //! the address space.
 
-use super::arena::{Arena, ArenaState, PAGE_BYTES};
-use super::chunk::{Chunk, Role};
+use super::arena::Arena;
+use super::chunk::{ArenaState, Chunk, Listed, PAGE_BYTES};
 use crate::page::{FolioId, Folios};
 use std::io;
 use std::ops::Range;
-
-impl ArenaState {
-    /// Returns `true` if less than a chunk is free and the bound allows another one.
-    pub(super) fn wants_chunk(&self) -> bool {
-        let is_short = self.frame_pages > 0 && self.free_pages < self.chunk_size.pages().into();
-        is_short
-            && self.vacant_chunks > 0
-            && !self.is_allocation_refused
-            && self.growable_pages() > 0
-    }
-
-    /// Returns the number of pages that can be made resident, in whole chunks; a hint.
-    pub(super) fn growable_pages(&self) -> u64 {
-        let chunk_pages = u64::from(self.chunk_size.pages());
-        let chunks = self.budget.left_bytes() / self.chunk_size.cost_bytes();
-        (chunks * chunk_pages).min(self.vacant_chunks * chunk_pages + self.lent_pages)
-    }
-
-    /// Returns the first vacant chunk. Chunks that were never used have no state here: the address
-    /// space may have room for as many chunks as the machine has memory.
-    fn vacant_chunk(&mut self) -> Option<usize> {
-        if self.vacant_chunks == 0 {
-            return None;
-        }
-        let known = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant);
-        if known.is_none() && self.chunks.len() < self.chunks_max {
-            self.chunks.push(Chunk::vacant(self.chunk_size));
-            return Some(self.chunks.len() - 1);
-        }
-        known
-    }
-
-    /// Returns the bytes of a vacant chunk, and of its descriptors unless they are charged already.
-    fn cost_of(&self, number: usize) -> u64 {
-        match self.chunks[number].has_descriptors {
-            true => self.chunk_size.bytes(),
-            false => self.chunk_size.cost_bytes(),
-        }
-    }
-
-    /// Charges a vacant chunk before it is made resident.
-    fn begin_growth(&mut self) -> Option<usize> {
-        if self.budget.left_bytes() < self.chunk_size.bytes() {
-            return None;
-        }
-        let number = self.vacant_chunk()?;
-        let cost_bytes = self.cost_of(number);
-        if !self.budget.try_take(cost_bytes) {
-            return None;
-        }
-        self.chunks[number].role = Role::Allocating;
-        self.vacant_chunks -= 1;
-        self.frame_pages += u64::from(self.chunk_size.pages());
-        Some(number)
-    }
-
-    /// Reverts [`Self::begin_growth`].
-    fn cancel_growth(&mut self, number: usize) {
-        self.chunks[number].role = Role::Vacant;
-        self.vacant_chunks += 1;
-        self.frame_pages -= u64::from(self.chunk_size.pages());
-        self.budget.give_back(self.cost_of(number));
-    }
-}
 
 impl Arena {
     /// Makes a chunk's worth of frames resident for folios of `order` if the bound allows it.
@@ -152,8 +88,8 @@ impl Arena {
     }
 
     fn populate(&self, number: usize) -> io::Result<()> {
-        let (offset_bytes, bytes) = self.location_of(number, 0..self.chunk_size.pages());
-        self.memory.populate(offset_bytes, bytes, self.has_huge_chunks(), &self.features)
+        let range = self.location_of(number, 0..self.chunk_size.pages());
+        self.features.populate(&self.memory, range, self.has_huge_chunks())
     }
 
     /// Ends the growth. If the chunk is resident, cuts it into free slots of `order`; otherwise
@@ -225,7 +161,7 @@ impl Arena {
         chunk.draining = true;
         let id_of = |first: u32| FolioId(self.chunk_size.frame_of(number, first));
         let folios = chunk.folios().map(id_of).collect();
-        state.unlist(number);
+        state.set_listed(number, Listed::default());
         self.publish(&state);
         Some(Evacuation { chunk: number, folios })
     }
@@ -252,7 +188,7 @@ impl Arena {
         if state.chunks[number].lent_pages() > 0 {
             return self.release_chunk(state, number);
         }
-        state.unlist(number);
+        state.set_listed(number, Listed::default());
         state.chunks[number].cut(order);
         state.list(number);
         true
@@ -266,11 +202,13 @@ impl Arena {
             // The kernel refused, so the chunk stays charged and in service.
             return false;
         }
-        state.unlist(number);
+        state.set_listed(number, Listed::default());
         let chunk = &mut state.chunks[number];
         let resident_pages = u64::from(chunk.free_pages());
         state.lent_pages -= u64::from(chunk.lent_pages());
-        chunk.vacate();
+        let has_descriptors = chunk.has_descriptors;
+        *chunk = Chunk::vacant(self.chunk_size);
+        chunk.has_descriptors = has_descriptors;
         state.free_pages -= resident_pages;
         state.frame_pages -= resident_pages;
         state.vacant_chunks += 1;
@@ -324,7 +262,9 @@ impl Arena {
         let chunks = state.chunks.iter().enumerate().filter(|(_, chunk)| is_candidate(chunk));
         let (number, chunk) =
             chunks.min_by_key(|(_, chunk)| (chunk.lent_pages() == 0, chunk.order()))?;
-        let slots = chunk.first_free(pages_max.min(u64::from(u32::MAX)) as u32)?;
+        let slots = chunk
+            .free
+            .first_run(((pages_max >> chunk.order()).max(1)).min(u64::from(u32::MAX)) as u32)?;
         let pages = chunk.pages_of(&slots);
         if self.has_huge_chunks() {
             // The kernel would make a huge page of the chunk, with pages that are not charged.
@@ -345,13 +285,13 @@ impl Arena {
 
     /// Makes the lent slots of a chunk free, as far as the bound allows.
     fn take_lent_back(&self, state: &mut ArenaState, number: usize) -> io::Result<()> {
-        while let Some(slots) = state.chunks[number].first_lent() {
+        while let Some(slots) = state.chunks[number].lent.first_run(u32::MAX) {
             let pages = state.chunks[number].pages_of(&slots);
             let (offset_bytes, bytes) = self.location_of(number, pages);
             if !state.budget.try_take(bytes as u64) {
                 return Ok(());
             }
-            if let Err(error) = self.memory.populate(offset_bytes, bytes, false, &self.features) {
+            if let Err(error) = self.features.populate(&self.memory, (offset_bytes, bytes), false) {
                 let _ = self.memory.release(offset_bytes, bytes);
                 state.budget.give_back(bytes as u64);
                 return Err(error);
@@ -368,48 +308,6 @@ impl Arena {
             self.memory.prefer_huge_pages_in(offset_bytes, bytes);
         }
         Ok(())
-    }
-}
-
-/// The bound and the bytes charged against it. Pure arithmetic under the arena's lock.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    pub(super) bound_bytes: u64,
-    pub(super) used_bytes: u64,
-}
-
-impl Budget {
-    pub(super) fn new(bound_bytes: u64) -> Self {
-        Self { bound_bytes, used_bytes: 0 }
-    }
-
-    /// Returns the number of bytes that can still be charged.
-    pub(super) fn left_bytes(&self) -> u64 {
-        self.bound_bytes.saturating_sub(self.used_bytes)
-    }
-
-    /// Returns the number of bytes charged above the bound.
-    pub(super) fn excess_bytes(&self) -> u64 {
-        self.used_bytes.saturating_sub(self.bound_bytes)
-    }
-
-    /// Charges `bytes` if they fit.
-    #[must_use]
-    pub(crate) fn try_take(&mut self, bytes: u64) -> bool {
-        let fits = bytes <= self.left_bytes();
-        if fits {
-            self.used_bytes += bytes;
-        }
-        fits
-    }
-
-    pub(crate) fn give_back(&mut self, bytes: u64) {
-        debug_assert!(
-            bytes <= self.used_bytes,
-            "cannot release {bytes} bytes: only {} are charged",
-            self.used_bytes
-        );
-        self.used_bytes -= bytes;
     }
 }
 

@@ -1,5 +1,5 @@
-//! The descriptor of a folio, the array of all descriptors, and the guards that hold references and
-//! locks. The words of a descriptor and their protocols are in `words.rs`.
+//! The descriptor of a folio, the folio lock, the array of all descriptors, and the guards that
+//! hold references and locks. The other words and the protocol of the pin word are in `words.rs`.
 //!
 //! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that no
 //! other exists, [`LockedFolio`] the folio lock. Code outside this folder never adds to or
@@ -12,18 +12,92 @@
 //! The descriptor consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
-use super::words::{Flag, Flags, FolioLock, PinWord, Put, TryGet};
-use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, waiters};
-use crate::sys::array::{ReservedArray, ZeroValid};
+use super::table::{ReservedArray, ZeroValid};
+use super::words::{Flag, Flags, FolioId, PinWord, Put, TryGet};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, fence, waiters};
 use std::fmt;
 use std::marker::PhantomData;
 use std::task::Waker;
 
-/// Id of a folio: the number of its first frame and of its descriptor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct FolioId(pub(crate) u32);
-
 pub(crate) const NO_FOLIO: u32 = u32::MAX;
+
+const UNLOCKED: u32 = 0;
+const LOCKED: u32 = 1;
+const CONTENDED: u32 = 2;
+
+/// The folio lock: a futex in the descriptor, four bytes, no allocation.
+///
+/// Held by the thread that fills, writes, truncates or evicts a folio, for at most one I/O; a
+/// thread that waits for a fill waits for it.
+///
+/// ```text
+///  UNLOCKED --try/lock--> LOCKED --a thread waits--> CONTENDED
+///     ^--------unlock-------'                            |
+///     ^--------unlock, wake one--------------------------'
+/// ```
+///
+/// A waker can wait, too (`sync/waiters.rs`): an unlock calls all that were registered.
+///
+/// Lock order: folio locks of one file in order of index; a folio lock before the LRU lock, the
+/// dirty lock of its owner and the lock of the arena. Reclaim only tries folio locks, so it may try
+/// one while it holds any lock. A holder must have a reference, or the folio could be freed while
+/// locked.
+#[derive(Debug, Default)]
+struct FolioLock(AtomicU32);
+
+impl FolioLock {
+    fn try_acquire(&self) -> bool {
+        // Acquire: pairs with the Release in `release`: this thread sees what the last holder did.
+        self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn acquire(&self) {
+        if self.try_acquire() {
+            return;
+        }
+        // A thread that slept takes the lock as CONTENDED: other threads may be asleep.
+        // Acquire: pairs with the Release in `release`.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            waiters::sleep(&self.0, CONTENDED);
+        }
+    }
+
+    /// Acts as [`Self::acquire`], but calls `wants` about once a millisecond. Returns `false`,
+    /// without the lock, once `wants` returns `false`.
+    fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
+        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
+        // CONTENDED: at worst, one needless wake-up.
+        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            if !wants() {
+                return false;
+            }
+            waiters::sleep_briefly(&self.0, CONTENDED);
+        }
+        true
+    }
+
+    /// Acquires the lock if it is free; otherwise lets the next release call `waker`.
+    fn try_acquire_or_wake(&self, waker: Waker) -> bool {
+        if self.try_acquire() {
+            return true;
+        }
+        waiters::register(&self.0, waker);
+        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
+        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
+        // the waker without need.
+        self.0.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED
+    }
+
+    fn release(&self) {
+        // Release: pairs with the Acquire in `try_acquire` and `acquire`.
+        if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
+            // Acquire: pairs with the Release in `try_acquire_or_wake`.
+            fence(Ordering::Acquire);
+            waiters::wake_sleepers(&self.0, 1);
+            waiters::call_wakers(&self.0);
+        }
+    }
+}
 
 /// Descriptor of a folio. The rules of `page/mod.rs` say which thread may access which field.
 #[derive(Debug, Default)]
@@ -97,7 +171,7 @@ impl Folio {
 
     /// Returns `true` if the folio lock is held now; a hint.
     pub(crate) fn is_locked(&self) -> bool {
-        self.lock.is_held()
+        self.lock.0.load(Ordering::Relaxed) != UNLOCKED
     }
 
     /// Copies the flags of `folio` that describe its use and its bytes, which this new folio will
@@ -406,7 +480,7 @@ impl<'a> Frozen<'a> {
 #[derive(Debug)]
 pub(crate) struct LockedFolio<'a> {
     folio: &'a Folio,
-    /// `sync/blocking.rs` counts the lock for this thread.
+    /// `sync/mod.rs` counts the lock for this thread.
     not_send: PhantomData<*const ()>,
 }
 

@@ -74,7 +74,7 @@
 //! before the next change. At 50 ns per write that is a sleep of 0.84 s inside one short copy that
 //! ends at one version in sixteen million.
 
-use super::entry::PAGE_BYTES;
+use super::words::PAGE_BYTES;
 use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table, TryGet};
 use crate::sync::{AtomicU64, Backoff, Ordering, barrier_of_store_and_load, blocking, fence};
 use std::ops::Range;

@@ -43,7 +43,6 @@
 mod change;
 mod collapse;
 mod descriptor;
-mod entry;
 mod mapping;
 mod optimistic;
 mod table;
@@ -53,15 +52,19 @@ mod words;
 pub(crate) use change::{EvictError, WriteSection};
 pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
-    BATCH_SLOTS, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO, Reaper,
+    BATCH_SLOTS, Folio, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO, Reaper,
 };
-pub(crate) use entry::{Entry, PAGE_BYTES, PAGE_SHIFT, VALUE_MAX, is_in_one_page, pages_of};
 pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
 pub(crate) use optimistic::{FrameRun, read_held, read_validated};
 #[cfg(all(test, loom))]
 pub(crate) use table::Bitmap;
-pub(crate) use table::{Filling, TABLE_PAGE_BYTES, Table};
+#[cfg(all(test, loom))]
+pub(crate) use table::ZeroValid;
+pub(crate) use table::{Filling, ReservedArray, TABLE_PAGE_BYTES, Table};
 pub(crate) use tables::{HasTable, Tables};
-pub(crate) use words::{COUNT_MAX, Flag, Listing, TryGet, WriteState};
+pub(crate) use words::{
+    COUNT_MAX, Entry, Flag, FolioId, Listing, PAGE_BYTES, PAGE_SHIFT, TryGet, VALUE_MAX,
+    WriteState, is_in_one_page, pages_of,
+};
 #[cfg(test)]
 pub(crate) use words::{PinState, PinWord, Put};

@@ -26,9 +26,9 @@
 //! Without F3 a page that was used during a move counts as never used, and its next use as the
 //! first.
 
-use super::entry::Entry;
 use super::mapping::recheck_ready;
 use super::table::Table;
+use super::words::Entry;
 use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::sys::copy;

@@ -1,4 +1,5 @@
-//! The table of a mapping: a flat array of Entries, reserved at once and populated on first touch.
+//! The table of a mapping: a flat array of Entries, reserved at once and populated on first touch
+//! ([`ReservedArray`]).
 //!
 //! Loads are wait-free and never fail; the array never moves, because readers follow its address
 //! without a lock. The thread that inserts charges what it touches against the memory bound
@@ -9,13 +10,11 @@
 //!
 //! A table that must become longer ([`Table::reserve`]) gets another array for the pages after its
 //! end, a [`Segment`]; those before stay in place. Each segment at least doubles the table, so few
-//! are ever searched, and a table that was never extended has only the first, which the hit path
-//! addresses directly. A thread that accesses a page finds its segment without a further protocol:
-//! the extension is published (Release, in `OnceLock::set`) before the limit of the length is
-//! raised, and the limit before any page beyond the old one is in the table or below the length.
-//! So whatever tells a thread of such a page also orders its search (Acquire, in `OnceLock::get`)
-//! after the publication. A walk that does not know of the segment misses no page that was inserted
-//! before it began.
+//! are ever searched, and the hit path addresses the first directly. An extension is published
+//! (Release, in `OnceLock::set`) before the limit of the length is raised, and the limit before any
+//! page beyond the old one is in the table or below the length. So whatever tells a thread of such
+//! a page also orders its search (Acquire, in `OnceLock::get`) after the publication. A walk that
+//! does not know of the segment misses no page that was inserted before it began.
 //!
 //! PROTOCOL TABLE. A table page without a folio and without a swap slot holds only holes and
 //! shadows, and shadows are hints. When memory for metadata is short, `reclaim` returns such pages
@@ -47,32 +46,95 @@
 //! Longer than 600 lines only with its tests, which use its private items.
 //!
 //! # Safety
-//! The table consists of words that are valid when zero, as reserved memory is.
+//! Reserved memory is read as values that are valid when zero ([`ZeroValid`]).
 #![allow(unsafe_code)]
 
-use super::entry::{Entry, PAGE_BYTES};
+use super::words::{Entry, PAGE_BYTES};
 use crate::sync::{AtomicU8, AtomicU64, Backoff, Ordering, store_owned};
-use crate::sys::array::{ReservedArray, ZeroValid};
 use crate::sys::copy;
+#[cfg(not(all(test, loom)))]
+use crate::sys::memory::{PAGE_BYTES as KERNEL_PAGE_BYTES, Reservation};
+#[cfg(not(all(test, loom)))]
+use std::marker::PhantomData;
+#[cfg(not(all(test, loom)))]
+use std::ops::Range;
 use std::sync::OnceLock;
+
+/// In a model run, the elements are in a vector.
+#[cfg(all(test, loom))]
+pub(crate) use crate::sync::ReservedArray;
+
+/// Types for which zero bytes are a valid value, and which are shared between threads.
+///
+/// # Safety
+/// All-zero memory must be a valid `Self`, and `Self` must not need dropping.
+pub(crate) unsafe trait ZeroValid: Sync + Send + Default {}
+
+// SAFETY: an atomic word is valid when zero and needs no dropping.
+unsafe impl ZeroValid for AtomicU64 {}
+
+/// A fixed-size array of shared words in reserved memory: zero until touched, never moved, because
+/// it is read without locks. A forked child sees zeros or, where the kernel cannot wipe, its own
+/// copy.
+#[cfg(not(all(test, loom)))]
+#[derive(Debug)]
+pub(crate) struct ReservedArray<T> {
+    memory: Reservation,
+    length: usize,
+    elements: PhantomData<T>,
+}
+
+#[cfg(not(all(test, loom)))]
+impl<T: ZeroValid> ReservedArray<T> {
+    pub(crate) fn new(length: usize) -> std::io::Result<Self> {
+        let bytes = length.checked_mul(size_of::<T>());
+        let bytes = bytes.ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let memory = Reservation::new(bytes, align_of::<T>())?;
+        memory.wipe_on_fork();
+        // Pages are charged as they are touched, so none may be larger.
+        memory.refuse_huge_pages();
+        Ok(Self { memory, length, elements: PhantomData })
+    }
+
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns the element at `index`. Panics past the end, which is a bug in this crate.
+    #[inline(always)]
+    pub(crate) fn get(&self, index: usize) -> &T {
+        assert!(index < self.length, "element {index} of {}", self.length);
+        // SAFETY: inside the reservation, aligned by `new`, zero or a value that was stored through
+        // `&T` (ZeroValid), and mapped as long as `self`.
+        unsafe { &*self.as_ptr().wrapping_add(index) }
+    }
+
+    /// Returns the pages of some elements to the kernel: they are zero afterwards. The elements
+    /// must fill whole pages, except at the end of the array. Returns `true` on success. (In a
+    /// model run `reset` zeroes them.)
+    fn release(&self, elements: Range<usize>, _reset: impl Fn(&T)) -> bool {
+        let bytes = elements.start * size_of::<T>()..elements.end * size_of::<T>();
+        let length_bytes = (bytes.end - bytes.start).next_multiple_of(KERNEL_PAGE_BYTES);
+        self.memory.release(bytes.start, length_bytes).is_ok()
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *const T {
+        self.memory.base.cast()
+    }
+}
 
 /// Entries per table page, the unit of charging.
 const ENTRIES_PER_TABLE_PAGE: u64 = if cfg!(all(test, loom)) { 4 } else { 512 };
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
-
-#[derive(Debug, Default)]
-#[repr(transparent)]
-struct Word(AtomicU64);
-
-// SAFETY: an atomic word is valid when zero and needs no dropping.
-unsafe impl ZeroValid for Word {}
 
 /// The Entries of consecutive pages, with a bitmap of the charged table pages.
 #[derive(Debug)]
 struct Segment {
     /// First page that it describes, which begins a table page.
     first_page: u64,
-    entries: ReservedArray<Word>,
+    entries: ReservedArray<AtomicU64>,
     /// One bit per charged table page, counted from the first of the segment.
     charged: Bitmap,
     next: OnceLock<Box<Segment>>,
@@ -95,17 +157,12 @@ impl Segment {
         self.first_page + self.entries.len() as u64
     }
 
-    fn first_table_page(&self) -> u64 {
-        self.first_page / ENTRIES_PER_TABLE_PAGE
-    }
-
     fn bit_of(&self, index: u64) -> u64 {
         (index - self.first_page) / ENTRIES_PER_TABLE_PAGE
     }
 
-    #[inline]
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
-        let load = |place| self.entries.get(place as usize).0.load(Ordering::Relaxed);
+        let load = |place| self.entries.get(place as usize).load(Ordering::Relaxed);
         let mut place = index.saturating_sub(self.first_page);
         while let Some(table_page) = self.charged.next(place / ENTRIES_PER_TABLE_PAGE) {
             let first = table_page * ENTRIES_PER_TABLE_PAGE;
@@ -163,14 +220,7 @@ impl Table {
 
     /// Returns the segment of a page. Panics past the end of the table, which is a bug in this
     /// crate.
-    #[inline(always)]
     fn segment_of(&self, index: u64) -> &Segment {
-        if index < self.first.end_page() { &self.first } else { self.later_segment_of(index) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn later_segment_of(&self, index: u64) -> &Segment {
         let found = self.segments().find(|segment| index < segment.end_page());
         found.unwrap_or_else(|| panic!("page {index} of {}", self.pages()))
     }
@@ -196,7 +246,7 @@ impl Table {
     #[cfg(not(all(test, loom)))]
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *const AtomicU64 {
-        self.first.entries.as_ptr().cast()
+        self.first.entries.as_ptr()
     }
 
     /// Returns the word of a page's Entry. Panics like [`Self::load`].
@@ -204,7 +254,7 @@ impl Table {
     pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
         // The first segment begins at page 0: one comparison, which is also the bounds check.
         if index < self.first.entries.len() as u64 {
-            return &self.first.entries.get(index as usize).0;
+            return self.first.entries.get(index as usize);
         }
         self.later_word(index)
     }
@@ -212,8 +262,8 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn later_word(&self, index: u64) -> &AtomicU64 {
-        let segment = self.later_segment_of(index);
-        &segment.entries.get((index - segment.first_page) as usize).0
+        let segment = self.segment_of(index);
+        segment.entries.get((index - segment.first_page) as usize)
     }
 
     pub(crate) fn touch(&self, index: u64) {
@@ -235,11 +285,10 @@ impl Table {
     /// Clears REFERENCED. Returns `true` if it was set.
     pub(crate) fn test_and_clear_referenced(&self, index: u64) -> bool {
         let seen = self.load(index, Ordering::Relaxed);
-        let referenced = seen.is_referenced();
-        if referenced {
+        if seen.is_referenced() {
             self.exchange_mark(index, seen, seen.without_referenced());
         }
-        referenced
+        seen.is_referenced()
     }
 
     /// Exchanges the Entry if it is still `seen`. After a lost race the mark is as the winner set
@@ -259,18 +308,9 @@ impl Table {
 
     fn next_charged(&self, page: u64) -> Option<u64> {
         self.segments().find_map(|segment| {
-            let first = segment.first_table_page();
+            let first = segment.first_page / ENTRIES_PER_TABLE_PAGE;
             segment.charged.next(page.saturating_sub(first)).map(|bit| first + bit)
         })
-    }
-
-    /// Returns `true` if `is_wanted` accepts any Entry of a table page. Checks them in order.
-    fn any_of(&self, page: u64, is_wanted: impl Fn(Entry) -> bool) -> bool {
-        let first = page * ENTRIES_PER_TABLE_PAGE;
-        let mut entries = first..first + ENTRIES_PER_TABLE_PAGE;
-        // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a folio
-        // removed sees the others removed.
-        entries.any(|index| is_wanted(self.load(index, Ordering::Acquire)))
     }
 
     /// Returns the memory of a table page to the kernel, if that succeeds: all its Entries are
@@ -281,7 +321,7 @@ impl Table {
         let first = (index - segment.first_page) as usize;
         let end = first + ENTRIES_PER_TABLE_PAGE as usize;
         let is_given = segment.entries.release(first..end, |word| {
-            word.0.store(Entry::HOLE.0, Ordering::Relaxed);
+            word.store(Entry::HOLE.0, Ordering::Relaxed);
         });
         if is_given {
             segment.charged.clear(segment.bit_of(index));
@@ -299,10 +339,8 @@ impl Table {
     /// Returns the end of the uncharged pages, all holes, that start at `index`; `index` itself if
     /// its table page was charged.
     pub(crate) fn end_of_uncharged(&self, index: u64) -> u64 {
-        if self.is_charged(index) {
-            return index;
-        }
-        (index / ENTRIES_PER_TABLE_PAGE + 1) * ENTRIES_PER_TABLE_PAGE
+        let end = (index / ENTRIES_PER_TABLE_PAGE + 1) * ENTRIES_PER_TABLE_PAGE;
+        if self.is_charged(index) { index } else { end }
     }
 
     /// Records that the table page of `index` has been charged. Returns `false` if it already was.
@@ -319,14 +357,12 @@ impl Table {
         self.charged_pages.load(Ordering::Relaxed) * TABLE_PAGE_BYTES
     }
 
-    /// Returns the first page from `index` on whose Entry names a folio; skips uncharged table
-    /// pages.
+    /// Returns the first page from `index` on whose Entry names a folio.
     pub(crate) fn next_folio(&self, index: u64) -> Option<u64> {
         self.next(index, Entry::is_folio)
     }
 
-    /// Returns the first page from `index` on whose Entry is not a hole; skips uncharged table
-    /// pages.
+    /// Returns the first page from `index` on whose Entry is not a hole.
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         self.next(index, |entry| entry != Entry::HOLE)
     }
@@ -334,13 +370,7 @@ impl Table {
     /// Returns the first page from `index` on whose Entry `is_wanted`. Touches charged table pages
     /// only.
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
-        let mut segment = &self.first;
-        loop {
-            if let Some(found) = segment.next(index, &is_wanted) {
-                return Some(found);
-            }
-            segment = segment.next.get()?;
-        }
+        self.segments().find_map(|segment| segment.next(index, &is_wanted))
     }
 }
 
@@ -415,13 +445,18 @@ impl Drop for Filling<'_> {
 }
 
 impl Table {
-    /// Returns unused table pages to the kernel among the next [`LOOKED_AT_MAX`] charged ones.
-    /// Returns how many.
+    /// Returns the unused of the next [`LOOKED_AT_MAX`] charged table pages to the kernel, and
+    /// their number.
     pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
         if self.charged_bytes() == 0 {
             return 0;
         }
-        let is_needed = |entry: Entry| entry.is_folio() || keeps_values && entry != Entry::HOLE;
+        let is_needed = |index| {
+            // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a
+            // folio removed sees the others removed.
+            let entry = self.load(index, Ordering::Acquire);
+            entry.is_folio() || keeps_values && entry != Entry::HOLE
+        };
         let mut given = 0;
         self.fillers.close_for(|| {
             // Relaxed: the position of the search, only a hint.
@@ -432,7 +467,8 @@ impl Table {
                     break;
                 };
                 at = page + 1;
-                if !self.any_of(page, is_needed) && self.discharge(page) {
+                let mut entries = page * ENTRIES_PER_TABLE_PAGE..at * ENTRIES_PER_TABLE_PAGE;
+                if !entries.any(is_needed) && self.discharge(page) {
                     given += 1;
                 }
             }
@@ -446,20 +482,20 @@ const WORD_BITS: u64 = u64::BITS as u64;
 /// Levels of a bitmap of 2^64 bits.
 const LEVELS_MAX: usize = 11;
 
-/// A bitmap whose search for the next set bit skips what was never set.
+/// A bitmap whose search for the next set bit skips what was never set: a table may describe 2^50
+/// bytes of a file of which few pages were touched.
 ///
-/// A table may describe 2^50 bytes of a file of which few pages were touched, so the bitmap is a
-/// tree of words: a bit of level 0 is what the caller sets; a bit of a higher level says that the
-/// word below it may be nonzero, and is never cleared. The first word of each level, which suffices
-/// for a small file, is stored inline, so a small file needs no page of words. The levels share one
-/// array, the highest first, so that those above the lowest touch few pages.
+/// It is a tree of words: a bit of level 0 is what the caller sets; a bit of a higher level says
+/// that the word below it may be nonzero, and is never cleared. The first word of each level is
+/// stored inline, so a small file needs no page of words. The levels share one array, the highest
+/// first, so that those above the lowest touch few pages.
 ///
 /// BITMAP-1: a bit of level 0 is seen set only when the bits above it are: [`Bitmap::set`] goes
 /// from the top down. Otherwise a walk could miss a folio inserted into a page that another thread
 /// is just charging, and a truncation would leave the folio behind.
 #[derive(Debug)]
 pub(crate) struct Bitmap {
-    words: ReservedArray<Word>,
+    words: ReservedArray<AtomicU64>,
     /// First word of each level.
     first: [AtomicU64; LEVELS_MAX],
     /// Words of each level, from level 0 on. The last level is one word.
@@ -537,7 +573,7 @@ impl Bitmap {
         }
         let words = &self.levels[level];
         debug_assert!(index < words.end - words.start, "word {index} of {words:?}");
-        &self.words.get((words.start + index) as usize).0
+        self.words.get((words.start + index) as usize)
     }
 }
 

@@ -1,8 +1,5 @@
-//! The state words of a descriptor: the pin word, which counts references and can refuse new ones,
-//! the folio lock, and the flags with the write state.
-//!
-//! `descriptor.rs` wraps references and the lock in guards; code outside this folder sees only
-//! flags.
+//! The words that describe a page and its folio: the pin word of a descriptor, which counts
+//! references and can refuse new ones; its flags, with the write state; and the Entry of a page.
 //!
 //! # The pin word
 //! ```text
@@ -32,8 +29,8 @@
 //! ```
 //!
 //! - PIN-1: exactly one thread wins A5 or B1 for a generation and does not unfreeze; it frees.
-//! - PIN-2: a failed `try_get` has nothing to undo and never subtracts: B3 or B5 may have wiped its
-//!   add. A3 is hygiene: it keeps abandoned adds from ever carrying out of the count.
+//! - PIN-2: a failed `try_get` never subtracts: B3 or B5 may have wiped its add. A3 keeps abandoned
+//!   adds from ever carrying out of the count.
 //! - PIN-3: FROZEN is cleared only by B3 (same generation) and B5 (next generation). So a put that
 //!   paused between A4 and A5 while the folio was freed and reused fails its CAS.
 //! - PIN-4: while the word is frozen, no owner is left that could put: B1 succeeds only if
@@ -45,12 +42,11 @@
 //! accesses of a thread that got and put in between are still unordered (loom: `pin_r2`).
 //!
 //! The generation has 24 bits: A5 is fooled only if its thread sleeps through 2^24 generations of
-//! one frame, each of which takes at least an allocation, a fill and an eviction under locks (more
-//! than a microsecond, so more than 16 s between two instructions), and wakes when the count is
-//! exactly 0, which lasts for two instructions per generation.
+//! one frame (more than 16 s, at a microsecond each) and wakes when the count is exactly 0, which
+//! lasts for two instructions per generation.
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, blocking, fence, store_owned, waiters};
-use std::task::Waker;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, blocking, store_owned, waiters};
+use std::ops::Range;
 
 const COUNT_BITS: u32 = 39;
 const GENERATION_BITS: u32 = 24;
@@ -61,11 +57,10 @@ const _: () = assert!(COUNT_BITS + 1 + GENERATION_BITS == u64::BITS);
 
 /// Largest reference count of a folio; a further reference is refused.
 pub(crate) const COUNT_MAX: u64 = COUNT_MASK >> 1;
-/// Bits that are set in the result of an add that found FROZEN or exceeded the limit: one test on
-/// the hot path.
+/// Bits that are set in the result of an add that found FROZEN or exceeded the limit.
 const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
 
-/// The state of a pin word at one moment. Pure: the decisions of the protocol without the atomics.
+/// The state of a pin word at one moment: the decisions of the protocol without the atomics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PinState(pub(crate) u64);
 
@@ -92,25 +87,18 @@ impl PinState {
         if self.is_frozen() { 0 } else { self.0 & COUNT_MASK }
     }
 
-    /// Returns `true` if this may be the word of a forked child, where the descriptors are zeros. A
-    /// put of a reference that the parent took does nothing there. (A live word has generation 0
-    /// only once in 2^24 generations.)
-    fn is_wiped(self) -> bool {
-        self.0.wrapping_neg() <= COUNT_MAX
-    }
-
     /// Returns `true` if the add that resulted in this word got its references.
     #[inline(always)]
     pub(crate) fn is_got(self) -> bool {
         self.0 & NOT_GOT == 0
     }
 
-    /// Returns the word that a failed get writes to wipe its add (A3), or `None` if there is
-    /// nothing to wipe: the word was unfrozen, reused or wiped since.
+    /// Returns the word that a failed get writes to wipe its add (A3); `None` if the word was
+    /// unfrozen, reused or wiped since.
     pub(crate) fn wiped(self, generation: u64) -> Option<Self> {
         let clean = Self::frozen(generation);
-        let excess = self.is_frozen() && self.generation() == generation && self != clean;
-        excess.then_some(clean)
+        let is_its = self.is_frozen() && self.generation() == generation;
+        (is_its && self != clean).then_some(clean)
     }
 }
 
@@ -130,7 +118,7 @@ pub(crate) enum TryGet {
 pub(crate) enum Put {
     /// Other references exist, or another thread frees the folio. It may be freed at any moment.
     Done,
-    /// The caller put the last reference: the word is frozen, and the caller must free the folio.
+    /// The caller put the last reference, and must free the folio, which is frozen.
     Last,
 }
 
@@ -138,7 +126,6 @@ pub(crate) enum Put {
 pub(crate) struct PinWord(AtomicU64);
 
 impl PinWord {
-    /// Returns the current word. A count read from it is a hint: other threads change it.
     pub(crate) fn state(&self) -> PinState {
         // Relaxed: a hint; a caller that acts on it does so through a read-modify-write.
         PinState(self.0.load(Ordering::Relaxed))
@@ -162,9 +149,8 @@ impl PinWord {
     #[cold]
     fn try_get_cold(&self, after: PinState, references: u64) -> TryGet {
         if !after.is_frozen() {
-            // Over the limit, but the references are counted: put them. The put is the last only if
-            // all COUNT_MAX other references were put in this instant; then the folio leaks,
-            // frozen, and nothing worse.
+            // Over the limit, but the references are counted: put them. If all COUNT_MAX others
+            // were put in this instant, the folio leaks, frozen.
             let put = self.put_and_test(references);
             debug_assert_eq!(put, Put::Done);
             return TryGet::Refused;
@@ -181,25 +167,18 @@ impl PinWord {
         TryGet::Frozen
     }
 
-    /// The compare-and-swap variant that the pin word replaces: load, test, exchange until it
-    /// succeeds. Kept for comparison.
+    /// The compare-and-swap variant that the pin word replaces, for comparison.
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, references: u64) -> TryGet {
-        let mut current = self.0.load(Ordering::Relaxed);
-        loop {
-            if PinState(current).is_frozen() {
-                return TryGet::Frozen;
-            }
-            let next = current + references;
-            if !PinState(next).is_got() {
-                return TryGet::Refused;
-            }
-            // Acquire: pairs as in `try_get`.
-            match self.0.compare_exchange_weak(current, next, Ordering::Acquire, Ordering::Relaxed)
-            {
-                Ok(_) => return TryGet::Got,
-                Err(now) => current = now,
-            }
+        let next = |current: u64| {
+            let next = PinState(current.wrapping_add(references));
+            next.is_got().then_some(next.0)
+        };
+        // Acquire: pairs as in `try_get`.
+        match self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, next) {
+            Ok(_) => TryGet::Got,
+            Err(now) if PinState(now).is_frozen() => TryGet::Frozen,
+            Err(_) => TryGet::Refused,
         }
     }
 
@@ -209,8 +188,10 @@ impl PinWord {
         // Release: pairs with the Acquire of the CAS in `put_cold` and in `try_freeze`; the thread
         // that frees or freezes sees everything this thread did with the folio.
         let before = PinState(self.0.fetch_sub(references, Ordering::Release));
+        // In a forked child, where the descriptors are zeros, a put does nothing.
+        let is_wiped = before.0.wrapping_neg() <= COUNT_MAX;
         debug_assert!(
-            before.count() >= references || before.is_wiped(),
+            before.count() >= references || is_wiped,
             "put of {references} on {before:?}"
         );
         if before.0 & COUNT_MASK == references { self.put_cold(before) } else { Put::Done }
@@ -242,7 +223,7 @@ impl PinWord {
         self.0.compare_exchange(wanted.0, frozen.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Ends a freeze with `references` references, in the same generation (B3).
+    /// Ends a freeze, in the same generation (B3).
     pub(crate) fn unfreeze(&self, references: u64) {
         let state = self.state();
         debug_assert!(state.is_frozen() && references > 0, "unfreeze({references}) of {state:?}");
@@ -259,90 +240,6 @@ impl PinWord {
         let live = PinState::live(generation, references);
         // Release: pairs with the Acquire in `try_get`: a getter sees the folio set up.
         store_owned(&self.0, live.0, Ordering::Release);
-    }
-}
-
-const UNLOCKED: u32 = 0;
-const LOCKED: u32 = 1;
-const CONTENDED: u32 = 2;
-
-/// The folio lock: a futex in the descriptor, four bytes, no allocation.
-///
-/// Held by the thread that fills, writes, truncates or evicts a folio, for the duration of at most
-/// one I/O. Readers of an uptodate folio never take it. A thread that waits for a fill waits for
-/// this lock.
-///
-/// ```text
-///  UNLOCKED --try/lock--> LOCKED --a thread waits--> CONTENDED
-///     ^--------unlock-------'                            |
-///     ^--------unlock, wake one--------------------------'
-/// ```
-///
-/// A waker can wait, too (`sync/waiters.rs`): an unlock calls all that were registered.
-///
-/// Lock order: folio locks of one file in order of index; a folio lock before the LRU lock, the
-/// dirty lock of its owner and the lock of the arena. Reclaim only tries folio locks, so it may try
-/// one while it holds any lock. A holder must have a reference, or the folio could be freed while
-/// locked.
-#[derive(Debug, Default)]
-pub(super) struct FolioLock(pub(super) AtomicU32);
-
-impl FolioLock {
-    /// Returns `true` if the lock is held now; a hint.
-    pub(super) fn is_held(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != UNLOCKED
-    }
-
-    pub(super) fn try_acquire(&self) -> bool {
-        // Acquire: pairs with the Release in `release`: this thread sees what the last holder did.
-        self.0.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    pub(super) fn acquire(&self) {
-        if self.try_acquire() {
-            return;
-        }
-        // A thread that slept takes the lock as CONTENDED: other threads may be asleep.
-        // Acquire: pairs with the Release in `release`.
-        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
-            waiters::sleep(&self.0, CONTENDED);
-        }
-    }
-
-    /// Acts as [`Self::acquire`], but calls `wants` about once a millisecond. Returns `false`,
-    /// without the lock, once `wants` returns `false`.
-    pub(super) fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
-        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
-        // CONTENDED: at worst, one needless wake-up.
-        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
-            if !wants() {
-                return false;
-            }
-            waiters::sleep_briefly(&self.0, CONTENDED);
-        }
-        true
-    }
-
-    /// Acquires the lock if it is free; otherwise lets the next release call `waker`.
-    pub(super) fn try_acquire_or_wake(&self, waker: Waker) -> bool {
-        if self.try_acquire() {
-            return true;
-        }
-        waiters::register(&self.0, waker);
-        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
-        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
-        // the waker without need.
-        self.0.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED
-    }
-
-    pub(super) fn release(&self) {
-        // Release: pairs with the Acquire in `try_acquire` and `acquire`.
-        if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
-            // Acquire: pairs with the Release in `try_acquire_or_wake`.
-            fence(Ordering::Acquire);
-            waiters::wake_sleepers(&self.0, 1);
-            waiters::call_wakers(&self.0);
-        }
     }
 }
 
@@ -368,16 +265,15 @@ pub(crate) enum Flag {
     Punched = 1 << 10,
 }
 
-/// Mask of the write state. Its two bits: on the dirty list, and on the way to the device.
+/// Mask of the write state: on the dirty list, and on the way to the device.
 const STATE: u32 = LISTED | IN_FLIGHT;
 const LISTED: u32 = 1 << 1;
 const IN_FLIGHT: u32 = 1 << 2;
 
 /// Relation between the bytes of a folio and those on the device.
 ///
-/// A transition is one read-modify-write and a query is one load, so no thread sees a folio between
-/// two states. A transition is named after the resulting state. It returns how the caller, which
-/// holds the lock of the dirty list (WRITEBACK-1), must update that list:
+/// A transition is one read-modify-write, named after the resulting state. It returns how the
+/// caller, which holds the lock of the dirty list (WRITEBACK-1), must update that list:
 ///
 /// ```text
 ///              to_dirty: Add             to_writing: Remove
@@ -395,7 +291,7 @@ pub(crate) enum WriteState {
     /// Newer than the device; the folio is on the dirty list of its file.
     Dirty = LISTED,
     Writing = IN_FLIGHT,
-    /// A write-out is in flight and the bytes are newer again; the folio is also on the dirty list.
+    /// Writing and newer again; the folio is also on the dirty list.
     Redirtied = LISTED | IN_FLIGHT,
 }
 
@@ -409,8 +305,7 @@ impl WriteState {
         }
     }
 
-    /// Returns `true` if there are bytes whose write-out has not begun: the folio is on the dirty
-    /// list.
+    /// Returns `true` if the folio is on the dirty list.
     pub(crate) fn is_dirty(self) -> bool {
         self as u32 & LISTED != 0
     }
@@ -430,11 +325,9 @@ pub(crate) enum Listing {
     Keep,
 }
 
-/// The flags of a folio: one 32-bit word that holds independent bits and the [`WriteState`].
-///
-/// All changes are read-modify-writes, so a bit guarded by the folio lock and one guarded by the
-/// LRU lock can share the word. Rules 3 and 5 of `page/mod.rs` say which lock guards which bit. A
-/// thread that waits for write-back to end sleeps on the word.
+/// The flags of a folio, independent bits, and the [`WriteState`]. All changes are
+/// read-modify-writes, so bits guarded by different locks (rules 3 and 5 of `page/mod.rs`) can
+/// share the word. A thread that waits for write-back to end sleeps on it.
 #[derive(Debug, Default)]
 pub(crate) struct Flags(AtomicU32);
 
@@ -457,15 +350,12 @@ impl Flags {
 
     /// Sets or clears the bit; writes nothing if it has that value. No other thread changes it.
     pub(crate) fn assign(&self, flag: Flag, value: bool) {
-        match value {
-            _ if self.get(flag) == value => false,
-            true => self.set(flag),
-            false => self.clear(flag),
-        };
+        if self.get(flag) != value {
+            let _ = if value { self.set(flag) } else { self.clear(flag) };
+        }
     }
 
-    /// Clears all flags and the write state for a new generation. Only the allocator of the folio
-    /// calls this.
+    /// Clears all flags and the write state for a new generation.
     pub(crate) fn reset(&self) {
         // Release: pairs with the Acquire in `get` and in `Mapping::peek`: a thread that sees the
         // flags of this generation sees that the previous folio was removed from its table.
@@ -478,29 +368,28 @@ impl Flags {
         WriteState::of(self.0.load(Ordering::Acquire))
     }
 
-    /// Notes that the bytes are newer than the device's. Returns `Add` or `Keep`.
+    /// Notes that the bytes are newer than the device's.
     pub(crate) fn transition_to_dirty(&self) -> Listing {
         self.change(|state| state | LISTED)
     }
 
-    /// Discards the difference to the device without a write-out. Returns `Remove` or `Keep`.
+    /// Discards the difference to the device without a write-out.
     pub(crate) fn transition_to_clean(&self) -> Listing {
         self.change(|state| state & !LISTED)
     }
 
-    /// Begins a write-out if the folio is dirty and no write-out is in flight, and returns
-    /// `Remove`; otherwise changes nothing.
+    /// Begins a write-out if the folio is dirty and no write-out is in flight; otherwise changes
+    /// nothing.
     pub(crate) fn transition_to_writing(&self) -> Listing {
         self.change(|state| if state == LISTED { IN_FLIGHT } else { state })
     }
 
-    /// Ends a write-out that succeeded: clean, or dirty if the bytes have changed since. Returns
-    /// `Keep`.
+    /// Ends a write-out that succeeded.
     pub(crate) fn transition_to_written(&self) -> Listing {
         self.change(|state| state & !IN_FLIGHT)
     }
 
-    /// Ends a write-out that failed: dirty again. Returns `Add` or `Keep`.
+    /// Ends a write-out that failed.
     pub(crate) fn transition_to_unwritten(&self) -> Listing {
         self.change(|state| state & !IN_FLIGHT | LISTED)
     }
@@ -540,15 +429,175 @@ impl Flags {
             }
             let waiting = now | Flag::WritebackWaiters as u32;
             // Relaxed: the waiters bit publishes nothing.
-            let announced = now == waiting
-                || self
-                    .0
-                    .compare_exchange(now, waiting, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_ok();
-            if announced {
+            let relaxed = (Ordering::Relaxed, Ordering::Relaxed);
+            if self.0.compare_exchange(now, waiting, relaxed.0, relaxed.1).is_ok() {
                 waiters::sleep(&self.0, waiting);
             }
         }
+    }
+}
+
+pub(crate) const PAGE_SHIFT: u32 = 12;
+/// Bytes of a page: what an Entry stands for, and the smallest folio.
+pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
+
+pub(crate) fn pages_of(range: &Range<u64>) -> Range<u64> {
+    range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
+}
+
+/// Returns `true` if the bytes lie in one page: reads and writes of it are atomic.
+#[inline(always)]
+pub(crate) fn is_in_one_page(position: u64, length: u64) -> bool {
+    (position & (PAGE_BYTES - 1)) + length <= PAGE_BYTES
+}
+
+const KIND_MASK: u64 = 0b11;
+const KIND_FOLIO: u64 = 0b01;
+const KIND_VALUE: u64 = 0b10;
+const READY: u64 = 1 << 2;
+const REFERENCED: u64 = 1 << 3;
+const ORDER_SHIFT: u32 = 4;
+const ORDER_MASK: u64 = 0xF;
+const VERSION_SHIFT: u32 = 8;
+const VERSION_BITS: u32 = 24;
+const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
+const FRAME_SHIFT: u32 = 32;
+const VALUE_SHIFT: u32 = 4;
+const _: () = assert!(VERSION_SHIFT + VERSION_BITS == FRAME_SHIFT);
+
+pub(crate) const VALUE_MAX: u64 = (1 << (FRAME_SHIFT - VALUE_SHIFT)) - 1;
+
+/// Id of a folio: the number of its first frame and of its descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FolioId(pub(crate) u32);
+
+/// The word that describes one page of a file in a table. A pure value: the rules for storing it
+/// are in `mapping.rs`.
+///
+/// ```text
+///   63            32 31          8 7     4      3        2     1  0
+///  +----------------+-------------+-------+------------+-------+----+
+///  |    frame id    |   version   | order | REFERENCED | READY | 01 |   folio
+///  +----------------+-------------+-------+------------+-------+----+
+///  |       0        |   value (28 bits)   |     0      |   0   | 10 |   value
+///  +----------------+---------------------+------------+-------+----+
+///  |                            0                              | 00 |   hole
+///  +-----------------------------------------------------------+----+
+/// ```
+///
+/// The frame id is that of the page's own frame. Frames of a folio are naturally aligned, so the
+/// folio (its first frame) is the id rounded down to the order.
+///
+/// ENTRY-1: a hole and a value have frame id 0, so the frame of every Entry is in the arena: an
+/// optimistic read may load from it before it knows the kind of the Entry.
+/// ENTRY-2: REFERENCED implies READY, and READY implies a folio: a hit tests one bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry(pub(crate) u64);
+
+impl Entry {
+    /// No information about the page: its bytes, if any, are on the backing.
+    pub(crate) const HOLE: Entry = Entry(0);
+
+    /// Returns the Entry of a page in `frame`, of a folio of `order`, without marks.
+    pub(crate) fn folio(frame: u32, version: u32, order: u8) -> Self {
+        let version = (u64::from(version) & VERSION_MASK) << VERSION_SHIFT;
+        let order = u64::from(order) << ORDER_SHIFT;
+        Self((u64::from(frame) << FRAME_SHIFT) | version | order | KIND_FOLIO)
+    }
+
+    pub(crate) fn value(value: u64) -> Self {
+        debug_assert!(value <= VALUE_MAX, "value {value:#x}");
+        Self((value << VALUE_SHIFT) | KIND_VALUE)
+    }
+
+    pub(crate) fn is_folio(self) -> bool {
+        self.0 & KIND_MASK == KIND_FOLIO
+    }
+
+    pub(crate) fn as_value(self) -> Option<u64> {
+        (self.0 & KIND_MASK == KIND_VALUE).then_some(self.0 >> VALUE_SHIFT)
+    }
+
+    /// Returns `true` if an optimistic read may start.
+    #[inline(always)]
+    pub(crate) fn is_ready(self) -> bool {
+        self.0 & (KIND_MASK | READY) == KIND_FOLIO | READY
+    }
+
+    /// Returns `true` if the page is READY and marked for the replacement policy (ENTRY-2).
+    #[inline(always)]
+    pub(crate) fn is_referenced(self) -> bool {
+        self.0 & REFERENCED != 0
+    }
+
+    /// Byte offset of the page in the frames: frame id times the page size.
+    #[inline(always)]
+    pub(crate) fn frame_offset_bytes(self) -> usize {
+        let page_mask = !((1 << PAGE_SHIFT) - 1);
+        ((self.0 >> (FRAME_SHIFT - PAGE_SHIFT)) & page_mask) as usize
+    }
+
+    pub(crate) fn frame(self) -> u32 {
+        (self.0 >> FRAME_SHIFT) as u32
+    }
+
+    pub(crate) fn order(self) -> u8 {
+        ((self.0 >> ORDER_SHIFT) & ORDER_MASK) as u8
+    }
+
+    pub(crate) fn version(self) -> u32 {
+        ((self.0 >> VERSION_SHIFT) & VERSION_MASK) as u32
+    }
+
+    #[inline(always)]
+    pub(crate) fn folio_id(self) -> FolioId {
+        FolioId(self.frame() >> self.order() << self.order())
+    }
+
+    /// Returns `true` if both name the same frame, whatever the version and the marks.
+    #[inline(always)]
+    pub(crate) fn names_same_folio(self, other: Entry) -> bool {
+        let ignored = (VERSION_MASK << VERSION_SHIFT) | READY | REFERENCED;
+        (self.0 ^ other.0) & !ignored == 0
+    }
+
+    /// Returns `true` if both name the same frame and are READY, whatever the version and the mark.
+    /// `other` must be READY.
+    #[inline(always)]
+    pub(crate) fn names_same_ready_folio(self, other: Entry) -> bool {
+        let ignored = (VERSION_MASK << VERSION_SHIFT) | REFERENCED;
+        (self.0 ^ other.0) & !ignored == 0
+    }
+
+    /// Returns `true` if at most the mark differs: the bytes are the same.
+    #[inline(always)]
+    pub(crate) fn is_same_version(self, other: Entry) -> bool {
+        (self.0 ^ other.0) & !REFERENCED == 0
+    }
+
+    pub(crate) fn with_ready(self) -> Self {
+        debug_assert!(self.is_folio());
+        Self(self.0 | READY)
+    }
+
+    /// Returns the Entry with neither READY nor REFERENCED (ENTRY-2).
+    pub(crate) fn without_ready(self) -> Self {
+        Self(self.0 & !(READY | REFERENCED))
+    }
+
+    pub(crate) fn with_referenced(self) -> Self {
+        debug_assert!(self.is_ready());
+        Self(self.0 | REFERENCED)
+    }
+
+    pub(crate) fn without_referenced(self) -> Self {
+        Self(self.0 & !REFERENCED)
+    }
+
+    /// Returns the Entry with the next version, which wraps at 24 bits.
+    pub(crate) fn with_next_version(self) -> Self {
+        let version = u64::from(self.version().wrapping_add(1)) & VERSION_MASK;
+        Self((self.0 & !(VERSION_MASK << VERSION_SHIFT)) | (version << VERSION_SHIFT))
     }
 }
 
@@ -650,5 +699,48 @@ mod tests {
                 assert!(flags.get(Flag::Uptodate) && flags.get(Flag::OnLru));
             }
         }
+    }
+
+    #[test]
+    fn fields_do_not_overlap() {
+        for frame in [0, 1, 511, 512, u32::MAX] {
+            for version in [0, 1, (1 << 24) - 1] {
+                for order in 0..=9 {
+                    let entry = Entry::folio(frame, version, order);
+                    assert!(entry.is_folio() && !entry.is_ready() && entry.as_value().is_none());
+                    let marked = entry.with_ready().with_referenced();
+                    for entry in [entry, marked, entry.with_next_version()] {
+                        assert_eq!((entry.frame(), entry.order()), (frame, order));
+                        assert_eq!(entry.frame_offset_bytes(), frame as usize * 4096);
+                        assert!(entry.names_same_folio(marked));
+                    }
+                    assert_eq!(marked.version(), version);
+                    assert_eq!(entry.with_next_version().version(), (version + 1) & 0xFF_FFFF);
+                    assert!(marked.is_referenced() && marked.is_ready());
+                    assert_eq!(marked.without_referenced(), entry.with_ready());
+                    assert_eq!(marked.without_ready(), entry);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_is_neither_a_folio_nor_a_hole() {
+        for value in [0, 1, VALUE_MAX] {
+            let entry = Entry::value(value);
+            assert_eq!(entry.as_value(), Some(value));
+            assert!(!entry.is_folio() && !entry.is_ready() && entry != Entry::HOLE);
+            assert!(!entry.is_referenced(), "ENTRY-2");
+            assert_eq!(entry.frame_offset_bytes(), 0, "ENTRY-1");
+        }
+        assert!(!Entry::HOLE.is_folio() && Entry::HOLE.as_value().is_none());
+        assert_eq!(Entry::HOLE.frame_offset_bytes(), 0);
+    }
+
+    #[test]
+    fn the_folio_of_a_page_is_its_first_frame() {
+        assert_eq!(Entry::folio(517, 3, 2).folio_id(), FolioId(516));
+        assert_eq!(Entry::folio(517, 3, 0).folio_id(), FolioId(517));
+        assert_eq!(Entry::folio(1023, 3, 9).folio_id(), FolioId(512));
     }
 }

@@ -14,7 +14,7 @@ use crate::memory::Purpose;
 use crate::page::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -60,7 +60,7 @@ use crate::page::{Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
-use crate::sys::process::MemoryLimit;
+use crate::sys::memory::MemoryLimit;
 use crate::writeback::Flusher;
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -45,7 +45,7 @@ use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

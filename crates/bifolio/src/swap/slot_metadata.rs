@@ -23,9 +23,8 @@ use std::io;
 use thiserror::Error;
 
 use crate::memory::Shadow;
-use crate::page::VALUE_MAX;
+use crate::page::{ReservedArray, VALUE_MAX};
 use crate::sync::{AtomicU64, Ordering};
-use crate::sys::array::ReservedArray;
 use crate::sys::memory::PAGE_BYTES;
 
 const CHECKSUM_MASK: u64 = u32::MAX as u64;

@@ -1,14 +1,12 @@
 //! The only source of atomics, locks and spinning: the real ones, those of loom in a model run, or
-//! the real ones with a seeded scheduler (`tests/chaos.rs`).
+//! the real ones with a seeded scheduler (`tests/chaos.rs`). And what may wait for what
+//! ([`blocking`]).
 //!
-//! This module is below everything that shares memory. Other modules never name `std::sync::atomic`
-//! or `parking_lot` directly, so every protocol can run unchanged under the model checker (`cargo x
-//! loom`). The types switch on `all(test, loom)`: a model run of a crate that merely depends on
-//! this one does not switch them.
-//!
-//! Statistics (`stats`) do not use it: counters are not part of any protocol.
+//! Other modules never name `std::sync::atomic` or `parking_lot` directly, so every protocol can
+//! run unchanged under the model checker (`cargo x loom`). The types switch on `all(test, loom)`: a
+//! model run of a crate that merely depends on this one does not switch them. Statistics (`stats`)
+//! do not use it: counters are not part of any protocol.
 
-pub(crate) mod blocking;
 #[cfg(all(test, not(any(loom, bifolio_chaos))))]
 #[path = "../tests/counted.rs"]
 pub(crate) mod counted;
@@ -23,6 +21,7 @@ mod weak_list;
 pub(crate) use real::*;
 pub(crate) use weak_list::WeakList;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 #[cfg(all(bifolio_chaos, not(all(test, loom))))]
@@ -82,11 +81,8 @@ pub(crate) fn barrier_of_store_and_load() {
     fence(Ordering::SeqCst);
 }
 
-/// Waits a little longer each round, for another thread that is about to finish.
-///
-/// Used only where the other thread needs a few instructions (a frozen folio): the first rounds
-/// spin, later ones yield, the last ones sleep, so that a waiter never starves the thread it waits
-/// for.
+/// A wait that is a little longer each round, for another thread that needs a few instructions (a
+/// frozen folio): the last rounds sleep, so that a waiter never starves the thread it waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     rounds: u32,
@@ -110,15 +106,56 @@ impl Backoff {
     }
 }
 
+/// A run of numbers, its start and its end in one word, of which any thread takes the first.
+///
+/// A thread that exchanges the word owns the numbers that it no longer names, so it does not matter
+/// how often the word changed between a thread's load and its exchange. On a cache line of its own,
+/// because a CPU has its own (`memory/arena.rs`, STOCK-Q1..Q4).
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct AtomicRun(AtomicU64);
+
+impl AtomicRun {
+    fn run_of(word: u64) -> Range<u32> {
+        word as u32..(word >> u32::BITS) as u32
+    }
+
+    fn word_of(run: Range<u32>) -> u64 {
+        u64::from(run.end) << u32::BITS | u64::from(run.start)
+    }
+
+    /// Takes the first number; `None` if there is none, or it does not follow `near`.
+    pub(crate) fn take(&self, near: Option<u32>) -> Option<u32> {
+        let without_first = |word| {
+            let run = Self::run_of(word);
+            let is_next = near.is_none_or(|near| near + 1 == run.start);
+            (is_next && !run.is_empty()).then(|| Self::word_of(run.start + 1..run.end))
+        };
+        // Acquire: pairs with the Release in `replace`: what was done before, also with what the
+        // number names, comes first.
+        let taken = self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, without_first);
+        taken.ok().map(|word| Self::run_of(word).start)
+    }
+
+    /// Replaces the run. Callers serialize. Returns the numbers that were left.
+    pub(crate) fn replace(&self, run: Range<u32>) -> Range<u32> {
+        // Release: pairs with the Acquire in `take`. Relaxed for the numbers that come back: no
+        // thread has taken them since the previous call.
+        Self::run_of(self.0.swap(Self::word_of(run), Ordering::Release))
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        Self::run_of(self.0.load(Ordering::Relaxed)).len() as u64
+    }
+}
+
 /// The amount of a resource that one device holds, and the amount that all devices hold: a limit on
 /// how much of a common resource one device may take.
 ///
-/// A device may stop answering, and whatever its waiting requests hold is unavailable for that
-/// long. So each device may take only a part, such as three quarters, of what the other devices
-/// leave free: the first has 3/4, the second 3/16, and so on, without a list of healthy devices. If
-/// the reserve is less than one, one remains. So the number of devices that can hang while another
-/// can still proceed grows with the logarithm of the total: with quarters, four of 64 and six of
-/// 1024.
+/// A device may stop answering, and keep what its requests hold for that long. So each device may
+/// take only a part, such as three quarters, of what the others leave free: the first has 3/4, the
+/// second 3/16, and so on, and at least one remains. So with quarters, four devices may hang while
+/// another proceeds with a total of 64, and six with 1024.
 ///
 /// These are only counters: a thread that finds no room waits elsewhere. The total is exact where
 /// [`Share::try_add`] counts it; the amount of one device may exceed its part by what several
@@ -150,10 +187,6 @@ impl Share {
     /// Adds `count` without a limit. Returns the previous amount of the device.
     pub(crate) fn add(&self, count: u64) -> u64 {
         self.all.fetch_add(count, Ordering::Relaxed);
-        self.add_own(count)
-    }
-
-    fn add_own(&self, count: u64) -> u64 {
         self.own.fetch_add(count, Ordering::Relaxed)
     }
 
@@ -169,7 +202,7 @@ impl Share {
     pub(crate) fn try_add(&self, count: u64, max: u64, rest: u64) -> Option<u64> {
         let has_room = |all| self.has_room_beside(all, count, max, rest).then_some(all + count);
         self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).ok()?;
-        Some(self.add_own(count))
+        Some(self.own.fetch_add(count, Ordering::Relaxed))
     }
 
     /// Adds `count` if the total stays within `max`, without a limit per device. Returns the
@@ -177,7 +210,7 @@ impl Share {
     pub(crate) fn try_add_any(&self, count: u64, max: u64) -> Option<u64> {
         let has_room = |all: u64| (all + count <= max).then_some(all + count);
         self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).ok()?;
-        Some(self.add_own(count))
+        Some(self.own.fetch_add(count, Ordering::Relaxed))
     }
 
     /// Returns how much more this device may take now, with one in `rest` of what the others leave
@@ -207,6 +240,337 @@ impl Share {
 /// but one in `rest`, and all but at least one. Of the last one, all.
 pub(crate) fn part_of(left: u64, rest: u64) -> u64 {
     left - (left / rest).max(1).min(left.saturating_sub(1))
+}
+
+pub(crate) mod blocking {
+    //! The rules about blocking, checked in debug builds: **a thread that has frozen a folio waits
+    //! for nothing; the owner of transfers waits only for those (IO-5); a service thread never
+    //! waits for a lock that user code can hold**.
+    //!
+    //! Other threads wait for a frozen folio, whatever they hold, and for the folios that the owner
+    //! of a transfer has locked or under write-back. And a user may hold a folio lock, in a
+    //! `PageRefMut`, while waiting for frames, for the throttle or for a fault, which service
+    //! threads handle.
+    //!
+    //! So each thread counts the folios it has frozen and the transfers it has in queues, and knows
+    //! if it is a service thread. Each place that may sleep until another thread acts calls one of
+    //! these functions first, even if it will not sleep this time:
+    //!
+    //! | place | call |
+    //! |---|---|
+    //! | folio lock, `resizing`, a shared flush, the throttle of dirty pages | [`check_user`] |
+    //! | end of a write-out, a folio frozen by another thread | [`check`] |
+    //! | frames and metadata that another thread must free, the reclaim lock | [`check`] |
+    //! | `cutting`, an epoch of write-outs | [`check`] |
+    //! | staging memory, reads of the same device | [`check`] |
+    //! | kernel memory for a page that is restored, with a deadline | [`check_frozen`] |
+    //! | a change of a backing's length | [`check`] |
+    //! | a transfer, a ring to make one | [`check_in_queue`] |
+    //!
+    //! A backing written by a user may wait for anything, even folios of another cache: its calls
+    //! run in [`apart`].
+    //!
+    //! A mutex whose holders never sleep is exempt. Release builds do not count, and neither do
+    //! model runs, in which many threads share one.
+    //!
+    //! TRACKED THREADS hold something that a fault may wait for: folio locks, and transfers in a
+    //! queue. Library code then touches no page that is not resident, and no user memory that may
+    //! be part of a map. So a fault of such a thread comes from a signal handler, or from a page
+    //! that the program took from the cache: waiting for it would hang both threads, and
+    //! `maps/faults` refuses it. Each thread counts, in every build, in a slot that is found by the
+    //! kernel thread id, which the message about a fault carries. A thread that finds no free slot
+    //! is not tracked: its faults wait.
+
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+    /// The counts of the calling thread; always the default where nothing counts.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Counts {
+        frozen: usize,
+        transfers: usize,
+        serves: bool,
+    }
+
+    const IS_COUNTED: bool = cfg!(all(debug_assertions, not(all(test, loom))));
+
+    thread_local! {
+        static COUNTS: Cell<Counts> =
+            const { Cell::new(Counts { frozen: 0, transfers: 0, serves: false }) };
+    }
+
+    #[inline(always)]
+    fn counts() -> Counts {
+        if IS_COUNTED { COUNTS.get() } else { Counts::default() }
+    }
+
+    /// Changes the counts. Returns the previous ones.
+    #[inline(always)]
+    fn change(change: impl FnOnce(&mut Counts)) -> Counts {
+        let before = counts();
+        if IS_COUNTED {
+            let mut counts = before;
+            change(&mut counts);
+            COUNTS.set(counts);
+        }
+        before
+    }
+
+    #[inline(always)]
+    pub(crate) fn note_frozen() {
+        change(|counts| counts.frozen += 1);
+    }
+
+    /// Notes that this thread has unfrozen or freed a folio that it had frozen.
+    #[inline(always)]
+    pub(crate) fn note_unfrozen() {
+        let less =
+            |frozen: usize| frozen.checked_sub(1).expect("it was unfrozen by another thread");
+        change(|counts| counts.frozen = less(counts.frozen));
+    }
+
+    #[inline(always)]
+    pub(crate) fn note_pushed() {
+        track(1);
+        change(|counts| counts.transfers += 1);
+    }
+
+    /// Notes that queues have returned or dropped this many transfers.
+    #[inline(always)]
+    pub(crate) fn note_handed_out(transfers: usize) {
+        track(-(transfers as i32));
+        let less = |pushed: usize| pushed.checked_sub(transfers).expect("a queue has two threads");
+        change(|counts| counts.transfers = less(counts.transfers));
+    }
+
+    /// Guard that marks its thread as a service thread: other threads wait for it, whatever they
+    /// hold.
+    #[derive(Debug)]
+    pub(crate) struct Serving {
+        before: bool,
+    }
+
+    #[inline(always)]
+    pub(crate) fn serve() -> Serving {
+        Serving { before: change(|counts| counts.serves = true).serves }
+    }
+
+    impl Drop for Serving {
+        fn drop(&mut self) {
+            change(|counts| counts.serves = self.before);
+        }
+    }
+
+    /// Runs user code that does not unwind with no counts: what it waits for is not the cache's.
+    #[inline(always)]
+    pub(crate) fn apart<R>(call: impl FnOnce() -> R) -> R {
+        let before = change(|counts| *counts = Counts::default());
+        let held = replace_tracked(0);
+        let answer = call();
+        replace_tracked(held);
+        change(|counts| *counts = before);
+        answer
+    }
+
+    /// Acts as [`check`], for something that a user may hold while waiting for a service thread.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn check_user(what: &str) {
+        check(what);
+        debug_assert!(
+            !counts().serves || std::thread::panicking(),
+            "a service thread waits for {what}, which a user may hold"
+        );
+    }
+
+    /// Panics in debug builds if this thread must not wait for `what`, which another thread must
+    /// provide.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn check(what: &str) {
+        check_in_queue(what, 0);
+    }
+
+    /// Acts as [`check`], for a wait with a deadline in a thread that may own transfers: a page
+    /// must be restored.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn check_frozen(what: &str) {
+        let frozen = counts().frozen;
+        debug_assert!(
+            frozen == 0 || std::thread::panicking(),
+            "waits for {what} with {frozen} folios frozen"
+        );
+    }
+
+    /// Acts as [`check`], for a queue that has `own` transfers.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn check_in_queue(what: &str, own: usize) {
+        let Counts { frozen, transfers, .. } = counts();
+        debug_assert!(
+            frozen == 0 && (transfers == own || cfg!(all(test, loom))) || std::thread::panicking(),
+            "waits for {what} with {frozen} folios frozen and {transfers} transfers, {own} its own"
+        );
+    }
+
+    pub(crate) fn current_thread() -> u32 {
+        #[cfg(not(all(test, loom)))]
+        return rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        // A model run has one.
+        #[cfg(all(test, loom))]
+        1
+    }
+
+    /// Maximum number of threads tracked at a time.
+    const SLOTS_MAX: usize = 1024;
+    const PROBES_MAX: usize = 8;
+
+    /// The count of one thread, on a cache line of its own.
+    #[repr(align(64))]
+    struct ThreadSlot {
+        /// Kernel thread id; 0 if the slot is free.
+        thread: AtomicU32,
+        held: AtomicI32,
+    }
+
+    static SLOTS: [ThreadSlot; SLOTS_MAX] =
+        [const { ThreadSlot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
+
+    /// The slot of the calling thread, if it found one; freed when the thread ends.
+    struct Own(Option<&'static ThreadSlot>);
+
+    thread_local! {
+        static OWN: Own = Own::claim();
+    }
+
+    fn slots_of(thread: u32) -> impl Iterator<Item = &'static ThreadSlot> {
+        (0..PROBES_MAX).map(move |probe| &SLOTS[(thread as usize).wrapping_add(probe) % SLOTS_MAX])
+    }
+
+    impl Own {
+        fn claim() -> Self {
+            let thread = current_thread();
+            let is_claimed = |slot: &&ThreadSlot| {
+                // Relaxed: only the value counts; the thread that owns it is the only one to change
+                // it.
+                let claimed =
+                    slot.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed);
+                // A forked child inherits slots, perhaps one of a thread that had the same number.
+                claimed.is_ok() || claimed == Err(thread)
+            };
+            let own = slots_of(thread).find(is_claimed);
+            own.inspect(|slot| slot.held.store(0, Ordering::Relaxed));
+            Self(own)
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            self.0.inspect(|slot| slot.thread.store(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Adds `more`, which may be negative, to the count of the calling thread.
+    #[inline]
+    pub(crate) fn track(more: i32) {
+        // A thread that is ending is not tracked.
+        let _ = OWN.try_with(|own| {
+            let Some(slot) = own.0 else { return };
+            // Relaxed: no other thread changes it; a signal handler that interrupts restores it.
+            slot.held
+                .store(slot.held.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        });
+    }
+
+    /// Sets the count of the calling thread. Returns the previous count.
+    pub(crate) fn replace_tracked(held: i32) -> i32 {
+        let own = OWN.try_with(|own| own.0.map(|slot| slot.held.swap(held, Ordering::Relaxed)));
+        own.ok().flatten().unwrap_or(0)
+    }
+
+    /// Returns `true` if a thread, which is stopped in a fault, holds anything.
+    pub(crate) fn is_tracked(thread: u32) -> bool {
+        // Relaxed: the kernel's locks order the message about the fault after the counts.
+        let is_its = |slot: &&ThreadSlot| slot.thread.load(Ordering::Relaxed) == thread;
+        let own = slots_of(thread).find(is_its);
+        thread != 0 && own.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0)
+    }
+
+    #[cfg(all(test, not(loom)))]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_thread_is_tracked_while_it_holds_something() {
+            assert!(!is_tracked(current_thread()) && !is_tracked(0));
+            track(2);
+            assert!(is_tracked(current_thread()));
+            let own = current_thread();
+            std::thread::spawn(move || assert!(!is_tracked(current_thread()) && is_tracked(own)))
+                .join()
+                .unwrap();
+            let held = replace_tracked(0);
+            assert!(held == 2 && !is_tracked(own));
+            replace_tracked(held);
+            track(-2);
+            assert!(!is_tracked(own));
+        }
+
+        #[test]
+        fn a_slot_is_free_again_when_its_thread_has_ended() {
+            let end = || {
+                track(1);
+                current_thread()
+            };
+            for _ in 0..2 * SLOTS_MAX {
+                let ended = std::thread::spawn(end).join().unwrap();
+                assert!(!is_tracked(ended));
+            }
+            assert!(
+                std::thread::spawn(|| (track(1), is_tracked(current_thread())).1).join().unwrap()
+            );
+        }
+    }
+
+    #[cfg(all(test, debug_assertions, not(loom)))]
+    mod count_tests {
+        use super::*;
+        use std::panic::catch_unwind;
+
+        #[test]
+        fn an_owner_of_transfers_may_not_wait_for_others() {
+            check("nothing");
+            note_frozen();
+            assert!(catch_unwind(|| check("a lock")).is_err());
+            assert!(catch_unwind(|| check_in_queue("a transfer", 0)).is_err());
+            std::thread::spawn(|| check("a lock")).join().unwrap();
+            note_unfrozen();
+            check("a lock");
+            note_pushed();
+            note_pushed();
+            check_in_queue("a transfer", 2);
+            assert!(catch_unwind(|| check_in_queue("a transfer of another queue", 1)).is_err());
+            assert!(catch_unwind(|| check("a lock")).is_err());
+            note_handed_out(2);
+            check("a lock");
+        }
+
+        #[test]
+        fn a_service_thread_may_not_wait_for_a_user() {
+            check_user("a lock");
+            let serving = serve();
+            drop(serve());
+            check("frames");
+            assert!(catch_unwind(|| check_user("a lock")).is_err());
+            note_frozen();
+            apart(|| check_user("a lock of another cache"));
+            assert!(catch_unwind(|| check("frames")).is_err());
+            note_unfrozen();
+            drop(serving);
+            check_user("a lock");
+        }
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,12 +1,7 @@
-//! Thin wrappers of file calls: open, stat, transfer, sync; one system call each, and its error.
+//! Thin wrappers of file calls: open, stat, length, sync; one system call each, and its error.
 //!
-//! Called by `io::disk`, which holds all policy: alignment, fallbacks, retries. Positions are the
-//! kernel's signed 64-bit ones; the caller has checked that a range ends below 2^63.
-//!
-//! Transfers take raw addresses and never create a slice: while the kernel fills or empties a
-//! frame, other threads may read it (optimistic readers) or write it (the page is dirtied again).
-//!
-//! This file does not retry, not even on EINTR.
+//! Called by `io::disk`, which holds all policy: alignment, fallbacks, retries. (Transfers are in
+//! `io::request`.) This file does not retry, not even on EINTR.
 //!
 //! Every descriptor of the library is opened here, by [`above_standard`] or [`pipe`], has a number
 //! of 3 or more, and is close-on-exec. (`cargo x tidy` finds calls that open one elsewhere.) A
@@ -21,7 +16,6 @@
 //! ends its own occupation, the descriptor is duplicated and the low one closed.
 //!
 //! # Safety
-//! The transfer functions pass addresses to the kernel; each states its requirements for them.
 //! Queries numbers that may not be open; nothing is read or written through them.
 #![allow(unsafe_code)]
 
@@ -32,7 +26,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use super::retries::is_forbidden;
+use super::{answer_of, is_forbidden};
 use arrayvec::ArrayVec;
 use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, StatxFlags};
 pub(crate) use rustix::fs::{FallocateFlags, SeekFrom};
@@ -373,71 +367,6 @@ pub(crate) fn is_on_tmpfs(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type as u64 == TMPFS_MAGIC)
 }
 
-/// Reads once, up to `length_bytes` bytes at `position_bytes` of `file`, to `target`.
-///
-/// # Safety
-/// `target` must be writable for `length_bytes` bytes for the whole call. Other threads may read
-/// them during the call, but only through `sys::copy`.
-pub(crate) unsafe fn read_at(
-    file: BorrowedFd<'_>,
-    target: *mut u8,
-    length_bytes: usize,
-    position_bytes: u64,
-) -> io::Result<usize> {
-    let position = kernel_position(position_bytes)?;
-    // SAFETY: the kernel writes at most `length_bytes` bytes at `target`: the caller's contract.
-    answer_of(unsafe { libc::pread64(file.as_raw_fd(), target.cast(), length_bytes, position) })
-}
-
-/// Writes once, up to `length_bytes` bytes from `source`, at `position_bytes` of `file`.
-///
-/// # Safety
-/// `source` must be readable for `length_bytes` bytes for the whole call. Other threads may write
-/// them during the call, but only through `sys::copy`: the file may then hold a mixture.
-pub(crate) unsafe fn write_at(
-    file: BorrowedFd<'_>,
-    source: *const u8,
-    length_bytes: usize,
-    position_bytes: u64,
-) -> io::Result<usize> {
-    let position = kernel_position(position_bytes)?;
-    // SAFETY: the kernel reads at most `length_bytes` bytes at `source`: the caller's contract.
-    answer_of(unsafe { libc::pwrite64(file.as_raw_fd(), source.cast(), length_bytes, position) })
-}
-
-/// Acts as [`read_at`], to `count` consecutive ranges of memory.
-///
-/// # Safety
-/// `targets` must point to `count` entries, and each must be as the target of [`read_at`].
-pub(crate) unsafe fn read_vectored_at(
-    file: BorrowedFd<'_>,
-    targets: *const libc::iovec,
-    count: usize,
-    position_bytes: u64,
-) -> io::Result<usize> {
-    let position = kernel_position(position_bytes)?;
-    let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the kernel reads `count` entries and writes to the memory they name: the caller's
-    // contract.
-    answer_of(unsafe { libc::preadv64(file.as_raw_fd(), targets, count, position) })
-}
-
-/// Acts as [`write_at`], from `count` consecutive ranges of memory.
-///
-/// # Safety
-/// `sources` must point to `count` entries, and each must be as the source of [`write_at`].
-pub(crate) unsafe fn write_vectored_at(
-    file: BorrowedFd<'_>,
-    sources: *const libc::iovec,
-    count: usize,
-    position_bytes: u64,
-) -> io::Result<usize> {
-    let position = kernel_position(position_bytes)?;
-    let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the kernel reads `count` entries and the memory they name: the caller's contract.
-    answer_of(unsafe { libc::pwritev64(file.as_raw_fd(), sources, count, position) })
-}
-
 /// Makes the bytes of `file` durable, with the metadata needed to read them back.
 pub(crate) fn sync_data(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(file)?)
@@ -475,12 +404,6 @@ pub(crate) fn seek(file: impl AsFd, target: SeekFrom) -> io::Result<Option<u64>>
     }
 }
 
-/// Converts the return value of a C library call: the amount or, if negative, the error of this
-/// thread.
-pub(crate) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
-    answer.try_into().map_err(|_| io::Error::last_os_error())
-}
-
 fn kernel_position(position_bytes: u64) -> io::Result<i64> {
     i64::try_from(position_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))
 }
@@ -493,19 +416,6 @@ mod tests {
     use std::io::Write;
 
     const READ: OpenMode = OpenMode { read: true, write: false, create: None, direct: false };
-
-    #[test]
-    fn a_position_of_two_to_the_63_is_refused() {
-        let file = tempfile::tempfile().unwrap();
-        let mut byte = [0_u8; 1];
-        // SAFETY: one byte of our own.
-        let read = unsafe { read_at(file.as_fd(), byte.as_mut_ptr(), 1, 1 << 63) };
-        assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
-        // SAFETY: as above.
-        let written = unsafe { write_at(file.as_fd(), byte.as_ptr(), 1, u64::MAX) };
-        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
-        assert_eq!(set_len(&file, 1 << 63).unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
-    }
 
     #[test]
     fn an_opened_file_is_close_on_exec_and_blocking_once_set_so() {
@@ -533,15 +443,6 @@ mod tests {
         let (from, to) = (path_of(file.as_fd()), directory.path().join("name"));
         let linked = linkat(CWD, from, CWD, &to, AtFlags::SYMLINK_FOLLOW);
         assert_eq!((linked, to.exists()), (Err(Errno::NOENT), false));
-    }
-
-    #[test]
-    fn a_failed_transfer_returns_the_errno() {
-        let named = tempfile::NamedTempFile::new().unwrap();
-        let file = open(named.path(), READ).unwrap();
-        // SAFETY: one byte of our own; the descriptor is read-only, so nothing is transferred.
-        let written = unsafe { write_at(file.as_fd(), [0_u8].as_ptr(), 1, 0) };
-        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EBADF));
     }
 
     #[test]

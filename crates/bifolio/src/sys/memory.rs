@@ -1,9 +1,8 @@
 //! Memory from the kernel: address space that is reserved at once, populated as needed and freed in
-//! pieces.
+//! pieces; and how much of it the process may have ([`MemoryLimit`]).
 //!
-//! Used by `sys::array` (tables, descriptors), `memory::arena` and regions. A reservation costs
-//! only address space (`MAP_NORESERVE`); memory is used when pages are touched. It is unmapped on
-//! drop and never before.
+//! A reservation costs only address space (`MAP_NORESERVE`); memory is used when pages are touched.
+//! It is unmapped on drop and never before.
 //!
 //! In a program that locks all future memory (`mlockall(MCL_FUTURE)`) a new mapping would be made
 //! resident as a whole. So it is mapped without access, unlocked, and only then made accessible.
@@ -14,18 +13,24 @@
 //! A reservation is one mapping of the process, of `vm.max_map_count`. Advice to a part of one
 //! divides it; at the limit, the kernel refuses that.
 //!
+//! The limits are those of the machine, of the process, queried through the C library (a filter may
+//! refuse the calls), and of its control groups, versions 1 and 2. The limit of a group also holds
+//! for the groups below it, so all ancestors that the file system shows are examined.
+//!
 //! # Safety
 //! The only place that maps, unmaps and advises memory; every address passed to the kernel lies
 //! inside a [`Reservation`]. It frees pages whose bytes, as the caller guarantees, are not needed.
+//! Queries of limits pass memory for the answers.
 #![allow(unsafe_code)]
 
-use super::file::answer_of;
-use super::probe::{Feature, Features};
-use super::retries::{is_forbidden, persist};
+use super::file::read_text;
+use super::{answer_of, is_forbidden, persist};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap,
 };
 use std::io;
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
 
 pub(crate) const PAGE_BYTES: usize = 4096;
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -107,9 +112,10 @@ impl Reservation {
         self.length_bytes
     }
 
-    /// Makes a forked child see zeros here. If the kernel refuses, the child keeps a copy.
-    pub(crate) fn wipe_on_fork(&self) {
-        let _ = self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork);
+    /// Makes a forked child see zeros here. Returns `false` if the kernel refuses: the child keeps
+    /// a copy.
+    pub(crate) fn wipe_on_fork(&self) -> bool {
+        self.advise(0, self.length_bytes, Advice::LinuxWipeOnFork).is_ok()
     }
 
     /// Removes this memory from forked children: an access there raises SIGSEGV.
@@ -150,34 +156,19 @@ impl Reservation {
         let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
     }
 
-    /// Makes `length_bytes` from `offset_bytes` on resident, with huge pages if `huge`.
-    ///
-    /// Touches each page where the kernel has no `MADV_POPULATE_WRITE`.
-    pub(crate) fn populate(
-        &self,
-        offset_bytes: usize,
-        length_bytes: usize,
-        huge: bool,
-        features: &Features,
-    ) -> io::Result<()> {
-        if huge {
-            self.prefer_huge_pages_in(offset_bytes, length_bytes);
-        }
-        if features.has(Feature::PopulateWrite) {
-            match self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite) {
-                Err(error) if is_forbidden(&error) => {
-                    features.withdraw(Feature::PopulateWrite, "madvise", &error);
-                }
-                answer => return answer,
-            }
-        }
+    /// Makes a part resident (`MADV_POPULATE_WRITE`).
+    pub(crate) fn populate(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
+        self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite)
+    }
+
+    /// Makes a part, which no other thread uses yet, resident by touching each page.
+    pub(crate) fn touch(&self, offset_bytes: usize, length_bytes: usize) {
         for page in (offset_bytes..offset_bytes + length_bytes).step_by(PAGE_BYTES) {
             let byte = self.at(page, 1);
-            // SAFETY: `at` checked that the byte is inside the mapped, writable range, and the
-            // caller owns this range: no other thread uses it before it is populated.
+            // SAFETY: `at` checked that the byte is inside the mapped, writable range, which the
+            // caller owns.
             unsafe { byte.write_volatile(0) };
         }
-        Ok(())
     }
 
     /// Returns the pages of the range to the kernel; they read as zeros afterwards.
@@ -262,6 +253,149 @@ impl Drop for Reservation {
     }
 }
 
+/// Returns the memory of the machine in bytes; 0 if the kernel does not tell.
+pub(crate) fn machine_memory_bytes() -> u64 {
+    let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
+    // SAFETY: memory for the answer.
+    let _ = unsafe { libc::sysinfo(info.as_mut_ptr()) };
+    // SAFETY: zeros, which are valid numbers, or what the kernel wrote.
+    let info = unsafe { info.assume_init() };
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
+
+/// Returns the address space that the process may use in bytes (`RLIMIT_AS`); `u64::MAX` if
+/// unlimited, or if the kernel does not tell.
+pub(crate) fn address_space_bytes_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: memory for the answer.
+    let _ = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    limit.rlim_cur
+}
+
+/// The group of the process that allows the least memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryLimit {
+    /// The file that holds the limit; it names the group.
+    pub(crate) path: PathBuf,
+    pub(crate) limit_bytes: u64,
+    /// Bytes in use that are not pages of files, which the kernel could reclaim.
+    pub(crate) used_bytes: u64,
+}
+
+impl MemoryLimit {
+    /// Returns the limit of the calling process; `None` if no group limits its memory.
+    pub(crate) fn of_process() -> Option<Self> {
+        let groups = read_text("/proc/self/cgroup").ok()?;
+        let mounts = read_text("/proc/self/mountinfo").ok()?;
+        let found = places(&groups, &mounts);
+        let limits = found.iter().flat_map(|place| place.limits());
+        limits.min_by_key(Self::left_bytes)
+    }
+
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.limit_bytes.saturating_sub(self.used_bytes)
+    }
+
+    pub(crate) fn check(&self, bytes: u64) -> io::Result<()> {
+        if bytes <= self.left_bytes() {
+            return Ok(());
+        }
+        let problem = format!(
+            "{bytes} bytes are wanted, but {} is {}, of which {} are in use",
+            self.path.display(),
+            self.limit_bytes,
+            self.used_bytes
+        );
+        Err(io::Error::new(io::ErrorKind::OutOfMemory, problem))
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    directory: PathBuf,
+    top: PathBuf,
+    names: &'static Names,
+}
+
+/// Names of the files of a group, and of the lines of `memory.stat` for pages of files.
+#[derive(Debug, PartialEq, Eq)]
+struct Names {
+    limit: &'static str,
+    used: &'static str,
+    file_pages: [&'static str; 2],
+}
+
+const VERSION_1: Names = Names {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    file_pages: ["total_inactive_file ", "total_active_file "],
+};
+const VERSION_2: Names = Names {
+    limit: "memory.max",
+    used: "memory.current",
+    file_pages: ["inactive_file ", "active_file "],
+};
+
+impl Place {
+    fn limits(&self) -> impl Iterator<Item = MemoryLimit> + '_ {
+        let ancestors = self.directory.ancestors();
+        let visible = ancestors.take_while(|directory| directory.starts_with(&self.top));
+        visible.filter_map(|directory| self.names.read(directory))
+    }
+}
+
+impl Names {
+    /// Reads the limit of one group; `None` if it has none.
+    fn read(&self, directory: &Path) -> Option<MemoryLimit> {
+        let number = |name| read_text(directory.join(name)).ok()?.trim().parse::<u64>().ok();
+        // Version 2 writes `max`.
+        let limit_bytes = number(self.limit)?;
+        let used_bytes = number(self.used).unwrap_or(0);
+        let details = read_text(directory.join("memory.stat")).unwrap_or_default();
+        let is_of_file = |line: &&str| self.file_pages.iter().any(|name| line.starts_with(name));
+        let file_bytes = details.lines().filter(is_of_file).filter_map(last_number).sum();
+        let used_bytes = used_bytes.saturating_sub(file_bytes);
+        Some(MemoryLimit { path: directory.join(self.limit), limit_bytes, used_bytes })
+    }
+}
+
+fn last_number(line: &str) -> Option<u64> {
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// Returns the groups of the process that can limit memory, from the contents of
+/// `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn places(groups: &str, mounts: &str) -> Vec<Place> {
+    let place = |line: &str| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
+        let is_version_2 = controllers.is_empty();
+        if !is_version_2 && !controllers.split(',').any(|name| name == "memory") {
+            return None;
+        }
+        let (root, top) = mounts.lines().find_map(|mount| hierarchy_at(mount, is_version_2))?;
+        // The mount may show a part of the hierarchy only.
+        let below = Path::new(group).strip_prefix(root).ok()?;
+        let names = if is_version_2 { &VERSION_2 } else { &VERSION_1 };
+        Some(Place { directory: top.join(below), top, names })
+    };
+    groups.lines().filter_map(place).collect()
+}
+
+/// Returns the root and the directory of a mount if it is the wanted hierarchy.
+fn hierarchy_at(mount: &str, is_version_2: bool) -> Option<(&str, PathBuf)> {
+    let (head, tail) = mount.split_once(" - ")?;
+    let mut fields = head.split(' ').skip(3);
+    let (root, top) = (fields.next()?, fields.next()?);
+    let mut kind = tail.split(' ');
+    let (file_system, options) = (kind.next()?, kind.nth(1)?);
+    let is_wanted = match is_version_2 {
+        true => file_system == "cgroup2",
+        false => file_system == "cgroup" && options.split(',').any(|option| option == "memory"),
+    };
+    is_wanted.then(|| (root, PathBuf::from(top)))
+}
+
 /// Returns the kernel's flags of the mapping that contains `address`: two letters each.
 #[cfg(test)]
 pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
@@ -271,7 +405,7 @@ pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
         let ends = ends.and_then(|(start, end)| Some(number(start)?..number(end)?));
         ends.is_some_and(|range| range.contains(&address.addr()))
     };
-    let maps = super::file::read_text("/proc/self/smaps").unwrap();
+    let maps = read_text("/proc/self/smaps").unwrap();
     // The line with the range comes first, then its details, then its flags.
     let mut lines = maps.lines().skip_while(|line| !has(line));
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
@@ -281,25 +415,23 @@ pub(crate) fn kernel_flags(address: *const u8) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_released_range_reads_as_zeros_but_not_its_neighbours() {
-        for disabled in [&[][..], &[Feature::PopulateWrite]] {
-            let features = Features::probe(disabled);
-            let memory = Reservation::new(3 * PAGE_BYTES, 2 << 20).unwrap();
-            assert_eq!(memory.base.addr() % (2 << 20), 0);
-            memory.populate(0, 3 * PAGE_BYTES, true, &features).unwrap();
-            for page in 0..3 {
-                // SAFETY: inside the three pages.
-                unsafe { memory.base.wrapping_add(page * PAGE_BYTES).write(7) };
-            }
-            memory.release(PAGE_BYTES, PAGE_BYTES).unwrap();
-            let bytes = [0, 1, 2].map(|page| {
-                // SAFETY: inside the three pages.
-                unsafe { memory.base.wrapping_add(page * PAGE_BYTES).read() }
-            });
-            assert_eq!(bytes, [7, 0, 7]);
+        let memory = Reservation::new(3 * PAGE_BYTES, 2 << 20).unwrap();
+        assert_eq!(memory.base.addr() % (2 << 20), 0);
+        memory.touch(0, 3 * PAGE_BYTES);
+        for page in 0..3 {
+            // SAFETY: inside the three pages.
+            unsafe { memory.base.wrapping_add(page * PAGE_BYTES).write(7) };
         }
+        memory.release(PAGE_BYTES, PAGE_BYTES).unwrap();
+        let bytes = [0, 1, 2].map(|page| {
+            // SAFETY: inside the three pages.
+            unsafe { memory.base.wrapping_add(page * PAGE_BYTES).read() }
+        });
+        assert_eq!(bytes, [7, 0, 7]);
     }
 
     #[test]
@@ -314,5 +446,49 @@ mod tests {
         memory.skip_on_fork().unwrap();
         let flags = kernel_flags(memory.base);
         assert!(flags.contains(&"dc".to_owned()), "{flags:?}");
+    }
+
+    const MOUNTS: &str = "\
+25 1 0:22 / /proc rw,nosuid shared:5 - proc proc rw
+33 32 0:30 /docker/abc /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
+34 32 0:31 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+35 32 0:32 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn groups_are_found_below_their_mounts() {
+        let groups = "5:cpu,cpuacct:/x\n3:memory:/docker/abc/inner\n0::/user.slice/a\n";
+        let found = places(groups, MOUNTS);
+        let paths = found.iter().map(|place| (place.directory.to_str().unwrap(), place.names));
+        let expected = [
+            ("/sys/fs/cgroup/memory/inner", &VERSION_1),
+            ("/sys/fs/cgroup/unified/user.slice/a", &VERSION_2),
+        ];
+        assert_eq!(paths.collect::<Vec<_>>(), expected);
+        assert_eq!(places("3:memory:/elsewhere\n", MOUNTS), []);
+        assert_eq!(places("nonsense\n", "nonsense\n"), []);
+    }
+
+    #[test]
+    fn the_ancestor_with_the_least_room_counts() {
+        let top = tempfile::tempdir().unwrap();
+        let inner = top.path().join("outer/inner");
+        fs::create_dir_all(&inner).unwrap();
+        let write = |name: &str, text: &str| fs::write(top.path().join(name), text).unwrap();
+        write("outer/memory.max", "1000000\n");
+        write("outer/memory.current", "700000\n");
+        write("outer/memory.stat", "anon 1\nfile 9\ninactive_file 200000\nactive_file 100000\n");
+        write("outer/inner/memory.max", "900000\n");
+        write("outer/inner/memory.current", "10\n");
+        let place = Place { directory: inner, top: top.path().into(), names: &VERSION_2 };
+        let least = place.limits().min_by_key(MemoryLimit::left_bytes).unwrap();
+        let path = top.path().join("outer/memory.max");
+        assert_eq!((&least.path, least.left_bytes()), (&path, 600_000));
+        least.check(600_000).unwrap();
+        let line = least.check(600_001).unwrap_err().to_string();
+        assert!(line.contains("memory.max is 1000000, of which 400000"), "{line}");
+        write("outer/memory.max", "max\n");
+        let least = place.limits().min_by_key(MemoryLimit::left_bytes).unwrap();
+        assert_eq!(least.limit_bytes, 900_000);
     }
 }

@@ -10,11 +10,26 @@
 //! feature that depends on the file (direct I/O) is reported as available, "decided per file".
 //!
 //! Nothing here is remembered in globals, and nothing fails: a feature whose probe cannot run is
-//! not available, with the reason. The trials are in `probe_features.rs`.
+//! not available, with the reason. The trials for maps are in `maps/kernel/trials.rs`. For io_uring
+//! a ring is created, and a byte read through it: containers refuse rings in several ways (a filter
+//! refuses one of the three calls, `kernel.io_uring_disabled` affects the first).
+//!
+//! # Safety
+//! Lends a byte to a ring, and waits for it.
+#![allow(unsafe_code)]
 
-use std::fmt;
-use std::io;
+use super::file::{above_standard, read_text};
+use super::is_forbidden;
+use super::memory::{HUGE_PAGE_BYTES, PAGE_BYTES, Reservation};
+use super::ring::{Ring, RingCall, RingMemory};
+use crate::maps::kernel::trials;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::mm::Advice;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
 
 /// An optional feature of the kernel, each with a fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +174,28 @@ impl Features {
         }
     }
 
+    /// Makes a part of `memory`, which no other thread uses yet, resident: with huge pages if `huge`.
+    pub(crate) fn populate(
+        &self,
+        memory: &Reservation,
+        (offset_bytes, length_bytes): (usize, usize),
+        huge: bool,
+    ) -> io::Result<()> {
+        if huge {
+            memory.prefer_huge_pages_in(offset_bytes, length_bytes);
+        }
+        if self.has(Feature::PopulateWrite) {
+            match memory.populate(offset_bytes, length_bytes) {
+                Err(error) if is_forbidden(&error) => {
+                    self.withdraw(Feature::PopulateWrite, "madvise", &error);
+                }
+                answer => return answer,
+            }
+        }
+        memory.touch(offset_bytes, length_bytes);
+        Ok(())
+    }
+
     /// Returns `true` if `feature` may be used.
     pub fn has(&self, feature: Feature) -> bool {
         self.in_use & feature.bit() != 0 && self.withdrawn[feature as usize].get().is_none()
@@ -188,5 +225,309 @@ pub(crate) fn refused(call: &str, error: &io::Error) -> String {
         Some(libc::EPERM) => format!("{call}: {error}; a filter (seccomp) may forbid it"),
         Some(libc::ENOSYS) => format!("{call}: {error}; no kernel support, or a filter"),
         _ => format!("{call}: {error}"),
+    }
+}
+
+const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
+
+pub(crate) type Finding = Result<String, String>;
+
+impl Features {
+    /// Probes every feature; those in `disabled` are reported but not used.
+    pub fn probe(disabled: &[Feature]) -> Self {
+        let reports = Feature::ALL
+            .into_iter()
+            .map(|feature| report(feature, probe(feature), disabled.contains(&feature)))
+            .collect();
+        Self::of_reports(reports)
+    }
+
+    /// The features of this system, none disabled; the first call probes them.
+    pub(crate) fn of_system() -> &'static Self {
+        static OF_SYSTEM: OnceLock<Features> = OnceLock::new();
+        OF_SYSTEM.get_or_init(|| Self::probe(&[]))
+    }
+}
+
+fn probe(feature: Feature) -> Finding {
+    match feature {
+        Feature::TransparentHugePages => probe_huge_pages(),
+        Feature::PopulateWrite => probe_advice("MADV_POPULATE_WRITE", Advice::LinuxPopulateWrite),
+        Feature::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
+        Feature::StatxDirectAlignment => probe_statx(),
+        Feature::DirectIo => Ok("decided per file".to_owned()),
+        Feature::IoUring => io_uring(),
+        Feature::UserFaults => trials::user_faults(),
+        Feature::KernelFaults => trials::kernel_faults(),
+        Feature::WriteProtectAsync => trials::write_protect_async(),
+        Feature::FaultPoison => trials::fault_poison(),
+        Feature::VectoredUnmap => trials::vectored_unmap(),
+        Feature::LargePipes => trials::large_pipes(),
+    }
+}
+
+fn report(feature: Feature, finding: Finding, disabled: bool) -> FeatureReport {
+    let available = finding.is_ok();
+    let found = finding.unwrap_or_else(|reason| reason);
+    FeatureReport {
+        feature,
+        name: feature.name(),
+        available,
+        in_use: available && !disabled,
+        fallback: feature.fallback(),
+        reason: if disabled { format!("disabled by the caller ({found})") } else { found },
+    }
+}
+
+fn probe_huge_pages() -> Finding {
+    if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
+        return Err("disabled for this process (PR_SET_THP_DISABLE)".to_owned());
+    }
+    probe_advice("MADV_HUGEPAGE", Advice::LinuxHugepage)?;
+    let setting = |name| read_text(Path::new(HUGE_PAGE_SETTINGS).join(name)).ok();
+    huge_page_policy(
+        setting("enabled").as_deref(),
+        setting("hugepages-2048kB/enabled").as_deref(),
+        setting("hpage_pmd_size").as_deref(),
+    )
+}
+
+/// Evaluates the settings of `/sys/kernel/mm/transparent_hugepage`; `None` is a missing file.
+///
+/// `two_mib` (since Linux 6.8) overrides `enabled` unless it is `inherit`.
+fn huge_page_policy(
+    enabled: Option<&str>,
+    two_mib: Option<&str>,
+    huge_page_bytes: Option<&str>,
+) -> Finding {
+    if let Some(bytes) = huge_page_bytes.map(str::trim)
+        && bytes != HUGE_PAGE_BYTES.to_string()
+    {
+        return Err(format!("the huge page of this machine has {bytes} bytes, not 2 MiB"));
+    }
+    let general = enabled.and_then(chosen_setting);
+    let (name, chosen) = match two_mib.and_then(chosen_setting) {
+        Some(own) if own != "inherit" => ("hugepages-2048kB/enabled", Some(own)),
+        _ => ("enabled", general),
+    };
+    match chosen {
+        Some("never") => Err(format!("{HUGE_PAGE_SETTINGS}/{name} says never")),
+        Some(policy) => Ok(format!("{HUGE_PAGE_SETTINGS}/{name} says {policy}")),
+        None => Ok("madvise(MADV_HUGEPAGE) works; the system's policy cannot be read".to_owned()),
+    }
+}
+
+/// Returns the word in brackets of a setting such as `always [madvise] never`.
+fn chosen_setting(text: &str) -> Option<&str> {
+    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
+}
+
+fn probe_advice(name: &str, advice: Advice) -> Finding {
+    match advise_scratch(advice) {
+        Ok(()) => Ok(format!("madvise({name}) works")),
+        Err(error) => Err(format!("madvise({name}): {error}")),
+    }
+}
+
+/// Calls `madvise` on fresh anonymous memory; for huge pages, on memory that holds one.
+fn advise_scratch(advice: Advice) -> io::Result<()> {
+    let scratch = Reservation::new(2 * HUGE_PAGE_BYTES, PAGE_BYTES)?;
+    let advised_bytes = if advice == Advice::LinuxHugepage { scratch.len() } else { PAGE_BYTES };
+    scratch.advise(0, advised_bytes, advice)
+}
+
+fn probe_statx() -> Finding {
+    let found = rustix::fs::statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::DIOALIGN)
+        .or_else(|_| rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::DIOALIGN));
+    let release = read_text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    match found {
+        Err(error) => Err(format!("statx: {error}")),
+        Ok(status) => statx_answer(status.stx_mask & StatxFlags::DIOALIGN.bits() != 0, release),
+    }
+}
+
+/// A file system that reports no alignment says nothing about the kernel: use its version.
+fn statx_answer(answered: bool, release: &str) -> Finding {
+    if answered {
+        return Ok("statx(STATX_DIOALIGN) works".to_owned());
+    }
+    match release_number(release) {
+        Some(number) if number < (6, 1) => Err(format!("Linux {release} is older than 6.1")),
+        _ => Ok("statx works; each file system decides whether it answers".to_owned()),
+    }
+}
+
+/// Returns the first two numbers of a release such as `6.18.44-generic`.
+fn release_number(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+pub(crate) fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {
+    match trial {
+        Ok(()) => Ok(works.to_owned()),
+        Err(error) => Err(refused(name, &error)),
+    }
+}
+
+const DISABLED_SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
+/// Interruptions of a trial before it counts as failed.
+const INTERRUPTIONS_MAX: u32 = 1000;
+
+fn io_uring() -> Finding {
+    let trial = || {
+        let mut ring = Ring::open(1)?;
+        if !ring.knows_all_calls()? {
+            return Err(io::Error::other("the kernel is older than 5.6"));
+        }
+        read_one_byte(&mut ring, &source()?)
+    };
+    match trial() {
+        Ok(()) => Ok("io_uring works".to_owned()),
+        Err(error) => {
+            let setting = read_text(DISABLED_SETTING);
+            Err(refusal("io_uring", &error, setting.ok().as_deref()))
+        }
+    }
+}
+
+/// Returns why `call` is unavailable; `setting` is `kernel.io_uring_disabled`, if readable.
+fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
+    match (error.raw_os_error(), setting.map(str::trim)) {
+        (Some(libc::EPERM), Some(setting @ ("1" | "2"))) => {
+            format!("{call}: kernel.io_uring_disabled is {setting}")
+        }
+        (Some(libc::ENOMEM), _) => format!("{call}: {error}; RLIMIT_MEMLOCK may be too low"),
+        _ => refused(call, error),
+    }
+}
+
+/// Opens a file with at least one byte, which exists everywhere.
+fn source() -> io::Result<OwnedFd> {
+    let own = above_standard(|| File::open("/proc/self/exe"));
+    Ok(own.or_else(|_| above_standard(|| File::open("/dev/zero")))?.into())
+}
+
+fn read_one_byte(ring: &mut Ring, file: &OwnedFd) -> io::Result<()> {
+    // On the heap, so that it can be leaked to the kernel if the trial is abandoned.
+    let byte = Box::into_raw(Box::new(0_u8));
+    let memory = RingMemory::One { start: byte, length_bytes: 1 };
+    let call = RingCall { is_write: false, file: file.as_raw_fd(), memory, position_bytes: 0 };
+    // SAFETY: the byte is our own and stays allocated until the call has completed, or forever.
+    if !unsafe { ring.push(&call, 0) } {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    for _ in 0..INTERRUPTIONS_MAX {
+        let entered = ring.enter(1);
+        if let Some((_, answer)) = ring.reap() {
+            // SAFETY: the box allocated above; the call has completed.
+            drop(unsafe { Box::from_raw(byte) });
+            return answer.map(drop);
+        }
+        match entered {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+    }
+    Err(io::ErrorKind::Interrupted.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_setting_or_suspects_a_filter() {
+        let say =
+            |errno, setting| refusal("io_uring", &io::Error::from_raw_os_error(errno), setting);
+        assert!(say(libc::EPERM, Some("2\n")).contains("kernel.io_uring_disabled is 2"));
+        assert!(say(libc::EPERM, Some("0\n")).contains("seccomp"));
+        assert!(say(libc::ENOSYS, None).contains("no kernel support"));
+        assert!(say(libc::ENOMEM, None).contains("RLIMIT_MEMLOCK"));
+    }
+
+    #[test]
+    fn masking_one_feature_disables_only_that_feature() {
+        let all = Features::probe(&[]);
+        for masked in Feature::ALL {
+            let features = Features::probe(&[masked]);
+            assert!(!features.has(masked), "{masked}");
+            for other in Feature::ALL.into_iter().filter(|other| *other != masked) {
+                assert_eq!(features.has(other), all.has(other), "{other} while masking {masked}");
+            }
+            let reports = features.reports();
+            let report = reports.iter().find(|report| report.feature == masked).unwrap();
+            assert!(!report.in_use);
+            assert_eq!(report.available, all.has(masked), "masking must not change the finding");
+            assert!(report.reason.starts_with("disabled by the caller"), "{}", report.reason);
+        }
+    }
+
+    #[test]
+    fn every_feature_is_reported_once_with_its_fallback() {
+        let reports = Features::probe(&[]).reports();
+        let features: Vec<_> = reports.iter().map(|report| report.feature).collect();
+        assert_eq!(features, Feature::ALL);
+        for (i, report) in reports.iter().enumerate() {
+            assert!(!report.fallback.is_empty());
+            assert!(!report.reason.is_empty());
+            assert_eq!(report.in_use, report.available);
+            assert!(reports[..i].iter().all(|other| other.name != report.name));
+        }
+    }
+
+    #[test]
+    fn masking_everything_disables_every_feature() {
+        let features = Features::probe(&Feature::ALL);
+        assert!(Feature::ALL.into_iter().all(|feature| !features.has(feature)));
+    }
+
+    #[test]
+    fn features_older_than_the_oldest_supported_kernel_are_found() {
+        let features = Features::probe(&[]);
+        assert!(features.has(Feature::WipeOnFork), "{:?}", features.reports());
+        assert!(features.has(Feature::DirectIo));
+    }
+
+    #[test]
+    fn a_feature_whose_probe_failed_is_unused_and_has_a_reason() {
+        let report = report(Feature::PopulateWrite, Err("EINVAL".to_owned()), false);
+        assert!(!report.available);
+        assert!(!report.in_use);
+        assert_eq!(report.reason, "EINVAL");
+    }
+
+    #[test]
+    fn an_advice_the_kernel_refuses_is_an_error() {
+        // Guaranteed to be refused: anonymous memory has no device to be removed from.
+        assert!(probe_advice("MADV_REMOVE", Advice::LinuxRemove).is_err());
+    }
+
+    #[test]
+    fn huge_page_settings_are_evaluated_like_the_kernel_does() {
+        let judge = |enabled, two_mib, bytes| huge_page_policy(enabled, two_mib, bytes).is_ok();
+        let (always, madvise, never) =
+            ("[always] madvise never\n", "always [madvise] never\n", "always madvise [never]\n");
+        assert!(judge(Some(always), None, Some("2097152\n")));
+        assert!(judge(Some(madvise), None, None));
+        assert!(!judge(Some(never), None, Some("2097152\n")));
+        assert!(judge(Some(never), Some("always inherit [madvise] never"), None));
+        assert!(judge(Some(madvise), Some("always [inherit] madvise never"), None));
+        assert!(!judge(Some(never), Some("always [inherit] madvise never"), None));
+        assert!(!judge(Some(always), Some("always inherit madvise [never]"), None));
+        assert!(!judge(Some(always), None, Some("536870912\n")));
+        assert!(judge(None, None, None));
+    }
+
+    #[test]
+    fn without_a_statx_answer_the_kernel_version_decides() {
+        assert!(statx_answer(true, "5.15.0").is_ok());
+        assert!(statx_answer(false, "5.15.0-91-generic").is_err());
+        assert!(statx_answer(false, "6.0.19").is_err());
+        assert!(statx_answer(false, "6.1.0").is_ok());
+        assert!(statx_answer(false, "10.0").is_ok());
+        assert_eq!(release_number("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(release_number("unknown"), None);
     }
 }

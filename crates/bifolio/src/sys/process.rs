@@ -1,29 +1,32 @@
-//! The process and its machine: detection of a fork ([`Origin`]), CPUs, memory, and the memory that
-//! control groups allow ([`MemoryLimit`], versions 1 and 2).
+//! The process: detection of a fork ([`Origin`]), its CPUs, and the threads of the cache
+//! ([`OwnedThread`]).
 //!
-//! A page of the process that the kernel wipes in children holds a number: checking it costs one
+//! A page that the kernel wipes in children holds the number of the process: checking it costs one
 //! load. In a child it is 0 until the child creates something of its own, and then another number.
 //! Where the kernel cannot wipe, the process id is compared instead, which is a system call.
 //!
-//! The limits of the process are queried through the C library: a filter may refuse the calls. The
-//! limit of a control group also holds for the groups below it, so all ancestors are examined, as
-//! far as they are visible in the file system.
+//! A thread has a name, a small stack, and no signal that another thread can take. It is created by
+//! `pthread_create`: `std::thread` gives each thread a stack for signals, and panics in the new
+//! thread if the process has no mappings left for that (`vm.max_map_count`). Here that is an error
+//! of the start.
 //!
 //! # Safety
-//! Passes memory for the answers of such queries.
+//! The mark is in a page that is never freed. The start routine gets a box that it alone owns. A
+//! thread is joined or detached once, by its owner. Sets of signals live on the stack.
 #![allow(unsafe_code)]
 
-use super::array::ReservedArray;
 use super::file::read_text;
-use super::probe_features::can_wipe_on_fork;
+use super::memory::{PAGE_BYTES, Reservation, refuse_access};
+use std::ffi::{CString, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The page; `None` where the kernel cannot wipe.
-static MARK: OnceLock<Option<ReservedArray<AtomicU64>>> = OnceLock::new();
+/// The word in a page that the kernel wipes in children; `None` where it cannot.
+static MARK: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
 /// Last number assigned to a process, as far as this process knows. A child starts from its
 /// parent's value, so no two processes in one line of descent have the same number.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -35,8 +38,13 @@ pub(crate) enum Origin {
 }
 
 fn mark() -> Option<&'static AtomicU64> {
-    let make = || can_wipe_on_fork().then(|| ReservedArray::new(1).ok()).flatten();
-    MARK.get_or_init(make).as_ref().map(|mark| mark.get(0))
+    let make = || {
+        let page = Reservation::new(PAGE_BYTES, PAGE_BYTES).ok()?;
+        let page = page.wipe_on_fork().then(|| Box::leak(Box::new(page)))?;
+        // SAFETY: zeroed memory that is aligned, never freed, and only used through this reference.
+        Some(unsafe { AtomicU64::from_ptr(page.base.cast()) })
+    };
+    *MARK.get_or_init(make)
 }
 
 impl Origin {
@@ -52,7 +60,6 @@ impl Origin {
         Self::Marked(given.map_or_else(|other| other, |_| number))
     }
 
-    /// Returns the origin of the calling process by its process id only.
     pub(crate) fn by_process() -> Self {
         Self::Process(std::process::id())
     }
@@ -68,17 +75,9 @@ impl Origin {
     }
 }
 
-/// Returns the CPU that runs the calling thread: a hint, because the thread may have moved by the
-/// time the caller uses it.
-///
-/// Uses `rseq` or the vDSO where the C library does (since glibc 2.35): a few nanoseconds, no
-/// system call.
+/// Returns the CPU that runs the calling thread, a hint. Since glibc 2.35 it makes no system call.
 pub(crate) fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
-}
-
-pub(crate) fn current_thread() -> u32 {
-    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
 /// Returns the number of CPUs that the machine may ever have; at least 1.
@@ -90,158 +89,198 @@ pub(crate) fn possible_cpus() -> usize {
         .unwrap_or(1)
 }
 
-/// Returns the memory of the machine in bytes; 0 if the kernel does not tell.
-pub(crate) fn machine_memory_bytes() -> u64 {
-    let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
-    // SAFETY: memory for the answer.
-    let _ = unsafe { libc::sysinfo(info.as_mut_ptr()) };
-    // SAFETY: zeros, which are valid numbers, or what the kernel wrote.
-    let info = unsafe { info.assume_init() };
-    info.totalram.saturating_mul(u64::from(info.mem_unit))
-}
-
-/// Returns the address space that the process may use in bytes (`RLIMIT_AS`); `u64::MAX` if
-/// unlimited, or if the kernel does not tell.
-pub(crate) fn address_space_bytes_max() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
-    // SAFETY: memory for the answer.
-    let _ = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
-    limit.rlim_cur
-}
-
 /// Returns the last number of a kernel CPU list such as `0-3,8-11`.
 fn last_cpu(list: &str) -> Option<usize> {
     list.trim().rsplit([',', '-']).next()?.parse().ok()
 }
 
-/// The group of the process that allows the least memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MemoryLimit {
-    /// The file that holds the limit; it names the group.
-    pub(crate) path: PathBuf,
-    pub(crate) limit_bytes: u64,
-    /// Bytes in use that are not pages of files, which the kernel could reclaim.
-    pub(crate) used_bytes: u64,
+/// Stack size of the cache's threads; touched as needed. `Backing` and `docs/maps.md` document it,
+/// because a user's backing runs on these stacks, too.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Bytes of a name that the kernel keeps.
+const NAME_BYTES_MAX: usize = 15;
+
+type Run = Box<dyn FnOnce() + Send>;
+
+/// A running thread with a name and a small stack. The drop joins it; its owner has requested its
+/// end before.
+#[derive(Debug)]
+pub(crate) struct OwnedThread {
+    /// None once it is detached.
+    thread: Option<libc::pthread_t>,
+    /// Detects a fork: a child inherits this value, but not the thread.
+    origin: Origin,
 }
 
-impl MemoryLimit {
-    /// Returns the limit of the calling process; `None` if no group limits its memory.
-    pub(crate) fn of_process() -> Option<Self> {
-        let groups = read_text("/proc/self/cgroup").ok()?;
-        let mounts = read_text("/proc/self/mountinfo").ok()?;
-        let found = places(&groups, &mounts);
-        let limits = found.iter().flat_map(|place| place.limits());
-        limits.min_by_key(Self::left_bytes)
+impl OwnedThread {
+    /// Starts a thread that blocks every signal which another thread can take. A panic of `run`
+    /// ends it, after the panic hook has reported it.
+    ///
+    /// # Errors
+    /// `EAGAIN` at a limit of threads; `ENOMEM` without memory or mappings for its stack.
+    pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let name = CString::new(&name[..name.len().min(NAME_BYTES_MAX)])?;
+        let run = move || {
+            // A nameless thread works, too.
+            let _ = rustix::thread::set_name(&name);
+            run();
+        };
+        // Held until the thread has inherited the mask.
+        let _blocked = block_asynchronous();
+        let thread = create(Box::new(run)).map_err(|error| match check_room() {
+            // The C library does not tell mappings from threads.
+            Err(lack) if error.raw_os_error() == Some(libc::EAGAIN) => lack,
+            _ => error,
+        })?;
+        Ok(Self { thread: Some(thread), origin: Origin::here() })
     }
 
-    pub(crate) fn left_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.used_bytes)
-    }
-
-    pub(crate) fn check(&self, bytes: u64) -> io::Result<()> {
-        if bytes <= self.left_bytes() {
-            return Ok(());
+    /// Lets the thread run without an owner, until it ends by itself.
+    pub(crate) fn detach(mut self) {
+        if let Some(thread) = self.thread.take() {
+            detach(thread);
         }
-        let problem = format!(
-            "{bytes} bytes are wanted, but {} is {}, of which {} are in use",
-            self.path.display(),
-            self.limit_bytes,
-            self.used_bytes
-        );
-        Err(io::Error::new(io::ErrorKind::OutOfMemory, problem))
+    }
+
+    /// Returns `true` in a forked child: the thread does not exist, and nothing it shares may be
+    /// touched.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.origin.is_forked()
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Place {
-    directory: PathBuf,
-    top: PathBuf,
-    names: &'static Names,
-}
-
-/// Names of the files of a group, and of the lines of `memory.stat` for pages of files.
-#[derive(Debug, PartialEq, Eq)]
-struct Names {
-    limit: &'static str,
-    used: &'static str,
-    file_pages: [&'static str; 2],
-}
-
-const VERSION_1: Names = Names {
-    limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    file_pages: ["total_inactive_file ", "total_active_file "],
-};
-const VERSION_2: Names = Names {
-    limit: "memory.max",
-    used: "memory.current",
-    file_pages: ["inactive_file ", "active_file "],
-};
-
-impl Place {
-    fn limits(&self) -> impl Iterator<Item = MemoryLimit> + '_ {
-        let ancestors = self.directory.ancestors();
-        let visible = ancestors.take_while(|directory| directory.starts_with(&self.top));
-        visible.filter_map(|directory| self.names.read(directory))
-    }
-}
-
-impl Names {
-    /// Reads the limit of one group; `None` if it has none.
-    fn read(&self, directory: &Path) -> Option<MemoryLimit> {
-        let number = |name| read_text(directory.join(name)).ok()?.trim().parse::<u64>().ok();
-        // Version 2 writes `max`.
-        let limit_bytes = number(self.limit)?;
-        let used_bytes = number(self.used).unwrap_or(0);
-        let details = read_text(directory.join("memory.stat")).unwrap_or_default();
-        let is_of_file = |line: &&str| self.file_pages.iter().any(|name| line.starts_with(name));
-        let file_bytes = details.lines().filter(is_of_file).filter_map(last_number).sum();
-        let used_bytes = used_bytes.saturating_sub(file_bytes);
-        Some(MemoryLimit { path: directory.join(self.limit), limit_bytes, used_bytes })
-    }
-}
-
-fn last_number(line: &str) -> Option<u64> {
-    line.rsplit(' ').next()?.parse().ok()
-}
-
-/// Returns the groups of the process that can limit memory, from the contents of
-/// `/proc/self/cgroup` and `/proc/self/mountinfo`.
-fn places(groups: &str, mounts: &str) -> Vec<Place> {
-    let place = |line: &str| {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
-        let is_version_2 = controllers.is_empty();
-        if !is_version_2 && !controllers.split(',').any(|name| name == "memory") {
-            return None;
+impl Drop for OwnedThread {
+    fn drop(&mut self) {
+        // In a forked child the thread does not exist.
+        let Some(thread) = self.thread.take().filter(|_| !self.is_of_parent()) else { return };
+        // SAFETY: the call has no demands.
+        if thread == unsafe { libc::pthread_self() } {
+            detach(thread);
+            return;
         }
-        let (root, top) = mounts.lines().find_map(|mount| hierarchy_at(mount, is_version_2))?;
-        // The mount may show a part of the hierarchy only.
-        let below = Path::new(group).strip_prefix(root).ok()?;
-        let names = if is_version_2 { &VERSION_2 } else { &VERSION_1 };
-        Some(Place { directory: top.join(below), top, names })
-    };
-    groups.lines().filter_map(place).collect()
+        // SAFETY: the thread was neither joined nor detached, and is not this one.
+        unsafe { libc::pthread_join(thread, ptr::null_mut()) };
+    }
 }
 
-/// Returns the root and the directory of a mount if it is the wanted hierarchy.
-fn hierarchy_at(mount: &str, is_version_2: bool) -> Option<(&str, PathBuf)> {
-    let (head, tail) = mount.split_once(" - ")?;
-    let mut fields = head.split(' ').skip(3);
-    let (root, top) = (fields.next()?, fields.next()?);
-    let mut kind = tail.split(' ');
-    let (file_system, options) = (kind.next()?, kind.nth(1)?);
-    let is_wanted = match is_version_2 {
-        true => file_system == "cgroup2",
-        false => file_system == "cgroup" && options.split(',').any(|option| option == "memory"),
-    };
-    is_wanted.then(|| (root, PathBuf::from(top)))
+fn create(run: Run) -> io::Result<libc::pthread_t> {
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: memory for the attributes.
+    answer(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+    // SAFETY: initialized attributes.
+    let sized =
+        answer(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES) });
+    let mut thread = MaybeUninit::uninit();
+    let argument = Box::into_raw(Box::new(run));
+    let created = sized.and_then(|()| {
+        // SAFETY: memory for the thread, initialized attributes, and the argument that `run_boxed`
+        // takes over.
+        answer(unsafe {
+            libc::pthread_create(
+                thread.as_mut_ptr(),
+                attributes.as_ptr(),
+                run_boxed,
+                argument.cast(),
+            )
+        })
+    });
+    // SAFETY: initialized attributes, which are not used any more.
+    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    if let Err(error) = created {
+        // SAFETY: made above, and no thread has it.
+        drop(unsafe { Box::from_raw(argument) });
+        return Err(error);
+    }
+    // SAFETY: the call succeeded, so it wrote the thread.
+    Ok(unsafe { thread.assume_init() })
+}
+
+extern "C" fn run_boxed(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: `create` passes a box that this thread alone owns.
+    let run = unsafe { Box::from_raw(argument.cast::<Run>()) };
+    // The panic hook has reported it.
+    let _ = catch_unwind(AssertUnwindSafe(run));
+    ptr::null_mut()
+}
+
+fn detach(thread: libc::pthread_t) {
+    // SAFETY: the thread was neither joined nor detached.
+    unsafe { libc::pthread_detach(thread) };
+}
+
+fn answer(number: i32) -> io::Result<()> {
+    if number == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(number)) }
+}
+
+/// Checks that the process may have the mappings of a stack and its guard page.
+fn check_room() -> io::Result<()> {
+    let room = Reservation::new(STACK_BYTES, PAGE_BYTES)?;
+    refuse_access(room.base.wrapping_add(PAGE_BYTES), PAGE_BYTES)
+}
+
+/// Signals that an instruction of the thread raises. If blocked, such a signal kills the process.
+const SYNCHRONOUS: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
+#[derive(Debug)]
+struct Blocked {
+    before: libc::sigset_t,
+}
+
+/// Blocks all signals but the synchronous ones in the calling thread, and in the threads that it
+/// starts meanwhile: process-directed signals are delivered to the threads of the program. (The C
+/// library excludes the two signals that it uses itself.)
+fn block_asynchronous() -> Blocked {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: a pointer to memory for a set.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    for signal in SYNCHRONOUS {
+        // SAFETY: the set filled above.
+        unsafe { libc::sigdelset(set.as_mut_ptr(), signal) };
+    }
+    // SAFETY: two sets; it cannot fail, because the operation is valid.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: zeroed, which is an empty set, and then written by the C library.
+    Blocked { before: unsafe { before.assume_init() } }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the previous set of this thread; the old one is not requested.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
+        };
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_thread_has_its_name_and_is_joined_by_the_drop() {
+        let (sender, receiver) = mpsc::channel();
+        let thread = OwnedThread::start("a name of more than 15 bytes", move || {
+            sender.send(rustix::thread::name()).unwrap();
+        });
+        drop(thread.unwrap());
+        let name = receiver.try_recv().expect("the thread has ended").unwrap();
+        assert_eq!(name.to_str(), Ok("a name of more "));
+    }
+
+    #[test]
+    fn a_panic_ends_the_thread_alone() {
+        let (sender, receiver) = mpsc::channel::<()>();
+        let thread = OwnedThread::start("panics", move || {
+            let _dropped_in_the_unwind = sender;
+            std::panic::resume_unwind(Box::new(()));
+        });
+        drop(thread.unwrap());
+        assert!(receiver.recv().is_err());
+    }
 
     #[test]
     fn a_process_has_one_number() {
@@ -259,49 +298,5 @@ mod tests {
         assert_eq!(last_cpu("0-3,8-11\n"), Some(11));
         assert_eq!(last_cpu("\n"), None);
         assert!(current_cpu() < possible_cpus());
-    }
-
-    const MOUNTS: &str = "\
-25 1 0:22 / /proc rw,nosuid shared:5 - proc proc rw
-33 32 0:30 /docker/abc /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
-34 32 0:31 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
-35 32 0:32 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
-";
-
-    #[test]
-    fn groups_are_found_below_their_mounts() {
-        let groups = "5:cpu,cpuacct:/x\n3:memory:/docker/abc/inner\n0::/user.slice/a\n";
-        let found = places(groups, MOUNTS);
-        let paths = found.iter().map(|place| (place.directory.to_str().unwrap(), place.names));
-        let expected = [
-            ("/sys/fs/cgroup/memory/inner", &VERSION_1),
-            ("/sys/fs/cgroup/unified/user.slice/a", &VERSION_2),
-        ];
-        assert_eq!(paths.collect::<Vec<_>>(), expected);
-        assert_eq!(places("3:memory:/elsewhere\n", MOUNTS), []);
-        assert_eq!(places("nonsense\n", "nonsense\n"), []);
-    }
-
-    #[test]
-    fn the_ancestor_with_the_least_room_counts() {
-        let top = tempfile::tempdir().unwrap();
-        let inner = top.path().join("outer/inner");
-        fs::create_dir_all(&inner).unwrap();
-        let write = |name: &str, text: &str| fs::write(top.path().join(name), text).unwrap();
-        write("outer/memory.max", "1000000\n");
-        write("outer/memory.current", "700000\n");
-        write("outer/memory.stat", "anon 1\nfile 9\ninactive_file 200000\nactive_file 100000\n");
-        write("outer/inner/memory.max", "900000\n");
-        write("outer/inner/memory.current", "10\n");
-        let place = Place { directory: inner, top: top.path().into(), names: &VERSION_2 };
-        let least = place.limits().min_by_key(MemoryLimit::left_bytes).unwrap();
-        let path = top.path().join("outer/memory.max");
-        assert_eq!((&least.path, least.left_bytes()), (&path, 600_000));
-        least.check(600_000).unwrap();
-        let line = least.check(600_001).unwrap_err().to_string();
-        assert!(line.contains("memory.max is 1000000, of which 400000"), "{line}");
-        write("outer/memory.max", "max\n");
-        let least = place.limits().min_by_key(MemoryLimit::left_bytes).unwrap();
-        assert_eq!(least.limit_bytes, 900_000);
     }
 }

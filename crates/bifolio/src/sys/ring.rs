@@ -22,7 +22,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::file::{NUMBER_MIN, above_standard, with_standard_occupied};
-use super::retries::persist;
+use super::persist;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;

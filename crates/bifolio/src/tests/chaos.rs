@@ -10,10 +10,6 @@
 //!
 //! Each thread has its own generator, seeded from the seed and the order in which threads reach
 //! their first point. A seed does not replay a run exactly, because timing is real.
-//!
-//! # Safety
-//! Implements `ZeroValid` of `sys::array` for its atomic word.
-#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -215,9 +211,6 @@ atomic!(
     u64,
     [swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max, fetch_min, fetch_xor]
 );
-
-// SAFETY: a transparent wrapper of a word that is valid when zero and needs no dropping.
-unsafe impl crate::sys::array::ZeroValid for AtomicU64 {}
 
 /// A fence with a point on either side.
 #[inline]

@@ -2,14 +2,12 @@
 //! it under the lock (STOCK-Q1..Q4).
 
 use super::world::{model, spawn};
-use crate::memory::FrameStock;
-use crate::page::FolioId;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicRun, AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
 
 /// A stock beside the frames that belong to no folio, under the arena's lock.
 struct World {
-    stock: FrameStock,
+    stock: AtomicRun,
     free: Mutex<Vec<u32>>,
     /// The previous use of frame 1.
     used: AtomicU64,
@@ -37,7 +35,7 @@ impl World {
 fn loom_stock_each_frame_is_taken_once() {
     model(|| {
         let world = World {
-            stock: FrameStock::default(),
+            stock: AtomicRun::default(),
             free: Mutex::new(Vec::new()),
             used: AtomicU64::new(0),
         };
@@ -49,26 +47,25 @@ fn loom_stock_each_frame_is_taken_once() {
         let other = taker.join().unwrap();
         refiller.join().unwrap();
         let left = world.stock.replace(0..0);
-        let mut all: Vec<u32> =
-            left.chain([own, other].into_iter().flatten().map(|id| id.0)).collect();
+        let mut all: Vec<u32> = left.chain([own, other].into_iter().flatten()).collect();
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2]);
     });
 }
 
 /// A thread that takes a frame sees its previous use, which ended before the fill.
-/// Dies with: Relaxed in `FrameStock::take` or `FrameStock::replace`.
+/// Dies with: Relaxed in `AtomicRun::take` or `AtomicRun::replace`.
 #[test]
 fn loom_stock_a_frame_comes_with_its_previous_use() {
     model(|| {
         let world = World {
-            stock: FrameStock::default(),
+            stock: AtomicRun::default(),
             free: Mutex::new(vec![1]),
             used: AtomicU64::new(0),
         };
         let world = Arc::new(world);
         let taker = spawn(&world, |world| {
-            if world.stock.take(None) == Some(FolioId(1)) {
+            if world.stock.take(None) == Some(1) {
                 assert_eq!(world.used.load(Ordering::Relaxed), 7);
             }
         });

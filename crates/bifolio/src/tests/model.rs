@@ -3,6 +3,7 @@
 //! Contains only what the protocols under test use; code that makes system calls is not compiled in
 //! a model run.
 
+use crate::page::ZeroValid;
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 pub(crate) use loom::thread::yield_now;
 use std::time::Instant;
@@ -91,4 +92,31 @@ impl Condvar {
 /// it must not depend on an earlier Release to the same word.
 pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
     word.swap(value, ordering);
+}
+
+/// A vector in place of reserved memory.
+#[derive(Debug)]
+pub(crate) struct ReservedArray<T>(Box<[T]>);
+
+impl<T: ZeroValid> ReservedArray<T> {
+    pub(crate) fn new(length: usize) -> std::io::Result<Self> {
+        Ok(Self((0..length).map(|_| T::default()).collect()))
+    }
+
+    pub(crate) fn release(&self, elements: std::ops::Range<usize>, reset: impl Fn(&T)) -> bool {
+        self.0[elements].iter().for_each(reset);
+        true
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> &T {
+        &self.0[index]
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const T {
+        self.0.as_ptr()
+    }
 }

@@ -56,7 +56,7 @@ use crate::sync::{
     AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, WeakList, blocking,
 };
 use crate::sys::process::Origin;
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

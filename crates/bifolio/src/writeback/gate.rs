@@ -41,7 +41,7 @@ use crate::inode::Inode;
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, blocking};
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::io;

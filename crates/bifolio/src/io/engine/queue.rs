@@ -22,7 +22,7 @@
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
 //!   folio lock, no write-out, no allocation that waits. So queues never wait for each other. Debug
-//!   builds check it (`sync/blocking.rs`).
+//!   builds check it (`sync/mod.rs`).
 //! - IO-7: a slot holds its owner until the kernel, or the helper, has completed the transfer. A
 //!   transfer leaves `Kernel` only when its completion was reaped, or when the ring failed
 //!   before the kernel saw the call.

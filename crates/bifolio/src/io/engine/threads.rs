@@ -29,8 +29,8 @@ use super::Lane;
 use crate::io::transfer::{Answer, Transfer};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::process::Origin;
+use crate::sys::process::OwnedThread;
 use crate::sys::ring::Bell;
-use crate::sys::thread::OwnedThread;
 
 /// Maximum number of threads: enough for two hung devices and others that work.
 pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::io::request::POSITION_BYTES_MAX;
 use crate::io::transfer::{REFUSALS_MAX, STALLS_MAX, read_full, write_full};
 use crate::io::*;
-use crate::sys::retries::INTERRUPTIONS_MAX;
+use crate::sys::INTERRUPTIONS_MAX;
 
 /// Scripted step instead of a whole transfer.
 #[derive(Clone, Copy, Debug)]

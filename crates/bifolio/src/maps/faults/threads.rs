@@ -29,7 +29,7 @@ use crate::maps::kernel::userfault::{Fault, FaultWaiter, Userfault};
 use crate::maps::region::{Regions, fault_time};
 use crate::sync::{Mutex, Share, blocking};
 use crate::sys::file::pipe;
-use crate::sys::thread::OwnedThread;
+use crate::sys::process::OwnedThread;
 use rustix::pipe::PipeFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -203,7 +203,7 @@ impl Shared {
     }
 
     /// Raises SIGBUS for the fault of a thread that may hold what its fault would wait for
-    /// (`sync/blocking.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and
+    /// (`sync/mod.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and
     /// so does not look up the file: the next thread that fills the page finds the poison as a
     /// stray page.
     fn refuse_inside(&self, fault: &Fault) -> bool {

@@ -13,7 +13,7 @@ pub(crate) mod refusals;
 pub(crate) mod trials;
 pub(crate) mod userfault;
 
-use crate::sys::file::answer_of;
+use crate::sys::answer_of;
 use rustix::ioctl::Opcode;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

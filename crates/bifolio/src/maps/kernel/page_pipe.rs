@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size};
 
 use super::pages::PageRange;
-use crate::sys::file::answer_of;
+use crate::sys::answer_of;
 use crate::sys::file::pipe;
 use crate::sys::memory::PAGE_BYTES;
 

@@ -13,10 +13,10 @@
 #![allow(unsafe_code)]
 
 use super::control;
-use crate::sys::file::{above_standard, answer_of};
+use crate::sys::file::above_standard;
 use crate::sys::memory::{PAGE_BYTES, free_pages};
 use crate::sys::probe::{Feature, Features};
-use crate::sys::retries::{Retries, persist};
+use crate::sys::{Retries, answer_of, persist};
 use rustix::ioctl::{Opcode, opcode};
 use std::fs::File;
 use std::io;

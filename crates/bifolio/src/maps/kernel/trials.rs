@@ -11,7 +11,7 @@ use super::userfault::{Userfault, Wishes};
 use crate::sys::file::pipe;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
 use crate::sys::probe::refused;
-use crate::sys::probe_features::{Finding, finding};
+use crate::sys::probe::{Finding, finding};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use std::io;

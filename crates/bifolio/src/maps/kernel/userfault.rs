@@ -26,7 +26,7 @@ use super::control;
 use super::pages::PageRange;
 use crate::sys::file::above_standard;
 use crate::sys::probe::{Feature, Features};
-use crate::sys::retries::{Retries, persist};
+use crate::sys::{Retries, persist};
 
 /// The version of the interface.
 const API: u64 = 0xAA;

@@ -13,9 +13,9 @@ use crate::memory::Soundness;
 use crate::memory::{Arena, Budget};
 use crate::page::{Folio, FolioId, Folios, NO_FOLIO, PAGE_BYTES};
 use crate::sync::{Mutex, MutexGuard, Ordering};
+use crate::sys::is_forbidden;
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation, allow_access, refuse_access};
 use crate::sys::probe::{Feature, Features};
-use crate::sys::retries::is_forbidden;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -186,7 +186,7 @@ fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Resu
     if !huge {
         memory.refuse_huge_pages();
     }
-    memory.populate(0, bytes, huge, features)?;
+    features.populate(&memory, (0, bytes), huge)?;
     Ok(memory)
 }
 
@@ -331,7 +331,7 @@ mod tests {
         }
         let huge_pages_bytes = 2 * HUGE_PAGE_BYTES as u64;
         let there_are = Reservation::new(2 * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES).unwrap();
-        there_are.populate(0, there_are.len(), true, &features).unwrap();
+        features.populate(&there_are, (0, there_are.len()), true).unwrap();
         if huge_bytes(&there_are) < huge_pages_bytes {
             return skip("huge-pages-now", "the system has no free huge pages");
         }

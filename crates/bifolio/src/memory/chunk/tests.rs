@@ -40,7 +40,7 @@ fn every_slot_is_allocated_once_at_every_order() {
             let mut chunk = chunk_of(size, order);
             let all = chunk.slots();
             let mut taken = Vec::new();
-            while let Some(slots) = chunk.first_free(1) {
+            while let Some(slots) = chunk.free.first_run(1) {
                 assert_eq!(slots.len(), 1);
                 chunk.take(slots.start);
                 taken.push(slots.start << order);
@@ -49,7 +49,7 @@ fn every_slot_is_allocated_once_at_every_order() {
             assert_eq!((chunk.free_pages(), chunk.used_pages()), (0, size.pages()));
             assert_eq!(chunk.folios().collect::<Vec<_>>(), taken);
             taken.into_iter().for_each(|first| chunk.put(first));
-            assert!(chunk.is_empty() && chunk.free_slots() == all);
+            assert!(chunk.is_empty() && chunk.free_slots == all);
         }
     }
 }
@@ -60,17 +60,17 @@ fn a_lent_slot_is_neither_free_nor_used() {
         let mut chunk = chunk_of(LARGEST, order);
         let slots = chunk.slots();
         chunk.take(0);
-        assert_eq!(chunk.first_free(2 << order), Some(1..3));
+        assert_eq!(chunk.free.first_run(2), Some(1..3));
         chunk.set_lent(1..3, true);
-        assert_eq!(chunk.first_free(u32::MAX), Some(3..slots).filter(|rest| !rest.is_empty()));
-        assert_eq!((chunk.free_slots(), chunk.lent_pages()), (slots - 3, 2 << order));
+        assert_eq!(chunk.free.first_run(u32::MAX), Some(3..slots).filter(|rest| !rest.is_empty()));
+        assert_eq!((chunk.free_slots, chunk.lent_pages()), (slots - 3, 2 << order));
         assert_eq!(chunk.folios().collect::<Vec<_>>(), [0]);
-        assert_eq!((chunk.first_lent(), chunk.used_pages()), (Some(1..3), 1 << order));
+        assert_eq!((chunk.lent.first_run(u32::MAX), chunk.used_pages()), (Some(1..3), 1 << order));
         chunk.put(0);
         assert!(chunk.is_empty());
         chunk.set_lent(1..3, false);
-        assert_eq!((chunk.free_slots(), chunk.first_lent()), (slots, None));
-        assert_eq!(chunk.sparse_slots(), slots);
+        assert_eq!((chunk.free_slots, chunk.lent.first_run(u32::MAX)), (slots, None));
+        assert_eq!(chunk.sparse_slots, slots);
     }
 }
 
@@ -177,12 +177,12 @@ fn lists_and_counts_follow_the_slots() {
         }
         let state = world.arena.state.lock();
         for (number, chunk) in state.chunks.iter().enumerate() {
-            assert_eq!(chunk.sparse_slots(), chunk.count_sparse_slots());
+            assert_eq!(chunk.sparse_slots, chunk.count_sparse_slots());
             let available = &state.available[0];
             let sparse = available.sparse.contains(&(number as u32));
             let partial = available.partial.contains(&(number as u32));
-            assert_eq!(sparse, chunk.sparse_slots() > 0);
-            assert_eq!(partial, chunk.free_slots() > chunk.sparse_slots());
+            assert_eq!(sparse, chunk.sparse_slots > 0);
+            assert_eq!(partial, chunk.free_slots > chunk.sparse_slots);
             assert_eq!(chunk.listed, Listed { sparse, partial });
         }
     }

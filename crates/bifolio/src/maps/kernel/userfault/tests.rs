@@ -90,7 +90,7 @@ fn a_reader_waits_until_its_page_is_installed() {
         let reader = scope.spawn(|| scratch.load(place));
         let fault = next_fault(&scratch.faults);
         assert_eq!((fault.address, fault.is_write), (address, false));
-        assert!(fault.thread != 0 && fault.thread != crate::sys::process::current_thread());
+        assert!(fault.thread != 0 && fault.thread != crate::sync::blocking::current_thread());
         assert!(!reader.is_finished());
         // Woken without a page, the reader faults again.
         scratch.faults.wake(&scratch.range(2, 1)).unwrap();
