@@ -190,10 +190,8 @@ impl PinWord {
         let before = PinState(self.0.fetch_sub(references, Ordering::Release));
         // In a forked child, where the descriptors are zeros, a put does nothing.
         let is_wiped = before.0.wrapping_neg() <= COUNT_MAX;
-        debug_assert!(
-            before.count() >= references || is_wiped,
-            "put of {references} on {before:?}"
-        );
+        let has_enough = before.count() >= references || is_wiped;
+        debug_assert!(has_enough, "put of {references} on {before:?}");
         if before.0 & COUNT_MASK == references { self.put_cold(before) } else { Put::Done }
     }
 
@@ -248,7 +246,7 @@ impl PinWord {
 pub(crate) enum Flag {
     /// The bytes are those of the file.
     Uptodate = 1 << 0,
-    /// A thread sleeps until the write-out ends. (Bits 1 and 2 are the [`WriteState`].)
+    /// A thread sleeps until the write-out ends. Bits 1 and 2 are the [`WriteState`].
     WritebackWaiters = 1 << 3,
     OnLru = 1 << 4,
     /// On, isolated from, or bound for, the active list.
@@ -580,7 +578,6 @@ impl Entry {
         Self(self.0 | READY)
     }
 
-    /// Returns the Entry with neither READY nor REFERENCED (ENTRY-2).
     pub(crate) fn without_ready(self) -> Self {
         Self(self.0 & !(READY | REFERENCED))
     }
@@ -594,7 +591,6 @@ impl Entry {
         Self(self.0 & !REFERENCED)
     }
 
-    /// Returns the Entry with the next version, which wraps at 24 bits.
     pub(crate) fn with_next_version(self) -> Self {
         let version = u64::from(self.version().wrapping_add(1)) & VERSION_MASK;
         Self((self.0 & !(VERSION_MASK << VERSION_SHIFT)) | (version << VERSION_SHIFT))

@@ -174,7 +174,7 @@ impl Features {
         }
     }
 
-    /// Makes a part of `memory`, which no other thread uses yet, resident: with huge pages if `huge`.
+    /// Makes a part of `memory` resident, which no other thread uses yet; in huge pages if `huge`.
     pub(crate) fn populate(
         &self,
         memory: &Reservation,
