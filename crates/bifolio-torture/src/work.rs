@@ -88,7 +88,7 @@ impl<'s> Worker<'s> {
             18 => self.map(target, &file),
             19 => self.reopen(target, file),
             20 | 21 => self.pins(target, &file),
-            22 => self.read_many_files(),
+            22 => self.read_many(target, &file),
             23 => self.seek(target, &file),
             _ => self.evict_all(&file),
         }
@@ -377,40 +377,6 @@ impl<'s> Worker<'s> {
             }
         }
         drop(held);
-        Ok(())
-    }
-
-    /// Makes one call for several files.
-    fn read_many_files(&mut self) -> Outcome {
-        let scene = self.scene;
-        let mut reads = Vec::new();
-        for target in &scene.targets {
-            let Some(file) = target.handles[self.number].lock().expect("no panic").clone() else {
-                continue;
-            };
-            let range = self.range(target, 16 << 10);
-            reads.push((target, file, range.start, vec![0xAA; (range.end - range.start) as usize]));
-        }
-        let begun = scene.clock.begin_call(self.number);
-        let mut targets = Vec::new();
-        let mut requests = Vec::new();
-        for (target, file, start, buffer) in &mut reads {
-            targets.push(*target);
-            requests.push((&*file, ReadRequest::new(*start, buffer)));
-        }
-        if let Err(error) = scene.cache.read_many(&mut requests) {
-            return Err(Violation(format!("read_many of the cache failed: {error}")));
-        }
-        for (target, (_, request)) in targets.into_iter().zip(requests) {
-            match request.result {
-                Ok(read) => {
-                    let bytes = &request.buffer[..read / 8 * 8];
-                    let what = "read_many of the cache";
-                    target.history.check(what, bytes, request.position, begun)?;
-                }
-                Err(error) => self.refused("read_many of the cache", target, &error)?,
-            }
-        }
         Ok(())
     }
 

@@ -3,7 +3,6 @@
 //! A leaf open to all layers. The builder fills in a `Config`; [`Config::validate`] reports the
 //! first invalid setting in one sentence, with the valid values.
 
-use crate::ablation::Ablation;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
@@ -196,6 +195,55 @@ pub(crate) fn folio_order(folio_bytes: u64) -> Result<u8> {
         format!("{folio_bytes} bytes is not a power of two from 4096 to 2097152")
     })?;
     Ok((folio_bytes / FOLIO_BYTES_MIN).trailing_zeros() as u8)
+}
+
+/// Way of taking the reference of a pin; for benchmarks only.
+#[cfg_attr(not(feature = "ablation"), allow(dead_code, reason = "unused without benchmarks"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PinMode {
+    /// One unconditional add and a frozen bit: the default.
+    #[default]
+    FrozenBit,
+    /// A compare-and-swap loop, as in the kernel.
+    CompareExchange,
+}
+
+/// Policy of draining LRU batches of other CPUs on advice to evict; for benchmarks only.
+#[cfg_attr(not(feature = "ablation"), allow(dead_code, reason = "unused without benchmarks"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DrainPolicy {
+    /// Drains the batches that hold a folio of the range: the default.
+    #[default]
+    Targeted,
+    /// Drains all if a clean, unmapped folio is referenced, as proposed for the kernel.
+    WhenItCanHelp,
+    /// Drains all if any folio stays, as the kernel does.
+    OnAnyFailure,
+}
+
+/// Mechanisms that benchmarks replace by the older ones of the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Modes {
+    pub(crate) pins: PinMode,
+    pub(crate) drains: DrainPolicy,
+}
+
+/// The choice of mechanisms. Every build has the code of all of them; without the feature
+/// `ablation` this has no size, and the compiler removes the unused code.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ablation {
+    #[cfg(feature = "ablation")]
+    pub(crate) modes: Modes,
+}
+
+impl Ablation {
+    #[inline(always)]
+    pub(crate) fn modes(self) -> Modes {
+        #[cfg(feature = "ablation")]
+        return self.modes;
+        #[cfg(not(feature = "ablation"))]
+        Modes::default()
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -118,9 +118,6 @@
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
-#[cfg_attr(not(feature = "ablation"), allow(dead_code, reason = "unused without benchmarks"))]
-mod ablation;
-#[cfg(not(all(test, loom)))]
 mod cache;
 #[cfg(not(all(test, loom)))]
 mod config;
@@ -193,10 +190,10 @@ mod writeback {
 
 #[cfg(not(all(test, loom)))]
 mod surface {
-    #[cfg(feature = "ablation")]
-    pub use crate::ablation::{DrainPolicy, PinMode};
     pub use crate::cache::{Cache, CacheBuilder, WeakCache};
     pub use crate::config::HugePages;
+    #[cfg(feature = "ablation")]
+    pub use crate::config::{DrainPolicy, PinMode};
     pub use crate::error::{Error, ErrorKind, Result};
     pub use crate::evicted::{Evicted, Kept};
     pub use crate::file::{

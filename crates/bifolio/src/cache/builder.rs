@@ -288,13 +288,13 @@ impl CacheBuilder {
 #[cfg(feature = "ablation")]
 impl CacheBuilder {
     /// Selects how pins take their reference; only for benchmarks.
-    pub fn pin_mode(mut self, pin_mode: crate::ablation::PinMode) -> Self {
+    pub fn pin_mode(mut self, pin_mode: crate::config::PinMode) -> Self {
         self.config.ablation.modes.pins = pin_mode;
         self
     }
 
     /// Selects when advice to evict drains the LRU batches of other CPUs; only for benchmarks.
-    pub fn drain_policy(mut self, drain_policy: crate::ablation::DrainPolicy) -> Self {
+    pub fn drain_policy(mut self, drain_policy: crate::config::DrainPolicy) -> Self {
         self.config.ablation.modes.drains = drain_policy;
         self
     }

@@ -10,7 +10,7 @@ pub use builder::CacheBuilder;
 use crate::config;
 use crate::error::{Error, Result, io_error};
 use crate::evicted::Evicted;
-use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, ReadRequest, Registry};
+use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, Registry};
 use crate::io::{Backing, Engine, Guarded};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim};
@@ -264,16 +264,6 @@ impl Cache {
     /// As [`Cache::memory_file`]; options that contradict each other.
     pub fn memory_file_with(&self, name: &str, options: &OpenOptions) -> Result<File> {
         self.inner.registry.open_in_memory(name, options)
-    }
-
-    /// Reads from several files of this cache in one batch; see [`File::read_many`].
-    ///
-    /// # Errors
-    /// A file that was not opened for reading or belongs to another cache; a closed cache. No
-    /// request is started then.
-    pub fn read_many(&self, requests: &mut [(&File, ReadRequest<'_>)]) -> Result<()> {
-        self.inner.registry.check()?;
-        File::read_many_of(&self.inner.registry, requests)
     }
 
     /// Evicts the clean, unreferenced folios of all open files, and starts the write-out of dirty

@@ -179,7 +179,7 @@ impl GatedFile {
     /// # Errors
     /// As [`File::pin_mut`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_, Self>> {
-        Ok(self.file.pin_mut(range)?.of_gated())
+        Ok(self.file.pin_mut(range)?.of())
     }
 
     /// Gives the pages of `range` that have changes with the LSN [`u64::MAX`] the LSN of their
@@ -230,6 +230,19 @@ impl GatedFile {
         // On this thread, because neither the flusher nor reclaim calls the gate.
         self.file.handle.inode.refresh_gate();
         Ok(())
+    }
+}
+
+impl PageRefMut<'_, GatedFile> {
+    /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
+    /// the file's [`WriteGate`](crate::WriteGate) has made that durable. While the pin exists the
+    /// page is not written out anyway, so the record may be appended after the change, as long as
+    /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
+    /// With [`u64::MAX`] it stays in memory until [`GatedFile::assign_lsn`]. Takes two uncontended
+    /// locks.
+    pub fn assign_lsn(&mut self, lsn: u64) {
+        let has_room = self.file.handle.inode.dirty.try_add_lsn(self.folio.id(), lsn);
+        assert!(has_room, "a pin of a gated file keeps room for its LSN");
     }
 }
 

@@ -1,12 +1,12 @@
 //! The hit path: an optimistic read, or a pin, of a resident page.
 //!
-//! All data that a hit needs is in the `File` itself: addresses of the table, the frames and the
-//! length. One bounds check covers the page and the table; the length is checked after the Entry is
-//! loaded. A hit reads two cache lines of shared memory, the Entry and the data, and writes none.
-//! The exception are pages of a file that can be mapped, which are unmapped when they are evicted:
-//! they need a reference. Pages above the maximum length of the open, which was raised since, have
-//! their Entries elsewhere: they are hits, too, through [`HitPath::later_word`]. A long read checks
-//! the Entry before it copies, so that a miss costs no copy.
+//! All data that a hit needs is in the `File` itself, as a [`HitPath`]: addresses of the table, the
+//! frames and the length. One bounds check covers the page and the table; the length is checked
+//! after the Entry is loaded. A hit reads two cache lines of shared memory, the Entry and the data,
+//! and writes none. The exception are pages of a file that can be mapped, which are unmapped when
+//! they are evicted: they need a reference. Pages above the maximum length of the open, which was
+//! raised since, have their Entries elsewhere: they are hits, too, through [`HitPath::later_word`].
+//! A long read checks the Entry before it copies, so that a miss costs no copy.
 //!
 //! A reader that takes a file page by page cannot prefetch the next page within its call, which
 //! ends with the copy. So each long read records in a thread-local where it ended; the next read,
@@ -14,19 +14,16 @@
 //! hint: two files may look alike.
 //!
 //! # Safety
-//! Dereferences raw addresses taken from a `Handle`, which the same `File` keeps alive.
+//! Dereferences raw addresses taken from an inode, which the handle in the same `File` keeps alive.
 #![allow(unsafe_code)]
 
-use super::read_with::PageView;
-use super::{File, Handle};
-use crate::ablation::Ablation;
-use crate::error::Result;
+use crate::config::Ablation;
+use crate::inode::Inode;
 use crate::memory::Memory;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, Hot, PAGE_BYTES, PAGE_SHIFT, Table, TryGet, is_in_one_page,
     read_validated, recheck_ready,
 };
-use crate::reclaim::CallScope;
 use crate::stats::{Counter, ThreadBlock};
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
@@ -56,7 +53,7 @@ impl Hit {
     }
 }
 
-/// Addresses that a hit reads from; valid as long as the handle they were taken from.
+/// Addresses that a hit reads from; valid as long as the inode they were taken from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HitPath {
     entries: *const AtomicU64,
@@ -83,31 +80,31 @@ unsafe impl Send for HitPath {}
 unsafe impl Sync for HitPath {}
 
 impl HitPath {
-    pub(super) fn new(handle: &Handle) -> Self {
+    pub(super) fn new(inode: &Inode, is_readable: bool, ablation: Ablation) -> Self {
         // A handle without read access sees an empty file here, and the cold path returns the
         // error.
         static NOTHING: LazyLock<Hot> = LazyLock::new(|| Hot::new(0));
-        let mapping = &handle.inode.mapping;
-        let hot = if handle.readable { mapping.hot() } else { &NOTHING };
-        let is_in_place = handle.inode.page_space.is_in_place();
-        let end = if handle.readable { mapping.table().first_end_bytes() } else { 0 };
+        let mapping = &inode.mapping;
+        let hot = if is_readable { mapping.hot() } else { &NOTHING };
+        let is_in_place = inode.page_space.is_in_place();
+        let end = if is_readable { mapping.table().first_end_bytes() } else { 0 };
         Self {
             entries: mapping.table().as_ptr(),
-            frames: handle.inode.page_space.base(),
+            frames: inode.page_space.base(),
             hot,
             entries_end: if is_in_place { 0 } else { end },
             in_place_end: if is_in_place { end } else { 0 },
             pins_end: end,
             table: mapping.table(),
             folio_bytes: mapping.folio_bytes(),
-            counters_id: handle.inode.memory.counters.id(),
-            memory: &*handle.inode.memory,
-            ablation: handle.ablation,
+            counters_id: inode.memory.counters.id(),
+            memory: &*inode.memory,
+            ablation,
         }
     }
 
     /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that no thread
-    /// changes during the copy. Returns `true` on success. Fails for a page that is not marked as
+    /// changes during the copy. Fails for a page that is not marked as
     /// used yet, which the cold path marks, and for the first read of a thread, which registers its
     /// counters.
     #[inline(always)]
@@ -119,11 +116,7 @@ impl HitPath {
             return self.read_elsewhere(buffer, position);
         }
         self.touch_predicted(position, 1);
-        let word = self.entry_word(position >> PAGE_SHIFT);
-        // SAFETY: as for any copy out of a frame: the caller of the closure upholds the contract.
-        self.read_known(word, buffer, position, |source, target| unsafe {
-            copy::copy_out(source, target);
-        })
+        self.read_known(self.entry_word(position >> PAGE_SHIFT), buffer, position, None)
     }
 
     /// Reads many bytes. Checks the Entry before the copy, and prefetches the next page if reads
@@ -141,17 +134,9 @@ impl HitPath {
             return Hit::None;
         }
         if !continues_read {
-            // SAFETY: as for any copy out of a frame: the caller of the closure upholds the
-            // contract.
-            return self.read_known(word, buffer, position, |source, target| unsafe {
-                copy::copy_out(source, target);
-            });
+            return self.read_known(word, buffer, position, None);
         }
-        let ahead = self.frame_at(position + length);
-        // SAFETY: as above.
-        self.read_known(word, buffer, position, |source, target| unsafe {
-            copy::copy_out_ahead(source, target, ahead);
-        })
+        self.read_known(word, buffer, position, Some(self.frame_at(position + length)))
     }
 
     /// Reads a page whose Entry is not at `entries`, or of a file in a region. A separate function:
@@ -169,11 +154,7 @@ impl HitPath {
         if position.saturating_add(length.max(1)) > self.hot().len_bytes() {
             return Hit::None;
         }
-        let word = self.later_word(position >> PAGE_SHIFT);
-        // SAFETY: as for any copy out of a frame: the caller of the closure upholds the contract.
-        self.read_known(word, buffer, position, |source, target| unsafe {
-            copy::copy_out(source, target);
-        })
+        self.read_known(self.later_word(position >> PAGE_SHIFT), buffer, position, None)
     }
 
     /// Reads from a file in a region, where a page can be unmapped at any moment, with a reference
@@ -219,15 +200,14 @@ impl HitPath {
         is_in_one_page(position, length) & (position < self.entries_end)
     }
 
-    /// Copies from a page of the arena whose Entry is `word`. `copy` gets an address that is
-    /// readable for the length of the buffer.
+    /// Copies from a page of the arena whose Entry is `word`. Prefetches at `ahead` meanwhile.
     #[inline(always)]
     fn read_known(
         &self,
         word: &AtomicU64,
         buffer: &mut [u8],
         position: u64,
-        copy: impl FnOnce(*const u8, &mut [u8]),
+        ahead: Option<*const u8>,
     ) -> Hit {
         let block = ThreadBlock::of(self.counters_id);
         let copies = Cell::new(false);
@@ -238,9 +218,15 @@ impl HitPath {
             if position + buffer.len() as u64 <= self.hot().len_bytes() {
                 copies.set(true);
                 let in_page = (position & (PAGE_BYTES - 1)) as usize;
-                // Every Entry leads to a frame of the arena (ENTRY-1), which stays mapped
-                // (FRAMES-2); the range ends inside the page; `buffer` is not frame memory.
-                copy(self.frames.wrapping_add(entry.frame_offset_bytes() + in_page), buffer);
+                let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
+                match ahead {
+                    // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays
+                    // mapped (FRAMES-2); the range ends inside the page; `buffer` is not frame
+                    // memory.
+                    None => unsafe { copy::copy_out(source, buffer) },
+                    // SAFETY: as above.
+                    Some(ahead) => unsafe { copy::copy_out_ahead(source, buffer, ahead) },
+                }
             }
         });
         if copied.is_some() {
@@ -250,13 +236,14 @@ impl HitPath {
         if copies.get() { Hit::Discarded } else { Hit::None }
     }
 
-    /// Calls `read` with the bytes of `range` if they lie in one resident page of the arena that is
-    /// marked as used. Returns `None` if they do not, or if the page changed meanwhile.
+    /// Calls `read` with the address of the bytes of `range`, which is valid during the call, if
+    /// they lie in one resident page of the arena that is marked as used. Returns `None` if they do
+    /// not, or if the page changed meanwhile.
     #[inline(always)]
     pub(super) fn look<T>(
         &self,
         range: &Range<u64>,
-        read: impl FnOnce(&PageView<'_>) -> T,
+        read: impl FnOnce(*const u8) -> T,
     ) -> Option<T> {
         let length = range.end.wrapping_sub(range.start);
         // An empty range, or one that ends before it starts, is for the cold path.
@@ -264,21 +251,21 @@ impl HitPath {
             return None;
         }
         let block = ThreadBlock::of(self.counters_id);
-        let is_wanted = |_| true;
         let word = self.entry_word(range.start >> PAGE_SHIFT);
-        let found = read_validated(word, is_wanted, |entry| {
-            // The length is loaded after the Entry: see `read_known`.
-            let is_inside = range.end <= self.hot().len_bytes();
-            // Not called with the bytes of a page that is not there.
-            if !(entry.is_referenced() & block.is_known() & is_inside) {
-                return None;
-            }
-            let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
-            let start = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
-            // SAFETY: a frame of the arena, which stays mapped (FRAMES-2); the range ends inside of
-            // the page.
-            Some(read(&unsafe { PageView::new(start, length as usize) }))
-        });
+        let found = read_validated(
+            word,
+            |_| true,
+            |entry| {
+                // The length is loaded after the Entry: see `read_known`.
+                let is_inside = range.end <= self.hot().len_bytes();
+                // Not called with the bytes of a page that is not there.
+                if !(entry.is_referenced() & block.is_known() & is_inside) {
+                    return None;
+                }
+                let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
+                Some(read(self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)))
+            },
+        );
         let result = found.flatten()?;
         block.add(Counter::HitOptimistic, 1);
         Some(result)
@@ -300,7 +287,7 @@ impl HitPath {
         self.pin_known(self.entry_word(range.start >> PAGE_SHIFT), range, try_get)
     }
 
-    /// Acts as [`Self::pin`] for a folio whose Entry is not at `entries`; `None` for any other.
+    /// Takes a reference like [`Self::pin`] to a folio whose Entry is not at `entries`.
     pub(super) fn pin_elsewhere<'a>(
         &'a self,
         range: &Range<u64>,
@@ -393,67 +380,6 @@ impl HitPath {
         // SAFETY: the callers have checked that the page lies below `entries_end`, `in_place_end`
         // or `pins_end`: the array has an Entry for it, and lives as long as the inode.
         unsafe { &*self.entries.wrapping_add(index as usize) }
-    }
-}
-
-impl File {
-    /// Reads bytes at `position` into `buffer` and returns their number. It is smaller than the
-    /// length of `buffer` only at the end of file, or before a byte that cannot be read: a read of
-    /// that byte returns the error.
-    ///
-    /// A hit copies the page without a lock, a reference or a shared write. Blocks for I/O on a
-    /// miss. Atomic with respect to `write_at` within one 4 KiB page. Past the bytes that were
-    /// read, and after an error, `buffer` is unchanged or zeroed; it never contains bytes of other
-    /// files.
-    ///
-    /// # Errors
-    /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
-    /// handle that is not open for reading; a range beyond 2^63.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
-    /// # std::fs::write(&path, b"0123456789")?;
-    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
-    /// let mut buffer = [0; 8];
-    /// assert_eq!(file.read_at(&mut buffer, 6)?, 4);
-    /// assert_eq!(&buffer[..4], b"6789");
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[inline]
-    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
-        match self.hit_path.read(buffer, position) {
-            Hit::Done => Ok(buffer.len()),
-            hit => self.read_at_miss(buffer, position, hit),
-        }
-    }
-
-    /// Reads exactly `buffer.len()` bytes at `position`.
-    ///
-    /// # Errors
-    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`](crate::ErrorKind::PastEnd) if
-    /// the file ends before `buffer` is full; part of `buffer` may have been filled then.
-    #[inline]
-    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
-        let mut hit = self.hit_path.read(buffer, position);
-        if hit == Hit::Done {
-            return Ok(());
-        }
-        let _call = CallScope::begin();
-        let mut done = 0;
-        while done < buffer.len() {
-            let (at, wanted) = (position + done as u64, buffer.len() - done);
-            let count = self.read_at_miss(&mut buffer[done..], at, hit)?;
-            hit = Hit::None;
-            if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
-                return Err(self.handle.inode.past_end(position, buffer.len() as u64));
-            }
-            done += count;
-        }
-        Ok(())
     }
 }
 

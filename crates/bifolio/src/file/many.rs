@@ -11,9 +11,9 @@
 //! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)). Then it begins anew: the calls
 //! beside it either get all their pins or drop them.
 
+use super::File;
 use super::hit::Hit;
 use super::pin::PageRef;
-use super::{File, Registry};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Batch, Delivery, Locked, copy_filled};
 use crate::inode::Inode;
@@ -21,7 +21,6 @@ use crate::maps::faults;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Number of requests ahead whose first Entry is prefetched: requests are in no order, so every
 /// Entry would be a cache miss.
@@ -64,18 +63,8 @@ impl<'b> ReadRequest<'b> {
     }
 
     /// Returns the number of bytes read so far, or the length of the buffer after an error.
-    pub(super) fn done(&self) -> usize {
+    fn done(&self) -> usize {
         *self.result.as_ref().unwrap_or(&self.buffer.len())
-    }
-
-    /// Copies the request's part of a folio of `inode` that has just been filled, if the folio
-    /// holds the next byte ([`copy_filled`]).
-    pub(super) fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
-        let (next, done) = (self.next(), self.done());
-        let copied = copy_filled(inode, locked, &mut self.buffer[done..], next);
-        if copied > 0 {
-            self.result = Ok(done + copied);
-        }
     }
 
     fn is_finished(&self) -> bool {
@@ -86,13 +75,33 @@ impl<'b> ReadRequest<'b> {
         self.position + self.done() as u64
     }
 
-    /// Returns `true` if the next byte is in the folio whose first page is `page`.
-    fn is_at(&self, page: u64) -> bool {
-        self.next() >> PAGE_SHIFT >= page
+    /// Sets the result to the error if the request has read nothing. Otherwise the request ends
+    /// before the unreadable byte.
+    fn fail(&mut self, error: Error) {
+        if self.done() == 0 && !self.is_finished() {
+            self.result = Err(error);
+        }
+    }
+
+    /// Copies the request's part of a folio that has just been filled, if the folio holds the next
+    /// byte; notes that a folio could not be read.
+    fn take(&mut self, inode: &Inode, delivery: Delivery<'_>) {
+        match delivery {
+            Delivery::Folio(locked) => {
+                let (done, next) = (self.done(), self.next());
+                let copied = copy_filled(inode, &locked, &mut self.buffer[done..], next);
+                if copied > 0 {
+                    self.result = Ok(done + copied);
+                }
+            }
+            Delivery::Failed { error, folios: 1, page } if self.next() >> PAGE_SHIFT >= page => {
+                self.fail(error);
+            }
+            // The second pass reads each folio alone.
+            Delivery::Failed { .. } => {}
+        }
     }
 }
-
-type Addressed<'r, 'b> = (&'r File, &'r mut ReadRequest<'b>);
 
 impl File {
     /// Completes all `requests`: hits are copied, misses are read by transfers that are submitted
@@ -106,33 +115,35 @@ impl File {
     /// The handle was not opened for reading, or the cache is closed. No request is started then.
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
         self.handle.check_readable()?;
-        read_all(&mut requests.iter_mut().map(|request| (self, request)).collect::<Vec<_>>());
-        Ok(())
-    }
-
-    /// Completes requests of several files of the cache that `registry` belongs to; see
-    /// [`File::read_many`].
-    pub(crate) fn read_many_of(
-        registry: &Arc<Registry>,
-        requests: &mut [(&File, ReadRequest<'_>)],
-    ) -> Result<()> {
-        for (file, _) in requests.iter() {
-            file.handle.check_readable()?;
-            if !Arc::ptr_eq(registry, &file.handle.registry) {
-                let problem = format!("{} is open in another cache", file.handle.inode.name());
-                return Err(Error::config("requests", problem));
+        let _call = CallScope::begin();
+        // A copy into a map may fault. The thread that serves the fault may wait for folios that a
+        // batch holds, so no batch of this thread may be in progress then (IO-5).
+        let hits_come_first = requests.iter().any(|request| faults::is_mapped(request.buffer));
+        let mut open = Vec::with_capacity(requests.len());
+        let mut batch = Batch::new(&self.handle.inode);
+        for number in 0..requests.len() {
+            if let Some(request) = requests.get(number + REQUESTS_TOUCHED_AHEAD)
+                && request.position < self.len()
+            {
+                self.handle.inode.mapping.table().touch(request.position >> PAGE_SHIFT);
+            }
+            if self.read_hits(&mut requests[number]) {
+                continue;
+            }
+            open.push(number);
+            if !hits_come_first {
+                self.start(requests, number, &mut batch);
             }
         }
-        let addressed = requests.iter_mut().map(|(file, request)| (*file, request));
-        read_all(&mut addressed.collect::<Vec<_>>());
-        Ok(())
-    }
-
-    /// Prefetches the Entry of the page at `position`, if the table has it.
-    fn touch_entry(&self, position: u64) {
-        if position < self.len() {
-            self.handle.inode.mapping.table().touch(position >> PAGE_SHIFT);
+        if hits_come_first {
+            open.iter().for_each(|number| self.start(requests, *number, &mut batch));
         }
+        let inode = &self.handle.inode;
+        batch.finish(&mut |number, delivery| requests[number].take(inode, delivery));
+        for number in open {
+            self.read_rest(&mut requests[number]);
+        }
+        Ok(())
     }
 
     /// Copies the resident part of a request. Returns `true` if that completes the request.
@@ -155,91 +166,37 @@ impl File {
         is_whole || request.is_finished() || request.next() >= self.len()
     }
 
+    /// Starts reads for the part of a request that missed.
+    fn start<'f>(&'f self, requests: &mut [ReadRequest<'_>], number: usize, batch: &mut Batch<'f>) {
+        let request = &requests[number];
+        if faults::is_mapped(request.buffer) {
+            // No copy into a map happens with a folio lock held, or with transfers in flight.
+            return;
+        }
+        let end = (request.position + request.buffer.len() as u64).min(self.len());
+        let pages = pages_of(&(request.next()..end));
+        let inode = &self.handle.inode;
+        let added = batch.add(self.handle.fill(), pages, number, &mut |number, delivery| {
+            requests[number].take(inode, delivery);
+        });
+        if let Err(error) = added {
+            requests[number].fail(error);
+        }
+    }
+
     /// Reads the rest of a request that neither hits nor the batch have completed.
     fn read_rest(&self, request: &mut ReadRequest<'_>) {
-        let done = request.done();
         if request.is_finished() {
             return;
         }
-        let next = request.next();
-        match self.read_plainly(&mut request.buffer[done..], next) {
+        let (done, next) = (request.done(), request.next());
+        match self.read_pages(&mut request.buffer[done..], next, false) {
             Ok(count) => request.result = Ok(done + count),
             // The bytes read so far are valid; a request that read nothing gets the error.
-            Err(error) if done == 0 => request.result = Err(error),
-            Err(_) => {}
+            Err(error) => request.fail(error),
         }
     }
-}
 
-fn read_all(requests: &mut [Addressed<'_, '_>]) {
-    let Some((first, _)) = requests.first() else { return };
-    let inode = &first.handle.inode;
-    let _call = CallScope::begin();
-    // A copy into a map may fault. The thread that serves the fault may wait for folios that a
-    // batch holds, so no batch of this thread may be in progress then (IO-5).
-    let hits_come_first = requests.iter().any(|(_, request)| faults::is_mapped(request.buffer));
-    let mut open = Vec::with_capacity(requests.len());
-    let mut batch = Batch::new(inode);
-    for number in 0..requests.len() {
-        if let Some((file, request)) = requests.get(number + REQUESTS_TOUCHED_AHEAD) {
-            file.touch_entry(request.position);
-        }
-        let (file, request) = &mut requests[number];
-        if file.read_hits(request) {
-            continue;
-        }
-        open.push(number);
-        if !hits_come_first {
-            start(requests, number, &mut batch);
-        }
-    }
-    if hits_come_first {
-        open.iter().for_each(|number| start(requests, *number, &mut batch));
-    }
-    batch.finish(&mut |number, delivery| deliver(requests, number, delivery));
-    for number in open {
-        let (file, request) = &mut requests[number];
-        file.read_rest(request);
-    }
-}
-
-/// Starts reads for the part of a request that missed.
-fn start<'r>(requests: &mut [Addressed<'r, '_>], number: usize, batch: &mut Batch<'r>) {
-    let (file, request) = &requests[number];
-    if faults::is_mapped(request.buffer) {
-        // No copy into a map happens with a folio lock held, or with transfers in flight.
-        return;
-    }
-    let end = (request.position + request.buffer.len() as u64).min(file.len());
-    let pages = pages_of(&(request.next()..end));
-    let file = *file;
-    let added = batch.add(file.handle.fill(), pages, number, &mut |number, delivery| {
-        deliver(requests, number, delivery);
-    });
-    if let Err(error) = added {
-        fail(requests[number].1, error);
-    }
-}
-
-fn deliver(requests: &mut [Addressed<'_, '_>], number: usize, delivery: Delivery<'_>) {
-    let (file, request) = &mut requests[number];
-    match delivery {
-        Delivery::Folio(locked) => request.take(&file.handle.inode, &locked),
-        Delivery::Failed { error, folios: 1, page } if request.is_at(page) => fail(request, error),
-        // The second pass reads each folio alone.
-        Delivery::Failed { .. } => {}
-    }
-}
-
-/// Sets the result to the error if the request has read nothing. Otherwise the request ends before
-/// the unreadable byte.
-fn fail(request: &mut ReadRequest<'_>, error: Error) {
-    if request.done() == 0 && !request.is_finished() {
-        request.result = Err(error);
-    }
-}
-
-impl File {
     /// Pins the bytes of each range, like [`File::pin`]. Misses are read by transfers that are
     /// submitted together. The results are in the order of the ranges; an error of one range does
     /// not affect the others. Blocks until all ranges have a result.

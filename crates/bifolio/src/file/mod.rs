@@ -43,7 +43,6 @@ mod hit;
 mod many;
 mod open;
 mod options;
-mod owned_pin;
 mod pin;
 mod read;
 mod read_with;
@@ -57,11 +56,9 @@ pub use gate::{Checkpoint, GatedFile};
 pub use many::ReadRequest;
 pub(crate) use open::Registry;
 pub use options::OpenOptions;
-pub use owned_pin::OwnedPageRef;
-pub use pin::{ImmutableFile, PageRef, PageRefMut};
+pub use pin::{ImmutableFile, OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;
 
-use crate::ablation::Ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
 use crate::inode::{Cleaner, Inode};
@@ -119,7 +116,8 @@ impl fmt::Debug for File {
 
 impl File {
     fn new(handle: Arc<Handle>) -> Self {
-        Self { hit_path: HitPath::new(&handle), handle }
+        let ablation = handle.registry.ablation;
+        Self { hit_path: HitPath::new(&handle.inode, handle.readable, ablation), handle }
     }
 
     /// Returns the length of the file in bytes. Includes data that is written but not synced.
@@ -254,7 +252,6 @@ pub(crate) struct Handle {
     writable: bool,
     /// Server of asynchronous reads, once one was used.
     read_server: OnceLock<Arc<ReadServer>>,
-    ablation: Ablation,
     /// Last field: the handle has dropped everything else when the registry is told.
     membership: Membership,
 }

@@ -1,23 +1,22 @@
 //! Pins: access to cached bytes without a copy.
 //!
 //! A [`PageRef`] is one reference to a folio, taken with one unconditional add and checked against
-//! the table (READ-L1..L4). It borrows the file and stays on its thread;
-//! `owned_pin.rs` has the form without a lifetime. A [`PageRefMut`] is the folio lock and a write
-//! section. A pin guarantees residency, not immutability: another handle may write the bytes
+//! the table (READ-L1..L4). It borrows the file and stays on its thread; an [`OwnedPageRef`] has no
+//! lifetime, and holds the folios of a part of a map, too. A [`PageRefMut`] is the folio lock and a
+//! write section. A pin guarantees residency, not immutability: another handle may write the bytes
 //! concurrently, unless the file is an [`ImmutableFile`].
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
 #![allow(unsafe_code)]
 
-use super::File;
-use super::gate::GatedFile;
-use super::owned_pin::OwnedPageRef;
 use super::read_with::PageView;
-use crate::ablation::PinMode;
+use super::{File, Handle};
+use crate::config::PinMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins::OwnPin;
-use crate::fill::{AccessMode, Batch, Locked, ReadIoClaim, Wait};
+use crate::fill::{AccessMode, Locked, ReadIoClaim, Wait};
+use crate::maps::mappable::MapGuard;
 use crate::page::{
     Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
     pages_of,
@@ -26,8 +25,10 @@ use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
 use crate::writeback::NO_LSN;
+use std::iter;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 /// Pinned bytes of one folio: they stay resident until the reference is dropped. Not `Send`; see
 /// [`PageRef::into_owned`].
@@ -60,45 +61,24 @@ use std::ops::{Deref, Range};
 #[derive(Debug)]
 pub struct PageRef<'a, F = File> {
     file: &'a File,
-    folio: FolioRef<'a>,
+    pub(super) folio: FolioRef<'a>,
     /// The bytes. Its raw pointer keeps a reference on the thread that took it.
     view: PageView<'a>,
     of: PhantomData<F>,
 }
 
-#[inline(always)]
-#[track_caller]
-fn check_fits(wanted: usize, pinned: usize) {
-    if wanted > pinned {
-        does_not_fit(wanted, pinned);
-    }
-}
-
-#[cold]
-#[track_caller]
-fn does_not_fit(wanted: usize, pinned: usize) -> ! {
-    panic!("{wanted} bytes wanted, {pinned} pinned");
-}
-
 impl<'a, F> PageRef<'a, F> {
-    pub(super) fn folio_id(&self) -> FolioId {
-        self.folio.id()
-    }
-
-    pub(super) fn into_folio(self) -> FolioRef<'a> {
-        self.folio
-    }
-
     /// Returns the same reference without a lifetime: it can be stored, cloned and sent.
     pub fn into_owned(self) -> OwnedPageRef<F> {
-        OwnedPageRef::new(self.file, self.folio, self.view)
-    }
-}
-
-impl<'a> PageRef<'a> {
-    pub(super) fn of_immutable(self) -> PageRef<'a, ImmutableFile> {
-        let Self { file, folio, view, .. } = self;
-        PageRef { file, folio, view, of: PhantomData }
+        OwnedPageRef {
+            handle: Arc::clone(&self.file.handle),
+            first: self.folio.into_id(),
+            others: Box::default(),
+            // SAFETY: the counted reference keeps the frame.
+            view: unsafe { PageView::new(self.view.as_ptr(), self.view.len()) },
+            guard: None,
+            of: PhantomData,
+        }
     }
 }
 
@@ -122,6 +102,137 @@ impl<'a> Deref for PageRef<'a> {
     }
 }
 
+/// Pinned bytes without a lifetime: `Send`, `Sync` and `Clone`. Keeps its file handle open.
+///
+/// From [`PageRef::into_owned`], or from [`Map::pin`](crate::Map::pin): then the bytes may span
+/// folios, and the cache cannot be closed while the reference exists, even after the map was
+/// dropped.
+#[derive(Debug)]
+pub struct OwnedPageRef<F = File> {
+    handle: Arc<Handle>,
+    /// Folios of which each is referenced once.
+    first: FolioId,
+    others: Box<[FolioId]>,
+    view: PageView<'static>,
+    /// Of a pin of a map. Dropped last: what was written under the pin is dirty by then.
+    guard: Option<MapGuard>,
+    of: PhantomData<fn() -> F>,
+}
+
+// SAFETY: the address is of frames that our counted references keep; any thread may read them.
+unsafe impl<F> Send for OwnedPageRef<F> {}
+// SAFETY: all methods only read memory that any thread may read.
+unsafe impl<F> Sync for OwnedPageRef<F> {}
+
+impl<F> OwnedPageRef<F> {
+    fn folios(&self) -> impl Iterator<Item = FolioId> {
+        iter::once(self.first).chain(self.others.iter().copied())
+    }
+
+    /// Returns `true` in a process that did not create the cache: a forked child.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.handle.registry.cache_state.is_forked()
+    }
+}
+
+impl OwnedPageRef {
+    /// Pins the mapped bytes of `range`, which begin at `start`. Blocks for the device.
+    pub(crate) fn of_map(
+        file: &File,
+        range: Range<u64>,
+        start: *const u8,
+        guard: MapGuard,
+    ) -> Result<Self> {
+        file.fill_range(range.clone())?;
+        let pin = |index: u64| {
+            let page = index * PAGE_BYTES..(index + 1).saturating_mul(PAGE_BYTES);
+            file.pin(page.start.max(range.start)..page.end.min(range.end))
+        };
+        let mut indices = pages_of(&range);
+        let first = pin(indices.next().unwrap_or(range.start >> PAGE_SHIFT))?;
+        let others = indices.map(pin).collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            handle: Arc::clone(&file.handle),
+            first: first.folio.into_id(),
+            others: others.into_iter().map(|pin| pin.folio.into_id()).collect(),
+            // SAFETY: the counted references keep the pages.
+            view: unsafe { PageView::new(start, (range.end - range.start) as usize) },
+            guard: Some(guard),
+            of: PhantomData,
+        })
+    }
+
+    /// Marks the pages as stored to through a map, as far as the file still has them. Waits for the
+    /// folio locks.
+    pub(crate) fn mark_stored(&self) {
+        let inode = &self.handle.inode;
+        for id in self.folios() {
+            let index = inode.memory.folios.get(id).index();
+            // After a truncation and a growth the page may belong to another folio (REGION-4).
+            if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(index) {
+                inode.mark_stored(&lock, folio.id());
+            }
+        }
+    }
+}
+
+impl Deref for OwnedPageRef<ImmutableFile> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as for `PageRef`; this owns the immutable handle.
+        unsafe { std::slice::from_raw_parts(self.view.as_ptr(), self.view.len()) }
+    }
+}
+
+impl Deref for OwnedPageRef {
+    type Target = PageView<'static>;
+
+    #[inline(always)]
+    fn deref(&self) -> &PageView<'static> {
+        &self.view
+    }
+}
+
+impl AsRef<[u8]> for OwnedPageRef<ImmutableFile> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl<F> Clone for OwnedPageRef<F> {
+    fn clone(&self) -> Self {
+        let reference = |id: FolioId| {
+            // Our own reference keeps the folio allocated, so this fails only when the count
+            // overflows. That takes 2^38 references, more than fit in memory.
+            let reference = self.handle.inode.memory.folios.try_get(id);
+            reference.expect("2^38 references to one folio").into_id()
+        };
+        Self {
+            handle: Arc::clone(&self.handle),
+            first: reference(self.first),
+            others: self.others.iter().copied().map(reference).collect(),
+            // SAFETY: the counted references keep the frames.
+            view: unsafe { PageView::new(self.view.as_ptr(), self.view.len()) },
+            guard: self.guard.as_ref().map(MapGuard::for_pin),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<F> Drop for OwnedPageRef<F> {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // The references belong to the parent process.
+            return;
+        }
+        for id in self.folios() {
+            drop(self.handle.inode.memory.folios.adopt(id));
+        }
+    }
+}
+
 /// Pinned bytes of one folio, writable in place; dereferences to a [`PageView`]. While it exists,
 /// no other call of the cache reads or writes the folio; pins taken before still refer to the
 /// bytes.
@@ -141,13 +252,12 @@ pub struct PageRefMut<'a, F = File> {
     unlocked: Unlocked,
     section: WriteSection<'a>,
     lock: LockedFolio<'a>,
-    folio: FolioRef<'a>,
-    file: &'a File,
+    pub(super) folio: FolioRef<'a>,
+    pub(super) file: &'a File,
     own: OwnPin,
-    start: *mut u8,
+    /// The bytes. Its raw pointer keeps the pin on the thread that took the lock.
     view: PageView<'a>,
     of: PhantomData<fn() -> F>,
-    not_send: PhantomData<*const ()>,
 }
 
 /// Counts the lock again for this thread, which has not counted it while the pin existed, until it
@@ -161,21 +271,28 @@ impl Drop for Unlocked {
     }
 }
 
-impl<F> PageRefMut<'_, F> {
+impl<'a, F> PageRefMut<'a, F> {
     /// Replaces the bytes from `offset` on with `bytes`.
     ///
     /// # Panics
     /// If `bytes` reaches past the last pinned byte.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
-        check_fits(offset.saturating_add(bytes.len()), self.view.len());
+        let (end, pinned) = (offset.saturating_add(bytes.len()), self.view.len());
+        assert!(end <= pinned, "{end} bytes wanted, {pinned} pinned");
         // SAFETY: inside a frame, checked above; we hold its folio lock and write section.
-        unsafe { copy::copy_in(self.start.wrapping_add(offset), bytes) }
+        unsafe { copy::copy_in(self.as_mut_ptr().wrapping_add(offset), bytes) }
     }
 
     /// Returns the address of the first byte. Other threads may be reading it through pins: create
     /// a unique reference only if you can rule that out.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.start
+        self.view.as_ptr().cast_mut()
+    }
+
+    /// Returns the same pin as that of a file of another type.
+    pub(super) fn of<G>(self) -> PageRefMut<'a, G> {
+        let Self { unlocked, section, lock, folio, file, own, view, .. } = self;
+        PageRefMut { unlocked, section, lock, folio, file, own, view, of: PhantomData }
     }
 }
 
@@ -184,28 +301,6 @@ impl<'a, F> Deref for PageRefMut<'a, F> {
 
     fn deref(&self) -> &PageView<'a> {
         &self.view
-    }
-}
-
-impl<'a> PageRefMut<'a> {
-    /// Returns the same bytes as those of a file with a gate.
-    pub(super) fn of_gated(self) -> PageRefMut<'a, GatedFile> {
-        let Self { unlocked, section, lock, folio, file, own, start, view, .. } = self;
-        let (of, not_send) = (PhantomData, PhantomData);
-        PageRefMut { unlocked, section, lock, folio, file, own, start, view, of, not_send }
-    }
-}
-
-impl PageRefMut<'_, GatedFile> {
-    /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
-    /// the file's [`WriteGate`](crate::WriteGate) has made that durable. While the pin exists the
-    /// page is not written out anyway, so the record may be appended after the change, as long as
-    /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
-    /// With [`u64::MAX`] it stays in memory until [`GatedFile::assign_lsn`]. Takes two uncontended
-    /// locks.
-    pub fn assign_lsn(&mut self, lsn: u64) {
-        let has_room = self.file.handle.inode.dirty.try_add_lsn(self.folio.id(), lsn);
-        assert!(has_room, "a pin of a gated file keeps room for its LSN");
     }
 }
 
@@ -232,15 +327,12 @@ impl File {
     pub(super) fn pin_hit(&self, range: &Range<u64>) -> Option<PageRef<'_>> {
         let try_get = |folios, id| self.try_get(folios, id);
         let (folio, start) = self.hit_path.pin(range, try_get)?;
-        self.handle.inode.memory.counters.add(Counter::Pin, 1);
         Some(self.pin_at(range, folio, start))
     }
 
     /// Returns the pin of a range in folio `id`. Takes over a reference that the caller holds.
     pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> PageRef<'_> {
-        let memory = &self.handle.inode.memory;
-        memory.counters.add(Counter::Pin, 1);
-        let folio = memory.folios.adopt(id);
+        let folio = self.handle.inode.memory.folios.adopt(id);
         let start = self.address_in(&folio, range.start);
         self.pin_at(range, folio, start)
     }
@@ -252,16 +344,11 @@ impl File {
         folio: FolioRef<'a>,
         start: *const u8,
     ) -> PageRef<'a> {
+        self.handle.inode.memory.counters.add(Counter::Pin, 1);
         let length = (range.end.wrapping_sub(range.start)) as usize;
         // SAFETY: the reference to the folio keeps the frame.
         let view = unsafe { PageView::new(start, length) };
         PageRef { file: self, folio, view, of: PhantomData }
-    }
-
-    /// Returns `true` if the range can be pinned: it is in one folio and in the file.
-    pub(super) fn check_pin(&self, range: &Range<u64>) -> Result<()> {
-        self.handle.check_readable()?;
-        self.check_pin_range(range)
     }
 
     /// Pins the bytes of `range` for changes in place. Blocks for the folio lock, for I/O on a
@@ -288,27 +375,17 @@ impl File {
             drop(locked);
             self.handle.make_room(no_room, range.start, range.end - range.start)?;
         };
-        let start = self.address_in(&folio, range.start);
-        let pages = range.start >> PAGE_SHIFT..((range.end - 1) >> PAGE_SHIFT) + 1;
-        let section = inode.mapping.begin_write_section(&lock, pages);
-        let length = (range.end - range.start) as usize;
+        let section = inode.mapping.begin_write_section(&lock, pages_of(&range));
+        let (start, length) =
+            (self.address_in(&folio, range.start), (range.end - range.start) as usize);
         inode.memory.counters.add(Counter::WriteBytes, length as u64);
         // The owner of the pin may access maps: their faults do not need this folio.
         blocking::track(-1);
         let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
-        Ok(PageRefMut {
-            unlocked: Unlocked,
-            section,
-            lock,
-            folio,
-            file: self,
-            own,
-            start,
-            // SAFETY: the reference, taken with the lock, keeps the frame.
-            view: unsafe { PageView::new(start, length) },
-            of: PhantomData,
-            not_send: PhantomData,
-        })
+        // SAFETY: the reference, taken with the lock, keeps the frame.
+        let view = unsafe { PageView::new(start, length) };
+        let unlocked = Unlocked;
+        Ok(PageRefMut { unlocked, section, lock, folio, file: self, own, view, of: PhantomData })
     }
 
     #[inline(always)]
@@ -393,47 +470,27 @@ impl File {
         if plan.is_none() {
             return Ok(());
         }
-        let claimed = handle.fill().claim_run(pages.clone(), seen, Wait::ForFrames)?;
-        let ReadIoClaim::New(mut run) = claimed else {
-            handle.read_ahead(plan);
-            return Ok(());
-        };
-        let plan = handle.join_plan(&mut run, &pages, plan);
-        if plan.is_none() {
-            let _ = run.read(&handle.inode, drop);
-            return Ok(());
+        match handle.fill().claim_run(pages.clone(), seen, Wait::ForFrames)? {
+            ReadIoClaim::New(run) => self.read_run(run, pages, plan, &mut |_, read| drop(read)),
+            _ => drop(handle.read_ahead(plan)),
         }
-        let mut batch = Batch::in_order(&handle.inode);
-        batch.start(run, 0, &mut |_, delivery| drop(delivery));
-        // The transfer that this reader waits for is the first.
-        batch.begin();
-        handle.read_ahead(plan);
-        batch.finish(&mut |_, delivery| drop(delivery));
         Ok(())
     }
 
+    /// Returns the address of the byte at `position`, which is in the folio.
     pub(super) fn address_in(&self, folio: &FolioRef<'_>, position: u64) -> *mut u8 {
         let in_folio = position - folio.folio().index() * PAGE_BYTES;
         self.handle.inode.frame_of(folio).wrapping_add(in_folio as usize)
     }
 
-    pub(super) fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
-        let length_bytes = self.check_pin_bytes(range)?;
-        let folio_bytes = self.folio_bytes();
-        if range.start / folio_bytes != (range.end - 1) / folio_bytes {
-            let text = format!(
-                "{length_bytes} bytes at position {} are not in one folio of {folio_bytes} bytes; \
-                 `pins` walks several",
-                range.start
-            );
-            let error = Error::new(ErrorKind::PinSpansFolios, text);
-            return Err(error.in_file(self.handle.inode.name()).at(range.clone()));
-        }
-        Ok(())
+    /// Fails if the range cannot be pinned through this handle.
+    pub(super) fn check_pin(&self, range: &Range<u64>) -> Result<()> {
+        self.handle.check_readable()?;
+        self.check_pin_range(range)
     }
 
-    /// Returns the length of a range that is not empty and lies in the file.
-    pub(super) fn check_pin_bytes(&self, range: &Range<u64>) -> Result<u64> {
+    /// Fails unless the range is in one folio and in the file.
+    pub(super) fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
         let length_bytes = range.end.saturating_sub(range.start);
         self.handle.range_end(range.start, length_bytes)?;
         if range.is_empty() {
@@ -442,7 +499,16 @@ impl File {
         if range.end > self.len() {
             return Err(self.handle.inode.past_end(range.start, length_bytes));
         }
-        Ok(length_bytes)
+        let folio_bytes = self.folio_bytes();
+        if range.start / folio_bytes != (range.end - 1) / folio_bytes {
+            let text = format!(
+                "{length_bytes} bytes at position {} are not in one folio of {folio_bytes} bytes",
+                range.start
+            );
+            let error = Error::new(ErrorKind::PinSpansFolios, text);
+            return Err(error.in_file(self.handle.inode.name()).at(range.clone()));
+        }
+        Ok(())
     }
 }
 
@@ -455,25 +521,23 @@ impl File {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("file");
-/// # std::fs::write(&path, b"0123456789")?;
+/// # std::fs::write(&path, vec![7; 100_000])?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
 /// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
 /// let page = index.pin(2..6)?;
-/// assert_eq!(&page[..], b"2345");
+/// assert_eq!(page[..], [7; 4]);
+/// let pages = index.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
+/// assert_eq!(pages[1].as_ref().unwrap()[..], [7; 100]);
+/// assert!(pages[2].is_err(), "it ends past the end of file");
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct ImmutableFile {
-    file: File,
+    pub(super) file: File,
 }
 
 impl ImmutableFile {
-    /// Returns a file whose handle is registered as immutable.
-    pub(super) fn new(file: File) -> Self {
-        Self { file }
-    }
-
     /// Pins the bytes of `range`, like [`File::pin`], and lends them as a slice. Blocks for I/O on
     /// a miss.
     ///
@@ -481,28 +545,20 @@ impl ImmutableFile {
     /// As [`File::pin`].
     #[inline(always)]
     pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_, Self>> {
-        Ok(self.file.pin(range)?.of_immutable())
+        Ok(Self::lend(self.file.pin(range)?))
     }
 
     /// Pins the bytes of each range, like [`File::pin_many`], and lends them as slices. Blocks
     /// until all ranges have a result.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
-    /// # std::fs::write(&path, vec![7; 100_000])?;
-    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
-    /// let pages = index.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
-    /// assert_eq!(pages[1].as_ref().unwrap()[..], [7; 100]);
-    /// assert!(pages[2].is_err(), "it ends past the end of file");
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_, Self>>> {
         let pages = self.file.pin_many(ranges).into_iter();
-        pages.map(|page| page.map(PageRef::of_immutable)).collect()
+        pages.map(|page| page.map(Self::lend)).collect()
+    }
+
+    #[inline(always)]
+    fn lend(page: PageRef<'_>) -> PageRef<'_, Self> {
+        let PageRef { file, folio, view, .. } = page;
+        PageRef { file, folio, view, of: PhantomData }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads that are no hit: runs of adjacent pages, then misses, then the folio lock.
+//! Reads: hits, runs of adjacent pages, misses, and reads that never wait.
 //!
 //! A loop splits a read into steps. Each step returns at least one more byte, or passes on to the
 //! next step:
@@ -16,13 +16,11 @@
 //!
 //! A run of adjacent pages is copied through Entries, without references: up to 64 consecutive
 //! Entries are loaded, their frames are copied with one copy, and all Entries are loaded again
-//! ([`FrameRun`]). Such a reader writes no shared memory. A batch of references, as proposed for
-//! reads of tmpfs, costs a locked instruction and a cache line per page, and the second load
-//! detects a page that is evicted or written during the copy anyway. Pages of a region are
-//! referenced all the same, because they do not stay mapped. The length is loaded again for each
-//! copy, after the Entries. The loop advances by position, and moves on to the next page only when
-//! the position has passed the current one. So a copy that an old length cut short in the middle of
-//! a folio continues in the same folio, not after it.
+//! ([`FrameRun`]). Such a reader writes no shared memory. Pages of a region are referenced all the
+//! same, because they do not stay mapped. The length is loaded again for each copy, after the
+//! Entries. The loop advances by position, and moves on to the next page only when the position has
+//! passed the current one. So a copy that an old length cut short in the middle of a folio
+//! continues in the same folio, not after it.
 //!
 //! Sequential reads also prefetch the next page before they copy the current one. For a reader that
 //! takes a file page by page, `hit.rs` does so.
@@ -34,31 +32,100 @@
 
 use super::File;
 use super::hit::{Hit, continues_read};
-use crate::error::Result;
-use crate::fill::{AccessMode, Batch, Delivery, Locked, ReadIoClaim, Wait, copy_filled};
+use super::readahead::Plan;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fill::{AccessMode, Batch, Delivery, Locked, ReadIo, ReadIoClaim, Wait, copy_filled};
 use crate::maps::faults;
-use crate::page::{Entry, FrameRun, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
+use crate::page::{Entry, FrameRun, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
+use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
 use std::ops::Range;
 
+/// Most bytes of one request in flight at a time. More is not needed to overlap copies and
+/// transfers.
+const REQUEST_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of the intermediate buffer for a read into a map.
+const BOUNCE_BYTES_MAX: usize = 256 << 10;
+
 impl File {
+    /// Reads bytes at `position` into `buffer` and returns their number. It is smaller than the
+    /// length of `buffer` only at the end of file, or before a byte that cannot be read: a read of
+    /// that byte returns the error.
+    ///
+    /// A hit copies the page without a lock, a reference or a shared write. Blocks for I/O on a
+    /// miss. Atomic with respect to `write_at` within one 4 KiB page. Past the bytes that were
+    /// read, and after an error, `buffer` is unchanged or zeroed; it never contains bytes of other
+    /// files.
+    ///
+    /// # Errors
+    /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
+    /// handle that is not open for reading; a range beyond 2^63.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, b"0123456789")?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// let mut buffer = [0; 8];
+    /// assert_eq!(file.read_at(&mut buffer, 6)?, 4);
+    /// assert_eq!(&buffer[..4], b"6789");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        match self.hit_path.read(buffer, position) {
+            Hit::Done => Ok(buffer.len()),
+            hit => self.read_at_miss(buffer, position, hit),
+        }
+    }
+
+    /// Reads exactly `buffer.len()` bytes at `position`.
+    ///
+    /// # Errors
+    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`] if
+    /// the file ends before `buffer` is full; part of `buffer` may have been filled then.
+    #[inline]
+    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
+        let mut hit = self.hit_path.read(buffer, position);
+        if hit == Hit::Done {
+            return Ok(());
+        }
+        let _call = CallScope::begin();
+        let mut done = 0;
+        while done < buffer.len() {
+            let (at, wanted) = (position + done as u64, buffer.len() - done);
+            let count = self.read_at_miss(&mut buffer[done..], at, hit)?;
+            hit = Hit::None;
+            if count == 0 || count < wanted && is_in_one_page(at, wanted as u64) {
+                return Err(self.handle.inode.past_end(position, buffer.len() as u64));
+            }
+            done += count;
+        }
+        Ok(())
+    }
+
     /// Reads bytes that are no hit, or those after one that was cut short.
     #[inline(never)]
-    pub(super) fn read_at_miss(&self, buffer: &mut [u8], position: u64, hit: Hit) -> Result<usize> {
+    fn read_at_miss(&self, buffer: &mut [u8], position: u64, hit: Hit) -> Result<usize> {
         hit.forget(buffer);
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
         self.read_pages(buffer, position, true)
     }
 
-    /// Reads without detecting an access pattern, and without reading ahead.
-    pub(super) fn read_plainly(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
-        self.read_pages(buffer, position, false)
-    }
-
-    fn read_pages(&self, buffer: &mut [u8], position: u64, ahead: bool) -> Result<usize> {
+    /// Reads a range that was checked. Without `ahead`, detects no access pattern and reads nothing
+    /// ahead.
+    pub(super) fn read_pages(
+        &self,
+        buffer: &mut [u8],
+        position: u64,
+        ahead: bool,
+    ) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
@@ -88,24 +155,6 @@ impl File {
         Ok(done)
     }
 
-    /// Copies bytes that are resident, or read as zeros, from the first byte on. Returns 0 if the
-    /// first page is neither, is being written, or lies past the end of file.
-    pub(crate) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
-        let file = self.handle.inode.mapping.hot();
-        let continues_read = continues_read(file, position, buffer.len() as u64);
-        // Bytes that continue the last read do not count as another use of their page.
-        let continues = self.handle.readahead.continues(position);
-        self.copy_resident(buffer, position, continues, continues_read)
-    }
-}
-
-/// Most bytes of one request in flight at a time. More is not needed to overlap copies and
-/// transfers.
-const REQUEST_BYTES_MAX: u64 = 8 << 20;
-/// Bytes of the intermediate buffer for a read into a map.
-const BOUNCE_BYTES_MAX: usize = 256 << 10;
-
-impl File {
     /// Copies from pages that are not resident, or that another thread fills or writes: at least
     /// from the first one, whose Entry is `absent` if it is not resident. Returns 0 at the end of
     /// file.
@@ -145,7 +194,7 @@ impl File {
         let pages = position >> PAGE_SHIFT..(position + length).div_ceil(PAGE_BYTES);
         let claim = |seen| self.handle.fill().claim_run(pages.clone(), seen, Wait::ForFrames);
         let claimed = absent.map_or(Ok(ReadIoClaim::Taken), claim)?;
-        let ReadIoClaim::New(mut run) = claimed else {
+        let ReadIoClaim::New(run) = claimed else {
             // The run is in flight. The readahead must not wait until it completes.
             if ahead {
                 self.handle.follow_marks(pages);
@@ -153,42 +202,53 @@ impl File {
             return self.read_page_locked(buffer, position);
         };
         let plan = if ahead { self.handle.plan_after_miss(pages.clone()) } else { None };
-        let plan = self.handle.join_plan(&mut run, &pages, plan);
-        let (mut copied, mut failed) = (0, None);
-        let mut copy = |locked: Locked<'_>| {
-            let next = position + copied as u64;
-            copied += copy_filled(inode, &locked, &mut buffer[copied..], next);
-        };
-        let (first_page, end_page) = (run.first_page(), run.end_page());
-        if plan.is_none() && end_page >= pages.end {
-            let is_one = run.folios().len() == 1;
-            failed = run.read(inode, copy).err().filter(|_| is_one);
-        } else {
-            let mut deliver = |_, delivery| match delivery {
-                Delivery::Folio(locked) => copy(locked),
-                Delivery::Failed { error, page, folios: 1 } if page == first_page => {
-                    failed = Some(error);
-                }
-                // One bad byte fails a whole run; the first folio alone may be readable.
-                Delivery::Failed { .. } => {}
-            };
-            let mut batch = Batch::in_order(inode);
-            batch.start(run, 0, &mut deliver);
-            if plan.is_some() {
-                // Submits its own transfer first, which this reader waits for.
-                batch.begin();
-                self.handle.read_ahead(plan);
+        let (first_page, mut copied, mut failed) = (run.first_page(), 0, None);
+        self.read_run(run, pages, plan, &mut |_, delivery| match delivery {
+            Delivery::Folio(locked) => {
+                let next = position + copied as u64;
+                copied += copy_filled(inode, &locked, &mut buffer[copied..], next);
             }
-            let rest = batch.add(self.handle.fill(), pages, 0, &mut deliver);
-            batch.finish(&mut deliver);
-            // The next call handles pages that could not be started.
-            let _ = rest;
-        }
+            Delivery::Failed { error, page, folios: 1 } if page == first_page => {
+                failed = Some(error);
+            }
+            // One bad byte fails a whole run; the first folio alone may be readable.
+            Delivery::Failed { .. } => {}
+        });
         match (copied, failed) {
             (0, Some(error)) => Err(error),
             (0, None) => self.read_page_locked(buffer, position),
             (copied, _) => Ok(copied),
         }
+    }
+
+    /// Reads a run that begins at the first of `pages`, and the other absent ones among them;
+    /// starts to read the rest of `plan`.
+    pub(super) fn read_run<'a>(
+        &'a self,
+        mut run: ReadIo,
+        pages: Range<u64>,
+        plan: Option<Plan>,
+        deliver: &mut impl FnMut(usize, Delivery<'a>),
+    ) {
+        let inode = &*self.handle.inode;
+        let plan = self.handle.join_plan(&mut run, &pages, plan);
+        if plan.is_none() && run.end_page() >= pages.end {
+            let (page, folios) = (run.first_page(), run.folios().len());
+            if let Err(error) = run.read(inode, |locked| deliver(0, Delivery::Folio(locked))) {
+                deliver(0, Delivery::Failed { error, page, folios });
+            }
+            return;
+        }
+        let mut batch = Batch::in_order(inode);
+        batch.start(run, 0, deliver);
+        if plan.is_some() {
+            // Submits its own transfer first, which this reader waits for.
+            batch.begin();
+            self.handle.read_ahead(plan);
+        }
+        // The next call handles pages that could not be started.
+        let _ = batch.add(self.handle.fill(), pages, 0, deliver);
+        batch.finish(deliver);
     }
 
     /// Copies from one page under its folio lock, filling it on a miss. Returns 0 at the end of
@@ -221,14 +281,127 @@ impl File {
                 self.note_use(position >> PAGE_SHIFT, true);
             }
         }
+        Ok(self.copy_locked(&locked, buffer, position))
+    }
+
+    /// Copies from a locked page up to its end, the end of file or that of the buffer.
+    fn copy_locked(&self, locked: &Locked<'_>, buffer: &mut [u8], position: u64) -> usize {
+        let in_page = PAGE_BYTES - (position & (PAGE_BYTES - 1));
         // The length under the lock of the page.
-        let length = length.min(mapping.len_bytes().saturating_sub(position)) as usize;
-        let target = &mut buffer[..length];
-        let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = self.handle.inode.frame_of(&locked.folio);
+        let visible = self.handle.inode.mapping.len_bytes().saturating_sub(position);
+        let length = in_page.min(visible).min(buffer.len() as u64) as usize;
+        let start = self.address_in(&locked.folio, position);
         // SAFETY: inside a frame whose lock and reference we hold; no thread writes it now.
-        unsafe { copy::copy_out(start.wrapping_add(in_folio as usize), target) };
-        Ok(length)
+        unsafe { copy::copy_out(start, &mut buffer[..length]) };
+        length
+    }
+}
+
+/// The reason why a read without waiting has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// All bytes were read, or the file ends.
+    None,
+    /// The next page is not resident; its Entry.
+    Absent(Entry),
+    /// Another thread fills, writes or moves the next page.
+    Busy,
+}
+
+impl File {
+    /// Reads like [`File::read_at`], but only bytes that are in memory, from the first on: never
+    /// waits for a device or for another thread, and starts no read. Returns the number of bytes
+    /// before the first that would have to be waited for.
+    ///
+    /// Costs what a hit costs. Copies under a folio lock if the lock is free and the page is being
+    /// changed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] if the first byte would have to be waited for, which becomes an
+    /// [`std::io::Error`] of the kind `WouldBlock`; otherwise fails like [`File::read_at`], without
+    /// errors of the storage.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("file");
+    /// # std::fs::write(&path, b"0123456789")?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// use bifolio::{ErrorKind, OpenOptions};
+    /// let file = cache.open(&path, &OpenOptions::new())?;
+    /// let mut buffer = [0; 4];
+    /// let error = file.try_read_at(&mut buffer, 0).unwrap_err();
+    /// assert!(error.kind() == ErrorKind::WouldBlock);
+    /// file.read_at(&mut buffer, 0)?;
+    /// assert_eq!(file.try_read_at(&mut buffer, 6)?, 4);
+    /// assert_eq!(&buffer, b"6789");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn try_read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        match self.hit_path.read(buffer, position) {
+            Hit::Done => return Ok(buffer.len()),
+            hit => hit.forget(buffer),
+        }
+        self.handle.check_readable()?;
+        self.handle.range_end(position, buffer.len() as u64)?;
+        match self.read_available(buffer, position) {
+            (0, Obstacle::Absent(_) | Obstacle::Busy) => {
+                let text =
+                    format!("the byte at position {position} cannot be read without waiting");
+                let error = Error::new(ErrorKind::WouldBlock, text);
+                Err(error.in_file(self.handle.inode.name()).at(position..position + 1))
+            }
+            (done, _) => Ok(done),
+        }
+    }
+
+    /// Reads what is in memory of a range that was checked. Returns the number of bytes, and why
+    /// the read ended there.
+    pub(super) fn read_available(&self, buffer: &mut [u8], position: u64) -> (usize, Obstacle) {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = position + done as u64;
+            if let Some(seen) = self.handle.fill().absent_at(at) {
+                return (done, Obstacle::Absent(seen));
+            }
+            let left = &mut buffer[done..];
+            let is_whole = is_in_one_page(at, left.len() as u64);
+            let copied = match self.read_resident(left, at) {
+                0 => self.try_read_locked(left, at),
+                copied => copied,
+            };
+            if copied == 0 {
+                let is_end = at >= self.len();
+                return (done, if is_end { Obstacle::None } else { Obstacle::Busy });
+            }
+            done += copied;
+            if is_whole {
+                // A short step is the end of file: bytes appended since belong to later writes.
+                break;
+            }
+        }
+        (done, Obstacle::None)
+    }
+
+    /// Copies from one page under its folio lock, if the lock is free. Returns 0 if it is not, and
+    /// for a page without bytes of its own.
+    fn try_read_locked(&self, buffer: &mut [u8], position: u64) -> usize {
+        let inode = &*self.handle.inode;
+        // A copy into a map may fault, and then needs folio locks. The table ends at `len_max`.
+        if faults::is_mapped(buffer) || position >= inode.mapping.len_bytes() {
+            return 0;
+        }
+        let found = inode.mapping.try_get_folio(&inode.memory.folios, position >> PAGE_SHIFT);
+        let Some(Lookup::Folio(folio)) = found else { return 0 };
+        let Some(lock) = folio.try_lock() else { return 0 };
+        let locked = Locked { lock, folio, was_resident: true };
+        if locked.lock.owner() != inode.address || !locked.is_uptodate() {
+            return 0;
+        }
+        inode.memory.counters.add(Counter::HitSlow, 1);
+        self.note_use(position >> PAGE_SHIFT, true);
+        self.copy_locked(&locked, buffer, position)
     }
 }
 
@@ -242,23 +415,18 @@ const ATTEMPTS_MAX: u32 = 4;
 impl File {
     /// Copies bytes that are resident, or read as zeros, from the first byte on. Stops before a
     /// page that is neither, or that another thread writes, and at the end of file at that moment.
-    /// `in_order`: the bytes continue an earlier read. `continues_read`: the read continues after
-    /// them.
-    fn copy_resident(
-        &self,
-        buffer: &mut [u8],
-        position: u64,
-        in_order: bool,
-        continues_read: bool,
-    ) -> usize {
+    pub(crate) fn read_resident(&self, buffer: &mut [u8], position: u64) -> usize {
+        let inode = &self.handle.inode;
+        let continues_read = continues_read(inode.mapping.hot(), position, buffer.len() as u64);
+        // Bytes that continue the last read do not count as another use of their page.
+        let continues = self.handle.readahead.continues(position);
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
             let left = &mut buffer[done..];
-            let in_order = in_order || done > 0;
             // If an old length cuts it short, the following bytes must not be put after it.
             let is_whole = is_in_one_page(at, left.len() as u64);
-            let copied = match self.copy_run(at, left, in_order, continues_read) {
+            let copied = match self.copy_run(at, left, continues || done > 0, continues_read) {
                 0 => self.fill_zeros(left, at),
                 copied => copied,
             };
@@ -267,16 +435,15 @@ impl File {
                 break;
             }
         }
-        let pages = (done as u64).div_ceil(PAGE_BYTES);
-        let inode = &self.handle.inode;
         let is_in_place = inode.page_space.is_in_place();
         let hit = if is_in_place { Counter::HitPinned } else { Counter::HitOptimistic };
-        inode.memory.counters.add(hit, pages);
+        inode.memory.counters.add(hit, (done as u64).div_ceil(PAGE_BYTES));
         done
     }
 
     /// Copies from the page at `position` on, as long as frames are adjacent. Returns 0 if that
-    /// page is not READY, or if writers kept changing it.
+    /// page is not READY, or if writers kept changing it. `in_order`: the bytes continue an earlier
+    /// read. `continues_read`: the read continues after them.
     fn copy_run(
         &self,
         position: u64,
@@ -308,8 +475,11 @@ impl File {
             };
             if copied > 0 {
                 let pages = first..(position + copied as u64).div_ceil(PAGE_BYTES);
+                // The first one gets no new use if the copy continues in it.
                 let goes_on_in_page = in_order && position & (PAGE_BYTES - 1) > 0;
-                self.note_uses(pages, in_order, goes_on_in_page);
+                for index in pages.skip(usize::from(goes_on_in_page)) {
+                    self.note_use(index, in_order || index > first);
+                }
                 return copied;
             }
             self.handle.inode.memory.counters.add(Counter::OptimisticRetry, 1);
@@ -363,22 +533,10 @@ impl File {
     /// Returns the address of the byte at `position` (at most the end of file) if it is resident:
     /// for a prefetch only.
     fn frame_at(&self, position: u64) -> *const u8 {
-        let inode = &self.handle.inode;
-        let index = position >> PAGE_SHIFT;
-        let entry = inode.mapping.table().load(index, Ordering::Relaxed);
-        inode
-            .page_space
-            .page_address(index, entry)
-            .wrapping_add((position & (PAGE_BYTES - 1)) as usize)
-    }
-
-    /// Marks the pages of a copy as used. The first one gets no new use if the copy continues in
-    /// it.
-    fn note_uses(&self, pages: Range<u64>, in_order: bool, goes_on_in_page: bool) {
-        let first = pages.start;
-        for index in pages.skip(usize::from(goes_on_in_page)) {
-            self.note_use(index, in_order || index > first);
-        }
+        let (mapping, index) = (&self.handle.inode.mapping, position >> PAGE_SHIFT);
+        let entry = mapping.table().load(index, Ordering::Relaxed);
+        let page = self.handle.inode.page_space.page_address(index, entry);
+        page.wrapping_add((position & (PAGE_BYTES - 1)) as usize)
     }
 
     /// Marks a page as used, for the replacement policy (`page/optimistic.rs`).

@@ -185,7 +185,10 @@ impl File {
     /// ```
     #[inline]
     pub fn read_with<T>(&self, range: Range<u64>, read: impl Fn(&PageView<'_>) -> T) -> Result<T> {
-        match self.hit_path.look(&range, &read) {
+        let length = range.end.wrapping_sub(range.start) as usize;
+        // SAFETY: a frame of the arena, which stays mapped (FRAMES-2) and holds the whole range.
+        let view = |start| read(&unsafe { PageView::new(start, length) });
+        match self.hit_path.look(&range, view) {
             Some(result) => Ok(result),
             None => self.look_held(&range, &read),
         }
@@ -204,7 +207,7 @@ impl File {
             is_inside.then(|| read(&unsafe { PageView::new(pin.as_ptr(), pin.len()) }))
         };
         for _ in 0..ATTEMPTS_MAX {
-            let found = read_held(mapping.table(), pages_of(range), pin.folio_id(), look);
+            let found = read_held(mapping.table(), pages_of(range), pin.folio.id(), look);
             if let Some(result) = found {
                 return Ok(result);
             }

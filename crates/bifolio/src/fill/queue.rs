@@ -1,5 +1,5 @@
 //! A queue of runs: the one way in which many fills are in progress at a time, for batches
-//! ([`Batch`]), readahead (`file/readahead/worker.rs`) and asynchronous reads
+//! ([`Batch`]), readahead (`file/readahead/mod.rs`) and asynchronous reads
 //! (`file/async_reads/server.rs`).
 //!
 //! The engine's queue keeps as many transfers in flight as its depth and returns them in completion

@@ -44,7 +44,7 @@
 
 use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
-use crate::ablation::DrainPolicy;
+use crate::config::DrainPolicy;
 use crate::evicted::{Evicted, Kept, Reason};
 use crate::inode::Inode;
 use crate::maps::unmap::{Owners, Unmapping};

@@ -51,8 +51,7 @@ pub(crate) use background::Background;
 pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 pub(crate) use swapper::SwapThread;
 
-use crate::ablation::Ablation;
-use crate::config::Config;
+use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};

@@ -335,35 +335,6 @@ fn requests_under_way_end_where_the_file_is_truncated() {
 }
 
 #[test]
-fn a_file_that_fails_leaves_the_requests_of_other_files_alone() {
-    for_each_way(LENGTH, |faulty| {
-        let other = Faulty::new(faulty.way, LENGTH, 2);
-        let cache = faulty.builder(4 << 20).build().unwrap();
-        let files = [faulty.open(&cache), other.open(&cache)];
-        faulty.backing.inject(Fault::on(Call::Read).forever().fails(libc::ESTALE));
-        other.backing.inject(Fault::on(Call::Read).at(0..1).forever().fails(libc::EIO));
-        let ranges = single_pages();
-        let mut buffers = vec![vec![0xEE; PAGE as usize]; REQUESTS];
-        let pairs = ranges.iter().zip(&mut buffers).enumerate();
-        let mut requests: Vec<_> = pairs
-            .map(|(number, (range, buffer))| {
-                (&files[(number + 1) % 2], ReadRequest::new(range.start, buffer))
-            })
-            .collect();
-        cache.read_many(&mut requests).unwrap();
-        for (number, (_, request)) in requests.into_iter().enumerate() {
-            let range = ranges[number].clone();
-            let answer = answer_of(request);
-            match number {
-                0 => assert_read_error(&other, &answer, range, libc::EIO),
-                _ if number % 2 == 1 => assert_read_error(faulty, &answer, range, libc::ESTALE),
-                _ => assert_same(&answer.unwrap(), &other.bytes[range.start as usize..][..4096]),
-            }
-        }
-    });
-}
-
-#[test]
 fn failed_reads_keep_no_frame_and_no_lock() {
     for_each_way(LENGTH, |faulty| {
         let cache = faulty.builder(256 << 10).build().unwrap();

@@ -20,10 +20,6 @@
 //!
 //! A read that is dropped frees its buffer at once. The transfer ends by itself: its pages become
 //! READY in the cache, as if they had been read ahead.
-//!
-//! # Safety
-//! Copies from frames whose folio lock and reference it holds.
-#![allow(unsafe_code)]
 
 pub(crate) mod handover;
 mod server;
@@ -32,14 +28,11 @@ pub(super) use server::{ReadServer, ReadServers};
 
 use super::File;
 use super::hit::Hit;
-use crate::error::{Error, ErrorKind, Result};
-use crate::file::many::ReadRequest;
-use crate::fill::{Locked, own_pins};
-use crate::maps::faults;
-use crate::page::{Entry, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page, pages_of};
-use crate::stats::Counter;
-use crate::sys::copy;
-use server::AsyncRead;
+use super::read::Obstacle;
+use crate::error::Result;
+use crate::fill::own_pins;
+use crate::page::{PAGE_SHIFT, pages_of};
+use server::{AsyncRead, PendingRead};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -71,7 +64,7 @@ impl File {
     ///
     /// # Errors
     /// The future fails like [`File::read_at`], and with
-    /// [`ErrorKind::Thread`] if the server cannot be started.
+    /// [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the server cannot be started.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -154,7 +147,7 @@ impl ReadFuture {
 fn submit(pending: PendingRead, waker: Waker) -> Result<Arc<AsyncRead>> {
     let end = pending.position + pending.buffer.len() as u64;
     own_pins::check(&pending.file.handle.inode, &pages_of(&(pending.position..end)))?;
-    let read = AsyncRead::new(pending.file.read_server()?, pending, waker);
+    let read = AsyncRead::new(ReadServers::of(&pending.file.handle)?, pending, waker);
     AsyncRead::submit(&read)?;
     Ok(read)
 }
@@ -172,15 +165,9 @@ impl Future for ReadFuture {
                     Poll::Pending
                 }
             },
-            Step::Over => Poll::Ready(Err(polled_again())),
+            Step::Over => Poll::Ready(Err(server::polled_again())),
         }
     }
-}
-
-/// Returns the error of a future that was polled after it was ready.
-#[cold]
-fn polled_again() -> Error {
-    Error::config("read_async", "a future of it was polled after it was ready")
 }
 
 impl Drop for ReadFuture {
@@ -199,184 +186,6 @@ impl fmt::Debug for ReadFuture {
             Step::Over => "over",
         };
         formatter.debug_struct("ReadFuture").field("state", &state).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct PendingRead {
-    pub(super) file: File,
-    pub(super) position: u64,
-    pub(super) buffer: Vec<u8>,
-    /// Number of bytes read so far, or the error that ended the read.
-    pub(super) result: Result<usize>,
-    /// Set if the next byte cannot be read: the read ends before it.
-    is_cut: bool,
-}
-
-impl PendingRead {
-    pub(super) fn new(file: File, position: u64, buffer: Vec<u8>) -> Self {
-        Self { file, position, buffer, result: Ok(0), is_cut: false }
-    }
-
-    /// Returns the bytes that were read, or the error.
-    pub(super) fn into_result(mut self) -> Result<Vec<u8>> {
-        self.buffer.truncate(self.result?);
-        Ok(self.buffer)
-    }
-
-    pub(super) fn done(&self) -> usize {
-        *self.result.as_ref().unwrap_or(&self.buffer.len())
-    }
-
-    /// Returns `true` if nothing more will be read. A read in one page is whole after its first
-    /// bytes: bytes appended since belong to later writes.
-    pub(super) fn is_finished(&self) -> bool {
-        let done = self.done();
-        let is_whole = done > 0 && is_in_one_page(self.position, self.buffer.len() as u64);
-        self.is_cut || is_whole || done == self.buffer.len()
-    }
-
-    pub(super) fn as_request<R>(&mut self, work: impl FnOnce(&mut ReadRequest<'_>) -> R) -> R {
-        let mut request = ReadRequest::new(self.position, &mut self.buffer);
-        request.result = std::mem::replace(&mut self.result, Ok(0));
-        let answer = work(&mut request);
-        self.result = request.result;
-        answer
-    }
-
-    /// Copies what is resident. Returns the obstacle at the next byte, unless the read is finished.
-    pub(super) fn read_available(&mut self) -> Obstacle {
-        if self.is_finished() {
-            return Obstacle::None;
-        }
-        let done = self.done();
-        let at = self.position + done as u64;
-        let (copied, obstacle) = self.file.read_available(&mut self.buffer[done..], at);
-        self.result = Ok(done + copied);
-        obstacle
-    }
-
-    /// Ends the read with `error`, or before the byte that it is about.
-    pub(super) fn fail(&mut self, error: Error) {
-        if self.done() == 0 {
-            self.result = Err(error);
-        }
-        self.is_cut = true;
-    }
-}
-
-/// The reason why a read without waiting has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Obstacle {
-    /// All bytes were read, or the file ends.
-    None,
-    /// The next page is not resident; its Entry.
-    Absent(Entry),
-    /// Another thread fills, writes or moves the next page.
-    Busy,
-}
-
-impl File {
-    /// Reads like [`File::read_at`], but only bytes that are in memory, from the first on: never
-    /// waits for a device or for another thread, and starts no read. Returns the number of bytes
-    /// before the first that would have to be waited for.
-    ///
-    /// Costs what a hit costs. Copies under a folio lock if the lock is free and the page is being
-    /// changed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::WouldBlock`] if the first byte would have to be waited for, which becomes an
-    /// [`std::io::Error`] of the kind `WouldBlock`; otherwise fails like [`File::read_at`], without
-    /// errors of the storage.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
-    /// # std::fs::write(&path, b"0123456789")?;
-    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-    /// use bifolio::{ErrorKind, OpenOptions};
-    /// let file = cache.open(&path, &OpenOptions::new())?;
-    /// let mut buffer = [0; 4];
-    /// let error = file.try_read_at(&mut buffer, 0).unwrap_err();
-    /// assert!(error.kind() == ErrorKind::WouldBlock);
-    /// file.read_at(&mut buffer, 0)?;
-    /// assert_eq!(file.try_read_at(&mut buffer, 6)?, 4);
-    /// assert_eq!(&buffer, b"6789");
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn try_read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
-        match self.hit_path.read(buffer, position) {
-            Hit::Done => return Ok(buffer.len()),
-            hit => hit.forget(buffer),
-        }
-        self.handle.check_readable()?;
-        self.handle.range_end(position, buffer.len() as u64)?;
-        match self.read_available(buffer, position) {
-            (0, Obstacle::Absent(_) | Obstacle::Busy) => {
-                let text =
-                    format!("the byte at position {position} cannot be read without waiting");
-                let error = Error::new(ErrorKind::WouldBlock, text);
-                Err(error.in_file(self.handle.inode.name()).at(position..position + 1))
-            }
-            (done, _) => Ok(done),
-        }
-    }
-
-    /// Reads what is in memory of a range that was checked. Returns the number of bytes, and why
-    /// the read ended there.
-    pub(super) fn read_available(&self, buffer: &mut [u8], position: u64) -> (usize, Obstacle) {
-        let mut done = 0;
-        while done < buffer.len() {
-            let at = position + done as u64;
-            if let Some(seen) = self.handle.fill().absent_at(at) {
-                return (done, Obstacle::Absent(seen));
-            }
-            let left = &mut buffer[done..];
-            let is_whole = is_in_one_page(at, left.len() as u64);
-            let copied = match self.read_resident(left, at) {
-                0 => self.try_read_locked(left, at),
-                copied => copied,
-            };
-            if copied == 0 {
-                let is_end = at >= self.len();
-                return (done, if is_end { Obstacle::None } else { Obstacle::Busy });
-            }
-            done += copied;
-            if is_whole {
-                // A short step is the end of file: bytes appended since belong to later writes.
-                break;
-            }
-        }
-        (done, Obstacle::None)
-    }
-
-    /// Copies from one page under its folio lock, if the lock is free. Returns 0 if it is not, and
-    /// for a page without bytes of its own.
-    fn try_read_locked(&self, buffer: &mut [u8], position: u64) -> usize {
-        let inode = &*self.handle.inode;
-        // A copy into a map may fault, and then needs folio locks. The table ends at `len_max`.
-        if faults::is_mapped(buffer) || position >= inode.mapping.len_bytes() {
-            return 0;
-        }
-        let found = inode.mapping.try_get_folio(&inode.memory.folios, position >> PAGE_SHIFT);
-        let Some(Lookup::Folio(folio)) = found else { return 0 };
-        let Some(lock) = folio.try_lock() else { return 0 };
-        let locked = Locked { lock, folio, was_resident: true };
-        if locked.lock.owner() != inode.address || !locked.is_uptodate() {
-            return 0;
-        }
-        let visible = inode.mapping.len_bytes().saturating_sub(position);
-        let in_page = PAGE_BYTES - (position & (PAGE_BYTES - 1));
-        let length = in_page.min(visible).min(buffer.len() as u64) as usize;
-        let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = inode.frame_of(&locked.folio).wrapping_add(in_folio as usize);
-        // SAFETY: inside a frame whose lock and reference we hold; no thread writes it now.
-        unsafe { copy::copy_out(start, &mut buffer[..length]) };
-        inode.memory.counters.add(Counter::HitSlow, 1);
-        self.note_use(position >> PAGE_SHIFT, true);
-        length
     }
 }
 

@@ -14,27 +14,96 @@
 //! at the read. A close waits for storage, so another thread of the engine does it.
 
 use super::handover::{Call, Handover, Inbox, Rest};
-use super::{Obstacle, PendingRead};
 use crate::error::{Error, Result};
+use crate::file::read::Obstacle;
 use crate::file::{File, Handle};
-use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait};
+use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait, copy_filled};
 use crate::inode::Inode;
 use crate::io::{Engine, Lane, lane_of};
 use crate::memory::Memory;
-use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, pages_of};
+use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::sync::{Mutex, Ordering};
 use crate::sys::process::Origin;
 use crate::sys::ring::Bell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Wake, Waker};
 
 /// Most bytes of one read in flight at a time.
 const READ_BYTES_MAX: u64 = 8 << 20;
 /// Number of a read that the server does not know.
 const NO_NUMBER: usize = usize::MAX;
+
+/// A read that is not complete: it owns its buffer.
+#[derive(Debug)]
+pub(super) struct PendingRead {
+    pub(super) file: File,
+    pub(super) position: u64,
+    pub(super) buffer: Vec<u8>,
+    /// Number of bytes read so far, or the error that ended the read.
+    pub(super) result: Result<usize>,
+    /// Set if the next byte cannot be read: the read ends before it.
+    is_cut: bool,
+}
+
+impl PendingRead {
+    pub(super) fn new(file: File, position: u64, buffer: Vec<u8>) -> Self {
+        Self { file, position, buffer, result: Ok(0), is_cut: false }
+    }
+
+    /// Returns the bytes that were read, or the error.
+    pub(super) fn into_result(mut self) -> Result<Vec<u8>> {
+        self.buffer.truncate(self.result?);
+        Ok(self.buffer)
+    }
+
+    fn done(&self) -> usize {
+        *self.result.as_ref().unwrap_or(&self.buffer.len())
+    }
+
+    fn next(&self) -> u64 {
+        self.position + self.done() as u64
+    }
+
+    /// Returns `true` if nothing more will be read. A read in one page is whole after its first
+    /// bytes: bytes appended since belong to later writes.
+    fn is_finished(&self) -> bool {
+        let done = self.done();
+        let is_whole = done > 0 && is_in_one_page(self.position, self.buffer.len() as u64);
+        self.is_cut || is_whole || done == self.buffer.len()
+    }
+
+    /// Copies what is resident. Returns the obstacle at the next byte, unless the read is finished.
+    fn read_available(&mut self) -> Obstacle {
+        if self.is_finished() {
+            return Obstacle::None;
+        }
+        let (done, at) = (self.done(), self.next());
+        let (copied, obstacle) = self.file.read_available(&mut self.buffer[done..], at);
+        self.result = Ok(done + copied);
+        obstacle
+    }
+
+    /// Copies the read's part of a folio that has just been filled.
+    fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
+        let (done, next) = (self.done(), self.next());
+        let copied = copy_filled(inode, locked, &mut self.buffer[done..], next);
+        if copied > 0 {
+            self.result = Ok(done + copied);
+        }
+    }
+
+    /// Ends the read with `error`, or before the byte that it is about.
+    fn fail(&mut self, error: Error) {
+        if self.done() == 0 {
+            self.result = Err(error);
+        }
+        self.is_cut = true;
+    }
+}
 
 /// A read that was submitted: shared by its future, the server, and the wakers of folio locks.
 #[derive(Debug)]
@@ -75,7 +144,7 @@ impl AsyncRead {
         if self.server.origin.is_forked() {
             return Poll::Ready(Err(Error::forked()));
         }
-        self.handover.poll(waker).map(|pending| pending.ok_or_else(super::polled_again))
+        self.handover.poll(waker).map(|pending| pending.ok_or_else(polled_again))
     }
 
     /// Frees what belongs to the caller of a read that has no future any more.
@@ -102,6 +171,12 @@ impl AsyncRead {
     }
 }
 
+/// Returns the error of a future that was polled after it was ready.
+#[cold]
+pub(super) fn polled_again() -> Error {
+    Error::config("read_async", "a future of it was polled after it was ready")
+}
+
 /// Called when a folio lock is released that the read waits for.
 impl Wake for AsyncRead {
     fn wake(self: Arc<Self>) {
@@ -125,7 +200,15 @@ pub(crate) struct ReadServer {
 pub(crate) struct ReadServers(Mutex<Vec<Weak<ReadServer>>>);
 
 impl ReadServers {
-    fn of(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
+    pub(super) fn of(handle: &Handle) -> Result<Arc<ReadServer>> {
+        if let Some(server) = handle.read_server.get() {
+            return Ok(Arc::clone(server));
+        }
+        let server = handle.registry.read_servers.server_for(&handle.inode)?;
+        Ok(Arc::clone(handle.read_server.get_or_init(|| server)))
+    }
+
+    fn server_for(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
         // A read of a memory file without a swap waits for locks only.
         let alone = || Lane::Alone(std::ptr::from_ref(inode).addr());
         let lane = inode.store.reader_if_any().map_or_else(alone, |reader| lane_of(&reader));
@@ -147,17 +230,6 @@ impl ReadServers {
         });
         servers.push(Arc::downgrade(&server));
         Ok(server)
-    }
-}
-
-impl File {
-    pub(super) fn read_server(&self) -> Result<Arc<ReadServer>> {
-        let own: &OnceLock<_> = &self.handle.read_server;
-        if let Some(server) = own.get() {
-            return Ok(Arc::clone(server));
-        }
-        let server = self.handle.registry.read_servers.of(&self.handle.inode)?;
-        Ok(Arc::clone(own.get_or_init(|| server)))
     }
 }
 
@@ -316,22 +388,17 @@ impl<'s> Server<'s> {
             let run = &ended.run;
             let (page, count, inode) = (run.first_page(), run.folios().len(), run.inode());
             let deliver = |locked: Locked<'_>| {
-                let take = |pending: &mut PendingRead| {
-                    pending.as_request(|read| read.take(&inode, &locked))
-                };
-                read.handover.with(take);
+                read.handover.with(|pending| pending.take(&inode, &locked));
             };
             let outcome = ended.publish(&self.memory.folios, deliver);
             drop(inode);
             match outcome {
                 Err(error) if count == 1 => {
-                    let fail = |pending: &mut PendingRead| {
-                        let next = pending.position + pending.done() as u64;
-                        if !pending.is_finished() && next >> PAGE_SHIFT >= page {
+                    read.handover.with(|pending| {
+                        if !pending.is_finished() && pending.next() >> PAGE_SHIFT >= page {
                             pending.fail(error);
                         }
-                    };
-                    read.handover.with(fail);
+                    });
                 }
                 Err(_) => self.entrant(number).is_one_by_one = true,
                 Ok(()) => {}
@@ -397,8 +464,7 @@ impl<'s> Server<'s> {
         loop {
             let looked = read.handover.with(|pending| {
                 let obstacle = pending.read_available();
-                let next = pending.position + pending.done() as u64;
-                (obstacle, next..pending.position + pending.buffer.len() as u64)
+                (obstacle, pending.next()..pending.position + pending.buffer.len() as u64)
             });
             let Some((obstacle, missing)) = looked else { return Look::Abandoned };
             match obstacle {
@@ -432,7 +498,7 @@ impl<'s> Server<'s> {
         &mut self,
         file: &File,
         number: usize,
-        pages: std::ops::Range<u64>,
+        pages: Range<u64>,
         seen: Entry,
         wait: Wait,
     ) -> Result<Option<Look>> {

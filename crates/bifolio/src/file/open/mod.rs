@@ -32,8 +32,7 @@ mod opening;
 mod slots;
 
 use super::async_reads::ReadServers;
-use crate::ablation::Ablation;
-use crate::config;
+use crate::config::{Ablation, Config};
 use crate::error::Result;
 use crate::inode::{Inode, Services};
 use crate::io::{DirectStatus, DiskFile, FileIdentity};
@@ -92,7 +91,7 @@ pub(crate) struct Registry {
     pub(super) closing: Mutex<()>,
     map_resources: MapResources,
     pub(super) read_servers: ReadServers,
-    ablation: Ablation,
+    pub(super) ablation: Ablation,
 }
 
 impl Registry {
@@ -103,7 +102,7 @@ impl Registry {
         swap_thread: Option<SwapThread>,
         cache_state: CacheState,
         features: &Features,
-        config: &config::Config,
+        config: &Config,
     ) -> Self {
         Self {
             reclaim,

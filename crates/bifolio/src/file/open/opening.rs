@@ -68,7 +68,7 @@ impl Registry {
         features: &Features,
     ) -> Result<ImmutableFile> {
         let options = options.clone().immutable();
-        Ok(ImmutableFile::new(self.open_path(path, &options, features)?))
+        Ok(ImmutableFile { file: self.open_path(path, &options, features)? })
     }
 
     /// Opens a handle of the regular file behind `descriptor`.
@@ -307,7 +307,6 @@ impl Registry {
             readable: options.read,
             writable: options.write,
             read_server: OnceLock::new(),
-            ablation: self.ablation,
             membership: Membership::new(self, key, options),
         });
         faults::enlist(&handle);

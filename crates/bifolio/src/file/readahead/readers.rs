@@ -1,6 +1,7 @@
-//! Known readers of a file, and the pages ahead of them.
+//! Sequential readers of a file, and the pages ahead of them.
 //!
-//! `mod.rs` creates them, and finds the reader that an access belongs to.
+//! Plans are pure: no I/O, no clock, no atomics. They count pages, and the caller rounds to folios.
+//! A plan is never larger than [`Limits::max_pages`] and never passes the end of file.
 //!
 //! A reader has windows ahead of it.
 //!
