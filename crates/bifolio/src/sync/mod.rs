@@ -432,10 +432,14 @@ pub(crate) mod blocking {
         /// Kernel thread id; 0 if the slot is free.
         thread: AtomicU32,
         held: AtomicI32,
+        /// Number of the last hold, from the first thing held to the last; it goes on when another
+        /// thread claims the slot.
+        hold: AtomicU32,
     }
 
-    static SLOTS: [ThreadSlot; SLOTS_MAX] =
-        [const { ThreadSlot { thread: AtomicU32::new(0), held: AtomicI32::new(0) } }; SLOTS_MAX];
+    static SLOTS: [ThreadSlot; SLOTS_MAX] = [const {
+        ThreadSlot { thread: AtomicU32::new(0), held: AtomicI32::new(0), hold: AtomicU32::new(0) }
+    }; SLOTS_MAX];
 
     /// The slot of the calling thread, if it found one; freed when the thread ends.
     struct Own(Option<&'static ThreadSlot>);
@@ -471,30 +475,42 @@ pub(crate) mod blocking {
         }
     }
 
+    impl ThreadSlot {
+        /// Sets the count of the calling thread, whose slot it is. Returns the previous count.
+        #[inline]
+        fn set_held(&self, held: i32) -> i32 {
+            // Relaxed: no other thread changes it; a signal handler that interrupts restores it.
+            let before = self.held.load(Ordering::Relaxed);
+            if before == 0 && held != 0 {
+                // Relaxed: as above.
+                let hold = self.hold.load(Ordering::Relaxed).wrapping_add(1);
+                self.hold.store(hold, Ordering::Relaxed);
+            }
+            self.held.store(held, Ordering::Relaxed);
+            before
+        }
+    }
+
     /// Adds `more`, which may be negative, to the count of the calling thread.
     #[inline]
     pub(crate) fn track(more: i32) {
-        // A thread that is ending is not tracked.
-        let _ = OWN.try_with(|own| {
-            let Some(slot) = own.0 else { return };
-            // Relaxed: no other thread changes it; a signal handler that interrupts restores it.
-            slot.held
-                .store(slot.held.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
-        });
+        // A thread that is ending is not tracked. Relaxed: as in `set_held`.
+        let add = |slot: &ThreadSlot| slot.set_held(slot.held.load(Ordering::Relaxed) + more);
+        let _ = OWN.try_with(|own| own.0.map(add));
     }
 
     /// Sets the count of the calling thread. Returns the previous count.
     pub(crate) fn replace_tracked(held: i32) -> i32 {
-        let own = OWN.try_with(|own| own.0.map(|slot| slot.held.swap(held, Ordering::Relaxed)));
-        own.ok().flatten().unwrap_or(0)
+        OWN.try_with(|own| own.0.map(|slot| slot.set_held(held))).ok().flatten().unwrap_or(0)
     }
 
-    /// Returns `true` if a thread, which is stopped in a fault, holds anything.
-    pub(crate) fn is_tracked(thread: u32) -> bool {
+    /// Returns the number of a thread's hold, if it holds anything. Exact for a thread that is
+    /// stopped in a fault whose message the caller has read; any other may have gone on.
+    pub(crate) fn hold_of(thread: u32) -> Option<u32> {
         // Relaxed: the kernel's locks order the message about the fault after the counts.
         let is_its = |slot: &&ThreadSlot| slot.thread.load(Ordering::Relaxed) == thread;
-        let own = slots_of(thread).find(is_its);
-        thread != 0 && own.is_some_and(|slot| slot.held.load(Ordering::Relaxed) > 0)
+        let own = slots_of(thread).find(|slot| thread != 0 && is_its(slot))?;
+        (own.held.load(Ordering::Relaxed) > 0).then(|| own.hold.load(Ordering::Relaxed))
     }
 
     #[cfg(all(test, not(loom)))]
@@ -503,18 +519,21 @@ pub(crate) mod blocking {
 
         #[test]
         fn a_thread_is_tracked_while_it_holds_something() {
-            assert!(!is_tracked(current_thread()) && !is_tracked(0));
-            track(2);
-            assert!(is_tracked(current_thread()));
             let own = current_thread();
-            std::thread::spawn(move || assert!(!is_tracked(current_thread()) && is_tracked(own)))
-                .join()
-                .unwrap();
+            assert_eq!((hold_of(own), hold_of(0)), (None, None));
+            track(2);
+            let first = hold_of(own).unwrap();
+            let other =
+                move || assert!(hold_of(current_thread()).is_none() && hold_of(own).is_some());
+            std::thread::spawn(other).join().unwrap();
+            track(1);
+            assert_eq!(hold_of(own), Some(first), "the same hold, of more");
             let held = replace_tracked(0);
-            assert!(held == 2 && !is_tracked(own));
+            assert_eq!((held, hold_of(own)), (3, None));
             replace_tracked(held);
-            track(-2);
-            assert!(!is_tracked(own));
+            assert_eq!(hold_of(own), Some(first + 1), "another hold, after a call of user code");
+            track(-3);
+            assert_eq!(hold_of(own), None);
         }
 
         #[test]
@@ -525,11 +544,10 @@ pub(crate) mod blocking {
             };
             for _ in 0..2 * SLOTS_MAX {
                 let ended = std::thread::spawn(end).join().unwrap();
-                assert!(!is_tracked(ended));
+                assert_eq!(hold_of(ended), None);
             }
-            assert!(
-                std::thread::spawn(|| (track(1), is_tracked(current_thread())).1).join().unwrap()
-            );
+            let hold = std::thread::spawn(|| (track(1), hold_of(current_thread())).1);
+            assert!(hold.join().unwrap().is_some());
         }
     }
 

@@ -22,6 +22,11 @@
 //!
 //! A request is postponed at Q3 only while threads serve: threads of its device, or as many as
 //! allowed in all. Each of them reaches P3 and P4 when it has served.
+//!
+//! A fault of a thread that holds what the service may wait for (`sync/mod.rs`) must be
+//! refused. But a message can be late: another thread has filled the page meanwhile, and its sender
+//! is in a call by now. So the sender is woken first. If it waited, it faults again, and it was in
+//! the same hold all the time ([`Inside`]).
 
 use super::{log_inside, server_of, threads_for};
 use crate::maps::kernel::pages::{PageRange, is_resident};
@@ -63,11 +68,28 @@ struct Shared {
     userfault: Arc<Userfault>,
     regions: Arc<Regions>,
     waiter: FaultWaiter,
-    /// Requests that are read and not served yet. The thread that holds the lock reads messages.
-    requests: Mutex<VecDeque<Request>>,
+    /// Messages that are read and not served yet. The thread that holds the lock reads more.
+    messages: Mutex<Messages>,
     /// Requests whose device has its maximum of threads.
     postponed: Mutex<VecDeque<(Share, Request)>>,
     more: Mutex<More>,
+}
+
+#[derive(Debug, Default)]
+struct Messages {
+    requests: VecDeque<Request>,
+    /// Faults of threads that held something when their messages had been read.
+    inside: Vec<Inside>,
+}
+
+/// A fault of a thread that is perhaps inside a call, and was woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Inside {
+    thread: u32,
+    /// Address of the page.
+    page: usize,
+    /// Number of the thread's hold ([`blocking::hold_of`]).
+    hold: u32,
 }
 
 /// Threads started later.
@@ -97,7 +119,7 @@ impl FaultThreads {
             userfault: Arc::clone(userfault),
             regions: Arc::clone(regions),
             waiter: userfault.waiter(stopped)?,
-            requests: Mutex::default(),
+            messages: Mutex::default(),
             postponed: Mutex::default(),
             more: Mutex::new(More { spare: THREADS, ..More::default() }),
         });
@@ -188,7 +210,7 @@ impl Shared {
     /// Returns the next request, or `None` when the threads must stop or can no longer read
     /// messages.
     fn next(&self) -> Option<Request> {
-        let mut requests = self.requests.lock();
+        let Messages { requests, inside } = &mut *self.messages.lock();
         while requests.is_empty() {
             let lost = |error: &_| self.regions.soundness.lose("faults cannot be served", error);
             if !self.waiter.wait().inspect_err(lost).ok()? {
@@ -196,26 +218,33 @@ impl Shared {
             }
             let (read_at, mut faults) = (fault_time(), Vec::new());
             self.userfault.read_faults(&mut faults).inspect_err(lost).ok()?;
-            faults.retain(|fault| !self.refuse_inside(fault));
+            inside.retain(|fault| blocking::hold_of(fault.thread) == Some(fault.hold));
+            let known = inside.len();
+            faults.retain(|fault| !self.end_inside(fault, known, inside));
             requests.extend(coalesced(faults, read_at));
         }
         requests.pop_front()
     }
 
-    /// Raises SIGBUS for the fault of a thread that may hold what its fault would wait for
-    /// (`sync/mod.rs`). Returns `true` if it did. Takes no lock that the thread may hold, and
-    /// so does not look up the file: the next thread that fills the page finds the poison as a
-    /// stray page.
-    fn refuse_inside(&self, fault: &Fault) -> bool {
+    /// Ends the fault of a thread that holds something: wakes the thread and adds the fault to
+    /// `inside`; or raises SIGBUS, if the fault is one of the first `known` there: the thread has
+    /// faulted again in the same hold. Returns `false` if the fault is to be served.
+    fn end_inside(&self, fault: &Fault, known: usize, inside: &mut Vec<Inside>) -> bool {
+        let Some(hold) = blocking::hold_of(fault.thread) else { return false };
         let page = fault.address / PAGE * PAGE;
-        let start = std::ptr::without_provenance_mut(page);
-        // The page is present by now: the thread has continued since its message was read.
-        if !blocking::is_tracked(fault.thread) || is_resident(start) {
+        let range = PageRange { start: std::ptr::without_provenance_mut(page), length_bytes: PAGE };
+        let fault = Inside { thread: fault.thread, page, hold };
+        if !inside[..known].contains(&fault) {
+            inside.push(fault);
+            return self.userfault.wake(&range).is_ok();
+        }
+        if is_resident(range.start) {
             return false;
         }
-        // Logged first, because the signal may end the process.
-        log_inside(fault.address, fault.thread);
-        let range = PageRange { start, length_bytes: PAGE };
+        // Logged first, because the signal may end the process. Takes no lock that the thread may
+        // hold, and so does not look up the file: the next thread that fills the page finds the
+        // poison as a stray page.
+        log_inside(page, fault.thread);
         self.regions.poison(&self.userfault, &range).is_ok()
     }
 
@@ -274,6 +303,8 @@ fn coalesced(mut faults: Vec<Fault>, read_at: u64) -> Vec<Request> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::Cache;
+    use crate::file::OpenOptions;
 
     fn fault(page: usize, is_write: bool) -> Fault {
         Fault { address: page * PAGE + 7, is_write, thread: 1 }
@@ -282,6 +313,48 @@ mod tests {
     fn pages(requests: &[Request]) -> Vec<(usize, usize, bool)> {
         let page = |r: &Request| (r.address / PAGE, r.length_bytes / PAGE, r.is_write);
         requests.iter().map(page).collect()
+    }
+
+    /// A message whose sender goes on before it is judged, and is in a call by then, as a thread
+    /// that lost its CPU after the read would judge it.
+    #[test]
+    fn a_fault_is_refused_only_if_its_thread_faults_again_in_the_same_hold() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.memory_file_with("late", &options) else { return };
+        file.set_len(2 * PAGE as u64).unwrap();
+        let region = file.handle.inode.page_space.region().unwrap();
+        if !cache.features().iter().any(|it| it.name == "fault-poison" && it.available) {
+            return;
+        }
+        let (stopped, _stop) = pipe(PipeFlags::empty()).unwrap();
+        let shared = Shared {
+            userfault: Arc::clone(&region.addresses.userfault),
+            regions: Arc::clone(&region.addresses.regions),
+            waiter: region.addresses.userfault.waiter(stopped).unwrap(),
+            messages: Mutex::default(),
+            postponed: Mutex::default(),
+            more: Mutex::default(),
+        };
+        let mut inside = Vec::new();
+        let mut end = |page: u64, known| {
+            let address = region.addresses.range_at(page).start.addr();
+            let fault = Fault { address, is_write: false, thread: blocking::current_thread() };
+            shared.end_inside(&fault, known, &mut inside)
+        };
+        // A missing page can be poisoned once.
+        let poison =
+            |page| shared.regions.poison(&shared.userfault, &region.addresses.range_at(page));
+        assert!(!end(0, 0), "the thread holds nothing");
+        blocking::track(1);
+        assert!(end(0, 0) && end(0, 0), "two messages of one read");
+        blocking::track(-1);
+        blocking::track(1);
+        assert!(end(0, 2), "another hold");
+        poison(0).unwrap();
+        assert!(end(1, 3) && end(1, 4), "twice in one hold");
+        blocking::track(-1);
+        assert_eq!(poison(1).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]
