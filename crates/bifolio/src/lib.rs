@@ -169,10 +169,8 @@ mod inode {
 /// The protocols of `memory` that a model run can follow.
 #[cfg(all(test, loom))]
 mod memory {
-    mod list_sizes;
     mod lru;
-    pub(crate) use list_sizes::ListKind;
-    pub(crate) use lru::Lru;
+    pub(crate) use lru::{ListKind, Lru};
 }
 /// The part of `sys` that makes no system calls.
 #[cfg(all(test, loom))]

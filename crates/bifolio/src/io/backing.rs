@@ -198,7 +198,6 @@ pub(crate) struct DeviceIdentity {
 }
 
 impl DeviceIdentity {
-    /// Returns the number of the file system (`st_dev`), or the custom number.
     pub(crate) const fn number(self) -> u64 {
         self.number
     }
@@ -238,7 +237,6 @@ impl FileIdentity {
         Self { device, inode: status.inode }
     }
 
-    /// Returns the device and the inode number, or the custom numbers.
     #[cfg(test)]
     pub(crate) const fn numbers(self) -> (u64, u64) {
         (self.device.number, self.inode)
@@ -264,13 +262,8 @@ pub enum DirectStatus {
     Custom,
 }
 
-const NAMELESS: &str = "a backing";
-
-/// A user's backing whose panics are caught.
-///
-/// Wraps every backing that is passed to the cache. Forwards all calls; one that panics counts as
-/// failed. The cache calls backings on threads that serve other files (the flusher, the engine),
-/// with locks held and transfers in flight.
+/// A user's backing; a call that panics counts as failed. The cache calls backings on threads that
+/// serve other files, with locks held and transfers in flight.
 #[derive(Debug)]
 pub(crate) struct Guarded {
     backing: Arc<dyn Backing>,
@@ -280,17 +273,15 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Wraps the backing and queries what never changes.
-    ///
     /// # Errors
-    /// Fails if a query panics, or if frames cannot satisfy the alignment.
+    /// A query panics, or frames cannot satisfy the alignment.
     pub(crate) fn new(backing: Arc<dyn Backing>) -> crate::error::Result<Self> {
         let asked = guard(|| {
             let direct = backing.as_direct().map(|direct| (direct.alignment(), direct.identity()));
             Ok(direct.unwrap_or((Alignment::NONE, None)))
         });
-        let (alignment, identity) =
-            asked.map_err(|source| io_error(NAMELESS, "query of the alignment", None, source))?;
+        let (alignment, identity) = asked
+            .map_err(|source| io_error("a backing", "query of the alignment", None, source))?;
         let guarded = Self { backing, alignment, identity };
         if alignment.is_valid() {
             return Ok(guarded);
@@ -336,8 +327,7 @@ impl Backing for Plain<'_> {
 
 impl DirectBacking for Plain<'_> {}
 
-/// Makes a call. Returns its result, or an error if it panics. The backing is responsible for its
-/// state after a panic.
+/// Makes a call; fails if it panics. The backing is responsible for its state after a panic.
 fn guard<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let panicked = |_| Err(io::Error::other("the backing panicked"));
     blocking::apart(|| catch_unwind(AssertUnwindSafe(call))).unwrap_or_else(panicked)
@@ -374,7 +364,7 @@ impl Backing for Guarded {
     }
 
     fn describe(&self) -> String {
-        guard(|| Ok(self.backing.describe())).unwrap_or_else(|_| NAMELESS.to_owned())
+        guard(|| Ok(self.backing.describe())).unwrap_or_else(|_| "a backing".to_owned())
     }
 }
 

@@ -1,7 +1,5 @@
 //! A regular file of the kernel as a [`Backing`].
 //!
-//! Opened by `open_disk.rs`; its transfers are called from `transfer.rs`; calls `sys::file`.
-//!
 //! ```text
 //!                    aligned part            the rest, less than a block
 //!   write_at --+--> direct descriptor        buffered descriptor --> page cache --> device
@@ -9,25 +7,20 @@
 //! ```
 //!
 //! Each file has two descriptors. Whole blocks go through the direct one. A partial block at the
-//! end of file goes through the buffered one, byte for byte: nothing is ever padded and truncated
-//! afterwards, so the file is never longer than requested, not even for other programs or after a
-//! crash. One call makes one transfer: a write that has both parts returns short after the first,
-//! and `transfer.rs` continues with the second.
+//! end of file goes through the buffered one, byte for byte: nothing is padded and truncated
+//! afterwards, so the file is never longer than requested, not even after a crash. One call makes
+//! one transfer: a write that has both parts returns short after the first, and `transfer.rs`
+//! continues with the second.
 //!
 //! # Why mixing the two is coherent
-//! Linux keeps direct transfers and its page cache coherent by rule: a direct read or write first
-//! writes out what is dirty in its range and waits for it, and a direct write invalidates the range
-//! in the page cache, before and after. So a direct read sees an earlier buffered write, a buffered
-//! read an earlier direct one, and a tail that grew into a whole block can be written directly over
-//! its buffered version. The kernel guarantees no order between *overlapping* transfers that are in
-//! flight at the same time. The cache never has two of those for one folio, and a transfer of
-//! another folio touches other pages.
+//! A direct read or write first writes out what the page cache has dirty in its range, and a direct
+//! write invalidates the range there, before and after. So a tail that grew into a whole block can
+//! be written directly over its buffered version. The kernel guarantees no order between
+//! *overlapping* transfers in flight: the cache never has two for one folio.
 //!
 //! # Order of a sync
 //! Both descriptors name one inode, so one `fdatasync` that begins after the last write returned is
-//! enough: it writes out the tail from the page cache, commits the length, and flushes the volatile
-//! cache of the device, which received the direct writes. It runs on the buffered descriptor, where
-//! a failed write-out of the tail is reported.
+//! enough. It runs on the buffered descriptor, where a failed write-out of the tail is reported.
 //!
 //! # Invariants
 //! - IO-2: whole blocks of aligned memory at aligned positions go directly, everything else goes
@@ -125,8 +118,7 @@ impl AsFd for DiskFile {
 }
 
 impl DiskFile {
-    /// Makes direct transfers mandatory: no transfer falls back to the page cache from now on,
-    /// unless they already do.
+    /// Makes direct transfers mandatory from now on, unless they already fall back.
     pub(crate) fn require_direct(&self) {
         // Relaxed: a transfer that is refused at this moment may fall back or fail.
         self.direct_required.store(true, Ordering::Relaxed);
@@ -177,7 +169,7 @@ impl DiskFile {
     /// must every later one.
     fn falls_back(&self, request: &IoRequest, answer: &io::Result<usize>) -> bool {
         match answer {
-            Err(error) if is_refusal(error) && !self.is_direct_required() => {
+            Err(error) if is_refusal(error) && !self.direct_required.load(Ordering::Relaxed) => {
                 let is_direct = self.direct.as_ref().is_some_and(|direct| direct.takes(request));
                 if is_direct {
                     self.buffered_reason.get_or_init(|| {
@@ -196,10 +188,6 @@ impl DiskFile {
         self.direct.as_ref().map_or(&self.buffered, |direct| &direct.descriptor)
     }
 
-    fn is_direct_required(&self) -> bool {
-        self.direct_required.load(Ordering::Relaxed)
-    }
-
     /// Makes one attempt at a transfer: `transfer` moves the first bytes, as many as it is told.
     fn attempt(
         &self,
@@ -215,8 +203,7 @@ impl DiskFile {
         answer
     }
 
-    /// Runs one sync, unless one has failed before (IO-4). Serialized: of two concurrent syncs only
-    /// one would be told of the failure.
+    /// Runs one sync, unless one has failed before (IO-4).
     pub(super) fn sync_once(&self, sync: fn(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
         let mut failed = self.sync_failed.lock();
         if let Some(errno) = *failed {

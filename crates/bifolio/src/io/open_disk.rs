@@ -1,11 +1,10 @@
 //! Opens a disk file: the two descriptors of a [`DiskFile`], and the decision between direct
 //! transfers and the page cache.
 //!
-//! Called once per open. The file is opened through the page cache first. [`choose`] then checks
-//! everything that rules out direct I/O, in this order: the caller's options, the features disabled
-//! in the cache, tmpfs, the answer of `statx`, the result of a second `open`, and, where `statx`
-//! reported nothing, one trial read. Each reason is a readable text. A refusal that only shows in a
-//! later transfer (EINVAL) is handled by `disk.rs`.
+//! The file is opened through the page cache first. What rules out direct I/O is checked in this
+//! order: the caller's options, the features disabled in the cache, tmpfs, the answer of `statx`,
+//! the result of a second `open`, and, where `statx` reported nothing, one trial read. A refusal
+//! that only shows in a later transfer (EINVAL) is handled by `disk.rs`.
 //!
 //! Closing any descriptor of a file drops all POSIX locks that the process holds on it. So a
 //! descriptor that turned out to be unneeded is kept open, and [`Located`] identifies the file of a
@@ -235,6 +234,7 @@ impl Opened<'_> {
         }))
     }
 
+    /// Decides how to transfer, and truncates; `None` if the path named another file.
     fn choose(
         &self,
         options: &DiskOptions,
@@ -242,17 +242,12 @@ impl Opened<'_> {
         unused: &mut Vec<OwnedFd>,
     ) -> Result<Option<Result<Direct, String>>, Error> {
         let system = |source| Error::cannot_open(&self.name, source);
-        let choice = match choose(self.path, self.buffered.as_fd(), options, features) {
-            Ok(choice) => choice,
-            Err(error) if self.is_given => {
-                let reason = format!("the file cannot be opened again ({error})");
-                Choice::Buffered { reason, unused: None }
-            }
+        let chosen = match self.open_direct(options, features, unused) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(system(error)),
+            chosen => chosen.map_err(system)?,
         };
-        let chosen = match choice {
-            Choice::Direct(direct) => {
+        let chosen = match chosen {
+            Ok(direct) => {
                 let judged = identity_of(direct.descriptor.as_fd()).and_then(|identity| {
                     file::set_blocking(direct.descriptor.as_fd())?;
                     Ok(identity == self.identity)
@@ -263,64 +258,52 @@ impl Opened<'_> {
                 }
                 Ok(direct)
             }
-            Choice::Buffered { reason, unused: refused } => {
-                unused.extend(refused);
-                if options.direct == DirectIo::Require {
-                    let text = format!("direct I/O was required, but {reason}");
-                    let error = Error::new(ErrorKind::Unsupported, text);
-                    return Err(error.in_file(self.name.display().to_string()));
-                }
-                Err(reason)
+            Err(reason) if options.direct == DirectIo::Require => {
+                let text = format!("direct I/O was required, but {reason}");
+                let error = Error::new(ErrorKind::Unsupported, text);
+                return Err(error.in_file(self.name.display().to_string()));
             }
+            buffered => buffered,
         };
         if options.truncate {
             file::set_len(&self.buffered, 0).map_err(system)?;
         }
         Ok(Some(chosen))
     }
-}
 
-#[derive(Debug)]
-enum Choice {
-    Direct(Direct),
-    /// Buffered. `unused` is a descriptor that was opened but refused a transfer; it stays open:
-    /// closing it would drop the POSIX locks that this process holds on the file.
-    Buffered {
-        reason: String,
-        unused: Option<OwnedFd>,
-    },
-}
-
-/// Decides for the file at `path`, already open through the page cache as `buffered`.
-///
-/// Fails only if the second `open` fails for a reason unrelated to direct transfers.
-fn choose(
-    path: &Path,
-    buffered: BorrowedFd<'_>,
-    options: &DiskOptions,
-    features: &Features,
-) -> io::Result<Choice> {
-    let (alignment, certain) = match plan(buffered, options.direct, features) {
-        Ok(plan) => plan,
-        Err(reason) => return Ok(Choice::Buffered { reason, unused: None }),
-    };
-    let mode = OpenMode { read: options.read, write: options.write, create: None, direct: true };
-    let descriptor = match file::open(path, mode) {
-        Ok(descriptor) => descriptor,
-        Err(error) if is_refusal(&error) => {
-            let reason = format!("the file system refuses O_DIRECT at open ({error})");
-            return Ok(Choice::Buffered { reason, unused: None });
+    /// Opens the file for direct transfers, or returns the reason for the page cache. Fails only if
+    /// the second `open` fails for a reason unrelated to direct transfers.
+    fn open_direct(
+        &self,
+        options: &DiskOptions,
+        features: &Features,
+        unused: &mut Vec<OwnedFd>,
+    ) -> io::Result<Result<Direct, String>> {
+        let (alignment, certain) = match plan(self.buffered.as_fd(), options.direct, features) {
+            Ok(plan) => plan,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let DiskOptions { read, write, .. } = *options;
+        let mode = OpenMode { read, write, create: None, direct: true };
+        let descriptor = match file::open(self.path, mode) {
+            Ok(descriptor) => descriptor,
+            Err(error) if is_refusal(&error) => {
+                return Ok(Err(format!("the file system refuses O_DIRECT at open ({error})")));
+            }
+            Err(error) if self.is_given => {
+                return Ok(Err(format!("the file cannot be opened again ({error})")));
+            }
+            Err(error) => return Err(error),
+        };
+        if !certain
+            && read
+            && let Err(error) = try_one_read(descriptor.as_fd(), alignment)
+        {
+            unused.push(descriptor);
+            return Ok(Err(format!("the file system refuses a direct read at open ({error})")));
         }
-        Err(error) => return Err(error),
-    };
-    if !certain
-        && options.read
-        && let Err(error) = try_one_read(descriptor.as_fd(), alignment)
-    {
-        let reason = format!("the file system refuses a direct read at open ({error})");
-        return Ok(Choice::Buffered { reason, unused: Some(descriptor) });
+        Ok(Ok(Direct { descriptor, alignment }))
     }
-    Ok(Choice::Direct(Direct { descriptor, alignment }))
 }
 
 /// Returns the alignment to open with and `true` if it is certain, or the reason not to open for
@@ -339,12 +322,10 @@ fn plan(
     if file::is_on_tmpfs(buffered) {
         return Err("the file is on tmpfs, which is in memory".to_owned());
     }
-    let answer = if features.has(Feature::StatxDirectAlignment) {
-        file::direct_alignment(buffered)
-    } else {
-        DirectAlignment::Unknown
-    };
-    judge(answer)
+    match features.has(Feature::StatxDirectAlignment) {
+        true => judge(file::direct_alignment(buffered)),
+        false => judge(DirectAlignment::Unknown),
+    }
 }
 
 fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {

@@ -1,11 +1,10 @@
 //! Requests: the direction, position and [`Alignment`] of a transfer, and its buffers over frame
 //! memory. A read fills an [`IoBufMut`], a write stores an [`IoBuf`].
 //!
-//! Buffers are created above `io` (for a folio to be filled or written back) or from an
-//! [`IoBuffer`], and passed to backings. They hold an address and a length instead of a slice,
-//! because a frame is shared during a transfer: an optimistic reader may still read it (and discard
-//! what it read), a writer may dirty it again during a write. A Rust reference to such memory would
-//! be unsound; the copies below use `sys::copy`, the kernel gets the address.
+//! Buffers hold an address and a length instead of a slice, because a frame is shared during a
+//! transfer: an optimistic reader may still read it, a writer may dirty it again during a write. A
+//! Rust reference to such memory would be unsound; the copies below use `sys::copy`, the kernel
+//! gets the address.
 //!
 //! Invariant IO-1: while a buffer exists, its bytes are mapped, lie in whole aligned words of
 //! memory allocated for frames, and are accessed only through `sys::copy` or by the kernel; those
@@ -127,13 +126,12 @@ impl Alignment {
 
 pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
     let length_bytes = length as u64;
-    position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(
-        || {
-            let problem =
-                format!("{length_bytes} bytes at position {position_bytes} do not end below 2^63");
-            io::Error::new(io::ErrorKind::InvalidInput, problem)
-        },
-    )
+    let end = position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX);
+    end.ok_or_else(|| {
+        let end =
+            format!("{length_bytes} bytes at position {position_bytes} do not end below 2^63");
+        io::Error::new(io::ErrorKind::InvalidInput, end)
+    })
 }
 
 pub(crate) fn round_down(value: usize, granule: u64) -> usize {
@@ -241,19 +239,13 @@ impl<'a> IoBufMut<'a> {
         unsafe { slice::from_raw_parts(buffers.as_ptr().cast(), buffers.len()) }
     }
 
-    /// Returns the first `length_bytes` bytes as a buffer.
-    ///
-    /// # Panics
-    /// If the buffer is shorter.
+    /// Returns the first `length_bytes` bytes as a buffer. Panics if it is shorter.
     #[doc(hidden)]
     pub fn prefix(&mut self, length_bytes: usize) -> IoBufMut<'_> {
         IoBufMut { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
-    /// Returns the buffer without its first `skipped_bytes` bytes.
-    ///
-    /// # Panics
-    /// If the buffer is shorter.
+    /// Returns the buffer without its first `skipped_bytes` bytes. Panics if it is shorter.
     #[doc(hidden)]
     pub fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
         self.span.check_range(skipped_bytes, 0);
@@ -340,19 +332,13 @@ impl<'a> IoBuf<'a> {
         unsafe { slice::from_raw_parts(buffers.as_ptr().cast(), buffers.len()) }
     }
 
-    /// Returns the first `length_bytes` bytes as a buffer.
-    ///
-    /// # Panics
-    /// If the buffer is shorter.
+    /// Returns the first `length_bytes` bytes as a buffer. Panics if it is shorter.
     #[doc(hidden)]
     pub fn prefix(&self, length_bytes: usize) -> IoBuf<'a> {
         IoBuf { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
-    /// Returns the buffer without its first `skipped_bytes` bytes.
-    ///
-    /// # Panics
-    /// If the buffer is shorter.
+    /// Returns the buffer without its first `skipped_bytes` bytes. Panics if it is shorter.
     #[doc(hidden)]
     pub fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
         self.span.check_range(skipped_bytes, 0);

@@ -1,10 +1,8 @@
 //! Whole transfers: a [`Transfer`] with the memory it moves, composed of a backing's single
 //! attempts.
 //!
-//! `file` and `writeback` push transfers into the engine's queues, and call the functions for syncs
-//! and lengths; this file calls a [`Backing`](super::Backing). Each operation ends complete, or
-//! with one [`Error`] that says what is missing. A ring makes first attempts only; its completion
-//! is handled like the result of an attempt made here with a plain call. This is the only place
+//! Each operation ends complete, or with one [`Error`] that says what is missing. A ring makes
+//! first attempts only, whose results are handled like those of plain calls. This is the only place
 //! that continues transfers:
 //!
 //! - a short transfer is continued from its last position rounded down to the backing's alignment:
@@ -16,8 +14,7 @@
 //!   that position a second time; taking that for the end of file would turn the rest of the file
 //!   into zeros.)
 //!
-//! Nothing here retries anything else, or decides what an error means for a page. How many pages a
-//! device may have in transfers at a time is the matter of [`Load`].
+//! Nothing here decides what an error means for a page.
 //!
 //! # Safety
 //! Creates buffers from the pieces of a transfer: `push` requires IO-1 for all of them until the
@@ -31,6 +28,7 @@ use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, Share, blocking, fence};
 use crate::sys::Retries;
 use smallvec::SmallVec;
 use std::fmt::Display;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,8 +50,8 @@ pub(super) fn read_full(
 ) -> Result<usize, Error> {
     let length = targets.iter().map(IoBufMut::len).sum();
     let granule = backing.alignment().granule_bytes();
-    let whole = Range { position_bytes, length };
-    let fail = |done, source| whole.error(backing, Operation::Read, done, source);
+    let range = (position_bytes, length);
+    let fail = |done, source| transfer_error(backing, Operation::Read, range, done, source);
     range_end(position_bytes, length).map_err(|error| fail(0, error))?;
     let (mut done, mut stalls) = (0, 0);
     while done < length {
@@ -87,8 +85,8 @@ pub(super) fn write_full(
 ) -> Result<usize, Error> {
     let length = sources.iter().map(IoBuf::len).sum();
     let granule = backing.alignment().granule_bytes();
-    let whole = Range { position_bytes, length };
-    let fail = |done, source| whole.error(backing, Operation::Write, done, source);
+    let range = (position_bytes, length);
+    let fail = |done, source| transfer_error(backing, Operation::Write, range, done, source);
     range_end(position_bytes, length).map_err(|error| fail(0, error))?;
     let mut done = 0;
     while done < length {
@@ -166,7 +164,7 @@ pub(crate) fn set_len(backing: &dyn DirectBacking, length_bytes: u64) -> Result<
 pub(crate) fn fallocate(
     backing: &dyn DirectBacking,
     mode: FallocateMode,
-    bytes: std::ops::Range<u64>,
+    bytes: Range<u64>,
 ) -> Result<(), Error> {
     let operation = match mode {
         FallocateMode::Allocate | FallocateMode::AllocateKeepLen => "allocation",
@@ -195,7 +193,7 @@ pub(crate) fn len_bytes(backing: &dyn DirectBacking) -> Result<u64, Error> {
 fn call<T>(
     backing: &dyn DirectBacking,
     operation: impl Display,
-    range: Option<std::ops::Range<u64>>,
+    range: Option<Range<u64>>,
     call: impl FnMut() -> io::Result<T>,
 ) -> Result<T, Error> {
     persist(None, call).map_err(|source| io_error(backing.describe(), operation, range, source))
@@ -226,24 +224,18 @@ fn check_count(count: usize, asked: usize) -> io::Result<usize> {
     Err(io::Error::new(io::ErrorKind::InvalidData, problem))
 }
 
-struct Range {
-    position_bytes: u64,
-    length: usize,
-}
-
-impl Range {
-    fn error(
-        &self,
-        backing: &dyn DirectBacking,
-        operation: Operation,
-        done: usize,
-        source: io::Error,
-    ) -> Error {
-        let position_bytes = self.position_bytes.saturating_add(done as u64);
-        let left = position_bytes..position_bytes.saturating_add((self.length - done) as u64);
-        let operation = format!("{} of {}", operation.name(), of_range(&left));
-        io_error(backing.describe(), operation, Some(left), source)
-    }
+/// Returns the error of a transfer of which `done` bytes were made.
+fn transfer_error(
+    backing: &dyn DirectBacking,
+    operation: Operation,
+    (position_bytes, length): (u64, usize),
+    done: usize,
+    source: io::Error,
+) -> Error {
+    let start = position_bytes.saturating_add(done as u64);
+    let left = start..start.saturating_add((length - done) as u64);
+    let operation = format!("{} of {}", operation.name(), of_range(&left));
+    io_error(backing.describe(), operation, Some(left), source)
 }
 
 #[derive(Debug)]
@@ -325,8 +317,7 @@ impl Transfer {
 /// of pieces.
 pub(crate) const RUN_PAGES_MAX: u64 = 256;
 
-/// The memory of one transfer: ranges of frames, in file order. Folios in adjacent frames form one
-/// piece.
+/// The memory of one transfer: ranges of frames, in file order, merged where they are adjacent.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     spans: SmallVec<[Span; 1]>,
@@ -403,9 +394,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(5);
 /// device without pages in read may start one read, even if others have the whole limit. Memory
 /// files read from the swap, which counts as a device of its own.
 ///
-/// A thread that waits here waits for reads of its own device. It holds no transfer, no frame and
-/// no staging memory (IO-5). The thread that ends a read wakes the waiters that it sees; a waiter
-/// that was not seen wakes up by itself ([`SLEEP_MAX`]).
+/// A thread that waits here holds no transfer, no frame and no staging memory (IO-5). The thread
+/// that ends a read wakes the waiters that it sees; others wake up by themselves ([`SLEEP_MAX`]).
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     all: Arc<Loads>,
@@ -437,13 +427,6 @@ impl Loads {
     pub(crate) fn set_bound(&self, bound_pages: u64) {
         self.reading_pages_max.store(bound_pages / BOUND_DIVISOR, Ordering::Relaxed);
     }
-
-    fn wait(&self) {
-        let mut gate = self.gate.lock();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.ended.wait_for(&mut gate, SLEEP_MAX);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Load {
@@ -468,7 +451,10 @@ impl Load {
                 return pages;
             }
             blocking::check("reads of the same device");
-            self.all.wait();
+            let mut gate = self.all.gate.lock();
+            self.all.waiting.fetch_add(1, Ordering::Relaxed);
+            self.all.ended.wait_for(&mut gate, SLEEP_MAX);
+            self.all.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

@@ -1,18 +1,13 @@
 //! The arena: one reservation of address space, divided into chunks of one size. Frame i belongs to
 //! descriptor i.
 //!
-//! Called by `reclaim` (allocate, free, evacuate) and by all code that charges metadata. A chunk
-//! becomes resident when a folio first needs it and the budget allows it. It stays resident while
-//! its frames are allocated and freed, so hits, misses and evictions do no page-table work.
+//! A chunk becomes resident when a folio first needs it and the budget allows it. It stays resident
+//! while its frames are allocated and freed, so hits, misses and evictions do no page-table work.
 //!
 //! Allocation tries, in this order: the slot after the neighbour's (`near`); a free slot of the
 //! right order (`chunk.rs`); an empty chunk of another order; a new chunk, if the bound allows it
-//! (`residency.rs`). There is no separate query for free room: the caller allocates, and evicts if
-//! it gets nothing. A chunk that is needed for another order, or must be returned to the kernel, is
-//! *evacuated*: nothing more is allocated in it, `reclaim` evicts its folios one by one, and when
-//! it is empty it changes its role. If some folios can neither be evicted nor moved, because they
-//! are pinned, free slots of any chunk are *lent* to the budget instead: their pages are returned
-//! to the kernel, at the price of a huge page, until a whole chunk is affordable again.
+//! (`residency.rs`, as are the evacuation of chunks and the lending of slots). The caller evicts if
+//! it gets nothing.
 //!
 //! Every CPU has a *stock*, as in Linux (`pcp` in `mm/page_alloc.c`): a run of free frames, at most
 //! an extent, that its threads take one by one without the arena's lock ([`AtomicRun`]). The lock
@@ -97,7 +92,7 @@ pub(crate) struct Arena {
     /// Pages to be evicted until the last run of fills is forgotten: a hint.
     run_pages_left: AtomicU64,
     /// The stock of each CPU; none if frames are only taken under the lock.
-    stocks: Box<[AtomicRun]>,
+    pub(super) stocks: Box<[AtomicRun]>,
 }
 
 impl Arena {
@@ -162,11 +157,6 @@ impl Arena {
         self.may_use_huge_pages && self.chunk_size.bytes() == HUGE_PAGE_BYTES as u64
     }
 
-    /// Gives each of `cpus` CPUs a stock of frames.
-    pub(super) fn set_stocks(&mut self, cpus: usize) {
-        self.stocks = (0..cpus).map(|_| AtomicRun::default()).collect();
-    }
-
     /// Returns the number of frames of the address space.
     pub(crate) fn frames(&self) -> u32 {
         (self.memory.len() as u64 / PAGE_BYTES) as u32
@@ -182,7 +172,6 @@ impl Arena {
         self.memory.base
     }
 
-    /// Returns the address of a folio's first byte.
     #[inline(always)]
     pub(crate) fn address(&self, id: FolioId) -> *mut u8 {
         self.base().wrapping_add(id.0 as usize * PAGE_BYTES as usize)
@@ -330,37 +319,22 @@ impl Arena {
         Ok(Some(id))
     }
 
-    /// Allocates frames for a folio that is moved out of the extent of `from`, in an extent that
-    /// has no room for runs of neighbours.
-    pub(crate) fn allocate_partial(&self, order: u8, from: FolioId) -> Option<FolioId> {
+    /// Allocates frames for a folio that is moved, in an extent that has no room for runs of
+    /// neighbours: out of the extent of `from`, or out of a chunk under evacuation, which may also
+    /// lead to another extent.
+    pub(crate) fn allocate_elsewhere(&self, order: u8, from: Option<FolioId>) -> Option<FolioId> {
         let mut state = self.state.lock();
-        let (chunk, slot) = state.partial_slot(order, Some(from))?;
+        let sparse = || state.sparse_slot(order).filter(|_| from.is_none());
+        let (chunk, slot) = state.partial_slot(order, from).or_else(sparse)?;
         let id = state.take(chunk, slot);
         self.publish(&state);
         Some(id)
     }
 
-    /// Allocates frames for a folio that is moved out of a chunk under evacuation: in another
-    /// chunk, and if possible in an extent that has no room for runs of neighbours.
-    pub(crate) fn allocate_elsewhere(&self, order: u8) -> Option<FolioId> {
+    /// Frees the frames of folios. The caller has frozen their descriptors.
+    pub(crate) fn free(&self, ids: impl IntoIterator<Item = FolioId>) {
         let mut state = self.state.lock();
-        let (chunk, slot) = state.partial_slot(order, None).or_else(|| state.sparse_slot(order))?;
-        let id = state.take(chunk, slot);
-        self.publish(&state);
-        Some(id)
-    }
-
-    /// Frees a folio's frames. The caller has frozen its descriptor.
-    pub(crate) fn free(&self, id: FolioId) {
-        let mut state = self.state.lock();
-        state.put(id);
-        self.publish(&state);
-    }
-
-    /// Frees the frames of several folios like [`Self::free`].
-    pub(super) fn free_all(&self, ids: impl Iterator<Item = FolioId>) {
-        let mut state = self.state.lock();
-        ids.for_each(|id| state.put(id));
+        ids.into_iter().for_each(|id| state.put(id));
         self.publish(&state);
     }
 
@@ -374,7 +348,6 @@ impl Arena {
         charged
     }
 
-    /// Releases the charge of [`Self::charge`].
     pub(crate) fn uncharge(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.budget.give_back(bytes);
@@ -389,7 +362,6 @@ impl Arena {
         self.publish(&state);
     }
 
-    /// Returns the number of pages that the budget still allows.
     pub(crate) fn left_pages(&self) -> u64 {
         self.left_pages.load(Ordering::Relaxed)
     }
@@ -401,7 +373,6 @@ impl Arena {
         self.folio_pages_max.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of resident bytes above the bound.
     pub(crate) fn excess_bytes(&self) -> u64 {
         {
             let budget = &self.state.lock().budget;
@@ -424,7 +395,6 @@ impl Arena {
         self.wants_chunk.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if a folio's page is in a region.
     pub(crate) fn is_region_page(&self, id: FolioId) -> bool {
         id.0 >= self.frames()
     }

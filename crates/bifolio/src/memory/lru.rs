@@ -1,30 +1,10 @@
 //! The LRU lists: which folios were used recently, and in which order the others are evicted.
 //!
-//! Called by `file` when a folio is filled and by `reclaim` when it needs frames. There are three
-//! lists, linked through the descriptors (rule 3 of `page`). In front of them, each CPU has a
-//! batch, so that adding a folio takes the lock of the lists only once in 31 times:
-//!
-//! ```text
-//!   fill --> batch of this CPU (31) --full, or drained--> FRESH (10 %)
-//!                                                           | tail: marks are cleared
-//!                                                           v
-//!                                                         OLD (10 %)
-//!                                                           | tail: marked?
-//!                                        .------ yes -------+------- no --> evicted: near shadow
-//!                                        v
-//!   near refault --> batch ----------> ACTIVE (the rest)
-//!                                        ^  | tail: marked?
-//!                                        '--+------- no --> evicted: far shadow
-//! ```
-//!
-//! Readers never take these locks: they set REFERENCED in the Entry, and reclaim reads it.
-//! `reclaim/scan.rs` moves folios from list to list; [`ListSizes`] has the shares.
-//!
-//! Why three lists: uses that follow a fill closely say little about later ones, so marks made in
-//! FRESH do not count; a page that is used in OLD has been used twice at a distance. Few pages are
-//! on probation, so those that are used again and again have most of the memory (2Q: Johnson and
-//! Shasha 1994; S3-FIFO: Yang and others 2023; the window in which uses do not count: Clock2Q+,
-//! Yang and others 2025). A refault tells when probation was too short (`workingset.rs`).
+//! There are three lists, linked through the descriptors (rule 3 of `page`): folios filled a short
+//! time ago are on FRESH, those filled earlier on OLD, those that were used on OLD, or evicted from
+//! there too early, on ACTIVE. ARCHITECTURE.md says why, and what moves between them. In front of
+//! them, each CPU has a batch, so that adding a folio takes the lock of the lists only once in 31
+//! times. Readers never take these locks: they set REFERENCED in the Entry, and reclaim reads it.
 //!
 //! PROTOCOL DRAIN, of the batches, in three columns:
 //!
@@ -39,8 +19,8 @@
 //!  A4 unlock batch c                                             G6 unlock the drains
 //! ```
 //!
-//! The choice of the CPU affects only speed: a thread that migrates between reading its CPU number
-//! and A1 uses another CPU's batch. Unlike in the kernel, a drain needs no help from the other CPU.
+//! The choice of the CPU affects only speed. Unlike in the kernel, a drain needs no help from the
+//! other CPU.
 //!
 //! - G3, as in the kernel's `__lru_add_drain_all`: a call that finds a new generation under the
 //!   lock has waited for a drain that began, at G4, after G1: every folio added before G1 is on the
@@ -50,8 +30,7 @@
 //!   D1 has the lock, no other drain is between D2 and D3, so concurrent requests need no
 //!   generation: the second finds nothing.
 //!
-//! Folios of files whose pages cannot be evicted (memory files without a swap) are added to no
-//! batch and no list. They are flagged as unlisted until they are freed, and their pages are
+//! Folios of files whose pages cannot be evicted (memory files without a swap) are on no list, and
 //! counted ([`Lru::unlisted_pages`]), so that reclaim does not wait for them. It does wait for
 //! other folios that are on no list, because a thread has isolated them.
 //!
@@ -71,23 +50,85 @@
 //!
 //! Longer than 600 lines only with its tests, which use its private items.
 
-use super::list_sizes::{ListKind, ListSizes};
 use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios, NO_FOLIO};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
+
+/// The list that a folio is on; see the [module documentation](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListKind {
+    Fresh,
+    Old,
+    Active,
+}
+
+impl ListKind {
+    /// Returns the list that a folio is on, was isolated from, or will be added to.
+    pub(crate) fn of(folio: &Folio) -> Self {
+        if folio.flags.get(Flag::Active) {
+            Self::Active
+        } else if folio.flags.get(Flag::Fresh) {
+            Self::Fresh
+        } else {
+            Self::Old
+        }
+    }
+}
+
+/// Part of all listed pages that FRESH and OLD keep, each.
+const SHARE_DIVISOR: u64 = 10;
+/// Part of all listed pages in FRESH above which pages that reach its tail keep their marks: memory
+/// was filled without reclaim, so they were there long enough.
+const CROWDED_DIVISOR: u64 = 5;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ListSizes {
+    pub(crate) fresh_pages: u64,
+    pub(crate) old_pages: u64,
+    pub(crate) active_pages: u64,
+}
+
+impl ListSizes {
+    pub(crate) fn listed_pages(&self) -> u64 {
+        self.fresh_pages + self.old_pages + self.active_pages
+    }
+
+    pub(crate) fn inactive_pages(&self) -> u64 {
+        self.fresh_pages + self.old_pages
+    }
+
+    fn share_pages(&self) -> u64 {
+        self.listed_pages() / SHARE_DIVISOR
+    }
+
+    pub(crate) fn fresh_excess_pages(&self) -> u64 {
+        self.fresh_pages.saturating_sub(self.share_pages())
+    }
+
+    /// Returns the number of pages that OLD has beyond its share, or half of it if folios are also
+    /// evicted from within the list (`reclaim/evacuate.rs`): active ones must not make up for them.
+    pub(crate) fn old_excess_pages(&self, evicts_early: bool) -> u64 {
+        let share_pages = self.share_pages();
+        self.old_pages.saturating_sub(if evicts_early { share_pages / 2 } else { share_pages })
+    }
+
+    /// Returns `true` if pages that are moved from FRESH to OLD keep their marks.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.fresh_pages > self.listed_pages() / CROWDED_DIVISOR
+    }
+}
 
 /// The LRU lists of a cache and the batches of its CPUs; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
-    /// Mirror of the lists' count, read without their lock.
+    /// Mirror of the lists' count.
     pub(super) listed_pages: AtomicU64,
     /// Pages of folios that are added to no list.
     unlisted_pages: AtomicU64,
     cpus: Box<[Mutex<CpuBatch>]>,
     /// Number of drains of all batches that have begun (G4).
     generation: AtomicU64,
-    /// Held during a drain of all batches.
     draining: Mutex<()>,
     /// Pages evicted so far: the clock of refault distances.
     pub(super) clock: AtomicU64,
@@ -119,7 +160,6 @@ impl Drop for Unlisted<'_> {
 }
 
 impl Lru {
-    /// Creates empty lists, and a batch for each of `cpus` CPUs.
     pub(crate) fn new(cpus: usize) -> Self {
         Self {
             lists: Mutex::new(Lists::default()),
@@ -136,7 +176,6 @@ impl Lru {
         self.lists.lock().sizes()
     }
 
-    /// Returns the number of pages of folios that are on no list because they cannot be evicted.
     pub(crate) fn unlisted_pages(&self) -> u64 {
         self.unlisted_pages.load(Ordering::Relaxed)
     }
@@ -148,15 +187,6 @@ impl Lru {
         let relaxed = Ordering::Relaxed;
         self.unlisted_pages.fetch_update(relaxed, relaxed, added).ok()?;
         Some(Unlisted { lru: self, pages })
-    }
-
-    /// Flags a new, locked folio as unlisted: its file has no store to evict its pages to.
-    #[cfg(test)]
-    fn note_unlisted(&self, folio: &Folio) {
-        if folio.flags.set(Flag::Unlisted) {
-            // Relaxed: only a count.
-            self.unlisted_pages.fetch_add(folio.pages(), Ordering::Relaxed);
-        }
     }
 
     /// Runs `work` under the lock of the lists.
@@ -182,7 +212,8 @@ impl Lru {
         self.change(|lists| {
             let mut pages = 0;
             for _ in 0..BATCH_SLOTS {
-                let Some(id) = lists.tail(kind).filter(|_| pages < pages_max) else { break };
+                let tail = lists.list(kind).last().filter(|_| pages < pages_max);
+                let Some(id) = tail else { break };
                 pages += folios.get(id).pages();
                 match folios.try_get(id) {
                     Ok(folio) => {
@@ -235,7 +266,7 @@ impl Lru {
         self.change(|lists| {
             let mut pages = 0;
             for _ in 0..BATCH_SLOTS {
-                let tail = lists.tail(ListKind::Fresh).filter(|_| pages < pages_max);
+                let tail = lists.list(ListKind::Fresh).last().filter(|_| pages < pages_max);
                 let Some(id) = tail else { break };
                 let folio = folios.get(id);
                 pages += folio.pages();
@@ -317,6 +348,12 @@ struct List {
     pages: u64,
 }
 
+impl List {
+    fn last(&self) -> Option<FolioId> {
+        (self.tail != NO_FOLIO).then_some(FolioId(self.tail))
+    }
+}
+
 impl Default for List {
     fn default() -> Self {
         Self { head: NO_FOLIO, tail: NO_FOLIO, pages: 0 }
@@ -344,16 +381,6 @@ impl Lists {
         }
     }
 
-    fn tail(&self, kind: ListKind) -> Option<FolioId> {
-        let tail = match kind {
-            ListKind::Fresh => self.fresh.tail,
-            ListKind::Old => self.old.tail,
-            ListKind::Active => self.active.tail,
-        };
-        (tail != NO_FOLIO).then_some(FolioId(tail))
-    }
-
-    /// Links a folio at the head of a list.
     fn add(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
         let folio = folios.get(id);
         debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is already on a list");
@@ -366,8 +393,7 @@ impl Lists {
         }
     }
 
-    /// Moves a folio from its position in FRESH to the head of OLD. ON_LRU stays set, as in
-    /// [`Self::rotate`].
+    /// Moves a folio from FRESH to the head of OLD. ON_LRU stays set, as in [`Self::rotate`].
     fn age(&mut self, folios: &Folios, id: FolioId) {
         self.unlink(folios, id);
         let folio = folios.get(id);
@@ -378,11 +404,14 @@ impl Lists {
 
     /// Notes the time at which a folio was added to OLD, and advances the clock.
     fn begin_age(&mut self, folio: &Folio) {
-        self.tick(folio.pages());
+        self.epoch_pages += folio.pages();
+        if self.epoch_pages * EPOCHS >= self.old.pages {
+            self.epoch = self.epoch.wrapping_add(1);
+            self.epoch_pages = 0;
+        }
         folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
     }
 
-    /// Replaces the folio `old` on its list, if it is on one, by `new`.
     fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
         let (old, successor) = (folios.get(old), folios.get(new));
         if !old.flags.clear(Flag::OnLru) {
@@ -407,15 +436,6 @@ impl Lists {
         is_on_old && u64::from(age) >= EPOCHS / 2
     }
 
-    /// Advances the clock by `pages` pages added to OLD.
-    fn tick(&mut self, pages: u64) {
-        self.epoch_pages += pages;
-        if self.epoch_pages * EPOCHS >= self.old.pages {
-            self.epoch = self.epoch.wrapping_add(1);
-            self.epoch_pages = 0;
-        }
-    }
-
     /// Moves a folio from its position in a list to the head. ON_LRU stays set throughout: the
     /// folio may be in the process of being freed, and if the last put read a clear flag, the folio
     /// would stay linked (LRU-2).
@@ -424,8 +444,7 @@ impl Lists {
         self.link(folios, id, kind);
     }
 
-    /// Moves a folio from its position in a list to the tail of OLD. ON_LRU stays set, as in
-    /// [`Self::rotate`].
+    /// Moves a folio to the tail of OLD. ON_LRU stays set, as in [`Self::rotate`].
     fn demote(&mut self, folios: &Folios, id: FolioId) {
         self.unlink(folios, id);
         let folio = folios.get(id);
@@ -438,7 +457,6 @@ impl Lists {
         self.join(folios, ListKind::Old, id.0, NO_FOLIO);
     }
 
-    /// Unlinks a folio from its list and clears ON_LRU.
     fn remove(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
         let was_linked = folio.flags.clear(Flag::OnLru);
@@ -487,9 +505,7 @@ impl Lists {
 
 /// Folios added by one CPU that are not on the lists yet, with a reference to each.
 #[derive(Debug, Default)]
-struct CpuBatch {
-    adds: ArrayVec<FolioId, BATCH_SLOTS>,
-}
+struct CpuBatch(ArrayVec<FolioId, BATCH_SLOTS>);
 
 impl Lru {
     /// Adds a new folio to the batch of `cpu`, which takes over the reference. The folio goes to
@@ -501,8 +517,8 @@ impl Lru {
         folio.folio().set_batch_cpu(cpu);
         // A large folio does not wait in a batch: that would hide too many pages from reclaim.
         let large = folio.folio().order() > 0;
-        batch.adds.push(folio.into_id());
-        let full = batch.adds.is_full() || large;
+        batch.0.push(folio.into_id());
+        let full = batch.0.is_full() || large;
         if full {
             self.move_to_lists(folios, &mut batch);
         }
@@ -524,7 +540,7 @@ impl Lru {
         wanted: impl Fn(FolioId) -> bool,
     ) -> bool {
         let mut batch = self.cpus[cpu % self.cpus.len()].lock();
-        let found = batch.adds.iter().any(|id| wanted(*id));
+        let found = batch.0.iter().any(|id| wanted(*id));
         if found {
             self.move_to_lists(folios, &mut batch);
         }
@@ -546,7 +562,7 @@ impl Lru {
     }
 
     fn move_to_lists(&self, folios: &Folios, batch: &mut CpuBatch) {
-        let adds = std::mem::take(&mut batch.adds);
+        let adds = std::mem::take(&mut batch.0);
         self.change(|lists| {
             for id in &adds {
                 let is_active = folios.get(*id).flags.get(Flag::Active);
@@ -554,9 +570,7 @@ impl Lru {
                 lists.add(folios, *id, kind);
             }
         });
-        for id in &adds {
-            drop(folios.adopt(*id));
-        }
+        adds.into_iter().for_each(|id| drop(folios.adopt(id)));
     }
 }
 
@@ -644,7 +658,7 @@ mod tests {
         let (folios, lru) = (Folios::without_reaper(2), Lru::new(1));
         folios.init_free(FolioId(0), 2);
         let [old, new] = [0, 1].map(|id| folios.start(FolioId(id), 0, 0, 0).into_id());
-        lru.note_unlisted(folios.get(old));
+        lru.try_count_unlisted(1, 1).unwrap().keep_for(folios.get(old));
         lru.replace(&folios, old, new);
         assert_eq!(lru.unlisted_pages(), 1);
         lru.forget(&folios, old);
@@ -702,5 +716,21 @@ mod tests {
         assert!((0..4).all(|id| ListKind::of(folios.get(FolioId(id))) == ListKind::Old));
         assert!(folios.get(FolioId(3)).flags.get(Flag::OnLru));
         assert_eq!(lists.sizes().listed_pages(), 6);
+    }
+
+    #[test]
+    fn lists_have_an_excess_beyond_a_tenth() {
+        let sizes = |fresh_pages, old_pages, active_pages| ListSizes {
+            fresh_pages,
+            old_pages,
+            active_pages,
+        };
+        let excess = |sizes: ListSizes| (sizes.fresh_excess_pages(), sizes.old_excess_pages(false));
+        assert_eq!(excess(sizes(10, 10, 80)), (0, 0));
+        assert_eq!(excess(sizes(13, 12, 75)), (3, 2));
+        assert_eq!(sizes(13, 12, 75).old_excess_pages(true), 7);
+        // No list has a minimum: the last page of the smallest cache can be evicted.
+        assert_eq!(excess(sizes(1, 0, 0)), (1, 0));
+        assert!(sizes(21, 0, 79).is_crowded() && !sizes(20, 0, 80).is_crowded());
     }
 }

@@ -1,17 +1,14 @@
 //! The memory of a cache: frames within one bound, the LRU lists that order their eviction, and
 //! [`Memory`], which connects both to the folio descriptors.
 //!
-//! There are two kinds of frames. The arena (`arena.rs`) has huge-page frames; a frame has the
-//! number of its descriptor, and evicting a folio only makes its frame free again, without
-//! page-table work. A region (`region/`) is the address space of one mappable file: the page at
-//! index i has a fixed address there, and evicting it means unmapping it. [`PageSpace`] selects the
-//! kind for a file. This module tracks which frames are free and where (`chunk.rs`), charges memory
-//! against the bound, and tracks how recently folios were used (`lru.rs`). `reclaim`, a layer
-//! above, decides which file gets a frame and which folio is evicted for it.
+//! There are two kinds of frames, between which [`PageSpace`] selects for a file. The arena
+//! (`arena.rs`) has huge-page frames; evicting a folio only makes its frame free again. A region
+//! (`maps/region`) is the address space of one mappable file: the page at index i has a fixed
+//! address there, and evicting it means unmapping it. `reclaim`, a layer above, decides which file
+//! gets a frame and which folio is evicted for it.
 //!
-//! The layers above (`writeback`, `reclaim`, `file`) share one [`Memory`]. It also implements the
-//! only call from a lower layer into this one: any thread may put the last reference to a folio,
-//! and the [`Reaper`] made here then takes the folio off the lists and frees its frame.
+//! Any thread may put the last reference to a folio: the [`Reaper`] made here then takes the folio
+//! off the lists and frees its frame.
 //!
 //! Invariants:
 //! - FRAMES-1: resident memory (chunks in use but for their lent slots, descriptors ever used,
@@ -28,15 +25,13 @@
 
 mod arena;
 mod chunk;
-mod list_sizes;
 mod lru;
 mod residency;
 mod workingset;
 
 pub(crate) use arena::Arena;
 pub(crate) use chunk::{Budget, EXTENT_PAGES};
-pub(crate) use list_sizes::{ListKind, ListSizes};
-pub(crate) use lru::{Lru, Unlisted};
+pub(crate) use lru::{ListKind, ListSizes, Lru, Unlisted};
 pub(crate) use residency::Purpose;
 pub(crate) use workingset::Shadow;
 
@@ -44,7 +39,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::maps::region::{Orphans, RecentReads, Region, Staged};
 use crate::page::{Entry, Folio, FolioId, Folios, Frozen, PAGE_BYTES, Reaper, Tables};
 use crate::stats::{Counter, Counters};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, Share};
+use crate::sync::{AtomicBool, AtomicRun, AtomicU64, Mutex, Ordering, Share};
 use crate::sys::process::Origin;
 use std::io;
 use std::ops::Range;
@@ -92,7 +87,7 @@ impl Memory {
     /// Creates the descriptors for the frames of `arena` and as many for region pages, and LRU
     /// batches for `cpus` CPUs.
     pub(crate) fn new(mut arena: Arena, cpus: usize) -> io::Result<Self> {
-        arena.set_stocks(cpus);
+        arena.stocks = (0..cpus).map(|_| AtomicRun::default()).collect();
         let descriptors_max = 2 * arena.frames() as usize;
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
@@ -156,7 +151,7 @@ impl Reaper for FolioReaper {
             self.orphans.release(frozen.id());
             self.arena.free_region_page(frozen.id(), frozen.folios());
         } else {
-            self.arena.free(frozen.id());
+            self.arena.free([frozen.id()]);
         }
     }
 
@@ -165,7 +160,7 @@ impl Reaper for FolioReaper {
         let in_region = |frozen: &mut Frozen<'_>| self.arena.is_region_page(frozen.id());
         frozen.extract_if(.., in_region).for_each(|frozen| self.reap(frozen));
         frozen.iter().for_each(|frozen| self.lru.forget(frozen.folios(), frozen.id()));
-        self.arena.free_all(frozen.drain(..).map(|frozen| frozen.id()));
+        self.arena.free(frozen.drain(..).map(|frozen| frozen.id()));
     }
 }
 

@@ -2,21 +2,18 @@
 //! where no chunk can be emptied.
 //!
 //! Frames are made resident a chunk at a time: by the thread that allocates, when it needs one;
-//! ahead of need, in the background; or all at once, when the cache is built. What the bound allows
-//! beyond whole chunks is left to tables and regions.
+//! ahead of need, in the background; or all at once, when the cache is built. The kernel zeroes a
+//! chunk for as long as several reads of the device take; ahead of need, no miss waits for it, and
+//! the arena's lock is released meanwhile: the chunk is charged and marked first.
 //!
-//! The kernel zeroes 2 MiB for a chunk of that size, which takes as long as several reads of the
-//! device; when this happens ahead of need, no miss waits for it. The arena's lock is then released
-//! meanwhile: the chunk is charged and marked first, and can be used once its pages are resident.
-//!
-//! A chunk is emptied for folios of another order, or to return its memory. `reclaim` evicts or
-//! moves its folios between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`]; nothing
-//! is allocated in it meanwhile.
+//! A chunk is *evacuated* for folios of another order, or to return its memory: `reclaim` evicts or
+//! moves its folios between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`], and
+//! nothing is allocated in it meanwhile.
 //!
 //! Pinned folios may be in every chunk. Then free slots are *lent*: their pages are returned to the
-//! kernel and no longer charged. When the bound allows another chunk, lent slots of the right order
-//! are made resident before a vacant chunk is, so raising and lowering the bound does not use up
-//! the address space.
+//! kernel, at the price of a huge page, and no longer charged. When the bound allows another chunk,
+//! lent slots of the right order are made resident before a vacant chunk is, so raising and
+//! lowering the bound does not use up the address space.
 
 use super::arena::Arena;
 use super::chunk::{ArenaState, Chunk, Listed, PAGE_BYTES};
@@ -47,18 +44,14 @@ impl Arena {
         Ok(true)
     }
 
-    /// Makes a chunk resident ahead of need. Returns `false` if none was wanted.
-    ///
-    /// # Errors
-    /// The kernel refuses memory that the bound allows.
+    /// Makes a chunk resident ahead of need. Returns `false` if none was wanted. Fails if the
+    /// kernel refuses memory that the bound allows.
     pub(crate) fn preallocate(&self, folios: &Folios) -> io::Result<bool> {
         self.grow_if(ArenaState::wants_chunk, folios)
     }
 
-    /// Makes chunks resident until no more than `left_bytes` are left of the bound.
-    ///
-    /// # Errors
-    /// The kernel refuses memory that the bound allows.
+    /// Makes chunks resident until no more than `left_bytes` are left of the bound. Fails if the
+    /// kernel refuses memory that the bound allows.
     pub(crate) fn grow_until(&self, left_bytes: u64, folios: &Folios) -> io::Result<()> {
         let has_more = |state: &ArenaState| {
             state.budget.left_bytes() >= left_bytes + self.chunk_size.cost_bytes()
@@ -374,7 +367,7 @@ mod tests {
             let before = arena.usage();
             // One folio stays in each chunk.
             for id in all.iter().filter(|id| id.0 % 16 != 0) {
-                arena.free(*id);
+                arena.free([*id]);
             }
             let free_pages = arena.obtainable_pages();
             assert!(arena.lend_for_chunk(), "a chunk for folios of another order");
@@ -389,7 +382,7 @@ mod tests {
             assert_eq!(more.len(), 14 * (all.len() / 15 - 1));
             assert!(arena.usage().used_bytes <= MIB);
             for id in all.iter().filter(|id| id.0 % 16 == 0).chain(&more).chain([&large]) {
-                arena.free(*id);
+                arena.free([*id]);
             }
             assert_eq!(fill(&arena, 4, &folios).len() as u64, before.frame_bytes >> 16);
         }
@@ -408,7 +401,7 @@ mod tests {
         };
         let all = fill(&arena, 0, &folios);
         assert!(may_be_huge(&arena));
-        arena.free(all[7]);
+        arena.free([all[7]]);
         assert_eq!(arena.lend(1), 1);
         assert!(!may_be_huge(&arena), "the chunk has a hole");
         arena.set_bound(70 * MIB);

@@ -29,8 +29,8 @@ impl Mapping {
     ///   reclaim: frees the frame           |  [the bytes written through the pin are lost]
     /// ```
     ///
-    /// With the freeze first, either the other reference makes it fail, or its put happened before
-    /// (Release / Acquire on the pin word) and the dirty test sees the mark.
+    /// With the freeze first, the other reference makes it fail, or its put happened before and the
+    /// dirty test sees the mark.
     pub(crate) fn evict<'a>(
         &self,
         folio: FolioRef<'a>,
@@ -85,10 +85,7 @@ impl Mapping {
     }
 
     /// Removes a folio from the table even if it is dirty or referenced, and stores what
-    /// [`Self::evict`] would.
-    ///
-    /// Threads that still hold a reference keep the memory, but the folio is no longer part of the
-    /// file. Returns the table's reference.
+    /// [`Self::evict`] would. Returns the table's reference.
     pub(crate) fn remove<'a>(
         &self,
         folio: &FolioRef<'a>,
@@ -158,11 +155,8 @@ impl Mapping {
     }
 }
 
-/// Some pages of a locked folio, closed to optimistic readers while their bytes change. The drop
-/// publishes the pages with the next version.
-///
-/// The holder may change the bytes of the pages. It must drop the section before it unlocks the
-/// folio.
+/// Some pages of a locked folio, closed to optimistic readers while the holder changes their bytes.
+/// The drop, before the folio is unlocked, publishes the pages with the next version.
 #[derive(Debug)]
 pub(crate) struct WriteSection<'a> {
     mapping: &'a Mapping,

@@ -1,8 +1,7 @@
 //! Collapse: replaces a naturally aligned run of folios, of one or more units each, by one
 //! (C1..C6).
 //!
-//! Called for memory files, whose folios may have different sizes. Dirty state, slots and lists are
-//! up to the caller (see [`Mapping::collapse`]).
+//! Called for memory files. Dirty state, slots and lists are up to the caller.
 //!
 //! PROTOCOL COLLAPSE. The collapse holds the locks of the old folios and of the new one from before
 //! C1 to C6. The table and the collapse must hold the only references to each old one, or C4 fails.
@@ -25,22 +24,18 @@
 //!                                                 after C6, and change that
 //! ```
 //!
-//! READY stays set: throughout, both frames of a page hold its bytes, and the Entry says which one
-//! is current, so a read copies from the old or the new frame and the page is always readable.
+//! READY stays set: both frames of a page hold its bytes, and the Entry says which one is current.
 //! Clearing READY (as READ-E1 does) would send readers to the folio lock, where each waits with a
 //! reference, and C4 would fail as long as readers arrive.
 //!
-//! Why each step is needed, and in this order (what happens otherwise):
+//! What happens without a step, or in another order:
 //! - The locks of the old folios until C4: a writer changes an old frame after C2 copied it, and
-//!   the write is lost. (With the locks the write state and the bytes are stable, and C4 needs no
-//!   test after it.)
+//!   the write is lost.
 //! - C1 before C2: an optimistic reader of the previous use of a new frame sees a copied byte but
 //!   finds its own Entry unchanged. The fence pairs with READ-O3, like that of `insert`.
-//! - C3: the old frame is inserted at the same page again with the version it had: see `mod.rs`.
-//! - C4: the frame of a pinned folio is freed under the pin, or survives but is no longer part of
-//!   the file.
-//! - C2 before C4: every lookup spins for the duration of a copy of 2 MiB. Once the folios are
-//!   frozen, only words are stored; everything else is prepared before.
+//! - C3: the old frame is inserted at the same page again with the version it had (rule 6).
+//! - C4: the frame of a pinned folio is freed, or is no longer part of the file.
+//! - C2 before C4: every lookup spins for the duration of a copy of 2 MiB.
 //! - C4 of all before C5 of any: once an old folio was replaced, the collapse cannot be aborted.
 //! - C5 with an incremented version of the new frame: a reader that sleeps over an eviction of the
 //!   new folio and the next collapse into the same frames copies half of each.
@@ -69,22 +64,20 @@ impl Mapping {
     ///
     /// The caller has locked the old folios (in order of index; with other locks held, only by
     /// trying) and checked under the locks that they belong to this file, are uptodate and have no
-    /// write-out in flight. `new` was just started at the first page of the run, has the size of
-    /// the run, is locked and has no owner; no other thread knows it. `copy` copies the bytes of
-    /// all old frames to those of `new`; it is not called if one of the folios is found to be in
-    /// use. `table_reference`, to `new`, becomes the table's own.
+    /// write-out in flight. `new`, locked, without an owner and known to no other thread, was just
+    /// started for the run. `copy` copies the bytes of all old frames to those of `new`; it is not
+    /// called if one of the folios is found to be in use. `table_reference`, to `new`, becomes the
+    /// table's own.
     ///
     /// On success the caller owns the old folios, frozen and unlocked. Before it unlocks `new`, it
-    /// must mark `new` dirty if an old folio was, or an eviction loses the bytes. Before it frees
-    /// the old folios (soon: a thread that finds one on a dirty list spins for it), it must remove
-    /// them from the dirty lists and release what else they own, in particular their slots. `new`
-    /// may be added to the LRU at any time; freeing removes the old folios from it.
+    /// must mark `new` dirty if an old folio was. Before it frees the old folios (soon: a thread
+    /// that finds one on a dirty list spins for it), it must take them off the dirty lists and
+    /// release their slots.
     ///
     /// # Errors
-    /// Fails if another reference to an old folio exists: a pin, a read, an LRU batch, a waiter for
-    /// its lock. Nothing has changed then: all locks and references are returned in order, the
-    /// table's reference to `new` is put, and `new`, still without an owner, can be used for
-    /// another attempt.
+    /// Another reference to an old folio exists: a pin, a read, an LRU batch, a waiter for its
+    /// lock. Nothing has changed: all locks and references are returned in order, and `new`, whose
+    /// reference of the table is put, can be used for another attempt.
     pub(crate) fn collapse<'a>(
         &self,
         folios: &'a Folios,
@@ -107,14 +100,26 @@ impl Mapping {
         copy();
         self.save_versions(folios, self.pages_of(new));
         let first = table_reference.id();
-        let entries = ready_entries(folios, first, new);
+        let entry_of = |frame| {
+            let version = folios.get(FolioId(frame)).version().wrapping_add(1);
+            Entry::folio(frame, version, new.order()).with_ready()
+        };
+        let entries: Vec<_> = (first.0..first.0 + new.pages() as u32).map(entry_of).collect();
         let (frozen, locks) = freeze_all(old)?;
         locks.iter().for_each(Folio::clear_owner);
         Folio::set_owner(new, owner);
         new.flags.set(Flag::Uptodate);
         self.store_marked(new.index(), &entries);
         let _kept_by_the_table = table_reference.into_id();
-        self.note_collapse(&frozen, new.index(), first);
+        let gone = frozen.len() as u64 - 1;
+        // Relaxed: one folio remains, so `resident_folios` does not reach 0 by this.
+        let resident = self.resident.fetch_sub(gone, Ordering::Relaxed) - gone;
+        let published = &self.hot.predicted_distance;
+        for old in &frozen {
+            let index = old.folio().index();
+            self.prediction.note_removal(index, old.id().0, resident, published);
+        }
+        self.prediction.note_insert(new.index(), first.0, resident, published);
         drop(locks);
         Ok(frozen)
     }
@@ -142,31 +147,6 @@ impl Mapping {
             self.table.store(index, entry, Ordering::Release);
         }
     }
-
-    /// Updates the counts: the folio whose frames start at `new` has replaced `old` at page
-    /// `index`.
-    fn note_collapse(&self, old: &[Frozen<'_>], index: u64, new: FolioId) {
-        let gone = old.len() as u64 - 1;
-        // Relaxed: one folio remains, so `resident_folios` does not reach 0 by this.
-        let resident = self.resident.fetch_sub(gone, Ordering::Relaxed) - gone;
-        let published = &self.hot.predicted_distance;
-        for frozen in old {
-            let (index, frame) = (frozen.folio().index(), frozen.id().0);
-            self.prediction.note_removal(index, frame, resident, published);
-        }
-        self.prediction.note_insert(index, new.0, resident, published);
-    }
-}
-
-/// Returns the Entries of all pages of the folio whose frames start at `first`: READY, each with
-/// the version of its frame plus one.
-fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
-    let frames = first.0..first.0 + folio.pages() as u32;
-    let entry_of = |frame| {
-        let version = folios.get(FolioId(frame)).version().wrapping_add(1);
-        Entry::folio(frame, version, folio.order()).with_ready()
-    };
-    frames.map(entry_of).collect()
 }
 
 /// C4: freezes every folio, or returns all of them unchanged.

@@ -147,19 +147,17 @@ impl Folio {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Returns the CPU to whose LRU batch the folio was last added, in this or an earlier
-    /// generation. The folio is in that batch or in none.
+    /// Returns the CPU whose LRU batch the folio was last added to, in any generation: it is in
+    /// that batch or in none.
     pub(crate) fn batch_cpu(&self) -> Option<usize> {
         usize::from(self.batch.load(Ordering::Relaxed)).checked_sub(1)
     }
 
-    /// Sets [`Self::batch_cpu`]. The caller holds the lock of that CPU's batch.
     pub(crate) fn set_batch_cpu(&self, cpu: usize) {
         self.batch.store(cpu as u16 + 1, Ordering::Relaxed);
     }
 
-    /// Forgets the wakers with data at `data` that were registered for the folio lock, in this or
-    /// an earlier generation.
+    /// Forgets the wakers with data at `data` that were registered for the folio lock, at any time.
     pub(crate) fn forget_waker(&self, data: *const ()) {
         waiters::forget(&self.lock.0, data);
     }
@@ -174,8 +172,8 @@ impl Folio {
         self.lock.0.load(Ordering::Relaxed) != UNLOCKED
     }
 
-    /// Copies the flags of `folio` that describe its use and its bytes, which this new folio will
-    /// replace. No other thread can see the new folio yet.
+    /// Copies the flags of `folio`, which this new folio will replace, that describe its use and
+    /// its bytes.
     pub(crate) fn copy_usage_of(&self, folio: &LockedFolio<'_>) {
         for flag in [Flag::Readahead, Flag::Punched] {
             if folio.flags.get(flag) {
@@ -184,21 +182,19 @@ impl Folio {
         }
     }
 
-    /// USE-F3: takes over a first use that was recorded on the replaced folio
-    /// during the move.
+    /// USE-F3: takes over a first use that was recorded on the replaced folio during the move.
     pub(crate) fn take_first_use_of(&self, gone: &Frozen<'_>) {
         if !gone.folio().flags.clear(Flag::Readahead) {
             self.flags.clear(Flag::Readahead);
         }
     }
 
-    /// Sets the owner before the folio is inserted into the owner's table; the proof is the lock
-    /// (rule 2).
+    /// Sets the owner before the folio is inserted into its table (rule 2).
     pub(crate) fn set_owner(locked: &LockedFolio<'_>, owner: u64) {
         locked.owner.store(owner, Ordering::Relaxed);
     }
 
-    /// Clears the owner after the folio was removed from its table; the proof is the lock (rule 2).
+    /// Clears the owner after the folio was removed from its table (rule 2).
     pub(crate) fn clear_owner(locked: &LockedFolio<'_>) {
         locked.owner.store(0, Ordering::Relaxed);
     }
@@ -250,7 +246,6 @@ impl Folios {
         Ok(Self { array: ReservedArray::new(length)?, reaper })
     }
 
-    /// Creates descriptors for tests in which no folio is freed.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn without_reaper(length: usize) -> Self {
         struct NoReaper;
@@ -277,9 +272,7 @@ impl Folios {
         }
     }
 
-    /// Starts a new generation of a free folio with one reference, which the caller gets.
-    ///
-    /// `id` must come from the arena: then no other thread can start it.
+    /// Starts a new generation of a free folio, which comes from the arena, with one reference.
     pub(crate) fn start(&self, id: FolioId, owner: u64, index: u64, order: u8) -> FolioRef<'_> {
         let folio = self.get(id);
         // No other thread sees the folio yet (rule 2).
@@ -338,8 +331,7 @@ impl<'a> FolioRef<'a> {
         self.folios.id_of(self.folio)
     }
 
-    /// Returns the descriptor, which lives as long as the array; its content describes this folio
-    /// only while the reference is held.
+    /// Returns the descriptor; it describes this folio only while the reference is held.
     #[inline(always)]
     pub(crate) fn folio(&self) -> &'a Folio {
         self.folio
@@ -369,8 +361,8 @@ impl<'a> FolioRef<'a> {
         self.folio.lock.try_acquire().then(|| LockedFolio::of(self.folio))
     }
 
-    /// Takes the folio lock if it is free. Otherwise `waker` is called when it has been released.
-    /// It may also be called without need.
+    /// Takes the folio lock if it is free. Otherwise `waker` is called when it has been released,
+    /// or before.
     pub(crate) fn try_lock_or_wake(&self, waker: Waker) -> Option<LockedFolio<'a>> {
         self.folio.lock.try_acquire_or_wake(waker).then(|| LockedFolio::of(self.folio))
     }
@@ -406,8 +398,7 @@ impl<'a> FolioRef<'a> {
     }
 }
 
-/// Frees a folio after the last put. Takes values, not the `FolioRef`: a pin must not be forced
-/// into memory for this.
+/// Frees a folio after the last put. Not of a `FolioRef`, which would force a pin into memory.
 #[cold]
 fn reap_cold(folios: &Folios, folio: &Folio) {
     folios.reaper.reap(Frozen { folios, id: folios.id_of(folio), references: 0 });
@@ -422,10 +413,8 @@ impl Drop for FolioRef<'_> {
     }
 }
 
-/// Proof that no other reference exists or can be taken.
-///
-/// Must be consumed: [`Frozen::unfreeze`] restores the references that were frozen,
-/// [`Frozen::free`] frees the folio. A lookup of a frozen folio waits for one of the two.
+/// Proof that no other reference exists or can be taken. A lookup of the folio waits for
+/// [`Frozen::unfreeze`] or [`Frozen::free`].
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Frozen<'a> {
@@ -485,7 +474,6 @@ pub(crate) struct LockedFolio<'a> {
 }
 
 impl<'a> LockedFolio<'a> {
-    /// Returns the guard of a lock that the caller has acquired, and counts it for the thread.
     fn of(folio: &'a Folio) -> Self {
         blocking::track(1);
         Self { folio, not_send: PhantomData }
@@ -513,8 +501,8 @@ impl Drop for LockedFolio<'_> {
     }
 }
 
-/// Folios per batch of reads, LRU insertion and reclaim. Thirty-one ids and a count fill whole
-/// cache lines. Small in a model run, so that a full batch is common there.
+/// Folios per batch of reads, LRU insertion and reclaim: with a count they fill whole cache lines.
+/// Small in a model run, so that a full batch is common there.
 pub(crate) const BATCH_SLOTS: usize = if cfg!(all(test, loom)) { 2 } else { 31 };
 
 #[cfg(all(test, not(loom)))]

@@ -1,9 +1,5 @@
 //! The mapping: from page index to Entry, one word per page, read without locks.
 //!
-//! It is between `file`, which turns byte ranges into page indices, and the descriptors. It knows
-//! nothing of devices, lists or memory bounds: for a miss it returns what the Entry holds, and
-//! `file` fills the page.
-//!
 //! PROTOCOL READ. Two kinds of readers run against three kinds of changes, of which eviction and
 //! the write section are in `change.rs`; a fourth, which merges several folios into one, has its
 //! columns in `collapse.rs`. All state of a page that readers decide by is in its Entry. Changers
@@ -41,10 +37,9 @@
 //!   reader: O4 sees hole, shadow or, if frame 5 came back to this page, v8 or later: retry
 //! ```
 //!
-//! O4 must see E1 if O2 saw a byte of the new fill: E1 happens before the frame is freed, which
-//! happens before it is allocated again (the lock of the arena), and the filler issues a Release
-//! fence before it writes a byte ([`Mapping::insert`], [`Mapping::begin_fill`]); that fence pairs
-//! with O3.
+//! O4 sees E1 if O2 saw a byte of the new fill: E1 happens before the frame is freed and allocated
+//! again (the lock of the arena), and the filler issues a Release fence, which pairs with O3,
+//! before it writes a byte ([`Mapping::insert`], [`Mapping::begin_fill`]).
 //!
 //! Invariants:
 //! - MAPPING-1: Entries of a folio change only under its lock; a hole only by I1, a value only by
@@ -70,9 +65,8 @@
 //!   rounded up to the folio.
 //!
 //! The version has 24 bits. An optimistic reader is fooled only if it sleeps between O1 and O4
-//! while its page is written (or its frame recycled) an exact multiple of 2^24 times, and wakes
-//! before the next change. At 50 ns per write that is a sleep of 0.84 s inside one short copy that
-//! ends at one version in sixteen million.
+//! while its page is written (or its frame recycled) an exact multiple of 2^24 times: at 50 ns per
+//! write, a sleep of 0.84 s in one short copy that ends at one version in sixteen million.
 
 use super::words::PAGE_BYTES;
 use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table, TryGet};
@@ -81,7 +75,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64 as HintWord;
 use std::time::Instant;
 
-/// The table of one file, its length, and the counts that describe the table.
+/// The table of one file, and its length.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(super) table: Table,
@@ -137,7 +131,7 @@ impl Mapping {
         })
     }
 
-    /// Makes the table long enough for a file of `len_bytes_max` bytes, as [`Table::reserve`] does.
+    /// Extends the table for a file of `len_bytes_max` bytes, as [`Table::reserve`] does.
     pub(crate) fn reserve(&self, len_bytes_max: u64) -> std::io::Result<()> {
         self.table.reserve(table_pages(self.order, len_bytes_max))
     }
@@ -172,7 +166,6 @@ impl Mapping {
         self.resident.load(Ordering::Acquire)
     }
 
-    /// Returns the table, for reads that do their own validation.
     #[inline(always)]
     pub(crate) fn table(&self) -> &Table {
         &self.table
@@ -227,9 +220,7 @@ pub(crate) struct InsertError;
 /// Insertion (I1..I3).
 impl Mapping {
     /// Inserts `folio`, locked and not yet uptodate, at its index if the Entry is still `expected`.
-    ///
-    /// `table_reference` becomes the table's reference. On failure that reference is put and
-    /// `folio` has no owner; nothing else has changed.
+    /// `table_reference` becomes the table's. On failure it is put, and `folio` has no owner.
     ///
     /// Race (why a folio that was not inserted has no owner once it is unlocked):
     ///
@@ -317,9 +308,8 @@ impl Mapping {
     }
 
     /// Called before bytes of folios that are inserted and not uptodate are written, by the thread
-    /// that writes them: the inserter may have handed them to another thread. (`io/transfer.rs` has
-    /// this fence for the writes of a backing; writes of the kernel are ordered by the system calls
-    /// that start and complete them.)
+    /// that writes them. (`io/transfer.rs` has this fence for the writes of a backing; writes of
+    /// the kernel are ordered by the system calls that start and complete them.)
     pub(crate) fn begin_fill(&self) {
         // Release: pairs with the Acquire fence in `read_validated` (O3): an optimistic reader of
         // the previous use of the frame that sees a byte of the fill sees its Entry changed.
@@ -364,10 +354,9 @@ pub(crate) struct FrozenWaits {
     pub(crate) since: Option<Instant>,
 }
 
-/// The lookup: from page index to a counted reference (READ-L1..L4). The steps are those of the
-/// kernel's `filemap_get_entry`: load, try to get, reload, retry. The folio found may be locked,
-/// under I/O or not uptodate: the reference only keeps it in memory. [`Mapping::peek`] is for
-/// callers that need no reference.
+/// The lookup: from page index to a counted reference (READ-L1..L4), as the kernel's
+/// `filemap_get_entry` does it. The folio found may be locked, under I/O or not uptodate.
+/// [`Mapping::peek`] is for callers that need no reference.
 impl Mapping {
     /// Finds the folio that holds page `index`, of any size, and takes a reference to it. The folio
     /// may begin before the unit of the page.
@@ -429,8 +418,8 @@ impl Mapping {
         recheck(self.table.word(index), folio, seen)
     }
 
-    /// Takes a reference to the folio that `seen`, the READY Entry of page `index`, names. Succeeds
-    /// only if the Entry is still READY once the reference is held: see [`recheck_ready`].
+    /// Takes a reference as [`Self::try_get_named`] does, if the Entry, which was READY, still is
+    /// once the reference is held: see [`recheck_ready`].
     #[inline(always)]
     pub(crate) fn try_get_ready<'a>(
         &self,
@@ -537,13 +526,11 @@ const PREDICTS: u64 = 1;
 
 /// Predicts the frame of a page before its Entry has been loaded.
 ///
-/// A file that was filled in order has its frames in the order of its pages (`memory::arena`
-/// allocates them so), at a constant distance. While at least seven in eight of its folios have
-/// that distance, it is published, and a hit touches the predicted bytes while the Entry is still
-/// being loaded from memory: two cache misses overlap. A wrong prediction costs one access to a
-/// cache line of some other frame; nothing is ever read through it. It is updated at each insertion
-/// and removal. It is a hint: nothing orders it, its counts may drift under races, and the model
-/// checker does not see it.
+/// A file that was filled in order has its frames in the order of its pages, at a constant
+/// distance. While at least seven in eight of its folios have that distance, it is published, and a
+/// hit touches the predicted bytes while the Entry is still being loaded: two cache misses overlap.
+/// A wrong prediction costs one access to a cache line; nothing is ever read through it. It is a
+/// hint: nothing orders it, and its counts may drift under races.
 #[derive(Debug, Default)]
 pub(super) struct Prediction {
     distance: HintWord,
@@ -551,8 +538,7 @@ pub(super) struct Prediction {
 }
 
 impl Prediction {
-    /// Records that a folio whose first page is `index` was inserted in `frame`; the file now has
-    /// `resident` folios.
+    /// Records an insertion; the file now has `resident` folios.
     pub(super) fn note_insert(&self, index: u64, frame: u32, resident: u64, published: &HintWord) {
         let distance = u64::from(frame).wrapping_sub(index);
         let following = self.following.load(Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Reads without a reference: copy first, check afterwards (READ-O1..O4), of one
 //! page or of a [`FrameRun`]; and the mark of use that they set.
 //!
-//! This is a sequence lock with the sequence number in the Entry. It writes no shared memory. The
-//! caller supplies the copy, so the protocol runs unchanged under the model checker.
+//! This is a sequence lock with the sequence number in the Entry. The caller supplies the copy, so
+//! the protocol runs unchanged under the model checker.
 //!
 //! PROTOCOL USE, of the first use of a page that was read ahead, which must be counted once. The
 //! READAHEAD mark is in the descriptor, and a folio may be moved to another one
@@ -22,9 +22,6 @@
 //! - F1 before F2: a use between them that finds the new folio without READAHEAD is counted as a
 //!   second one.
 //! - F3 after F2: a use between them clears a flag that is no longer read.
-//!
-//! Without F3 a page that was used during a move counts as never used, and its next use as the
-//! first.
 
 use super::mapping::recheck_ready;
 use super::table::Table;
@@ -83,11 +80,11 @@ const RUN_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 
 /// Run of frames: consecutive pages in consecutive frames, read with one copy.
 ///
-/// Loads all Entries, copies once, then loads all Entries again (READ-O1..O4 for each). Each page
-/// is validated separately: a page that changed invalidates itself and the pages after it, not
-/// those before. The caller reads the length of the file between the two loads: a truncation sets
-/// the length before it changes the bytes beyond the end, an extension after. So a page whose Entry
-/// is unchanged had the copied bytes when the length was read.
+/// Loads all Entries, copies once, then loads all Entries again (READ-O1..O4 for each). A page that
+/// changed invalidates itself and the pages after it. The caller reads the length of the file
+/// between the two loads: a truncation sets the length before it changes the bytes beyond the end,
+/// an extension after. So a page whose Entry is unchanged had the copied bytes when the length was
+/// read.
 ///
 /// Where frames may be unmapped, [`FrameRun::hold`] runs in between: it takes a reference to each
 /// folio and then checks READY.

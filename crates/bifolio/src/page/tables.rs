@@ -31,17 +31,11 @@ pub(crate) trait HasTable: Send + Sync + Debug {
 
 /// The tables that have charged pages, least recently searched first. The cost of a search does not
 /// depend on the number of open files without such pages.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tables {
     files: Mutex<WeakList<dyn HasTable>>,
     /// Charged pages of files that keep values, which eviction does not empty.
     kept_pages: AtomicU64,
-}
-
-impl Default for Tables {
-    fn default() -> Self {
-        Self { files: Mutex::new(WeakList::default()), kept_pages: AtomicU64::new(0) }
-    }
 }
 
 impl Tables {

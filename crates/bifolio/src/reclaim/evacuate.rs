@@ -174,8 +174,8 @@ impl Reclaim {
             return false;
         }
         let target = match out_of {
-            OutOf::Extent => self.arena().allocate_partial(locked.order(), id),
-            OutOf::Chunk => self.arena().allocate_elsewhere(locked.order()),
+            OutOf::Extent => self.arena().allocate_elsewhere(locked.order(), Some(id)),
+            OutOf::Chunk => self.arena().allocate_elsewhere(locked.order(), None),
         };
         let Some(target) = target else { return false };
         // As in a fill, the folio has no owner until it is in the table.

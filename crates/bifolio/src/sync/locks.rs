@@ -1,11 +1,9 @@
 //! Locks whose whole state is in the lock: for programs that use the library in a forked child.
 //!
 //! Compiled with the feature `fork`, in place of `parking_lot`, whose waiting threads are in a
-//! table of the process. The child inherits that table with entries of threads that it does not
-//! have. The C library gives their memory to new threads of the child, and the first thread that
-//! waits for a lock reads it as an entry. These locks are those of the standard library, which are
-//! futexes, with the interface of `parking_lot`: without poison, and with a guard that a condition
-//! variable borrows.
+//! table of the process, which a child inherits with entries of threads that it does not have.
+//! These locks are those of the standard library, which are futexes, with the interface of
+//! `parking_lot`: without poison, and with a guard that a condition variable borrows.
 //!
 //! A reader-writer lock is a mutex over its state: two short critical sections for each use.
 //! Readers wait for writers that wait, except those that may read already (`read_recursive`).

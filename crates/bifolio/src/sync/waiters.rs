@@ -1,9 +1,8 @@
 //! Waits for a 32-bit word: threads that sleep while it holds a value, and wakers that are called.
 //!
-//! Used by the folio lock and by waiters for write-back. A sleep may end early (a signal, a changed
-//! word, spuriously): callers load the word again. A waker is registered before the word says that
-//! there are waiters; the thread that unlocks such a word calls all its wakers and forgets them. So
-//! a waker is called once for each registration that is not forgotten before, perhaps without need,
+//! Used by the folio lock and by waiters for write-back. A sleep may end early: callers load the
+//! word again. A waker is registered before the word says that there are waiters; the thread that
+//! unlocks such a word calls all its wakers and forgets them. A waker may be called without need,
 //! and must not wait or call into the cache.
 
 use crate::sync::AtomicU32;

@@ -1,9 +1,8 @@
 //! A list of weak references to objects that come and go, oldest first.
 //!
-//! A dropped object need not be removed: its entry is discarded when it is found, or when the list
-//! has doubled in length since the last purge. So the length is at most about twice the number of
-//! live objects, and the amortized cost of a push is constant. (Until its entry is discarded, a
-//! weak reference keeps the memory of the dropped object allocated.)
+//! The entry of a dropped object is discarded when it is found, or when the list has doubled in
+//! length since the last purge: the length is at most about twice the number of live objects, and
+//! the amortized cost of a push is constant.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

@@ -6,12 +6,9 @@
 //!
 //! In a program that locks all future memory (`mlockall(MCL_FUTURE)`) a new mapping would be made
 //! resident as a whole. So it is mapped without access, unlocked, and only then made accessible.
-//!
-//! Core dumps leave reservations out (`MADV_DONTDUMP`): they are address space for the most part,
-//! and the rest are bytes of files.
-//!
-//! A reservation is one mapping of the process, of `vm.max_map_count`. Advice to a part of one
-//! divides it; at the limit, the kernel refuses that.
+//! Core dumps leave reservations out (`MADV_DONTDUMP`). A reservation is one mapping of the
+//! process, of `vm.max_map_count`; advice to a part of one divides it, which the kernel refuses at
+//! the limit.
 //!
 //! The limits are those of the machine, of the process, queried through the C library (a filter may
 //! refuse the calls), and of its control groups, versions 1 and 2. The limit of a group also holds
@@ -107,7 +104,6 @@ impl Reservation {
         Err(io::Error::new(refusal.kind(), problem))
     }
 
-    /// Returns the length in bytes, a multiple of the page size.
     pub(crate) fn len(&self) -> usize {
         self.length_bytes
     }
@@ -135,11 +131,10 @@ impl Reservation {
         let _ = self.advise(0, self.length_bytes, Advice::LinuxUnmergeable);
     }
 
-    /// Acts as [`Self::refuse_huge_pages`] on a part, in which the kernel then creates no huge
-    /// pages on its own either.
+    /// Requests base pages only in a part.
     ///
     /// # Errors
-    /// Fails if the kernel has no memory to record it. A kernel without huge pages succeeds.
+    /// The kernel has no memory to record it. A kernel without huge pages succeeds.
     pub(crate) fn refuse_huge_pages_in(
         &self,
         offset_bytes: usize,
@@ -202,22 +197,19 @@ impl Reservation {
     }
 }
 
-/// Frees the pages of a range, including pages that the program has locked in memory: the next
-/// access finds zeros, or a missing page. Continues after an interruption.
+/// Frees the pages of a range, also of locked memory: the next access finds zeros, or a missing
+/// page.
 ///
 /// # Safety
 /// The range must be whole pages of private memory of this crate whose bytes are not needed.
 pub(crate) unsafe fn free_pages(start: *mut u8, length_bytes: usize) -> io::Result<()> {
     // The second since Linux 5.18; the first fails on locked pages.
-    let mut ways = [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED].into_iter();
-    let mut way = ways.next();
-    while let Some(advice) = way {
+    for advice in [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED] {
         // SAFETY: the caller guarantees that the range may be freed.
         let free = || answer_of(unsafe { libc::madvise(start.cast(), length_bytes, advice) });
         match persist(free) {
-            Ok(_) => return Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => way = ways.next(),
-            Err(error) => return Err(error),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            answer => return answer.map(drop),
         }
     }
     // SAFETY: as above; no byte changes.
@@ -340,31 +332,26 @@ impl Place {
     fn limits(&self) -> impl Iterator<Item = MemoryLimit> + '_ {
         let ancestors = self.directory.ancestors();
         let visible = ancestors.take_while(|directory| directory.starts_with(&self.top));
-        visible.filter_map(|directory| self.names.read(directory))
+        visible.filter_map(|directory| self.limit_of(directory))
     }
-}
 
-impl Names {
     /// Reads the limit of one group; `None` if it has none.
-    fn read(&self, directory: &Path) -> Option<MemoryLimit> {
+    fn limit_of(&self, directory: &Path) -> Option<MemoryLimit> {
+        let Names { limit, used, file_pages } = self.names;
         let number = |name| read_text(directory.join(name)).ok()?.trim().parse::<u64>().ok();
         // Version 2 writes `max`.
-        let limit_bytes = number(self.limit)?;
-        let used_bytes = number(self.used).unwrap_or(0);
+        let limit_bytes = number(limit)?;
+        let used_bytes = number(used).unwrap_or(0);
         let details = read_text(directory.join("memory.stat")).unwrap_or_default();
-        let is_of_file = |line: &&str| self.file_pages.iter().any(|name| line.starts_with(name));
+        let is_of_file = |line: &&str| file_pages.iter().any(|name| line.starts_with(name));
+        let last_number = |line: &str| line.rsplit(' ').next()?.parse::<u64>().ok();
         let file_bytes = details.lines().filter(is_of_file).filter_map(last_number).sum();
         let used_bytes = used_bytes.saturating_sub(file_bytes);
-        Some(MemoryLimit { path: directory.join(self.limit), limit_bytes, used_bytes })
+        Some(MemoryLimit { path: directory.join(limit), limit_bytes, used_bytes })
     }
 }
 
-fn last_number(line: &str) -> Option<u64> {
-    line.rsplit(' ').next()?.parse().ok()
-}
-
-/// Returns the groups of the process that can limit memory, from the contents of
-/// `/proc/self/cgroup` and `/proc/self/mountinfo`.
+/// Returns the groups that can limit memory, from `/proc/self/cgroup` and `/proc/self/mountinfo`.
 fn places(groups: &str, mounts: &str) -> Vec<Place> {
     let place = |line: &str| {
         let mut parts = line.splitn(3, ':');

@@ -1,13 +1,9 @@
 //! Start-up probes: which optional kernel features work here, and the fallback of each.
 //!
 //! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
-//! number does not tell what a container's filter or a distribution's patches allow. In the layers
-//! above, `memory` uses huge pages and early page faults, `io` direct transfers and rings, and file
-//! maps faults served in user space. Each feature has a named fallback, and each can be masked, so
-//! that its fallback can be tested on any machine.
-//!
-//! A feature is *available* if its probe succeeded, and *in use* if it is also not disabled. A
-//! feature that depends on the file (direct I/O) is reported as available, "decided per file".
+//! number does not tell what a container's filter or a distribution's patches allow. Each feature
+//! has a named fallback, and can be masked, so that its fallback can be tested on any machine. It
+//! is *available* if its probe succeeded, and *in use* if it is also not disabled.
 //!
 //! Nothing here is remembered in globals, and nothing fails: a feature whose probe cannot run is
 //! not available, with the reason. The trials for maps are in `maps/kernel/trials.rs`. For io_uring
@@ -19,9 +15,9 @@
 #![allow(unsafe_code)]
 
 use super::file::{above_standard, read_text};
-use super::is_forbidden;
 use super::memory::{HUGE_PAGE_BYTES, PAGE_BYTES, Reservation};
 use super::ring::{Ring, RingCall, RingMemory};
+use super::{INTERRUPTIONS_MAX, is_forbidden};
 use crate::maps::kernel::trials;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::Advice;
@@ -160,10 +156,19 @@ pub struct Features {
 }
 
 impl Features {
-    pub(super) fn of_reports(reports: Vec<FeatureReport>) -> Self {
+    /// Probes every feature; those in `disabled` are reported but not used.
+    pub fn probe(disabled: &[Feature]) -> Self {
+        let report = |feature| report(feature, probe(feature), disabled.contains(&feature));
+        let reports = Feature::ALL.map(report).to_vec();
         let used = reports.iter().filter(|report| report.in_use);
         let in_use = used.fold(0, |bits, report| bits | report.feature.bit());
         Self { in_use, reports, withdrawn: Arc::default() }
+    }
+
+    /// The features of this system, none disabled; the first call probes them.
+    pub(crate) fn of_system() -> &'static Self {
+        static OF_SYSTEM: OnceLock<Features> = OnceLock::new();
+        OF_SYSTEM.get_or_init(|| Self::probe(&[]))
     }
 
     /// Stops all clones from using a feature that the kernel refuses although its probe succeeded.
@@ -231,23 +236,6 @@ pub(crate) fn refused(call: &str, error: &io::Error) -> String {
 const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
 pub(crate) type Finding = Result<String, String>;
-
-impl Features {
-    /// Probes every feature; those in `disabled` are reported but not used.
-    pub fn probe(disabled: &[Feature]) -> Self {
-        let reports = Feature::ALL
-            .into_iter()
-            .map(|feature| report(feature, probe(feature), disabled.contains(&feature)))
-            .collect();
-        Self::of_reports(reports)
-    }
-
-    /// The features of this system, none disabled; the first call probes them.
-    pub(crate) fn of_system() -> &'static Self {
-        static OF_SYSTEM: OnceLock<Features> = OnceLock::new();
-        OF_SYSTEM.get_or_init(|| Self::probe(&[]))
-    }
-}
 
 fn probe(feature: Feature) -> Finding {
     match feature {
@@ -371,10 +359,6 @@ pub(crate) fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding
     }
 }
 
-const DISABLED_SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
-/// Interruptions of a trial before it counts as failed.
-const INTERRUPTIONS_MAX: u32 = 1000;
-
 fn io_uring() -> Finding {
     let trial = || {
         let mut ring = Ring::open(1)?;
@@ -386,7 +370,7 @@ fn io_uring() -> Finding {
     match trial() {
         Ok(()) => Ok("io_uring works".to_owned()),
         Err(error) => {
-            let setting = read_text(DISABLED_SETTING);
+            let setting = read_text("/proc/sys/kernel/io_uring_disabled");
             Err(refusal("io_uring", &error, setting.ok().as_deref()))
         }
     }

@@ -1,8 +1,5 @@
 //! The engine: many transfers at once, with few system calls.
 //!
-//! Created with the cache, above the arena. `file` and `writeback` push transfers with their owners
-//! into a queue, and get the owners back when the kernel is done.
-//!
 //! ```text
 //!   Queue<T> -------- transfers of one thread, with their owners            queue.rs
 //!     |-- Lease         one ring of the pool, while anything is in flight     rings.rs
@@ -49,7 +46,7 @@ impl Engine {
         Self::with_threads(features, depth, THREADS_MAX)
     }
 
-    /// Acts as [`Self::new`], with at most `threads_max` threads, which may be 0.
+    /// Creates an engine with at most `threads_max` threads, which may be 0.
     pub(super) fn with_threads(features: &Features, depth: usize, threads_max: usize) -> Arc<Self> {
         let depth = depth.clamp(1, IO_DEPTH_MAX);
         let cpus = thread::available_parallelism().map_or(1, usize::from);

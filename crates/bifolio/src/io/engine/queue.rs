@@ -68,7 +68,7 @@ pub(crate) struct Queue<'e, T> {
     armed: Option<Arc<Bell>>,
 }
 
-/// How long a thread that hears a bell waits for helpers before it makes a transfer itself.
+/// Wait of a thread that hears a bell for helpers, before it makes a transfer itself.
 const HELPER_WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// Slots that a queue reserves for its first transfer, because moving them to a larger allocation
@@ -257,7 +257,7 @@ impl<T> Queue<'_, T> {
         } else {
             self.submit();
         }
-        while let Some((owner, answer)) = self.done.pop_front() {
+        for (owner, answer) in self.done.drain(..) {
             blocking::note_handed_out(1);
             on_done(owner, answer);
         }
@@ -335,13 +335,9 @@ impl<T> Queue<'_, T> {
 
     /// Returns the ring call for the first attempt; `None` if no ring makes it.
     fn ring_call(&mut self, transfer: &Transfer, request: &IoRequest) -> Option<RingCall> {
-        let range = range_end(request.position_bytes, request.length_bytes);
-        if range.is_err() || request.length_bytes == 0 {
-            return None;
-        }
+        range_end(request.position_bytes, request.length_bytes).ok()?;
         let submission = transfer.backing.submission(request)?;
-        let is_possible = (1..=request.length_bytes).contains(&submission.length_bytes);
-        if !is_possible {
+        if !(1..=request.length_bytes).contains(&submission.length_bytes) {
             return None;
         }
         if self.lease.is_none() && !self.is_without_ring {
@@ -407,9 +403,8 @@ impl<T> Queue<'_, T> {
             self.done.push_back((owner, answer));
         }
         if self.in_helpers() > 0 {
-            let brought =
-                self.fallback.as_ref().map(|fallback| fallback.take_done()).unwrap_or_default();
-            for (token, answer) in brought {
+            let done = self.fallback.as_ref().map(|fallback| fallback.take_done());
+            for (token, answer) in done.unwrap_or_default() {
                 self.end_submitted(token, answer);
             }
         }

@@ -1,18 +1,13 @@
 //! The pool of rings, and the leases by which queues use them.
 //!
 //! A queue leases a ring when it has several transfers to start, and returns it when none is in
-//! flight any more. Rings are created when all existing ones are leased, up to a small number
-//! (twice the CPUs: a ring is leased while the device works, not the CPU); beyond that, leasing
-//! waits. No queue keeps a ring while others wait for one: after [`LEASE_TRANSFERS`] transfers
-//! ([`Lease::is_over`]) a queue lets its ring drain and leases again, behind the waiters. And a
-//! queue that has a ring never waits for another (IO-5: while transfers are in flight their queue's
-//! owner waits for nothing else).
+//! flight any more. There are at most twice as many rings as CPUs (a ring is leased while the
+//! device works, not the CPU); beyond that, leasing waits. After [`LEASE_TRANSFERS`] transfers
+//! ([`Lease::is_over`]) a queue lets its ring drain and leases again, behind the waiters. A queue
+//! that has a ring never waits for another (IO-5).
 //!
-//! A device that hangs may keep every ring. So the wait for a ring is short: after [`WAIT_MAX`]
-//! without a returned ring the pool is *stalled*, and until one is returned, transfers are made
-//! with plain calls, as if there were no rings.
-//!
-//! Rings live as long as the pool, whose lock is not held during a transfer.
+//! A device that hangs may keep every ring. So after [`WAIT_MAX`] without a returned ring the pool
+//! is *stalled*, and until one is returned, transfers are made with plain calls.
 //!
 //! # Safety
 //! Passes on the contract of `Ring::push`.
@@ -85,7 +80,7 @@ impl Rings {
                 if !pool.free.is_empty() {
                     self.returned.notify_one();
                 }
-                return Some(Lease::new(self, ring));
+                return Some(Lease { rings: self, ring: Some(ring), started: 0, refusals: 0 });
             }
             if pool.count == 0 || pool.is_stalled {
                 return None;
@@ -109,27 +104,6 @@ impl Rings {
             .ok()?;
         pool.count += 1;
         Some(ring)
-    }
-
-    pub(super) fn give_back(&self, ring: Ring) {
-        let mut pool = self.pool.lock();
-        pool.free.push(ring);
-        pool.is_stalled = false;
-        drop(pool);
-        self.returned.notify_one();
-    }
-
-    /// Stops using rings: `ring` failed, and any other will.
-    pub(super) fn give_up(&self, ring: Ring) {
-        let mut pool = self.pool.lock();
-        pool.is_broken = true;
-        pool.count -= 1;
-        drop(ring);
-        self.returned.notify_all();
-    }
-
-    pub(super) fn is_wanted(&self) -> bool {
-        self.pool.lock().waiting > 0
     }
 }
 
@@ -160,14 +134,10 @@ pub(super) struct Lease<'e> {
     refusals: u32,
 }
 
-impl<'e> Lease<'e> {
-    pub(super) fn new(rings: &'e Rings, ring: Ring) -> Self {
-        Self { rings, ring: Some(ring), started: 0, refusals: 0 }
-    }
-
+impl Lease<'_> {
     /// Returns `true` if the ring should be passed on to a waiting queue.
     pub(super) fn is_over(&self) -> bool {
-        self.started >= LEASE_TRANSFERS && self.rings.is_wanted()
+        self.started >= LEASE_TRANSFERS && self.rings.pool.lock().waiting > 0
     }
 
     /// Returns the call for the first part of a transfer: as many whole spans as `submission`
@@ -241,11 +211,13 @@ impl<'e> Lease<'e> {
         Some((token as usize, answer))
     }
 
-    /// Ends the lease of a ring that failed, with nothing in flight.
+    /// Ends the lease of a ring that failed, with nothing in flight. No ring is used any more.
     pub(super) fn give_up(mut self) {
-        if let Some(ring) = self.ring.take() {
-            self.rings.give_up(ring);
-        }
+        let mut pool = self.rings.pool.lock();
+        pool.is_broken = true;
+        pool.count -= 1;
+        self.ring = None;
+        self.rings.returned.notify_all();
     }
 
     fn ring(&mut self) -> &mut Ring {
@@ -255,9 +227,12 @@ impl<'e> Lease<'e> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        if let Some(ring) = self.ring.take() {
-            self.rings.give_back(ring);
-        }
+        let Some(ring) = self.ring.take() else { return };
+        let mut pool = self.rings.pool.lock();
+        pool.free.push(ring);
+        pool.is_stalled = false;
+        drop(pool);
+        self.rings.returned.notify_one();
     }
 }
 
@@ -318,7 +293,7 @@ mod tests {
         assert!(!lease.is_over(), "no queue waits");
         thread::scope(|scope| {
             let waiting = scope.spawn(|| rings.lease().is_some());
-            while !rings.is_wanted() {
+            while rings.pool.lock().waiting == 0 {
                 thread::yield_now();
             }
             assert!(lease.is_over());

@@ -7,12 +7,12 @@
 //! remaining jobs and joins the threads.
 //!
 //! A job may never end, because storage can hang. So each job names its *lane*, the device that it
-//! calls, and at most [`LANE_HELPERS_MAX`] jobs of one lane run at a time: a hung device blocks
-//! only that many threads. Jobs of a full lane wait in a list, and so do jobs without a thread. The
-//! callers bound the list (at most one job per transfer in flight), and no progress may depend on a
-//! job in it: what must run soon or not at all is offered as [`Urgency::Now`], may use as many
-//! threads again, and is returned to the caller if no thread is available. A job that other threads
-//! rely on is [`Urgency::Always`]; its callers bound how many of those there are.
+//! calls, and at most [`LANE_HELPERS_MAX`] jobs of one lane run at a time. Jobs of a full lane, or
+//! without a thread, wait in a list, which the callers bound (at most one job per transfer in
+//! flight), and on which no progress may depend: what must run soon or not at all is
+//! [`Urgency::Now`], may use as many threads again, and is returned if no thread is available. A
+//! job that other threads rely on is [`Urgency::Always`]; its callers bound how many of those there
+//! are.
 //!
 //! A forked child has no threads, and a copy of the list that it ignores.
 //!
@@ -48,7 +48,6 @@ pub(super) enum Urgency {
 }
 
 impl Urgency {
-    /// Returns the maximum number of running jobs of a lane, including this one.
     fn lane_max(self) -> usize {
         match self {
             Self::Whenever => LANE_HELPERS_MAX,
@@ -120,7 +119,9 @@ impl WorkersState {
 
 impl Workers {
     pub(super) fn new(threads_max: usize) -> Self {
-        Self { shared: Arc::new(Shared::new()), threads_max }
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Shared { state, changed, origin: Origin::here() };
+        Self { shared: Arc::new(shared), threads_max }
     }
 
     /// Queues `job`, of the device `lane`, for a thread. Returns it if no thread exists and none
@@ -176,10 +177,6 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    fn new() -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), origin: Origin::here() }
-    }
-
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
@@ -207,10 +204,9 @@ impl fmt::Debug for Shared {
 /// Transfers of one queue that threads make with plain calls: without a ring, and for backings that
 /// must be called.
 ///
-/// The queue's thread submits transfers; workers come as helpers, one per *ticket*, and take what
-/// is left; while the queue's thread would otherwise wait, it takes them itself. So workers only
-/// speed things up: a queue waits only for threads that work on one of its transfers, and makes
-/// progress even if every worker is busy, or is the queue's own thread.
+/// Workers come as helpers, one per *ticket*; while the queue's thread would otherwise wait, it
+/// takes transfers itself. So a queue waits only for threads that work on one of its transfers, and
+/// makes progress even if every worker is busy, or is the queue's own thread.
 #[derive(Debug, Default)]
 pub(super) struct FallbackQueue {
     state: Mutex<FallbackState>,
@@ -236,7 +232,6 @@ struct FallbackState {
 }
 
 impl FallbackQueue {
-    /// Submits a transfer; `token` is returned with its answer.
     pub(super) fn submit(&self, token: usize, transfer: Transfer) {
         self.state.lock().submitted.push_back((token, transfer));
     }
@@ -267,9 +262,7 @@ impl FallbackQueue {
             state.bell.clone()
         };
         self.finished.notify_one();
-        if let Some(bell) = bell {
-            bell.ring();
-        }
+        bell.iter().for_each(|bell| bell.ring());
     }
 
     pub(super) fn forget_helper(&self) {

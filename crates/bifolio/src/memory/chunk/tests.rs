@@ -119,7 +119,7 @@ impl World {
             assert_eq!(world.allocate(None), frame);
         }
         for frame in free {
-            world.arena.free(FolioId(frame));
+            world.arena.free([FolioId(frame)]);
         }
         world
     }
@@ -150,7 +150,7 @@ fn a_folio_without_a_neighbour_takes_the_lowest_free_slot() {
 fn migrated_folios_go_to_partial_extents_of_others() {
     let sparse = 160..172;
     let world = World::with_free(sparse.chain([33, 35, 40, 64, 600]));
-    let partial = |from| world.arena.allocate_partial(0, FolioId(from)).map(|id| id.0);
+    let partial = |from| world.arena.allocate_elsewhere(0, Some(FolioId(from))).map(|id| id.0);
     assert_eq!(partial(70), Some(40), "the last slot of another extent");
     assert_eq!(partial(32), Some(64));
     assert_eq!(partial(0), Some(35));
@@ -168,7 +168,7 @@ fn lists_and_counts_follow_the_slots() {
         // Alternates between mostly full and mostly empty.
         let frees = random.u32(..100) < if step / 2000 % 2 == 0 { 60 } else { 40 };
         if frees && !used.is_empty() {
-            world.arena.free(FolioId(used.swap_remove(random.usize(..used.len()))));
+            world.arena.free([FolioId(used.swap_remove(random.usize(..used.len())))]);
         } else if used.len() < World::PAGES as usize {
             let near = used.last().copied().filter(|_| random.bool());
             let frame = world.allocate(near);

@@ -90,8 +90,7 @@ pub(crate) unsafe fn zero(target: *mut u8, length_bytes: usize) {
     unsafe { arch::zero(target, length_bytes) }
 }
 
-/// Asks the processor to bring `lines` cache lines from `address` on closer; never faults, never
-/// changes anything.
+/// Prefetches `lines` cache lines from `address` on; never faults, never changes anything.
 #[inline(always)]
 pub(crate) fn prefetch_lines(address: *const u8, lines: usize) {
     for line in 0..lines {

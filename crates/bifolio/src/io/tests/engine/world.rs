@@ -144,7 +144,7 @@ impl Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.arena.free(*id));
+        self.arena.free(self.ids.iter().copied());
     }
 }
 
