@@ -175,8 +175,9 @@ pub(crate) fn validate_bound(bytes: u64, chunk_bytes: u64) -> Result<()> {
     })
 }
 
-pub(crate) fn validate_folio_fits(folio_bytes: u64, chunk_bytes: u64) -> Result<()> {
-    folio_order(folio_bytes)?;
+/// Checks a folio size of a cache with such chunks, and returns log2 of its pages.
+pub(crate) fn folio_order_in(chunk_bytes: u64, folio_bytes: u64) -> Result<u8> {
+    let order = folio_order(folio_bytes)?;
     check(folio_bytes <= chunk_bytes, "folio_bytes", || {
         format!(
             "a folio of {folio_bytes} bytes does not fit in a chunk of this cache, {chunk_bytes} \
@@ -184,7 +185,8 @@ pub(crate) fn validate_folio_fits(folio_bytes: u64, chunk_bytes: u64) -> Result<
              (CacheBuilder::memory)",
             folio_bytes * CHUNKS_MIN
         )
-    })
+    })?;
+    Ok(order)
 }
 
 /// Checks a folio size and returns log2 of its pages.

@@ -245,6 +245,7 @@ impl Error {
     /// let cache = Cache::builder().memory(1 << 20).build()?;
     /// let error = cache.open("/no/such/file", &OpenOptions::new()).unwrap_err();
     /// assert_eq!(error.raw_os_error(), Some(2));
+    /// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
     /// # Ok(())
     /// # }
     /// ```
@@ -318,21 +319,7 @@ impl Error {
     }
 }
 
-/// The error itself is inside, so that its text, with file and position, and
-/// [`Error::raw_os_error`] remain:
-///
-/// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use bifolio::{Cache, OpenOptions};
-/// let cache = Cache::builder().memory(1 << 20).build()?;
-/// let error = cache.open("/no/such/file", &OpenOptions::new()).unwrap_err();
-/// let error = std::io::Error::from(error);
-/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
-/// let inner = error.get_ref().unwrap().downcast_ref::<bifolio::Error>().unwrap();
-/// assert_eq!(inner.raw_os_error(), Some(2));
-/// # Ok(())
-/// # }
-/// ```
+/// The error itself is inside, so that its text and [`Error::raw_os_error`] remain.
 impl From<Error> for io::Error {
     #[cold]
     fn from(error: Error) -> Self {
@@ -403,15 +390,6 @@ impl Error {
     }
 
     #[cold]
-    pub(crate) fn page_size(page_bytes: usize) -> Self {
-        let text = format!(
-            "no cache can be built on this kernel: its pages have {page_bytes} bytes, and a cache \
-             needs pages of 4096; boot a kernel with 4 KiB pages"
-        );
-        Self::new(ErrorKind::Unsupported, text)
-    }
-
-    #[cold]
     pub(crate) fn maps_alive(maps: u64) -> Self {
         let text = format!("{maps} maps or pins of maps are still in use; drop them first");
         Self::new(ErrorKind::MapsAlive, text)
@@ -427,12 +405,6 @@ impl Error {
     pub(crate) fn inside_gate(file: String) -> Self {
         let text = "used by its own write gate, which would wait for itself";
         Self::new(ErrorKind::GateMisuse, text).in_file(file).numbered(libc::EDEADLK)
-    }
-
-    #[cold]
-    pub(crate) fn cannot_gate(file: String, reason: &str) -> Self {
-        let text = format!("cannot have a write gate: {reason}");
-        Self::new(ErrorKind::GateMisuse, text).in_file(file)
     }
 
     /// The file is open with an option that excludes one of this open.

@@ -104,17 +104,8 @@
 //! ```
 //!
 //! Storage that is no file of the system implements [`backing::Backing`]; files that code wants as
-//! plain memory are a [`Map`]. `docs/guide.md` has recipes, in the same order.
-//!
-//! # A tour, in the order of the data's way
-//!
-//! `cache` builds and owns; `maps` is files as memory; `file` turns bytes into pages, and serves
-//! faults; `fill` brings them into memory; `page` finds a page's Entry, counts references and
-//! locks; `memory` is frames, their bound and their lists; `reclaim` chooses what goes; `inode` is
-//! what the handles of a file share; `writeback` and `io` talk to the device; `swap` is where
-//! memory files go; `sync` and `sys` are what all stand on. Each folder's `mod.rs` says its
-//! protocol and invariants; `ARCHITECTURE.md` tells one read, one eviction and one fault from end
-//! to end.
+//! plain memory are a [`Map`]. `docs/guide.md` has recipes, in the same order; `ARCHITECTURE.md`
+//! tells one read, one eviction and one fault from end to end.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
 
 #[cfg(not(all(test, loom)))]
@@ -123,8 +114,6 @@ mod cache;
 mod config;
 #[cfg(not(all(test, loom)))]
 mod error;
-#[cfg(not(all(test, loom)))]
-mod evicted;
 #[cfg(not(all(test, loom)))]
 mod file;
 #[cfg(not(all(test, loom)))]
@@ -193,7 +182,6 @@ mod surface {
     #[cfg(feature = "ablation")]
     pub use crate::config::{DrainPolicy, PinMode};
     pub use crate::error::{Error, ErrorKind, Result};
-    pub use crate::evicted::{Evicted, Kept};
     pub use crate::file::{
         Access, Checkpoint, File, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,
         PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
@@ -203,6 +191,7 @@ mod surface {
     #[doc(hidden)]
     pub use crate::maps::kernel::refusals::{Refusable, refuse};
     pub use crate::maps::map::{Map, MapMut, MapPinMut};
+    pub use crate::reclaim::{Evicted, Kept};
     pub use crate::stats::{DeviceStats, FileStats, Stats};
     pub use crate::sys::probe::FeatureReport;
     /// For tests and benchmarks.

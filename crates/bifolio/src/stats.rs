@@ -2,11 +2,9 @@
 //!
 //! A leaf open to all layers. A counter is incremented by a load and a store in a block that only
 //! the calling thread writes, so a hit costs no locked instruction and no shared cache line. Blocks
-//! of threads that ended keep their counts and are reused by later threads. All accesses are
-//! relaxed: a counter orders nothing, and a snapshot is exact only while the threads are idle.
-//!
-//! Each thread remembers its block in the cache that it used last; a thread that alternates between
-//! caches pays a short search at each change.
+//! of threads that ended keep their counts and are reused by later threads. Each thread remembers
+//! its block in the cache that it used last. All accesses are relaxed: a counter orders nothing,
+//! and a snapshot is exact only while the threads are idle.
 //!
 //! # Safety
 //! Dereferences the remembered address of a block that the calling thread holds.
@@ -52,7 +50,10 @@ pub struct FileStats {
 }
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $variant:ident $field:ident,)+) => {
+    (
+        counts { $($(#[doc = $doc:literal])+ $variant:ident $field:ident,)+ }
+        levels { $($(#[doc = $level_doc:literal])+ $level:ident,)+ }
+    ) => {
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
         pub(crate) enum Counter { $($variant,)+ }
@@ -67,33 +68,11 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $field: u64,)+
-            /// The bound on memory, bytes.
-            pub bound_bytes: u64,
-            /// Memory charged against the bound: frames, descriptors and tables, bytes.
-            pub used_bytes: u64,
-            /// Part of `used_bytes` in frames: memory for pages, bytes.
-            pub frame_bytes: u64,
-            /// Part of `frame_bytes` that holds no page, bytes.
-            pub free_bytes: u64,
-            /// Part of `used_bytes` in descriptors and tables, bytes.
-            pub metadata_bytes: u64,
-            /// Dirty pages, including those being written out, bytes.
-            pub dirty_bytes: u64,
-            /// Pages of memory files that are only in memory, including those being written to the
-            /// swap, bytes.
-            pub unswapped_bytes: u64,
-            /// Swap slots in use, bytes.
-            pub swap_bytes: u64,
-            /// Folios on probation: on the fresh and the old list, bytes.
-            pub inactive_bytes: u64,
-            /// Folios on the active list, bytes.
-            pub active_bytes: u64,
+            $($(#[doc = $level_doc])+ pub $level: u64,)+
             /// Calls of `io_uring_enter`; each submits and completes several transfers.
             pub ring_enters: u64,
             /// Transfers made through io_uring.
             pub ring_transfers: u64,
-            /// Longest time that a write was throttled, nanoseconds.
-            pub throttle_ns_max: u64,
             /// Fallbacks in use for missing kernel features, one text each.
             pub fallbacks: Vec<String>,
             /// Devices of the open files.
@@ -110,19 +89,7 @@ macro_rules! counters {
 
             /// Returns the levels by name, in the order of the fields.
             pub fn levels(&self) -> Vec<(&'static str, u64)> {
-                vec![
-                    ("bound_bytes", self.bound_bytes),
-                    ("used_bytes", self.used_bytes),
-                    ("frame_bytes", self.frame_bytes),
-                    ("free_bytes", self.free_bytes),
-                    ("metadata_bytes", self.metadata_bytes),
-                    ("dirty_bytes", self.dirty_bytes),
-                    ("unswapped_bytes", self.unswapped_bytes),
-                    ("swap_bytes", self.swap_bytes),
-                    ("inactive_bytes", self.inactive_bytes),
-                    ("active_bytes", self.active_bytes),
-                    ("throttle_ns_max", self.throttle_ns_max),
-                ]
+                [$((stringify!($level), self.$level),)+].to_vec()
             }
 
             /// Returns the counts by name, in the order of the fields.
@@ -134,133 +101,163 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Pages read without a reference: copied, then validated.
-    HitOptimistic hits_optimistic,
-    /// Pages copied from a mappable file: with a reference, without the folio lock.
-    HitPinned hits_pinned,
-    /// Resident pages that could only be read or pinned under the folio lock.
-    HitSlow hits_slow,
-    /// Optimistic reads whose page changed during the copy, and that were repeated.
-    OptimisticRetry optimistic_retries,
-    /// Lookups that found no folio: filled from the device, or with zeros.
-    Miss misses,
-    /// Misses that needed no I/O: past the end of the storage, or completely overwritten.
-    MissWithoutRead misses_without_read,
-    /// Misses of pages that had been evicted and left a shadow.
-    Refault workingset_refault,
-    /// Refaults of pages that were evicted from the old list too early; they become active at once.
-    RefaultActivate workingset_activate,
-    /// Bytes read from devices.
-    ReadBytes read_bytes,
-    /// Read requests sent to devices.
-    ReadRequest read_requests,
-    /// Transfers made with plain system calls: single ones, or all without io_uring.
-    PlainTransfer plain_transfers,
-    /// Bytes written to devices.
-    WrittenBytes written_bytes,
-    /// Folios written out.
-    Writeback writeback,
-    /// Write requests sent to devices; adjacent folios share one.
-    WriteRequest write_requests,
-    /// Failed write-outs; their folios stayed dirty.
-    WritebackError writeback_errors,
-    /// Writes that waited for a write-out of their folio.
-    WritebackWait writeback_waits,
-    /// Faults served: accesses to pages of maps that were not resident.
-    Fault faults,
-    /// Pages installed in regions.
-    MapIn mapped_in_pages,
-    /// Pages unmapped from regions by reclaim.
-    Unmap unmapped_pages,
-    /// Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
-    UnmapFlush unmap_flushes,
-    /// Pages that were stored to while they were being unmapped, and were kept.
-    StoredLate stored_late_pages,
-    /// Pages of memory files written to the swap.
-    SwapOut swapped_out_pages,
-    /// Pages of memory files read back from the swap.
-    SwapIn swapped_in_pages,
-    /// Bytes accepted by writes.
-    WriteBytes write_bytes,
-    /// Syncs that reached the device flush, their own or a shared one.
-    Sync syncs,
-    /// Device flushes made for syncs.
-    DeviceFlush device_flushes,
-    /// Syncs that shared the flush of another sync of the same file.
-    SyncShared syncs_shared,
-    /// Folios scanned by reclaim, at the tails of the old and the active list.
-    PgScan pgscan,
-    /// Folios evicted by reclaim.
-    PgSteal pgsteal,
-    /// Folios moved from the old list to the active one, because they were used there.
-    PgActivate pgactivate,
-    /// Folios moved from the active list to the old one, because nothing else could be evicted.
-    PgDeactivate pgdeactivate,
-    /// Folios that reclaim found pinned or otherwise referenced.
-    PgPinned pgpinned,
-    /// Folios of memory files that were written to the swap in order to evict them.
-    PageOut pageout,
-    /// Folios evicted because their chunk was needed for another folio size or had to be released.
-    PgEvacuate pgevacuate,
-    /// Folios in use that were moved to frames among others that stay.
-    PgRelocate pgrelocate,
-    /// Allocations that found no frame and had to reclaim.
-    DirectReclaim direct_reclaims,
-    /// Times the background thread was woken to reclaim.
-    BackgroundReclaim background_reclaims,
-    /// Allocations that waited for frames that other calls used briefly (I/O, reads in progress).
-    AllocationWait allocation_waits,
-    /// Waits of 100 us or longer for reclaim: for frames, or for a page that is being evicted.
-    ReclaimStall reclaim_stalls,
-    /// Allocations that failed because everything was pinned or could not be written.
-    AllocationFailure allocation_failures,
-    /// LRU batches moved to the lists because they were full.
-    LruBatch lru_batches,
-    /// Times all CPUs' LRU batches were drained to find folios to evict.
-    LruDrain lru_drains,
-    /// Rounds that a lookup waited for a folio that was frozen or just replaced.
-    FrozenWait frozen_waits,
-    /// Folios evicted on advice.
-    EvictFolio evict_folios,
-    /// Folios evicted on advice only after other CPUs' LRU batches had been drained.
-    EvictSecondPass evict_second_pass_folios,
-    /// Folios kept despite advice: they extend beyond the range.
-    EvictStraddling evict_straddling,
-    /// Folios kept despite advice: another thread was evicting or removing them.
-    EvictGone evict_gone,
-    /// Folios kept despite advice: locked.
-    EvictLocked evict_locked,
-    /// Folios kept despite advice: being written out.
-    EvictWriteback evict_writeback,
-    /// Folios kept despite advice: they exist only in memory.
-    EvictPrivate evict_private,
-    /// Folios kept despite advice: dirty.
-    EvictDirty evict_dirty,
-    /// Folios kept despite advice: part of a map.
-    EvictMapped evict_mapped,
-    /// Folios kept despite advice: clean and not mapped, but referenced.
-    EvictReferenced evict_referenced,
-    /// Drains of other CPUs' LRU batches requested by advice.
-    EvictDrain evict_drains,
-    /// LRU batches drained for advice.
-    EvictDrainCpu evict_drained_cpus,
-    /// Pins taken so far, including those that were released.
-    Pin pins,
-    /// Folios read ahead.
-    Readahead readahead_folios,
-    /// Folios read ahead that were evicted before their first use.
-    ReadaheadUnused readahead_unused,
-    /// Flusher rounds that wrote something.
-    FlusherRound flusher_rounds,
-    /// Folios written by the flusher.
-    FlusherFolio flusher_folios,
-    /// Requests to write gates to make their log durable, made in the background because dirty
-    /// pages were held back. Many of them mean that reclaim and the flusher wait for the log.
-    GateAsk gate_asks,
-    /// Writes that were throttled because too much was dirty.
-    ThrottleWait throttle_waits,
-    /// Total time that writes were throttled, nanoseconds.
-    ThrottleNs throttle_ns,
+    counts {
+        /// Pages read without a reference: copied, then validated.
+        HitOptimistic hits_optimistic,
+        /// Pages copied from a mappable file: with a reference, without the folio lock.
+        HitPinned hits_pinned,
+        /// Resident pages that could only be read or pinned under the folio lock.
+        HitSlow hits_slow,
+        /// Optimistic reads whose page changed during the copy, and that were repeated.
+        OptimisticRetry optimistic_retries,
+        /// Lookups that found no folio: filled from the device, or with zeros.
+        Miss misses,
+        /// Misses that needed no I/O: past the end of the storage, or completely overwritten.
+        MissWithoutRead misses_without_read,
+        /// Misses of pages that had been evicted and left a shadow.
+        Refault workingset_refault,
+        /// Refaults of pages that were evicted from the old list too early; they become active at
+        /// once.
+        RefaultActivate workingset_activate,
+        /// Bytes read from devices.
+        ReadBytes read_bytes,
+        /// Read requests sent to devices.
+        ReadRequest read_requests,
+        /// Transfers made with plain system calls: single ones, or all without io_uring.
+        PlainTransfer plain_transfers,
+        /// Bytes written to devices.
+        WrittenBytes written_bytes,
+        /// Folios written out.
+        Writeback writeback,
+        /// Write requests sent to devices; adjacent folios share one.
+        WriteRequest write_requests,
+        /// Failed write-outs; their folios stayed dirty.
+        WritebackError writeback_errors,
+        /// Writes that waited for a write-out of their folio.
+        WritebackWait writeback_waits,
+        /// Faults served: accesses to pages of maps that were not resident.
+        Fault faults,
+        /// Pages installed in regions.
+        MapIn mapped_in_pages,
+        /// Pages unmapped from regions by reclaim.
+        Unmap unmapped_pages,
+        /// Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
+        UnmapFlush unmap_flushes,
+        /// Pages that were stored to while they were being unmapped, and were kept.
+        StoredLate stored_late_pages,
+        /// Pages of memory files written to the swap.
+        SwapOut swapped_out_pages,
+        /// Pages of memory files read back from the swap.
+        SwapIn swapped_in_pages,
+        /// Bytes accepted by writes.
+        WriteBytes write_bytes,
+        /// Syncs that reached the device flush, their own or a shared one.
+        Sync syncs,
+        /// Device flushes made for syncs.
+        DeviceFlush device_flushes,
+        /// Syncs that shared the flush of another sync of the same file.
+        SyncShared syncs_shared,
+        /// Folios scanned by reclaim, at the tails of the old and the active list.
+        PgScan pgscan,
+        /// Folios evicted by reclaim.
+        PgSteal pgsteal,
+        /// Folios moved from the old list to the active one, because they were used there.
+        PgActivate pgactivate,
+        /// Folios moved from the active list to the old one, because nothing else could be evicted.
+        PgDeactivate pgdeactivate,
+        /// Folios that reclaim found pinned or otherwise referenced.
+        PgPinned pgpinned,
+        /// Folios of memory files that were written to the swap in order to evict them.
+        PageOut pageout,
+        /// Folios evicted because their chunk was needed for another folio size or had to be
+        /// released.
+        PgEvacuate pgevacuate,
+        /// Folios in use that were moved to frames among others that stay.
+        PgRelocate pgrelocate,
+        /// Allocations that found no frame and had to reclaim.
+        DirectReclaim direct_reclaims,
+        /// Times the background thread was woken to reclaim.
+        BackgroundReclaim background_reclaims,
+        /// Allocations that waited for frames that other calls used briefly (I/O, reads in
+        /// progress).
+        AllocationWait allocation_waits,
+        /// Waits of 100 us or longer for reclaim: for frames, or for a page that is being evicted.
+        ReclaimStall reclaim_stalls,
+        /// Allocations that failed because everything was pinned or could not be written.
+        AllocationFailure allocation_failures,
+        /// LRU batches moved to the lists because they were full.
+        LruBatch lru_batches,
+        /// Times all CPUs' LRU batches were drained to find folios to evict.
+        LruDrain lru_drains,
+        /// Rounds that a lookup waited for a folio that was frozen or just replaced.
+        FrozenWait frozen_waits,
+        /// Folios evicted on advice.
+        EvictFolio evict_folios,
+        /// Folios evicted on advice only after other CPUs' LRU batches had been drained.
+        EvictSecondPass evict_second_pass_folios,
+        /// Folios kept despite advice: they extend beyond the range.
+        EvictStraddling evict_straddling,
+        /// Folios kept despite advice: another thread was evicting or removing them.
+        EvictGone evict_gone,
+        /// Folios kept despite advice: locked.
+        EvictLocked evict_locked,
+        /// Folios kept despite advice: being written out.
+        EvictWriteback evict_writeback,
+        /// Folios kept despite advice: they exist only in memory.
+        EvictPrivate evict_private,
+        /// Folios kept despite advice: dirty.
+        EvictDirty evict_dirty,
+        /// Folios kept despite advice: part of a map.
+        EvictMapped evict_mapped,
+        /// Folios kept despite advice: clean and not mapped, but referenced.
+        EvictReferenced evict_referenced,
+        /// Drains of other CPUs' LRU batches requested by advice.
+        EvictDrain evict_drains,
+        /// LRU batches drained for advice.
+        EvictDrainCpu evict_drained_cpus,
+        /// Pins taken so far, including those that were released.
+        Pin pins,
+        /// Folios read ahead.
+        Readahead readahead_folios,
+        /// Folios read ahead that were evicted before their first use.
+        ReadaheadUnused readahead_unused,
+        /// Flusher rounds that wrote something.
+        FlusherRound flusher_rounds,
+        /// Folios written by the flusher.
+        FlusherFolio flusher_folios,
+        /// Requests to write gates to make their log durable, made in the background because dirty
+        /// pages were held back. Many of them mean that reclaim and the flusher wait for the log.
+        GateAsk gate_asks,
+        /// Writes that were throttled because too much was dirty.
+        ThrottleWait throttle_waits,
+        /// Total time that writes were throttled, nanoseconds.
+        ThrottleNs throttle_ns,
+    }
+    levels {
+        /// The bound on memory, bytes.
+        bound_bytes,
+        /// Memory charged against the bound: frames, descriptors and tables, bytes.
+        used_bytes,
+        /// Part of `used_bytes` in frames: memory for pages, bytes.
+        frame_bytes,
+        /// Part of `frame_bytes` that holds no page, bytes.
+        free_bytes,
+        /// Part of `used_bytes` in descriptors and tables, bytes.
+        metadata_bytes,
+        /// Dirty pages, including those being written out, bytes.
+        dirty_bytes,
+        /// Pages of memory files that are only in memory, including those being written to the
+        /// swap, bytes.
+        unswapped_bytes,
+        /// Swap slots in use, bytes.
+        swap_bytes,
+        /// Folios on probation: on the fresh and the old list, bytes.
+        inactive_bytes,
+        /// Folios on the active list, bytes.
+        active_bytes,
+        /// Longest time that a write was throttled, nanoseconds.
+        throttle_ns_max,
+    }
 }
 
 /// The counters of one thread, written only by that thread.
@@ -285,7 +282,7 @@ struct Blocks {
 
 #[derive(Debug)]
 pub(crate) struct Counters {
-    id: u64,
+    pub(crate) id: u64,
     blocks: Arc<Mutex<Blocks>>,
     /// For threads whose thread-local storage is already destroyed; shared, so it is updated
     /// atomically.
@@ -304,7 +301,8 @@ struct Current {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadBlock {
     block: *const Block,
-    is_known: bool,
+    /// Set if the thread has a block; otherwise [`Counters::add`] assigns one.
+    pub(crate) is_known: bool,
 }
 
 impl ThreadBlock {
@@ -313,12 +311,6 @@ impl ThreadBlock {
     pub(crate) fn of(id: u64) -> Self {
         let current = CURRENT.get();
         Self { block: current.block, is_known: current.id == id }
-    }
-
-    /// Returns `true` if the thread has a block; otherwise [`Counters::add`] assigns one.
-    #[inline(always)]
-    pub(crate) fn is_known(self) -> bool {
-        self.is_known
     }
 
     #[inline(always)]
@@ -372,15 +364,11 @@ impl Counters {
     #[inline(always)]
     pub(crate) fn add(&self, counter: Counter, count: u64) {
         let block = ThreadBlock::of(self.id);
-        if block.is_known() {
+        if block.is_known {
             block.add(counter, count);
         } else {
             self.add_cold(counter, count);
         }
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
     }
 
     #[cold]

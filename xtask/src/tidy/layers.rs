@@ -31,7 +31,7 @@ const LAYERS: [&[&str]; 12] = [
 const COLUMNS: [&str; 1] = ["maps"];
 
 /// Modules that every module may name, and that name only each other.
-const LEAVES: [&str; 5] = ["ablation", "error", "config", "stats", "evicted"];
+const LEAVES: [&str; 3] = ["error", "config", "stats"];
 
 /// No module of the library names one above it.
 pub fn layers(source: &Source) -> Vec<Finding> {

@@ -2,12 +2,11 @@
 
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::file::Registry;
 use crate::inode::Services;
 use crate::io::{Backing, Engine};
-use crate::memory::CacheState;
-use crate::memory::{Arena, Memory};
+use crate::memory::{Arena, CacheState, Memory};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Background, Reclaim, SwapThread};
 use crate::swap::{Swap, SwapStorage};
@@ -35,10 +34,6 @@ pub struct CacheBuilder {
 }
 
 impl CacheBuilder {
-    pub(super) fn new() -> Self {
-        Self::default()
-    }
-
     /// Sets the bound on memory, bytes: frames, descriptors and tables together. 256 MiB by
     /// default, at least 256 KiB. The bound is hard: pages that do not fit are not cached, and a
     /// call that needs memory when nothing can be evicted fails. The 2 KiB or so that each open
@@ -69,19 +64,17 @@ impl CacheBuilder {
     }
 
     /// If `true`, memory is made resident when the cache is built, except the 1/32 of the bound
-    /// that is left for tables. By default it becomes resident as it is needed, a chunk at a time.
-    /// The kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to provide
-    /// them: with `populate` no miss waits for that, and building fails if the machine does not
-    /// have the memory, or if a control group of the process does not allow it now. (The kernel
-    /// kills a process that touches more.) Do not use it for caches of mapped files, whose memory
-    /// is separate and would be taken from it.
+    /// that is left for tables. By default it becomes resident as it is needed, a chunk at a time:
+    /// the kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to provide
+    /// them. Building fails if the machine does not have the memory, or a control group of the
+    /// process does not allow it now. Not for caches of mapped files, whose memory is separate.
     pub fn populate(mut self, populate: bool) -> Self {
         self.config.populate = populate;
         self
     }
 
     /// Sets how long a call waits for memory that other calls hold briefly (I/O in flight) before
-    /// it fails with [`ErrorKind::Full`](crate::ErrorKind::Full). 10 s by default, at most an hour.
+    /// it fails with [`ErrorKind::Full`]. 10 s by default, at most an hour.
     ///
     /// The time covers all waits of a call for memory, and starts anew with each page that the call
     /// gets: a long write through a slow swap continues as long as the swap accepts pages. The
@@ -123,7 +116,7 @@ impl CacheBuilder {
     /// ([`FileIdentity`](crate::backing::FileIdentity)) may have three quarters of what other
     /// devices leave (half of the bound if it is alone), so that a device which refuses writes
     /// leaves room for others. A writer whose device refuses writes then gets
-    /// [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable).
+    /// [`ErrorKind::Unwritable`].
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self
@@ -138,10 +131,9 @@ impl CacheBuilder {
 
     /// Sets how many pages of mapped files are unmapped in one batch when they are evicted, with
     /// one TLB flush of the other CPUs: 1 to 512, 31 by default. A run of up to as many adjacent
-    /// pages counts as one page: a sequential pass over a file evicts 256 pages per flush, where
-    /// memory allows. Larger batches interrupt the other CPUs less often, and keep their pages
-    /// unavailable a little longer. A batch needs memory for four times its pages; if that is more
-    /// than 1/16 of the bound, the batch is unmapped in parts.
+    /// pages counts as one page. Larger batches interrupt the other CPUs less often, and keep their
+    /// pages unavailable a little longer. A batch needs memory for four times its pages; if that is
+    /// more than 1/16 of the bound, it is unmapped in parts.
     #[doc(hidden)]
     pub fn unmap_batch_folios(mut self, folios: usize) -> Self {
         self.config.unmap_batch_folios = folios;
@@ -150,12 +142,11 @@ impl CacheBuilder {
 
     /// Lets memory files be larger than memory: under memory pressure, their pages are written to a
     /// temporary file in `directory`, which no other program can open and which is deleted with the
-    /// cache. Put it on a fast disk; on a tmpfs it would use the memory that it is meant to save.
-    /// When memory runs short the file grows ahead of need, 64 MiB at a time, to at most 17/16 of
-    /// the pages of all memory files, or twice that if folios of several pages find no contiguous
-    /// slots. Without a swap, which is the default, memory files stay within the bound and leave 8
-    /// to 64 pages of it to other files (at most 1/8): a write beyond that fails with
-    /// [`ErrorKind::Full`](crate::ErrorKind::Full).
+    /// cache. On a tmpfs it would use the memory that it is meant to save. The file grows ahead of
+    /// need, 64 MiB at a time, to at most 17/16 of the pages of all memory files, or twice that if
+    /// folios of several pages find no contiguous slots. Without a swap, which is the default,
+    /// memory files stay within the bound and leave 8 to 64 pages of it to other files (at most
+    /// 1/8): a write beyond that fails with [`ErrorKind::Full`].
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.swap = Some(SwapStorage::In(directory.into()));
         self
@@ -213,7 +204,12 @@ impl CacheBuilder {
         let memory = Memory::new(arena, process::possible_cpus()).map_err(reservation_error)?;
         let memory = Arc::new(memory);
         let engine = Engine::new(&features, self.config.io_depth);
-        let flusher = Flusher::new(self.flusher_settings(), self.config.memory_bytes);
+        let settings = FlusherSettings {
+            background_bytes: self.config.dirty_bytes_background,
+            max_bytes: self.config.dirty_bytes_max,
+            age_max: self.config.dirty_age_max,
+        };
+        let flusher = Flusher::new(settings, self.config.memory_bytes);
         let swap = match self.swap {
             Some(storage) => Some(Swap::open(storage, swap_bytes_max, &features)?),
             None => None,
@@ -225,8 +221,8 @@ impl CacheBuilder {
             reclaim.populate()?;
         }
         let background = Background::start(Arc::clone(&reclaim))?;
-        let (engine, flusher) = (Arc::clone(&services.engine), Arc::clone(&services.flusher));
-        let flusher_threads = FlusherThreads::start(Arc::clone(&flusher), &services.memory)?;
+        let flusher = Arc::clone(&services.flusher);
+        let flusher_threads = FlusherThreads::start(flusher, &services.memory)?;
         let has_mark = features.has(Feature::WipeOnFork);
         let cache_state =
             CacheState::new(if has_mark { Origin::here() } else { Origin::by_process() });
@@ -241,11 +237,8 @@ impl CacheBuilder {
         );
         let inner = Inner {
             registry: Arc::new(registry),
-            reclaim,
             memory_bytes_max,
             features,
-            engine,
-            flusher,
             _background: background,
         };
         Ok(Cache { inner: Arc::new(inner) })
@@ -258,14 +251,6 @@ impl CacheBuilder {
         let Some(reason) = features.why_not(Feature::TransparentHugePages) else { return Ok(()) };
         let problem = format!("2 MiB pages are required, but {reason}");
         Err(Error::config("huge_pages", problem))
-    }
-
-    fn flusher_settings(&self) -> FlusherSettings {
-        FlusherSettings {
-            background_bytes: self.config.dirty_bytes_background,
-            max_bytes: self.config.dirty_bytes_max,
-            age_max: self.config.dirty_age_max,
-        }
     }
 
     fn swap_bytes(&self) -> u64 {
@@ -307,13 +292,19 @@ fn reservation_error(source: std::io::Error) -> crate::error::Error {
 /// Fails if the kernel's pages, of `page_bytes`, are not the library's: direct I/O, maps and advice
 /// are all by pages of 4 KiB.
 fn check_page_size(page_bytes: usize) -> Result<()> {
-    if page_bytes as u64 == PAGE_BYTES { Ok(()) } else { Err(Error::page_size(page_bytes)) }
+    if page_bytes as u64 == PAGE_BYTES {
+        return Ok(());
+    }
+    let text = format!(
+        "no cache can be built on this kernel: its pages have {page_bytes} bytes, and a cache \
+         needs pages of 4096; boot a kernel with 4 KiB pages"
+    );
+    Err(Error::new(ErrorKind::Unsupported, text))
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
 
     #[test]
     fn a_kernel_with_larger_pages_is_refused_by_name() {

@@ -9,16 +9,15 @@ pub use builder::CacheBuilder;
 
 use crate::config;
 use crate::error::{Error, Result, io_error};
-use crate::evicted::Evicted;
 use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, Registry};
-use crate::io::{Backing, Engine, Guarded};
+use crate::io::{Backing, Guarded};
 use crate::page::PAGE_BYTES;
-use crate::reclaim::{Background, Reclaim};
+use crate::reclaim::{Background, Evicted};
 use crate::stats::{FileStats, Stats};
 use crate::sync::Ordering;
 use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
-use crate::writeback::{Flusher, WriteGate};
+use crate::writeback::WriteGate;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -62,11 +61,8 @@ impl WeakCache {
 #[derive(Debug)]
 struct Inner {
     registry: Arc<Registry>,
-    reclaim: Arc<Reclaim>,
     memory_bytes_max: u64,
     features: Features,
-    engine: Arc<Engine>,
-    flusher: Arc<Flusher>,
     /// Ends with the last `Cache`; files that remain reclaim memory themselves.
     _background: Background,
 }
@@ -83,7 +79,7 @@ impl fmt::Debug for Cache {
         if self.inner.registry.cache_state.is_forked() {
             return fields.finish_non_exhaustive();
         }
-        let usage = self.inner.reclaim.memory.arena.usage();
+        let usage = self.inner.registry.reclaim.memory.arena.usage();
         fields.field("bound_bytes", &usage.bound_bytes).field("used_bytes", &usage.used_bytes);
         fields.finish_non_exhaustive()
     }
@@ -92,7 +88,7 @@ impl fmt::Debug for Cache {
 impl Cache {
     /// Returns settings for a new cache.
     pub fn builder() -> CacheBuilder {
-        CacheBuilder::new()
+        CacheBuilder::default()
     }
 
     /// Opens the regular file at `path`.
@@ -102,25 +98,21 @@ impl Cache {
     /// opens or closes the same file.
     ///
     /// # What an open file costs
-    /// About 2 KiB of memory outside the bound, including the first handle, and a few hundred bytes
-    /// for each further handle. The kernel uses about as much for the one or two descriptors, and a
-    /// few KiB of page tables unless [`OpenOptions::len_max`] is below 1 GiB. Inside the bound a
-    /// file uses only what is resident. So 100,000 files can be open in a cache of 64 MiB, given
-    /// enough address space and descriptors; a program that keeps that many open should give the
-    /// cache 200 MiB less. Opening, using, syncing and closing a file costs the same however many
-    /// are open.
-    ///
-    /// Without free descriptors (`RLIMIT_NOFILE`) the open fails with `EMFILE` and leaves nothing
-    /// open; close other files and try again.
+    /// About 2 KiB of memory outside the bound, and a few hundred bytes for each further handle; in
+    /// the kernel about as much for one or two descriptors, and a few KiB of page tables unless
+    /// [`OpenOptions::len_max`] is below 1 GiB. Inside the bound a file uses only what is resident.
+    /// So 100,000 files can be open in a cache of 64 MiB, given address space and descriptors; such
+    /// a program should give the cache 200 MiB less. Opening, using, syncing and closing a file
+    /// costs the same however many are open. Without free descriptors (`RLIMIT_NOFILE`) the open
+    /// fails with `EMFILE` and leaves nothing open.
     ///
     /// # Locks of the process (`fcntl`)
-    /// A process that closes a descriptor of a file loses all its POSIX locks on that file. The
-    /// cache closes no descriptor of a file while the file is open in it: not when it is opened
-    /// again, with other rights or under another name, and not when all but the last of its handles
-    /// are closed. Closing the last handle closes the descriptors before `close` or the drop
-    /// returns. (A file that could not be made durable keeps them until it is durable or
-    /// discarded.) An open that fails may close a descriptor of a file that was not open in the
-    /// cache. Locks of open file descriptions (`F_OFD_SETLK`, `flock`) are not affected.
+    /// A process that closes a descriptor of a file loses all its POSIX locks on that file. While a
+    /// file is open in the cache, the cache closes none of its descriptors, whatever is opened and
+    /// closed. The close or drop of the last handle closes them before it returns (later for a file
+    /// that could not be made durable). An open that fails may close a descriptor of a file that
+    /// was not open in the cache. Locks of open file descriptions (`F_OFD_SETLK`, `flock`) are not
+    /// affected.
     ///
     /// # Signals
     /// With a limit on file sizes (`RLIMIT_FSIZE`) the kernel kills the process with `SIGXFSZ` when
@@ -193,9 +185,8 @@ impl Cache {
     }
 
     /// Opens the regular file behind `descriptor`, which needs no name. The descriptor stays open
-    /// until the file is closed, even if the cache does not use it. For direct transfers the file
-    /// is opened once more through `/proc/self/fd`; where that is refused, transfers use the
-    /// kernel's page cache.
+    /// until the file is closed, used or not. For direct transfers the file is opened once more
+    /// through `/proc/self/fd`; where that is refused, transfers use the kernel's page cache.
     ///
     /// # Errors
     /// As [`Cache::open`]; a descriptor that was not opened for reading, or, for a writable file,
@@ -229,10 +220,10 @@ impl Cache {
         self.inner.registry.open(Arc::new(guarded), options)
     }
 
-    /// Creates an empty anonymous file for scratch space, temporary tables or sort runs. It has the
-    /// interface of every file, and its bytes are freed with the last handle. `name` is used only
-    /// in messages: each call creates another file. The file is open for reading and writing, with
-    /// folios of 4 KiB.
+    /// Creates an empty anonymous file for scratch space, temporary tables or sort runs, open for
+    /// reading and writing, with folios of 4 KiB. It has the interface of every file, and its bytes
+    /// are freed with the last handle. `name` is used only in messages: each call creates another
+    /// file.
     ///
     /// A page that was never written is a hole: it reads as zeros and costs nothing. Without a swap
     /// ([`CacheBuilder::swap_directory`]) all its bytes stay in memory, and a write for which the
@@ -312,14 +303,14 @@ impl Cache {
         self.inner.features.reports()
     }
 
-    /// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, and returns
-    /// memory to the system; the call blocks until this is done. It asks the write gates of files
-    /// that have more dirty bytes than the new bound allows. Other calls that find no memory in the
-    /// meantime wait until the new bound is in effect.
+    /// Changes the bound on memory. Shrinking evicts pages, writes dirty ones out, asks the write
+    /// gates of files that have more dirty bytes than the new bound allows, and returns memory to
+    /// the system; blocks until this is done. Other calls that find no memory meanwhile wait until
+    /// the new bound is in effect.
     ///
     /// The chunks stay as large as [`CacheBuilder::memory`] has made them: a cache that was built
-    /// small and has grown keeps small chunks, without huge pages; one that was built large uses a
-    /// small bound only in whole chunks.
+    /// small and has grown has no huge pages; one that was built large uses a small bound only in
+    /// whole chunks.
     ///
     /// # Errors
     /// The old bound stays in force after
@@ -331,7 +322,8 @@ impl Cache {
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.inner.registry.check()?;
         config::validate_memory(bytes)?;
-        config::validate_bound(bytes, self.inner.reclaim.memory.arena.chunk_bytes())?;
+        let reclaim = &self.inner.registry.reclaim;
+        config::validate_bound(bytes, reclaim.memory.arena.chunk_bytes())?;
         if bytes > self.inner.memory_bytes_max {
             let problem = format!(
                 "{bytes} bytes is more than the {} that address space was reserved for \
@@ -340,18 +332,17 @@ impl Cache {
             );
             return Err(Error::config("memory", problem));
         }
-        self.inner.reclaim.set_bound(bytes)
+        reclaim.set_bound(bytes)
     }
 
     /// Makes everything durable that was written since the last sync, and closes the cache: every
     /// later call on it or its files fails with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
-    /// Pins and holds stay readable. Blocks for the devices, file after file.
+    /// Pins stay readable. Blocks for the devices, file after file.
     ///
-    /// This includes files without a handle: dropping the last handle tries to make a file durable;
-    /// what it cannot write is logged as an error (file, bytes, cause), kept in the cache, and
-    /// tried again here. Dropping the last `Cache` and file tries once more, and only logs what is
-    /// lost: call `close` to get the errors. Concurrent calls on other threads may fail with
-    /// `Closed` even if the close fails in the end.
+    /// This includes files without a handle: what the drop of a last handle cannot write is logged
+    /// (file, bytes, cause), kept in the cache, and tried again here. Dropping the last `Cache` and
+    /// file tries once more, and only logs what is lost. Concurrent calls on other threads may fail
+    /// with `Closed` even if the close fails in the end.
     ///
     /// # Errors
     /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;
@@ -368,7 +359,7 @@ impl Cache {
 impl Cache {
     /// Returns the pages on each list, once no batch has any.
     pub(crate) fn list_sizes(&self) -> crate::memory::ListSizes {
-        let memory = &self.inner.reclaim.memory;
+        let memory = &self.inner.registry.reclaim.memory;
         memory.lru.drain_all(&memory.folios);
         memory.lru.sizes()
     }
@@ -380,11 +371,12 @@ impl Inner {
             // Locks may be held by threads that are not in this process.
             return Stats::default();
         }
-        let memory = &self.reclaim.memory;
+        let services = &self.registry.services;
+        let memory = &services.memory;
         let usage = memory.arena.usage();
         let lists = memory.lru.sizes();
         let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
-        let transfers = self.engine.counts();
+        let transfers = services.engine.counts();
         let counted = memory.counters.snapshot();
         Stats {
             bound_bytes: usage.bound_bytes,
@@ -400,9 +392,9 @@ impl Inner {
             ring_enters: transfers.ring_enters,
             ring_transfers: transfers.ring_transfers,
             plain_transfers: counted.plain_transfers + transfers.plain_transfers,
-            throttle_ns_max: self.flusher.stall_ns_max(),
+            throttle_ns_max: services.flusher.stall_ns_max(),
             fallbacks: self.fallbacks(),
-            devices: self.flusher.device_stats(),
+            devices: services.flusher.device_stats(),
             ..counted
         }
     }

@@ -1,14 +1,12 @@
 //! Access hints, prefetch, eviction and residency: the counterparts of `posix_fadvise`, `madvise`,
 //! `mincore` and `cachestat`.
 
+use super::File;
 use super::open::Registry;
-use super::readahead::Mode;
-use super::{File, Handle};
 use crate::error::Result;
-use crate::evicted::Evicted;
 use crate::inode::Inode;
 use crate::page::{Flag, Folio, pages_of};
-use crate::reclaim::Reclaim;
+use crate::reclaim::{Evicted, Reclaim};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -47,13 +45,7 @@ impl File {
     /// # }
     /// ```
     pub fn set_access(&self, access: Access) {
-        let readahead = &self.handle.readahead;
-        readahead.set_reuse(access != Access::NoReuse);
-        readahead.set_mode(match access {
-            Access::Normal | Access::NoReuse => Mode::Normal,
-            Access::Sequential => Mode::Sequential,
-            Access::Random => Mode::Random,
-        });
+        self.handle.readahead.set_access(access);
     }
 
     /// Starts to read the bytes of `range` and returns. The part past the end of file is ignored.
@@ -65,7 +57,9 @@ impl File {
     /// cannot be read are reported by the read that needs them.
     pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
         self.check_advised(&range)?;
-        self.handle.start_reading_range(&range);
+        let bound_bytes = self.handle.reclaim.memory.arena.bound_bytes();
+        let end = range.end.min(self.len()).min(range.start.saturating_add(bound_bytes / 4));
+        self.handle.start_reading_advised(pages_of(&(range.start..end)));
         Ok(())
     }
 
@@ -108,7 +102,6 @@ impl File {
     /// let file = cache.open(&path, &OpenOptions::new())?;
     /// file.populate(40_000..60_000)?;
     /// let evicted = file.evict(40_960..u64::MAX >> 1)?;
-    /// println!("{evicted}");
     /// assert_eq!(evicted.folios, 5);
     /// # Ok(())
     /// # }
@@ -121,15 +114,6 @@ impl File {
     fn check_advised(&self, range: &Range<u64>) -> Result<()> {
         self.handle.check_readable()?;
         self.handle.check_range(range)
-    }
-}
-
-impl Handle {
-    fn start_reading_range(&self, range: &Range<u64>) {
-        let bound_bytes = self.reclaim.memory.arena.bound_bytes();
-        let len_bytes = self.inode.mapping.len_bytes();
-        let end = range.end.min(len_bytes).min(range.start.saturating_add(bound_bytes / 4));
-        self.start_reading_advised(pages_of(&(range.start..end)));
     }
 }
 
@@ -200,25 +184,12 @@ impl File {
     /// # }
     /// ```
     pub fn residency(&self, range: Range<u64>) -> Result<Residency> {
-        let pages = self.handle.pages_in_file(&range)?;
-        Ok(self.handle.residency_of(pages))
-    }
-}
-
-impl Handle {
-    /// Returns the pages that hold bytes of `range` and lie in the file.
-    fn pages_in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
-        self.check_usable()?;
-        self.check_range(range)?;
-        let end = range.end.min(self.inode.mapping.len_bytes());
-        if range.start >= end {
-            return Ok(0..0);
-        }
-        Ok(pages_of(&(range.start..end)))
-    }
-
-    fn residency_of(&self, pages: Range<u64>) -> Residency {
-        let (mapping, memory) = (&self.inode.mapping, &self.inode.memory);
+        self.handle.check_usable()?;
+        self.handle.check_range(&range)?;
+        let inode = &self.handle.inode;
+        let (mapping, memory) = (&inode.mapping, &inode.memory);
+        let end = range.end.min(self.len());
+        let pages = if range.start < end { pages_of(&(range.start..end)) } else { 0..0 };
         let mut all = Residency { pages: pages.end - pages.start, ..Residency::default() };
         // The trace of an eviction is only in the Entry at the head of a unit.
         let mut index = mapping.head_index(pages.start);
@@ -229,13 +200,13 @@ impl Handle {
             let count = index.min(pages.end) - found.max(pages.start);
             let peeked = mapping.peek(&memory.folios, found, |_, folio| all.add(folio, count));
             if let Err(entry) = peeked
-                && let Some(shadow) = self.inode.store.shadow_of(entry)
+                && let Some(shadow) = inode.store.shadow_of(entry)
             {
                 all.evicted += count;
                 all.recently_evicted += count * u64::from(memory.lru.is_near_refault(shadow));
             }
         }
-        all
+        Ok(all)
     }
 }
 

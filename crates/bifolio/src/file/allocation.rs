@@ -7,9 +7,8 @@
 //! | `zero_range` | the backing zeroes storage | a hole is punched and allocated |
 //! | seeks | the backing's data, and dirty folios | folios that were written, and slots |
 //!
-//! How folios and backing change together is in `inode/clearing.rs`. Whole folios are
-//! cleared there. The parts of folios at the edges of a range are zeroed in memory; in a file with
-//! a backing that is a write.
+//! Whole folios are cleared together with the backing in `inode/clearing.rs`. The parts of folios
+//! at the edges of a range are zeroed in memory; in a file with a backing that is a write.
 //!
 //! A hole is a page of a memory file that has neither a folio nor a swap slot, or was allocated and
 //! never written: it reads as zeros. Reads check for holes before they look up a folio. A file with
@@ -76,7 +75,7 @@ impl File {
         if self.is_memory_file() {
             self.allocate_folios(&range)?;
         } else {
-            growth.fallocate(FallocateMode::Allocate, range)?;
+            growth.resizing.fallocate(FallocateMode::Allocate, range)?;
         }
         growth.reach(end);
         Ok(())
@@ -111,23 +110,19 @@ impl File {
         if range.is_empty() {
             return Ok(());
         }
-        let mut allocated = Vec::new();
-        let outcome = self.allocate_pages(pages_of(range), &mut allocated);
-        if outcome.is_err() {
-            allocated.into_iter().for_each(|pages| self.take_back(pages));
-        }
-        outcome
-    }
-
-    /// Allocates the holes among `pages`. Appends the ranges that it allocated to `allocated`.
-    fn allocate_pages(&self, pages: Range<u64>, allocated: &mut Vec<Range<u64>>) -> Result<()> {
-        let mut index = pages.start;
-        while index < pages.end {
+        let mut allocated: Vec<Range<u64>> = Vec::new();
+        let Range { start: mut index, end } = pages_of(range);
+        while index < end {
             let unit_end = self.handle.inode.mapping.end_of_unit(index);
-            if self.allocate_unit(index)? {
-                match allocated.last_mut() {
+            match self.allocate_unit(index) {
+                Ok(false) => {}
+                Ok(true) => match allocated.last_mut() {
                     Some(last) if last.end == index => last.end = unit_end,
                     _ => allocated.push(index..unit_end),
+                },
+                Err(error) => {
+                    allocated.into_iter().for_each(|pages| self.take_back(pages));
+                    return Err(error);
                 }
             }
             index = unit_end;
@@ -139,7 +134,7 @@ impl File {
     fn allocate_unit(&self, index: u64) -> Result<bool> {
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);
-        let seen = inode.mapping.table().load(head, crate::sync::Ordering::Relaxed);
+        let seen = inode.mapping.table().load(head, Ordering::Relaxed);
         if inode.store.is_absent(seen) {
             // It is in the swap, and has its memory reserved there.
             return Ok(false);
@@ -170,10 +165,10 @@ impl File {
     ///
     /// Atomic with respect to reads and writes within one folio. A write that ends before the call
     /// begins is not written to the hole afterwards, and one that begins after the call has
-    /// returned stays. On a file with a write gate, the call has no LSN: the zeros do not wait for
-    /// the log, and neither does the length, which the storage gets if the range reaches the end of
-    /// file. A page of a map that is pinned is written as zeros and keeps its storage. Pinned bytes
-    /// stay readable through the pin, with any content.
+    /// returned stays. On a file with a write gate, the call has no LSN: neither the zeros wait for
+    /// the log, nor the length, which the storage gets if the range reaches the end of file. A page
+    /// of a map that is pinned is written as zeros and keeps its storage. Pinned bytes stay
+    /// readable through the pin, with any content.
     ///
     /// Blocks for I/O if the first or the last folio is only partly in the range and not in memory.
     /// In a file with a backing, also for the file system, for write-outs of the file that are in
@@ -181,10 +176,10 @@ impl File {
     ///
     /// # Errors
     /// A handle that is not open for writing; a range beyond 2^63; an error of the storage:
-    /// [`Unsupported`](std::io::ErrorKind::Unsupported), after which nothing is changed, or
-    /// another one, after which each folio of the range has its old bytes or zeros. In a memory
-    /// file, an error of the swap for the first or the last folio; nothing is changed then, except
-    /// when the last folio becomes unreadable after the first one was zeroed.
+    /// [`Unsupported`](std::io::ErrorKind::Unsupported), after which nothing is changed, or another
+    /// one, after which each folio of the range has its old bytes or zeros. In a memory file, an
+    /// error of the swap for the first or the last folio; nothing is changed then, except when the
+    /// last folio becomes unreadable after the first one was zeroed.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         self.clear(range, FallocateMode::PunchHole)
     }
@@ -267,11 +262,8 @@ impl File {
         while let Some(found) = self.handle.fill().find_folio(index, AccessMode::Read)? {
             let (range, is_uptodate) = (range(&found.lock), found.is_uptodate());
             // Allocated and never written: zeros already.
-            let marked = match is_uptodate {
-                true => inode.try_mark_dirty(&found.folio, &found.lock, None),
-                false => Ok(()),
-            };
-            let Err(no_room) = marked else {
+            let mark = || inode.try_mark_dirty(&found.folio, &found.lock, None);
+            let Err(no_room) = (if is_uptodate { mark() } else { Ok(()) }) else {
                 inode.zero_in_place(&found.folio, &found.lock, range);
                 break;
             };
@@ -314,7 +306,7 @@ impl File {
             if self.has_data(found) {
                 return Ok(Some(position.max(found * PAGE_BYTES)));
             }
-            index = self.handle.inode.mapping.end_of_unit(found);
+            index = inode.mapping.end_of_unit(found);
         }
         Ok(None)
     }
@@ -337,7 +329,7 @@ impl File {
         }
         let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
         while index * PAGE_BYTES < len_bytes && self.has_data(index) {
-            index = self.handle.inode.mapping.end_of_unit(index);
+            index = inode.mapping.end_of_unit(index);
         }
         Ok(Some(position.max(index * PAGE_BYTES).min(len_bytes)))
     }
@@ -346,11 +338,8 @@ impl File {
     /// through maps.
     fn check_seek_pins(&self) -> Result<()> {
         let inode = &self.handle.inode;
-        if inode.page_space.is_in_place() {
-            own_pins::check(inode, &own_pins::ALL_PAGES)
-        } else {
-            Ok(())
-        }
+        let is_checked = inode.page_space.is_in_place();
+        if is_checked { own_pins::check(inode, &own_pins::ALL_PAGES) } else { Ok(()) }
     }
 
     /// Returns `true` if the unit whose first page is `head` was written.
@@ -359,9 +348,7 @@ impl File {
         let is_written = inode.mapping.is_written(&inode.memory.folios, head);
         is_written.unwrap_or_else(|seen| inode.store.is_absent(seen))
     }
-}
 
-impl File {
     /// Fills `buffer` with zeros as far as the file reads as zeros from `position` on, in one step.
     /// Returns the number of bytes: 0 if the first page has data.
     pub(super) fn fill_zeros(&self, buffer: &mut [u8], position: u64) -> usize {
@@ -401,22 +388,18 @@ impl File {
 
     /// Returns the end of the pages from `first` on that read as zeros, at most `end`; `first` if
     /// that page does not.
-    pub(super) fn zeros_end(&self, first: u64, end: u64) -> u64 {
-        let inode = &self.handle.inode;
-        if !inode.store.has_holes() {
-            return first;
-        }
+    fn zeros_end(&self, first: u64, end: u64) -> u64 {
+        let mapping = &self.handle.inode.mapping;
         let mut index = first;
         while index < end {
-            let holes_end = inode.mapping.table().end_of_uncharged(index);
+            let holes_end = mapping.table().end_of_uncharged(index);
             if holes_end > index {
                 index = holes_end;
-                continue;
-            }
-            if !self.reads_as_zeros(index) {
+            } else if self.reads_as_zeros(index) {
+                index = mapping.end_of_unit(index);
+            } else {
                 break;
             }
-            index = self.handle.inode.mapping.end_of_unit(index);
         }
         index.min(end)
     }

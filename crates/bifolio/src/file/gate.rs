@@ -1,39 +1,14 @@
-//! Calls for engines with a write-ahead log: write gates, writes with an LSN, and checkpoints.
+//! Files of engines with a write-ahead log: writes with an LSN behind a write gate.
 //!
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
 use super::{File, PageRefMut};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins;
-use crate::page::{Lookup, PAGE_BYTES, pages_of};
-use crate::writeback::{CheckpointMark, WriteGate};
+use crate::page::{Lookup, pages_of};
+use crate::writeback::WriteGate;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-
-/// A point in time of a file, returned by [`File::checkpoint`]: a later sync can be limited to
-/// what was dirty then. Keeps a handle of the file open.
-#[derive(Clone, Debug)]
-pub struct Checkpoint {
-    file: File,
-    mark: CheckpointMark,
-}
-
-impl Checkpoint {
-    /// Makes everything durable that was written to the file before the checkpoint was taken;
-    /// otherwise like [`File::sync_data`]. A page that was dirty then and has been changed since is
-    /// written with its present bytes. Pages that became dirty since stay in memory, unless they
-    /// are adjacent to such a page. Can be called again after a failure.
-    ///
-    /// # Errors
-    /// Fails like [`File::sync_data`], and if a write-back of the file has failed since the
-    /// checkpoint was taken: take another one then.
-    pub fn sync(&self) -> Result<()> {
-        let handle = &self.file.handle;
-        handle.check_sound()?;
-        own_pins::check(&handle.inode, &own_pins::ALL_PAGES)?;
-        handle.inode.sync_checkpoint(&handle.error_cursor, self.mark)
-    }
-}
 
 /// A file with a write gate, for engines with a write-ahead log: no page is written to the storage,
 /// by a sync or in the background, before the gate says that the log is durable up to the highest
@@ -45,26 +20,24 @@ impl Checkpoint {
 ///
 /// # Effects of a gate
 /// - Syncs, and closes that sync, call [`WriteGate::make_durable`] first and block for it.
-/// - The cache asks the gate in the background, on a thread that exists only meanwhile, when
-///   the flusher has passed pages over or memory is short ([`Stats::gate_asks`]).
-/// - Dirty pages of files with gates leave a quarter of the dirty limit
-///   ([`dirty_max`]) to other files, so that a log in the same cache can be written.
+/// - The cache asks the gate in the background, on a thread that exists only meanwhile, when the
+///   flusher has passed pages over or memory is short ([`Stats::gate_asks`]).
+/// - Dirty pages of files with gates leave a quarter of the dirty limit ([`dirty_max`]) to other
+///   files, so that a log in the same cache can be written.
 /// - Each dirty page with an LSN costs 32 to 64 bytes, charged to the bound.
-/// - If everything dirty is behind the gate, writers and readers that need memory wait for it
-///   like for a slow device: up to 10 s, or
-///   [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max). Then, or at once if the
-///   gate fails or nothing is committed, the call fails with
-///   [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable) or
-///   [`ErrorKind::Full`](crate::ErrorKind::Full), which name the gate.
+/// - If everything dirty is behind the gate, writers and readers that need memory wait for it like
+///   for a slow device: up to 10 s, or
+///   [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max). Then, or at once if the gate
+///   fails or nothing is committed, the call fails with [`ErrorKind::Unwritable`] or
+///   [`ErrorKind::Full`], which name the gate.
 /// - [`set_len`](File::set_len) changes the storage at once: make its log record durable first.
 ///
-/// The cache keeps `gate` until the file is closed. A gate that itself owns a handle of the
-/// file keeps it open forever. A file whose last handle is dropped while the gate holds pages
-/// back stays in the cache, with the gate and what that owns, such as the log's [`File`].
-/// [`Cache::close`](crate::Cache::close) names the file, and [`File::discard_dirty`] gives its
-/// pages up once it is opened again. Once the last [`Cache`](crate::Cache) is dropped, no call
-/// can commit them: that drop, or a later one of the file's last handle, asks the gate for the
-/// last time and logs what is lost, like a crash.
+/// The cache keeps `gate` until the file is closed; a gate that itself owns a handle of the file
+/// keeps it open forever. A file whose last handle is dropped while the gate holds pages back stays
+/// in the cache, with the gate and what that owns. [`Cache::close`](crate::Cache::close) names the
+/// file, and [`File::discard_dirty`] gives its pages up once it is opened again. Once the last
+/// [`Cache`](crate::Cache) is dropped, no call can commit them: that drop, or a later one of the
+/// file's last handle, asks the gate for the last time and logs what is lost, like a crash.
 ///
 /// [`Stats::gate_asks`]: crate::Stats::gate_asks
 /// [`dirty_max`]: crate::CacheBuilder::dirty_max
@@ -121,7 +94,7 @@ impl GatedFile {
     /// replaced: the new one must be for the same log.
     ///
     /// # Errors
-    /// [`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse) for a memory file, which is not
+    /// [`ErrorKind::GateMisuse`] for a memory file, which is not
     /// durable, and for a mappable file, whose pages can be changed without a call; a handle that
     /// is not open for writing.
     pub fn new(file: File, gate: Arc<dyn WriteGate>) -> Result<Self> {
@@ -137,7 +110,8 @@ impl GatedFile {
                 return Ok(Self { file });
             }
         };
-        Err(Error::cannot_gate(inode.name(), reason))
+        let text = format!("cannot have a write gate: {reason}");
+        Err(Error::new(ErrorKind::GateMisuse, text).in_file(inode.name()))
     }
 
     /// Writes all of `buffer` at `position`, as a change whose log record ends at `lsn`: the pages
@@ -151,8 +125,8 @@ impl GatedFile {
     ///
     /// # Errors
     /// Fails like [`File::write_all_at`]. If a gate keeps too much dirty:
-    /// [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable),
-    /// [`ErrorKind::Full`](crate::ErrorKind::Full).
+    /// [`ErrorKind::Unwritable`],
+    /// [`ErrorKind::Full`].
     pub fn write_at(&self, buffer: &[u8], position: u64, lsn: u64) -> Result<()> {
         self.begin()?;
         let mut done = 0;
@@ -192,7 +166,7 @@ impl GatedFile {
     ///
     /// # Errors
     /// A handle that is not open for writing;
-    /// [`ErrorKind::PinnedByCaller`](crate::ErrorKind::PinnedByCaller).
+    /// [`ErrorKind::PinnedByCaller`].
     pub fn assign_lsn(&self, range: Range<u64>, lsn: u64) -> Result<()> {
         let (handle, inode) = (&self.file.handle, &self.file.handle.inode);
         handle.check_writable()?;
@@ -235,7 +209,7 @@ impl GatedFile {
 
 impl PageRefMut<'_, GatedFile> {
     /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
-    /// the file's [`WriteGate`](crate::WriteGate) has made that durable. While the pin exists the
+    /// the file's [`WriteGate`] has made that durable. While the pin exists the
     /// page is not written out anyway, so the record may be appended after the change, as long as
     /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
     /// With [`u64::MAX`] it stays in memory until [`GatedFile::assign_lsn`]. Takes two uncontended
@@ -257,57 +231,5 @@ impl Deref for GatedFile {
 impl From<GatedFile> for File {
     fn from(gated: GatedFile) -> Self {
         gated.file
-    }
-}
-
-impl File {
-    /// Takes a checkpoint: remembers what is dirty now, for [`Checkpoint::sync`]. Takes no time, so
-    /// it can be called under an engine's lock, and the sync later without it.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # use bifolio::{Cache, OpenOptions};
-    /// # let cache = Cache::builder().memory(16 << 20).build()?;
-    /// # let options = OpenOptions::new().write(true).create(true);
-    /// let tree = cache.open(directory.path().join("tree"), &options)?;
-    /// tree.write_all_at(b"before", 0)?;
-    /// let checkpoint = tree.checkpoint()?;
-    /// tree.write_all_at(b"after", 8192)?;
-    /// checkpoint.sync()?;
-    /// assert_eq!(tree.residency(0..12288)?.dirty, 1);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The cache is closed.
-    pub fn checkpoint(&self) -> Result<Checkpoint> {
-        self.handle.check_usable()?;
-        Ok(Checkpoint { file: self.clone(), mark: self.handle.inode.checkpoint() })
-    }
-
-    /// Starts to write the dirty pages of `range` to the storage, in the background and without a
-    /// flush: a later sync has less to do. Returns at once. Pages that a write gate holds back
-    /// follow when it lets them pass.
-    ///
-    /// At most 256 ranges wait for a device; more are written when they reach the age limit. An
-    /// empty range starts nothing, and asks only for earlier errors.
-    ///
-    /// # Errors
-    /// The cache is closed; a range beyond 2^63. Also the last error of an earlier write-back that
-    /// this handle has not reported yet, whatever its range: the write of `range` has been started
-    /// then, too. The write-back that this call starts fails later, and its error is returned by
-    /// the next call or sync.
-    pub fn write_out(&self, range: Range<u64>) -> Result<()> {
-        self.handle.check_sound()?;
-        self.handle.check_range(&range)?;
-        let inode = &self.handle.inode;
-        if !range.is_empty() {
-            let start = range.start / PAGE_BYTES * PAGE_BYTES;
-            inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
-        }
-        let error = inode.errors.check_since(&self.handle.error_cursor, inode.errors.count());
-        error.map_or(Ok(()), |error| Err(Error::writeback(error)))
     }
 }

@@ -8,10 +8,10 @@
 //! raised since, have their Entries elsewhere: they are hits, too, through [`HitPath::later_word`].
 //! A long read checks the Entry before it copies, so that a miss costs no copy.
 //!
-//! A reader that takes a file page by page cannot prefetch the next page within its call, which
-//! ends with the copy. So each long read records in a thread-local where it ended; the next read,
-//! if it starts there, prefetches the page after its own first ([`continues_read`]). This is a
-//! hint: two files may look alike.
+//! A reader that takes a file page by page cannot prefetch the next page within its call. So each
+//! long read records in a thread-local where it ended; the next read, if it starts there,
+//! prefetches the page after its own first ([`continues_read`]). This is a hint: two files may look
+//! alike.
 //!
 //! # Safety
 //! Dereferences raw addresses taken from an inode, which the handle in the same `File` keeps alive.
@@ -97,7 +97,7 @@ impl HitPath {
             pins_end: end,
             table: mapping.table(),
             folio_bytes: mapping.folio_bytes(),
-            counters_id: inode.memory.counters.id(),
+            counters_id: inode.memory.counters.id,
             memory: &*inode.memory,
             ablation,
         }
@@ -165,7 +165,7 @@ impl HitPath {
         let block = ThreadBlock::of(self.counters_id);
         // Acquire: pairs with the Release in `set_ready`: the descriptor is set up.
         let seen = Entry(word.load(Ordering::Acquire));
-        if !seen.is_referenced() | !block.is_known() {
+        if !seen.is_referenced() | !block.is_known {
             return Hit::None;
         }
         let Ok(_held) = self.memory().folios.try_get(seen.folio_id()) else { return Hit::None };
@@ -211,7 +211,7 @@ impl HitPath {
     ) -> Hit {
         let block = ThreadBlock::of(self.counters_id);
         let copies = Cell::new(false);
-        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known() & copies.get();
+        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known & copies.get();
         let copied = read_validated(word, is_wanted, |entry| {
             // Checked after the Entry: a truncation sets the length before it changes the bytes
             // past it.
@@ -259,7 +259,7 @@ impl HitPath {
                 // The length is loaded after the Entry: see `read_known`.
                 let is_inside = range.end <= self.hot().len_bytes();
                 // Not called with the bytes of a page that is not there.
-                if !(entry.is_referenced() & block.is_known() & is_inside) {
+                if !(entry.is_referenced() & block.is_known & is_inside) {
                     return None;
                 }
                 let in_page = (range.start & (PAGE_BYTES - 1)) as usize;

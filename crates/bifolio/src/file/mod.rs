@@ -1,33 +1,19 @@
 //! The file layer: reads, writes, pins, advice and syncs.
 //!
-//! A [`File`] turns byte ranges into pages and tries, in this order:
-//!
 //! ```text
-//!   read_at    optimistic copy, no reference      hit.rs      one READY page
-//!                | the page changed, is not READY, or the range has several pages
-//!                v
-//!              a run of pages, no reference       read.rs     adjacent frames in one copy
-//!              zeros                              allocation.rs  holes of memory files
-//!                | not resident, or a writer is active
-//!                v
-//!              runs of absent folios              fill/       claim, transfer, publish
-//!                |  and readahead                 readahead/
-//!                v
-//!              one folio, under its lock          fill/lookup.rs  if another thread has it locked
-//!   read_many  as read_at, all runs in one batch  many.rs
-//!   read_with  a closure reads in place            read_with.rs
-//!   read_async futures, served by a job per device  async_reads/
-//!   pin        one reference                      pin.rs
-//!   pin_many   as pin, all misses in one batch    many.rs
-//!   immutable  pins that are slices               pin.rs
-//!   write_at   the folio lock, a write section    write.rs
-//!   set_len    lengths, allocation, holes         resize.rs
-//!   advise     access hints, eviction, residency  advice.rs
+//!   mod.rs        a file and its handle: syncs, write-outs, checks
+//!   read.rs       reads: hits (hit.rs), runs of pages, misses (fill/), reads that never wait
+//!   read_with.rs  reads in place
+//!   many.rs       read_many, pin_many: all misses in one batch
+//!   async_reads/  futures, served by a job per device
+//!   readahead/    fills of pages before they are read
+//!   pin.rs        pins, for reading and for changes
+//!   write.rs      writes, lengths
+//!   allocation.rs allocation, holes, zeros of memory files
+//!   gate.rs       writes behind a write gate
+//!   advice.rs     access hints, eviction, residency
+//!   open/         the open files: all handles of one share an inode
 //! ```
-//!
-//! [`Handle`] is the state that clones of a `File` share `open` tracks the
-//! open files, so that all handles of a file share one inode. Its `closing.rs` syncs and frees the
-//! inode after the last handle is closed, and closes the cache.
 //!
 //! Invariants:
 //! - FILE-1: the bytes of a folio past the end of file are zeros, so that growing a file touches no
@@ -47,12 +33,11 @@ mod pin;
 mod read;
 mod read_with;
 mod readahead;
-mod resize;
 mod write;
 
 pub use advice::{Access, Residency};
 pub use async_reads::ReadFuture;
-pub use gate::{Checkpoint, GatedFile};
+pub use gate::GatedFile;
 pub use many::ReadRequest;
 pub(crate) use open::Registry;
 pub use options::OpenOptions;
@@ -63,9 +48,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
 use crate::inode::{Cleaner, Inode};
 use crate::io::FileIdentity;
-use crate::page::pages_of;
+use crate::page::{PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
-use crate::writeback::{ErrorCursor, NoRoom};
+use crate::writeback::{CheckpointMark, ErrorCursor, NoRoom};
 use async_reads::ReadServer;
 use hit::HitPath;
 use open::Membership;
@@ -147,25 +132,19 @@ impl File {
     }
 
     /// Makes every write that returned before this call durable: writes back the dirty pages, then
-    /// flushes the device. Blocks until the device is done.
+    /// flushes the device. Blocks until the device is done; signals do not interrupt it.
     ///
-    /// Concurrent syncs of a file, through any of its handles, are grouped: while one is running,
-    /// later callers wait, and a single sync then serves them all with one flush. If less than 1
-    /// MiB is dirty, they also share one write-back. Threads that each write and sync their own
+    /// Covers the whole file, whichever handle wrote. Concurrent syncs of a file are grouped: while
+    /// one is running, later callers wait, and a single sync then serves them all with one flush,
+    /// and one write-back if less than 1 MiB is dirty. Threads that each write and sync their own
     /// records therefore need no group commit of their own (`Stats::device_flushes`,
     /// `Stats::syncs_shared`). If several callers shared the last sync, the first to arrive waits
     /// for the others for at most 1/8 of the duration of that sync, capped at 1 ms.
     ///
-    /// Syncs through any handle cover the whole file: a handle opened only for reading also writes
-    /// back what other handles wrote. Signals do not interrupt a sync.
-    ///
     /// # Errors
-    /// - [`ErrorKind::Writeback`]: this sync failed, or a write-back
-    ///   failed since the last sync through this handle. Each handle reports such an earlier
-    ///   failure once.
-    ///
-    /// - [`ErrorKind::PinnedByCaller`]: the calling thread holds
-    ///   a [`PageRefMut`] of a dirty folio.
+    /// - [`ErrorKind::Writeback`]: this sync failed, or a write-back failed since the last sync
+    ///   through this handle. Each handle reports such an earlier failure once.
+    /// - [`ErrorKind::PinnedByCaller`]: the calling thread holds a [`PageRefMut`] of a dirty folio.
     ///
     /// Pages that could not be written stay dirty. The next sync writes them again, and no sync
     /// succeeds until they are on the device.
@@ -174,17 +153,9 @@ impl File {
     /// by path or descriptor) the failure is permanent, for every handle and every kind of sync,
     /// because the kernel does not tell what reached the device. To recover, call
     /// [`File::discard_dirty`], close the last handle and open the file again. A
-    /// [`Backing`](crate::backing::Backing) of your own decides itself whether a later flush can
-    /// succeed.
+    /// [`Backing`](crate::backing::Backing) of your own decides if a later flush can succeed.
     pub fn sync_data(&self) -> Result<()> {
         self.sync(None, false)
-    }
-
-    fn sync(&self, range: Option<Range<u64>>, metadata: bool) -> Result<()> {
-        self.handle.check_sound()?;
-        let pages = range.as_ref().map_or(own_pins::ALL_PAGES, pages_of);
-        own_pins::check(&self.handle.inode, &pages)?;
-        self.handle.inode.sync(&self.handle.error_cursor, range, metadata)
     }
 
     /// Writes the dirty pages of `range` to the storage, and waits. Does not flush the device: for
@@ -225,18 +196,141 @@ impl File {
 
     /// Syncs the bytes of `range`; otherwise like [`File::sync_data`]. Dirty pages outside the
     /// range stay in memory, even adjacent ones. Bytes of the range that were never written become
-    /// zeros on the storage, which is then at least as long as the part of the range that lies in
-    /// the file.
+    /// zeros on the storage, which is then at least as long as the part of the range in the file.
     ///
     /// A range of up to 512 folios costs one lookup per folio; a longer one walks all dirty folios
     /// of the file. Both wait for write-backs that other threads have in flight anywhere in the
     /// file (about 16 MiB per thread), and for a flush, which covers the whole device.
     ///
     /// # Errors
-    /// Fails like [`File::sync_data`], and for a range beyond 2^63.
+    /// Those of [`File::sync_data`], and a range beyond 2^63.
     pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_range(&range)?;
         self.sync(Some(range), false)
+    }
+
+    fn sync(&self, range: Option<Range<u64>>, metadata: bool) -> Result<()> {
+        self.handle.check_sound()?;
+        let pages = range.as_ref().map_or(own_pins::ALL_PAGES, pages_of);
+        own_pins::check(&self.handle.inode, &pages)?;
+        self.handle.inode.sync(&self.handle.error_cursor, range, metadata)
+    }
+
+    /// Takes a checkpoint: remembers what is dirty now, for [`Checkpoint::sync`]. Takes no time, so
+    /// it can be called under an engine's lock, and the sync later without it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # use bifolio::{Cache, OpenOptions};
+    /// # let cache = Cache::builder().memory(16 << 20).build()?;
+    /// # let options = OpenOptions::new().write(true).create(true);
+    /// let tree = cache.open(directory.path().join("tree"), &options)?;
+    /// tree.write_all_at(b"before", 0)?;
+    /// let checkpoint = tree.checkpoint()?;
+    /// tree.write_all_at(b"after", 8192)?;
+    /// checkpoint.sync()?;
+    /// assert_eq!(tree.residency(0..12288)?.dirty, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        self.handle.check_usable()?;
+        Ok(Checkpoint { file: self.clone(), mark: self.handle.inode.checkpoint() })
+    }
+
+    /// Starts to write the dirty pages of `range` to the storage, in the background and without a
+    /// flush: a later sync has less to do. Returns at once. Pages that a write gate holds back
+    /// follow when it lets them pass.
+    ///
+    /// At most 256 ranges wait for a device; more are written when they reach the age limit. An
+    /// empty range starts nothing, and asks only for earlier errors.
+    ///
+    /// # Errors
+    /// The cache is closed; a range beyond 2^63. Also the last error of an earlier write-back that
+    /// this handle has not reported yet, whatever its range: the write of `range` has been started
+    /// then, too. The write-back that this call starts fails later, and its error is returned by
+    /// the next call or sync.
+    pub fn write_out(&self, range: Range<u64>) -> Result<()> {
+        self.handle.check_sound()?;
+        self.handle.check_range(&range)?;
+        let inode = &self.handle.inode;
+        if !range.is_empty() {
+            let start = range.start / PAGE_BYTES * PAGE_BYTES;
+            inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
+        }
+        let error = inode.errors.check_since(&self.handle.error_cursor, inode.errors.count());
+        error.map_or(Ok(()), |error| Err(Error::writeback(error)))
+    }
+
+    /// Makes everything durable that was written to the file through any handle, and closes this
+    /// handle. Blocks for the device; does no I/O if the file was synced since its last change.
+    ///
+    /// The file itself is closed with its last handle: clones are handles, and holds and maps keep
+    /// one. Its descriptors are closed before that close returns.
+    ///
+    /// # Errors
+    /// Those of [`File::sync_data`], and [`ErrorKind::Closed`] if the cache is closed. The handle
+    /// is closed even then, but nothing is lost: data that could not be written stays in the cache,
+    /// dirty. The next open of the file finds it, and [`Cache::close`](crate::Cache::close) tries
+    /// to write it again. To discard it, open the file again and call [`File::discard_dirty`]. To
+    /// keep the handle after a failure, call `sync_data` first.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// # use bifolio::{Cache, OpenOptions};
+    /// let cache = Cache::builder().memory(16 << 20).build()?;
+    /// let log = cache.open(&path, &OpenOptions::new().write(true).create(true))?;
+    /// log.write_at(b"entry", 0)?;
+    /// log.close()?;
+    /// assert_eq!(std::fs::read(&path)?, b"entry");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn close(self) -> Result<()> {
+        if self.handle.registry.cache_state.is_forked() {
+            return Err(Error::forked());
+        }
+        let inode = &self.handle.inode;
+        let result = own_pins::check(inode, &own_pins::ALL_PAGES)
+            .and_then(|()| inode.make_durable(&self.handle.error_cursor));
+        // After the check for data written when the cache closed.
+        let usable = self.handle.check_usable();
+        // Another clone may still write; its close or drop tries again.
+        if let (Err(_), Some(mut handle)) = (&result, Arc::into_inner(self.handle)) {
+            handle.membership.has_failed = true;
+        }
+        result.and(usable)
+    }
+}
+
+/// A point in time of a file, returned by [`File::checkpoint`]: a later sync can be limited to
+/// what was dirty then. Keeps a handle of the file open.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    file: File,
+    mark: CheckpointMark,
+}
+
+impl Checkpoint {
+    /// Makes everything durable that was written to the file before the checkpoint was taken;
+    /// otherwise like [`File::sync_data`]. A page that was dirty then and has been changed since is
+    /// written with its present bytes. Pages that became dirty since stay in memory, unless they
+    /// are adjacent to such a page. Can be called again after a failure.
+    ///
+    /// # Errors
+    /// Fails like [`File::sync_data`], and if a write-back of the file has failed since the
+    /// checkpoint was taken: take another one then.
+    pub fn sync(&self) -> Result<()> {
+        let handle = &self.file.handle;
+        handle.check_sound()?;
+        own_pins::check(&handle.inode, &own_pins::ALL_PAGES)?;
+        handle.inode.sync_checkpoint(&handle.error_cursor, self.mark)
     }
 }
 
@@ -314,49 +408,34 @@ impl Handle {
     /// The device, or the swap, or a write gate accepts no writes, and the limit of dirty bytes is
     /// reached; no memory for another LSN.
     fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
-        match no_room {
-            NoRoom::DirtyLimit => self.wait_to_be_dirty(position_bytes, length_bytes),
-            NoRoom::Lsns => self.grow_lsns(),
-        }
-    }
-
-    /// Charges a larger table of LSNs, and evicts folios if necessary.
-    fn grow_lsns(&self) -> Result<()> {
-        let Some(step) = self.inode.lsn_slots_wanted() else { return Ok(()) };
-        let bytes = self.inode.lsn_bytes(step);
-        self.reclaim.charge(bytes)?;
-        if !self.inode.grow_lsns(step) {
-            self.inode.memory.arena.uncharge(bytes);
-        }
-        Ok(())
-    }
-
-    /// Waits until another folio may become dirty. Called without a folio lock.
-    ///
-    /// # Errors
-    /// The device, or the swap, accepts no writes, and the limit of dirty bytes is reached.
-    fn wait_to_be_dirty(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
         let inode = &self.inode;
-        if inode.store.cleaner() != Cleaner::Swapper {
-            return inode.wait_for_room(position_bytes, length_bytes);
+        match no_room {
+            NoRoom::DirtyLimit if inode.store.cleaner() == Cleaner::Swapper => {
+                self.reclaim.wait_for_swap(inode, position_bytes..position_bytes + length_bytes)
+            }
+            NoRoom::DirtyLimit => inode.wait_for_room(position_bytes, length_bytes),
+            NoRoom::Lsns => {
+                let Some(step) = inode.lsn_slots_wanted() else { return Ok(()) };
+                let bytes = inode.lsn_bytes(step);
+                self.reclaim.charge(bytes)?;
+                if !inode.grow_lsns(step) {
+                    inode.memory.arena.uncharge(bytes);
+                }
+                Ok(())
+            }
         }
-        self.reclaim.wait_for_swap(inode, position_bytes..position_bytes + length_bytes)
     }
 
-    /// Fails for a file that can be mapped, whose pages have fixed addresses.
-    fn check_unmappable(&self, operation: &'static str) -> Result<()> {
-        if self.inode.page_space.is_in_place() {
-            return Err(self.unsupported(operation, "it was opened to be mapped"));
+    /// Fails for a file that can be mapped, whose address space is fixed.
+    fn check_unmappable(&self) -> Result<()> {
+        if !self.inode.page_space.is_in_place() {
+            return Ok(());
         }
-        Ok(())
+        let text = "cannot raise len_max: it was opened to be mapped";
+        Err(Error::new(ErrorKind::Unsupported, text).in_file(self.inode.name()))
     }
 
-    #[cold]
-    fn unsupported(&self, operation: &str, reason: &str) -> Error {
-        let text = format!("cannot {operation}: {reason}");
-        Error::new(ErrorKind::Unsupported, text).in_file(self.inode.name())
-    }
-
+    /// Fails for a length past the maximum of the file.
     fn check_len(&self, wanted_bytes: u64) -> Result<()> {
         let len_max_bytes = self.inode.len_max_bytes();
         if wanted_bytes <= len_max_bytes {

@@ -22,9 +22,10 @@ pub struct OpenOptions {
     mode: Option<u32>,
     pub(crate) exclusive: bool,
     pub(crate) truncate: bool,
+    /// Set if no writable handle can be opened in this cache at the same time.
     pub(crate) immutable: bool,
     pub(crate) folio_bytes: u64,
-    len_max_bytes: Option<u64>,
+    pub(super) len_max_bytes: Option<u64>,
     pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
 }
@@ -131,13 +132,6 @@ impl OpenOptions {
         self
     }
 
-    /// Opens the file as immutable: no writable handle can be opened in this cache at the same
-    /// time.
-    pub(crate) fn immutable(mut self) -> Self {
-        self.immutable = true;
-        self
-    }
-
     /// Sets the folio size, bytes: a power of two from 4 KiB (the default) to 2 MiB. All handles of
     /// a file must agree on it. A cache opens files with folios of up to a 32nd of the bound that
     /// it was built with ([`CacheBuilder::memory`](crate::CacheBuilder::memory)), and all caches
@@ -214,20 +208,6 @@ impl OpenOptions {
         });
         check_len_max(chosen, len_bytes)?;
         Ok(chosen)
-    }
-
-    /// Refuses what the first open has decided otherwise.
-    pub(super) fn check_decided(
-        &self,
-        len_max_bytes: u64,
-        file: impl Fn() -> String,
-    ) -> Result<()> {
-        let wanted_more = self.len_max_bytes.filter(|wanted| *wanted > len_max_bytes);
-        wanted_more.map_or(Ok(()), |wanted| {
-            let text =
-                format!("with len_max {wanted}: it is open in this cache with {len_max_bytes}");
-            Err(Error::conflict(file(), text))
-        })
     }
 
     pub(crate) fn disk_options(&self) -> DiskOptions {

@@ -1,9 +1,8 @@
 //! Reads in place: a closure reads the bytes of a resident page, and its result counts only if the
 //! page did not change meanwhile.
 //!
-//! This is how LeanStore (ICDE 2018) and vmcache (SIGMOD 2023) descend B-trees: a hot inner node is
-//! read by all threads without a copy, a reference or a shared write. The protocol is that of the
-//! optimistic read (READ-O1..O4), with the closure as the copy.
+//! This is how LeanStore (ICDE 2018) and vmcache (SIGMOD 2023) descend B-trees. The protocol is
+//! that of the optimistic read (READ-O1..O4), with the closure as the copy.
 //!
 //! ```text
 //!   HitPath::look   hit.rs    one page of the arena, resident and marked: no reference
@@ -141,10 +140,9 @@ impl File {
     /// file, as for [`File::pin`].
     ///
     /// Bytes of one resident page are read without a copy, a lock, a reference or a shared write:
-    /// any number of threads may read the same page at full speed, such as the root of a B-tree.
-    /// A page that is not resident is pinned first, as is one of a mappable file; blocks for I/O
-    /// then. If writers change the page at each of a few attempts, `read` gets a copy that was
-    /// taken under the folio lock.
+    /// any number of threads may read the same page at full speed. A page that is not resident is
+    /// pinned first, as is one of a mappable file; blocks for I/O then. If writers change the page
+    /// at each of a few attempts, `read` gets a copy that was taken under the folio lock.
     ///
     /// The result is that of one state of the bytes: no call of this cache changed one of them
     /// between the first load and the last. Stores through a [`MapMut`](crate::MapMut) and changes
@@ -152,8 +150,8 @@ impl File {
     ///
     /// `read` may run several times, and on bytes that are torn or belong to another page or file
     /// of the cache. So it must not panic, loop or act on what it finds: it returns what it found,
-    /// and the caller acts. A descent keeps two results: the child's number, and whether the node
-    /// made sense. `read` should be short (microseconds), and may call other methods of the cache.
+    /// and the caller acts. It should be short (microseconds), and may call other methods of the
+    /// cache.
     ///
     /// # Errors
     /// The errors of [`File::pin`].

@@ -1,18 +1,27 @@
-//! Writes: folio by folio, with the folio lock and a write section.
+//! Writes, and changes of the length.
 //!
-//! A write ends in memory; it is durable after a sync. It never reads a page that it replaces
-//! whole. A write that makes the file longer holds a [`Growth`] from there to its end.
+//! A write goes folio by folio, with the folio lock and a write section. It ends in memory; it is
+//! durable after a sync. It never reads a page that it replaces whole. A write that makes the file
+//! longer holds a [`Growth`] from there to its end.
+//!
+//! The length and the backing change while no write-back is in flight (WRITEBACK-4). A truncation
+//! first sets the length and truncates the backing, then zeroes the rest of the folio that contains
+//! the end (FILE-1), then removes the folios past the end, dirty or not. If the backing or the swap
+//! fails, the old length is restored and nothing is lost.
 //!
 //! # Safety
 //! Writes into frames whose lock it holds, through `sys::copy`.
 #![allow(unsafe_code)]
 
 use super::File;
-use super::resize::Growth;
+use super::open::no_table;
+use super::options::check_len_max;
 use crate::error::{Error, Result};
-use crate::fill::{AccessMode, Locked};
+use crate::fill::{AccessMode, Locked, own_pins};
+use crate::inode::Resizing;
 use crate::maps::faults;
-use crate::page::{PAGE_BYTES, PAGE_SHIFT};
+use crate::maps::mappable::Growing;
+use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sys::copy;
@@ -58,9 +67,19 @@ struct Piece<'b> {
     lsn: Option<u64>,
 }
 
-impl Piece<'_> {
-    fn end(&self) -> u64 {
-        self.position + self.bytes.len() as u64
+/// Growth in progress: no other thread changes the length.
+#[derive(Debug)]
+pub(super) struct Growth<'a> {
+    growing: Growing<'a>,
+    pub(super) resizing: Resizing<'a>,
+}
+
+impl Growth<'_> {
+    /// Sets the length to `len_bytes` if the file is shorter. Its last bytes must be in place. A
+    /// gap becomes part of the file; later writes of the same growth fill it.
+    pub(super) fn reach(&mut self, len_bytes: u64) {
+        self.resizing.extend(len_bytes);
+        self.growing.end();
     }
 }
 
@@ -173,7 +192,8 @@ impl File {
         let (_, failure) = self.write_folios(buffer, position, lsn, &mut growth);
         let Some(error) = failure else { return Ok(position) };
         if let Some(growth) = growth
-            && let Err(kept) = self.undo_append(&growth, position)
+            && self.len() > position
+            && let Err(kept) = self.cut(&growth.resizing, position)
         {
             log::warn!("{kept}; part of a failed append stays in the file at position {position}");
         }
@@ -218,7 +238,7 @@ impl File {
     /// Writes a piece, if the file is long enough or `growth` is held.
     fn write_folio(&self, piece: &Piece<'_>, growth: Option<&mut Growth<'_>>) -> Copied {
         let inode = &self.handle.inode;
-        let end = piece.end();
+        let end = piece.position + piece.bytes.len() as u64;
         let access = AccessMode::Write { start: piece.position, end };
         let locked = self.handle.fill().lock_folio(piece.position >> PAGE_SHIFT, access)?;
         // Checked under the folio lock: a truncation takes the lock of the folio, or removes the
@@ -244,12 +264,11 @@ impl File {
         if !locked.is_uptodate() && inode.write_page::<Unwritten>(folio, lock, bytes)? {
             return Ok(());
         }
-        let in_folio = position - locked.lock.index() * PAGE_BYTES;
-        let start = inode.frame_of(&locked.folio);
-        let target = start.wrapping_add(in_folio as usize);
-        inode.try_mark_dirty(&locked.folio, &locked.lock, lsn)?;
+        let end = position + bytes.len() as u64;
+        let target = self.address_in(folio, position);
+        inode.try_mark_dirty(folio, lock, lsn)?;
         if locked.is_uptodate() {
-            let pages = position >> PAGE_SHIFT..((piece.end() - 1) >> PAGE_SHIFT) + 1;
+            let pages = pages_of(&(position..end));
             let _section = inode.mapping.begin_write_section(&locked.lock, pages);
             // SAFETY: inside a frame whose lock and write section we hold; `bytes` is not in it.
             unsafe { copy::copy_in(target, bytes) };
@@ -262,9 +281,9 @@ impl File {
             }
             // SAFETY: inside a frame whose lock we hold and which no reader can use yet.
             unsafe { copy::copy_in(target, bytes) };
-            let end_in_folio = in_folio + bytes.len() as u64;
+            let end_in_folio = end - lock.index() * PAGE_BYTES;
             inode.zero_folio(&locked.folio, &locked.lock, end_in_folio..u64::MAX);
-            inode.mapping.mark_uptodate(&locked.lock);
+            inode.mapping.mark_uptodate(lock);
         }
         Ok(())
     }
@@ -283,6 +302,189 @@ impl File {
             inode.remove_unwanted(folio, lock);
         }
     }
+
+    /// Sets the length of the file to `len_bytes`: truncates it, or grows it with zeros. The file
+    /// on the device has that length when the call returns; it is durable after a sync. Blocks for
+    /// its own I/O, and for write-backs of the file that are in flight.
+    ///
+    /// Pinned bytes past the new end stay readable through the pin, with any content.
+    ///
+    /// # Errors
+    /// An error of the storage or the swap, after which the length is unchanged; a handle that is
+    /// not open for writing; a length beyond the maximum that the file was opened with.
+    pub fn set_len(&self, len_bytes: u64) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        handle.range_end(len_bytes, 0)?;
+        handle.check_len(len_bytes)?;
+        let inode = &handle.inode;
+        let resizing = inode.lock_resizing();
+        if len_bytes >= inode.mapping.len_bytes() {
+            let _growing = self.uncover(&resizing, len_bytes)?;
+            return resizing.set_len(len_bytes);
+        }
+        own_pins::check(inode, &(inode.mapping.head_index(len_bytes >> PAGE_SHIFT)..u64::MAX))?;
+        // A truncation must not fail later because it cannot read the bytes it has to zero in
+        // memory, where there is no backing to do it.
+        let is_inside = len_bytes & (self.folio_bytes() - 1) != 0;
+        let _tail = if is_inside && !inode.store.zeroes_what_is_cut() {
+            handle.fill().find_folio(len_bytes >> PAGE_SHIFT, AccessMode::Read)?
+        } else {
+            None
+        }
+        .map(|locked| locked.folio);
+        self.cut(&resizing, len_bytes)
+    }
+
+    /// Returns the length in bytes that the file may grow to:
+    /// [`OpenOptions::len_max`](crate::OpenOptions::len_max) of the first open, or as raised since.
+    #[doc(hidden)]
+    pub fn len_max(&self) -> u64 {
+        self.handle.inode.len_max_bytes()
+    }
+
+    /// Raises the length that the file may grow to, `len_max`, to `bytes`, for all of its handles
+    /// until the last one is closed. Has no effect if the file may already grow to that. Other
+    /// threads may use the file meanwhile: no page moves, and pins stay valid. Blocks only for
+    /// other changes of the length, which may wait for their I/O.
+    ///
+    /// Costs a few system calls, a few hundred bytes outside of the bound, and address space: an
+    /// 8-byte Entry for each 4 KiB of file up to `bytes`, at least as much as the file had before.
+    /// It becomes memory, within the bound, as pages are cached, and is freed with the file. Hits
+    /// on pages above the `len_max` of the open take about twice as long: say there how long the
+    /// file will be, if you know. Raise it by much rather than often.
+    ///
+    /// # Errors
+    /// A handle that is not open for writing; a file that can be mapped
+    /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)), whose address space is fixed;
+    /// more than 4 PiB ([`ErrorKind::Config`](crate::ErrorKind::Config)); address space that the
+    /// system refuses ([`ErrorKind::Memory`](crate::ErrorKind::Memory)). Nothing has changed then.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("log");
+    /// use bifolio::{Cache, ErrorKind, OpenOptions};
+    /// let cache = Cache::builder().memory(4 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create(true).len_max(1 << 20);
+    /// let log = cache.open(&path, &options)?;
+    /// log.set_len(1 << 20)?;
+    /// let refused = log.append(b"record").unwrap_err();
+    /// assert_eq!(refused.kind(), ErrorKind::TooLong);
+    ///
+    /// log.raise_len_max(1 << 30)?;
+    /// assert_eq!(log.append(b"record")?, 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn raise_len_max(&self, bytes: u64) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        if bytes <= self.len_max() {
+            return Ok(());
+        }
+        handle.check_unmappable()?;
+        check_len_max(bytes, 0)?;
+        let resizing = handle.inode.lock_resizing();
+        if bytes <= self.len_max() {
+            // Another thread has raised it further.
+            return Ok(());
+        }
+        resizing.raise_len_max(bytes).map_err(no_table)
+    }
+
+    fn cut(&self, resizing: &Resizing<'_>, len_bytes: u64) -> Result<()> {
+        let before_bytes = self.len();
+        resizing.set_len(len_bytes)?;
+        // The last page of a memory file may have been a hole, and been written and swapped out
+        // since: then it may be unreadable.
+        self.forget_behind(len_bytes).inspect_err(|_| resizing.undo_cut(before_bytes))
+    }
+
+    /// Removes everything past the new end of the file, which has been truncated to `len_bytes`
+    /// bytes. Changes nothing if it fails, which is possible only for a memory file.
+    fn forget_behind(&self, len_bytes: u64) -> Result<()> {
+        let inode = &self.handle.inode;
+        inode.mapping.begin_walk_behind_end();
+        self.zero_tail(len_bytes)?;
+        inode.remove_folios_from(len_bytes.next_multiple_of(self.folio_bytes()));
+        Ok(())
+    }
+
+    /// Waits until no other thread changes the length, and prepares the file to grow to
+    /// `len_bytes`.
+    pub(super) fn begin_growth(&self, len_bytes: u64) -> Result<Growth<'_>> {
+        let resizing = self.handle.inode.lock_resizing();
+        Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
+    }
+
+    /// Waits until no other thread changes the length, and prepares the file to grow by
+    /// `length_bytes` at its end. Returns the position of the first new byte.
+    fn begin_append(&self, length_bytes: u64) -> Result<(u64, Growth<'_>)> {
+        let resizing = self.handle.inode.lock_resizing();
+        let position = self.len();
+        let end = self.handle.range_end(position, length_bytes)?;
+        self.handle.check_len(end)?;
+        Ok((position, Growth { growing: self.uncover(&resizing, end)?, resizing }))
+    }
+
+    /// Zeroes the bytes past the end in the folio that contains the end; in a file with a backing,
+    /// only if the folio is resident.
+    pub(crate) fn zero_tail(&self, len_bytes: u64) -> Result<()> {
+        let inode = &self.handle.inode;
+        let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);
+        if len_bytes == head * PAGE_BYTES {
+            return Ok(());
+        }
+        own_pins::check(inode, &(head..head + 1))?;
+        let tail = |lock: &LockedFolio<'_>| len_bytes..(lock.index() + lock.pages()) * PAGE_BYTES;
+        if !inode.store.zeroes_what_is_cut() {
+            // Resident, unless the page was written and swapped out since the check.
+            return self.zero_in_memory(head, tail);
+        }
+        if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(head) {
+            inode.zero_in_place(&folio, &lock, tail(&lock));
+        }
+        Ok(())
+    }
+
+    /// Discards the changes of the file that are not on its storage: the file then has the content
+    /// and the length of the storage. Returns the number of bytes discarded. This is the only way
+    /// to lose changes while the cache exists, for storage that accepts no writes, where
+    /// [`Cache::close`](crate::Cache::close) would always fail. Has no effect on a memory file.
+    ///
+    /// If the last flush of the file failed, the writes before it are discarded, too, but not
+    /// counted: they may or may not be on the device. Syncs of the file continue to fail. If the
+    /// kernel cannot tell which pages of a map were stored to, all resident ones are discarded and
+    /// counted. Concurrent writes may be discarded or not. Pinned bytes stay readable through the
+    /// pin, with any content. Blocks for write-backs in flight.
+    ///
+    /// # Errors
+    /// A handle that is not open for writing; an error of the storage when asked for its length:
+    /// the changes are discarded then, and the file has the length that the storage had after the
+    /// last successful write.
+    pub fn discard_dirty(&self) -> Result<u64> {
+        let handle = &self.handle;
+        handle.check_writable()?;
+        let inode = &handle.inode;
+        if !inode.store.outlives_handles() {
+            return Ok(0);
+        }
+        own_pins::check(inode, &own_pins::ALL_PAGES)?;
+        let resizing = inode.lock_resizing();
+        let bytes = inode.discard_dirty();
+        let before_bytes = self.len();
+        let (len_bytes, queried) = resizing.cut_to_backing();
+        if len_bytes < before_bytes {
+            self.forget_behind(len_bytes)?;
+        }
+        // Maps can see pages that are still referenced (REGION-4): they are filled from the
+        // storage. If that fails, the next access to the page returns the error.
+        let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
+        held.into_iter().for_each(|index| drop(handle.fill().lock_folio(index, AccessMode::Cache)));
+        queried?;
+        Ok(bytes)
+    }
 }
 
 /// The calls of a `std::fs::File`, for code that is generic over them. Where the type is known, the
@@ -300,11 +502,16 @@ impl FileExt for File {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::io::{DiskFile, DiskOptions};
     use crate::page::{Lookup, WriteState};
     use crate::sync::Ordering::Relaxed;
+    use crate::sync::test_hook;
+    use crate::sys::probe::Features;
     use crate::{Cache, Feature, OpenOptions};
     use bifolio_testing::skip;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    use std::fs;
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     /// The copy of a page in the swap is its content until the replacing bytes are in place.
@@ -388,5 +595,118 @@ mod tests {
             syncing.join().unwrap().unwrap();
             assert!(was_over && is_waiting, "{was_over} {is_waiting}");
         });
+    }
+
+    /// The page that will contain the end was a hole when the truncation checked; it was written
+    /// and swapped out before the length changed.
+    #[test]
+    fn a_cut_whose_last_page_cannot_be_read_leaves_the_length() {
+        const PAGES: u64 = 600;
+        let directory = tempfile::tempdir().unwrap();
+        let swap = directory.path().join("swap");
+        let options =
+            DiskOptions { read: true, write: true, create: true, ..DiskOptions::default() };
+        let storage = DiskFile::open_with(&swap, &options, &Features::probe(&[])).unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_backing(Arc::new(storage));
+        let cache = builder.build().unwrap();
+        let file = cache.memory_file("cut").unwrap();
+        for index in 0..PAGES {
+            file.write_all_at(&[7; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap();
+        }
+        let inode = &file.handle.inode;
+        let is_swapped_out = |index| !inode.mapping.table().load(index, Relaxed).is_folio();
+        let swapped = (0..PAGES).find(|index| is_swapped_out(*index)).unwrap();
+        // The swap is replaced below; until the end of the test it must not be written.
+        while !file.handle.reclaim.is_idle() {
+            std::thread::yield_now();
+        }
+        let bytes = fs::read(&swap).unwrap();
+        fs::write(&swap, &bytes[..PAGE_BYTES as usize]).unwrap();
+        let len_bytes = swapped * PAGE_BYTES + 100;
+        let resizing = inode.lock_resizing();
+        let error = file.cut(&resizing, len_bytes).unwrap_err();
+        assert!(error.kind() == crate::ErrorKind::SwapRead, "{error:?}");
+        drop(resizing);
+        assert_eq!(file.len(), PAGES * PAGE_BYTES);
+        fs::write(&swap, &bytes).unwrap();
+        let mut found = vec![0; (PAGES * PAGE_BYTES) as usize];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found.iter().all(|byte| *byte == 7), "bytes past the new end are lost");
+        file.set_len(len_bytes).unwrap();
+        assert_eq!(file.len(), len_bytes);
+    }
+
+    /// During the check for data at a page, the page is swapped out, and its frame is reused for a
+    /// page that was allocated and never written.
+    #[test]
+    fn data_whose_frame_was_reused_is_not_a_hole() {
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());
+        let cache = builder.build().unwrap();
+        let file = cache.memory_file("data").unwrap();
+        let other = cache.memory_file("allocated").unwrap();
+        other.set_len(4 << 20).unwrap();
+        file.write_all_at(&[7; PAGE_BYTES as usize], 0).unwrap();
+        let inode = Arc::clone(&file.handle.inode);
+        let id = {
+            let found = inode.mapping.get_folio(&inode.memory.folios, 0);
+            let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+            let lock = folio.lock();
+            // As during a write: the Entry does not tell that the page has data.
+            std::mem::forget(inode.mapping.begin_write_section(&lock, 0..1));
+            Locked { lock, folio: folio.try_clone().unwrap(), was_resident: true }.detach()
+        };
+        test_hook::set("before a folio is looked at", move || {
+            let locked = Locked::adopt(&inode.memory.folios, id);
+            inode.mapping.restore_ready(&locked.lock);
+            drop(locked);
+            let table = other.handle.inode.mapping.table();
+            let takes_the_frame = |index: u64| {
+                other.allocate(index * PAGE_BYTES..(index + 1) * PAGE_BYTES).unwrap();
+                table.load(index, Relaxed).folio_id() == id
+            };
+            assert!((0..1024).any(takes_the_frame), "the frame was not used again");
+        });
+        assert_eq!(file.seek_hole(0).unwrap(), Some(PAGE_BYTES));
+        assert!(test_hook::has_run());
+    }
+
+    /// Free slots exist, but none is adjacent to another.
+    fn check_slots_in_pieces(swap_bytes_max: u64, can_grow: bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(4 << 20).swap_directory(directory.path());
+        let cache = builder.swap_max(swap_bytes_max).build().unwrap();
+        let file = cache.memory_file("pieces").unwrap();
+        file.write_all_at(&[7; 4 * PAGE_BYTES as usize], 0).unwrap();
+        let options = crate::OpenOptions::new().read(true).write(true).folio_bytes(16 * PAGE_BYTES);
+        let large = cache.memory_file_with("large", &options).unwrap();
+        large.write_all_at(&[7; 16 * PAGE_BYTES as usize], 0).unwrap();
+        let inode = &file.handle.inode;
+        let swap = inode.store.slots().unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| swap.slots.take(1, 1)).collect();
+        taken.iter().step_by(2).for_each(|run| swap.give_back(run.first, run.pages));
+        inode.memory.lru.drain_all(&inode.memory.folios);
+        let write_out = |file: &File, indexes: &[u64]| {
+            let inode = &file.handle.inode;
+            let folio_at = |index| match inode.mapping.get_folio(&inode.memory.folios, index) {
+                Lookup::Folio(folio) => folio,
+                other => panic!("{other:?}"),
+            };
+            drop(inode.write_out_folios(indexes.iter().map(|index| folio_at(*index)).collect()));
+            let state = |index| folio_at(index).folio().flags.write_state();
+            indexes.iter().all(|index| state(*index) == WriteState::Clean)
+        };
+        assert_eq!(write_out(&large, &[0]), can_grow);
+        assert!(write_out(&file, &[0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn a_folio_without_adjacent_slots_blocks_no_other() {
+        check_slots_in_pieces(2 << 20, false);
+    }
+
+    #[test]
+    fn a_folio_without_adjacent_slots_makes_the_swap_grow() {
+        check_slots_in_pieces(64 << 20, true);
     }
 }

@@ -45,7 +45,6 @@
 use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
 use crate::config::DrainPolicy;
-use crate::evicted::{Evicted, Kept, Reason};
 use crate::inode::Inode;
 use crate::maps::unmap::{Owners, Unmapping};
 use crate::page::{
@@ -54,7 +53,7 @@ use crate::page::{
 };
 use crate::stats::Counter;
 use crate::sys::process;
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 /// Number of folios that are noted before N5 and N6 run; a range with more takes several rounds.
 const DOUBTFUL_MAX: usize = 1024;
@@ -423,11 +422,130 @@ impl Reclaim {
     }
 }
 
+/// Why a folio was kept: the first reason that applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Reason {
+    Straddling,
+    Gone,
+    Locked,
+    Writeback,
+    Private,
+    Dirty,
+    Mapped,
+    Referenced,
+}
+
+/// Folios that an eviction kept, each counted once under the first reason that applies, in this
+/// order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Kept {
+    /// Folios that extend beyond the range; a folio is evicted as a whole. Extending past the end
+    /// of the file does not count.
+    pub straddling: u64,
+    /// Folios that another thread was evicting or removing.
+    pub gone: u64,
+    /// Folios that another thread had locked: being filled, written or moved.
+    pub locked: u64,
+    /// Folios being written out.
+    pub writeback: u64,
+    /// Folios of a memory file without a swap: they exist only in memory.
+    pub private: u64,
+    /// Dirty folios. Their write-out was started.
+    pub dirty: u64,
+    /// Folios that are part of a [`Map`](crate::Map).
+    pub mapped: u64,
+    /// Clean, unmapped folios with a reference: of a pin, a read in progress, or, before the drain,
+    /// an LRU batch.
+    pub referenced: u64,
+}
+
+impl Kept {
+    /// Returns the number of folios kept.
+    pub fn total(&self) -> u64 {
+        self.by_reason().iter().map(|(_, count)| count).sum()
+    }
+
+    /// Returns the counts with their names.
+    #[doc(hidden)]
+    pub fn by_reason(mut self) -> [(&'static str, u64); 8] {
+        self.counts_mut().map(|(name, count)| (name, *count))
+    }
+
+    fn add(&mut self, reason: Reason, folios: u64) {
+        *self.counts_mut()[reason as usize].1 += folios;
+    }
+
+    /// Returns the counts in the order of [`Reason`].
+    fn counts_mut(&mut self) -> [(&'static str, &mut u64); 8] {
+        [
+            ("straddling", &mut self.straddling),
+            ("gone", &mut self.gone),
+            ("locked", &mut self.locked),
+            ("writeback", &mut self.writeback),
+            ("private", &mut self.private),
+            ("dirty", &mut self.dirty),
+            ("mapped", &mut self.mapped),
+            ("referenced", &mut self.referenced),
+        ]
+    }
+}
+
+impl AddAssign for Kept {
+    fn add_assign(&mut self, other: Self) {
+        for ((_, count), (_, more)) in self.counts_mut().into_iter().zip(other.by_reason()) {
+            *count += more;
+        }
+    }
+}
+
+/// The result of [`File::evict`](crate::File::evict), in folios.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("file");
+/// # std::fs::write(&path, vec![7; 40_960])?;
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// use bifolio::OpenOptions;
+/// let file = cache.open(&path, &OpenOptions::new())?;
+/// file.read_exact_at(&mut [0; 40_960], 0)?;
+/// let pin = file.pin(4096..8192)?;
+/// let evicted = file.evict(0..40_960)?;
+/// assert_eq!((evicted.folios, evicted.kept.referenced), (9, 1));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Evicted {
+    /// Folios evicted.
+    pub folios: u64,
+    /// Folios kept, by reason.
+    pub kept: Kept,
+    /// Drains of other CPUs' LRU batches that were requested.
+    pub drains_requested: u64,
+    /// LRU batches drained.
+    pub cpus_drained: u64,
+    /// Folios evicted only after such a drain; included in `evicted`.
+    pub second_pass_folios: u64,
+}
+
+impl AddAssign for Evicted {
+    fn add_assign(&mut self, other: Self) {
+        self.folios += other.folios;
+        self.kept += other.kept;
+        self.drains_requested += other.drains_requested;
+        self.cpus_drained += other.cpus_drained;
+        self.second_pass_folios += other.second_pass_folios;
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::*;
     use crate::cache::Cache;
     use crate::file::OpenOptions;
-    use crate::page::PAGE_BYTES;
     use crate::sync::test_hook;
 
     #[test]
@@ -446,5 +564,18 @@ mod tests {
         let outcome = file.evict(0..bytes).unwrap();
         assert!(test_hook::has_run(), "no folio was to be unmapped");
         assert_eq!(outcome.folios, 200, "{outcome:?}");
+    }
+
+    #[test]
+    fn sums_are_kept_by_reason() {
+        use Reason::{Dirty, Gone, Locked, Mapped, Private, Referenced, Straddling, Writeback};
+        let all = [Straddling, Gone, Locked, Writeback, Private, Dirty, Mapped, Referenced];
+        let mut kept = Kept::default();
+        for (reason, count) in all.into_iter().zip(1..) {
+            kept.add(reason, count);
+        }
+        kept += kept;
+        assert_eq!(kept.by_reason().map(|(_, count)| count), [2, 4, 6, 8, 10, 12, 14, 16]);
+        assert_eq!(kept.total(), 72);
     }
 }

@@ -48,6 +48,7 @@ mod swapper;
 mod wait;
 
 pub(crate) use background::Background;
+pub use invalidate::{Evicted, Kept};
 pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 pub(crate) use swapper::SwapThread;
 

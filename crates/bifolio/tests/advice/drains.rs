@@ -37,7 +37,7 @@ fn pages_of_another_cpu_go_with_one_drain_of_that_cpu() {
             file.sync_data().unwrap();
             evict(&file)
         });
-        assert_eq!((outcome.folios, outcome.kept.total()), (8, 0), "{outcome}");
+        assert_eq!((outcome.folios, outcome.kept.total()), (8, 0), "{outcome:?}");
         assert_eq!(drains(&outcome), (1, 1, 8));
         assert_eq!(resident_pages(&file), 0);
         sum += outcome;
@@ -155,7 +155,7 @@ fn of_a_mixed_range_the_batched_quarter_is_drained_for() {
     });
     on(there, || read_pages(&file, 24..32));
     let outcome = on(here, || evict(&file));
-    assert_eq!((outcome.folios, drains(&outcome)), (16, (1, 1, 8)), "{outcome}");
+    assert_eq!((outcome.folios, drains(&outcome)), (16, (1, 1, 8)), "{outcome:?}");
     assert_eq!((outcome.kept.dirty, outcome.kept.mapped), (8, 8));
     assert_eq!(outcome.kept.total(), 16);
 }

@@ -102,7 +102,7 @@ fn an_eviction_of_all_files_reaches_each() {
     files[1].write_all_at(b"dirty", 0).unwrap();
     let pin = files[2].pin(0..PAGE).unwrap();
     let outcome = cache.evict_all().unwrap();
-    assert_eq!((outcome.folios, outcome.kept.total()), (22, 2), "{outcome}");
+    assert_eq!((outcome.folios, outcome.kept.total()), (22, 2), "{outcome:?}");
     assert_eq!((outcome.kept.dirty, outcome.kept.referenced), (1, 1));
     drop(pin);
     wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);

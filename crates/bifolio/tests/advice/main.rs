@@ -82,7 +82,7 @@ fn evict_all(file: &File, folios: u64) -> Evicted {
         sum.borrow().folios >= folios
     });
     let sum = sum.into_inner();
-    assert_eq!(sum.folios, folios, "{sum}");
+    assert_eq!(sum.folios, folios, "{sum:?}");
     sum
 }
 

@@ -51,7 +51,7 @@ fn clean_pages_go_and_come_back_as_they_were() {
             let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
             check(&file, &bytes);
             let outcome = evict(&file);
-            assert_eq!((outcome.folios, reasons(&outcome)), (folios, vec![]), "{outcome}");
+            assert_eq!((outcome.folios, reasons(&outcome)), (folios, vec![]), "{outcome:?}");
             assert_eq!(outcome.drains_requested, 0);
             assert_eq!(resident_pages(&file), 0);
             assert_counted(&cache, &outcome);

@@ -161,7 +161,7 @@ impl Stamped {
             evicters.into_iter().for_each(|evicter| sum += evicter.join().unwrap());
             sum
         });
-        assert!(sum.folios > 0, "{sum}");
+        assert!(sum.folios > 0, "{sum:?}");
         (0..PAGES).for_each(|page| self.check(page));
     }
 }

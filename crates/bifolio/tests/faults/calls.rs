@@ -247,7 +247,7 @@ fn a_file_full_of_unwritable_pages_says_so_and_recovers() {
     let behind = written as u64 + 40_000;
     error_of(file.write_at(b"part", behind), &["os error 28"]);
     let outcome = file.evict(written as u64..u64::MAX >> 1).unwrap();
-    assert_eq!((outcome.folios, outcome.kept.total()), (0, 0), "{outcome}");
+    assert_eq!((outcome.folios, outcome.kept.total()), (0, 0), "{outcome:?}");
     backing.heal();
     file.write_all_at(&bytes[written..], written as u64).unwrap();
     assert_writeback_of_any(file.sync_data(), libc::ENOSPC);

@@ -485,7 +485,7 @@ fn advise_nothing(file: &File) {
         file.prefetch(range.clone()).unwrap();
         file.populate(range.clone()).unwrap();
         let outcome = file.evict(range.clone()).unwrap();
-        assert_eq!((outcome.folios, outcome.kept.total()), (0, 0), "{range:?}: {outcome}");
+        assert_eq!((outcome.folios, outcome.kept.total()), (0, 0), "{range:?}: {outcome:?}");
         file.sync_range(range.clone()).unwrap();
         assert_eq!(file.residency(range).unwrap(), Residency::default());
     }

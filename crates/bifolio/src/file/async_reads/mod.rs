@@ -3,23 +3,20 @@
 //! A future that finds its bytes in memory is ready at its first poll. Otherwise that poll submits
 //! the read to the *server* of the file's device: a job on a thread of the engine, which claims the
 //! absent pages, keeps the transfers of all reads in one queue, and copies each page to its read
-//! when the page is filled. It never touches memory of the caller: a read owns its buffer until its
-//! future takes it, or is dropped.
+//! when the page is filled.
 //!
 //! ```text
-//!   ReadFuture::poll --> try_read                  ready: no server is involved
+//!   ReadFuture::poll --> File::read_available      ready: no server is involved
 //!                    --> Inbox::submit ---.
 //!                                         v
 //!   ReadServer --------> Server::serve: start, wait, copy, complete                 server.rs
 //!                    <-- Handover::complete, the waker                            handover.rs
 //! ```
 //!
-//! The columns of the protocol are at the head of `handover.rs`. A page that another thread fills
-//! or changes is waited for without a thread: the read registers a waker for its folio lock. The
-//! server exists while reads are outstanding; without any, no thread runs and no ring is leased.
-//!
-//! A read that is dropped frees its buffer at once. The transfer ends by itself: its pages become
-//! READY in the cache, as if they had been read ahead.
+//! A read owns its buffer until its future takes it, or is dropped: that frees the buffer at once,
+//! and the pages of a transfer in flight become READY as if they had been read ahead. A page that
+//! another thread fills or changes is waited for without a thread: the read registers a waker for
+//! its folio lock. The server exists while reads are outstanding.
 
 pub(crate) mod handover;
 mod server;
@@ -37,7 +34,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 impl File {
     /// Reads `buffer.len()` bytes at `position` without blocking the thread that polls. The future
@@ -49,13 +46,13 @@ impl File {
     /// submitted by the first poll, and wakes the task when it is complete. Sequential reads start
     /// readahead, as those of `read_at` do.
     ///
-    /// Misses are served by one thread per device, and by as many transfers in flight as
-    /// [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) allows. It exists while reads are
-    /// outstanding, and sleeps while it waits. Transfers of a [`Backing`](crate::backing::Backing)
-    /// that names no file, or without io_uring, are made by the cache's pool of threads, up to 16
-    /// of a device at a time; the serving thread may make one itself, and a transfer that hangs
-    /// then delays the other reads of its device. If memory is short, reads wait for the transfers
-    /// of others; any number of them works in a cache of any size.
+    /// Misses are served by one thread per device, which exists while reads are outstanding, and by
+    /// as many transfers in flight as [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth)
+    /// allows. Transfers of a [`Backing`](crate::backing::Backing) that names no file, or without
+    /// io_uring, are made by the cache's pool of threads, up to 16 of a device at a time; the
+    /// serving thread may make one itself, and a transfer that hangs then delays the other reads of
+    /// its device. If memory is short, reads wait for the transfers of others; any number of them
+    /// works in a cache of any size.
     ///
     /// The future may be dropped at any moment: that frees the buffer, and the pages that are being
     /// read stay in the cache. The future is a handle of the file. If it is the last one when it is
@@ -133,7 +130,11 @@ impl ReadFuture {
             return Poll::Ready(pending.into_result());
         }
         let file = pending.file.clone();
-        self.0 = Step::Submitted(submit(pending, context.waker().clone())?);
+        own_pins::check(&file.handle.inode, &pages_of(&(position..end)))?;
+        let server = ReadServers::of(&file.handle)?;
+        let read = AsyncRead::new(server, pending, context.waker().clone());
+        AsyncRead::submit(&read)?;
+        self.0 = Step::Submitted(read);
         let pages = position + done as u64..end.min(file.len());
         if matches!(obstacle, Obstacle::Absent(_)) && !pages.is_empty() {
             let first = pages.start >> PAGE_SHIFT;
@@ -141,15 +142,6 @@ impl ReadFuture {
         }
         Poll::Pending
     }
-}
-
-/// Submits a read to the server of its device.
-fn submit(pending: PendingRead, waker: Waker) -> Result<Arc<AsyncRead>> {
-    let end = pending.position + pending.buffer.len() as u64;
-    own_pins::check(&pending.file.handle.inode, &pages_of(&(pending.position..end)))?;
-    let read = AsyncRead::new(ReadServers::of(&pending.file.handle)?, pending, waker);
-    AsyncRead::submit(&read)?;
-    Ok(read)
 }
 
 impl Future for ReadFuture {
@@ -196,6 +188,7 @@ mod tests {
     use crate::{Cache, OpenOptions};
     use std::pin::pin;
     use std::sync::mpsc;
+    use std::task::Waker;
     use std::thread;
     use std::time::{Duration, Instant};
 

@@ -1,13 +1,10 @@
-//! Closing: the last handle, `File::close`, `Cache::close`, and discarding data that cannot be
-//! written.
+//! Closing: the last handle of a file, and `Cache::close`.
 //!
-//! A file gives up its slot only when it is durable: written, and flushed since its
-//! last change. Writes in flight count as not written, because the pages become dirty again if they
-//! fail. For a file with maps, all resident pages count as not written if the kernel cannot tell
-//! which of them were stored to (`Inode::find_stores` decides that): such a file is kept.
-//!
-//! The steps CLOSE-L1..L5 of a last close are in `slots.rs`; their implementation for files is
-//! here.
+//! A file gives up its slot only when it is durable: written, and flushed since its last change.
+//! Writes in flight count as not written, because the pages become dirty again if they fail. For a
+//! file with maps, all resident pages count as not written if the kernel cannot tell which of them
+//! were stored to (`Inode::find_stores` decides that): such a file is kept. The steps CLOSE-L1..L5
+//! are in `slots.rs`.
 //!
 //! A close of the cache syncs twice: once with the cache open, when a failure changes nothing, and
 //! once with `CacheState` closed, for concurrent writes. If the second sync fails, the `CacheState`
@@ -16,12 +13,11 @@
 use super::slots::Retire;
 use super::{Key, Open, Registry};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{File, OpenOptions};
-use crate::fill::{AccessMode, own_pins};
+use crate::file::OpenOptions;
+use crate::fill::own_pins;
 use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::maps::faults;
-use crate::page::PAGE_BYTES;
 use crate::sync::Ordering;
 use crate::writeback::is_inside_any;
 use std::sync::Arc;
@@ -33,7 +29,7 @@ pub(in crate::file) struct Membership {
     is_writable: bool,
     is_immutable: bool,
     /// Set if the close that drops the handle has failed in CLOSE-L1 and reported it to its caller.
-    has_failed: bool,
+    pub(in crate::file) has_failed: bool,
 }
 
 impl Membership {
@@ -73,42 +69,19 @@ impl Drop for Membership {
 }
 
 impl Registry {
-    /// Retires a file like [`Self::retire`], and logs a failure, because no caller can receive it.
+    /// Closes a file that has no handles, and logs a failure, because no caller can receive it.
+    /// With `has_failed`, the caller has just failed in CLOSE-L1 and reported it: this counts as
+    /// the first round, so that a failing device is not asked to write everything again.
     fn retire_logged(&self, key: Key, has_failed: bool) {
-        if let Err(failure) = self.retire(key, has_failed) {
+        if let Err(failure) = self.files.retire(key, self, has_failed) {
             log::error!("{failure}; the file has no handle and is kept in the cache");
         }
-    }
-
-    /// Closes a file that has no handles. `has_failed` means that the caller has just failed in
-    /// CLOSE-L1 and reported it: this counts as the first round, so that a failing device is not
-    /// asked to write everything again.
-    pub(super) fn retire(&self, key: Key, has_failed: bool) -> Result<()> {
-        self.files.retire(key, self, has_failed)
     }
 
     /// Returns the file with this key, if it is open. Waits while it is being released, because it
     /// may be kept.
     fn inode_after_release(&self, key: Key) -> Option<Arc<Inode>> {
         self.files.look_after_release(key, |open| Arc::clone(&open.inode))
-    }
-
-    /// CLOSE-L3, for a file whose slot the caller has taken. Returns `true` if the file can be
-    /// freed.
-    pub(super) fn drop_pages(&self, inode: &Inode) -> bool {
-        #[cfg(all(test, not(loom)))]
-        crate::sync::test_hook::reach("before the clean pages are dropped");
-        inode.remove_closed();
-        self.reclaim.wait_for_reclaim();
-        inode.is_durable() && inode.mapping.resident_folios() == 0
-    }
-
-    /// CLOSE-L4. The caller has taken the slot, and no page is left.
-    pub(super) fn free_unused(&self, open: Open) {
-        // This closes the descriptors, too, before the slot is free.
-        let Open { inode, disks: _disks, spare: _spare, .. } = open;
-        faults::forget(&inode.page_space);
-        Inode::free(inode);
     }
 
     /// Makes all files durable. The error lists those that are not.
@@ -167,12 +140,12 @@ impl Registry {
         if self.files.look(key, |open| is_wanted(open)) != Some(true) {
             return;
         }
-        let Err(failure) = self.retire(key, false) else { return };
+        let Err(failure) = self.files.retire(key, self, false) else { return };
         log::error!("{failure}; these bytes are lost, because the cache is dropped");
         if let Some((_busy, open)) = self.files.take_if(key, is_wanted) {
             open.inode.remove_folios_from(0);
             self.reclaim.wait_for_reclaim();
-            self.free_unused(open);
+            self.free(open);
         }
     }
 }
@@ -190,11 +163,19 @@ impl Retire<Open> for Registry {
     }
 
     fn may_go(&self, open: &Open) -> bool {
-        self.drop_pages(&open.inode)
+        let inode = &open.inode;
+        #[cfg(all(test, not(loom)))]
+        crate::sync::test_hook::reach("before the clean pages are dropped");
+        inode.remove_closed();
+        self.reclaim.wait_for_reclaim();
+        inode.is_durable() && inode.mapping.resident_folios() == 0
     }
 
     fn free(&self, open: Open) {
-        self.free_unused(open);
+        // This closes the descriptors, too, before the slot is free.
+        let Open { inode, disks: _disks, spare: _spare, .. } = open;
+        faults::forget(&inode.page_space);
+        Inode::free(inode);
     }
 
     fn keep(&self, open: &mut Open) {
@@ -213,8 +194,7 @@ fn durable(inode: &Inode) -> Result<()> {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        let forked = self.cache_state.is_forked();
-        if forked {
+        if self.cache_state.is_forked() {
             // The memory and the files belong to the parent process: leave them alone.
             self.files.forget_all();
             return;
@@ -232,97 +212,11 @@ impl Drop for Registry {
     }
 }
 
-impl File {
-    /// Makes everything durable that was written to the file through any handle, and closes this
-    /// handle. Blocks for the device; does no I/O if the file was synced since its last change.
-    ///
-    /// The file itself is closed with its last handle: clones are handles, and holds and maps keep
-    /// one. Its descriptors are closed before that close returns.
-    ///
-    /// # Errors
-    /// Fails like [`File::sync_data`], and with [`ErrorKind::Closed`] if the cache is closed. The
-    /// handle is closed even then, but nothing is lost: data that could not be written stays in the
-    /// cache, dirty. The next open of the file finds it, and
-    /// [`Cache::close`](crate::Cache::close) tries to write it again. To discard it, open the file
-    /// again and call [`File::discard_dirty`]. To keep the handle after a failure, call `sync_data`
-    /// first.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("log");
-    /// # use bifolio::{Cache, OpenOptions};
-    /// let cache = Cache::builder().memory(16 << 20).build()?;
-    /// let log = cache.open(&path, &OpenOptions::new().write(true).create(true))?;
-    /// log.write_at(b"entry", 0)?;
-    /// log.close()?;
-    /// assert_eq!(std::fs::read(&path)?, b"entry");
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn close(self) -> Result<()> {
-        if self.handle.registry.cache_state.is_forked() {
-            return Err(Error::forked());
-        }
-        let inode = &self.handle.inode;
-        let result = own_pins::check(inode, &own_pins::ALL_PAGES)
-            .and_then(|()| inode.make_durable(&self.handle.error_cursor));
-        // After the check for data written when the cache closed.
-        let usable = self.handle.check_usable();
-        // Another clone may still write; its close or drop tries again.
-        if let (Err(_), Some(mut handle)) = (&result, Arc::into_inner(self.handle)) {
-            handle.membership.has_failed = true;
-        }
-        result.and(usable)
-    }
-
-    /// Discards the changes of the file that are not on its storage: the file then has the content
-    /// and the length of the storage. Returns the number of bytes discarded. This is the only way
-    /// to lose changes while the cache exists. It is for storage that accepts no writes, where
-    /// [`Cache::close`](crate::Cache::close) would always fail.
-    ///
-    /// If the last flush of the file failed, the writes before it are discarded, too. They are not
-    /// counted, because they may or may not be on the device. Syncs of the file continue to fail.
-    ///
-    /// If the kernel cannot tell which pages of a map were stored to, all resident ones are
-    /// discarded and counted.
-    ///
-    /// Concurrent writes may be discarded or not. Pinned bytes stay readable through the pin, with
-    /// any content. Blocks for write-backs in flight. Has no effect on a memory file.
-    ///
-    /// # Errors
-    /// A handle that is not open for writing; an error of the storage when asked for its length:
-    /// the changes are discarded then, and the file has the length that the storage had after the
-    /// last successful write.
-    pub fn discard_dirty(&self) -> Result<u64> {
-        let handle = &self.handle;
-        handle.check_writable()?;
-        let inode = &handle.inode;
-        if !inode.store.outlives_handles() {
-            return Ok(0);
-        }
-        own_pins::check(inode, &own_pins::ALL_PAGES)?;
-        let resizing = inode.lock_resizing();
-        let bytes = inode.discard_dirty();
-        let before_bytes = self.len();
-        let (len_bytes, queried) = resizing.cut_to_backing();
-        if len_bytes < before_bytes {
-            self.forget_behind(len_bytes)?;
-        }
-        // Maps can see pages that are still referenced (REGION-4): they are filled from the
-        // storage. If that fails, the next access to the page returns the error.
-        let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
-        held.into_iter().for_each(|index| drop(handle.fill().lock_folio(index, AccessMode::Cache)));
-        queried?;
-        Ok(bytes)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::cache::Cache;
-    use crate::page::Lookup;
+    use crate::page::{Lookup, PAGE_BYTES};
     use crate::sync::test_hook;
     use std::time::Duration;
 

@@ -41,11 +41,12 @@ mod readers;
 mod window_tests;
 
 use super::Handle;
+use super::advice::Access;
 use crate::fill::{FillQueue, ReadIo, ReadIoClaim, Wait};
 use crate::inode::Inode;
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
-use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
 pub(super) use readers::Plan;
 use readers::{Limits, PageAccess, Sequential};
@@ -71,9 +72,8 @@ pub(crate) struct Readahead {
     /// Pages whose first use starts the next window; read without the lock.
     marks: [AtomicU64; STREAMS],
     next_mark: AtomicU64,
-    mode: AtomicU8,
-    /// Set unless data is read only once.
-    reuse: AtomicBool,
+    /// The announced [`Access`].
+    access: AtomicU8,
     /// Position where the last read ended, in bytes.
     last_end: AtomicU64,
     window_bytes_max: u64,
@@ -95,8 +95,7 @@ impl Readahead {
             at_work: OnceLock::new(),
             marks: std::array::from_fn(|_| AtomicU64::new(NO_MARK)),
             next_mark: AtomicU64::new(0),
-            mode: AtomicU8::new(Mode::Normal as u8),
-            reuse: AtomicBool::new(true),
+            access: AtomicU8::new(Access::Normal as u8),
             last_end: AtomicU64::new(0),
             window_bytes_max,
         }
@@ -117,24 +116,18 @@ impl Readahead {
         self.last_end.load(Ordering::Relaxed) == position
     }
 
-    /// Sets the announced access pattern of this handle's readers.
-    pub(super) fn set_mode(&self, mode: Mode) {
-        self.mode.store(mode as u8, Ordering::Relaxed);
+    pub(super) fn set_access(&self, access: Access) {
+        self.access.store(access as u8, Ordering::Relaxed);
         *self.at_work().streams.lock() = Streams::default();
     }
 
-    /// Sets whether reads of this handle mark pages as used.
-    pub(super) fn set_reuse(&self, reuse: bool) {
-        self.reuse.store(reuse, Ordering::Relaxed);
+    fn is(&self, access: Access) -> bool {
+        self.access.load(Ordering::Relaxed) == access as u8
     }
 
+    /// Returns `true` unless data is read only once: then reads mark no pages as used.
     pub(super) fn is_reused(&self) -> bool {
-        self.reuse.load(Ordering::Relaxed)
-    }
-
-    fn mode(&self) -> Mode {
-        let modes = [Mode::Normal, Mode::Sequential, Mode::Random];
-        modes[usize::from(self.mode.load(Ordering::Relaxed))]
+        !self.is(Access::NoReuse)
     }
 
     /// Removes the marks in `pages`. Returns `true` if there were any.
@@ -151,9 +144,11 @@ impl Readahead {
         found
     }
 
-    fn set_mark(&self, page: u64) {
-        let slot = self.next_mark.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
-        self.marks[slot].store(page, Ordering::Relaxed);
+    fn set_mark_of(&self, plan: &Plan) {
+        if let Some(page) = plan.mark {
+            let slot = self.next_mark.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
+            self.marks[slot].store(page, Ordering::Relaxed);
+        }
     }
 }
 
@@ -196,8 +191,7 @@ impl Handle {
 
     fn plan_after(&self, access: &PageAccess) -> Option<Plan> {
         let mapping = &self.inode.mapping;
-        let mode = self.readahead.mode();
-        if self.readahead.window_bytes_max == 0 || mode == Mode::Random {
+        if self.readahead.window_bytes_max == 0 || self.readahead.is(Access::Random) {
             return None;
         }
         let bound_bytes = self.reclaim.memory.arena.bound_bytes();
@@ -207,14 +201,12 @@ impl Handle {
             return None;
         }
         let mut streams = self.readahead.at_work().streams.lock();
-        let parts = WINDOW_DIVISOR * streams.known().max(STREAMS_MIN);
+        let parts = WINDOW_DIVISOR * (streams.sequential.len() as u64).max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
         let max_pages = self.inode.page_space.window_pages(max_bytes / PAGE_BYTES);
         let max_pages = max_pages.max(1 << mapping.order());
-        streams.on_access(
-            access,
-            &Limits { max_pages, file_pages, is_announced: mode == Mode::Sequential },
-        )
+        let is_announced = self.readahead.is(Access::Sequential);
+        streams.on_access(access, &Limits { max_pages, file_pages, is_announced })
     }
 
     /// Extends a run that reads `pages` by the rest of a small plan: one transfer takes less time
@@ -238,7 +230,7 @@ impl Handle {
         if !plan.is_read_by(run) {
             return Some(plan);
         }
-        self.set_mark_of(&plan);
+        self.readahead.set_mark_of(&plan);
         None
     }
 
@@ -256,14 +248,8 @@ impl Handle {
     /// Starts to read a plan. Returns the page at which frames ran short, if they did.
     pub(crate) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
         let plan = plan?;
-        self.set_mark_of(&plan);
+        self.readahead.set_mark_of(&plan);
         self.start_reading(&self.readahead.at_work().windows, plan.pages)
-    }
-
-    fn set_mark_of(&self, plan: &Plan) {
-        if let Some(mark) = plan.mark {
-            self.readahead.set_mark(mark);
-        }
     }
 
     /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
@@ -300,18 +286,6 @@ impl Handle {
     }
 }
 
-/// Access pattern that the readers of a handle announce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Mode {
-    /// No announcement: detect the pattern.
-    Normal,
-    /// Sequential: large windows from the first read on, at any position.
-    Sequential,
-    /// Random: plan nothing.
-    Random,
-}
-
 #[derive(Debug, Default)]
 struct Streams {
     /// Sequential readers, the last used first; the last in the list is replaced.
@@ -321,11 +295,6 @@ struct Streams {
 }
 
 impl Streams {
-    /// Returns the number of known sequential readers, including those that may have stopped.
-    fn known(&self) -> u64 {
-        self.sequential.len() as u64
-    }
-
     /// Records an access. Returns the pages to read now, if any.
     fn on_access(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
         debug_assert!(access.first_page < access.end_page, "{access:?}");
@@ -520,7 +489,7 @@ mod tests {
         file.set_len(64 << 20).unwrap();
         let handle = &file.handle;
         let window_pages = handle.inode.page_space.region().unwrap().window_pages();
-        handle.readahead.set_mode(Mode::Sequential);
+        handle.readahead.set_access(Access::Sequential);
         let plan = handle.plan_after_miss(0..1).unwrap();
         assert!(plan.pages.end - plan.pages.start <= window_pages, "{plan:?}");
     }

@@ -1,6 +1,6 @@
 //! Tests of windows, with a simulated reader that carries plans out as `readahead` does.
 
-use super::{Limits, Mode, PageAccess, STREAMS, Streams};
+use super::{Access, Limits, PageAccess, STREAMS, Streams};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ struct Readers {
 }
 
 impl Readers {
-    fn new(mode: Mode) -> Self {
+    fn new(access: Access) -> Self {
         Self {
             streams: Streams::default(),
             limits: Limits {
                 max_pages: MAX_PAGES,
                 file_pages: FILE_PAGES,
-                is_announced: mode == Mode::Sequential,
+                is_announced: access == Access::Sequential,
             },
             resident: HashSet::new(),
             marks: HashSet::new(),
@@ -79,7 +79,7 @@ const NOTHING: Vec<Range<u64>> = Vec::new();
 
 #[test]
 fn windows_grow_from_four_requests_to_the_largest() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(0..1), window(0..4));
     let ends = [4, 20, 84, 212, 468, 980];
     // The next window is issued when the reader returns, and when it enters the last one.
@@ -96,7 +96,7 @@ fn windows_grow_from_four_requests_to_the_largest() {
 
 #[test]
 fn a_reader_in_the_middle_gets_windows_of_what_it_has_read() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(5000..5001), NOTHING);
     assert_eq!(readers.read(5001..5002), window(5001..5005));
     assert_eq!(readers.read(5002..5003), window(5005..5009));
@@ -116,7 +116,7 @@ fn a_reader_in_the_middle_gets_windows_of_what_it_has_read() {
 #[test]
 fn a_reader_that_skips_a_few_pages_is_still_the_same_one() {
     for gap_pages in [1, 4] {
-        let mut readers = Readers::new(Mode::Normal);
+        let mut readers = Readers::new(Access::Normal);
         let skipped = |page: u64| page % (gap_pages + 2) < gap_pages;
         for page in (5001..15_000).filter(|page| !skipped(*page)) {
             readers.read(page..page + 1);
@@ -127,7 +127,7 @@ fn a_reader_that_skips_a_few_pages_is_still_the_same_one() {
 
 #[test]
 fn the_largest_window_is_issued_in_steps_as_the_reader_goes_on() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     for page in 0..468 {
         readers.read(page..page + 1);
     }
@@ -145,20 +145,20 @@ fn the_largest_window_is_issued_in_steps_as_the_reader_goes_on() {
 
 #[test]
 fn a_large_request_gets_a_large_window_at_once() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(0..256), window(0..1024));
     assert_eq!(readers.read(256..512), window(1024..2048));
     assert_eq!(readers.read(512..768), window(2048..2560));
     assert_eq!(readers.read(768..1024), window(2560..2816));
 
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(0..3), window(0..16));
     assert_eq!(readers.read(3..259), [16..80, 80..336, 336..1360]);
 }
 
 #[test]
 fn a_request_of_a_whole_window_starts_the_next_window() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     readers.limits.max_pages = 32;
     assert_eq!(readers.read(0..32), [0..32, 32..64]);
     assert_eq!(readers.read(32..64), window(64..96));
@@ -177,7 +177,7 @@ fn a_request_of_a_whole_window_starts_the_next_window() {
 #[test]
 fn pages_are_planned_once_at_most_two_windows_ahead() {
     for request in [1, 3, 16, 256, 700] {
-        let mut readers = Readers::new(Mode::Normal);
+        let mut readers = Readers::new(Access::Normal);
         readers.limits.file_pages = 20_000;
         let mut planned = 0;
         for start in (0..readers.limits.file_pages).step_by(request as usize) {
@@ -198,17 +198,17 @@ fn pages_are_planned_once_at_most_two_windows_ahead() {
 
 #[test]
 fn the_first_miss_elsewhere_is_random_the_next_is_not() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(5000..5003), NOTHING);
     assert_eq!(readers.read(5003..5004), window(5003..5007));
 
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(5000..5003), NOTHING);
     // An access to the last page of the candidate counts: the reader does not know pages.
     readers.resident.remove(&5002);
     assert_eq!(readers.read(5002..5004), window(5002..5010));
 
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     assert_eq!(readers.read(5000..5003), NOTHING);
     assert_eq!(readers.read(5004..5005), NOTHING, "a gap");
     readers.resident.clear();
@@ -218,7 +218,7 @@ fn the_first_miss_elsewhere_is_random_the_next_is_not() {
 
 #[test]
 fn random_reads_plan_nothing() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..10_000 {
         let page = random.u64(1..FILE_PAGES / 8) * 8;
@@ -228,7 +228,7 @@ fn random_reads_plan_nothing() {
 
 #[test]
 fn sequential_readers_and_a_random_one_are_told_apart() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     let mut random = fastrand::Rng::with_seed(1);
     let streams = STREAMS as u64;
     let before = |start: u64| 100_000 + start * 50_000;
@@ -248,7 +248,7 @@ fn sequential_readers_and_a_random_one_are_told_apart() {
 
 #[test]
 fn a_new_reader_replaces_the_one_that_has_not_been_seen_longest() {
-    let mut readers = Readers::new(Mode::Sequential);
+    let mut readers = Readers::new(Access::Sequential);
     readers.limits.max_pages = 8;
     for start in 0..STREAMS as u64 + 1 {
         readers.read(1000 * start..1000 * start + 1);
@@ -274,7 +274,7 @@ fn next_window(readers: &mut Readers, page: &mut u64) -> u64 {
 
 #[test]
 fn early_evictions_shrink_the_window_for_a_while() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     let mut page = 0;
     while next_window(&mut readers, &mut page) < MAX_PAGES {}
     for halved in [512, 256, 128] {
@@ -302,7 +302,7 @@ fn early_evictions_shrink_the_window_for_a_while() {
 
 #[test]
 fn a_reader_that_has_caught_up_gets_larger_windows() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     readers.read(0..1);
     readers.marks.clear();
     assert_eq!(readers.read(1..4), NOTHING);
@@ -311,7 +311,7 @@ fn a_reader_that_has_caught_up_gets_larger_windows() {
 
 #[test]
 fn no_window_passes_the_end_and_a_file_that_grows_is_followed() {
-    let mut readers = Readers::new(Mode::Normal);
+    let mut readers = Readers::new(Access::Normal);
     readers.limits.file_pages = 10;
     assert_eq!(readers.read(0..2), window(0..8));
     assert_eq!(readers.read(2..4), window(8..10));
@@ -332,7 +332,7 @@ fn no_window_passes_the_end_and_a_file_that_grows_is_followed() {
 #[test]
 fn two_threads_that_miss_the_same_pages_get_the_windows_of_one() {
     for (first_page, start) in [(0, 0), (5000, 5001)] {
-        let mut readers = Readers::new(Mode::Normal);
+        let mut readers = Readers::new(Access::Normal);
         for page in first_page..=start {
             readers.read(page..page + 1);
         }
@@ -347,7 +347,7 @@ fn two_threads_that_miss_the_same_pages_get_the_windows_of_one() {
 
 #[test]
 fn announced_sequential_reads_have_large_windows_at_once() {
-    let mut readers = Readers::new(Mode::Sequential);
+    let mut readers = Readers::new(Access::Sequential);
     assert_eq!(readers.read(7000..7001), window(7000..7512));
     assert_eq!(readers.read(7001..7002), window(7512..8536));
 }
@@ -355,9 +355,9 @@ fn announced_sequential_reads_have_large_windows_at_once() {
 #[test]
 fn whatever_is_read_plans_stay_within_their_limits() {
     let mut random = fastrand::Rng::with_seed(7);
-    for mode in [Mode::Normal, Mode::Sequential] {
+    for access in [Access::Normal, Access::Sequential] {
         for _ in 0..100 {
-            let mut readers = Readers::new(mode);
+            let mut readers = Readers::new(access);
             readers.limits.file_pages = random.u64(1..2000);
             let mut page = 0;
             for _ in 0..300 {
