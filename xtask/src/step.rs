@@ -55,6 +55,12 @@ pub enum Step {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Check the library without the feature `maps`, and run the tests of its core.
+    Core {
+        /// Arguments for the test programs, after `--`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
     /// Run threads that use the whole API, checked by their histories.
     Torture {
         /// With the scheduler of `cargo x chaos`.
@@ -103,6 +109,7 @@ fn all(skip_tests: bool) -> Vec<Step> {
         Step::Doc,
         Step::Surface(surface::Arguments::default()),
         Step::Loom { name: None, arguments: Vec::new() },
+        Step::Core { arguments: Vec::new() },
     ];
     if !skip_tests {
         steps.push(Step::Test { arguments: Vec::new() });
@@ -128,6 +135,7 @@ impl Step {
             Self::Loom { .. } => "loom",
             Self::Chaos { .. } => "chaos",
             Self::Torture { .. } => "torture",
+            Self::Core { .. } => "core",
             Self::Test { .. } => "test",
         }
     }
@@ -145,6 +153,10 @@ impl Step {
             (Self::Surface(arguments), _) => surface::run(*arguments),
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Loom { .. }, Some(cargo)) => cargo.run().and_then(|text| check_ran(&text)),
+            (Self::Core { .. }, Some(cargo)) => {
+                let clippy = "clippy -p bifolio --no-default-features -- -D warnings";
+                Cargo::new(clippy).run().and_then(|_| cargo.run()).map(|_| ())
+            }
             (_, Some(cargo)) => cargo.run().map(|_| ()),
             (_, None) => unreachable!("every other step is a command"),
         };
@@ -189,6 +201,11 @@ impl Step {
                 let cargo = if *with_chaos { chaos(cargo) } else { cargo };
                 cargo.program_arguments(arguments)
             }
+            Self::Core { arguments } => {
+                let tests =
+                    "test -p bifolio --no-default-features --lib --test reads --test writes";
+                Cargo::new(tests).program_arguments(arguments)
+            }
             Self::Test { arguments } => {
                 Cargo::new("test --workspace --all-features").program_arguments(arguments)
             }
@@ -227,7 +244,7 @@ mod tests {
     fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
         let names = |skip| all(skip).iter().map(Step::name).collect::<Vec<_>>();
         let (torture, tests) = (["torture"; 2], ["test"]);
-        let cheap = ["fmt", "tidy", "house", "package", "clippy", "doc", "surface", "loom"];
+        let cheap = ["fmt", "tidy", "house", "package", "clippy", "doc", "surface", "loom", "core"];
         assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
         assert_eq!(names(true), [&cheap[..], &torture].concat());
     }

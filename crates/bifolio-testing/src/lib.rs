@@ -28,6 +28,7 @@ pub mod filter;
 mod gate;
 mod holes;
 mod kill;
+#[cfg(feature = "maps")]
 mod mapped;
 mod memory;
 mod model;

@@ -14,12 +14,14 @@ use std::ops::Range;
 use bifolio::{Cache, Error as CacheError, ErrorKind, File, ReadRequest};
 use thiserror::Error;
 
+#[cfg(feature = "maps")]
 use crate::mapped;
 use crate::model::compare;
 use crate::op::Advice;
 use crate::{Model, Op, fill_bytes};
 
 /// Maximum bytes of a map pinned at once.
+#[cfg(feature = "maps")]
 const PIN_BYTES_MAX: u64 = 16 << 10;
 
 /// A file, its model, and the state between steps.
@@ -164,10 +166,14 @@ impl<'a> Runner<'a> {
                 self.advise(self.placed(position_bytes, length), advice)
             }
             Op::PinMany { ref ranges } => self.pin_many(ranges),
+            #[cfg(feature = "maps")]
             Op::MapRead { position_bytes, length } => self.map_read(position_bytes, length),
+            #[cfg(feature = "maps")]
             Op::MapWrite { position_bytes, length, fill, is_pinned } => {
                 self.map_write(position_bytes, length, fill, is_pinned)
             }
+            #[cfg(not(feature = "maps"))]
+            Op::MapRead { .. } | Op::MapWrite { .. } => Err("built without maps".to_owned()),
         }
     }
 
@@ -340,6 +346,7 @@ impl<'a> Runner<'a> {
         self.unless_refused(done).map(drop)
     }
 
+    #[cfg(feature = "maps")]
     fn map_read(&mut self, position_bytes: u64, length: usize) -> Result<(), String> {
         let Some(range) = self.existing(position_bytes, length) else { return Ok(()) };
         let map = self.file.map(range.clone()).map_err(text)?;
@@ -351,6 +358,7 @@ impl<'a> Runner<'a> {
         compare(range.start, &mapped::load(&map), self.model.read(range))
     }
 
+    #[cfg(feature = "maps")]
     fn map_write(
         &mut self,
         position_bytes: u64,

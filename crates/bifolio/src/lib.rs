@@ -106,7 +106,15 @@
 //! Storage that is no file of the system implements [`backing::Backing`]; files that code wants as
 //! plain memory are a [`Map`]. `docs/guide.md` has recipes, in the same order; `ARCHITECTURE.md`
 //! tells one read, one eviction and one fault from end to end.
+//!
+//! # Features
+//!
+//! - `maps`, on by default: files as memory ([`Map`]). Without it no file can be opened
+//!   [`mappable`](OpenOptions::mappable).
+//! - `fork`: locks without a table of the process, so that a forked child can build a cache of its
+//!   own.
 #![cfg_attr(all(test, loom), allow(dead_code, unused_imports))]
+#![cfg_attr(not(feature = "maps"), allow(dead_code, unused_imports, reason = "maps alone use it"))]
 
 #[cfg(not(all(test, loom)))]
 mod cache;
@@ -123,6 +131,7 @@ mod inode;
 #[cfg(not(all(test, loom)))]
 mod io;
 #[cfg(not(all(test, loom)))]
+#[cfg_attr(not(feature = "maps"), path = "maps/absent.rs")]
 mod maps;
 #[cfg(not(all(test, loom)))]
 mod memory;
@@ -190,6 +199,7 @@ mod surface {
     #[cfg(feature = "refusals")]
     #[doc(hidden)]
     pub use crate::maps::kernel::refusals::{Refusable, refuse};
+    #[cfg(feature = "maps")]
     pub use crate::maps::map::{Map, MapMut, MapPinMut};
     pub use crate::reclaim::{Evicted, Kept};
     pub use crate::stats::{DeviceStats, FileStats, Stats};

@@ -23,7 +23,7 @@ const LAYERS: [&[&str]; 12] = [
     &["reclaim", "maps::unmap"],
     &["fill"],
     &["file", "maps::faults", "maps::mappable"],
-    &["maps::map"],
+    &["maps::absent", "maps::map"],
     &["cache"],
 ];
 

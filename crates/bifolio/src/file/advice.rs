@@ -4,9 +4,12 @@
 use super::File;
 use super::open::Registry;
 use crate::error::Result;
+use crate::fill::{AccessMode, Batch, Delivery};
 use crate::inode::Inode;
-use crate::page::{Flag, Folio, pages_of};
+use crate::maps::faults;
+use crate::page::{Flag, Folio, PAGE_BYTES, pages_of};
 use crate::reclaim::{Evicted, Reclaim};
+use crate::sync::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -78,6 +81,30 @@ impl File {
         self.fill_range(range)
     }
 
+    /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages of
+    /// maps that could not be read before, and restores those that were discarded.
+    pub(crate) fn fill_range(&self, range: Range<u64>) -> Result<()> {
+        let handle = &self.handle;
+        handle.check_readable()?;
+        let (pages, mapping) = (pages_of(&range), &handle.inode.mapping);
+        handle.inode.page_space.clear_poison(pages.clone())?;
+        let mut batch = Batch::new(&handle.inode);
+        // Failed pages are tried once more below, page by page, and reported.
+        let mut deliver = |_, _: Delivery<'_>| {};
+        // Pages past the end are refused below.
+        let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
+        let added = batch.add(handle.fill(), pages.start..end, 0, &mut deliver);
+        batch.finish(&mut deliver);
+        added?;
+        for index in pages.clone() {
+            // Relaxed: a page that is not READY yet is waited for.
+            if index >= end || !mapping.table().load(index, Ordering::Relaxed).is_ready() {
+                handle.fill().lock_folio(index, AccessMode::Cache)?;
+            }
+        }
+        faults::restore(handle, pages)
+    }
+
     /// Evicts the folios of `range` that are clean and not in use. The result counts them and, by
     /// reason, those that stay.
     ///
@@ -123,8 +150,8 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
         return Evicted::default();
     }
     let evicted = reclaim.invalidate(inode, range.clone());
-    let has_stores = inode.page_space.tracked().is_some();
-    if evicted.kept.dirty > 0 || has_stores {
+    // Stores to pages that are mapped may not have been found yet.
+    if evicted.kept.dirty > 0 || evicted.kept.mapped > 0 {
         inode.write_soon(range);
     }
     evicted

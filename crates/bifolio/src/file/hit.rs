@@ -86,14 +86,14 @@ impl HitPath {
         static NOTHING: LazyLock<Hot> = LazyLock::new(|| Hot::new(0));
         let mapping = &inode.mapping;
         let hot = if is_readable { mapping.hot() } else { &NOTHING };
-        let is_in_place = inode.page_space.is_in_place();
         let end = if is_readable { mapping.table().first_end_bytes() } else { 0 };
+        let entries_end = inode.page_space.bytes_without_references(end);
         Self {
             entries: mapping.table().as_ptr(),
             frames: inode.page_space.base(),
             hot,
-            entries_end: if is_in_place { 0 } else { end },
-            in_place_end: if is_in_place { end } else { 0 },
+            entries_end,
+            in_place_end: end - entries_end,
             pins_end: end,
             table: mapping.table(),
             folio_bytes: mapping.folio_bytes(),

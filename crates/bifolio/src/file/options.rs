@@ -167,15 +167,6 @@ impl OpenOptions {
         self
     }
 
-    /// Opens the file so that it can be mapped ([`File::map`](crate::File::map)): its pages have
-    /// fixed addresses, and evicting them is work for the kernel, so use it only for files that you
-    /// map. Needs folios of 4 KiB. The first open decides: later handles of the file may omit it,
-    /// and cannot add it.
-    pub fn mappable(mut self, mappable: bool) -> Self {
-        self.mappable = mappable;
-        self
-    }
-
     pub(crate) fn validate(&self) -> Result<()> {
         config::folio_order(self.folio_bytes)?;
         let has_large_folios = self.folio_bytes > config::FOLIO_BYTES_MIN;

@@ -165,9 +165,7 @@ impl File {
         absent: Option<Entry>,
         ahead: bool,
     ) -> Result<usize> {
-        // Relaxed: as in `is_mapped`. Without a region in the process, no buffer is in a map.
-        let has_regions = faults::REGIONS_COUNT.load(Ordering::Relaxed) > 0;
-        if !has_regions || !faults::is_mapped(buffer) {
+        if !faults::is_mapped(buffer) {
             return self.read_absent_locked(buffer, position, absent, ahead);
         }
         let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
@@ -405,10 +403,6 @@ impl File {
     }
 }
 
-/// Pages of a region that are referenced at a time, at most (32 KiB): a larger batch gains nothing,
-/// and other threads cannot evict the pages, which matters in a cache of 100 pages.
-const HELD_PAGES_MAX: u64 = 8;
-
 /// Attempts at the first page of a run before its folio lock is taken.
 const ATTEMPTS_MAX: u32 = 4;
 
@@ -435,9 +429,8 @@ impl File {
                 break;
             }
         }
-        let is_in_place = inode.page_space.is_in_place();
-        let hit = if is_in_place { Counter::HitPinned } else { Counter::HitOptimistic };
-        inode.memory.counters.add(hit, (done as u64).div_ceil(PAGE_BYTES));
+        let pages = (done as u64).div_ceil(PAGE_BYTES);
+        inode.page_space.count_hits(&inode.memory.counters, pages);
         done
     }
 
@@ -460,16 +453,16 @@ impl File {
         }
         let mut end = (position + visible).div_ceil(PAGE_BYTES);
         let inode = &self.handle.inode;
-        let is_in_place = inode.page_space.is_in_place();
-        if is_in_place {
+        let held = inode.page_space.held_together();
+        if let Some(held) = held {
             // A copy into a map may fault, and the fault may need memory: hold as few references as
             // possible.
             let is_fault = end - first > 1 && faults::is_mapped(buffer);
-            end = end.min(first + if is_fault { 1 } else { HELD_PAGES_MAX });
+            end = end.min(first + if is_fault { 1 } else { held });
         }
         for _ in 0..ATTEMPTS_MAX {
-            let mut run = FrameRun::find(inode.mapping.table(), first..end, is_in_place);
-            let _held = is_in_place.then(|| run.hold(&inode.memory.folios));
+            let mut run = FrameRun::find(inode.mapping.table(), first..end, held.is_some());
+            let _held = held.map(|_| run.hold(&inode.memory.folios));
             let Some(copied) = self.copy_once(&run, position, buffer, continues_read) else {
                 return 0;
             };

@@ -515,6 +515,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// The copy of a page in the swap is its content until the replacing bytes are in place.
+    #[cfg(feature = "maps")]
     #[test]
     fn a_page_that_cannot_be_installed_keeps_what_was_swapped() {
         const PAGES: u64 = 600;

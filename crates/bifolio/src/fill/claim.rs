@@ -358,6 +358,7 @@ mod tests {
         });
     }
 
+    #[cfg(feature = "maps")]
     #[test]
     fn pages_on_no_list_are_not_waited_for() {
         for is_mappable in [false, true] {
@@ -437,6 +438,7 @@ mod tests {
         assert_eq!(counted_pages(), 0);
     }
 
+    #[cfg(feature = "maps")]
     #[test]
     fn a_dirty_page_of_a_region_waits_for_the_flusher() {
         let directory = tempfile::tempdir().unwrap();

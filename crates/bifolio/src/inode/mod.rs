@@ -110,12 +110,7 @@ impl Inode {
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::on_disk(backing, size.len_bytes);
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
-        let inode = Self::with_store(services, page_space, store, size, Some(device))?;
-        if let (Some(device), true) = (&inode.device, inode.page_space.is_in_place()) {
-            // Stores are tracked there.
-            inode.flusher.enlist(device, &inode.this, |files| &mut files.mapped);
-        }
-        Ok(inode)
+        Self::with_store(services, page_space, store, size, Some(device))
     }
 
     /// Creates an empty file without a backing.

@@ -5,13 +5,12 @@
 //! there are judged again.
 
 use crate::error::{Error, Result};
-use crate::file::{File, Registry};
-use crate::fill::{AccessMode, Batch, Delivery, Locked};
+use crate::file::{File, OpenOptions, Registry};
+use crate::fill::{AccessMode, Locked};
 use crate::inode::Resizing;
 use crate::maps::faults::{self, FaultThreads};
 use crate::maps::kernel::userfault::Userfault;
 use crate::maps::region::{Region, Regions};
-use crate::memory::PageSpace;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT, TABLE_PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
@@ -19,6 +18,17 @@ use crate::sys::probe::{Feature, Features};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+
+impl OpenOptions {
+    /// Opens the file so that it can be mapped ([`File::map`](crate::File::map)): its pages have
+    /// fixed addresses, and evicting them is work for the kernel, so use it only for files that you
+    /// map. Needs folios of 4 KiB. The first open decides: later handles of the file may omit it,
+    /// and cannot add it.
+    pub fn mappable(mut self, mappable: bool) -> Self {
+        self.mappable = mappable;
+        self
+    }
+}
 
 /// Resources that all files of a cache that can be mapped share.
 #[derive(Debug)]
@@ -135,9 +145,7 @@ impl File {
         handle.check_readable()?;
         let length_bytes = range.end.saturating_sub(range.start);
         handle.range_end(range.start, length_bytes)?;
-        let Some(region) = handle.inode.page_space.region() else {
-            return Err(Error::not_mappable(handle.inode.name()));
-        };
+        let region = handle.inode.page_space.mappable(|| handle.inode.name())?;
         if range.is_empty() {
             return Err(Error::config("range", "a map of no bytes"));
         }
@@ -167,41 +175,21 @@ impl File {
         let tracked = self.handle.inode.track_stores(region);
         tracked.map_err(|source| Error::memory(purpose, source))
     }
-
-    /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages that
-    /// could not be read before.
-    pub(crate) fn fill_range(&self, range: Range<u64>) -> Result<()> {
-        let handle = &self.handle;
-        handle.check_readable()?;
-        let pages = pages_of(&range);
-        let cleared = handle.inode.page_space.clear_poison(pages.clone());
-        let purpose = "a page of a map";
-        cleared.map_err(|source| Error::memory(purpose, source))?;
-        let mut batch = Batch::new(&handle.inode);
-        // Failed pages are tried once more below, page by page, and reported.
-        let mut deliver = |_, _: Delivery<'_>| {};
-        // Pages past the end are refused below.
-        let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
-        let added = batch.add(handle.fill(), pages.start..end, 0, &mut deliver);
-        batch.finish(&mut deliver);
-        added?;
-        handle.handle_fault(pages, false).map_err(|(_, error)| error)
-    }
 }
 
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing
 /// (STRAY-G1 to STRAY-G3).
 #[derive(Debug)]
 pub(crate) struct Growing<'a> {
-    page_space: Option<&'a PageSpace>,
+    region: Option<&'a Region>,
     /// File with a backing and its length before, if raw writers may store past its end.
     uncovered: Option<(&'a File, u64)>,
 }
 
 impl Growing<'_> {
     pub(crate) fn end(&mut self) {
-        if let Some(page_space) = self.page_space.take() {
-            page_space.end_growth();
+        if let Some(region) = self.region.take() {
+            region.stray_pages.end_growth();
         }
     }
 }
@@ -227,17 +215,16 @@ impl File {
     /// truncated pages. The caller keeps the returned guard until the growth has succeeded or
     /// failed.
     pub(crate) fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
-        let before_bytes = self.len();
-        if len_bytes <= before_bytes {
-            return Ok(Growing { page_space: None, uncovered: None });
-        }
-        let page_space = &self.handle.inode.page_space;
-        let mut growing = Growing { page_space: Some(page_space), uncovered: None };
-        let purpose = "pages past the end of a file";
-        let begun = page_space.begin_growth(before_bytes, len_bytes);
-        begun.map_err(|source| Error::memory(purpose, source))?;
+        let (before_bytes, region) = (self.len(), self.handle.inode.page_space.region());
+        let Some(region) = region.filter(|_| len_bytes > before_bytes) else {
+            return Ok(Growing { region: None, uncovered: None });
+        };
+        let mut growing = Growing { region: Some(region), uncovered: None };
         let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
-        for index in page_space.orphaned_among(pages) {
+        let begun = region.stray_pages.begin_growth(&region.addresses, pages.clone());
+        let purpose = "pages past the end of a file";
+        begun.map_err(|source| Error::memory(purpose, source))?;
+        for index in region.stray_pages.orphaned_among(pages) {
             // A reference to the truncated page exists, and maps see the page: it stays and is
             // zeroed, as for a partial write.
             let end = (index + 1) * PAGE_BYTES;
@@ -248,7 +235,7 @@ impl File {
                 return Err(error);
             }
         }
-        if page_space.tracked().is_some() {
+        if region.is_tracked() {
             self.zero_tail(before_bytes)?;
             let ends_in_page = !before_bytes.is_multiple_of(PAGE_BYTES);
             growing.uncovered =

@@ -9,6 +9,7 @@
 
 use crate::error::{Error, Result, write_error};
 use crate::inode::{ClearedBefore, Inode};
+use crate::maps::region::Region;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::blocking;
@@ -27,12 +28,13 @@ const UNMAPPED_TOGETHER: usize = BATCH_SLOTS;
 impl Inode {
     fn install(
         &self,
+        region: &Region,
         pages: Range<u64>,
         source: *const u8,
         will_be_stored: bool,
     ) -> (u64, Result<()>) {
         // SAFETY: the callers pass that many pages of memory of their own, in no region.
-        let (there, installed) = unsafe { self.page_space.install(pages, source, will_be_stored) };
+        let (there, installed) = unsafe { region.install(pages, source, will_be_stored) };
         self.memory.counters.add(Counter::MapIn, there);
         (there, installed.map_err(|source| Error::memory("a page of a map", source)))
     }
@@ -50,7 +52,7 @@ impl Inode {
         bytes: &[u8],
         will_be_stored: bool,
     ) -> Option<Result<()>> {
-        self.page_space.region()?;
+        let region = self.page_space.region()?;
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
         let pages = locked.index()..locked.index() + 1;
@@ -58,7 +60,7 @@ impl Inode {
         // Readers that see the old state of the page have begun before it is installed: that is a
         // system call, and a thread that waited for it continues after that.
         locked.flags.clear(Flag::Allocated);
-        let (_, installed) = self.install(pages, page.as_ptr(), will_be_stored);
+        let (_, installed) = self.install(region, pages, page.as_ptr(), will_be_stored);
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before the page is uptodate");
         if installed.is_ok() {
@@ -104,10 +106,11 @@ impl Inode {
             // one that raw writers have found since.
             return None;
         }
+        let region = self.page_space.region()?;
         let pages = locked.index()..locked.index() + 1;
         let is_dirty = locked.flags.write_state().is_dirty();
         let begun = Instant::now();
-        while let Err(error) = self.install(pages.clone(), copy.0.as_ptr(), is_dirty).1 {
+        while let Err(error) = self.install(region, pages.clone(), copy.0.as_ptr(), is_dirty).1 {
             if !is_dirty {
                 return Some(self.remove_unfilled(folio, locked));
             }

@@ -37,7 +37,11 @@ impl Inode {
     /// # Errors
     /// The kernel refuses to track stores.
     pub(crate) fn track_stores(&self, region: &Region) -> std::io::Result<()> {
-        region.track()?;
+        if region.track()?
+            && let Some(device) = &self.device
+        {
+            self.flusher.enlist(device, &self.this, |files| &mut files.mapped);
+        }
         if !region.is_copied() {
             // A write-out that begins after this sees that stores are tracked; one that began
             // before has ended then.
@@ -55,7 +59,7 @@ impl Inode {
     /// The kernel cannot tell. Then every resident page may have been stored to, and the caller
     /// treats all of them as dirty.
     pub(crate) fn find_stores(&self, range: &Range<u64>, patient: bool) -> Result<bool> {
-        let Some(region) = self.page_space.tracked() else {
+        let Some(region) = self.page_space.region().filter(|region| region.is_tracked()) else {
             return Ok(false);
         };
         match self.find_stores_in(region, range, patient) {

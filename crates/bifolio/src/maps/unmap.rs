@@ -72,7 +72,7 @@
 
 use crate::inode::{Cleaner, Inode};
 use crate::maps::kernel::pages::PageRange;
-use crate::maps::region::{BounceBuffer, Region};
+use crate::maps::region::{BounceBuffer, Region, Regions, RegionsSize};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::reclaim::is_pinned;
 use crate::reclaim::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut};
@@ -430,7 +430,7 @@ impl<'t> Unmapping<'t> {
         if self.control.second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
             return Some(Err(EvictOutcome::Activate));
         }
-        let is_held = inode.page_space.is_held(folio.folio().index());
+        let is_held = region_of(inode).stray_pages.is_held(folio.folio().index());
         Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
@@ -840,6 +840,13 @@ pub(crate) fn swap_out_mapped(reclaim: &Reclaim, folios: &mut Vec<(Arc<Inode>, F
     let mut unmapping = Unmapping::new(reclaim, Owners::Kept(&inodes), control);
     of_regions.into_iter().for_each(|folio| unmapping.add(folio, &mut counts));
     unmapping.finish(&mut counts);
+}
+
+impl Reclaim {
+    /// Returns the memory that regions need besides their pages, for batches of `batch` folios.
+    pub(crate) fn regions_size(&self, batch: usize) -> RegionsSize {
+        Regions::size_for(&self.memory.arena, batch, self.swap.is_some())
+    }
 }
 
 /// The guarantee that a folio's file is alive.

@@ -18,10 +18,6 @@
 //!   reads as zeros.
 //! - FRAMES-3: a frame belongs to one folio from `take` to `free`. The arena's lock, which `free`
 //!   and the filling of a CPU's stock hold, orders the previous use of a frame before the next.
-//!
-//! # Safety
-//! `PageSpace::install` passes on the promises of its caller.
-#![allow(unsafe_code)]
 
 mod arena;
 mod chunk;
@@ -37,7 +33,7 @@ pub(crate) use workingset::Shadow;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::maps::region::{Orphans, RecentReads, Region, Staged};
-use crate::page::{Entry, Folio, FolioId, Folios, Frozen, PAGE_BYTES, Reaper, Tables};
+use crate::page::{Entry, Folio, FolioId, Folios, Frozen, Reaper, Tables};
 use crate::stats::{Counter, Counters};
 use crate::sync::{AtomicBool, AtomicRun, AtomicU64, Mutex, Ordering, Share};
 use crate::sys::process::Origin;
@@ -91,7 +87,7 @@ impl Memory {
         let descriptors_max = 2 * arena.frames() as usize;
         let arena = Arc::new(arena);
         let lru = Arc::new(Lru::new(cpus));
-        let orphans = Arc::new(Orphans::default());
+        let orphans = Arc::<Orphans>::default();
         let reaper = FolioReaper {
             arena: Arc::clone(&arena),
             lru: Arc::clone(&lru),
@@ -227,6 +223,10 @@ impl FillTarget {
     }
 }
 
+/// Pages of a region that are referenced at a time, at most (32 KiB): a larger batch gains nothing,
+/// and other threads cannot evict the pages, which matters in a cache of 100 pages.
+const HELD_TOGETHER: u64 = 8;
+
 impl PageSpace {
     /// Returns the address that others are relative to: by frame in the arena, by index in a
     /// region.
@@ -264,6 +264,28 @@ impl PageSpace {
         }
     }
 
+    /// Returns the part of the first `bytes` bytes of the file that is copied without references to
+    /// the folios.
+    pub(crate) fn bytes_without_references(&self, bytes: u64) -> u64 {
+        if self.is_in_place() { 0 } else { bytes }
+    }
+
+    /// Returns the number of folios that one copy holds references to; `None` if it needs none.
+    pub(crate) fn held_together(&self) -> Option<u64> {
+        self.is_in_place().then_some(HELD_TOGETHER)
+    }
+
+    /// Counts hits of `pages` pages.
+    pub(crate) fn count_hits(&self, counters: &Counters, pages: u64) {
+        let hit = if self.is_in_place() { Counter::HitPinned } else { Counter::HitOptimistic };
+        counters.add(hit, pages);
+    }
+
+    /// Returns the region of the file called `name`, if it can be mapped.
+    pub(crate) fn mappable(&self, name: impl FnOnce() -> String) -> Result<&Arc<Region>> {
+        self.region().ok_or_else(|| Error::not_mappable(name()))
+    }
+
     /// Returns `true` if the address of a page depends only on its index, and every access needs a
     /// reference.
     pub(crate) fn is_in_place(&self) -> bool {
@@ -288,10 +310,8 @@ impl PageSpace {
         may_wait: bool,
     ) -> Option<FillTarget> {
         let Self::Region(region) = self else { return Some(FillTarget::default()) };
-        let (staging, pages) = (&region.addresses.regions.staging, pages as usize);
-        let staged =
-            if may_wait { staging.take(pages, share) } else { staging.try_take(pages, share)? };
-        Some(FillTarget { staged: Some(staged), will_be_stored: false })
+        let staged = Some(region.stage(pages as usize, share, may_wait)?);
+        Some(FillTarget { staged, will_be_stored: false })
     }
 
     /// Returns the length of a readahead window of at most `pages` pages: staging memory has room
@@ -318,51 +338,22 @@ impl PageSpace {
         pages: Range<u64>,
         counters: &Counters,
     ) -> (u64, io::Result<()>) {
-        let Some(staged) = target.staged.as_ref().filter(|_| !pages.is_empty()) else {
+        let (Self::Region(region), Some(staged)) = (self, &target.staged) else {
             return (pages.end - pages.start, Ok(()));
         };
-        let source = staged.address(number);
-        // SAFETY: staging memory that the fill has for these pages, and that only it writes.
-        let (there, installed) = unsafe { self.install(pages, source, target.will_be_stored) };
+        let (there, installed) = region.publish(staged, number, pages, target.will_be_stored);
         counters.add(Counter::MapIn, there);
         (there, installed)
-    }
-
-    /// Makes the bytes of locked folios that are not uptodate visible to readers, for a range of
-    /// whole pages. Returns the number of pages installed, from the first one on: all of them,
-    /// unless there is an error.
-    ///
-    /// # Errors
-    /// The kernel has no memory for a page of a region.
-    ///
-    /// # Safety
-    /// `source` is readable for as many pages, is in no region, and is not modified during the
-    /// call.
-    pub(crate) unsafe fn install(
-        &self,
-        pages: Range<u64>,
-        source: *const u8,
-        will_be_stored: bool,
-    ) -> (u64, io::Result<()>) {
-        match self {
-            Self::Arena(_) => (pages.end - pages.start, Ok(())),
-            // SAFETY: as the caller promises.
-            Self::Region(region) => unsafe { region.install(pages, source, will_be_stored) },
-        }
     }
 
     /// Clears the poison of `pages`, so that touching them tries to fill them again.
     ///
     /// # Errors
     /// The kernel has no memory.
-    pub(crate) fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
-        self.region()
-            .map_or(Ok(()), |region| region.stray_pages.clear_poison(&region.addresses, pages))
-    }
-
-    /// Returns `true` if an orphan keeps the page in memory, whatever happens to its folio.
-    pub(crate) fn is_held(&self, index: u64) -> bool {
-        self.region().is_some_and(|region| region.stray_pages.is_held(index))
+    pub(crate) fn clear_poison(&self, pages: Range<u64>) -> Result<()> {
+        let Self::Region(region) = self else { return Ok(()) };
+        let cleared = region.stray_pages.clear_poison(&region.addresses, pages);
+        cleared.map_err(|source| Error::memory("a page of a map", source))
     }
 
     /// Returns the pages that belong to truncated folios with references: maps still see them.
@@ -373,22 +364,6 @@ impl PageSpace {
     /// Returns the parts of `pages` that are mapped: sorted and disjoint.
     pub(crate) fn mapped_among(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         self.region().map_or_else(Vec::new, |region| region.mapped.among(pages))
-    }
-
-    /// Returns the region if raw writers may store to it, so that it must be searched for stores.
-    pub(crate) fn tracked(&self) -> Option<&Arc<Region>> {
-        self.region().filter(|region| region.is_tracked())
-    }
-
-    /// Announces that the file is about to grow from `len_bytes` to `new_len_bytes`. Faults in the
-    /// new part wait until [`Self::end_growth`].
-    ///
-    /// # Errors
-    /// The kernel has no memory.
-    pub(crate) fn begin_growth(&self, len_bytes: u64, new_len_bytes: u64) -> io::Result<()> {
-        let pages = len_bytes.div_ceil(PAGE_BYTES)..new_len_bytes.div_ceil(PAGE_BYTES);
-        self.region()
-            .map_or(Ok(()), |region| region.stray_pages.begin_growth(&region.addresses, pages))
     }
 
     /// Ends the growth, whether or not the file grew: faults that were refused because of the old

@@ -306,11 +306,9 @@ impl<'a> Invalidation<'a> {
         let mut counts = ScanCounts::default();
         let mut unmapping =
             Unmapping::new(self.reclaim, Owners::ReclaimLock(&reclaim_lock), control);
-        for seen in std::mem::take(&mut self.victims) {
-            if let Some(folio) = self.isolate(seen) {
-                unmapping.add(folio, &mut counts);
-            }
-        }
+        let victims = std::mem::take(&mut self.victims);
+        let mut folios = victims.into_iter().filter_map(|seen| self.isolate(seen)).collect();
+        unmapping.add_all(&mut folios, &mut counts);
         unmapping.finish(&mut counts);
         self.outcome.folios += counts.reclaimed_pages;
         let kept = &mut self.outcome.kept;
@@ -548,6 +546,7 @@ mod tests {
     use crate::file::OpenOptions;
     use crate::sync::test_hook;
 
+    #[cfg(feature = "maps")]
     #[test]
     fn advice_hides_no_page_while_it_waits_for_the_reclaim_lock() {
         let bytes = 200 * PAGE_BYTES;

@@ -108,7 +108,7 @@ thread_local! {
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
-    swap: Option<Arc<Swap>>,
+    pub(crate) swap: Option<Arc<Swap>>,
     pub(crate) unmap_batch_folios: usize,
     ablation: Ablation,
     wait_max: Duration,

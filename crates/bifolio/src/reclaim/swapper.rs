@@ -39,7 +39,6 @@ use super::scan::{EvictedBatch, ScanCounts, WriteOut};
 use super::wait::{RetryBudget, SWEEP_PAUSE};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::maps::region::{Regions, RegionsSize};
 use crate::maps::unmap::swap_out_mapped;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
@@ -201,11 +200,6 @@ impl Reclaim {
     pub(super) fn awaits_swapper(&self, retry_budget: &RetryBudget) -> bool {
         let is_due = (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER);
         !is_due && self.swapper.coming_pages() > 0
-    }
-
-    /// Returns the memory that regions need besides their pages, for batches of `batch` folios.
-    pub(crate) fn regions_size(&self, batch: usize) -> RegionsSize {
-        Regions::size_for(self.arena(), batch, self.swap.is_some())
     }
 
     pub(super) fn has_room_in_queue(&self) -> bool {

@@ -245,12 +245,7 @@ fn probe(feature: Feature) -> Finding {
         Feature::StatxDirectAlignment => probe_statx(),
         Feature::DirectIo => Ok("decided per file".to_owned()),
         Feature::IoUring => io_uring(),
-        Feature::UserFaults => trials::user_faults(),
-        Feature::KernelFaults => trials::kernel_faults(),
-        Feature::WriteProtectAsync => trials::write_protect_async(),
-        Feature::FaultPoison => trials::fault_poison(),
-        Feature::VectoredUnmap => trials::vectored_unmap(),
-        Feature::LargePipes => trials::large_pipes(),
+        _ => trials::probe(feature),
     }
 }
 

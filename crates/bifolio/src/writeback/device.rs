@@ -93,7 +93,7 @@ pub(crate) struct Files {
     /// Files that may have something dirty, or in flight: the first mark adds a file, and a round
     /// that finds it clean removes it.
     pub(crate) dirty: WeakList<Inode>,
-    /// Files in regions, which are scanned for stores.
+    /// Files that maps may store to, which are searched for stores.
     pub(crate) mapped: WeakList<Inode>,
     /// Set while the device is on the flusher's list of active devices.
     is_enlisted: bool,
@@ -116,8 +116,8 @@ pub(crate) struct Device {
     /// Pages in read, and threads, that wait for the device.
     pub(crate) load: Load,
     files: Mutex<Files>,
-    /// Set if some of its files are in regions, which must be scanned for stores.
-    has_regions: AtomicBool,
+    /// Set if maps may store to some of its files.
+    has_mapped: AtomicBool,
     calls: Mutex<Calls>,
     /// Mirrors `Calls::is_called`: a thread that marks a page need not take the lock to find it
     /// set.
@@ -157,7 +157,7 @@ impl Device {
             dirty_pages,
             load,
             files: Mutex::default(),
-            has_regions: AtomicBool::new(false),
+            has_mapped: AtomicBool::new(false),
             calls: Mutex::new(Calls {
                 is_called: false,
                 again: false,
@@ -181,7 +181,7 @@ impl Device {
         let mut files = self.files.lock();
         list(&mut files).push(Weak::clone(file));
         if files.mapped.len() > 0 {
-            self.has_regions.store(true, Ordering::Relaxed);
+            self.has_mapped.store(true, Ordering::Relaxed);
         }
         !std::mem::replace(&mut files.is_enlisted, true)
     }
@@ -201,7 +201,7 @@ impl Device {
         self.files.lock().dirty.snapshot()
     }
 
-    /// Iterates over the files in regions. Holds only the current one.
+    /// Iterates over the files that maps may store to. Holds only the current one.
     pub(super) fn mapped_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
         self.files.lock().mapped.snapshot()
     }
@@ -265,7 +265,7 @@ impl Device {
         let mut calls = self.calls.lock();
         calls.again = false;
         let looks_for_stores =
-            self.has_regions.load(Ordering::Relaxed) && calls.looked_for_stores.elapsed() >= tick;
+            self.has_mapped.load(Ordering::Relaxed) && calls.looked_for_stores.elapsed() >= tick;
         if looks_for_stores {
             calls.looked_for_stores = Instant::now();
         }

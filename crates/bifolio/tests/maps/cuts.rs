@@ -1,7 +1,8 @@
-//! Files that are truncated and extended while pages of their maps are touched.
+//! Files that are truncated, extended and punched while pages of their maps are touched.
 //!
 //! # Safety
-//! A thread touches a page past the end only through the kernel, which returns EFAULT for it.
+//! A thread touches a page past the end only through the kernel, which returns EFAULT for it. Bytes
+//! of a map are compared while no thread stores to it.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -109,5 +110,34 @@ fn what_is_stored_past_the_end_of_a_growing_file_reaches_its_storage() {
         file.sync_data().unwrap();
         assert_same(&storage.bytes(), &found);
         other.sync_data().unwrap();
+    }
+}
+
+#[test]
+fn maps_see_holes_and_what_is_stored_to_them_later() {
+    for way in Way::whole() {
+        let directory = directory();
+        let path = file_of(&directory, "file", &[7; 16 * PAGE as usize]);
+        let cache = way.builder(4 << 20).build().unwrap();
+        let file = cache.open(&path, &way.options()).unwrap();
+        let mut map = file.map_mut(0..16 * PAGE).unwrap();
+        map.populate(0..16 * PAGE).unwrap();
+        store(map.as_mut_ptr(), 3 * PAGE, &[8]);
+        let pin = file.pin(5 * PAGE..6 * PAGE).unwrap();
+        file.punch_hole(PAGE + 1..15 * PAGE).unwrap();
+        let mut expected = vec![7; 16 * PAGE as usize];
+        expected[PAGE as usize + 1..15 * PAGE as usize].fill(0);
+        // SAFETY: no thread stores to the map or changes the file meanwhile.
+        assert_same(unsafe { map.as_slice() }, &expected);
+        drop(pin);
+        for page in [5, 9] {
+            store(map.as_mut_ptr(), page * PAGE, &[9]);
+            expected[(page * PAGE) as usize] = 9;
+        }
+        let found = file.seek_data(6 * PAGE).unwrap();
+        assert_eq!(found, Some(9 * PAGE), "stored through a map");
+        file.sync_data().unwrap();
+        assert_same(&std::fs::read(&path).unwrap(), &expected);
+        assert_same(&read_all(&file), &expected);
     }
 }

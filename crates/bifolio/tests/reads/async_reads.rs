@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use crate::support::{
-    PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, open, random_file,
-    writable,
+    PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, mappable, open,
+    random_file, writable,
 };
 use bifolio::backing::{DiskFile, DiskOptions};
 use bifolio::{Access, Cache, ErrorKind, Feature, File, OpenOptions, ReadFuture};
@@ -306,7 +306,7 @@ fn files_that_can_be_mapped_are_read_asynchronously() {
     }
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 3 << 20);
-    let file = cache_of(2 << 20).open(&path, &writable().mappable(true)).unwrap();
+    let file = cache_of(2 << 20).open(&path, &mappable(writable())).unwrap();
     let starts: Vec<_> = (0..700).map(|number| number * 4099 % (3 << 20)).collect();
     let future = |start: &usize| file.read_async(*start as u64, vec![0; 5000]);
     run_all(

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use crate::support::{
-    FOLIO_SIZES, MEMORY_FOR_ALL, PAGE, assert_same, cache_of, directory, error_of, open,
+    FOLIO_SIZES, MEMORY_FOR_ALL, PAGE, assert_same, cache_of, directory, error_of, mappable, open,
     random_file, writable,
 };
 use bifolio::{Cache, ErrorKind, File, OpenOptions, PageView};
@@ -31,8 +31,9 @@ fn bytes_in_place_are_those_of_the_file_wherever_they_are() {
     let directory = directory();
     for folio_bytes in FOLIO_SIZES {
         let (path, bytes) = random_file(&directory, "file", 4 * folio_bytes as usize + 100);
-        for mappable in [false, true] {
-            let options = OpenOptions::new().folio_bytes(folio_bytes).mappable(mappable);
+        for is_mappable in [false, true] {
+            let options = OpenOptions::new().folio_bytes(folio_bytes);
+            let options = if is_mappable { mappable(options) } else { options };
             let cache = cache_of(MEMORY_FOR_ALL);
             let Ok(file) = cache.open(&path, &options) else { continue };
             // On a miss, on a hit, and after an eviction.
@@ -158,10 +159,11 @@ fn write_beside(reads: &AtomicU64, reads_min: u64, mut write: impl FnMut(u64)) {
 #[test]
 fn no_reader_sees_half_a_write() {
     let directory = directory();
-    for (folio_bytes, mappable) in [(PAGE, false), (4 * PAGE, false), (PAGE, true)] {
+    for (folio_bytes, is_mappable) in [(PAGE, false), (4 * PAGE, false), (PAGE, true)] {
         let (path, _) = random_file(&directory, "file", 4 * folio_bytes as usize);
         let cache = cache_of(1 << 20);
-        let options = writable().folio_bytes(folio_bytes).mappable(mappable);
+        let options = writable().folio_bytes(folio_bytes);
+        let options = if is_mappable { mappable(options) } else { options };
         let Ok(file) = cache.open(&path, &options) else { continue };
         file.write_all_at(&words(0, folio_bytes), 0).unwrap();
         let torn = AtomicU64::new(0);
@@ -214,10 +216,10 @@ fn no_reader_sees_another_page_while_pages_are_evicted() {
 #[test]
 fn a_truncation_beside_readers_leaves_words_zeros_or_an_error() {
     let directory = directory();
-    for mappable in [false, true] {
+    for options in [writable(), mappable(writable())] {
         let (path, _) = random_file(&directory, "file", 2 * PAGE as usize);
         let cache: Cache = cache_of(1 << 20);
-        let Ok(file) = cache.open(&path, &writable().mappable(mappable)) else { continue };
+        let Ok(file) = cache.open(&path, &options) else { continue };
         file.write_all_at(&words(7, 2 * PAGE), 0).unwrap();
         let read = |file: &File| match file.read_with(PAGE..2 * PAGE, word_of_all) {
             Ok(word) => assert!([Ok(7), Ok(0)].contains(&word), "{word:?}"),

@@ -70,7 +70,15 @@ pub fn has(feature: Feature) -> bool {
 /// Returns `true` if files can be mapped; otherwise the test skips what needs maps.
 #[track_caller]
 pub fn files_can_be_mapped() -> bool {
-    has(Feature::UserFaults)
+    cfg!(feature = "maps") && has(Feature::UserFaults)
+}
+
+/// Returns `options` with `mappable`; the same in a build without maps, where
+/// [`files_can_be_mapped`] returns `false`.
+pub fn mappable(options: OpenOptions) -> OpenOptions {
+    #[cfg(feature = "maps")]
+    let options = options.mappable(true);
+    options
 }
 
 /// Returns options to read and write.

@@ -1,9 +1,5 @@
 //! Allocation, holes and zeroed ranges of files with a backing: what is on the storage and in
 //! memory, concurrent calls, storage that fails, and crashes.
-//!
-//! # Safety
-//! Only the test's own thread uses the pages of a map.
-#![allow(unsafe_code)]
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,11 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{
-    PAGE, assert_same, cache_of, directory, error_of, file_of, files_can_be_mapped, open, read,
-    read_all, writable,
+    PAGE, assert_same, cache_of, directory, error_of, file_of, open, read, read_all, writable,
 };
 use bifolio::backing::{Backing, DirectBacking, IoBuf, IoBufMut};
-use bifolio::{Cache, ErrorKind, File, MapMut};
+use bifolio::{Cache, ErrorKind, File};
 use bifolio_testing::{
     Call, CrashingBacking, Fault, FaultyBacking, Gate, MemoryBacking, SmallDisk, fill_bytes,
 };
@@ -375,42 +370,6 @@ fn a_hole_waits_for_a_pin_mut_whose_owner_reads_in_it() {
     assert_same(&read_all(&file), &[0; 8 * PAGE as usize]);
     file.sync_data().unwrap();
     assert_same(&memory.bytes(), &[0; 8 * PAGE as usize]);
-}
-
-fn store(map: &mut MapMut, position: u64, byte: u8) {
-    // SAFETY: no other thread uses the map or changes the file meanwhile.
-    let bytes = unsafe { map.as_mut_slice() };
-    bytes[position as usize] = byte;
-}
-
-#[test]
-fn maps_see_holes_and_what_is_stored_to_them_later() {
-    if !files_can_be_mapped() {
-        return;
-    }
-    let directory = directory();
-    let path = file_of(&directory, "file", &[7; 16 * PAGE as usize]);
-    let cache = quiet();
-    let file = cache.open(&path, &writable().mappable(true)).unwrap();
-    let mut map = file.map_mut(0..16 * PAGE).unwrap();
-    map.populate(0..16 * PAGE).unwrap();
-    store(&mut map, 3 * PAGE, 8);
-    let pin = file.pin(5 * PAGE..6 * PAGE).unwrap();
-    file.punch_hole(PAGE + 1..15 * PAGE).unwrap();
-    let mut expected = vec![7; 16 * PAGE as usize];
-    expected[PAGE as usize + 1..15 * PAGE as usize].fill(0);
-    // SAFETY: no thread stores to the map or changes the file meanwhile.
-    assert_same(unsafe { map.as_slice() }, &expected);
-    drop(pin);
-    store(&mut map, 5 * PAGE, 9);
-    store(&mut map, 9 * PAGE, 9);
-    expected[5 * PAGE as usize] = 9;
-    expected[9 * PAGE as usize] = 9;
-    assert_eq!(file.seek_data(6 * PAGE).unwrap(), Some(9 * PAGE), "stored through a map");
-    file.sync_data().unwrap();
-    assert_same(&std::fs::read(&path).unwrap(), &expected);
-    assert_same(&read_all(&file), &expected);
-    drop(map);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::support::{
     FOLIO_SIZES, PAGE, assert_same, cache_of, directory, error_of, file_of, files_can_be_mapped,
-    read, read_all, writable,
+    mappable, read, read_all, writable,
 };
 use bifolio::{Cache, ErrorKind, File, OpenOptions, ReadRequest};
 use bifolio_testing::{MemoryBacking, fill_bytes};
@@ -148,7 +148,7 @@ fn handles_that_cannot_grow_a_file_cannot_raise_its_limit() {
     assert_eq!(error.kind(), ErrorKind::Closed);
     if files_can_be_mapped() {
         let cache = cache_of(2 << 20);
-        let options = writable().mappable(true).len_max(1 << 20);
+        let options = mappable(writable()).len_max(1 << 20);
         let mapped = cache.memory_file_with("mapped", &options).unwrap();
         let limit = mapped.len_max();
         mapped.raise_len_max(limit).unwrap();

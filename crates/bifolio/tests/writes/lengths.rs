@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{
-    PAGE, ThreadState, cache_of, files_can_be_mapped, read, read_all, wait_until, writable,
+    PAGE, ThreadState, cache_of, files_can_be_mapped, mappable, read, read_all, wait_until,
+    writable,
 };
 use bifolio::{Cache, ErrorKind, File, OwnedPageRef};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
@@ -165,7 +166,7 @@ fn a_writer_of_one_page_of_a_hole_can_use_the_others() {
         return;
     }
     let cache = cache_of(8 << 20);
-    let file = cache.memory_file_with("scratch", &writable().mappable(true)).unwrap();
+    let file = cache.memory_file_with("scratch", &mappable(writable())).unwrap();
     file.write_all_at(&[1; 8 * PAGE as usize], 0).unwrap();
     let puncher = ThreadState::default();
     thread::scope(|scope| {
@@ -204,7 +205,7 @@ fn a_change_of_one_length_holds_up_no_read_of_another_file() {
     let bytes = vec![1; 12 << 20];
     let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(bytes.clone())));
     let cache = cache_of(8 << 20);
-    let options = writable().mappable(true);
+    let options = mappable(writable());
     let file = cache.open_backing(backing.clone(), &options).unwrap();
     let other = cache.open_backing(Arc::new(MemoryBacking::new(bytes.clone())), &options).unwrap();
     assert_eq!(read_all(&file), bytes);

@@ -495,8 +495,8 @@ impl Open {
             let text = format!("{wanted}: it is open {open} in this cache");
             return Err(Error::conflict(file(), text));
         }
-        if options.mappable && !self.inode.page_space.is_in_place() {
-            return Err(Error::not_mappable(file()));
+        if options.mappable {
+            self.inode.page_space.mappable(file)?;
         }
         let (wanted, open) = (options.folio_bytes, self.inode.mapping.folio_bytes());
         if wanted != open {

@@ -481,6 +481,7 @@ mod tests {
     use super::*;
     use crate::{Cache, OpenOptions};
 
+    #[cfg(feature = "maps")]
     #[test]
     fn windows_of_a_map_are_parts_of_its_staging_memory() {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();

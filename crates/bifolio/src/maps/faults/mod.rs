@@ -28,6 +28,7 @@ mod threads;
 
 pub(crate) use threads::FaultThreads;
 
+use crate::error::Result;
 use crate::file::Handle;
 use crate::maps::region::{Refusal, Region};
 use crate::memory::PageSpace;
@@ -63,19 +64,27 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
 /// Number of regions: zero lets callers skip the lookup.
-pub(crate) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
+static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns `true` if any of these bytes lie in a region. An access may then fault, which takes
 /// folio locks and waits, so it must not happen with a folio lock held.
+#[inline]
 pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     // Relaxed: a caller with an address in a region got it after the region was counted.
-    if REGIONS_COUNT.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
+    REGIONS_COUNT.load(Ordering::Relaxed) > 0 && is_in_region(bytes)
+}
+
+fn is_in_region(bytes: &[u8]) -> bool {
     let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
     let regions = REGIONS.read();
     let last = regions.range(..end).next_back();
     last.is_some_and(|(base, served)| start < base + served.region.addresses.len_bytes())
+}
+
+/// Restores the `pages` of a file in a region that have folios, and were discarded by the program.
+pub(crate) fn restore(handle: &Handle, pages: Range<u64>) -> Result<()> {
+    let fault = |_| handle.handle_fault(pages, false).map_err(|(_, error)| error);
+    handle.inode.page_space.region().map_or(Ok(()), fault)
 }
 
 /// Serves faults of a file that can be mapped through `handle`, too.
@@ -272,8 +281,7 @@ mod tests {
         let options = OpenOptions::new().read(true).write(true).mappable(true);
         let Ok(file) = cache.memory_file_with("grows", &options) else { return };
         file.set_len(PAGE_BYTES).unwrap();
-        let page_space = &file.handle.inode.page_space;
-        let region = page_space.region().unwrap();
+        let region = file.handle.inode.page_space.region().unwrap();
         let refusal_now = || {
             let error = file.handle.inode.past_end(PAGE_BYTES, 1);
             Refusal {
@@ -286,10 +294,10 @@ mod tests {
         let stands = |refusal: &Refusal, is_there| {
             region.stray_pages.refuse(&region.addresses, refusal, || false, || is_there).unwrap()
         };
-        page_space.begin_growth(PAGE_BYTES, 2 * PAGE_BYTES).unwrap();
+        region.stray_pages.begin_growth(&region.addresses, 1..2).unwrap();
         let of_growth = refusal_now();
         assert!(!stands(&of_growth, false), "the file is about to grow over the page");
-        page_space.end_growth();
+        region.stray_pages.end_growth();
         assert!(!stands(&of_growth, false), "the file has grown since");
         let refusal = refusal_now();
         assert!(!stands(&refusal, true), "the page is present");

@@ -10,13 +10,24 @@ use super::pages::{PageRange, Pagemap, advise_vector};
 use super::userfault::{Userfault, Wishes};
 use crate::sys::file::pipe;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
-use crate::sys::probe::refused;
-use crate::sys::probe::{Finding, finding};
+use crate::sys::probe::{Feature, Finding, finding, refused};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use std::io;
 
-pub(crate) fn user_faults() -> Finding {
+/// Tries a feature that only maps use.
+pub(crate) fn probe(feature: Feature) -> Finding {
+    match feature {
+        Feature::UserFaults => user_faults(),
+        Feature::KernelFaults => kernel_faults(),
+        Feature::WriteProtectAsync => write_protect_async(),
+        Feature::FaultPoison => fault_poison(),
+        Feature::VectoredUnmap => vectored_unmap(),
+        _ => large_pipes(),
+    }
+}
+
+fn user_faults() -> Finding {
     let trial = || {
         let (faults, page) = registered(Wishes::default())?;
         install(&faults, &page, false)?;
@@ -25,7 +36,7 @@ pub(crate) fn user_faults() -> Finding {
     finding(trial(), "a page was installed", "userfaultfd")
 }
 
-pub(crate) fn kernel_faults() -> Finding {
+fn kernel_faults() -> Finding {
     let opened = Userfault::with(Wishes { kernel_faults: true, ..Wishes::default() });
     match opened {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(format!(
@@ -36,7 +47,7 @@ pub(crate) fn kernel_faults() -> Finding {
     }
 }
 
-pub(crate) fn write_protect_async() -> Finding {
+fn write_protect_async() -> Finding {
     let trial = || {
         let (faults, page) = registered(Wishes { protect_async: true, ..Wishes::default() })?;
         let pagemap = open_pagemap()?;
@@ -51,7 +62,7 @@ pub(crate) fn write_protect_async() -> Finding {
     finding(trial(), "a store was tracked and its page kept", "asynchronous write protection")
 }
 
-pub(crate) fn fault_poison() -> Finding {
+fn fault_poison() -> Finding {
     let trial = || {
         let (faults, page) = registered(Wishes { poison: true, ..Wishes::default() })?;
         faults.poison(&whole(&page))
@@ -59,7 +70,7 @@ pub(crate) fn fault_poison() -> Finding {
     finding(trial(), "a page was poisoned", "UFFDIO_POISON")
 }
 
-pub(crate) fn vectored_unmap() -> Finding {
+fn vectored_unmap() -> Finding {
     let trial = || {
         let pages = Reservation::new(3 * PAGE_BYTES, PAGE_BYTES)?;
         store(&pages, 7);
@@ -77,7 +88,7 @@ pub(crate) fn vectored_unmap() -> Finding {
     finding(trial(), "scattered pages were freed with one call", "process_madvise(self)")
 }
 
-pub(crate) fn large_pipes() -> Finding {
+fn large_pipes() -> Finding {
     let trial = || {
         let (_reader, writer) = pipe(PipeFlags::empty())?;
         rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20).map_err(|error| match error {

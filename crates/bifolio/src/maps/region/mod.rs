@@ -42,7 +42,7 @@ pub(crate) use stray_pages::{Refusal, fault_time};
 use crate::maps::kernel::pages::{Pagemap, resident_from};
 use crate::maps::kernel::userfault::Userfault;
 use crate::page::{FolioId, PAGE_BYTES};
-use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, Share};
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -104,6 +104,29 @@ impl Region {
             written_unseen: MappedPages::default(),
             stray_pages: StrayPages::default(),
         })
+    }
+
+    /// Takes up to `pages` pages of staging memory, of the `share` of a device. Waits for the first
+    /// if it `may_wait`.
+    pub(crate) fn stage(&self, pages: usize, share: &Share, may_wait: bool) -> Option<Staged> {
+        let staging = &self.addresses.regions.staging;
+        if may_wait { Some(staging.take(pages, share)) } else { staging.try_take(pages, share) }
+    }
+
+    /// Installs `pages`, whose bytes were read to staging memory, from its page `number` on, as
+    /// [`Self::install`] does.
+    pub(crate) fn publish(
+        &self,
+        staged: &Staged,
+        number: usize,
+        pages: Range<u64>,
+        will_be_stored: bool,
+    ) -> (u64, io::Result<()>) {
+        if pages.is_empty() {
+            return (0, Ok(()));
+        }
+        // SAFETY: staging memory that the fill has for these pages, and that only it writes.
+        unsafe { self.install(pages, staged.address(number), will_be_stored) }
     }
 
     /// Installs pages that are not resident, each of them atomically, and wakes the threads that
@@ -203,13 +226,14 @@ impl Region {
         self.resident_from(index..index + 1) == 0 && !self.pagemap.as_ref().is_some_and(is_there)
     }
 
-    /// Starts to track stores. To be called before the first raw writer gets an address; unless
-    /// [`Self::is_copied`], the caller must then wait for the write-backs in flight.
-    pub(crate) fn track(&self) -> io::Result<()> {
+    /// Starts to track stores, and returns `true` if this call did. To be called before the first
+    /// raw writer gets an address; unless [`Self::is_copied`], the caller must then wait for the
+    /// write-backs in flight.
+    pub(crate) fn track(&self) -> io::Result<bool> {
         let _section = self.section();
         let pagemap = self.pagemap()?;
         if self.is_tracked() {
-            return Ok(());
+            return Ok(false);
         }
         // The state is stored before the resident pages are protected: a page installed meanwhile
         // is protected or counts as stored to.
@@ -222,7 +246,7 @@ impl Region {
             // Release: pairs with the Acquire in `is_tracked`.
             self.tracking.store(UNTRACKED, Ordering::Release);
         }
-        protected
+        protected.map(|()| true)
     }
 
     /// Returns `true` if no write-back reads the pages themselves any more.

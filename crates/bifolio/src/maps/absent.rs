@@ -1,0 +1,348 @@
+//! Stand-ins for `maps` in a build without the feature of that name: no file can be mapped.
+//!
+//! Types of which there is then no value hold a [`Never`], so their methods have no body to write.
+//! The others do nothing, or what files do that are not mapped.
+
+/// A value that cannot exist.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Never {}
+
+const REASON: &str = "built without the feature `maps`";
+
+pub(crate) mod faults {
+    use crate::error::Result;
+    use crate::file::Handle;
+    use crate::memory::PageSpace;
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    #[inline(always)]
+    pub(crate) fn is_mapped(_bytes: &[u8]) -> bool {
+        false
+    }
+
+    pub(crate) fn enlist(_handle: &Arc<Handle>) {}
+
+    pub(crate) fn forget(_page_space: &PageSpace) {}
+
+    pub(crate) fn restore(_handle: &Handle, _pages: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+}
+
+pub(crate) mod kernel {
+    pub(crate) mod trials {
+        use crate::sys::probe::{Feature, Finding};
+
+        pub(crate) fn probe(_feature: Feature) -> Finding {
+            Err(super::super::REASON.to_owned())
+        }
+    }
+}
+
+pub(crate) mod mappable {
+    use super::{Never, REASON};
+    use crate::error::{Error, Result};
+    use crate::file::File;
+    use crate::inode::Resizing;
+    use crate::maps::region::Region;
+    use crate::reclaim::Reclaim;
+    use crate::sys::probe::Features;
+    use std::marker::PhantomData;
+
+    #[derive(Debug)]
+    pub(crate) struct MapResources;
+
+    impl MapResources {
+        pub(crate) fn new(_features: &Features, _unmap_batch_folios: usize) -> Self {
+            Self
+        }
+
+        pub(crate) fn new_region(&self, _reclaim: &Reclaim, _len_max_bytes: u64) -> Result<Region> {
+            Err(Error::cannot_map("", REASON))
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct MapGuard(Never);
+
+    impl MapGuard {
+        pub(crate) fn for_pin(&self) -> Self {
+            match self.0 {}
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Growing<'a>(PhantomData<&'a File>);
+
+    impl Growing<'_> {
+        pub(crate) fn end(&mut self) {}
+    }
+
+    impl File {
+        pub(crate) fn uncover(
+            &self,
+            _alone: &Resizing<'_>,
+            _len_bytes: u64,
+        ) -> Result<Growing<'_>> {
+            Ok(Growing(PhantomData))
+        }
+    }
+}
+
+pub(crate) mod pages {
+    use crate::error::{Error, Result};
+    use crate::inode::Inode;
+    use crate::page::{FolioRef, LockedFolio};
+    use crate::writeback::NoRoom;
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum PinnedPages {
+        Kept,
+        Zeroed,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Removal<'a>(&'a Inode);
+
+    impl<'a> Removal<'a> {
+        pub(crate) fn new(inode: &'a Inode, _pinned: PinnedPages) -> Self {
+            Self(inode)
+        }
+
+        pub(crate) fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
+            self.0.unlink(folio, locked);
+        }
+
+        pub(crate) fn finish(&mut self) {}
+    }
+
+    impl Inode {
+        pub(crate) fn install_page(
+            &self,
+            _locked: &LockedFolio<'_>,
+            _bytes: &[u8],
+            _will_be_stored: bool,
+        ) -> Option<Result<()>> {
+            None
+        }
+
+        pub(crate) fn write_page<E: From<NoRoom> + From<Error>>(
+            &self,
+            _folio: &FolioRef<'_>,
+            _locked: &LockedFolio<'_>,
+            _bytes: &[u8],
+        ) -> std::result::Result<bool, E> {
+            Ok(false)
+        }
+    }
+}
+
+pub(crate) mod region {
+    use super::Never;
+    use crate::memory::{Arena, Budget};
+    use crate::page::{FolioId, Folios};
+    use crate::sync::Share;
+    use std::io;
+    use std::ops::Range;
+
+    #[derive(Debug)]
+    pub(crate) struct Region {
+        pub(crate) addresses: Never,
+        pub(crate) stray_pages: Never,
+        pub(crate) mapped: Never,
+    }
+
+    impl Region {
+        pub(crate) const PAGES_IN_FLIGHT: u64 = 0;
+
+        pub(crate) fn window_pages(&self) -> u64 {
+            match self.addresses {}
+        }
+
+        pub(crate) fn stage(
+            &self,
+            _pages: usize,
+            _share: &Share,
+            _may_wait: bool,
+        ) -> Option<Staged> {
+            match self.addresses {}
+        }
+
+        pub(crate) fn publish(
+            &self,
+            _staged: &Staged,
+            _number: usize,
+            _pages: Range<u64>,
+            _will_be_stored: bool,
+        ) -> (u64, io::Result<()>) {
+            match self.addresses {}
+        }
+    }
+
+    /// The addresses, stray pages and maps of a region.
+    impl Never {
+        pub(crate) fn base(&self) -> *mut u8 {
+            match *self {}
+        }
+
+        pub(crate) fn address(&self, _index: u64) -> *mut u8 {
+            match *self {}
+        }
+
+        pub(crate) fn clear_poison(&self, _addresses: &Self, _pages: Range<u64>) -> io::Result<()> {
+            match *self {}
+        }
+
+        pub(crate) fn end_growth(&self) {
+            match *self {}
+        }
+
+        pub(crate) fn orphaned_among(&self, _pages: Range<u64>) -> Vec<u64> {
+            match *self {}
+        }
+
+        pub(crate) fn among(&self, _pages: &Range<u64>) -> Vec<Range<u64>> {
+            match *self {}
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Staged(Never);
+
+    impl Staged {
+        pub(crate) fn pages(&self) -> usize {
+            match self.0 {}
+        }
+
+        pub(crate) fn address(&self, _page: usize) -> *mut u8 {
+            match self.0 {}
+        }
+
+        pub(crate) fn extend(&mut self, _pages: usize) {
+            match self.0 {}
+        }
+
+        pub(crate) fn shrink(&mut self, _pages: usize) {
+            match self.0 {}
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Orphans;
+
+    impl Orphans {
+        pub(crate) fn release(&self, _id: FolioId) {}
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct RecentReads;
+
+    impl RecentReads {
+        pub(crate) fn new(_arena: &Arena) -> Self {
+            Self
+        }
+
+        pub(crate) fn note_read(&self, _pages: u64) {}
+
+        pub(crate) fn are_single(&self) -> bool {
+            false
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct RegionPages {
+        pub(crate) used: u64,
+    }
+
+    impl RegionPages {
+        pub(crate) fn take(
+            &mut self,
+            _budget: &mut Budget,
+            _first: u32,
+            _folios: &Folios,
+        ) -> Option<FolioId> {
+            None
+        }
+
+        pub(crate) fn give_back(&mut self, _budget: &mut Budget, _id: FolioId, _folios: &Folios) {}
+    }
+}
+
+pub(crate) mod stores {
+    use super::Never;
+    use crate::error::Result;
+    use crate::inode::Inode;
+    use crate::writeback::{WriteBatch, WriteVictim};
+    use smallvec::SmallVec;
+    use std::ops::Range;
+
+    #[derive(Debug)]
+    pub(crate) struct WriteCopies(Never);
+
+    impl WriteCopies {
+        pub(crate) fn address(&self, _page: usize) -> *mut u8 {
+            match self.0 {}
+        }
+    }
+
+    impl<'a> WriteBatch<'a> {
+        pub(crate) fn start_copied(
+            &mut self,
+            folios: SmallVec<[WriteVictim<'a>; 1]>,
+        ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
+            Some(folios)
+        }
+    }
+
+    impl Inode {
+        pub(crate) fn find_stores(&self, _range: &Range<u64>, _patient: bool) -> Result<bool> {
+            Ok(false)
+        }
+    }
+}
+
+pub(crate) mod unmap {
+    use crate::inode::Inode;
+    use crate::page::FolioRef;
+    use crate::reclaim::{Reclaim, ReclaimLock, ScanControl, ScanCounts, Unswapped};
+    use std::marker::PhantomData;
+    use std::sync::Arc;
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Owners<'t> {
+        ReclaimLock(&'t ReclaimLock<'t>),
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Unmapping<'t>(PhantomData<&'t Reclaim>);
+
+    impl<'t> Unmapping<'t> {
+        pub(crate) fn new(_: &'t Reclaim, _owners: Owners<'t>, _control: ScanControl) -> Self {
+            Self(PhantomData)
+        }
+
+        pub(crate) fn scan_pages(&self) -> u64 {
+            0
+        }
+
+        pub(crate) fn collect(
+            &mut self,
+            _batch: &mut Vec<FolioRef<'t>>,
+            _unswapped: &mut Unswapped<'t>,
+            _counts: &mut ScanCounts,
+        ) {
+        }
+
+        pub(crate) fn add_all(
+            &mut self,
+            _folios: &mut Vec<FolioRef<'t>>,
+            _counts: &mut ScanCounts,
+        ) {
+        }
+
+        pub(crate) fn finish(self, _counts: &mut ScanCounts) {}
+    }
+
+    pub(crate) fn swap_out_mapped(_: &Reclaim, _folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>) {}
+}
