@@ -40,8 +40,6 @@ use super::{
     IoRequest, Operation, Submission,
 };
 use crate::sync::{AtomicBool, Mutex, Ordering};
-#[cfg(test)]
-use crate::sys::file::FileKind;
 use crate::sys::file::{self, FallocateFlags, SeekFrom};
 use crate::sys::process::Origin;
 use std::ops::Range;
@@ -263,20 +261,15 @@ impl DirectBacking for DiskFile {
         position_bytes: u64,
     ) -> io::Result<usize> {
         let request = IoRequest::new(Operation::Read, position_bytes, IoBufMut::spans(targets));
-        self.attempt(&request, |file, length| match length == request.length_bytes {
-            true => IoBufMut::read_from(targets, file, position_bytes),
-            false => {
-                let part = &mut IoBufMut::part(targets, 0..length);
-                IoBufMut::read_from(part, file, position_bytes)
-            }
+        self.attempt(&request, |file, length| {
+            IoBufMut::read_from(targets, length, file, position_bytes)
         })
     }
 
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         let request = IoRequest::new(Operation::Write, position_bytes, IoBuf::spans(sources));
-        self.attempt(&request, |file, length| match length == request.length_bytes {
-            true => IoBuf::write_to(sources, file, position_bytes),
-            false => IoBuf::write_to(&IoBuf::part(sources, 0..length), file, position_bytes),
+        self.attempt(&request, |file, length| {
+            IoBuf::write_to(sources, length, file, position_bytes)
         })
     }
 
@@ -353,7 +346,7 @@ impl DiskFile {
         let same = |descriptor: &OwnedFd| {
             let status = file::status(descriptor.as_fd()).expect("an open file has a status");
             let identity = FileIdentity::of(status);
-            status.kind == FileKind::Regular && identity == self.identity
+            status.other_kind.is_none() && identity == self.identity
         };
         same(&self.buffered) && self.direct.as_ref().is_none_or(|direct| same(&direct.descriptor))
     }

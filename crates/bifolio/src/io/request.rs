@@ -214,20 +214,23 @@ impl<'a> IoBufMut<'a> {
         part.collect()
     }
 
-    /// Fills consecutive buffers from `file`, with one system call. The range ends below 2^63.
+    /// Fills the first `length_bytes` bytes of consecutive buffers from `file`, with one system
+    /// call. The range ends below 2^63.
     pub(super) fn read_from(
         buffers: &mut [IoBufMut<'_>],
+        length_bytes: usize,
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (number, position) = (file.as_raw_fd(), position_bytes as i64);
         let count = if let [only] = buffers {
-            let (start, length_bytes) = (only.span.start().cast(), only.len());
+            let start = only.span.part(0, length_bytes).start().cast();
             // SAFETY: the buffer's bytes are writable; other threads read only through `sys::copy`
             // (IO-1).
             unsafe { libc::pread64(number, start, length_bytes, position) }
         } else {
-            let (entries, count) = Span::kernel_entries(Self::spans(buffers));
+            let part = IoBufMut::part(buffers, 0..length_bytes);
+            let (entries, count) = Span::kernel_entries(Self::spans(&part));
             // SAFETY: the entries are those of `buffers`; as above for each.
             unsafe { libc::preadv64(number, entries, count as i32, position) }
         };
@@ -307,20 +310,23 @@ impl<'a> IoBuf<'a> {
         part.collect()
     }
 
-    /// Stores consecutive buffers in `file`, with one system call. The range ends below 2^63.
+    /// Stores the first `length_bytes` bytes of consecutive buffers in `file`, with one system
+    /// call. The range ends below 2^63.
     pub(super) fn write_to(
         buffers: &[IoBuf<'_>],
+        length_bytes: usize,
         file: BorrowedFd<'_>,
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (number, position) = (file.as_raw_fd(), position_bytes as i64);
         let count = if let [only] = buffers {
-            let (start, length_bytes) = (only.as_ptr().cast(), only.len());
+            let start = only.span.part(0, length_bytes).start().cast();
             // SAFETY: the buffer's bytes are readable, and other threads write only through
             // `sys::copy` (IO-1).
             unsafe { libc::pwrite64(number, start, length_bytes, position) }
         } else {
-            let (entries, count) = Span::kernel_entries(Self::spans(buffers));
+            let part = IoBuf::part(buffers, 0..length_bytes);
+            let (entries, count) = Span::kernel_entries(Self::spans(&part));
             // SAFETY: the entries are those of `buffers`; as above for each.
             unsafe { libc::pwritev64(number, entries, count as i32, position) }
         };
@@ -347,8 +353,7 @@ impl<'a> IoBuf<'a> {
     }
 }
 
-/// An address and a length, laid out as the kernel's `iovec`, so that a slice of them can be passed
-/// to a vectored system call. Pure arithmetic: never accesses the memory.
+/// An address and a length, laid out as the kernel's `iovec`. Never accesses the memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Span(libc::iovec);
@@ -392,8 +397,8 @@ impl Span {
         (buffers.as_ptr().cast(), buffers.len().min(libc::UIO_MAXIOV as usize))
     }
 
-    /// Returns the part of `bytes`, a range of consecutive spans, that lies in this span. `start`
-    /// is the offset of this span, and is advanced to its end.
+    /// Returns the part of `bytes`, a range of consecutive spans, that lies in this span. `start`,
+    /// its offset, is advanced to its end.
     pub(super) fn overlap(&self, start: &mut usize, bytes: &Range<usize>) -> Option<Self> {
         let own = *start..*start + self.len();
         *start = own.end;

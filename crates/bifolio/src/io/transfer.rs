@@ -254,16 +254,27 @@ impl Transfer {
         IoRequest::new(self.operation, self.position_bytes, self.pieces.spans())
     }
 
-    /// Makes the whole transfer with plain calls.
+    /// Makes the transfer with plain calls: the whole, or what is left after the `first` attempt.
     ///
     /// # Safety
-    /// IO-1 must hold for the pieces.
-    pub(super) unsafe fn run(self) -> Answer {
-        // SAFETY: the caller's contract.
-        unsafe { self.finish(|_| None) }
+    /// IO-1 must hold for the pieces; no ring accesses them.
+    pub(super) unsafe fn run(mut self, first: Option<io::Result<usize>>) -> Answer {
+        let (backing, position) = (&*self.backing, self.position_bytes);
+        match self.operation {
+            Operation::Write => {
+                // SAFETY: IO-1, the caller's contract.
+                let sources = unsafe { self.pieces.sources() };
+                write_full(backing, sources, position, first)
+            }
+            Operation::Read => {
+                // SAFETY: IO-1, the caller's contract.
+                let targets = unsafe { self.pieces.targets() };
+                read_full(backing, targets, position, first)
+            }
+        }
     }
 
-    /// Acts as [`Self::run`], for a thread that has no queue.
+    /// Makes the whole transfer with plain calls, in a thread that has no queue.
     ///
     /// # Safety
     /// IO-1 must hold for the pieces.
@@ -271,50 +282,13 @@ impl Transfer {
         blocking::check_in_queue("a transfer", 0);
         blocking::note_pushed();
         // SAFETY: the caller's contract.
-        let answer = unsafe { self.run() };
+        let answer = unsafe { self.run(None) };
         blocking::note_handed_out(1);
         answer
     }
-
-    /// Completes a transfer whose first attempt was made by a ring, with result `answer`.
-    ///
-    /// # Safety
-    /// IO-1 must hold for the pieces; the ring no longer accesses them.
-    pub(super) unsafe fn continue_after(
-        self,
-        request: &IoRequest,
-        answer: io::Result<usize>,
-    ) -> Answer {
-        // SAFETY: the caller's contract.
-        unsafe { self.finish(|backing| Some(backing.completed(request, answer))) }
-    }
-
-    /// # Safety
-    /// IO-1 must hold for the pieces.
-    unsafe fn finish(
-        mut self,
-        first: impl FnOnce(&dyn DirectBacking) -> Option<io::Result<usize>>,
-    ) -> Answer {
-        let backing = Arc::clone(&self.backing);
-        let position = self.position_bytes;
-        let first = first(&*backing);
-        match self.operation {
-            Operation::Write => {
-                // SAFETY: IO-1, the caller's contract.
-                let sources = unsafe { self.pieces.sources() };
-                write_full(&*backing, sources, position, first)
-            }
-            Operation::Read => {
-                // SAFETY: IO-1, the caller's contract.
-                let targets = unsafe { self.pieces.targets() };
-                read_full(&*backing, targets, position, first)
-            }
-        }
-    }
 }
 
-/// Maximum pages per transfer, unless a single folio is larger: 1 MiB. This also bounds the number
-/// of pieces.
+/// Maximum pages, and pieces, per transfer, unless a single folio is larger: 1 MiB.
 pub(crate) const RUN_PAGES_MAX: u64 = 256;
 
 /// The memory of one transfer: ranges of frames, in file order, merged where they are adjacent.
@@ -324,7 +298,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Collects the first `length_bytes` bytes of `parts`, pairs of address and length.
+    /// Collects the first `length_bytes` bytes of `parts`, addresses and lengths.
     pub(crate) fn of(length_bytes: u64, parts: impl Iterator<Item = (*mut u8, u64)>) -> Self {
         let mut pieces = Self::default();
         let mut left_bytes = length_bytes;
@@ -345,8 +319,7 @@ impl Pieces {
         debug_assert!(self.spans.len() as u64 <= RUN_PAGES_MAX, "too many pieces");
     }
 
-    /// Returns the pieces. Several pieces are on the heap: their address does not change when the
-    /// value moves.
+    /// Returns the pieces. Several are on the heap, so that a move does not change their address.
     pub(super) fn spans(&self) -> &[Span] {
         &self.spans
     }

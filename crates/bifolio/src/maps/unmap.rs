@@ -620,7 +620,7 @@ impl Batch<'_, '_> {
             self.stay("cannot unmap pages of maps", &error);
         }
         if gone > 0 && gone == going.len() {
-            memory.unmap_refusal.clear();
+            *memory.unmap_refusal.lock() = None;
         }
     }
 
@@ -696,7 +696,7 @@ impl Batch<'_, '_> {
     /// Keeps the folios whose pages are not unmapped, because of `error`.
     fn stay(&mut self, what: &str, error: &io::Error) {
         log::warn!("{}: {what}: {error}", self.inode.name());
-        self.inode.memory.unmap_refusal.note(what, error);
+        *self.inode.memory.unmap_refusal.lock() = Some(format!("{what}: {error}"));
         for victim in self.victims.iter_mut().filter(|victim| victim.is_going()) {
             victim.fate = Fate::Keep(EvictOutcome::Busy);
         }

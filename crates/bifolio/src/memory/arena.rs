@@ -47,7 +47,7 @@ use std::io;
 /// Fills of this many adjacent pages, one after the other, are a run.
 const RUN_PAGES: u64 = 16;
 /// A run is remembered until this part of the bound has been evicted, or at most
-/// [`REMEMBERED_PAGES_MAX`], which is more than one batch evicts.
+/// [`REMEMBERED_PAGES_MAX`].
 const REMEMBERED_DIVISOR: u64 = 4;
 const REMEMBERED_PAGES_MAX: u64 = 8192;
 
@@ -157,7 +157,6 @@ impl Arena {
         self.may_use_huge_pages && self.chunk_size.bytes() == HUGE_PAGE_BYTES as u64
     }
 
-    /// Returns the number of frames of the address space.
     pub(crate) fn frames(&self) -> u32 {
         (self.memory.len() as u64 / PAGE_BYTES) as u32
     }
@@ -166,7 +165,6 @@ impl Arena {
         self.chunk_size.bytes()
     }
 
-    /// Returns the address of frame 0; frame i is i * 4096 bytes later.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
         self.memory.base
@@ -206,8 +204,7 @@ impl Arena {
     }
 
     /// Notes that this thread is about to fill a page, whose predecessor in the file is resident if
-    /// `follows` is set. (A random reader of a file that is half resident makes a run once in
-    /// 30,000 pages.)
+    /// `follows` is set.
     pub(crate) fn note_fill(&self, follows: bool) {
         let filled_pages = if follows { FILLED_PAGES.get() + 1 } else { 1 };
         FILLED_PAGES.set(filled_pages % RUN_PAGES);
@@ -216,7 +213,6 @@ impl Arena {
         }
     }
 
-    /// Returns the number of evicted pages after which a run is forgotten.
     pub(crate) fn remembered_pages(&self) -> u64 {
         (self.bound_pages() / REMEMBERED_DIVISOR).min(REMEMBERED_PAGES_MAX)
     }
@@ -255,8 +251,7 @@ impl Arena {
         self.allocate(order, near, folios)
     }
 
-    /// Fills a stock with a run of free frames after `near` if possible, and takes the first.
-    /// Returns `None` if no frame is free.
+    /// Fills a stock with free frames, after `near` if possible, and takes the first.
     #[inline(never)]
     fn fill_stock(&self, stock: &AtomicRun, near: Option<FolioId>) -> Option<FolioId> {
         let mut state = self.state.lock();
@@ -286,7 +281,7 @@ impl Arena {
 
     /// Allocates frames for a folio of `order`, after `near` if possible.
     ///
-    /// Returns `Ok(None)` if everything that the bound allows is in use, and an error if the kernel
+    /// Returns `Ok(None)` if everything that the bound allows is in use. Fails if the kernel
     /// refuses memory that the bound allows.
     pub(crate) fn allocate(
         &self,
@@ -367,8 +362,7 @@ impl Arena {
     }
 
     /// Returns the number of pages that folios can have, allocated or not: the part of the bound
-    /// that is not metadata, less the most that whole chunks leave; a hint. A page of metadata
-    /// lowers it by a page, not by a chunk.
+    /// that is not metadata, less the most that whole chunks leave; a hint.
     pub(crate) fn folio_pages_max(&self) -> u64 {
         self.folio_pages_max.load(Ordering::Relaxed)
     }

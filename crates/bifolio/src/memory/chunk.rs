@@ -88,7 +88,6 @@ pub(super) struct Chunk {
     pub(super) has_descriptors: bool,
     /// `true` while the chunk is evacuated: nothing is allocated in it.
     pub(super) draining: bool,
-    /// Lists of its order that contain the chunk.
     pub(super) listed: Listed,
     size: ChunkSize,
     free_slots: u32,
@@ -175,7 +174,6 @@ impl Chunk {
         self.sparse_slots = self.sparse_slots + self.sparse_slots_beside(first) - sparse_before;
     }
 
-    /// Allocates the slot, which must be free, to a folio.
     pub(super) fn take(&mut self, slot: u32) {
         debug_assert!(self.free.has(slot), "slot {slot} is already in use");
         self.set_free(slot..slot + 1, false);
@@ -191,7 +189,6 @@ impl Chunk {
         run
     }
 
-    /// Frees the slot whose first page is `first`.
     pub(super) fn put(&mut self, first: u32) {
         let slot = first >> self.order();
         debug_assert!(!self.free.has(slot) && !self.lent.has(slot), "page {first} freed twice");
@@ -223,7 +220,6 @@ impl Chunk {
         self.slots().div_ceil(self.extent_slots())
     }
 
-    /// Returns the free slots of an extent as the lowest bits of a word.
     fn extent_bits(&self, extent: u32) -> u64 {
         let first = extent * self.extent_slots();
         let mask = (1 << self.extent_slots()) - 1;
@@ -239,14 +235,12 @@ impl Chunk {
         self.free_in_extent(extent) * 4 >= self.extent_slots() * 3
     }
 
-    /// Returns the number of free slots in the extent of `slot` if that extent is sparse, otherwise
-    /// 0.
+    /// Returns the number of free slots in the extent of `slot` if it is sparse, otherwise 0.
     pub(super) fn sparse_slots_beside(&self, slot: u32) -> u32 {
         let extent = slot / self.extent_slots();
         if self.is_sparse(extent) { self.free_in_extent(extent) } else { 0 }
     }
 
-    /// Counts the free slots in sparse extents.
     pub(super) fn count_sparse_slots(&self) -> u32 {
         let sparse = (0..self.extents()).filter(|extent| self.is_sparse(*extent));
         sparse.map(|extent| self.free_in_extent(extent)).sum()
@@ -311,7 +305,6 @@ impl Budget {
         self.bound_bytes.saturating_sub(self.used_bytes)
     }
 
-    /// Charges `bytes` if they fit.
     #[must_use]
     pub(crate) fn try_take(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.left_bytes();
@@ -443,7 +436,6 @@ impl ArenaState {
         }
     }
 
-    /// Charges a vacant chunk before it is made resident.
     pub(super) fn begin_growth(&mut self) -> Option<usize> {
         if self.budget.left_bytes() < self.chunk_size.bytes() {
             return None;
@@ -493,7 +485,6 @@ impl ArenaState {
         })
     }
 
-    /// Returns the first free slot of a sparse extent.
     pub(super) fn sparse_slot(&self, order: u8) -> Option<(usize, u32)> {
         let number = *self.available[order as usize].sparse.front()? as usize;
         let chunk = &self.chunks[number];
@@ -546,7 +537,6 @@ const WORDS: usize = (1 << ORDER_MAX) / WORD_BITS as usize;
 pub(super) struct SlotBits([u64; WORDS]);
 
 impl SlotBits {
-    /// Returns the word that contains bit `at`.
     fn word(&self, at: u32) -> u64 {
         self.0[(at / WORD_BITS) as usize]
     }
@@ -586,7 +576,6 @@ impl SlotBits {
         1 << ORDER_MAX
     }
 
-    /// Returns the first run of set bits, cut to `length_max`.
     pub(super) fn first_run(&self, length_max: u32) -> Option<Range<u32>> {
         let start = self.next(0, true);
         let end = self.next(start, false).min(start.saturating_add(length_max));

@@ -24,11 +24,9 @@
 //!
 //! - G3, as in the kernel's `__lru_add_drain_all`: a call that finds a new generation under the
 //!   lock has waited for a drain that began, at G4, after G1: every folio added before G1 is on the
-//!   lists. G4 comes before G5: if it came after, a drain that began too early would count.
+//!   lists. If G4 came after G5, a drain that began too early would count.
 //! - A drain *for some folios* ([`Lru::drain_for`]) does D1 to D4 if one of the slots holds one of
-//!   them. This is exact: a folio is in the batch that it was last added to (A2), or in none. Once
-//!   D1 has the lock, no other drain is between D2 and D3, so concurrent requests need no
-//!   generation: the second finds nothing.
+//!   them. This is exact: a folio is in the batch that it was last added to (A2), or in none.
 //!
 //! Folios of files whose pages cannot be evicted (memory files without a swap) are on no list, and
 //! counted ([`Lru::unlisted_pages`]), so that reclaim does not wait for them. It does wait for
@@ -40,7 +38,7 @@
 //! - LRU-2: ON_LRU is set exactly while the folio is linked in a list; both change under the lock
 //!   of the lists. Only a thread that holds a reference, or that frees the folio, changes it, so
 //!   the last put may read it without the lock. FRESH and ACTIVE, which name the list (neither:
-//!   OLD), change under the same lock; of an isolated folio they name the list that it was on.
+//!   OLD), change under the same lock.
 //! - LRU-3: when a drain returns, every folio that was in a drained batch before the call is on a
 //!   list, and the batch's reference to it has been put: the whole drain happens under the batch's
 //!   lock.

@@ -35,7 +35,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::maps::region::{Orphans, RecentReads, Region, Staged};
 use crate::page::{Entry, Folio, FolioId, Folios, Frozen, Reaper, Tables};
 use crate::stats::{Counter, Counters};
-use crate::sync::{AtomicBool, AtomicRun, AtomicU64, Mutex, Ordering, Share};
+use crate::sync::{AtomicRun, AtomicU64, Mutex, Ordering, Share};
 use crate::sys::process::Origin;
 use std::io;
 use std::ops::Range;
@@ -49,15 +49,13 @@ pub(crate) const ORDER_MAX: u8 = 9;
 const STALL_MIN: Duration = Duration::from_micros(100);
 
 /// Part of the bound that memory files with a swap cannot use, so that other files always find
-/// frames; the limits are in pages. Reclaim keeps more than this free, and new pages stop earlier,
-/// so other files wait for it only when the swap cannot keep up.
+/// frames; the limits are in pages.
 const OTHER_FILES_DIVISOR: u64 = 512;
 const OTHER_FILES_PAGES_MIN: u64 = 8;
 const OTHER_FILES_PAGES_MAX: u64 = 64;
 /// Upper bound on that number as a part of the bound, for the smallest caches. In 256 KiB that
-/// leaves 8 pages: the pages of other files' tables, one for each 2 MiB of file in use, are charged
-/// later and are among them. With half as many, two tables left frames for two pages, which a
-/// writer to a busy disk had both under write-out.
+/// leaves 8 pages, tables among them: with half as many, two tables left frames for two pages,
+/// which a writer to a busy disk had both under write-out.
 const OTHER_FILES_DIVISOR_MAX: u64 = 8;
 
 /// The memory of one cache and the state that all its files share.
@@ -70,7 +68,9 @@ pub(crate) struct Memory {
     pub(crate) counters: Counters,
     pub(crate) region_reads: RecentReads,
     pub(crate) soundness: Arc<Soundness>,
-    pub(crate) unmap_refusal: UnmapRefusal,
+    /// The last error with which the kernel refused to unmap pages of maps, until an eviction
+    /// succeeds.
+    pub(crate) unmap_refusal: Mutex<Option<String>>,
     /// Dirty pages plus pages under write-back; a page that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
     /// Pages of memory files that have no copy in the swap.
@@ -80,8 +80,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Creates the descriptors for the frames of `arena` and as many for region pages, and LRU
-    /// batches for `cpus` CPUs.
+    /// Creates descriptors for the frames of `arena` and as many region pages, and what each of
+    /// `cpus` CPUs has.
     pub(crate) fn new(mut arena: Arena, cpus: usize) -> io::Result<Self> {
         arena.stocks = (0..cpus).map(|_| AtomicRun::default()).collect();
         let descriptors_max = 2 * arena.frames() as usize;
@@ -97,7 +97,7 @@ impl Memory {
             folios: Folios::new(descriptors_max, Box::new(reaper))?,
             region_reads: RecentReads::new(&arena),
             soundness: Arc::default(),
-            unmap_refusal: UnmapRefusal::default(),
+            unmap_refusal: Mutex::default(),
             arena,
             lru,
             orphans,
@@ -115,7 +115,6 @@ impl Memory {
         }
     }
 
-    /// Returns the number of pages that memory files with a swap cannot use.
     pub(crate) fn other_files_pages_min(&self) -> u64 {
         let bound_pages = self.arena.bound_pages();
         (bound_pages / OTHER_FILES_DIVISOR)
@@ -123,7 +122,6 @@ impl Memory {
             .min(bound_pages / OTHER_FILES_DIVISOR_MAX)
     }
 
-    /// Returns the upper bound on pages of memory files that have no copy in the swap.
     pub(crate) fn unswapped_pages_max(&self) -> u64 {
         self.arena.folio_pages_max().saturating_sub(self.other_files_pages_min())
     }
@@ -163,10 +161,9 @@ impl Reaper for FolioReaper {
 /// The memory that holds the pages of one file: the interface behind which mappable files differ
 /// from others.
 ///
-/// In the arena, a page is in the frame that its Entry names. Evicting it only changes the Entry;
-/// its frame stays readable and is reused by another folio (FRAMES-2). In a region, the page at
-/// index i is at base + i * 4096, where maps see it: it is installed whole from staging memory and
-/// evicted by unmapping, and every access holds a reference (REGION-4).
+/// In the arena, a page is in the frame that its Entry names, which stays readable (FRAMES-2). In a
+/// region, the page at index i is at base + i * 4096, where maps see it: it is installed whole from
+/// staging memory, evicted by unmapping, and accessed with a reference (REGION-4).
 #[derive(Clone, Debug)]
 pub(crate) enum PageSpace {
     Arena(Arc<Arena>),
@@ -394,30 +391,6 @@ impl FrameKind {
     }
 }
 
-/// The last error with which the kernel refused to unmap pages of maps. Cleared when an eviction
-/// succeeds.
-#[derive(Debug, Default)]
-pub(crate) struct UnmapRefusal {
-    pub(crate) last: Mutex<Option<String>>,
-    /// `true` if there is an error; a hint.
-    is_any: AtomicBool,
-}
-
-impl UnmapRefusal {
-    pub(crate) fn note(&self, what: &str, error: &io::Error) {
-        *self.last.lock() = Some(format!("{what}: {error}"));
-        self.is_any.store(true, Ordering::Relaxed);
-    }
-
-    /// Clears the error: mapped pages were evicted.
-    pub(crate) fn clear(&self) {
-        // Relaxed: a hint; an error that it misses is cleared by the next call.
-        if self.is_any.swap(false, Ordering::Relaxed) {
-            *self.last.lock() = None;
-        }
-    }
-}
-
 /// State of the cache: open or closed, and the number of maps in use.
 #[derive(Debug)]
 pub(crate) struct CacheState {
@@ -492,17 +465,13 @@ impl CacheState {
 }
 
 /// Records that the kernel refused an operation that can be neither undone nor skipped: the cache
-/// is *poisoned*.
+/// is *poisoned*, and stays so.
 ///
 /// Causes are a page of a map that cannot be unmapped or whose last bytes cannot be recovered, and
-/// a fault that can be neither served nor answered with poison. The contents of the pages or of the
-/// device are uncertain from then on. A poisoned cache stays poisoned. Resident pages can still be
-/// read; nothing is filled, written or written back, and every other operation returns
-/// [`ErrorKind::Poisoned`] with the first cause. (`ErrorKind::Fault`, for a page that could not be
-/// filled when it was touched, then carries the same cause.)
-///
-/// Checked before a page is claimed or changed and before a transfer starts. Set by regions,
-/// faults, reclaim and write-back.
+/// a fault that can be neither served nor answered with poison. Resident pages can still be read;
+/// nothing is filled, written or written back, and every other operation returns
+/// [`ErrorKind::Poisoned`] with the first cause. Checked before a page is claimed or changed and
+/// before a transfer starts.
 #[derive(Debug, Default)]
 pub(crate) struct Soundness {
     /// [`ErrorKind::Poisoned`] with the first cause.
@@ -524,10 +493,7 @@ impl Soundness {
         self.error.get().is_some()
     }
 
-    /// Returns an error if the cache is poisoned.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Poisoned`] with the first cause.
+    /// Fails if the cache is poisoned.
     pub(crate) fn check(&self) -> Result<()> {
         self.error.get().map_or(Ok(()), |error| Err(error.clone()))
     }

@@ -62,36 +62,10 @@ impl FolioLock {
         }
     }
 
-    /// Acts as [`Self::acquire`], but calls `wants` about once a millisecond. Returns `false`,
-    /// without the lock, once `wants` returns `false`.
-    fn acquire_while(&self, wants: &dyn Fn() -> bool) -> bool {
-        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
-        // CONTENDED: at worst, one needless wake-up.
-        while self.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
-            if !wants() {
-                return false;
-            }
-            waiters::sleep_briefly(&self.0, CONTENDED);
-        }
-        true
-    }
-
-    /// Acquires the lock if it is free; otherwise lets the next release call `waker`.
-    fn try_acquire_or_wake(&self, waker: Waker) -> bool {
-        if self.try_acquire() {
-            return true;
-        }
-        waiters::register(&self.0, waker);
-        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
-        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
-        // the waker without need.
-        self.0.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED
-    }
-
     fn release(&self) {
         // Release: pairs with the Acquire in `try_acquire` and `acquire`.
         if self.0.swap(UNLOCKED, Ordering::Release) == CONTENDED {
-            // Acquire: pairs with the Release in `try_acquire_or_wake`.
+            // Acquire: pairs with the Release in `try_lock_or_wake`.
             fence(Ordering::Acquire);
             waiters::wake_sleepers(&self.0, 1);
             waiters::call_wakers(&self.0);
@@ -351,9 +325,18 @@ impl<'a> FolioRef<'a> {
         LockedFolio::of(self.folio)
     }
 
-    /// Acts as [`Self::lock`], but polls `wants` and returns `None` once it returns `false`.
+    /// Acts as [`Self::lock`], but calls `wants` about once a millisecond, and returns `None` once
+    /// that returns `false`.
     pub(crate) fn lock_while(&self, wants: &dyn Fn() -> bool) -> Option<LockedFolio<'a>> {
-        self.folio.lock.acquire_while(wants).then(|| LockedFolio::of(self.folio))
+        // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
+        // CONTENDED: at worst, one needless wake-up.
+        while self.folio.lock.0.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
+            if !wants() {
+                return None;
+            }
+            waiters::sleep_briefly(&self.folio.lock.0, CONTENDED);
+        }
+        Some(LockedFolio::of(self.folio))
     }
 
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {
@@ -364,7 +347,16 @@ impl<'a> FolioRef<'a> {
     /// Takes the folio lock if it is free. Otherwise `waker` is called when it has been released,
     /// or before.
     pub(crate) fn try_lock_or_wake(&self, waker: Waker) -> Option<LockedFolio<'a>> {
-        self.folio.lock.try_acquire_or_wake(waker).then(|| LockedFolio::of(self.folio))
+        if let Some(locked) = self.try_lock() {
+            return Some(locked);
+        }
+        let word = &self.folio.lock.0;
+        waiters::register(word, waker);
+        // AcqRel: as Acquire in `acquire`; its Release pairs with the Acquire in `release`, which
+        // finds the waker. A thread that gets the lock here has it as CONTENDED: its release calls
+        // the waker without need.
+        let is_free = word.swap(CONTENDED, Ordering::AcqRel) == UNLOCKED;
+        is_free.then(|| LockedFolio::of(self.folio))
     }
 
     /// Takes over the folio lock that [`LockedFolio::detach_lock`] kept, on any thread.

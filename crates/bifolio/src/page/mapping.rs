@@ -110,8 +110,8 @@ impl Hot {
         self.len_bytes.load(Ordering::Acquire)
     }
 
-    /// Returns the distance to add to a position and the base address of the frames to get the
-    /// predicted address of a byte, one byte off; 0 if there is no prediction.
+    /// Returns what to add to a position and the base address of the frames to get the predicted
+    /// address of a byte, one byte off; 0 if there is no prediction.
     #[inline(always)]
     pub(crate) fn predicted_distance(&self) -> u64 {
         self.predicted_distance.load(std::sync::atomic::Ordering::Relaxed)
@@ -119,7 +119,6 @@ impl Hot {
 }
 
 impl Mapping {
-    /// Creates a mapping for a file of `len_bytes` bytes that can grow to `len_bytes_max`.
     pub(crate) fn new(order: u8, len_bytes: u64, len_bytes_max: u64) -> std::io::Result<Self> {
         Ok(Self {
             table: Table::new(table_pages(order, len_bytes_max))?,
@@ -171,13 +170,11 @@ impl Mapping {
         &self.table
     }
 
-    /// Returns the first page index of the unit that holds page `index`.
     #[inline(always)]
     pub(crate) fn head_index(&self, index: u64) -> u64 {
         index >> self.order << self.order
     }
 
-    /// Returns the first page index after the unit that holds page `index`.
     #[inline(always)]
     pub(crate) fn end_of_unit(&self, index: u64) -> u64 {
         self.head_index(index) + (1 << self.order)
@@ -289,17 +286,17 @@ impl Mapping {
         folio.index() * PAGE_BYTES >= self.len_bytes()
     }
 
-    /// Called after a truncation has set the length. A walk that begins afterwards finds all folios
-    /// beyond the end except those for which [`Self::was_cut`] returns `true`.
+    /// Called after a truncation has set the length: a walk then finds all folios beyond the end
+    /// except those for which [`Self::was_cut`] returns `true`.
     pub(crate) fn begin_walk_behind_end(&self) {
         // Release: pairs with the Acquire in `cuts`. The barrier orders it before the walk.
         self.cuts.fetch_add(1, Ordering::Release);
         barrier_of_store_and_load();
     }
 
-    /// Returns a number that changes with each truncation, after it has set the length and before
-    /// it removes a page. If it is the same before a length was read and after a hole was seen, the
-    /// hole was not made by a truncation of that length.
+    /// Returns a number that each truncation changes between its change of the length and its first
+    /// removal. If it is the same before a length was read and after a hole was seen, the hole was
+    /// not made by a truncation of that length.
     pub(crate) fn cuts(&self) -> u64 {
         // Acquire: pairs with the Release in `begin_walk_behind_end`: a length that is read later
         // is that of the truncation, or a later one. A hole is read with Acquire, and made with

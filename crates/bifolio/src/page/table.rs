@@ -1,12 +1,10 @@
 //! The table of a mapping: a flat array of Entries, reserved at once and populated on first touch
 //! ([`ReservedArray`]).
 //!
-//! Loads are wait-free and never fail; the array never moves, because readers follow its address
-//! without a lock. The thread that inserts charges what it touches against the memory bound
-//! ([`Table::is_charged`]), one table page (512 Entries, 2 MiB of file) at a time. A table may be
-//! far larger than what will ever be touched: walks visit only charged pages, found through
-//! [`Bitmap`], and skip the rest at no cost. (The bitmap itself is not charged; one page of it
-//! covers 64 GiB of file.)
+//! The array never moves, because readers follow its address without a lock. The thread that
+//! inserts charges what it touches against the memory bound ([`Table::is_charged`]), one table page
+//! (512 Entries, 2 MiB of file) at a time. Walks visit only charged pages, found through
+//! [`Bitmap`]. (The bitmap itself is not charged; one page of it covers 64 GiB of file.)
 //!
 //! A table that must become longer ([`Table::reserve`]) gets another array for the pages after its
 //! end, a [`Segment`]; those before stay in place. Each segment at least doubles the table, so few
@@ -35,13 +33,12 @@
 //! So between G1 and G4 a page that passed G2 does not change.
 //!
 //! A filler takes free frames between T1 and T3. If there are none, or the page cannot be charged,
-//! it undoes T1 and reclaims; that may free this very page: then it does both again after T1, once,
-//! and waits for memory from elsewhere. (G1 gives up instead of waiting for a filler, so a filler
-//! may wait.)
+//! it undoes T1 and reclaims, which may free this very page: then it does both again after T1,
+//! once, and waits for memory from elsewhere.
 //!
 //! A reader that is preempted between its load of an Entry and its exchange of the mark may touch a
-//! page that was freed in between: its exchange fails, but 4 KiB are resident and not charged until
-//! the page is charged again or the file is closed.
+//! page that was freed in between: 4 KiB are then resident and not charged until the page is
+//! charged again or the file is closed.
 //!
 //! Longer than 600 lines only with its tests, which use its private items.
 //!
@@ -101,7 +98,7 @@ impl<T: ZeroValid> ReservedArray<T> {
         self.length
     }
 
-    /// Returns the element at `index`. Panics past the end, which is a bug in this crate.
+    /// Returns an element. Panics past the end, which is a bug in this crate.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> &T {
         assert!(index < self.length, "element {index} of {}", self.length);
@@ -182,7 +179,8 @@ pub(crate) struct Table {
     first: Segment,
     charged_pages: AtomicU64,
     fillers: Fillers,
-    pub(super) listed: Listed,
+    /// 1 if the table is on the list of `tables.rs`.
+    pub(super) listed: AtomicU8,
     /// Table page at which the next search for unused pages begins.
     looked_at: AtomicU64,
 }
@@ -193,7 +191,7 @@ impl Table {
             first: Segment::new(0, pages)?,
             charged_pages: AtomicU64::new(0),
             fillers: Fillers::default(),
-            listed: Listed::default(),
+            listed: AtomicU8::new(0),
             looked_at: AtomicU64::new(0),
         })
     }
@@ -218,8 +216,7 @@ impl Table {
         std::iter::successors(Some(&self.first), |segment| segment.next.get().map(Box::as_ref))
     }
 
-    /// Returns the segment of a page. Panics past the end of the table, which is a bug in this
-    /// crate.
+    /// Returns the segment of a page. Panics past the end of the table.
     fn segment_of(&self, index: u64) -> &Segment {
         let found = self.segments().find(|segment| index < segment.end_page());
         found.unwrap_or_else(|| panic!("page {index} of {}", self.pages()))
@@ -229,27 +226,24 @@ impl Table {
         self.segments().last().unwrap_or(&self.first).end_page()
     }
 
-    /// Returns the first position of the file that has no Entry in the array at
-    /// [`Self::as_ptr`].
+    /// Returns the first position without an Entry in the array at [`Self::as_ptr`].
     pub(crate) fn first_end_bytes(&self) -> u64 {
         self.first.end_page().saturating_mul(PAGE_BYTES)
     }
 
-    /// Loads the Entry of a page. Panics past the end of the table, which is a bug in this crate.
     #[inline(always)]
     pub(crate) fn load(&self, index: u64, ordering: Ordering) -> Entry {
         Entry(self.word(index).load(ordering))
     }
 
-    /// Returns the address of the first Entry, for the hit path, which checks positions against
-    /// [`Self::first_end_bytes`].
+    /// Returns the address of the first Entry, for the hit path.
     #[cfg(not(all(test, loom)))]
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *const AtomicU64 {
         self.first.entries.as_ptr()
     }
 
-    /// Returns the word of a page's Entry. Panics like [`Self::load`].
+    /// Returns the word of a page's Entry. Panics past the end of the table.
     #[inline(always)]
     pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
         // The first segment begins at page 0: one comparison, which is also the bounds check.
@@ -330,7 +324,6 @@ impl Table {
         is_given
     }
 
-    /// Returns `true` if the table page of `index` has been charged against the bound.
     pub(crate) fn is_charged(&self, index: u64) -> bool {
         let segment = self.segment_of(index);
         segment.charged.is_set(segment.bit_of(index))
@@ -371,26 +364,6 @@ impl Table {
     /// only.
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
         self.segments().find_map(|segment| segment.next(index, &is_wanted))
-    }
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Listed(AtomicU8);
-
-impl Listed {
-    /// Records that the table is listed. Returns `true` if it was not: the caller must add it to
-    /// the list.
-    pub(super) fn begin(&self) -> bool {
-        // AcqRel: pairs with itself in `end`: the later of the two sees what the earlier thread
-        // charged, or that the table must be listed again.
-        self.0.swap(1, Ordering::AcqRel) == 0
-    }
-
-    /// Records that the table is not listed. Pages charged before it was last listed are seen
-    /// afterwards.
-    pub(super) fn end(&self) {
-        // AcqRel: pairs with itself in `begin`.
-        self.0.swap(0, Ordering::AcqRel);
     }
 }
 

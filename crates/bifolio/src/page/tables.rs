@@ -45,7 +45,9 @@ impl Tables {
             // Relaxed, here and below: only a count.
             self.kept_pages.fetch_add(1, Ordering::Relaxed);
         }
-        if file.table().listed.begin() {
+        // AcqRel: pairs with itself, and with that of `give_back`: the later of K2 and H3 sees what
+        // the earlier thread charged, or that the table must be listed again.
+        if file.table().listed.swap(1, Ordering::AcqRel) == 0 {
             let file: Arc<dyn HasTable> = Arc::<T>::clone(file);
             self.files.lock().push(Arc::downgrade(&file));
         }
@@ -81,8 +83,9 @@ impl Tables {
             let has_pages = || table.charged_bytes() > 0;
             let mut stays = has_pages();
             if !stays {
-                table.listed.end();
-                stays = has_pages() && table.listed.begin();
+                // AcqRel: pairs with that of `enlist`.
+                table.listed.swap(0, Ordering::AcqRel);
+                stays = has_pages() && table.listed.swap(1, Ordering::AcqRel) == 0;
             }
             if stays {
                 self.files.lock().push(Arc::downgrade(&file));

@@ -38,8 +38,8 @@
 //! - PIN-5: a count never exceeds [`COUNT_MAX`], half the field: it can never carry into FROZEN.
 //!
 //! Orderings: A2, B1 and A5 acquire (accesses to the folio follow), A4, B3 and B5 release (changes
-//! to the folio precede). A relaxed A5 would be a data race: the winner would free while the
-//! accesses of a thread that got and put in between are still unordered (loom: `pin_r2`).
+//! to the folio precede). With a relaxed A5 the winner would free while the accesses of a thread
+//! that got and put in between are still unordered (loom: `pin_r2`).
 //!
 //! The generation has 24 bits: A5 is fooled only if its thread sleeps through 2^24 generations of
 //! one frame (more than 16 s, at a microsecond each) and wakes when the count is exactly 0, which

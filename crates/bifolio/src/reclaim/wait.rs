@@ -327,7 +327,7 @@ impl Reclaim {
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
             gated: gate.as_ref().map_or(0, |gate| gate.held_bytes),
         };
-        let refused = self.memory.unmap_refusal.last.lock().clone();
+        let refused = self.memory.unmap_refusal.lock().clone();
         Error::full(&used, cause.or_else(of_gate), refused)
     }
 }

@@ -36,9 +36,9 @@ mod model;
 #[cfg(all(test, loom))]
 pub(crate) use model::*;
 
-/// The real primitives: `std` atomics and `parking_lot` locks. The locks are one word, do not
-/// poison (a panic of a user's callback must not become an error of the cache) and have a condition
-/// variable with deadlines. With the feature `fork` they are those of `locks.rs`.
+/// The real primitives: `std` atomics and `parking_lot` locks, which do not poison: a panic of a
+/// user's callback must not become an error of the cache. With the feature `fork` they are those of
+/// `locks.rs`.
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 mod real {
     #[cfg(test)]
@@ -61,9 +61,8 @@ mod real {
         std::thread::sleep(std::time::Duration::from_micros(50));
     }
 
-    /// Stores `value` into a word of which only the caller may change the state now.
-    ///
-    /// A plain store. The model run uses a read-modify-write instead (see `tests/model.rs`).
+    /// Stores `value` into a word of which only the caller may change the state now. (In a model
+    /// run by a read-modify-write, see `tests/model.rs`.)
     #[inline(always)]
     pub(crate) fn store_owned(word: &AtomicU64, value: u64, ordering: Ordering) {
         word.store(value, ordering);
@@ -179,7 +178,6 @@ impl Share {
         self.own.load(Ordering::Relaxed)
     }
 
-    /// Returns the part of `max` that the other devices leave free.
     pub(crate) fn left_of(&self, max: u64) -> u64 {
         max.saturating_sub(self.all().saturating_sub(self.own()))
     }
@@ -220,7 +218,6 @@ impl Share {
         part.saturating_sub(self.own()).min(max.saturating_sub(self.all()))
     }
 
-    /// Returns `true` if both are the share of the same device.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.own, &other.own)
     }
@@ -372,7 +369,7 @@ pub(crate) mod blocking {
         answer
     }
 
-    /// Acts as [`check`], for something that a user may hold while waiting for a service thread.
+    /// Acts as [`check`], for what a user may hold while waiting for a service thread.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn check_user(what: &str) {
@@ -383,8 +380,7 @@ pub(crate) mod blocking {
         );
     }
 
-    /// Panics in debug builds if this thread must not wait for `what`, which another thread must
-    /// provide.
+    /// Panics in debug builds if this thread must not wait for what another thread must provide.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn check(what: &str) {

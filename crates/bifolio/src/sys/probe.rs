@@ -19,7 +19,6 @@ use super::memory::{HUGE_PAGE_BYTES, PAGE_BYTES, Reservation};
 use super::ring::{Ring, RingCall, RingMemory};
 use super::{INTERRUPTIONS_MAX, is_forbidden};
 use crate::maps::kernel::trials;
-use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::mm::Advice;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -116,10 +115,6 @@ impl Feature {
             Self::LargePipes => "pages of maps are evicted a few at a time",
         }
     }
-
-    fn bit(self) -> u16 {
-        1 << self as u16
-    }
 }
 
 impl fmt::Display for Feature {
@@ -149,7 +144,7 @@ pub struct FeatureReport {
 /// The features that a cache may use: probed with success and not disabled.
 #[derive(Clone, Debug)]
 pub struct Features {
-    in_use: u16,
+    /// In the order of [`Feature::ALL`].
     reports: Vec<FeatureReport>,
     /// Reasons of features that the kernel has refused since the start; shared by all clones.
     withdrawn: Arc<[OnceLock<String>; Feature::ALL.len()]>,
@@ -160,9 +155,7 @@ impl Features {
     pub fn probe(disabled: &[Feature]) -> Self {
         let report = |feature| report(feature, probe(feature), disabled.contains(&feature));
         let reports = Feature::ALL.map(report).to_vec();
-        let used = reports.iter().filter(|report| report.in_use);
-        let in_use = used.fold(0, |bits, report| bits | report.feature.bit());
-        Self { in_use, reports, withdrawn: Arc::default() }
+        Self { reports, withdrawn: Arc::default() }
     }
 
     /// The features of this system, none disabled; the first call probes them.
@@ -203,12 +196,13 @@ impl Features {
 
     /// Returns `true` if `feature` may be used.
     pub fn has(&self, feature: Feature) -> bool {
-        self.in_use & feature.bit() != 0 && self.withdrawn[feature as usize].get().is_none()
+        let number = feature as usize;
+        self.reports[number].in_use && self.withdrawn[number].get().is_none()
     }
 
     pub(crate) fn why_not(&self, feature: Feature) -> Option<String> {
-        let report = self.reports().into_iter().find(|report| report.feature == feature);
-        report.filter(|report| !report.in_use).map(|report| report.reason)
+        let report = self.reports().swap_remove(feature as usize);
+        (!report.in_use).then_some(report.reason)
     }
 
     /// Returns the result of each probe.
@@ -242,8 +236,7 @@ fn probe(feature: Feature) -> Finding {
         Feature::TransparentHugePages => probe_huge_pages(),
         Feature::PopulateWrite => probe_advice("MADV_POPULATE_WRITE", Advice::LinuxPopulateWrite),
         Feature::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
-        Feature::StatxDirectAlignment => probe_statx(),
-        Feature::DirectIo => Ok("decided per file".to_owned()),
+        Feature::StatxDirectAlignment | Feature::DirectIo => Ok("decided per file".to_owned()),
         Feature::IoUring => io_uring(),
         _ => trials::probe(feature),
     }
@@ -317,34 +310,6 @@ fn advise_scratch(advice: Advice) -> io::Result<()> {
     let scratch = Reservation::new(2 * HUGE_PAGE_BYTES, PAGE_BYTES)?;
     let advised_bytes = if advice == Advice::LinuxHugepage { scratch.len() } else { PAGE_BYTES };
     scratch.advise(0, advised_bytes, advice)
-}
-
-fn probe_statx() -> Finding {
-    let found = rustix::fs::statx(CWD, "/proc/self/exe", AtFlags::empty(), StatxFlags::DIOALIGN)
-        .or_else(|_| rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::DIOALIGN));
-    let release = read_text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let release = release.trim();
-    match found {
-        Err(error) => Err(format!("statx: {error}")),
-        Ok(status) => statx_answer(status.stx_mask & StatxFlags::DIOALIGN.bits() != 0, release),
-    }
-}
-
-/// A file system that reports no alignment says nothing about the kernel: use its version.
-fn statx_answer(answered: bool, release: &str) -> Finding {
-    if answered {
-        return Ok("statx(STATX_DIOALIGN) works".to_owned());
-    }
-    match release_number(release) {
-        Some(number) if number < (6, 1) => Err(format!("Linux {release} is older than 6.1")),
-        _ => Ok("statx works; each file system decides whether it answers".to_owned()),
-    }
-}
-
-/// Returns the first two numbers of a release such as `6.18.44-generic`.
-fn release_number(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 pub(crate) fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {
@@ -497,16 +462,5 @@ mod tests {
         assert!(!judge(Some(always), Some("always inherit madvise [never]"), None));
         assert!(!judge(Some(always), None, Some("536870912\n")));
         assert!(judge(None, None, None));
-    }
-
-    #[test]
-    fn without_a_statx_answer_the_kernel_version_decides() {
-        assert!(statx_answer(true, "5.15.0").is_ok());
-        assert!(statx_answer(false, "5.15.0-91-generic").is_err());
-        assert!(statx_answer(false, "6.0.19").is_err());
-        assert!(statx_answer(false, "6.1.0").is_ok());
-        assert!(statx_answer(false, "10.0").is_ok());
-        assert_eq!(release_number("6.18.44-fc"), Some((6, 18)));
-        assert_eq!(release_number("unknown"), None);
     }
 }

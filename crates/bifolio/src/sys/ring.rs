@@ -81,7 +81,6 @@ impl Ring {
         unsafe { self.0.submission().push(&entry) }.is_ok()
     }
 
-    /// Returns the number of queued calls that the kernel has not taken yet.
     pub(crate) fn unsubmitted(&mut self) -> usize {
         self.0.submission().len()
     }
@@ -138,8 +137,7 @@ impl fmt::Debug for Ring {
 }
 
 /// An event descriptor (`eventfd`) that one thread waits for and other threads ring, with the word
-/// that a ring reads its counter into. A ring between two waits is not lost: the next wait returns
-/// at once.
+/// that a ring reads its counter into. A ring between two waits ends the next one at once.
 #[derive(Debug)]
 pub(crate) struct Bell {
     event: OwnedFd,

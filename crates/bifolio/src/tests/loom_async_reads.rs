@@ -159,7 +159,7 @@ fn loom_async_reads_a_sleeping_server_hears_the_bell() {
 }
 
 /// A waker that was registered while the lock was held is called after the release, with the lock
-/// free. Dies with: `try_acquire_or_wake` that registers after the exchange; a `release` that does
+/// free. Dies with: `try_lock_or_wake` that registers after the exchange; a `release` that does
 /// not call the wakers.
 #[test]
 fn loom_async_reads_a_waker_waits_for_a_folio_lock() {

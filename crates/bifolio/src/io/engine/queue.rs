@@ -1,9 +1,8 @@
 //! A queue: the transfers that one thread has in flight, each with its owner.
 //!
-//! Created by [`Engine::queue`] for a thread that has transfers to make; uses a ring of the pool,
-//! the workers, or, for a single transfer, a plain call. An owner is whatever prevents other use of
-//! the frames: locks, references. It belongs to the queue from `push` until `complete` returns it;
-//! it cannot be taken back earlier, because until then the kernel may access the memory.
+//! An owner is whatever prevents other use of the frames: locks, references. It belongs to the
+//! queue from `push` until `complete` returns it, because until then the kernel may access the
+//! memory.
 //!
 //! ```text
 //!             start                      reap            complete
@@ -12,9 +11,8 @@
 //!      '-- alone: a plain call, at once --------------'
 //! ```
 //!
-//! A ring makes the first attempt at a transfer if its backing names a file for it. The rest, and
-//! every transfer without a ring, is made with plain calls: by the thread of the queue, or by
-//! helpers (`threads.rs`).
+//! A ring makes the first attempt at a transfer if its backing names a file for it. The rest is
+//! made with plain calls: by the thread of the queue, or by helpers (`threads.rs`).
 //!
 //! A queue whose thread also waits for other threads has a [`Bell`] ([`Queue::complete_or_rung`]):
 //! the ring reads it, and helpers ring it when they are done.
@@ -75,6 +73,9 @@ const HELPER_WAIT_MAX: Duration = Duration::from_millis(10);
 /// costs a batch more than it would save.
 const SLOTS_RESERVED: usize = 32;
 
+/// Cache lines of a read that are prefetched, as many as a batched read prefetches.
+const READ_LINES: usize = 8;
+
 /// Token of the call that reads a bell.
 const BELL_TOKEN: usize = usize::MAX;
 
@@ -117,17 +118,14 @@ impl<T> Queue<'_, T> {
         self.engine.depth
     }
 
-    /// Returns the number of transfers that were pushed and not returned yet.
     pub(crate) fn in_flight(&self) -> usize {
         self.waiting.len() + self.started() + self.done.len()
     }
 
-    /// Returns the number of transfers that were pushed but not started.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Returns `true` if another transfer would have to wait to be started.
     pub(crate) fn is_full(&self) -> bool {
         self.in_flight() >= self.depth()
     }
@@ -142,8 +140,7 @@ impl<T> Queue<'_, T> {
         self.waiting.push_back((transfer, owner));
     }
 
-    /// Starts the pushed transfers, so that the device works while more are pushed. Waits for no
-    /// transfer, but perhaps for a ring.
+    /// Starts the pushed transfers. Waits for no transfer, but perhaps for a ring.
     pub(crate) fn begin(&mut self) {
         self.begin_some(usize::MAX);
     }
@@ -211,8 +208,7 @@ impl<T> Queue<'_, T> {
     }
 
     /// Acts as [`Self::complete`], but returns exactly `wanted` transfers, and collects pushed
-    /// transfers until it waits. For callers that push continuously: few system calls. If few
-    /// transfers are in flight, because the device has completed everything at once, it starts what
+    /// transfers until it waits: few system calls. If few transfers are in flight, it starts what
     /// is waiting before it returns anything, so that device and caller work in parallel.
     pub(crate) fn complete_exactly(
         &mut self,
@@ -303,14 +299,13 @@ impl<T> Queue<'_, T> {
         }
     }
 
-    /// Makes a transfer with plain calls, synchronously.
     fn run(&mut self, transfer: Transfer, owner: T) {
         // Its transfer no longer counts as in flight, and is not in `done` yet.
         blocking::check_in_queue("a transfer", self.in_flight() + 1);
         // Relaxed: statistics.
         self.engine.rings.counts.plain_transfers.fetch_add(1, Ordering::Relaxed);
         // SAFETY: `push` required IO-1; the owner is here.
-        let answer = unsafe { transfer.run() };
+        let answer = unsafe { transfer.run(None) };
         self.done.push_back((owner, answer));
     }
 
@@ -357,7 +352,7 @@ impl<T> Queue<'_, T> {
         self.fallback.get_or_insert_default().submit(token, transfer);
     }
 
-    /// Calls helpers for the submitted transfers, except `own` that this thread will take.
+    /// Calls helpers for the submitted transfers but `own`, which this thread will take.
     fn call_helpers(&self, own: usize) {
         let Some(fallback) = self.fallback.as_ref().filter(|_| self.in_helpers() > 0) else {
             return;
@@ -394,12 +389,20 @@ impl<T> Queue<'_, T> {
                 continue;
             };
             if request.operation == Operation::Read {
-                touch_first(&transfer);
+                // The owner is about to copy the first cache lines.
+                let first = transfer.pieces.spans().first();
+                first.iter().for_each(|span| copy::prefetch_lines(span.start(), READ_LINES));
             }
-            let first = first_answer(answer);
+            // A call that failed for reasons of the ring is repeated with a plain call.
+            let is_canceled = |error: &io::Error| error.raw_os_error() == Some(libc::ECANCELED);
+            let first = match answer {
+                Err(error) if is_canceled(&error) => Err(io::ErrorKind::Interrupted.into()),
+                answer => answer,
+            };
+            let first = transfer.backing.completed(&request, first);
             // SAFETY: `push` required IO-1; the owner is here, and the kernel has completed the
             // call.
-            let answer = unsafe { transfer.continue_after(&request, first) };
+            let answer = unsafe { transfer.run(Some(first)) };
             self.done.push_back((owner, answer));
         }
         if self.in_helpers() > 0 {
@@ -440,16 +443,22 @@ impl<T> Queue<'_, T> {
     /// of helpers; or makes one of the latter itself.
     fn wait(&mut self, wanted: usize) {
         blocking::check_in_queue("a transfer", self.in_flight());
-        if let Some((token, transfer)) = self.take_submitted() {
-            self.submit();
-            // SAFETY: `push` required IO-1; the slot keeps the owner.
-            let answer = unsafe { transfer.run() };
-            self.end_submitted(token, answer);
+        if self.run_submitted() {
         } else if self.in_kernel > 0 {
             self.enter(wanted.min(self.in_kernel));
         } else if let Some(fallback) = &self.fallback {
             fallback.wait_for_done();
         }
+    }
+
+    /// Makes a transfer that no helper has taken. Returns `false` if there is none.
+    fn run_submitted(&mut self) -> bool {
+        let Some((token, transfer)) = self.take_submitted() else { return false };
+        self.submit();
+        // SAFETY: `push` required IO-1; the slot keeps the owner.
+        let answer = unsafe { transfer.run(None) };
+        self.end_submitted(token, answer);
+        true
     }
 
     /// Waits like [`Self::wait`] for one transfer, or until `bell` is rung.
@@ -469,12 +478,8 @@ impl<T> Queue<'_, T> {
             Helpers::Called | Helpers::None => {}
         }
         // Every worker is busy, perhaps with this thread: progress must not depend on them.
-        if fallback.helpers_for(self.in_helpers()) != Helpers::Working
-            && let Some((token, transfer)) = self.take_submitted()
-        {
-            // SAFETY: `push` required IO-1; the slot keeps the owner.
-            let answer = unsafe { transfer.run() };
-            self.end_submitted(token, answer);
+        if fallback.helpers_for(self.in_helpers()) != Helpers::Working {
+            self.run_submitted();
         }
     }
 
@@ -558,24 +563,6 @@ impl<T> Drop for Queue<'_, T> {
         }
         self.disarm();
         blocking::note_handed_out(self.done.len());
-    }
-}
-
-/// Prefetches the first cache lines of what was read, as many as a batched read prefetches: the
-/// owner is about to copy them, and several transfers are reaped before the first is returned.
-fn touch_first(transfer: &Transfer) {
-    const LINES: usize = 8;
-    if let Some(span) = transfer.pieces.spans().first() {
-        copy::prefetch_lines(span.start(), LINES);
-    }
-}
-
-/// Interprets a ring's result: a call that failed for reasons of the ring is repeated with a plain
-/// call.
-fn first_answer(answer: io::Result<usize>) -> io::Result<usize> {
-    match answer.as_ref().map_err(io::Error::raw_os_error) {
-        Err(Some(libc::ECANCELED)) => Err(io::ErrorKind::Interrupted.into()),
-        _ => answer,
     }
 }
 

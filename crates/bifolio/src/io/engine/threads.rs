@@ -255,7 +255,7 @@ impl FallbackQueue {
         let Some((token, transfer)) = taken else { return };
         // SAFETY: `Queue::push` required IO-1; the queue waits for every transfer that was taken,
         // and keeps its owner until then.
-        let answer = unsafe { transfer.run() };
+        let answer = unsafe { transfer.run(None) };
         let bell = {
             let mut state = self.state.lock();
             state.done.push((token, answer));

@@ -12,7 +12,6 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use super::ways::*;
 use crate::error::ErrorKind;
 use crate::io::*;
-use crate::sys::file::FileKind;
 use crate::sys::probe::{Feature, Features};
 
 #[test]
@@ -52,11 +51,11 @@ fn only_regular_files_are_opened_and_no_open_blocks() {
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(directory.path(), &link).unwrap();
     let cases = [
-        (directory.path(), FileKind::Directory),
-        (link.as_path(), FileKind::Directory),
-        (fifo.as_path(), FileKind::Fifo),
-        (socket.as_path(), FileKind::Socket),
-        (Path::new("/dev/null"), FileKind::CharacterDevice),
+        (directory.path(), "a directory"),
+        (link.as_path(), "a directory"),
+        (fifo.as_path(), "a named pipe"),
+        (socket.as_path(), "a socket"),
+        (Path::new("/dev/null"), "a character device"),
     ];
     for (path, expected) in cases {
         for opened in [read_only(path), read_write(path)] {
