@@ -24,13 +24,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// the [`std::io::Error`] of the system if there is one.
 ///
 /// ```
-/// # fn main() -> bifolio::Result<()> {
 /// use bifolio::{Cache, ErrorKind};
 /// let error = Cache::builder().memory(1).build().unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Config);
 /// assert!(error.to_string().contains("memory"));
-/// # Ok(())
-/// # }
+/// # Ok::<(), bifolio::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
@@ -95,14 +93,12 @@ impl Error {
     /// them that failed. `None` if it is about no range.
     ///
     /// ```
-    /// # fn main() -> bifolio::Result<()> {
     /// use bifolio::{Cache, ErrorKind};
     /// let cache = Cache::builder().memory(1 << 20).build()?;
     /// let file = cache.memory_file("scratch")?;
     /// let error = file.pin(4096..4100).unwrap_err();
     /// assert_eq!((error.kind(), error.range()), (ErrorKind::PastEnd, Some(4096..4100)));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn range(&self) -> Option<Range<u64>> {
         match self.0.file {
@@ -240,14 +236,12 @@ impl Error {
     /// a page that a full disk refused, also when a later sync or close reports it.
     ///
     /// ```
-    /// # fn main() -> bifolio::Result<()> {
     /// use bifolio::{Cache, OpenOptions};
     /// let cache = Cache::builder().memory(1 << 20).build()?;
     /// let error = cache.open("/no/such/file", &OpenOptions::new()).unwrap_err();
     /// assert_eq!(error.raw_os_error(), Some(2));
     /// assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn raw_os_error(&self) -> Option<i32> {
         self.io_causes().find_map(io::Error::raw_os_error)

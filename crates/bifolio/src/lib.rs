@@ -11,9 +11,7 @@
 //! node make a node one read.
 //!
 //! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let directory = tempfile::tempdir()?;
-//! # let path = directory.path().join("tree");
+//! # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 //! # std::fs::write(&path, vec![7; 100_000])?;
 //! # use bifolio::{Cache, OpenOptions};
 //! let cache = Cache::builder().memory(64 << 20).build()?; // a hard bound, bytes
@@ -22,8 +20,7 @@
 //! let next = key.map_or(0, |key| key.wrapping_add(1));
 //! tree.pin_mut(4096..8192)?.copy_from(16, &next.to_le_bytes());
 //! tree.sync_data()?;
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # I have a log
@@ -32,7 +29,6 @@
 //! [`GatedFile`], no page of a tree reaches the storage before its record in the log does.
 //!
 //! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("log");
 //! # use bifolio::{Cache, OpenOptions};
@@ -42,8 +38,7 @@
 //! log.sync_data()?;
 //! cache.sync_directory(directory.path())?; // the name of a new file
 //! # assert_eq!(position, 0);
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # I have an index of immutable files
@@ -51,9 +46,7 @@
 //! Pinned pages are slices; the misses of a batch are read together.
 //!
 //! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let directory = tempfile::tempdir()?;
-//! # let path = directory.path().join("segment");
+//! # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 //! # std::fs::write(&path, vec![7; 100_000])?;
 //! # use bifolio::{Cache, OpenOptions};
 //! # let cache = Cache::builder().memory(4 << 20).build()?;
@@ -61,8 +54,7 @@
 //! for page in segment.pin_many(&[0..4096, 40_960..45_056, 81_920..86_016]) {
 //!     assert_eq!(page?.iter().max(), Some(&7));
 //! }
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # I need scratch space
@@ -70,23 +62,19 @@
 //! Memory files are as large as the swap on disk allows, within the same bound.
 //!
 //! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # use bifolio::Cache;
 //! let cache = Cache::builder().memory(1 << 20).swap_directory(directory.path()).build()?;
 //! let runs = cache.memory_file("sorted runs")?;
 //! let position = runs.append(&vec![7; 4 << 20])?; // four times the bound
 //! # assert_eq!(position, 0);
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # I have a server that must not block
 //!
 //! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let directory = tempfile::tempdir()?;
-//! # let path = directory.path().join("data");
+//! # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 //! # std::fs::write(&path, vec![7; 100_000])?;
 //! # use bifolio::{Cache, ErrorKind, OpenOptions};
 //! # let cache = Cache::builder().memory(4 << 20).build()?;
@@ -99,8 +87,7 @@
 //! # assert_eq!(buffer, [7; 4096]);
 //! # bifolio::Result::Ok(())
 //! # })?;
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Storage that is no file of the system implements [`backing::Backing`]; files that code wants as

@@ -30,14 +30,12 @@ use std::sync::{Arc, Weak};
 /// its memory.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use bifolio::Cache;
 /// let cache = Cache::builder().memory(64 << 20).build()?;
 /// assert!(cache.stats().used_bytes <= 64 << 20);
 /// cache.set_memory(32 << 20)?;
 /// cache.close()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct Cache {
@@ -165,7 +163,6 @@ impl Cache {
     /// The file system's, with the path.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = tempfile::tempdir()?;
     /// use bifolio::{Cache, OpenOptions};
     /// let cache = Cache::builder().memory(1 << 20).build()?;
@@ -174,8 +171,7 @@ impl Cache {
     /// file.write_at(b"bytes", 0)?;
     /// file.sync_data()?;
     /// cache.sync_directory(directory.path())?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sync_directory(&self, path: impl AsRef<Path>) -> Result<()> {
         self.inner.registry.check()?;
@@ -194,15 +190,13 @@ impl Cache {
     /// open in the cache.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use bifolio::{Cache, OpenOptions};
     /// let unnamed = tempfile::tempfile()?;
     /// let cache = Cache::builder().memory(16 << 20).build()?;
     /// let file = cache.open_fd(unnamed.into(), &OpenOptions::new().write(true))?;
     /// file.write_at(b"no name", 0)?;
     /// file.close()?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_fd(&self, descriptor: OwnedFd, options: &OpenOptions) -> Result<File> {
         self.inner.registry.open_fd(descriptor, options, &self.inner.features)
@@ -234,15 +228,13 @@ impl Cache {
     /// The cache is closed; the system refuses address space.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// let runs = cache.memory_file("sort runs")?;
     /// runs.write_all_at(b"sorted", 1 << 30)?;
     /// assert_eq!(runs.seek_data(0)?, Some(1 << 30));
     /// runs.punch_hole(0..runs.len())?;
     /// assert_eq!(runs.seek_data(0)?, None);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn memory_file(&self, name: &str) -> Result<File> {
         self.memory_file_with(name, &OpenOptions::new().read(true).write(true))
@@ -284,14 +276,12 @@ impl Cache {
     /// Returns a reference that does not keep the cache open: for a thread that observes it.
     ///
     /// ```
-    /// # fn main() -> bifolio::Result<()> {
     /// let cache = bifolio::Cache::builder().memory(16 << 20).build()?;
     /// let observed = cache.downgrade();
     /// assert_eq!(observed.upgrade().map(|cache| cache.stats().misses), Some(0));
     /// drop(cache);
     /// assert!(observed.upgrade().is_none());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn downgrade(&self) -> WeakCache {
         WeakCache { inner: Arc::downgrade(&self.inner) }

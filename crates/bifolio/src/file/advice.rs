@@ -34,9 +34,7 @@ impl File {
     /// only; does no I/O and never waits.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// use bifolio::{Access, OpenOptions};
@@ -44,8 +42,7 @@ impl File {
     /// tree.set_access(Access::Random);
     /// let compaction = cache.open(&path, &OpenOptions::new())?;
     /// compaction.set_access(Access::NoReuse);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_access(&self, access: Access) {
         self.handle.readahead.set_access(access);
@@ -120,9 +117,7 @@ impl File {
     /// A closed cache; a handle that is not opened for reading; a range beyond 2^63.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// use bifolio::OpenOptions;
@@ -130,8 +125,7 @@ impl File {
     /// file.populate(40_000..60_000)?;
     /// let evicted = file.evict(40_960..u64::MAX >> 1)?;
     /// assert_eq!(evicted.folios, 5);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn evict(&self, range: Range<u64>) -> Result<Evicted> {
         self.check_advised(&range)?;
@@ -140,7 +134,7 @@ impl File {
 
     fn check_advised(&self, range: &Range<u64>) -> Result<()> {
         self.handle.check_readable()?;
-        self.handle.check_range(range)
+        self.handle.check_range(range).map(drop)
     }
 }
 
@@ -197,9 +191,7 @@ impl File {
     /// The cache is closed; a range beyond 2^63.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// use bifolio::OpenOptions;
@@ -207,8 +199,7 @@ impl File {
     /// file.write_all_at(&[1; 8192], 0)?;
     /// let residency = file.residency(0..file.len())?;
     /// assert_eq!((residency.pages, residency.resident, residency.dirty), (25, 2, 2));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn residency(&self, range: Range<u64>) -> Result<Residency> {
         self.handle.check_usable()?;

@@ -66,7 +66,8 @@ impl File {
     /// bound, after which the file is unchanged. A handle that is not open for writing; a length
     /// beyond the maximum of the file.
     pub fn allocate(&self, range: Range<u64>) -> Result<()> {
-        let end = self.check_range(&range)?;
+        self.handle.check_writable()?;
+        let end = self.handle.check_range(&range)?;
         self.handle.check_len(end)?;
         if range.is_empty() {
             return Ok(());
@@ -88,7 +89,8 @@ impl File {
     /// # Errors
     /// Fails like [`File::allocate`].
     pub fn allocate_keep_len(&self, range: Range<u64>) -> Result<()> {
-        self.check_range(&range)?;
+        self.handle.check_writable()?;
+        self.handle.check_range(&range)?;
         if range.is_empty() {
             return Ok(());
         }
@@ -97,12 +99,6 @@ impl File {
             return self.allocate_folios(&(range.start..range.end.min(self.len())));
         }
         resizing.fallocate(FallocateMode::AllocateKeepLen, range)
-    }
-
-    /// Fails unless the file is open for writing and the range is valid. Returns its end.
-    fn check_range(&self, range: &Range<u64>) -> Result<u64> {
-        self.handle.check_writable()?;
-        self.handle.range_end(range.start, range.end.saturating_sub(range.start))
     }
 
     /// Allocates the holes of a range of a memory file; none if that fails.
@@ -196,7 +192,8 @@ impl File {
     }
 
     fn clear(&self, range: Range<u64>, mode: FallocateMode) -> Result<()> {
-        self.check_range(&range)?;
+        self.handle.check_writable()?;
+        self.handle.check_range(&range)?;
         let inode = &self.handle.inode;
         if self.is_memory_file() {
             // Bytes past the end of file are zeros for as long as the file does not grow.

@@ -43,7 +43,6 @@ use std::sync::Arc;
 /// [`dirty_max`]: crate::CacheBuilder::dirty_max
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let directory = tempfile::tempdir()?;
 /// use bifolio::{Cache, File, OpenOptions, WriteGate};
 /// use std::sync::Arc;
@@ -80,8 +79,7 @@ use std::sync::Arc;
 /// assert_eq!(log.durable_lsn(), 0);
 /// tree.sync_data()?; // makes the log durable first
 /// assert_eq!(log.durable_lsn(), 15);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct GatedFile {
@@ -100,15 +98,13 @@ impl GatedFile {
     pub fn new(file: File, gate: Arc<dyn WriteGate>) -> Result<Self> {
         file.handle.check_writable()?;
         let inode = &file.handle.inode;
-        let reason = match () {
-            () if inode.is_memory_file() => "a memory file is never durable",
-            () if inode.page_space.is_in_place() => {
-                "its pages can be mapped, and changed without an LSN"
-            }
-            () => {
-                inode.set_gate(gate);
-                return Ok(Self { file });
-            }
+        let reason = if inode.is_memory_file() {
+            "a memory file is never durable"
+        } else if inode.page_space.is_in_place() {
+            "its pages can be mapped, and changed without an LSN"
+        } else {
+            inode.set_gate(gate);
+            return Ok(Self { file });
         };
         let text = format!("cannot have a write gate: {reason}");
         Err(Error::new(ErrorKind::GateMisuse, text).in_file(inode.name()))

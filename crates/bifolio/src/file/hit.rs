@@ -104,9 +104,8 @@ impl HitPath {
     }
 
     /// Copies `buffer.len()` bytes at `position` if they lie in one resident page that no thread
-    /// changes during the copy. Fails for a page that is not marked as
-    /// used yet, which the cold path marks, and for the first read of a thread, which registers its
-    /// counters.
+    /// changes during the copy. Fails for a page that is not marked as used yet, which the cold
+    /// path marks, and for the first read of a thread, which registers its counters.
     #[inline(always)]
     pub(super) fn read(&self, buffer: &mut [u8], position: u64) -> Hit {
         if buffer.len() as u64 >= LONG_BYTES {

@@ -29,9 +29,7 @@ const REQUESTS_TOUCHED_AHEAD: usize = 4;
 /// One request of [`File::read_many`]: a position, a buffer and the result.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let directory = tempfile::tempdir()?;
-/// # let path = directory.path().join("file");
+/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 /// # std::fs::write(&path, vec![7; 100_000])?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
 /// use bifolio::{OpenOptions, ReadRequest};
@@ -42,8 +40,7 @@ const REQUESTS_TOUCHED_AHEAD: usize = 4;
 /// for request in requests {
 ///     assert_eq!(request.result?, request.buffer.len());
 /// }
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct ReadRequest<'b> {
@@ -206,9 +203,7 @@ impl File {
     /// [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max), and hold no pins meanwhile.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
@@ -217,8 +212,7 @@ impl File {
     /// pages[1].as_ref().unwrap().copy_to(0, &mut found).unwrap();
     /// assert_eq!(found, [7; 100]);
     /// assert!(pages[2].is_err(), "it ends past the end of file");
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_>>> {
         if let Some(pins) = self.pin_all(ranges, true) {

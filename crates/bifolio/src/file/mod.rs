@@ -70,7 +70,6 @@ use std::sync::{Arc, OnceLock};
 /// never a mixture. The cache assumes that no other program changes the file while it is open here.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let directory = tempfile::tempdir()?;
 /// # let path = directory.path().join("data.db");
 /// use bifolio::{Cache, OpenOptions};
@@ -82,8 +81,7 @@ use std::sync::{Arc, OnceLock};
 /// file.read_exact_at(&mut word, 4)?;
 /// assert_eq!(&word, b"leaves");
 /// file.sync_data()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct File {
@@ -164,7 +162,6 @@ impl File {
     /// storage. Blocks for the device. ([`File::write_out`] does not wait.)
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("file");
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
@@ -173,8 +170,7 @@ impl File {
     /// file.write_all_at(b"seen by all programs", 0)?;
     /// file.write_back(0..file.len())?;
     /// assert_eq!(std::fs::read(&path)?, b"seen by all programs");
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -220,7 +216,6 @@ impl File {
     /// it can be called under an engine's lock, and the sync later without it.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = tempfile::tempdir()?;
     /// # use bifolio::{Cache, OpenOptions};
     /// # let cache = Cache::builder().memory(16 << 20).build()?;
@@ -231,8 +226,7 @@ impl File {
     /// tree.write_all_at(b"after", 8192)?;
     /// checkpoint.sync()?;
     /// assert_eq!(tree.residency(0..12288)?.dirty, 1);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -280,7 +274,6 @@ impl File {
     /// keep the handle after a failure, call `sync_data` first.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("log");
     /// # use bifolio::{Cache, OpenOptions};
@@ -289,8 +282,7 @@ impl File {
     /// log.write_at(b"entry", 0)?;
     /// log.close()?;
     /// assert_eq!(std::fs::read(&path)?, b"entry");
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(self) -> Result<()> {
         if self.handle.registry.cache_state.is_forked() {
@@ -396,9 +388,8 @@ impl Handle {
         })
     }
 
-    /// Fails for a range beyond 2^63.
-    fn check_range(&self, range: &Range<u64>) -> Result<()> {
-        self.range_end(range.start, range.end.saturating_sub(range.start)).map(drop)
+    fn check_range(&self, range: &Range<u64>) -> Result<u64> {
+        self.range_end(range.start, range.end.saturating_sub(range.start))
     }
 
     /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without

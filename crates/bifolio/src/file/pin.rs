@@ -43,9 +43,7 @@ use std::sync::Arc;
 /// [`OwnedPageRef`] and [`PageRefMut`].
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let directory = tempfile::tempdir()?;
-/// # let path = directory.path().join("file");
+/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 /// # std::fs::write(&path, b"0123456789")?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
 /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
@@ -55,8 +53,7 @@ use std::sync::Arc;
 /// assert_eq!(&bytes, b"2345");
 /// let owned = page.into_owned();
 /// std::thread::spawn(move || assert_eq!(owned.len(), 4)).join().unwrap();
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct PageRef<'a, F = File> {
@@ -518,9 +515,7 @@ impl File {
 /// Dereferences to the [`File`], for all calls that read. Cheap to clone; clones share one handle.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let directory = tempfile::tempdir()?;
-/// # let path = directory.path().join("file");
+/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 /// # std::fs::write(&path, vec![7; 100_000])?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
 /// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
@@ -529,8 +524,7 @@ impl File {
 /// let pages = index.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
 /// assert_eq!(pages[1].as_ref().unwrap()[..], [7; 100]);
 /// assert!(pages[2].is_err(), "it ends past the end of file");
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ImmutableFile {

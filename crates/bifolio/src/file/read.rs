@@ -64,17 +64,14 @@ impl File {
     /// handle that is not open for reading; a range beyond 2^63.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, b"0123456789")?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
     /// let mut buffer = [0; 8];
     /// assert_eq!(file.read_at(&mut buffer, 6)?, 4);
     /// assert_eq!(&buffer[..4], b"6789");
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
@@ -320,9 +317,7 @@ impl File {
     /// errors of the storage.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, b"0123456789")?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// use bifolio::{ErrorKind, OpenOptions};
@@ -333,8 +328,7 @@ impl File {
     /// file.read_at(&mut buffer, 0)?;
     /// assert_eq!(file.try_read_at(&mut buffer, 6)?, 4);
     /// assert_eq!(&buffer, b"6789");
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         match self.hit_path.read(buffer, position) {

@@ -37,7 +37,6 @@ const ATTEMPTS_MAX: u32 = 4;
 /// memory.
 ///
 /// ```
-/// # fn main() -> bifolio::Result<()> {
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
 /// # let file = cache.memory_file("nodes")?;
 /// file.write_all_at(&[7, 0, 0, 0, b'k', b'e', b'y'], 0)?;
@@ -46,8 +45,7 @@ const ATTEMPTS_MAX: u32 = 4;
 ///     assert_eq!((page.array(4), page.array::<4>(4)), (Some(*b"key"), None));
 ///     assert_eq!(page.compare(4..7, b"kex"), Some(std::cmp::Ordering::Greater));
 /// })?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), bifolio::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct PageView<'a> {
@@ -157,7 +155,6 @@ impl File {
     /// The errors of [`File::pin`].
     ///
     /// ```
-    /// # fn main() -> bifolio::Result<()> {
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// # let file = cache.memory_file("nodes")?;
     /// // A node of sorted keys, 8 bytes each, behind their number.
@@ -178,8 +175,7 @@ impl File {
     ///     })
     /// };
     /// assert_eq!((rank(20)?, rank(31)?), (Some(1), Some(3)));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bifolio::Error>(())
     /// ```
     #[inline]
     pub fn read_with<T>(&self, range: Range<u64>, read: impl Fn(&PageView<'_>) -> T) -> Result<T> {

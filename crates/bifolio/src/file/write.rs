@@ -172,13 +172,11 @@ impl File {
     /// to truncate it: then part of `buffer` stays in the file.
     ///
     /// ```
-    /// # fn main() -> bifolio::Result<()> {
     /// let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// let log = cache.memory_file("log")?;
     /// assert_eq!(log.append(b"first")?, 0);
     /// assert_eq!(log.append(b"second")?, 5);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn append(&self, buffer: &[u8]) -> Result<u64> {
         self.append_with(buffer, None)
@@ -361,7 +359,6 @@ impl File {
     /// system refuses ([`ErrorKind::Memory`](crate::ErrorKind::Memory)). Nothing has changed then.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("log");
     /// use bifolio::{Cache, ErrorKind, OpenOptions};
@@ -374,8 +371,7 @@ impl File {
     ///
     /// log.raise_len_max(1 << 30)?;
     /// assert_eq!(log.append(b"record")?, 1 << 20);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn raise_len_max(&self, bytes: u64) -> Result<()> {
         let handle = &self.handle;

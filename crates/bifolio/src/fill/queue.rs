@@ -7,7 +7,7 @@
 //! user takes it and publishes it. While runs are in the queue, its thread waits for nothing else:
 //! for no folio lock and for no frame (IO-5). So queues never wait for each other.
 //!
-//! A batch reads runs at several positions, or of several files, for one call. With runs in the
+//! A batch reads runs at several positions of a file for one call. With runs in the
 //! queue it skips folios that another thread is filling, and when frames run short, it completes
 //! its own transfers first (IO-5). So a batch of any length works in a cache of any size.
 

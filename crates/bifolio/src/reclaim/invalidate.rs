@@ -500,9 +500,7 @@ impl AddAssign for Kept {
 /// The result of [`File::evict`](crate::File::evict), in folios.
 ///
 /// ```
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let directory = tempfile::tempdir()?;
-/// # let path = directory.path().join("file");
+/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
 /// # std::fs::write(&path, vec![7; 40_960])?;
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
 /// use bifolio::OpenOptions;
@@ -511,8 +509,7 @@ impl AddAssign for Kept {
 /// let pin = file.pin(4096..8192)?;
 /// let evicted = file.evict(0..40_960)?;
 /// assert_eq!((evicted.folios, evicted.kept.referenced), (9, 1));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -64,37 +64,16 @@ impl File {
     /// [`ErrorKind::Thread`](crate::ErrorKind::Thread) if the server cannot be started.
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use std::{future::Future, pin::pin, sync::Arc, thread};
-    /// # use std::task::{Context, Poll, Wake, Waker};
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("file");
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
     /// # std::fs::write(&path, vec![7; 100_000])?;
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// # bifolio_testing::block_on(async {
     /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
-    ///
-    /// /// Polls a future on this thread, which sleeps in between.
-    /// fn block_on<F: Future>(future: F) -> F::Output {
-    ///     struct Unpark(thread::Thread);
-    ///     impl Wake for Unpark {
-    ///         fn wake(self: Arc<Self>) {
-    ///             self.0.unpark();
-    ///         }
-    ///     }
-    ///     let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    ///     let mut future = pin!(future);
-    ///     loop {
-    ///         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-    ///             Poll::Ready(output) => return output,
-    ///             Poll::Pending => thread::park(),
-    ///         }
-    ///     }
-    /// }
-    ///
-    /// let bytes = block_on(file.read_async(99_000, vec![0; 4096]))?;
+    /// let bytes = file.read_async(99_000, vec![0; 4096]).await?;
     /// assert_eq!(bytes, vec![7; 1000]);
-    /// # Ok(())
-    /// # }
+    /// # bifolio::Result::Ok(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_async(&self, position: u64, buffer: Vec<u8>) -> ReadFuture {
         ReadFuture(Step::New(PendingRead::new(self.clone(), position, buffer)))
@@ -172,12 +151,7 @@ impl Drop for ReadFuture {
 
 impl fmt::Debug for ReadFuture {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &self.0 {
-            Step::New(_) => "new",
-            Step::Submitted(_) => "submitted",
-            Step::Over => "over",
-        };
-        formatter.debug_struct("ReadFuture").field("state", &state).finish_non_exhaustive()
+        formatter.debug_struct("ReadFuture").finish_non_exhaustive()
     }
 }
 

@@ -272,8 +272,8 @@ struct Entrant {
 }
 
 enum Look {
-    Complete,
-    Failed(Error),
+    /// The read is complete, or fails.
+    Ended(Option<Error>),
     /// Transfers are in flight, or a waker is registered.
     Waits,
     Starved,
@@ -404,7 +404,9 @@ impl<'s> Server<'s> {
                 Ok(()) => {}
             }
             if !is_last {
-            } else if read.handover.with(|pending| pending.is_finished()) == Some(true) {
+                continue;
+            }
+            if read.handover.with(|pending| pending.is_finished()) == Some(true) {
                 self.end(number);
                 read.complete(|_| ());
             } else {
@@ -448,13 +450,9 @@ impl<'s> Server<'s> {
                 }
                 self.end(number);
             }
-            Look::Complete => {
+            Look::Ended(error) => {
                 self.end(number);
-                read.complete(|_| ());
-            }
-            Look::Failed(error) => {
-                self.end(number);
-                read.complete(|pending| pending.fail(error));
+                read.complete(|pending| error.into_iter().for_each(|error| pending.fail(error)));
             }
         }
         true
@@ -468,7 +466,7 @@ impl<'s> Server<'s> {
             });
             let Some((obstacle, missing)) = looked else { return Look::Abandoned };
             match obstacle {
-                Obstacle::None => return Look::Complete,
+                Obstacle::None => return Look::Ended(None),
                 Obstacle::Absent(seen) => {
                     let end = missing.end.min(missing.start + READ_BYTES_MAX).min(file.len());
                     let mut pages = pages_of(&(missing.start..end.max(missing.start + 1)));
@@ -480,7 +478,7 @@ impl<'s> Server<'s> {
                         Ok(Some(look)) => return look,
                         // Another thread has claimed the page meanwhile.
                         Ok(None) => {}
-                        Err(error) => return Look::Failed(error),
+                        Err(error) => return Look::Ended(Some(error)),
                     }
                 }
                 Obstacle::Busy => {
@@ -559,7 +557,7 @@ impl<'s> Server<'s> {
                 if is_free { None } else { Some(Look::Waits) }
             }
             Some(Lookup::Absent(_)) => None,
-            Some(Lookup::Refused) => Some(Look::Failed(file.handle.inode.too_many_pins(index))),
+            Some(Lookup::Refused) => Some(Look::Ended(Some(inode.too_many_pins(index)))),
             // Another thread is about to evict or move the folio.
             None => Some(Look::Starved),
         }
