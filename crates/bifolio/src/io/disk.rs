@@ -87,7 +87,6 @@ pub struct DiskFile {
     /// The errno of the sync that failed (IO-4). Locked during a sync: the kernel reports a lost
     /// write once per descriptor.
     pub(super) sync_failed: Mutex<Option<Option<i32>>>,
-    /// Set once the file was locked exclusively.
     pub(super) lock: Mutex<Option<ExclusiveLock>>,
 }
 
@@ -337,7 +336,6 @@ fn earlier_failure(errno: Option<i32>) -> io::Error {
 
 #[cfg(test)]
 impl DiskFile {
-    /// Pretends that the file system requires another alignment.
     pub(super) fn assume_alignment(&mut self, alignment: Alignment) {
         self.direct.as_mut().expect("a direct file").alignment = alignment;
     }

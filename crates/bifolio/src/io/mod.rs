@@ -30,7 +30,7 @@ mod transfer;
 pub use backing::{Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity};
 pub(crate) use backing::{DeviceIdentity, Guarded};
 pub use disk::DiskFile;
-pub(crate) use engine::{Engine, Lane, Queue, lane_of};
+pub(crate) use engine::{Engine, Lane, Queue, Urgency, lane_of};
 pub use open_disk::{DirectIo, DiskOptions};
 pub(crate) use open_disk::{Located, replaced};
 pub use request::{Alignment, IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission};

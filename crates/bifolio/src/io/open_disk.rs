@@ -398,7 +398,6 @@ fn open_buffered(
     }
 }
 
-/// Checks an open file, whose status names `other_kind`.
 fn check_descriptor(
     path: &Path,
     descriptor: BorrowedFd<'_>,

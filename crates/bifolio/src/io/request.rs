@@ -201,7 +201,6 @@ impl<'a> IoBufMut<'a> {
         unsafe { copy::copy_in(target, bytes) }
     }
 
-    /// Returns the parts that make up `bytes` of consecutive buffers.
     pub(super) fn part<'w>(
         buffers: &'w mut [IoBufMut<'_>],
         bytes: Range<usize>,
@@ -300,7 +299,6 @@ impl<'a> IoBuf<'a> {
         unsafe { copy::copy_out(source, bytes) }
     }
 
-    /// Returns the parts that make up `bytes` of consecutive buffers.
     pub(super) fn part(buffers: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
         let mut start = 0;
         let part = buffers.iter().filter_map(|buffer| {

@@ -103,7 +103,6 @@ pub(super) fn write_full(
     Ok(done)
 }
 
-/// Makes one attempt at the buffers without their first `skipped` bytes.
 fn read_once(
     backing: &dyn DirectBacking,
     targets: &mut [IoBufMut<'_>],
@@ -125,7 +124,6 @@ fn read_once(
     }
 }
 
-/// Makes one attempt at the buffers without their first `skipped` bytes.
 fn write_once(
     backing: &dyn DirectBacking,
     sources: &[IoBuf<'_>],
@@ -148,7 +146,6 @@ pub(crate) fn sync_data(backing: &dyn DirectBacking) -> Result<(), Error> {
     call(backing, "sync of data", None, || backing.sync_data())
 }
 
-/// Makes everything written before and the metadata of the file durable.
 pub(crate) fn sync_all(backing: &dyn DirectBacking) -> Result<(), Error> {
     blocking::check("a sync");
     call(backing, "sync", None, || backing.sync_all())
@@ -346,7 +343,6 @@ impl Pieces {
     }
 }
 
-/// Divisor of the bound for pages in read.
 const BOUND_DIVISOR: u64 = 2;
 /// A device gets no further page that would leave less than 1/SHARE_DIVISOR of the pages that other
 /// devices do not use.
@@ -383,7 +379,6 @@ pub(crate) struct Loads {
     reading: Arc<AtomicU64>,
     staging: Arc<AtomicU64>,
     faults: Arc<AtomicU64>,
-    /// Limit of pages in read, which follows the bound.
     reading_pages_max: AtomicU64,
     waiting: AtomicU64,
     gate: Mutex<()>,

@@ -60,10 +60,8 @@ thread_local! {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ArenaUse {
     pub(crate) bound_bytes: u64,
-    /// Bytes charged for frames, descriptors and tables.
     pub(crate) used_bytes: u64,
     pub(crate) frame_bytes: u64,
-    /// Free pages in resident chunks, for folios of any order.
     pub(crate) free_pages: u64,
 }
 
@@ -75,19 +73,15 @@ pub(crate) struct Arena {
     pub(super) features: Features,
     pub(crate) may_use_huge_pages: bool,
     pub(super) state: Mutex<ArenaState>,
-    /// Signalled when `ArenaState::is_allocating_chunk` ends.
     pub(super) grown: Condvar,
     /// Mirror of `ArenaState::wants_chunk`: another chunk should be made resident ahead of need.
     wants_chunk: AtomicBool,
-    /// Mirror of the budget's bound.
     bound_bytes: AtomicU64,
     /// Mirror of `free_pages` plus the pages that the budget still allows, for the watermarks.
     obtainable_pages: AtomicU64,
-    /// Mirror of the pages that the budget still allows.
     left_pages: AtomicU64,
     /// Mirror of the number of pages that folios can have, allocated or not.
     folio_pages_max: AtomicU64,
-    /// Mirror of the number of region pages in use.
     region_page_count: AtomicU64,
     /// Pages to be evicted until the last run of fills is forgotten: a hint.
     run_pages_left: AtomicU64,
@@ -231,9 +225,6 @@ impl Arena {
     }
 
     /// Takes a free frame from this CPU's stock, or allocates frames like [`Self::allocate`].
-    ///
-    /// # Errors
-    /// As [`Self::allocate`].
     pub(crate) fn take(
         &self,
         order: u8,

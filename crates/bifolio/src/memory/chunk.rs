@@ -55,7 +55,6 @@ impl ChunkSize {
         PAGE_BYTES << self.0
     }
 
-    /// Returns the bytes of a chunk and its descriptors.
     pub(super) fn cost_bytes(self) -> u64 {
         FRAME_BYTES << self.0
     }
@@ -72,12 +71,13 @@ impl ChunkSize {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Not resident.
     Vacant,
     /// Charged; a thread makes it resident without holding the arena's lock.
     Allocating,
     /// Resident but for the lent slots, and cut into slots of `order`.
-    Slots { order: u8 },
+    Slots {
+        order: u8,
+    },
 }
 
 /// The state of one chunk; see the [module documentation](self).
@@ -91,7 +91,6 @@ pub(super) struct Chunk {
     pub(super) listed: Listed,
     size: ChunkSize,
     free_slots: u32,
-    /// Free slots in sparse extents.
     sparse_slots: u32,
     lent_slots: u32,
     /// Bit i: slot i is free.
@@ -195,7 +194,6 @@ impl Chunk {
         self.set_free(slot..slot + 1, true);
     }
 
-    /// Makes free slots lent, or lent slots free.
     pub(super) fn set_lent(&mut self, slots: Range<u32>, lent: bool) {
         self.free.set(slots.clone(), !lent);
         self.lent.set(slots, lent);
@@ -204,7 +202,6 @@ impl Chunk {
         self.sparse_slots = self.count_sparse_slots();
     }
 
-    /// Returns the first page of each folio in the chunk.
     pub(super) fn folios(&self) -> impl Iterator<Item = u32> + '_ {
         let is_used = |slot: &u32| !self.free.has(*slot) && !self.lent.has(*slot);
         (0..self.slots()).filter(is_used).map(|slot| slot << self.order())
@@ -272,7 +269,6 @@ impl Chunk {
     }
 }
 
-/// Chunks with free slots of one order.
 #[derive(Debug, Default)]
 pub(super) struct Available {
     /// Chunks with sparse extents. The chunk listed longest is first: it probably has the most.
@@ -326,9 +322,7 @@ pub(super) struct ArenaState {
     pub(super) chunk_size: ChunkSize,
     /// Chunks that have been in use at some time, from the first one on.
     pub(super) chunks: Vec<Chunk>,
-    /// Upper bound on the number of chunks.
     pub(super) chunks_max: usize,
-    /// Chunks with free slots, by order.
     pub(super) available: [Available; ORDER_MAX as usize + 1],
     pub(super) free_pages: u64,
     pub(super) frame_pages: u64,
@@ -451,7 +445,6 @@ impl ArenaState {
         Some(number)
     }
 
-    /// Reverts [`Self::begin_growth`].
     pub(super) fn cancel_growth(&mut self, number: usize) {
         self.chunks[number].role = Role::Vacant;
         self.vacant_chunks += 1;
@@ -460,7 +453,6 @@ impl ArenaState {
     }
 }
 
-/// The choice of a slot.
 impl ArenaState {
     /// Chooses the slot for a fill; see the [module documentation](self).
     pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {

@@ -120,9 +120,7 @@ impl ListSizes {
 #[derive(Debug)]
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
-    /// Mirror of the lists' count.
     pub(super) listed_pages: AtomicU64,
-    /// Pages of folios that are added to no list.
     unlisted_pages: AtomicU64,
     cpus: Box<[Mutex<CpuBatch>]>,
     /// Number of drains of all batches that have begun (G4).
@@ -187,7 +185,6 @@ impl Lru {
         Some(Unlisted { lru: self, pages })
     }
 
-    /// Runs `work` under the lock of the lists.
     fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
         let mut lists = self.lists.lock();
         let answer = work(&mut lists);

@@ -121,10 +121,8 @@ impl Arena {
     }
 }
 
-/// The reason to empty a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To return it to the kernel.
     Vacate,
     /// To use it for folios of this order.
     Order(u8),
@@ -135,7 +133,6 @@ pub(crate) enum Purpose {
 #[must_use]
 pub(crate) struct Evacuation {
     pub(crate) chunk: usize,
-    /// The folios in the chunk when the evacuation began.
     pub(crate) folios: Vec<FolioId>,
 }
 
@@ -210,7 +207,6 @@ impl Arena {
     }
 }
 
-/// Lent slots.
 impl Arena {
     /// Lends free slots of `pages_max` pages, but at least one slot, to the budget. Returns the
     /// number of their pages, fewer if no slot is free or the kernel refuses.

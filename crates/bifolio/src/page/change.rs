@@ -147,7 +147,6 @@ impl Mapping {
         }
     }
 
-    /// Reopens the folio to optimistic readers if it is uptodate.
     pub(crate) fn restore_ready(&self, locked: &LockedFolio<'_>) {
         if locked.flags.get(Flag::Uptodate) {
             self.set_ready(locked);

@@ -92,7 +92,6 @@ pub(crate) struct Mapping {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Hot {
-    /// Length of the file in bytes, as seen by readers.
     pub(super) len_bytes: AtomicU64,
     /// Published distance of [`Prediction`]; 0 if there is none.
     pub(super) predicted_distance: HintWord,
@@ -154,7 +153,6 @@ impl Mapping {
         self.hot.len_bytes()
     }
 
-    /// Sets the length. Callers serialize.
     pub(crate) fn set_len_bytes(&self, len_bytes: u64) {
         // Release: pairs with the Acquire in `len_bytes`.
         self.hot.len_bytes.store(len_bytes, Ordering::Release);
@@ -338,7 +336,6 @@ impl Mapping {
 
 #[derive(Debug)]
 pub(crate) enum Lookup<'a> {
-    /// A folio, kept in memory by this reference.
     Folio(FolioRef<'a>),
     /// No folio: the Entry of the unit's first page, a hole or a value.
     Absent(Entry),

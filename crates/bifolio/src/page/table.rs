@@ -367,7 +367,6 @@ impl Table {
     }
 }
 
-/// Set while no thread may begin to fill.
 const CLOSED: u64 = 1 << 63;
 /// Charged pages examined per call; fillers wait meanwhile.
 const LOOKED_AT_MAX: u64 = 64;
@@ -469,7 +468,6 @@ const LEVELS_MAX: usize = 11;
 #[derive(Debug)]
 pub(crate) struct Bitmap {
     words: ReservedArray<AtomicU64>,
-    /// First word of each level.
     first: [AtomicU64; LEVELS_MAX],
     /// Words of each level, from level 0 on. The last level is one word.
     levels: Vec<std::ops::Range<u64>>,

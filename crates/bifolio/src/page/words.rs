@@ -105,7 +105,6 @@ impl PinState {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TryGet {
-    /// The caller owns the references it asked for.
     Got,
     /// The folio is frozen or free: look it up again.
     Frozen,
@@ -303,7 +302,6 @@ impl WriteState {
         }
     }
 
-    /// Returns `true` if the folio is on the dirty list.
     pub(crate) fn is_dirty(self) -> bool {
         self as u32 & LISTED != 0
     }
@@ -319,7 +317,6 @@ impl WriteState {
 pub(crate) enum Listing {
     Add,
     Remove,
-    /// Do not change the list.
     Keep,
 }
 
@@ -353,7 +350,6 @@ impl Flags {
         }
     }
 
-    /// Clears all flags and the write state for a new generation.
     pub(crate) fn reset(&self) {
         // Release: pairs with the Acquire in `get` and in `Mapping::peek`: a thread that sees the
         // flags of this generation sees that the previous folio was removed from its table.
@@ -382,12 +378,10 @@ impl Flags {
         self.change(|state| if state == LISTED { IN_FLIGHT } else { state })
     }
 
-    /// Ends a write-out that succeeded.
     pub(crate) fn transition_to_written(&self) -> Listing {
         self.change(|state| state & !IN_FLIGHT)
     }
 
-    /// Ends a write-out that failed.
     pub(crate) fn transition_to_unwritten(&self) -> Listing {
         self.change(|state| state & !IN_FLIGHT | LISTED)
     }

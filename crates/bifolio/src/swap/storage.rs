@@ -117,7 +117,7 @@ pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<Dis
         // Another process has replaced the file: the one at `path` must not be deleted.
         return Err(replaced(&path));
     }
-    file::unlink(&path).map_err(fail)?;
+    std::fs::remove_file(&path).map_err(fail)?;
     opened
 }
 

@@ -55,7 +55,6 @@ impl<T> Mutex<T> {
 }
 
 impl<T> MutexGuard<'_, T> {
-    /// Calls `work` without the lock, and takes it again.
     pub(crate) fn unlocked<U>(guard: &mut Self, work: impl FnOnce() -> U) -> U {
         guard.guard = None;
         let result = work();

@@ -56,7 +56,6 @@ mod real {
     };
     pub(crate) use std::thread::yield_now;
 
-    /// Sleeps long enough for a preempted thread to run.
     pub(crate) fn sleep_briefly() {
         std::thread::sleep(std::time::Duration::from_micros(50));
     }
@@ -188,7 +187,6 @@ impl Share {
         self.own.fetch_add(count, Ordering::Relaxed)
     }
 
-    /// Subtracts `count`. Returns the previous amount of the device.
     pub(crate) fn sub(&self, count: u64) -> u64 {
         self.all.fetch_sub(count, Ordering::Relaxed);
         self.own.fetch_sub(count, Ordering::Relaxed)
@@ -301,7 +299,6 @@ pub(crate) mod blocking {
         if IS_COUNTED { COUNTS.get() } else { Counts::default() }
     }
 
-    /// Changes the counts. Returns the previous ones.
     #[inline(always)]
     fn change(change: impl FnOnce(&mut Counts)) -> Counts {
         let before = counts();
@@ -332,7 +329,6 @@ pub(crate) mod blocking {
         change(|counts| counts.transfers += 1);
     }
 
-    /// Notes that queues have returned or dropped this many transfers.
     #[inline(always)]
     pub(crate) fn note_handed_out(transfers: usize) {
         track(-(transfers as i32));
@@ -418,7 +414,6 @@ pub(crate) mod blocking {
         1
     }
 
-    /// Maximum number of threads tracked at a time.
     const SLOTS_MAX: usize = 1024;
     const PROBES_MAX: usize = 8;
 
@@ -495,7 +490,6 @@ pub(crate) mod blocking {
         let _ = OWN.try_with(|own| own.0.map(add));
     }
 
-    /// Sets the count of the calling thread. Returns the previous count.
     pub(crate) fn replace_tracked(held: i32) -> i32 {
         OWN.try_with(|own| own.0.map(|slot| slot.set_held(held))).ok().flatten().unwrap_or(0)
     }

@@ -12,7 +12,6 @@ const LENGTH_MIN: usize = 32;
 #[derive(Debug)]
 pub(crate) struct WeakList<T: ?Sized> {
     entries: VecDeque<Weak<T>>,
-    /// Length at which dropped entries are purged next.
     purge_length: usize,
     #[cfg(test)]
     examined: usize,

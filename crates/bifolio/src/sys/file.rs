@@ -124,12 +124,13 @@ pub(crate) struct Creation {
 /// Alignment rules of `statx` for direct transfers of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectAlignment {
-    /// The kernel or the file system does not report them.
     Unknown,
-    /// The file system does not support direct transfers of this file.
     Unsupported,
     /// Addresses must be multiples of `memory_bytes`, positions and lengths of `offset_bytes`.
-    Known { memory_bytes: u64, offset_bytes: u64 },
+    Known {
+        memory_bytes: u64,
+        offset_bytes: u64,
+    },
 }
 
 /// Opens `path`. Never waits for the other end of a pipe, never acquires a controlling terminal.
@@ -175,7 +176,6 @@ fn set_lock(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Flushes the entries of a directory (`fsync`).
 pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::fsync(open_above(path, flags, 0)?)?)
@@ -248,10 +248,6 @@ pub(crate) fn create_unnamed(directory: &Path) -> io::Result<OwnedFd> {
     open_above(directory, flags, 0o600)
 }
 
-pub(crate) fn unlink(path: &Path) -> io::Result<()> {
-    Ok(rustix::fs::unlink(path)?)
-}
-
 /// Returns the path by which this process can reopen an open file, with or without a name; needs
 /// `/proc`.
 pub(crate) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
@@ -314,7 +310,6 @@ const CONFIGFS_MAGIC: libc::c_long = 0x6265_6570;
 const PSTOREFS_MAGIC: libc::c_long = 0x6165_676C;
 const EFIVARFS_MAGIC: libc::c_long = 0xDE5E_81E4;
 
-/// Returns `true` if the kernel generates `file` as it is read.
 pub(crate) fn is_generated(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file)
         .is_ok_and(|found| GENERATING.contains(&(found.f_type as libc::c_long)))

@@ -119,7 +119,6 @@ impl Reservation {
         self.advise(0, self.length_bytes, Advice::LinuxDontFork)
     }
 
-    /// Requests base pages only, whatever the system prefers.
     pub(crate) fn refuse_huge_pages(&self) {
         // A kernel without huge pages refuses, which is as good.
         let _ = self.advise(0, self.length_bytes, Advice::LinuxNoHugepage);
@@ -335,7 +334,6 @@ impl Place {
         visible.filter_map(|directory| self.limit_of(directory))
     }
 
-    /// Reads the limit of one group; `None` if it has none.
     fn limit_of(&self, directory: &Path) -> Option<MemoryLimit> {
         let Names { limit, used, file_pages } = self.names;
         let number = |name| read_text(directory.join(name)).ok()?.trim().parse::<u64>().ok();

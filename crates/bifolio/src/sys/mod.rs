@@ -28,7 +28,6 @@ const REFUSAL_SLEEP_MIN: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub(crate) struct Retries {
     interruptions_left: u32,
-    /// Refusals for the moment (EAGAIN).
     pub(crate) refusals_left: u32,
     sleep: Duration,
 }

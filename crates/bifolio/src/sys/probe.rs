@@ -218,7 +218,6 @@ impl Features {
     }
 }
 
-/// Describes the failure of `call`, and what may have forbidden it.
 pub(crate) fn refused(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!("{call}: {error}; a filter (seccomp) may forbid it"),
@@ -347,7 +346,6 @@ fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
     }
 }
 
-/// Opens a file with at least one byte, which exists everywhere.
 fn source() -> io::Result<OwnedFd> {
     let own = above_standard(|| File::open("/proc/self/exe"));
     Ok(own.or_else(|_| above_standard(|| File::open("/dev/zero")))?.into())

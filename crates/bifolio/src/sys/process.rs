@@ -90,7 +90,6 @@ pub(crate) fn possible_cpus() -> usize {
 /// because a user's backing runs on these stacks, too.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Bytes of a name that the kernel keeps.
 const NAME_BYTES_MAX: usize = 15;
 
 type Run = Box<dyn FnOnce() + Send>;

@@ -150,7 +150,6 @@ impl Bell {
         Ok(Self { event, counter: AtomicU64::new(0) })
     }
 
-    /// Ends the current or the next wait.
     pub(crate) fn ring(&self) {
         // Fails only if the counter is at its limit, where a wait returns anyway.
         let _ = persist(|| Ok(rustix::io::write(&self.event, &1_u64.to_ne_bytes())?));

@@ -19,7 +19,7 @@ use crate::file::read::Obstacle;
 use crate::file::{File, Handle};
 use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait, copy_filled};
 use crate::inode::Inode;
-use crate::io::{Engine, Lane, lane_of};
+use crate::io::{Engine, Lane, Urgency, lane_of};
 use crate::memory::Memory;
 use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::sync::{Mutex, Ordering};
@@ -133,7 +133,7 @@ impl AsyncRead {
                 let serving = Serving(Some(Arc::clone(server)));
                 let job = move || serving.serve();
                 // A job that is not started is dropped, and ends the reads that are queued.
-                server.engine.spawn_always(server.lane, job).map_err(Error::thread)?;
+                server.engine.spawn(server.lane, Urgency::Always, job).map_err(Error::thread)?;
             }
         }
         Ok(())
@@ -570,7 +570,8 @@ impl<'s> Server<'s> {
         let last = Arc::new(Mutex::new(Some(handle)));
         let closer = Arc::clone(&last);
         let close = move || drop(closer.lock().take());
-        if !reader.is_some_and(|reader| self.engine.spawn(&reader, close)) {
+        let spawn = |reader| self.engine.spawn(lane_of(&reader), Urgency::Now, close).is_ok();
+        if !reader.is_some_and(spawn) {
             self.closing.extend(last.lock().take());
         }
     }

@@ -44,6 +44,7 @@ use super::Handle;
 use super::advice::Access;
 use crate::fill::{FillQueue, ReadIo, ReadIoClaim, Wait};
 use crate::inode::Inode;
+use crate::io::{Urgency, lane_of};
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
@@ -375,7 +376,9 @@ impl ReadaheadWorker {
             return true;
         }
         let (worker, of) = (Arc::clone(self), Arc::clone(inode));
-        let is_served = inode.engine.spawn(&inode.store.reader(), move || worker.serve(&of));
+        let lane = lane_of(&inode.store.reader());
+        let job = move || worker.serve(&of);
+        let is_served = inode.engine.spawn(lane, Urgency::Now, job).is_ok();
         if !is_served {
             self.give_up();
         }

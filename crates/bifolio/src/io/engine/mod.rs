@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use self::rings::Rings;
-use self::threads::{THREADS_MAX, Urgency, Workers};
+use self::threads::{THREADS_MAX, Workers};
 use super::{DeviceIdentity, DirectBacking};
 use crate::config::IO_DEPTH_MAX;
 use crate::sync::{AtomicU64, Ordering};
@@ -30,6 +30,7 @@ use crate::sys::probe::{Feature, Features};
 
 pub(crate) use queue::Queue;
 pub(crate) use rings::EngineCounts;
+pub(crate) use threads::Urgency;
 
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -56,29 +57,19 @@ impl Engine {
         Arc::new(Self { depth, features, rings, workers: Workers::new(threads_max) })
     }
 
-    /// Runs `job`, which transfers to or from `backing`, on another thread. Returns `false`,
-    /// without running it, if no thread is available now. The job may use queues, and may hold the
-    /// last reference to the engine.
-    pub(crate) fn spawn(
-        &self,
-        backing: &Arc<dyn DirectBacking>,
-        job: impl FnOnce() + Send + 'static,
-    ) -> bool {
-        self.workers.offer(lane_of(backing), Urgency::Now, Box::new(job)).is_ok()
-    }
-
-    /// Runs `job`, which transfers to or from a device, on another thread, however many run. The
-    /// callers bound their number. The job may use queues.
+    /// Runs `job`, which transfers to or from a device, on another thread. The job may use queues,
+    /// and may hold the last reference to the engine.
     ///
     /// # Errors
-    /// No thread is idle, and the system refuses another.
-    pub(crate) fn spawn_always(
+    /// No thread is available that it may use (`EAGAIN`): it is dropped.
+    pub(crate) fn spawn(
         &self,
         lane: Lane,
+        urgency: Urgency,
         job: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         let refused = |_| io::Error::from_raw_os_error(libc::EAGAIN);
-        self.workers.offer(lane, Urgency::Always, Box::new(job)).map_err(refused)
+        self.workers.offer(lane, urgency, Box::new(job)).map_err(refused)
     }
 
     pub(crate) fn counts(&self) -> EngineCounts {

@@ -49,7 +49,6 @@ use std::{fmt, io};
 
 pub(crate) struct Queue<'e, T> {
     engine: &'e Engine,
-    /// Transfers that were pushed but not started.
     waiting: VecDeque<(Transfer, T)>,
     /// Started transfers; a token is an index.
     slots: Vec<TransferSlot<T>>,
@@ -76,14 +75,12 @@ const SLOTS_RESERVED: usize = 32;
 /// Cache lines of a read that are prefetched, as many as a batched read prefetches.
 const READ_LINES: usize = 8;
 
-/// Token of the call that reads a bell.
 const BELL_TOKEN: usize = usize::MAX;
 
 enum TransferSlot<T> {
     Vacant,
     /// A ring makes, or will make, the first attempt.
     Kernel(InKernel<T>),
-    /// Helpers make, or will make, it.
     Helpers(T),
 }
 
@@ -359,8 +356,8 @@ impl<T> Queue<'_, T> {
         };
         for _ in 0..fallback.call_helpers(own) {
             let shared = Arc::clone(fallback);
-            let job = Box::new(move || shared.help());
-            if self.engine.workers.offer(self.lane, Urgency::Whenever, job).is_err() {
+            let job = move || shared.help();
+            if self.engine.spawn(self.lane, Urgency::Whenever, job).is_err() {
                 fallback.forget_helper();
             }
         }

@@ -45,7 +45,6 @@ struct Pool {
     waiting: usize,
     /// A wait for a ring timed out, and none was returned since.
     is_stalled: bool,
-    /// The kernel refuses further use of rings.
     is_broken: bool,
 }
 
@@ -250,13 +249,11 @@ fn whole_spans(spans: &[Span], length_bytes: usize) -> usize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineCounts {
     pub(crate) ring_enters: u64,
-    /// Transfers whose first attempt a ring made.
     pub(crate) ring_transfers: u64,
     /// Transfers made with plain calls: alone in their queue, or where there is no ring.
     pub(crate) plain_transfers: u64,
 }
 
-/// Counters behind [`EngineCounts`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) ring_enters: AtomicU64,

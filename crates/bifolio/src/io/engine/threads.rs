@@ -38,7 +38,7 @@ pub(super) const THREADS_MAX: usize = 6 * LANE_HELPERS_MAX;
 const LANE_HELPERS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Urgency {
+pub(crate) enum Urgency {
     /// When a thread is available: it speeds something up, or another thread does the work first.
     Whenever,
     /// Immediately, or not at all.
@@ -215,9 +215,7 @@ pub(super) struct FallbackQueue {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Helpers {
-    /// At least one has taken a transfer.
     Working,
-    /// Some were called, and none has arrived.
     Called,
     None,
 }
@@ -226,7 +224,6 @@ pub(super) enum Helpers {
 struct FallbackState {
     submitted: VecDeque<(usize, Transfer)>,
     done: Vec<(usize, Answer)>,
-    /// Helpers that were called and have not arrived yet.
     tickets: usize,
     bell: Option<Arc<Bell>>,
 }
@@ -245,7 +242,6 @@ impl FallbackQueue {
         missing
     }
 
-    /// Does the work of a helper: at most one transfer.
     pub(super) fn help(&self) {
         let taken = {
             let mut state = self.state.lock();

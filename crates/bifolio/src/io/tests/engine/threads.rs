@@ -39,6 +39,15 @@ fn check((frames, tag): (Frames, u8), answer: Result<usize, Error>) {
     assert!(frames.bytes(PAGE) == [tag; PAGE]);
 }
 
+/// Returns `true` if the job will run now.
+fn spawn(
+    engine: &Engine,
+    backing: &Arc<dyn DirectBacking>,
+    job: impl FnOnce() + Send + 'static,
+) -> bool {
+    engine.spawn(lane_of(backing), Urgency::Now, job).is_ok()
+}
+
 #[test]
 fn more_threads_than_rings_or_workers_all_get_their_bytes() {
     for world in worlds(8) {
@@ -70,7 +79,7 @@ fn jobs_on_every_worker_use_queues_without_deadlock() {
             let barrier = Arc::clone(&barrier);
             let engine = Arc::clone(&world.engine);
             let backing = Arc::clone(&file);
-            let runs = engine.spawn(&backing, move || {
+            let runs = spawn(&engine, &backing, move || {
                 barrier.wait();
                 read_all(&world, &file, job, 3);
                 done.send(job).unwrap();
@@ -88,10 +97,10 @@ fn a_job_that_panics_does_not_end_its_worker() {
     let directory = disk_directory();
     let file = file_of_numbers(&directory);
     let panics = || std::panic::resume_unwind(Box::new("a job of the test"));
-    assert!(world.engine.spawn(&file, panics));
+    assert!(spawn(&world.engine, &file, panics));
     let has_run_there = || {
         let (done, all_done) = mpsc::channel();
-        let runs = world.engine.spawn(&file, move || done.send(thread::current().id()).unwrap());
+        let runs = spawn(&world.engine, &file, move || done.send(thread::current().id()).unwrap());
         runs && all_done.recv().unwrap() != thread::current().id()
     };
     // While the worker runs the first job, the next one is not run.
@@ -109,7 +118,7 @@ fn a_dropped_engine_runs_the_spawned_jobs_first() {
     let spawned: Vec<_> = (0..100)
         .filter(|job| {
             let (job, done) = (*job, done.clone());
-            world.engine.spawn(&file, move || done.send(job).unwrap())
+            spawn(&world.engine, &file, move || done.send(job).unwrap())
         })
         .collect();
     assert!(!spawned.is_empty());
@@ -126,7 +135,7 @@ fn the_last_owner_of_an_engine_may_be_one_of_its_jobs() {
     let file = file_of_numbers(&directory);
     let (ours, theirs) = (mpsc::channel(), mpsc::channel());
     let last: Arc<Engine> = Arc::clone(&engine);
-    let runs = engine.spawn(&file, move || {
+    let runs = spawn(&engine, &file, move || {
         // Until the test has dropped its reference.
         ours.1.recv().unwrap();
         assert_eq!(Arc::strong_count(&last), 1);
