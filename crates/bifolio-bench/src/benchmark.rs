@@ -16,18 +16,17 @@ use crate::host;
 use crate::progress::Progress;
 use crate::{
     advise, format_bytes, gather, hit_ratio, map_reads, random_reads, reclaim, scan, seq_reads,
-    small_reads, swap, writes,
+    small_reads, writes,
 };
 
 /// Every benchmark, in the order in which `bifolio bench` runs them.
-static ALL: [&dyn Benchmark; 11] = [
+static ALL: [&dyn Benchmark; 10] = [
     &small_reads::SMALL_READS,
     &random_reads::RANDOM_READS,
     &gather::GATHER,
     &scan::SCAN,
     &writes::WRITES,
     &seq_reads::SEQ_READS,
-    &swap::SWAP,
     &reclaim::RECLAIM,
     &map_reads::MAP_READS,
     &advise::ADVISE,
@@ -111,13 +110,13 @@ pub fn run(
         benchmark.name(),
         format_bytes(needs.disk_bytes),
         workspace.path().display(),
-        workspace.file_system(),
+        workspace.file_system.name,
         format_bytes(needs.memory_bytes),
     ));
-    for remark in workspace.remarks() {
+    for remark in &workspace.remarks {
         progress.say(remark);
     }
-    let host = host::read(workspace.file_system());
+    let host = host::read(&workspace.file_system.name);
     let started = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let mut report = benchmark.run(&Context { config, workspace: &workspace, host }, progress)?;
     report.rows.retain(|row| row.names().next().is_some());
@@ -128,20 +127,4 @@ pub fn run(
     report.command = host::command_line();
     report.features = host::features();
     Ok(report)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_findable() {
-        for benchmark in all() {
-            let same = all().iter().filter(|other| other.name() == benchmark.name()).count();
-            assert_eq!(same, 1, "{} stands twice in the list", benchmark.name());
-            assert!(find(benchmark.name()).is_some());
-            assert!(!benchmark.description().contains('\n'));
-        }
-        assert!(find("no-such-benchmark").is_none());
-    }
 }

@@ -18,7 +18,7 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::error::{Error, Result};
 use bifolio_report::statistics::median;
-use bifolio_report::{Case, Report, is_cost};
+use bifolio_report::{Case, Name, Report, is_cost};
 
 /// How often a comparison without any change may name one.
 const FALSE_ALARMS: f64 = 0.05;
@@ -43,28 +43,22 @@ pub struct Comparison {
 /// Names a row: benchmark, case, series.
 type Key = (String, String, String);
 
-/// The samples of a row, one list for each run.
-#[derive(Default)]
-struct Runs {
-    unit: String,
-    runs: Vec<Vec<f64>>,
-}
+/// The unit of a row, and its samples, one list for each run.
+type Runs = (Name, Vec<Vec<f64>>);
 
-impl Runs {
-    /// Logarithms of the samples.
-    fn logarithms(&self) -> Vec<f64> {
-        let samples = match &self.runs[..] {
-            [only] => only.clone(),
-            several => several.iter().map(|run| median(run)).collect(),
-        };
-        samples.iter().map(|sample| sample.ln()).collect()
-    }
+/// Returns the logarithms of the samples.
+fn logarithms((_, runs): &Runs) -> Vec<f64> {
+    let samples = match &runs[..] {
+        [only] => only.clone(),
+        several => several.iter().map(|run| median(run)).collect(),
+    };
+    samples.iter().map(|sample| sample.ln()).collect()
 }
 
 /// A row that both sets have.
 struct Change {
     key: Key,
-    unit: String,
+    unit: Name,
     medians: [f64; 2],
     /// The second over the first.
     ratio: f64,
@@ -86,9 +80,8 @@ impl Change {
 /// file: one envelope per line, as `bifolio bench --json` writes them; several runs may stand one
 /// after the other. A change of less than `change_min` (0.05 is 5 %) is none.
 ///
-/// # Errors
-/// [`Error::Refused`] if a line is not an envelope, with the file and the line, or if the sets have
-/// no row in common.
+/// # Errors [`Error::Refused`] if a line is not an envelope, with the file and the line, or if the
+/// sets have no row in common.
 pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Result<Comparison> {
     let reports = [parse(first)?, parse(second)?];
     let [before, after] = reports.each_ref().map(|set| collect(set));
@@ -101,13 +94,16 @@ pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Re
     let deviation = judge(&mut changes);
     let (compared, common) = (changes.len(), median_of(&changes, |change| change.ratio));
     let single = before.len() + after.len() - 2 * compared;
-    changes.retain(|change| change.probability < FALSE_ALARMS && is_large(change, change_min));
+    let is_large = |change: &Change| change.ratio.ln().abs() >= change_min.ln_1p();
+    changes.retain(|change| change.probability < FALSE_ALARMS && is_large(change));
 
     let mut text = differences(&reports);
     for (reports, name) in reports.iter().zip([first.0, second.0]) {
-        failures(reports).for_each(|failure| {
-            let _ = writeln!(text, "{name}: {failure}");
-        });
+        for report in reports {
+            for footnote in report.footnotes() {
+                let _ = writeln!(text, "{name}: {} {footnote}", report.bench);
+            }
+        }
     }
     if changes.is_empty() {
         let _ = writeln!(text, "no change");
@@ -130,15 +126,9 @@ pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Re
 }
 
 fn parse((name, text): (&str, &str)) -> Result<Vec<Report>> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let parsed = lines.map(|(number, line)| {
-        let refused = |error| {
-            let number = number + 1;
-            Error::Refused(format!("{name}, line {number}: not an envelope of bench: {error}"))
-        };
-        serde_json::from_str(line).map_err(refused)
-    });
-    parsed.collect()
+    Report::read_lines(text).map_err(|(line, error)| {
+        Error::Refused(format!("{name}, line {line}: not an envelope of bench: {error}"))
+    })
 }
 
 fn collect(reports: &[Report]) -> BTreeMap<Key, Runs> {
@@ -150,24 +140,11 @@ fn collect(reports: &[Report]) -> BTreeMap<Key, Runs> {
             let samples: Vec<f64> = samples.into_iter().filter(|rate| *rate > 0.0).collect();
             if !samples.is_empty() {
                 let key = (bench.to_string(), case_text(&row.case), series.to_string());
-                let runs = rows.entry(key).or_default();
-                runs.unit = row.unit.to_string();
-                runs.runs.push(samples);
+                rows.entry(key).or_insert((row.unit.clone(), Vec::new())).1.push(samples);
             }
         }
     }
     rows
-}
-
-/// Returns the series without a figure in a run, because they failed.
-fn failures(reports: &[Report]) -> impl Iterator<Item = String> {
-    let rows = reports.iter().flat_map(|it| it.rows.iter().map(move |row| (&it.bench, row)));
-    rows.flat_map(|(bench, row)| {
-        let case = case_text(&row.case);
-        row.failed
-            .iter()
-            .map(move |(series, failure)| format!("{bench} {case} {series} {}", failure.word()))
-    })
 }
 
 fn case_text(case: &Case) -> String {
@@ -179,16 +156,16 @@ fn case_text(case: &Case) -> String {
 }
 
 fn change(key: &Key, before: &Runs, after: &Runs) -> Option<Change> {
-    if before.unit != after.unit {
+    if before.0 != after.0 {
         return None;
     }
-    let logarithms = [before.logarithms(), after.logarithms()];
+    let logarithms = [logarithms(before), logarithms(after)];
     let medians = logarithms.each_ref().map(|samples| median(samples).exp());
     let [(mean, variance, freedom), (mean_after, variance_after, freedom_after)] =
         logarithms.each_ref().map(|samples| moments(samples));
     Some(Change {
         key: key.clone(),
-        unit: before.unit.clone(),
+        unit: before.0.clone(),
         medians,
         ratio: medians[1] / medians[0],
         difference: mean_after - mean,
@@ -245,33 +222,27 @@ fn probability(difference: f64, error: f64, freedom: f64) -> f64 {
     2.0 * student.cdf(-(difference / error).abs())
 }
 
-fn is_large(change: &Change, change_min: f64) -> bool {
-    change.ratio.ln().abs() >= change_min.ln_1p()
-}
-
 fn median_of(changes: &[Change], value: impl Fn(&Change) -> f64) -> f64 {
     median(&changes.iter().map(value).collect::<Vec<_>>())
 }
 
 /// Differences between the machines and the parameters, a line each.
-fn differences(reports: &[Vec<Report>; 2]) -> String {
+fn differences([first, second]: &[Vec<Report>; 2]) -> String {
     let mut text = String::new();
-    let [Some(first), Some(second)] = reports.each_ref().map(|set| set.first()) else {
-        return text;
+    let facts = |reports: &[Report]| {
+        let host = reports.first().map(|report| &report.host);
+        serde_json::to_value(host).unwrap_or_default()
     };
-    let facts = |report: &Report| serde_json::to_value(&report.host).unwrap_or_default();
     let (facts, others) = (facts(first), facts(second));
     for (name, value) in facts.as_object().into_iter().flatten() {
-        let other = &others[name];
-        if value != other {
-            let _ = writeln!(text, "host.{name} differs: {value} and {other}");
+        if *value != others[name] {
+            let _ = writeln!(text, "host.{name} differs: {value} and {}", others[name]);
         }
     }
-    for report in &reports[0] {
-        let same_bench = |other: &&Report| other.bench == report.bench;
-        let Some(other) = reports[1].iter().find(same_bench) else { continue };
+    for report in first {
         let line = format!("the parameters of {} differ\n", report.bench);
-        if report.config != other.config && !text.contains(&line) {
+        let other = second.iter().find(|other| other.bench == report.bench);
+        if other.is_some_and(|other| other.config != report.config) && !text.contains(&line) {
             text.push_str(&line);
         }
     }
@@ -289,7 +260,7 @@ fn table(changes: &[Change], names: [&str; 2]) -> Table {
             bench.clone(),
             case.clone(),
             series.clone(),
-            change.unit.clone(),
+            change.unit.to_string(),
             number(change.medians[0]),
             number(change.medians[1]),
             format!("{:.2}", change.ratio),
@@ -336,16 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn a_run_compared_with_itself_has_no_change() {
-        let first = run(1, [1000.0, 2000.0], "ops/s");
-        let found = compared(&first, &first);
-        assert_eq!((found.better, found.worse), (0, 0));
-        assert!(found.text.starts_with("no change\n"), "{}", found.text);
-    }
-
-    #[test]
     fn noise_is_no_change_and_a_slower_row_is_one() {
         let first = run(1, [1000.0, 2000.0], "ops/s");
+        let found = compared(&first, &first);
+        assert!(found.text.starts_with("no change\n"), "{}", found.text);
         for seed in 2..30 {
             let found = compared(&first, &run(seed, [1000.0, 2000.0], "ops/s"));
             assert_eq!((found.better, found.worse), (0, 0), "{}", found.text);
@@ -353,50 +318,9 @@ mod tests {
         let found = compared(&first, &run(2, [800.0, 3000.0], "ops/s"));
         assert_eq!((found.better, found.worse), (1, 1), "{}", found.text);
         assert!(found.text.contains("hot threads=0"), "{}", found.text);
-    }
-
-    #[test]
-    fn a_time_that_falls_is_better() {
-        let first = run(1, [1000.0, 2000.0], "ns/read");
-        let found = compared(&first, &run(2, [800.0, 2000.0], "ns/read"));
+        let times = [[1000.0, 2000.0], [800.0, 2000.0]].map(|rates| run(1, rates, "ns/read"));
+        let found = compared(&times[0], &times[1]);
         assert_eq!((found.better, found.worse), (1, 0), "{}", found.text);
-    }
-
-    #[test]
-    fn medians_of_several_runs_are_the_samples() {
-        let runs = |seeds: std::ops::Range<u64>, rate: f64| -> String {
-            seeds.map(|seed| run(seed, [rate, 2000.0], "ops/s") + "\n").collect()
-        };
-        let found = compared(&runs(0..3, 1000.0), &runs(3..6, 1500.0));
-        assert_eq!((found.better, found.worse), (1, 0), "{}", found.text);
-    }
-
-    #[test]
-    fn a_series_that_was_killed_is_named_with_its_file() {
-        let first = run(1, [1000.0, 2000.0], "ops/s");
-        let mut killed: Value = serde_json::from_str(&first).unwrap();
-        let row = &mut killed["rows"][1];
-        let series = row["series"].as_object().unwrap().keys().next().unwrap().clone();
-        for map in ["series", "repetitions"] {
-            row[map].as_object_mut().unwrap().remove(&series);
-        }
-        row["failed"] = serde_json::json!({ series: {"killed": true, "reason": "no memory"} });
-        let found = compared(&first, &killed.to_string());
-        assert_eq!((found.better, found.worse), (0, 0), "{}", found.text);
-        assert!(found.text.contains(" killed\n"), "{}", found.text);
-        assert!(found.text.contains("1 rows are in one of the files only"), "{}", found.text);
-    }
-
-    #[test]
-    fn another_machine_is_named_and_all_its_rows_may_change() {
-        let first = run(1, [1000.0, 2000.0], "ops/s");
-        let second = run(2, [1000.0, 2000.0], "ops/s").replace("one", "two");
-        let found = compared(&first, &second);
-        assert!(
-            found.text.starts_with("host.cpu differs: \"one\" and \"two\"\n"),
-            "{}",
-            found.text
-        );
     }
 
     #[test]

@@ -6,11 +6,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::error::{Error, Result};
 use crate::harness::cpus;
-use crate::run::Rounds;
 
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +21,17 @@ pub enum ParameterSet {
     Full,
 }
 
+impl ParameterSet {
+    /// Returns the value of this set, of those of smoke, quick and full.
+    pub(crate) fn of<T>(self, [smoke, quick, full]: [T; 3]) -> T {
+        match self {
+            Self::Smoke => smoke,
+            Self::Quick => quick,
+            Self::Full => full,
+        }
+    }
+}
+
 /// The series that are measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Target {
@@ -35,7 +43,7 @@ pub enum Target {
 }
 
 /// The settings that the user asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Config {
     /// Source of the defaults.
     pub set: ParameterSet,
@@ -43,11 +51,9 @@ pub struct Config {
     pub timed: Option<Duration>,
     /// Numbers of threads to measure with.
     pub threads: Option<Vec<usize>>,
-    /// Memory bound of the cache where the file is larger than the cache; by default an eighth of
-    /// the file in the benchmarks of misses, a quarter in those of swapping.
+    /// Memory bound of the cache where the file is larger than the cache.
     pub memory_bytes: Option<u64>,
-    /// Size of the file; by default eight times the memory in the benchmarks of misses, four times
-    /// in those of swapping.
+    /// Size of the file; a multiple of the memory where the file is larger than the cache.
     pub size_bytes: Option<u64>,
     /// Measure only what the summary of all benchmarks shows, where a benchmark can tell.
     pub summary_only: bool,
@@ -65,43 +71,14 @@ pub struct Config {
 impl Config {
     /// The defaults of `set`, with `child_command` as given.
     pub fn new(set: ParameterSet, child_command: Vec<String>) -> Self {
-        Self {
-            set,
-            timed: None,
-            threads: None,
-            memory_bytes: None,
-            size_bytes: None,
-            summary_only: false,
-            target: Target::All,
-            trace: None,
-            dir: None,
-            child_command,
-        }
-    }
-
-    /// Returns the default of the set, of those for smoke, quick and full.
-    pub(crate) fn of_set<T>(&self, [smoke, quick, full]: [T; 3]) -> T {
-        match self.set {
-            ParameterSet::Smoke => smoke,
-            ParameterSet::Quick => quick,
-            ParameterSet::Full => full,
-        }
-    }
-
-    /// Returns the seconds to spend in timed loops, or the default of the set, and the repetitions
-    /// of the set.
-    pub(crate) fn times(&self, of_sets: [(f64, usize); 3]) -> Times {
-        let (seconds, repetitions) = self.of_set(of_sets);
-        let timed_seconds = self.timed.map_or(seconds, |timed| timed.as_secs_f64());
-        Times { timed_seconds, repetitions }
+        Self { set, child_command, ..Self::default() }
     }
 
     /// Returns the numbers of threads to measure with: the user's, or 1, 2, 4 to all CPUs.
-    /// The one place that decides for all benchmarks.
     ///
     /// # Errors
     /// None was given, or one of them is zero.
-    pub fn threads_or_default(&self) -> Result<Vec<usize>> {
+    pub(crate) fn threads_or_default(&self) -> Result<Vec<usize>> {
         let threads =
             self.threads.clone().unwrap_or_else(|| cpus::thread_counts(cpus::allowed().len()));
         if threads.is_empty() || threads.contains(&0) {
@@ -115,28 +92,5 @@ impl Target {
     /// Returns `true` if the series called `series` is measured: the kernel's are called after it.
     pub(crate) fn measures(self, series: &str) -> bool {
         self == Self::All || series.starts_with("kernel")
-    }
-}
-
-/// Time and repetitions, as the envelope shows them.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Times {
-    /// Time in all trials together.
-    pub(crate) timed_seconds: f64,
-    /// Repetitions of each trial, at least.
-    pub(crate) repetitions: usize,
-}
-
-impl Times {
-    /// Returns rounds that go on while the time lasts.
-    pub(crate) fn rounds(&self) -> Rounds {
-        Rounds::within(self.timed_seconds, self.repetitions)
-    }
-
-    /// Returns rounds whose trials share the time, by their weights.
-    pub(crate) fn shared(&self, weight: u32) -> Rounds {
-        let trials = f64::from(weight.max(1)) * self.repetitions as f64;
-        let trial = Duration::from_secs_f64(self.timed_seconds).div_f64(trials);
-        Rounds::exactly(self.repetitions, trial)
     }
 }

@@ -18,20 +18,17 @@ use bifolio_report::Case;
 use memmap2::Advice;
 use serde::{Deserialize, Serialize};
 
-use crate::benchmark::Needs;
-use crate::config::Config;
-use crate::definition::{Definition, Target, ratio_at_least};
+use crate::definition::{Asked, Definition, Parameters, Target, at_least};
 use crate::error::{Error, Result};
 use crate::format_bytes;
-use crate::harness::counters::resident_bytes;
-use crate::harness::mapping::Mapping;
-use crate::harness::measured::{Measured, Meter, Per};
+use crate::harness::measured::{Measured, Meter};
 use crate::harness::memory_group::{Membership, MemoryGroup};
-use crate::harness::pattern::word_at;
+use crate::harness::pattern::Sums;
 use crate::harness::raw_ring::{RawRing, Transfer};
-use crate::harness::sizes::{FILE_FACTOR, Sizes};
+use crate::harness::sizes::{SizeRule, Sizes};
+use crate::harness::span::Mapping;
 use crate::harness::{child, direct};
-use crate::run::{Rounds, Run};
+use crate::run::Run;
 
 const READ_MANY: &str = "read_many";
 const PIN_MANY: &str = "pin_many";
@@ -39,28 +36,25 @@ const MMAP: &str = "kernel_mmap";
 const WILLNEED: &str = "kernel_willneed";
 const RAW: &str = "raw_direct";
 
-const ROWS: usize = 4096;
+/// Rows of a gather, unless their pages take more than half of the memory.
+const ROWS: u64 = 4096;
 /// Rows of a call of `read_many`: many times the device's depth, and few enough that the copies
 /// are in the processor's cache when they are summed.
 const CALL_ROWS: usize = 1024;
 /// Reads in flight of io_uring: the default of `CacheBuilder::io_depth`. The thread sleeps until
 /// half of them are complete.
 const DEPTH: u16 = 64;
-/// Creates a target for the rows of a state; the name ends with all keys of the row.
-const fn target(case: &'static str, series: [&'static str; 2], at_least: f64) -> Target {
-    let name = "rows/s, {over} / {under}, {pattern}, {row_bytes}, {state}";
-    ratio_at_least(name, case, series, at_least)
+
+const fn cold(over: &'static str, under: &'static str, target: f64) -> Target {
+    at_least("state=cold", Asked::Ratio(over, under), target)
 }
 
-pub(crate) static GATHER: Definition<Parameters> = Definition {
+pub(crate) static GATHER: Definition = Definition {
     name: "gather",
     description: "4096 small rows at random, against mappings with advice and io_uring",
-    parameters,
-    // On disk the file; in memory the cache or the kernel's page cache, and the rows of a gather.
-    needs: |Parameters { sizes, .. }| Needs {
-        disk_bytes: sizes.size_bytes,
-        memory_bytes: sizes.memory_bytes.saturating_mul(2).saturating_add(64 << 20),
-    },
+    sizes: SizeRule::misses([4 << 20, 32 << 20, 512 << 20]),
+    times: [(0.1, 1), (4.0, 3), (50.0, 5)],
+    needs: |parameters| parameters.sizes.needs_of_groups(),
     ratios: &[
         (READ_MANY, MMAP),
         (PIN_MANY, MMAP),
@@ -69,155 +63,78 @@ pub(crate) static GATHER: Definition<Parameters> = Definition {
         (READ_MANY, RAW),
         (PIN_MANY, RAW),
     ],
-    shown_counts: &["p50_ns", "p99_ns", "gathers", "cpu_ns_per_row", "resident_peak_mib"],
-    standard: &[
-        ("p50_ns", "p50_ns"),
-        ("p99_ns", "p99_ns"),
-        ("max_ns", "max_ns"),
-        ("calls", "gathers"),
-        ("cpu_ns_per_op", "cpu_ns_per_row"),
-    ],
+    shown_counts: &["p50_ns", "p99_ns", "calls", "cpu_ns_per_op"],
     targets: &[
-        target("state=cold", [READ_MANY, MMAP], 5.0),
-        target("state=cold", [READ_MANY, WILLNEED], 1.0),
+        cold(READ_MANY, MMAP, 5.0),
+        cold(READ_MANY, WILLNEED, 1.0),
         // At most 1.1 times as long as the device, 1.2 times as a warm mapping.
-        target("state=cold", [READ_MANY, RAW], 1.0 / 1.1),
-        target("state=warm", [READ_MANY, MMAP], 1.0 / 1.2),
-        target("state=cold", [PIN_MANY, MMAP], 5.0),
-        target("state=cold", [PIN_MANY, WILLNEED], 1.0),
-        target("state=cold", [PIN_MANY, RAW], 1.0 / 1.1),
-        target("state=warm", [PIN_MANY, MMAP], 1.0 / 1.2),
+        cold(READ_MANY, RAW, 1.0 / 1.1),
+        at_least("state=warm", Asked::Ratio(READ_MANY, MMAP), 1.0 / 1.2),
+        cold(PIN_MANY, MMAP, 5.0),
+        cold(PIN_MANY, WILLNEED, 1.0),
+        cold(PIN_MANY, RAW, 1.0 / 1.1),
+        at_least("state=warm", Asked::Ratio(PIN_MANY, MMAP), 1.0 / 1.2),
     ],
     run,
     child: Some(|task| child::serve(task, gather)),
 };
 
-/// The parameters of one run, as the envelope shows them.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Parameters {
-    #[serde(flatten)]
-    sizes: Sizes,
-    /// Rows of a gather. Their pages take at most half of the memory.
-    rows: usize,
-    /// Time of a round; one that has gathered once may end later.
-    round_seconds: f64,
-    repetitions: usize,
-    #[serde(skip)]
-    cases: Vec<RowsOf>,
-}
-
-fn parameters(config: &Config) -> Result<Parameters> {
-    let (memory_bytes, seconds, repetitions) =
-        config.of_set([(4 << 20, 0.005, 1), (32 << 20, 0.1, 3), (512 << 20, 0.5, 5)]);
-    let sizes = Sizes::choose(FILE_FACTOR, config, memory_bytes)?;
-    let all =
-        [1024, 4096].map(|row_bytes| [false, true].map(|is_warm| RowsOf { row_bytes, is_warm }));
-    let mut cases = all.concat();
-    if config.summary_only {
-        cases.retain(|case| case.row_bytes == 4096);
-    }
-    // About 5 series; the slowest takes longer than a round.
-    let rounds = (cases.len() * 5 * repetitions) as f64;
-    Ok(Parameters {
-        sizes,
-        rows: ROWS.min((sizes.memory_pages() / 2) as usize).max(1),
-        round_seconds: config.timed.map_or(seconds, |timed| timed.as_secs_f64() / rounds),
-        repetitions,
-        cases,
-    })
-}
-
-/// A case: the rows, and the state of memory when a gather begins.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct RowsOf {
-    row_bytes: usize,
-    /// Set if all rows of the gather are in memory; nothing of the file is otherwise.
-    is_warm: bool,
-}
-
-/// The way of a series.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Way {
-    ReadMany,
-    PinMany,
-    KernelMmap,
-    KernelWillNeed,
-    RawDirect,
-}
-
-impl Way {
-    /// In the order of the tables.
-    const ALL: [Self; 5] =
-        [Self::RawDirect, Self::ReadMany, Self::PinMany, Self::KernelWillNeed, Self::KernelMmap];
-
-    fn series(self) -> &'static str {
-        match self {
-            Self::ReadMany => READ_MANY,
-            Self::PinMany => PIN_MANY,
-            Self::KernelMmap => MMAP,
-            Self::KernelWillNeed => WILLNEED,
-            Self::RawDirect => RAW,
-        }
-    }
-}
+/// The series, in the order of the tables.
+const SERIES: [&str; 5] = [RAW, READ_MANY, PIN_MANY, WILLNEED, MMAP];
 
 /// A round of one series, for a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Task {
-    way: Way,
-    case: RowsOf,
+    series: String,
+    row_bytes: usize,
+    /// Set if all rows of the gather are in memory; nothing of the file is otherwise.
+    is_warm: bool,
     file: PathBuf,
     sizes: Sizes,
-    rows: usize,
+    rows: u64,
     duration: Duration,
+    /// The control group of a process of the kernel's series.
     group: Option<Membership>,
 }
 
 fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
-    run.note(format!("{} rows a gather; the sum of all words is part of it", parameters.rows));
+    let sizes = parameters.sizes;
+    let rows_of_gather = ROWS.min(sizes.memory_pages() / 2).max(1);
+    run.note(format!("{rows_of_gather} rows a gather; the sum of all words is part of it"));
     run.note("cold: nothing of the file is in memory; warm: all rows of the gather are");
-    let bytes = format_bytes(parameters.sizes.kernel_bytes());
+    let bytes = format_bytes(sizes.kernel_bytes());
     run.note(format!("a process of kernel_mmap or kernel_willneed is held to {bytes}"));
-    let file = run.make_file("file", parameters.sizes.size_bytes)?;
-    let group = run.attempt(&[MMAP, WILLNEED], MemoryGroup::create(parameters.sizes))?;
-    let task = |way: Way, case, duration| Task {
-        way,
-        case,
-        file: file.clone(),
-        sizes: parameters.sizes,
-        rows: parameters.rows,
-        duration,
-        group: group.as_ref().filter(|_| way.is_of_kernel()).map(MemoryGroup::membership),
-    };
+    let file = run.make_file("file", sizes.size_bytes)?;
+    let group = run.attempt(&[MMAP, WILLNEED], MemoryGroup::create(sizes))?;
     let children = run.children;
-    let mut ways = Vec::new();
-    let is_meant = |way: &Way| {
-        run.config.target.measures(way.series()) && (group.is_some() || !way.is_of_kernel())
+    let ask = &|series: &str, row_bytes, is_warm, duration| -> Result<Measured> {
+        let is_of_kernel = [MMAP, WILLNEED].contains(&series);
+        let group = group.as_ref().filter(|_| is_of_kernel).map(MemoryGroup::membership);
+        let (series, file, rows) = (series.to_owned(), file.clone(), rows_of_gather);
+        children.ask(&Task { series, row_bytes, is_warm, file, sizes, rows, duration, group })
     };
-    for way in Way::ALL.into_iter().filter(is_meant).collect::<Vec<_>>() {
-        // One gather: whether it can run is known before anything is timed.
-        let tried = children.ask::<Measured>(&task(way, parameters.cases[0], Duration::ZERO));
-        ways.extend(run.attempt(&[way.series()], tried)?.map(|_| way));
-    }
-    let mut rows = run.rows();
-    for &rows_of in &parameters.cases {
-        let state = if rows_of.is_warm { "warm" } else { "cold" };
-        let case = Case::new().with("pattern", "uniform").with("row_bytes", rows_of.row_bytes);
-        rows.row(case.with("state", state), ("rows/s", Measured::rate));
-        // The device alone has no memory that could be warm.
-        for &way in ways.iter().filter(|way| **way != Way::RawDirect || !rows_of.is_warm) {
-            let task = &task;
-            rows.series(way.series(), move |round| children.ask(&task(way, rows_of, round)));
+    let mut can_run = Vec::new();
+    for series in SERIES {
+        let has_group = group.is_some() || ![MMAP, WILLNEED].contains(&series);
+        if has_group && run.config.target.measures(series) {
+            // One gather: whether it can run is known before anything is timed.
+            let tried = run.attempt(&[series], ask(series, 4096, false, Duration::ZERO))?;
+            can_run.extend(tried.map(|_| series));
         }
     }
-    let round = Duration::from_secs_f64(parameters.round_seconds);
-    run.measure("measure", rows, Rounds::exactly(parameters.repetitions, round))
-}
-
-impl Way {
-    fn is_of_kernel(self) -> bool {
-        matches!(self, Self::KernelMmap | Self::KernelWillNeed)
+    let mut rows = run.rows();
+    let all = [(1024, false), (1024, true), (4096, false), (4096, true)];
+    for (row_bytes, is_warm) in all.into_iter().skip(if run.config.summary_only { 2 } else { 0 }) {
+        let state = if is_warm { "warm" } else { "cold" };
+        let case = Case::new().with("pattern", "uniform").with("row_bytes", row_bytes);
+        rows.row(case.with("state", state), ("rows/s", Measured::rate));
+        // The device alone has no memory that could be warm.
+        for &series in can_run.iter().filter(|series| **series != RAW || !is_warm) {
+            rows.series(series, move |round| ask(series, row_bytes, is_warm, round));
+        }
     }
+    let rounds = parameters.shared(rows.trials());
+    run.measure("measure", rows, rounds)
 }
 
 /// One way to read rows.
@@ -226,56 +143,56 @@ trait Gatherer {
     fn forget(&mut self) -> Result<()>;
 
     /// Makes rows resident by the quickest way. Not timed.
-    fn warm(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
+    fn warm(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
         self.gather(positions, sums)
     }
 
     /// Reads the rows at `positions` and sums them.
-    fn gather(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()>;
+    fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()>;
 }
 
-/// Runs a round in the child.
 fn gather(task: &Task) -> Result<Measured> {
-    let (file, row_bytes) = (&task.file, task.case.row_bytes);
-    match task.way {
-        Way::ReadMany | Way::PinMany => {
+    let (file, row_bytes) = (&task.file, task.row_bytes);
+    match task.series.as_str() {
+        READ_MANY | PIN_MANY => {
             let memory_bytes = task.sizes.memory_bytes;
             let cache = Cache::builder().memory(memory_bytes).populate(true).build()?;
             let file = cache.open_immutable(file, &OpenOptions::new())?;
             file.set_access(Access::Random);
-            let buffer = vec![0; task.rows.min(CALL_ROWS) * row_bytes];
-            gather_by(task, Cached { file, buffer, row_bytes, is_pinned: task.way == Way::PinMany })
+            let buffer = vec![0; CALL_ROWS * row_bytes];
+            gather_by(task, Cached { file, buffer, row_bytes, is_pinned: task.series == PIN_MANY })
         }
-        Way::KernelMmap | Way::KernelWillNeed => {
+        MMAP | WILLNEED => {
             task.group.as_ref().map_or(Ok(()), Membership::join)?;
-            let is_announced = task.way == Way::KernelWillNeed;
-            let mapping = Some(map(file)?);
-            gather_by(task, Mapped { path: file.clone(), mapping, row_bytes, is_announced })
+            let is_announced = task.series == WILLNEED;
+            let (path, mapping) = (file.clone(), Some(map(file)?));
+            gather_by(task, Mapped { path, mapping, row_bytes, is_announced })
         }
-        Way::RawDirect => {
-            gather_by(task, RawRing::new(&direct::open(file, false)?, row_bytes, DEPTH)?)
+        _ => {
+            let file = direct::open(file, false)?;
+            gather_by(task, RawRing::new(&file, Transfer::Read, row_bytes, DEPTH)?)
         }
     }
 }
 
 fn gather_by(task: &Task, mut gatherer: impl Gatherer) -> Result<Measured> {
-    let RowsOf { row_bytes, is_warm } = task.case;
+    let Task { row_bytes, is_warm, .. } = *task;
     let (mut random, file_rows) =
         (fastrand::Rng::with_seed(1), task.sizes.size_bytes / row_bytes as u64);
     let mut draw = || random.u64(..file_rows) * row_bytes as u64;
     let mut positions: Vec<u64> = (0..task.rows).map(|_| draw()).collect();
-    let mut sums = RowSums::default();
+    let mut sums = Sums::default();
     gatherer.forget()?;
     if is_warm {
         gatherer.warm(&positions, &mut sums)?;
     }
     let mut measured = Measured::default();
     loop {
-        let meter = Meter::start(None)?;
+        let meter = Meter::start();
         gatherer.gather(&positions, &mut sums)?;
-        let cost = meter.stop()?;
+        let cost = meter.stop();
         measured.calls.latencies.add(cost.elapsed);
-        measured.calls.operations += task.rows as u64;
+        measured.calls.operations += task.rows;
         measured.cost.elapsed += cost.elapsed;
         measured.cost.cpu += cost.cpu;
         if measured.cost.elapsed >= task.duration {
@@ -286,9 +203,10 @@ fn gather_by(task: &Task, mut gatherer: impl Gatherer) -> Result<Measured> {
             positions.fill_with(&mut draw);
         }
     }
-    let peak_mib = resident_bytes("VmHWM")? as f64 / f64::from(1 << 20);
-    measured.add("resident_peak_mib", peak_mib, Per::Peak);
-    measured.verified_bytes = sums.finish(task.way.series(), row_bytes)?;
+    if !sums.agree() {
+        return Err(Error::WrongBytes { series: task.series.clone(), pos_bytes: 0 });
+    }
+    measured.verified_bytes = sums.words() * 8;
     Ok(measured)
 }
 
@@ -306,12 +224,12 @@ impl Gatherer for Cached {
         Ok(())
     }
 
-    fn gather(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
+    fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
         if self.is_pinned {
             let range = |&start: &u64| start..start + self.row_bytes as u64;
             let ranges: Vec<_> = positions.iter().map(range).collect();
             for (pin, position) in self.file.pin_many(&ranges).into_iter().zip(positions) {
-                sums.add(&pin?, *position);
+                sums.add_all(&pin?, *position);
             }
             return Ok(());
         }
@@ -325,7 +243,7 @@ impl Gatherer for Cached {
                     let (series, pos_bytes) = (READ_MANY.to_owned(), request.position);
                     return Err(Error::WrongBytes { series, pos_bytes });
                 }
-                sums.add(request.buffer, request.position);
+                sums.add_all(request.buffer, request.position);
             }
         }
         Ok(())
@@ -349,17 +267,16 @@ fn map(path: &Path) -> Result<Mapping> {
 }
 
 impl Mapped {
-    fn read(&self, positions: &[u64], is_announced: bool, sums: &mut RowSums) -> Result<()> {
+    fn read(&self, positions: &[u64], is_announced: bool, sums: &mut Sums) -> Result<()> {
         let Some(mapping) = &self.mapping else {
             return Err(Error::Refused("the file is not mapped".into()));
         };
         if is_announced {
-            let announce = |start: &u64| mapping.will_need(*start, self.row_bytes as u64);
+            let announce = |start: &u64| mapping.will_need(*start, self.row_bytes);
             positions.iter().try_for_each(announce)?;
         }
-        let span = mapping.span();
         for position in positions {
-            sums.add(span.bytes(*position, self.row_bytes), *position);
+            sums.add_all(mapping.span.bytes(*position, self.row_bytes), *position);
         }
         Ok(())
     }
@@ -373,11 +290,11 @@ impl Gatherer for Mapped {
         Ok(())
     }
 
-    fn warm(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
+    fn warm(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
         self.read(positions, true, sums)
     }
 
-    fn gather(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
+    fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
         self.read(positions, self.is_announced, sums)
     }
 }
@@ -388,91 +305,15 @@ impl Gatherer for RawRing {
         Ok(())
     }
 
-    fn gather(&mut self, positions: &[u64], sums: &mut RowSums) -> Result<()> {
-        let mut left = positions.iter();
-        loop {
-            while let Some(position) = left.as_slice().first() {
-                let Some(block) = self.take_idle() else { break };
-                self.start(block, Transfer::Read, *position)?;
-                left.next();
-            }
-            if self.in_flight() == 0 {
-                return Ok(());
-            }
-            self.complete(self.in_flight().div_ceil(2), |row| {
-                sums.add(row.bytes, row.pos_bytes);
+    fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
+        self.transfer(
+            positions.iter().copied(),
+            usize::from(DEPTH / 2),
+            |_, _| (),
+            |row| {
+                sums.add_all(row.bytes, row.pos_bytes);
                 Ok(())
-            })?;
-        }
-    }
-}
-
-/// Sum of all words of many rows. What it must be follows from the positions: words of the file are
-/// a linear function of theirs (`harness::pattern`).
-#[derive(Debug, Default)]
-struct RowSums {
-    words: u64,
-    positions: u64,
-    rows: u64,
-}
-
-impl RowSums {
-    /// Adds the bytes of the row at `pos_bytes`.
-    #[inline]
-    fn add(&mut self, row: &[u8], pos_bytes: u64) {
-        let (words, _) = row.as_chunks::<8>();
-        let sum = words.iter().fold(0_u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
-        self.words = self.words.wrapping_add(sum);
-        self.positions = self.positions.wrapping_add(pos_bytes);
-        self.rows += 1;
-    }
-
-    /// Returns the number of bytes that were summed, each row having `row_bytes`.
-    ///
-    /// # Errors
-    /// The sum is not that of the file.
-    fn finish(&self, series: &str, row_bytes: usize) -> Result<u64> {
-        let words = (row_bytes / 8) as u64;
-        let first = word_at(0, 0);
-        let multiplier = word_at(1, 0).wrapping_sub(first);
-        let offsets = (0..words).map(|word| word * 8).sum::<u64>();
-        let of_a_row = first.wrapping_mul(words).wrapping_add(multiplier.wrapping_mul(offsets));
-        let of_positions = multiplier.wrapping_mul(words).wrapping_mul(self.positions);
-        if self.words != of_a_row.wrapping_mul(self.rows).wrapping_add(of_positions) {
-            return Err(Error::WrongBytes { series: series.to_owned(), pos_bytes: 0 });
-        }
-        Ok(self.rows * row_bytes as u64)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::ParameterSet;
-    use crate::harness::pattern;
-
-    #[test]
-    fn the_summary_has_two_of_the_four_quick_cases() {
-        let mut config = Config::new(ParameterSet::Quick, Vec::new());
-        let quick = parameters(&config).unwrap();
-        assert_eq!((quick.cases.len(), quick.rows), (4, 4096));
-        config.summary_only = true;
-        assert_eq!(parameters(&config).unwrap().cases.len(), 2);
-        let smoke = parameters(&Config::new(ParameterSet::Smoke, Vec::new())).unwrap();
-        assert_eq!(smoke.rows as u64 * 4096 * 2, smoke.sizes.memory_bytes, "half the memory");
-    }
-
-    #[test]
-    fn one_wrong_byte_makes_the_sum_wrong() {
-        let mut row = vec![0; 1024];
-        let (mut good, mut bad) = (RowSums::default(), RowSums::default());
-        for pos_bytes in [0, 5 << 10, 77 << 10] {
-            pattern::fill(&mut row, pos_bytes);
-            good.add(&row, pos_bytes);
-            row[1000] ^= u8::from(pos_bytes > 0);
-            bad.add(&row, pos_bytes);
-        }
-        assert_eq!(good.finish("x", 1024).unwrap(), 3 << 10);
-        assert!(bad.finish("x", 1024).is_err());
+            },
+        )
     }
 }

@@ -97,28 +97,3 @@ fn virtualised(cpuinfo: &str) -> bool {
             .any(|name| vendor.starts_with(name));
     flagged || virtual_vendor || fs::exists("/sys/hypervisor/type").unwrap_or(false)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reads_the_field_that_is_meant() {
-        let meminfo = "MemTotal:       24684100 kB\nMemAvailable:   123 kB\nHugePages:  5\n";
-        assert_eq!(kibibytes_field(meminfo, "MemAvailable"), Some(123 * 1024));
-        assert_eq!(kibibytes_field(meminfo, "Mem"), None);
-        assert_eq!(kibibytes_field(meminfo, "HugePages"), None);
-    }
-
-    #[test]
-    fn names_processors_of_both_families() {
-        assert_eq!(cpu_name("processor : 0\nmodel\t: 2\nmodel name\t: AMD EPYC\n"), "AMD EPYC");
-        let text = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n";
-        assert_eq!(cpu_name(text), "AMD EPYC (family 25, model 17)");
-        assert_eq!(cpu_number(text, "cpu family"), Some(25));
-        assert_eq!(cpu_number(text, "model"), Some(17));
-        assert_eq!(cpu_number(text, "model name"), None);
-        assert_eq!(cpu_name("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "0x41 0xd0c");
-        assert_eq!(cpu_name(""), "");
-    }
-}

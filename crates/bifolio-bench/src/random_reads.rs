@@ -15,58 +15,52 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bifolio::{Cache, ReadRequest};
-use bifolio_report::Case;
+use bifolio::{Cache, OpenOptions, ReadRequest};
+use bifolio_report::{Case, Counts, Row};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::pread;
 use serde::{Deserialize, Serialize};
 
-use crate::benchmark::Needs;
-use crate::config::{Config, Times};
-use crate::definition::{Asked, Definition, Target, at_most, ratio_at_least};
+use crate::definition::{Asked, Definition, Parameters, at_least, at_most};
 use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::harness::access::{Access, PAGE_BYTES, Pattern};
 use crate::harness::cached::Cached;
-use crate::harness::checker::Checker;
 use crate::harness::child;
 use crate::harness::counters::bytes_read;
 use crate::harness::direct::{self, Page};
-use crate::harness::mapping::Mapping;
-use crate::harness::measured::{ALL, Calls, Cost, Measured, Meter, Unit};
+use crate::harness::measured::{Calls, Measured, Meter, Unit};
 use crate::harness::memory_group::{Membership, MemoryGroup, patiently};
-use crate::harness::raw_ring::{Completed, RawRing, Transfer};
-use crate::harness::sizes::{FILE_FACTOR, Sizes};
+use crate::harness::pattern::Checker;
+use crate::harness::raw_ring::{RawRing, Transfer};
+use crate::harness::sizes::{SizeRule, Sizes};
+use crate::harness::span::Mapping;
 use crate::harness::threads::run_together;
-use crate::run::{Children, Run};
+use crate::run::Run;
 
 const RAW: &str = "raw_direct";
 const READ_AT: &str = "read_at";
 const READ_MANY: &str = "read_many";
 const PREAD: &str = "kernel_pread";
 const MMAP: &str = "kernel_mmap";
+/// The series of what the cache keeps for itself.
+const METADATA: &str = "metadata_per_resident_page";
 
 /// Number of reads that the deep series keep in flight.
 const DEPTH: u16 = 32;
-/// Deep series make many more reads a second: longer trials cost little, and show stalls.
-const DEEP_WEIGHT: u32 = 3;
-/// Requests per call of `read_many`; the raw ring of the first waits for all of them.
-const CALLS: [u16; 2] = [DEPTH, 1024];
+/// Requests of a call of `read_many`.
+const REQUESTS: usize = 1024;
 /// Number of threads that fill the page cache before reads of one page at a time.
 const WARMING_THREADS: usize = 16;
 const SEED: u64 = 3;
 
-pub(crate) static RANDOM_READS: Definition<Parameters> = Definition {
+pub(crate) static RANDOM_READS: Definition = Definition {
     name: "random-reads",
     description: "4096-byte reads of a file 8 times the memory, against the device and the \
                   kernel's cache",
-    parameters,
-    // On disk the file; in memory the cache and the kernel's page cache of the same size, and as
-    // much again for the processes.
-    needs: |Parameters { sizes, .. }| Needs {
-        disk_bytes: sizes.size_bytes,
-        memory_bytes: sizes.memory_bytes.saturating_mul(2).saturating_add(64 << 20),
-    },
+    sizes: SizeRule::misses([4 << 20, 64 << 20, 512 << 20]),
+    times: [(0.3, 1), (9.0, 3), (320.0, 4)],
+    needs: |parameters| parameters.sizes.needs_of_groups(),
     ratios: &[(READ_MANY, RAW), (READ_AT, RAW), (READ_AT, PREAD), (READ_AT, MMAP)],
     shown_counts: &[
         "p50_ns",
@@ -79,91 +73,28 @@ pub(crate) static RANDOM_READS: Definition<Parameters> = Definition {
         "min_second_over_mean",
         "min_100ms_over_mean",
     ],
-    standard: ALL,
     targets: &[
-        ratio_at_least(
-            "misses/s, {over} / {under}, {requests_per_call} requests a call",
-            "pattern=uniform",
-            [READ_MANY, RAW],
-            0.95,
-        ),
-        at_most(
-            "CPU a miss, {over} / {under}, {requests_per_call} requests a call",
-            "pattern=uniform",
-            Asked::CountRatio(READ_MANY, RAW, "cpu_ns_per_miss"),
-            7.0 / 5.0,
-        ),
+        at_least("pattern=uniform", Asked::Ratio(READ_MANY, RAW), 0.95),
         // One for 16 misses.
         at_most(
-            "system calls a miss, {over}, {requests_per_call} requests a call",
             "pattern=uniform",
-            Asked::Count(READ_MANY, "syscalls_per_miss"),
+            Asked::Of("system calls a miss", |row| row.count(READ_MANY, "syscalls_per_miss")),
             1.0 / 16.0,
         ),
-        Target {
-            name: "slowest interval / mean, read_many, {requests_per_call} requests a call",
-            case: "pattern=uniform",
-            value: Asked::Of(|row| {
-                let count = |name| row.count(READ_MANY, name);
-                count("min_second_over_mean").or_else(|| count("min_100ms_over_mean"))
-            }),
-            target: 0.5,
-            at_most: false,
-        },
-        ratio_at_least(
-            "reads/s, {over} / {under}, {pattern}, threads {threads}",
-            "pattern=uniform",
-            [READ_AT, RAW],
-            0.95,
-        ),
-        at_most(
-            "p99.9, {over} / {under}, {pattern}, threads {threads}",
-            "pattern=uniform",
-            Asked::CountRatio(READ_AT, RAW, "p999_ns"),
-            1.2,
-        ),
+        at_least("pattern=uniform", Asked::Ratio(READ_AT, RAW), 0.95),
         // At depth 1 the device dominates: level with the kernel, within noise.
-        ratio_at_least(
-            "reads/s, {over} / {under}, {pattern}, threads {threads}",
-            "",
-            [READ_AT, PREAD],
-            0.95,
-        ),
-        ratio_at_least(
-            "reads/s, {over} / {under}, {pattern}, threads {threads}",
-            "",
-            [READ_AT, MMAP],
-            0.95,
-        ),
+        at_least("", Asked::Ratio(READ_AT, PREAD), 0.95),
+        at_least("", Asked::Ratio(READ_AT, MMAP), 0.95),
+        at_most("", Asked::Of("bytes", |row| row.series.get(METADATA).copied()), 72.0),
     ],
     run,
     child: Some(|task| child::serve(task, run_task)),
 };
 
-/// The parameters of one run, as the envelope shows them.
-#[derive(Debug, Serialize)]
-pub(crate) struct Parameters {
-    #[serde(flatten)]
-    sizes: Sizes,
-    #[serde(flatten)]
-    times: Times,
-    /// Threads of the series that read one page at a time.
-    threads: Vec<usize>,
-    depth: u16,
-}
-
-fn parameters(config: &Config) -> Result<Parameters> {
-    let sizes = Sizes::choose(FILE_FACTOR, config, config.of_set([4 << 20, 64 << 20, 512 << 20]))?;
-    let times = config.times([(0.3, 1), (9.0, 3), (320.0, 4)]);
-    Ok(Parameters { sizes, times, threads: config.threads_or_default()?, depth: DEPTH })
-}
-
 fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let file = run.make_file("file", parameters.sizes.size_bytes)?;
-    let tracepoint = run.tracepoint();
-    let patterns = [Pattern::Uniform, Pattern::Zipf];
-    for pattern in patterns {
-        measure(run, parameters, &file, pattern, tracepoint, patterns.len() as u32)?;
+    for pattern in [Pattern::Uniform, Pattern::Zipf] {
+        measure(run, parameters, &file, pattern)?;
     }
     run.note("uniform: every page once before any again, so that every read is a miss");
     let bytes = format_bytes(parameters.sizes.kernel_bytes());
@@ -171,211 +102,166 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         "a process of kernel_pread or kernel_mmap is held to {bytes}, as the process of a cache is"
     ));
     run.note(
-        "raw_direct with 32 requests a call waits for all 32 before it goes on, as a call must; \
-         with 1024 it goes on as soon as half are complete, and its latencies are of single reads",
+        "raw_direct at depth 32 starts a read for each that completes, and times single reads",
     );
     Ok(())
 }
 
-/// The pages of one trial, and its end: the time or the draws, whichever is reached first. All
-/// readers of one cache share one counter of draws, in whatever thread or process, so that pages
-/// kept are not read again; it is Relaxed, because a draw is a number and publishes nothing.
-#[derive(Clone, Copy, Debug)]
-struct Load<'a> {
-    series: &'static str,
-    access: &'a Access,
-    draws: &'a AtomicU64,
+/// The reads of one trial, which ends with its time or with a draw.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Load {
+    pattern: Pattern,
+    size_bytes: u64,
+    threads: usize,
     duration: Duration,
     draw_end: u64,
-    tracepoint: Option<u64>,
 }
 
-impl Load<'_> {
-    /// Takes the number of the next draw.
-    fn draw(&self) -> u64 {
-        self.draws.fetch_add(1, Ordering::Relaxed)
-    }
+/// Takes the number of the next draw. All readers of one cache share one counter, in whatever
+/// thread or process, so that pages that were kept are not read again.
+fn next(draws: &AtomicU64) -> u64 {
+    // Relaxed: a draw is a number and publishes nothing.
+    draws.fetch_add(1, Ordering::Relaxed)
 }
 
-/// One pattern over the file, with a cache and draws of its own, so that pages kept by one pattern
-/// are not hits of the other.
-#[derive(Debug)]
-struct Stage<'a> {
-    file: &'a Path,
-    sizes: Sizes,
-    pattern: Pattern,
-    access: Access,
-    tracepoint: Option<u64>,
-    children: Children<'a>,
-    cached: Cached,
-    raw_draws: AtomicU64,
-    cached_draws: AtomicU64,
-    kernel_draws: AtomicU64,
-}
-
-impl Stage<'_> {
-    fn load<'b>(
-        &'b self,
-        series: &'static str,
-        draws: &'b AtomicU64,
-        duration: Duration,
-    ) -> Load<'b> {
-        let Self { access, tracepoint, .. } = self;
-        let tracepoint = *tracepoint;
-        Load { series, access, draws, duration, draw_end: u64::MAX, tracepoint }
-    }
-
-    /// Returns the reads that fill a cache, and beyond: the timed reads then also evict.
-    fn warming_reads(&self) -> u64 {
-        let bounds = if self.pattern == Pattern::Zipf { 4 } else { 2 };
-        bounds * self.sizes.memory_pages()
-    }
-
-    /// Fills the cache.
-    fn warm(&self) -> Result<Measured> {
-        let load = self.load(READ_AT, &self.cached_draws, Duration::MAX);
-        let load = Load { draw_end: self.warming_reads(), ..load };
-        read_pages(&load, WARMING_THREADS, || Ok(through_cache(&self.cached)))
-    }
-
-    /// Creates the control group, and fills its page cache.
-    fn warm_kernel(&self) -> Result<(MemoryGroup, u64)> {
-        let group = MemoryGroup::create(self.sizes)?;
-        let reads = self.warming_reads();
-        let warm = self.ask(&group, false, WARMING_THREADS, (Duration::MAX, reads))?;
-        Ok((group, warm.verified_bytes))
-    }
-
-    /// Runs a trial of the kernel in a child.
-    fn ask(
-        &self,
-        group: &MemoryGroup,
-        is_mapped: bool,
-        threads: usize,
-        (duration, draw_end): (Duration, u64),
-    ) -> Result<Measured> {
-        let measured: Measured = self.children.ask(&Task {
-            is_mapped,
-            group: group.membership(),
-            file: self.file.to_owned(),
-            size_bytes: self.sizes.size_bytes,
-            pattern: self.pattern,
-            threads,
-            draw_start: self.kernel_draws.load(Ordering::Relaxed),
-            draw_end,
-            duration,
-            tracepoint: self.tracepoint,
-        })?;
-        self.kernel_draws.fetch_add(measured.calls.operations, Ordering::Relaxed);
-        Ok(measured)
-    }
-}
-
-/// Measures all rows of one of `parts` patterns.
+/// Measures all rows of a pattern, with a cache of its own, so that pages kept by one pattern are
+/// not hits of the other.
 fn measure(
     run: &mut Run<'_>,
     parameters: &Parameters,
     file: &Path,
     pattern: Pattern,
-    tracepoint: Option<u64>,
-    parts: u32,
 ) -> Result<()> {
     const READS: Unit = ("reads/s", Measured::rate);
     let sizes = parameters.sizes;
     direct::drop_page_cache(file)?;
     let builder = Cache::builder().memory(sizes.memory_bytes).io_depth(usize::from(DEPTH));
-    let stage = &Stage {
-        file,
-        sizes,
-        pattern,
-        access: Access::new(pattern, sizes.size_bytes, SEED),
-        tracepoint,
-        children: run.children,
-        cached: Cached::open(builder, file, false)?,
-        raw_draws: AtomicU64::default(),
-        cached_draws: AtomicU64::default(),
-        kernel_draws: AtomicU64::default(),
+    let cached = &Cached::open(builder, file, &OpenOptions::new())?;
+    let [raw_draws, cached_draws, kernel_draws] = &<[AtomicU64; 3]>::default();
+    let (draw_end, size_bytes) = (u64::MAX, sizes.size_bytes);
+    let load = move |threads, duration| Load { pattern, size_bytes, threads, duration, draw_end };
+    let children = run.children;
+    let ask = &|group: &MemoryGroup, is_mapped, load: Load| -> Result<Measured> {
+        let (group, file) = (group.membership(), file.to_owned());
+        let draw_start = kernel_draws.load(Ordering::Relaxed);
+        let task = Task { is_mapped, group, file, load, draw_start };
+        let measured: Measured = children.ask(&task)?;
+        kernel_draws.fetch_add(measured.calls.operations, Ordering::Relaxed);
+        Ok(measured)
     };
-    run.start(&format!("{}: warm the caches", pattern.name()), 2);
-    run.report.verified_bytes += stage.warm()?.verified_bytes;
-    run.step();
-    let kernel = run.attempt(&[PREAD, MMAP], stage.warm_kernel())?;
-    run.report.verified_bytes += kernel.as_ref().map_or(0, |(_, bytes)| *bytes);
-    run.step();
+
+    let warming = load(WARMING_THREADS, Duration::MAX);
+    let kernel = warm(run, sizes, warming, (cached, cached_draws), ask)?;
     let raw = run.attempt(&[RAW], direct::probe(file))?;
 
     let case = |depth: u16, threads: usize| {
         let case = Case::new().with("pattern", pattern.name()).with("block_bytes", PAGE_BYTES);
         case.with("depth", depth).with("threads", threads)
     };
-    let (cached, mut rows) = (&stage.cached, run.rows());
+    let mut rows = run.rows();
     for &threads in &parameters.threads {
         rows.row(case(1, threads), READS);
         if raw.is_some() {
             rows.series(RAW, move |trial| {
-                let load = stage.load(RAW, &stage.raw_draws, trial);
-                read_pages(&load, threads, || past_page_cache(file))
+                read_pages(RAW, &load(threads, trial), raw_draws, || past_page_cache(file))
             });
         }
         rows.series(READ_AT, move |trial| {
-            let load = stage.load(READ_AT, &stage.cached_draws, trial);
-            cached.with_stats(|| read_pages(&load, threads, || Ok(through_cache(cached))))
+            cached.with_stats(|| {
+                let open = || Ok(through_cache(cached));
+                read_pages(READ_AT, &load(threads, trial), cached_draws, open)
+            })
         });
-        if let Some((group, _)) = &kernel {
-            rows.series(PREAD, move |trial| stage.ask(group, false, threads, (trial, u64::MAX)));
-            rows.series(MMAP, move |trial| stage.ask(group, true, threads, (trial, u64::MAX)));
+        if let Some(group) = &kernel {
+            rows.series(PREAD, move |trial| ask(group, false, load(threads, trial)));
+            rows.series(MMAP, move |trial| ask(group, true, load(threads, trial)));
         }
     }
-    for requests in CALLS {
-        rows.row(case(DEPTH, 1).with("requests_per_call", requests), READS);
-        if raw.is_some() {
-            rows.weighted(RAW, DEEP_WEIGHT, move |trial| {
-                let load = stage.load(RAW, &stage.raw_draws, trial);
-                read_raw(&load, file, requests == DEPTH)
-            });
-        }
-        rows.weighted(READ_MANY, DEEP_WEIGHT, move |trial| {
-            let load = stage.load(READ_MANY, &stage.cached_draws, trial);
-            cached.with_stats(|| read_many(&load, &cached.file, usize::from(requests)))
-        });
+    rows.row(case(DEPTH, 1).with("requests_per_call", REQUESTS), READS);
+    if raw.is_some() {
+        rows.series(RAW, move |trial| read_raw(&load(1, trial), raw_draws, file));
     }
-    let rounds = parameters.times.shared(parts * rows.weight());
-    run.measure(&format!("{}: measure", pattern.name()), rows, rounds)
+    rows.series(READ_MANY, move |trial| {
+        cached.with_stats(|| read_many(&load(1, trial), cached_draws, &cached.file))
+    });
+    // The other pattern has as many trials.
+    let rounds = parameters.shared(2 * rows.trials());
+    run.measure(&format!("{}: measure", pattern.name()), rows, rounds)?;
+    if pattern == Pattern::Zipf && run.config.target.measures(METADATA) {
+        run.report.rows.push(metadata(cached, sizes.pages()));
+    }
+    Ok(())
+}
+
+/// Fills the cache and the page cache of a control group, and beyond: the timed reads then also
+/// evict. Returns the group.
+fn warm(
+    run: &mut Run<'_>,
+    sizes: Sizes,
+    load: Load,
+    cached: (&Cached, &AtomicU64),
+    ask: &dyn Fn(&MemoryGroup, bool, Load) -> Result<Measured>,
+) -> Result<Option<MemoryGroup>> {
+    run.start(&format!("{}: warm the caches", load.pattern.name()), 2);
+    let bounds = if load.pattern == Pattern::Zipf { 4 } else { 2 };
+    let load = Load { draw_end: bounds * sizes.memory_pages(), ..load };
+    let warm = read_pages(READ_AT, &load, cached.1, || Ok(through_cache(cached.0)))?;
+    run.report.verified_bytes += warm.verified_bytes;
+    run.step();
+    let group = MemoryGroup::create(sizes)
+        .and_then(|group| ask(&group, false, load).map(|warm| (group, warm.verified_bytes)));
+    let kernel = run.attempt(&[PREAD, MMAP], group)?;
+    run.report.verified_bytes += kernel.as_ref().map_or(0, |(_, bytes)| *bytes);
+    run.step();
+    Ok(kernel.map(|(group, _)| group))
+}
+
+/// Returns the row of what the cache keeps for each resident page, less a word in its table for
+/// each page of the file.
+fn metadata(cached: &Cached, file_pages: u64) -> Row {
+    let stats = cached.cache.stats();
+    let metadata_bytes = stats.metadata_bytes.saturating_sub(8 * file_pages);
+    let resident_bytes = stats.frame_bytes.saturating_sub(stats.free_bytes).max(1);
+    let per_page = metadata_bytes as f64 * PAGE_BYTES as f64 / resident_bytes as f64;
+    let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", PAGE_BYTES);
+    let mut row = Row::new(case, "bytes");
+    row.add(METADATA, vec![per_page], Counts::new());
+    row
 }
 
 /// Reads pages one at a time in several threads, each with its own reader. The result counts every
 /// read as a miss and as one system call, which the caller may correct.
 fn read_pages<R: FnMut(&mut Page, u64) -> Result<usize>>(
-    load: &Load<'_>,
-    threads: usize,
+    series: &'static str,
+    load: &Load,
+    draws: &AtomicU64,
     open: impl Fn() -> Result<R> + Sync,
 ) -> Result<Measured> {
-    let meter = Meter::start(load.tracepoint)?;
-    let started = meter.started();
+    let access = Access::new(load.pattern, load.size_bytes, SEED);
+    let meter = Meter::start();
     let body = |(mut read, mut page): (R, Box<Page>)| {
-        let (mut calls, mut checker) = (Calls::during(load.duration), Checker::new(load.series));
+        let (mut calls, mut checker) = (Calls::during(load.duration), Checker::new(series));
         let mut last = Instant::now();
         loop {
-            let draw = load.draw();
-            let since_start = last.duration_since(started);
+            let (draw, since_start) = (next(draws), last.duration_since(meter.started));
             // A thread that started late still reads once: a trial without a read has no rate.
             let is_over = since_start >= load.duration && calls.operations > 0;
             if is_over || draw >= load.draw_end {
                 return Ok((calls, checker.finish()?));
             }
-            let pos_bytes = load.access.pos_bytes(draw);
+            let pos_bytes = access.pos_bytes(draw);
             let begin = Instant::now();
             let read = read(&mut page, pos_bytes)?;
             last = Instant::now();
             if read != PAGE_BYTES {
                 return Err(checker.wrong(pos_bytes));
             }
-            calls.add(last.duration_since(started), last - begin);
+            calls.add(last.duration_since(meter.started), last - begin);
             checker.add(&page.0, pos_bytes)?;
         }
     };
-    let threads = run_together(threads, |_| Ok((open()?, Page::zeroed())), body)?;
-    let cost = meter.stop()?;
+    let threads = run_together(load.threads, |_| Ok((open()?, Page::zeroed())), body)?;
+    let cost = meter.stop();
     let mut calls = Calls::during(load.duration);
     threads.iter().for_each(|(thread, _)| calls.merge(thread));
     let verified_bytes = threads.iter().map(|(_, bytes)| bytes).sum();
@@ -411,104 +297,68 @@ fn through_mapping(path: &Path) -> Result<impl FnMut(&mut Page, u64) -> Result<u
     let file = File::open(path).map_err(Error::system(format!("open {}", path.display())))?;
     let mapping = Mapping::of_file(&file, false)?;
     mapping.advise(memmap2::Advice::Random)?;
-    let span = mapping.span();
     Ok(move |page: &mut Page, pos_bytes| {
-        span.copy(&mut page.0, pos_bytes);
+        mapping.span.copy(&mut page.0, pos_bytes);
         Ok(PAGE_BYTES)
     })
 }
 
-/// Calls of the one thread of a deep trial.
-struct Deep<'a> {
-    load: &'a Load<'a>,
-    started: Instant,
-    calls: Calls,
-    checker: Checker,
-}
-
-impl<'a> Deep<'a> {
-    fn new(load: &'a Load<'a>, started: Instant) -> Self {
-        let (calls, checker) = (Calls::during(load.duration), Checker::new(load.series));
-        Self { load, started, calls, checker }
-    }
-
-    fn is_over(&self) -> bool {
-        let Load { duration, draw_end, draws, .. } = self.load;
-        self.started.elapsed() >= *duration || draws.load(Ordering::Relaxed) >= *draw_end
-    }
-
-    fn time(&mut self, latency: Duration) {
-        self.calls.time(self.started.elapsed(), latency);
-    }
-
-    fn count(&mut self, operations: usize) {
-        self.calls.count(self.started.elapsed(), operations as u64);
-    }
-
-    fn finish(self, cost: Cost, syscalls_known: u64) -> Result<Measured> {
-        let (misses, verified_bytes) = (self.calls.operations, self.checker.finish()?);
-        let measured = Measured::new(self.calls, misses * PAGE_BYTES as u64, cost);
-        Ok(Measured { misses, verified_bytes, syscalls_known, ..measured })
-    }
-}
-
-/// Reads pages past the page cache with io_uring. With a barrier it waits for all reads in flight
-/// before it starts others: the limit of a call with as many requests as the depth. Without, it
-/// starts a read for each that completes, the limit of a call with many more, and sleeps until half
-/// of its reads are complete: waking for each costs a quarter more CPU without a gain.
-fn read_raw(load: &Load<'_>, path: &Path, has_barrier: bool) -> Result<Measured> {
+/// Reads pages past the page cache with io_uring, as many at once as the ring is deep: the limit of
+/// calls with many requests. The thread sleeps until half of its reads are complete: waking for
+/// each costs a quarter more CPU without a gain.
+fn read_raw(load: &Load, draws: &AtomicU64, path: &Path) -> Result<Measured> {
+    let access = Access::new(load.pattern, load.size_bytes, SEED);
     let file = direct::open(path, false)?;
-    let mut ring = RawRing::new(&file, PAGE_BYTES, DEPTH)?;
-    let meter = Meter::start(load.tracepoint)?;
-    let mut deep = Deep::new(load, meter.started());
-    while !deep.is_over() {
-        let begin = Instant::now();
-        while let Some(block) = ring.take_idle() {
-            ring.start(block, Transfer::Read, load.access.pos_bytes(load.draw()))?;
-        }
-        let before = ring.in_flight();
-        ring.complete(if has_barrier { before } else { before / 2 }, |done: Completed<'_>| {
-            if !has_barrier {
-                deep.time(done.latency);
-            }
-            deep.checker.add(done.bytes, done.pos_bytes)
-        })?;
-        if has_barrier {
-            deep.time(begin.elapsed());
-        }
-        deep.count(before - ring.in_flight());
-    }
-    let cost = meter.stop()?;
-    let enters = ring.enters();
-    // Reads that were still in flight do not count, but must be right.
-    ring.drain(|done| deep.checker.add(done.bytes, done.pos_bytes))?;
-    deep.finish(cost, enters)
+    let mut ring = RawRing::new(&file, Transfer::Read, PAGE_BYTES, DEPTH)?;
+    let (mut calls, mut checker) = (Calls::during(load.duration), Checker::new(RAW));
+    let meter = Meter::start();
+    let positions = std::iter::from_fn(|| {
+        let is_over = meter.started.elapsed() >= load.duration;
+        (!is_over).then(|| access.pos_bytes(next(draws)))
+    });
+    ring.transfer(
+        positions,
+        usize::from(DEPTH / 2),
+        |_, _| (),
+        |read| {
+            calls.add(meter.started.elapsed(), read.latency);
+            checker.add(read.bytes, read.pos_bytes)
+        },
+    )?;
+    finish(calls, checker, meter, ring.enters)
 }
 
-/// Reads pages of a file in a cache, `requests_per_call` with each call of `read_many`.
-fn read_many(load: &Load<'_>, file: &bifolio::File, requests_per_call: usize) -> Result<Measured> {
-    let mut buffer = vec![0; requests_per_call * PAGE_BYTES];
+fn read_many(load: &Load, draws: &AtomicU64, file: &bifolio::File) -> Result<Measured> {
+    let access = Access::new(load.pattern, load.size_bytes, SEED);
+    let mut buffer = vec![0; REQUESTS * PAGE_BYTES];
     let pages = buffer.chunks_exact_mut(PAGE_BYTES);
     let mut requests: Vec<ReadRequest<'_>> = pages.map(|page| ReadRequest::new(0, page)).collect();
-    let meter = Meter::start(load.tracepoint)?;
-    let mut deep = Deep::new(load, meter.started());
-    while !deep.is_over() {
+    let (mut calls, mut checker) = (Calls::during(load.duration), Checker::new(READ_MANY));
+    let meter = Meter::start();
+    while meter.started.elapsed() < load.duration {
         for request in &mut requests {
-            request.position = load.access.pos_bytes(load.draw());
+            request.position = access.pos_bytes(next(draws));
             request.result = Ok(0);
         }
         let begin = Instant::now();
         file.read_many(&mut requests)?;
-        deep.time(begin.elapsed());
+        calls.time(meter.started.elapsed(), begin.elapsed());
         for request in &mut requests {
             if std::mem::replace(&mut request.result, Ok(0))? != PAGE_BYTES {
-                return Err(deep.checker.wrong(request.position));
+                return Err(checker.wrong(request.position));
             }
-            deep.checker.add(request.buffer, request.position)?;
+            checker.add(request.buffer, request.position)?;
         }
-        deep.count(requests_per_call);
+        calls.count(meter.started.elapsed(), REQUESTS as u64);
     }
-    deep.finish(meter.stop()?, 0)
+    finish(calls, checker, meter, 0)
+}
+
+fn finish(calls: Calls, checker: Checker, meter: Meter, enters: u64) -> Result<Measured> {
+    let cost = meter.stop();
+    let (misses, verified_bytes) = (calls.operations, checker.finish()?);
+    let measured = Measured::new(calls, misses * PAGE_BYTES as u64, cost);
+    Ok(Measured { misses, verified_bytes, syscalls: Some(enters), ..measured })
 }
 
 /// A trial of the kernel's page cache, in a process of a control group.
@@ -517,63 +367,21 @@ struct Task {
     is_mapped: bool,
     group: Membership,
     file: PathBuf,
-    size_bytes: u64,
-    pattern: Pattern,
-    threads: usize,
+    load: Load,
     draw_start: u64,
-    draw_end: u64,
-    duration: Duration,
-    tracepoint: Option<u64>,
 }
 
-/// Runs the child's side.
-fn run_task(task: &Task) -> Result<Measured> {
-    let Task { is_mapped, group, file, .. } = task;
+fn run_task(Task { is_mapped, group, file, load, draw_start }: &Task) -> Result<Measured> {
     group.join()?;
-    let load = Load {
-        series: if *is_mapped { MMAP } else { PREAD },
-        access: &Access::new(task.pattern, task.size_bytes, SEED),
-        draws: &AtomicU64::new(task.draw_start),
-        duration: task.duration,
-        draw_end: task.draw_end.max(task.draw_start),
-        tracepoint: task.tracepoint,
-    };
+    let draws = AtomicU64::new(*draw_start);
     let before = bytes_read()?;
-    let measured = if *is_mapped {
-        let measured = read_pages(&load, task.threads, || through_mapping(file))?;
-        Measured { syscalls_known: 0, ..measured }
+    let mut measured = if *is_mapped {
+        read_pages(MMAP, load, &draws, || through_mapping(file))?
     } else {
-        read_pages(&load, task.threads, || through_page_cache(file))?
+        read_pages(PREAD, load, &draws, || through_page_cache(file))?
     };
-    Ok(Measured { misses: (bytes_read()? - before) / PAGE_BYTES as u64, ..measured })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::harness::pattern;
-
-    #[test]
-    fn all_threads_together_make_every_draw_once() {
-        let access = Access::new(Pattern::Uniform, 1000 * PAGE_BYTES as u64, 1);
-        let run = |short_at_bytes| {
-            let load = Load {
-                series: "x",
-                access: &access,
-                draws: &AtomicU64::new(5),
-                duration: Duration::MAX,
-                draw_end: 905,
-                tracepoint: None,
-            };
-            let read = move |page: &mut Page, pos_bytes| {
-                pattern::fill(&mut page.0, pos_bytes);
-                Ok(if pos_bytes == short_at_bytes { 512 } else { PAGE_BYTES })
-            };
-            read_pages(&load, 3, || Ok(read))
-        };
-        let measured = run(u64::MAX).unwrap();
-        assert_eq!((measured.calls.operations, measured.calls.latencies.calls()), (900, 900));
-        assert!(measured.verified_bytes >= 900 * 8 + 3 * PAGE_BYTES as u64);
-        assert!(run(access.pos_bytes(700)).is_err());
+    if *is_mapped {
+        measured.syscalls = Some(0);
     }
+    Ok(Measured { misses: (bytes_read()? - before) / PAGE_BYTES as u64, ..measured })
 }

@@ -15,12 +15,10 @@
 //! | bytes are wrong, in this process or in a child | the run ends: no figure is valid |
 //!
 //! A series that failed has no figures in its row, not even of the trials before: those that
-//! survive are the fast ones. A slow device is waited for: trials end with their time, and files
-//! are written and verified however long that takes; a signal ends the run. Memory that is short
-//! makes a process in a [control group](crate::harness::memory_group) wait.
+//! survive are the fast ones. A slow device is waited for.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bifolio_report::statistics::{median, median_interval};
@@ -31,20 +29,18 @@ use serde::de::DeserializeOwned;
 use crate::benchmark::Context;
 use crate::config::{Config, Target};
 use crate::error::{Error, Result};
-use crate::harness::measured::{Measured, Standard, Unit, fill};
+use crate::harness::measured::{Measured, Unit, fill};
 use crate::harness::reads::Way;
 use crate::harness::workspace::Workspace;
-use crate::harness::{child, pattern, syscalls};
+use crate::harness::{child, pattern};
 use crate::progress::Progress;
 
-/// A benchmark that runs.
 pub(crate) struct Run<'a> {
     pub(crate) config: &'a Config,
     pub(crate) workspace: &'a Workspace,
     pub(crate) children: Children<'a>,
     pub(crate) report: Report,
     progress: &'a mut (dyn Progress + 'a),
-    standard: &'static [Standard],
 }
 
 /// Starts child processes of one benchmark.
@@ -55,7 +51,6 @@ pub(crate) struct Children<'a> {
 }
 
 impl Children<'_> {
-    /// Runs `task` in a child.
     pub(crate) fn ask<A: DeserializeOwned>(&self, task: &impl Serialize) -> Result<A> {
         child::ask(self.command, self.bench, task)
     }
@@ -64,22 +59,19 @@ impl Children<'_> {
 impl<'a> Run<'a> {
     pub(crate) fn new(
         bench: &'static str,
-        standard: &'static [Standard],
         context: &Context<'a>,
         report: Report,
         progress: &'a mut (dyn Progress + 'a),
     ) -> Self {
         let Context { config, workspace, .. } = *context;
         let children = Children { bench, command: &config.child_command };
-        Self { config, workspace, children, report, progress, standard }
+        Self { config, workspace, children, report, progress }
     }
 
-    /// Begins a phase of `steps` steps, which the user sees.
     pub(crate) fn start(&mut self, phase: &str, steps: u64) {
         self.progress.start(phase, steps);
     }
 
-    /// Adds a completed step to the phase.
     pub(crate) fn step(&mut self) {
         self.progress.advance(1);
     }
@@ -91,23 +83,17 @@ impl<'a> Run<'a> {
     /// Creates the file `name` of the benchmark, filled with the pattern.
     pub(crate) fn make_file(&mut self, name: &str, size_bytes: u64) -> Result<PathBuf> {
         let path = self.workspace.path().join(name);
-        self.make_file_at(&path, size_bytes)?;
+        self.progress.start(&format!("make {name}"), size_bytes);
+        pattern::make_file(&path, size_bytes, &mut *self.progress)?;
         Ok(path)
     }
 
-    /// Creates the file `path`, filled with the pattern.
-    pub(crate) fn make_file_at(&mut self, path: &Path, size_bytes: u64) -> Result<()> {
-        let name = path.file_name().unwrap_or_default().display();
-        self.progress.start(&format!("make {name}"), size_bytes);
-        pattern::make_file(path, size_bytes, &mut *self.progress)
-    }
-
-    /// Compares every byte of `file` by every way that is to be measured, and removes the others.
-    pub(crate) fn verify(&mut self, ways: &mut Vec<Way>, file: &Path) -> Result<()> {
+    /// Compares every byte of a file by every way that is to be measured, and removes the others.
+    pub(crate) fn verify(&mut self, ways: &mut Vec<Way>, size_bytes: u64) -> Result<()> {
         ways.retain(|way| self.config.target.measures(way.series));
         self.start("compare every byte by every way", ways.len() as u64);
         for way in ways {
-            self.report.verified_bytes += way.verify(file)?;
+            self.report.verified_bytes += (way.verify)(size_bytes)?;
             self.step();
         }
         Ok(())
@@ -128,22 +114,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the tracepoint at which system calls are counted, or `None` where that is not
-    /// possible, which the report notes.
-    pub(crate) fn tracepoint(&mut self) -> Option<u64> {
-        let tracepoint = syscalls::tracepoint(self.workspace);
-        let way = match &tracepoint {
-            Ok(_) => "counted by the kernel at raw_syscalls:sys_enter".to_owned(),
-            Err(reason) => format!("what each series knows of itself ({})", with_causes(reason)),
-        };
-        self.note(format!("system calls: {way}"));
-        self.report.config["syscalls"] = way.into();
-        tracepoint.ok()
-    }
-
     /// Returns a table without rows.
     pub(crate) fn rows<'b>(&self) -> Rows<'b> {
-        Rows::new(self.config.target)
+        let target = self.config.target;
+        Rows { target, rows: Vec::new(), units: Vec::new(), trials: Vec::new() }
     }
 
     /// Measures all series of `rows`, whose trials get their parts of the time, and adds the rows
@@ -158,7 +132,7 @@ impl<'a> Run<'a> {
             for (part, row) in trial.rows.clone().enumerate() {
                 let parts: Vec<&Measured> = results.iter().map(|parts| &parts[part]).collect();
                 self.report.verified_bytes += parts.iter().map(|it| it.verified_bytes).sum::<u64>();
-                fill(&mut rows[row], trial.series, &parts, units[row], self.standard);
+                fill(&mut rows[row], trial.series, &parts, units[row]);
             }
         }
         self.report.rows.extend(rows);
@@ -178,16 +152,10 @@ pub(crate) struct Rows<'b> {
 struct Trial<'b> {
     rows: Range<usize>,
     series: &'static str,
-    /// Duration of a trial, relative to others.
-    weight: u32,
     run: Box<dyn Fn(Duration) -> Result<Vec<Measured>> + 'b>,
 }
 
 impl<'b> Rows<'b> {
-    fn new(target: Target) -> Self {
-        Self { target, rows: Vec::new(), units: Vec::new(), trials: Vec::new() }
-    }
-
     /// Adds a row; the series that are added next are measured in it.
     pub(crate) fn row(&mut self, case: Case, unit: Unit) {
         self.rows.push(Row::new(case, unit.0));
@@ -200,17 +168,7 @@ impl<'b> Rows<'b> {
         series: &'static str,
         run: impl Fn(Duration) -> Result<Measured> + 'b,
     ) {
-        self.weighted(series, 1, run);
-    }
-
-    /// Adds a series whose trials take `weight` times as long.
-    pub(crate) fn weighted(
-        &mut self,
-        series: &'static str,
-        weight: u32,
-        run: impl Fn(Duration) -> Result<Measured> + 'b,
-    ) {
-        self.add(series, 1, weight, Box::new(move |duration| Ok(vec![run(duration)?])));
+        self.series_of_rows(series, 1, move |duration| Ok(vec![run(duration)?]));
     }
 
     /// Adds a series to the last `count` rows, which each of its trials fills.
@@ -220,25 +178,14 @@ impl<'b> Rows<'b> {
         count: usize,
         run: impl Fn(Duration) -> Result<Vec<Measured>> + 'b,
     ) {
-        self.add(series, count, 1, Box::new(run));
-    }
-
-    fn add(
-        &mut self,
-        series: &'static str,
-        count: usize,
-        weight: u32,
-        run: Box<dyn Fn(Duration) -> Result<Vec<Measured>> + 'b>,
-    ) {
         let rows = self.rows.len() - count..self.rows.len();
         if self.target.measures(series) {
-            self.trials.push(Trial { rows, series, weight, run });
+            self.trials.push(Trial { rows, series, run: Box::new(run) });
         }
     }
 
-    /// Returns the sum of the weights of all series.
-    pub(crate) fn weight(&self) -> u32 {
-        self.trials.iter().map(|trial| trial.weight).sum()
+    pub(crate) fn trials(&self) -> usize {
+        self.trials.len()
     }
 }
 
@@ -249,7 +196,7 @@ pub(crate) struct Rounds {
     pub(crate) at_most: usize,
     /// No round starts that would end later, estimated from the mean of those before.
     pub(crate) time: Duration,
-    /// Duration of a trial of weight one, for trials that end with their time.
+    /// Duration of a trial, for trials that end with their time.
     pub(crate) trial: Duration,
 }
 
@@ -294,7 +241,7 @@ fn run_trials(
             let trial = &trials[index];
             if meant.contains(&trial.rows.start) {
                 if !given[index].has_failed() {
-                    given[index].add((trial.run)(rounds.trial * trial.weight))?;
+                    given[index].add((trial.run)(rounds.trial))?;
                 }
                 progress.advance(1);
             }
@@ -426,7 +373,7 @@ mod tests {
         let host = Host::default();
         let context = Context { config: &config, workspace: &workspace, host: host.clone() };
         let (report, mut silent) = (Report::new("b", &host, serde_json::Value::Null), Silent);
-        let mut run = Run::new("b", &[], &context, report, &mut silent);
+        let mut run = Run::new("b", &context, report, &mut silent);
         let mut rows = run.rows();
         add(&mut rows);
         run.measure("x", rows, Rounds::exactly(rounds, Duration::ZERO))?;
@@ -491,39 +438,5 @@ mod tests {
             rows.series("x", move |_| Err(wrong()));
         });
         assert!(matches!(ended, Err(Error::WrongBytes { .. })));
-    }
-
-    #[test]
-    fn rows_are_noisy_while_the_interval_of_a_median_is_wide() {
-        let mut rows = Rows::new(Target::All);
-        (0..3).for_each(|n| rows.row(Case::new().with("n", n), UNIT));
-        rows.series_of_rows("a", 2, |_| Ok(Vec::new()));
-        rows.series("b", |_| Ok(Measured::default()));
-        let noisy = |values: &[f64]| {
-            let mut given = [Given::new(), Given::new()];
-            for value in values {
-                let steady = Measured::of_rate(1, 1.0);
-                let parts = vec![steady.clone(), Measured::of_rate(1, *value)];
-                given[0].add(Ok(parts)).unwrap();
-                given[1].add(Ok(vec![steady])).unwrap();
-            }
-            noisy_rows(&rows.trials, &rows.units, &given)
-        };
-        assert_eq!(noisy(&[1.0, 2.0, 1.0]), [1], "the second part of the trial");
-        // With one outlier the interval of eight values is without it.
-        assert!(noisy(&[1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]).is_empty());
-        assert!(noisy(&[]).is_empty());
-    }
-
-    #[test]
-    fn rounds_go_on_while_one_more_fits_into_the_time() {
-        let seconds = Duration::from_secs;
-        let rounds = Rounds { at_most: 5, ..Rounds::within(10.0, 2) };
-        assert!(rounds.one_more(0, seconds(0)));
-        assert!(rounds.one_more(1, seconds(60)), "fewer than at least");
-        assert!(!rounds.one_more(2, seconds(7)), "the third would end after 10.5 seconds");
-        assert!(rounds.one_more(2, seconds(6)));
-        assert!(!rounds.one_more(5, seconds(1)), "enough");
-        assert!(!Rounds::exactly(3, seconds(1)).one_more(3, seconds(0)));
     }
 }

@@ -1,44 +1,40 @@
 //! `scan`: a whole file from its first byte to its last, in order, initially not in memory.
 //!
 //! `read_at` through a new cache of an eighth of the file, with blocks of 64 KiB and of 1 MiB;
-//! against the device at its best (`raw_direct`: io_uring, large blocks, several in flight), the
-//! same loop with a copy into the caller's buffer (`raw_copied`), and the kernel's page cache with
-//! its readahead (`kernel_pread`). Before each pass the file is dropped from the page cache.
-//! Opening and building are not timed; everything from the first call on is. The cache's memory is
-//! made resident when it is built, like that of the device's loop; the kernel allocates its own
-//! while it reads.
+//! against the device at its best (`raw_direct`: io_uring, large blocks, several in flight, nothing
+//! copied), and the kernel's page cache with its readahead (`kernel_pread`). Before each pass the
+//! file is dropped from the page cache. Opening and building are not timed; everything from the
+//! first call on is. The cache's memory is made resident when it is built, like that of the
+//! device's loop; the kernel allocates its own while it reads.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use bifolio::Cache;
+use bifolio::{Cache, OpenOptions};
 use bifolio_report::Case;
-use serde::Serialize;
 
-use crate::config::{Config, Times};
-use crate::definition::{Definition, ratio_at_least};
+use crate::definition::{Asked, Definition, Parameters, at_least};
 use crate::error::{Error, Result};
 use crate::harness::cached::Cached;
-use crate::harness::checker::Checker;
 use crate::harness::direct::drop_page_cache;
-use crate::harness::measured::{ALL, Calls, Measured, Meter};
-use crate::harness::raw_ring::Transfer;
-use crate::harness::raw_stream::{Shape, Stream, fastest_shape, pass};
-use crate::harness::sizes::{FILE_FACTOR, Sizes};
+use crate::harness::measured::{Calls, Measured, Meter};
+use crate::harness::pattern::Checker;
+use crate::harness::raw_ring::{Shape, Stream, Transfer};
+use crate::harness::sizes::SizeRule;
 use crate::run::Run;
 
 const RAW_DIRECT: &str = "raw_direct";
-const RAW_COPIED: &str = "raw_copied";
 const READ_AT: &str = "read_at";
 const KERNEL: &str = "kernel_pread";
 
-pub(crate) static SCAN: Definition<Parameters> = Definition {
+pub(crate) static SCAN: Definition = Definition {
     name: "scan",
     description: "a whole file in order, from cold, against the device and the kernel's readahead",
-    parameters,
+    sizes: SizeRule::misses([4 << 20, 64 << 20, 512 << 20]),
+    times: [(0.2, 1), (8.0, 2), (240.0, 5)],
     needs: |parameters| parameters.sizes.needs(),
-    ratios: &[(READ_AT, RAW_DIRECT), (READ_AT, RAW_COPIED), (READ_AT, KERNEL)],
+    ratios: &[(READ_AT, RAW_DIRECT), (READ_AT, KERNEL)],
     shown_counts: &[
         "p50_ns",
         "p99_ns",
@@ -48,81 +44,46 @@ pub(crate) static SCAN: Definition<Parameters> = Definition {
         "min_second_over_mean",
         "min_100ms_over_mean",
     ],
-    standard: ALL,
-    targets: &[ratio_at_least(
-        "{over} / {under}, {block_bytes} bytes a call",
-        "",
-        [READ_AT, RAW_COPIED],
-        0.95,
-    )],
+    targets: &[at_least("", Asked::Ratio(READ_AT, RAW_DIRECT), 0.85)],
     run,
     child: None,
 };
 
-/// The parameters of one run, as the envelope shows them.
-#[derive(Debug, Serialize)]
-pub(crate) struct Parameters {
-    #[serde(flatten)]
-    sizes: Sizes,
-    #[serde(flatten)]
-    times: Times,
-}
-
-fn parameters(config: &Config) -> Result<Parameters> {
-    let sizes = Sizes::choose(FILE_FACTOR, config, config.of_set([4 << 20, 64 << 20, 512 << 20]))?;
-    Ok(Parameters { sizes, times: config.times([(0.2, 1), (8.0, 2), (240.0, 5)]) })
-}
-
 fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     let sizes = parameters.sizes;
     let file = run.make_file("file", sizes.size_bytes)?;
-    let tracepoint = run.tracepoint();
     let (size_bytes, expected) = (sizes.size_bytes, sizes.expected_pass());
-    let stream = &Stream { file: &file, size_bytes, expected, tracepoint };
+    let stream = &Stream { file: &file, size_bytes, expected };
     run.start("find the shape the device likes best", 1);
-    let shape = fastest_shape(&file, |shape| raw(stream, RAW_DIRECT, shape, 0));
-    let shape = run.attempt(&[RAW_DIRECT, RAW_COPIED], shape)?;
+    let shape = stream.fastest_shape(|shape| raw(stream, shape));
+    let shape = run.attempt(&[RAW_DIRECT], shape)?;
     let mut rows = run.rows();
     for block_bytes in [64 << 10, 1 << 20] {
         let case = Case::new().with("pattern", "sequential").with("block_bytes", block_bytes);
         rows.row(case, ("GiB/s", Measured::gibibytes_rate));
         if let Some(shape) = shape {
-            rows.series(RAW_DIRECT, move |_| raw(stream, RAW_DIRECT, shape, 0));
-            rows.series(RAW_COPIED, move |_| raw(stream, RAW_COPIED, shape, block_bytes));
+            rows.series(RAW_DIRECT, move |_| raw(stream, shape));
         }
         rows.series(READ_AT, move |_| read_at(stream, sizes.memory_bytes, block_bytes));
         rows.series(KERNEL, move |_| kernel_pread(stream, block_bytes));
     }
-    run.measure("measure", rows, parameters.times.rounds())?;
+    run.measure("measure", rows, parameters.rounds())?;
     if let Some(shape) = shape {
-        run.note(format!("raw_direct and raw_copied read {shape}"));
+        run.note(format!("raw_direct reads {shape}"));
     }
     Ok(())
 }
 
-/// `raw_direct`, whose blocks stay where the device has put them, and `raw_copied`, which also
-/// copies each block into a buffer of `copied_to_bytes`, like that of a caller of `read_at`.
-fn raw(
-    stream: &Stream<'_>,
-    series: &'static str,
-    shape: Shape,
-    copied_to_bytes: usize,
-) -> Result<Measured> {
+/// `raw_direct`, whose blocks stay where the device has put them.
+fn raw(stream: &Stream<'_>, shape: Shape) -> Result<Measured> {
     drop_page_cache(stream.file)?;
-    let (mut checker, mut buffer) = (Checker::new(series), vec![0; copied_to_bytes]);
-    let mut measured = pass(stream, Transfer::Read, shape, |block, pos_bytes| {
-        if buffer.is_empty() {
-            return checker.add(block, pos_bytes);
-        }
-        let step = buffer.len();
-        for (part, pos_bytes) in block.chunks(step).zip((pos_bytes..).step_by(step)) {
-            let start = pos_bytes as usize % step;
-            let copy = &mut buffer[start..start + part.len()];
-            copy.copy_from_slice(part);
-            checker.add(copy, pos_bytes)?;
-        }
-        Ok(())
-    })?;
+    let mut checker = Checker::new(RAW_DIRECT);
+    let mut measured = stream.pass(
+        Transfer::Read,
+        shape,
+        |_, _| (),
+        |block, pos_bytes| checker.add(block, pos_bytes),
+    )?;
     measured.verified_bytes = checker.finish()?;
     Ok(measured)
 }
@@ -131,7 +92,7 @@ fn raw(
 fn read_at(stream: &Stream<'_>, memory_bytes: u64, block_bytes: usize) -> Result<Measured> {
     drop_page_cache(stream.file)?;
     let builder = Cache::builder().memory(memory_bytes).populate(true);
-    let cached = Cached::open(builder, stream.file, false)?;
+    let cached = Cached::open(builder, stream.file, &OpenOptions::new())?;
     let measured = cached.with_stats(|| {
         calls(stream, READ_AT, block_bytes, |block, pos_bytes| {
             Ok(cached.file.read_at(block, pos_bytes)?)
@@ -159,20 +120,19 @@ fn calls(
     mut read: impl FnMut(&mut [u8], u64) -> Result<usize>,
 ) -> Result<Measured> {
     let mut block = vec![0; block_bytes];
-    let mut checker = Checker::new(series);
-    let mut calls = Calls::during(stream.expected);
-    let meter = Meter::start(stream.tracepoint)?;
+    let (mut calls, mut checker) = (Calls::during(stream.expected), Checker::new(series));
+    let meter = Meter::start();
     for pos_bytes in (0..stream.size_bytes).step_by(block_bytes) {
         let begin = Instant::now();
         let read_bytes = read(&mut block, pos_bytes)?;
-        calls.add(meter.started().elapsed(), begin.elapsed());
+        calls.add(meter.started.elapsed(), begin.elapsed());
         let left_bytes = stream.size_bytes - pos_bytes;
         if read_bytes as u64 != left_bytes.min(block_bytes as u64) {
             return Err(checker.wrong(pos_bytes));
         }
         checker.add(&block[..read_bytes], pos_bytes)?;
     }
-    let mut measured = Measured::new(calls, stream.size_bytes, meter.stop()?);
+    let mut measured = Measured::new(calls, stream.size_bytes, meter.stop());
     measured.verified_bytes = checker.finish()?;
     Ok(measured)
 }

@@ -124,72 +124,31 @@ fn draw(line: &Line, reports: &[Report]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use bifolio_report::{Case, Row, Rss};
+    use bifolio_report::{Case, Host, Row};
 
     use super::*;
-    use crate::harness::workspace::Workspace;
 
-    fn report(bench: &'static str, rows: Vec<Row>) -> Report {
-        let workspace = Workspace::create(None, 0).unwrap();
-        let host = crate::host::read(workspace.file_system());
-        Report { rows, ..Report::new(bench, &host, serde_json::Value::Null) }
-    }
-
-    fn row(case: Case, unit: &'static str, series: &[(&'static str, f64)]) -> Row {
+    fn report(
+        bench: &'static str,
+        case: Case,
+        unit: &'static str,
+        series: &[(&'static str, f64)],
+    ) -> Report {
         let mut row = Row::new(case, unit);
         row.series.extend(series.iter().map(|(name, value)| ((*name).into(), *value)));
-        row
-    }
-
-    #[test]
-    fn all_lines_fit_a_terminal() {
-        let reports: Vec<_> = MECHANISMS
-            .iter()
-            .flat_map(|mechanism| mechanism.lines)
-            .chain(&BESIDE_THE_KERNEL)
-            .chain([&MISSES])
-            .map(|line| {
-                let case =
-                    line.case.iter().fold(Case::new(), |case, (key, value)| case.with(key, *value));
-                let series =
-                    [line.before, line.ours, line.kernel].map(|name| (name, 123_456_789.0));
-                let mut row = row(case.with("threads", 128), "writes/s", &series);
-                row.spread.insert(line.ours.into(), [0.0, 250_000_000.0]);
-                let mut report = report(line.bench, vec![row]);
-                report.rss = Some(Rss { bound_bytes: 1 << 30, peak_bytes: 1 << 30 });
-                report
-            })
-            .collect();
-        let each: Vec<String> =
-            (0..reports.len()).map(|index| summarise(&reports[index..=index], 9)).collect();
-        let text = each.concat();
-        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
-        // Three lines a mechanism and one a row, the rest, and what separates them.
-        let lines: usize = MECHANISMS.iter().map(|mechanism| 4 + mechanism.lines.len()).sum();
-        assert!(lines + BESIDE_THE_KERNEL.len() + 10 <= 50);
+        Report { rows: vec![row], ..Report::new(bench, &Host::default(), serde_json::Value::Null) }
     }
 
     #[test]
     fn less_time_is_better_and_more_work_is_better() {
         let case = Case::new().with("workload", "mapped_stream");
         let series = [("drain_on_any_failure", 300.0), ("targeted", 100.0), ("kernel", 50.0)];
-        let text = summarise(&[report("advise", vec![row(case, "ns/call", &series)])], 1);
+        let text = summarise(&[report("advise", case, "ns/call", &series)], 1);
         let line = text.lines().find(|line| line.contains("advice")).unwrap();
         assert!(line.ends_with("3.00   0.50"), "a losing row looks like a winning one: {line}");
         let case = Case::new().with("pattern", "random");
         let series = [("write_at", 100.0), ("kernel_write", 50.0)];
-        let text = summarise(&[report("writes", vec![row(case, "writes/s", &series)])], 9);
+        let text = summarise(&[report("writes", case, "writes/s", &series)], 9);
         assert!(text.contains("  2.00\n") && text.contains("1 of 9 benchmarks"), "{text}");
-    }
-
-    #[test]
-    fn a_difference_that_may_be_noise_is_about_one() {
-        let case = Case::new().with("pattern", "zipf").with("depth", 1);
-        let mut row = row(case, "reads/s", &[("read_at", 60.0), ("kernel_pread", 100.0)]);
-        row.spread.insert("read_at".into(), [50.0, 101.0]);
-        row.spread.insert("kernel_pread".into(), [98.0, 102.0]);
-        let text = summarise(&[report("random-reads", vec![row])], 9);
-        let line = text.lines().find(|line| line.contains("skewed")).unwrap();
-        assert!(line.ends_with("   ~1.0"), "{line}");
     }
 }

@@ -5,10 +5,9 @@
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
-use indexmap::IndexSet;
 
 use crate::format_bytes;
-use bifolio_report::{Counts, Figure, Line, MECHANISMS, Name, Ratio, Report, Row, short};
+use bifolio_report::{Counts, Line, MECHANISMS, Name, Ratio, Report, Row, names, short};
 
 /// Returns the whole report as text, with a line feed at its end.
 pub fn render(report: &Report) -> String {
@@ -27,10 +26,10 @@ pub fn render(report: &Report) -> String {
         host.copy,
     );
     for rows in report.rows.chunk_by(|left, right| left.unit == right.unit) {
-        let scale = scale_of(rows);
+        let (divisor, prefix) = scale_of(rows);
         let unit = &rows[0].unit;
-        let _ = writeln!(text, "{}{unit}, medians, +- half the spread", scale.prefix);
-        let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, &scale));
+        let _ = writeln!(text, "{prefix}{unit}, medians, +- half the spread");
+        let _ = writeln!(text, "{}", rows_table(rows, &report.ratios, divisor));
     }
     for (mechanism, line) in
         MECHANISMS.iter().flat_map(|it| it.lines.iter().map(move |line| (it, line)))
@@ -49,7 +48,7 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(text, "  note: {note}");
     }
     for figure in &report.figures {
-        let _ = writeln!(text, "  {}", figure_line(figure));
+        let _ = writeln!(text, "  {figure}: {}", if figure.met() { "met" } else { "NOT MET" });
     }
     if let Some(rss) = report.rss {
         let _ = writeln!(
@@ -67,9 +66,9 @@ pub fn render(report: &Report) -> String {
     text
 }
 
-fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
-    let series = series_names(rows);
-    let keys = case_keys(rows);
+fn rows_table(rows: &[Row], ratios: &[Ratio], divisor: f64) -> Table {
+    let series = names(rows.iter().flat_map(Row::names));
+    let keys = names(rows.iter().flat_map(|row| row.case.keys()));
     let possible = |ratio: &&Ratio| rows.iter().any(|row| row.ratio(ratio).is_some());
     let ratios: Vec<&Ratio> = ratios.iter().filter(possible).collect();
 
@@ -79,8 +78,9 @@ fn rows_table(rows: &[Row], ratios: &[Ratio], scale: &Scale) -> Table {
     let mut table = empty(header);
     for row in rows {
         let mut cells: Vec<String> = keys.iter().map(|key| row.case.text(key)).collect();
-        cells.extend(series.iter().map(|name| series_cell(row, name, scale)));
-        cells.extend(ratios.iter().map(|ratio| ratio_cell(row, ratio)));
+        cells.extend(series.iter().map(|name| series_cell(row, name, divisor)));
+        let text = |ratio| row.ratio_text(ratio, |ratio| format!("{ratio:.2}"));
+        cells.extend(ratios.iter().map(|ratio| text(ratio).unwrap_or_else(|| "-".to_owned())));
         table.add_row(cells);
     }
     table
@@ -125,14 +125,12 @@ fn threads_table(line: &Line, report: &Report) -> Option<Table> {
 /// Returns the counts, one line for each series of each row that has any of them; `None` if no row
 /// has any.
 fn counts_table(rows: &[Row], names: &[Name]) -> Option<Table> {
-    let keys = case_keys(rows);
+    let keys = bifolio_report::names(rows.iter().flat_map(|row| row.case.keys()));
     let present = |name: &&Name| {
         rows.iter().any(|row| row.counts.values().any(|counts| counts.contains_key(name.as_ref())))
     };
     let names: Vec<&Name> = names.iter().filter(present).collect();
-    if names.is_empty() {
-        return None;
-    }
+    names.first()?;
     let mut header: Vec<String> = keys.iter().map(|key| stacked(key)).collect();
     header.push("series".to_owned());
     header.extend(names.iter().map(|name| stacked(name)));
@@ -163,71 +161,32 @@ fn stacked(name: &str) -> String {
     name.replace('_', "\n")
 }
 
-fn series_names(rows: &[Row]) -> IndexSet<&str> {
-    rows.iter().flat_map(Row::names).collect()
-}
-
-fn case_keys(rows: &[Row]) -> IndexSet<&str> {
-    rows.iter().flat_map(|row| row.case.keys()).collect()
-}
-
-/// One scale for a whole table, so that its numbers are comparable.
-struct Scale {
-    divisor: f64,
-    prefix: &'static str,
-}
-
-fn scale_of(rows: &[Row]) -> Scale {
+/// Returns the divisor of a whole table, so that its numbers are comparable, and its name.
+fn scale_of(rows: &[Row]) -> (f64, &'static str) {
     let largest = rows.iter().flat_map(|row| row.series.values()).copied().fold(0.0, f64::max);
     match largest {
-        large if large >= 1e6 => Scale { divisor: 1e6, prefix: "million " },
-        medium if medium >= 1e3 => Scale { divisor: 1e3, prefix: "thousand " },
-        _ => Scale { divisor: 1.0, prefix: "" },
+        large if large >= 1e6 => (1e6, "million "),
+        medium if medium >= 1e3 => (1e3, "thousand "),
+        _ => (1.0, ""),
     }
 }
 
-fn series_cell(row: &Row, name: &str, scale: &Scale) -> String {
+fn series_cell(row: &Row, name: &str, divisor: f64) -> String {
     let Some(&value) = row.series.get(name) else {
         return row.word(name).to_owned();
     };
     let spread = row.spread.get(name).filter(|[low, high]| low < high && value > 0.0);
     let Some([low, high]) = spread else {
-        return format!("{:.2}", value / scale.divisor);
+        return format!("{:.2}", value / divisor);
     };
     let half_width_percent = (high - low) / 2.0 / value * 100.0;
-    format!("{:.2}\n+-{half_width_percent:.0}%", value / scale.divisor)
-}
-
-fn ratio_cell(row: &Row, ratio: &Ratio) -> String {
-    row.ratio_text(ratio, |ratio| format!("{ratio:.2}")).unwrap_or_else(|| "-".to_owned())
-}
-
-fn figure_line(figure: &Figure) -> String {
-    format!("{figure}: {}", if figure.met() { "met" } else { "NOT MET" })
+    format!("{:.2}\n+-{half_width_percent:.0}%", value / divisor)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use bifolio_report::{Case, Failure, Host};
-
-    #[test]
-    fn a_missing_series_is_a_dash_and_has_no_ratio() {
-        let mut full = Row::new(Case::new().with("threads", 1), "ops/s");
-        full.series.insert("left".into(), 4e6);
-        full.series.insert("right".into(), 2e6);
-        full.spread.insert("left".into(), [3e6, 5e6]);
-        let mut partial = Row::new(Case::new().with("threads", 2), "ops/s");
-        partial.series.insert("left".into(), 8e6);
-        let rows = vec![full, partial];
-        assert!(series_names(&rows).into_iter().eq(["left", "right"]));
-        let scale = scale_of(&rows);
-        assert_eq!(series_cell(&rows[0], "left", &scale), "4.00\n+-25%");
-        assert_eq!(series_cell(&rows[1], "right", &scale), "-");
-        let ratio = Ratio::new("left", "right");
-        assert_eq!(ratio_cell(&rows[0], &ratio), "2.00");
-        assert_eq!(ratio_cell(&rows[1], &ratio), "-");
-    }
 
     #[test]
     fn three_numbers_of_threads_answer_the_table_of_the_kernel() {
@@ -249,32 +208,22 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_series_is_a_word_with_a_footnote() {
+    fn counts_have_columns_and_a_killed_series_is_a_word_with_a_footnote() {
         let mut row = Row::new(Case::new().with("threads", 1), "ops/s");
-        row.series.insert("ours".into(), 4.0);
+        let counts = [("p50_ns", 12345.4), ("misses", 0.5)];
+        let counts = counts.map(|(name, value)| (name.to_owned(), value));
+        row.add("ours", vec![3e6, 4e6, 5e6], Counts::from(counts));
         let failure = Failure { killed: true, reason: "out of memory".into() };
         row.failed.insert("rival".into(), failure);
         let mut report = Report::new("b", &Host::default(), serde_json::Value::Null);
         report.rows.push(row);
         report.ratios = vec![Ratio::new("ours", "rival")];
+        report.shown_counts = ["p50_ns", "absent", "misses"].map(Into::into).to_vec();
         let text = render(&report);
+        assert!(text.contains("million ops/s") && text.contains(" 4.00 "), "{text}");
+        assert!(text.contains(" 12345 ") && text.contains(" 0.500 "), "{text}");
+        assert!(!text.contains("absent") && text.contains("+-"), "{text}");
         assert!(text.contains(" killed "), "{text}");
         assert!(text.contains("  killed rival, threads 1: out of memory\n"), "{text}");
-    }
-
-    #[test]
-    fn counts_that_no_row_has_get_no_column() {
-        let mut row = Row::new(Case::new().with("threads", 1), "ops/s");
-        let counts = [("p50_ns", 12345.4), ("misses", 0.5)];
-        row.counts
-            .insert("left".into(), counts.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect());
-        row.counts.insert("right".into(), Counts::new());
-        let rows = [row];
-        let text = counts_table(&rows, &["p50_ns", "absent", "misses"].map(Into::into))
-            .unwrap()
-            .to_string();
-        assert!(text.contains("12345 ") && text.contains("0.500"), "{text}");
-        assert!(!text.contains("absent") && !text.contains("right"), "{text}");
-        assert!(counts_table(&rows, &["absent".into()]).is_none());
     }
 }

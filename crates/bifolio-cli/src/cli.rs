@@ -89,11 +89,11 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) threads: Option<Vec<usize>>,
     /// Memory bound of the cache where the file is larger than the cache; an eighth of the file
-    /// unless given, for `swap` and `reclaim` a quarter.
+    /// unless given, for `reclaim` a quarter.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// Size of the file; for benchmarks of misses eight times the memory unless given, for
-    /// `swap` and `reclaim` four times.
+    /// `reclaim` four times.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
     /// Trace for `hit-ratio` to replay: on each line the number of a page of 4096 bytes, or of the

@@ -22,7 +22,6 @@ use serde_json::Value;
 use crate::benchmark;
 use crate::error::{Error, Result};
 
-/// Attempts at a task whose process is killed.
 const ATTEMPTS_MAX: usize = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,7 +37,6 @@ enum Reply {
     WrongBytes { series: String, pos_bytes: u64 },
 }
 
-/// Runs `task` of benchmark `bench` in a child of this process.
 pub(crate) fn ask<A: DeserializeOwned>(
     child_command: &[String],
     bench: &str,
@@ -113,23 +111,11 @@ impl From<serde_json::Error> for Error {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Vec<String> {
-        ["sh", "-c", script].map(str::to_owned).to_vec()
-    }
-
-    #[test]
-    fn a_failing_child_is_quoted() {
-        let error = ask::<Value>(&shell("echo no room >&2; exit 3"), "b", &()).unwrap_err();
-        let message = error.to_string();
-        assert!(message.contains("no room") && message.contains('3'), "{message}");
-        assert!(ask::<Value>(&[], "b", &()).is_err());
-        assert!(ask::<Value>(&shell("echo not json"), "b", &()).is_err());
-    }
-
     #[test]
     fn wrong_bytes_in_a_child_are_wrong_bytes_here() {
         let script = "echo '{\"WrongBytes\":{\"series\":\"x\",\"pos_bytes\":8}}'";
-        let error = ask::<i32>(&shell(script), "b", &()).unwrap_err();
+        let command = ["sh", "-c", script].map(str::to_owned);
+        let error = ask::<i32>(&command, "b", &()).unwrap_err();
         assert!(matches!(error, Error::WrongBytes { pos_bytes: 8, .. }), "{error}");
     }
 }

@@ -5,12 +5,13 @@
 //! removed first, so that a mount is removed before its directory. SIGKILL cannot be handled: then
 //! files stay.
 
+use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
 use parking_lot::Mutex;
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::memory_group::MEMBERS;
@@ -29,40 +30,31 @@ const REMOVALS_MAX: u32 = 50;
 
 static ITEMS: Mutex<Vec<CleanupItem>> = Mutex::new(Vec::new());
 
-/// Something that must not outlive the run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CleanupItem {
+/// Something that must not outlive the run, at its path.
+pub(crate) type CleanupItem = (Kind, PathBuf);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
     /// A directory with all it contains.
-    Directory(PathBuf),
-    /// The mount at this path.
-    Mount(PathBuf),
+    Directory,
+    Mount,
     /// A control group, with the processes in it: children of this one.
-    Group(PathBuf),
+    Group,
     /// A file that the kernel may swap to.
-    Swap(PathBuf),
+    Swap,
 }
 
-impl CleanupItem {
-    fn path(&self) -> &Path {
-        match self {
-            Self::Directory(path) | Self::Mount(path) | Self::Group(path) | Self::Swap(path) => {
-                path
-            }
-        }
-    }
-
-    fn remove(&self) {
-        match self {
-            Self::Directory(path) => until_gone(path, || fs::remove_dir_all(path)),
-            // Detach: open files in it do not hold it back.
-            Self::Mount(path) => drop(unmount(path, UnmountFlags::DETACH)),
-            Self::Group(path) => remove_group(path),
-            // Its pages are first read back into memory.
-            Self::Swap(path) => until_gone(path, || {
-                swap::deactivate(path)?;
-                fs::remove_file(path)
-            }),
-        }
+fn remove((kind, path): &CleanupItem) {
+    match kind {
+        Kind::Directory => until_gone(path, || fs::remove_dir_all(path)),
+        // Detach: open files in it do not hold it back.
+        Kind::Mount => drop(unmount(path, UnmountFlags::DETACH)),
+        Kind::Group => remove_group(path),
+        // Its pages are first read back into memory.
+        Kind::Swap => until_gone(path, || {
+            swap::deactivate(path)?;
+            fs::remove_file(path)
+        }),
     }
 }
 
@@ -72,7 +64,7 @@ pub(crate) struct Removal(CleanupItem);
 
 impl Removal {
     /// Creates something that will be removed: no signal comes between the two.
-    pub(crate) fn of(make: impl FnOnce() -> Result<CleanupItem>) -> Result<Self> {
+    pub(super) fn of(make: impl FnOnce() -> Result<CleanupItem>) -> Result<Self> {
         let mut items = ITEMS.lock();
         let item = make()?;
         items.push(item.clone());
@@ -81,17 +73,29 @@ impl Removal {
 
     /// Creates a directory of the run in `parent`.
     pub(crate) fn of_new_directory(parent: &Path) -> Result<Self> {
+        Self::of(|| Ok((Kind::Directory, new_directory(parent)?)))
+    }
+
+    /// Creates a control group of the run in `parent`.
+    pub(crate) fn of_new_group(parent: &Path) -> Result<Self> {
+        Self::of(|| Ok((Kind::Group, new_directory(parent)?)))
+    }
+
+    /// Mounts a tmpfs in a new directory in `parent`, where the empty directory stays when the
+    /// mount goes.
+    pub(crate) fn of_new_tmpfs(parent: &Path, options: &CStr) -> Result<Self> {
+        let path = new_directory(parent)?;
+        let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
         Self::of(|| {
-            let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
-            let made =
-                made.map_err(Error::system(format!("make a directory in {}", parent.display())))?;
-            Ok(CleanupItem::Directory(made.keep()))
+            mount("bifolio-bench", &path, "tmpfs", flags, Some(options))
+                .map_err(Error::system("mount a tmpfs"))?;
+            Ok((Kind::Mount, path))
         })
     }
 
     /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        &self.0.1
     }
 }
 
@@ -99,9 +103,15 @@ impl Drop for Removal {
     fn drop(&mut self) {
         let mut items = ITEMS.lock();
         if let Some(index) = items.iter().rposition(|listed| *listed == self.0) {
-            items.remove(index).remove();
+            remove(&items.remove(index));
         }
     }
+}
+
+fn new_directory(parent: &Path) -> Result<PathBuf> {
+    let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
+    let made = made.map_err(Error::system(format!("make a directory in {}", parent.display())))?;
+    Ok(made.keep())
 }
 
 /// Installs handlers: SIGINT, SIGTERM and SIGHUP then remove all items, call `last_words` and end
@@ -113,7 +123,7 @@ pub fn clean_on_signals(last_words: impl Fn() + Send + 'static) -> Result<()> {
     let handler = move || {
         // The lock is kept: nothing new may be listed between this and the exit.
         let items = ITEMS.lock();
-        items.iter().rev().for_each(CleanupItem::remove);
+        items.iter().rev().for_each(remove);
         last_words();
         std::process::exit(EXIT_INTERRUPTED);
     };

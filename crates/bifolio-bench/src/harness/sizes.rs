@@ -1,8 +1,9 @@
-//! Sizes of file and cache, for benchmarks whose file is larger than the cache.
+//! Sizes of files and caches.
 
 use std::time::Duration;
 
 use bifolio::Cache;
+use bifolio_report::Rss;
 use serde::{Deserialize, Serialize};
 
 use super::access::PAGE_BYTES;
@@ -10,14 +11,11 @@ use crate::benchmark::Needs;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format_bytes;
-use bifolio_report::Rss;
 
-/// Ratio of file size and bound in the benchmarks of misses, unless the user chose both.
-pub(crate) const FILE_FACTOR: u64 = 8;
-
-const QUICK_BYTES_PER_SECOND: f64 = 2e9;
-
-const SIZE_BYTES_MAX: u64 = 1 << 43;
+/// Ratio of file and bound in the benchmarks of misses.
+const FILE_FACTOR: u64 = 8;
+const FILE_BYTES_MAX: u64 = 1 << 43;
+const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A file and the bound of the cache it is read and written through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,28 +26,64 @@ pub struct Sizes {
     pub memory_bytes: u64,
 }
 
-impl Sizes {
-    /// Returns the user's choice; a missing size is derived from the other, as a file of `factor`
-    /// times the bound, or from the default.
-    pub(crate) fn choose(factor: u64, config: &Config, memory_bytes: u64) -> Result<Self> {
-        let (size_bytes, memory_bytes) = match (config.size_bytes, config.memory_bytes) {
-            (Some(size), Some(memory)) => (size, memory),
-            (Some(size), None) => (size, size / factor / PAGE_BYTES as u64 * PAGE_BYTES as u64),
-            (None, memory) => {
-                let memory = memory.unwrap_or(memory_bytes);
-                (memory.saturating_mul(factor), memory)
-            }
-        };
-        let sizes = Self { size_bytes, memory_bytes };
-        sizes.validate()?;
-        Ok(sizes)
+/// The sizes of a benchmark, unless the user chose both; the arrays are for smoke, quick and full.
+pub(crate) enum SizeRule {
+    /// A file of `factor` times the bound.
+    Larger { factor: u64, memory_bytes: [u64; 3] },
+    /// A file that is resident, of a multiple of `unit_bytes`.
+    Resident { size_bytes: [u64; 3], unit_bytes: u64, max_bytes: u64 },
+}
+
+impl SizeRule {
+    /// A file of eight times the bound.
+    pub(crate) const fn misses(memory_bytes: [u64; 3]) -> Self {
+        Self::Larger { factor: FILE_FACTOR, memory_bytes }
     }
 
+    /// Returns the user's choice; a missing size is derived from the other, or is the default.
+    pub(crate) fn choose(&self, config: &Config) -> Result<Sizes> {
+        let (sizes, unit_bytes, max_bytes) = match *self {
+            Self::Larger { factor, memory_bytes } => {
+                let of_size = config.size_bytes.map(|size| size / factor / PAGE * PAGE);
+                let memory_bytes =
+                    config.memory_bytes.or(of_size).unwrap_or(config.set.of(memory_bytes));
+                let size_bytes = config.size_bytes.unwrap_or(memory_bytes.saturating_mul(factor));
+                (Sizes { size_bytes, memory_bytes }, PAGE, FILE_BYTES_MAX)
+            }
+            Self::Resident { size_bytes, unit_bytes, max_bytes } => {
+                let size_bytes = config.size_bytes.unwrap_or(config.set.of(size_bytes));
+                let memory_bytes = resident_memory_bytes(size_bytes).next_multiple_of(PAGE);
+                (Sizes { size_bytes, memory_bytes }, unit_bytes, max_bytes)
+            }
+        };
+        let Sizes { size_bytes, memory_bytes } = sizes;
+        let is_whole = size_bytes.is_multiple_of(unit_bytes);
+        if !is_whole || !(unit_bytes..=max_bytes).contains(&size_bytes) {
+            let [unit, max] = [unit_bytes, max_bytes].map(format_bytes);
+            let range = format!("--size must be a multiple of {unit}, from that to {max}");
+            return Err(Error::Refused(range));
+        }
+        if !memory_bytes.is_multiple_of(PAGE) {
+            return Err(Error::Refused("--memory must be a multiple of 4 KiB".into()));
+        }
+        Cache::builder().memory(memory_bytes).validate()?;
+        Ok(sizes)
+    }
+}
+
+impl Sizes {
     /// Returns the needs: on disk the file; in memory the cache, and the file in the kernel's page
     /// cache.
     pub(crate) fn needs(&self) -> Needs {
         let memory_bytes = self.memory_bytes.saturating_add(self.size_bytes);
         Needs { disk_bytes: self.size_bytes, memory_bytes: memory_bytes.saturating_add(64 << 20) }
+    }
+
+    /// Returns the needs where the kernel is held to the memory of the cache as well: on disk the
+    /// file; in memory both, and as much again for the processes.
+    pub(crate) fn needs_of_groups(&self) -> Needs {
+        let memory_bytes = self.memory_bytes.saturating_mul(2).saturating_add(64 << 20);
+        Needs { disk_bytes: self.size_bytes, memory_bytes }
     }
 
     /// Returns the memory that a series of the kernel may use: as much as the whole process of a
@@ -58,65 +92,18 @@ impl Sizes {
         Rss { bound_bytes: self.memory_bytes, peak_bytes: 0 }.allowed_bytes()
     }
 
-    /// Returns the size of a swap file for a working set of this size, and as much as is in memory
-    /// at the same time.
-    pub(crate) fn swap_bytes(&self) -> u64 {
-        self.size_bytes + self.memory_bytes
-    }
-
-    /// Returns the needs of series that swap: on disk a swap file and a swap, or a file, of the
-    /// same size; in memory a cache and a control group.
-    pub(crate) fn needs_of_swap(&self) -> Needs {
-        Needs {
-            disk_bytes: self.swap_bytes().saturating_mul(2),
-            memory_bytes: self.kernel_bytes().saturating_mul(2).saturating_add(64 << 20),
-        }
-    }
-
-    fn validate(&self) -> Result<()> {
-        let page_bytes = PAGE_BYTES as u64;
-        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(page_bytes) {
-            return Err(Error::Refused("--size must be a multiple of 4096, at least that".into()));
-        }
-        if self.size_bytes > SIZE_BYTES_MAX {
-            let size = format_bytes(self.size_bytes);
-            return Err(Error::Refused(format!("--size: at most 8 TiB, not {size}")));
-        }
-        if !self.memory_bytes.is_multiple_of(page_bytes) {
-            return Err(Error::Refused("--memory must be a multiple of 4096".into()));
-        }
-        Ok(Cache::builder().memory(self.memory_bytes).validate()?)
-    }
-
-    /// Returns the number of pages of the file.
     pub(crate) fn pages(&self) -> u64 {
-        self.size_bytes / PAGE_BYTES as u64
+        self.size_bytes / PAGE
     }
 
-    /// Returns the expected duration of a pass on a fast disk, which determines the length of the
-    /// intervals.
-    pub(crate) fn expected_pass(&self) -> Duration {
-        Duration::from_secs_f64(self.size_bytes as f64 / QUICK_BYTES_PER_SECOND)
-    }
-
-    /// Returns the number of pages in the bound.
     pub(crate) fn memory_pages(&self) -> u64 {
-        self.memory_bytes / PAGE_BYTES as u64
+        self.memory_bytes / PAGE
     }
-}
 
-/// Refuses a size that is no pages, or more than `max_bytes`; `option` is its name.
-pub(crate) fn check_pages(option: &str, bytes: u64, max_bytes: u64) -> Result<()> {
-    let page_bytes = PAGE_BYTES as u64;
-    if bytes < page_bytes || !bytes.is_multiple_of(page_bytes) {
-        let problem = format!("{option} must be a multiple of 4096, at least that");
-        return Err(Error::Refused(problem));
+    /// Returns the duration of a pass at 2 GB/s, which determines the length of the intervals.
+    pub(crate) fn expected_pass(&self) -> Duration {
+        Duration::from_secs_f64(self.size_bytes as f64 / 2e9)
     }
-    if bytes > max_bytes {
-        let (bytes, max_bytes) = (format_bytes(bytes), format_bytes(max_bytes));
-        return Err(Error::Refused(format!("{option}: at most {max_bytes}, not {bytes}")));
-    }
-    Ok(())
 }
 
 /// Returns the bound of a cache in which all of a file is resident, above its watermarks, with
@@ -128,31 +115,22 @@ pub(crate) fn resident_memory_bytes(size_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ParameterSet;
-
-    fn choose(size: Option<u64>, memory: Option<u64>) -> Result<(u64, u64)> {
-        let mut config = Config::new(ParameterSet::Quick, Vec::new());
-        (config.size_bytes, config.memory_bytes) = (size, memory);
-        let sizes = Sizes::choose(FILE_FACTOR, &config, 64 << 20)?;
-        Ok((sizes.size_bytes, sizes.memory_bytes))
-    }
 
     #[test]
-    fn one_size_follows_from_the_other() {
+    fn one_size_follows_from_the_other_and_wrong_ones_are_refused() {
+        let choose = |size_bytes, memory_bytes| {
+            let config = Config { size_bytes, memory_bytes, ..Config::default() };
+            let sizes = SizeRule::misses([4 << 20, 64 << 20, 512 << 20]).choose(&config)?;
+            Ok::<_, Error>((sizes.size_bytes, sizes.memory_bytes))
+        };
         assert_eq!(choose(None, None).unwrap(), (512 << 20, 64 << 20));
         assert_eq!(choose(None, Some(1 << 20)).unwrap(), (8 << 20, 1 << 20));
         assert_eq!(choose(Some(16 << 20), None).unwrap(), (16 << 20, 2 << 20));
         assert_eq!(choose(Some(16 << 20), Some(16 << 20)).unwrap(), (16 << 20, 16 << 20));
-    }
-
-    #[test]
-    fn refuses_what_is_no_page_and_what_is_beyond_all_measure() {
         for (size, memory) in [
             (Some(0), None),
             (Some(4097), Some(1 << 20)),
-            (Some(1 << 20), Some(4097 << 10 | 1)),
             (Some(1 << 44), Some(1 << 20)),
-            (Some(1 << 20), Some(4096)),
             (None, Some(u64::MAX)),
         ] {
             assert!(choose(size, memory).is_err(), "{size:?} {memory:?}");

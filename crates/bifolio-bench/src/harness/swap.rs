@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::cleanup::{CleanupItem, Removal};
+use super::cleanup::{Kind, Removal};
 use super::workspace::Workspace;
 use crate::error::{Error, Result};
 
@@ -42,7 +42,7 @@ impl SwapFile {
             call("mkswap", &[], &path).map_err(action())?;
             call("swapon", &["--priority", PRIORITY], &path)
                 .map_err(Error::system(format!("swap to {}", path.display())))?;
-            Ok(CleanupItem::Swap(path))
+            Ok((Kind::Swap, path))
         })?;
         Ok(Self(removal))
     }

@@ -6,8 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{statfs, statvfs};
+
 use super::cleanup::Removal;
-use super::filesystem::FileSystem;
 use crate::error::{Error, Result};
 use crate::format_bytes;
 
@@ -15,8 +16,9 @@ use crate::format_bytes;
 #[derive(Debug)]
 pub struct Workspace {
     directory: Removal,
-    file_system: FileSystem,
-    remarks: Vec<String>,
+    pub(crate) file_system: FileSystem,
+    /// Remarks for the user about the choice.
+    pub(crate) remarks: Vec<String>,
 }
 
 impl Workspace {
@@ -45,16 +47,6 @@ impl Workspace {
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
-
-    /// The name of the file system under it.
-    pub fn file_system(&self) -> &str {
-        &self.file_system.name
-    }
-
-    /// A remark for the user about the choice.
-    pub fn remarks(&self) -> &[String] {
-        &self.remarks
-    }
 }
 
 type Choice = (PathBuf, FileSystem, Vec<String>);
@@ -62,11 +54,8 @@ type Choice = (PathBuf, FileSystem, Vec<String>);
 /// Returns the directory that the user named, with a warning if its files are in memory.
 fn chosen(dir: &Path) -> Result<Choice> {
     let file_system = FileSystem::of(dir)?;
-    let warning = format!(
-        "note: {} is {}: files there are memory, not disk",
-        dir.display(),
-        file_system.name
-    );
+    let (shown, name) = (dir.display(), &file_system.name);
+    let warning = format!("note: {shown} is {name}: files there are memory, not disk");
     let remarks = if file_system.in_memory { vec![warning] } else { Vec::new() };
     Ok((dir.to_owned(), file_system, remarks))
 }
@@ -77,41 +66,59 @@ fn default_directories() -> Vec<PathBuf> {
     directories
 }
 
-/// The first directory whose files are on a disk.
+/// Returns the first directory whose files are on a disk.
 fn on_disk(directories: Vec<PathBuf>) -> Result<Choice> {
     let mut remarks = Vec::new();
     for directory in directories {
-        match FileSystem::of(&directory) {
-            Ok(file_system) if !file_system.in_memory => {
-                return Ok((directory, file_system, remarks));
-            }
-            Ok(file_system) => remarks.push(format!(
-                "note: {} is {}, which is memory: looking for a disk elsewhere",
-                directory.display(),
-                file_system.name
-            )),
-            Err(_) => {}
+        let Ok(file_system) = FileSystem::of(&directory) else { continue };
+        if !file_system.in_memory {
+            return Ok((directory, file_system, remarks));
         }
+        let (shown, name) = (directory.display(), file_system.name);
+        remarks.push(format!(
+            "note: {shown} is {name}, which is memory: looking for a disk elsewhere"
+        ));
     }
     Err(Error::Refused("found no temporary directory on a disk: choose one with --dir".into()))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Names of file systems, by the number statfs gives; those before [`IN_MEMORY`] have no disk.
+const NAMES: [(u64, &str); 10] = [
+    (0x0102_1994, "tmpfs"),
+    (0x8584_58f6, "ramfs"),
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0x2fc1_2fc1, "zfs"),
+    (0x794c_7630, "overlayfs"),
+    (0x6969, "nfs"),
+    (0x6573_5546, "fuse"),
+    (0x0102_1997, "9p"),
+];
+const IN_MEMORY: usize = 2;
 
-    #[test]
-    fn passes_over_memory_and_says_so() {
-        let shm = PathBuf::from("/dev/shm");
-        if !FileSystem::of(&shm).is_ok_and(|file_system| file_system.in_memory) {
-            return;
-        }
-        let here = std::env::current_dir().unwrap();
-        if let Ok((directory, _, remarks)) = on_disk(vec![shm.clone(), here.clone()]) {
-            assert_eq!(directory, here);
-            assert!(remarks[0].contains("/dev/shm is tmpfs"));
-        }
-        assert!(on_disk(vec![shm.clone()]).is_err());
-        assert!(chosen(&shm).unwrap().2[0].contains("memory, not disk"));
+/// The file system under a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileSystem {
+    pub(crate) name: String,
+    /// Set if its files are only in memory.
+    pub(crate) in_memory: bool,
+    /// Bytes that an ordinary user may still write.
+    pub(crate) free_bytes: u64,
+}
+
+impl FileSystem {
+    pub(crate) fn of(directory: &Path) -> Result<Self> {
+        let ask = || Error::system(format!("ask for the file system of {}", directory.display()));
+        // The field is signed or not, wide or not, as the architecture has it; the number is 32
+        // bits.
+        let number = statfs(directory).map_err(ask())?.f_type as u64 & 0xffff_ffff;
+        let space = statvfs(directory).map_err(ask())?;
+        let known = NAMES.iter().position(|(known, _)| *known == number);
+        Ok(Self {
+            name: known.map_or_else(|| format!("{number:#x}"), |index| NAMES[index].1.to_owned()),
+            in_memory: known.is_some_and(|index| index < IN_MEMORY),
+            free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
+        })
     }
 }

@@ -17,26 +17,23 @@ mod trace;
 
 use std::thread;
 
+use bifolio_report::{Case, Counts, Figure, Ratio, Report, Row, Skipped};
 use serde::Serialize;
 
-use self::generators::{GENERATORS, Generator};
+use self::generators::GENERATORS;
 use self::models::{BELADY, LRU, POLICIES, misses};
-use self::replay::{BIFOLIO, Replayed, replay};
+use self::replay::{BIFOLIO, replay};
 use self::trace::Trace;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::{Config, ParameterSet, Target};
 use crate::error::Result;
 use crate::progress::Progress;
-use bifolio_report::{Case, Counts, Figure, Ratio, Report, Row, Skipped};
 
 const NAME: &str = "hit-ratio";
 const UNIT: &str = "% misses";
 const OF_LRU: Ratio = Ratio::new(BIFOLIO, LRU);
-const OF_BEST: Ratio = Ratio::new(BIFOLIO, BEST);
 /// The series of the mean: the model with the fewest misses in that row.
 const BEST: &str = "best_model";
-/// The value of `trace` of the row of means.
-const MEAN: &str = "geometric_mean";
 /// The size of the cache that is summarised, in percent of the pages of the trace.
 const SUMMARY_PERCENT: u32 = 10;
 
@@ -106,22 +103,18 @@ impl Benchmark for HitRatio {
             report.skipped.push(Skipped { series: "*".into(), reason });
             return Ok(report);
         }
-        report.ratios = vec![OF_LRU, OF_BEST];
+        report.ratios = vec![OF_LRU, Ratio::new(BIFOLIO, BEST)];
         let traces = traces(context.config, &parameters)?;
-        let mut findings = Vec::new();
         progress.start("replay", traces.len() as u64);
         for trace in &traces {
-            findings.push(run_trace(trace, &parameters.percents, self.rivals)?);
+            for row in run_trace(trace, &parameters.percents, self.rivals)? {
+                report.verified_bytes += trace.references.len() as u64 * 8;
+                report.rows.push(row);
+            }
             progress.advance(1);
         }
-        for (trace, findings) in traces.iter().zip(&findings) {
-            for (percent, found) in parameters.percents.iter().zip(findings) {
-                report.rows.push(found.row(trace, *percent, self.rivals));
-                report.verified_bytes += found.replayed.verified_bytes;
-            }
-        }
         report.figures = report.rows.iter().filter_map(figure).collect();
-        report.rows.extend(means(&report.rows, self.rivals));
+        report.rows.extend(means(&report.rows));
         report.notes.push("belady knows the future: no policy can have fewer misses".into());
         Ok(report)
     }
@@ -131,24 +124,17 @@ fn traces(config: &Config, parameters: &Parameters) -> Result<Vec<Trace>> {
     if let Some(path) = &config.trace {
         return Ok(vec![trace::read(path)?]);
     }
-    let generated = |generator: &Generator| Trace {
-        name: generator.name.into(),
-        references: (generator.generate)(parameters.pages, parameters.references),
-        pages: parameters.pages,
-    };
-    Ok(GENERATORS.iter().map(generated).collect())
-}
-
-/// The misses of one trace with one size of the cache.
-struct Found {
-    replayed: Replayed,
-    /// Misses of each model, in the order of [`POLICIES`].
-    of_models: Vec<u64>,
-    of_rivals: Vec<u64>,
+    let Parameters { pages, references, .. } = *parameters;
+    let generators = GENERATORS.iter();
+    let generated = generators.map(|generator| {
+        let references = (generator.generate)(pages, references);
+        Trace { name: generator.name.into(), references, pages }
+    });
+    Ok(generated.collect())
 }
 
 /// Replays a trace with each size, all at once.
-fn run_trace(trace: &Trace, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Found>> {
+fn run_trace(trace: &Trace, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Row>> {
     thread::scope(|scope| {
         let replay = |percent| scope.spawn(move || run_size(trace, percent, rivals));
         let threads: Vec<_> = percents.iter().copied().map(replay).collect();
@@ -156,56 +142,45 @@ fn run_trace(trace: &Trace, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Fo
     })
 }
 
-fn run_size(trace: &Trace, percent: u32, rivals: &[Rival]) -> Result<Found> {
-    let Trace { references, pages, .. } = trace;
+fn run_size(trace: &Trace, percent: u32, rivals: &[Rival]) -> Result<Row> {
+    let Trace { name, references, pages } = trace;
     let wanted_pages = (u64::from(*pages) * u64::from(percent) / 100).max(64);
     let replayed = replay(references, *pages, wanted_pages)?;
     let capacity = replayed.resident_pages as usize;
-    let of_models =
-        POLICIES.map(|name| misses(name, capacity, *pages as usize, references)).to_vec();
-    let of_rivals = rivals.iter().map(|rival| (rival.misses)(capacity, references)).collect();
-    Ok(Found { replayed, of_models, of_rivals })
-}
-
-impl Found {
-    fn row(&self, trace: &Trace, percent: u32, rivals: &[Rival]) -> Row {
-        let case = Case::new().with("trace", trace.name.clone()).with("cache_percent", percent);
-        let mut row = Row::new(case, UNIT);
-        let share = |misses: u64| misses as f64 * 100.0 / trace.references.len() as f64;
-        let counts = Counts::from([("pages".to_owned(), self.replayed.resident_pages as f64)]);
-        row.add(BIFOLIO, vec![share(self.replayed.misses)], counts);
-        let of_models = POLICIES.into_iter().zip(&self.of_models);
-        let of_rivals = rivals.iter().map(|rival| rival.name).zip(&self.of_rivals);
-        for (name, misses) in of_models.chain(of_rivals) {
-            row.add(name, vec![share(*misses)], Counts::new());
-        }
-        row
+    let case = Case::new().with("trace", name.clone()).with("cache_percent", percent);
+    let mut row = Row::new(case, UNIT);
+    let mut add = |name, misses: u64, counts| {
+        row.add(name, vec![misses as f64 * 100.0 / references.len() as f64], counts);
+    };
+    let pages_of_cache = ("pages".to_owned(), replayed.resident_pages as f64);
+    add(BIFOLIO, replayed.misses, Counts::from([pages_of_cache]));
+    for name in POLICIES {
+        add(name, misses(name, capacity, *pages as usize, references), Counts::new());
     }
+    for rival in rivals {
+        add(rival.name, (rival.misses)(capacity, references), Counts::new());
+    }
+    Ok(row)
 }
 
 /// Returns the row of geometric means at the size that is summarised, with the best model in it.
-fn means(rows: &[Row], rivals: &[Rival]) -> Option<Row> {
-    let summarised: Vec<&Row> = rows
-        .iter()
-        .filter(|row| row.case.number("cache_percent") == Some(f64::from(SUMMARY_PERCENT)))
-        .collect();
-    let mean = |name: &str| {
-        let logarithms = summarised.iter().map(|row| row.series[name].ln());
-        (logarithms.sum::<f64>() / summarised.len() as f64).exp()
-    };
-    if summarised.is_empty() {
-        return None;
+fn means(rows: &[Row]) -> Option<Row> {
+    let is_summarised =
+        |row: &&Row| row.case.number("cache_percent") == Some(f64::from(SUMMARY_PERCENT));
+    let summarised: Vec<&Row> = rows.iter().filter(is_summarised).collect();
+    let case = Case::new().with("trace", "geometric_mean").with("cache_percent", SUMMARY_PERCENT);
+    let (mut mean, mut best) = (Row::new(case, UNIT), f64::INFINITY);
+    for name in summarised.first()?.series.keys() {
+        let logarithms: f64 = summarised.iter().map(|row| row.series[name].ln()).sum();
+        let value = (logarithms / summarised.len() as f64).exp();
+        mean.series.insert(name.clone(), value);
+        mean.spread.insert(name.clone(), [value; 2]);
+        if POLICIES.contains(&name.as_ref()) && name.as_ref() != BELADY {
+            best = best.min(value);
+        }
     }
-    let case = Case::new().with("trace", MEAN).with("cache_percent", SUMMARY_PERCENT);
-    let mut row = Row::new(case, UNIT);
-    row.add(BIFOLIO, vec![mean(BIFOLIO)], Counts::new());
-    for name in POLICIES.into_iter().chain(rivals.iter().map(|rival| rival.name)) {
-        row.add(name, vec![mean(name)], Counts::new());
-    }
-    let candidates = POLICIES.iter().filter(|name| **name != BELADY);
-    let best = candidates.map(|name| mean(name)).fold(f64::INFINITY, f64::min);
-    row.add(BEST, vec![best], Counts::new());
-    Some(row)
+    mean.add(BEST, vec![best], Counts::new());
+    Some(mean)
 }
 
 /// Returns the figure of a row of a generated trace.
@@ -235,10 +210,10 @@ mod tests {
             row
         };
         let rows = [row(10, 1.0), row(10, 4.0), row(25, 100.0)];
-        let mean = means(&rows, &[]).unwrap();
+        let mean = means(&rows).unwrap();
         assert!((mean.series[BIFOLIO] - 4.0).abs() < 1e-9);
         assert!((mean.series[BEST] - 6.0).abs() < 1e-9);
-        assert!(means(&rows[2..], &[]).is_none());
+        assert!(means(&rows[2..]).is_none());
         assert!(figure(&rows[0]).unwrap().met() && figure(&rows[2]).is_none());
     }
 
@@ -246,16 +221,12 @@ mod tests {
     /// out those that are used again and again.
     #[test]
     fn bursts_and_skew_miss_less_than_lru() {
-        for (name, generate, at_most) in [
-            ("bursts", generators::bursts as fn(u32, usize) -> Vec<u32>, 0.93),
-            ("zipf", generators::zipf, 0.93),
-        ] {
-            let pages = 20_000;
-            let trace = Trace { name: name.into(), references: generate(pages, 200_000), pages };
-            let found = run_size(&trace, SUMMARY_PERCENT, &[]).unwrap();
-            let row = found.row(&trace, SUMMARY_PERCENT, &[]);
+        for generator in GENERATORS.iter().filter(|it| ["bursts", "zipf"].contains(&it.name)) {
+            let (pages, name) = (20_000, generator.name.to_owned());
+            let trace = Trace { name, references: (generator.generate)(pages, 200_000), pages };
+            let row = run_size(&trace, SUMMARY_PERCENT, &[]).unwrap();
             let ratio = row.ratio(&OF_LRU).unwrap();
-            assert!(ratio < at_most, "{name}: {ratio}");
+            assert!(ratio < 0.93, "{}: {ratio}", trace.name);
         }
     }
 }

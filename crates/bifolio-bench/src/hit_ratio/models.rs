@@ -337,16 +337,6 @@ fn belady(capacity: usize, pages: usize, trace: &[u32]) -> impl FnMut(u32) -> bo
 mod tests {
     use super::*;
 
-    #[test]
-    fn lru_and_belady_miss_what_can_be_counted_by_hand() {
-        let trace = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3];
-        assert_eq!(misses(LRU, 3, 4, &trace), 6);
-        assert_eq!(misses(BELADY, 3, 4, &trace), 5);
-        let around: Vec<u32> = (0..400).map(|index| index % 40).collect();
-        assert_eq!(misses(LRU, 39, 40, &around), 400);
-        assert!(misses(BELADY, 39, 40, &around) < 60 && misses("lirs", 39, 40, &around) < 120);
-    }
-
     /// A model that kept more pages than its capacity would have fewer.
     #[test]
     fn no_policy_has_fewer_misses_than_belady() {

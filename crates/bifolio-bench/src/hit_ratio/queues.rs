@@ -33,7 +33,6 @@ impl<const N: usize> Queues<N> {
         }
     }
 
-    /// Returns the list that a page is in.
     pub(crate) fn list_of(&self, page: u32) -> Option<usize> {
         Some(self.links[page as usize].list).filter(|list| *list != NONE).map(|list| list as usize)
     }
@@ -46,7 +45,6 @@ impl<const N: usize> Queues<N> {
         self.ends[list].pages
     }
 
-    /// Returns the page that was pushed first.
     pub(crate) fn oldest(&self, list: usize) -> Option<u32> {
         Some(self.ends[list].oldest).filter(|page| *page != NONE)
     }

@@ -22,7 +22,6 @@ pub(super) struct Replayed {
     pub(super) misses: u64,
     /// Pages in memory on average, once the cache was full.
     pub(super) resident_pages: u64,
-    pub(super) verified_bytes: u64,
 }
 
 /// Storage whose pages have their numbers as bytes, and that cannot be written.
@@ -92,7 +91,7 @@ pub(super) fn replay(trace: &[u32], pages: u32, wanted_pages: u64) -> Result<Rep
     let resident_pages = sum.checked_div(samples).unwrap_or(misses);
     file.close()?;
     cache.close()?;
-    Ok(Replayed { misses, resident_pages, verified_bytes: trace.len() as u64 * 8 })
+    Ok(Replayed { misses, resident_pages })
 }
 
 /// Returns a bound with room for `wanted_pages`, their descriptors, the tables of a file and the

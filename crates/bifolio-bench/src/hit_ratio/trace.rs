@@ -81,27 +81,3 @@ fn reference(line: &str) -> Result<Option<(u64, u64)>, &'static str> {
     let is_sane = (1..=REFERENCES_MAX as u64).contains(&count);
     if is_sane && first < 1 << 52 { Ok(Some((first, count))) } else { Err("out of range") }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trace_has_its_pages_in_order() {
-        let trace = parse("# head\n17\n\n 4096,3\n17\n4097\t1\n".as_bytes(), "t").unwrap();
-        assert_eq!(trace.references, [0, 1, 2, 3, 0, 2]);
-        assert_eq!(trace.pages, 4);
-    }
-
-    #[test]
-    fn a_bad_line_is_named() {
-        for (text, reason) in [
-            ("1\n-2\n", "t, line 2: not a number: -2"),
-            ("1 2 3", "t, line 1: more than a page and a count: 1 2 3"),
-            ("1 0", "t, line 1: out of range: 1 0"),
-            ("# nothing", "t: no references"),
-        ] {
-            assert_eq!(parse(text.as_bytes(), "t").unwrap_err().to_string(), reason);
-        }
-    }
-}

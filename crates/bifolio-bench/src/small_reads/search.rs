@@ -7,18 +7,16 @@
 
 use std::hint::select_unpredictable;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bifolio::{Cache, ImmutableFile, OpenOptions};
 
-use super::{IN_ORDER, LIMIT, OPTIMISTIC, PIN, READ_WITH, case};
-use crate::config::Config;
+use super::{LIMIT, OPTIMISTIC, PIN, READ_WITH, case};
 use crate::error::{Error, Result};
-use crate::harness::cpus;
 use crate::harness::measured::Measured;
-use crate::harness::plain_memory::PlainMemory;
-use crate::harness::reads::{OPERATIONS_PER_LOOK, Positions, sum_of_threads};
-use crate::harness::threads::run_pinned;
+use crate::harness::reads::{OPERATIONS_PER_LOOK, Positions};
+use crate::harness::span::Span;
+use crate::harness::threads::run_for;
 use crate::run::{Rounds, Run};
 
 const NODE_BYTES: usize = 4096;
@@ -28,16 +26,12 @@ const CACHE_BYTES: u64 = 32 << 20;
 
 /// Names of the rows, with the bytes that are searched.
 const PATTERNS: [(&str, usize); 2] = [("search_hot", NODE_BYTES), ("search_uniform", FILE_BYTES)];
-const SERIES: [&str; 4] = [PIN, OPTIMISTIC, READ_WITH, LIMIT];
 
 /// Memory and disk of the rows, bytes.
 pub(super) const NEEDS_BYTES: u64 = CACHE_BYTES + FILE_BYTES as u64;
 
-/// Returns the number of trials in a round.
-pub(super) fn trials(config: &Config, thread_counts: usize) -> usize {
-    let measured = SERIES.iter().filter(|series| config.target.measures(series)).count();
-    PATTERNS.len() * thread_counts * measured
-}
+/// Trials in a round, for each number of threads.
+pub(super) const TRIALS: usize = PATTERNS.len() * 4;
 
 /// Fills nodes with keys: even numbers, in order through all of the file.
 fn fill(bytes: &mut [u8]) {
@@ -72,10 +66,9 @@ fn search(
     search: impl Fn(u64, u64) -> Result<usize> + Sync,
 ) -> Result<Measured> {
     let prepare = |thread| Ok(Positions::new(extent_bytes as u64, 8, thread as u64));
-    let threads = run_pinned(cpus, prepare, |mut positions| {
-        let start = Instant::now();
+    run_for(cpus, duration, prepare, |mut positions, window| {
         let mut operations = 0;
-        loop {
+        while operations == 0 || !window.is_over() {
             for _ in 0..OPERATIONS_PER_LOOK {
                 let position = positions.next();
                 let node = position & !(NODE_BYTES as u64 - 1);
@@ -86,13 +79,9 @@ fn search(
                 }
             }
             operations += OPERATIONS_PER_LOOK;
-            let end = Instant::now();
-            if end - start >= duration {
-                return Ok((operations, start..end));
-            }
         }
-    })?;
-    Ok(sum_of_threads(threads))
+        Ok(operations)
+    })
 }
 
 /// Writes the nodes to a file, and reads all of them into a cache.
@@ -108,21 +97,20 @@ fn open(directory: &Path, nodes: &[u8]) -> Result<ImmutableFile> {
     Ok(file)
 }
 
-/// Measures the rows.
-pub(super) fn measure(run: &mut Run<'_>, threads: &[usize], rounds: Rounds) -> Result<()> {
-    if trials(run.config, threads.len()) == 0 {
-        return Ok(());
-    }
-    let cpus = cpus::of_threads(threads)?;
-    let plain = PlainMemory::filled(FILE_BYTES as u64, fill)?;
-    let file = open(run.workspace.path(), plain.bytes())?;
-    let (file, plain) = (&file, plain.bytes());
+pub(super) fn measure(
+    run: &mut Run<'_>,
+    threads: &[usize],
+    cpus: &[usize],
+    rounds: Rounds,
+) -> Result<()> {
+    let plain = Span::plain(FILE_BYTES as u64, fill)?;
+    let plain = plain.bytes(0, FILE_BYTES);
+    let file = &open(run.workspace.path(), plain)?;
     let node_of = |start: u64| start..start + NODE_BYTES as u64;
     let mut rows = run.rows();
     for &threads in threads {
         for (pattern, extent_bytes) in PATTERNS {
-            let case = case(pattern, NODE_BYTES as u64, threads, IN_ORDER);
-            rows.row(case, ("ops/s", Measured::rate));
+            rows.row(case(pattern, NODE_BYTES, threads), ("ops/s", Measured::rate));
             let load = (&cpus[..threads], extent_bytes);
             rows.series(PIN, move |trial| {
                 search(load, trial, |start, sought| {

@@ -34,7 +34,6 @@ fn every_benchmark_runs_and_prints_its_envelope() {
         "scan",
         "writes",
         "seq-reads",
-        "swap",
         "reclaim",
         "map-reads",
         "advise",
@@ -93,20 +92,13 @@ fn small_reads_measures_every_series_and_where_hits_come_from() {
     let envelope: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     let skipped = envelope["skipped"].as_array().unwrap();
     let rows = envelope["rows"].as_array().unwrap();
-    let (reads, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "ops/s");
-    let (shuffled, reads): (Vec<_>, Vec<_>) =
-        reads.into_iter().partition(|row| row["case"]["fill"] == "shuffled");
     let is_search = |row: &&Value| row["case"]["pattern"].as_str().unwrap().starts_with("search");
-    let (searches, reads): (Vec<_>, Vec<_>) = reads.into_iter().partition(is_search);
+    let (searches, reads): (Vec<_>, Vec<_>) = rows.iter().partition(is_search);
     assert_eq!(searches.len(), 2, "hot and uniform");
     for series in ["pin_frozen_bit", "optimistic", "read_with", "memcpy_limit"] {
         assert!(searches.iter().all(|row| row["series"][series].as_f64().unwrap() > 0.0));
     }
     assert_eq!(reads.len(), 3, "hot, uniform with 64 and with 4096 bytes");
-    assert_eq!(shuffled.len(), 1);
-    assert_eq!(shuffled[0]["counts"]["optimistic"]["misses_per_op"], 0.0);
-    assert!(shuffled[0]["series"]["memcpy_limit"].as_f64().unwrap() > 0.0);
-    assert!(others[0]["series"]["metadata_per_resident_page"].as_f64().unwrap() > 0.0);
     for row in reads {
         assert_eq!(row["case"]["fill"], "in_order");
         for series in ["kernel_pread_file", "pin_cas", "pin_frozen_bit", "optimistic"] {
@@ -114,13 +106,10 @@ fn small_reads_measures_every_series_and_where_hits_come_from() {
         }
         let tmpfs = row["series"]["kernel_pread_tmpfs"].is_f64();
         assert!(tmpfs || skipped[0]["series"] == "kernel_pread_tmpfs");
-        assert_eq!(row["counts"]["kernel_pread_file"]["syscalls_per_op"], 1.0);
         assert_eq!(row["counts"]["optimistic"]["misses_per_op"], 0.0);
         assert!(row["counts"]["optimistic"]["hits_optimistic_per_op"].as_f64().unwrap() > 0.9);
         assert!(row["counts"]["pin_cas"]["pins_per_op"].as_f64().unwrap() > 0.9);
     }
-    assert!(envelope["rss"]["bound_bytes"].as_u64().unwrap() > 0);
-    assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
 }
 
 #[test]
@@ -181,7 +170,9 @@ fn assert_measured(envelope: &Value, row: &Value, series: &str, counts: &[&str])
 fn random_reads_compares_with_the_device_and_the_kernel() {
     let envelope = envelope_of("random-reads", &["--threads", "1"]);
     let rows = envelope["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2 * 3, "two patterns; depth 1, and depth 32 with two sizes of calls");
+    let [rows @ .., metadata] = &rows[..] else { panic!("no rows") };
+    assert_eq!(rows.len(), 2 * 2, "two patterns, two depths");
+    assert!(metadata["series"]["metadata_per_resident_page"].as_f64().unwrap() > 0.0);
     let counts = ["p50_ns", "p99_ns", "p999_ns", "cpu_s_per_gib"];
     for row in rows {
         let series: &[&str] = match row["case"]["depth"].as_u64().unwrap() {
@@ -202,7 +193,6 @@ fn random_reads_compares_with_the_device_and_the_kernel() {
             }
         }
     }
-    assert!(envelope["config"]["syscalls"].is_string());
 }
 
 #[test]
@@ -252,7 +242,7 @@ fn writes_compares_pages_written_and_left_alone() {
         let rival = match row["case"]["pattern"].as_str() {
             Some("records") => Some("kernel_direct"),
             // Records of a log are no whole pages.
-            Some("log") => None,
+            Some("log" | "random") => None,
             _ => Some("raw_direct"),
         };
         for series in ["write_at", "kernel_write"].into_iter().chain(rival) {
@@ -267,48 +257,21 @@ fn writes_compares_pages_written_and_left_alone() {
         let flushes_per_sync = row["counts"]["write_at"]["flushes_per_sync"].as_f64().unwrap();
         assert!(flushes_per_sync > 0.0 && flushes_per_sync <= 1.0);
     }
-    let sequential = rows.iter().find(|row| row["case"]["pattern"] == "sequential").unwrap();
-    assert_measured(&envelope, sequential, "write_at_64k_folios", &["cpu_s_per_gib"]);
 }
 
 #[test]
 fn seq_reads_measures_every_layout_and_size() {
     let envelope = envelope_of("seq-reads", &["--threads", "1"]);
     let rows = envelope["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3 * 2 * 3, "layouts, sizes of folios, sizes of blocks");
+    assert_eq!(rows.len(), 2 * 2 * 3, "layouts, sizes of folios, sizes of blocks");
     let cases: HashSet<String> = rows.iter().map(|row| row["case"].to_string()).collect();
     assert_eq!(cases.len(), rows.len());
     for row in rows {
         assert_measured(&envelope, row, "kernel_tmpfs", &[]);
-        let is_hole = row["case"]["layout"] == "hole";
-        let pinned = (!is_hole).then_some("one_by_one");
-        for series in pinned.into_iter().chain(["batched", "memcpy_limit"]) {
+        for series in ["one_by_one", "batched", "memcpy_limit"] {
             assert!(row["series"][series].as_f64().unwrap() > 0.0, "{series}");
             assert_eq!(row["repetitions"][series].as_array().unwrap().len(), 2);
         }
-    }
-}
-
-#[test]
-fn swap_does_every_phase_and_compares_every_byte_after_it() {
-    let envelope = envelope_of("swap", &[]);
-    let rows = envelope["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4);
-    let counts = ["cpu_s_per_gib", "pages_written", "pages_read", "peak_bytes"];
-    let mut turns = 0;
-    for row in rows {
-        for series in ["bifolio_swap", "kernel_swap"] {
-            assert_measured(&envelope, row, series, &counts);
-        }
-        let repetitions = row["repetitions"].as_object().unwrap().values();
-        turns += repetitions.map(|values| values.as_array().unwrap().len() as u64).sum::<u64>();
-    }
-    let size_bytes = envelope["config"]["size_bytes"].as_u64().unwrap();
-    assert!(envelope["verified_bytes"].as_u64().unwrap() > turns / 4 * size_bytes);
-    assert!(envelope["rss"]["peak_bytes"].as_u64().unwrap() > 0);
-    if rows[0]["series"]["kernel_swap"].is_f64() {
-        let pages = |name| rows[0]["counts"]["kernel_swap"][name].as_f64().unwrap();
-        assert!(pages("pages_written") > 0.0, "it was not held to its memory");
     }
 }
 
@@ -318,19 +281,12 @@ fn reclaim_measures_all_series_and_compares_every_page() {
     let rows = envelope["rows"].as_array().unwrap();
     let patterns: Vec<_> = rows.iter().map(|row| row["case"]["pattern"].as_str()).collect();
     assert_eq!(patterns, [Some("sequential"), Some("random")]);
-    let counts = [
-        "tlb_shootdowns",
-        "function_call_ipis",
-        "p50_fault_ns",
-        "p99_fault_ns",
-        "p999_fault_ns",
-        "peak_bytes",
-    ];
+    let counts =
+        ["tlb_shootdowns", "function_call_ipis", "p50_ns", "p99_ns", "p999_ns", "peak_bytes"];
     let of_reclaim = ["pgscan", "pgsteal", "pages_evicted", "pages_written"];
     for row in rows {
         assert_eq!(row["case"]["workers"], 2);
         assert_eq!(row["unit"], "bogo ops/s");
-        assert_measured(&envelope, row, "raw_direct", &counts);
         for series in ["kernel_swap", "kernel_mmap"] {
             assert_measured(&envelope, row, series, &counts);
             assert_measured(&envelope, row, series, &of_reclaim);
@@ -433,7 +389,7 @@ fn a_directory_that_takes_no_files_is_one_sentence() {
 fn a_run_without_room_is_refused_before_it_makes_anything() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dir_text = dir.path().to_str().unwrap();
-    let output = run(&["bench", "small-reads", "--dir", dir_text, "--memory", "4T"]);
+    let output = run(&["bench", "random-reads", "--dir", dir_text, "--memory", "512G"]);
     assert_eq!(output.status.code(), Some(2));
     let line = error_line(&output);
     assert!(line.contains("needs") && (line.contains("available") || line.contains("free")));
@@ -460,7 +416,7 @@ fn report_with_children(name: &str, script: &str) -> Report {
 #[test]
 fn no_benchmark_ends_because_all_its_children_are_killed() {
     // The children of random-reads are the kernel's only, and need a control group.
-    for name in ["small-reads", "gather", "swap", "reclaim"] {
+    for name in ["gather", "reclaim"] {
         let report = report_with_children(name, "kill -KILL $$");
         let skipped = report.skipped.iter().map(|skipped| skipped.reason.as_str());
         let failed = report.rows.iter().flat_map(|row| row.failed.values());
@@ -495,7 +451,7 @@ fn a_series_whose_child_is_killed_twice_is_a_word_in_its_row() {
     assert!(text.contains("killed flush_per_folio, workers 1, pattern random: its "), "{text}");
     assert!(summarise(&[report], 1).contains("reclaim: killed flush_per_folio;"));
 
-    let report = report_with_children("gather", &dies_after_the_first("ReadMany"));
+    let report = report_with_children("gather", &dies_after_the_first("read_many"));
     assert!(report.rows.iter().any(|row| row.failed["read_many"].killed));
     assert!(report.rows.iter().all(|row| row.series["pin_many"] > 0.0));
 }
@@ -593,7 +549,7 @@ fn terminated_while_measuring_it_leaves_no_mount() {
 
 #[test]
 fn terminated_while_a_child_measures_it_leaves_no_process() {
-    interrupt(&["--seconds", "0.1", "--memory", "16M"], Signal::TERM, |dir| {
+    interrupt_bench("gather", &["--seconds", "600"], Signal::TERM, |dir| {
         // Only the child's request names a file in the workspace. Stopped, it cannot end by itself.
         let child = workspace_in(dir).and_then(|path| process_naming(&format!("{path}/file")));
         child.is_some_and(|child| kill_process(child, Signal::STOP).is_ok())
@@ -624,7 +580,7 @@ fn terminated_while_the_kernel_swaps_it_leaves_no_swap_active() {
     let swap = RefCell::new(None);
     let begin = Instant::now();
     let more = ["--memory", "16M", "--seconds", "600"];
-    interrupt_bench("swap", &more, Signal::TERM, |dir| {
+    interrupt_bench("reclaim", &more, Signal::TERM, |dir| {
         swap.replace(swap_in_use_below(dir).or(swap.take()));
         // Where the kernel cannot be given a swap file there is none to find.
         swap.borrow().is_some() || begin.elapsed() > Duration::from_secs(15)
