@@ -146,7 +146,8 @@ impl File {
     /// and later can, unless a system call filter forbids it).
     pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
         let map = self.map(range)?;
-        self.admit_raw_writers(&map.region)?;
+        self.handle.check_writable()?;
+        self.handle.inode.track_stores(&map.region)?;
         Ok(MapMut { map })
     }
 }

@@ -164,17 +164,6 @@ impl File {
         guard.mapped = Some((Arc::clone(region), pages));
         Ok((Arc::clone(region), guard))
     }
-
-    /// Starts to track stores, before a raw writer gets an address.
-    pub(crate) fn admit_raw_writers(&self, region: &Region) -> Result<()> {
-        self.handle.check_writable()?;
-        if let Some(reason) = region.addresses.regions.why_no_stores() {
-            return Err(Error::cannot_map("for writing ", &reason));
-        }
-        let purpose = "watching the stores of a map";
-        let tracked = self.handle.inode.track_stores(region);
-        tracked.map_err(|source| Error::memory(purpose, source))
-    }
 }
 
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing

@@ -25,6 +25,7 @@ use crate::inode::Inode;
 use crate::maps::region::{Region, Staged};
 use crate::page::{Flag, Lookup, PAGE_BYTES};
 use crate::sys::copy;
+use crate::sys::probe::Feature;
 use crate::writeback::{WriteBatch, WriteIo, WriteVictim};
 use smallvec::SmallVec;
 use std::cell::UnsafeCell;
@@ -36,17 +37,16 @@ impl Inode {
     ///
     /// # Errors
     /// The kernel refuses to track stores.
-    pub(crate) fn track_stores(&self, region: &Region) -> std::io::Result<()> {
-        if region.track()?
-            && let Some(device) = &self.device
+    pub(crate) fn track_stores(&self, region: &Region) -> Result<()> {
+        if let Some(reason) = region.addresses.regions.features.why_not(Feature::WriteProtectAsync)
         {
-            self.flusher.enlist(device, &self.this, |files| &mut files.mapped);
+            return Err(Error::cannot_map("for writing ", &reason));
         }
-        if !region.is_copied() {
-            // A write-out that begins after this sees that stores are tracked; one that began
-            // before has ended then.
-            self.dirty.wait_for_in_flight();
-            region.note_copied();
+        let tracked = region.track(|| self.dirty.wait_for_in_flight());
+        let is_first =
+            tracked.map_err(|source| Error::memory("watching the stores of a map", source))?;
+        if let Some(device) = self.device.as_ref().filter(|_| is_first) {
+            self.flusher.enlist(device, &self.this, |files| &mut files.mapped);
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Inode {
         let mut written = Vec::new();
         {
             // REGION-3: a store not found here is in flight, or on the dirty list.
-            let _section = region.section();
+            let _section = region.section.lock();
             region.visit_written(pages, |pages| written.push(pages)).map_err(not_told)?;
         }
         for index in written.into_iter().flatten() {

@@ -80,6 +80,8 @@ use crate::reclaim::{Reclaim, ReclaimLock};
 use crate::stats::Counter;
 use crate::sync::{MutexGuard, yield_now};
 use crate::sys::copy;
+use crate::sys::is_forbidden;
+use crate::sys::probe::Feature;
 use crate::writeback::{CopyAt, InFlight, NO_LSN, WriteBatch, WriteVictim};
 use std::collections::VecDeque;
 use std::io;
@@ -142,7 +144,7 @@ impl<'t> Unmapping<'t> {
             let mut batch = self.batch_of(inode, room.start, frozen);
             {
                 // B3
-                let _section = batch.region.section();
+                let _section = batch.region.section.lock();
                 // B4
                 batch.find_stores();
                 // B5
@@ -208,7 +210,9 @@ impl<'t> Unmapping<'t> {
         if is_dirty && is_pinned(folio) {
             // A thread that is about to write it back holds a reference, too; and the flusher must
             // be asked.
-            let is_kept = cleaner != Cleaner::Flusher || region.is_kept(lock.index());
+            let is_unseen =
+                || !region.written_unseen.among(&(lock.index()..lock.index() + 1)).is_empty();
+            let is_kept = cleaner != Cleaner::Flusher || is_unseen();
             return Err(if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) });
         }
         if is_dirty && cleaner == Cleaner::Swapper && !self.is_swapper() {
@@ -440,7 +444,7 @@ impl<'t> Unmapping<'t> {
         self.runs.add(folio.folio().index(), batch);
         self.collected.push(folio);
         // As many more as there are copies for, if they are adjacent.
-        let room = self.reclaim.regions_size(batch).batch_folios();
+        let room = self.reclaim.regions_size(batch).bounce_buffer_pages as usize / 2;
         if self.runs.count >= batch || self.collected.len() >= room.min(IN_RUNS_MAX).max(batch) {
             self.evict_collected(counts);
         }
@@ -579,7 +583,11 @@ impl Batch<'_, '_> {
             let ranges = self.ranges_of(&all);
             // SAFETY: pages of frozen folios, which are resident (REGION-1).
             if let Err(error) = unsafe { self.bounce_buffer.page_pipe.keep(&ranges) } {
-                self.region.addresses.regions.note_not_kept(&error);
+                if is_forbidden(&error) {
+                    // Pages of maps for writing cannot be evicted: there are no new ones.
+                    let features = &self.region.addresses.regions.features;
+                    features.withdraw(Feature::WriteProtectAsync, "vmsplice", &error);
+                }
                 self.stay("cannot keep pages of maps while they are unmapped", &error);
             }
             return going(self);
@@ -768,20 +776,18 @@ impl<'t> Copies<'t> {
     /// Waits until the bounce buffer is free: the swapper's if `writes`, else the common one.
     fn new(inode: &'t Inode, writes: bool) -> Self {
         let regions = &region_of(inode).addresses.regions;
-        let bounce_buffer =
-            if writes { regions.swap_bounce_buffer() } else { regions.bounce_buffer() };
-        let (in_flight, gathered, write_victims) = Default::default();
-        let (parts, part, pages_used) = (1 + usize::from(writes), 0, 0);
+        let swap_bounce_buffer = regions.swap_bounce_buffer.as_ref().filter(|_| writes);
+        let bounce_buffer = swap_bounce_buffer.unwrap_or(&regions.bounce_buffer).lock();
         Self {
             inode,
             batch: None,
-            in_flight,
-            gathered,
-            write_victims,
+            in_flight: Vec::new(),
+            gathered: Vec::new(),
+            write_victims: Vec::new(),
             bounce_buffer,
-            parts,
-            part,
-            pages_used,
+            parts: 1 + usize::from(writes),
+            part: 0,
+            pages_used: 0,
         }
     }
 

@@ -2,10 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::file::Handle;
-use crate::fill::AccessMode;
-use crate::fill::ReadIo;
-use crate::fill::{Batch, Delivery};
-use crate::fill::{Locked, ReadIoClaim, Wait};
+use crate::fill::{AccessMode, Batch, Delivery, Locked, ReadIo, ReadIoClaim, Wait};
+use crate::maps::region::Region;
 use crate::page::{Entry, Lookup, PAGE_BYTES};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
@@ -25,12 +23,13 @@ impl Handle {
     /// end of file.
     pub(crate) fn handle_fault(
         &self,
+        region: &Region,
         pages: Range<u64>,
         is_write: bool,
     ) -> std::result::Result<(), Refused> {
         let mut left = pages;
         while left.start < left.end {
-            left.start = self.handle_first_fault(left.clone(), is_write)?;
+            left.start = self.handle_first_fault(region, left.clone(), is_write)?;
         }
         Ok(())
     }
@@ -38,6 +37,7 @@ impl Handle {
     /// Fills the first of `pages`, and possibly more. Returns the first page to check next.
     fn handle_first_fault(
         &self,
+        region: &Region,
         pages: Range<u64>,
         is_write: bool,
     ) -> std::result::Result<u64, Refused> {
@@ -52,7 +52,7 @@ impl Handle {
         }
         // Acquire: pairs with the Release in `unlink`, as in `claim_run`.
         let seen = mapping.table().load(index, Ordering::Acquire);
-        if let Some(answer) = self.pass_resident(&pages, seen) {
+        if let Some(answer) = self.pass_resident(region, &pages, seen) {
             return answer.map_err(refused);
         }
         // The length may have changed since. A truncation that precedes the insertion of the page
@@ -71,7 +71,7 @@ impl Handle {
             if seen.is_folio() {
                 self.follow_passed_marks(index);
             }
-            return self.await_page(index, is_write).map_err(refused);
+            return self.await_page(region, index, is_write).map_err(refused);
         };
         let end = run.end_page();
         let will_be_stored = is_write && run.pages() == 1;
@@ -81,10 +81,9 @@ impl Handle {
             Delivery::Folio(locked) if will_be_stored => {
                 self.inode.mark_stored(&locked.lock, locked.folio.id());
             }
-            Delivery::Folio(_) => {}
             Delivery::Failed { error, folios: 1, .. } => failed = Some(error),
             // One bad byte fails a whole run; the first folio alone may be readable.
-            Delivery::Failed { .. } => {}
+            Delivery::Folio(_) | Delivery::Failed { .. } => {}
         };
         let mut batch = Batch::in_order(&self.inode);
         batch.start(run, 0, &mut deliver);
@@ -101,7 +100,7 @@ impl Handle {
             Some(error) => Err(refused(error)),
             // The run failed: fill the page alone.
             None if end > index + 1 && !is_there() => {
-                self.handle_first_fault(index..index + 1, is_write)
+                self.handle_first_fault(region, index..index + 1, is_write)
             }
             None => Ok(end),
         }
@@ -109,8 +108,8 @@ impl Handle {
 
     /// Waits for a page that another thread fills, or fills a hole with zeros. Returns the page to
     /// check next.
-    fn await_page(&self, index: u64, is_write: bool) -> Result<u64> {
-        let is_missing = || self.is_missing(index);
+    fn await_page(&self, region: &Region, index: u64, is_write: bool) -> Result<u64> {
+        let is_missing = || is_missing(region, index);
         let Some(locked) =
             self.fill().find_folio_while(index, AccessMode::Cache, Some(&is_missing))?
         else {
@@ -125,17 +124,22 @@ impl Handle {
 
     /// Returns the page to check next if the first of `pages`, whose Entry is `seen`, is present or
     /// can be restored. Returns `None` if it has no folio, or one that is being filled or evicted.
-    fn pass_resident(&self, pages: &Range<u64>, seen: Entry) -> Option<Result<u64>> {
+    fn pass_resident(
+        &self,
+        region: &Region,
+        pages: &Range<u64>,
+        seen: Entry,
+    ) -> Option<Result<u64>> {
         if !seen.is_folio() {
             return None;
         }
-        let end = pages.start + self.resident_from(pages);
+        let end = pages.start + region.resident_from(pages.clone());
         if end > pages.start {
             let table = self.inode.mapping.table();
             let is_absent = |next: &u64| !table.load(*next, Ordering::Relaxed).is_ready();
             return Some(Ok((pages.start + 1..end).find(is_absent).unwrap_or(end)));
         }
-        seen.is_ready().then(|| self.restore_discarded(pages.start))
+        seen.is_ready().then(|| self.restore_discarded(region, pages.start))
     }
 
     /// Restores a page that its folio should have and that the program has discarded. A clean page
@@ -144,16 +148,15 @@ impl Handle {
     /// # Errors
     /// The page was dirty, and its bytes are lost: it is removed from the table, and syncs report
     /// it.
-    fn restore_discarded(&self, index: u64) -> Result<u64> {
+    fn restore_discarded(&self, region: &Region, index: u64) -> Result<u64> {
         let inode = &*self.inode;
-        let Some(region) = inode.page_space.region() else { return Ok(index + 1) };
         let Some(room) = self.fill().room(1, true, Wait::ForFrames) else { return Ok(index) };
         let folio = match inode.mapping.get_folio(&inode.memory.folios, index) {
             Lookup::Folio(folio) => folio,
             Lookup::Absent(_) => return Ok(index),
             Lookup::Refused => return Err(self.inode.too_many_pins(index)),
         };
-        let Some(lock) = folio.lock_while(&|| self.is_missing(index)) else { return Ok(index) };
+        let Some(lock) = folio.lock_while(&|| is_missing(region, index)) else { return Ok(index) };
         let locked = Locked { lock, folio, was_resident: true };
         if locked.lock.owner() != inode.address || !locked.is_uptodate() {
             return Ok(index);
@@ -172,16 +175,11 @@ impl Handle {
         run.push(locked);
         run.read_first(inode).map(|_| index + 1)
     }
+}
 
-    /// Returns how many of `pages` are present in the kernel, from the first one on.
-    fn resident_from(&self, pages: &Range<u64>) -> u64 {
-        self.inode.page_space.region().map_or(0, |region| region.resident_from(pages.clone()))
-    }
-
-    /// Returns `true` if the kernel has no page there. If it has one, the faulting thread can
-    /// continue even when the folio lock is held: its holder may be a caller that keeps it for any
-    /// time, and that is about to access another page.
-    fn is_missing(&self, index: u64) -> bool {
-        self.resident_from(&(index..index + 1)) == 0
-    }
+/// Returns `true` if the kernel has no page there. If it has one, the faulting thread can continue
+/// even when the folio lock is held: its holder may be a caller that keeps it for any time, and
+/// that is about to access another page.
+fn is_missing(region: &Region, index: u64) -> bool {
+    region.resident_from(index..index + 1) == 0
 }

@@ -34,7 +34,7 @@ use crate::maps::region::{Refusal, Region};
 use crate::memory::PageSpace;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{Condvar, Mutex, Ordering, RwLock, RwLockReadGuard, Share, WeakList};
+use crate::sync::{Condvar, Mutex, Ordering, RwLock, Share, WeakList};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ fn is_in_region(bytes: &[u8]) -> bool {
 
 /// Restores the `pages` of a file in a region that have folios, and were discarded by the program.
 pub(crate) fn restore(handle: &Handle, pages: Range<u64>) -> Result<()> {
-    let fault = |_| handle.handle_fault(pages, false).map_err(|(_, error)| error);
-    handle.inode.page_space.region().map_or(Ok(()), fault)
+    let Some(region) = handle.inode.page_space.region() else { return Ok(()) };
+    handle.handle_fault(region, pages, false).map_err(|(_, error)| error)
 }
 
 /// Serves faults of a file that can be mapped through `handle`, too.
@@ -130,20 +130,20 @@ struct Server {
 /// Returns the threads of the device that faults at `address` wait for, or `None` if the address is
 /// in no open file.
 fn threads_for(address: usize) -> Option<Share> {
-    let regions: RwLockReadGuard<'_, _> = REGIONS.read();
-    let (base, served) = regions.range(..=address).next_back()?;
-    (address - base < served.region.addresses.len_bytes()).then(|| served.threads.clone())
+    at(&REGIONS.read(), address).map(|served| served.threads.clone())
 }
 
 fn server_of(address: usize) -> Option<Server> {
-    let regions: RwLockReadGuard<'_, _> = REGIONS.read();
-    let (base, served) = regions.range(..=address).next_back()?;
-    if address - base >= served.region.addresses.len_bytes() {
-        return None;
-    }
+    let regions = REGIONS.read();
+    let served = at(&regions, address)?;
     let service = served.services.begin();
     let handle = served.handles.last()?;
     Some(Server { handle, region: Arc::clone(&served.region), _service: service })
+}
+
+fn at(regions: &BTreeMap<usize, Served>, address: usize) -> Option<&Served> {
+    let (base, served) = regions.range(..=address).next_back()?;
+    (address - base < served.region.addresses.len_bytes()).then_some(served)
 }
 
 impl Server {
@@ -165,7 +165,9 @@ impl Server {
             }
             // STRAY-R1.
             let growths = self.region.stray_pages.growths();
-            let Err((index, error)) = self.handle.handle_fault(left.clone(), is_write) else {
+            let Err((index, error)) =
+                self.handle.handle_fault(&self.region, left.clone(), is_write)
+            else {
                 return;
             };
             self.refuse(&Refusal { index, growths, read_at, error });

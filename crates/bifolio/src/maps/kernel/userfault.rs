@@ -14,7 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -162,7 +162,7 @@ impl Userfault {
     pub(crate) fn wake(&self, range: &PageRange) -> io::Result<()> {
         let mut call = words(range);
         // SAFETY: the argument words of the call; no memory is accessed.
-        self.repeat(|descriptor| unsafe { control(descriptor, DO_WAKE, &mut call) })
+        persist(|| unsafe { control(self.descriptor.as_fd(), DO_WAKE, &mut call) }).map(drop)
     }
 
     /// Makes an access to the missing pages of the range raise SIGBUS (BUS_MCEERR_AR), and wakes
@@ -206,10 +206,6 @@ impl Userfault {
         let mut found: Vec<epoll::Event> = Vec::with_capacity(2);
         epoll::wait(&watch, spare_capacity(&mut found), Some(&at_once))?;
         Ok(FaultWaiter { watch, _stop: stop })
-    }
-
-    fn repeat(&self, mut call: impl FnMut(BorrowedFd<'_>) -> io::Result<usize>) -> io::Result<()> {
-        persist(|| call(self.descriptor.as_fd())).map(drop)
     }
 }
 

@@ -17,7 +17,7 @@
 //! - REGION-2: a page is unmapped before its Entry can be filled again: a later unmapping would
 //!   discard the new page. (Until then the Entry names the frozen folio; a lookup that finds it
 //!   waits.)
-//! - REGION-3: while another thread holds [`Region::section`], a page that was stored to is evicted
+//! - REGION-3: while another thread holds the `section`, a page that was stored to is evicted
 //!   only if it is on the dirty list or under write-back: a thread that searches for stores takes
 //!   the section.
 //! - REGION-4: a page stays while any thread holds a reference to a folio that had it, taken with
@@ -42,7 +42,8 @@ pub(crate) use stray_pages::{Refusal, fault_time};
 use crate::maps::kernel::pages::{Pagemap, resident_from};
 use crate::maps::kernel::userfault::Userfault;
 use crate::page::{FolioId, PAGE_BYTES};
-use crate::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering, Share};
+use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering, Share};
+use crate::sys::probe::Feature;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -63,7 +64,8 @@ pub(crate) struct Region {
     pagemap: Option<Pagemap>,
     /// Whether raw writers exist or have existed: [`UNTRACKED`], [`TRACKED`] or [`COPIED`].
     tracking: AtomicU8,
-    section: Mutex<()>,
+    /// Held by unmapping, and while stores are searched for (REGION-3).
+    pub(crate) section: Mutex<()>,
     /// Pages that have maps.
     pub(crate) mapped: MappedPages,
     /// Pages that the kernel or a device may write to without marking the page tables. Every search
@@ -97,7 +99,10 @@ impl Region {
     ) -> io::Result<Self> {
         Ok(Self {
             addresses: Addresses::new(pages, userfault, regions)?,
-            pagemap: regions.watch_stores()?,
+            pagemap: {
+                let is_used = regions.features.has(Feature::WriteProtectAsync);
+                is_used.then(Pagemap::open).transpose()?
+            },
             tracking: AtomicU8::new(UNTRACKED),
             section: Mutex::new(()),
             mapped: MappedPages::default(),
@@ -188,7 +193,8 @@ impl Region {
 
     /// Returns `true` if stores are searched for.
     pub(crate) fn is_tracked(&self) -> bool {
-        // Acquire: pairs with the Release in `track`: pages that were resident then are protected.
+        // Acquire: pairs with the Release in `protect_all`: pages that were resident then are
+        // protected.
         self.tracking.load(Ordering::Acquire) != UNTRACKED
     }
 
@@ -227,10 +233,24 @@ impl Region {
     }
 
     /// Starts to track stores, and returns `true` if this call did. To be called before the first
-    /// raw writer gets an address; unless [`Self::is_copied`], the caller must then wait for the
-    /// write-backs in flight.
-    pub(crate) fn track(&self) -> io::Result<bool> {
-        let _section = self.section();
+    /// raw writer gets an address. `wait_for_write_backs` waits for those in flight, which may read
+    /// the pages themselves.
+    pub(crate) fn track(&self, wait_for_write_backs: impl FnOnce()) -> io::Result<bool> {
+        let is_first = self.protect_all()?;
+        // Acquire: pairs with the Release below: the write-backs that read the pages have ended.
+        if self.tracking.load(Ordering::Acquire) != COPIED {
+            // A write-back that begins after this sees that stores are tracked; one that began
+            // before has ended then.
+            wait_for_write_backs();
+            // Release: pairs with the Acquire above.
+            self.tracking.store(COPIED, Ordering::Release);
+        }
+        Ok(is_first)
+    }
+
+    /// Protects all pages. Returns `true` if they were not yet.
+    fn protect_all(&self) -> io::Result<bool> {
+        let _section = self.section.lock();
         let pagemap = self.pagemap()?;
         if self.is_tracked() {
             return Ok(false);
@@ -247,29 +267,6 @@ impl Region {
             self.tracking.store(UNTRACKED, Ordering::Release);
         }
         protected.map(|()| true)
-    }
-
-    /// Returns `true` if no write-back reads the pages themselves any more.
-    pub(crate) fn is_copied(&self) -> bool {
-        // Acquire: pairs with the Release in `note_copied`: the write-backs that read the pages
-        // have ended.
-        self.tracking.load(Ordering::Acquire) == COPIED
-    }
-
-    /// Records that the write-backs that were in flight when tracking began have ended.
-    pub(crate) fn note_copied(&self) {
-        // Release: pairs with the Acquire in `is_copied`.
-        self.tracking.store(COPIED, Ordering::Release);
-    }
-
-    /// Locks the section (REGION-3).
-    pub(crate) fn section(&self) -> MutexGuard<'_, ()> {
-        self.section.lock()
-    }
-
-    /// Returns `true` if the kernel or a device may write to the page.
-    pub(crate) fn is_kept(&self, index: u64) -> bool {
-        !self.written_unseen.among(&(index..index + 1)).is_empty()
     }
 
     /// Visits the pages among `pages` that are resident and were stored to since they were

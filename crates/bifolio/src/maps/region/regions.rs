@@ -7,13 +7,12 @@
 
 use super::staging::Staging;
 use crate::maps::kernel::page_pipe::PagePipe;
-use crate::maps::kernel::pages::{PageRange, Pagemap, Unmapper, is_resident};
+use crate::maps::kernel::pages::{PageRange, Unmapper, is_resident};
 use crate::maps::kernel::userfault::Userfault;
 use crate::memory::Soundness;
 use crate::memory::{Arena, Budget};
 use crate::page::{Folio, FolioId, Folios, NO_FOLIO, PAGE_BYTES};
-use crate::sync::{Mutex, MutexGuard, Ordering};
-use crate::sys::is_forbidden;
+use crate::sync::{Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation, allow_access, refuse_access};
 use crate::sys::probe::{Feature, Features};
 use std::io;
@@ -33,14 +32,15 @@ const PAGES_MIN: u64 = 8;
 /// The resources; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Regions {
-    features: Features,
+    pub(crate) features: Features,
     pub(crate) soundness: Arc<Soundness>,
     pub(crate) unmapper: Unmapper,
     /// Memory that pages are read into before they are installed.
     pub(crate) staging: Arc<Staging>,
-    bounce_buffer: Mutex<BounceBuffer>,
-    /// Bounce buffer of the swapper, which keeps it while it writes.
-    swap_bounce_buffer: Option<Mutex<BounceBuffer>>,
+    /// A thread that has locked it waits for no storage.
+    pub(crate) bounce_buffer: Mutex<BounceBuffer>,
+    /// Bounce buffer of the swapper, which keeps it while it writes; `None` if there is no swap.
+    pub(crate) swap_bounce_buffer: Option<Mutex<BounceBuffer>>,
 }
 
 /// Memory for pages that are evicted: it keeps their bytes while they are unmapped, and they are
@@ -55,7 +55,7 @@ pub(crate) struct BounceBuffer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionsSize {
     staging_pages: u64,
-    bounce_buffer_pages: u64,
+    pub(crate) bounce_buffer_pages: u64,
     /// Pages of the swapper's bounce buffer; 0 if there is no swap.
     swap_bounce_buffer_pages: u64,
     /// `true` if huge pages may be used.
@@ -66,11 +66,6 @@ impl RegionsSize {
     /// Returns the number of bytes to charge.
     pub(crate) fn bytes(self) -> u64 {
         (self.staging_pages + self.bounce_buffer_pages + self.swap_bounce_buffer_pages) * PAGE_BYTES
-    }
-
-    /// Returns the number of folios that can be evicted in one batch: two pages for each.
-    pub(crate) fn batch_folios(self) -> usize {
-        self.bounce_buffer_pages as usize / 2
     }
 }
 
@@ -123,36 +118,6 @@ impl Regions {
             bounce_buffer: bounce_buffer(size.bounce_buffer_pages)?,
             swap_bounce_buffer: (swap_pages > 0).then(|| bounce_buffer(swap_pages)).transpose()?,
         })
-    }
-
-    /// Locks the bounce buffer. The caller waits for no storage while it holds the lock.
-    pub(crate) fn bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
-        self.bounce_buffer.lock()
-    }
-
-    /// Locks the bounce buffer of the swapper, which may wait for storage while it holds the lock.
-    /// Returns the common one if there is no swap.
-    pub(crate) fn swap_bounce_buffer(&self) -> MutexGuard<'_, BounceBuffer> {
-        self.swap_bounce_buffer.as_ref().unwrap_or(&self.bounce_buffer).lock()
-    }
-
-    /// Opens the pagemap to find stores to a region, if the kernel supports it.
-    pub(super) fn watch_stores(&self) -> io::Result<Option<Pagemap>> {
-        self.features.has(Feature::WriteProtectAsync).then(Pagemap::open).transpose()
-    }
-
-    /// Handles a failure to keep a page that is to be unmapped. If the kernel refuses the call
-    /// itself, files can no longer be mapped for writing: pages of maps for writing cannot be
-    /// evicted.
-    pub(crate) fn note_not_kept(&self, error: &io::Error) {
-        if is_forbidden(error) {
-            self.features.withdraw(Feature::WriteProtectAsync, "vmsplice", error);
-        }
-    }
-
-    /// Returns the reason why there can be no raw writers, if there is one.
-    pub(crate) fn why_no_stores(&self) -> Option<String> {
-        self.features.why_not(Feature::WriteProtectAsync)
     }
 
     /// Makes pages that are not resident inaccessible.
