@@ -119,7 +119,12 @@ impl OwnedThread {
         };
         // Held until the thread has inherited the mask.
         let _blocked = block_asynchronous();
-        let thread = create(Box::new(run)).map_err(|error| match check_room() {
+        // Succeeds if the process may have the mappings of a stack and its guard page.
+        let has_room = || {
+            let room = Reservation::new(STACK_BYTES, PAGE_BYTES)?;
+            refuse_access(room.base.wrapping_add(PAGE_BYTES), PAGE_BYTES)
+        };
+        let thread = create(Box::new(run)).map_err(|error| match has_room() {
             // The C library does not tell mappings from threads.
             Err(lack) if error.raw_os_error() == Some(libc::EAGAIN) => lack,
             _ => error,
@@ -202,12 +207,6 @@ fn detach(thread: libc::pthread_t) {
 
 fn answer(number: i32) -> io::Result<()> {
     if number == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(number)) }
-}
-
-/// Checks that the process may have the mappings of a stack and its guard page.
-fn check_room() -> io::Result<()> {
-    let room = Reservation::new(STACK_BYTES, PAGE_BYTES)?;
-    refuse_access(room.base.wrapping_add(PAGE_BYTES), PAGE_BYTES)
 }
 
 /// Signals that an instruction of the thread raises. If blocked, such a signal kills the process.

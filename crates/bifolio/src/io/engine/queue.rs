@@ -241,7 +241,7 @@ impl<T> Queue<'_, T> {
         self.call_helpers(0);
         if let Some(fallback) = self.fallback.as_ref().filter(|_| self.in_helpers() > 0) {
             // Before the look at what is done: a helper that is done later rings.
-            fallback.ring_when_done(bell);
+            fallback.state.lock().bell.get_or_insert_with(|| Arc::clone(bell));
         }
         self.reap();
         if self.done.is_empty() {
@@ -346,7 +346,8 @@ impl<T> Queue<'_, T> {
         let token = self.vacant_slot();
         self.slots[token] = TransferSlot::Helpers(owner);
         self.lane = super::lane_of(&transfer.backing);
-        self.fallback.get_or_insert_default().submit(token, transfer);
+        let fallback = self.fallback.get_or_insert_default();
+        fallback.state.lock().submitted.push_back((token, transfer));
     }
 
     /// Calls helpers for the submitted transfers but `own`, which this thread will take.
@@ -358,7 +359,7 @@ impl<T> Queue<'_, T> {
             let shared = Arc::clone(fallback);
             let job = move || shared.help();
             if self.engine.spawn(self.lane, Urgency::Whenever, job).is_err() {
-                fallback.forget_helper();
+                fallback.state.lock().tickets -= 1;
             }
         }
     }
@@ -403,8 +404,8 @@ impl<T> Queue<'_, T> {
             self.done.push_back((owner, answer));
         }
         if self.in_helpers() > 0 {
-            let done = self.fallback.as_ref().map(|fallback| fallback.take_done());
-            for (token, answer) in done.unwrap_or_default() {
+            let take = |it: &Arc<FallbackQueue>| std::mem::take(&mut it.state.lock().done);
+            for (token, answer) in self.fallback.as_ref().map(take).unwrap_or_default() {
                 self.end_submitted(token, answer);
             }
         }
@@ -502,7 +503,8 @@ impl<T> Queue<'_, T> {
     }
 
     fn take_submitted(&self) -> Option<(usize, Transfer)> {
-        self.fallback.as_ref().filter(|_| self.in_helpers() > 0)?.take()
+        let fallback = self.fallback.as_ref().filter(|_| self.in_helpers() > 0)?;
+        fallback.state.lock().submitted.pop_front()
     }
 
     fn submit(&mut self) {

@@ -47,16 +47,6 @@ pub(crate) enum Urgency {
     Always,
 }
 
-impl Urgency {
-    fn lane_max(self) -> usize {
-        match self {
-            Self::Whenever => LANE_HELPERS_MAX,
-            Self::Now => 2 * LANE_HELPERS_MAX,
-            Self::Always => usize::MAX,
-        }
-    }
-}
-
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug)]
@@ -86,7 +76,12 @@ struct WorkersState {
 
 impl WorkersState {
     fn has_room(&self, lane: Lane, urgency: Urgency) -> bool {
-        self.running.get(&lane).is_none_or(|running| *running < urgency.lane_max())
+        let running_max = match urgency {
+            Urgency::Whenever => LANE_HELPERS_MAX,
+            Urgency::Now => 2 * LANE_HELPERS_MAX,
+            Urgency::Always => usize::MAX,
+        };
+        self.running.get(&lane).is_none_or(|running| *running < running_max)
     }
 
     fn begin(&mut self, lane: Lane, job: Job) {
@@ -209,7 +204,7 @@ impl fmt::Debug for Shared {
 /// makes progress even if every worker is busy, or is the queue's own thread.
 #[derive(Debug, Default)]
 pub(super) struct FallbackQueue {
-    state: Mutex<FallbackState>,
+    pub(super) state: Mutex<FallbackState>,
     finished: Condvar,
 }
 
@@ -221,18 +216,16 @@ pub(super) enum Helpers {
 }
 
 #[derive(Debug, Default)]
-struct FallbackState {
-    submitted: VecDeque<(usize, Transfer)>,
-    done: Vec<(usize, Answer)>,
-    tickets: usize,
-    bell: Option<Arc<Bell>>,
+pub(super) struct FallbackState {
+    pub(super) submitted: VecDeque<(usize, Transfer)>,
+    pub(super) done: Vec<(usize, Answer)>,
+    /// Helpers that were called and have not arrived yet.
+    pub(super) tickets: usize,
+    /// Rung by a helper that is done.
+    pub(super) bell: Option<Arc<Bell>>,
 }
 
 impl FallbackQueue {
-    pub(super) fn submit(&self, token: usize, transfer: Transfer) {
-        self.state.lock().submitted.push_back((token, transfer));
-    }
-
     /// Returns how many more helpers to call if the queue's thread takes `own` transfers itself.
     /// They count as called.
     pub(super) fn call_helpers(&self, own: usize) -> usize {
@@ -261,14 +254,6 @@ impl FallbackQueue {
         bell.iter().for_each(|bell| bell.ring());
     }
 
-    pub(super) fn forget_helper(&self) {
-        self.state.lock().tickets -= 1;
-    }
-
-    pub(super) fn ring_when_done(&self, bell: &Arc<Bell>) {
-        self.state.lock().bell.get_or_insert_with(|| Arc::clone(bell));
-    }
-
     /// Returns what helpers do for the `count` transfers that are submitted and not complete.
     pub(super) fn helpers_for(&self, count: usize) -> Helpers {
         let state = self.state.lock();
@@ -279,14 +264,6 @@ impl FallbackQueue {
         } else {
             Helpers::None
         }
-    }
-
-    pub(super) fn take(&self) -> Option<(usize, Transfer)> {
-        self.state.lock().submitted.pop_front()
-    }
-
-    pub(super) fn take_done(&self) -> Vec<(usize, Answer)> {
-        std::mem::take(&mut self.state.lock().done)
     }
 
     /// Waits until an answer exists. A helper must be at work.
