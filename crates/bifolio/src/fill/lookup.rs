@@ -5,10 +5,9 @@
 //! winner's folio lock and uses its folio (FILL-L1..L3).
 
 use super::claim::{Claim, Wait};
-use super::transfer::{ReadIo, Room};
+use super::transfer::{ReadIo, Room, mark_cleared};
 use super::{AccessMode, Fill, Locked, OnAllocated, own_pins};
 use crate::error::Result;
-use crate::inode::ClearedBefore;
 use crate::page::{Flag, FolioRef, FrozenWaits, LockedFolio, Lookup, PAGE_BYTES};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
@@ -145,7 +144,7 @@ impl<'h> Fill<'h> {
         match access {
             AccessMode::Write { .. } if self.is_replaced(&locked.lock, access) => {
                 self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
-                self.inode.clearing.mark(&locked.lock, ClearedBefore::default());
+                mark_cleared(self.inode, &locked.lock, None);
                 Ok(locked)
             }
             AccessMode::Falloc if is_hole => {

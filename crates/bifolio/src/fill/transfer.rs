@@ -18,6 +18,7 @@ use crate::io::{Operation, Pieces, Queue, Transfer};
 use crate::memory::FillTarget;
 use crate::page::{Entry, Flag, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
+use crate::sync::barrier_of_store_and_load;
 use crate::sys::copy;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -63,7 +64,8 @@ pub(crate) struct ReadIo {
     counted_pages: u64,
     /// Bytes that the backing had for the run when it was started. It may have grown since.
     pub(super) expected_bytes: u64,
-    pub(super) cleared_before: ClearedBefore,
+    /// CLEAR-F2.
+    pub(super) before_read: Option<ClearedBefore>,
 }
 
 /// Resources of a fill other than frames: a share of the pages that its device may have in reads,
@@ -110,7 +112,7 @@ impl ReadIo {
             target,
             counted_pages,
             expected_bytes: 0,
-            cleared_before: ClearedBefore::default(),
+            before_read: None,
         }
     }
 
@@ -171,7 +173,7 @@ impl ReadIo {
     fn transfer(&mut self) -> Option<Transfer> {
         self.give_back_unused();
         let (inode, counters) = (&*self.inode, &self.inode.memory.counters);
-        self.cleared_before = inode.clearing.cleared_before();
+        self.before_read = inode.clearing.get().and_then(|it| it.cleared_before());
         let (first, folio_bytes) =
             (inode.memory.folio(self.folios[0]), inode.mapping.folio_bytes());
         let length_bytes = self.folios.len() as u64 * folio_bytes;
@@ -329,7 +331,7 @@ impl ReadIo {
         }
         let start = self.target_of(number, self.folios[number]);
         let checked = inode.store.check_filled(&locked.folio, start, &inode.memory.counters);
-        let is_old = inode.clearing.mark(&locked.lock, self.cleared_before);
+        let is_old = mark_cleared(inode, &locked.lock, self.before_read);
         checked?;
         let valid = if is_old { 0 } else { read };
         if valid < folio_bytes {
@@ -340,6 +342,18 @@ impl ReadIo {
         }
         Ok(())
     }
+}
+
+/// CLEAR-F3, for a folio, locked and in the table, before it is uptodate. Returns `true` if its bytes
+/// must be zeros.
+pub(super) fn mark_cleared(
+    inode: &Inode,
+    lock: &LockedFolio<'_>,
+    before: Option<ClearedBefore>,
+) -> bool {
+    // Before the file is asked for its clears: the first one may have begun just now.
+    barrier_of_store_and_load();
+    inode.clearing.get().is_some_and(|it| it.mark(lock, before))
 }
 
 /// Copies the part of a folio that has just been filled to `buffer`, whose first byte has

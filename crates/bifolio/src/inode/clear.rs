@@ -12,14 +12,6 @@ use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::sync::{Ordering, blocking};
 use std::ops::Range;
 
-impl Inode {
-    /// CLEAR-O1: returns `true` if a locked folio is about to be removed by a clear whose storage
-    /// is cleared, so that its bytes must not be written. The caller holds `cutting` shared.
-    pub(crate) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
-        !locked.flags.get(Flag::Punched) && self.clearing.of_page(locked.index()).is_some()
-    }
-}
-
 impl Resizing<'_> {
     /// Changes the allocation of the backing, and no byte. Blocks for write-outs.
     pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
@@ -40,18 +32,19 @@ impl Resizing<'_> {
             // The last folio may be dirty; it will not be written out.
             inode.extend_backing_alone(bytes.end)?;
         }
-        inode.clearing.begin(pages.clone());
+        let clearing = inode.clearing.get_or_init(Box::default);
+        clearing.begin(pages.clone());
         let cleared = inode.store.fallocate(mode, bytes);
         match cleared {
-            Ok(()) => inode.clearing.note_storage_cleared(),
-            Err(_) => inode.clearing.end(),
+            Ok(()) => clearing.note_storage_cleared(),
+            Err(_) => clearing.end(),
         }
         drop(no_write_out);
         if cleared.is_ok() {
             let is_old = |locked: &LockedFolio<'_>| !locked.flags.get(Flag::Punched);
             let removal = Removal::new(inode, PinnedPages::Zeroed);
             inode.remove_folios(removal, pages.clone(), is_old);
-            inode.clearing.end();
+            clearing.end();
         }
         let is_wrong = |locked: &LockedFolio<'_>| {
             let was_marked = locked.flags.clear(Flag::Punched);

@@ -1,8 +1,8 @@
 //! The state of a clear: whole folios of a file are zeroed together with their storage
 //! (`punch_hole`, `zero_range`).
 //!
-//! Driven by `clear.rs`; fills (`fill/`) and write-outs
-//! (`writeback/batch.rs`) query it.
+//! Driven by `clear.rs`; fills (`fill/`) and write-outs (`writeback/batch.rs`) query it, if the file
+//! has it: the first clear makes it in P1, before the barrier.
 //!
 //! PROTOCOL CLEAR, of a clear against a fill and a write-out. A clear changes the backing first,
 //! because only the backing can fail, and then removes the folios, dirty or not. In between:
@@ -56,9 +56,9 @@ struct Clear {
     pages: Range<u64>,
 }
 
-/// The clear that had cleared the storage when a read began, if any (F2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ClearedBefore(Option<u64>);
+/// The clear that had cleared the storage when a read began (F2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClearedBefore(u64);
 
 impl Clearing {
     /// P1. Callers serialize.
@@ -86,19 +86,24 @@ impl Clearing {
     }
 
     /// F2.
-    pub(crate) fn cleared_before(&self) -> ClearedBefore {
+    pub(crate) fn cleared_before(&self) -> Option<ClearedBefore> {
         // Acquire: pairs with the Release in `note_storage_cleared`.
         let state = self.state.load(Ordering::Acquire);
-        ClearedBefore((state % 2 == 1).then_some(state / 2))
+        (state % 2 == 1).then_some(ClearedBefore(state / 2))
     }
 
     /// F3, for a folio, locked and in the table, before it is uptodate: marks it if its pages are
     /// being cleared. Returns `true` if its bytes must then be zeros: they were read before the
     /// storage was cleared.
-    pub(crate) fn mark(&self, locked: &LockedFolio<'_>, before: ClearedBefore) -> bool {
+    pub(crate) fn mark(&self, locked: &LockedFolio<'_>, before: Option<ClearedBefore>) -> bool {
         let Some(clear) = self.of_page(locked.index()) else { return false };
         locked.flags.set(Flag::Punched);
-        clear != before
+        before != Some(clear)
+    }
+
+    /// O1: returns `true` if the clear, whose storage is cleared, will remove a locked folio.
+    pub(crate) fn will_remove(&self, locked: &LockedFolio<'_>) -> bool {
+        !locked.flags.get(Flag::Punched) && self.of_page(locked.index()).is_some()
     }
 
     /// F3: returns the clear of the page at `index`, if there is one. The caller has the lock of
@@ -110,6 +115,6 @@ impl Clearing {
             return None;
         }
         let current = self.current.lock();
-        current.pages.contains(&index).then_some(ClearedBefore(Some(current.number)))
+        current.pages.contains(&index).then_some(ClearedBefore(current.number))
     }
 }

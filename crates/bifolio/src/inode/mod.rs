@@ -86,7 +86,8 @@ pub(crate) struct Inode {
     pub(crate) resizing: Mutex<()>,
     /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
     pub(crate) cutting: RwLock<()>,
-    pub(crate) clearing: Clearing,
+    /// Made by the first clear: a fill or write-out of another file asks no more.
+    pub(crate) clearing: OnceLock<Box<Clearing>>,
     /// Maximum length of the file, in bytes. Raised by the thread that holds `resizing`.
     pub(crate) len_max_bytes: AtomicU64,
 }
@@ -153,7 +154,7 @@ impl Inode {
             gate: OnceLock::new(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
-            clearing: Clearing::default(),
+            clearing: OnceLock::new(),
             len_max_bytes: AtomicU64::new(size.len_max_bytes),
         }))
     }
@@ -342,6 +343,12 @@ impl Inode {
     /// enough for changes without an LSN: a write-out under way when a gate is set respects it.
     pub(crate) fn known_durable(&self) -> u64 {
         self.gate.get().map_or(NO_LSN, |gate| gate.durable())
+    }
+
+    /// CLEAR-O1: returns `true` if a locked folio is about to be removed by a clear whose storage
+    /// is cleared, so that its bytes must not be written. The caller holds `cutting` shared.
+    pub(crate) fn is_being_cleared(&self, locked: &LockedFolio<'_>) -> bool {
+        self.clearing.get().is_some_and(|it| it.will_remove(locked))
     }
 
     /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it. Returns

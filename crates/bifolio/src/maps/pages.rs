@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result, write_error};
-use crate::inode::{ClearedBefore, Inode};
+use crate::inode::Inode;
 use crate::maps::region::Region;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
@@ -213,7 +213,7 @@ impl<'a> Removal<'a> {
                     // The storage of a file with a backing may have other bytes, if clearing it
                     // failed.
                     inode.mark_dirty(&folio, &locked);
-                    inode.clearing.mark(&locked, ClearedBefore::default());
+                    inode.clearing.get().map(|it| it.mark(&locked, None));
                     let start = locked.index() * PAGE_BYTES;
                     inode.zero_in_place(&folio, &locked, start..start + PAGE_BYTES);
                 }

@@ -35,7 +35,7 @@ impl Cleared {
         if clear.is_some() {
             locked.flags.set(Flag::Punched);
         }
-        let is_kept = clear.is_none_or(|clear| clear == before);
+        let is_kept = clear.is_none_or(|clear| before == Some(clear));
         self.bytes.store(if is_kept { read } else { 0 }, Ordering::Relaxed);
         world.mapping.mark_uptodate(&locked);
     }
