@@ -73,10 +73,8 @@ impl File {
             return Ok(());
         }
         let mut growth = self.begin_growth(end)?;
-        if self.is_memory_file() {
+        if !growth.resizing.fallocate(FallocateMode::Allocate, range.clone())? {
             self.allocate_folios(&range)?;
-        } else {
-            growth.resizing.fallocate(FallocateMode::Allocate, range)?;
         }
         growth.reach(end);
         Ok(())
@@ -95,10 +93,10 @@ impl File {
             return Ok(());
         }
         let resizing = self.handle.inode.lock_resizing();
-        if self.is_memory_file() {
-            return self.allocate_folios(&(range.start..range.end.min(self.len())));
+        if resizing.fallocate(FallocateMode::AllocateKeepLen, range.clone())? {
+            return Ok(());
         }
-        resizing.fallocate(FallocateMode::AllocateKeepLen, range)
+        self.allocate_folios(&(range.start..range.end.min(self.len())))
     }
 
     /// Allocates the holes of a range of a memory file; none if that fails.
@@ -187,8 +185,7 @@ impl File {
     /// # Errors
     /// Fails like [`File::punch_hole`] and [`File::allocate`].
     pub fn zero_range(&self, range: Range<u64>) -> Result<()> {
-        self.clear(range.clone(), FallocateMode::ZeroRange)?;
-        if self.is_memory_file() { self.allocate_keep_len(range) } else { Ok(()) }
+        self.clear(range, FallocateMode::ZeroRange)
     }
 
     fn clear(&self, range: Range<u64>, mode: FallocateMode) -> Result<()> {
@@ -197,8 +194,11 @@ impl File {
         let inode = &self.handle.inode;
         if self.is_memory_file() {
             // Bytes past the end of file are zeros for as long as the file does not grow.
-            let _resizing = (range.end >= self.len()).then(|| inode.lock_resizing());
-            return self.clear_in_memory(&Pieces::of(&range, self.folio_bytes(), self.len()));
+            let resizing = (range.end >= self.len()).then(|| inode.lock_resizing());
+            self.clear_in_memory(&Pieces::of(&range, self.folio_bytes(), self.len()))?;
+            drop(resizing);
+            let is_punched = mode == FallocateMode::PunchHole;
+            return if is_punched { Ok(()) } else { self.allocate_keep_len(range) };
         }
         if range.is_empty() {
             return Ok(());
@@ -290,22 +290,8 @@ impl File {
         if position >= len_bytes {
             return Ok(None);
         }
-        if !self.is_memory_file() {
-            self.check_seek_pins()?;
-            return inode.first_data(position, len_bytes);
-        }
-        let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
-        while let Some(found) = inode.next_occupied(index) {
-            let found = inode.mapping.head_index(found);
-            if found * PAGE_BYTES >= len_bytes {
-                break;
-            }
-            if self.has_data(found) {
-                return Ok(Some(position.max(found * PAGE_BYTES)));
-            }
-            index = inode.mapping.end_of_unit(found);
-        }
-        Ok(None)
+        self.check_seek_pins()?;
+        inode.first_data(position, len_bytes)
     }
 
     /// Returns the position of the first hole at or after `position`, like `SEEK_HOLE`; the end of
@@ -320,30 +306,16 @@ impl File {
         if position >= len_bytes {
             return Ok(None);
         }
-        if !self.is_memory_file() {
-            self.check_seek_pins()?;
-            return inode.first_hole(position, len_bytes).map(Some);
-        }
-        let mut index = inode.mapping.head_index(position >> PAGE_SHIFT);
-        while index * PAGE_BYTES < len_bytes && self.has_data(index) {
-            index = inode.mapping.end_of_unit(index);
-        }
-        Ok(Some(position.max(index * PAGE_BYTES).min(len_bytes)))
+        self.check_seek_pins()?;
+        inode.first_hole(position, len_bytes).map(Some)
     }
 
     /// Fails if a seek would wait for a folio lock of the calling thread: it looks for stores
     /// through maps.
     fn check_seek_pins(&self) -> Result<()> {
         let inode = &self.handle.inode;
-        let is_checked = inode.page_space.is_in_place();
+        let is_checked = inode.device.is_some() && inode.page_space.is_in_place();
         if is_checked { own_pins::check(inode, &own_pins::ALL_PAGES) } else { Ok(()) }
-    }
-
-    /// Returns `true` if the unit whose first page is `head` was written.
-    fn has_data(&self, head: u64) -> bool {
-        let inode = &self.handle.inode;
-        let is_written = inode.mapping.is_written(&inode.memory.folios, head);
-        is_written.unwrap_or_else(|seen| inode.store.is_absent(seen))
     }
 
     /// Fills `buffer` with zeros as far as the file reads as zeros from `position` on, in one step.

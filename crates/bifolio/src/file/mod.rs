@@ -46,7 +46,7 @@ pub use read_with::PageView;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
-use crate::inode::{Cleaner, Inode};
+use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::page::{PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
@@ -399,13 +399,11 @@ impl Handle {
     /// The device, or the swap, or a write gate accepts no writes, and the limit of dirty bytes is
     /// reached; no memory for another LSN.
     fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
-        let inode = &self.inode;
-        match no_room {
-            NoRoom::DirtyLimit if inode.store.cleaner() == Cleaner::Swapper => {
-                self.reclaim.wait_for_swap(inode, position_bytes..position_bytes + length_bytes)
-            }
-            NoRoom::DirtyLimit => inode.wait_for_room(position_bytes, length_bytes),
-            NoRoom::Lsns => {
+        let (inode, bytes) = (&self.inode, position_bytes..position_bytes + length_bytes);
+        match (no_room, &inode.device) {
+            (NoRoom::DirtyLimit, Some(device)) => inode.wait_for_room(device, bytes),
+            (NoRoom::DirtyLimit, None) => self.reclaim.wait_for_swap(inode, bytes),
+            (NoRoom::Lsns, _) => {
                 let Some(step) = inode.lsn_slots_wanted() else { return Ok(()) };
                 let bytes = inode.lsn_bytes(step);
                 self.reclaim.charge(bytes)?;

@@ -463,7 +463,7 @@ impl File {
         let handle = &self.handle;
         handle.check_writable()?;
         let inode = &handle.inode;
-        if !inode.store.outlives_handles() {
+        if !inode.store.is_writable() {
             return Ok(0);
         }
         own_pins::check(inode, &own_pins::ALL_PAGES)?;

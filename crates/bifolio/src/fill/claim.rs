@@ -6,12 +6,11 @@
 
 use super::Fill;
 use super::transfer::{Locked, ReadIo, Room};
-use crate::error::{Error, Result};
-use crate::inode::Cleaner;
+use crate::error::Result;
 use crate::io::RUN_PAGES_MAX;
 use crate::memory::FillTarget;
 use crate::memory::FrameKind;
-use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{Entry, Filling, Folio, FolioId, PAGE_SHIFT};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -196,11 +195,9 @@ impl<'h> Fill<'h> {
         let near = before.filter(|entry| entry.is_folio()).map(Entry::folio_id);
         inode.memory.arena.note_fill(near.is_some());
         let kind = inode.page_space.frame_kind(mapping.order(), near);
-        // A new page that can only be swapped out reserves its slots first, which may have to wait.
-        let needs_slots = inode.store.cleaner() == Cleaner::Swapper && inode.store.is_hole(seen);
         let filling = mapping.table().fill();
         let found = match wait {
-            _ if needs_slots || !reclaim.try_charge_table(inode, head) => None,
+            _ if !reclaim.try_charge_page(inode, head, seen) => None,
             Wait::ForFrames => reclaim.take_free(kind)?,
             Wait::Never => reclaim.try_allocate(kind)?,
         };
@@ -209,31 +206,26 @@ impl<'h> Fill<'h> {
             (None, Wait::Never) => Ok(None),
             (None, Wait::ForFrames) => {
                 drop(filling);
-                self.wait_for_frames(head, kind, needs_slots).map(Some)
+                self.wait_for_frames(head, seen, kind).map(Some)
             }
         }
     }
 
     /// Slow path of [`Self::claim`]: reclaims, or waits for other threads, until there are frames,
-    /// the page of the table is charged and stays, and the swap slots of the folio are reserved.
+    /// and the page of the table is charged and stays.
     #[inline(never)]
     fn wait_for_frames(
         self,
         index: u64,
+        seen: Entry,
         kind: FrameKind,
-        needs_slots: bool,
     ) -> Result<(FolioId, Filling<'h>)> {
         let Self { inode, reclaim, .. } = self;
         let _call = CallScope::begin();
         let mut _kept = None;
         loop {
-            reclaim.charge_table(inode, index)?;
-            if needs_slots {
-                let charged = reclaim.charge_slots(kind);
-                charged.map_err(|full| self.refused_by_swap(index).unwrap_or(full))?;
-            }
-            let may_swap = inode.store.cleaner() == Cleaner::Swapper;
-            let id = reclaim.allocate(kind, may_swap)?;
+            reclaim.charge_page(inode, index, seen, kind)?;
+            let id = reclaim.allocate(kind, inode)?;
             // Reclaim may have freed the page of the table for memory, as its last resort. From
             // here on the page stays.
             let filling = inode.mapping.table().fill();
@@ -245,15 +237,6 @@ impl<'h> Fill<'h> {
             _kept = Some(filling);
         }
     }
-
-    /// Returns the error for a memory file that cannot have another folio because of the swap, or
-    /// `None` if the swap is not the reason.
-    #[cold]
-    fn refused_by_swap(self, index: u64) -> Option<Error> {
-        let cause = self.reclaim.refusal_of_swap()?;
-        let start = self.inode.mapping.head_index(index) * PAGE_BYTES;
-        Some(self.inode.unwritable(start..start + self.inode.mapping.folio_bytes(), Some(cause)))
-    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -262,7 +245,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
     use crate::memory::ListKind;
-    use crate::page::Lookup;
+    use crate::page::{Lookup, PAGE_BYTES};
 
     #[test]
     fn pages_claimed_by_an_old_length_do_not_stay_past_the_end() {

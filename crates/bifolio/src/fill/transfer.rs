@@ -344,8 +344,8 @@ impl ReadIo {
     }
 }
 
-/// CLEAR-F3, for a folio, locked and in the table, before it is uptodate. Returns `true` if its bytes
-/// must be zeros.
+/// CLEAR-F3, for a folio, locked and in the table, before it is uptodate. Returns `true` if its
+/// bytes must be zeros.
 pub(super) fn mark_cleared(
     inode: &Inode,
     lock: &LockedFolio<'_>,

@@ -5,26 +5,30 @@
 
 use super::Inode;
 use super::resize::Resizing;
+use super::store::Store;
 use crate::error::Result;
-use crate::io::{self, FallocateMode};
+use crate::io::FallocateMode;
 use crate::maps::pages::{PinnedPages, Removal};
-use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
-use crate::sync::{Ordering, blocking};
+use crate::page::{Entry, Flag, Folio, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
+use crate::sync::blocking;
 use std::ops::Range;
 
 impl Resizing<'_> {
-    /// Changes the allocation of the backing, and no byte. Blocks for write-outs.
-    pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
+    /// Changes the allocation of the backing, and no byte. Returns `false` if there is no backing:
+    /// a memory file has its folios allocated. Blocks for write-outs.
+    pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<bool> {
         let inode = self.inode;
+        let Store::Disk(disk) = &inode.store else { return Ok(false) };
         blocking::check("`cutting`, and the backing");
         let _no_write_out = inode.cutting.write();
-        inode.store.fallocate(mode, bytes)
+        disk.fallocate(mode, bytes).map(|()| true)
     }
 
     /// Clears `bytes` of the backing, whole units, and their folios. Blocks for write-outs, the
     /// backing, and the locks of the folios.
     pub(crate) fn clear(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
         let inode = self.inode;
+        let Store::Disk(disk) = &inode.store else { return Ok(()) };
         let pages = bytes.start >> PAGE_SHIFT..bytes.end >> PAGE_SHIFT;
         blocking::check("`cutting`, and the backing");
         let no_write_out = inode.cutting.write();
@@ -34,7 +38,7 @@ impl Resizing<'_> {
         }
         let clearing = inode.clearing.get_or_init(Box::default);
         clearing.begin(pages.clone());
-        let cleared = inode.store.fallocate(mode, bytes);
+        let cleared = disk.fallocate(mode, bytes);
         match cleared {
             Ok(()) => clearing.note_storage_cleared(),
             Err(_) => clearing.end(),
@@ -55,30 +59,29 @@ impl Resizing<'_> {
     }
 }
 
-/// Data and holes of a file with a backing.
+/// Data and holes.
 impl Inode {
     /// Returns the position of the first data from `position` on, before `len_bytes`.
     pub(crate) fn first_data(&self, position: u64, len_bytes: u64) -> Result<Option<u64>> {
-        self.find_stores(&(position..len_bytes), true)?;
+        self.find_unwritten_stores(&(position..len_bytes))?;
         // In this order: a folio that is written out in between is found on the backing.
-        let unwritten = self.next_unwritten(position >> PAGE_SHIFT);
-        let unwritten = unwritten.map(|index| position.max(index * PAGE_BYTES));
-        let stored = io::seek_data(&*self.store.reader(), position)?;
-        let first = unwritten.into_iter().chain(stored).min();
+        let in_memory = self.next_data(position >> PAGE_SHIFT);
+        let in_memory = in_memory.map(|index| position.max(index * PAGE_BYTES));
+        let first = in_memory.into_iter().chain(self.store.first_data(position)?).min();
         Ok(first.filter(|first| *first < len_bytes))
     }
 
     /// Returns the position of the first hole from `position` on, at most `len_bytes`.
     pub(crate) fn first_hole(&self, position: u64, len_bytes: u64) -> Result<u64> {
-        self.find_stores(&(position..len_bytes), true)?;
+        self.find_unwritten_stores(&(position..len_bytes))?;
         let mut at = position;
         while at < len_bytes {
             // In this order, as in `first_data`.
-            if self.unwritten_at(at >> PAGE_SHIFT).is_some() {
+            if self.has_data(self.mapping.head_index(at >> PAGE_SHIFT)) {
                 at = self.mapping.end_of_unit(at >> PAGE_SHIFT) * PAGE_BYTES;
                 continue;
             }
-            match io::seek_hole(&*self.store.reader(), at)? {
+            match self.store.first_hole(at)? {
                 Some(hole) if hole > at => at = hole,
                 _ => break,
             }
@@ -86,37 +89,29 @@ impl Inode {
         Ok(at.min(len_bytes))
     }
 
-    /// Returns the first page from `index` on whose folio has bytes that the backing does not have
-    /// yet.
-    fn next_unwritten(&self, index: u64) -> Option<u64> {
+    /// Finds stores through maps, which make folios data of a file with a backing.
+    fn find_unwritten_stores(&self, bytes: &Range<u64>) -> Result<bool> {
+        if self.device.is_some() { self.find_stores(bytes, true) } else { Ok(false) }
+    }
+
+    /// Returns the first page of the first unit, from that of `index` on, whose bytes the backing
+    /// does not have.
+    fn next_data(&self, index: u64) -> Option<u64> {
         let mut index = self.mapping.head_index(index);
         loop {
-            index = self.mapping.head_index(self.mapping.table().next_folio(index)?);
-            if let Some(found) = self.unwritten_at(index) {
-                return Some(found);
+            index = self.mapping.head_index(self.mapping.table().next_needed(index)?);
+            if self.has_data(index) {
+                return Some(index);
             }
             index = self.mapping.end_of_unit(index);
         }
     }
 
-    /// Returns the head of the unit that holds page `index`, if its folio is dirty or being
-    /// written.
-    fn unwritten_at(&self, index: u64) -> Option<u64> {
-        let head = self.mapping.head_index(index);
-        let table = self.mapping.table();
-        loop {
-            // Acquire: pairs with the Release in READ-I1: we see the flags of the folio that this
-            // Entry names.
-            let seen = table.load(head, Ordering::Acquire);
-            if !seen.is_folio() {
-                return None;
-            }
-            let state = self.memory.folio(seen.folio_id()).flags.write_state();
-            // Relaxed: the Acquire of `write_state` orders it: the state belonged to that folio.
-            let again = table.load(head, Ordering::Relaxed);
-            if again.is_folio() && again.folio_id() == seen.folio_id() {
-                return (state.is_dirty() || state.is_writing()).then_some(head);
-            }
-        }
+    /// Returns `true` if the unit whose first page is `head` has bytes that the backing does not
+    /// have: in a folio, or in the swap.
+    fn has_data(&self, head: u64) -> bool {
+        let is_data = |seen, folio: &Folio| self.store.is_data(seen, folio);
+        let found = self.mapping.look(&self.memory.folios, head, is_data);
+        found.unwrap_or_else(|seen| self.store.slots().is_some() && seen != Entry::HOLE)
     }
 }

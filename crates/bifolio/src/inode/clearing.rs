@@ -1,8 +1,8 @@
 //! The state of a clear: whole folios of a file are zeroed together with their storage
 //! (`punch_hole`, `zero_range`).
 //!
-//! Driven by `clear.rs`; fills (`fill/`) and write-outs (`writeback/batch.rs`) query it, if the file
-//! has it: the first clear makes it in P1, before the barrier.
+//! Driven by `clear.rs`. Fills (`fill/`) and write-outs (`writeback/batch.rs`) query it, if the
+//! file has it: the first clear makes it in P1, before the barrier.
 //!
 //! PROTOCOL CLEAR, of a clear against a fill and a write-out. A clear changes the backing first,
 //! because only the backing can fail, and then removes the folios, dirty or not. In between:

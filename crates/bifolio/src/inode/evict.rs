@@ -11,7 +11,8 @@
 use super::Inode;
 use crate::memory::Shadow;
 use crate::page::{
-    Entry, EvictError, Folio, FolioId, FolioRef, Frozen, LockedFolio, OldFolio, PAGE_BYTES,
+    Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, OldFolio, PAGE_BYTES,
+    WriteState,
 };
 use crate::sys::copy;
 
@@ -39,6 +40,17 @@ impl Inode {
         // READ-E5: the frame must not be locked when it is reused.
         drop(locked);
         frozen.free();
+    }
+
+    /// Returns `true` if a locked folio may move to other frames: it is filled, no write-out of it
+    /// is in flight, and it is not dirty for a device (WRITEBACK-1).
+    pub(crate) fn may_move(&self, locked: &LockedFolio<'_>) -> bool {
+        locked.flags.get(Flag::Uptodate)
+            && match locked.flags.write_state() {
+                WriteState::Clean => true,
+                WriteState::Dirty => self.device.is_none(),
+                _ => false,
+            }
     }
 
     /// Drops the content of a locked folio, dirty or not, that is about to be removed from the

@@ -1,44 +1,36 @@
 //! Inodes: the state that all handles of a file share (the kernel's term), and marking its folios
 //! dirty. An inode has a mapping, a store, a dirty list and write errors.
 //!
-//! In one layer with `writeback`, which writes out the dirty folios of an inode.
-//!
-//! ```text
-//!   mod.rs      the file, its kind, its dirty folios
-//!   store.rs    locations of its pages while they are not in memory; in the swap: swap_store.rs
-//!   clear.rs    allocation of the backing, holes; the protocol: clearing.rs
-//!   contents.rs bytes of locked folios
-//!   evict.rs    eviction
-//!   resize.rs   changes of the length; removal of folios
-//! ```
+//! `resize.rs` changes the length and removes folios, `evict.rs` evicts them, `clear.rs` punches
+//! holes; `store.rs` has the locations of pages that are not in memory.
 //!
 //! # Safety
 //! A folio in a table names its inode by address (rule 2 of `page`). [`Inode::owner`] turns that
-//! into a reference; its caller guarantees that the inode is still allocated.
+//! into a reference; its caller guarantees that the inode is still allocated. Zeroes frames whose
+//! folios the caller has locked.
 #![allow(unsafe_code)]
 
 mod clear;
 mod clearing;
-mod contents;
 mod evict;
 mod resize;
 mod store;
 mod swap_store;
 
 pub(crate) use clearing::ClearedBefore;
-pub(crate) use contents::pages_of_still;
 pub(crate) use resize::Resizing;
-pub(crate) use store::{Cleaner, Place, Source};
+pub(crate) use store::Place;
 
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
 use crate::io::{DirectBacking, Engine, Load};
 use crate::memory::{Memory, PageSpace};
 use crate::page::{
-    COUNT_MAX, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
+    COUNT_MAX, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table, Values,
 };
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
+use crate::sys::copy;
 use crate::writeback::{
     ALL_BYTES, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NO_LSN, NoRoom, RoomForDirt,
     WriteErrors,
@@ -92,6 +84,17 @@ pub(crate) struct Inode {
     pub(crate) len_max_bytes: AtomicU64,
 }
 
+/// Prospect of a dirty folio that reclaim has met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cleaning {
+    /// The flusher was asked to write it.
+    Asked,
+    /// It is written when it is evicted.
+    WhenEvicted,
+    /// The device refused its last writes, or its file has no storage.
+    Refused,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSize {
     /// log2 of the pages of a unit.
@@ -111,7 +114,7 @@ impl Inode {
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::on_disk(backing, size.len_bytes);
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
-        Self::with_store(services, page_space, store, size, Some(device))
+        Self::with_store(services, page_space, store, size, Values::Hints, Some(device))
     }
 
     /// Creates an empty file without a backing.
@@ -122,7 +125,8 @@ impl Inode {
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::in_memory(name.to_owned(), services.swap.clone());
-        Self::with_store(services, page_space, store, size, None)
+        let values = if page_space.is_in_place() { Values::KeptWithPages } else { Values::Kept };
+        Self::with_store(services, page_space, store, size, values, None)
     }
 
     fn with_store(
@@ -130,9 +134,10 @@ impl Inode {
         page_space: PageSpace,
         store: Store,
         size: FileSize,
+        values: Values,
         device: Option<Arc<Device>>,
     ) -> std::io::Result<Arc<Self>> {
-        let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes)?;
+        let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes, values)?;
         let alone = || DirtyPages::alone(&services.memory.unswapped_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
         let load = device.as_ref().map_or(&services.flusher.swap_load, |it| &it.load).clone();
@@ -144,9 +149,9 @@ impl Inode {
             page_space,
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
+            is_evictable: device.is_some() || services.swap.is_some(),
             device,
             load,
-            is_evictable: store.cleaner() != Cleaner::None,
             store,
             dirty: DirtyList::new(dirty_pages),
             errors: WriteErrors::default(),
@@ -197,7 +202,7 @@ impl Inode {
 
     /// Returns `true` if it is a memory file, for callers that ask about the file itself.
     pub(crate) fn is_memory_file(&self) -> bool {
-        !self.store.outlives_handles()
+        self.device.is_none()
     }
 
     /// Returns the maximum length of the file, in bytes.
@@ -206,24 +211,16 @@ impl Inode {
         self.len_max_bytes.load(Ordering::Acquire)
     }
 
-    /// Returns the first page from `index` on whose Entry must not be dropped.
-    pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
-        let table = self.mapping.table();
-        let keeps_values = self.store.keeps_values();
-        if keeps_values { table.next_occupied(index) } else { table.next_folio(index) }
-    }
-
     /// Returns the number of bytes in dirty folios, as far as they are known to be dirty.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty.len() * self.mapping.folio_bytes()
     }
 
-    /// Returns the number of bytes not yet written to a backing: dirty ones, and those in flight,
-    /// which become dirty again on failure. Counts all resident ones if the kernel cannot tell
-    /// which pages of a map were stored to.
+    /// Returns the number of bytes that the backing of a file does not have yet: dirty ones, and
+    /// those in flight, which become dirty again on failure. Counts all resident ones if the kernel
+    /// cannot tell which pages of a map were stored to.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
         let folios = match self.find_stores(&ALL_BYTES, false) {
-            _ if !self.store.outlives_handles() => 0,
             Ok(_) => self.dirty.unwritten(),
             Err(_) => self.mapping.resident_folios(),
         };
@@ -234,7 +231,7 @@ impl Inode {
     /// since its last change. The caller has scanned for stores through maps before.
     pub(crate) fn is_durable(&self) -> bool {
         // In this order: a write-out changes the backing before it is counted as written.
-        !self.store.outlives_handles() || (self.dirty.is_all_written() && self.store.is_flushed())
+        self.dirty.is_all_written() && self.store.is_flushed()
     }
 
     /// Marks the folio dirty, and adds an LSN to those of a file with a write gate, if the dirty
@@ -263,7 +260,7 @@ impl Inode {
         self.wait_for_write_out(locked);
         // Clean or dirty: under the folio lock, and with no write-out in flight, it stays so.
         let is_dirty = locked.flags.write_state().is_dirty();
-        let is_counted = !is_dirty && self.store.cleaner() != Cleaner::None;
+        let is_counted = !is_dirty && self.is_evictable;
         let pages = if is_counted { locked.pages() } else { 0 };
         let has_room = match &self.device {
             _ if !is_counted => true,
@@ -280,16 +277,14 @@ impl Inode {
         Ok(RoomForDirt { inode: self, counted_pages: pages })
     }
 
-    /// Waits until the folio at `position_bytes` may become dirty. Called without a folio lock.
+    /// Waits until a folio with some of `bytes` may become dirty. Called without a folio lock.
     ///
     /// # Errors
     /// The device accepts no writes, and the dirty limit is reached.
-    pub(crate) fn wait_for_room(&self, position_bytes: u64, length_bytes: u64) -> Result<()> {
+    pub(crate) fn wait_for_room(&self, device: &Arc<Device>, bytes: Range<u64>) -> Result<()> {
         blocking::check_user("less dirt");
-        let Some(device) = &self.device else { return Ok(()) };
         let pages = 1 << self.mapping.order();
         let waited = self.flusher.wait_for_room(device, self, pages);
-        let bytes = position_bytes..position_bytes + length_bytes;
         waited.map_err(|cause| self.unwritable(bytes, cause))
     }
 
@@ -351,15 +346,16 @@ impl Inode {
         self.clearing.get().is_some_and(|it| it.will_remove(locked))
     }
 
-    /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it. Returns
-    /// `false` if the device refused its last writes.
-    pub(crate) fn clean_soon(&self) -> bool {
-        let Some(device) = &self.device else { return false };
+    /// Asks the flusher to clean this file, because reclaim has met a dirty folio of it.
+    pub(crate) fn clean_soon(&self) -> Cleaning {
+        let Some(device) = &self.device else {
+            return if self.is_evictable { Cleaning::WhenEvicted } else { Cleaning::Refused };
+        };
         device.want_written(1);
         if !device.is_called() {
             self.flusher.call(device);
         }
-        !device.is_stuck()
+        if device.is_stuck() { Cleaning::Refused } else { Cleaning::Asked }
     }
 
     /// Marks the folio dirty, regardless of the limit. Waits for a write-out of it in flight
@@ -396,11 +392,42 @@ impl Inode {
     fn wait_for_write_out(&self, locked: &LockedFolio<'_>) {
         if locked.flags.write_state().is_writing() {
             self.memory.counters.add(Counter::WritebackWait, 1);
-            // A page that is only in memory is written out when it is evicted.
-            let since = (self.store.cleaner() == Cleaner::Swapper).then(Instant::now);
+            // Of a memory file, it is being evicted.
+            let since = self.device.is_none().then(Instant::now);
             locked.flags.wait_for_writeback();
             self.memory.note_stall(since);
         }
+    }
+
+    /// Zeroes some of a locked folio's bytes, counted from its first, in memory.
+    pub(crate) fn zero_folio(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+        bytes: Range<u64>,
+    ) {
+        let end = bytes.end.min(locked.pages() * PAGE_BYTES);
+        let length = end.saturating_sub(bytes.start) as usize;
+        let target = self.frame_of(folio).wrapping_add(bytes.start as usize);
+        // SAFETY: part of a frame whose lock the caller holds, so it is its only writer.
+        unsafe { copy::zero(target, length) };
+    }
+
+    /// Zeroes a locked folio and makes it uptodate.
+    ///
+    /// # Errors
+    /// The kernel has no memory for a page of a region.
+    pub(crate) fn fill_with_zeros(
+        &self,
+        folio: &FolioRef<'_>,
+        locked: &LockedFolio<'_>,
+    ) -> Result<()> {
+        if let Some(installed) = self.install_page(locked, &[], false) {
+            return installed;
+        }
+        self.zero_folio(folio, locked, 0..u64::MAX);
+        self.mapping.mark_uptodate(locked);
+        Ok(())
     }
 
     /// Prevents write-outs from starting until the guard is dropped.
@@ -414,21 +441,12 @@ impl HasTable for Inode {
     fn table(&self) -> &Table {
         self.mapping.table()
     }
-
-    fn keeps_values(&self) -> bool {
-        self.store.keeps_values()
-    }
-
-    fn keeps_pages(&self) -> bool {
-        // A store to a map must not fail because there is no memory for a page of the table.
-        self.store.keeps_values() && self.page_space.is_in_place()
-    }
 }
 
 impl Drop for Inode {
     fn drop(&mut self) {
         debug_assert_eq!(self.mapping.resident_folios(), 0, "an inode outlives its folios");
         self.free_lsns();
-        self.memory.arena.uncharge(self.memory.tables.forget(self));
+        self.memory.arena.uncharge(self.memory.tables.forget(self.mapping.table()));
     }
 }

@@ -59,7 +59,7 @@ impl Inode {
     /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
     /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
     pub(crate) fn extend_backing(&self, end_bytes: u64) -> Result<()> {
-        if !self.store.outlives_handles() || self.missing_end(end_bytes).is_none() {
+        if self.missing_end(end_bytes).is_none() {
             return Ok(());
         }
         blocking::check("`cutting`, and the backing");
@@ -75,8 +75,7 @@ impl Inode {
     /// Returns the end of the file, or `end_bytes` if that comes first, unless the backing is as
     /// long.
     fn missing_end(&self, end_bytes: u64) -> Option<u64> {
-        let end_bytes = end_bytes.min(self.mapping.len_bytes());
-        (self.store.bytes_from(0, end_bytes) < end_bytes).then_some(end_bytes)
+        self.store.missing_end(end_bytes.min(self.mapping.len_bytes()))
     }
 }
 
@@ -155,14 +154,12 @@ impl Inode {
     /// kernel cannot tell which pages of a map were stored to. No map is in use, so there are no
     /// later stores.
     pub(crate) fn remove_closed(&self) {
-        if !self.store.outlives_handles() {
-            return self.remove_folios_from(0);
-        }
-        if self.find_stores(&ALL_BYTES, true).is_err() {
-            return;
-        }
-        let removal = Removal::new(self, PinnedPages::Kept);
-        self.remove_folios(removal, 0..u64::MAX, |locked| !locked.flags.write_state().is_dirty());
+        let may_all_be_dirty = self.find_stores(&ALL_BYTES, true).is_err();
+        let is_unwanted = |locked: &LockedFolio<'_>| {
+            let is_dirty = may_all_be_dirty || locked.flags.write_state().is_dirty();
+            self.store.loses_closed(is_dirty)
+        };
+        self.remove_folios(Removal::new(self, PinnedPages::Kept), 0..u64::MAX, is_unwanted);
     }
 
     /// Removes every dirty folio, and returns the number of their bytes in the file. Concurrent
@@ -216,8 +213,8 @@ impl Inode {
         pages: Range<u64>,
         is_unwanted: impl Fn(&LockedFolio<'_>) -> bool,
     ) {
-        let mut index = pages.start;
-        while let Some(found) = self.next_occupied(index).filter(|found| *found < pages.end) {
+        let (mut index, table) = (pages.start, self.mapping.table());
+        while let Some(found) = table.next_needed(index).filter(|found| *found < pages.end) {
             index = found;
             let folios = &self.memory.folios;
             let found = self.mapping.try_get_folio(folios, index).unwrap_or_else(|| {
@@ -247,7 +244,9 @@ impl Inode {
             if !is_unwanted(&locked) {
                 index = own.end;
             } else if own.start < pages.start || own.end > pages.end {
+                // Of a memory file: a backing has no larger folios.
                 let part = own.start.max(pages.start)..own.end.min(pages.end);
+                self.mark_dirty(&folio, &locked);
                 self.zero_in_place(&folio, &locked, part.start * PAGE_BYTES..part.end * PAGE_BYTES);
                 index = own.end;
             } else {
@@ -266,8 +265,8 @@ impl Inode {
         drop(table_reference);
     }
 
-    /// Zeroes bytes of the file in a locked, uptodate folio, visible to readers at once. In a
-    /// memory file this makes the folio dirty.
+    /// Zeroes bytes of the file in a locked folio, visible to readers at once. The folio is dirty,
+    /// unless the storage zeroes them, too.
     pub(crate) fn zero_in_place(
         &self,
         folio: &FolioRef<'_>,
@@ -277,9 +276,6 @@ impl Inode {
         if !locked.flags.get(Flag::Uptodate) {
             // Allocated and never written: zeros already.
             return;
-        }
-        if !self.store.zeroes_what_is_cut() {
-            self.mark_dirty(folio, locked);
         }
         let pages = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
         let _section = self.mapping.begin_write_section(locked, pages);

@@ -1,7 +1,7 @@
 //! Stores: locations of a file's pages while they are not in memory. The kinds of files differ
 //! behind this interface; no other module asks for the kind.
 //!
-//! An [`Inode`] has one store. The store of a file on a disk has a backing, which has
+//! An inode has one store. The store of a file on a disk has a backing, which has
 //! the bytes of the file wherever no folio is dirty. The store of a memory file has slots of the
 //! cache's swap, if there is one: a page without a folio is in a slot, or is a hole, which reads as
 //! zeros.
@@ -21,28 +21,17 @@
 //!                              dirty folio, no slot
 //! ```
 
-use super::Inode;
 use super::swap_store::SwapStore;
 use crate::error::{Error, ErrorKind, Result, io_error, of_range};
 use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
 use crate::memory::{Arena, Shadow};
-use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counters;
 use crate::swap::{self, SlotRun, Swap};
 use crate::sync::{AtomicU64, Ordering, RwLock};
 use crate::writeback::{WriteIo, WriteVictim};
 use std::ops::Range;
 use std::sync::Arc;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cleaner {
-    /// The flusher: because of age, a limit, a sync, or reclaim.
-    Flusher,
-    /// The swapper, only when memory is short.
-    Swapper,
-    /// None: the folios stay in memory.
-    None,
-}
 
 /// Place on the storage of folios that are written by one transfer. Of no bytes by default.
 #[derive(Debug, Default)]
@@ -101,6 +90,39 @@ impl DiskStore {
         Arc::clone(backings.writer.as_ref().unwrap_or(&backings.reader))
     }
 
+    fn set_len(&self, len_bytes: u64) -> Result<()> {
+        let resized = io::set_len(&*self.writer(), len_bytes);
+        // A failed change may have been made in part.
+        self.note_change();
+        resized?;
+        self.len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Changes the allocation of the backing. If it fails, the backing is not longer than before.
+    /// The caller holds `cutting` exclusively.
+    pub(super) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
+        let (writer, end_bytes) = (self.writer(), bytes.end);
+        let changed = io::fallocate(&*writer, mode, bytes);
+        // A failed change may have been made in part.
+        self.note_change();
+        if mode != FallocateMode::Allocate {
+            return changed;
+        }
+        if changed.is_ok() {
+            self.len_bytes.fetch_max(end_bytes, Ordering::Relaxed);
+            return changed;
+        }
+        let before_bytes = self.len_bytes.load(Ordering::Relaxed);
+        let undone = io::len_bytes(&*writer).and_then(|len_bytes| {
+            if len_bytes > before_bytes { self.set_len(before_bytes) } else { Ok(()) }
+        });
+        if let Err(error) = undone {
+            log::warn!("{error}; the file may stay longer after a failed allocation");
+        }
+        changed
+    }
+
     /// Counts a change of the backing: it is durable after the next flush that begins now or later.
     fn note_change(&self) {
         // Release: pairs with the Acquire in `flush` and `is_flushed`.
@@ -134,16 +156,12 @@ impl Store {
         }
     }
 
-    /// Returns `true` if written data outlives the last handle, and must be made durable.
-    pub(crate) fn outlives_handles(&self) -> bool {
-        matches!(self, Self::Disk(_))
-    }
-
-    pub(crate) fn cleaner(&self) -> Cleaner {
+    /// Returns `true` if the last close removes a folio, dirty or not: it removes what the backing
+    /// has, and memory files.
+    pub(super) fn loses_closed(&self, is_dirty: bool) -> bool {
         match self {
-            Self::Disk(_) => Cleaner::Flusher,
-            Self::Swap(swap) if swap.slots().is_some() => Cleaner::Swapper,
-            Self::Swap(_) => Cleaner::None,
+            Self::Disk(_) => !is_dirty,
+            Self::Swap(_) => true,
         }
     }
 
@@ -188,43 +206,15 @@ impl Store {
         matches!(self, Self::Disk(_))
     }
 
+    /// Returns `end_bytes` if there is a backing that is shorter.
+    pub(super) fn missing_end(&self, end_bytes: u64) -> Option<u64> {
+        let Self::Disk(disk) = self else { return None };
+        (disk.len_bytes.load(Ordering::Relaxed) < end_bytes).then_some(end_bytes)
+    }
+
     /// Truncates the backing, or grows it with zeros. The caller holds `cutting` exclusively.
     pub(crate) fn set_len(&self, len_bytes: u64) -> Result<()> {
-        let Self::Disk(disk) = self else { return Ok(()) };
-        let resized = io::set_len(&*disk.writer(), len_bytes);
-        // A failed change may have been made in part.
-        disk.note_change();
-        resized?;
-        disk.len_bytes.store(len_bytes, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Changes the allocation of the backing. If it fails, the backing is not longer than before.
-    /// The caller holds `cutting` exclusively.
-    pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
-        let Self::Disk(disk) = self else { return Ok(()) };
-        let end_bytes = bytes.end;
-        let changed = io::fallocate(&*self.writer(), mode, bytes);
-        // A failed change may have been made in part.
-        disk.note_change();
-        if mode != FallocateMode::Allocate {
-            return changed;
-        }
-        if changed.is_ok() {
-            disk.len_bytes.fetch_max(end_bytes, Ordering::Relaxed);
-        } else if let Err(error) = self.undo_growth(disk) {
-            log::warn!("{error}; the file may stay longer after a failed allocation");
-        }
-        changed
-    }
-
-    /// Truncates the backing to its recorded length, if it is longer.
-    fn undo_growth(&self, disk: &DiskStore) -> Result<()> {
-        let before_bytes = disk.len_bytes.load(Ordering::Relaxed);
-        if io::len_bytes(&*self.writer())? <= before_bytes {
-            return Ok(());
-        }
-        self.set_len(before_bytes)
+        if let Self::Disk(disk) = self { disk.set_len(len_bytes) } else { Ok(()) }
     }
 
     /// Queries and records the length of the backing, if there is one. The caller holds `cutting`
@@ -254,9 +244,32 @@ impl Store {
         !seen.is_folio() && !self.is_hole(seen)
     }
 
-    /// Returns `true` if values in the table are locations of bytes, which must not be dropped.
-    pub(crate) fn keeps_values(&self) -> bool {
-        matches!(self, Self::Swap(_))
+    /// Returns `true` if a new page with Entry `seen` must reserve slots of the swap first.
+    pub(crate) fn reserves_slots(&self, seen: Entry) -> bool {
+        self.slots().is_some() && seen == Entry::HOLE
+    }
+
+    /// Returns `true` if a folio in the table is data that [`Self::first_data`] does not find. Its
+    /// Entry is `seen`.
+    pub(super) fn is_data(&self, seen: Entry, folio: &Folio) -> bool {
+        let state = folio.flags.write_state();
+        match self {
+            Self::Disk(_) => state.is_dirty() || state.is_writing(),
+            Self::Swap(_) => seen.is_ready() || !folio.flags.get(Flag::Allocated),
+        }
+    }
+
+    /// Returns the position of the first data of the backing from `position` on.
+    pub(super) fn first_data(&self, position: u64) -> Result<Option<u64>> {
+        let Self::Disk(disk) = self else { return Ok(None) };
+        io::seek_data(&*disk.reader(), position)
+    }
+
+    /// Returns the position of the first hole of the backing from `position` on; `position` if
+    /// there is no backing.
+    pub(super) fn first_hole(&self, position: u64) -> Result<Option<u64>> {
+        let Self::Disk(disk) = self else { return Ok(Some(position)) };
+        io::seek_hole(&*disk.reader(), position)
     }
 
     /// Returns the shadow that the last eviction of the page left for the replacement policy.
@@ -366,7 +379,11 @@ impl Store {
                 let backing = (length_bytes > 0).then(|| disk.reader())?;
                 Some(Source { backing, position_bytes, length_bytes })
             }
-            Self::Swap(swap) => swap.source(folio, length_bytes),
+            Self::Swap(swap) => {
+                let (backing, position_bytes) =
+                    (swap.source(folio)?, swap::position_bytes(folio.slot()));
+                Some(Source { backing, position_bytes, length_bytes })
+            }
         }
     }
 
@@ -468,20 +485,33 @@ impl Store {
                 let place = Place { position_bytes, length_bytes, slots: None };
                 Ok((place, folios.len()))
             }
-            Self::Swap(swap) => swap.place(folios, arena),
+            Self::Swap(swap) => {
+                let (slots, count) = swap.place(folios, arena)?;
+                let place = Place {
+                    position_bytes: swap::position_bytes(slots.first),
+                    length_bytes: swap::position_bytes(slots.pages),
+                    slots: Some(slots),
+                };
+                Ok((place, count))
+            }
         }
     }
 
-    /// Records that the write-out of folios to their place is about to start.
-    pub(crate) fn note_start(&self, run: &WriteIo<'_>, inode: &Inode) {
-        if let Self::Swap(swap) = self {
-            swap.seal(run, inode);
+    /// Records that the write-out of folios to their place is about to start, from the bytes at the
+    /// addresses that `start_of` returns.
+    pub(crate) fn note_start(
+        &self,
+        run: &WriteIo<'_>,
+        start_of: impl Fn(&WriteVictim<'_>) -> *mut u8,
+    ) {
+        if let (Self::Swap(swap), Some(slots)) = (self, run.place.slots) {
+            swap.seal(slots, &run.folios, start_of);
         }
     }
 
     pub(crate) fn release(&self, place: Place) {
-        if let Self::Swap(swap) = self {
-            swap.release(place);
+        if let (Self::Swap(swap), Some(slots)) = (self, place.slots) {
+            swap.release(slots);
         }
     }
 
@@ -505,7 +535,7 @@ impl Store {
                 disk.note_change();
             }
             Self::Disk(_) => {}
-            Self::Swap(swap) => swap.note_end(place, folios, error, counters),
+            Self::Swap(swap) => swap.note_end(place.slots, folios, error, counters),
         }
     }
 

@@ -5,15 +5,19 @@
 //! in their file, go to adjacent slots, in one transfer of up to 1 MiB, and folios that are
 //! adjacent in the file can be read back in one. A folio gets its slot when its write-out has
 //! succeeded. After a failure the slot is freed, and the folio stays dirty.
+//!
+//! # Safety
+//! Creates slices of the bytes of folios that the caller has locked, or whose write-out is in
+//! flight.
+#![allow(unsafe_code)]
 
-use super::{Inode, Place, Source, pages_of_still};
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::io::DirectBacking;
 use crate::memory::{Arena, Shadow};
-use crate::page::{Entry, Folio, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
 use crate::swap::{GROUP_BYTES, SlotRun, Swap, position_bytes};
-use crate::writeback::{WriteIo, WriteVictim};
+use crate::writeback::WriteVictim;
 use std::io;
 use std::sync::Arc;
 
@@ -57,11 +61,10 @@ impl SwapStore {
         }
     }
 
-    /// Returns the slots of a folio and of those after it.
-    pub(super) fn source(&self, folio: &Folio, length_bytes: u64) -> Option<Source> {
+    /// Returns the storage of the slots of a folio, if it has any.
+    pub(super) fn source(&self, folio: &Folio) -> Option<Arc<dyn DirectBacking>> {
         let swap = self.swap.as_ref().filter(|_| folio.slot() != 0)?;
-        let position_bytes = position_bytes(folio.slot());
-        Some(Source { backing: Arc::clone(swap.backing()), position_bytes, length_bytes })
+        Some(Arc::clone(swap.backing()))
     }
 
     /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
@@ -116,7 +119,7 @@ impl SwapStore {
         &self,
         folios: &[WriteVictim<'_>],
         arena: &Arena,
-    ) -> Result<(Place, usize)> {
+    ) -> Result<(SlotRun, usize)> {
         let swap = self.swap();
         let pages_of = |victim: &WriteVictim<'_>| victim.folio.folio().pages() as u32;
         let (wanted, least) = (folios.iter().map(pages_of).sum(), pages_of(&folios[0]));
@@ -132,25 +135,24 @@ impl SwapStore {
             count += 1;
         }
         swap.give_back(slots.first + pages, slots.pages - pages);
-        let place = Place {
-            position_bytes: position_bytes(slots.first),
-            length_bytes: position_bytes(pages),
-            slots: Some(SlotRun { first: slots.first, pages }),
-        };
-        Ok((place, count))
+        Ok((SlotRun { first: slots.first, pages }, count))
     }
 
-    /// Computes the checksums of pages that are about to be written (SWAP-4).
-    pub(super) fn seal(&self, run: &WriteIo<'_>, inode: &Inode) {
+    /// Computes the checksums of folios that are about to be written to slots (SWAP-4), from their
+    /// bytes at the addresses that `start_of` returns.
+    pub(super) fn seal(
+        &self,
+        slots: SlotRun,
+        folios: &[WriteVictim<'_>],
+        start_of: impl Fn(&WriteVictim<'_>) -> *mut u8,
+    ) {
         let swap = self.swap();
-        let Some(slots) = run.place.slots else { return };
-        let victims = run.folios.iter();
-        let pages = victims.flat_map(|it| pages_of_still(&it.folio, it.start(inode)));
+        let pages =
+            folios.iter().flat_map(|victim| pages_of_still(&victim.folio, start_of(victim)));
         (slots.first..).zip(pages).for_each(|(slot, page)| swap.words.seal(slot, page));
     }
 
-    pub(super) fn release(&self, place: Place) {
-        let Some(slots) = place.slots else { return };
+    pub(super) fn release(&self, slots: SlotRun) {
         self.swap().slots.note_written(slots, false);
         self.swap().give_back(slots.first, slots.pages);
     }
@@ -158,15 +160,15 @@ impl SwapStore {
     /// Assigns the slots of a write-out that has ended to its folios, or frees them if it failed.
     pub(super) fn note_end(
         &self,
-        place: Place,
+        slots: Option<SlotRun>,
         folios: &[WriteVictim<'_>],
         error: Option<&Error>,
         counters: &Counters,
     ) {
         let swap = self.swap();
         swap.note_end(error);
-        let Some(slots) = place.slots.filter(|_| error.is_none()) else {
-            return self.release(place);
+        let Some(slots) = slots.filter(|_| error.is_none()) else {
+            return slots.into_iter().for_each(|slots| self.release(slots));
         };
         swap.slots.note_written(slots, true);
         let mut slot = slots.first;
@@ -205,4 +207,21 @@ fn why_no_slots(swap: &Swap, pages: u64) -> Error {
 fn no_slots(swap: &Swap, pages: u64) -> Error {
     let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
     write_error(swap.name(), 0..position_bytes(pages as u32), source)
+}
+
+/// Returns the bytes of a folio at `start`, page by page. No thread may change them: the folio is
+/// locked and not yet uptodate, or a write-out of it is in flight.
+fn pages_of_still<'a>(
+    folio: &'a FolioRef<'_>,
+    start: *const u8,
+) -> impl Iterator<Item = &'a [u8; PAGE_BYTES as usize]> {
+    let descriptor = folio.folio();
+    let is_writing = descriptor.flags.write_state().is_writing();
+    debug_assert!(is_writing || !descriptor.flags.get(Flag::Uptodate));
+    let pages = descriptor.pages() as usize;
+    // SAFETY: the pages of a frame whose reference the caller holds, or of the buffer that the
+    // folio is filled or written from. No thread changes them: a writer needs the lock and waits
+    // for the write-out (WRITEBACK-3).
+    let bytes = unsafe { std::slice::from_raw_parts(start.cast(), pages) };
+    bytes.iter()
 }

@@ -70,7 +70,7 @@
 //! Unmaps pages of frozen folios, and copies between these pages and the bounce buffer.
 #![allow(unsafe_code)]
 
-use crate::inode::{Cleaner, Inode};
+use crate::inode::Inode;
 use crate::maps::kernel::pages::PageRange;
 use crate::maps::region::{BounceBuffer, Region, Regions, RegionsSize};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
@@ -205,17 +205,17 @@ impl<'t> Unmapping<'t> {
         if self.control.second_chance && inode.mapping.test_and_clear_referenced(&lock) {
             return Err(EvictOutcome::Activate);
         }
-        let (region, cleaner) = (region_of(inode), inode.store.cleaner());
+        let region = region_of(inode);
         let is_dirty = lock.flags.write_state().is_dirty();
         if is_dirty && is_pinned(folio) {
             // A thread that is about to write it back holds a reference, too; and the flusher must
             // be asked.
             let is_unseen =
                 || !region.written_unseen.among(&(lock.index()..lock.index() + 1)).is_empty();
-            let is_kept = cleaner != Cleaner::Flusher || is_unseen();
+            let is_kept = inode.device.is_none() || is_unseen();
             return Err(if is_kept { EvictOutcome::Pinned } else { EvictOutcome::of_dirty(inode) });
         }
-        if is_dirty && cleaner == Cleaner::Swapper && !self.is_swapper() {
+        if is_dirty && inode.store.slots().is_some() && !self.is_swapper() {
             return Err(EvictOutcome::Unswapped);
         }
         if is_pinned(folio) || region.stray_pages.is_held(lock.index()) {
@@ -361,7 +361,7 @@ impl<'t> Unmapping<'t> {
         first: usize,
         folios: Vec<(LockedFolio<'t>, Frozen<'t>)>,
     ) -> Batch<'_, 't> {
-        let may_write = self.is_swapper() && inode.store.cleaner() == Cleaner::Swapper;
+        let may_write = self.is_swapper() && inode.store.slots().is_some();
         let bounce_buffer = &mut *self.copies.as_mut().expect("made for them").bounce_buffer;
         let spare = first + folios.len();
         let victims = (first..).zip(folios).map(|(page, (lock, frozen))| {
@@ -429,7 +429,7 @@ impl<'t> Unmapping<'t> {
         let inode = reclaim_lock
             .owner_of_isolated(folio)
             .filter(|_| self.control.write_out == WriteOut::MemoryFiles)
-            .filter(|inode| inode.store.cleaner() == Cleaner::Swapper)?;
+            .filter(|inode| inode.store.slots().is_some())?;
         // Hints, read without the lock: the swapper checks again.
         if self.control.second_chance && inode.mapping.test_and_clear_referenced(folio.folio()) {
             return Some(Err(EvictOutcome::Activate));

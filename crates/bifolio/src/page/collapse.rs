@@ -190,7 +190,7 @@ mod tests {
     fn new_mapping(order: u8) -> (Mapping, Folios) {
         let folios = Folios::new(64, Box::new(NoReaper)).unwrap();
         folios.init_free(FolioId(0), 64);
-        (Mapping::new(order, 64 << 12, 64 << 12).unwrap(), folios)
+        (Mapping::new(order, 64 << 12, 64 << 12, crate::page::Values::Kept).unwrap(), folios)
     }
 
     fn fill(mapping: &Mapping, folios: &Folios, frame: u32, index: u64) {

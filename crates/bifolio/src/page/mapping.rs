@@ -69,7 +69,7 @@
 //! write, a sleep of 0.84 s in one short copy that ends at one version in sixteen million.
 
 use super::words::PAGE_BYTES;
-use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table, TryGet};
+use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table, TryGet, Values};
 use crate::sync::{AtomicU64, Backoff, Ordering, barrier_of_store_and_load, blocking, fence};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64 as HintWord;
@@ -118,9 +118,14 @@ impl Hot {
 }
 
 impl Mapping {
-    pub(crate) fn new(order: u8, len_bytes: u64, len_bytes_max: u64) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        order: u8,
+        len_bytes: u64,
+        len_bytes_max: u64,
+        values: Values,
+    ) -> std::io::Result<Self> {
         Ok(Self {
-            table: Table::new(table_pages(order, len_bytes_max))?,
+            table: Table::new(table_pages(order, len_bytes_max), values)?,
             order,
             hot: Box::new(Hot::new(len_bytes)),
             resident: AtomicU64::new(0),
@@ -453,17 +458,16 @@ impl Mapping {
         if now.names_same_folio(seen) { Ok(result) } else { Err(now) }
     }
 
-    /// Returns `true` if the folio at `head`, the first page of a unit, was written or is being
-    /// filled from its store, `false` if it was only allocated. Fails with the Entry found if that
-    /// names no folio.
-    pub(crate) fn is_written(&self, folios: &Folios, head: u64) -> Result<bool, Entry> {
+    /// Looks at the folio at `head` like [`Self::peek`], again if it was evicted and filled
+    /// meanwhile. Fails with the Entry found if that names no folio.
+    pub(crate) fn look<T>(
+        &self,
+        folios: &Folios,
+        head: u64,
+        look: impl Fn(Entry, &Folio) -> T,
+    ) -> Result<T, Entry> {
         loop {
-            let is_written = self.peek(folios, head, |seen, folio| {
-                // The descriptor may belong to another page by now: `peek` rechecks.
-                seen.is_ready() || !folio.flags.get(Flag::Allocated)
-            });
-            match is_written {
-                // Evicted and filled again since: retry.
+            match self.peek(folios, head, &look) {
                 Err(now) if now.is_folio() => {}
                 answer => return answer,
             }

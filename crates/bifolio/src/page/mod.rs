@@ -60,7 +60,7 @@ pub(crate) use optimistic::{FrameRun, read_held, read_validated};
 pub(crate) use table::Bitmap;
 #[cfg(all(test, loom))]
 pub(crate) use table::ZeroValid;
-pub(crate) use table::{Filling, ReservedArray, TABLE_PAGE_BYTES, Table};
+pub(crate) use table::{Filling, ReservedArray, TABLE_PAGE_BYTES, Table, Values};
 pub(crate) use tables::{HasTable, Tables};
 pub(crate) use words::{
     COUNT_MAX, Entry, Flag, FolioId, Listing, PAGE_BYTES, PAGE_SHIFT, TryGet, VALUE_MAX,

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     fn table_of(entries: &[Entry]) -> Table {
-        let table = Table::new(entries.len() as u64 + 1).unwrap();
+        let table = Table::new(entries.len() as u64 + 1, crate::page::Values::Hints).unwrap();
         for (index, entry) in (0..).zip(entries) {
             table.store(index, *entry, Ordering::Relaxed);
         }

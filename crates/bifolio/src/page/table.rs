@@ -174,8 +174,21 @@ impl Segment {
     }
 }
 
+/// Meaning of an Entry without a folio, which decides when a page of the table is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Hints: a page is freed when none of its Entries names a folio.
+    Hints,
+    /// Locations of bytes: a page is freed when all of its Entries are holes.
+    Kept,
+    /// Locations of bytes, and no page is freed: a store to a map must not fail because there is
+    /// no memory for one.
+    KeptWithPages,
+}
+
 #[derive(Debug)]
 pub(crate) struct Table {
+    values: Values,
     first: Segment,
     charged_pages: AtomicU64,
     fillers: Fillers,
@@ -186,8 +199,9 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(pages: u64) -> std::io::Result<Self> {
+    pub(crate) fn new(pages: u64, values: Values) -> std::io::Result<Self> {
         Ok(Self {
+            values,
             first: Segment::new(0, pages)?,
             charged_pages: AtomicU64::new(0),
             fillers: Fillers::default(),
@@ -360,6 +374,21 @@ impl Table {
         self.next(index, |entry| entry != Entry::HOLE)
     }
 
+    /// Returns the first page from `index` on whose Entry must not be dropped; skips uncharged
+    /// table pages.
+    pub(crate) fn next_needed(&self, index: u64) -> Option<u64> {
+        self.next(index, |entry| self.needs(entry))
+    }
+
+    fn needs(&self, entry: Entry) -> bool {
+        entry.is_folio() || self.values != Values::Hints && entry != Entry::HOLE
+    }
+
+    /// Returns the pages of the table, among `pages` of them, that evictions do not free.
+    pub(crate) fn kept_among(&self, pages: u64) -> u64 {
+        if self.values == Values::Hints { 0 } else { pages }
+    }
+
     /// Returns the first page from `index` on whose Entry `is_wanted`. Touches charged table pages
     /// only.
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
@@ -419,16 +448,13 @@ impl Drop for Filling<'_> {
 impl Table {
     /// Returns the unused of the next [`LOOKED_AT_MAX`] charged table pages to the kernel, and
     /// their number.
-    pub(crate) fn give_back(&self, keeps_values: bool) -> u64 {
-        if self.charged_bytes() == 0 {
+    pub(crate) fn give_back(&self) -> u64 {
+        if self.charged_bytes() == 0 || self.values == Values::KeptWithPages {
             return 0;
         }
-        let is_needed = |index| {
-            // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a
-            // folio removed sees the others removed.
-            let entry = self.load(index, Ordering::Acquire);
-            entry.is_folio() || keeps_values && entry != Entry::HOLE
-        };
+        // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a
+        // folio removed sees the others removed.
+        let is_needed = |index| self.needs(self.load(index, Ordering::Acquire));
         let mut given = 0;
         self.fillers.close_for(|| {
             // Relaxed: the position of the search, only a hint.
@@ -561,7 +587,7 @@ mod tests {
 
     /// Returns a table with these Entries, its pages charged.
     fn table_with(pages: u64, entries: &[(u64, Entry)]) -> Table {
-        let table = Table::new(pages).unwrap();
+        let table = Table::new(pages, Values::Kept).unwrap();
         for (index, entry) in entries {
             table.set_charged(*index);
             table.store(*index, *entry, Ordering::Relaxed);
@@ -631,7 +657,7 @@ mod tests {
             let left = [1, 2 * end - 1, 2 * end].map(|index| index / ENTRIES_PER_TABLE_PAGE);
             let freed = [end, last].map(|index| index / ENTRIES_PER_TABLE_PAGE);
             let freed = freed.iter().filter(|page| !left.contains(page)).count() as u64;
-            assert_eq!(table.give_back(false), freed);
+            assert_eq!(table.give_back(), freed);
             assert_eq!(table.charged_bytes(), charged - freed * TABLE_PAGE_BYTES);
             assert!(table.reserve(u64::MAX / 4096).is_err());
             assert_eq!(table.pages(), (20 * end + 1).next_multiple_of(ENTRIES_PER_TABLE_PAGE));
@@ -640,7 +666,7 @@ mod tests {
 
     #[test]
     fn charges_are_counted_once() {
-        let table = Table::new(PAGES_HUGE).unwrap();
+        let table = Table::new(PAGES_HUGE, Values::Hints).unwrap();
         assert!(table.set_charged(0) && !table.set_charged(511) && table.set_charged(512));
         assert!(table.set_charged(PAGES_HUGE - 1) && !table.is_charged(1 << 20));
         assert_eq!(table.charged_bytes(), 3 * TABLE_PAGE_BYTES);

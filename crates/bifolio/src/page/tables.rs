@@ -23,10 +23,6 @@ use std::sync::Arc;
 
 pub(crate) trait HasTable: Send + Sync + Debug {
     fn table(&self) -> &Table;
-    /// Returns `true` if the value of an Entry without a folio is more than a hint.
-    fn keeps_values(&self) -> bool;
-    /// Returns `true` if charged pages stay for as long as the file is open, empty or not.
-    fn keeps_pages(&self) -> bool;
 }
 
 /// The tables that have charged pages, least recently searched first. The cost of a search does not
@@ -34,17 +30,15 @@ pub(crate) trait HasTable: Send + Sync + Debug {
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     files: Mutex<WeakList<dyn HasTable>>,
-    /// Charged pages of files that keep values, which eviction does not empty.
+    /// Charged pages that evictions do not free.
     kept_pages: AtomicU64,
 }
 
 impl Tables {
     /// K2: lists the table, one of whose pages was charged.
     pub(crate) fn enlist<T: HasTable + 'static>(&self, file: &Arc<T>) {
-        if file.keeps_values() {
-            // Relaxed, here and below: only a count.
-            self.kept_pages.fetch_add(1, Ordering::Relaxed);
-        }
+        // Relaxed, here and below: only a count.
+        self.kept_pages.fetch_add(file.table().kept_among(1), Ordering::Relaxed);
         // AcqRel: pairs with itself, and with that of `give_back`: the later of K2 and H3 sees what
         // the earlier thread charged, or that the table must be listed again.
         if file.table().listed.swap(1, Ordering::AcqRel) == 0 {
@@ -58,11 +52,10 @@ impl Tables {
     }
 
     /// Accounts for the drop of a file's table with its charged pages. Returns their bytes.
-    pub(crate) fn forget(&self, file: &impl HasTable) -> u64 {
-        let bytes = file.table().charged_bytes();
-        if file.keeps_values() {
-            self.kept_pages.fetch_sub(bytes / TABLE_PAGE_BYTES, Ordering::Relaxed);
-        }
+    pub(crate) fn forget(&self, table: &Table) -> u64 {
+        let bytes = table.charged_bytes();
+        let kept_pages = table.kept_among(bytes / TABLE_PAGE_BYTES);
+        self.kept_pages.fetch_sub(kept_pages, Ordering::Relaxed);
         bytes
     }
 
@@ -74,12 +67,9 @@ impl Tables {
         for _ in 0..count {
             let Some(file) = self.files.lock().pop() else { break };
             let table = file.table();
-            let keeps_values = file.keeps_values();
-            let pages = if file.keeps_pages() { 0 } else { table.give_back(keeps_values) };
+            let pages = table.give_back();
             given += pages;
-            if keeps_values {
-                self.kept_pages.fetch_sub(pages, Ordering::Relaxed);
-            }
+            self.kept_pages.fetch_sub(table.kept_among(pages), Ordering::Relaxed);
             let has_pages = || table.charged_bytes() > 0;
             let mut stays = has_pages();
             if !stays {
@@ -101,7 +91,7 @@ impl Tables {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::page::Entry;
+    use crate::page::{Entry, Values};
 
     #[derive(Debug)]
     struct File(Table);
@@ -110,21 +100,13 @@ mod tests {
         fn table(&self) -> &Table {
             &self.0
         }
-
-        fn keeps_values(&self) -> bool {
-            false
-        }
-
-        fn keeps_pages(&self) -> bool {
-            false
-        }
     }
 
     #[test]
     fn only_tables_with_charged_pages_are_searched() {
         let tables = Tables::default();
         let mut files: Vec<_> =
-            (0..1000).map(|_| Arc::new(File(Table::new(2048).unwrap()))).collect();
+            (0..1000).map(|_| Arc::new(File(Table::new(2048, Values::Hints).unwrap()))).collect();
         let charge = |number: usize, index| {
             assert!(files[number].0.set_charged(index));
             tables.enlist(&files[number]);

@@ -34,7 +34,7 @@
 
 use super::scan::{EvictOutcome, EvictedBatch, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
-use crate::inode::{Cleaner, Inode};
+use crate::inode::Inode;
 use crate::memory::{EXTENT_PAGES, FrameKind, Purpose};
 use crate::page::{Flag, FolioId, FolioRef, LockedFolio, OldFolio, WriteState};
 use crate::stats::Counter;
@@ -164,13 +164,8 @@ impl Reclaim {
         let Ok(folio) = memory.folios.try_get(id) else { return false };
         let Some(locked) = folio.try_lock() else { return false };
         let Some(inode) = reclaim_lock.owner(&locked) else { return false };
-        let is_movable = locked.flags.get(Flag::Uptodate)
-            && match locked.flags.write_state() {
-                WriteState::Clean => true,
-                WriteState::Dirty => inode.store.cleaner() != Cleaner::Flusher,
-                _ => false,
-            };
-        if !is_movable || out_of == OutOf::Extent && stands_in_extent(inode, &locked, id) {
+        let is_at_home = out_of == OutOf::Extent && stands_in_extent(inode, &locked, id);
+        if is_at_home || !inode.may_move(&locked) {
             return false;
         }
         let target = match out_of {
@@ -293,10 +288,8 @@ impl Reclaim {
             let Ok(folio) = self.memory.folios.try_get(*id) else { return true };
             let Some(locked) = folio.try_lock() else { return true };
             let Some(inode) = reclaim_lock.owner(&locked) else { return true };
-            let is_for_device = inode.store.cleaner() == Cleaner::Flusher;
-            if is_for_device {
-                inode.write_folio_soon(&locked);
-            } else {
+            let is_for_device = inode.write_folio_soon(&locked);
+            if !is_for_device {
                 movable.push(*id);
             }
             is_for_device

@@ -56,20 +56,23 @@ use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
-use crate::page::{Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::page::{Entry, Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, blocking};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
 use crate::writeback::Flusher;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wait::RetryBudget;
 
+/// First pause between sweeps without success: readers hold a batch for less time.
+const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// Number of pages that a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
 const ROUND_PAGES: u64 = 32;
+/// Number of pages that are swapped out together, if there are enough: a transfer of 1 MiB.
+const SWAP_PAGES: u64 = 256;
 /// Number of sweeps without success after which all folios count as pinned. Several, because a
 /// thread that holds a reference briefly may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
@@ -271,13 +274,12 @@ impl Reclaim {
     /// Allocates frames for a folio, and evicts others if necessary.
     ///
     /// Blocks while I/O of other threads must end first. The returned folio is free:
-    /// `Folios::start` it. With `may_swap`, its file has a swap, and the call may wait for it as
-    /// for its own storage.
-    pub(crate) fn allocate(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
+    /// `Folios::start` it. A call for a memory file may wait for the swap as for its own storage.
+    pub(crate) fn allocate(&self, kind: FrameKind, inode: &Inode) -> Result<FolioId> {
         blocking::check("frames");
         let id = match self.take_frames(kind)? {
             Some(id) => id,
-            None => self.wait_for_frames(kind, may_swap)?,
+            None => self.wait_for_frames(kind, inode.store.slots().is_some())?,
         };
         self.replace_frames(kind);
         Ok(id)
@@ -342,6 +344,12 @@ impl Reclaim {
         true
     }
 
+    /// Charges memory for a new page with Entry `seen` like [`Self::charge_page`], but evicts
+    /// nothing, and reserves no slots of the swap.
+    pub(crate) fn try_charge_page(&self, inode: &Arc<Inode>, index: u64, seen: Entry) -> bool {
+        !inode.store.reserves_slots(seen) && self.try_charge_table(inode, index)
+    }
+
     /// Counts a new folio of `inode` as unlisted if only its file can free its pages, because it
     /// has no swap. Returns `None` for all other files.
     ///
@@ -401,55 +409,6 @@ impl Reclaim {
         arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
-    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept. What
-    /// is used already fits in the shares of the new bound before it counts.
-    pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
-        let _alone = self.setting_bound.lock();
-        let before_bytes = self.arena().bound_bytes();
-        let is_lower = bound_bytes < before_bytes;
-        // Before `rebounding` is held: allocations wait for that.
-        let lowered = if is_lower { self.flusher.lower_bound(bound_bytes) } else { Ok(()) };
-        let changed = lowered.and_then(|()| self.change_bound(before_bytes, bound_bytes));
-        self.flusher.set_bound(if changed.is_ok() { bound_bytes } else { before_bytes });
-        changed
-    }
-
-    fn change_bound(&self, before_bytes: u64, bound_bytes: u64) -> Result<()> {
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
-        retry_budget.standing = Some(self.rebounding.lock());
-        self.arena().set_bound(bound_bytes);
-        let changed = self.fit_in_bound(&mut retry_budget);
-        if changed.is_err() {
-            self.arena().set_bound(before_bytes);
-        }
-        // Release: pairs with the Acquire in `RetryBudget::new`: an allocation that sees this
-        // increment also sees the current bound; one that does not learns in `was_rebound` that the
-        // bound has changed.
-        self.rebounds.fetch_add(1, Ordering::Release);
-        changed
-    }
-
-    /// Frees memory until what is used fits in a bound that has just changed, and memory files
-    /// leave their share to other files.
-    fn fit_in_bound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> Result<()> {
-        self.check_kept(0)?;
-        let memory = &self.memory;
-        let excess_of = |pages: u64| pages.saturating_sub(memory.unswapped_pages_max());
-        if excess_of(memory.lru.unlisted_pages()) > 0 {
-            return Err(self.full(ScanCounts::default(), PAGE_BYTES));
-        }
-        loop {
-            let unswapped_pages = memory.unswapped_pages.load(Ordering::Relaxed);
-            let used_pages = self.arena().excess_bytes().div_ceil(PAGE_BYTES);
-            let excess_pages = used_pages.max(excess_of(unswapped_pages));
-            if excess_pages == 0 {
-                return Ok(());
-            }
-            let counts = self.give_memory_back(&self.lock(), excess_pages, retry_budget);
-            self.decide(counts, retry_budget)?;
-        }
-    }
-
     /// Waits until no other call has the right to wait for memory while it has pins, and returns
     /// that right. Returns `None` after the time that a call may wait for memory, because the call
     /// that has it may read from a device that does not answer. The caller has no pins.
@@ -461,7 +420,7 @@ impl Reclaim {
             if pinning.is_some() || begun.elapsed() > self.wait_max {
                 return pinning;
             }
-            std::thread::sleep(wait::SWEEP_PAUSE);
+            std::thread::sleep(SWEEP_PAUSE);
         }
     }
 

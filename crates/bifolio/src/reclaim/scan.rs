@@ -11,9 +11,8 @@
 //!
 //! The frames of folios that are evicted together are freed together ([`EvictedBatch`]).
 
-use super::swapper::SWAP_PAGES;
-use super::{Reclaim, ReclaimLock};
-use crate::inode::{Cleaner, Inode};
+use super::{Reclaim, ReclaimLock, SWAP_PAGES};
+use crate::inode::{Cleaning, Inode};
 use crate::maps::unmap::{Owners, Unmapping};
 use crate::memory::{EXTENT_PAGES, ListKind, ListSizes, Shadow};
 use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
@@ -461,10 +460,10 @@ impl EvictOutcome {
     /// Returns the outcome for a dirty folio of `inode`, and asks the flusher to write it if that
     /// is its task.
     pub(crate) fn of_dirty(inode: &Inode) -> Self {
-        match inode.store.cleaner() {
-            Cleaner::Flusher if inode.clean_soon() => Self::Dirty,
-            Cleaner::Swapper => Self::Unswapped,
-            Cleaner::Flusher | Cleaner::None => Self::Unwritten,
+        match inode.clean_soon() {
+            Cleaning::Asked => Self::Dirty,
+            Cleaning::WhenEvicted => Self::Unswapped,
+            Cleaning::Refused => Self::Unwritten,
         }
     }
 }
@@ -514,10 +513,8 @@ impl Reclaim {
             return (EvictOutcome::Pinned, Some(folio));
         };
         if locked.flags.write_state().is_writing() {
-            let outcome = match inode.store.cleaner() {
-                Cleaner::Flusher => EvictOutcome::Busy,
-                _ => EvictOutcome::Swapping,
-            };
+            let is_for_device = inode.device.is_some();
+            let outcome = if is_for_device { EvictOutcome::Busy } else { EvictOutcome::Swapping };
             return (outcome, Some(folio));
         }
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {

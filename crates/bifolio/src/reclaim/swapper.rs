@@ -34,9 +34,9 @@
 //! rounds that began after the call, if the last one was refused: so the swap was tried for this
 //! caller.
 
-use super::Reclaim;
 use super::scan::{EvictedBatch, ScanCounts, WriteOut};
-use super::wait::{RetryBudget, SWEEP_PAUSE};
+use super::wait::{RetryBudget, SWAP_ROUNDS_MAX};
+use super::{Reclaim, SWAP_PAGES, SWEEP_PAUSE};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::maps::unmap::swap_out_mapped;
@@ -49,8 +49,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Number of pages that are swapped out together, if there are enough: a transfer of 1 MiB.
-pub(super) const SWAP_PAGES: u64 = 256;
 /// Upper bound on the pages in the queue: while one transfer is in flight, the next is collected.
 /// In a small cache, a part of the bound.
 const QUEUE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
@@ -58,8 +56,6 @@ const QUEUE_DIVISOR: u64 = 4;
 /// Every n-th sweep scans although swap-out is pending: the pending folios may have the wrong
 /// order.
 const SWEEPS_WITH_SWAPPER: u32 = 8;
-/// Number of refused rounds before a writer gets an error: the next round may write other folios.
-pub(super) const ROUNDS_MAX: u64 = super::SWEEPS_MAX as u64;
 /// Time that threads with other options wait for a round.
 const SLOW: Duration = Duration::from_millis(50);
 
@@ -237,12 +233,14 @@ impl Reclaim {
             if swap.answers().taken > taken {
                 // Other threads may have used the room already.
                 taken = swap.answers().taken;
-                retry_budget.note_swapped();
+                retry_budget.note_freed();
+                retry_budget.scope.note_page();
                 retry_budget.swap_rounds = self.swapper.rounds();
                 continue;
             }
             // As in `decide`; folios that are busy, but not with the swap, make no room here.
-            let refused = self.swapper.has_trouble_after(retry_budget.swap_rounds + ROUNDS_MAX);
+            let refused =
+                self.swapper.has_trouble_after(retry_budget.swap_rounds + SWAP_ROUNDS_MAX);
             if refused || retry_budget.is_over() {
                 let cause = swap.answers().last_refusal.filter(|_| self.swapper.is_in_trouble());
                 return Err(inode.unwritable(bytes, cause));
@@ -273,7 +271,7 @@ impl Reclaim {
     }
 
     /// Returns why the swap accepts nothing, if its storage refuses writes to free slots.
-    pub(crate) fn refusal_of_swap(&self) -> Option<Error> {
+    pub(super) fn refusal_of_swap(&self) -> Option<Error> {
         let swap = self.swap.as_ref().filter(|_| self.swapper.is_in_trouble())?;
         swap.answers().last_refusal.filter(|_| swap.has_free_slots())
     }

@@ -1,8 +1,7 @@
-//! Waits for memory: rounds of reclaim for a call that found none free, and the charges for memory
-//! other than frames.
+//! Waits for memory: of an allocation that found no frames, of a charge for a table page or swap
+//! slots, and of a lower bound.
 //!
-//! The slow arm of an allocation (`Reclaim::allocate`), of a charge for a table page or swap slots,
-//! and of a lower bound. Each round runs under the reclaim lock, and the thread that frees memory
+//! Each round runs under the reclaim lock, and the thread that frees memory
 //! takes or charges it before it releases the lock. A [`RetryBudget`] decides after each round
 //! whether to continue, to wait, or to fail.
 //!
@@ -14,22 +13,23 @@
 
 use super::scan::{ScanCounts, WriteOut};
 use super::{
-    CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEPS_MAX, WAITING_SINCE, swapper,
+    CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEP_PAUSE, SWEEPS_MAX, WAITING_SINCE,
 };
 use crate::error::{Error, Result, Usage};
 use crate::inode::Inode;
 use crate::memory::{FrameKind, Purpose};
-use crate::page::{FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::page::{Entry, FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
 use crate::sync::{MutexGuard, Ordering, blocking};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Number of refused rounds of the swapper before a call gets an error: the next round may write
+/// other folios.
+pub(super) const SWAP_ROUNDS_MAX: u64 = SWEEPS_MAX as u64;
 /// Number of rounds whose freed frames were taken by other threads, after which the caller waits.
 const ROUNDS_MAX: u32 = 100;
-/// First pause between sweeps without success: readers hold a batch for less time.
-pub(super) const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// Upper bound on the pauses, which double each time and add up to about 0.1 s. A thread that has
 /// lost its CPU on a machine with ten times as many runnable threads runs again within that time.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
@@ -63,7 +63,7 @@ pub(super) struct RetryBudget<'r> {
     pub(super) standing: Option<MutexGuard<'r, ()>>,
     /// Number of changes of the bound before this wait.
     pub(super) rebounds: u64,
-    scope: CallScope,
+    pub(super) scope: CallScope,
 }
 
 impl RetryBudget<'_> {
@@ -103,12 +103,6 @@ impl RetryBudget<'_> {
         self.idle_sweeps = 0;
     }
 
-    /// Restarts the clock of a writer that waits for the swap, because the swap has accepted pages.
-    pub(super) fn note_swapped(&mut self) {
-        self.note_freed();
-        self.scope.note_page();
-    }
-
     /// Counts a sweep that freed nothing. Returns `true` if the next ones are hopeless, too. A
     /// sweep that found busy folios (`is_busy`) is not, unless the call is hasty and has swept
     /// often.
@@ -118,12 +112,6 @@ impl RetryBudget<'_> {
             return self.idle_sweeps > 0 || self.futile_sweeps >= SWEEPS_MAX;
         }
         self.idle_sweeps >= SWEEPS_MAX
-    }
-
-    /// Returns the next pause, for threads that hold references briefly.
-    pub(super) fn sweep_pause(&self) -> Duration {
-        let doublings = self.futile_sweeps.saturating_sub(1).min(8);
-        (SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX)
     }
 
     /// Returns `true` if the call's deadline has passed. The first call starts the clock.
@@ -168,7 +156,10 @@ impl Reclaim {
             }
             self.memory.counters.add(Counter::DirectReclaim, 1);
             let mut counts = ScanCounts::default();
-            if self.has_spare_chunk() {
+            let kept_bytes = 2 * self.low_pages() * PAGE_BYTES;
+            let free_bytes = self.arena().usage().free_pages * PAGE_BYTES;
+            // A chunk is free, all its pages together, beyond what is kept free ahead of need.
+            if free_bytes >= kept_bytes + self.arena().chunk_bytes() {
                 // Frames of other sizes are free: they serve before anything is evicted.
                 counts = self.evacuate_for(&reclaim_lock, kind);
             }
@@ -191,9 +182,7 @@ impl Reclaim {
                 counts.reclaimed_pages += evacuated.reclaimed_pages;
                 counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
             }
-            if counts.reclaimed_pages == 0 && self.give_tables_back() {
-                counts.reclaimed_pages = 1;
-            }
+            let counts = self.or_give_tables_back(counts);
             let found = self.take_frames(kind)?;
             if found.is_some() {
                 return Ok(found);
@@ -202,13 +191,6 @@ impl Reclaim {
         };
         let counts = retry_budget.note_round(counts, kind.pages());
         self.decide(counts, retry_budget).map(|()| None)
-    }
-
-    /// Returns `true` if a chunk is free, all its pages together, beyond what is kept free ahead of
-    /// need.
-    fn has_spare_chunk(&self) -> bool {
-        let kept_bytes = 2 * self.low_pages() * PAGE_BYTES;
-        self.arena().usage().free_pages * PAGE_BYTES >= kept_bytes + self.arena().chunk_bytes()
     }
 
     /// Returns a chunk to the kernel, or, if pins keep every chunk in use, free slots of
@@ -232,10 +214,56 @@ impl Reclaim {
         }
         // Region pages are returned as they are evicted; other threads may have taken them already.
         counts.reclaimed_pages = counts.reclaimed_pages.max(self.arena().lend(pages_max));
-        if counts.reclaimed_pages == 0 && self.give_tables_back() {
-            counts.reclaimed_pages = 1;
+        self.or_give_tables_back(counts)
+    }
+
+    /// Sets the bound, after freeing memory if it shrinks. On failure the old bound is kept. What
+    /// is used already fits in the shares of the new bound before it counts.
+    pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
+        let _alone = self.setting_bound.lock();
+        let before_bytes = self.arena().bound_bytes();
+        let is_lower = bound_bytes < before_bytes;
+        // Before `rebounding` is held: allocations wait for that.
+        let lowered = if is_lower { self.flusher.lower_bound(bound_bytes) } else { Ok(()) };
+        let changed = lowered.and_then(|()| self.change_bound(before_bytes, bound_bytes));
+        self.flusher.set_bound(if changed.is_ok() { bound_bytes } else { before_bytes });
+        changed
+    }
+
+    fn change_bound(&self, before_bytes: u64, bound_bytes: u64) -> Result<()> {
+        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        retry_budget.standing = Some(self.rebounding.lock());
+        self.arena().set_bound(bound_bytes);
+        let changed = self.fit_in_bound(&mut retry_budget);
+        if changed.is_err() {
+            self.arena().set_bound(before_bytes);
         }
-        counts
+        // Release: pairs with the Acquire in `RetryBudget::new`: an allocation that sees this
+        // increment also sees the current bound; one that does not learns in `was_rebound` that the
+        // bound has changed.
+        self.rebounds.fetch_add(1, Ordering::Release);
+        changed
+    }
+
+    /// Frees memory until what is used fits in a bound that has just changed, and memory files
+    /// leave their share to other files.
+    fn fit_in_bound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> Result<()> {
+        self.check_kept(0)?;
+        let memory = &self.memory;
+        let excess_of = |pages: u64| pages.saturating_sub(memory.unswapped_pages_max());
+        if excess_of(memory.lru.unlisted_pages()) > 0 {
+            return Err(self.full(ScanCounts::default(), PAGE_BYTES));
+        }
+        loop {
+            let unswapped_pages = memory.unswapped_pages.load(Ordering::Relaxed);
+            let used_pages = self.arena().excess_bytes().div_ceil(PAGE_BYTES);
+            let excess_pages = used_pages.max(excess_of(unswapped_pages));
+            if excess_pages == 0 {
+                return Ok(());
+            }
+            let counts = self.give_memory_back(&self.lock(), excess_pages, retry_budget);
+            self.decide(counts, retry_budget)?;
+        }
     }
 
     /// Decides after a round whether to continue at once, to wait, or to fail.
@@ -255,7 +283,7 @@ impl Reclaim {
         }
         // Pages to be swapped out are busy, unless the swap accepts nothing.
         let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
-        if self.swapper.has_trouble_after(retry_budget.swap_rounds + swapper::ROUNDS_MAX) {
+        if self.swapper.has_trouble_after(retry_budget.swap_rounds + SWAP_ROUNDS_MAX) {
             counts.unwritten_pages += swappable_pages;
         } else {
             counts.busy_pages += swappable_pages;
@@ -271,7 +299,9 @@ impl Reclaim {
             // Folios that the flusher cleans may be clean earlier; the wait is not for one device.
             self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
         } else {
-            std::thread::sleep(retry_budget.sweep_pause());
+            // For threads that hold references briefly.
+            let doublings = retry_budget.futile_sweeps.saturating_sub(1).min(8);
+            std::thread::sleep((SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX));
         }
         retry_budget.ended = self.flusher.ended();
         Ok(())
@@ -345,16 +375,41 @@ impl Reclaim {
     /// No memory; for a memory file, also if the metadata of memory files has used its part of the
     /// bound.
     pub(crate) fn charge_table(&self, inode: &Arc<Inode>, index: u64) -> Result<()> {
-        if inode.store.keeps_values() && !inode.mapping.table().is_charged(index) {
-            self.check_kept(TABLE_PAGE_BYTES)?;
+        let table = inode.mapping.table();
+        let kept_pages = table.kept_among(u64::from(!table.is_charged(index)));
+        if kept_pages > 0 {
+            self.check_kept(kept_pages * TABLE_PAGE_BYTES)?;
         }
         self.make_room_until(|| self.try_charge_table(inode, index))
+    }
+
+    /// Charges the memory that a new page with Entry `seen` needs besides frames: for its table
+    /// and, if it is new in a memory file, for slots of the swap.
+    ///
+    /// # Errors
+    /// As [`Self::charge_table`]; the swap accepts nothing.
+    pub(crate) fn charge_page(
+        &self,
+        inode: &Arc<Inode>,
+        index: u64,
+        seen: Entry,
+        kind: FrameKind,
+    ) -> Result<()> {
+        self.charge_table(inode, index)?;
+        if !inode.store.reserves_slots(seen) {
+            return Ok(());
+        }
+        self.charge_slots(kind).map_err(|full| {
+            let Some(cause) = self.refusal_of_swap() else { return full };
+            let start = inode.mapping.head_index(index) * PAGE_BYTES;
+            inode.unwritable(start..start + inode.mapping.folio_bytes(), Some(cause))
+        })
     }
 
     /// Charges the slots of a new folio of a memory file before it is created, so that swapping a
     /// page out allocates no memory. Evicts folios if necessary. Refuses the folio if, with the
     /// swap full, its pages would use the memory that reads of swapped pages need.
-    pub(crate) fn charge_slots(&self, kind: FrameKind) -> Result<()> {
+    fn charge_slots(&self, kind: FrameKind) -> Result<()> {
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = kind.pages();
         let bound_pages = self.arena().bound_pages();
@@ -441,10 +496,7 @@ impl Reclaim {
             // The free pages may be scattered, in chunks that are cut for other folios.
             counts.reclaimed_pages = self.evacuate_for(&reclaim_lock, kind).reclaimed_pages;
         }
-        if counts.reclaimed_pages == 0 && self.give_tables_back() {
-            counts.reclaimed_pages = 1;
-        }
-        counts
+        self.or_give_tables_back(counts)
     }
 
     /// Frees memory until `charge` succeeds.
@@ -475,6 +527,12 @@ impl Reclaim {
             let counts = retry_budget.note_round(counts, 1);
             self.decide(counts, &mut retry_budget)?;
         }
+    }
+
+    /// Adds a page to `counts`, without which none is free, if there are table pages to free.
+    fn or_give_tables_back(&self, counts: ScanCounts) -> ScanCounts {
+        let is_given = counts.reclaimed_pages == 0 && self.give_tables_back();
+        ScanCounts { reclaimed_pages: counts.reclaimed_pages + u64::from(is_given), ..counts }
     }
 
     /// Frees table pages that hold no folio and no slot. Returns `true` if there were any.

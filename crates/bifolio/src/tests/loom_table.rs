@@ -2,7 +2,7 @@
 //! pages, and table pages that are freed.
 
 use super::world::{World, left_at, model, spawn};
-use crate::page::{Bitmap, Entry, HasTable, Table, Tables};
+use crate::page::{Bitmap, Entry, HasTable, Table, Tables, Values};
 use crate::sync::Ordering;
 use std::sync::Arc;
 
@@ -102,14 +102,14 @@ fn loom_table_a_page_being_filled_is_not_freed() {
             table.set_charged(0);
             assert!(world.fill(0, Entry::HOLE, 1));
         });
-        let pages = world.mapping.table().give_back(false);
+        let pages = world.mapping.table().give_back();
         if pages > 0 {
             given.store(true, std::sync::atomic::Ordering::Relaxed);
         }
         filler.join().unwrap();
         assert!(world.entry(0).is_folio());
         assert!(world.mapping.table().is_charged(0));
-        assert_eq!(world.mapping.table().give_back(false), 0);
+        assert_eq!(world.mapping.table().give_back(), 0);
     });
     assert!(given.load(std::sync::atomic::Ordering::Relaxed), "no run had a race");
 }
@@ -124,14 +124,6 @@ impl HasTable for Listed {
     fn table(&self) -> &Table {
         &self.table
     }
-
-    fn keeps_values(&self) -> bool {
-        false
-    }
-
-    fn keeps_pages(&self) -> bool {
-        false
-    }
 }
 
 /// LISTING-K1, LISTING-K2 against LISTING-H1..H3: a table with a charged page is found by the next
@@ -141,7 +133,7 @@ fn loom_table_a_table_with_pages_stays_on_the_list() {
     let relisted = std::sync::atomic::AtomicU64::new(0);
     let relisted = &*Box::leak(Box::new(relisted));
     model(|| {
-        let file = Arc::new(Listed { table: Table::new(2).unwrap() });
+        let file = Arc::new(Listed { table: Table::new(2, Values::Hints).unwrap() });
         let tables = Arc::new(Tables::default());
         let charge = |file: &Arc<Listed>, tables: &Tables| {
             let _filling = file.table.fill();

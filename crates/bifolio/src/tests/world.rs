@@ -10,7 +10,7 @@
 use crate::memory::Lru;
 use crate::page::{
     Entry, Flag, Folio, FolioId, FolioRef, Folios, Frozen, LockedFolio, Lookup, Mapping, OldFolio,
-    PAGE_BYTES, Reaper, read_validated,
+    PAGE_BYTES, Reaper, Values, read_validated,
 };
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::sync::Arc;
@@ -144,7 +144,8 @@ impl World {
         });
         let folios = Folios::new(frames as usize, Box::new(Arc::clone(&ground))).unwrap();
         folios.init_free(FolioId(0), frames as usize);
-        let mapping = Mapping::new(order, pages * PAGE_BYTES, pages * PAGE_BYTES).unwrap();
+        let mapping =
+            Mapping::new(order, pages * PAGE_BYTES, pages * PAGE_BYTES, Values::Hints).unwrap();
         mapping.table().set_charged(0);
         Arc::new(Self { folios, mapping, lru, place: Checked::default(), ground })
     }

@@ -21,11 +21,12 @@
 //! Passes frames to the engine; the references kept with each transfer own them.
 #![allow(unsafe_code)]
 
+use super::ALL_PAGES;
+use super::device::Refusal;
 use super::dirty::{InFlight, NotBegun};
-use super::gate::Refusal;
 use super::lsns::HeldBack;
 use crate::error::{Error, Result, write_error};
-use crate::inode::{Cleaner, Inode, Place};
+use crate::inode::{Inode, Place};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::maps::stores::WriteCopies;
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
@@ -40,8 +41,6 @@ use std::ptr::NonNull;
 const IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
 /// Bytes that are worth a system call.
 const CALL_BYTES: u64 = 256 << 10;
-
-pub(super) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct WriteVictim<'a> {
@@ -349,11 +348,7 @@ impl<'a> WriteBatch<'a> {
     /// for all but the last one. The caller keeps their locks and copies until they have ended;
     /// folios that failed are dirty again then.
     pub(crate) fn start_victims(&mut self, victims: Vec<WriteVictim<'a>>, portion_folios: usize) {
-        debug_assert_eq!(
-            self.inode.store.cleaner(),
-            Cleaner::Swapper,
-            "victims of the flusher's files are not written here"
-        );
+        debug_assert!(self.inode.device.is_none(), "the flusher writes dirty pages of devices");
         let mut left = victims.into_iter();
         while left.len() > 0 {
             self.finish_all();
@@ -388,7 +383,7 @@ impl<'a> WriteBatch<'a> {
             return self.end(run, None);
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
-        inode.store.note_start(&run, inode);
+        inode.store.note_start(&run, |victim| victim.start(inode));
         let (backing, position_bytes) = (inode.store.writer(), run.place.position_bytes);
         let pieces = run.pieces(inode);
         let transfer = Transfer { backing, operation: Operation::Write, position_bytes, pieces };

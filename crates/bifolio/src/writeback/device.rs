@@ -18,14 +18,16 @@
 //! writer returns its error. The first folio that is written, by the flusher or by a sync, clears
 //! the trouble.
 
+use super::lsns::{HeldBack, UNCOMMITTED};
 use super::throttle::{DirtyPages, part_of};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::inode::Inode;
 use crate::io::{DeviceIdentity, Load};
 use crate::page::{FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::DeviceStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WeakList};
 use std::collections::HashSet;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -41,6 +43,44 @@ pub(crate) enum NoRoom {
     DirtyLimit,
     /// The table of LSNs must grow.
     Lsns,
+}
+
+/// Error of a gate that holds bytes back.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) file: String,
+    pub(crate) held: HeldBack,
+    pub(crate) held_bytes: u64,
+    pub(crate) cause: Option<Arc<io::Error>>,
+}
+
+impl Refusal {
+    pub(super) fn check(refusal: Option<Self>) -> Result<()> {
+        refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+    }
+
+    pub(crate) fn to_error(&self) -> Error {
+        let (lsn, held_bytes) = (self.held.lsn, self.held_bytes);
+        let reason = match (lsn, &self.cause) {
+            (_, Some(cause)) => format!("it cannot make LSN {lsn} durable: {cause}"),
+            (UNCOMMITTED, None) => {
+                "they are not committed (LSN u64::MAX, GatedFile::assign_lsn)".to_owned()
+            }
+            (_, None) => format!("LSN {lsn} is not durable yet"),
+        };
+        let text = format!("the write gate holds back {held_bytes} bytes: {reason}");
+        let error = Error::new(ErrorKind::Gated, text).in_file(self.file.clone());
+        match &self.cause {
+            Some(cause) => error.because(Arc::clone(cause)),
+            None => error,
+        }
+    }
+
+    /// Returns the refusal as the cause of an error of a write.
+    pub(crate) fn to_io_error(&self, kind: io::ErrorKind) -> Error {
+        let kind = self.cause.as_ref().map_or(kind, |cause| cause.kind());
+        write_error(&self.file, 0..self.held_bytes, io::Error::new(kind, self.to_error()))
+    }
 }
 
 /// Reservation for a folio in the dirty limit; released on drop.

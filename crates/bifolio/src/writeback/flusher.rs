@@ -40,10 +40,9 @@
 //! gate, since a completion on one makes room on others: a writer that still finds no room waits
 //! again. Reclaim waits at the same gate, for a short time only, for dirty folios that it has met.
 
+use super::ALL_BYTES;
 use super::batch::{Progress, Written};
-use super::device::{Device, Files, Round};
-use super::gate::Refusal;
-use super::sync::ALL_BYTES;
+use super::device::{Device, Files, Refusal, Round};
 use super::throttle::{DirtyPages, Throttle, part_of};
 use crate::config;
 use crate::error::{Error, Result};
@@ -107,7 +106,7 @@ pub(crate) struct Flusher {
     background_pages: AtomicU64,
     max_pages: AtomicU64,
     /// Dirty limit of files with write gates, pages: falls before that of the others does
-    /// (`falling.rs`). They get a part of it.
+    /// (`room.rs`). They get a part of it.
     gated_max_pages: AtomicU64,
     /// Lower bound on the dirty limit, pages: two of the largest folios of any file, so that a
     /// writer of such folios is not throttled for the first one.

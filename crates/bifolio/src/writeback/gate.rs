@@ -32,11 +32,11 @@
 //! page that is written all the time is written out, too. The gate must not use
 //! the file that it is set for: such a call returns [`ErrorKind::GateMisuse`].
 
-use super::device::Device;
+use super::ALL_BYTES;
+use super::device::{Device, Refusal};
 use super::flusher::Flusher;
 use super::lsns::{HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
-use super::sync::ALL_BYTES;
-use crate::error::{Error, ErrorKind, Result, write_error};
+use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::page::{FolioId, PAGE_BYTES};
 use crate::stats::Counter;
@@ -129,40 +129,6 @@ struct Ask {
     /// Number of folios to be written out once they may pass, and bytes.
     folios: u64,
     range: Option<Range<u64>>,
-}
-
-/// Error of a gate that holds bytes back.
-#[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) file: String,
-    pub(crate) held: HeldBack,
-    pub(crate) held_bytes: u64,
-    pub(crate) cause: Option<Arc<io::Error>>,
-}
-
-impl Refusal {
-    pub(crate) fn to_error(&self) -> Error {
-        let (lsn, held_bytes) = (self.held.lsn, self.held_bytes);
-        let reason = match (lsn, &self.cause) {
-            (_, Some(cause)) => format!("it cannot make LSN {lsn} durable: {cause}"),
-            (UNCOMMITTED, None) => {
-                "they are not committed (LSN u64::MAX, GatedFile::assign_lsn)".to_owned()
-            }
-            (_, None) => format!("LSN {lsn} is not durable yet"),
-        };
-        let text = format!("the write gate holds back {held_bytes} bytes: {reason}");
-        let error = Error::new(ErrorKind::Gated, text).in_file(self.file.clone());
-        match &self.cause {
-            Some(cause) => error.because(Arc::clone(cause)),
-            None => error,
-        }
-    }
-
-    /// Returns the refusal as the cause of an error of a write.
-    pub(crate) fn to_io_error(&self, kind: io::ErrorKind) -> Error {
-        let kind = self.cause.as_ref().map_or(kind, |cause| cause.kind());
-        write_error(&self.file, 0..self.held_bytes, io::Error::new(kind, self.to_error()))
-    }
 }
 
 thread_local! {
@@ -486,6 +452,7 @@ impl Inode {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::ErrorKind;
     use crate::cache::Cache;
     use crate::file::OpenOptions;
     use crate::sync::test_hook;

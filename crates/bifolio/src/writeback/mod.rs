@@ -1,19 +1,5 @@
 //! Write-back: tracks the dirty folios of a file, writes them to the device, and reports failures.
 //!
-//! In one layer with `inode`, the file that it writes out. A file with a backing is written to
-//! that. A memory file has none; its folios are swapped out, if the cache has a swap, when reclaim
-//! finds no other memory (`inode/store.rs`, `inode/swap_store.rs`).
-//!
-//! ```text
-//!   file: syncs ----------------.      sync.rs; the flush of the device: flush.rs
-//!   flusher: age, share --------+--> WriteBatch --> io::Queue --> device     batch.rs
-//!     ^    |                    |     a folio and adjacent dirty folios are one transfer
-//!     |    '--> throttled       |      flusher.rs, device.rs, throttle.rs
-//!     |         writers         |
-//!   reclaim: met a dirty folio  |      calls the flusher, and writes nothing
-//!   reclaim: of a memory file ------> WriteBatch --> slots of the swap    swap_store.rs
-//! ```
-//!
 //! States of a folio:
 //!
 //! ```text
@@ -39,11 +25,9 @@
 //!   through a map does not wait: it makes the folio dirty again, and the device gets a copy:
 //!   `maps/stores.rs`.)
 //! - WRITEBACK-4: a write-out ends at the length of the file, which no `set_len` changes while it
-//!   is in flight (`inode/resize.rs`): `set_len` first waits for write-outs in flight, and none
-//!   starts before the backing has accepted the length, or the old length is restored. (If a folio
-//!   were written up to a length that is then refused, it would be clean, and its last bytes lost.
-//!   And the kernel may report a direct write as lost if the length changes concurrently.)
-//!
+//!   is in flight (`inode/resize.rs`). (If a folio were written up to a length that is then
+//!   refused, it would be clean, and its last bytes lost. And the kernel may report a direct write
+//!   as lost if the length changes concurrently.)
 //! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call:
 //!   SYNC-S1 to SYNC-S5 at the head of `dirty.rs`, the only way to wait for the storage.
 //! - WRITEBACK-6: of a file with a write gate, no write-out of a folio begins before the log is
@@ -55,12 +39,11 @@
 mod batch;
 mod device;
 mod dirty;
-#[cfg(not(all(test, loom)))]
-mod falling;
 mod flush;
 mod flusher;
 mod gate;
 mod lsns;
+mod room;
 mod sync;
 mod throttle;
 
@@ -72,5 +55,9 @@ pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub use gate::WriteGate;
 pub(crate) use gate::{Gate, is_inside_any};
 pub(crate) use lsns::NO_LSN;
-pub(crate) use sync::{ALL_BYTES, CheckpointMark, ErrorCursor, WriteErrors};
+pub(crate) use sync::{CheckpointMark, ErrorCursor, WriteErrors};
 pub(crate) use throttle::DirtyPages;
+
+/// Range of a whole file, in bytes, and in pages.
+pub(crate) const ALL_BYTES: std::ops::Range<u64> = 0..u64::MAX;
+const ALL_PAGES: std::ops::Range<u64> = 0..u64::MAX;

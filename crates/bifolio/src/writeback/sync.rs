@@ -4,10 +4,12 @@
 //! kernel's `errseq_t`: a number that grows with each error, and a cursor in each handle. A clone
 //! of a handle shares its cursor, like a duplicated descriptor.
 
-use super::batch::{ALL_PAGES, Added, Progress, WriteBatch, Written};
+use super::batch::{Added, Progress, WriteBatch, Written};
+use super::device::Refusal;
 use super::dirty::{DirtyFolios, Walk};
 use super::flush::Wants;
-use super::gate::{Opened, Refusal};
+use super::gate::Opened;
+use super::{ALL_BYTES, ALL_PAGES};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES};
@@ -33,9 +35,6 @@ const ASKED_MAX: u64 = 512;
 /// Maximum dirty bytes of a file for which syncs of the whole file share the write-out as well as
 /// the flush: the device needs about as long for them as for a flush.
 const SHARED_BYTES_MAX: u64 = 1 << 20;
-
-/// Range of a whole file.
-pub(crate) const ALL_BYTES: Range<u64> = 0..u64::MAX;
 
 impl Inode {
     /// Writes `folios` and adjacent dirty folios, in the order of their positions, and waits.
@@ -98,19 +97,20 @@ impl Inode {
         total
     }
 
-    /// Asks the flusher to write out the dirty folios in `range` (bytes) soon. Never waits.
-    pub(crate) fn write_soon(&self, range: Range<u64>) {
-        if let Some(device) = &self.device
-            && device.call_for(self, range)
-        {
+    /// Asks the flusher to write out the dirty folios in `range` (bytes) soon. Returns `false` for
+    /// a memory file, which it does not write. Never waits.
+    pub(crate) fn write_soon(&self, range: Range<u64>) -> bool {
+        let Some(device) = &self.device else { return false };
+        if device.call_for(self, range) {
             self.flusher.send(device, Duration::ZERO);
         }
+        true
     }
 
     /// Asks for a locked folio like [`Self::write_soon`].
-    pub(crate) fn write_folio_soon(&self, locked: &LockedFolio<'_>) {
+    pub(crate) fn write_folio_soon(&self, locked: &LockedFolio<'_>) -> bool {
         let start = locked.index() * PAGE_BYTES;
-        self.write_soon(start..start + locked.pages() * PAGE_BYTES);
+        self.write_soon(start..start + locked.pages() * PAGE_BYTES)
     }
 
     /// Writes out the dirty folios in `range` (bytes), except busy ones.
@@ -171,6 +171,16 @@ impl Inode {
         ids
     }
 
+    /// Finds the stores in `range` before a sync. Returns whether stores are tracked, and `None` if
+    /// the file has no storage that accepts writes.
+    fn begin_sync(&self, range: &Range<u64>) -> Result<Option<bool>> {
+        if !self.store.is_writable() {
+            return Ok(None);
+        }
+        self.check_outside_gate()?;
+        self.find_stores(range, true).map(Some)
+    }
+
     /// Makes everything durable that was written before the call, in the whole file or in a range
     /// of it.
     ///
@@ -181,12 +191,8 @@ impl Inode {
         range: Option<Range<u64>>,
         metadata: bool,
     ) -> Result<()> {
-        if !self.store.is_writable() {
-            return Ok(());
-        }
-        self.check_outside_gate()?;
         let range = range.unwrap_or(ALL_BYTES);
-        self.find_stores(&range, true)?;
+        let Some(_) = self.begin_sync(&range)? else { return Ok(()) };
         // SYNC-S1..S5.
         let errors_before = self.errors.count();
         let mut wants = Wants { metadata, end: 0 };
@@ -202,11 +208,7 @@ impl Inode {
     /// Writes everything in `range` (bytes) that was written before the call, without a flush.
     /// Otherwise like [`Self::sync`].
     pub(crate) fn write_back(&self, cursor: &ErrorCursor, range: Range<u64>) -> Result<()> {
-        if !self.store.is_writable() {
-            return Ok(());
-        }
-        self.check_outside_gate()?;
-        self.find_stores(&range, true)?;
+        let Some(_) = self.begin_sync(&range)? else { return Ok(()) };
         let errors_before = self.errors.count();
         let refusal = self.write_out_range(&range)?;
         // Of other threads, which found the pages before this one.
@@ -214,7 +216,7 @@ impl Inode {
         if let Some(error) = self.errors.check_since(cursor, errors_before) {
             return Err(Error::writeback(error));
         }
-        refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+        Refusal::check(refusal)
     }
 
     /// Writes out what is dirty in `range` (bytes), and makes the storage as long as the part of it
@@ -237,12 +239,9 @@ impl Inode {
 
     /// Makes everything durable that was written before `mark`. Otherwise like [`Self::sync`].
     pub(crate) fn sync_checkpoint(&self, cursor: &ErrorCursor, mark: CheckpointMark) -> Result<()> {
-        if !self.store.is_writable() {
-            return Ok(());
-        }
-        self.check_outside_gate()?;
+        let Some(may_have_stores) = self.begin_sync(&ALL_BYTES)? else { return Ok(()) };
         // Stores are found only now, later than the mark although they may be older.
-        let end = if self.find_stores(&ALL_BYTES, true)? { self.dirty.now() } else { mark.end };
+        let end = if may_have_stores { self.dirty.now() } else { mark.end };
         let wanted = Wanted { end, pages: ALL_PAGES, patient: true };
         let refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
         let wants = Wants { metadata: false, end: 0 };
@@ -269,7 +268,7 @@ impl Inode {
             let flushed = self.store.flush(wants.metadata);
             self.dirty.end_flush(flushed.is_ok());
             flushed?;
-            refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+            Refusal::check(refusal)
         });
         let counters = &self.memory.counters;
         counters.add(Counter::Sync, 1);
@@ -278,13 +277,13 @@ impl Inode {
             return Err(Error::writeback(error));
         }
         flushed.result?;
-        refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
+        Refusal::check(refusal)
     }
 
     /// Makes everything durable that was written before the call, if it is not already. `cursor`
     /// reports errors as in [`Self::sync`].
     pub(crate) fn make_durable(&self, cursor: &ErrorCursor) -> Result<()> {
-        if !self.store.outlives_handles() {
+        if !self.store.is_writable() {
             return Ok(());
         }
         self.find_stores(&ALL_BYTES, true)?;
