@@ -211,7 +211,7 @@ impl PageRefMut<'_, GatedFile> {
     /// With [`u64::MAX`] it stays in memory until [`GatedFile::assign_lsn`]. Takes two uncontended
     /// locks.
     pub fn assign_lsn(&mut self, lsn: u64) {
-        let has_room = self.file.handle.inode.dirty.try_add_lsn(self.folio.id(), lsn);
+        let has_room = self.file.handle.inode.try_add_lsn(self.folio.id(), lsn);
         assert!(has_room, "a pin of a gated file keeps room for its LSN");
     }
 }

@@ -403,15 +403,7 @@ impl Handle {
         match (no_room, &inode.device) {
             (NoRoom::DirtyLimit, Some(device)) => inode.wait_for_room(device, bytes),
             (NoRoom::DirtyLimit, None) => self.reclaim.wait_for_swap(inode, bytes),
-            (NoRoom::Lsns, _) => {
-                let Some(step) = inode.lsn_slots_wanted() else { return Ok(()) };
-                let bytes = inode.lsn_bytes(step);
-                self.reclaim.charge(bytes)?;
-                if !inode.grow_lsns(step) {
-                    inode.memory.arena.uncharge(bytes);
-                }
-                Ok(())
-            }
+            (NoRoom::Lsns, _) => inode.grow_lsns(|bytes| self.reclaim.charge(bytes)),
         }
     }
 

@@ -105,7 +105,9 @@ impl<'h> Fill<'h> {
         while head < end && run.has_room(folio_pages) {
             // Acquire: pairs with the Release in `unlink`, as in `get_folio`.
             let seen = mapping.table().load(head, Ordering::Acquire);
-            if !self.inode.store.is_absent(seen) || !run.can_go_on_with(seen) {
+            let goes_on =
+                |last: &FolioId| self.inode.store.continues(self.inode.memory.folio(*last), seen);
+            if !self.inode.store.is_absent(seen) || !run.folios.last().is_none_or(goes_on) {
                 break;
             }
             let Ok(Claim::New(locked)) = self.claim(head, seen, Wait::Never, false) else { break };

@@ -6,7 +6,7 @@
 
 use super::claim::{Claim, Wait};
 use super::transfer::{ReadIo, Room, mark_cleared};
-use super::{AccessMode, Fill, Locked, OnAllocated, own_pins};
+use super::{AccessMode, Fill, Locked, own_pins};
 use crate::error::Result;
 use crate::page::{Flag, FolioRef, FrozenWaits, LockedFolio, Lookup, PAGE_BYTES};
 use crate::reclaim::CallScope;
@@ -71,7 +71,8 @@ impl<'h> Fill<'h> {
                         return Ok(None);
                     }
                     let head = mapping.head_index(index);
-                    let reads = !is_hole && !self.may_be_replaced(head, access);
+                    // Checked again with the folio locked.
+                    let reads = !is_hole && !self.is_replaced(head, access);
                     let wait = Wait::ForFrames;
                     let Some(room) = self.room(1, reads, wait) else { continue };
                     let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
@@ -123,12 +124,10 @@ impl<'h> Fill<'h> {
             return Ok(Some(locked));
         }
         debug_assert!(locked.lock.flags.get(Flag::Allocated), "not uptodate, and not being filled");
-        match access.on_allocated() {
-            OnAllocated::None => return Ok(None),
-            OnAllocated::ZeroedForPart if self.is_replaced(&locked.lock, access) => {}
-            OnAllocated::Zeroed | OnAllocated::ZeroedForPart => {
-                self.inode.fill_with_zeros(&locked.folio, &locked.lock)?;
-            }
+        match access {
+            AccessMode::Read => return Ok(None),
+            AccessMode::Write { .. } if self.is_replaced(locked.lock.index(), access) => {}
+            _ => self.inode.fill_with_zeros(&locked.folio, &locked.lock)?,
         }
         Ok(Some(locked))
     }
@@ -142,7 +141,7 @@ impl<'h> Fill<'h> {
         access: AccessMode,
     ) -> Result<Locked<'h>> {
         match access {
-            AccessMode::Write { .. } if self.is_replaced(&locked.lock, access) => {
+            AccessMode::Write { .. } if self.is_replaced(locked.lock.index(), access) => {
                 self.inode.memory.counters.add(Counter::MissWithoutRead, 1);
                 mark_cleared(self.inode, &locked.lock, None);
                 Ok(locked)
@@ -161,23 +160,15 @@ impl<'h> Fill<'h> {
         }
     }
 
-    /// Returns `true` if `access` is a write that replaces all bytes of the file in a locked folio.
-    /// Stays true while the lock is held: bytes that the file gains there by growing elsewhere are
-    /// zeros.
-    fn is_replaced(self, locked: &LockedFolio<'_>, access: AccessMode) -> bool {
-        let AccessMode::Write { start, end } = access else { return false };
-        let (folio_start, folio_bytes) = (locked.index() * PAGE_BYTES, locked.pages() * PAGE_BYTES);
-        let on_backing = folio_start + self.inode.store.bytes_from(folio_start, folio_bytes);
-        let len_bytes = self.inode.mapping.len_bytes().min(folio_start + folio_bytes);
-        start == folio_start && end >= len_bytes.max(on_backing)
-    }
-
-    /// Returns `true` if `access` is likely to replace all bytes of the file in an absent folio
-    /// that starts at page `head`. Checked again with the folio locked.
-    fn may_be_replaced(self, head: u64, access: AccessMode) -> bool {
+    /// Returns `true` if `access` is a write that replaces all bytes of the file in the folio that
+    /// starts at page `head`. Stays true while the folio is locked: bytes that the file gains there
+    /// by growing elsewhere are zeros.
+    fn is_replaced(self, head: u64, access: AccessMode) -> bool {
         let AccessMode::Write { start, end } = access else { return false };
         let (folio_start, mapping) = (head * PAGE_BYTES, &self.inode.mapping);
-        let folio_end = folio_start + mapping.folio_bytes();
-        start == folio_start && end >= mapping.len_bytes().min(folio_end)
+        let folio_bytes = mapping.folio_bytes();
+        let on_backing = folio_start + self.inode.store.bytes_from(folio_start, folio_bytes);
+        let len_bytes = mapping.len_bytes().min(folio_start + folio_bytes);
+        start == folio_start && end >= len_bytes.max(on_backing)
     }
 }

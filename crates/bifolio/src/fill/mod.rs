@@ -96,17 +96,6 @@ pub(crate) enum AccessMode {
     Falloc,
 }
 
-/// Result of a lookup for an allocated page that was never written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnAllocated {
-    /// No folio: the page reads as zeros.
-    None,
-    /// Folio, zeroed and uptodate.
-    Zeroed,
-    /// Folio, zeroed and uptodate; if the access replaces all of it, the folio as it is.
-    ZeroedForPart,
-}
-
 impl AccessMode {
     pub(crate) fn fills_holes(self) -> bool {
         matches!(self, Self::Cache | Self::Write { .. } | Self::Falloc)
@@ -115,14 +104,5 @@ impl AccessMode {
     /// Returns `true` if the page may lie past the end of file.
     pub(crate) fn may_pass_end(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Falloc)
-    }
-
-    /// Returns the result for an allocated page that was never written.
-    pub(crate) fn on_allocated(self) -> OnAllocated {
-        match self {
-            Self::Read => OnAllocated::None,
-            Self::Write { .. } => OnAllocated::ZeroedForPart,
-            Self::Cache | Self::Falloc => OnAllocated::Zeroed,
-        }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct FillQueue<'e, T> {
     transfers: Transfers<'e, T>,
     ended: VecDeque<Ended<T>>,
     /// Pages of the runs whose transfers have not ended.
-    pages: u64,
+    pub(crate) pages: u64,
 }
 
 #[derive(Debug)]
@@ -61,36 +61,21 @@ impl<'e, T> FillQueue<'e, T> {
         Self { transfers: engine.queue(), ended: VecDeque::new(), pages: 0 }
     }
 
-    /// Returns the maximum number of transfers in flight; further ones wait to be started.
-    pub(crate) fn depth(&self) -> usize {
-        self.transfers.depth()
-    }
-
     /// Returns the number of small transfers, in flight or prepared, at which no more are started:
     /// the depth is in flight, and half as many are prepared for the case that the device completes
     /// all at once.
     pub(crate) fn prepared_max(&self) -> usize {
-        self.depth() + self.depth() / 2
+        self.transfers.depth() + self.transfers.depth() / 2
     }
 
     /// Returns the number of completions of small transfers that is worth a system call. While the
     /// device works on half of the depth, the other half is claimed, and later published.
     pub(crate) fn completions_wanted(&self) -> usize {
-        COMPLETIONS_WANTED.max(self.depth() / 2)
+        COMPLETIONS_WANTED.max(self.transfers.depth() / 2)
     }
 
     pub(crate) fn runs(&self) -> usize {
         self.transfers.in_flight() + self.ended.len()
-    }
-
-    /// Returns the pages of the runs whose transfers have not ended.
-    pub(crate) fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    /// Returns the number of transfers that were added but not started.
-    pub(super) fn waiting(&self) -> usize {
-        self.transfers.waiting()
     }
 
     /// Adds a run (FILL-T1); the next [`Self::begin`] or wait starts its transfer. A run that the
@@ -105,11 +90,6 @@ impl<'e, T> FillQueue<'e, T> {
 
     pub(crate) fn begin(&mut self) {
         self.transfers.begin();
-    }
-
-    /// Submits some of the added transfers if few or none are in flight.
-    pub(super) fn feed(&mut self) {
-        self.transfers.feed();
     }
 
     pub(crate) fn next_ended(&mut self) -> Option<Ended<T>> {
@@ -175,7 +155,7 @@ impl<'a> Batch<'a> {
     /// soon as it completes.
     pub(crate) fn in_order(inode: &'a Inode) -> Self {
         let queue = FillQueue::new(&inode.engine);
-        let most = queue.depth();
+        let most = queue.transfers.depth();
         Self { folios: &inode.memory.folios, queue, wanted: 1, most, is_hasty: false }
     }
 
@@ -227,10 +207,10 @@ impl<'a> Batch<'a> {
     ) {
         if self.queue.runs() >= self.most {
             self.complete(self.wanted, deliver);
-        } else if self.queue.waiting() == self.wanted {
+        } else if self.queue.transfers.waiting() == self.wanted {
             // Only now the batch is known to be larger than this; a smaller one is submitted in one
             // call.
-            self.queue.feed();
+            self.queue.transfers.feed();
         }
         self.queue.add(run, number);
         self.hand_out(deliver);

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::inode::{ClearedBefore, Inode};
 use crate::io::{Operation, Pieces, Queue, Transfer};
 use crate::memory::FillTarget;
-use crate::page::{Entry, Flag, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES};
+use crate::page::{Flag, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::barrier_of_store_and_load;
 use crate::sys::copy;
@@ -88,11 +88,6 @@ impl Room<'_> {
         }
         self
     }
-
-    /// Transfers the resources to a run: the number of counted pages, and the target.
-    fn into_run(mut self) -> (u64, FillTarget) {
-        (std::mem::take(&mut self.pages), std::mem::take(&mut self.target))
-    }
 }
 
 impl Drop for Room<'_> {
@@ -103,8 +98,9 @@ impl Drop for Room<'_> {
 
 impl ReadIo {
     /// Creates a run without folios that starts at page `first` and takes as many as `room` allows.
-    pub(crate) fn new(inode: &Arc<Inode>, first: u64, room: Room<'_>) -> Self {
-        let (counted_pages, target) = room.into_run();
+    pub(crate) fn new(inode: &Arc<Inode>, first: u64, mut room: Room<'_>) -> Self {
+        let counted_pages = std::mem::take(&mut room.pages);
+        let target = std::mem::take(&mut room.target);
         Self {
             inode: Arc::clone(inode),
             first,
@@ -136,13 +132,6 @@ impl ReadIo {
         self.folios.push(locked.detach());
     }
 
-    /// Returns `true` if the folio at an Entry `seen` can be read by the same transfer as the
-    /// others.
-    pub(super) fn can_go_on_with(&self, seen: Entry) -> bool {
-        let Some(last) = self.folios.last() else { return true };
-        self.inode.store.continues(self.inode.memory.folio(*last), seen)
-    }
-
     pub(crate) fn inode(&self) -> Arc<Inode> {
         Arc::clone(&self.inode)
     }
@@ -171,7 +160,11 @@ impl ReadIo {
 
     /// FILL-T1: returns the transfer that fills the run; `None` if the storage has no bytes of it.
     fn transfer(&mut self) -> Option<Transfer> {
-        self.give_back_unused();
+        // Room for folios that were not claimed.
+        self.target.shrink(self.folios.len());
+        let unused_pages = self.counted_pages.saturating_sub(self.pages());
+        self.counted_pages -= unused_pages;
+        self.inode.load.end_read(unused_pages);
         let (inode, counters) = (&*self.inode, &self.inode.memory.counters);
         self.before_read = inode.clearing.get().and_then(|it| it.cleared_before());
         let (first, folio_bytes) =
@@ -193,14 +186,6 @@ impl ReadIo {
             // Whole folios: the end of the storage may move until they are read.
             pieces: Pieces::of(length_bytes, targets.map(|start| (start, folio_bytes))),
         })
-    }
-
-    /// Gives back the room for folios that were not claimed.
-    fn give_back_unused(&mut self) {
-        self.target.shrink(self.folios.len());
-        let unused_pages = self.counted_pages.saturating_sub(self.pages());
-        self.counted_pages -= unused_pages;
-        self.inode.load.end_read(unused_pages);
     }
 
     /// Queues the run (FILL-T2). Returns it at once if the storage has no bytes of it.

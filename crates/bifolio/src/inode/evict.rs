@@ -27,14 +27,14 @@ impl Inode {
         debug_assert!(!self.memory.arena.is_region_page(folio.id()), "it is unmapped first");
         let frozen = self
             .mapping
-            .evict(folio, locked, |page| self.store.evicted_entry(locked, page, shadow))?;
+            .evict(folio, locked, |page| self.store.entry_after(locked, page, Some(shadow)))?;
         self.store.note_out_of_table(locked);
         Ok(frozen)
     }
 
     /// Ends the eviction of a folio that is frozen, clean and unmapped, and frees it.
     pub(crate) fn end_eviction(&self, frozen: Frozen<'_>, locked: LockedFolio<'_>, shadow: Shadow) {
-        let entry_after = |page| self.store.evicted_entry(&locked, page, shadow);
+        let entry_after = |page| self.store.entry_after(&locked, page, Some(shadow));
         self.mapping.end_eviction(&frozen, &locked, entry_after);
         self.store.note_out_of_table(&locked);
         // READ-E5: the frame must not be locked when it is reused.
@@ -68,38 +68,33 @@ impl Inode {
         }
     }
 
-    /// Replaces the folios `old` by the folio `new`, just started and locked, and copies their
-    /// bytes (`Mapping::collapse`). Returns `None`, with nothing changed, if another thread uses
-    /// one of them. The caller moves the dirty state and the slots before it unlocks `new`.
-    pub(crate) fn collapse<'a>(
+    /// Replaces the folio `old` by the folio `new` in other frames, just started and locked, and
+    /// copies its bytes (`Mapping::relocate`). Returns `None`, with nothing changed, if another
+    /// thread uses it. The caller moves the dirty state and the slots before it unlocks `new`.
+    pub(crate) fn relocate<'a>(
         &'a self,
-        old: Vec<OldFolio<'a>>,
+        old: OldFolio<'a>,
         new: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
-    ) -> Option<Vec<Frozen<'a>>> {
+    ) -> Option<Frozen<'a>> {
         let arena = &self.memory.arena;
-        let copied: Vec<_> = old.iter().map(|part| (part.folio.id(), part.lock.pages())).collect();
+        let (from, length) = (arena.address(old.folio.id()), locked.pages() * PAGE_BYTES);
         let copy = || {
-            let mut target = arena.address(new.id());
-            for (id, pages) in copied {
-                let length = (pages * PAGE_BYTES) as usize;
-                // SAFETY: a frame whose lock the caller holds, so that no thread changes it.
-                let bytes = unsafe { std::slice::from_raw_parts(arena.address(id), length) };
-                // SAFETY: a part, of that length, of the frames of a folio that is in no table yet
-                // and whose lock the caller holds: no other thread writes it.
-                unsafe { copy::copy_in(target, bytes) };
-                target = target.wrapping_add(length);
-            }
+            // SAFETY: a frame whose lock the caller holds, so that no thread changes it.
+            let bytes = unsafe { std::slice::from_raw_parts(from, length as usize) };
+            // SAFETY: the frames, of that length, of a folio that is in no table yet and whose lock
+            // the caller holds: no other thread writes them.
+            unsafe { copy::copy_in(arena.address(new.id()), bytes) };
         };
         let for_table = new.try_clone()?;
-        self.mapping.collapse(&self.memory.folios, old, locked, for_table, copy).ok()
+        self.mapping.relocate(&self.memory.folios, old, locked, for_table, copy).ok()
     }
 
-    /// Moves the dirty state from `old` to `new`, locked, which has their bytes since a collapse,
+    /// Moves the dirty state from `old` to `new`, locked, which has its bytes since a relocation,
     /// in one step.
-    pub(crate) fn pass_dirt(&self, old: &[Frozen<'_>], new: FolioId) {
+    pub(crate) fn pass_dirt(&self, old: &Frozen<'_>, new: FolioId) {
         // Done first: a dirty folio has its number where the slot would be (rule 4 of `page`).
-        old.iter().for_each(|frozen| self.store.drop_slot(frozen.folio()));
-        self.dirty.replace(&self.memory.folios, old.iter().map(Frozen::id), new);
+        self.store.drop_slot(old.folio());
+        self.dirty.replace(&self.memory.folios, old.id(), new);
     }
 }

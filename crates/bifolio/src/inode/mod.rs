@@ -244,7 +244,7 @@ impl Inode {
         lsn: Option<u64>,
     ) -> std::result::Result<(), NoRoom> {
         let room = self.make_room(locked)?;
-        if lsn.is_some_and(|lsn| !self.dirty.try_add_lsn(folio.id(), lsn)) {
+        if lsn.is_some_and(|lsn| !self.try_add_lsn(folio.id(), lsn)) {
             return Err(NoRoom::Lsns);
         }
         room.mark_dirty(folio, locked);
@@ -268,7 +268,7 @@ impl Inode {
             // The smallest cache can have one dirty folio of any size.
             None => {
                 let max_pages = self.memory.unswapped_pages_max().max(pages);
-                self.dirty.try_count_alone(pages, max_pages)
+                self.dirty.pages.try_add_alone(pages, max_pages)
             }
         };
         if !has_room {

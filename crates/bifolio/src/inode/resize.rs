@@ -26,8 +26,7 @@
 //! raise it with `cutting` shared, and it is set here with `cutting` exclusive.
 //!
 //! In a memory file, removing a page drops its bytes everywhere: a folio is removed, dirty or not,
-//! and a slot of the swap is freed. A folio of several units that extends beyond the range stays,
-//! and its part of the range is zeroed in place.
+//! and a slot of the swap is freed.
 //!
 //! Folios of a region are gathered, frozen, until several can be unmapped together
 //! ([`Removal`]). Other threads wait for a frozen folio. So this thread waits for nothing while it
@@ -59,7 +58,7 @@ impl Inode {
     /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
     /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
     pub(crate) fn extend_backing(&self, end_bytes: u64) -> Result<()> {
-        if self.missing_end(end_bytes).is_none() {
+        if self.store.missing_end(end_bytes.min(self.mapping.len_bytes())).is_none() {
             return Ok(());
         }
         blocking::check("`cutting`, and the backing");
@@ -69,13 +68,8 @@ impl Inode {
 
     /// Acts as [`Self::extend_backing`] for a caller that holds `cutting` exclusively.
     pub(super) fn extend_backing_alone(&self, end_bytes: u64) -> Result<()> {
-        self.missing_end(end_bytes).map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
-    }
-
-    /// Returns the end of the file, or `end_bytes` if that comes first, unless the backing is as
-    /// long.
-    fn missing_end(&self, end_bytes: u64) -> Option<u64> {
-        self.store.missing_end(end_bytes.min(self.mapping.len_bytes()))
+        let missing_end = self.store.missing_end(end_bytes.min(self.mapping.len_bytes()));
+        missing_end.map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))
     }
 }
 
@@ -193,7 +187,7 @@ impl Inode {
     ) -> FolioRef<'a> {
         let folios = &self.memory.folios;
         self.store.note_out_of_table(locked);
-        let entry_after = |page| self.store.unfilled_entry(locked, page);
+        let entry_after = |page| self.store.entry_after(locked, page, None);
         self.mapping.remove(folio, locked, folios, entry_after)
     }
 
@@ -207,6 +201,7 @@ impl Inode {
         self.remove_folios(Removal::new(self, PinnedPages::Zeroed), pages, |_| true);
     }
 
+    /// Removes the folios of `pages`, whole units, that are unwanted.
     pub(super) fn remove_folios<'a>(
         &'a self,
         mut removal: Removal<'a>,
@@ -240,17 +235,8 @@ impl Inode {
                 removal.finish();
                 locked.flags.wait_for_writeback();
             }
-            let own = locked.index()..locked.index() + locked.pages();
-            if !is_unwanted(&locked) {
-                index = own.end;
-            } else if own.start < pages.start || own.end > pages.end {
-                // Of a memory file: a backing has no larger folios.
-                let part = own.start.max(pages.start)..own.end.min(pages.end);
-                self.mark_dirty(&folio, &locked);
-                self.zero_in_place(&folio, &locked, part.start * PAGE_BYTES..part.end * PAGE_BYTES);
-                index = own.end;
-            } else {
-                index = own.end;
+            index = locked.index() + locked.pages();
+            if is_unwanted(&locked) {
                 removal.remove(folio, locked);
             }
         }

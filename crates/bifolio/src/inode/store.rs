@@ -287,26 +287,18 @@ impl Store {
         self.shadow_of(seen)
     }
 
-    /// Returns the Entry that evicting a clean folio stores at the head of a unit.
-    pub(crate) fn evicted_entry(
+    /// Returns the Entry that replaces a clean folio at the head of a unit: after an eviction, with
+    /// its shadow; or, for a folio that was never filled, the one that it took over.
+    pub(super) fn entry_after(
         &self,
         locked: &LockedFolio<'_>,
         page: u64,
-        shadow: Shadow,
+        shadow: Option<Shadow>,
     ) -> Entry {
-        match self {
-            Self::Disk(_) if page == 0 => Entry::value(shadow.0),
-            Self::Disk(_) => Entry::HOLE,
-            Self::Swap(swap) => swap.evicted_entry(locked, page, Some(shadow)),
-        }
-    }
-
-    /// Returns the Entry stored there for a folio that was never filled: the one that it took
-    /// over.
-    pub(crate) fn unfilled_entry(&self, locked: &LockedFolio<'_>, page: u64) -> Entry {
-        match self {
-            Self::Disk(_) => Entry::HOLE,
-            Self::Swap(swap) => swap.evicted_entry(locked, page, None),
+        match (self, shadow) {
+            (Self::Disk(_), Some(shadow)) if page == 0 => Entry::value(shadow.0),
+            (Self::Disk(_), _) => Entry::HOLE,
+            (Self::Swap(swap), _) => swap.entry_after(locked, page, shadow),
         }
     }
 
@@ -315,7 +307,7 @@ impl Store {
     pub(crate) fn give_back(&self, seen: Entry, pages: u32) {
         if let (Some(swap), Some(slot)) = (self.slots(), seen.as_value()) {
             swap.give_back(slot as u32, pages);
-            swap.note_removed_pages(u64::from(pages));
+            self.note_removed_pages(u64::from(pages));
         }
     }
 
@@ -342,7 +334,7 @@ impl Store {
     /// Records that `pages` pages have their bytes neither in memory nor in a slot.
     pub(crate) fn note_removed_pages(&self, pages: u64) {
         if let Some(swap) = self.slots() {
-            swap.note_removed_pages(pages);
+            swap.pages.fetch_sub(pages, Ordering::Relaxed);
         }
     }
 
@@ -356,16 +348,11 @@ impl Store {
 }
 
 impl Store {
-    /// Returns the backing that folios are filled from, of a file that has one.
-    pub(crate) fn reader(&self) -> Arc<dyn DirectBacking> {
-        self.reader_if_any().expect("a memory file without a swap has nothing to read")
-    }
-
     /// Returns the backing that folios are filled from. A memory file without a swap has none.
-    pub(crate) fn reader_if_any(&self) -> Option<Arc<dyn DirectBacking>> {
+    pub(crate) fn reader(&self) -> Option<Arc<dyn DirectBacking>> {
         match self {
             Self::Disk(disk) => Some(disk.reader()),
-            Self::Swap(swap) => swap.slots().map(|swap| Arc::clone(swap.backing())),
+            Self::Swap(swap) => swap.slots().map(|swap| Arc::clone(&swap.backing)),
         }
     }
 
@@ -443,7 +430,7 @@ impl Store {
                 let start = swap::position_bytes(folio.slot());
                 let missing = start + got_bytes..start + expected_bytes;
                 let operation = format!("read of {}", of_range(&missing));
-                let error = io_error(swap.name(), operation, Some(missing), source);
+                let error = io_error(&swap.name, operation, Some(missing), source);
                 Error::swap_read(file, position_bytes, error)
             }
         }

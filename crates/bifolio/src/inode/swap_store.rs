@@ -17,6 +17,7 @@ use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
 use crate::swap::{GROUP_BYTES, SlotRun, Swap, position_bytes};
+use crate::sync::Ordering;
 use crate::writeback::WriteVictim;
 use std::io;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ impl SwapStore {
 
     /// Returns the storage of the swap that folios are written to.
     pub(super) fn backing(&self) -> Arc<dyn DirectBacking> {
-        Arc::clone(self.swap().backing())
+        Arc::clone(&self.swap().backing)
     }
 
     /// Transfers the slot in `seen` to the folio that was just inserted there, or counts the pages
@@ -57,19 +58,18 @@ impl SwapStore {
         let Some(swap) = &self.swap else { return };
         match seen.as_value() {
             Some(slot) => locked.set_slot(slot as u32),
-            None => swap.note_new_pages(locked.pages()),
+            None => drop(swap.pages.fetch_add(locked.pages(), Ordering::Relaxed)),
         }
     }
 
     /// Returns the storage of the slots of a folio, if it has any.
     pub(super) fn source(&self, folio: &Folio) -> Option<Arc<dyn DirectBacking>> {
         let swap = self.swap.as_ref().filter(|_| folio.slot() != 0)?;
-        Some(Arc::clone(swap.backing()))
+        Some(Arc::clone(&swap.backing))
     }
 
-    /// Returns the Entry stored at the head of a unit when a clean folio is evicted, with its slot
-    /// and shadow.
-    pub(super) fn evicted_entry(
+    /// Returns the Entry that replaces a clean folio, with its slot and shadow.
+    pub(super) fn entry_after(
         &self,
         locked: &LockedFolio<'_>,
         page: u64,
@@ -103,7 +103,7 @@ impl SwapStore {
                 let text = format!(
                     "the page at position {position} is corrupt in the swap ({}, position \
                      {swap_position}): {mismatch}",
-                    swap.name()
+                    &swap.name
                 );
                 let error = Error::new(ErrorKind::SwapCorrupt, text).in_file(self.name.clone());
                 error.at(position..position + PAGE_BYTES)
@@ -206,7 +206,7 @@ fn why_no_slots(swap: &Swap, pages: u64) -> Error {
 #[cold]
 fn no_slots(swap: &Swap, pages: u64) -> Error {
     let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
-    write_error(swap.name(), 0..position_bytes(pages as u32), source)
+    write_error(&swap.name, 0..position_bytes(pages as u32), source)
 }
 
 /// Returns the bytes of a folio at `start`, page by page. No thread may change them: the folio is

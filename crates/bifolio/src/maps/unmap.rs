@@ -427,7 +427,7 @@ impl<'t> Unmapping<'t> {
     ) -> Option<std::result::Result<(), EvictOutcome>> {
         let Owners::ReclaimLock(reclaim_lock) = self.owners else { return None };
         let inode = reclaim_lock
-            .owner_of_isolated(folio)
+            .owner_of_isolated(folio.folio())
             .filter(|_| self.control.write_out == WriteOut::MemoryFiles)
             .filter(|inode| inode.store.slots().is_some())?;
         // Hints, read without the lock: the swapper checks again.

@@ -2,7 +2,7 @@
 //!
 //! PROTOCOL READ. Two kinds of readers run against three kinds of changes, of which eviction and
 //! the write section are in `change.rs`; a fourth, which merges several folios into one, has its
-//! columns in `collapse.rs`. All state of a page that readers decide by is in its Entry. Changers
+//! columns in `relocate.rs`. All state of a page that readers decide by is in its Entry. Changers
 //! hold the folio lock; readers hold nothing.
 //!
 //! ```text
@@ -48,11 +48,11 @@
 //!   on the exact word: such a CAS succeeds only if the word is unchanged.
 //! - MAPPING-2: the table of a file consists of units, the size of the folios that are inserted; a
 //!   folio covers one unit or several. The head Entry (the first page of a unit) is the authority.
-//!   Those of the other pages may lag behind it while a folio is inserted, collapsed or evicted,
+//!   Those of the other pages may lag behind it while a folio is inserted, moved or evicted,
 //!   but never name a folio that the head did not name first. An eviction or a removal stores the
 //!   head of a unit after its other pages, and does not touch the unit again: from then on the unit
-//!   may be filled, whatever folio its neighbours still name. A collapse stores the head first; the
-//!   folio that the other pages name until the collapse reaches them is frozen, and no other thread
+//!   may be filled, whatever folio its neighbours still name. A relocation stores the head first;
+//!   the folio that the other pages name until it reaches them is frozen, and no other thread
 //!   may store there.
 //! - MAPPING-3: L2 took a reference before L3 saw the Entry name the folio, and a folio is removed
 //!   from its table only frozen, or under its lock with the table's own reference: so after L3 the

@@ -41,21 +41,21 @@
 //! is not a reference: the last put removes the folio from both.
 
 mod change;
-mod collapse;
 mod descriptor;
 mod mapping;
 mod optimistic;
+mod relocate;
 mod table;
 mod tables;
 mod words;
 
 pub(crate) use change::{EvictError, WriteSection};
-pub(crate) use collapse::OldFolio;
 pub(crate) use descriptor::{
     BATCH_SLOTS, Folio, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO, Reaper,
 };
 pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
 pub(crate) use optimistic::{FrameRun, read_held, read_validated};
+pub(crate) use relocate::OldFolio;
 #[cfg(all(test, loom))]
 pub(crate) use table::Bitmap;
 #[cfg(all(test, loom))]

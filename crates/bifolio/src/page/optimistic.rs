@@ -11,7 +11,7 @@
 //! ```text
 //!  USE (here)                                 MOVE, both folios locked
 //!  U1 load the Entry                          F1 new READAHEAD = old READAHEAD
-//!  U2 READAHEAD of its folio? no: mark        F2 store the Entry (COLLAPSE-C5)
+//!  U2 READAHEAD of its folio? no: mark        F2 store the Entry (RELOCATE-C5)
 //!     the Entry by CAS; it changed: U1        F3 clear old READAHEAD; it was clear: clear
 //!  U3 clear READAHEAD; it was clear: U1          new READAHEAD
 //! ```

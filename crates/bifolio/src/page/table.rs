@@ -11,8 +11,7 @@
 //! are ever searched, and the hit path addresses the first directly. An extension is published
 //! (Release, in `OnceLock::set`) before the limit of the length is raised, and the limit before any
 //! page beyond the old one is in the table or below the length. So whatever tells a thread of such
-//! a page also orders its search (Acquire, in `OnceLock::get`) after the publication. A walk that
-//! does not know of the segment misses no page that was inserted before it began.
+//! a page also orders its search (Acquire, in `OnceLock::get`) after the publication.
 //!
 //! PROTOCOL TABLE. A table page without a folio and without a swap slot holds only holes and
 //! shadows, and shadows are hints. When memory for metadata is short, `reclaim` returns such pages
@@ -29,8 +28,8 @@
 //! ```
 //!
 //! Only T3 makes an Entry name a folio where none did (MAPPING-1): evictions, removals and
-//! collapses store over Entries of a folio, and store its first page, which G2 checks first, last.
-//! So between G1 and G4 a page that passed G2 does not change.
+//! relocations store over Entries of a folio, and store its first page, which G2 checks first,
+//! last. So between G1 and G4 a page that passed G2 does not change.
 //!
 //! A filler takes free frames between T1 and T3. If there are none, or the page cannot be charged,
 //! it undoes T1 and reclaims, which may free this very page: then it does both again after T1,
@@ -154,10 +153,6 @@ impl Segment {
         self.first_page + self.entries.len() as u64
     }
 
-    fn bit_of(&self, index: u64) -> u64 {
-        (index - self.first_page) / ENTRIES_PER_TABLE_PAGE
-    }
-
     fn next(&self, index: u64, is_wanted: impl Fn(Entry) -> bool) -> Option<u64> {
         let load = |place| self.entries.get(place as usize).load(Ordering::Relaxed);
         let mut place = index.saturating_sub(self.first_page);
@@ -174,15 +169,13 @@ impl Segment {
     }
 }
 
-/// Meaning of an Entry without a folio, which decides when a page of the table is freed.
+/// Meaning of an Entry without a folio, which decides when a page of the table is freed: hints,
+/// which are dropped; locations of bytes; or those, and no page is freed, because a store to a map
+/// must not fail for lack of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Values {
-    /// Hints: a page is freed when none of its Entries names a folio.
     Hints,
-    /// Locations of bytes: a page is freed when all of its Entries are holes.
     Kept,
-    /// Locations of bytes, and no page is freed: a store to a map must not fail because there is
-    /// no memory for one.
     KeptWithPages,
 }
 
@@ -332,7 +325,7 @@ impl Table {
             word.store(Entry::HOLE.0, Ordering::Relaxed);
         });
         if is_given {
-            segment.charged.clear(segment.bit_of(index));
+            segment.charged.clear((index - segment.first_page) / ENTRIES_PER_TABLE_PAGE);
             self.charged_pages.fetch_sub(1, Ordering::Relaxed);
         }
         is_given
@@ -340,7 +333,7 @@ impl Table {
 
     pub(crate) fn is_charged(&self, index: u64) -> bool {
         let segment = self.segment_of(index);
-        segment.charged.is_set(segment.bit_of(index))
+        segment.charged.is_set((index - segment.first_page) / ENTRIES_PER_TABLE_PAGE)
     }
 
     /// Returns the end of the uncharged pages, all holes, that start at `index`; `index` itself if
@@ -353,7 +346,7 @@ impl Table {
     /// Records that the table page of `index` has been charged. Returns `false` if it already was.
     pub(crate) fn set_charged(&self, index: u64) -> bool {
         let segment = self.segment_of(index);
-        let fresh = segment.charged.set(segment.bit_of(index));
+        let fresh = segment.charged.set((index - segment.first_page) / ENTRIES_PER_TABLE_PAGE);
         if fresh {
             self.charged_pages.fetch_add(1, Ordering::Relaxed);
         }
@@ -374,14 +367,9 @@ impl Table {
         self.next(index, |entry| entry != Entry::HOLE)
     }
 
-    /// Returns the first page from `index` on whose Entry must not be dropped; skips uncharged
-    /// table pages.
+    /// Returns the first page from `index` on whose Entry must not be dropped.
     pub(crate) fn next_needed(&self, index: u64) -> Option<u64> {
-        self.next(index, |entry| self.needs(entry))
-    }
-
-    fn needs(&self, entry: Entry) -> bool {
-        entry.is_folio() || self.values != Values::Hints && entry != Entry::HOLE
+        if self.kept_among(1) > 0 { self.next_occupied(index) } else { self.next_folio(index) }
     }
 
     /// Returns the pages of the table, among `pages` of them, that evictions do not free.
@@ -454,7 +442,11 @@ impl Table {
         }
         // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a
         // folio removed sees the others removed.
-        let is_needed = |index| self.needs(self.load(index, Ordering::Acquire));
+        let keeps = self.kept_among(1) > 0;
+        let is_needed = |index| {
+            let entry = self.load(index, Ordering::Acquire);
+            entry.is_folio() || keeps && entry != Entry::HOLE
+        };
         let mut given = 0;
         self.fillers.close_for(|| {
             // Relaxed: the position of the search, only a hint.

@@ -177,12 +177,11 @@ impl Reclaim {
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
         let new_locked = new.lock_new();
         new_locked.copy_usage_of(&locked);
-        // A collapse of a single folio.
-        let gone = inode.collapse(vec![OldFolio { lock: locked, folio }], &new, &new_locked);
-        let Some(frozen) = gone.and_then(|mut gone| gone.pop()) else { return false };
+        let gone = inode.relocate(OldFolio { lock: locked, folio }, &new, &new_locked);
+        let Some(frozen) = gone else { return false };
         new_locked.take_first_use_of(&frozen);
         if frozen.folio().flags.write_state() == WriteState::Dirty {
-            inode.pass_dirt(std::slice::from_ref(&frozen), target);
+            inode.pass_dirt(&frozen, target);
         } else {
             // In a memory file, the slot has a copy of its bytes (rule 4 of `page`).
             new_locked.set_slot(frozen.folio().slot());

@@ -100,7 +100,9 @@ pub(super) struct Invalidation<'a> {
     /// Folios of a region to be unmapped. They stay on their lists, without a reference, until this
     /// thread holds the reclaim lock, so that another holder of the lock can evict them.
     victims: Vec<Seen>,
-    demotion: Demotion<'a>,
+    /// Folios to be demoted together. Those that are on no list, because they are in a batch or
+    /// isolated, are not moved.
+    demoted: Vec<FolioRef<'a>>,
     outcome: Evicted,
 }
 
@@ -152,7 +154,7 @@ impl<'a> Invalidation<'a> {
             may_drain: false,
             doubtful: Vec::new(),
             victims: Vec::new(),
-            demotion: Demotion::new(reclaim, inode),
+            demoted: Vec::with_capacity(BATCH_SLOTS),
             outcome: Evicted::default(),
         }
     }
@@ -171,7 +173,7 @@ impl<'a> Invalidation<'a> {
             }
         }
         self.drain_doubtful();
-        self.demotion.flush();
+        self.flush_demoted();
         self.outcome
     }
 
@@ -186,7 +188,7 @@ impl<'a> Invalidation<'a> {
                 self.stays(reason);
                 let folios = &self.reclaim.memory.folios;
                 let named = self.inode.mapping.try_get_named(folios, seen.head, seen.entry);
-                named.into_iter().for_each(|folio| self.demotion.add(folio));
+                named.into_iter().for_each(|folio| self.demote(folio));
             }
             Some(reason) => self.stays(reason),
         }
@@ -243,7 +245,7 @@ impl<'a> Invalidation<'a> {
         let write_state = lock.flags.write_state();
         if write_state != WriteState::Clean {
             drop(lock);
-            self.demotion.add(folio);
+            self.demote(folio);
             let is_writing = write_state.is_writing();
             return self.stays(if is_writing { Reason::Writeback } else { Reason::Dirty });
         }
@@ -272,6 +274,20 @@ impl<'a> Invalidation<'a> {
         }
     }
 
+    /// Clears the readers' marks of a folio that stays, and moves it to the tail of OLD.
+    fn demote(&mut self, folio: FolioRef<'a>) {
+        let _was_used = self.inode.mapping.test_and_clear_referenced(folio.folio());
+        self.demoted.push(folio);
+        if self.demoted.len() == BATCH_SLOTS {
+            self.flush_demoted();
+        }
+    }
+
+    fn flush_demoted(&mut self) {
+        let memory = &self.reclaim.memory;
+        memory.lru.demote(&memory.folios, &mut self.demoted);
+    }
+
     /// Handles a folio with an extra reference: notes it for N5 or counts it as referenced.
     fn doubt(&mut self, folio: FolioRef<'a>) {
         match folio.folio().batch_cpu().filter(|_| self.may_drain) {
@@ -281,7 +297,7 @@ impl<'a> Invalidation<'a> {
             }
             None => {
                 self.stays(Reason::Referenced);
-                self.demotion.add(folio);
+                self.demote(folio);
             }
         }
     }
@@ -356,38 +372,6 @@ impl<'a> Invalidation<'a> {
         let memory = &self.reclaim.memory;
         let is_wanted = |id| doubtful.binary_search_by_key(&id, |folio| folio.id).is_ok();
         memory.lru.drain_for(&memory.folios, doubtful[0].cpu, is_wanted)
-    }
-}
-
-/// Collects folios of one file and demotes them in batches. Folios that are on no list, because
-/// they are in a batch or isolated, are not moved.
-#[derive(Debug)]
-pub(super) struct Demotion<'a> {
-    reclaim: &'a Reclaim,
-    inode: &'a Inode,
-    folios: Vec<FolioRef<'a>>,
-}
-
-impl<'a> Demotion<'a> {
-    pub(super) fn new(reclaim: &'a Reclaim, inode: &'a Inode) -> Self {
-        Self { reclaim, inode, folios: Vec::with_capacity(BATCH_SLOTS) }
-    }
-
-    /// Adds a folio of the file, and clears its readers' marks.
-    pub(super) fn add(&mut self, folio: FolioRef<'a>) {
-        let _was_used = self.inode.mapping.test_and_clear_referenced(folio.folio());
-        self.folios.push(folio);
-        if self.folios.len() == BATCH_SLOTS {
-            self.flush();
-        }
-    }
-
-    /// Demotes the collected folios and puts their references.
-    pub(super) fn flush(&mut self) {
-        if !self.folios.is_empty() {
-            let memory = &self.reclaim.memory;
-            memory.lru.demote(&memory.folios, &mut self.folios);
-        }
     }
 }
 

@@ -56,7 +56,7 @@ use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
-use crate::page::{Entry, Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::page::{Entry, Folio, FolioId, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
@@ -202,35 +202,15 @@ impl ReclaimLock<'_> {
         unsafe { Inode::owner(locked) }
     }
 
-    /// Returns a reference to the file of an isolated folio; `None` once the folio was removed from
-    /// its table.
-    fn keep_owner(&self, isolated: &FolioRef<'_>) -> Option<Arc<Inode>> {
-        // SAFETY: as in `owner_of_isolated`: a folio that was taken off a list was handed over
-        // under the lock of the swapper's queue; an inode that was freed before this thread took
-        // the reclaim lock had removed the folio from its table.
-        unsafe { Inode::owner(isolated.folio()) }?.keep()
-    }
-
-    /// Returns the file of a folio that was just isolated.
-    pub(crate) fn owner_of_isolated(&self, isolated: &FolioRef<'_>) -> Option<&Inode> {
-        // SAFETY: as in `owner`; the folio came off a list, whose lock was taken after the reclaim
-        // lock, and the caller's reference keeps it from being reused by another inode.
-        unsafe { Inode::owner(isolated.folio()) }
-    }
-
-    /// Returns the file of a folio on a list, under the lock of the lists.
-    fn owner_of_listed(&self, listed: &Folio) -> Option<&Inode> {
-        // SAFETY: as in `owner_of_isolated`: the lock of the lists was taken after the reclaim
-        // lock, and while it is held, the folio is not reused by another inode, because its last
-        // put takes it off the list first (LRU-2).
-        unsafe { Inode::owner(listed) }
-    }
-
-    /// Prefetches the Entry of a folio that was just isolated.
-    fn touch_entry(&self, isolated: &FolioRef<'_>) {
-        if let Some(inode) = self.owner_of_isolated(isolated) {
-            inode.mapping.table().touch(isolated.folio().index());
-        }
+    /// Returns the file of a folio that is isolated, or on a list whose lock the caller holds;
+    /// `None` once the folio was removed from its table.
+    pub(crate) fn owner_of_isolated(&self, folio: &Folio) -> Option<&Inode> {
+        // SAFETY: as in `owner`. The lock of the list that the folio is on, or came off, was taken
+        // after the reclaim lock, or, for one from the swapper's queue, that queue's lock before
+        // it: an inode that was freed before then had removed the folio from its table. A reference
+        // of the caller, or the lock of the list, which the last put takes first (LRU-2), keeps the
+        // folio from being reused by another inode.
+        unsafe { Inode::owner(folio) }
     }
 }
 

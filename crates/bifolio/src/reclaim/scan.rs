@@ -239,7 +239,10 @@ impl<'t> Scan<'t> {
         let (reclaim, reclaim_lock) = (self.reclaim, self.reclaim_lock);
         let (mut used, mut unused) = (Vec::new(), Vec::new());
         let mut evicted = EvictedBatch::default();
-        batch.iter().for_each(|folio| reclaim_lock.touch_entry(folio));
+        for folio in batch.iter().map(FolioRef::folio) {
+            let inode = reclaim_lock.owner_of_isolated(folio);
+            inode.inspect(|inode| inode.mapping.table().touch(folio.index()));
+        }
         for folio in batch.drain(..) {
             let pages = folio.folio().pages();
             let (outcome, kept) =
@@ -291,7 +294,7 @@ impl<'t> Scan<'t> {
                 continue;
             }
             lru.age(folios, excess_pages, |folio| {
-                if let Some(inode) = self.reclaim_lock.owner_of_listed(folio) {
+                if let Some(inode) = self.reclaim_lock.owner_of_isolated(folio) {
                     inode.mapping.test_and_clear_referenced(folio);
                 }
             });

@@ -335,20 +335,19 @@ impl Reclaim {
                 let folio = memory.folios.adopt(id);
                 pages += folio.folio().pages();
                 // A folio without an owner was truncated: its last reference is put here.
-                owned.extend(reclaim_lock.keep_owner(&folio).map(|inode| (inode, folio)));
+                let inode = reclaim_lock.owner_of_isolated(folio.folio()).and_then(Inode::keep);
+                owned.extend(inode.map(|inode| (inode, folio)));
             }
         }
         swap_out_mapped(self, &mut owned);
-        let (mut in_arena, mut by_file) = (Vec::new(), ByFile::default());
-        for (inode, folio) in owned {
-            if let Some(own) = folio.try_clone() {
-                by_file.add(inode, own);
-            }
-            in_arena.push(folio);
+        // P4: one batch for each file, one after the other. The swap records errors.
+        owned.sort_by_key(|(inode, _)| inode.address);
+        for of_file in owned.chunk_by(|one, other| one.0.address == other.0.address) {
+            let folios = of_file.iter().filter_map(|(_, folio)| folio.try_clone()).collect();
+            drop(of_file[0].0.write_out_folios(folios));
         }
-        if !in_arena.is_empty() {
-            by_file.write_out();
-            self.evict_swapped(in_arena);
+        if !owned.is_empty() {
+            self.evict_swapped(owned.into_iter().map(|(_, folio)| folio).collect());
         }
         pages
     }
@@ -365,26 +364,6 @@ impl Reclaim {
         }
         memory.lru.put_back(&memory.folios, &mut kept);
         evicted.free(self, &reclaim_lock, &mut ScanCounts::default());
-    }
-}
-
-/// Folios of memory files to be swapped out, grouped by file. The files are kept meanwhile.
-#[derive(Debug, Default)]
-pub(super) struct ByFile<'a>(Vec<(Arc<Inode>, Vec<FolioRef<'a>>)>);
-
-impl<'a> ByFile<'a> {
-    pub(super) fn add(&mut self, inode: Arc<Inode>, folio: FolioRef<'a>) {
-        match self.0.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &inode)) {
-            Some((_, folios)) => folios.push(folio),
-            None => self.0.push((inode, vec![folio])),
-        }
-    }
-
-    /// P4: writes one batch for each file, one after the other. The swap records errors.
-    fn write_out(self) {
-        for (inode, folios) in self.0 {
-            drop(inode.write_out_folios(folios));
-        }
     }
 }
 

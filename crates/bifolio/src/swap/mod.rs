@@ -3,14 +3,8 @@
 //! Between `io`, whose [`Backing`] it opens, and `writeback`, whose memory files write folios to
 //! slots and read them back. One swap serves all memory files of a cache.
 //!
-//! ```text
-//!   slot    0        1    2    3   ...                     slots.rs: used slots
-//!         +--------+----+----+----+-----
-//!   file  | unused |    one page each, 4 KiB               storage.rs: creates the file, and
-//!                                                          allocates its storage
-//!         +--------+----+----+----+-----
-//!   memory           one word each: checksum, shadow       slot_metadata.rs
-//! ```
+//! The file has a page for each slot, from slot 1 on (`storage.rs`). Which slots are used, their
+//! checksums and their shadows are in memory (`slots.rs`).
 //!
 //! States of a slot, with the owner in brackets:
 //!
@@ -40,7 +34,6 @@
 //! pages and does not know folios. It waits only for the file system and for the lock of the slots;
 //! that lock is held during no system call, and no other lock is taken under it.
 
-mod slot_metadata;
 mod slots;
 mod storage;
 #[cfg(test)]
@@ -55,8 +48,7 @@ use crate::error::{Error, Result};
 use crate::io::{self, Backing, DirectBacking, Guarded};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
-use slot_metadata::SlotMetadata;
-use slots::Slots;
+use slots::{SlotMetadata, Slots};
 use storage::Preallocation;
 
 /// One slot in this many is spare.
@@ -82,13 +74,14 @@ pub(crate) struct Answers {
 /// The swap of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Swap {
-    backing: Arc<dyn DirectBacking>,
-    name: String,
+    pub(crate) backing: Arc<dyn DirectBacking>,
+    pub(crate) name: String,
     pub(crate) slots: Slots,
     pub(crate) words: SlotMetadata,
     preallocation: Preallocation,
-    /// Pages of memory files that exist, in memory or in the swap: each may need a slot.
-    pages: AtomicU64,
+    /// Pages of memory files that exist, in memory or in the swap: each may need a slot. Who adds
+    /// one has ensured the capacity for it.
+    pub(crate) pages: AtomicU64,
     answers: Mutex<Answers>,
 }
 
@@ -111,14 +104,6 @@ impl Swap {
         let (preallocation, pages) = (Preallocation::default(), AtomicU64::new(0));
         let answers = Mutex::default();
         Ok(Self { backing, name, slots, words, preallocation, pages, answers })
-    }
-
-    pub(crate) fn backing(&self) -> &Arc<dyn DirectBacking> {
-        &self.backing
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Truncates the file to length 0, which frees its space. No slot may have an owner.
@@ -156,15 +141,6 @@ impl Swap {
         if pages > 0 {
             self.slots.give_back(SlotRun { first, pages });
         }
-    }
-
-    /// Adds `pages` new pages of a memory file. The caller has ensured the capacity for them.
-    pub(crate) fn note_new_pages(&self, pages: u64) {
-        self.pages.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    pub(crate) fn note_removed_pages(&self, pages: u64) {
-        self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 
     /// Returns the number of pages of memory files that exist.

@@ -32,14 +32,14 @@ fn write(swap: &Swap, slot: u32, page: &[u8; PAGE_BYTES]) {
     swap.words.seal(slot, page);
     let buffer = IoBuffer::from_bytes(page);
     let position = position_bytes(slot);
-    let count = swap.backing().write_at(&buffer.source(), position).unwrap();
+    let count = swap.backing.write_at(&buffer.source(), position).unwrap();
     assert_eq!(count, PAGE_BYTES);
 }
 
 fn read(swap: &Swap, slot: u32) -> [u8; PAGE_BYTES] {
     let mut buffer = IoBuffer::new(PAGE_BYTES);
     let position = position_bytes(slot);
-    let count = swap.backing().read_at(&mut buffer.target(), position).unwrap();
+    let count = swap.backing.read_at(&mut buffer.target(), position).unwrap();
     assert_eq!(count, PAGE_BYTES);
     *buffer.as_bytes().first_chunk().unwrap()
 }
@@ -91,11 +91,11 @@ fn a_temporary_file_has_no_name_and_only_its_owner_may_read() {
         skip("tmpfile", directory.path().display());
     }
     let swap = open_in(directory.path());
-    assert_eq!(metadata(&**swap.backing()).nlink(), 0);
-    assert_eq!(metadata(&**swap.backing()).mode() & 0o077, 0);
+    assert_eq!(metadata(&*swap.backing).nlink(), 0);
+    assert_eq!(metadata(&*swap.backing).mode() & 0o077, 0);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     let name = directory.path().join("(temporary swap file)");
-    assert_eq!(swap.name(), name.display().to_string());
+    assert_eq!(swap.name, name.display().to_string());
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn the_error_names_a_directory_without_a_temporary_file() {
 fn the_file_has_storage_before_the_first_write() {
     let directory = tempfile::tempdir().unwrap();
     let swap = open_in(directory.path());
-    let metadata = || metadata(&**swap.backing());
+    let metadata = || metadata(&*swap.backing);
     for _ in 0..2 {
         assert!(swap.slots.grow());
         assert_eq!(metadata().blocks(), 0);
@@ -143,5 +143,5 @@ fn a_file_on_a_tmpfs_takes_no_memory_ahead() {
     let swap = open_in(directory.path());
     assert!(swap.slots.grow());
     swap.set_storage_aside();
-    assert_eq!(metadata(&**swap.backing()).len(), 0);
+    assert_eq!(metadata(&*swap.backing).len(), 0);
 }

@@ -16,8 +16,6 @@ mod loom_async_reads;
 #[cfg(loom)]
 mod loom_clear;
 #[cfg(loom)]
-mod loom_collapse;
-#[cfg(loom)]
 mod loom_dirty;
 #[cfg(loom)]
 mod loom_first_use;
@@ -41,6 +39,8 @@ mod loom_map_pin;
 mod loom_optimistic_read;
 #[cfg(loom)]
 mod loom_pin;
+#[cfg(loom)]
+mod loom_relocate;
 #[cfg(loom)]
 mod loom_slots;
 #[cfg(loom)]

@@ -195,62 +195,35 @@ impl World {
         true
     }
 
-    /// Collapses the folios of the `1 << order` pages from `index` on. Returns `true` on success.
-    pub(super) fn collapse(&self, index: u64, order: u8) -> bool {
-        let Some(old_folios) = self.lock_run(index, order) else { return false };
-        self.replace(old_folios, index, order)
-    }
-
-    /// Moves the folio of page `index` to other frames. Returns `true` on success.
+    /// Moves the folio of page `index` to other frames, as `Reclaim::migrate` does. Returns `true`
+    /// on success.
     pub(super) fn relocate(&self, index: u64) -> bool {
-        let folio = self.find(index).expect("a folio");
+        let Some(folio) = self.find(index) else { return false };
         let Some(lock) = folio.try_lock() else { return false };
+        if lock.owner() != OWNER || !lock.flags.get(Flag::Uptodate) {
+            return false;
+        }
         let order = lock.order();
-        self.replace(vec![OldFolio { lock, folio }], index, order)
-    }
-
-    /// Does what `Reclaim::relocate` does, for one folio or several.
-    fn replace(&self, old_folios: Vec<OldFolio<'_>>, index: u64, order: u8) -> bool {
-        let frames = old_folios
-            .iter()
-            .flat_map(|old_folio| frames_of(old_folio.folio.id(), old_folio.lock.order()));
-        let old_frames = frames.collect::<Vec<_>>();
         let new = self.folios.start(self.take_frames(order), 0, index, order);
         let locked = new.lock();
         let for_table = new.try_clone().expect("the count is far from its limit");
+        let old_id = folio.id();
         let copy = || {
-            for (from, to) in old_frames.into_iter().zip(frames_of(new.id(), order)) {
+            for (from, to) in frames_of(old_id, order).zip(frames_of(new.id(), order)) {
                 self.frame(to).content.change();
                 self.frame(from).content.look();
                 self.frame(to).copy_from(self.frame(from));
             }
         };
-        locked.copy_usage_of(&old_folios[0].lock);
-        let old = self.mapping.collapse(&self.folios, old_folios, &locked, for_table, copy);
-        let collapsed = old.is_ok();
-        for frozen in old.into_iter().flatten() {
+        locked.copy_usage_of(&lock);
+        let old = OldFolio { lock, folio };
+        let moved = self.mapping.relocate(&self.folios, old, &locked, for_table, copy);
+        let is_moved = moved.is_ok();
+        if let Ok(frozen) = moved {
             locked.take_first_use_of(&frozen);
             frozen.free();
         }
-        drop(locked);
-        collapsed
-    }
-
-    /// Locks the folios of the run, if they are several and no lock is held elsewhere.
-    fn lock_run(&self, index: u64, order: u8) -> Option<Vec<OldFolio<'_>>> {
-        let mut old_folios = Vec::new();
-        let mut at = index;
-        while at < index + (1 << order) {
-            let folio = self.find(at)?;
-            let lock = folio.try_lock()?;
-            let is_part = lock.owner() == OWNER && lock.index() == at && lock.order() < order;
-            if !is_part || !lock.flags.get(Flag::Uptodate) {
-                return None;
-            }
-            at += lock.pages();
-            old_folios.push(OldFolio { lock, folio });
-        }
-        Some(old_folios)
+        is_moved
     }
 
     /// Returns the folio that a lookup of page `index` finds, if any.

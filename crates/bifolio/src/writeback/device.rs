@@ -110,7 +110,7 @@ impl RoomForDirt<'_> {
 
 impl Drop for RoomForDirt<'_> {
     fn drop(&mut self) {
-        self.inode.dirty.uncount(self.counted_pages);
+        self.inode.dirty.pages.sub(self.counted_pages);
     }
 }
 
@@ -155,20 +155,16 @@ pub(crate) struct Device {
     pub(crate) dirty_pages: DirtyPages,
     /// Pages in read, and threads, that wait for the device.
     pub(crate) load: Load,
-    files: Mutex<Files>,
-    /// Set if maps may store to some of its files.
-    has_mapped: AtomicBool,
+    pub(super) files: Mutex<Files>,
     calls: Mutex<Calls>,
     /// Mirrors `Calls::is_called`: a thread that marks a page need not take the lock to find it
     /// set.
     is_called: AtomicBool,
     rounds: Mutex<Rounds>,
-    /// Mirrors `Rounds::trouble`.
-    is_stuck: AtomicBool,
     /// Dirty folios that reclaim has met since the last round.
     wanted_folios: AtomicU64,
     /// Number of writers being throttled.
-    held: AtomicU64,
+    pub(super) held: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -197,7 +193,6 @@ impl Device {
             dirty_pages,
             load,
             files: Mutex::default(),
-            has_mapped: AtomicBool::new(false),
             calls: Mutex::new(Calls {
                 is_called: false,
                 again: false,
@@ -206,7 +201,6 @@ impl Device {
             }),
             is_called: AtomicBool::new(false),
             rounds: Mutex::default(),
-            is_stuck: AtomicBool::new(false),
             wanted_folios: AtomicU64::new(0),
             held: AtomicU64::new(0),
         }
@@ -220,9 +214,6 @@ impl Device {
     ) -> bool {
         let mut files = self.files.lock();
         list(&mut files).push(Weak::clone(file));
-        if files.mapped.len() > 0 {
-            self.has_mapped.store(true, Ordering::Relaxed);
-        }
         !std::mem::replace(&mut files.is_enlisted, true)
     }
 
@@ -239,11 +230,6 @@ impl Device {
     /// Iterates over the files that may have something dirty. Holds only the current one.
     pub(super) fn dirty_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
         self.files.lock().dirty.snapshot()
-    }
-
-    /// Iterates over the files that maps may store to. Holds only the current one.
-    pub(super) fn mapped_files(&self) -> impl Iterator<Item = Arc<Inode>> + use<> {
-        self.files.lock().mapped.snapshot()
     }
 
     /// Removes files that have nothing dirty from the list. A file that has something dirty is on
@@ -302,10 +288,10 @@ impl Device {
 
     /// Begins a round. Later calls are for the next round.
     pub(super) fn begin_round(&self, tick: std::time::Duration) -> Round {
+        let has_mapped = !self.files.lock().mapped.are_all_dropped();
         let mut calls = self.calls.lock();
         calls.again = false;
-        let looks_for_stores =
-            self.has_mapped.load(Ordering::Relaxed) && calls.looked_for_stores.elapsed() >= tick;
+        let looks_for_stores = has_mapped && calls.looked_for_stores.elapsed() >= tick;
         if looks_for_stores {
             calls.looked_for_stores = Instant::now();
         }
@@ -333,9 +319,7 @@ impl Device {
         } else if let Some(error) = error {
             rounds.trouble = Some((round.number, error));
         }
-        let is_stuck = rounds.trouble.is_some();
-        self.is_stuck.store(is_stuck, Ordering::Relaxed);
-        is_stuck
+        rounds.trouble.is_some()
     }
 
     /// Ends the service of the flusher. Returns `true` if the device was called again, so that it
@@ -359,14 +343,9 @@ impl Device {
         trouble.map(|(_, error)| error.clone())
     }
 
-    /// Returns the reason why the device accepts no writes, if it is in trouble.
-    pub(super) fn trouble(&self) -> Option<Error> {
-        self.trouble_after(0)
-    }
-
     /// Returns `true` if the device accepted no write when last asked.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.is_stuck.load(Ordering::Relaxed)
+        self.rounds.lock().trouble.is_some()
     }
 
     /// Records the end of a write-out of any origin.
@@ -376,7 +355,6 @@ impl Device {
             None => {
                 rounds.answers += 1;
                 rounds.trouble = None;
-                self.is_stuck.store(false, Ordering::Relaxed);
             }
             Some(error) => rounds.last_error = Some(error.clone()),
         }
@@ -384,16 +362,6 @@ impl Device {
 
     pub(super) fn answers(&self) -> u64 {
         self.rounds.lock().answers
-    }
-
-    /// Counts a throttled writer until the result is dropped.
-    pub(super) fn hold(&self) -> ThrottledWriter<'_> {
-        self.held.fetch_add(1, Ordering::Relaxed);
-        ThrottledWriter(self)
-    }
-
-    pub(super) fn holds_writers(&self) -> bool {
-        self.held.load(Ordering::Relaxed) > 0
     }
 
     pub(super) fn stats(&self, max_pages: u64) -> DeviceStats {
@@ -415,16 +383,6 @@ impl Calls {
         let must_send = !std::mem::replace(&mut self.is_called, true);
         mirror.store(true, Ordering::Relaxed);
         must_send
-    }
-}
-
-/// Guard of a throttled writer, returned by [`Device::hold`].
-#[derive(Debug)]
-pub(super) struct ThrottledWriter<'d>(&'d Device);
-
-impl Drop for ThrottledWriter<'_> {
-    fn drop(&mut self) {
-        self.0.held.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -465,7 +423,7 @@ mod tests {
         assert!(!round.is_probe);
         let came = device.rounds_begun();
         assert!(device.end_round(&round, error()) && device.is_stuck());
-        assert!(device.trouble().is_some() && device.trouble_after(came).is_none());
+        assert!(device.trouble_after(0).is_some() && device.trouble_after(came).is_none());
         assert!(!device.end_service(), "the calls were before the round");
         assert!(device.call());
         let round = device.begin_round(std::time::Duration::ZERO);

@@ -51,7 +51,7 @@ const EXAMINED_MAX: usize = 2048;
 
 #[derive(Debug)]
 pub(crate) struct DirtyList {
-    pages: DirtyPages,
+    pub(crate) pages: DirtyPages,
     state: Mutex<DirtyState>,
     /// Signalled when the oldest epoch is empty.
     epoch_ended: Condvar,
@@ -194,16 +194,6 @@ impl DirtyList {
         marked
     }
 
-    /// Counts pages of a file that has no device, unless the count would exceed `max_pages`.
-    pub(crate) fn try_count_alone(&self, pages: u64, max_pages: u64) -> bool {
-        self.pages.try_add_alone(pages, max_pages)
-    }
-
-    /// Subtracts pages from the count, none of which was marked.
-    pub(crate) fn uncount(&self, pages: u64) {
-        self.pages.sub(pages);
-    }
-
     /// D1, for a folio whose pages are counted already, if it is not dirty. The caller holds the
     /// folio lock.
     pub(crate) fn mark_counted(&self, folios: &Folios, id: FolioId) -> Marked {
@@ -239,16 +229,11 @@ impl DirtyList {
         folios.get(id).pages()
     }
 
-    /// Removes those of the folios `old` that are on the list, and appends `new`, which is clean
-    /// and has their bytes. All are locked or frozen, and none has a write-out in flight.
-    pub(crate) fn replace(
-        &self,
-        folios: &Folios,
-        old: impl Iterator<Item = FolioId>,
-        new: FolioId,
-    ) {
+    /// Removes the folio `old` from the list, and appends `new`, which is clean and has its bytes.
+    /// One is frozen, one locked, and no write-out of them is in flight.
+    pub(crate) fn replace(&self, folios: &Folios, old: FolioId, new: FolioId) {
         let mut state = self.state.lock();
-        let counted_pages: u64 = old.map(|id| Self::remove_in(&mut state, folios, id)).sum();
+        let counted_pages = Self::remove_in(&mut state, folios, old);
         let is_new = Self::mark_in(&mut state, folios, new);
         debug_assert!(is_new, "{new:?} was dirty before it had the bytes");
         // The count is never lower meanwhile: a writer would find room that does not exist.
@@ -342,22 +327,12 @@ impl DirtyList {
         self.with_lsns(|lsns| lsns.end_flush(is_durable));
     }
 
-    /// GATE-W2: adds an LSN to a folio, which the caller has locked and marks dirty next.
-    /// Returns `false`, with nothing changed, if the table of LSNs must grow first.
-    pub(crate) fn try_add_lsn(&self, id: FolioId, lsn: u64) -> bool {
-        self.with_lsns(|lsns| lsns.add(id, lsn))
-    }
-
-    /// Returns the highest LSN of a folio; 0 if it is clean or has none.
-    pub(crate) fn lsn_of(&self, id: FolioId) -> u64 {
-        self.with_lsns(|lsns| lsns.highest_of(id))
-    }
-
     /// S4: blocks until everything that was in flight at the call has ended.
     pub(crate) fn wait_for_in_flight(&self) {
         blocking::check("the write-outs of an epoch");
         let mut state = self.state.lock();
-        if *state.newest_in_flight() > 0 {
+        // There is always a current epoch.
+        if state.in_flight.back().is_some_and(|in_flight| *in_flight > 0) {
             state.in_flight.push_back(0);
         }
         let new_epoch = state.oldest_epoch + state.in_flight.len() as u64 - 1;
@@ -469,10 +444,6 @@ impl Drop for Walk<'_> {
 impl DirtyState {
     fn unwritten(&self) -> u64 {
         self.folios + self.in_flight.iter().sum::<u64>()
-    }
-
-    fn newest_in_flight(&self) -> &u64 {
-        self.in_flight.back().expect("there is always a current epoch")
     }
 
     fn end_in_epoch(&mut self, in_flight: InFlight) {
@@ -649,12 +620,12 @@ mod tests {
         std::thread::scope(|scope| {
             let counting = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    assert!(!list.try_count_alone(1, 1), "there is room beside a dirty folio");
+                    assert!(!list.pages.try_add_alone(1, 1), "there is room beside a dirty folio");
                 }
             });
             for _ in 0..100_000 {
-                list.replace(&folios, std::iter::once(old), new);
-                list.replace(&folios, std::iter::once(new), old);
+                list.replace(&folios, old, new);
+                list.replace(&folios, new, old);
             }
             is_over.store(true, Ordering::Relaxed);
             counting.join().unwrap();

@@ -9,8 +9,6 @@
 //! - a writer is throttled;
 //! - advice requests it for a range of a file.
 //!
-//! Length: rounds, threads and the gate are read together.
-//!
 //! THREADS. A round may never end, if the storage hangs. So one thread always listens: before a
 //! thread starts a round, it starts another thread, up to [`THREADS_MAX`], unless one listens
 //! already. During a round the next device waits [`NEXT_DEVICE_DELAY`] for the thread, so that many
@@ -94,7 +92,7 @@ pub(crate) struct FlusherSettings {
 pub(super) struct Limits {
     bound_pages: u64,
     background_pages: u64,
-    max_pages: u64,
+    pub(super) max_pages: u64,
 }
 
 /// Pages above the background threshold that still count as just above it.
@@ -107,7 +105,7 @@ pub(crate) struct Flusher {
     max_pages: AtomicU64,
     /// Dirty limit of files with write gates, pages: falls before that of the others does
     /// (`room.rs`). They get a part of it.
-    gated_max_pages: AtomicU64,
+    pub(super) gated_max_pages: AtomicU64,
     /// Lower bound on the dirty limit, pages: two of the largest folios of any file, so that a
     /// writer of such folios is not throttled for the first one.
     floor_pages: AtomicU64,
@@ -223,11 +221,6 @@ impl Flusher {
         }
     }
 
-    /// Sets the dirty limit of files with write gates alone.
-    pub(super) fn set_gated_limit(&self, limits: Limits) {
-        self.gated_max_pages.store(limits.max_pages, Ordering::Relaxed);
-    }
-
     /// Returns the device of a file over `backing`, whose folios have `1 << order` pages.
     pub(crate) fn device_of(
         &self,
@@ -286,16 +279,14 @@ impl Flusher {
             if !device.is_called() {
                 self.call(device);
             }
-        } else if self.has_just_become_much(device) {
-            self.call_others();
+            return;
         }
-    }
-
-    /// Returns `true` if all devices together are just above the background threshold.
-    fn has_just_become_much(&self, device: &Device) -> bool {
+        // All devices together may have just come above the threshold.
         let background_pages = self.background_pages.load(Ordering::Relaxed);
         let excess_pages = device.dirty_pages.all().checked_sub(background_pages);
-        excess_pages.is_some_and(|pages| (1..=JUST_PAGES).contains(&pages))
+        if excess_pages.is_some_and(|pages| (1..=JUST_PAGES).contains(&pages)) {
+            self.call_others();
+        }
     }
 
     fn background_pages(&self, device: &Device) -> u64 {
@@ -321,11 +312,6 @@ impl Flusher {
         limits.max_pages.max(self.floor_pages())
     }
 
-    /// Returns the part of them that files with write gates may have.
-    pub(super) fn gated_pages_of(&self, limits: Limits) -> u64 {
-        without_part_for_logs(self.max_pages_of(limits))
-    }
-
     /// Counts pages of a device that are about to become dirty. Returns `false` if there is no
     /// room.
     pub(crate) fn try_add(&self, device: &Device, pages: u64, has_gate: bool) -> bool {
@@ -346,8 +332,7 @@ impl Flusher {
     /// Called when a write-out of a device has ended.
     pub(super) fn note_progress(&self, device: &Device, error: Option<&Error>) {
         device.note_end(error);
-        self.ended.fetch_add(1, Ordering::Relaxed);
-        self.throttle.release();
+        self.note_freed();
     }
 
     /// Called when pages were freed after their write-out.
@@ -374,7 +359,7 @@ impl Flusher {
 
     /// Returns the trouble of a device that accepts no writes, if there is one.
     pub(crate) fn trouble(&self) -> Option<Error> {
-        self.devices().find_map(|device| device.trouble())
+        self.devices().find_map(|device| device.trouble_after(0))
     }
 
     /// Returns what write gates hold back: the bytes in all files, and the reason for one of them.
@@ -456,10 +441,12 @@ impl Flusher {
     fn go(&self, device: Arc<Device>, memory: &Memory) {
         let round = device.begin_round(self.tick());
         for (inode, range) in &round.ranges {
-            inode.upgrade().inspect(|inode| inode.write_out_soon(range.clone()));
+            inode.upgrade().inspect(|inode| inode.write_out_soon(range));
         }
         if round.looks_for_stores {
-            look_for_stores(&device);
+            // A store through a map starts to age when it is found.
+            let mapped = device.files.lock().mapped.snapshot();
+            mapped.for_each(|inode| inode.find_stores_soon(&ALL_BYTES));
         }
         let total = self.flush(&device, memory, &round);
         let taken = total.folios;
@@ -523,7 +510,7 @@ impl Flusher {
 
     fn flush_excess(&self, device: &Device, wanted_folios: u64, total: &mut Written) {
         let dirty_pages = || device.dirty_pages.own();
-        let target_pages = if device.holds_writers() {
+        let target_pages = if device.held.load(Ordering::Relaxed) > 0 {
             let part_pages = part_of(device.dirty_pages.left_of(self.max_pages()));
             self.background_pages(device).min(part_pages).min(dirty_pages()) / 2
         } else if self.is_much(device) {
@@ -551,17 +538,9 @@ impl Flusher {
     }
 }
 
-fn without_part_for_logs(max_pages: u64) -> u64 {
+/// Returns the part of a limit that files with write gates may have.
+pub(super) fn without_part_for_logs(max_pages: u64) -> u64 {
     max_pages - max_pages / PART_FOR_LOGS
-}
-
-/// A store through a map starts to age when it is found.
-fn look_for_stores(device: &Device) {
-    for inode in device.mapped_files() {
-        if let Err(error) = inode.find_stores(&ALL_BYTES, false) {
-            log::warn!("{}: {error}", inode.name());
-        }
-    }
 }
 
 /// Running threads. Drop stops and joins them. They stay while a file is open.

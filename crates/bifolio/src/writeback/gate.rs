@@ -30,7 +30,7 @@
 //! back. A sync calls the gate on its own thread: first for the highest LSN of the file, without a
 //! lock; then for a folio that got a higher LSN meanwhile, with the lock of that folio, so that a
 //! page that is written all the time is written out, too. The gate must not use
-//! the file that it is set for: such a call returns [`ErrorKind::GateMisuse`].
+//! the file that it is set for: such a call returns [`GateMisuse`](crate::ErrorKind::GateMisuse).
 
 use super::ALL_BYTES;
 use super::device::{Device, Refusal};
@@ -73,7 +73,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(320);
 ///   In the background, `lsn` is the highest of the pages to be written, so that one flush of the
 ///   log is enough for all of them; if that fails, it is the lowest.
 /// - It may use other files of the cache, such as the log, but not the file that it is set for:
-///   such a call fails with [`ErrorKind::GateMisuse`].
+///   such a call fails with [`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse).
 /// - It does not panic. A call that panics counts as failed.
 pub trait WriteGate: Send + Sync + Debug {
     /// Returns the LSN up to which the log is durable. Never decreases.
@@ -290,7 +290,7 @@ impl Gate {
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
     /// LSN, unless that failed before. Blocks for the gate.
     pub(super) fn open_for(&self, inode: &Inode, id: FolioId, opened: &mut Opened) {
-        let lsn = inode.dirty.lsn_of(id);
+        let lsn = inode.dirty.with_lsns(|lsns| lsns.highest_of(id));
         // One that is not committed stays behind the gate.
         if opened.is_ok() && lsn != UNCOMMITTED {
             *opened = self.make_durable(inode.address, lsn);
@@ -377,25 +377,30 @@ impl Inode {
         }
     }
 
-    /// Returns the number of slots of the table of LSNs, and the number to grow to, if it is full.
-    pub(crate) fn lsn_slots_wanted(&self) -> Option<(usize, usize)> {
-        self.dirty.with_lsns(|lsns| lsns.slots_wanted().map(|wanted| (lsns.slots(), wanted)))
-    }
-
-    /// Returns the memory to charge before the table of LSNs grows, in bytes.
-    pub(crate) fn lsn_bytes(&self, (slots, wanted): (usize, usize)) -> u64 {
-        Lsns::bytes_of(wanted) - Lsns::bytes_of(slots)
-    }
-
-    /// Grows the table of LSNs. Returns `false` if another thread has done so.
-    pub(crate) fn grow_lsns(&self, (slots, wanted): (usize, usize)) -> bool {
-        self.dirty.with_lsns(|lsns| {
+    /// Grows the table of LSNs, if it is full. `charge` charges the memory, in bytes.
+    pub(crate) fn grow_lsns(&self, charge: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+        let sizes = |lsns: &mut Lsns| lsns.slots_wanted().map(|wanted| (lsns.slots(), wanted));
+        let Some((slots, wanted)) = self.dirty.with_lsns(sizes) else { return Ok(()) };
+        let bytes = Lsns::bytes_of(wanted) - Lsns::bytes_of(slots);
+        charge(bytes)?;
+        let is_grown = self.dirty.with_lsns(|lsns| {
             let is_unchanged = lsns.slots() == slots;
             if is_unchanged {
                 lsns.grow(wanted);
             }
             is_unchanged
-        })
+        });
+        if !is_grown {
+            // Another thread has grown it.
+            self.memory.arena.uncharge(bytes);
+        }
+        Ok(())
+    }
+
+    /// GATE-W2: adds an LSN to a folio, which the caller has locked and marks dirty next. Returns
+    /// `false`, with nothing changed, if the table of LSNs must grow first.
+    pub(crate) fn try_add_lsn(&self, id: FolioId, lsn: u64) -> bool {
+        self.dirty.with_lsns(|lsns| lsns.add(id, lsn))
     }
 
     /// Frees the table of LSNs if no folio has any.
@@ -444,7 +449,7 @@ impl Inode {
     /// is not committed, or the gate's last call has failed.
     pub(crate) fn is_shut_for(&self, id: FolioId) -> bool {
         let Some(gate) = self.gate.get() else { return false };
-        let lsn = self.dirty.lsn_of(id);
+        let lsn = self.dirty.with_lsns(|lsns| lsns.highest_of(id));
         !may_pass(lsn, gate.durable()) && (lsn == UNCOMMITTED || gate.failure().is_some())
     }
 }

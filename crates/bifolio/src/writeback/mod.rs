@@ -15,8 +15,7 @@
 //!   the list exactly while it is dirty, and counted in an epoch exactly while it is writing. A
 //!   holder of the folio lock makes it dirty, or the end of a failed write-out; then the error is
 //!   recorded in the same critical section of the list's lock. A dirty folio is in its table. Its
-//!   bytes move to another folio only in a collapse, of a memory file: also of a single folio, to
-//!   make room in its extent or chunk.
+//!   bytes move to another folio only in a relocation, of a memory file.
 //! - WRITEBACK-2: a folio that is writing has a reference of its own and is in its table: eviction
 //!   fails on either, truncation waits. So the end of a write-out needs no lock to find its inode.
 //! - WRITEBACK-3: a folio is writing before its bytes are read for the device, and no thread

@@ -10,8 +10,8 @@
 //!    device that hangs is found here, while all others still work with the old limit.
 //! 3. SHARES: all files get the new limit, and the devices, which answer, write the excess.
 
-use super::device::{Device, ThrottledWriter};
-use super::flusher::{Flusher, Limits};
+use super::device::Device;
+use super::flusher::{Flusher, Limits, without_part_for_logs};
 use super::throttle::part_of;
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::inode::Inode;
@@ -107,7 +107,6 @@ pub(super) struct WriteOutWait<'w> {
     flusher: &'w Flusher,
     device: &'w Device,
     inode: &'w Inode,
-    _held: ThrottledWriter<'w>,
     /// Number of rounds of the device, and of failed calls of the file's gate, before the wait.
     round: u64,
     failures: u64,
@@ -118,11 +117,11 @@ pub(super) struct WriteOutWait<'w> {
 
 impl<'w> WriteOutWait<'w> {
     pub(super) fn begin(flusher: &'w Flusher, device: &'w Device, inode: &'w Inode) -> Self {
+        device.held.fetch_add(1, Ordering::Relaxed);
         Self {
             flusher,
             device,
             inode,
-            _held: device.hold(),
             round: device.rounds_begun(),
             failures: inode.gate_failures(),
             last: (device.answers(), inode.known_durable()),
@@ -159,6 +158,12 @@ impl<'w> WriteOutWait<'w> {
     }
 }
 
+impl Drop for WriteOutWait<'_> {
+    fn drop(&mut self) {
+        self.device.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Dirty pages that a lower bound does not allow.
 struct Excess {
     device: Arc<Device>,
@@ -176,7 +181,7 @@ impl Flusher {
     /// [`ErrorKind::BoundInUse`]. Some limits may be lower: the caller sets the old bound.
     pub(crate) fn lower_bound(&self, bound_bytes: u64) -> Result<()> {
         let limits = self.limits_of(bound_bytes);
-        self.set_gated_limit(limits);
+        self.gated_max_pages.store(limits.max_pages, Ordering::Relaxed);
         self.write_excess(bound_bytes, STALL_MAX, || self.gated_excess(limits))?;
         for device in self.devices() {
             let answers = device.answers();
@@ -204,7 +209,7 @@ impl Flusher {
         let files: Vec<_> = files.collect();
         let pages = files.iter().map(|(pages, ..)| pages).sum();
         let (_, device, inode) = files.into_iter().max_by_key(|(pages, ..)| *pages)?;
-        let max_pages = part_of(self.gated_pages_of(limits));
+        let max_pages = part_of(without_part_for_logs(self.max_pages_of(limits)));
         let limit = BEHIND_GATES;
         (pages > max_pages).then_some(Excess { device, inode, pages, max_pages, limit })
     }

@@ -114,11 +114,16 @@ impl Inode {
     }
 
     /// Writes out the dirty folios in `range` (bytes), except busy ones.
-    pub(super) fn write_out_soon(&self, range: Range<u64>) {
-        if let Err(error) = self.find_stores(&range, false) {
+    pub(super) fn write_out_soon(&self, range: &Range<u64>) {
+        self.find_stores_soon(range);
+        self.write_out_dirty(pages_of(range), false);
+    }
+
+    /// Finds stores in `range` (bytes), except in busy folios.
+    pub(super) fn find_stores_soon(&self, range: &Range<u64>) {
+        if let Err(error) = self.find_stores(range, false) {
             log::warn!("{}: {error}", self.name());
         }
-        self.write_out_dirty(pages_of(&range), false);
     }
 
     /// Writes out the folios with some of `pages` that are dirty at the call, and waits. Adjacent

@@ -211,7 +211,7 @@ impl ReadServers {
     fn server_for(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
         // A read of a memory file without a swap waits for locks only.
         let alone = || Lane::Alone(std::ptr::from_ref(inode).addr());
-        let lane = inode.store.reader_if_any().map_or_else(alone, |reader| lane_of(&reader));
+        let lane = inode.store.reader().map_or_else(alone, |reader| lane_of(&reader));
         let mut servers = self.0.lock();
         servers.retain(|server| server.strong_count() > 0);
         let found = servers.iter().filter_map(Weak::upgrade).find(|server| server.lane == lane);
@@ -566,7 +566,7 @@ impl<'s> Server<'s> {
     /// Drops a handle. If it is the last one, another thread does so.
     fn let_go(&mut self, file: File) {
         let Some(handle) = Arc::into_inner(file.handle) else { return };
-        let reader = handle.inode.store.reader_if_any();
+        let reader = handle.inode.store.reader();
         let last = Arc::new(Mutex::new(Some(handle)));
         let closer = Arc::clone(&last);
         let close = move || drop(closer.lock().take());

@@ -376,9 +376,9 @@ impl ReadaheadWorker {
             return true;
         }
         let (worker, of) = (Arc::clone(self), Arc::clone(inode));
-        let lane = lane_of(&inode.store.reader());
+        let reader = inode.store.reader().expect("pages without storage are not read ahead");
         let job = move || worker.serve(&of);
-        let is_served = inode.engine.spawn(lane, Urgency::Now, job).is_ok();
+        let is_served = inode.engine.spawn(lane_of(&reader), Urgency::Now, job).is_ok();
         if !is_served {
             self.give_up();
         }
@@ -399,14 +399,14 @@ impl ReadaheadWorker {
         let pages_max = self.in_flight_pages_max(inode);
         loop {
             let next = |pages| self.waiting.lock().next(pages, pages_max, ReadIo::pages);
-            while let Some(run) = next(queue.pages()) {
+            while let Some(run) = next(queue.pages) {
                 queue.add(run, ());
             }
             queue.begin();
             if let Some(ended) = queue.next_ended() {
                 // A later read of a page that could not be read reports the error.
                 drop(ended.publish(&inode.memory.folios, drop));
-            } else if queue.pages() > 0 {
+            } else if queue.pages > 0 {
                 queue.wait();
             } else if self.waiting.lock().close() {
                 serving.is_over = true;
