@@ -348,16 +348,18 @@ impl Error {
         Self::new(ErrorKind::Config, format!("{name}: {problem}"))
     }
 
-    #[cold]
     pub(crate) fn memory(purpose: &str, source: io::Error) -> Self {
-        let text = format!("the system refused {purpose}: {source}{}", remedy(&source));
-        Self::new(ErrorKind::Memory, text).because(Arc::new(source))
+        Self::refused(ErrorKind::Memory, purpose, source)
+    }
+
+    pub(crate) fn thread(source: io::Error) -> Self {
+        Self::refused(ErrorKind::Thread, "a thread", source)
     }
 
     #[cold]
-    pub(crate) fn thread(source: io::Error) -> Self {
-        let text = format!("the system refused a thread: {source}{}", remedy(&source));
-        Self::new(ErrorKind::Thread, text).because(Arc::new(source))
+    fn refused(kind: ErrorKind, what: &str, source: io::Error) -> Self {
+        let text = format!("the system refused {what}: {source}{}", remedy(&source));
+        Self::new(kind, text).because(Arc::new(source))
     }
 
     #[cold]

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::fill::{AccessMode, Batch, Delivery};
 use crate::inode::Inode;
 use crate::maps::faults;
-use crate::page::{Flag, Folio, PAGE_BYTES, pages_of};
+use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::reclaim::{Evicted, Reclaim};
 use crate::sync::Ordering;
 use std::ops::Range;
@@ -216,7 +216,12 @@ impl File {
         {
             index = mapping.end_of_unit(found);
             let count = index.min(pages.end) - found.max(pages.start);
-            let peeked = mapping.peek(&memory.folios, found, |_, folio| all.add(folio, count));
+            let peeked = mapping.peek(&memory.folios, found, |_, folio| {
+                let write_state = folio.flags.write_state();
+                all.resident += count * u64::from(folio.flags.get(Flag::Uptodate));
+                all.dirty += count * u64::from(write_state.is_dirty());
+                all.writeback += count * u64::from(write_state.is_writing());
+            });
             if let Err(entry) = peeked
                 && let Some(shadow) = inode.store.shadow_of(entry)
             {
@@ -225,15 +230,6 @@ impl File {
             }
         }
         Ok(all)
-    }
-}
-
-impl Residency {
-    fn add(&mut self, folio: &Folio, pages: u64) {
-        let write_state = folio.flags.write_state();
-        self.resident += pages * u64::from(folio.flags.get(Flag::Uptodate));
-        self.dirty += pages * u64::from(write_state.is_dirty());
-        self.writeback += pages * u64::from(write_state.is_writing());
     }
 }
 

@@ -22,9 +22,6 @@ use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sync::Ordering;
 use std::ops::Range;
 
-/// Bytes that a write of zeros takes from.
-static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
-
 /// A range that is about to be cleared, split into whole units and the parts beside them.
 #[derive(Debug)]
 struct Pieces {
@@ -213,15 +210,11 @@ impl File {
         self.write_zeros(pieces.after)
     }
 
-    /// Writes zeros to bytes of the file, without changing its length.
+    /// Writes zeros to the bytes of one unit that lie in the file. The caller holds `resizing`.
     fn write_zeros(&self, bytes: Range<u64>) -> Result<()> {
-        let mut position = bytes.start;
         let end = bytes.end.min(self.len());
-        while position < end {
-            let length = (end - position).min(PAGE_BYTES);
-            position += self.write_at(&ZEROS[..length as usize], position)? as u64;
-        }
-        Ok(())
+        let zeros = vec![0; end.saturating_sub(bytes.start) as usize];
+        self.write_all_at(&zeros, bytes.start)
     }
 
     fn clear_in_memory(&self, pieces: &Pieces) -> Result<()> {

@@ -156,20 +156,15 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Queues a read that was submitted before, and that may have ended since.
+    /// Queues a read that was submitted before, unless nothing is outstanding: then it has ended.
     pub(crate) fn submit_again(&self, read: T) -> Call {
         let mut state = self.0.lock();
-        match state.server {
-            // Nothing is outstanding.
-            Server::None => return Call::Nothing,
-            Server::Asleep => {
-                state.server = Server::Awake;
-                state.queue.push_back(read);
-                return Call::Ring;
-            }
-            Server::Awake => state.queue.push_back(read),
+        if state.server == Server::None {
+            return Call::Nothing;
         }
-        Call::Nothing
+        state.queue.push_back(read);
+        let before = std::mem::replace(&mut state.server, Server::Awake);
+        if before == Server::Asleep { Call::Ring } else { Call::Nothing }
     }
 
     /// Takes the queued reads (S6).

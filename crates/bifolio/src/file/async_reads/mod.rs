@@ -110,10 +110,7 @@ impl ReadFuture {
         }
         let file = pending.file.clone();
         own_pins::check(&file.handle.inode, &pages_of(&(position..end)))?;
-        let server = ReadServers::of(&file.handle)?;
-        let read = AsyncRead::new(server, pending, context.waker().clone());
-        AsyncRead::submit(&read)?;
-        self.0 = Step::Submitted(read);
+        self.0 = Step::Submitted(AsyncRead::submit(pending, context.waker().clone())?);
         let pages = position + done as u64..end.min(file.len());
         if matches!(obstacle, Obstacle::Absent(_)) && !pages.is_empty() {
             let first = pages.start >> PAGE_SHIFT;

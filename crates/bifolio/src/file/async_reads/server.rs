@@ -115,28 +115,22 @@ pub(super) struct AsyncRead {
 }
 
 impl AsyncRead {
-    pub(super) fn new(server: Arc<ReadServer>, pending: PendingRead, waker: Waker) -> Arc<Self> {
+    /// Submits a read to the server of its device.
+    pub(super) fn submit(pending: PendingRead, waker: Waker) -> Result<Arc<Self>> {
+        let server = ReadServers::of(&pending.file.handle)?;
         let (handover, number) = (Handover::new(pending, waker), AtomicUsize::new(NO_NUMBER));
-        Arc::new(Self { server, handover, number })
-    }
-
-    /// Submits the read to its server.
-    ///
-    /// # Errors
-    /// The server cannot be started.
-    pub(super) fn submit(this: &Arc<Self>) -> Result<()> {
-        let server = &this.server;
-        match server.inbox.submit(Arc::clone(this)) {
+        let read = Arc::new(Self { server: Arc::clone(&server), handover, number });
+        match server.inbox.submit(Arc::clone(&read)) {
             Call::Nothing => {}
             Call::Ring => server.bell.ring(),
             Call::Start => {
-                let serving = Serving(Some(Arc::clone(server)));
+                let serving = Serving(Some(Arc::clone(&server)));
                 let job = move || serving.serve();
                 // A job that is not started is dropped, and ends the reads that are queued.
                 server.engine.spawn(server.lane, Urgency::Always, job).map_err(Error::thread)?;
             }
         }
-        Ok(())
+        Ok(read)
     }
 
     /// Returns the read if it is complete; otherwise stores the waker.
@@ -200,7 +194,7 @@ pub(crate) struct ReadServer {
 pub(crate) struct ReadServers(Mutex<Vec<Weak<ReadServer>>>);
 
 impl ReadServers {
-    pub(super) fn of(handle: &Handle) -> Result<Arc<ReadServer>> {
+    fn of(handle: &Handle) -> Result<Arc<ReadServer>> {
         if let Some(server) = handle.read_server.get() {
             return Ok(Arc::clone(server));
         }
