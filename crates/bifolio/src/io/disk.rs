@@ -326,12 +326,9 @@ impl DirectBacking for DiskFile {
 }
 
 fn earlier_failure(errno: Option<i32>) -> io::Error {
-    let first =
-        errno.map_or_else(|| io::Error::from(io::ErrorKind::Other), io::Error::from_raw_os_error);
-    let kind = first.kind();
-    let advice =
-        "writes since the last successful sync may be lost: write them again to another file";
-    io::Error::new(kind, format!("an earlier sync failed ({first}); {advice}"))
+    let first = errno.map_or(io::ErrorKind::Other.into(), io::Error::from_raw_os_error);
+    let advice = "writes since the last successful sync may be lost: write them again to another";
+    io::Error::new(first.kind(), format!("an earlier sync failed ({first}); {advice} file"))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use super::{answer_of, is_forbidden};
+use super::is_forbidden;
 use arrayvec::ArrayVec;
 use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, StatxFlags};
 pub(crate) use rustix::fs::{FallocateFlags, SeekFrom};
@@ -355,6 +355,12 @@ pub(crate) fn seek(file: impl AsFd, target: SeekFrom) -> io::Result<Option<u64>>
         Err(rustix::io::Errno::NXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Converts the return value of a C library call: the amount or, if negative, the error of this
+/// thread.
+pub(crate) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
+    answer.try_into().map_err(|_| io::Error::last_os_error())
 }
 
 fn kernel_position(position_bytes: u64) -> io::Result<i64> {

@@ -15,6 +15,8 @@ pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod ring;
 
+pub(crate) use file::answer_of;
+
 use std::io;
 use std::thread;
 use std::time::Duration;
@@ -71,12 +73,6 @@ pub(crate) fn persist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<
 /// any of these.
 pub(crate) fn is_forbidden(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
-}
-
-/// Converts the return value of a C library call: the amount or, if negative, the error of this
-/// thread.
-pub(crate) fn answer_of(answer: impl TryInto<usize>) -> io::Result<usize> {
-    answer.try_into().map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]
