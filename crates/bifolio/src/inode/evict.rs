@@ -32,16 +32,6 @@ impl Inode {
         Ok(frozen)
     }
 
-    /// Ends the eviction of a folio that is frozen, clean and unmapped, and frees it.
-    pub(crate) fn end_eviction(&self, frozen: Frozen<'_>, locked: LockedFolio<'_>, shadow: Shadow) {
-        let entry_after = |page| self.store.entry_after(&locked, page, Some(shadow));
-        self.mapping.end_eviction(&frozen, &locked, entry_after);
-        self.store.note_out_of_table(&locked);
-        // READ-E5: the frame must not be locked when it is reused.
-        drop(locked);
-        frozen.free();
-    }
-
     /// Returns `true` if a locked folio may move to other frames: it is filled, no write-out of it
     /// is in flight, and it is not dirty for a device (WRITEBACK-1).
     pub(crate) fn may_move(&self, locked: &LockedFolio<'_>) -> bool {

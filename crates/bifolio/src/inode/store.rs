@@ -289,7 +289,7 @@ impl Store {
 
     /// Returns the Entry that replaces a clean folio at the head of a unit: after an eviction, with
     /// its shadow; or, for a folio that was never filled, the one that it took over.
-    pub(super) fn entry_after(
+    pub(crate) fn entry_after(
         &self,
         locked: &LockedFolio<'_>,
         page: u64,

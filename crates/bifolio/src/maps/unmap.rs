@@ -301,7 +301,11 @@ impl<'t> Unmapping<'t> {
         counts.note(EvictOutcome::Evicted, lock.pages());
         let shadow = self.reclaim.shadow_of(&lock);
         self.reclaim.note_eviction(&lock, self.control.counter);
-        inode.end_eviction(frozen, lock, shadow);
+        let entry_after = |page| inode.store.entry_after(&lock, page, Some(shadow));
+        inode.mapping.end_eviction(&frozen, &lock, entry_after);
+        inode.store.note_out_of_table(&lock);
+        drop(lock);
+        frozen.free();
     }
 
     /// Copies the bytes of an unmapped folio back to its address, and keeps the folio; or removes
@@ -797,7 +801,7 @@ impl<'t> Copies<'t> {
 
     /// Returns the pages of the bounce buffer that hold no copies.
     fn room(&self) -> Range<usize> {
-        let part_pages = self.bounce_buffer.pages() / self.parts;
+        let part_pages = self.bounce_buffer.pages / self.parts;
         let first = self.part * part_pages;
         first + self.pages_used..first + part_pages
     }

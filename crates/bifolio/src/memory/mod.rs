@@ -253,8 +253,7 @@ impl PageSpace {
         }
     }
 
-    /// Returns the part of the first `bytes` bytes of the file that is copied without references to
-    /// the folios.
+    /// Returns how many of the first `bytes` bytes are copied without references to their folios.
     pub(crate) fn bytes_without_references(&self, bytes: u64) -> u64 {
         if self.is_in_place() { 0 } else { bytes }
     }

@@ -3,7 +3,7 @@
 //! The kernel reports a fault as a message to one of the cache's threads (`threads.rs`). It calls
 //! [`Server::serve`], and the page is filled like for a read (`fill`). A page that cannot
 //! be read is poisoned: an access raises SIGBUS, as with `mmap`, and the region has the reason
-//! ([`Region::error_since`]).
+//! ([`StrayPages::error_since`](crate::maps::region::StrayPages::error_since)).
 //!
 //! ```text
 //!   touch --> kernel --> message --> threads.rs --> serve --> Handle::handle_fault --> fill

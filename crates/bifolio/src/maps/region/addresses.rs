@@ -21,6 +21,7 @@ const UNMAP_TRIES_MAX: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Addresses {
     memory: Reservation,
+    pages: u64,
     /// The userfaultfd that reports its faults.
     pub(crate) userfault: Arc<Userfault>,
     pub(crate) regions: Arc<Regions>,
@@ -40,7 +41,7 @@ impl Addresses {
         memory.refuse_merging();
         memory.skip_on_fork()?;
         userfault.register(memory.base, memory.len())?;
-        Ok(Self { memory, userfault: Arc::clone(userfault), regions: Arc::clone(regions) })
+        Ok(Self { memory, pages, userfault: Arc::clone(userfault), regions: Arc::clone(regions) })
     }
 
     /// Returns the address of page 0.
@@ -51,7 +52,7 @@ impl Addresses {
 
     /// Returns the length of the address space in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
-        self.memory.len()
+        (self.pages * PAGE_BYTES) as usize
     }
 
     /// Returns the address of a page.
@@ -63,11 +64,7 @@ impl Addresses {
     /// Returns the address range of pages, for system calls.
     pub(crate) fn range_of(&self, pages: &Range<u64>) -> PageRange {
         let length_bytes = ((pages.end - pages.start) * PAGE_BYTES) as usize;
-        assert!(
-            pages.end * PAGE_BYTES <= self.memory.len() as u64,
-            "pages {pages:?} exceed a region of {} bytes",
-            self.memory.len()
-        );
+        assert!(pages.end <= self.pages, "pages {pages:?} of a region of {}", self.pages);
         PageRange { start: self.address(pages.start), length_bytes }
     }
 

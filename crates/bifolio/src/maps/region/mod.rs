@@ -36,8 +36,8 @@ mod stray_pages;
 use addresses::Addresses;
 pub(crate) use regions::{BounceBuffer, RecentReads, RegionPages, Regions, RegionsSize};
 pub(crate) use staging::Staged;
-use stray_pages::StrayPages;
-pub(crate) use stray_pages::{Refusal, fault_time};
+
+pub(crate) use stray_pages::{Refusal, StrayPages, fault_time};
 
 use crate::maps::kernel::pages::{Pagemap, resident_from};
 use crate::maps::kernel::userfault::Userfault;
