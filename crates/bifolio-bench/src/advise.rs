@@ -125,25 +125,22 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     };
     let (cpus, directory) = ([here, there], run.workspace.path());
     let file = run.make_file("file", parameters.sizes.size_bytes)?;
-    run.start("read it, by every way", 1);
-    let series = each(
+    measure(
         run,
+        ("mapped_stream", parameters.rounds()),
         |name, policy| Stream::of_cache(name, policy, &file, directory),
         || Stream::of_kernel(&file),
+        |stream| run_beside(cpus, || stream.calls(), || stream.filler.lock().step()),
     )?;
-    run.step();
-    let round =
-        |stream: &Stream| run_beside(cpus, || stream.calls(), || stream.filler.lock().step());
-    measure(run, "mapped_stream", series, round, parameters.rounds())?;
-
     let path = |name| directory.join(format!("fallback-{name}"));
-    let series = each(
+    let rounds = Rounds::within(parameters.timed_seconds, parameters.set.of([10, 10, 100]));
+    measure(
         run,
+        ("fallback", rounds),
         |name, policy| Fallback::of_cache(name, policy, path(name)),
         || Fallback::of_kernel(path(KERNEL)),
+        |fallback| fallback.round(cpus),
     )?;
-    let rounds = Rounds::within(parameters.timed_seconds, parameters.set.of([10, 10, 100]));
-    measure(run, "fallback", series, |fallback: &Fallback| fallback.round(cpus), rounds)?;
     run.note(
         "remaining: pages in memory after a call; with a reason: folios that the call said stay, \
          for it",
@@ -151,29 +148,23 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     Ok(())
 }
 
-/// Creates every series that can run: of each policy, and of the kernel.
-fn each<T>(
+/// Creates every series of a workload that can run, of each policy and of the kernel, and measures
+/// rounds of all of them.
+fn measure<T>(
     run: &mut Run<'_>,
+    (workload, rounds): (&'static str, Rounds),
     of_cache: impl Fn(&'static str, DrainPolicy) -> Result<T>,
     of_kernel: impl FnOnce() -> Result<T>,
-) -> Result<Vec<(&'static str, T)>> {
+    round: impl Fn(&T) -> Result<Round>,
+) -> Result<()> {
+    const NS_PER_CALL: Unit = ("ns/call", Measured::median_ns);
+    run.start(&format!("prepare {workload}"), 1);
     let mut series = Vec::new();
     for (name, policy) in POLICIES {
         series.extend(run.attempt(&[name], of_cache(name, policy))?.map(|it| (name, it)));
     }
     series.extend(run.attempt(&[KERNEL], of_kernel())?.map(|it| (KERNEL, it)));
-    Ok(series)
-}
-
-/// Runs rounds of all `series`, interleaved, and adds a row with the results.
-fn measure<T>(
-    run: &mut Run<'_>,
-    workload: &'static str,
-    series: Vec<(&'static str, T)>,
-    round: impl Fn(&T) -> Result<Round>,
-    rounds: Rounds,
-) -> Result<()> {
-    const NS_PER_CALL: Unit = ("ns/call", Measured::median_ns);
+    run.step();
     let mut rows = run.rows();
     rows.row(Case::new().with("workload", workload), NS_PER_CALL);
     for (name, subject) in &series {

@@ -113,15 +113,10 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         let (series, file, rows) = (series.to_owned(), file.clone(), rows_of_gather);
         children.ask(&Task { series, row_bytes, is_warm, file, sizes, rows, duration, group })
     };
-    let mut can_run = Vec::new();
-    for series in SERIES {
-        let has_group = group.is_some() || ![MMAP, WILLNEED].contains(&series);
-        if has_group && run.config.target.measures(series) {
-            // One gather: whether it can run is known before anything is timed.
-            let tried = run.attempt(&[series], ask(series, 4096, false, Duration::ZERO))?;
-            can_run.extend(tried.map(|_| series));
-        }
-    }
+    let has_group = |series: &&str| group.is_some() || ![MMAP, WILLNEED].contains(series);
+    let can_run = run.try_every(SERIES.into_iter().filter(has_group), |series| {
+        ask(series, 4096, false, Duration::ZERO)
+    })?;
     let mut rows = run.rows();
     let all = [(1024, false), (1024, true), (4096, false), (4096, true)];
     for (row_bytes, is_warm) in all.into_iter().skip(if run.config.summary_only { 2 } else { 0 }) {

@@ -85,7 +85,7 @@ pub(crate) static RANDOM_READS: Definition = Definition {
         // At depth 1 the device dominates: level with the kernel, within noise.
         at_least("", Asked::Ratio(READ_AT, PREAD), 0.95),
         at_least("", Asked::Ratio(READ_AT, MMAP), 0.95),
-        at_most("", Asked::Of("bytes", |row| row.series.get(METADATA).copied()), 72.0),
+        at_most("", Asked::Of("metadata of a page", |row| row.series.get(METADATA).copied()), 72.0),
     ],
     run,
     child: Some(|task| child::serve(task, run_task)),

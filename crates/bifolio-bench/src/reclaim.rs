@@ -171,15 +171,9 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         })
     };
     let of_kernel = [SWAP, MMAP].into_iter().filter(|_| group.is_some());
-    let all = of_kernel.chain(CACHES.map(|(series, _)| series));
-    let all: Vec<&str> = all.filter(|series| run.config.target.measures(series)).collect();
-    run.start("try every series", all.len() as u64);
-    let mut can_run = Vec::new();
-    for series in all {
-        run.step();
-        let one_page = Load { size_bytes: PAGE_BYTES as u64, workers: 1, window: Duration::ZERO };
-        can_run.extend(run.attempt(&[series], ask(series, one_page))?.map(|_| series));
-    }
+    let can_run = run.try_every(of_kernel.chain(CACHES.map(|(series, _)| series)), |series| {
+        ask(series, Load { size_bytes: PAGE_BYTES as u64, workers: 1, window: Duration::ZERO })
+    })?;
     let mut rows = run.rows();
     for &workers in &parameters.threads {
         for (pattern, _) in ORDERS {

@@ -114,6 +114,24 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Returns those of `series` that are to be measured and whose first, short attempt succeeds:
+    /// whether a child can run is known before anything is timed.
+    pub(crate) fn try_every<T>(
+        &mut self,
+        series: impl Iterator<Item = &'static str>,
+        attempt: impl Fn(&'static str) -> Result<T>,
+    ) -> Result<Vec<&'static str>> {
+        let target = self.config.target;
+        let series: Vec<_> = series.filter(|series| target.measures(series)).collect();
+        self.start("try every series", series.len() as u64);
+        let mut can_run = Vec::new();
+        for series in series {
+            can_run.extend(self.attempt(&[series], attempt(series))?.map(|_| series));
+            self.step();
+        }
+        Ok(can_run)
+    }
+
     /// Returns a table without rows.
     pub(crate) fn rows<'b>(&self) -> Rows<'b> {
         let target = self.config.target;

@@ -249,15 +249,16 @@ pub(crate) fn fill(row: &mut Row, series: &'static str, trials: &[&Measured], (_
     let mut all = Calls::default();
     trials.iter().for_each(|trial| all.merge(&trial.calls));
     let mut counts = standard_counts(trials, &all);
-    for (name, per, values) in by_name(trials) {
-        let sum: f64 = values.iter().sum();
+    // Every trial of a series has the same counts.
+    for (index, (name, _, per)) in trials[0].counts.iter().enumerate() {
+        let values = trials.iter().filter_map(|trial| Some(trial.counts.get(index)?.1));
         let count = match per {
-            Per::Operation => sum / all.operations.max(1) as f64,
-            Per::Trial => sum / trials.len() as f64,
-            Per::Run => sum,
-            Per::Peak => values.into_iter().fold(0.0, f64::max),
+            Per::Operation => values.sum::<f64>() / all.operations.max(1) as f64,
+            Per::Trial => values.sum::<f64>() / trials.len() as f64,
+            Per::Run => values.sum(),
+            Per::Peak => values.fold(0.0, f64::max),
         };
-        counts.insert(name.to_owned(), count);
+        counts.insert(name.clone().into_owned(), count);
     }
     row.add(series, trials.iter().map(|trial| value(trial)).collect(), counts);
     let Some(first) = trials.first().filter(|first| !first.calls.interval.is_zero()) else {
@@ -276,17 +277,6 @@ pub(crate) fn fill(row: &mut Row, series: &'static str, trials: &[&Measured], (_
         intervals.longest_ns.clear();
     }
     row.samples.insert(series.into(), intervals);
-}
-
-fn by_name<'a>(trials: &[&'a Measured]) -> Vec<(&'a str, Per, Vec<f64>)> {
-    let mut names: Vec<(&str, Per, Vec<f64>)> = Vec::new();
-    for (name, value, per) in trials.iter().flat_map(|trial| &trial.counts) {
-        match names.iter_mut().find(|(known, ..)| known == name) {
-            Some((.., values)) => values.push(*value),
-            None => names.push((name, *per, vec![*value])),
-        }
-    }
-    names
 }
 
 /// Returns the counts that follow from what was measured in every trial.
