@@ -8,7 +8,7 @@ use crate::inode::Services;
 use crate::io::{Backing, Engine};
 use crate::memory::{Arena, CacheState, Memory};
 use crate::page::PAGE_BYTES;
-use crate::reclaim::{Background, Reclaim, SwapThread};
+use crate::reclaim::{Reclaim, ReclaimThread};
 use crate::swap::{Swap, SwapStorage};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process::Origin;
@@ -220,7 +220,7 @@ impl CacheBuilder {
         if self.config.populate {
             reclaim.populate()?;
         }
-        let background = Background::start(Arc::clone(&reclaim))?;
+        let background = ReclaimThread::background(&reclaim)?;
         let flusher = Arc::clone(&services.flusher);
         let flusher_threads = FlusherThreads::start(flusher, &services.memory)?;
         let has_mark = features.has(Feature::WipeOnFork);
@@ -230,7 +230,7 @@ impl CacheBuilder {
             Arc::clone(&reclaim),
             services,
             flusher_threads,
-            SwapThread::start(&reclaim)?,
+            ReclaimThread::swapper(&reclaim)?,
             cache_state,
             &features,
             &self.config,

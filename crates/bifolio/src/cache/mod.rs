@@ -12,7 +12,7 @@ use crate::error::{Error, Result, io_error};
 use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, Registry};
 use crate::io::{Backing, Guarded};
 use crate::page::PAGE_BYTES;
-use crate::reclaim::{Background, Evicted};
+use crate::reclaim::{Evicted, ReclaimThread};
 use crate::stats::{FileStats, Stats};
 use crate::sync::Ordering;
 use crate::sys::file;
@@ -62,7 +62,7 @@ struct Inner {
     memory_bytes_max: u64,
     features: Features,
     /// Ends with the last `Cache`; files that remain reclaim memory themselves.
-    _background: Background,
+    _background: ReclaimThread,
 }
 
 impl Drop for Inner {

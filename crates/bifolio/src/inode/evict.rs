@@ -11,7 +11,7 @@
 use super::Inode;
 use crate::memory::Shadow;
 use crate::page::{
-    Entry, EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, OldFolio, PAGE_BYTES,
+    EvictError, Flag, Folio, FolioId, FolioRef, Frozen, LockedFolio, OldFolio, PAGE_BYTES,
     WriteState,
 };
 use crate::sys::copy;
@@ -49,13 +49,6 @@ impl Inode {
         self.store.drop_slot(folio);
         self.dirty.forget(&self.memory.folios, id);
         self.store.note_removed_pages(folio.pages());
-    }
-
-    /// Frees the location named by `seen`, an Entry without a folio at the head `index`, if any.
-    pub(crate) fn forget_absent(&self, index: u64, seen: Entry) {
-        if seen.as_value().is_some() && self.mapping.take_value(index, seen) {
-            self.store.give_back(seen, 1 << self.mapping.order());
-        }
     }
 
     /// Replaces the folio `old` by the folio `new` in other frames, just started and locked, and

@@ -219,7 +219,10 @@ impl Inode {
             let folio = match found {
                 Lookup::Folio(folio) => folio,
                 Lookup::Absent(seen) => {
-                    self.forget_absent(self.mapping.head_index(index), seen);
+                    let head = self.mapping.head_index(index);
+                    if seen.as_value().is_some() && self.mapping.take_value(head, seen) {
+                        self.store.give_back(seen, 1 << self.mapping.order());
+                    }
                     continue;
                 }
                 Lookup::Refused => continue,

@@ -124,7 +124,7 @@ impl SwapStore {
         let pages_of = |victim: &WriteVictim<'_>| victim.folio.folio().pages() as u32;
         let (wanted, least) = (folios.iter().map(pages_of).sum(), pages_of(&folios[0]));
         let Some(slots) = take_slots(swap, wanted, least, arena) else {
-            return Err(why_no_slots(swap, least.into()));
+            return Err(why_no_slots(swap, least));
         };
         let (mut pages, mut count) = (0, 0);
         for victim in folios {
@@ -198,15 +198,12 @@ fn take_slots(swap: &Swap, wanted_pages: u32, least_pages: u32, arena: &Arena) -
 /// Returns the reason why there are no adjacent slots: all are taken, or the storage refuses the
 /// free ones.
 #[cold]
-fn why_no_slots(swap: &Swap, pages: u64) -> Error {
+fn why_no_slots(swap: &Swap, pages: u32) -> Error {
     let refusal = swap.answers().last_refusal.filter(|_| swap.has_free_slots());
-    refusal.unwrap_or_else(|| no_slots(swap, pages))
-}
-
-#[cold]
-fn no_slots(swap: &Swap, pages: u64) -> Error {
-    let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
-    write_error(&swap.name, 0..position_bytes(pages as u32), source)
+    refusal.unwrap_or_else(|| {
+        let source = io::Error::new(io::ErrorKind::StorageFull, "the swap is full (swap_max)");
+        write_error(&swap.name, 0..position_bytes(pages), source)
+    })
 }
 
 /// Returns the bytes of a folio at `start`, page by page. No thread may change them: the folio is

@@ -3,18 +3,16 @@
 //!
 //! Woken when fewer than LOW pages are obtainable and the allocating threads do not keep up
 //! (`Reclaim::replace_frames`), or when a chunk should be made resident ahead of need. Works until
-//! HIGH pages (twice LOW) are obtainable, and releases the reclaim lock between short rounds so
-//! that an allocation can reclaim in between. Queues dirty folios for the swapper, for which it
-//! waits while that is not slow, or for the flusher.
+//! HIGH pages (twice LOW) are obtainable, in short rounds, so that an allocation can reclaim in
+//! between.
 
-use super::Reclaim;
 use super::scan::{ScanCounts, WriteOut};
-use crate::error::{Error, Result};
+use super::{Reclaim, ReclaimThread};
+use crate::error::Result;
 use crate::memory::Purpose;
 use crate::page::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
-use crate::sys::process::OwnedThread;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,27 +31,13 @@ pub(super) struct Signal {
     changed: Condvar,
 }
 
-/// The running thread; dropping it ends the thread and waits for it.
-#[derive(Debug)]
-pub(crate) struct Background {
-    reclaim: Arc<Reclaim>,
-    thread: OwnedThread,
-}
-
-impl Background {
-    pub(crate) fn start(reclaim: Arc<Reclaim>) -> Result<Self> {
-        let shared = Arc::clone(&reclaim);
-        let thread = OwnedThread::start("bifolio-reclaim", move || shared.run());
-        Ok(Self { reclaim, thread: thread.map_err(Error::thread)? })
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        if !self.thread.is_of_parent() {
-            *self.reclaim.signal.end.lock() = true;
-            self.reclaim.signal.changed.notify_all();
-        }
+impl ReclaimThread {
+    pub(crate) fn background(reclaim: &Arc<Reclaim>) -> Result<Self> {
+        let end = |reclaim: &Reclaim| {
+            *reclaim.signal.end.lock() = true;
+            reclaim.signal.changed.notify_all();
+        };
+        Self::start("bifolio-reclaim", reclaim, |shared| shared.run(), end)
     }
 }
 

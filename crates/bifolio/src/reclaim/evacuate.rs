@@ -1,22 +1,14 @@
 //! Evacuates a chunk, or clears an extent of frames around an evicted folio.
 //!
-//! EVACUATING a chunk evicts its folios, whatever their positions in the lists, so that the chunk
-//! can serve another folio size or be returned to the kernel. Folios of memory files that cannot be
-//! evicted are moved to other chunks. If pinned folios, and those that find no room, keep all
-//! chunks that are tried, free slots are lent to the budget until another chunk can be made
-//! resident.
-//!
-//! MOVING a folio to other frames copies a small folio. No thread waits longer than that: readers
-//! without references retry, and lookups wait for the frozen folio. A folio with other references
-//! is not moved, nor is one that is dirty for a device (WRITEBACK-1). A dirty folio of a memory
-//! file is: no sync searches for it on the dirty list.
+//! EVACUATING a chunk evicts its folios, whatever their positions in the lists. Folios of memory
+//! files that cannot be evicted are moved to other chunks (`page/relocate.rs`). If pinned folios,
+//! and those that find no room, keep all chunks that are tried, free slots are lent to the budget
+//! until another chunk can be made resident.
 //!
 //! CLEARING an extent evicts or moves the neighbours of folios that `scan.rs` and `swapper.rs` have
-//! evicted, while pages are read or written in runs (`Arena::note_fill`). Folios are evicted
-//! one by one, in the order of their age, so that without this step the freed frames would be
-//! scattered between the remaining folios. A scan of a file would then be read into scattered
-//! frames, at half the speed after random writes. So an extent that is or soon will be mostly free
-//! is cleared at once:
+//! evicted, while pages are read or written in runs (`Arena::note_fill`). Otherwise the frames that
+//! are freed, in the order of their age, would be scattered between the remaining folios. So an
+//! extent that is or soon will be mostly free is cleared at once:
 //!
 //! ```text
 //!   an extent after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
@@ -114,7 +106,15 @@ impl Reclaim {
         // Frozen or free: another thread is freeing it.
         let Ok(folio) = memory.folios.try_get(id) else { return (EvictOutcome::Busy, pages) };
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
-        let (mut outcome, mut kept) = self.pageout_one(reclaim_lock, folio);
+        let mut evicted = EvictedBatch::default();
+        let (mut outcome, mut kept) = self.evict(reclaim_lock, folio, false, &mut evicted);
+        evicted.free_here();
+        if outcome == EvictOutcome::Dirty
+            && let Some(locked) = kept.as_ref().and_then(FolioRef::try_lock)
+            && let Some(inode) = reclaim_lock.owner(&locked)
+        {
+            inode.write_folio_soon(&locked);
+        }
         let is_to_swap = outcome == EvictOutcome::Unswapped && was_listed;
         if is_to_swap && !self.swapper.is_late() {
             kept = self.queue_for_swap(kept.into_iter().collect()).pop();
@@ -135,24 +135,6 @@ impl Reclaim {
             return (EvictOutcome::Moved, pages);
         }
         (outcome, pages)
-    }
-
-    /// Evicts a folio; if it is dirty, asks the flusher to write this folio.
-    fn pageout_one<'a>(
-        &self,
-        reclaim_lock: &ReclaimLock<'_>,
-        folio: FolioRef<'a>,
-    ) -> (EvictOutcome, Option<FolioRef<'a>>) {
-        let mut evicted = EvictedBatch::default();
-        let (outcome, folio) = self.evict(reclaim_lock, folio, false, &mut evicted);
-        evicted.free_here();
-        if outcome == EvictOutcome::Dirty
-            && let Some(locked) = folio.as_ref().and_then(FolioRef::try_lock)
-            && let Some(inode) = reclaim_lock.owner(&locked)
-        {
-            inode.write_folio_soon(&locked);
-        }
-        (outcome, folio)
     }
 
     /// Moves a folio out of its extent to a partial slot of another one, or out of a chunk that is

@@ -1,11 +1,9 @@
 //! Invalidation: evicts the resident folios of a range of a file on advice of the caller, and
 //! reports for each remaining folio why it was not evicted.
 //!
-//! Modelled on `POSIX_FADV_DONTNEED` of Linux and on a proposal for it (2026). In the kernel, a
-//! folio that cannot be evicted makes every CPU drain its LRU batches, whatever the reason. The
-//! proposal counts the reasons, and drains all CPUs only if a clean, unmapped folio has an extra
-//! reference, which may be a batch's. Here the descriptor names the batch that may hold the folio:
-//! only that batch is examined, and drained only if it holds the folio.
+//! Modelled on `POSIX_FADV_DONTNEED` of Linux and on a proposal for it (`docs/origins.md`). The
+//! descriptor of a folio names the LRU batch that may hold it: only that batch is examined, and
+//! drained only if it holds the folio.
 //!
 //! PROTOCOL INVALIDATE, in two columns:
 //!

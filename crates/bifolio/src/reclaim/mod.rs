@@ -1,7 +1,6 @@
 //! Reclaim: allocates frames, and evicts folios when none are free. The bound is hard.
 //!
-//! Called by `file` (a miss, a new table page) and `cache` (a new bound); calls `memory`, `page`
-//! and `writeback`. No layer above allocates from the arena directly.
+//! No layer above allocates from the arena directly.
 //!
 //! ```text
 //!   allocate --> arena has a frame ------------------------------> done (below LOW: evict a few
@@ -47,10 +46,8 @@ mod scan;
 mod swapper;
 mod wait;
 
-pub(crate) use background::Background;
 pub use invalidate::{Evicted, Kept};
 pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
-pub(crate) use swapper::SwapThread;
 
 use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
@@ -61,6 +58,7 @@ use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
+use crate::sys::process::OwnedThread;
 use crate::writeback::Flusher;
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -211,6 +209,35 @@ impl ReclaimLock<'_> {
         // of the caller, or the lock of the list, which the last put takes first (LRU-2), keeps the
         // folio from being reused by another inode.
         unsafe { Inode::owner(folio) }
+    }
+}
+
+/// A running thread of reclaim; dropping it ends the thread and waits for it.
+#[derive(Debug)]
+pub(crate) struct ReclaimThread {
+    reclaim: Arc<Reclaim>,
+    end: fn(&Reclaim),
+    thread: OwnedThread,
+}
+
+impl ReclaimThread {
+    fn start(
+        name: &str,
+        reclaim: &Arc<Reclaim>,
+        run: impl FnOnce(&Reclaim) + Send + 'static,
+        end: fn(&Reclaim),
+    ) -> Result<Self> {
+        let shared = Arc::clone(reclaim);
+        let thread = OwnedThread::start(name, move || run(&shared)).map_err(Error::thread)?;
+        Ok(Self { reclaim: Arc::clone(reclaim), end, thread })
+    }
+}
+
+impl Drop for ReclaimThread {
+    fn drop(&mut self) {
+        if !self.thread.is_of_parent() {
+            (self.end)(&self.reclaim);
+        }
     }
 }
 

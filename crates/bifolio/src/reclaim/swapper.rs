@@ -1,10 +1,9 @@
 //! The swapper: a queue of folios of memory files to be swapped out, and the thread that writes
 //! them.
 //!
-//! The holder of the reclaim lock chooses folios and adds them to the queue. They are written
-//! without that lock, by the swapper thread, for which no other thread waits unconditionally, or by
-//! a thread that needs memory for a memory file. A swap that hangs blocks only these threads and
-//! callers that can get memory nowhere else; other files are not affected.
+//! Folios are chosen under the reclaim lock and written without it, by the swapper thread, for
+//! which no other thread waits unconditionally, or by a thread that needs memory for a memory file.
+//! So a swap that hangs blocks only these threads and callers that can get memory nowhere else.
 //!
 //! PROTOCOL SWAPPER, as two columns:
 //!
@@ -36,7 +35,7 @@
 
 use super::scan::{EvictedBatch, ScanCounts, WriteOut};
 use super::wait::{RetryBudget, SWAP_ROUNDS_MAX};
-use super::{Reclaim, SWAP_PAGES, SWEEP_PAUSE};
+use super::{Reclaim, ReclaimThread, SWAP_PAGES, SWEEP_PAUSE};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::maps::unmap::swap_out_mapped;
@@ -44,7 +43,6 @@ use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
-use crate::sys::process::OwnedThread;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -367,31 +365,15 @@ impl Reclaim {
     }
 }
 
-/// The running thread; dropping it ends the thread and waits for it. It runs while any file is
-/// open.
-#[derive(Debug)]
-pub(crate) struct SwapThread {
-    reclaim: Arc<Reclaim>,
-    thread: OwnedThread,
-}
-
-impl SwapThread {
-    /// Starts the thread, if there is a swap.
-    pub(crate) fn start(reclaim: &Arc<Reclaim>) -> Result<Option<Self>> {
+impl ReclaimThread {
+    /// Starts the swapper's thread, if there is a swap. It runs while any file is open.
+    pub(crate) fn swapper(reclaim: &Arc<Reclaim>) -> Result<Option<Self>> {
         let Some(swap) = reclaim.swap.clone() else { return Ok(None) };
         reclaim.swapper.queue.lock().is_served = true;
-        let shared = Arc::clone(reclaim);
-        let thread = OwnedThread::start("bifolio-swap", move || shared.run_swapper(&swap));
-        let thread = thread.map_err(Error::thread)?;
-        Ok(Some(Self { reclaim: Arc::clone(reclaim), thread }))
-    }
-}
-
-impl Drop for SwapThread {
-    fn drop(&mut self) {
-        if !self.thread.is_of_parent() {
-            self.reclaim.swapper.queue.lock().is_ending = true;
-            self.reclaim.swapper.called.notify_all();
-        }
+        let end = |reclaim: &Reclaim| {
+            reclaim.swapper.queue.lock().is_ending = true;
+            reclaim.swapper.called.notify_all();
+        };
+        Self::start("bifolio-swap", reclaim, move |shared| shared.run_swapper(&swap), end).map(Some)
     }
 }

@@ -1,7 +1,6 @@
 //! The swap file: stores pages of memory files when memory is short.
 //!
-//! Between `io`, whose [`Backing`] it opens, and `writeback`, whose memory files write folios to
-//! slots and read them back. One swap serves all memory files of a cache.
+//! One swap serves all memory files of a cache (`inode/swap_store.rs`).
 //!
 //! The file has a page for each slot, from slot 1 on (`storage.rs`). Which slots are used, their
 //! checksums and their shadows are in memory (`slots.rs`).
@@ -31,8 +30,7 @@
 //!   becomes visible: a page that fails is an error, never data.
 //!
 //! The file is never synced, and only the cache that wrote it can use it. This module transfers no
-//! pages and does not know folios. It waits only for the file system and for the lock of the slots;
-//! that lock is held during no system call, and no other lock is taken under it.
+//! pages and does not know folios. No system call is made under the lock of the slots.
 
 mod slots;
 mod storage;

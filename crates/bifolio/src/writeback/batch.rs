@@ -1,17 +1,13 @@
 //! Batches of write-outs of one file, with one transfer per run of adjacent pages.
 //!
-//! Syncs, the flusher and reclaim use batches; there is no other way to the device. A folio that is
-//! added to a batch takes adjacent dirty folios with it, up to 1 MiB: writing those costs the
-//! device little more. Each is locked briefly, changed from dirty to writing, and unlocked; the
-//! batch keeps a reference to each until its transfer is complete.
+//! There is no other way to the storage. A folio that is added to a batch takes adjacent dirty
+//! folios with it, up to 1 MiB: writing those costs the device little more. Each is locked briefly,
+//! changed from dirty to writing, and unlocked; the batch keeps a reference to each until its
+//! transfer is complete.
 //!
 //! Part of a batch is in flight, and as much is ready in a queue: a disk may complete nothing
 //! before its queue is empty, so the next transfers are submitted before the completed ones are
 //! processed.
-//!
-//! ```text
-//!   add --> dirty to writing --> ready --> queue: in flight --> complete --> end
-//! ```
 //!
 //! While anything is in flight, the batch never waits for a lock or a write-out (IO-5): it returns
 //! a busy folio to the caller. A transfer of several folios that fails is split, and each folio is
@@ -135,17 +131,6 @@ pub(super) struct Progress {
     pub(super) begun_folios: u64,
     pub(super) in_flight_folios: u64,
     pub(super) has_failed: bool,
-}
-
-impl Progress {
-    /// Returns the sum of both.
-    pub(super) fn and(self, other: Self) -> Self {
-        Self {
-            begun_folios: self.begun_folios + other.begun_folios,
-            in_flight_folios: self.in_flight_folios + other.in_flight_folios,
-            has_failed: self.has_failed || other.has_failed,
-        }
-    }
 }
 
 #[derive(Debug, Default)]

@@ -36,7 +36,7 @@
 
 use super::lsns::{Lsns, may_pass};
 use super::throttle::DirtyPages;
-use crate::page::{Folio, FolioId, FolioRef, Folios, Listing, NO_FOLIO};
+use crate::page::{FolioId, FolioRef, Folios, Listing, NO_FOLIO};
 use crate::sync::{Condvar, Mutex, Ordering, blocking};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -476,7 +476,8 @@ impl DirtyState {
         folio.dirtied.store(self.next, Ordering::Relaxed);
         self.next += 1;
         let previous = self.tail;
-        set_links(folio, previous, NO_FOLIO);
+        folio.dirty_previous.store(previous, Ordering::Relaxed);
+        folio.dirty_next.store(NO_FOLIO, Ordering::Relaxed);
         if previous == NO_FOLIO {
             self.head = id.0;
         } else {
@@ -505,11 +506,6 @@ impl DirtyState {
             *at = next;
         }
     }
-}
-
-fn set_links(folio: &Folio, previous: u32, next: u32) {
-    folio.dirty_previous.store(previous, Ordering::Relaxed);
-    folio.dirty_next.store(next, Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,8 +1,7 @@
 //! Write gates: a page is not written out before the log record of its changes is durable.
 //!
-//! An engine sets a [`WriteGate`] for a file and gives its writes an LSN, the position of their log
-//! record. A folio keeps the highest LSN of its dirty bytes (`lsns.rs`). No write-out of it begins
-//! before the gate says that the log is durable up to there.
+//! A folio keeps the highest LSN of its dirty bytes (`lsns.rs`). No write-out of it begins before
+//! the [`WriteGate`] of its file says that the log is durable up to there.
 //!
 //! PROTOCOL GATE, as two columns (model-checked in `loom_gate`):
 //!
@@ -114,14 +113,6 @@ struct Failure {
     pause: Duration,
 }
 
-impl Asks {
-    /// Returns the rest of the pause after a failed call.
-    fn pause_left(&self) -> Option<Duration> {
-        let failure = self.failure.as_ref()?;
-        Some(failure.pause.saturating_sub(failure.at.elapsed())).filter(|left| !left.is_zero())
-    }
-}
-
 #[derive(Debug)]
 struct Ask {
     /// Lowest and highest LSN of the folios.
@@ -217,7 +208,11 @@ impl Gate {
     /// thread ends.
     fn next(&self) -> Option<Ask> {
         let mut asks = self.asks.lock();
-        while let Some(left) = asks.pause_left().filter(|_| asks.next.is_some()) {
+        while let Some(failure) = asks.failure.as_ref().filter(|_| asks.next.is_some()) {
+            let left = failure.pause.saturating_sub(failure.at.elapsed());
+            if left.is_zero() {
+                break;
+            }
             self.pause_ended.wait_for(&mut asks, left);
         }
         let next = asks.next.take();
@@ -259,9 +254,9 @@ impl Asker {
                 log::warn!("a write gate cannot make LSN {lowest} durable: {error}");
                 // Throttled writers get this error.
                 self.flusher.throttle.release();
-                let file = self.file.upgrade();
-                if file.is_some_and(|file| file.is_held_back_for_now()) {
-                    // This thread takes it.
+                let held = self.file.upgrade().and_then(|file| file.held_back());
+                if held.is_some_and(|refusal| refusal.held.lsn != UNCOMMITTED) {
+                    // Another call may let them pass. This thread takes it.
                     let _ = self.gate.queue(Ask { lsns: (lowest, highest), folios, range });
                 }
             } else {
@@ -414,11 +409,6 @@ impl Inode {
         let gate = self.gate.get()?;
         let held = self.dirty.with_lsns(|lsns| lsns.held_back(gate.durable()))?;
         Some(self.refusal(held, gate.failure()))
-    }
-
-    /// Returns `true` if the gate holds dirty bytes back and another call may let them pass.
-    fn is_held_back_for_now(&self) -> bool {
-        self.held_back().is_some_and(|refusal| refusal.held.lsn != UNCOMMITTED)
     }
 
     /// Returns the number of failed calls of the gate.

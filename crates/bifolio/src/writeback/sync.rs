@@ -73,7 +73,13 @@ impl Inode {
         while !source.is_over() && left(progress) > 0 {
             let mut busy = Vec::new();
             let mut batch = WriteBatch::new(self, wanted.pages.clone());
-            let left = |of_batch| left(progress.and(of_batch));
+            let left = |of_batch: Progress| {
+                left(Progress {
+                    begun_folios: progress.begun_folios + of_batch.begun_folios,
+                    in_flight_folios: of_batch.in_flight_folios,
+                    has_failed: progress.has_failed || of_batch.has_failed,
+                })
+            };
             let is_delayed = source.fill(&mut batch, left, &mut busy);
             let of_batch = batch.progress();
             let mut written = batch.finish();

@@ -43,7 +43,7 @@ use crate::maps::faults;
 use crate::maps::mappable::MapResources;
 use crate::memory::{CacheState, PageSpace};
 use crate::page::PAGE_BYTES;
-use crate::reclaim::{Reclaim, SwapThread};
+use crate::reclaim::{Reclaim, ReclaimThread};
 use crate::stats::FileStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
@@ -84,7 +84,7 @@ pub(crate) struct Registry {
     pub(crate) services: Services,
     /// Exit when the last file is closed and every `Cache` is dropped.
     _flusher_threads: FlusherThreads,
-    _swap_thread: Option<SwapThread>,
+    _swap_thread: Option<ReclaimThread>,
     readahead_bytes_max: u64,
     pub(crate) cache_state: CacheState,
     pub(super) files: OpenSlots<Key, Open>,
@@ -103,7 +103,7 @@ impl Registry {
         reclaim: Arc<Reclaim>,
         services: Services,
         flusher_threads: FlusherThreads,
-        swap_thread: Option<SwapThread>,
+        swap_thread: Option<ReclaimThread>,
         cache_state: CacheState,
         features: &Features,
         config: &Config,
