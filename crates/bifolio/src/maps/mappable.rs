@@ -35,13 +35,8 @@ impl OpenOptions {
 pub(crate) struct MapResources {
     features: Features,
     unmap_batch_folios: usize,
-    made: Mutex<Made>,
-}
-
-#[derive(Debug, Default)]
-struct Made {
-    regions: Option<Arc<Regions>>,
-    threads: Option<FaultThreads>,
+    /// `None` until the first file.
+    made: Mutex<Option<(Arc<Regions>, FaultThreads)>>,
 }
 
 impl MapResources {
@@ -58,35 +53,25 @@ impl MapResources {
             return Err(Error::cannot_map("", &reason));
         }
         let mut made = self.made.lock();
-        let regions = self.regions(&mut made, reclaim)?;
-        let userfault = self.userfault(&mut made, &regions)?;
+        if made.is_none() {
+            *made = Some(self.make(reclaim)?);
+        }
+        let (regions, threads) = made.as_ref().expect("made just now");
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
-        Region::new(pages, &userfault, &regions).map_err(refused)
+        Region::new(pages, threads.userfault(), regions).map_err(refused)
     }
 
-    fn regions(&self, made: &mut Made, reclaim: &Reclaim) -> Result<Arc<Regions>> {
-        if let Some(regions) = &made.regions {
-            return Ok(Arc::clone(regions));
-        }
+    fn make(&self, reclaim: &Reclaim) -> Result<(Arc<Regions>, FaultThreads)> {
         let size = reclaim.regions_size(self.unmap_batch_folios);
         reclaim.charge(size.bytes())?;
-        let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
-        if regions.is_err() {
-            reclaim.memory.arena.uncharge(size.bytes());
-        }
-        let regions = Arc::new(regions.map_err(refused)?);
-        made.regions = Some(Arc::clone(&regions));
-        Ok(regions)
-    }
-
-    fn userfault(&self, made: &mut Made, regions: &Arc<Regions>) -> Result<Arc<Userfault>> {
-        if let Some(threads) = &made.threads {
-            return Ok(Arc::clone(threads.userfault()));
-        }
-        let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
-        let threads = FaultThreads::start(&userfault, regions).map_err(Error::thread)?;
-        made.threads = Some(threads);
-        Ok(userfault)
+        let make = || {
+            let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
+            let regions = Arc::new(regions.map_err(refused)?);
+            let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
+            let threads = FaultThreads::start(&userfault, &regions).map_err(Error::thread)?;
+            Ok((regions, threads))
+        };
+        make().inspect_err(|_| reclaim.memory.arena.uncharge(size.bytes()))
     }
 }
 

@@ -110,38 +110,28 @@ fn not_told(source: std::io::Error) -> Error {
 const PAGES_MIN: usize = 64;
 
 #[derive(Debug)]
-pub(crate) struct WriteCopies {
-    memory: CopyMemory,
-}
-
-#[derive(Debug)]
-enum CopyMemory {
+pub(crate) enum WriteCopies {
     Staged(Staged),
     Own(Box<OwnPage>),
 }
 
 #[derive(Debug)]
 #[repr(align(4096))]
-struct OwnPage(UnsafeCell<[u8; PAGE_BYTES as usize]>);
+pub(crate) struct OwnPage(UnsafeCell<[u8; PAGE_BYTES as usize]>);
 
 impl WriteCopies {
-    fn own_page() -> Self {
-        let page = OwnPage(UnsafeCell::new([0; PAGE_BYTES as usize]));
-        Self { memory: CopyMemory::Own(Box::new(page)) }
-    }
-
     fn pages(&self) -> usize {
-        match &self.memory {
-            CopyMemory::Staged(staged) => staged.pages(),
-            CopyMemory::Own(_) => 1,
+        match self {
+            Self::Staged(staged) => staged.pages(),
+            Self::Own(_) => 1,
         }
     }
 
     /// Returns the address of a copy; the following copies are adjacent.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
-        match &self.memory {
-            CopyMemory::Staged(staged) => staged.address(page),
-            CopyMemory::Own(own) => own.0.get().cast(),
+        match self {
+            Self::Staged(staged) => staged.address(page),
+            Self::Own(own) => own.0.get().cast(),
         }
     }
 
@@ -217,9 +207,12 @@ impl<'a> WriteBatch<'a> {
             let is_alone = self.started() == 0;
             match staging.try_take_for_copies(pages, &self.inode.load.staging) {
                 Some(staged) if is_alone || staged.pages() >= pages.min(PAGES_MIN) => {
-                    return WriteCopies { memory: CopyMemory::Staged(staged) };
+                    return WriteCopies::Staged(staged);
                 }
-                None if is_alone => return WriteCopies::own_page(),
+                None if is_alone => {
+                    let page = UnsafeCell::new([0; PAGE_BYTES as usize]);
+                    return WriteCopies::Own(Box::new(OwnPage(page)));
+                }
                 // Our own transfers have the rest, or part of it.
                 _ => self.wait_for_some(),
             }

@@ -74,9 +74,9 @@ use crate::inode::Inode;
 use crate::maps::kernel::pages::PageRange;
 use crate::maps::region::{BounceBuffer, Region, Regions, RegionsSize};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
-use crate::reclaim::is_pinned;
-use crate::reclaim::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut};
-use crate::reclaim::{Reclaim, ReclaimLock};
+use crate::reclaim::{
+    EvictOutcome, Reclaim, ReclaimLock, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned,
+};
 use crate::stats::Counter;
 use crate::sync::{MutexGuard, yield_now};
 use crate::sys::copy;
@@ -110,7 +110,6 @@ pub(crate) struct Unmapping<'t> {
     control: ScanControl,
     /// Isolated folios that wait for a batch.
     collected: Vec<FolioRef<'t>>,
-    /// Runs of adjacent pages among them.
     runs: Runs,
     /// Copies of pages that were unmapped; `None` until there is a first batch.
     copies: Option<Copies<'t>>,
@@ -290,7 +289,6 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// Removes a folio that is clean and unmapped from its table, and frees it.
     fn free(
         &self,
         inode: &Inode,
@@ -379,7 +377,6 @@ impl<'t> Unmapping<'t> {
         Batch { inode, region: region_of(inode), bounce_buffer, spare, may_write, victims }
     }
 
-    /// Writes all unmapped folios, and waits for it.
     fn write_all(&mut self, counts: &mut ScanCounts) {
         while self.copies.as_ref().is_some_and(|copies| !copies.is_empty()) {
             self.write_copies(counts);
@@ -442,7 +439,6 @@ impl<'t> Unmapping<'t> {
         Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
-    /// Adds an isolated folio of a region.
     pub(crate) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
         let batch = self.reclaim.unmap_batch_folios;
         self.runs.add(folio.folio().index(), batch);
@@ -478,7 +474,6 @@ struct Batch<'d, 't> {
     victims: Vec<Victim<'t>>,
 }
 
-/// A frozen folio.
 #[derive(Debug)]
 struct Victim<'t> {
     lock: LockedFolio<'t>,
@@ -741,7 +736,6 @@ unsafe fn page_at<'a>(address: *mut u8) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(address, PAGE) }
 }
 
-/// Returns the runs of adjacent pages in a sorted list.
 fn runs_of(indices: &[u64]) -> impl Iterator<Item = Range<u64>> + '_ {
     let follows = |before: &u64, next: &u64| before + 1 == *next;
     indices.chunk_by(follows).map(|run| run[0]..run[0] + run.len() as u64)
@@ -887,9 +881,7 @@ impl<'t> Owners<'t> {
 #[derive(Debug, Default)]
 struct Runs {
     count: usize,
-    /// Folios of the last run.
     folios: usize,
-    /// Index that would extend the last run.
     next_index: u64,
 }
 

@@ -101,7 +101,6 @@ pub(crate) fn enlist(handle: &Arc<Handle>) {
     REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
 }
 
-/// Stops serving faults of the file: it is closed.
 pub(crate) fn forget(page_space: &PageSpace) {
     let Some(region) = page_space.region() else { return };
     let forgotten = {
@@ -224,7 +223,6 @@ struct ServicesState {
     running: Vec<u64>,
 }
 
-/// Service in progress; ends on drop.
 #[derive(Debug)]
 struct Service {
     services: Arc<RunningServices>,

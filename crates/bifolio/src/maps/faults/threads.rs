@@ -42,7 +42,6 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Number of threads at the start.
 const THREADS: usize = 4;
 /// Maximum number of threads: enough for 20 devices that hang, beside others.
 const THREADS_MAX: usize = 80;
@@ -59,7 +58,6 @@ pub(crate) struct FaultThreads {
     shared: Arc<Shared>,
     /// Closed to stop the threads.
     stop: Option<OwnedFd>,
-    /// Initial threads.
     threads: Vec<OwnedThread>,
 }
 
@@ -86,7 +84,6 @@ struct Messages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Inside {
     thread: u32,
-    /// Address of the page.
     page: usize,
     /// Number of the thread's hold ([`blocking::hold_of`]).
     hold: u32,
@@ -133,7 +130,6 @@ impl FaultThreads {
         Ok(started)
     }
 
-    /// Returns the userfaultfd that the regions register with.
     pub(crate) fn userfault(&self) -> &Arc<Userfault> {
         &self.shared.userfault
     }

@@ -128,7 +128,6 @@ impl Pipe {
     }
 }
 
-/// Pipes that together hold some number of pages.
 #[derive(Debug)]
 pub(crate) struct PagePipe {
     pipes: Vec<Pipe>,
@@ -199,7 +198,6 @@ impl PagePipe {
         if done_bytes == length_bytes { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Releases the pages that are still kept.
     pub(crate) fn discard(&mut self) {
         for pipe in &mut self.pipes {
             pipe.discard();

@@ -55,9 +55,7 @@ const _: () = assert!(offset_of!(PageRange, length_bytes) == offset_of!(libc::io
 pub(crate) struct Unmapped {
     /// Ranges that were freed, counted from the first. The next one may be freed in part.
     pub(crate) ranges_done: usize,
-    /// Calls that made the kernel flush the TLB.
     pub(crate) flushes_asked: u64,
-    /// Error that ended it before the last range.
     pub(crate) error: Option<io::Error>,
 }
 

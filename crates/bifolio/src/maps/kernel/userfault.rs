@@ -28,7 +28,6 @@ use crate::sys::file::above_standard;
 use crate::sys::probe::{Feature, Features};
 use crate::sys::{Retries, persist};
 
-/// The version of the interface.
 const API: u64 = 0xAA;
 /// Serves faults of user code only: faults inside system calls fail. Needs no privilege.
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
@@ -76,11 +75,8 @@ pub(crate) struct Wishes {
 /// A message: a thread waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Address of the byte that was accessed.
     pub(crate) address: usize,
-    /// `true` if the access was a store.
     pub(crate) is_write: bool,
-    /// Kernel thread id.
     pub(crate) thread: u32,
 }
 

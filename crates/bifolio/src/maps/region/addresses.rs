@@ -44,18 +44,15 @@ impl Addresses {
         Ok(Self { memory, pages, userfault: Arc::clone(userfault), regions: Arc::clone(regions) })
     }
 
-    /// Returns the address of page 0.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
         self.memory.base
     }
 
-    /// Returns the length of the address space in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         (self.pages * PAGE_BYTES) as usize
     }
 
-    /// Returns the address of a page.
     #[inline(always)]
     pub(crate) fn address(&self, index: u64) -> *mut u8 {
         self.base().wrapping_add((index * PAGE_BYTES) as usize)
@@ -68,7 +65,6 @@ impl Addresses {
         PageRange { start: self.address(pages.start), length_bytes }
     }
 
-    /// Returns the address range of one page, for system calls.
     pub(crate) fn range_at(&self, index: u64) -> PageRange {
         self.range_of(&(index..index + 1))
     }

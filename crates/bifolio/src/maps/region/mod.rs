@@ -56,7 +56,6 @@ const TRACKED: u8 = 1;
 /// Stores are searched for, and every write-back reads a copy.
 const COPIED: u8 = 2;
 
-/// The region of one file; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) addresses: Addresses,
@@ -85,7 +84,6 @@ impl Region {
     /// sequential scan 10 % slower.
     pub(crate) const PAGES_IN_FLIGHT: u64 = 256;
 
-    /// Returns the length of a readahead window, in pages.
     pub(crate) fn window_pages(&self) -> u64 {
         self.addresses.regions.staging.pages() / WINDOWS_STAGED
     }
@@ -191,14 +189,12 @@ impl Region {
         (next - pages.start, outcome.and(self.stray_pages.lift_poison(&self.addresses, there)))
     }
 
-    /// Returns `true` if stores are searched for.
     pub(crate) fn is_tracked(&self) -> bool {
         // Acquire: pairs with the Release in `protect_all`: pages that were resident then are
         // protected.
         self.tracking.load(Ordering::Acquire) != UNTRACKED
     }
 
-    /// Returns the pagemap in which stores are found.
     fn pagemap(&self) -> io::Result<&Pagemap> {
         self.pagemap.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
@@ -297,12 +293,10 @@ impl Region {
 pub(crate) struct MappedPages(Mutex<Vec<Range<u64>>>);
 
 impl MappedPages {
-    /// Adds the pages of a new map.
     pub(crate) fn add(&self, pages: Range<u64>) {
         self.0.lock().push(pages);
     }
 
-    /// Removes the pages of a map that was added.
     pub(crate) fn remove(&self, pages: &Range<u64>) {
         let mut maps = self.0.lock();
         let found = maps.iter().position(|known| known == pages);

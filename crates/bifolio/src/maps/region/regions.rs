@@ -9,8 +9,7 @@ use super::staging::Staging;
 use crate::maps::kernel::page_pipe::PagePipe;
 use crate::maps::kernel::pages::{PageRange, Unmapper, is_resident};
 use crate::maps::kernel::userfault::Userfault;
-use crate::memory::Soundness;
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, Soundness};
 use crate::page::{Folio, FolioId, Folios, NO_FOLIO, PAGE_BYTES};
 use crate::sync::{Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation, allow_access, refuse_access};
@@ -29,7 +28,6 @@ const EXIT_PAGES_MAX: u64 = 512;
 /// Lower bound on both, in pages.
 const PAGES_MIN: u64 = 8;
 
-/// The resources; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Regions {
     pub(crate) features: Features,
@@ -64,14 +62,12 @@ pub(crate) struct RegionsSize {
 }
 
 impl RegionsSize {
-    /// Returns the number of bytes to charge.
     pub(crate) fn bytes(self) -> u64 {
         (self.staging_pages + self.bounce_buffer_pages + self.swap_bounce_buffer_pages) * PAGE_BYTES
     }
 }
 
 impl BounceBuffer {
-    /// Returns the address of one page.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
         assert!(page < self.pages, "page {page} of a bounce buffer of {}", self.pages);
         self.memory.base.wrapping_add(page * PAGE_BYTES as usize)
@@ -155,7 +151,6 @@ fn memory_for_transfers(pages: u64, huge: bool, features: &Features) -> io::Resu
     Ok(memory)
 }
 
-/// Number of descriptors that are charged together.
 const DESCRIPTORS_PER_PAGE: u32 = (PAGE_BYTES / size_of::<Folio>() as u64) as u32;
 
 /// The descriptors of region pages, under the arena's lock.
@@ -165,7 +160,6 @@ const DESCRIPTORS_PER_PAGE: u32 = (PAGE_BYTES / size_of::<Folio>() as u64) as u3
 /// first one on the page is used, and never released. Free ones are linked through themselves.
 #[derive(Debug)]
 pub(crate) struct RegionPages {
-    /// First free descriptor.
     free: u32,
     /// Number of descriptors that have been charged.
     known: u32,

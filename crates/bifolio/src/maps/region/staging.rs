@@ -14,7 +14,6 @@ use crate::sync::{Condvar, Mutex, Share, blocking};
 use crate::sys::memory::Reservation;
 use std::sync::Arc;
 
-/// The staging memory of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Staging {
     memory: Reservation,
@@ -56,7 +55,6 @@ impl Staging {
         }
     }
 
-    /// Returns the number of pages, free or not.
     pub(crate) fn pages(&self) -> u64 {
         self.memory.len() as u64 / PAGE_BYTES
     }
@@ -74,7 +72,6 @@ impl Staging {
         }
     }
 
-    /// Takes pages like [`Self::take`], but returns `None` if none is free.
     pub(crate) fn try_take(self: &Arc<Self>, pages_max: usize, share: &Share) -> Option<Staged> {
         self.try_take_locked(&mut self.used.lock().pages, pages_max, share)
     }
@@ -123,12 +120,10 @@ fn longest_run(used: &[bool], pages_max: usize) -> Option<(usize, usize)> {
 }
 
 impl Staged {
-    /// Returns the number of pages.
     pub(crate) fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Returns the address of one page.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
         assert!(page < self.pages, "page {page} of a staging run of {}", self.pages);
         let offset_bytes = (self.first + page) * PAGE_BYTES as usize;

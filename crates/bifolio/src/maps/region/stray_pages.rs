@@ -72,7 +72,6 @@ fn note_waked() -> u64 {
     FAULT_TIME.fetch_add(1, Ordering::AcqRel) + 1
 }
 
-/// All stray pages of a region.
 #[derive(Debug, Default)]
 pub(crate) struct StrayPages {
     state: Mutex<State>,
@@ -89,7 +88,6 @@ struct State {
     growing_end: u64,
     /// Number of pages that could not be filled when they were touched.
     errors: u64,
-    /// Error of the last of them.
     last_error: Option<Error>,
 }
 
