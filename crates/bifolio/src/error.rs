@@ -82,9 +82,9 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns the file as the cache names it: its path as it was given, or what
-    /// [`Backing::describe`](crate::backing::Backing::describe) returned. If the error is about no
-    /// file of its own, returns that of its cause; `None` if there is none either.
+    /// Returns the name of the file in the cache: its path as given, or the result of
+    /// [`Backing::describe`](crate::backing::Backing::describe). An error without a file of its own
+    /// returns the file of its cause; `None` if the cause has none either.
     pub fn file(&self) -> Option<&str> {
         self.0.file.as_deref().or_else(|| self.cause()?.file())
     }
@@ -173,9 +173,9 @@ pub enum ErrorKind {
     OutOfRange,
     /// A range ends past the end of the file, where that is not allowed.
     PastEnd,
-    /// The file would grow past its maximum length: that of its first open
-    /// ([`OpenOptions::len_max`](crate::OpenOptions::len_max)), or as raised since
-    /// ([`File::raise_len_max`](crate::File::raise_len_max)).
+    /// The file would grow past its maximum length, which the first open sets
+    /// ([`OpenOptions::len_max`](crate::OpenOptions::len_max)) and
+    /// [`File::raise_len_max`](crate::File::raise_len_max) raises.
     TooLong,
     /// A pin must lie in one folio.
     PinSpansFolios,
@@ -324,20 +324,20 @@ impl From<Error> for io::Error {
 /// Memory by what holds it, for the text of [`ErrorKind::Full`]. All in bytes.
 pub(crate) struct Usage {
     pub(crate) bound: u64,
-    /// In folios with a reference of a pin or a call in progress.
+    /// Bytes of folios with a reference of a pin or a call in progress.
     pub(crate) pinned: u64,
     pub(crate) unwritten: u64,
-    /// In folios of memory files without a swap.
+    /// Bytes of folios of memory files without a swap.
     pub(crate) unswappable: u64,
-    /// In folios that were locked or under I/O while the call waited.
+    /// Bytes of folios that were locked or under I/O while the call waited.
     pub(crate) busy: u64,
     /// Dirty bytes that write gates hold back. They are also among the bytes in use, or, if a gate
     /// fails or they are not committed, among those that cannot be written out.
     pub(crate) gated: u64,
     pub(crate) metadata: u64,
-    /// In one piece, for the call.
+    /// Contiguous bytes that the call needs.
     pub(crate) wanted: u64,
-    /// Free, but in pieces that are too small, or reserved for tables and for reading swapped
+    /// Free bytes, in pieces that are too small, or reserved for tables and for reading swapped
     /// pages.
     pub(crate) free: u64,
 }

@@ -42,10 +42,10 @@ pub struct FileStats {
     pub file: String,
     /// Length, bytes.
     pub len_bytes: u64,
-    /// Its pages in memory, bytes.
+    /// Pages of the file in memory, bytes.
     pub resident_bytes: u64,
-    /// Its dirty pages, without those being written out and without stores through maps that were
-    /// not found yet, bytes.
+    /// Dirty pages of the file, without those being written out and without stores through maps
+    /// that were not found yet, bytes.
     pub dirty_bytes: u64,
 }
 
@@ -284,7 +284,7 @@ struct Blocks {
 pub(crate) struct Counters {
     pub(crate) id: u64,
     blocks: Arc<Mutex<Blocks>>,
-    /// For threads whose thread-local storage is already destroyed; shared, so it is updated
+    /// Block of threads whose thread-local storage is already destroyed; shared, so it is updated
     /// atomically.
     late: Block,
 }

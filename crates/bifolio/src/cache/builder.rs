@@ -63,11 +63,11 @@ impl CacheBuilder {
         self
     }
 
-    /// If `true`, memory is made resident when the cache is built, except the 1/32 of the bound
-    /// that is left for tables. By default it becomes resident as it is needed, a chunk at a time:
-    /// the kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to provide
-    /// them. Building fails if the machine does not have the memory, or a control group of the
-    /// process does not allow it now. Not for caches of mapped files, whose memory is separate.
+    /// Selects whether memory is made resident when the cache is built, except the 1/32 of the
+    /// bound that is left for tables. By default memory becomes resident when needed, a chunk at a
+    /// time: the kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to
+    /// provide them. Building fails if the machine does not have the memory, or a control group of
+    /// the process does not allow it now. Not for caches of mapped files, whose memory is separate.
     pub fn populate(mut self, populate: bool) -> Self {
         self.config.populate = populate;
         self

@@ -130,8 +130,8 @@ impl Cache {
     /// [`Cache::open`].
     ///
     /// # Errors
-    /// As [`Cache::open`]; options with `write` or without `read`; a writable handle of the file
-    /// ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)).
+    /// Every error of [`Cache::open`]; options with `write` or without `read`; a writable handle of
+    /// the file ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)).
     pub fn open_immutable(
         &self,
         path: impl AsRef<Path>,
@@ -145,8 +145,8 @@ impl Cache {
     /// of the file, until the last one is closed. Blocks like [`Cache::open`].
     ///
     /// # Errors
-    /// As [`Cache::open`]; options without `write` or with `mappable`, whose pages can be changed
-    /// without a call ([`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse)).
+    /// Every error of [`Cache::open`]; options without `write`, or with `mappable`, whose pages
+    /// change without a call ([`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse)).
     pub fn open_gated(
         &self,
         path: impl AsRef<Path>,
@@ -244,7 +244,7 @@ impl Cache {
     /// maximum length.
     ///
     /// # Errors
-    /// As [`Cache::memory_file`]; options that contradict each other.
+    /// Every error of [`Cache::memory_file`]; options that contradict each other.
     pub fn memory_file_with(&self, name: &str, options: &OpenOptions) -> Result<File> {
         self.inner.registry.open_in_memory(name, options)
     }

@@ -63,12 +63,12 @@ impl File {
         Ok(())
     }
 
-    /// Reads the bytes of `range` into the cache, and waits for them. Holes of a memory file get
-    /// pages. The part past the end of file is ignored. Pages that were read early may be evicted
-    /// again if the range exceeds the cache.
+    /// Reads `range` into the cache, and waits. Holes of a memory file get pages. The part past the
+    /// end of file is ignored. A range that exceeds the cache may evict its first pages.
     ///
     /// # Errors
-    /// As [`File::prefetch`]; the error of the first page that cannot be read or allocated.
+    /// A closed cache; a handle that is not opened for reading; a range beyond 2^63; the error of
+    /// the first page that cannot be read or allocated.
     pub fn populate(&self, range: Range<u64>) -> Result<()> {
         self.check_advised(&range)?;
         let range = range.start..range.end.min(self.len());

@@ -147,7 +147,7 @@ impl GatedFile {
     /// their LSN from [`PageRefMut::assign_lsn`].
     ///
     /// # Errors
-    /// As [`File::pin_mut`].
+    /// Every error of [`File::pin_mut`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_, Self>> {
         Ok(self.file.pin_mut(range)?.of())
     }

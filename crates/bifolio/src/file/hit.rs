@@ -3,10 +3,10 @@
 //! All data that a hit needs is in the `File` itself, as a [`HitPath`]: addresses of the table, the
 //! frames and the length. One bounds check covers the page and the table; the length is checked
 //! after the Entry is loaded. A hit reads two cache lines of shared memory, the Entry and the data,
-//! and writes none. The exception are pages of a file that can be mapped, which are unmapped when
-//! they are evicted: they need a reference. Pages above the maximum length of the open, which was
-//! raised since, have their Entries elsewhere: they are hits, too, through [`HitPath::later_word`].
-//! A long read checks the Entry before it copies, so that a miss costs no copy.
+//! and writes none. Pages of a file that can be mapped are the exception: eviction unmaps them, so
+//! a hit takes a reference. If the maximum length was raised since the open, pages above the old
+//! maximum have their Entries elsewhere; hits load these through [`HitPath::later_word`]. A long
+//! read checks the Entry before it copies, so that a miss costs no copy.
 //!
 //! A reader that takes a file page by page cannot prefetch the next page within its call. So each
 //! long read records in a thread-local where it ended; the next read, if it starts there,
@@ -373,7 +373,7 @@ impl HitPath {
         self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)
     }
 
-    /// Returns the Entry of a page, which is at most the one after the last.
+    /// Returns the Entry of page `index`, which is at most one past the last page.
     #[inline(always)]
     fn entry_word(&self, index: u64) -> &AtomicU64 {
         // SAFETY: the callers have checked that the page lies below `entries_end`, `in_place_end`

@@ -1,4 +1,4 @@
-//! How a file is opened.
+//! Options for opening a file.
 
 use crate::config;
 use crate::error::{Error, Result};

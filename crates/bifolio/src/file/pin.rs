@@ -536,7 +536,7 @@ impl ImmutableFile {
     /// a miss.
     ///
     /// # Errors
-    /// As [`File::pin`].
+    /// Every error of [`File::pin`].
     #[inline(always)]
     pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_, Self>> {
         Ok(Self::lend(self.file.pin(range)?))

@@ -159,7 +159,7 @@ impl<'a> Batch<'a> {
         Self { folios: &inode.memory.folios, queue, wanted: 1, most, is_hasty: false }
     }
 
-    /// From now on, fails if nothing can be evicted, instead of waiting.
+    /// Makes later calls fail if nothing can be evicted, instead of waiting.
     pub(crate) fn hurry(&mut self) {
         self.is_hasty = true;
     }

@@ -52,7 +52,7 @@ pub(crate) struct Clearing {
 struct Clear {
     /// Number of the current clear, or of the last one.
     number: u64,
-    /// Its pages; empty if there is none.
+    /// Pages of the current clear; empty if there is none.
     pages: Range<u64>,
 }
 

@@ -63,9 +63,9 @@ pub(crate) struct Inode {
     pub(crate) page_space: PageSpace,
     pub(crate) engine: Arc<Engine>,
     pub(crate) flusher: Arc<Flusher>,
-    /// Device that it is written to; `None` for a memory file.
+    /// Device that the file is written to; `None` for a memory file.
     pub(crate) device: Option<Arc<Device>>,
-    /// Shares of the device that it is read from.
+    /// Shares of the device that the file is read from.
     pub(crate) load: Load,
     pub(crate) store: Store,
     /// Set if reclaim can evict or write folios of this file.
@@ -173,7 +173,7 @@ impl Inode {
         }
     }
 
-    /// Returns a reference that keeps it allocated; `None` if it is about to be freed.
+    /// Returns a reference that keeps the inode allocated; `None` if it is about to be freed.
     pub(crate) fn keep(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
     }
@@ -399,7 +399,7 @@ impl Inode {
         }
     }
 
-    /// Zeroes some of a locked folio's bytes, counted from its first, in memory.
+    /// Zeroes `bytes` of a locked folio in memory, counted from the folio's first byte.
     pub(crate) fn zero_folio(
         &self,
         folio: &FolioRef<'_>,

@@ -66,7 +66,7 @@ impl Inode {
         self.extend_backing_alone(end_bytes)
     }
 
-    /// Acts as [`Self::extend_backing`] for a caller that holds `cutting` exclusively.
+    /// Extends the backing like [`Self::extend_backing`]. The caller holds `cutting` exclusively.
     pub(super) fn extend_backing_alone(&self, end_bytes: u64) -> Result<()> {
         let missing_end = self.store.missing_end(end_bytes.min(self.mapping.len_bytes()));
         missing_end.map_or(Ok(()), |end_bytes| self.store.set_len(end_bytes))

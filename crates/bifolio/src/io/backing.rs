@@ -83,9 +83,9 @@ pub trait DirectBacking: Backing {
         Alignment::NONE
     }
 
-    /// Acts as [`read_at`](Backing::read_at), into several consecutive buffers. Only the last of
-    /// them may be shorter than a multiple of [`alignment`](Self::alignment). The default
-    /// implementation fills the first one.
+    /// Reads into several consecutive buffers, otherwise like [`read_at`](Backing::read_at). Only
+    /// the last buffer may be shorter than a multiple of [`alignment`](Self::alignment). The
+    /// default implementation fills the first one.
     fn read_vectored_at(
         &self,
         targets: &mut [IoBufMut<'_>],
@@ -97,8 +97,8 @@ pub trait DirectBacking: Backing {
         }
     }
 
-    /// Acts as [`write_at`](Backing::write_at), from several consecutive buffers. Only the last of
-    /// them may be shorter than a multiple of [`alignment`](Self::alignment). The default
+    /// Writes several consecutive buffers, otherwise like [`write_at`](Backing::write_at). Only the
+    /// last buffer may be shorter than a multiple of [`alignment`](Self::alignment). The default
     /// implementation stores the first one.
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
         match sources.iter().find(|source| !source.is_empty()) {
@@ -125,8 +125,8 @@ pub trait DirectBacking: Backing {
         answer
     }
 
-    /// Acts as [`sync_data`](Backing::sync_data), and also makes the metadata (times, owner)
-    /// durable. The default implementation calls `sync_data`.
+    /// Makes the data durable like [`sync_data`](Backing::sync_data), and the metadata (times,
+    /// owner), too. The default implementation calls `sync_data`.
     fn sync_all(&self) -> io::Result<()> {
         self.sync_data()
     }

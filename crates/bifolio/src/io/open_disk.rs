@@ -115,9 +115,9 @@ impl DiskFile {
         Self::open_keeping(path.as_ref(), options, features, &mut Vec::new())
     }
 
-    /// Acts as [`Self::open`]. On an error, unneeded descriptors are added to `unused`, because
-    /// closing them would drop locks. On success the file takes these, and what `unused` contained
-    /// before.
+    /// Opens the file at `path`, as [`Self::open`] does. On an error, adds unneeded descriptors to
+    /// `unused`, because closing them would drop locks. On success the file takes these, and what
+    /// `unused` contained before.
     pub(crate) fn open_keeping(
         path: &Path,
         options: &DiskOptions,

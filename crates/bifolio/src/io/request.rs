@@ -28,9 +28,9 @@ use std::{fmt, io, slice};
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// From the storage to memory.
+    /// Transfer from the storage to memory.
     Read,
-    /// From memory to the storage.
+    /// Transfer from memory to the storage.
     Write,
 }
 
@@ -49,7 +49,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoRequest {
-    /// Its direction.
+    /// Direction of the transfer.
     pub operation: Operation,
     /// Position of the first byte.
     pub position_bytes: u64,

@@ -189,7 +189,7 @@ impl<F> Map<F> {
     /// raises no fault. Blocks for the device.
     ///
     /// # Errors
-    /// As [`Self::populate`]; [`ErrorKind::Full`] if the bound does not allow it.
+    /// Every error of [`Self::populate`]; [`ErrorKind::Full`] if the bound does not allow the pin.
     pub fn pin(&self, range: Range<u64>) -> Result<OwnedPageRef> {
         let range = self.in_file(&range)?;
         let start = self.region.addresses.base().wrapping_add(range.start as usize);
@@ -223,7 +223,7 @@ impl ImmutableFile {
     /// ([`Map::as_bytes`]).
     ///
     /// # Errors
-    /// As [`File::map`].
+    /// Every error of [`File::map`].
     pub fn map(&self, range: Range<u64>) -> Result<Map<Self>> {
         let Map { guard, file, region, range, errors_seen, .. } = File::map(self, range)?;
         Ok(Map { guard, file, region, range, errors_seen, of: PhantomData })
@@ -306,13 +306,13 @@ impl MapMut {
     /// Makes durable what was stored or written to `range` before the call: [`File::sync_range`].
     ///
     /// # Errors
-    /// As [`File::sync_range`]; a range that is not inside the map.
+    /// Every error of [`File::sync_range`]; a range that is not inside the map.
     pub fn sync(&self, range: Range<u64>) -> Result<()> {
         self.map.file.sync_range(self.map.in_file(&range)?)
     }
 }
 
-/// Lets the kernel or a device write to bytes of a map while it exists; see
+/// Pin that lets the kernel or a device write to bytes of a map; see
 /// [`MapMut::pin_mut`](crate::MapMut::pin_mut).
 ///
 /// The pages stay resident and count as stored to: each sync, and the flusher, writes them with

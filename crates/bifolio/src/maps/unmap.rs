@@ -478,9 +478,9 @@ struct Batch<'d, 't> {
 struct Victim<'t> {
     lock: LockedFolio<'t>,
     frozen: Frozen<'t>,
-    /// Address for its last bytes, written once it was unmapped if they are needed.
+    /// Address for the folio's last bytes, written after the unmapping if they are needed.
     copy: CopyAt,
-    /// Page of the bounce buffer with its bytes at B4, if it seemed clean.
+    /// Page of the bounce buffer with the folio's bytes at B4, if the folio seemed clean.
     before: Option<usize>,
     fate: Fate,
 }
@@ -488,17 +488,17 @@ struct Victim<'t> {
 /// Decision about a frozen folio.
 #[derive(Debug)]
 enum Fate {
-    /// It has a page, which is to be unmapped.
+    /// The folio has a page, which is to be unmapped.
     Unmap,
-    /// It is clean, and has no page any more.
+    /// The folio is clean, and has no page any more.
     Evict,
-    /// It is dirty, has no page any more, and is written.
+    /// The folio is dirty, has no page any more, and is written.
     Write(InFlight),
-    /// It keeps its page.
+    /// The folio keeps its page.
     Keep(EvictOutcome),
-    /// It is unmapped and dirty, and must not be written now.
+    /// The folio is unmapped and dirty, and must not be written now.
     PutBack,
-    /// It is unmapped, and its last bytes cannot be read.
+    /// The folio is unmapped, and its last bytes cannot be read.
     Lose(io::Error),
 }
 

@@ -72,7 +72,7 @@ impl ChunkSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Vacant,
-    /// Charged; a thread makes it resident without holding the arena's lock.
+    /// The chunk is charged; a thread makes it resident without holding the arena's lock.
     Allocating,
     /// Resident but for the lent slots, and cut into slots of `order`.
     Slots {

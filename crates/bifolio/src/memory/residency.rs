@@ -124,7 +124,7 @@ impl Arena {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Vacate,
-    /// To use it for folios of this order.
+    /// The emptied chunk is for folios of this order.
     Order(u8),
 }
 

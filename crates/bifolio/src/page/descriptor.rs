@@ -89,7 +89,7 @@ pub(crate) struct Folio {
     /// Sequence number on the dirty list of the owner; orders dirty folios by age.
     pub(crate) dirtied: AtomicU64,
     version: AtomicU32,
-    /// [`Self::batch_cpu`] plus 1; 0 if none.
+    /// Number of the CPU whose LRU batch the folio was last added to, plus 1; 0 if none.
     batch: AtomicU16,
     order: AtomicU8,
     /// LRU clock at which the folio was added to its list; gives its age there.
@@ -270,7 +270,7 @@ impl Folios {
         }
     }
 
-    /// [`Self::try_get`] with the compare-and-swap loop of the kernel.
+    /// Takes a reference like [`Self::try_get`], with the compare-and-swap loop of the kernel.
     #[inline(always)]
     pub(crate) fn try_get_compare_exchange(&self, id: FolioId) -> Result<FolioRef<'_>, TryGet> {
         let folio = self.get(id);
@@ -319,14 +319,14 @@ impl<'a> FolioRef<'a> {
         self.lock_new()
     }
 
-    /// Acts as [`Self::lock`], for a folio that was just started: no user holds its lock.
+    /// Blocks until the caller holds the lock of a folio that was just started: no user has it.
     pub(crate) fn lock_new(&self) -> LockedFolio<'a> {
         self.folio.lock.acquire();
         LockedFolio::of(self.folio)
     }
 
-    /// Acts as [`Self::lock`], but calls `wants` about once a millisecond, and returns `None` once
-    /// that returns `false`.
+    /// Blocks until the caller holds the folio lock. Calls `wants` about once a millisecond, and
+    /// returns `None` once that returns `false`.
     pub(crate) fn lock_while(&self, wants: &dyn Fn() -> bool) -> Option<LockedFolio<'a>> {
         // Acquire: pairs with the Release in `release`. A thread that gives up leaves the word
         // CONTENDED: at worst, one needless wake-up.

@@ -366,7 +366,7 @@ impl Mapping {
         self.get_folio_and_tell(folios, index, &mut FrozenWaits::default())
     }
 
-    /// Acts as [`Self::get_folio`] and adds the time waited to `waits`.
+    /// Finds a folio like [`Self::get_folio`], and adds the time waited to `waits`.
     pub(crate) fn get_folio_and_tell<'a>(
         &self,
         folios: &'a Folios,
@@ -385,7 +385,7 @@ impl Mapping {
         }
     }
 
-    /// Acts as [`Self::get_folio`] but does not wait; returns `None` while the folio is frozen.
+    /// Finds a folio like [`Self::get_folio`], but never waits: `None` while the folio is frozen.
     #[inline]
     pub(crate) fn try_get_folio<'a>(&self, folios: &'a Folios, index: u64) -> Option<Lookup<'a>> {
         // MAPPING-2: the head Entry decides.

@@ -128,7 +128,7 @@ pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 /// The Entries of consecutive pages, with a bitmap of the charged table pages.
 #[derive(Debug)]
 struct Segment {
-    /// First page that it describes, which begins a table page.
+    /// First page of the segment, which begins a table page.
     first_page: u64,
     entries: ReservedArray<AtomicU64>,
     /// One bit per charged table page, counted from the first of the segment.

@@ -248,17 +248,17 @@ pub(crate) enum Flag {
     /// A thread sleeps until the write-out ends. Bits 1 and 2 are the [`WriteState`].
     WritebackWaiters = 1 << 3,
     OnLru = 1 << 4,
-    /// On, isolated from, or bound for, the active list.
+    /// The folio is on ACTIVE, isolated from it, or about to be added to it.
     Active = 1 << 5,
-    /// On, or isolated from, the list of folios filled a short time ago.
+    /// The folio is on FRESH, or isolated from it.
     Fresh = 1 << 6,
-    /// Read ahead and not used since.
+    /// The folio was read ahead and not used since.
     Readahead = 1 << 7,
     /// Reserved by `allocate` and never written: reads return zeros, whatever its frame holds.
     Allocated = 1 << 8,
     /// Never on an LRU list: the folio cannot be reclaimed.
     Unlisted = 1 << 9,
-    /// Filled while its pages were being cleared: has zeros, and what was written since.
+    /// The folio was filled while its pages were being cleared: zeros, and later writes.
     Punched = 1 << 10,
 }
 
@@ -285,10 +285,10 @@ const IN_FLIGHT: u32 = 1 << 2;
 pub(crate) enum WriteState {
     /// The device needs no write: it has the bytes, or they were discarded.
     Clean = 0,
-    /// Newer than the device; the folio is on the dirty list of its file.
+    /// The folio is newer than the device, and on the dirty list of its file.
     Dirty = LISTED,
     Writing = IN_FLIGHT,
-    /// Writing and newer again; the folio is also on the dirty list.
+    /// The folio was changed during its write-out, and is on the dirty list again.
     Redirtied = LISTED | IN_FLIGHT,
 }
 

@@ -296,7 +296,7 @@ impl Reclaim {
         }
     }
 
-    /// Examines an extent. The results are hints.
+    /// Sorts an extent's folios into free, fixed, dirty, old and movable. The results are hints.
     fn survey(&self, extent: Extent) -> Survey {
         let memory = &self.memory;
         let mut survey = Survey::default();

@@ -67,10 +67,10 @@ struct Doubtful {
 /// A folio as seen by N2.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// Index at which its Entry was loaded.
+    /// Index at which the folio's Entry was loaded.
     head: u64,
     entry: Entry,
-    /// The reason why it stays, if that is known already.
+    /// Reason why the folio stays, if that is known already.
     reason: Option<Reason>,
 }
 

@@ -26,8 +26,8 @@ const PRIORITY_MAX: u32 = 12;
 pub(crate) struct Unswapped<'a> {
     folios: Vec<FolioRef<'a>>,
     pages: u64,
-    /// Those of `pages` that the swapper evicts with the others, clean or dirty. No more of them
-    /// are collected than wanted.
+    /// Part of `pages` that the swapper evicts even if clean; at most as many as wanted are
+    /// collected.
     leaving_pages: u64,
 }
 
@@ -372,10 +372,9 @@ impl Reclaim {
         (counts.pinned_pages, counts.busy_pages)
     }
 
-    /// Returns the number of used pages that a sweep with the result `counts` has not examined
-    /// because another thread works on them. They are on no list (about to be filled, or isolated)
-    /// or frozen on a list (about to be truncated). Unlisted folios and those of the swapper do not
-    /// count.
+    /// Returns the number of used pages that a sweep with the result `counts` did not examine
+    /// because another thread works on them: on no list (about to be filled, or isolated), or
+    /// frozen on a list (about to be truncated). Excludes unlisted folios and those of the swapper.
     fn unseen_pages(&self, counts: &ScanCounts) -> u64 {
         let (usage, sizes) = (self.arena().usage(), self.memory.lru.sizes());
         let used_pages = (usage.frame_bytes / PAGE_BYTES).saturating_sub(usage.free_pages);
@@ -431,9 +430,9 @@ fn test_and_clear_referenced(reclaim_lock: &ReclaimLock<'_>, folio: &FolioRef<'_
 /// the flusher: a device may hang, and only the flusher may wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteOut {
-    /// They stay: the caller cannot wait for the swap.
+    /// The folios stay: the caller cannot wait for the swap.
     Nothing,
-    /// They are queued for the swapper.
+    /// The folios are queued for the swapper.
     MemoryFiles,
 }
 

@@ -122,7 +122,7 @@ impl RetryBudget<'_> {
     }
 }
 
-/// Frames, and room for a lower bound.
+/// Waits for frames, and for room under a lower bound.
 impl Reclaim {
     #[cold]
     pub(super) fn wait_for_frames(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {

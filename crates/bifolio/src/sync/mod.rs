@@ -231,8 +231,8 @@ impl Share {
     }
 }
 
-/// Returns the part of `left`, which the other devices leave free, that one device may take: all
-/// but one in `rest`, and all but at least one. Of the last one, all.
+/// Returns the part of `left`, which the other devices leave free, that one device may take: `left`
+/// minus one in `rest`, which counts as at least 1; all of it if `left` is 1.
 pub(crate) fn part_of(left: u64, rest: u64) -> u64 {
     left - (left / rest).max(1).min(left.saturating_sub(1))
 }
@@ -365,7 +365,7 @@ pub(crate) mod blocking {
         answer
     }
 
-    /// Acts as [`check`], for what a user may hold while waiting for a service thread.
+    /// Checks a wait for what a user may hold while the user waits for a service thread.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn check_user(what: &str) {
@@ -383,8 +383,8 @@ pub(crate) mod blocking {
         check_in_queue(what, 0);
     }
 
-    /// Acts as [`check`], for a wait with a deadline in a thread that may own transfers: a page
-    /// must be restored.
+    /// Checks a wait with a deadline, for a page that must be restored: the thread may own
+    /// transfers.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn check_frozen(what: &str) {
@@ -395,7 +395,7 @@ pub(crate) mod blocking {
         );
     }
 
-    /// Acts as [`check`], for a queue that has `own` transfers.
+    /// Checks a wait of a queue that has `own` transfers.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn check_in_queue(what: &str, own: usize) {

@@ -109,7 +109,7 @@ pub(crate) struct Status {
 pub(crate) struct OpenMode {
     pub(crate) read: bool,
     pub(crate) write: bool,
-    /// How to create the file if it does not exist; `None` to fail.
+    /// Parameters for creating a file that does not exist; `None` to fail.
     pub(crate) create: Option<Creation>,
     pub(crate) direct: bool,
 }

@@ -266,7 +266,7 @@ pub(crate) fn address_space_bytes_max() -> u64 {
 /// The group of the process that allows the least memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// The file that holds the limit; it names the group.
+    /// Path of the file that holds the limit; the path identifies the group.
     pub(crate) path: PathBuf,
     pub(crate) limit_bytes: u64,
     /// Bytes in use that are not pages of files, which the kernel could reclaim.

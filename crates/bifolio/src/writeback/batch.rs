@@ -42,7 +42,7 @@ const CALL_BYTES: u64 = 256 << 10;
 pub(crate) struct WriteVictim<'a> {
     pub(crate) folio: FolioRef<'a>,
     pub(crate) in_flight: InFlight,
-    /// Copy of its bytes, if they are not written from its frames.
+    /// Copy of the folio's bytes, if they are not written from its frames.
     pub(crate) copy: Option<CopyAt>,
 }
 
@@ -70,7 +70,7 @@ impl WriteVictim<'_> {
 pub(crate) struct WriteIo<'a> {
     pub(crate) folios: SmallVec<[WriteVictim<'a>; 1]>,
     pub(crate) place: Place,
-    /// Copies of their bytes, if raw writers may store to the folios.
+    /// Copies of the folios' bytes, if raw writers may store to the folios.
     pub(super) copies: Option<WriteCopies>,
 }
 
@@ -94,9 +94,9 @@ impl<'a> WriteIo<'a> {
 pub(super) enum Added {
     /// The folio is being written, or needs no write.
     Done,
-    /// Another thread holds its lock, or is about to change it after the lookup.
+    /// Another thread holds the folio lock, or is about to change the folio after the lookup.
     Busy,
-    /// The write gate holds it back.
+    /// The write gate holds the folio back.
     HeldBack,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct WriteBatch<'a> {
     within: Range<u64>,
     /// LSN that is known to be durable (GATE-O1).
     durable_lsn: u64,
-    /// Folios that were passed over because of it.
+    /// Folios passed over because the log is not known to be durable up to their LSN.
     held: Option<HeldBack>,
     /// WRITEBACK-4: the length does not change until the bytes are written.
     _no_cut: RwLockReadGuard<'a, ()>,

@@ -118,7 +118,7 @@ impl Drop for RoomForDirt<'_> {
 struct Calls {
     /// Set while the flusher is called, or serves the device.
     is_called: bool,
-    /// Set if it was called again since the round began.
+    /// Set if the flusher was called again since the round began.
     again: bool,
     /// Byte ranges of files to be written out soon.
     ranges: Vec<(Weak<Inode>, Range<u64>)>,
@@ -150,7 +150,7 @@ struct Rounds {
 #[derive(Debug)]
 pub(crate) struct Device {
     identity: Option<DeviceIdentity>,
-    /// Name of the first file opened on it.
+    /// Name of the first file opened on the device.
     first_file: String,
     pub(crate) dirty_pages: DirtyPages,
     /// Pages in read, and threads, that wait for the device.
@@ -217,9 +217,9 @@ impl Device {
         !std::mem::replace(&mut files.is_enlisted, true)
     }
 
-    /// Returns `true` if the flusher has nothing to do for the device: the next file added to a
-    /// list then adds the device to the flusher's list again. Not called during a round, which
-    /// holds files.
+    /// Returns `true` if the flusher has nothing to do for the device, which is then off the
+    /// flusher's list until a file is added to one of the device's lists. Not called during a
+    /// round, which holds files.
     pub(super) fn delist(&self) -> bool {
         let mut files = self.files.lock();
         let is_idle = files.dirty.are_all_dropped() && files.mapped.are_all_dropped();

@@ -74,7 +74,7 @@ struct DirtyState {
     oldest_epoch: u64,
     /// Set if the file is on the flusher's list of files that may have something dirty.
     is_enlisted: bool,
-    /// LSNs of its folios, if it has a write gate.
+    /// LSNs of the dirty folios, if the file has a write gate.
     lsns: Option<Box<Lsns>>,
 }
 
@@ -116,9 +116,9 @@ pub(crate) struct InFlight {
 pub(crate) enum NotBegun {
     /// The folio is not dirty, or its write-out is in flight.
     NotDirty,
-    /// The write gate holds it back.
+    /// The write gate holds the folio back.
     HeldBack {
-        /// Highest LSN of its changes.
+        /// Highest LSN of the folio's changes.
         lsn: u64,
     },
 }
@@ -126,7 +126,7 @@ pub(crate) enum NotBegun {
 #[derive(Debug)]
 pub(crate) struct DirtyFolios<'a> {
     pub(crate) folios: Vec<FolioRef<'a>>,
-    /// Set if it ended before a folio that is frozen at the moment.
+    /// Set if `folios` ends before a folio that is frozen at the moment.
     pub(crate) is_cut_short: bool,
 }
 

@@ -75,7 +75,7 @@ pub(crate) struct Wants {
 #[derive(Debug)]
 struct Answer<E> {
     round: u64,
-    /// Number of syncs that have not taken it yet.
+    /// Number of syncs that have not taken the answer yet.
     left: u64,
     result: Result<(), E>,
 }

@@ -247,7 +247,7 @@ impl Flusher {
         device
     }
 
-    /// Puts a file of a device on one of its lists.
+    /// Puts a file on one of the lists of its device.
     pub(crate) fn enlist(
         &self,
         device: &Arc<Device>,

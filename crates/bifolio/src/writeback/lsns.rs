@@ -23,9 +23,9 @@ struct LsnSlot {
     folio: u32,
     /// Set while some of its changes are not committed, beside those that have an LSN.
     is_uncommitted: bool,
-    /// Lowest LSN; [`UNCOMMITTED`] if it has none.
+    /// Lowest LSN of the folio's changes; [`UNCOMMITTED`] if none has an LSN.
     first: u64,
-    /// Highest LSN; [`NO_LSN`] if it has none.
+    /// Highest LSN of the folio's changes; [`NO_LSN`] if none has an LSN.
     highest: u64,
 }
 
@@ -57,13 +57,13 @@ impl KnownDurable {
     }
 }
 
-/// Folios that their gate holds back.
+/// Folios that must not be written before the log is durable up to their highest LSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldBack {
     pub(crate) folios: u64,
-    /// Lowest LSN among the highest of each: to let the first of them pass, it must be durable.
+    /// Lowest of the folios' highest LSNs: the first folio may pass once that is durable.
     pub(crate) lsn: u64,
-    /// Highest LSN other than [`UNCOMMITTED`], or [`NO_LSN`]: to let all of them pass.
+    /// Highest of those LSNs except [`UNCOMMITTED`], to let all folios pass; [`NO_LSN`] if none.
     pub(crate) highest: u64,
 }
 

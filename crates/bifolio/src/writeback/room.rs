@@ -110,7 +110,7 @@ pub(super) struct WriteOutWait<'w> {
     /// Number of rounds of the device, and of failed calls of the file's gate, before the wait.
     round: u64,
     failures: u64,
-    /// Latest progress, and its time.
+    /// Device answers and durable LSN at the last progress, which was seen at `since`.
     last: (u64, u64),
     since: Instant,
 }
@@ -174,11 +174,11 @@ struct Excess {
 }
 
 impl Flusher {
-    /// Lowers the limits to those of a lower bound, once what is dirty fits. Blocks for write gates
-    /// and devices.
+    /// Lowers the dirty limits to those of `bound_bytes`, once the dirty pages fit. Blocks for
+    /// write gates and devices.
     ///
     /// # Errors
-    /// [`ErrorKind::BoundInUse`]. Some limits may be lower: the caller sets the old bound.
+    /// [`ErrorKind::BoundInUse`]; some limits may be lowered, so the caller sets the old bound.
     pub(crate) fn lower_bound(&self, bound_bytes: u64) -> Result<()> {
         let limits = self.limits_of(bound_bytes);
         self.gated_max_pages.store(limits.max_pages, Ordering::Relaxed);
@@ -284,7 +284,7 @@ impl Excess {
         self.limit == other.limit && (!is_of_one || Arc::ptr_eq(&self.device, &other.device))
     }
 
-    /// Returns the error of a bound that cannot fall because of it.
+    /// Returns the error of a bound that cannot fall because of this excess.
     fn refuse(&self, bound_bytes: u64, cause: Option<Error>) -> Error {
         let file = self.inode.name();
         let (used_bytes, max_bytes) = (self.pages * PAGE_BYTES, self.max_pages * PAGE_BYTES);

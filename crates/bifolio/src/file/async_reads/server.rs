@@ -54,7 +54,6 @@ impl PendingRead {
         Self { file, position, buffer, result: Ok(0), is_cut: false }
     }
 
-    /// Returns the bytes that were read, or the error.
     pub(super) fn into_result(mut self) -> Result<Vec<u8>> {
         self.buffer.truncate(self.result?);
         Ok(self.buffer)

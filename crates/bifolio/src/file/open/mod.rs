@@ -166,8 +166,8 @@ impl Registry {
     }
 }
 
-/// Another handle of a file, or the reason for refusing it. `None`: the file is open, but must be
-/// opened anew for these options.
+/// Another handle of an open file; `None` if the file must be opened anew for these options; or the
+/// reason for refusing the open.
 type Joined = Result<Option<Arc<Handle>>>;
 
 impl Registry {

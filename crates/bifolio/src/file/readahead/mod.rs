@@ -472,7 +472,7 @@ impl<R> ReadaheadQueue<R> {
         if may_start { self.runs.pop_front() } else { None }
     }
 
-    /// Returns `true` if the queue is empty: then the worker stops serving it.
+    /// Marks the queue as unserved if it is empty, and returns `true`: the worker stops then.
     fn close(&mut self) -> bool {
         self.is_served = !self.runs.is_empty();
         !self.is_served

@@ -204,9 +204,9 @@ impl<T> Queue<'_, T> {
         self.complete(0, on_done);
     }
 
-    /// Acts as [`Self::complete`], but returns exactly `wanted` transfers, and collects pushed
-    /// transfers until it waits: few system calls. If few transfers are in flight, it starts what
-    /// is waiting before it returns anything, so that device and caller work in parallel.
+    /// Returns exactly `wanted` transfers (or all, if fewer) to `on_done`. Collects pushed
+    /// transfers until it waits: few system calls. If few transfers are in flight, starts waiting
+    /// ones before it returns anything, so that device and caller work in parallel.
     pub(crate) fn complete_exactly(
         &mut self,
         wanted: usize,

@@ -39,7 +39,7 @@ const LANE_HELPERS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// When a thread is available: it speeds something up, or another thread does the work first.
+    /// When a thread is available: the job only saves time, or another thread may do it first.
     Whenever,
     /// Immediately, or not at all.
     Now,

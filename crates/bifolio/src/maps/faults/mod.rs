@@ -48,7 +48,7 @@ struct Served {
     region: Arc<Region>,
     threads: Share,
     services: Arc<RunningServices>,
-    /// Handles of its file, the last one opened last.
+    /// Handles of the region's file, the last one opened last.
     handles: WeakList<Handle>,
 }
 

@@ -21,7 +21,7 @@ pub enum Refusable {
 
 /// Refused calls per 1024, for each [`Refusable`].
 static SHARES: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
-/// Counter of the calls, the state of the generator.
+/// Number of calls so far: the state of the random number generator.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -34,10 +34,10 @@ pub fn refuse(call: Refusable, share: u32) {
     SHARES[call as usize].store(share, Ordering::Relaxed);
 }
 
-/// Decides, before a call is made, if it is refused.
+/// Refuses a call at random, before the call is made.
 ///
 /// # Errors
-/// Fails if the call is refused.
+/// `EPERM` or `ENOMEM` if the call is refused.
 pub(crate) fn check(call: Refusable) -> io::Result<()> {
     // Relaxed: as in `refuse`.
     let share = SHARES[call as usize].load(Ordering::Relaxed);

@@ -22,7 +22,7 @@ const UNMAP_TRIES_MAX: u32 = 3;
 pub(crate) struct Addresses {
     memory: Reservation,
     pages: u64,
-    /// The userfaultfd that reports its faults.
+    /// The userfaultfd that reports the region's faults.
     pub(crate) userfault: Arc<Userfault>,
     pub(crate) regions: Arc<Regions>,
 }

@@ -59,7 +59,7 @@ const COPIED: u8 = 2;
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) addresses: Addresses,
-    /// Used to find stores, if the kernel supports it. Without it there are no raw writers.
+    /// Page table for finding stores, if the kernel has it; without it there are no raw writers.
     pagemap: Option<Pagemap>,
     /// Whether raw writers exist or have existed: [`UNTRACKED`], [`TRACKED`] or [`COPIED`].
     tracking: AtomicU8,

@@ -35,7 +35,7 @@ pub(crate) struct Regions {
     pub(crate) unmapper: Unmapper,
     /// Memory that pages are read into before they are installed.
     pub(crate) staging: Arc<Staging>,
-    /// A thread that has locked it waits for no storage.
+    /// Bounce buffer of all threads but the swapper; its holder waits for no storage.
     pub(crate) bounce_buffer: Mutex<BounceBuffer>,
     /// Bounce buffer of the swapper, which keeps it while it writes; `None` if there is no swap.
     pub(crate) swap_bounce_buffer: Option<Mutex<BounceBuffer>>,

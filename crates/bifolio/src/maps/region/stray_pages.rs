@@ -95,9 +95,9 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) index: u64,
-    /// [`StrayPages::growths`] before the fill was tried.
+    /// Value of [`StrayPages::growths`] before the fill was tried.
     pub(crate) growths: u64,
-    /// [`fault_time`] when the message was read; `u64::MAX` if a thread is known to wait.
+    /// Value of [`fault_time`] when the message was read; `u64::MAX` if a waiter is known.
     pub(crate) read_at: u64,
     pub(crate) error: Error,
 }

@@ -42,7 +42,7 @@ pub(crate) unsafe fn copy_out(source: *const u8, target: &mut [u8]) {
     unsafe { arch::copy_out(source, target.as_mut_ptr(), target.len()) }
 }
 
-/// Acts as [`copy_out`], and prefetches what will be copied next, at `ahead`: the processor
+/// Copies like [`copy_out`], and prefetches the next bytes to copy, at `ahead`: the processor
 /// prefetches consecutive lines by itself, but not a page elsewhere, and the rest of that page once
 /// its first lines are cached.
 ///

@@ -25,7 +25,7 @@ use std::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// From this length on, the C library beats blocks of 16 bytes.
+/// Minimum length, in bytes, at which the C library beats blocks of 16 bytes.
 const LARGE_MIN: usize = 512;
 
 /// # Safety
