@@ -1,7 +1,6 @@
 //! Settings: every limit of a cache, checked in one place.
 //!
-//! A leaf open to all layers. The builder fills in a `Config`; [`Config::validate`] reports the
-//! first invalid setting in one sentence, with the valid values.
+//! A leaf open to all layers.
 
 use crate::error::{Error, Result};
 use std::time::Duration;
@@ -89,7 +88,7 @@ fn check(is_valid: bool, name: &str, problem: impl FnOnce() -> String) -> Result
 }
 
 impl Config {
-    /// Checks all settings.
+    /// Checks all settings. The error names the first invalid one, with the valid values.
     pub(crate) fn validate(&self) -> Result<()> {
         let bound = self.memory_bytes;
         validate_memory(bound)?;
@@ -230,8 +229,7 @@ pub(crate) struct Modes {
     pub(crate) drains: DrainPolicy,
 }
 
-/// The choice of mechanisms. Every build has the code of all of them; without the feature
-/// `ablation` this has no size, and the compiler removes the unused code.
+/// The choice of mechanisms; without the feature `ablation` it has no size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ablation {
     #[cfg(feature = "ablation")]

@@ -1,9 +1,7 @@
 //! Errors: what went wrong, with file, range and cause.
 //!
 //! A leaf open to all layers. [`Error`] is one word wide, so that returning the result of a read is
-//! cheap. Its text is written where the error is made; the constructors here are for those that
-//! several places need. For callers that speak `std::io`, C or FUSE, one table has the number of
-//! every kind.
+//! cheap. Its text is written where the error is made.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Display};
@@ -77,7 +75,7 @@ impl Error {
         self
     }
 
-    /// Returns the kind of error.
+    /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -91,15 +89,6 @@ impl Error {
 
     /// Returns the bytes of [`Self::file`] that the error is about: of the call, or the part of
     /// them that failed. `None` if it is about no range.
-    ///
-    /// ```
-    /// use bifolio::{Cache, ErrorKind};
-    /// let cache = Cache::builder().memory(1 << 20).build()?;
-    /// let file = cache.memory_file("scratch")?;
-    /// let error = file.pin(4096..4100).unwrap_err();
-    /// assert_eq!((error.kind(), error.range()), (ErrorKind::PastEnd, Some(4096..4100)));
-    /// # Ok::<(), bifolio::Error>(())
-    /// ```
     pub fn range(&self) -> Option<Range<u64>> {
         match self.0.file {
             Some(_) => self.0.range.clone(),
@@ -288,9 +277,8 @@ impl Error {
     }
 
     fn io_kind(&self) -> io::ErrorKind {
-        let number = self.raw_os_error();
         let of_number = |number| io::Error::from_raw_os_error(number).kind();
-        number.map_or_else(|| self.own_io_kind(), of_number)
+        self.raw_os_error().map_or_else(|| self.own_io_kind(), of_number)
     }
 
     /// Returns the kind of an error without a number of the system.
@@ -403,7 +391,6 @@ impl Error {
         Self::new(ErrorKind::GateMisuse, text).in_file(file).numbered(libc::EDEADLK)
     }
 
-    /// The file is open with an option that excludes one of this open.
     #[cold]
     pub(crate) fn conflict(file: String, text: String) -> Self {
         Self::new(ErrorKind::OptionConflict, format!("cannot be opened {text}")).in_file(file)
@@ -427,9 +414,8 @@ impl Error {
         if let more @ 1.. = failures.len().saturating_sub(FAILURES_LISTED_MAX) {
             text += &format!("; and {more} more files");
         }
-        let error = Self::new(ErrorKind::Close, format!("the cache was not closed: {text}"));
-        let Some(first) = failures.first() else { return error };
-        error.because(Arc::new(first.clone()))
+        Self::new(ErrorKind::Close, format!("the cache was not closed: {text}"))
+            .because(Arc::new(failures[0].clone()))
     }
 
     /// Nothing can be evicted. `refused` is the kernel's last refusal to evict pages of maps, if

@@ -2,9 +2,8 @@
 //!
 //! A leaf open to all layers. A counter is incremented by a load and a store in a block that only
 //! the calling thread writes, so a hit costs no locked instruction and no shared cache line. Blocks
-//! of threads that ended keep their counts and are reused by later threads. Each thread remembers
-//! its block in the cache that it used last. All accesses are relaxed: a counter orders nothing,
-//! and a snapshot is exact only while the threads are idle.
+//! of threads that ended keep their counts and are reused. All accesses are relaxed: a counter
+//! orders nothing, and a snapshot is exact only while the threads are idle.
 //!
 //! # Safety
 //! Dereferences the remembered address of a block that the calling thread holds.
@@ -296,8 +295,7 @@ struct Current {
     block: *const Block,
 }
 
-/// The block of the calling thread, looked up before it is used, so that a hit can check for it
-/// together with its other conditions.
+/// The block of the calling thread, which a hit checks for together with its other conditions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadBlock {
     block: *const Block,

@@ -40,8 +40,7 @@ impl CacheBuilder {
     /// file costs are not included ([`Cache::open`](crate::Cache::open)).
     ///
     /// Frames are taken from the system in *chunks* of a 32nd of this bound, rounded down to a
-    /// power of two from 64 KiB to 2 MiB. What the bound has beyond whole chunks is left to tables
-    /// and mapped pages. No folio is larger than a chunk
+    /// power of two from 64 KiB to 2 MiB. No folio is larger than a chunk
     /// ([`OpenOptions::folio_bytes`](crate::OpenOptions::folio_bytes)), and only chunks of 2 MiB,
     /// from 64 MiB on, can be huge pages.
     pub fn memory(mut self, bytes: u64) -> Self {
@@ -65,9 +64,8 @@ impl CacheBuilder {
 
     /// Selects whether memory is made resident when the cache is built, except the 1/32 of the
     /// bound that is left for tables. By default memory becomes resident when needed, a chunk at a
-    /// time: the kernel needs 0.2 ms to find and zero 2 MiB, or several ms if a hypervisor has to
-    /// provide them. Building fails if the machine does not have the memory, or a control group of
-    /// the process does not allow it now. Not for caches of mapped files, whose memory is separate.
+    /// time. Building fails if the machine does not have the memory, or a control group of the
+    /// process does not allow it now. Not for caches of mapped files, whose memory is separate.
     pub fn populate(mut self, populate: bool) -> Self {
         self.config.populate = populate;
         self
@@ -77,8 +75,7 @@ impl CacheBuilder {
     /// it fails with [`ErrorKind::Full`]. 10 s by default, at most an hour.
     ///
     /// The time covers all waits of a call for memory, and starts anew with each page that the call
-    /// gets: a long write through a slow swap continues as long as the swap accepts pages. The
-    /// transfers of the call itself do not count; they take as long as the device does.
+    /// gets. The transfers of the call itself do not count.
     pub fn reclaim_wait_max(mut self, time: Duration) -> Self {
         self.config.reclaim_wait_max = time;
         self
@@ -131,9 +128,8 @@ impl CacheBuilder {
 
     /// Sets how many pages of mapped files are unmapped in one batch when they are evicted, with
     /// one TLB flush of the other CPUs: 1 to 512, 31 by default. A run of up to as many adjacent
-    /// pages counts as one page. Larger batches interrupt the other CPUs less often, and keep their
-    /// pages unavailable a little longer. A batch needs memory for four times its pages; if that is
-    /// more than 1/16 of the bound, it is unmapped in parts.
+    /// pages counts as one page. A batch needs memory for four times its pages; if that is more
+    /// than 1/16 of the bound, it is unmapped in parts.
     #[doc(hidden)]
     pub fn unmap_batch_folios(mut self, folios: usize) -> Self {
         self.config.unmap_batch_folios = folios;
@@ -210,11 +206,8 @@ impl CacheBuilder {
             age_max: self.config.dirty_age_max,
         };
         let flusher = Flusher::new(settings, self.config.memory_bytes);
-        let swap = match self.swap {
-            Some(storage) => Some(Swap::open(storage, swap_bytes_max, &features)?),
-            None => None,
-        };
-        let (flusher, swap) = (Arc::new(flusher), swap.map(Arc::new));
+        let open = |storage| Swap::open(storage, swap_bytes_max, &features).map(Arc::new);
+        let (flusher, swap) = (Arc::new(flusher), self.swap.map(open).transpose()?);
         let services = Services { memory, engine, flusher, swap };
         let reclaim = Arc::new(Reclaim::new(&services, &self.config));
         if self.config.populate {
@@ -285,7 +278,7 @@ impl CacheBuilder {
     }
 }
 
-fn reservation_error(source: std::io::Error) -> crate::error::Error {
+fn reservation_error(source: std::io::Error) -> Error {
     Error::memory("address space (CacheBuilder::memory_max)", source)
 }
 

@@ -1,7 +1,6 @@
 //! The cache: building, opening files, statistics, resizing, closing.
 //!
-//! Owns all layers below: memory, reclaim with its background thread, the registry of files. Files
-//! keep alive what they need; dropping the last `Cache` while files are open does not affect them.
+//! Files keep alive what they need: dropping the last `Cache` does not affect those that are open.
 
 mod builder;
 
@@ -99,18 +98,14 @@ impl Cache {
     /// About 2 KiB of memory outside the bound, and a few hundred bytes for each further handle; in
     /// the kernel about as much for one or two descriptors, and a few KiB of page tables unless
     /// [`OpenOptions::len_max`] is below 1 GiB. Inside the bound a file uses only what is resident.
-    /// So 100,000 files can be open in a cache of 64 MiB, given address space and descriptors; such
-    /// a program should give the cache 200 MiB less. Opening, using, syncing and closing a file
-    /// costs the same however many are open. Without free descriptors (`RLIMIT_NOFILE`) the open
-    /// fails with `EMFILE` and leaves nothing open.
+    /// No call on a file takes longer because many are open. Without free descriptors
+    /// (`RLIMIT_NOFILE`) the open fails with `EMFILE`.
     ///
     /// # Locks of the process (`fcntl`)
     /// A process that closes a descriptor of a file loses all its POSIX locks on that file. While a
-    /// file is open in the cache, the cache closes none of its descriptors, whatever is opened and
-    /// closed. The close or drop of the last handle closes them before it returns (later for a file
-    /// that could not be made durable). An open that fails may close a descriptor of a file that
-    /// was not open in the cache. Locks of open file descriptions (`F_OFD_SETLK`, `flock`) are not
-    /// affected.
+    /// file is open in the cache, the cache closes none of its descriptors. The close or drop of
+    /// the last handle closes them before it returns (later for a file that could not be made
+    /// durable). An open that fails may close one of a file that was not open in the cache.
     ///
     /// # Signals
     /// With a limit on file sizes (`RLIMIT_FSIZE`) the kernel kills the process with `SIGXFSZ` when
@@ -125,9 +120,8 @@ impl Cache {
         self.inner.registry.open_path(path.as_ref(), options, &self.inner.features)
     }
 
-    /// Opens a file that is written once and then only read: pins lend its bytes as `&[u8]`. While
-    /// the handle exists, no writable handle of the file can be opened in this cache. Blocks like
-    /// [`Cache::open`].
+    /// Opens a file that is only read: pins lend its bytes as `&[u8]`. While the handle exists, no
+    /// writable handle of the file can be opened in this cache. Blocks like [`Cache::open`].
     ///
     /// # Errors
     /// Every error of [`Cache::open`]; options with `write` or without `read`; a writable handle of
@@ -258,14 +252,14 @@ impl Cache {
         self.inner.registry.evict_all()
     }
 
-    /// Returns a snapshot of counters and levels, cheap enough to take every second. (It visits
-    /// each open file: some milliseconds for 100,000.) In a forked child all values are zero.
+    /// Returns a snapshot of counters and levels, cheap enough to take every second. In a forked
+    /// child all values are zero.
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
 
-    /// Returns the open files: name, length, and bytes in memory. Visits each file; takes some
-    /// milliseconds for 100,000. Empty in a forked child.
+    /// Returns the open files: name, length, and bytes in memory. Takes some milliseconds for
+    /// 100,000. Empty in a forked child.
     pub fn files(&self) -> Vec<FileStats> {
         if self.inner.registry.cache_state.is_forked() {
             return Vec::new();
@@ -365,7 +359,6 @@ impl Inner {
         let memory = &services.memory;
         let usage = memory.arena.usage();
         let lists = memory.lru.sizes();
-        let dirty_pages = memory.dirty_pages.load(Ordering::Relaxed);
         let transfers = services.engine.counts();
         let counted = memory.counters.snapshot();
         Stats {
@@ -374,7 +367,7 @@ impl Inner {
             frame_bytes: usage.frame_bytes,
             free_bytes: usage.free_pages * PAGE_BYTES,
             metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            dirty_bytes: dirty_pages * PAGE_BYTES,
+            dirty_bytes: memory.dirty_pages.load(Ordering::Relaxed) * PAGE_BYTES,
             unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
             swap_bytes: self.registry.swap_bytes(),
             inactive_bytes: lists.inactive_pages() * PAGE_BYTES,

@@ -59,7 +59,8 @@ impl File {
         self.check_advised(&range)?;
         let bound_bytes = self.handle.reclaim.memory.arena.bound_bytes();
         let end = range.end.min(self.len()).min(range.start.saturating_add(bound_bytes / 4));
-        self.handle.start_reading_advised(pages_of(&(range.start..end)));
+        let advised = &self.handle.readahead.at_work().advised;
+        self.handle.start_reading(advised, pages_of(&(range.start..end)));
         Ok(())
     }
 
@@ -72,10 +73,7 @@ impl File {
     pub fn populate(&self, range: Range<u64>) -> Result<()> {
         self.check_advised(&range)?;
         let range = range.start..range.end.min(self.len());
-        if range.is_empty() {
-            return Ok(());
-        }
-        self.fill_range(range)
+        if range.is_empty() { Ok(()) } else { self.fill_range(range) }
     }
 
     /// Reads all non-resident pages of `range`, with a full queue of transfers. Retries pages of
@@ -177,9 +175,6 @@ pub struct Residency {
     pub writeback: u64,
     /// Pages that were in memory and have been evicted.
     pub evicted: u64,
-    /// Evicted pages that were evicted recently. Reading them again soon means that the cache is
-    /// too small by at least this many pages.
-    pub recently_evicted: u64,
 }
 
 impl File {
@@ -222,11 +217,8 @@ impl File {
                 all.dirty += count * u64::from(write_state.is_dirty());
                 all.writeback += count * u64::from(write_state.is_writing());
             });
-            if let Err(entry) = peeked
-                && let Some(shadow) = inode.store.shadow_of(entry)
-            {
+            if peeked.is_err_and(|entry| inode.store.shadow_of(entry).is_some()) {
                 all.evicted += count;
-                all.recently_evicted += count * u64::from(memory.lru.is_near_refault(shadow));
             }
         }
         Ok(all)

@@ -11,12 +11,12 @@
 //! at the edges of a range are zeroed in memory; in a file with a backing that is a write.
 //!
 //! A hole is a page of a memory file that has neither a folio nor a swap slot, or was allocated and
-//! never written: it reads as zeros. Reads check for holes before they look up a folio. A file with
-//! a backing has none.
+//! never written: it reads as zeros, which reads check before they look up a folio.
 
 use super::File;
 use crate::error::Result;
 use crate::fill::{AccessMode, Locked, own_pins};
+use crate::inode::Inode;
 use crate::io::FallocateMode;
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sync::Ordering;
@@ -79,10 +79,7 @@ impl File {
 
     /// Allocates storage like [`File::allocate`], but leaves the length unchanged. Storage past
     /// the end of file is used when the file grows. In a memory file, only the part of `range`
-    /// before the end of file gets folios.
-    ///
-    /// # Errors
-    /// Fails like [`File::allocate`].
+    /// before the end of file gets folios. Fails like [`File::allocate`].
     pub fn allocate_keep_len(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_writable()?;
         self.handle.check_range(&range)?;
@@ -226,18 +223,11 @@ impl File {
         if !after.is_empty() {
             drop(self.handle.fill().find_folio(after.start >> PAGE_SHIFT, AccessMode::Read)?);
         }
-        self.zero_part(before.clone())?;
-        self.zero_part(after.clone())?;
+        for part in [before, after].into_iter().filter(|part| !part.is_empty()) {
+            self.zero_in_memory(part.start >> PAGE_SHIFT, |_| part.clone())?;
+        }
         inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
         Ok(())
-    }
-
-    /// Zeroes bytes within one unit, in place.
-    fn zero_part(&self, range: Range<u64>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        self.zero_in_memory(range.start >> PAGE_SHIFT, |_| range.clone())
     }
 
     /// Zeroes the bytes that `range` returns, in the folio of a memory file that holds page
@@ -278,37 +268,31 @@ impl File {
     /// The cache is closed; an error of the storage; a [`PageRefMut`](crate::PageRefMut) of the
     /// calling thread on a mappable file.
     pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
-        self.handle.check_usable()?;
-        let (inode, len_bytes) = (&self.handle.inode, self.len());
-        if position >= len_bytes {
-            return Ok(None);
-        }
-        self.check_seek_pins()?;
-        inode.first_data(position, len_bytes)
+        self.seek(position, Inode::first_data)
     }
 
     /// Returns the position of the first hole at or after `position`, like `SEEK_HOLE`; the end of
-    /// file counts as a hole. Returns `None` if `position` is past the end of file. What is data
-    /// is defined at [`File::seek_data`].
-    ///
-    /// # Errors
-    /// Fails like [`File::seek_data`].
+    /// file counts as a hole. Returns `None` if `position` is past the end of file. What is data,
+    /// and the errors, are those of [`File::seek_data`].
     pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
+        self.seek(position, |inode, at, end| inode.first_hole(at, end).map(Some))
+    }
+
+    fn seek(
+        &self,
+        position: u64,
+        find: impl FnOnce(&Inode, u64, u64) -> Result<Option<u64>>,
+    ) -> Result<Option<u64>> {
         self.handle.check_usable()?;
         let (inode, len_bytes) = (&self.handle.inode, self.len());
         if position >= len_bytes {
             return Ok(None);
         }
-        self.check_seek_pins()?;
-        inode.first_hole(position, len_bytes).map(Some)
-    }
-
-    /// Fails if a seek would wait for a folio lock of the calling thread: it looks for stores
-    /// through maps.
-    fn check_seek_pins(&self) -> Result<()> {
-        let inode = &self.handle.inode;
-        let is_checked = inode.device.is_some() && inode.page_space.is_in_place();
-        if is_checked { own_pins::check(inode, &own_pins::ALL_PAGES) } else { Ok(()) }
+        // It looks for stores through maps, under the folio locks.
+        if inode.device.is_some() && inode.page_space.is_in_place() {
+            own_pins::check(inode, &own_pins::ALL_PAGES)?;
+        }
+        find(inode, position, len_bytes)
     }
 
     /// Fills `buffer` with zeros as far as the file reads as zeros from `position` on, in one step.

@@ -92,9 +92,8 @@ impl GatedFile {
     /// replaced: the new one must be for the same log.
     ///
     /// # Errors
-    /// [`ErrorKind::GateMisuse`] for a memory file, which is not
-    /// durable, and for a mappable file, whose pages can be changed without a call; a handle that
-    /// is not open for writing.
+    /// [`ErrorKind::GateMisuse`] for a memory file, which is not durable, and for a mappable file,
+    /// whose pages can be changed without a call; a handle that is not open for writing.
     pub fn new(file: File, gate: Arc<dyn WriteGate>) -> Result<Self> {
         file.handle.check_writable()?;
         let inode = &file.handle.inode;
@@ -121,8 +120,7 @@ impl GatedFile {
     ///
     /// # Errors
     /// Fails like [`File::write_all_at`]. If a gate keeps too much dirty:
-    /// [`ErrorKind::Unwritable`],
-    /// [`ErrorKind::Full`].
+    /// [`ErrorKind::Unwritable`], [`ErrorKind::Full`].
     pub fn write_at(&self, buffer: &[u8], position: u64, lsn: u64) -> Result<()> {
         self.begin()?;
         let mut done = 0;
@@ -133,21 +131,15 @@ impl GatedFile {
     }
 
     /// Appends `buffer` as a change whose log record ends at `lsn`, and returns its position;
-    /// otherwise like [`File::append`] and [`GatedFile::write_at`]. The storage is not longer
-    /// than before until the gate has let the pages pass.
-    ///
-    /// # Errors
-    /// Fails like [`File::append`] and [`GatedFile::write_at`].
+    /// otherwise, also in its errors, like [`File::append`] and [`GatedFile::write_at`]. The
+    /// storage is not longer than before until the gate has let the pages pass.
     pub fn append(&self, buffer: &[u8], lsn: u64) -> Result<u64> {
         self.begin()?;
         self.file.append_with(buffer, Some(lsn))
     }
 
-    /// Pins the bytes of `range` for changes in place, like [`File::pin_mut`]; the changes get
-    /// their LSN from [`PageRefMut::assign_lsn`].
-    ///
-    /// # Errors
-    /// Every error of [`File::pin_mut`].
+    /// Pins the bytes of `range` for changes in place, like [`File::pin_mut`], with its errors; the
+    /// changes get their LSN from [`PageRefMut::assign_lsn`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_, Self>> {
         Ok(self.file.pin_mut(range)?.of())
     }
@@ -161,8 +153,7 @@ impl GatedFile {
     /// Waits for other threads that work on the pages. The cost grows with the resident pages.
     ///
     /// # Errors
-    /// A handle that is not open for writing;
-    /// [`ErrorKind::PinnedByCaller`].
+    /// A handle that is not open for writing; [`ErrorKind::PinnedByCaller`].
     pub fn assign_lsn(&self, range: Range<u64>, lsn: u64) -> Result<()> {
         let (handle, inode) = (&self.file.handle, &self.file.handle.inode);
         handle.check_writable()?;
@@ -205,11 +196,10 @@ impl GatedFile {
 
 impl PageRefMut<'_, GatedFile> {
     /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
-    /// the file's [`WriteGate`] has made that durable. While the pin exists the
-    /// page is not written out anyway, so the record may be appended after the change, as long as
-    /// this is called before the pin is dropped. The page keeps the highest LSN of its changes.
-    /// With [`u64::MAX`] it stays in memory until [`GatedFile::assign_lsn`]. Takes two uncontended
-    /// locks.
+    /// the file's [`WriteGate`] has made that durable. While the pin exists the page is not written
+    /// out anyway, so the record may be appended after the change, as long as this is called before
+    /// the pin is dropped. The page keeps the highest LSN of its changes. With [`u64::MAX`] it
+    /// stays in memory until [`GatedFile::assign_lsn`].
     pub fn assign_lsn(&mut self, lsn: u64) {
         let has_room = self.file.handle.inode.try_add_lsn(self.folio.id(), lsn);
         assert!(has_room, "a pin of a gated file keeps room for its LSN");

@@ -2,11 +2,10 @@
 //!
 //! All data that a hit needs is in the `File` itself, as a [`HitPath`]: addresses of the table, the
 //! frames and the length. One bounds check covers the page and the table; the length is checked
-//! after the Entry is loaded. A hit reads two cache lines of shared memory, the Entry and the data,
-//! and writes none. Pages of a file that can be mapped are the exception: eviction unmaps them, so
-//! a hit takes a reference. If the maximum length was raised since the open, pages above the old
-//! maximum have their Entries elsewhere; hits load these through [`HitPath::later_word`]. A long
-//! read checks the Entry before it copies, so that a miss costs no copy.
+//! after the Entry is loaded. Pages of a file that can be mapped need a reference, because eviction
+//! unmaps them. If the maximum length was raised since the open, pages above the old maximum have
+//! their Entries elsewhere ([`HitPath::later_word`]). A long read checks the Entry before it
+//! copies, so that a miss costs no copy.
 //!
 //! A reader that takes a file page by page cannot prefetch the next page within its call. So each
 //! long read records in a thread-local where it ended; the next read, if it starts there,

@@ -1,9 +1,9 @@
 //! Calls for many ranges, `read_many` and `pin_many`: hits first, misses are submitted together.
 //!
-//! `read_many` has two passes. The first copies hits and adds all misses to a [`Batch`], which
-//! copies each folio to its request as soon as the folio is filled. The second reads the remaining
-//! requests one by one: pages that another thread was filling (or another request of the same
-//! call), and runs that failed as a whole, so that only the unreadable byte is an error.
+//! `read_many` copies hits and adds all misses to a [`Batch`], which copies each folio to its
+//! request as soon as the folio is filled. Then it reads the remaining requests one by one: pages
+//! that another thread was filling (or another request of the same call), and runs that failed as
+//! a whole, so that only the unreadable byte is an error.
 //!
 //! MEMORY. A call that waits for memory while it has pins could wait for another such call. So the
 //! first attempt of `pin_many` is hasty ([`Batch::hurry`]): if nothing can be evicted, the call

@@ -118,7 +118,7 @@ impl File {
     /// Returns the identity by which this cache finds the file when it is opened again: device and
     /// inode of a kernel file, or
     /// [`DirectBacking::identity`](crate::backing::DirectBacking::identity) of your own storage.
-    /// Returns `None` if every open makes a separate file, as for memory files.
+    /// `None` if every open makes a separate file, as for memory files.
     pub fn identity(&self) -> Option<FileIdentity> {
         self.handle.membership.identity()
     }
@@ -134,10 +134,9 @@ impl File {
     ///
     /// Covers the whole file, whichever handle wrote. Concurrent syncs of a file are grouped: while
     /// one is running, later callers wait, and a single sync then serves them all with one flush,
-    /// and one write-back if less than 1 MiB is dirty. Threads that each write and sync their own
-    /// records therefore need no group commit of their own (`Stats::device_flushes`,
-    /// `Stats::syncs_shared`). If several callers shared the last sync, the first to arrive waits
-    /// for the others for at most 1/8 of the duration of that sync, capped at 1 ms.
+    /// and one write-back if less than 1 MiB is dirty (`Stats::syncs_shared`). If several callers
+    /// shared the last sync, the first to arrive waits for the others for at most 1/8 of the
+    /// duration of that sync, capped at 1 ms.
     ///
     /// # Errors
     /// - [`ErrorKind::Writeback`]: this sync failed, or a write-back failed since the last sync
@@ -182,10 +181,8 @@ impl File {
         self.handle.inode.write_back(&self.handle.error_cursor, range)
     }
 
-    /// Syncs data and metadata of the file; otherwise like [`File::sync_data`].
-    ///
-    /// # Errors
-    /// Fails like [`File::sync_data`].
+    /// Syncs data and metadata of the file; otherwise, also in its errors, like
+    /// [`File::sync_data`].
     pub fn sync_all(&self) -> Result<()> {
         self.sync(None, true)
     }
@@ -195,8 +192,8 @@ impl File {
     /// zeros on the storage, which is then at least as long as the part of the range in the file.
     ///
     /// A range of up to 512 folios costs one lookup per folio; a longer one walks all dirty folios
-    /// of the file. Both wait for write-backs that other threads have in flight anywhere in the
-    /// file (about 16 MiB per thread), and for a flush, which covers the whole device.
+    /// of the file. Both wait for all write-backs of the file in flight, and for a flush, which
+    /// covers the whole device.
     ///
     /// # Errors
     /// Those of [`File::sync_data`], and a range beyond 2^63.
@@ -345,7 +342,6 @@ pub(crate) struct Handle {
 const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
 
 impl Handle {
-    /// Fails if the cache is closed or the process was forked.
     fn check_usable(&self) -> Result<()> {
         self.registry.cache_state.check()
     }
@@ -405,15 +401,6 @@ impl Handle {
             (NoRoom::DirtyLimit, None) => self.reclaim.wait_for_swap(inode, bytes),
             (NoRoom::Lsns, _) => inode.grow_lsns(|bytes| self.reclaim.charge(bytes)),
         }
-    }
-
-    /// Fails for a file that can be mapped, whose address space is fixed.
-    fn check_unmappable(&self) -> Result<()> {
-        if !self.inode.page_space.is_in_place() {
-            return Ok(());
-        }
-        let text = "cannot raise len_max: it was opened to be mapped";
-        Err(Error::new(ErrorKind::Unsupported, text).in_file(self.inode.name()))
     }
 
     /// Fails for a length past the maximum of the file.

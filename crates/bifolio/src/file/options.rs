@@ -146,13 +146,11 @@ impl OpenOptions {
     /// 512th of this) is reserved at the first open, and for a file that can be
     /// [mapped](Self::mappable) for all of its bytes: a process has 128 TiB. By default 1 TiB, or
     /// 64 GiB if it can be mapped, or four times the length, whichever is more, unless the file is
-    /// immutable. Where the system does not overcommit memory (`vm.overcommit_memory` is 2)
-    /// address space counts as memory: give the length that the file will have. Where the process
-    /// has a limit on its address space (`RLIMIT_AS`) a default takes at most a 16th of that. The
-    /// first open decides: a later one that asks for more is refused
-    /// ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)), and one that asks for
-    /// less changes nothing. To raise it while the file is open, use
-    /// [`File::raise_len_max`](crate::File::raise_len_max).
+    /// immutable; where the process has a limit on its address space (`RLIMIT_AS`), at most a 16th
+    /// of that. Where the system does not overcommit memory (`vm.overcommit_memory` is 2) address
+    /// space counts as memory: give the length that the file will have. A later open that asks for
+    /// more is refused ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)), and one
+    /// that asks for less changes nothing; see [`File::raise_len_max`](crate::File::raise_len_max).
     pub fn len_max(mut self, bytes: u64) -> Self {
         self.len_max_bytes = Some(bytes);
         self

@@ -1,10 +1,8 @@
 //! Pins: access to cached bytes without a copy.
 //!
 //! A [`PageRef`] is one reference to a folio, taken with one unconditional add and checked against
-//! the table (READ-L1..L4). It borrows the file and stays on its thread; an [`OwnedPageRef`] has no
-//! lifetime, and holds the folios of a part of a map, too. A [`PageRefMut`] is the folio lock and a
-//! write section. A pin guarantees residency, not immutability: another handle may write the bytes
-//! concurrently, unless the file is an [`ImmutableFile`].
+//! the table (READ-L1..L4); an [`OwnedPageRef`] has no lifetime, and holds the folios of a part of
+//! a map, too. A [`PageRefMut`] is the folio lock and a write section.
 //!
 //! # Safety
 //! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
@@ -38,9 +36,8 @@ use std::sync::Arc;
 /// which copies, compares and loads them. During a concurrent write it finds a mixture of old and
 /// new bytes; [`File::read_at`] is atomic within a page.
 ///
-/// In a forked child the bytes read as zeros, and those of a file that can be mapped must not be
-/// accessed at all. Dropping a reference in the child has no effect. The same holds for
-/// [`OwnedPageRef`] and [`PageRefMut`].
+/// In a forked child the bytes of all pins read as zeros, and those of a file that can be mapped
+/// must not be accessed at all. Dropping a pin in the child has no effect.
 ///
 /// ```
 /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
@@ -532,11 +529,8 @@ pub struct ImmutableFile {
 }
 
 impl ImmutableFile {
-    /// Pins the bytes of `range`, like [`File::pin`], and lends them as a slice. Blocks for I/O on
-    /// a miss.
-    ///
-    /// # Errors
-    /// Every error of [`File::pin`].
+    /// Pins the bytes of `range`, like [`File::pin`], with its errors, and lends them as a slice.
+    /// Blocks for I/O on a miss.
     #[inline(always)]
     pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_, Self>> {
         Ok(Self::lend(self.file.pin(range)?))

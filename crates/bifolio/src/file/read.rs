@@ -14,13 +14,10 @@
 //! A page that is not resident skips the steps between the first and its transfer: the Entry that
 //! `Fill::absent_at` loads is the one that the claim starts from.
 //!
-//! A run of adjacent pages is copied through Entries, without references: up to 64 consecutive
-//! Entries are loaded, their frames are copied with one copy, and all Entries are loaded again
-//! ([`FrameRun`]). Such a reader writes no shared memory. Pages of a region are referenced all the
-//! same, because they do not stay mapped. The length is loaded again for each copy, after the
-//! Entries. The loop advances by position, and moves on to the next page only when the position has
-//! passed the current one. So a copy that an old length cut short in the middle of a folio
-//! continues in the same folio, not after it.
+//! A run of adjacent pages is copied through Entries, without references ([`FrameRun`]); pages of a
+//! region are referenced all the same, because they do not stay mapped. The length is loaded again
+//! for each copy, after the Entries. The loop advances by position: a copy that an old length cut
+//! short in the middle of a folio continues in the same folio, not after it.
 //!
 //! Sequential reads also prefetch the next page before they copy the current one. For a reader that
 //! takes a file page by page, `hit.rs` does so.
@@ -84,8 +81,8 @@ impl File {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`] if
-    /// the file ends before `buffer` is full; part of `buffer` may have been filled then.
+    /// Fails like [`File::read_at`], and with [`ErrorKind::PastEnd`] if the file ends before
+    /// `buffer` is full; part of it may have been filled then.
     #[inline]
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         let mut hit = self.hit_path.read(buffer, position);
@@ -297,8 +294,8 @@ impl File {
 pub(super) enum Obstacle {
     /// All bytes were read, or the file ends.
     None,
-    /// The next page is not resident; its Entry.
-    Absent(Entry),
+    /// The next page is not resident.
+    Absent,
     /// Another thread fills, writes or moves the next page.
     Busy,
 }
@@ -338,7 +335,7 @@ impl File {
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
         match self.read_available(buffer, position) {
-            (0, Obstacle::Absent(_) | Obstacle::Busy) => {
+            (0, Obstacle::Absent | Obstacle::Busy) => {
                 let text =
                     format!("the byte at position {position} cannot be read without waiting");
                 let error = Error::new(ErrorKind::WouldBlock, text);
@@ -354,8 +351,8 @@ impl File {
         let mut done = 0;
         while done < buffer.len() {
             let at = position + done as u64;
-            if let Some(seen) = self.handle.fill().absent_at(at) {
-                return (done, Obstacle::Absent(seen));
+            if self.handle.fill().absent_at(at).is_some() {
+                return (done, Obstacle::Absent);
             }
             let left = &mut buffer[done..];
             let is_whole = is_in_one_page(at, left.len() as u64);
@@ -487,7 +484,6 @@ impl File {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
         let start = inode.page_space.page_address(position >> PAGE_SHIFT, run.start()?);
-        // The length is loaded again for each copy, after the Entries.
         let visible = inode.mapping.len_bytes().saturating_sub(position);
         let in_run = run.pages() * PAGE_BYTES - in_page;
         let length = in_run.min(visible).min(buffer.len() as u64);

@@ -1,8 +1,7 @@
 //! Reads in place: a closure reads the bytes of a resident page, and its result counts only if the
 //! page did not change meanwhile.
 //!
-//! This is how LeanStore (ICDE 2018) and vmcache (SIGMOD 2023) descend B-trees. The protocol is
-//! that of the optimistic read (READ-O1..O4), with the closure as the copy.
+//! The protocol is that of the optimistic read (READ-O1..O4), with the closure as the copy.
 //!
 //! ```text
 //!   HitPath::look   hit.rs    one page of the arena, resident and marked: no reference

@@ -5,9 +5,9 @@
 //! longer holds a [`Growth`] from there to its end.
 //!
 //! The length and the backing change while no write-back is in flight (WRITEBACK-4). A truncation
-//! first sets the length and truncates the backing, then zeroes the rest of the folio that contains
-//! the end (FILE-1), then removes the folios past the end, dirty or not. If the backing or the swap
-//! fails, the old length is restored and nothing is lost.
+//! sets the length and truncates the backing, zeroes the rest of the folio that contains the end
+//! (FILE-1), and removes the folios past the end, dirty or not. If the backing or the swap fails,
+//! the old length is restored and nothing is lost.
 //!
 //! # Safety
 //! Writes into frames whose lock it holds, through `sys::copy`.
@@ -16,7 +16,7 @@
 use super::File;
 use super::open::no_table;
 use super::options::check_len_max;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::Resizing;
 use crate::maps::faults;
@@ -26,8 +26,6 @@ use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::NoRoom;
-use std::io;
-use std::os::unix::fs::FileExt;
 
 /// Cache lines per page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
@@ -185,8 +183,11 @@ impl File {
     /// Appends like [`File::append`], with an LSN for a file with a write gate.
     pub(super) fn append_with(&self, buffer: &[u8], lsn: Option<u64>) -> Result<u64> {
         self.handle.check_writable()?;
-        let (position, growth) = self.begin_append(buffer.len() as u64)?;
-        let mut growth = Some(growth);
+        let resizing = self.handle.inode.lock_resizing();
+        let position = self.len();
+        let end = self.handle.range_end(position, buffer.len() as u64)?;
+        self.handle.check_len(end)?;
+        let mut growth = Some(Growth { growing: self.uncover(&resizing, end)?, resizing });
         let (_, failure) = self.write_folios(buffer, position, lsn, &mut growth);
         let Some(error) = failure else { return Ok(position) };
         if let Some(growth) = growth
@@ -346,11 +347,10 @@ impl File {
     /// threads may use the file meanwhile: no page moves, and pins stay valid. Blocks only for
     /// other changes of the length, which may wait for their I/O.
     ///
-    /// Costs a few system calls, a few hundred bytes outside of the bound, and address space: an
-    /// 8-byte Entry for each 4 KiB of file up to `bytes`, at least as much as the file had before.
-    /// It becomes memory, within the bound, as pages are cached, and is freed with the file. Hits
-    /// on pages above the `len_max` of the open take about twice as long: say there how long the
-    /// file will be, if you know. Raise it by much rather than often.
+    /// Costs a few hundred bytes outside of the bound, and address space: 8 bytes for each 4 KiB of
+    /// file up to `bytes`, at least as much as the file had before. Hits on pages above the
+    /// `len_max` of the open take about twice as long: say there how long the file will be, if you
+    /// know. Raise it by much rather than often.
     ///
     /// # Errors
     /// A handle that is not open for writing; a file that can be mapped
@@ -379,7 +379,10 @@ impl File {
         if bytes <= self.len_max() {
             return Ok(());
         }
-        handle.check_unmappable()?;
+        if handle.inode.page_space.is_in_place() {
+            let text = "cannot raise len_max: it was opened to be mapped";
+            return Err(Error::new(ErrorKind::Unsupported, text).in_file(handle.inode.name()));
+        }
         check_len_max(bytes, 0)?;
         let resizing = handle.inode.lock_resizing();
         if bytes <= self.len_max() {
@@ -412,16 +415,6 @@ impl File {
     pub(super) fn begin_growth(&self, len_bytes: u64) -> Result<Growth<'_>> {
         let resizing = self.handle.inode.lock_resizing();
         Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
-    }
-
-    /// Waits until no other thread changes the length, and prepares the file to grow by
-    /// `length_bytes` at its end. Returns the position of the first new byte.
-    fn begin_append(&self, length_bytes: u64) -> Result<(u64, Growth<'_>)> {
-        let resizing = self.handle.inode.lock_resizing();
-        let position = self.len();
-        let end = self.handle.range_end(position, length_bytes)?;
-        self.handle.check_len(end)?;
-        Ok((position, Growth { growing: self.uncover(&resizing, end)?, resizing }))
     }
 
     /// Zeroes the bytes past the end in the folio that contains the end; in a file with a backing,
@@ -480,18 +473,6 @@ impl File {
         held.into_iter().for_each(|index| drop(handle.fill().lock_folio(index, AccessMode::Cache)));
         queried?;
         Ok(bytes)
-    }
-}
-
-/// The calls of a `std::fs::File`, for code that is generic over them. Where the type is known, the
-/// methods of [`File`] itself are called, which return [`Error`].
-impl FileExt for File {
-    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        Ok(Self::read_at(self, buffer, position)?)
-    }
-
-    fn write_at(&self, buffer: &[u8], position: u64) -> io::Result<usize> {
-        Ok(Self::write_at(self, buffer, position)?)
     }
 }
 

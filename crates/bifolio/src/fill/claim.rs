@@ -69,6 +69,24 @@ impl<'h> Fill<'h> {
         None
     }
 
+    /// Claims the next run of absent folios among the pages `left`, which begin after it then, or
+    /// at a page without a frame. `Taken`: none is left that no other thread fills.
+    pub(crate) fn claim_next(self, left: &mut Range<u64>, wait: Wait) -> Result<ReadIoClaim> {
+        while let Some((absent, seen)) = self.next_absent(left.clone()) {
+            left.start = absent;
+            let claimed = self.claim_run(absent..left.end, seen, wait)?;
+            match &claimed {
+                ReadIoClaim::New(run) => left.start = run.end_page(),
+                ReadIoClaim::Taken => left.start = self.inode.mapping.end_of_unit(absent),
+                ReadIoClaim::NoFrame => {}
+            }
+            if !matches!(claimed, ReadIoClaim::Taken) {
+                return Ok(claimed);
+            }
+        }
+        Ok(ReadIoClaim::Taken)
+    }
+
     /// Claims the absent folios that hold `pages`, in order and without gaps: as many as one
     /// transfer of at most 1 MiB can read. `seen` is the Entry of the first page: an absent one.
     /// Waits only before it has claimed a folio.

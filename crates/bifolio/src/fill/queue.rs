@@ -177,26 +177,18 @@ impl<'a> Batch<'a> {
         deliver: &mut impl FnMut(usize, Delivery<'a>),
     ) -> Result<()> {
         let mut left = pages;
-        while let Some((absent, seen)) = fill.next_absent(left.clone()) {
+        loop {
             let wait = if self.queue.runs() == 0 { Wait::ForFrames } else { Wait::Never };
             let claimed = {
                 let _haste = self.is_hasty.then(Haste::begin);
-                fill.claim_run(absent..left.end, seen, wait)?
+                fill.claim_next(&mut left, wait)?
             };
-            left.start = match claimed {
-                ReadIoClaim::New(run) => {
-                    let end = run.end_page();
-                    self.start(run, number, deliver);
-                    end
-                }
-                ReadIoClaim::Taken => fill.inode.mapping.end_of_unit(absent),
-                ReadIoClaim::NoFrame => {
-                    self.complete(1, deliver);
-                    absent
-                }
-            };
+            match claimed {
+                ReadIoClaim::New(run) => self.start(run, number, deliver),
+                ReadIoClaim::Taken => return Ok(()),
+                ReadIoClaim::NoFrame => self.complete(1, deliver),
+            }
         }
-        Ok(())
     }
 
     pub(crate) fn start(

@@ -1,8 +1,6 @@
-//! Appends, and the calls of `std::os::unix::fs::FileExt`.
+//! Appends.
 
 use bifolio::{Cache, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn memory_file(bytes: &[u8]) -> File {
@@ -10,21 +8,6 @@ fn memory_file(bytes: &[u8]) -> File {
     let file = cache.memory_file("appends").unwrap();
     file.write_all_at(bytes, 0).unwrap();
     file
-}
-
-#[test]
-fn generic_code_reads_and_writes_through_file_ext() {
-    fn copy(file: &impl FileExt) -> io::Result<()> {
-        let mut bytes = [0; 4];
-        file.read_exact_at(&mut bytes, 0)?;
-        file.write_all_at(&bytes, 4)
-    }
-    let file = memory_file(b"abcd");
-    copy(&file).unwrap();
-    assert_eq!(file.len(), 8);
-    let empty = memory_file(b"");
-    let error = copy(&empty).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
 }
 
 #[test]

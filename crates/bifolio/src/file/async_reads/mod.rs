@@ -1,9 +1,7 @@
 //! Asynchronous reads: futures that need no runtime.
 //!
 //! A future that finds its bytes in memory is ready at its first poll. Otherwise that poll submits
-//! the read to the *server* of the file's device: a job on a thread of the engine, which claims the
-//! absent pages, keeps the transfers of all reads in one queue, and copies each page to its read
-//! when the page is filled.
+//! the read to the *server* of the file's device, a job on a thread of the engine:
 //!
 //! ```text
 //!   ReadFuture::poll --> File::read_available      ready: no server is involved
@@ -49,10 +47,9 @@ impl File {
     /// Misses are served by one thread per device, which exists while reads are outstanding, and by
     /// as many transfers in flight as [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth)
     /// allows. Transfers of a [`Backing`](crate::backing::Backing) that names no file, or without
-    /// io_uring, are made by the cache's pool of threads, up to 16 of a device at a time; the
-    /// serving thread may make one itself, and a transfer that hangs then delays the other reads of
-    /// its device. If memory is short, reads wait for the transfers of others; any number of them
-    /// works in a cache of any size.
+    /// io_uring, are made by the cache's pool of threads, up to 16 of a device at a time; one that
+    /// hangs may delay the other reads of its device. Any number of reads works in a cache of any
+    /// size.
     ///
     /// The future may be dropped at any moment: that frees the buffer, and the pages that are being
     /// read stay in the cache. The future is a handle of the file. If it is the last one when it is
@@ -112,7 +109,7 @@ impl ReadFuture {
         own_pins::check(&file.handle.inode, &pages_of(&(position..end)))?;
         self.0 = Step::Submitted(AsyncRead::submit(pending, context.waker().clone())?);
         let pages = position + done as u64..end.min(file.len());
-        if matches!(obstacle, Obstacle::Absent(_)) && !pages.is_empty() {
+        if obstacle == Obstacle::Absent && !pages.is_empty() {
             let first = pages.start >> PAGE_SHIFT;
             file.handle.read_ahead(file.handle.plan_after_miss(first..pages_of(&pages).end));
         }

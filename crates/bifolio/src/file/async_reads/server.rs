@@ -8,7 +8,7 @@
 //!
 //! While transfers are in flight, the server waits only for them and for the bell (IO-5). Only with
 //! none in flight it waits for frames, for the first starved read: so a read makes progress in a
-//! cache of any size, and servers never wait for each other.
+//! cache of any size.
 //!
 //! The last handle of a file may be dropped here, if its future is dropped while the server looks
 //! at the read. A close waits for storage, so another thread of the engine does it.
@@ -21,7 +21,7 @@ use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait, copy_filled};
 use crate::inode::Inode;
 use crate::io::{Engine, Lane, Urgency, lane_of};
 use crate::memory::Memory;
-use crate::page::{Entry, FolioId, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
+use crate::page::{FolioId, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::sync::{Mutex, Ordering};
 use crate::sys::process::Origin;
 use crate::sys::ring::Bell;
@@ -164,7 +164,6 @@ impl AsyncRead {
     }
 }
 
-/// Returns the error of a future that was polled after it was ready.
 #[cold]
 pub(super) fn polled_again() -> Error {
     Error::config("read_async", "a future of it was polled after it was ready")
@@ -211,8 +210,7 @@ impl ReadServers {
         if let Some(server) = found {
             return Ok(server);
         }
-        let purpose = "an event descriptor for asynchronous reads";
-        let refused = |source| Error::memory(purpose, source);
+        let refused = |source| Error::memory("an event descriptor for asynchronous reads", source);
         let server = Arc::new(ReadServer {
             lane,
             inbox: Inbox::default(),
@@ -460,14 +458,14 @@ impl<'s> Server<'s> {
             let Some((obstacle, missing)) = looked else { return Look::Abandoned };
             match obstacle {
                 Obstacle::None => return Look::Ended(None),
-                Obstacle::Absent(seen) => {
+                Obstacle::Absent => {
                     let end = missing.end.min(missing.start + READ_BYTES_MAX).min(file.len());
                     let mut pages = pages_of(&(missing.start..end.max(missing.start + 1)));
                     if self.entrant(number).is_one_by_one {
                         pages.end =
                             file.handle.inode.mapping.end_of_unit(pages.start).min(pages.end);
                     }
-                    match self.start_reading(file, number, pages, seen, wait) {
+                    match self.start_reading(file, number, pages, wait) {
                         Ok(Some(look)) => return look,
                         // Another thread has claimed the page meanwhile.
                         Ok(None) => {}
@@ -483,43 +481,31 @@ impl<'s> Server<'s> {
         }
     }
 
-    /// Starts transfers of the absent pages among `pages`; `seen` is the Entry of the first.
-    /// Returns `None` if another thread has claimed all of them.
+    /// Starts transfers of the absent pages among `left`. Returns `None` if other threads have
+    /// claimed all of them.
     fn start_reading(
         &mut self,
         file: &File,
         number: usize,
-        pages: Range<u64>,
-        seen: Entry,
+        mut left: Range<u64>,
         wait: Wait,
     ) -> Result<Option<Look>> {
-        let handle = &file.handle;
-        let (mut left, mut next) = (pages.clone(), Some((pages.start, seen)));
-        let (mut runs, mut outcome) = (0, Ok(None));
-        while let Some((absent, seen)) = next {
+        let mut runs = 0;
+        let outcome = loop {
             let wait = if self.queue.runs() == 0 { wait } else { Wait::Never };
-            left.start = match handle.fill().claim_run(absent..left.end, seen, wait) {
+            match file.handle.fill().claim_next(&mut left, wait) {
                 Ok(ReadIoClaim::New(run)) => {
-                    let end = run.end_page();
                     self.queue.add(run, number);
                     runs += 1;
-                    end
                 }
-                Ok(ReadIoClaim::Taken) => handle.inode.mapping.end_of_unit(absent),
-                Ok(ReadIoClaim::NoFrame) => {
-                    outcome = Ok(Some(Look::Starved));
-                    break;
-                }
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            };
-            if self.queue.runs() >= self.queue.prepared_max() {
-                break;
+                Ok(ReadIoClaim::Taken) => break Ok(None),
+                Ok(ReadIoClaim::NoFrame) => break Ok(Some(Look::Starved)),
+                Err(error) => break Err(error),
             }
-            next = handle.fill().next_absent(left.clone());
-        }
+            if self.queue.runs() >= self.queue.prepared_max() {
+                break Ok(None);
+            }
+        };
         self.entrant(number).runs += runs;
         // What could not be started is looked at again after the transfers.
         if runs > 0 { Ok(Some(Look::Waits)) } else { outcome }
@@ -556,7 +542,7 @@ impl<'s> Server<'s> {
         }
     }
 
-    /// Drops a handle. If it is the last one, another thread does so.
+    /// Drops a handle; the last one on another thread.
     fn let_go(&mut self, file: File) {
         let Some(handle) = Arc::into_inner(file.handle) else { return };
         let reader = handle.inode.store.reader();

@@ -1,10 +1,8 @@
 //! Closing: the last handle of a file, and `Cache::close`.
 //!
 //! A file gives up its slot only when it is durable: written, and flushed since its last change.
-//! Writes in flight count as not written, because the pages become dirty again if they fail. For a
-//! file with maps, all resident pages count as not written if the kernel cannot tell which of them
-//! were stored to (`Inode::find_stores` decides that): such a file is kept. The steps CLOSE-L1..L5
-//! are in `slots.rs`.
+//! Writes in flight count as not written, because the pages become dirty again if they fail. The
+//! steps CLOSE-L1..L5 are in `slots.rs`.
 //!
 //! A close of the cache syncs twice: once with the cache open, when a failure changes nothing, and
 //! once with `CacheState` closed, for concurrent writes. If the second sync fails, the `CacheState`

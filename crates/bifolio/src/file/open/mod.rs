@@ -10,9 +10,6 @@
 //!   closing.rs  the last handle, `File::close`, `Cache::close`
 //! ```
 //!
-//! A thread that creates or releases an inode takes the slot of its file, and holds no lock while
-//! it does so.
-//!
 //! Invariant REGISTRY-1: an inode is freed only by the thread that took its slot when the file had
 //! no handle (so that nothing is inserted any more) and was durable. Before that its table is
 //! empty, reclaim has been waited for, so that no thread can find its address in a folio
@@ -25,9 +22,7 @@
 //! descriptor that is opened all the same, or passed by the caller, stays open with the file, used
 //! or not.
 //!
-//! `CacheState` (`memory`) tells if the cache is usable (not closed, not in a forked child), and
-//! counts the maps in use, which a close must not invalidate. Every call checks it before it takes
-//! a lock.
+//! Every call checks `CacheState` (`memory`) before it takes a lock.
 
 mod closing;
 mod slots;
@@ -49,6 +44,7 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::sys::probe::Features;
 use crate::writeback::FlusherThreads;
 use slots::{Busy, Found, OpenSlots, Retire};
+use std::iter;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -64,8 +60,7 @@ pub(super) struct Open {
     pub(super) immutable: u64,
     /// Set if the last handle is closed and the file could not be made durable.
     pub(super) is_kept: bool,
-    /// Open files of the backing. None of their descriptors is closed before the file is, because a
-    /// close drops all locks (`fcntl`) that this process has on the file.
+    /// Open files of the backing (REGISTRY-2).
     pub(super) disks: Vec<Arc<DiskFile>>,
     /// Descriptors that callers passed and that are not used.
     pub(super) spare: Vec<OwnedFd>,
@@ -465,8 +460,7 @@ fn opened(handle: Arc<Handle>, options: &OpenOptions) -> Result<File> {
 }
 
 pub(super) fn no_table(source: std::io::Error) -> Error {
-    let purpose = "a file's table (OpenOptions::len_max)";
-    Error::memory(purpose, source)
+    Error::memory("a file's table (OpenOptions::len_max)", source)
 }
 
 impl Open {
@@ -541,29 +535,24 @@ impl Open {
 
     /// Fails if transfers are not direct, or buffered, as wanted.
     fn check_way(&self, wanted: DirectIo) -> Result<()> {
-        let reason = match (wanted, self.inode.store.direct()) {
-            (DirectIo::Require, DirectStatus::Buffered { reason }) => {
-                format!("transfers go through the page cache: {reason}")
+        // Of two backings of the file, the one used for writes may have fallen back and the other
+        // not.
+        let disks = self.disks.iter().map(|disk| disk.direct());
+        let mut ways = iter::once(self.inode.store.direct()).chain(disks);
+        let reason = match wanted {
+            DirectIo::Require => ways.find_map(|way| match way {
+                DirectStatus::Buffered { reason } => {
+                    Some(format!("transfers go through the page cache: {reason}"))
+                }
+                DirectStatus::Custom => Some("its storage is a user-supplied backing".to_owned()),
+                DirectStatus::Direct => None,
+            }),
+            DirectIo::Never if matches!(ways.next(), Some(DirectStatus::Direct)) => {
+                Some("transfers go directly to the device".to_owned())
             }
-            (DirectIo::Require, DirectStatus::Custom) => {
-                "its storage is a user-supplied backing".to_owned()
-            }
-            (DirectIo::Require, DirectStatus::Direct) => {
-                // Of two backings of the file, the one used for writes may have fallen back and the
-                // other not.
-                let ways = self.disks.iter().map(|disk| disk.direct());
-                let mut reasons = ways.filter_map(|way| match way {
-                    DirectStatus::Buffered { reason } => Some(reason),
-                    _ => None,
-                });
-                let Some(reason) = reasons.next() else { return Ok(()) };
-                format!("transfers go through the page cache: {reason}")
-            }
-            (DirectIo::Never, DirectStatus::Direct) => {
-                "transfers go directly to the device".to_owned()
-            }
-            _ => return Ok(()),
+            _ => None,
         };
+        let Some(reason) = reason else { return Ok(()) };
         let text = format!("with {wanted:?}: it is open in this cache, and {reason}");
         Err(Error::conflict(self.inode.name(), text))
     }

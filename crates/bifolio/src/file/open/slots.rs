@@ -1,11 +1,8 @@
-//! Slots: creation, sharing and release of one object per key, with one lock that is held
-//! briefly.
+//! Slots: creation, sharing and release of one object per key, such as an open file.
 //!
-//! The registry uses slots for files. This module knows nothing about files, so that a model run
-//! can check the protocol. The lock is held only to inspect or change the slots, never while a
-//! thread waits for storage, another slot or another lock. A thread that creates or releases an
-//! object takes its slot and releases the lock; threads that need the same object wait for the
-//! slot.
+//! The lock is held only to inspect or change the slots, never while a thread waits for storage,
+//! another slot or another lock. A thread that creates or releases an object takes its slot and
+//! releases the lock; threads that need the same object wait for the slot.
 //!
 //! ```text
 //!   none --first open--> making: query the length, create tables --------> open: handles, or kept

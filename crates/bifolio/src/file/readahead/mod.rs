@@ -15,26 +15,23 @@
 //!
 //! After a miss, the reader reads a small plan itself, in the transfer that it waits for anyway.
 //! Otherwise it never waits here: it claims frames that are free, or can be freed without I/O,
-//! hands the runs over and continues. If it then reaches a page that is being filled, it waits for
-//! the folio lock. Errors are not reported: the folio is removed from the table, and the next read
-//! of it gets the error.
+//! hands the runs over and continues. Errors are not reported: the folio is removed from the table,
+//! and the next read of it gets the error.
 //!
 //! The first use of a page that was read ahead does not count as a second use: see
 //! `page/optimistic.rs`. So pages behind a scan are evicted first, and pages ahead of it are not
 //! evicted for its own windows: all windows of a handle together stay below half of the bound.
 //!
 //! An access continues one of the known sequential readers, which gets its next window; or it is a
-//! miss at page 0 or where an earlier miss ended, and begins another sequential reader; or it is
-//! random: it is remembered as a candidate, and plans nothing, so that random reads do not displace
-//! known readers. Hits need not be reported, except those on a page that a plan has marked. A plan
-//! may name resident pages: the caller skips them.
+//! miss at page 0 or where an earlier miss ended, and begins another one; or it is random: it is
+//! remembered as a candidate, and plans nothing. Hits need not be reported, except those on a page
+//! that a plan has marked. A plan may name resident pages: the caller skips them.
 //!
 //! A handle has two queues, each with one worker at most: two would have twice as much in flight. A
 //! disk that serves requests one after the other may report no completion before its queue is empty
-//! (virtio with one queue does so): requests that were submitted together complete together, at the
-//! end. A reader that waits for the first page of a window would then wait for the last page of all
-//! windows. So only a part is in flight, in the order of the claims. The next runs are prepared,
-//! and are submitted before the completed ones are made READY.
+//! (virtio with one queue does so), and a reader that waits for the first page of a window would
+//! wait for the last page of all windows. So only a part is in flight, in the order of the claims.
+//! The next runs are prepared, and are submitted before the completed ones are made READY.
 
 mod readers;
 #[cfg(test)]
@@ -82,15 +79,14 @@ pub(crate) struct Readahead {
 
 /// State of a handle that reads ahead, or may do so.
 #[derive(Debug)]
-struct AtWork {
+pub(super) struct AtWork {
     streams: Mutex<Streams>,
     windows: Arc<ReadaheadWorker>,
     /// Worker that reads advised ranges, which may be much larger: no window waits behind them.
-    advised: Arc<ReadaheadWorker>,
+    pub(super) advised: Arc<ReadaheadWorker>,
 }
 
 impl Readahead {
-    /// Creates an empty history; windows have at most `window_bytes_max` bytes.
     pub(super) fn new(window_bytes_max: u64) -> Self {
         Self {
             at_work: OnceLock::new(),
@@ -102,7 +98,7 @@ impl Readahead {
         }
     }
 
-    fn at_work(&self) -> &AtWork {
+    pub(super) fn at_work(&self) -> &AtWork {
         self.at_work.get_or_init(|| {
             Box::new(AtWork {
                 streams: Mutex::default(),
@@ -256,34 +252,31 @@ impl Handle {
     /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
     /// are not seen must not take its next miss, there, for a page that was evicted before its use.
     pub(crate) fn note_cut(&self, end: u64) {
-        self.readahead.at_work().streams.lock().cut(end);
-    }
-
-    /// Starts to read the absent pages of an advised range, without waiting. Stops when frames run
-    /// short.
-    pub(super) fn start_reading_advised(&self, pages: Range<u64>) {
-        self.start_reading(&self.readahead.at_work().advised, pages);
+        if let Some(stream) = self.readahead.at_work().streams.lock().sequential.first_mut() {
+            stream.cut(end);
+        }
     }
 
     /// Queues the absent pages among `pages` for `worker`. Stops when frames or workers run short,
     /// and returns the page. The device starts with the first runs while the rest is being claimed.
-    fn start_reading(&self, worker: &Arc<ReadaheadWorker>, pages: Range<u64>) -> Option<u64> {
-        let mut left = pages;
-        while let Some((absent, seen)) = self.fill().next_absent(left.clone()) {
-            left.start = match self.fill().claim_run(absent..left.end, seen, Wait::Never) {
+    pub(super) fn start_reading(
+        &self,
+        worker: &Arc<ReadaheadWorker>,
+        mut pages: Range<u64>,
+    ) -> Option<u64> {
+        loop {
+            match self.fill().claim_next(&mut pages, Wait::Never) {
                 Ok(ReadIoClaim::New(run)) => {
-                    self.mark_read_ahead(&run, run.first_page());
-                    let end = run.end_page();
+                    let start = run.first_page();
+                    self.mark_read_ahead(&run, start);
                     if !worker.push(&self.inode, run) {
-                        return Some(absent);
+                        return Some(start);
                     }
-                    end
                 }
-                Ok(ReadIoClaim::Taken) => self.inode.mapping.end_of_unit(absent),
-                Ok(ReadIoClaim::NoFrame) | Err(_) => return Some(absent),
-            };
+                Ok(ReadIoClaim::Taken) => return None,
+                Ok(ReadIoClaim::NoFrame) | Err(_) => return Some(pages.start),
+            }
         }
-        None
     }
 }
 
@@ -305,13 +298,6 @@ impl Streams {
         }
         let miss = access.miss?;
         self.on_stray_miss(access, miss, limits)
-    }
-
-    /// Records that the last plan of the reader last seen was read only up to page `end`.
-    fn cut(&mut self, end: u64) {
-        if let Some(stream) = self.sequential.first_mut() {
-            stream.cut(end);
-        }
     }
 
     fn on_stray_miss(&mut self, access: &PageAccess, miss: u64, limits: &Limits) -> Option<Plan> {
@@ -356,14 +342,13 @@ const STREAMS_MIN: u64 = 2;
 
 /// Queue of runs to read, with at most one worker that serves it.
 #[derive(Debug)]
-struct ReadaheadWorker {
+pub(super) struct ReadaheadWorker {
     waiting: Mutex<ReadaheadQueue<ReadIo>>,
+    /// Most bytes in flight, unless a single run has more.
     in_flight_bytes_max: u64,
 }
 
 impl ReadaheadWorker {
-    /// Creates an empty queue with at most `in_flight_bytes_max` bytes in flight, unless a single
-    /// run has more.
     fn new(in_flight_bytes_max: u64) -> Arc<Self> {
         Arc::new(Self { waiting: Mutex::default(), in_flight_bytes_max })
     }
@@ -396,7 +381,10 @@ impl ReadaheadWorker {
     fn serve(&self, inode: &Inode) {
         let mut serving = Serving { worker: self, is_over: false };
         let mut queue = FillQueue::new(&inode.engine);
-        let pages_max = self.in_flight_pages_max(inode);
+        // At most a window, in a small cache.
+        let part_bytes = inode.memory.arena.bound_bytes() / (WINDOW_DIVISOR * STREAMS_MIN);
+        let of_frames = self.in_flight_bytes_max.min(part_bytes) / PAGE_BYTES;
+        let pages_max = inode.page_space.pages_in_flight(of_frames);
         loop {
             let next = |pages| self.waiting.lock().next(pages, pages_max, ReadIo::pages);
             while let Some(run) = next(queue.pages) {
@@ -414,18 +402,9 @@ impl ReadaheadWorker {
             }
         }
     }
-
-    fn in_flight_pages_max(&self, inode: &Inode) -> u64 {
-        // At most a window, in a small cache.
-        let parts = WINDOW_DIVISOR * STREAMS_MIN;
-        let bound_bytes = inode.memory.arena.bound_bytes();
-        let of_frames = self.in_flight_bytes_max.min(bound_bytes / parts) / PAGE_BYTES;
-        inode.page_space.pages_in_flight(of_frames)
-    }
 }
 
-/// Guard of the worker that serves a queue. If the worker panics, the queued runs are dropped, so
-/// that no thread waits for their pages.
+/// Guard of a worker: if it panics, the queued runs are dropped, so that nothing waits for them.
 #[derive(Debug)]
 struct Serving<'p> {
     worker: &'p ReadaheadWorker,

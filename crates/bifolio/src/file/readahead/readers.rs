@@ -22,9 +22,9 @@
 //! range scan of a B-tree, may stop soon: after the first, its windows are at most as long as what
 //! it has read. It may skip a few pages, such as inner pages of the tree, also where a window ends.
 //!
-//! A miss in a window that was issued means that pages were evicted before their use, or were never
-//! read because frames were short. Then the windows of this reader stay below half of the last one,
-//! until enough of them had no miss.
+//! A miss in a window that was issued means that pages were evicted before their use, or that
+//! frames were short. Then the windows of this reader stay below half of the last one, until
+//! enough of them had no miss.
 
 use crate::fill::ReadIo;
 use std::mem;
