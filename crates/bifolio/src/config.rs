@@ -21,7 +21,6 @@ pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
 pub(crate) const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Maximum number of transfers that one call keeps in flight.
 pub(crate) const IO_DEPTH_MAX: usize = 1024;
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 30;
 
@@ -82,7 +81,6 @@ impl Default for Config {
     }
 }
 
-/// Returns the error of a setting unless it is valid.
 fn check(is_valid: bool, name: &str, problem: impl FnOnce() -> String) -> Result<()> {
     if is_valid { Ok(()) } else { Err(Error::config(name, problem())) }
 }
@@ -123,10 +121,6 @@ impl Config {
         check((SWAP_BYTES_MIN..=SWAP_BYTES_MAX).contains(&swap), "swap_max", || {
             format!("{swap} bytes is not from {SWAP_BYTES_MIN} to 1 TiB")
         })?;
-        self.validate_dirty()
-    }
-
-    fn validate_dirty(&self) -> Result<()> {
         let (background, max) = (self.dirty_bytes_background, self.dirty_bytes_max);
         let most = dirty_bytes_max(self.memory_bytes);
         for (name, bytes) in [("dirty_background", background), ("dirty_max", max)] {

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{io, iter};
 
-/// Number of failures listed in the text of a close.
 const FAILURES_LISTED_MAX: usize = 32;
 
 /// The result type of this crate.
@@ -33,7 +32,6 @@ pub struct Error(Arc<Inner>);
 
 struct Inner {
     kind: ErrorKind,
-    /// Number if the system has none and that of the kind does not fit.
     errno: Option<i32>,
     file: Option<String>,
     range: Option<Range<u64>>,
@@ -189,9 +187,8 @@ pub enum ErrorKind {
     /// would wait for itself. Drop the pin first.
     PinnedByCaller,
     /// The device of the file refuses writes, and the dirty limit is reached
-    /// ([`CacheBuilder::dirty_max`](crate::CacheBuilder::dirty_max)), so a clean page
-    /// cannot be modified. Nothing written earlier is lost. Pages that are dirty already can be
-    /// modified, and all writes succeed again once the device accepts some pages.
+    /// ([`CacheBuilder::dirty_max`](crate::CacheBuilder::dirty_max)), so a clean page cannot be
+    /// modified. Nothing is lost, and writes succeed again once the device accepts some pages.
     Unwritable,
     /// The bound is reached and nothing can be evicted. The text says what holds the memory.
     Full,
@@ -214,9 +211,7 @@ pub enum ErrorKind {
     /// The cache was closed.
     Closed,
     /// The process was forked after the cache was built; the child cannot use the cache. It should
-    /// not build one either, because a table of waiting threads has entries of threads that do not
-    /// exist in the child, unless the library was built with the feature `fork`. Let the child
-    /// execute another program.
+    /// not build one either, unless the library was built with the feature `fork`.
     Forked,
 }
 
@@ -248,7 +243,6 @@ impl Error {
         causes.filter_map(|error| error.downcast_ref())
     }
 
-    /// Returns the number of an error without one of the system.
     fn own_number(&self) -> i32 {
         if let Some(errno) = self.0.errno {
             return errno;
@@ -281,7 +275,6 @@ impl Error {
         self.raw_os_error().map_or_else(|| self.own_io_kind(), of_number)
     }
 
-    /// Returns the kind of an error without a number of the system.
     fn own_io_kind(&self) -> io::ErrorKind {
         match self.kind() {
             ErrorKind::PastEnd => io::ErrorKind::UnexpectedEof,
@@ -319,8 +312,7 @@ pub(crate) struct Usage {
     pub(crate) unswappable: u64,
     /// Bytes of folios that were locked or under I/O while the call waited.
     pub(crate) busy: u64,
-    /// Dirty bytes that write gates hold back. They are also among the bytes in use, or, if a gate
-    /// fails or they are not committed, among those that cannot be written out.
+    /// Dirty bytes that write gates hold back, also counted as in use or as unwritten.
     pub(crate) gated: u64,
     pub(crate) metadata: u64,
     /// Contiguous bytes that the call needs.
@@ -346,7 +338,18 @@ impl Error {
 
     #[cold]
     fn refused(kind: ErrorKind, what: &str, source: io::Error) -> Self {
-        let text = format!("the system refused {what}: {source}{}", remedy(&source));
+        let remedy = match source.raw_os_error() {
+            Some(libc::EAGAIN) => {
+                "; RLIMIT_NPROC (ulimit -u), a control group's pids.max or, for the stack, \
+                 RLIMIT_AS or vm.max_map_count is too low"
+            }
+            Some(libc::ENOMEM) => {
+                "; RLIMIT_AS, RLIMIT_DATA, vm.overcommit_memory = 2 or vm.max_map_count may \
+                 forbid it"
+            }
+            _ => limit_of(&source),
+        };
+        let text = format!("the system refused {what}: {source}{remedy}");
         Self::new(kind, text).because(Arc::new(source))
     }
 
@@ -418,8 +421,7 @@ impl Error {
             .because(Arc::new(failures[0].clone()))
     }
 
-    /// Nothing can be evicted. `refused` is the kernel's last refusal to evict pages of maps, if
-    /// none has been evicted since.
+    /// `refused` is the kernel's last refusal to evict pages of maps, if none was evicted since.
     #[cold]
     pub(crate) fn full(usage: &Usage, cause: Option<Self>, refused: Option<String>) -> Self {
         let Usage { bound, pinned, unwritten, unswappable, busy, gated, metadata, wanted, free } =
@@ -477,20 +479,6 @@ pub(crate) fn write_error(file: impl Into<String>, range: Range<u64>, source: io
 
 pub(crate) fn of_range(range: &Range<u64>) -> String {
     format!("{} bytes at position {}", range.end - range.start, range.start)
-}
-
-/// Returns a hint at the limit to raise when the system refuses a resource.
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EAGAIN) => {
-            "; RLIMIT_NPROC (ulimit -u), a control group's pids.max or, for the stack, RLIMIT_AS \
-             or vm.max_map_count is too low"
-        }
-        Some(libc::ENOMEM) => {
-            "; RLIMIT_AS, RLIMIT_DATA, vm.overcommit_memory = 2 or vm.max_map_count may forbid it"
-        }
-        _ => limit_of(error),
-    }
 }
 
 /// Returns a hint at the limit to raise when the system refuses a descriptor or a longer file.

@@ -136,7 +136,7 @@ mod sys;
 mod tests;
 #[cfg(not(all(test, loom)))]
 mod writeback;
-/// The protocols of `file` that a model run can follow.
+/// The protocols that a model run can follow.
 #[cfg(all(test, loom))]
 mod file {
     pub(crate) mod open {
@@ -146,12 +146,10 @@ mod file {
         pub(crate) mod handover;
     }
 }
-/// The protocols of `inode` that a model run can follow.
 #[cfg(all(test, loom))]
 mod inode {
     pub(crate) mod clearing;
 }
-/// The protocols of `memory` that a model run can follow.
 #[cfg(all(test, loom))]
 mod memory {
     mod lru;
@@ -162,7 +160,6 @@ mod memory {
 mod sys {
     pub(crate) mod copy;
 }
-/// The protocols of `writeback` that a model run can follow.
 #[cfg(all(test, loom))]
 mod writeback {
     pub(crate) mod dirty;

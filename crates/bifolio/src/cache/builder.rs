@@ -138,11 +138,10 @@ impl CacheBuilder {
 
     /// Lets memory files be larger than memory: under memory pressure, their pages are written to a
     /// temporary file in `directory`, which no other program can open and which is deleted with the
-    /// cache. On a tmpfs it would use the memory that it is meant to save. The file grows ahead of
-    /// need, 64 MiB at a time, to at most 17/16 of the pages of all memory files, or twice that if
-    /// folios of several pages find no contiguous slots. Without a swap, which is the default,
-    /// memory files stay within the bound and leave 8 to 64 pages of it to other files (at most
-    /// 1/8): a write beyond that fails with [`ErrorKind::Full`].
+    /// cache. The file grows ahead of need, 64 MiB at a time, to at most 17/16 of the pages of all
+    /// memory files, or twice that if folios of several pages find no contiguous slots. Without a
+    /// swap, which is the default, memory files stay within the bound and leave 8 to 64 pages of it
+    /// to other files (at most 1/8): a write beyond that fails with [`ErrorKind::Full`].
     pub fn swap_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.swap = Some(SwapStorage::In(directory.into()));
         self
@@ -188,7 +187,12 @@ impl CacheBuilder {
         self.validate()?;
         check_page_size(rustix::param::page_size())?;
         let features = Features::probe(&self.disabled);
-        self.check_huge_pages(&features)?;
+        if self.config.huge_pages == HugePages::Require
+            && let Some(reason) = features.why_not(Feature::TransparentHugePages)
+        {
+            let problem = format!("2 MiB pages are required, but {reason}");
+            return Err(Error::config("huge_pages", problem));
+        }
         let (memory_bytes_max, swap_bytes_max) = (self.memory_bytes_max(), self.swap_bytes());
         let arena = Arena::new(
             self.config.memory_bytes,
@@ -235,15 +239,6 @@ impl CacheBuilder {
             _background: background,
         };
         Ok(Cache { inner: Arc::new(inner) })
-    }
-
-    fn check_huge_pages(&self, features: &Features) -> Result<()> {
-        if self.config.huge_pages != HugePages::Require {
-            return Ok(());
-        }
-        let Some(reason) = features.why_not(Feature::TransparentHugePages) else { return Ok(()) };
-        let problem = format!("2 MiB pages are required, but {reason}");
-        Err(Error::config("huge_pages", problem))
     }
 
     fn swap_bytes(&self) -> u64 {

@@ -174,9 +174,9 @@ impl Cache {
         file::sync_directory(path).map_err(failed)
     }
 
-    /// Opens the regular file behind `descriptor`, which needs no name. The descriptor stays open
-    /// until the file is closed, used or not. For direct transfers the file is opened once more
-    /// through `/proc/self/fd`; where that is refused, transfers use the kernel's page cache.
+    /// Opens the regular file behind `descriptor`, which stays open until the file is closed. For
+    /// direct transfers the file is opened once more through `/proc/self/fd`; where that is
+    /// refused, transfers use the kernel's page cache.
     ///
     /// # Errors
     /// As [`Cache::open`]; a descriptor that was not opened for reading, or, for a writable file,
@@ -209,9 +209,8 @@ impl Cache {
     }
 
     /// Creates an empty anonymous file for scratch space, temporary tables or sort runs, open for
-    /// reading and writing, with folios of 4 KiB. It has the interface of every file, and its bytes
-    /// are freed with the last handle. `name` is used only in messages: each call creates another
-    /// file.
+    /// reading and writing, with folios of 4 KiB. Its bytes are freed with the last handle. `name`
+    /// is used only in messages: each call creates another file.
     ///
     /// A page that was never written is a hole: it reads as zeros and costs nothing. Without a swap
     /// ([`CacheBuilder::swap_directory`]) all its bytes stay in memory, and a write for which the
@@ -292,9 +291,7 @@ impl Cache {
     /// the system; blocks until this is done. Other calls that find no memory meanwhile wait until
     /// the new bound is in effect.
     ///
-    /// The chunks stay as large as [`CacheBuilder::memory`] has made them: a cache that was built
-    /// small and has grown has no huge pages; one that was built large uses a small bound only in
-    /// whole chunks.
+    /// The chunks stay as large as [`CacheBuilder::memory`] has made them.
     ///
     /// # Errors
     /// The old bound stays in force after
@@ -323,10 +320,10 @@ impl Cache {
     /// later call on it or its files fails with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     /// Pins stay readable. Blocks for the devices, file after file.
     ///
-    /// This includes files without a handle: what the drop of a last handle cannot write is logged
-    /// (file, bytes, cause), kept in the cache, and tried again here. Dropping the last `Cache` and
-    /// file tries once more, and only logs what is lost. Concurrent calls on other threads may fail
-    /// with `Closed` even if the close fails in the end.
+    /// This includes files without a handle: what the drop of a last handle cannot write is logged,
+    /// kept in the cache, and tried again here. Dropping the last `Cache` and file tries once more,
+    /// and only logs what is lost. Concurrent calls may fail with `Closed` even if the close fails
+    /// in the end.
     ///
     /// # Errors
     /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;

@@ -103,13 +103,12 @@ impl File {
     /// Evicts the folios of `range` that are clean and not in use. The result counts them and, by
     /// reason, those that stay.
     ///
-    /// Dirty folios start to be written back, without waiting; to evict everything, sync first.
-    /// Pages of memory files are swapped out only by reclaim. A folio that lies partly outside the
-    /// range stays, unless the rest is past the end of file. Mapped and pinned pages stay. Folios
-    /// that cannot be evicted now become the first to be evicted when memory is short.
+    /// Dirty folios start to be written back; to evict everything, sync first. A folio that lies
+    /// partly outside the range stays, unless the rest is past the end of file, as do mapped and
+    /// pinned pages and those of memory files. Folios that cannot be evicted now become the first
+    /// to be evicted when memory is short.
     ///
-    /// Does not wait, except on a file that can be mapped, where it may wait while another thread
-    /// reclaims memory.
+    /// Does not wait, except on a file that can be mapped, for a thread that reclaims memory.
     ///
     /// # Errors
     /// A closed cache; a handle that is not opened for reading; a range beyond 2^63.
@@ -150,7 +149,6 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
 }
 
 impl Registry {
-    /// Evicts the folios of all files, as [`File::evict`] does.
     pub(crate) fn evict_all(&self) -> Result<Evicted> {
         self.check()?;
         let mut total = Evicted::default();
@@ -178,9 +176,8 @@ pub struct Residency {
 }
 
 impl File {
-    /// Returns how much of a range of bytes is in memory. Pages that hold a byte of the range
-    /// count; pages past the end of file do not. Reads nothing and never waits. The cost is
-    /// proportional to the pages that are or were in memory: a hole of any length costs little.
+    /// Returns how much of a range of bytes is in memory. Pages past the end of file do not count.
+    /// Never waits. The cost is proportional to the pages that are or were in memory.
     ///
     /// # Errors
     /// The cache is closed; a range beyond 2^63.

@@ -31,8 +31,8 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Splits `range` of a file of `len_bytes` bytes. The bytes past the end of file are zeros, so
-    /// the unit that contains the end is whole if the range reaches the end.
+    /// Splits a range. The bytes past the end of file are zeros, so the unit that contains the end
+    /// is whole if the range reaches the end.
     fn of(range: &Range<u64>, unit: u64, len_bytes: u64) -> Self {
         let reaches_end = range.end >= len_bytes;
         let end = if reaches_end { len_bytes.next_multiple_of(unit) } else { range.end };
@@ -151,12 +151,10 @@ impl File {
     /// Punches a hole: the bytes of `range` read as zeros, and whole folios in it release their
     /// memory and their storage. The length does not change. Durable after the next sync.
     ///
-    /// Atomic with respect to reads and writes within one folio. A write that ends before the call
-    /// begins is not written to the hole afterwards, and one that begins after the call has
-    /// returned stays. On a file with a write gate, the call has no LSN: neither the zeros wait for
-    /// the log, nor the length, which the storage gets if the range reaches the end of file. A page
-    /// of a map that is pinned is written as zeros and keeps its storage. Pinned bytes stay
-    /// readable through the pin, with any content.
+    /// Atomic with respect to reads and writes within one folio. On a file with a write gate, the
+    /// call has no LSN: neither the zeros wait for the log, nor the length, which the storage gets
+    /// if the range reaches the end of file. A page of a map that is pinned is written as zeros and
+    /// keeps its storage. Pinned bytes stay readable through the pin, with any content.
     ///
     /// Blocks for I/O if the first or the last folio is only partly in the range and not in memory.
     /// In a file with a backing, also for the file system, for write-outs of the file that are in
@@ -174,10 +172,7 @@ impl File {
 
     /// Zeroes `range` like [`File::punch_hole`], but the storage of whole folios stays allocated,
     /// or is allocated. The length does not change. In a memory file, the folios before the end of
-    /// file are allocated again.
-    ///
-    /// # Errors
-    /// Fails like [`File::punch_hole`] and [`File::allocate`].
+    /// file are allocated again. Fails like [`File::punch_hole`] and [`File::allocate`].
     pub fn zero_range(&self, range: Range<u64>) -> Result<()> {
         self.clear(range, FallocateMode::ZeroRange)
     }
@@ -350,8 +345,7 @@ impl File {
         index.min(end)
     }
 
-    /// Returns `true` if a read finds no folio at the page: a hole of a memory file, or a page that
-    /// was allocated and never written.
+    /// Returns `true` for a hole, or a page that was allocated and never written.
     fn reads_as_zeros(&self, index: u64) -> bool {
         let inode = &self.handle.inode;
         let head = inode.mapping.head_index(index);

@@ -34,10 +34,9 @@ use std::sync::Arc;
 ///
 /// The cache keeps `gate` until the file is closed; a gate that itself owns a handle of the file
 /// keeps it open forever. A file whose last handle is dropped while the gate holds pages back stays
-/// in the cache, with the gate and what that owns. [`Cache::close`](crate::Cache::close) names the
-/// file, and [`File::discard_dirty`] gives its pages up once it is opened again. Once the last
-/// [`Cache`](crate::Cache) is dropped, no call can commit them: that drop, or a later one of the
-/// file's last handle, asks the gate for the last time and logs what is lost, like a crash.
+/// in the cache; [`Cache::close`](crate::Cache::close) names it, and [`File::discard_dirty`] gives
+/// its pages up once it is opened again. The drop of the last [`Cache`](crate::Cache), or a later
+/// one of the file's last handle, asks the gate for the last time and logs what is lost.
 ///
 /// [`Stats::gate_asks`]: crate::Stats::gate_asks
 /// [`dirty_max`]: crate::CacheBuilder::dirty_max
@@ -145,10 +144,9 @@ impl GatedFile {
     }
 
     /// Gives the pages of `range` that have changes with the LSN [`u64::MAX`] the LSN of their
-    /// commit record instead: they can be written out once that is durable. Other pages are not
-    /// changed. A page counts as a whole, so transactions that do not steal must not change one
-    /// page at the same time. For an abort, write the old bytes back first, and pass the LSN of the
-    /// record of that, or 0.
+    /// commit record instead: they can be written out once that is durable. A page counts as a
+    /// whole, so transactions that do not steal must not change one page at the same time. For an
+    /// abort, write the old bytes back first, and pass the LSN of the record of that, or 0.
     ///
     /// Waits for other threads that work on the pages. The cost grows with the resident pages.
     ///

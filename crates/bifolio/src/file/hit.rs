@@ -234,9 +234,8 @@ impl HitPath {
         if copies.get() { Hit::Discarded } else { Hit::None }
     }
 
-    /// Calls `read` with the address of the bytes of `range`, which is valid during the call, if
-    /// they lie in one resident page of the arena that is marked as used. Returns `None` if they do
-    /// not, or if the page changed meanwhile.
+    /// Calls `read` with the address of the bytes of `range` if they lie in one resident page of
+    /// the arena that is marked as used. Returns `None` if not, or if the page changed meanwhile.
     #[inline(always)]
     pub(super) fn look<T>(
         &self,
@@ -304,7 +303,6 @@ impl HitPath {
         in_one_folio && range.start < range.end && range.end <= self.hot().len_bytes()
     }
 
-    /// Takes a reference to the folio of `range`, whose Entry is `word`.
     #[inline(always)]
     fn pin_known<'a>(
         &'a self,
@@ -351,9 +349,7 @@ impl HitPath {
         unsafe { &*self.hot }
     }
 
-    /// Prefetches the bytes at their predicted address while the Entry is being loaded: the first
-    /// cache line of a short read, the first few of a long one, where the hardware prefetches the
-    /// rest.
+    /// Prefetches the first bytes at their predicted address while the Entry is being loaded.
     #[inline(always)]
     fn touch_predicted(&self, position: u64, lines: usize) {
         let distance = self.hot().predicted_distance();

@@ -72,16 +72,13 @@ impl<'b> ReadRequest<'b> {
         self.position + self.done() as u64
     }
 
-    /// Sets the result to the error if the request has read nothing. Otherwise the request ends
-    /// before the unreadable byte.
+    /// Sets the result to the error; a request that has read bytes ends before the unreadable one.
     fn fail(&mut self, error: Error) {
         if self.done() == 0 && !self.is_finished() {
             self.result = Err(error);
         }
     }
 
-    /// Copies the request's part of a folio that has just been filled, if the folio holds the next
-    /// byte; notes that a folio could not be read.
     fn take(&mut self, inode: &Inode, delivery: Delivery<'_>) {
         match delivery {
             Delivery::Folio(locked) => {
@@ -163,7 +160,6 @@ impl File {
         is_whole || request.is_finished() || request.next() >= self.len()
     }
 
-    /// Starts reads for the part of a request that missed.
     fn start<'f>(&'f self, requests: &mut [ReadRequest<'_>], number: usize, batch: &mut Batch<'f>) {
         let request = &requests[number];
         if faults::is_mapped(request.buffer) {
@@ -181,7 +177,6 @@ impl File {
         }
     }
 
-    /// Reads the rest of a request that neither hits nor the batch have completed.
     fn read_rest(&self, request: &mut ReadRequest<'_>) {
         if request.is_finished() {
             return;
@@ -279,7 +274,6 @@ impl File {
         Some(all)
     }
 
-    /// Returns a pin of a range in a folio that has just been read.
     pub(super) fn pin_locked(
         &self,
         range: &Range<u64>,

@@ -243,8 +243,7 @@ impl File {
     /// # Errors
     /// The cache is closed; a range beyond 2^63. Also the last error of an earlier write-back that
     /// this handle has not reported yet, whatever its range: the write of `range` has been started
-    /// then, too. The write-back that this call starts fails later, and its error is returned by
-    /// the next call or sync.
+    /// then, too.
     pub fn write_out(&self, range: Range<u64>) -> Result<()> {
         self.handle.check_sound()?;
         self.handle.check_range(&range)?;
@@ -260,15 +259,13 @@ impl File {
     /// Makes everything durable that was written to the file through any handle, and closes this
     /// handle. Blocks for the device; does no I/O if the file was synced since its last change.
     ///
-    /// The file itself is closed with its last handle: clones are handles, and holds and maps keep
-    /// one. Its descriptors are closed before that close returns.
+    /// The file itself is closed with its last handle: holds and maps keep one, too.
     ///
     /// # Errors
     /// Those of [`File::sync_data`], and [`ErrorKind::Closed`] if the cache is closed. The handle
-    /// is closed even then, but nothing is lost: data that could not be written stays in the cache,
-    /// dirty. The next open of the file finds it, and [`Cache::close`](crate::Cache::close) tries
-    /// to write it again. To discard it, open the file again and call [`File::discard_dirty`]. To
-    /// keep the handle after a failure, call `sync_data` first.
+    /// is closed even then, but nothing is lost: what could not be written stays in the cache. The
+    /// next open of the file finds it, for [`File::discard_dirty`] for example, and
+    /// [`Cache::close`](crate::Cache::close) tries to write it again.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -308,9 +305,8 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Makes everything durable that was written to the file before the checkpoint was taken;
-    /// otherwise like [`File::sync_data`]. A page that was dirty then and has been changed since is
-    /// written with its present bytes. Pages that became dirty since stay in memory, unless they
-    /// are adjacent to such a page. Can be called again after a failure.
+    /// otherwise like [`File::sync_data`]. A page that was dirty then is written with its present
+    /// bytes. Pages that became dirty since stay in memory, unless they are adjacent to such a one.
     ///
     /// # Errors
     /// Fails like [`File::sync_data`], and if a write-back of the file has failed since the
@@ -333,7 +329,6 @@ pub(crate) struct Handle {
     readahead: Readahead,
     readable: bool,
     writable: bool,
-    /// Server of asynchronous reads, once one was used.
     read_server: OnceLock<Arc<ReadServer>>,
     /// Last field: the handle has dropped everything else when the registry is told.
     membership: Membership,
@@ -403,7 +398,6 @@ impl Handle {
         }
     }
 
-    /// Fails for a length past the maximum of the file.
     fn check_len(&self, wanted_bytes: u64) -> Result<()> {
         let len_max_bytes = self.inode.len_max_bytes();
         if wanted_bytes <= len_max_bytes {

@@ -159,24 +159,13 @@ impl File {
         absent: Option<Entry>,
         ahead: bool,
     ) -> Result<usize> {
-        if !faults::is_mapped(buffer) {
-            return self.read_absent_locked(buffer, position, absent, ahead);
+        if faults::is_mapped(buffer) {
+            // The copies are made with folio locks held.
+            let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
+            let copied = self.read_absent(&mut bounce, position, absent, ahead)?;
+            buffer[..copied].copy_from_slice(&bounce[..copied]);
+            return Ok(copied);
         }
-        let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
-        let copied = self.read_absent_locked(&mut bounce, position, absent, ahead)?;
-        buffer[..copied].copy_from_slice(&bounce[..copied]);
-        Ok(copied)
-    }
-
-    /// Copies from absent pages like [`Self::read_absent`], with folio locks held. `buffer` must
-    /// not lie in a map.
-    fn read_absent_locked(
-        &self,
-        buffer: &mut [u8],
-        position: u64,
-        absent: Option<Entry>,
-        ahead: bool,
-    ) -> Result<usize> {
         let inode = &*self.handle.inode;
         let length = inode.mapping.len_bytes().saturating_sub(position);
         let length = length.min(buffer.len() as u64).min(REQUEST_BYTES_MAX);

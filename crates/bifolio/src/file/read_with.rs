@@ -5,8 +5,7 @@
 //!
 //! ```text
 //!   HitPath::look   hit.rs    one page of the arena, resident and marked: no reference
-//!   look_held                 under a pin, which fills the page and keeps it resident
-//!   look_at_copy              a copy that is made under the folio lock: writers cannot starve it
+//!   look_held                 under a pin, which fills the page and keeps it resident; then a copy
 //! ```
 //!
 //! # Safety
@@ -146,9 +145,8 @@ impl File {
     /// by other programs are not noticed.
     ///
     /// `read` may run several times, and on bytes that are torn or belong to another page or file
-    /// of the cache. So it must not panic, loop or act on what it finds: it returns what it found,
-    /// and the caller acts. It should be short (microseconds), and may call other methods of the
-    /// cache.
+    /// of the cache. So it must not panic, loop or act on what it finds: the caller acts on what it
+    /// returns. It may call other methods of the cache.
     ///
     /// # Errors
     /// The errors of [`File::pin`].
@@ -206,11 +204,7 @@ impl File {
             }
         }
         drop(pin);
-        self.look_at_copy(range, read)
-    }
-
-    /// Reads from a copy, which is taken under the folio lock.
-    fn look_at_copy<T>(&self, range: &Range<u64>, read: &impl Fn(&PageView<'_>) -> T) -> Result<T> {
+        // A copy, taken under the folio lock: writers cannot starve it.
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let index = range.start >> PAGE_SHIFT;
         let Locked { folio, lock, .. } = self.handle.fill().lock_folio(index, AccessMode::Cache)?;

@@ -27,7 +27,6 @@ use crate::stats::Counter;
 use crate::sys::copy;
 use crate::writeback::NoRoom;
 
-/// Cache lines per page.
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
 /// Reason why a write of one folio has changed nothing.
@@ -61,7 +60,6 @@ struct Piece<'b> {
     position: u64,
     /// The write continues after these bytes.
     follows: bool,
-    /// LSN of the write, for a file with a write gate.
     lsn: Option<u64>,
 }
 
@@ -73,8 +71,7 @@ pub(super) struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    /// Sets the length to `len_bytes` if the file is shorter. Its last bytes must be in place. A
-    /// gap becomes part of the file; later writes of the same growth fill it.
+    /// Sets the length to `len_bytes` if the file is shorter. Its last bytes must be in place.
     pub(super) fn reach(&mut self, len_bytes: u64) {
         self.resizing.extend(len_bytes);
         self.growing.end();
@@ -94,7 +91,7 @@ impl File {
     /// # Errors
     /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
     /// handle that is not open for writing; a length beyond the maximum that the file was opened
-    /// with; [`ErrorKind::Unwritable`](crate::ErrorKind::Unwritable), with the error of the storage
+    /// with; [`ErrorKind::Unwritable`], with the error of the storage
     /// as its source, if the storage accepts no writes and the limit of dirty bytes is reached.
     /// Writes succeed again once the storage accepts some.
     pub fn write_at(&self, buffer: &[u8], position: u64) -> Result<usize> {
@@ -274,8 +271,7 @@ impl File {
         } else {
             if follows {
                 // Adjacent pages have adjacent frames. Releasing the folio lock waits for the
-                // stores to this page, which delays the stores to the next one unless its lines are
-                // prefetched (13 of 55 us per MiB).
+                // stores to this page, which delays those to the next one without a prefetch.
                 copy::prefetch_lines_to_write(target.wrapping_add(bytes.len()), PAGE_LINES);
             }
             // SAFETY: inside a frame whose lock we hold and which no reader can use yet.
@@ -354,9 +350,9 @@ impl File {
     ///
     /// # Errors
     /// A handle that is not open for writing; a file that can be mapped
-    /// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)), whose address space is fixed;
-    /// more than 4 PiB ([`ErrorKind::Config`](crate::ErrorKind::Config)); address space that the
-    /// system refuses ([`ErrorKind::Memory`](crate::ErrorKind::Memory)). Nothing has changed then.
+    /// ([`ErrorKind::Unsupported`]), whose address space is fixed;
+    /// more than 4 PiB ([`ErrorKind::Config`]); address space that the
+    /// system refuses ([`ErrorKind::Memory`]). Nothing has changed then.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

@@ -1,8 +1,5 @@
 //! The two protocols of asynchronous reads: who owns a read, and when its server sleeps.
 //!
-//! Used by `mod.rs` (futures) and `server.rs`. A [`Handover`] is the state that a future and the
-//! server share; an [`Inbox`] holds the reads that the server has not looked at yet.
-//!
 //! PROTOCOL HANDOVER, as two columns:
 //!
 //! ```text
@@ -43,7 +40,6 @@ enum Step<T> {
 }
 
 impl<T> Handover<T> {
-    /// Creates the state of a read that calls `waker` when it is complete.
     pub(crate) fn new(item: T, waker: Waker) -> Self {
         Self(Mutex::new(Step::Reading { item, waker }))
     }
@@ -106,7 +102,6 @@ pub(crate) struct Inbox<T>(Mutex<InboxState<T>>);
 #[derive(Debug)]
 struct InboxState<T> {
     queue: VecDeque<T>,
-    /// Reads that were submitted and have not ended.
     outstanding: usize,
     server: Server,
 }

@@ -1,6 +1,5 @@
 //! The server of asynchronous reads: one job per device that makes the transfers of all reads.
 //!
-//! Called through [`AsyncRead`]; see `mod.rs` for the overview and `handover.rs` for the protocol.
 //! A read is *ready* when the server has to look at it: it is new, its transfers have ended, or a
 //! page that it waits for was unlocked. The server then copies what is resident, and if bytes are
 //! missing, claims the absent pages or registers for the folio lock of the next page. A read that
@@ -34,7 +33,6 @@ use std::task::{Poll, Wake, Waker};
 
 /// Most bytes of one read in flight at a time.
 const READ_BYTES_MAX: u64 = 8 << 20;
-/// Number of a read that the server does not know.
 const NO_NUMBER: usize = usize::MAX;
 
 /// A read that is not complete: it owns its buffer.
@@ -86,7 +84,6 @@ impl PendingRead {
         obstacle
     }
 
-    /// Copies the read's part of a folio that has just been filled.
     fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
         let (done, next) = (self.done(), self.next());
         let copied = copy_filled(inode, locked, &mut self.buffer[done..], next);
@@ -114,7 +111,6 @@ pub(super) struct AsyncRead {
 }
 
 impl AsyncRead {
-    /// Submits a read to the server of its device.
     pub(super) fn submit(pending: PendingRead, waker: Waker) -> Result<Arc<Self>> {
         let server = ReadServers::of(&pending.file.handle)?;
         let (handover, number) = (Handover::new(pending, waker), AtomicUsize::new(NO_NUMBER));
@@ -132,7 +128,6 @@ impl AsyncRead {
         Ok(read)
     }
 
-    /// Returns the read if it is complete; otherwise stores the waker.
     pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<PendingRead>> {
         if self.server.origin.is_forked() {
             return Poll::Ready(Err(Error::forked()));
@@ -176,7 +171,6 @@ impl Wake for AsyncRead {
     }
 }
 
-/// The server of a device: its inbox, and what its job needs.
 #[derive(Debug)]
 pub(crate) struct ReadServer {
     lane: Lane,
@@ -224,8 +218,7 @@ impl ReadServers {
     }
 }
 
-/// The job of a server, until it has ended. If it is dropped without being run, or panics, it ends
-/// the reads that are queued.
+/// The job of a server. If it is dropped without being run, or panics, it ends the queued reads.
 #[derive(Debug)]
 struct Serving(Option<Arc<ReadServer>>);
 
@@ -254,7 +247,6 @@ fn end_unserved(read: &AsyncRead) {
 struct Entrant {
     read: Arc<AsyncRead>,
     runs: usize,
-    /// Set while the read waits for a folio lock.
     is_parked: bool,
     /// Folio whose lock the read has last waited for: it may still have the waker.
     parked_at: Option<FolioId>,
@@ -346,7 +338,6 @@ impl<'s> Server<'s> {
         }
     }
 
-    /// Looks at ready reads until enough is in flight, or one is starved.
     fn look_at_ready(&mut self) {
         while self.queue.runs() < self.queue.prepared_max()
             && let Some(number) = self.ready.pop_front()
@@ -369,7 +360,6 @@ impl<'s> Server<'s> {
         self.finish_runs();
     }
 
-    /// Copies the folios of ended runs to their reads.
     fn finish_runs(&mut self) {
         while let Some(ended) = self.queue.next_ended() {
             let number = ended.note;
@@ -410,7 +400,6 @@ impl<'s> Server<'s> {
         self.reads[number].as_mut().expect("a read with a number is known")
     }
 
-    /// Forgets a read.
     fn end(&mut self, number: usize) {
         self.reads[number] = None;
         self.vacant.push(number);

@@ -202,11 +202,8 @@ impl Drop for Registry {
         for key in self.files.keys() {
             self.give_up(key, |open| open.handles == 0);
         }
-        if let Some(swap) = &self.services.swap {
-            // Its pages are unused now. If it cannot be truncated, it only stays longer than
-            // necessary.
-            let _ = swap.cut();
-        }
+        // Its pages are unused now; one that cannot be truncated only stays longer than necessary.
+        let _ = self.services.swap.as_ref().map(|swap| swap.cut());
     }
 }
 

@@ -83,7 +83,6 @@ pub(crate) struct Registry {
     readahead_bytes_max: u64,
     pub(crate) cache_state: CacheState,
     pub(super) files: OpenSlots<Key, Open>,
-    /// Next key of a backing that cannot be opened twice.
     next_single: AtomicU64,
     /// Set once every `Cache` is dropped.
     pub(super) has_no_cache: AtomicBool,
@@ -125,8 +124,7 @@ impl Registry {
         self.cache_state.check_sound(&self.services.memory.soundness)
     }
 
-    /// Iterates over the open files. Holds only the one that the caller is processing. Skips files
-    /// that are being created or released.
+    /// Iterates over the open files, except those that are being created or released.
     pub(super) fn inodes(&self) -> impl Iterator<Item = Arc<Inode>> {
         let shared = |key| self.files.look(key, |open| Arc::clone(&open.inode));
         self.files.keys().into_iter().filter_map(shared)
@@ -209,7 +207,6 @@ impl Registry {
         Ok(ImmutableFile { file: self.open_path(path, &options, features)? })
     }
 
-    /// Opens a handle of the regular file behind `descriptor`.
     pub(crate) fn open_fd(
         self: &Arc<Self>,
         descriptor: OwnedFd,
@@ -334,7 +331,6 @@ impl Registry {
         }
     }
 
-    /// Opens the first handle of a new memory file.
     pub(crate) fn open_in_memory(
         self: &Arc<Self>,
         name: &str,
@@ -352,14 +348,13 @@ impl Registry {
         Ok(File::new(handle))
     }
 
-    /// Returns a new key for a file that cannot be opened twice.
     fn single_key(&self) -> Key {
         // Relaxed: only the uniqueness of the number matters.
         Key::Single(self.next_single.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Looks up the file. Waits while another thread creates or releases this file, but not for
-    /// other files. `join` makes another handle of an open one, if the options allow.
+    /// Looks up the file, and waits while another thread creates or releases it. `join` makes
+    /// another handle of an open one, if the options allow.
     fn find(
         &self,
         key: Key,
@@ -375,9 +370,7 @@ impl Registry {
                 Found::Open(Some(joined)) => return joined.map(Found::Open),
                 Found::Open(None) => {
                     // The backing may be writable by now. Then the file is opened anew, because
-                    // other programs may have changed it since its last handle was dropped. If it
-                    // still cannot be written, the error was reported when the file was kept, and
-                    // syncs of the new handle report it again.
+                    // other programs may have changed it since its last handle was dropped.
                     is_tried = true;
                     let _ = self.files.retire(key, self, false);
                 }

@@ -11,9 +11,8 @@
 //!     '--- free --- releasing: pages dropped, descriptors closed  <---------'---'
 //! ```
 //!
-//! The slot stays open, without a handle, while the last close makes the file durable: a concurrent
-//! open shares it. A file that cannot be made durable is *kept*: nothing is lost, and the next open
-//! of it and `Cache::close` try again.
+//! A file that cannot be made durable is *kept*: nothing is lost, and the next open of it and
+//! `Cache::close` try again.
 //!
 //! PROTOCOL CLOSE, as two columns (model-checked in `loom_slots`):
 //!
@@ -50,12 +49,9 @@ pub(crate) struct OpenSlots<K, T> {
 /// State of a slot. A key without a slot has no object.
 #[derive(Debug)]
 enum Slot<T> {
-    /// A thread is creating the object.
     Making,
-    /// Threads share the object. Its last handle may be closed: then it is being made durable, or
-    /// kept.
+    /// Without a handle, the object is being made durable, or kept.
     Open(T),
-    /// A thread is releasing the object, or finds that it must be kept.
     Releasing,
 }
 
@@ -85,12 +81,9 @@ pub(crate) struct Busy<'s, K: Copy + Eq + Hash, T> {
 
 /// Steps of a last close, implemented for the objects in the slots.
 pub(crate) trait Retire<T> {
-    /// Part of the object that is shared while it is made durable.
     type Shared;
-    /// Reason why the object is not durable.
     type Failure;
 
-    /// Shares the object if it has no handle.
     fn share_unused(&self, open: &T) -> Option<Self::Shared>;
     /// L1: makes the object durable.
     fn make_durable(&self, shared: Self::Shared) -> Result<(), Self::Failure>;
@@ -98,7 +91,6 @@ pub(crate) trait Retire<T> {
     fn may_go(&self, open: &T) -> bool;
     /// L4: frees the object.
     fn free(&self, open: T);
-    /// Keeps the object without a handle, because it could not be made durable.
     fn keep(&self, open: &mut T);
 }
 
@@ -212,7 +204,6 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         self.slots.lock().keys().copied().collect()
     }
 
-    /// Leaks everything: nothing is dropped.
     #[cfg(not(all(test, loom)))]
     pub(crate) fn forget_all(&mut self) {
         let slots = std::mem::take(self.slots.get_mut());
@@ -225,7 +216,6 @@ impl<K: Copy + Eq + Hash, T> Busy<'_, K, T> {
         self.key
     }
 
-    /// Puts the object into the slot and opens it.
     pub(crate) fn fill(self, open: T) {
         self.open_or_free(Some(open));
         std::mem::forget(self);

@@ -224,7 +224,7 @@ impl Handle {
             self.fill().extend_run(run, planned_end);
             self.mark_read_ahead(run, run_end);
         }
-        if !plan.is_read_by(run) {
+        if plan.pages.start < run.first_page() || run.end_page() < plan.pages.end {
             return Some(plan);
         }
         self.readahead.set_mark_of(&plan);
@@ -297,10 +297,6 @@ impl Streams {
             return self.sequential[0].advance(access, limits);
         }
         let miss = access.miss?;
-        self.on_stray_miss(access, miss, limits)
-    }
-
-    fn on_stray_miss(&mut self, access: &PageAccess, miss: u64, limits: &Limits) -> Option<Plan> {
         if limits.is_announced || access.first_page == 0 || self.continues_read(access) {
             let (stream, plan) = Sequential::start(access, miss, limits);
             push_front(&mut self.sequential, stream);
@@ -370,14 +366,12 @@ impl ReadaheadWorker {
         is_served
     }
 
-    /// Drops all queued runs, because no worker serves the queue.
     fn give_up(&self) {
         let left = std::mem::take(&mut *self.waiting.lock());
         // Dropped without the lock: a run removes its folios from the table.
         drop(left);
     }
 
-    /// Reads the queued runs until the queue is empty.
     fn serve(&self, inode: &Inode) {
         let mut serving = Serving { worker: self, is_over: false };
         let mut queue = FillQueue::new(&inode.engine);
@@ -419,7 +413,6 @@ impl Drop for Serving<'_> {
     }
 }
 
-/// Queued runs, in order, and the state of their worker.
 #[derive(Debug)]
 struct ReadaheadQueue<R> {
     runs: VecDeque<R>,

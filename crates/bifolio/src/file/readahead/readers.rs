@@ -26,7 +26,6 @@
 //! frames were short. Then the windows of this reader stay below half of the last one, until
 //! enough of them had no miss.
 
-use crate::fill::ReadIo;
 use std::mem;
 use std::ops::Range;
 
@@ -60,15 +59,8 @@ pub(super) struct Limits {
 pub(super) struct PageAccess {
     pub(super) first_page: u64,
     pub(super) end_page: u64,
-    /// First of these pages that was neither resident nor being filled. A page that is being filled
-    /// is no miss: it was not evicted, it is late.
+    /// First of these pages that was neither resident nor being filled.
     pub(super) miss: Option<u64>,
-}
-
-impl PageAccess {
-    fn pages(&self) -> u64 {
-        self.end_page - self.first_page
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,18 +76,11 @@ impl Plan {
     pub(crate) fn end_from(&self, index: u64) -> u64 {
         if self.pages.contains(&index) { self.pages.end } else { index + 1 }
     }
-
-    /// Returns `true` if a run reads everything that is planned.
-    pub(super) fn is_read_by(&self, run: &ReadIo) -> bool {
-        let (start, end) = (run.first_page(), run.end_page());
-        start <= self.pages.start && self.pages.end <= end
-    }
 }
 
 #[derive(Debug)]
 pub(super) struct Sequential {
-    /// First page of a reader that was detected in the middle of the file. `None` if the reader is
-    /// expected to read on: it began at page 0, or was announced.
+    /// First page of a reader that did not begin at page 0 and was not announced.
     found_at: Option<u64>,
     /// Pages of the last access.
     read: Range<u64>,
@@ -111,7 +96,8 @@ pub(super) struct Sequential {
 
 impl Sequential {
     pub(super) fn start(access: &PageAccess, miss: u64, limits: &Limits) -> (Self, Option<Plan>) {
-        let initial = initial_pages(access.pages(), limits.max_pages);
+        let request_pages = access.end_page - access.first_page;
+        let initial = initial_pages(request_pages, limits.max_pages);
         let window_pages =
             if limits.is_announced { initial.max(limits.max_pages / 2) } else { initial };
         let read = access.first_page..access.end_page;
