@@ -17,7 +17,6 @@ use super::pin::PageRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Batch, Delivery, Locked, copy_filled};
 use crate::inode::Inode;
-use crate::maps::faults;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
 use std::ops::Range;
@@ -112,7 +111,7 @@ impl File {
         let _call = CallScope::begin();
         // A copy into a map may fault. The thread that serves the fault may wait for folios that a
         // batch holds, so no batch of this thread may be in progress then (IO-5).
-        let hits_come_first = requests.iter().any(|request| faults::is_mapped(request.buffer));
+        let hits_come_first = requests.iter().any(|request| super::is_mapped(request.buffer));
         let mut open = Vec::with_capacity(requests.len());
         let mut batch = Batch::new(&self.handle.inode);
         for number in 0..requests.len() {
@@ -162,7 +161,7 @@ impl File {
 
     fn start<'f>(&'f self, requests: &mut [ReadRequest<'_>], number: usize, batch: &mut Batch<'f>) {
         let request = &requests[number];
-        if faults::is_mapped(request.buffer) {
+        if super::is_mapped(request.buffer) {
             // No copy into a map happens with a folio lock held, or with transfers in flight.
             return;
         }

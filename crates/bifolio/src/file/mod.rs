@@ -48,8 +48,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
 use crate::inode::Inode;
 use crate::io::FileIdentity;
+use crate::maps::faults;
+use crate::memory;
 use crate::page::{PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
+use crate::sync::Ordering;
 use crate::writeback::{CheckpointMark, ErrorCursor, NoRoom};
 use async_reads::ReadServer;
 use hit::HitPath;
@@ -317,6 +320,13 @@ impl Checkpoint {
         own_pins::check(&handle.inode, &own_pins::ALL_PAGES)?;
         handle.inode.sync_checkpoint(&handle.error_cursor, self.mark)
     }
+}
+
+/// Returns `true` if any of these bytes lie in a map, of any cache. An access may then fault, which
+/// takes folio locks and waits, so it must not happen with a folio lock held.
+fn is_mapped(bytes: &[u8]) -> bool {
+    // Relaxed: a caller with an address in a region got it after the region was counted.
+    memory::REGIONS_COUNT.load(Ordering::Relaxed) > 0 && faults::is_in_region(bytes)
 }
 
 /// State shared by all clones of a [`File`].

@@ -32,7 +32,6 @@ use super::hit::{Hit, continues_read};
 use super::readahead::Plan;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Batch, Delivery, Locked, ReadIo, ReadIoClaim, Wait, copy_filled};
-use crate::maps::faults;
 use crate::page::{Entry, FrameRun, Lookup, PAGE_BYTES, PAGE_SHIFT, is_in_one_page};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
@@ -159,7 +158,7 @@ impl File {
         absent: Option<Entry>,
         ahead: bool,
     ) -> Result<usize> {
-        if faults::is_mapped(buffer) {
+        if super::is_mapped(buffer) {
             // The copies are made with folio locks held.
             let mut bounce = vec![0; buffer.len().min(BOUNCE_BYTES_MAX)];
             let copied = self.read_absent(&mut bounce, position, absent, ahead)?;
@@ -367,7 +366,7 @@ impl File {
     fn try_read_locked(&self, buffer: &mut [u8], position: u64) -> usize {
         let inode = &*self.handle.inode;
         // A copy into a map may fault, and then needs folio locks. The table ends at `len_max`.
-        if faults::is_mapped(buffer) || position >= inode.mapping.len_bytes() {
+        if super::is_mapped(buffer) || position >= inode.mapping.len_bytes() {
             return 0;
         }
         let found = inode.mapping.try_get_folio(&inode.memory.folios, position >> PAGE_SHIFT);
@@ -437,7 +436,7 @@ impl File {
         if let Some(held) = held {
             // A copy into a map may fault, and the fault may need memory: hold as few references as
             // possible.
-            let is_fault = end - first > 1 && faults::is_mapped(buffer);
+            let is_fault = end - first > 1 && super::is_mapped(buffer);
             end = end.min(first + if is_fault { 1 } else { held });
         }
         for _ in 0..ATTEMPTS_MAX {

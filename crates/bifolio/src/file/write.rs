@@ -19,7 +19,6 @@ use super::options::check_len_max;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::Resizing;
-use crate::maps::faults;
 use crate::maps::mappable::Growing;
 use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::reclaim::CallScope;
@@ -129,7 +128,7 @@ impl File {
         growth: &mut Option<Growth<'a>>,
     ) -> (usize, Option<Error>) {
         let end = position + buffer.len() as u64;
-        let is_mapped = faults::is_mapped(buffer);
+        let is_mapped = super::is_mapped(buffer);
         let call = CallScope::begin();
         let (mut done, mut failure) = (0, None);
         while done < buffer.len() && failure.is_none() {

@@ -16,8 +16,7 @@ pub(crate) mod faults {
     use std::ops::Range;
     use std::sync::Arc;
 
-    #[inline(always)]
-    pub(crate) fn is_mapped(_bytes: &[u8]) -> bool {
+    pub(crate) fn is_in_region(_bytes: &[u8]) -> bool {
         false
     }
 

@@ -39,6 +39,7 @@ use crate::sync::{AtomicRun, AtomicU64, Mutex, Ordering, Share};
 use crate::sys::process::Origin;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -152,6 +153,9 @@ impl Reaper for FolioReaper {
         self.arena.free(frozen.drain(..).map(|frozen| frozen.id()));
     }
 }
+
+/// Number of regions in the process, of all caches.
+pub(crate) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The memory that holds the pages of one file: the interface behind which mappable files differ
 /// from others.

@@ -31,14 +31,13 @@ pub(crate) use threads::FaultThreads;
 use crate::error::Result;
 use crate::file::Handle;
 use crate::maps::region::{Refusal, Region};
-use crate::memory::PageSpace;
+use crate::memory::{PageSpace, REGIONS_COUNT};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, Ordering, RwLock, Share, WeakList};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -63,18 +62,7 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// All regions, by the address of their first byte.
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
-/// Number of regions: zero lets callers skip the lookup.
-static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// Returns `true` if any of these bytes lie in a region. An access may then fault, which takes
-/// folio locks and waits, so it must not happen with a folio lock held.
-#[inline]
-pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
-    // Relaxed: a caller with an address in a region got it after the region was counted.
-    REGIONS_COUNT.load(Ordering::Relaxed) > 0 && is_in_region(bytes)
-}
-
-fn is_in_region(bytes: &[u8]) -> bool {
+pub(crate) fn is_in_region(bytes: &[u8]) -> bool {
     let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
     let regions = REGIONS.read();
     let last = regions.range(..end).next_back();
