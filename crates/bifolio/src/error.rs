@@ -141,9 +141,8 @@ pub enum ErrorKind {
     SwapRead,
     /// The bytes read from the swap are not those that were written there.
     SwapCorrupt,
-    /// The write gate of the file ([`GatedFile`](crate::GatedFile)) holds dirty pages back that
-    /// this sync, or one that shared its flush, was to write: its call has failed, or a page is not
-    /// committed. They stay dirty. All other pages are durable.
+    /// The write gate of the file ([`GatedFile`](crate::GatedFile)) holds dirty pages back: its
+    /// call has failed, or a page is not committed. They stay dirty. All other pages are durable.
     Gated,
     /// The file cannot have a write gate, or its gate has used it and would wait for itself.
     GateMisuse,

@@ -168,8 +168,7 @@ counters! {
         PgPinned pgpinned,
         /// Folios of memory files that were written to the swap in order to evict them.
         PageOut pageout,
-        /// Folios evicted because their chunk was needed for another folio size or had to be
-        /// released.
+        /// Folios evicted because their chunk was needed or had to be released.
         PgEvacuate pgevacuate,
         /// Folios in use that were moved to frames among others that stay.
         PgRelocate pgrelocate,
@@ -177,8 +176,7 @@ counters! {
         DirectReclaim direct_reclaims,
         /// Times the background thread was woken to reclaim.
         BackgroundReclaim background_reclaims,
-        /// Allocations that waited for frames that other calls used briefly (I/O, reads in
-        /// progress).
+        /// Allocations that waited for frames that other calls used briefly.
         AllocationWait allocation_waits,
         /// Waits of 100 us or longer for reclaim: for frames, or for a page that is being evicted.
         ReclaimStall reclaim_stalls,
@@ -224,8 +222,7 @@ counters! {
         FlusherRound flusher_rounds,
         /// Folios written by the flusher.
         FlusherFolio flusher_folios,
-        /// Requests to write gates to make their log durable, made in the background because dirty
-        /// pages were held back. Many of them mean that reclaim and the flusher wait for the log.
+        /// Requests to write gates to make their log durable, made in the background.
         GateAsk gate_asks,
         /// Writes that were throttled because too much was dirty.
         ThrottleWait throttle_waits,

@@ -92,8 +92,7 @@ impl CacheBuilder {
     /// Sets the maximum readahead window, bytes; 8 MiB by default, 0 turns readahead off. Up to two
     /// windows are ahead of a reader, each at most as long as what it has read so far, unless it
     /// began at the start of the file or was announced ([`Access::Sequential`](crate::Access)). In
-    /// a small cache the maximum is an eighth of the bound, and less for several readers of one
-    /// handle.
+    /// a small cache the maximum is an eighth of the bound.
     pub fn readahead_max(mut self, bytes: u64) -> Self {
         self.config.readahead_bytes_max = bytes;
         self
@@ -107,13 +106,11 @@ impl CacheBuilder {
         self
     }
 
-    /// Sets the maximum of dirty bytes: writers are throttled until the device has accepted some.
-    /// The default and the maximum are two thirds of the bound. The limit is for all files
-    /// together, and no write exceeds it. One device
-    /// ([`FileIdentity`](crate::backing::FileIdentity)) may have three quarters of what other
-    /// devices leave (half of the bound if it is alone), so that a device which refuses writes
-    /// leaves room for others. A writer whose device refuses writes then gets
-    /// [`ErrorKind::Unwritable`].
+    /// Sets the maximum of dirty bytes, of all files together: writers are throttled until the
+    /// device has accepted some. The default and the maximum are two thirds of the bound. One
+    /// device ([`FileIdentity`](crate::backing::FileIdentity)) may have three quarters of what
+    /// other devices leave (half of the bound if it is alone); if it refuses writes, a writer then
+    /// gets [`ErrorKind::Unwritable`].
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.config.dirty_bytes_max = Some(bytes);
         self

@@ -25,8 +25,7 @@ use std::sync::{Arc, Weak};
 /// A page cache with a hard bound on memory. Cheap to clone; all clones are one cache.
 ///
 /// Its calls need at most 48 KiB of stack (debug builds: 96 KiB). Its descriptors are close-on-exec
-/// and never standard streams (0, 1, 2), even if the program has closed those. Core dumps leave out
-/// its memory.
+/// and never standard streams (0, 1, 2). Core dumps leave out its memory.
 ///
 /// ```
 /// use bifolio::Cache;
@@ -131,7 +130,9 @@ impl Cache {
         path: impl AsRef<Path>,
         options: &OpenOptions,
     ) -> Result<ImmutableFile> {
-        self.inner.registry.open_immutable(path.as_ref(), options, &self.inner.features)
+        let mut options = options.clone();
+        options.immutable = true;
+        Ok(ImmutableFile { file: self.open(path, &options)? })
     }
 
     /// Opens a file of an engine with a write-ahead log: the cache writes none of its pages before
@@ -254,7 +255,39 @@ impl Cache {
     /// Returns a snapshot of counters and levels, cheap enough to take every second. In a forked
     /// child all values are zero.
     pub fn stats(&self) -> Stats {
-        self.inner.stats()
+        let Inner { registry, features, .. } = &*self.inner;
+        if registry.cache_state.is_forked() {
+            // Locks may be held by threads that are not in this process.
+            return Stats::default();
+        }
+        let services = &registry.services;
+        let memory = &services.memory;
+        let usage = memory.arena.usage();
+        let lists = memory.lru.sizes();
+        let transfers = services.engine.counts();
+        let slots_used = services.swap.as_ref().map_or(0, |swap| u64::from(swap.slots.used()));
+        let counted = memory.counters.snapshot();
+        let unused = features.reports().into_iter().filter(|report| !report.in_use);
+        let general = unused.map(|report| format!("{}: {}", report.name, report.fallback));
+        Stats {
+            bound_bytes: usage.bound_bytes,
+            used_bytes: usage.used_bytes,
+            frame_bytes: usage.frame_bytes,
+            free_bytes: usage.free_pages * PAGE_BYTES,
+            metadata_bytes: usage.used_bytes - usage.frame_bytes,
+            dirty_bytes: memory.dirty_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+            unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+            swap_bytes: slots_used * PAGE_BYTES,
+            inactive_bytes: lists.inactive_pages() * PAGE_BYTES,
+            active_bytes: lists.active_pages * PAGE_BYTES,
+            ring_enters: transfers.ring_enters,
+            ring_transfers: transfers.ring_transfers,
+            plain_transfers: counted.plain_transfers + transfers.plain_transfers,
+            throttle_ns_max: services.flusher.stall_ns_max(),
+            fallbacks: general.chain(registry.fallbacks()).collect(),
+            devices: services.flusher.device_stats(),
+            ..counted
+        }
     }
 
     /// Returns the open files: name, length, and bytes in memory. Takes some milliseconds for
@@ -329,8 +362,7 @@ impl Cache {
     /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable;
     /// all others are. The cache is still open then, and nothing is lost: make room and close
     /// again, or discard the bytes with [`File::discard_dirty`], of a file without a handle after
-    /// it is opened again. If it cannot be opened any more, drop the cache.
-    /// [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive).
+    /// it is opened again. [`ErrorKind::MapsAlive`](crate::ErrorKind::MapsAlive).
     pub fn close(&self) -> Result<()> {
         self.inner.registry.close()
     }
@@ -343,46 +375,5 @@ impl Cache {
         let memory = &self.inner.registry.reclaim.memory;
         memory.lru.drain_all(&memory.folios);
         memory.lru.sizes()
-    }
-}
-
-impl Inner {
-    fn stats(&self) -> Stats {
-        if self.registry.cache_state.is_forked() {
-            // Locks may be held by threads that are not in this process.
-            return Stats::default();
-        }
-        let services = &self.registry.services;
-        let memory = &services.memory;
-        let usage = memory.arena.usage();
-        let lists = memory.lru.sizes();
-        let transfers = services.engine.counts();
-        let counted = memory.counters.snapshot();
-        Stats {
-            bound_bytes: usage.bound_bytes,
-            used_bytes: usage.used_bytes,
-            frame_bytes: usage.frame_bytes,
-            free_bytes: usage.free_pages * PAGE_BYTES,
-            metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            dirty_bytes: memory.dirty_pages.load(Ordering::Relaxed) * PAGE_BYTES,
-            unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
-            swap_bytes: self.registry.swap_bytes(),
-            inactive_bytes: lists.inactive_pages() * PAGE_BYTES,
-            active_bytes: lists.active_pages * PAGE_BYTES,
-            ring_enters: transfers.ring_enters,
-            ring_transfers: transfers.ring_transfers,
-            plain_transfers: counted.plain_transfers + transfers.plain_transfers,
-            throttle_ns_max: services.flusher.stall_ns_max(),
-            fallbacks: self.fallbacks(),
-            devices: services.flusher.device_stats(),
-            ..counted
-        }
-    }
-
-    fn fallbacks(&self) -> Vec<String> {
-        let reports = self.features.reports().into_iter();
-        let unused = reports.filter(|report| !report.in_use);
-        let general = unused.map(|report| format!("{}: {}", report.name, report.fallback));
-        general.chain(self.registry.fallbacks()).collect()
     }
 }

@@ -48,9 +48,8 @@ impl File {
         self.handle.readahead.set_access(access);
     }
 
-    /// Starts to read the bytes of `range` and returns. The part past the end of file is ignored.
-    /// Limited to a quarter of the cache, and to memory that is free or can be freed without I/O;
-    /// what exceeds it is not read.
+    /// Starts to read the bytes of `range` and returns. Limited to the file, a quarter of the
+    /// cache, and memory that is free or can be freed without I/O.
     ///
     /// # Errors
     /// A closed cache; a handle that is not opened for reading; a range beyond 2^63. Bytes that

@@ -50,11 +50,8 @@ impl File {
     /// The file is then at least `range.end` bytes long, as after `posix_fallocate`; new bytes are
     /// zeros, and what was written stays. Durable after the next sync.
     ///
-    /// In a memory file, holes get folios, which read as zeros until they are written; with a
-    /// swap, they may be swapped out like written ones.
-    ///
-    /// Blocks for the file system, and for write-outs of the file that are in flight; in a memory
-    /// file, for memory.
+    /// Blocks for the file system, and for write-outs of the file that are in flight. In a memory
+    /// file, holes get folios, which may be swapped out like written ones; blocks for memory then.
     ///
     /// # Errors
     /// The error of the storage: no space, or [`Unsupported`](std::io::ErrorKind::Unsupported) by
@@ -253,8 +250,7 @@ impl File {
     ///
     /// In a file with a backing, data is what the storage reports as data, and every dirty folio. A
     /// [`Backing`](crate::backing::Backing) that does not know its holes reports none. In a memory
-    /// file, data are the folios that were written, in memory or swapped out; allocated folios that
-    /// were never written are holes.
+    /// file, data are the folios that were written; allocated ones are holes until then.
     ///
     /// Costs a visit of each resident folio up to the data that is found, and calls of the
     /// storage, which may block.

@@ -7,9 +7,8 @@
 //!
 //! MEMORY. A call that waits for memory while it has pins could wait for another such call. So the
 //! first attempt of `pin_many` is hasty ([`Batch::hurry`]): if nothing can be evicted, the call
-//! drops its pins and waits, without any, until no other call waits for memory while it has pins
-//! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)). Then it begins anew: the calls
-//! beside it either get all their pins or drop them.
+//! drops its pins, waits until no other call waits for memory while it has pins
+//! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)), and begins anew.
 
 use super::File;
 use super::hit::Hit;
@@ -101,8 +100,7 @@ impl File {
     /// together and complete in any order. Each request has its own result; an error of one does
     /// not affect the others. Blocks until all are complete.
     ///
-    /// At most [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) transfers are in flight at
-    /// a time; a call with more requests keeps the device busy throughout.
+    /// At most [`CacheBuilder::io_depth`](crate::CacheBuilder::io_depth) are in flight at a time.
     ///
     /// # Errors
     /// The handle was not opened for reading, or the cache is closed. No request is started then.
@@ -134,7 +132,15 @@ impl File {
         let inode = &self.handle.inode;
         batch.finish(&mut |number, delivery| requests[number].take(inode, delivery));
         for number in open {
-            self.read_rest(&mut requests[number]);
+            let request = &mut requests[number];
+            if request.is_finished() {
+                continue;
+            }
+            let (done, next) = (request.done(), request.next());
+            match self.read_pages(&mut request.buffer[done..], next, false) {
+                Ok(count) => request.result = Ok(done + count),
+                Err(error) => request.fail(error),
+            }
         }
         Ok(())
     }
@@ -173,18 +179,6 @@ impl File {
         });
         if let Err(error) = added {
             requests[number].fail(error);
-        }
-    }
-
-    fn read_rest(&self, request: &mut ReadRequest<'_>) {
-        if request.is_finished() {
-            return;
-        }
-        let (done, next) = (request.done(), request.next());
-        match self.read_pages(&mut request.buffer[done..], next, false) {
-            Ok(count) => request.result = Ok(done + count),
-            // The bytes read so far are valid; a request that read nothing gets the error.
-            Err(error) => request.fail(error),
         }
     }
 

@@ -149,10 +149,9 @@ impl File {
     /// Pages that could not be written stay dirty. The next sync writes them again, and no sync
     /// succeeds until they are on the device.
     ///
-    /// A failed flush is reported to every caller that shared it. For a file of the kernel (opened
-    /// by path or descriptor) the failure is permanent, for every handle and every kind of sync,
-    /// because the kernel does not tell what reached the device. To recover, call
-    /// [`File::discard_dirty`], close the last handle and open the file again. A
+    /// A failed flush is reported to every caller that shared it. For a file of the kernel the
+    /// failure is permanent, for every handle, because the kernel does not tell what reached the
+    /// device: call [`File::discard_dirty`], close the last handle and open the file again. A
     /// [`Backing`](crate::backing::Backing) of your own decides if a later flush can succeed.
     pub fn sync_data(&self) -> Result<()> {
         self.sync(None, false)
@@ -237,11 +236,9 @@ impl File {
     }
 
     /// Starts to write the dirty pages of `range` to the storage, in the background and without a
-    /// flush: a later sync has less to do. Returns at once. Pages that a write gate holds back
-    /// follow when it lets them pass.
-    ///
-    /// At most 256 ranges wait for a device; more are written when they reach the age limit. An
-    /// empty range starts nothing, and asks only for earlier errors.
+    /// flush. Returns at once. Pages that a write gate holds back follow when it lets them pass. At
+    /// most 256 ranges wait for a device; more are written when they reach the age limit. An empty
+    /// range only asks for earlier errors.
     ///
     /// # Errors
     /// The cache is closed; a range beyond 2^63. Also the last error of an earlier write-back that
@@ -395,10 +392,6 @@ impl Handle {
 
     /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without
     /// a folio lock.
-    ///
-    /// # Errors
-    /// The device, or the swap, or a write gate accepts no writes, and the limit of dirty bytes is
-    /// reached; no memory for another LSN.
     fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
         let (inode, bytes) = (&self.inode, position_bytes..position_bytes + length_bytes);
         match (no_room, &inode.device) {

@@ -32,8 +32,7 @@ pub struct OpenOptions {
 
 /// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.
 const LEN_MAX_BYTES_DEFAULT: u64 = 1 << 40;
-/// Minimum length reserved for a file that can be mapped: 64 GiB, because it takes that much
-/// address space. A process has room for about 2000 such files.
+/// Minimum length, and address space, reserved for a file that can be mapped: 64 GiB.
 const MAPPABLE_LEN_MAX_BYTES_DEFAULT: u64 = 1 << 36;
 /// Maximum length of a file: 4 PiB, as far as address space for its table reasonably goes.
 const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;
@@ -119,8 +118,7 @@ impl OpenOptions {
     /// Needs `write`, and a file of the kernel.
     ///
     /// The open fails with [`ErrorKind::Locked`](crate::ErrorKind::Locked) if there is a lock
-    /// already, such as that of another cache with this option, in this process or another one. The
-    /// lock is advisory: programs that take none are not kept out. Handles of this cache share it.
+    /// already. The lock is advisory: programs that take none are not kept out.
     pub fn exclusive(mut self, exclusive: bool) -> Self {
         self.exclusive = exclusive;
         self
@@ -132,11 +130,10 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the folio size, bytes: a power of two from 4 KiB (the default) to 2 MiB. All handles of
-    /// a file must agree on it. A cache opens files with folios of up to a 32nd of the bound that
-    /// it was built with ([`CacheBuilder::memory`](crate::CacheBuilder::memory)), and all caches
-    /// those with folios of up to 64 KiB; others are refused
-    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)): 2 MiB need 64 MiB.
+    /// Sets the folio size, bytes: a power of two from 4 KiB (the default) to 2 MiB, the same for
+    /// all handles of a file. It is at most 64 KiB or a 32nd of the bound that the cache was built
+    /// with ([`CacheBuilder::memory`](crate::CacheBuilder::memory)), whichever is more: 2 MiB need
+    /// 64 MiB. Others are refused ([`ErrorKind::Config`](crate::ErrorKind::Config)).
     pub fn folio_bytes(mut self, bytes: u64) -> Self {
         self.folio_bytes = bytes;
         self

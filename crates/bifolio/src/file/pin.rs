@@ -99,8 +99,7 @@ impl<'a> Deref for PageRef<'a> {
 /// Pinned bytes without a lifetime: `Send`, `Sync` and `Clone`. Keeps its file handle open.
 ///
 /// From [`PageRef::into_owned`], or from [`Map::pin`](crate::Map::pin): then the bytes may span
-/// folios, and the cache cannot be closed while the reference exists, even after the map was
-/// dropped.
+/// folios, and the cache cannot be closed while the reference exists.
 #[derive(Debug)]
 pub struct OwnedPageRef<F = File> {
     handle: Arc<Handle>,
@@ -198,8 +197,7 @@ impl AsRef<[u8]> for OwnedPageRef<ImmutableFile> {
 impl<F> Clone for OwnedPageRef<F> {
     fn clone(&self) -> Self {
         let reference = |id: FolioId| {
-            // Our own reference keeps the folio allocated, so this fails only when the count
-            // overflows. That takes 2^38 references, more than fit in memory.
+            // Our own reference keeps the folio allocated: this fails only if the count overflows.
             let reference = self.handle.inode.memory.folios.try_get(id);
             reference.expect("2^38 references to one folio").into_id()
         };
@@ -254,8 +252,7 @@ pub struct PageRefMut<'a, F = File> {
     of: PhantomData<fn() -> F>,
 }
 
-/// Counts the lock again for this thread, which has not counted it while the pin existed, until it
-/// is released.
+/// Counts the lock for this thread again, as it was not while the pin existed.
 #[derive(Debug)]
 struct Unlocked;
 
@@ -518,14 +515,11 @@ impl File {
 /// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
 /// let page = index.pin(2..6)?;
 /// assert_eq!(page[..], [7; 4]);
-/// let pages = index.pin_many(&[0..100, 50_000..50_100, 99_999..100_001]);
-/// assert_eq!(pages[1].as_ref().unwrap()[..], [7; 100]);
-/// assert!(pages[2].is_err(), "it ends past the end of file");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ImmutableFile {
-    pub(super) file: File,
+    pub(crate) file: File,
 }
 
 impl ImmutableFile {

@@ -39,8 +39,7 @@ use crate::sync::Ordering;
 use crate::sys::copy;
 use std::ops::Range;
 
-/// Most bytes of one request in flight at a time. More is not needed to overlap copies and
-/// transfers.
+/// Most bytes of one request in flight at a time, enough to overlap copies and transfers.
 const REQUEST_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of the intermediate buffer for a read into a map.
 const BOUNCE_BYTES_MAX: usize = 256 << 10;
@@ -52,8 +51,7 @@ impl File {
     ///
     /// A hit copies the page without a lock, a reference or a shared write. Blocks for I/O on a
     /// miss. Atomic with respect to `write_at` within one 4 KiB page. Past the bytes that were
-    /// read, and after an error, `buffer` is unchanged or zeroed; it never contains bytes of other
-    /// files.
+    /// read, and after an error, `buffer` is unchanged or zeroed.
     ///
     /// # Errors
     /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
@@ -292,9 +290,6 @@ impl File {
     /// Reads like [`File::read_at`], but only bytes that are in memory, from the first on: never
     /// waits for a device or for another thread, and starts no read. Returns the number of bytes
     /// before the first that would have to be waited for.
-    ///
-    /// Costs what a hit costs. Copies under a folio lock if the lock is free and the page is being
-    /// changed.
     ///
     /// # Errors
     /// [`ErrorKind::WouldBlock`] if the first byte would have to be waited for, which becomes an

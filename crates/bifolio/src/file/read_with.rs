@@ -30,9 +30,8 @@ const ATTEMPTS_MAX: u32 = 4;
 ///
 /// Other threads may change the bytes while they are read, so two loads may disagree, and any load
 /// may return bytes of an unfinished change; in [`File::read_with`] also of another page, and what
-/// the closure returns then is discarded. Each load is checked against the length of the range and
-/// returns `None` past it: an offset that was computed from changing bytes cannot reach other
-/// memory.
+/// the closure returns then is discarded. Each load returns `None` past the range: an offset that
+/// was computed from changing bytes cannot reach other memory.
 ///
 /// ```
 /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
@@ -72,8 +71,7 @@ impl PageView<'_> {
 
     /// Returns the address of the first byte, which is valid as long as the pin, or until the
     /// closure returns. Other threads may be writing the bytes: read them with volatile loads, and
-    /// create a reference only if you can rule that out, with a latch of your own for example, and
-    /// never in [`File::read_with`].
+    /// create a reference only if you can rule that out, never in [`File::read_with`].
     #[inline(always)]
     pub fn as_ptr(&self) -> *const u8 {
         self.start

@@ -84,15 +84,13 @@ impl File {
     ///
     /// Blocks for I/O if it replaces part of a folio that is not resident, while the folio is being
     /// written back, and, for a page that is not dirty yet, while too much is dirty
-    /// ([`dirty_max`](crate::CacheBuilder::dirty_max)). Atomic with respect to
-    /// `read_at` within one 4 KiB page.
+    /// ([`dirty_max`](crate::CacheBuilder::dirty_max)).
     ///
     /// # Errors
     /// An I/O error of the storage, with file, position and length; a cache full of pinned pages; a
     /// handle that is not open for writing; a length beyond the maximum that the file was opened
-    /// with; [`ErrorKind::Unwritable`], with the error of the storage
-    /// as its source, if the storage accepts no writes and the limit of dirty bytes is reached.
-    /// Writes succeed again once the storage accepts some.
+    /// with; [`ErrorKind::Unwritable`], with the error of the storage as its source, if the storage
+    /// accepts no writes and the limit of dirty bytes is reached.
     pub fn write_at(&self, buffer: &[u8], position: u64) -> Result<usize> {
         self.write_with(buffer, position, None)
     }
@@ -318,8 +316,7 @@ impl File {
             return resizing.set_len(len_bytes);
         }
         own_pins::check(inode, &(inode.mapping.head_index(len_bytes >> PAGE_SHIFT)..u64::MAX))?;
-        // A truncation must not fail later because it cannot read the bytes it has to zero in
-        // memory, where there is no backing to do it.
+        // Where no backing zeroes them, the bytes must be read first: this may fail.
         let is_inside = len_bytes & (self.folio_bytes() - 1) != 0;
         let _tail = if is_inside && !inode.store.zeroes_what_is_cut() {
             handle.fill().find_folio(len_bytes >> PAGE_SHIFT, AccessMode::Read)?
@@ -338,9 +335,8 @@ impl File {
     }
 
     /// Raises the length that the file may grow to, `len_max`, to `bytes`, for all of its handles
-    /// until the last one is closed. Has no effect if the file may already grow to that. Other
-    /// threads may use the file meanwhile: no page moves, and pins stay valid. Blocks only for
-    /// other changes of the length, which may wait for their I/O.
+    /// until the last one is closed. Has no effect if the file may already grow to that. Pins stay
+    /// valid. Blocks only for other changes of the length, which may wait for their I/O.
     ///
     /// Costs a few hundred bytes outside of the bound, and address space: 8 bytes for each 4 KiB of
     /// file up to `bytes`, at least as much as the file had before. Hits on pages above the
@@ -349,24 +345,17 @@ impl File {
     ///
     /// # Errors
     /// A handle that is not open for writing; a file that can be mapped
-    /// ([`ErrorKind::Unsupported`]), whose address space is fixed;
-    /// more than 4 PiB ([`ErrorKind::Config`]); address space that the
-    /// system refuses ([`ErrorKind::Memory`]). Nothing has changed then.
+    /// ([`ErrorKind::Unsupported`]); more than 4 PiB ([`ErrorKind::Config`]); address space that
+    /// the system refuses ([`ErrorKind::Memory`]). Nothing has changed then.
     ///
     /// ```
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("log");
-    /// use bifolio::{Cache, ErrorKind, OpenOptions};
-    /// let cache = Cache::builder().memory(4 << 20).build()?;
-    /// let options = OpenOptions::new().write(true).create(true).len_max(1 << 20);
-    /// let log = cache.open(&path, &options)?;
-    /// log.set_len(1 << 20)?;
-    /// let refused = log.append(b"record").unwrap_err();
-    /// assert_eq!(refused.kind(), ErrorKind::TooLong);
-    ///
+    /// let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let options = bifolio::OpenOptions::new().write(true).len_max(1 << 20);
+    /// let log = cache.memory_file_with("log", &options)?;
+    /// assert_eq!(log.set_len(1 << 30).unwrap_err().kind(), bifolio::ErrorKind::TooLong);
     /// log.raise_len_max(1 << 30)?;
-    /// assert_eq!(log.append(b"record")?, 1 << 20);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// log.set_len(1 << 30)?;
+    /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn raise_len_max(&self, bytes: u64) -> Result<()> {
         let handle = &self.handle;
@@ -395,8 +384,7 @@ impl File {
         self.forget_behind(len_bytes).inspect_err(|_| resizing.undo_cut(before_bytes))
     }
 
-    /// Removes everything past the new end of the file, which has been truncated to `len_bytes`
-    /// bytes. Changes nothing if it fails, which is possible only for a memory file.
+    /// Removes everything past the new end. Fails only for a memory file, and changes nothing then.
     fn forget_behind(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
         inode.mapping.begin_walk_behind_end();
@@ -433,15 +421,13 @@ impl File {
     }
 
     /// Discards the changes of the file that are not on its storage: the file then has the content
-    /// and the length of the storage. Returns the number of bytes discarded. This is the only way
-    /// to lose changes while the cache exists, for storage that accepts no writes, where
-    /// [`Cache::close`](crate::Cache::close) would always fail. Has no effect on a memory file.
+    /// and the length of the storage. Returns the number of bytes discarded. For storage that
+    /// accepts no writes; has no effect on a memory file.
     ///
     /// If the last flush of the file failed, the writes before it are discarded, too, but not
-    /// counted: they may or may not be on the device. Syncs of the file continue to fail. If the
-    /// kernel cannot tell which pages of a map were stored to, all resident ones are discarded and
-    /// counted. Concurrent writes may be discarded or not. Pinned bytes stay readable through the
-    /// pin, with any content. Blocks for write-backs in flight.
+    /// counted. Syncs of the file continue to fail. If the kernel cannot tell which pages of a map
+    /// were stored to, all resident ones are discarded and counted. Pinned bytes stay readable
+    /// through the pin, with any content. Blocks for write-backs in flight.
     ///
     /// # Errors
     /// A handle that is not open for writing; an error of the storage when asked for its length:

@@ -39,8 +39,7 @@ impl File {
     /// owns the buffer, and returns it with the length of what was read, which is as in
     /// [`File::read_at`].
     ///
-    /// Needs no runtime: works with any executor. A hit is ready at the first poll, at the cost of
-    /// a hit of `read_at` and, for a file in use by many threads, of a shared counter. A miss is
+    /// Needs no runtime: works with any executor. A hit is ready at the first poll. A miss is
     /// submitted by the first poll, and wakes the task when it is complete. Sequential reads start
     /// readahead, as those of `read_at` do.
     ///

@@ -290,7 +290,10 @@ impl<'s> Server<'s> {
         };
         loop {
             server.admit(shared.inbox.take());
-            server.look_at_ready();
+            while server.queue.runs() < server.queue.prepared_max()
+                && let Some(number) = server.ready.pop_front()
+                && server.look(number, Wait::Never)
+            {}
             server.finish_runs();
             if server.queue.runs() > 0 {
                 server.wait(shared);
@@ -336,13 +339,6 @@ impl<'s> Server<'s> {
                 self.ready.push_back(number);
             }
         }
-    }
-
-    fn look_at_ready(&mut self) {
-        while self.queue.runs() < self.queue.prepared_max()
-            && let Some(number) = self.ready.pop_front()
-            && self.look(number, Wait::Never)
-        {}
     }
 
     /// Waits for transfers, and for the bell unless reads wait for transfers.

@@ -68,16 +68,14 @@ impl Drop for Membership {
 
 impl Registry {
     /// Closes a file that has no handles, and logs a failure, because no caller can receive it.
-    /// With `has_failed`, the caller has just failed in CLOSE-L1 and reported it: this counts as
-    /// the first round, so that a failing device is not asked to write everything again.
+    /// `has_failed` counts as the first round, so that a failing device is not asked to write
+    /// everything again.
     fn retire_logged(&self, key: Key, has_failed: bool) {
         if let Err(failure) = self.files.retire(key, self, has_failed) {
             log::error!("{failure}; the file has no handle and is kept in the cache");
         }
     }
 
-    /// Returns the file with this key, if it is open. Waits while it is being released, because it
-    /// may be kept.
     fn inode_after_release(&self, key: Key) -> Option<Arc<Inode>> {
         self.files.look_after_release(key, |open| Arc::clone(&open.inode))
     }

@@ -29,7 +29,7 @@ mod slots;
 
 use super::async_reads::ReadServers;
 use super::readahead::Readahead;
-use super::{File, Handle, ImmutableFile, OpenOptions};
+use super::{File, Handle, OpenOptions};
 use crate::config::{self, Ablation, Config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inode::{FileSize, Inode, Services};
@@ -37,7 +37,6 @@ use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, L
 use crate::maps::faults;
 use crate::maps::mappable::MapResources;
 use crate::memory::{CacheState, PageSpace};
-use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, ReclaimThread};
 use crate::stats::FileStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
@@ -143,11 +142,6 @@ impl Registry {
         self.inodes().map(stats).collect()
     }
 
-    pub(crate) fn swap_bytes(&self) -> u64 {
-        let swap = self.services.swap.as_ref();
-        swap.map_or(0, |swap| u64::from(swap.slots.used()) * PAGE_BYTES)
-    }
-
     pub(crate) fn fallbacks(&self) -> Vec<String> {
         let reason = |inode: &Inode| match inode.store.direct() {
             DirectStatus::Buffered { reason } => {
@@ -194,17 +188,6 @@ impl Registry {
         // Descriptors may be scarce.
         drop(located);
         self.open_identified(identity, Vec::new(), open, options)
-    }
-
-    pub(crate) fn open_immutable(
-        self: &Arc<Self>,
-        path: &Path,
-        options: &OpenOptions,
-        features: &Features,
-    ) -> Result<ImmutableFile> {
-        let mut options = options.clone();
-        options.immutable = true;
-        Ok(ImmutableFile { file: self.open_path(path, &options, features)? })
     }
 
     pub(crate) fn open_fd(
@@ -317,7 +300,7 @@ impl Registry {
     ) -> Result<File> {
         let mut open = Open::new(self.make_inode(backing, options)?);
         open.disks.extend(disk);
-        match self.join(busy.key(), &mut open, backing, options) {
+        match self.join(busy.key, &mut open, backing, options) {
             Ok(handle) => {
                 busy.fill(open);
                 opened(handle, options)
@@ -554,6 +537,7 @@ impl Open {
 mod tests {
     use super::*;
     use crate::cache::Cache;
+    use crate::page::PAGE_BYTES;
     use crate::sys::process::Origin;
     use bifolio_testing::skip;
 

@@ -76,7 +76,7 @@ pub(crate) enum Found<'s, K: Copy + Eq + Hash, T, R> {
 #[must_use]
 pub(crate) struct Busy<'s, K: Copy + Eq + Hash, T> {
     slots: &'s OpenSlots<K, T>,
-    key: K,
+    pub(crate) key: K,
 }
 
 /// Steps of a last close, implemented for the objects in the slots.
@@ -152,13 +152,9 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
         while let Some(Slot::Releasing) = slots.get(&key) {
             self.changed.wait(&mut slots);
         }
-        let slot = slots.get_mut(&key)?;
-        if !slot.open().is_some_and(|open| is_wanted(open)) {
-            return None;
-        }
-        let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else {
-            return None;
-        };
+        let is_wanted = |slot: &&mut Slot<T>| matches!(slot, Slot::Open(open) if is_wanted(open));
+        let slot = slots.get_mut(&key).filter(is_wanted)?;
+        let Slot::Open(open) = std::mem::replace(slot, Slot::Releasing) else { return None };
         Some((Busy { slots: self, key }, open))
     }
 
@@ -212,10 +208,6 @@ impl<K: Copy + Eq + Hash, T> OpenSlots<K, T> {
 }
 
 impl<K: Copy + Eq + Hash, T> Busy<'_, K, T> {
-    pub(crate) fn key(&self) -> K {
-        self.key
-    }
-
     pub(crate) fn fill(self, open: T) {
         self.open_or_free(Some(open));
         std::mem::forget(self);

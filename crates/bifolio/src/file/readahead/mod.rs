@@ -169,7 +169,7 @@ impl Handle {
     }
 
     /// Starts the next window if the reader has passed a mark on its way to the page `index`, which
-    /// is being filled and which it waits for. For readers whose hits are not seen.
+    /// it waits for. For readers whose hits are not seen.
     pub(crate) fn follow_passed_marks(&self, index: u64) {
         let behind_pages = self.readahead.window_bytes_max / PAGE_BYTES;
         if self.readahead.take_mark(&(index.saturating_sub(behind_pages)..index + 1)) {
@@ -350,8 +350,7 @@ impl ReadaheadWorker {
     }
 
     /// Queues a run of a file. Returns `true` if it will be read. If no worker thread is available,
-    /// drops it and the whole queue: the caller may own transfers, and so cannot wait for those of
-    /// other threads (IO-5).
+    /// drops the whole queue: the caller may own transfers, and must not wait for others (IO-5).
     fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: ReadIo) -> bool {
         if !self.waiting.lock().join([run]) {
             return true;
