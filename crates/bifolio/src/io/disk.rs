@@ -28,11 +28,8 @@
 //! - IO-3: a file that was once refused a direct transfer never tries one again.
 //! - IO-4: after one failed sync no later one succeeds, unless the owner of the file says that it
 //!   has reported the loss ([`DiskFile::forget_failed_sync`]). The kernel may drop what it could
-//!   not write and then report success because nothing is left to write: durability would be an
-//!   illusion.
+//!   not write and then report success because nothing is left to write.
 //!   Syncs of one file are serialized, because the kernel reports a loss once per descriptor.
-//!
-//! This file does not retry, does not continue short transfers, and does not cache or read ahead.
 
 use super::request::{range_end, round_down};
 use super::{
@@ -200,11 +197,16 @@ impl DiskFile {
         answer
     }
 
-    /// Runs one sync, unless one has failed before (IO-4).
     pub(super) fn sync_once(&self, sync: fn(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
         let mut failed = self.sync_failed.lock();
         if let Some(errno) = *failed {
-            return Err(earlier_failure(errno));
+            // IO-4.
+            let first = errno.map_or(io::ErrorKind::Other.into(), io::Error::from_raw_os_error);
+            let problem = format!(
+                "an earlier sync failed ({first}); writes since the last successful sync may be \
+                 lost: write them again to another file"
+            );
+            return Err(io::Error::new(first.kind(), problem));
         }
         let answer = sync(&self.buffered);
         match &answer {
@@ -323,12 +325,6 @@ impl DirectBacking for DiskFile {
             None => DirectStatus::Direct,
         }
     }
-}
-
-fn earlier_failure(errno: Option<i32>) -> io::Error {
-    let first = errno.map_or(io::ErrorKind::Other.into(), io::Error::from_raw_os_error);
-    let advice = "writes since the last successful sync may be lost: write them again to another";
-    io::Error::new(first.kind(), format!("an earlier sync failed ({first}); {advice} file"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Transfers between frames and storage: the [`Backing`] trait and what is built on it.
 //!
-//! Used by `writeback`, `reclaim` and `file`, which move whole folios; calls `sys`.
-//!
 //! ```text
 //!   Engine, Queue                            many transfers at once, their owners      engine/
 //!     |
@@ -15,8 +13,7 @@
 //!   IoRequest, IoBufMut / IoBuf              memory that other threads may access      request.rs
 //! ```
 //!
-//! This module knows no folios and no dirty pages, and does not retry a failed write: an error is
-//! returned as it is.
+//! This module knows no folios, and does not retry a failed write: an error is returned as it is.
 
 mod backing;
 mod disk;

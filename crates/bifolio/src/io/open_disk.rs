@@ -3,8 +3,7 @@
 //!
 //! The file is opened through the page cache first. What rules out direct I/O is checked in this
 //! order: the caller's options, the features disabled in the cache, tmpfs, the answer of `statx`,
-//! the result of a second `open`, and, where `statx` reported nothing, one trial read. A refusal
-//! that only shows in a later transfer (EINVAL) is handled by `disk.rs`.
+//! the result of a second `open`, and, where `statx` reported nothing, one trial read.
 //!
 //! Closing any descriptor of a file drops all POSIX locks that the process holds on it. So a
 //! descriptor that turned out to be unneeded is kept open, and [`Located`] identifies the file of a
@@ -414,7 +413,6 @@ fn check_regular(path: &Path, other_kind: Option<&'static str>) -> Result<(), Er
     Err(Error::new(ErrorKind::NotRegular, text).in_file(path.display().to_string()))
 }
 
-/// Returns the error for a path that named a different file at each attempt.
 pub(crate) fn replaced(path: &Path) -> Error {
     let text = "the file kept being replaced while it was opened";
     let error = Error::new(ErrorKind::Open, text).numbered(libc::EBUSY);

@@ -1,10 +1,6 @@
 //! Requests: the direction, position and [`Alignment`] of a transfer, and its buffers over frame
-//! memory. A read fills an [`IoBufMut`], a write stores an [`IoBuf`].
-//!
-//! Buffers hold an address and a length instead of a slice, because a frame is shared during a
-//! transfer: an optimistic reader may still read it, a writer may dirty it again during a write. A
-//! Rust reference to such memory would be unsound; the copies below use `sys::copy`, the kernel
-//! gets the address.
+//! memory: addresses instead of slices, because optimistic readers, and during a write also
+//! writers, access a frame meanwhile. Copies use `sys::copy`, the kernel gets the address.
 //!
 //! Invariant IO-1: while a buffer exists, its bytes are mapped, lie in whole aligned words of
 //! memory allocated for frames, and are accessed only through `sys::copy` or by the kernel; those
@@ -12,13 +8,13 @@
 //!
 //! # Safety
 //! The creator of a buffer guarantees IO-1; everything that takes one relies on it. A [`Span`]
-//! guarantees nothing about its bytes. An [`IoBuffer`] owns its allocation; a buffer that borrows
-//! it prevents reading or freeing it.
+//! guarantees nothing about its bytes. A buffer that borrows an [`IoBuffer`] prevents reading or
+//! freeing it.
 #![allow(unsafe_code)]
 
 use crate::sys::copy;
+use crate::sys::memory::{PAGE_BYTES, Reservation};
 use smallvec::SmallVec;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -425,30 +421,22 @@ impl fmt::Debug for Span {
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct IoBuffer {
-    start: NonNull<u8>,
+    memory: Reservation,
     length_bytes: usize,
-    layout: Layout,
 }
-
-// SAFETY: the buffer owns its memory and lends it by the usual borrowing rules.
-unsafe impl Send for IoBuffer {}
-// SAFETY: a shared buffer can only be read.
-unsafe impl Sync for IoBuffer {}
 
 impl IoBuffer {
     /// Creates a buffer of `length_bytes` zeros.
     ///
     /// # Panics
-    /// If `length_bytes` exceeds half the address space.
+    /// If the kernel has no memory for it.
     pub fn new(length_bytes: usize) -> Self {
-        let granule = ALIGNMENT_BYTES_MAX as usize;
-        let layout = Layout::from_size_align(length_bytes.max(1), granule)
-            .expect("a buffer fits in half the address space")
-            .pad_to_align();
-        // SAFETY: the layout has at least one granule of bytes.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, length_bytes, layout }
+        let memory = Reservation::new(length_bytes, PAGE_BYTES).expect("memory for a buffer");
+        Self { memory, length_bytes }
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.memory.base).expect("a reservation is not at address 0")
     }
 
     /// Creates a buffer that holds a copy of `bytes`.
@@ -460,27 +448,21 @@ impl IoBuffer {
 
     /// Returns the bytes of the buffer.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is initialized and this long; buffers that write it hold `&mut`.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length_bytes) }
+        // SAFETY: the memory is mapped, readable, initialized by the kernel and at least this long;
+        // buffers that write it hold `&mut`.
+        unsafe { slice::from_raw_parts(self.memory.base, self.length_bytes) }
     }
 
     /// Returns the whole buffer, to be filled.
     pub fn target(&mut self) -> IoBufMut<'_> {
-        // SAFETY: the allocation is whole pages and uniquely borrowed while the buffer lives.
-        unsafe { IoBufMut::new(self.start, self.length_bytes) }
+        // SAFETY: the memory is whole pages and uniquely borrowed while the buffer lives.
+        unsafe { IoBufMut::new(self.start(), self.length_bytes) }
     }
 
     /// Returns the whole buffer, to be stored.
     pub fn source(&self) -> IoBuf<'_> {
-        // SAFETY: the allocation is whole pages and is not written while the buffer exists.
-        unsafe { IoBuf::new(self.start, self.length_bytes) }
-    }
-}
-
-impl Drop for IoBuffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, freed once; no buffer outlives the buffer.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        // SAFETY: the memory is whole pages and is not written while the buffer exists.
+        unsafe { IoBuf::new(self.start(), self.length_bytes) }
     }
 }
 

@@ -2,8 +2,7 @@
 //! attempts.
 //!
 //! Each operation ends complete, or with one [`Error`] that says what is missing. A ring makes
-//! first attempts only, whose results are handled like those of plain calls. This is the only place
-//! that continues transfers:
+//! first attempts only. This is the only place that continues transfers:
 //!
 //! - a short transfer is continued from its last position rounded down to the backing's alignment:
 //!   bytes in between are transferred twice, which is harmless;
@@ -11,10 +10,7 @@
 //! - a write that makes no progress is an error (`WriteZero`). A read that makes none has reached
 //!   the end of file: certainly if it returned nothing, otherwise if the backing's length confirms
 //!   it. (A backing that was continued before the position it had reached may have stopped short of
-//!   that position a second time; taking that for the end of file would turn the rest of the file
-//!   into zeros.)
-//!
-//! Nothing here decides what an error means for a page.
+//!   that position a second time.)
 //!
 //! # Safety
 //! Creates buffers from the pieces of a transfer: `push` requires IO-1 for all of them until the
@@ -221,7 +217,6 @@ fn check_count(count: usize, asked: usize) -> io::Result<usize> {
     Err(io::Error::new(io::ErrorKind::InvalidData, problem))
 }
 
-/// Returns the error of a transfer of which `done` bytes were made.
 fn transfer_error(
     backing: &dyn DirectBacking,
     operation: Operation,
@@ -350,8 +345,7 @@ const SHARE_DIVISOR: u64 = 4;
 /// Upper bound on a sleep whose wake-up was missed.
 const SLEEP_MAX: Duration = Duration::from_millis(5);
 
-/// Shares of a device ([`Share`]): what it has in progress, as it has of the dirty limit
-/// (`writeback/throttle.rs`).
+/// Shares of a device ([`Share`]): what it has in progress.
 ///
 /// | resource | all devices | a single device | a caller at the limit |
 /// |---|---|---|---|
@@ -360,8 +354,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(5);
 /// | threads for faults (`maps/faults/threads.rs`) | 80 | 4 | waits in a queue of the device |
 ///
 /// A single device may also have half of the bound dirty, so 1/8 of the bound is left to others. A
-/// device without pages in read may start one read, even if others have the whole limit. Memory
-/// files read from the swap, which counts as a device of its own.
+/// device without pages in read may start one read, even if others have the whole limit. The swap
+/// counts as a device of its own.
 ///
 /// A thread that waits here holds no transfer, no frame and no staging memory (IO-5). The thread
 /// that ends a read wakes the waiters that it sees; others wake up by themselves ([`SLEEP_MAX`]).

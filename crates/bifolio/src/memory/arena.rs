@@ -1,13 +1,10 @@
 //! The arena: one reservation of address space, divided into chunks of one size. Frame i belongs to
 //! descriptor i.
 //!
-//! A chunk becomes resident when a folio first needs it and the budget allows it. It stays resident
-//! while its frames are allocated and freed, so hits, misses and evictions do no page-table work.
-//!
-//! Allocation tries, in this order: the slot after the neighbour's (`near`); a free slot of the
-//! right order (`chunk.rs`); an empty chunk of another order; a new chunk, if the bound allows it
-//! (`residency.rs`, as are the evacuation of chunks and the lending of slots). The caller evicts if
-//! it gets nothing.
+//! A chunk stays resident while its frames are allocated and freed, so hits, misses and evictions
+//! do no page-table work. Allocation tries, in this order: the slot after the neighbour's (`near`);
+//! a free slot of the right order (`chunk.rs`); an empty chunk of another order; a new chunk, if
+//! the bound allows it (`residency.rs`). The caller evicts if it gets nothing.
 //!
 //! Every CPU has a *stock*, as in Linux (`pcp` in `mm/page_alloc.c`): a run of free frames, at most
 //! an extent, that its threads take one by one without the arena's lock ([`AtomicRun`]). The lock
@@ -359,10 +356,8 @@ impl Arena {
     }
 
     pub(crate) fn excess_bytes(&self) -> u64 {
-        {
-            let budget = &self.state.lock().budget;
-            budget.used_bytes.saturating_sub(budget.bound_bytes)
-        }
+        let budget = &self.state.lock().budget;
+        budget.used_bytes.saturating_sub(budget.bound_bytes)
     }
 
     pub(crate) fn usage(&self) -> ArenaUse {

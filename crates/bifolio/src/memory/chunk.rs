@@ -1,13 +1,8 @@
 //! Chunks of frames, cut into slots for folios of one order at a time; the bound; and the choice of
 //! the slot for a new folio. Pure bookkeeping, under the lock of `arena.rs`.
 //!
-//! All chunks of a cache have one size, which follows from the bound that it is built with
-//! (`config::chunk_bytes`). Each slot fits one folio of the chunk's order, and only an empty chunk
-//! is cut for another order.
-//!
-//! ```text
-//!   slot    free   used   lent: not resident, not charged (`residency.rs`)
-//! ```
+//! All chunks of a cache have one size (`config::chunk_bytes`). Only an empty chunk is cut for
+//! another order. A slot is free, used or *lent*: not resident, not charged (`residency.rs`).
 //!
 //! Folios of neighbouring pages should get adjacent frames. An *extent* is 64 KiB of frames, or one
 //! larger folio. An extent that is at least three quarters free is *sparse*. The free slots of all
@@ -92,7 +87,6 @@ pub(super) struct Chunk {
     size: ChunkSize,
     free_slots: u32,
     sparse_slots: u32,
-    lent_slots: u32,
     /// Bit i: slot i is free.
     pub(super) free: SlotBits,
     /// Bit i: slot i is lent.
@@ -109,7 +103,6 @@ impl Chunk {
             size,
             free_slots: 0,
             sparse_slots: 0,
-            lent_slots: 0,
             free: SlotBits::default(),
             lent: SlotBits::default(),
         }
@@ -131,11 +124,11 @@ impl Chunk {
     }
 
     pub(super) fn used_pages(&self) -> u32 {
-        (self.slots() - self.free_slots - self.lent_slots) << self.order()
+        (self.slots() - self.free_slots - self.lent.count()) << self.order()
     }
 
     pub(super) fn lent_pages(&self) -> u32 {
-        self.lent_slots << self.order()
+        self.lent.count() << self.order()
     }
 
     pub(super) fn free_pages(&self) -> u32 {
@@ -198,7 +191,6 @@ impl Chunk {
         self.free.set(slots.clone(), !lent);
         self.lent.set(slots, lent);
         self.free_slots = self.free.count();
-        self.lent_slots = self.lent.count();
         self.sparse_slots = self.count_sparse_slots();
     }
 

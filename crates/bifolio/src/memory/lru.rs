@@ -1,10 +1,8 @@
 //! The LRU lists: which folios were used recently, and in which order the others are evicted.
 //!
-//! There are three lists, linked through the descriptors (rule 3 of `page`): folios filled a short
-//! time ago are on FRESH, those filled earlier on OLD, those that were used on OLD, or evicted from
-//! there too early, on ACTIVE. ARCHITECTURE.md says why, and what moves between them. In front of
-//! them, each CPU has a batch, so that adding a folio takes the lock of the lists only once in 31
-//! times. Readers never take these locks: they set REFERENCED in the Entry, and reclaim reads it.
+//! The lists FRESH, OLD and ACTIVE are linked through the descriptors (rule 3 of `page`);
+//! ARCHITECTURE.md says what moves between them, and why. In front of them, each CPU has a batch,
+//! so that adding a folio takes the lock of the lists only once in 31 times.
 //!
 //! PROTOCOL DRAIN, of the batches, in three columns:
 //!
@@ -19,8 +17,7 @@
 //!  A4 unlock batch c                                             G6 unlock the drains
 //! ```
 //!
-//! The choice of the CPU affects only speed. Unlike in the kernel, a drain needs no help from the
-//! other CPU.
+//! The choice of the CPU affects only speed.
 //!
 //! - G3, as in the kernel's `__lru_add_drain_all`: a call that finds a new generation under the
 //!   lock has waited for a drain that began, at G4, after G1: every folio added before G1 is on the
@@ -331,9 +328,8 @@ impl Lru {
     }
 }
 
-/// Number of epochs that a folio spends on OLD before it is evicted, as long as
-/// folios are added and evicted at the same rate. The 8-bit clock wraps after several times as
-/// many.
+/// Number of epochs that a folio spends on OLD before it is evicted, as long as folios are added
+/// and evicted at the same rate; the 8-bit clock wraps after several times as many.
 const EPOCHS: u64 = 32;
 
 #[derive(Debug)]
@@ -476,8 +472,7 @@ impl Lists {
         self.join(folios, kind, previous, next);
     }
 
-    /// Makes two folios neighbours on a list. [`NO_FOLIO`] as `previous` or `next` is that end of
-    /// the list.
+    /// Makes two folios neighbours on a list, of which [`NO_FOLIO`] is an end.
     fn join(&mut self, folios: &Folios, kind: ListKind, previous: u32, next: u32) {
         match previous {
             NO_FOLIO => self.list(kind).head = next,

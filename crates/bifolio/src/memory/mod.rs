@@ -1,12 +1,6 @@
 //! The memory of a cache: frames within one bound, the LRU lists that order their eviction, and
 //! [`Memory`], which connects both to the folio descriptors.
 //!
-//! There are two kinds of frames, between which [`PageSpace`] selects for a file. The arena
-//! (`arena.rs`) has huge-page frames; evicting a folio only makes its frame free again. A region
-//! (`maps/region`) is the address space of one mappable file: the page at index i has a fixed
-//! address there, and evicting it means unmapping it. `reclaim`, a layer above, decides which file
-//! gets a frame and which folio is evicted for it.
-//!
 //! Any thread may put the last reference to a folio: the [`Reaper`] made here then takes the folio
 //! off the lists and frees its frame.
 //!
@@ -58,7 +52,6 @@ const OTHER_FILES_PAGES_MAX: u64 = 64;
 /// which a writer to a busy disk had both under write-out.
 const OTHER_FILES_DIVISOR_MAX: u64 = 8;
 
-/// The memory of one cache and the state that all its files share.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) folios: Folios,
@@ -160,9 +153,10 @@ pub(crate) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The memory that holds the pages of one file: the interface behind which mappable files differ
 /// from others.
 ///
-/// In the arena, a page is in the frame that its Entry names, which stays readable (FRAMES-2). In a
-/// region, the page at index i is at base + i * 4096, where maps see it: it is installed whole from
-/// staging memory, evicted by unmapping, and accessed with a reference (REGION-4).
+/// In the arena, a page is in the frame that its Entry names, which stays readable (FRAMES-2), and
+/// evicting a folio only makes its frame free again. In a region, the page at index i is at base +
+/// i * 4096, where maps see it: it is installed whole from staging memory, evicted by unmapping,
+/// and accessed with a reference (REGION-4).
 #[derive(Clone, Debug)]
 pub(crate) enum PageSpace {
     Arena(Arc<Arena>),

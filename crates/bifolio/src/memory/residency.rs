@@ -6,11 +6,8 @@
 //! chunk for as long as several reads of the device take; ahead of need, no miss waits for it, and
 //! the arena's lock is released meanwhile: the chunk is charged and marked first.
 //!
-//! A chunk is *evacuated* for folios of another order, or to return its memory: `reclaim` evicts or
-//! moves its folios between [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`], and
-//! nothing is allocated in it meanwhile.
-//!
-//! Pinned folios may be in every chunk. Then free slots are *lent*: their pages are returned to the
+//! `reclaim` evicts or moves the folios of a chunk that is *evacuated* between
+//! [`Arena::begin_evacuation`] and [`Arena::finish_evacuation`]. *Lent* slots are returned to the
 //! kernel, at the price of a huge page, and no longer charged. When the bound allows another chunk,
 //! lent slots of the right order are made resident before a vacant chunk is, so raising and
 //! lowering the bound does not use up the address space.

@@ -23,7 +23,6 @@ const CLOCK_SHIFT: u32 = 1;
 /// Part of all listed pages within which a refault is near.
 const NEAR_DIVISOR: u64 = 2;
 
-/// The shadow of an evicted folio; see the [module documentation](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shadow(pub(crate) u64);
 

@@ -1,10 +1,6 @@
 //! The descriptor of a folio, the folio lock, the array of all descriptors, and the guards that
 //! hold references and locks. The other words and the protocol of the pin word are in `words.rs`.
 //!
-//! [`Folios`] is the array; [`FolioRef`] is one counted reference, [`Frozen`] the proof that no
-//! other exists, [`LockedFolio`] the folio lock. Code outside this folder never adds to or
-//! subtracts from a count directly.
-//!
 //! The last put frees the folio: it must be removed from the LRU, and its frame must return to the
 //! arena, both in layers above. This only call upwards is the trait [`Reaper`].
 //!
@@ -107,7 +103,6 @@ impl Folio {
         self.index.load(Ordering::Relaxed)
     }
 
-    /// Returns log2 of the folio's pages (rule 2).
     pub(crate) fn order(&self) -> u8 {
         self.order.load(Ordering::Relaxed)
     }
@@ -116,7 +111,7 @@ impl Folio {
         1 << self.order()
     }
 
-    /// Returns the address of the owner; 0 once the folio was removed from its table (rule 2).
+    /// Returns the address of the owner; 0 once it was cleared (rule 2).
     pub(crate) fn owner(&self) -> u64 {
         self.owner.load(Ordering::Relaxed)
     }
@@ -163,12 +158,10 @@ impl Folio {
         }
     }
 
-    /// Sets the owner before the folio is inserted into its table (rule 2).
     pub(crate) fn set_owner(locked: &LockedFolio<'_>, owner: u64) {
         locked.owner.store(owner, Ordering::Relaxed);
     }
 
-    /// Clears the owner after the folio was removed from its table (rule 2).
     pub(crate) fn clear_owner(locked: &LockedFolio<'_>) {
         locked.owner.store(0, Ordering::Relaxed);
     }

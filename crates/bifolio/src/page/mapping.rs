@@ -75,7 +75,6 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64 as HintWord;
 use std::time::Instant;
 
-/// The table of one file, and its length.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(super) table: Table,
@@ -113,7 +112,7 @@ impl Hot {
     /// address of a byte, one byte off; 0 if there is no prediction.
     #[inline(always)]
     pub(crate) fn predicted_distance(&self) -> u64 {
-        self.predicted_distance.load(std::sync::atomic::Ordering::Relaxed)
+        self.predicted_distance.load(Ordering::Relaxed)
     }
 }
 
@@ -185,11 +184,8 @@ impl Mapping {
 
     /// Clears the REFERENCED marks of a folio. Returns `true` if any was set.
     pub(crate) fn test_and_clear_referenced(&self, folio: &Folio) -> bool {
-        let mut found = false;
-        for index in self.pages_of(folio) {
-            found |= self.table.test_and_clear_referenced(index);
-        }
-        found
+        let clear = |found, index| found | self.table.test_and_clear_referenced(index);
+        self.pages_of(folio).fold(false, clear)
     }
 
     pub(super) fn pages_of(&self, folio: &Folio) -> Range<u64> {
@@ -353,9 +349,8 @@ pub(crate) struct FrozenWaits {
     pub(crate) since: Option<Instant>,
 }
 
-/// The lookup: from page index to a counted reference (READ-L1..L4), as the kernel's
-/// `filemap_get_entry` does it. The folio found may be locked, under I/O or not uptodate.
-/// [`Mapping::peek`] is for callers that need no reference.
+/// The lookup: from page index to a counted reference (READ-L1..L4). The folio found may be locked,
+/// under I/O or not uptodate. [`Mapping::peek`] is for callers that need no reference.
 impl Mapping {
     /// Finds the folio that holds page `index`, of any size, and takes a reference to it. The folio
     /// may begin before the unit of the page.

@@ -1,12 +1,9 @@
 //! Pages of a file in memory: the folio descriptor, which is 64 bytes and never unmapped, and the
 //! Entry, one word per page in the table of a file, that leads to it.
 //!
-//! This module is below everything that fills, lists or evicts folios. Its two protocols are the
-//! pin word (`words.rs`) and the mapping from page index to Entry (`mapping.rs`). A descriptor
-//! belongs to a frame (`memory`): descriptor i describes the folio whose first page is frame i. A
-//! folio of several pages uses the descriptor of its first frame; the other descriptors only store
-//! the Entry version of their frame. Only an unreferenced folio can move to other frames
-//! (`reclaim/evacuate.rs`), and the result is a new folio.
+//! Descriptor i belongs to frame i (`memory`). A folio of several pages uses the descriptor of its
+//! first frame; the others only store the Entry version of their frame. Only an unreferenced folio
+//! can move to other frames (`relocate.rs`), and the result is a new folio.
 //!
 //! Field access rules of a descriptor (cited elsewhere as "rule N"):
 //!

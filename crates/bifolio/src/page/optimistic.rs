@@ -1,8 +1,6 @@
-//! Reads without a reference: copy first, check afterwards (READ-O1..O4), of one
-//! page or of a [`FrameRun`]; and the mark of use that they set.
-//!
-//! This is a sequence lock with the sequence number in the Entry. The caller supplies the copy, so
-//! the protocol runs unchanged under the model checker.
+//! Reads without a reference: copy first, check afterwards (READ-O1..O4), of one page or of a
+//! [`FrameRun`]: a sequence lock with the sequence number in the Entry. And the mark of use that
+//! they set. The caller supplies the copy, so the protocol runs unchanged under the model checker.
 //!
 //! PROTOCOL USE, of the first use of a page that was read ahead, which must be counted once. The
 //! READAHEAD mark is in the descriptor, and a folio may be moved to another one

@@ -1,7 +1,5 @@
-//! Relocation: a folio moves to other frames.
-//!
-//! Called for memory files, to make room in an extent or a chunk. Dirty state, slots and lists are
-//! up to the caller (see [`Mapping::relocate`]).
+//! Relocation: a folio moves to other frames. Dirty state, slots and lists are up to the caller
+//! (see [`Mapping::relocate`]).
 //!
 //! PROTOCOL RELOCATE. The caller holds the locks of the old folio and of the new one from before C1
 //! to C6. The table and the caller must have the only references to the old one, or C4 fails.
@@ -25,9 +23,9 @@
 //! ```
 //!
 //! READY stays set: throughout, both frames of a page hold its bytes, and the Entry says which one
-//! is current, so a read copies from the old or the new frame and the page is always readable.
-//! Clearing READY (as READ-E1 does) would send readers to the folio lock, where each waits with a
-//! reference, and C4 would fail as long as readers arrive.
+//! is current, so the page is always readable. Clearing READY (as READ-E1 does) would send readers
+//! to the folio lock, where each waits with a reference, and C4 would fail as long as readers
+//! arrive.
 //!
 //! Why each step is needed, and in this order (what happens otherwise):
 //! - The lock of the old folio until C4: a writer changes an old frame after C2 copied it, and the

@@ -2,9 +2,9 @@
 //! ([`ReservedArray`]).
 //!
 //! The array never moves, because readers follow its address without a lock. The thread that
-//! inserts charges what it touches against the memory bound ([`Table::is_charged`]), one table page
-//! (512 Entries, 2 MiB of file) at a time. Walks visit only charged pages, found through
-//! [`Bitmap`]. (The bitmap itself is not charged; one page of it covers 64 GiB of file.)
+//! inserts charges what it touches ([`Table::is_charged`]), one table page (512 Entries) at a time.
+//! Walks visit only charged pages, found through [`Bitmap`]. (The bitmap itself is not charged; one
+//! page of it covers 64 GiB of file.)
 //!
 //! A table that must become longer ([`Table::reserve`]) gets another array for the pages after its
 //! end, a [`Segment`]; those before stay in place. Each segment at least doubles the table, so few
@@ -14,9 +14,8 @@
 //! a page also orders its search (Acquire, in `OnceLock::get`) after the publication.
 //!
 //! PROTOCOL TABLE. A table page without a folio and without a swap slot holds only holes and
-//! shadows, and shadows are hints. When memory for metadata is short, `reclaim` returns such pages
-//! to the kernel. Their addresses stay mapped and read as zeros, which are holes, so readers are
-//! not affected.
+//! shadows, which are hints. When memory for metadata is short, such pages are returned to the
+//! kernel. They stay mapped and read as zeros, which are holes, so readers are not affected.
 //!
 //! ```text
 //!  FILL, before a folio is inserted            RETURN PAGES
@@ -97,7 +96,7 @@ impl<T: ZeroValid> ReservedArray<T> {
         self.length
     }
 
-    /// Returns an element. Panics past the end, which is a bug in this crate.
+    /// Returns an element. Panics past the end.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> &T {
         assert!(index < self.length, "element {index} of {}", self.length);
@@ -347,9 +346,7 @@ impl Table {
     pub(crate) fn set_charged(&self, index: u64) -> bool {
         let segment = self.segment_of(index);
         let fresh = segment.charged.set((index - segment.first_page) / ENTRIES_PER_TABLE_PAGE);
-        if fresh {
-            self.charged_pages.fetch_add(1, Ordering::Relaxed);
-        }
+        self.charged_pages.fetch_add(fresh.into(), Ordering::Relaxed);
         fresh
     }
 
@@ -440,10 +437,10 @@ impl Table {
         if self.charged_bytes() == 0 || self.values == Values::KeptWithPages {
             return 0;
         }
-        // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a
-        // folio removed sees the others removed.
         let keeps = self.kept_among(1) > 0;
         let is_needed = |index| {
+            // Acquire: pairs with the Release in `unlink`: a thread that sees the first page of a
+            // folio removed sees the others removed.
             let entry = self.load(index, Ordering::Acquire);
             entry.is_folio() || keeps && entry != Entry::HOLE
         };
@@ -472,13 +469,13 @@ const WORD_BITS: u64 = u64::BITS as u64;
 /// Levels of a bitmap of 2^64 bits.
 const LEVELS_MAX: usize = 11;
 
-/// A bitmap whose search for the next set bit skips what was never set: a table may describe 2^50
-/// bytes of a file of which few pages were touched.
+/// A bitmap, a tree of words, whose search for the next set bit skips what was never set: a table
+/// may describe 2^50 bytes of a file of which few pages were touched.
 ///
-/// It is a tree of words: a bit of level 0 is what the caller sets; a bit of a higher level says
-/// that the word below it may be nonzero, and is never cleared. The first word of each level is
-/// stored inline, so a small file needs no page of words. The levels share one array, the highest
-/// first, so that those above the lowest touch few pages.
+/// A bit of level 0 is what the caller sets; a bit of a higher level says that the word below it
+/// may be nonzero, and is never cleared. The first word of each level is stored inline, so a small
+/// file needs no page of words. The levels share one array, the highest first, so that those above
+/// the lowest touch few pages.
 ///
 /// BITMAP-1: a bit of level 0 is seen set only when the bits above it are: [`Bitmap::set`] goes
 /// from the top down. Otherwise a walk could miss a folio inserted into a page that another thread

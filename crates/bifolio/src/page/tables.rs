@@ -1,8 +1,5 @@
 //! The tables that have charged pages: where memory for metadata is looked for.
 //!
-//! `writeback` enlists a table when a page of it is charged, and `reclaim` asks for pages back
-//! ([`Tables::give_back`]); how one table gives pages back is in `table.rs`.
-//!
 //! PROTOCOL LISTING, as two columns:
 //!
 //! ```text

@@ -55,7 +55,6 @@ const COUNT_MASK: u64 = FROZEN - 1;
 const GENERATION_SHIFT: u32 = COUNT_BITS + 1;
 const _: () = assert!(COUNT_BITS + 1 + GENERATION_BITS == u64::BITS);
 
-/// Largest reference count of a folio; a further reference is refused.
 pub(crate) const COUNT_MAX: u64 = COUNT_MASK >> 1;
 /// Bits that are set in the result of an add that found FROZEN or exceeded the limit.
 const NOT_GOT: u64 = FROZEN | (COUNT_MAX + 1);
@@ -87,7 +86,6 @@ impl PinState {
         if self.is_frozen() { 0 } else { self.0 & COUNT_MASK }
     }
 
-    /// Returns `true` if the add that resulted in this word got its references.
     #[inline(always)]
     pub(crate) fn is_got(self) -> bool {
         self.0 & NOT_GOT == 0
@@ -108,7 +106,7 @@ pub(crate) enum TryGet {
     Got,
     /// The folio is frozen or free: look it up again.
     Frozen,
-    /// The count would pass [`COUNT_MAX`]; nothing was taken.
+    /// The count would pass [`COUNT_MAX`].
     Refused,
 }
 
@@ -362,7 +360,6 @@ impl Flags {
         WriteState::of(self.0.load(Ordering::Acquire))
     }
 
-    /// Notes that the bytes are newer than the device's.
     pub(crate) fn transition_to_dirty(&self) -> Listing {
         self.change(|state| state | LISTED)
     }
@@ -388,19 +385,17 @@ impl Flags {
 
     /// Changes the state in one step. If that ends a write-out, wakes the threads that wait for it.
     fn change(&self, next: impl Fn(u32) -> u32) -> Listing {
-        let mut before = self.0.load(Ordering::Relaxed);
-        let after = loop {
-            let mut after = before & !STATE | next(before & STATE);
-            if after & IN_FLIGHT == 0 {
-                after &= !(Flag::WritebackWaiters as u32);
-            }
-            // Release: pairs with the Acquire in `write_state` and in `wait_for_writeback`: the I/O
-            // is done, or the folio set up. On failure, Relaxed: only the value counts.
-            match self.0.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => break after,
-                Err(now) => before = now,
-            }
+        let after_of = |before: u32| {
+            let after = before & !STATE | next(before & STATE);
+            let is_over = after & IN_FLIGHT == 0;
+            if is_over { after & !(Flag::WritebackWaiters as u32) } else { after }
         };
+        // Release: pairs with the Acquire in `write_state` and in `wait_for_writeback`: the I/O is
+        // done, or the folio set up. On failure, Relaxed: only the value counts.
+        let exchange = (Ordering::Release, Ordering::Relaxed);
+        let changed = |before| Some(after_of(before));
+        let (Ok(before) | Err(before)) = self.0.fetch_update(exchange.0, exchange.1, changed);
+        let after = after_of(before);
         if before & !after & Flag::WritebackWaiters as u32 != 0 {
             waiters::wake_sleepers(&self.0, u32::MAX >> 1);
         }
@@ -510,7 +505,6 @@ impl Entry {
         (self.0 & KIND_MASK == KIND_VALUE).then_some(self.0 >> VALUE_SHIFT)
     }
 
-    /// Returns `true` if an optimistic read may start.
     #[inline(always)]
     pub(crate) fn is_ready(self) -> bool {
         self.0 & (KIND_MASK | READY) == KIND_FOLIO | READY

@@ -2,11 +2,11 @@
 //!
 //! Compiled with the feature `fork`, in place of `parking_lot`, whose waiting threads are in a
 //! table of the process, which a child inherits with entries of threads that it does not have.
-//! These locks are those of the standard library, which are futexes, with the interface of
-//! `parking_lot`: without poison, and with a guard that a condition variable borrows.
+//! These are the futexes of the standard library with the interface of `parking_lot`: without
+//! poison, and with a guard that a condition variable borrows.
 //!
-//! A reader-writer lock is a mutex over its state: two short critical sections for each use.
-//! Readers wait for writers that wait, except those that may read already (`read_recursive`).
+//! A reader-writer lock is a mutex over its state. Readers wait for writers that wait, except those
+//! that may read already (`read_recursive`).
 //!
 //! # Safety
 //! [`RwLock`] hands out references to its value: shared ones while `readers` counts them and no

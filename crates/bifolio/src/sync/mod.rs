@@ -1,11 +1,9 @@
-//! The only source of atomics, locks and spinning: the real ones, those of loom in a model run, or
-//! the real ones with a seeded scheduler (`tests/chaos.rs`). And what may wait for what
-//! ([`blocking`]).
+//! The only source of atomics, locks and spinning: the real ones, those of loom in a model run
+//! (`cargo x loom`), or the real ones with a seeded scheduler (`tests/chaos.rs`). And what may wait
+//! for what ([`blocking`]).
 //!
-//! Other modules never name `std::sync::atomic` or `parking_lot` directly, so every protocol can
-//! run unchanged under the model checker (`cargo x loom`). The types switch on `all(test, loom)`: a
-//! model run of a crate that merely depends on this one does not switch them. Statistics (`stats`)
-//! do not use it: counters are not part of any protocol.
+//! The types switch on `all(test, loom)`: a model run of a crate that merely depends on this one
+//! does not switch them. Statistics (`stats`) do not use it: counters are in no protocol.
 
 #[cfg(all(test, not(any(loom, bifolio_chaos))))]
 #[path = "../tests/counted.rs"]
@@ -152,8 +150,7 @@ impl AtomicRun {
 ///
 /// A device may stop answering, and keep what its requests hold for that long. So each device may
 /// take only a part, such as three quarters, of what the others leave free: the first has 3/4, the
-/// second 3/16, and so on, and at least one remains. So with quarters, four devices may hang while
-/// another proceeds with a total of 64, and six with 1024.
+/// second 3/16, and so on, and at least one remains.
 ///
 /// These are only counters: a thread that finds no room waits elsewhere. The total is exact where
 /// [`Share::try_add`] counts it; the amount of one device may exceed its part by what several

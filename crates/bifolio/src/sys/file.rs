@@ -1,7 +1,6 @@
 //! Thin wrappers of file calls: open, stat, length, sync; one system call each, and its error.
 //!
-//! Called by `io::disk`, which holds all policy: alignment, fallbacks, retries. (Transfers are in
-//! `io::request`.) This file does not retry, not even on EINTR.
+//! Transfers are in `io::request`. This file does not retry, not even on EINTR.
 //!
 //! Every descriptor of the library is opened here, by [`above_standard`] or [`pipe`], has a number
 //! of 3 or more, and is close-on-exec. (`cargo x tidy` finds calls that open one elsewhere.) In a
@@ -48,7 +47,6 @@ pub(crate) fn pipe(flags: PipeFlags) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((lift(reader)?, lift(writer)?))
 }
 
-/// Reads a file of the system, such as one of procfs.
 pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     let mut text = String::new();
     above_standard(|| File::open(&path))?.read_to_string(&mut text)?;
@@ -164,13 +162,8 @@ pub(crate) fn unlock(file: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 fn set_lock(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
-    let lock = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
+    let (l_type, l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: `file` is open, and `lock` is a valid `struct flock` for the length of the call.
     let answer = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -275,7 +268,6 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
     })
 }
 
-/// Returns the required alignment of direct transfers of `file` (`STATX_DIOALIGN`).
 pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> DirectAlignment {
     match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {

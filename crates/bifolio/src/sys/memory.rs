@@ -1,8 +1,6 @@
-//! Memory from the kernel: address space that is reserved at once, populated as needed and freed in
-//! pieces; and how much of it the process may have ([`MemoryLimit`]).
-//!
-//! A reservation costs only address space (`MAP_NORESERVE`); memory is used when pages are touched.
-//! It is unmapped on drop and never before.
+//! Memory from the kernel: address space that is reserved at once (`MAP_NORESERVE`), populated as
+//! needed, freed in pieces and unmapped on drop; and how much memory the process may have
+//! ([`MemoryLimit`]).
 //!
 //! In a program that locks all future memory (`mlockall(MCL_FUTURE)`) a new mapping would be made
 //! resident as a whole. So it is mapped without access, unlocked, and only then made accessible.
@@ -39,7 +37,6 @@ pub(crate) struct Reservation {
     /// alignment could not be unmapped.
     mapped: *mut u8,
     mapped_bytes: usize,
-    /// Address of the first byte; never changes.
     pub(crate) base: *mut u8,
     length_bytes: usize,
 }
@@ -150,7 +147,6 @@ impl Reservation {
         let _ = self.advise(offset_bytes, length_bytes, Advice::LinuxHugepage);
     }
 
-    /// Makes a part resident (`MADV_POPULATE_WRITE`).
     pub(crate) fn populate(&self, offset_bytes: usize, length_bytes: usize) -> io::Result<()> {
         self.advise(offset_bytes, length_bytes, Advice::LinuxPopulateWrite)
     }
@@ -349,7 +345,6 @@ impl Place {
     }
 }
 
-/// Returns the groups that can limit memory, from `/proc/self/cgroup` and `/proc/self/mountinfo`.
 fn places(groups: &str, mounts: &str) -> Vec<Place> {
     let place = |line: &str| {
         let mut parts = line.splitn(3, ':');

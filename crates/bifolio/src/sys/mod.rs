@@ -1,8 +1,7 @@
 //! The kernel and the processor: system calls, start-up probes, and the opaque copy.
 //!
-//! The lowest layer, and the only one with raw descriptors, kernel pointers or processor-specific
-//! instructions. Everything here is thin: a call, its error, its contract. Policy is in the layers
-//! above. A model run has only the opaque copy (`lib.rs`).
+//! The only layer with raw descriptors, kernel pointers or processor-specific instructions; policy
+//! is in the layers above. A model run has only the opaque copy (`lib.rs`).
 //!
 //! A call that the kernel interrupted, or could not do at the moment, is repeated a bounded number
 //! of times ([`Retries`]). Calls that manage memory are made under locks and repeated a few times

@@ -2,13 +2,12 @@
 //!
 //! A cache probes once, when it is built, by trying the call itself on a scratch page: a version
 //! number does not tell what a container's filter or a distribution's patches allow. Each feature
-//! has a named fallback, and can be masked, so that its fallback can be tested on any machine. It
-//! is *available* if its probe succeeded, and *in use* if it is also not disabled.
+//! can be masked, so that its fallback can be tested on any machine.
 //!
-//! Nothing here is remembered in globals, and nothing fails: a feature whose probe cannot run is
-//! not available, with the reason. The trials for maps are in `maps/kernel/trials.rs`. For io_uring
-//! a ring is created, and a byte read through it: containers refuse rings in several ways (a filter
-//! refuses one of the three calls, `kernel.io_uring_disabled` affects the first).
+//! Nothing here fails: a feature whose probe cannot run is not available, with the reason. The
+//! trials for maps are in `maps/kernel/trials.rs`. For io_uring a ring is created, and a byte read
+//! through it: containers refuse rings in several ways (a filter refuses one of the three calls,
+//! `kernel.io_uring_disabled` affects the first).
 //!
 //! # Safety
 //! Lends a byte to a ring, and waits for it.
@@ -228,6 +227,7 @@ pub(crate) fn refused(call: &str, error: &io::Error) -> String {
 
 const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
+/// Why a feature is available or, as the error, why it is not.
 pub(crate) type Finding = Result<String, String>;
 
 fn probe(feature: Feature) -> Finding {
@@ -280,10 +280,9 @@ fn huge_page_policy(
     {
         return Err(format!("the huge page of this machine has {bytes} bytes, not 2 MiB"));
     }
-    let general = enabled.and_then(chosen_setting);
     let (name, chosen) = match two_mib.and_then(chosen_setting) {
         Some(own) if own != "inherit" => ("hugepages-2048kB/enabled", Some(own)),
-        _ => ("enabled", general),
+        _ => ("enabled", enabled.and_then(chosen_setting)),
     };
     match chosen {
         Some("never") => Err(format!("{HUGE_PAGE_SETTINGS}/{name} says never")),
@@ -297,18 +296,15 @@ fn chosen_setting(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
+/// Calls `madvise` on fresh anonymous memory; for huge pages, on memory that holds one.
 fn probe_advice(name: &str, advice: Advice) -> Finding {
-    match advise_scratch(advice) {
+    let advised_bytes =
+        if advice == Advice::LinuxHugepage { 2 * HUGE_PAGE_BYTES } else { PAGE_BYTES };
+    let scratch = Reservation::new(advised_bytes, PAGE_BYTES);
+    match scratch.and_then(|scratch| scratch.advise(0, advised_bytes, advice)) {
         Ok(()) => Ok(format!("madvise({name}) works")),
         Err(error) => Err(format!("madvise({name}): {error}")),
     }
-}
-
-/// Calls `madvise` on fresh anonymous memory; for huge pages, on memory that holds one.
-fn advise_scratch(advice: Advice) -> io::Result<()> {
-    let scratch = Reservation::new(2 * HUGE_PAGE_BYTES, PAGE_BYTES)?;
-    let advised_bytes = if advice == Advice::LinuxHugepage { scratch.len() } else { PAGE_BYTES };
-    scratch.advise(0, advised_bytes, advice)
 }
 
 pub(crate) fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding {

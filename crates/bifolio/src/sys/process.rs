@@ -92,8 +92,6 @@ const STACK_BYTES: usize = 256 << 10;
 
 const NAME_BYTES_MAX: usize = 15;
 
-type Run = Box<dyn FnOnce() + Send>;
-
 /// A running thread with a name and a small stack. The drop joins it; its owner has requested its
 /// end before.
 #[derive(Debug)]
@@ -160,7 +158,7 @@ impl Drop for OwnedThread {
     }
 }
 
-fn create(run: Run) -> io::Result<libc::pthread_t> {
+fn create(run: Box<dyn FnOnce() + Send>) -> io::Result<libc::pthread_t> {
     let mut attributes = MaybeUninit::uninit();
     // SAFETY: memory for the attributes.
     answer(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
@@ -170,16 +168,10 @@ fn create(run: Run) -> io::Result<libc::pthread_t> {
     let mut thread = MaybeUninit::uninit();
     let argument = Box::into_raw(Box::new(run));
     let created = sized.and_then(|()| {
+        let (thread, attributes) = (thread.as_mut_ptr(), attributes.as_ptr());
         // SAFETY: memory for the thread, initialized attributes, and the argument that `run_boxed`
         // takes over.
-        answer(unsafe {
-            libc::pthread_create(
-                thread.as_mut_ptr(),
-                attributes.as_ptr(),
-                run_boxed,
-                argument.cast(),
-            )
-        })
+        answer(unsafe { libc::pthread_create(thread, attributes, run_boxed, argument.cast()) })
     });
     // SAFETY: initialized attributes, which are not used any more.
     unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
@@ -194,7 +186,7 @@ fn create(run: Run) -> io::Result<libc::pthread_t> {
 
 extern "C" fn run_boxed(argument: *mut c_void) -> *mut c_void {
     // SAFETY: `create` passes a box that this thread alone owns.
-    let run = unsafe { Box::from_raw(argument.cast::<Run>()) };
+    let run = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
     // The panic hook has reported it.
     let _ = catch_unwind(AssertUnwindSafe(run));
     ptr::null_mut()
@@ -213,10 +205,8 @@ fn answer(number: i32) -> io::Result<()> {
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-#[derive(Debug)]
-struct Blocked {
-    before: libc::sigset_t,
-}
+/// The signals that the thread blocked before; the drop restores them.
+struct Blocked(libc::sigset_t);
 
 /// Blocks all signals but the synchronous ones in the calling thread, and in the threads that it
 /// starts meanwhile: process-directed signals are delivered to the threads of the program. (The C
@@ -233,15 +223,13 @@ fn block_asynchronous() -> Blocked {
     // SAFETY: two sets; it cannot fail, because the operation is valid.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), before.as_mut_ptr()) };
     // SAFETY: zeroed, which is an empty set, and then written by the C library.
-    Blocked { before: unsafe { before.assume_init() } }
+    Blocked(unsafe { before.assume_init() })
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
         // SAFETY: the previous set of this thread; the old one is not requested.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut())
-        };
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }
 }
 

@@ -1,7 +1,4 @@
-//! One io_uring instance: a submission queue and a completion queue. And the [`Bell`] that wakes a
-//! thread which waits in it, or alone.
-//!
-//! Used by `io::engine`, which holds all policy; probed in `probe.rs`.
+//! One io_uring instance, and the [`Bell`] that wakes a thread which waits in it, or alone.
 //!
 //! The kernel runs completion work when the submitting thread next enters it (`COOP_TASKRUN`),
 //! which saves interrupts; older kernels work without. The mappings are not inherited by a forked
@@ -48,8 +45,7 @@ impl Ring {
         let build = |builder: &mut io_uring::Builder| {
             with_standard_occupied(|| builder.dontfork().setup_clamp().build(entries))
         };
-        let cooperative = build(IoUring::builder().setup_coop_taskrun());
-        let ring = match cooperative {
+        let ring = match build(IoUring::builder().setup_coop_taskrun()) {
             // Linux before 5.19 rejects the flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 build(&mut IoUring::builder())

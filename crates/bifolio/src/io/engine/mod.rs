@@ -7,12 +7,9 @@
 //!           '-- Workers     the threads, which also run other jobs
 //! ```
 //!
-//! Where io_uring is unavailable or masked, threads make every transfer. A queue behaves in the
-//! same way then. Neither files nor memory are registered with the rings: for random reads (4 KiB,
-//! O_DIRECT) registration saves 5 % of CPU time and gains no throughput (EPYC family 25 model 17),
-//! which does not justify keeping it up to date.
-//!
-//! The engine knows no folios, and does not split a failed transfer of several.
+//! Where io_uring is unavailable or masked, threads make every transfer. Neither files nor memory
+//! are registered with the rings: for random reads (4 KiB, O_DIRECT) that saves 5 % of CPU time and
+//! gains no throughput (EPYC family 25 model 17).
 
 mod queue;
 mod rings;
@@ -47,7 +44,6 @@ impl Engine {
         Self::with_threads(features, depth, THREADS_MAX)
     }
 
-    /// Creates an engine with at most `threads_max` threads, which may be 0.
     pub(super) fn with_threads(features: &Features, depth: usize, threads_max: usize) -> Arc<Self> {
         let depth = depth.clamp(1, IO_DEPTH_MAX);
         let cpus = thread::available_parallelism().map_or(1, usize::from);

@@ -1,8 +1,5 @@
-//! A queue: the transfers that one thread has in flight, each with its owner.
-//!
-//! An owner is whatever prevents other use of the frames: locks, references. It belongs to the
-//! queue from `push` until `complete` returns it, because until then the kernel may access the
-//! memory.
+//! A queue: the transfers that one thread has in flight, each with its owner: whatever prevents
+//! other use of the frames, which the kernel may access from `push` until `complete` returns it.
 //!
 //! ```text
 //!             start                      reap            complete
@@ -40,8 +37,7 @@ use crate::io::{IoRequest, Operation};
 use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
 use crate::sys::probe::Feature;
-use crate::sys::ring::Bell;
-use crate::sys::ring::RingCall;
+use crate::sys::ring::{Bell, RingCall};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -533,7 +529,6 @@ impl<T> Queue<'_, T> {
         }
     }
 
-    /// Returns the ring to the pool if no call is in it.
     fn release_ring(&mut self) {
         if self.in_kernel == 0 {
             self.disarm();

@@ -1,8 +1,7 @@
-//! The pool of rings, and the leases by which queues use them.
+//! The pool of rings, and the leases by which queues use them, while they have transfers in flight.
 //!
-//! A queue leases a ring when it has several transfers to start, and returns it when none is in
-//! flight any more. There are at most twice as many rings as CPUs (a ring is leased while the
-//! device works, not the CPU); beyond that, leasing waits. After [`LEASE_TRANSFERS`] transfers
+//! There are at most twice as many rings as CPUs (a ring is leased while the device works, not the
+//! CPU); beyond that, leasing waits. After [`LEASE_TRANSFERS`] transfers
 //! ([`Lease::is_over`]) a queue lets its ring drain and leases again, behind the waiters. A queue
 //! that has a ring never waits for another (IO-5).
 //!
@@ -123,8 +122,7 @@ const REFUSAL_DOUBLINGS_MAX: u32 = 7;
 /// Consecutive refusals for lack of memory after which the ring is given up: 1.2 s together.
 const REFUSALS_MAX: u32 = 100;
 
-/// A ring used by one queue: the queue pushes first attempts, enters the kernel and reaps
-/// completions, and drops the lease when it has them all.
+/// A ring used by one queue, which drops the lease when it has all completions.
 #[derive(Debug)]
 pub(super) struct Lease<'e> {
     rings: &'e Rings,

@@ -1,7 +1,6 @@
 //! Transfers that no ring makes: a queue's thread and its helpers make them with plain calls
 //! ([`FallbackQueue`]); and the few threads that run these and other jobs ([`Workers`]).
 //!
-//! Used by `queue.rs`, which keeps the owners, and by `file` for background work.
 //! A thread is started when a job is offered and no thread is idle, up to [`THREADS_MAX`]; it runs
 //! until the engine is dropped. Nothing waits for a job until then: dropping the workers runs the
 //! remaining jobs and joins the threads.
@@ -28,8 +27,7 @@ use std::sync::Arc;
 use super::Lane;
 use crate::io::transfer::{Answer, Transfer};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::sys::process::Origin;
-use crate::sys::process::OwnedThread;
+use crate::sys::process::{Origin, OwnedThread};
 use crate::sys::ring::Bell;
 
 /// Maximum number of threads: enough for two hung devices and others that work.

@@ -5,13 +5,11 @@
 //! done with the result; so frames are only ever touched by the functions of this folder: on
 //! x86-64 instructions the compiler cannot see into (`x86_64.rs`), elsewhere relaxed atomic words
 //! (`portable.rs`). Neither invents, drops, widens or reorders an access across the fences of the
-//! protocol (`page/optimistic.rs`). What is copied may be torn: the version check decides.
-//!
-//! Called by `file` (reads, writes, pins) and `io` (custom backings). It orders nothing by itself.
+//! protocol (`page/optimistic.rs`). What is copied may be torn: the version check decides. The copy
+//! orders nothing by itself.
 //!
 //! # Safety
-//! The functions here are `unsafe` because they take raw frame addresses; each states what the
-//! address must be good for.
+//! Each function states what the frame address that it takes must be good for.
 #![allow(unsafe_code)]
 
 // The portable twin is compiled for tests everywhere, so that it is tested where we are.
