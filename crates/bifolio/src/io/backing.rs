@@ -189,8 +189,7 @@ pub enum FallocateMode {
 }
 
 /// The device that files share, and on which they can delay each other: a file system of the
-/// kernel by its number, anything else by a custom number, which never equals that of a file
-/// system.
+/// kernel by its number, or a custom one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DeviceIdentity {
     is_custom: bool,

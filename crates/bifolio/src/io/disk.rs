@@ -6,11 +6,9 @@
 //!              '--> (O_DIRECT) --> device
 //! ```
 //!
-//! Each file has two descriptors. Whole blocks go through the direct one. A partial block at the
-//! end of file goes through the buffered one, byte for byte: nothing is padded and truncated
+//! A partial block at the end of file is written byte for byte: nothing is padded and truncated
 //! afterwards, so the file is never longer than requested, not even after a crash. One call makes
-//! one transfer: a write that has both parts returns short after the first, and `transfer.rs`
-//! continues with the second.
+//! one transfer: a write that has both parts returns short after the first.
 //!
 //! # Why mixing the two is coherent
 //! A direct read or write first writes out what the page cache has dirty in its range, and a direct

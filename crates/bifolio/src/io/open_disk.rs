@@ -14,7 +14,7 @@ use super::request::ALIGNMENT_BYTES_MAX;
 use super::{Alignment, FileIdentity, IoBufMut, IoBuffer};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{AtomicBool, Mutex};
-use crate::sys::file::{self, Creation, DirectAlignment, OpenMode, Rights};
+use crate::sys::file::{self, Creation, OpenMode, Rights};
 use crate::sys::probe::{Feature, Features};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,18 +31,16 @@ const ALIGNMENT_GUESSED: Alignment =
 /// How transfers of a file reach the device: directly, or through the kernel's page cache.
 ///
 /// # What a buffered file does not guarantee
-/// A write through the kernel's page cache has not reached the device when it returns: the kernel
-/// writes it later, and may fail (no space on a thin volume, a lost network connection, a bad
-/// block). Bifolio considers such a page clean, so it may evict the page, and the kernel may drop
-/// its own copy of what it could not write. Then a read returns what the device holds, which may be
-/// the bytes from before the write, and the loss is only reported by the next sync. That sync
-/// fails, and so does every later one of any kind and through any handle, until the loss is
-/// accepted ([`File::discard_dirty`](crate::File::discard_dirty)), the last handle is closed, and
-/// the file is opened again: everything written since the last successful sync must be considered
-/// lost.
+/// The kernel writes what a write has put in its page cache later, and may fail (no space on a thin
+/// volume, a lost network connection, a bad block). Bifolio considers such a page clean, so it may
+/// evict the page, and the kernel may drop its own copy. Then a read returns what the device holds,
+/// perhaps the bytes from before the write, and only the next sync reports the loss. That sync
+/// fails, and so does every later one through any handle, until the loss is accepted
+/// ([`File::discard_dirty`](crate::File::discard_dirty)), the last handle is closed, and the file
+/// is opened again: everything written since the last successful sync must be considered lost.
 ///
-/// With direct transfers the write-out itself fails, and the page stays in memory, dirty, and is
-/// written again later. A program that must not read old bytes in such a case opens its files with
+/// With direct transfers the write-out itself fails, and the page stays dirty and is written again
+/// later. A program that must not read old bytes in such a case opens its files with
 /// [`DirectIo::Require`], or checks [`Stats::fallbacks`](crate::Stats::fallbacks). A partial last
 /// block of a file is always written through the page cache, with the same consequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -148,7 +146,10 @@ impl DiskFile {
         let name = file::name_of(descriptor.as_fd());
         let path = file::path_of(descriptor.as_fd());
         let system = |source| Error::cannot_open(&name, source);
-        let look = || Ok((identity_of(descriptor.as_fd())?, file::rights(descriptor.as_fd())?));
+        let look = || {
+            let identity = FileIdentity::of_file(&descriptor)?;
+            Ok((identity, file::rights(descriptor.as_fd())?))
+        };
         let (identity, rights) = match look() {
             Ok(seen) => seen,
             Err(error) => {
@@ -247,7 +248,7 @@ impl Opened<'_> {
         };
         let chosen = match chosen {
             Ok(direct) => {
-                let judged = identity_of(direct.descriptor.as_fd()).and_then(|identity| {
+                let judged = FileIdentity::of_file(&direct.descriptor).and_then(|identity| {
                     file::set_blocking(direct.descriptor.as_fd())?;
                     Ok(identity == self.identity)
                 });
@@ -321,19 +322,18 @@ fn plan(
     if file::is_on_tmpfs(buffered) {
         return Err("the file is on tmpfs, which is in memory".to_owned());
     }
-    match features.has(Feature::StatxDirectAlignment) {
-        true => judge(file::direct_alignment(buffered)),
-        false => judge(DirectAlignment::Unknown),
-    }
+    let is_asked = features.has(Feature::StatxDirectAlignment);
+    judge(if is_asked { file::direct_alignment(buffered) } else { None })
 }
 
-fn judge(answer: DirectAlignment) -> Result<(Alignment, bool), String> {
+/// Judges the answer of [`file::direct_alignment`].
+fn judge(answer: Option<(u64, u64)>) -> Result<(Alignment, bool), String> {
     match answer {
-        DirectAlignment::Unknown => Ok((ALIGNMENT_GUESSED, false)),
-        DirectAlignment::Unsupported => {
+        None => Ok((ALIGNMENT_GUESSED, false)),
+        Some((0, _) | (_, 0)) => {
             Err("the file system does not support direct I/O on this file".to_owned())
         }
-        DirectAlignment::Known { memory_bytes, offset_bytes } => {
+        Some((memory_bytes, offset_bytes)) => {
             let alignment = Alignment { memory_bytes, offset_bytes };
             if alignment.is_valid() {
                 return Ok((alignment, true));
@@ -419,10 +419,6 @@ pub(crate) fn replaced(path: &Path) -> Error {
     error.in_file(path.display().to_string())
 }
 
-fn identity_of(descriptor: BorrowedFd<'_>) -> io::Result<FileIdentity> {
-    Ok(FileIdentity::of(file::status(descriptor)?))
-}
-
 /// A regular file that a path names, found but not opened. Closing its descriptor (`O_PATH`) drops
 /// no locks.
 #[derive(Debug)]
@@ -461,24 +457,20 @@ impl Located {
 mod tests {
     use super::*;
 
-    fn known(memory_bytes: u64, offset_bytes: u64) -> DirectAlignment {
-        DirectAlignment::Known { memory_bytes, offset_bytes }
-    }
-
     #[test]
     fn a_known_alignment_is_used_and_an_unknown_one_tried() {
         let told = Alignment { memory_bytes: 4, offset_bytes: 512 };
-        assert_eq!(judge(known(4, 512)), Ok((told, true)));
-        assert_eq!(judge(DirectAlignment::Unknown), Ok((ALIGNMENT_GUESSED, false)));
+        assert_eq!(judge(Some((4, 512))), Ok((told, true)));
+        assert_eq!(judge(None), Ok((ALIGNMENT_GUESSED, false)));
         assert!(ALIGNMENT_GUESSED.is_valid());
     }
 
     #[test]
     fn alignments_beyond_a_frame_are_refused_with_the_numbers() {
-        assert!(judge(DirectAlignment::Unsupported).is_err());
-        let reason = judge(known(512, 65536)).unwrap_err();
+        assert!(judge(Some((512, 0))).is_err() && judge(Some((0, 512))).is_err());
+        let reason = judge(Some((512, 65536))).unwrap_err();
         assert!(reason.contains("65536"), "{reason}");
-        assert!(judge(known(512, 1000)).is_err());
+        assert!(judge(Some((512, 1000))).is_err());
     }
 
     #[test]

@@ -201,12 +201,8 @@ impl<'a> IoBufMut<'a> {
         buffers: &'w mut [IoBufMut<'_>],
         bytes: Range<usize>,
     ) -> SmallVec<[IoBufMut<'w>; 4]> {
-        let mut start = 0;
-        let part = buffers.iter_mut().filter_map(|buffer| {
-            let span = buffer.span.overlap(&mut start, &bytes)?;
-            Some(IoBufMut { span, frame: PhantomData })
-        });
-        part.collect()
+        let spans = Span::parts(Self::spans(buffers), bytes);
+        spans.map(|span| IoBufMut { span, frame: PhantomData }).collect()
     }
 
     /// Fills the first `length_bytes` bytes of consecutive buffers from `file`, with one system
@@ -224,8 +220,9 @@ impl<'a> IoBufMut<'a> {
             // (IO-1).
             unsafe { libc::pread64(number, start, length_bytes, position) }
         } else {
-            let part = IoBufMut::part(buffers, 0..length_bytes);
-            let (entries, count) = Span::kernel_entries(Self::spans(&part));
+            let part: SmallVec<[_; 4]> =
+                Span::parts(Self::spans(buffers), 0..length_bytes).collect();
+            let (entries, count) = Span::kernel_entries(&part);
             // SAFETY: the entries are those of `buffers`; as above for each.
             unsafe { libc::preadv64(number, entries, count as i32, position) }
         };
@@ -296,12 +293,8 @@ impl<'a> IoBuf<'a> {
     }
 
     pub(super) fn part(buffers: &[IoBuf<'a>], bytes: Range<usize>) -> SmallVec<[IoBuf<'a>; 4]> {
-        let mut start = 0;
-        let part = buffers.iter().filter_map(|buffer| {
-            let span = buffer.span.overlap(&mut start, &bytes)?;
-            Some(IoBuf { span, frame: PhantomData })
-        });
-        part.collect()
+        let spans = Span::parts(Self::spans(buffers), bytes);
+        spans.map(|span| IoBuf { span, frame: PhantomData }).collect()
     }
 
     /// Stores the first `length_bytes` bytes of consecutive buffers in `file`, with one system
@@ -319,8 +312,9 @@ impl<'a> IoBuf<'a> {
             // `sys::copy` (IO-1).
             unsafe { libc::pwrite64(number, start, length_bytes, position) }
         } else {
-            let part = IoBuf::part(buffers, 0..length_bytes);
-            let (entries, count) = Span::kernel_entries(Self::spans(&part));
+            let part: SmallVec<[_; 4]> =
+                Span::parts(Self::spans(buffers), 0..length_bytes).collect();
+            let (entries, count) = Span::kernel_entries(&part);
             // SAFETY: the entries are those of `buffers`; as above for each.
             unsafe { libc::pwritev64(number, entries, count as i32, position) }
         };
@@ -391,13 +385,15 @@ impl Span {
         (buffers.as_ptr().cast(), buffers.len().min(libc::UIO_MAXIOV as usize))
     }
 
-    /// Returns the part of `bytes`, a range of consecutive spans, that lies in this span. `start`,
-    /// its offset, is advanced to its end.
-    pub(super) fn overlap(&self, start: &mut usize, bytes: &Range<usize>) -> Option<Self> {
-        let own = *start..*start + self.len();
-        *start = own.end;
-        let (from, to) = (own.start.max(bytes.start), own.end.min(bytes.end));
-        (from < to).then(|| self.part(from - own.start, to - from))
+    /// Returns `bytes` of consecutive spans.
+    fn parts(spans: &[Self], bytes: Range<usize>) -> impl Iterator<Item = Self> {
+        let mut end = 0;
+        spans.iter().filter_map(move |span| {
+            let start = end;
+            end += span.len();
+            let (from, to) = (start.max(bytes.start), end.min(bytes.end));
+            (from < to).then(|| span.part(from - start, to - from))
+        })
     }
 
     #[track_caller]

@@ -62,7 +62,6 @@ pub(crate) struct ArenaUse {
     pub(crate) free_pages: u64,
 }
 
-/// The frames of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Arena {
     pub(super) memory: Reservation,
@@ -166,7 +165,6 @@ impl Arena {
         self.base().wrapping_add(id.0 as usize * PAGE_BYTES as usize)
     }
 
-    /// Returns the number of pages that are free or that the budget still allows; a hint.
     pub(crate) fn obtainable_pages(&self) -> u64 {
         self.obtainable_pages.load(Ordering::Relaxed)
     }

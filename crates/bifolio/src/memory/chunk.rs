@@ -37,7 +37,6 @@ const _: () = assert!(config::CHUNK_BYTES_MAX == PAGE_BYTES << ORDER_MAX);
 pub(super) struct ChunkSize(u8);
 
 impl ChunkSize {
-    /// Returns the size for a cache that is built with this bound.
     pub(super) fn of(bound_bytes: u64) -> Self {
         Self((config::chunk_bytes(bound_bytes) / PAGE_BYTES).ilog2() as u8)
     }
@@ -54,7 +53,6 @@ impl ChunkSize {
         FRAME_BYTES << self.0
     }
 
-    /// Returns the number of the chunk that contains a frame, and the page in that chunk.
     pub(super) fn place_of(self, frame: u32) -> (usize, u32) {
         ((frame >> self.0) as usize, frame & (self.pages() - 1))
     }
@@ -75,7 +73,6 @@ pub(super) enum Role {
     },
 }
 
-/// The state of one chunk; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) role: Role,
@@ -87,9 +84,7 @@ pub(super) struct Chunk {
     size: ChunkSize,
     free_slots: u32,
     sparse_slots: u32,
-    /// Bit i: slot i is free.
     pub(super) free: SlotBits,
-    /// Bit i: slot i is lent.
     pub(super) lent: SlotBits,
 }
 
@@ -152,7 +147,6 @@ impl Chunk {
         self.sparse_slots = self.count_sparse_slots();
     }
 
-    /// Returns `true` if folios of `order` can be allocated in the chunk.
     pub(super) fn is_for(&self, order: u8) -> bool {
         self.role == Role::Slots { order } && !self.draining
     }
@@ -281,7 +275,6 @@ pub(super) struct Listed {
     partial: bool,
 }
 
-/// The bound and the bytes charged against it.
 #[derive(Debug)]
 pub(crate) struct Budget {
     pub(super) bound_bytes: u64,
@@ -446,7 +439,6 @@ impl ArenaState {
 }
 
 impl ArenaState {
-    /// Chooses the slot for a fill; see the [module documentation](self).
     pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
         let beside = |near| self.slot_after(near, order).or_else(|| self.sparse_slot(order));
         near.and_then(beside).or_else(|| {

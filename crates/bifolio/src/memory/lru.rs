@@ -49,7 +49,6 @@ use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios, NO_FOLIO}
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
 
-/// The list that a folio is on; see the [module documentation](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListKind {
     Fresh,
@@ -113,7 +112,6 @@ impl ListSizes {
     }
 }
 
-/// The LRU lists of a cache and the batches of its CPUs; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Lru {
     lists: Mutex<Lists>,
@@ -359,7 +357,6 @@ struct Lists {
     active: List,
     /// Clock of OLD; see [`EPOCHS`].
     epoch: u8,
-    /// Pages added to OLD in this epoch.
     epoch_pages: u64,
 }
 
@@ -419,7 +416,6 @@ impl Lists {
         self.join(folios, kind, new.0, next);
     }
 
-    /// Returns `true` if a folio is in the older half of OLD.
     fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
         let folio = folios.get(id);
         let is_on_old = folio.flags.get(Flag::OnLru) && ListKind::of(folio) == ListKind::Old;

@@ -47,9 +47,8 @@ const STALL_MIN: Duration = Duration::from_micros(100);
 const OTHER_FILES_DIVISOR: u64 = 512;
 const OTHER_FILES_PAGES_MIN: u64 = 8;
 const OTHER_FILES_PAGES_MAX: u64 = 64;
-/// Upper bound on that number as a part of the bound, for the smallest caches. In 256 KiB that
-/// leaves 8 pages, tables among them: with half as many, two tables left frames for two pages,
-/// which a writer to a busy disk had both under write-out.
+/// Upper bound on that number as a part of the bound: in 256 KiB, 8 pages, tables among them. With
+/// half as many, two tables left two pages, which a busy disk had both under write-out.
 const OTHER_FILES_DIVISOR_MAX: u64 = 8;
 
 #[derive(Debug)]
@@ -187,7 +186,6 @@ impl FillTarget {
         self.staged.iter_mut().for_each(|staged| staged.extend(pages));
     }
 
-    /// Keeps the room for the first `pages` pages only.
     pub(crate) fn shrink(&mut self, pages: usize) {
         self.staged.iter_mut().for_each(|staged| staged.shrink(pages));
     }
@@ -197,7 +195,6 @@ impl FillTarget {
         self.staged.as_ref().map(|staged| staged.address(number))
     }
 
-    /// Returns the number of folios that become READY together.
     pub(crate) fn published_together(&self) -> usize {
         // In an arena, the reader copies each frame while it is in the CPU's cache.
         if self.staged.is_some() { INSTALLED_TOGETHER } else { 1 }
@@ -261,7 +258,6 @@ impl PageSpace {
         self.is_in_place().then_some(HELD_TOGETHER)
     }
 
-    /// Counts hits of `pages` pages.
     pub(crate) fn count_hits(&self, counters: &Counters, pages: u64) {
         let hit = if self.is_in_place() { Counter::HitPinned } else { Counter::HitOptimistic };
         counters.add(hit, pages);
@@ -278,7 +274,6 @@ impl PageSpace {
         matches!(self, Self::Region(_))
     }
 
-    /// Returns the region, for operations that only mapped files have.
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match self {
             Self::Arena(_) => None,
@@ -448,11 +443,8 @@ impl CacheState {
 /// Records that the kernel refused an operation that can be neither undone nor skipped: the cache
 /// is *poisoned*, and stays so.
 ///
-/// Causes are a page of a map that cannot be unmapped or whose last bytes cannot be recovered, and
-/// a fault that can be neither served nor answered with poison. Resident pages can still be read;
-/// nothing is filled, written or written back, and every other operation returns
-/// [`ErrorKind::Poisoned`] with the first cause. Checked before a page is claimed or changed and
-/// before a transfer starts.
+/// Resident pages can still be read; every other operation returns [`ErrorKind::Poisoned`] with the
+/// first cause. Checked before a page is claimed or changed and before a transfer starts.
 #[derive(Debug, Default)]
 pub(crate) struct Soundness {
     /// [`ErrorKind::Poisoned`] with the first cause.

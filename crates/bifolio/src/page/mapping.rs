@@ -1,9 +1,8 @@
 //! The mapping: from page index to Entry, one word per page, read without locks.
 //!
 //! PROTOCOL READ. Two kinds of readers run against three kinds of changes, of which eviction and
-//! the write section are in `change.rs`; a fourth, which merges several folios into one, has its
-//! columns in `relocate.rs`. All state of a page that readers decide by is in its Entry. Changers
-//! hold the folio lock; readers hold nothing.
+//! the write section are in `change.rs`; a fourth, the relocation, has its columns in
+//! `relocate.rs`. Changers hold the folio lock; readers hold nothing.
 //!
 //! ```text
 //!  OPTIMISTIC READ (optimistic.rs)            WRITE, folio locked
@@ -202,7 +201,6 @@ impl Mapping {
     }
 }
 
-/// Returns the pages of the table of a file that can grow to `len_bytes_max`.
 fn table_pages(order: u8, len_bytes_max: u64) -> u64 {
     let units = len_bytes_max.div_ceil(PAGE_BYTES << order).max(1);
     // One extra page: a read of no bytes at the very end loads its Entry.

@@ -124,7 +124,6 @@ impl<T: ZeroValid> ReservedArray<T> {
 const ENTRIES_PER_TABLE_PAGE: u64 = if cfg!(all(test, loom)) { 4 } else { 512 };
 pub(crate) const TABLE_PAGE_BYTES: u64 = 4096;
 
-/// The Entries of consecutive pages, with a bitmap of the charged table pages.
 #[derive(Debug)]
 struct Segment {
     /// First page of the segment, which begins a table page.
@@ -183,7 +182,8 @@ pub(crate) struct Table {
     values: Values,
     first: Segment,
     charged_pages: AtomicU64,
-    fillers: Fillers,
+    /// Number of threads that fill pages of the table, or [`CLOSED`].
+    fillers: AtomicU64,
     /// 1 if the table is on the list of `tables.rs`.
     pub(super) listed: AtomicU8,
     /// Table page at which the next search for unused pages begins.
@@ -196,7 +196,7 @@ impl Table {
             values,
             first: Segment::new(0, pages)?,
             charged_pages: AtomicU64::new(0),
-            fillers: Fillers::default(),
+            fillers: AtomicU64::new(0),
             listed: AtomicU8::new(0),
             looked_at: AtomicU64::new(0),
         })
@@ -282,7 +282,6 @@ impl Table {
             || self.exchange_mark(index, seen, seen.with_referenced())
     }
 
-    /// Clears REFERENCED. Returns `true` if it was set.
     pub(crate) fn test_and_clear_referenced(&self, index: u64) -> bool {
         let seen = self.load(index, Ordering::Relaxed);
         if seen.is_referenced() {
@@ -303,14 +302,16 @@ impl Table {
     /// Announces an insertion; charged pages stay charged until the guard is dropped (T1). Waits
     /// while pages are being freed.
     pub(crate) fn fill(&self) -> Filling<'_> {
-        self.fillers.enter()
-    }
-
-    fn next_charged(&self, page: u64) -> Option<u64> {
-        self.segments().find_map(|segment| {
-            let first = segment.first_page / ENTRIES_PER_TABLE_PAGE;
-            segment.charged.next(page.saturating_sub(first)).map(|bit| first + bit)
-        })
+        let mut backoff = Backoff::default();
+        loop {
+            // Acquire: pairs with the Release of G4: this thread sees which pages are no longer
+            // charged.
+            if self.fillers.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
+                return Filling(&self.fillers);
+            }
+            self.fillers.fetch_sub(1, Ordering::Relaxed);
+            backoff.wait();
+        }
     }
 
     /// Returns the memory of a table page to the kernel, if that succeeds: all its Entries are
@@ -354,12 +355,10 @@ impl Table {
         self.charged_pages.load(Ordering::Relaxed) * TABLE_PAGE_BYTES
     }
 
-    /// Returns the first page from `index` on whose Entry names a folio.
     pub(crate) fn next_folio(&self, index: u64) -> Option<u64> {
         self.next(index, Entry::is_folio)
     }
 
-    /// Returns the first page from `index` on whose Entry is not a hole.
     pub(crate) fn next_occupied(&self, index: u64) -> Option<u64> {
         self.next(index, |entry| entry != Entry::HOLE)
     }
@@ -385,48 +384,15 @@ const CLOSED: u64 = 1 << 63;
 /// Charged pages examined per call; fillers wait meanwhile.
 const LOOKED_AT_MAX: u64 = 64;
 
-/// Number of threads that fill pages of a table, or [`CLOSED`].
-#[derive(Debug, Default)]
-struct Fillers(AtomicU64);
-
 /// Guard of a filler: while it exists, no page of the table is freed.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Filling<'t>(&'t Fillers);
-
-impl Fillers {
-    fn enter(&self) -> Filling<'_> {
-        let mut backoff = Backoff::default();
-        loop {
-            // Acquire: pairs with the Release of G4: this thread sees which pages are no longer
-            // charged.
-            if self.0.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
-                return Filling(self);
-            }
-            self.0.fetch_sub(1, Ordering::Relaxed);
-            backoff.wait();
-        }
-    }
-
-    /// Runs `work` between G1 and G4. Returns `false`, without running it, if a thread is filling.
-    fn close_for(&self, work: impl FnOnce()) -> bool {
-        // Acquire: pairs with the Release of T4: this thread sees what was inserted. On failure,
-        // Relaxed: nothing is read.
-        let exchange = (Ordering::Acquire, Ordering::Relaxed);
-        if self.0.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
-            return false;
-        }
-        work();
-        // Release: pairs with the Acquire of T1.
-        self.0.fetch_and(!CLOSED, Ordering::Release);
-        true
-    }
-}
+pub(crate) struct Filling<'t>(&'t AtomicU64);
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire of G1: the insertions are seen.
-        self.0.0.fetch_sub(1, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -444,23 +410,33 @@ impl Table {
             let entry = self.load(index, Ordering::Acquire);
             entry.is_folio() || keeps && entry != Entry::HOLE
         };
+        // Acquire: pairs with the Release of T4: this thread sees what was inserted. On failure,
+        // Relaxed: nothing is read.
+        let exchange = (Ordering::Acquire, Ordering::Relaxed);
+        if self.fillers.compare_exchange(0, CLOSED, exchange.0, exchange.1).is_err() {
+            return 0;
+        }
         let mut given = 0;
-        self.fillers.close_for(|| {
-            // Relaxed: the position of the search, only a hint.
-            let mut at = self.looked_at.load(Ordering::Relaxed);
-            for _ in 0..LOOKED_AT_MAX {
-                let Some(page) = self.next_charged(at) else {
-                    at = 0;
-                    break;
-                };
-                at = page + 1;
-                let mut entries = page * ENTRIES_PER_TABLE_PAGE..at * ENTRIES_PER_TABLE_PAGE;
-                if !entries.any(is_needed) && self.discharge(page) {
-                    given += 1;
-                }
+        // Relaxed: the position of the search, only a hint.
+        let mut at = self.looked_at.load(Ordering::Relaxed);
+        for _ in 0..LOOKED_AT_MAX {
+            let next_charged = |segment: &Segment| {
+                let first = segment.first_page / ENTRIES_PER_TABLE_PAGE;
+                segment.charged.next(at.saturating_sub(first)).map(|bit| first + bit)
+            };
+            let Some(page) = self.segments().find_map(next_charged) else {
+                at = 0;
+                break;
+            };
+            at = page + 1;
+            let mut entries = page * ENTRIES_PER_TABLE_PAGE..at * ENTRIES_PER_TABLE_PAGE;
+            if !entries.any(is_needed) && self.discharge(page) {
+                given += 1;
             }
-            self.looked_at.store(at, Ordering::Relaxed);
-        });
+        }
+        self.looked_at.store(at, Ordering::Relaxed);
+        // Release: pairs with the Acquire of T1.
+        self.fillers.fetch_and(!CLOSED, Ordering::Release);
         given
     }
 }

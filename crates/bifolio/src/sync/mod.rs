@@ -239,13 +239,10 @@ pub(crate) mod blocking {
     //! for nothing; the owner of transfers waits only for those (IO-5); a service thread never
     //! waits for a lock that user code can hold**.
     //!
-    //! Other threads wait for a frozen folio, whatever they hold, and for the folios that the owner
-    //! of a transfer has locked or under write-back. And a user may hold a folio lock, in a
-    //! `PageRefMut`, while waiting for frames, for the throttle or for a fault, which service
-    //! threads handle.
+    //! A user may hold a folio lock, in a `PageRefMut`, while waiting for what service threads do.
     //!
-    //! So each thread counts the folios it has frozen and the transfers it has in queues, and knows
-    //! if it is a service thread. Each place that may sleep until another thread acts calls one of
+    //! Each thread counts the folios it has frozen and the transfers it has in queues, and knows if
+    //! it is a service thread. Each place that may sleep until another thread acts calls one of
     //! these functions first, even if it will not sleep this time:
     //!
     //! | place | call |

@@ -119,18 +119,6 @@ pub(crate) struct Creation {
     pub(crate) permissions: u32,
 }
 
-/// Alignment rules of `statx` for direct transfers of one file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DirectAlignment {
-    Unknown,
-    Unsupported,
-    /// Addresses must be multiples of `memory_bytes`, positions and lengths of `offset_bytes`.
-    Known {
-        memory_bytes: u64,
-        offset_bytes: u64,
-    },
-}
-
 /// Opens `path`. Never waits for the other end of a pipe, never acquires a controlling terminal.
 pub(crate) fn open(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
     let mut flags = match (mode.read, mode.write) {
@@ -268,19 +256,12 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
     })
 }
 
-pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> DirectAlignment {
-    match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
-        Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
-            match (found.stx_dio_mem_align, found.stx_dio_offset_align) {
-                (0, _) | (_, 0) => DirectAlignment::Unsupported,
-                (memory, offset) => DirectAlignment::Known {
-                    memory_bytes: memory.into(),
-                    offset_bytes: offset.into(),
-                },
-            }
-        }
-        _ => DirectAlignment::Unknown,
-    }
+/// Returns the bytes of which addresses, and positions and lengths, of direct transfers must be
+/// multiples (`STATX_DIOALIGN`): 0 if none are supported; `None` if the kernel does not tell.
+pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let is_told = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    is_told.then(|| (found.stx_dio_mem_align.into(), found.stx_dio_offset_align.into()))
 }
 
 /// File systems whose files have no known length before they are read.

@@ -22,6 +22,7 @@ use rustix::mm::Advice;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
@@ -348,19 +349,17 @@ fn source() -> io::Result<OwnedFd> {
 }
 
 fn read_one_byte(ring: &mut Ring, file: &OwnedFd) -> io::Result<()> {
-    // On the heap, so that it can be leaked to the kernel if the trial is abandoned.
-    let byte = Box::into_raw(Box::new(0_u8));
-    let memory = RingMemory::One { start: byte, length_bytes: 1 };
+    // The kernel may write it after the trial was abandoned.
+    static BYTE: AtomicU8 = AtomicU8::new(0);
+    let memory = RingMemory::One { start: BYTE.as_ptr(), length_bytes: 1 };
     let call = RingCall { is_write: false, file: file.as_raw_fd(), memory, position_bytes: 0 };
-    // SAFETY: the byte is our own and stays allocated until the call has completed, or forever.
+    // SAFETY: the byte lives forever, and nothing else accesses it.
     if !unsafe { ring.push(&call, 0) } {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     for _ in 0..INTERRUPTIONS_MAX {
         let entered = ring.enter(1);
         if let Some((_, answer)) = ring.reap() {
-            // SAFETY: the box allocated above; the call has completed.
-            drop(unsafe { Box::from_raw(byte) });
             return answer.map(drop);
         }
         match entered {

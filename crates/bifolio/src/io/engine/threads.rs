@@ -194,8 +194,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Transfers of one queue that threads make with plain calls: without a ring, and for backings that
-/// must be called.
+/// Transfers of one queue that no ring makes.
 ///
 /// Workers come as helpers, one per *ticket*; while the queue's thread would otherwise wait, it
 /// takes transfers itself. So a queue waits only for threads that work on one of its transfers, and

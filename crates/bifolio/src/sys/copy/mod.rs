@@ -12,7 +12,7 @@
 //! Each function states what the frame address that it takes must be good for.
 #![allow(unsafe_code)]
 
-// The portable twin is compiled for tests everywhere, so that it is tested where we are.
+// The portable twin is tested everywhere.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;
 #[cfg(target_arch = "x86_64")]

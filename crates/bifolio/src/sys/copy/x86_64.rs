@@ -1,9 +1,8 @@
 //! The opaque copy on x86-64: loads and stores the compiler cannot see into.
 //!
 //! Small lengths: blocks of 16 bytes, the last one overlapping the one before, so that no length
-//! needs a loop of bytes; a length known at compile time leaves only its own block behind. (Wide
-//! registers lose there: a store that spans two lines costs more than it saves.) From
-//! [`LARGE_MIN`] bytes on: the C library's `memcpy`, which is written for each processor.
+//! needs a loop of bytes. (Wide registers lose there: a store that spans two lines costs more than
+//! it saves.) From [`LARGE_MIN`] bytes on: the C library's `memcpy`.
 //!
 //! # Safety
 //! Every block of our own is a single `asm!` that touches exactly the bytes named in its contract.
