@@ -159,9 +159,8 @@ pub enum ErrorKind {
     OutOfRange,
     /// A range ends past the end of the file, where that is not allowed.
     PastEnd,
-    /// The file would grow past its maximum length, which the first open sets
-    /// ([`OpenOptions::len_max`](crate::OpenOptions::len_max)) and
-    /// [`File::raise_len_max`](crate::File::raise_len_max) raises.
+    /// The file would grow past its maximum length
+    /// ([`OpenOptions::len_max`](crate::OpenOptions::len_max)).
     TooLong,
     /// A pin must lie in one folio.
     PinSpansFolios,

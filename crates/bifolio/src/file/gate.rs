@@ -109,8 +109,7 @@ impl GatedFile {
     }
 
     /// Writes all of `buffer` at `position`, as a change whose log record ends at `lsn`: the pages
-    /// are not written out before the gate has made that durable. Otherwise like
-    /// [`File::write_all_at`].
+    /// are not written out before the gate has made that durable.
     ///
     /// The record must have its LSN before this call, but need not be durable, nor written. With
     /// [`u64::MAX`] the pages stay in memory until [`GatedFile::assign_lsn`]; with 0 this is
@@ -118,8 +117,8 @@ impl GatedFile {
     /// [`make_durable`](WriteGate::make_durable) takes: this call may wait for the gate.
     ///
     /// # Errors
-    /// Fails like [`File::write_all_at`]. If a gate keeps too much dirty:
-    /// [`ErrorKind::Unwritable`], [`ErrorKind::Full`].
+    /// Every error of [`File::write_all_at`]; if a gate keeps too much dirty,
+    /// [`ErrorKind::Unwritable`] or [`ErrorKind::Full`].
     pub fn write_at(&self, buffer: &[u8], position: u64, lsn: u64) -> Result<()> {
         self.begin()?;
         let mut done = 0;

@@ -117,8 +117,7 @@ impl HitPath {
         self.read_known(self.entry_word(position >> PAGE_SHIFT), buffer, position, None)
     }
 
-    /// Reads many bytes. Checks the Entry before the copy, and prefetches the next page if reads
-    /// are sequential.
+    /// Reads many bytes, with the Entry checked first and a prefetch if reads are sequential.
     #[inline(never)]
     fn read_long(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
@@ -341,8 +340,7 @@ impl HitPath {
         unsafe { &*self.memory }
     }
 
-    /// Returns the length and the prediction of the file; those of an empty file for a handle
-    /// without read access.
+    /// Returns the length and the prediction of the file; an empty one without read access.
     #[inline(always)]
     fn hot(&self) -> &Hot {
         // SAFETY: part of the inode, which the handle keeps, or static.

@@ -20,8 +20,7 @@ use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
 use std::ops::Range;
 
-/// Number of requests ahead whose first Entry is prefetched: requests are in no order, so every
-/// Entry would be a cache miss.
+/// Number of requests ahead whose first Entry is prefetched, because requests are in no order.
 const REQUESTS_TOUCHED_AHEAD: usize = 4;
 
 /// One request of [`File::read_many`]: a position, a buffer and the result.

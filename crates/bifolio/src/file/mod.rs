@@ -390,8 +390,7 @@ impl Handle {
         self.range_end(range.start, range.end.saturating_sub(range.start))
     }
 
-    /// Waits until a folio may become dirty that could not for the reason `no_room`. Called without
-    /// a folio lock.
+    /// Waits until a folio may become dirty that `no_room` kept clean. No folio lock is held.
     fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
         let (inode, bytes) = (&self.inode, position_bytes..position_bytes + length_bytes);
         match (no_room, &inode.device) {

@@ -122,7 +122,6 @@ impl<F> OwnedPageRef<F> {
         iter::once(self.first).chain(self.others.iter().copied())
     }
 
-    /// Returns `true` in a process that did not create the cache: a forked child.
     pub(crate) fn is_forked(&self) -> bool {
         self.handle.registry.cache_state.is_forked()
     }
@@ -280,7 +279,6 @@ impl<'a, F> PageRefMut<'a, F> {
         self.view.as_ptr().cast_mut()
     }
 
-    /// Returns the same pin as that of a file of another type.
     pub(super) fn of<G>(self) -> PageRefMut<'a, G> {
         let Self { unlocked, section, lock, folio, file, own, view, .. } = self;
         PageRefMut { unlocked, section, lock, folio, file, own, view, of: PhantomData }

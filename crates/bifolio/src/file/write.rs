@@ -95,7 +95,6 @@ impl File {
         self.write_with(buffer, position, None)
     }
 
-    /// Writes like [`File::write_at`], with an LSN for a file with a write gate.
     pub(super) fn write_with(
         &self,
         buffer: &[u8],
@@ -174,7 +173,6 @@ impl File {
         self.append_with(buffer, None)
     }
 
-    /// Appends like [`File::append`], with an LSN for a file with a write gate.
     pub(super) fn append_with(&self, buffer: &[u8], lsn: Option<u64>) -> Result<u64> {
         self.handle.check_writable()?;
         let resizing = self.handle.inode.lock_resizing();

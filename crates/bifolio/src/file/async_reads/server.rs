@@ -296,7 +296,17 @@ impl<'s> Server<'s> {
             {}
             server.finish_runs();
             if server.queue.runs() > 0 {
-                server.wait(shared);
+                if server.ready.is_empty() {
+                    match shared.inbox.rest(std::mem::take(&mut server.ended)) {
+                        Rest::Work => server.queue.begin(),
+                        Rest::Sleep | Rest::End => server.queue.wait_or_rung(&shared.bell),
+                    }
+                    // Before tasks are woken: their next reads need not ring.
+                    server.admit(shared.inbox.take());
+                } else {
+                    server.queue.wait_for(server.queue.completions_wanted());
+                }
+                server.finish_runs();
                 continue;
             }
             server.closing.clear();
@@ -339,21 +349,6 @@ impl<'s> Server<'s> {
                 self.ready.push_back(number);
             }
         }
-    }
-
-    /// Waits for transfers, and for the bell unless reads wait for transfers.
-    fn wait(&mut self, shared: &ReadServer) {
-        if self.ready.is_empty() {
-            match shared.inbox.rest(std::mem::take(&mut self.ended)) {
-                Rest::Work => self.queue.begin(),
-                Rest::Sleep | Rest::End => self.queue.wait_or_rung(&shared.bell),
-            }
-            // Before tasks are woken: their next reads need not ring.
-            self.admit(shared.inbox.take());
-        } else {
-            self.queue.wait_for(self.queue.completions_wanted());
-        }
-        self.finish_runs();
     }
 
     fn finish_runs(&mut self) {

@@ -18,9 +18,8 @@
 //! hands the runs over and continues. Errors are not reported: the folio is removed from the table,
 //! and the next read of it gets the error.
 //!
-//! The first use of a page that was read ahead does not count as a second use: see
-//! `page/optimistic.rs`. So pages behind a scan are evicted first, and pages ahead of it are not
-//! evicted for its own windows: all windows of a handle together stay below half of the bound.
+//! All windows of a handle together stay below half of the bound, so that pages ahead of a scan are
+//! not evicted for its own windows.
 //!
 //! An access continues one of the known sequential readers, which gets its next window; or it is a
 //! miss at page 0 or where an earlier miss ended, and begins another one; or it is random: it is
