@@ -234,11 +234,12 @@ impl Chunk {
         (bits != 0).then(|| extent * self.extent_slots() + bits.trailing_zeros())
     }
 
-    /// Returns an extent that is completely free, or else a sparse one.
-    fn sparse_extent(&self) -> Option<u32> {
+    /// Returns the first slot of an extent that is completely free, or else of a sparse one.
+    fn sparse_slot(&self) -> Option<u32> {
         let is_whole = |extent: &u32| self.free_in_extent(*extent) == self.extent_slots();
         let mut extents = 0..self.extents();
-        extents.clone().find(is_whole).or_else(|| extents.find(|extent| self.is_sparse(*extent)))
+        let whole = extents.clone().find(is_whole);
+        self.lowest_free_of(whole.or_else(|| extents.find(|extent| self.is_sparse(*extent)))?)
     }
 
     /// Returns the last free slot of the extent with the fewest free slots, ignoring sparse extents
@@ -463,8 +464,7 @@ impl ArenaState {
 
     pub(super) fn sparse_slot(&self, order: u8) -> Option<(usize, u32)> {
         let number = *self.available[order as usize].sparse.front()? as usize;
-        let chunk = &self.chunks[number];
-        Some((number, chunk.lowest_free_of(chunk.sparse_extent()?)?))
+        Some((number, self.chunks[number].sparse_slot()?))
     }
 
     /// Returns the slot that follows folio `near`, if it is free and of the same order.

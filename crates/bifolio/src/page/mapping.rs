@@ -253,7 +253,7 @@ impl Mapping {
             return Err(InsertError);
         }
         for page in 1..folio.pages() {
-            // Release: pairs with the Acquire in `try_get_named` and `recheck`, as for the head.
+            // Release: pairs with the Acquire in `try_get_named`, as for the head.
             self.table.store(head + page, entry_of(page), Ordering::Release);
         }
         let _kept_by_the_table = table_reference.into_id();
@@ -396,7 +396,7 @@ impl Mapping {
     }
 
     /// Takes a reference to the folio that `seen`, the Entry of page `index`, names (READ-L2,
-    /// READ-L3).
+    /// READ-L3). The other fields of `seen` may be of an earlier generation of the frames.
     ///
     /// Fails with [`TryGet::Frozen`] if the folio is frozen, free, or no longer at this index.
     #[inline(always)]
@@ -407,7 +407,11 @@ impl Mapping {
         seen: Entry,
     ) -> Result<FolioRef<'a>, TryGet> {
         let folio = folios.try_get(seen.folio_id())?;
-        recheck(self.table.word(index), folio, seen)
+        // Acquire: pairs with the Release in READ-I1: if another generation of the frame is at this
+        // index, this thread sees its descriptor. The `try_get` before it orders this load after
+        // the reference.
+        let now = self.table.load(index, Ordering::Acquire);
+        if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
     }
 
     /// Takes a reference as [`Self::try_get_named`] does, if the Entry, which was READY, still is
@@ -466,22 +470,6 @@ impl Mapping {
             }
         }
     }
-}
-
-/// READ-L3: succeeds if the Entry still names the referenced folio; otherwise fails with
-/// [`TryGet::Frozen`]. The other fields of `seen` may be stale: they may be of an earlier
-/// generation of the frames.
-#[inline(always)]
-pub(crate) fn recheck<'a>(
-    word: &AtomicU64,
-    folio: FolioRef<'a>,
-    seen: Entry,
-) -> Result<FolioRef<'a>, TryGet> {
-    // Acquire: pairs with the Release in READ-I1: if another generation of the frame is at this
-    // index, this thread sees its descriptor. The `try_get` before it orders this load after the
-    // reference.
-    let now = Entry(word.load(Ordering::Acquire));
-    if now.names_same_folio(seen) { Ok(folio) } else { Err(TryGet::Frozen) }
 }
 
 /// READ-L3 for callers that use the bytes: succeeds if the Entry, which was READY when it was

@@ -170,30 +170,26 @@ impl Mapping {
         in_order: bool,
         is_reused: impl Fn() -> bool,
     ) {
-        // Repeats only if the page was used, moved or evicted since.
-        while !self.try_note_use(folios, index, in_order, &is_reused) {}
-    }
-
-    fn try_note_use(
-        &self,
-        folios: &Folios,
-        index: u64,
-        in_order: bool,
-        is_reused: impl Fn() -> bool,
-    ) -> bool {
-        // Acquire: pairs with the Release in `store_marked` (F2): a thread that sees F2 sees F1. A
-        // stale word is detected (U2, U3).
-        let seen = self.table().load(index, Ordering::Acquire);
-        // Most are marked already, and their descriptors need not be read.
-        if !seen.is_folio() || seen.is_referenced() {
-            return true;
+        loop {
+            // Acquire: pairs with the Release in `relocate` (F2): a thread that sees F2 sees F1. A
+            // stale word is detected (U2, U3).
+            let seen = self.table().load(index, Ordering::Acquire);
+            // Most are marked already, and their descriptors need not be read.
+            if !seen.is_folio() || seen.is_referenced() {
+                return;
+            }
+            let flags = &folios.get(seen.folio_id()).flags;
+            let is_noted = if flags.get(Flag::Readahead) {
+                let is_over = !in_order || index + 1 == self.end_of_unit(index);
+                !is_over || flags.clear(Flag::Readahead)
+            } else {
+                !is_reused() || self.table().mark_referenced(index, seen)
+            };
+            // Otherwise the page was used, moved or evicted since.
+            if is_noted {
+                return;
+            }
         }
-        let flags = &folios.get(seen.folio_id()).flags;
-        if !flags.get(Flag::Readahead) {
-            return !is_reused() || self.table().mark_referenced(index, seen);
-        }
-        let is_over = !in_order || index + 1 == self.end_of_unit(index);
-        !is_over || flags.clear(Flag::Readahead)
     }
 }
 

@@ -97,7 +97,11 @@ impl Mapping {
         copy();
         self.save_versions(folios, self.pages_of(new));
         let first = table_reference.id();
-        let entries = ready_entries(folios, first, new);
+        let entry_of = |frame| {
+            let version = folios.get(FolioId(frame)).version().wrapping_add(1);
+            Entry::folio(frame, version, new.order()).with_ready()
+        };
+        let entries: Vec<_> = (first.0..first.0 + new.pages() as u32).map(entry_of).collect();
         let OldFolio { lock, folio } = old;
         let frozen = match folio.try_freeze(REFERENCES_UNUSED - 1) {
             Ok(frozen) => frozen,
@@ -106,7 +110,13 @@ impl Mapping {
         Folio::set_owner(new, lock.owner());
         Folio::clear_owner(&lock);
         new.flags.set(Flag::Uptodate);
-        self.store_marked(new.index(), &entries);
+        for (index, entry) in (new.index()..).zip(entries) {
+            let is_used = self.table.load(index, Ordering::Relaxed).is_referenced();
+            let entry = if is_used { entry.with_referenced() } else { entry };
+            // Release: pairs with the Acquire in `read_validated` (READ-O1), in `get_folio`
+            // (READ-L1) and in `note_use`: a reader sees the bytes, and the descriptor set up.
+            self.table.store(index, entry, Ordering::Release);
+        }
         let _kept_by_the_table = table_reference.into_id();
         // Relaxed: a hint for the prediction.
         let resident = self.resident.load(Ordering::Relaxed);
@@ -116,28 +126,6 @@ impl Mapping {
         drop(lock);
         Ok(frozen)
     }
-
-    /// C5: stores the Entries from page `first` on; REFERENCED marks are kept.
-    fn store_marked(&self, first: u64, entries: &[Entry]) {
-        for (index, entry) in (first..).zip(entries) {
-            let used = self.table.load(index, Ordering::Relaxed).is_referenced();
-            let entry = if used { entry.with_referenced() } else { *entry };
-            // Release: pairs with the Acquire in `read_validated` (READ-O1) and in `get_folio`
-            // (READ-L1): a reader sees the bytes, and the descriptor set up.
-            self.table.store(index, entry, Ordering::Release);
-        }
-    }
-}
-
-/// Returns the Entries of all pages of the folio whose frames start at `first`: READY, each with
-/// the version of its frame plus one.
-fn ready_entries(folios: &Folios, first: FolioId, folio: &Folio) -> Vec<Entry> {
-    let frames = first.0..first.0 + folio.pages() as u32;
-    let entry_of = |frame| {
-        let version = folios.get(FolioId(frame)).version().wrapping_add(1);
-        Entry::folio(frame, version, folio.order()).with_ready()
-    };
-    frames.map(entry_of).collect()
 }
 
 #[cfg(all(test, not(loom)))]

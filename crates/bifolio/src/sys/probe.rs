@@ -20,7 +20,7 @@ use super::{INTERRUPTIONS_MAX, is_forbidden};
 use crate::maps::kernel::trials;
 use rustix::mm::Advice;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, OnceLock};
@@ -321,7 +321,7 @@ fn io_uring() -> Finding {
         if !ring.knows_all_calls()? {
             return Err(io::Error::other("the kernel is older than 5.6"));
         }
-        read_one_byte(&mut ring, &source()?)
+        read_one_byte(&mut ring)
     };
     match trial() {
         Ok(()) => Ok("io_uring works".to_owned()),
@@ -343,12 +343,9 @@ fn refusal(call: &str, error: &io::Error, setting: Option<&str>) -> String {
     }
 }
 
-fn source() -> io::Result<OwnedFd> {
+fn read_one_byte(ring: &mut Ring) -> io::Result<()> {
     let own = above_standard(|| File::open("/proc/self/exe"));
-    Ok(own.or_else(|_| above_standard(|| File::open("/dev/zero")))?.into())
-}
-
-fn read_one_byte(ring: &mut Ring, file: &OwnedFd) -> io::Result<()> {
+    let file = own.or_else(|_| above_standard(|| File::open("/dev/zero")))?;
     // The kernel may write it after the trial was abandoned.
     static BYTE: AtomicU8 = AtomicU8::new(0);
     let memory = RingMemory::One { start: BYTE.as_ptr(), length_bytes: 1 };

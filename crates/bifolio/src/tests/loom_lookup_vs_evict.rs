@@ -109,7 +109,7 @@ fn loom_lookup_vs_evict_written_pages_are_no_holes() {
 }
 
 /// R12: the frame is evicted and reused for another page; a lookup never returns it as the old one.
-/// Dies with: READ-L3 left out (`recheck`); Relaxed in `try_get` (PIN-A2), `init` (PIN-B5), PIN-A4
+/// Dies with: READ-L3 left out; Relaxed in `try_get` (PIN-A2), `init` (PIN-B5), PIN-A4
 /// or PIN-B1.
 #[test]
 fn loom_lookup_r12_never_a_folio_of_another_page() {
