@@ -61,7 +61,7 @@ impl World {
         self.made.fetch_add(1, Ordering::Relaxed);
         let memory = AtomicU64::new(self.device.load(Ordering::Relaxed));
         let inode = Arc::new(Inode { memory });
-        assert_eq!(busy.key(), KEY);
+        assert_eq!(busy.key, KEY);
         busy.fill(Open { inode: Arc::clone(&inode), handles: 1, is_kept: false });
         inode
     }
