@@ -1,10 +1,7 @@
-//! The background reclaim thread: keeps some frames free, so that allocations rarely have to
-//! reclaim.
-//!
-//! Woken when fewer than LOW pages are obtainable and the allocating threads do not keep up
-//! (`Reclaim::replace_frames`), or when a chunk should be made resident ahead of need. Works until
-//! HIGH pages (twice LOW) are obtainable, in short rounds, so that an allocation can reclaim in
-//! between.
+//! The background reclaim thread, woken when fewer than LOW pages are obtainable and allocations do
+//! not keep up (`Reclaim::replace_frames`), or when a chunk should be made resident ahead of need.
+//! Works until HIGH pages (twice LOW) are obtainable, in short rounds, so that an allocation can
+//! reclaim in between.
 
 use super::scan::{ScanCounts, WriteOut};
 use super::{Reclaim, ReclaimThread};
@@ -16,18 +13,14 @@ use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that the thread waits for the swapper before it checks again.
 const SWAP_PAUSE: Duration = Duration::from_millis(10);
 
-/// Requests to the thread.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
     /// `true` while the thread works or should. Read without the lock, by every allocation while
     /// memory is short.
     work: AtomicBool,
-    /// `true` when the thread should end.
     end: Mutex<bool>,
-    /// Signalled when `work` or `end` is set.
     changed: Condvar,
 }
 
@@ -53,24 +46,13 @@ impl Reclaim {
         }
     }
 
-    /// Returns `true` if the thread has been woken and has not finished.
     pub(super) fn is_at_work(&self) -> bool {
         self.signal.work.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the thread is idle and the swapper has no folios.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_at_work() && self.swapper.pages() == 0
-    }
-
-    /// Returns the number of pages that a round should free. Region pages are evicted in larger
-    /// rounds: while some are written, the next are unmapped.
-    fn round_pages(&self, high_pages: u64) -> u64 {
-        if !self.arena().has_region_pages() {
-            return super::ROUND_PAGES;
-        }
-        high_pages.saturating_sub(self.arena().left_pages()).max(super::ROUND_PAGES)
     }
 
     fn run(&self) {
@@ -111,7 +93,12 @@ impl Reclaim {
                     // Region pages are short, and the arena has free frames that it does not need.
                     self.evacuate(&reclaim_lock, Purpose::Vacate).0
                 } else {
-                    let wanted_pages = coming_pages + self.round_pages(high_pages);
+                    // Larger rounds for region pages: some are unmapped while others are written.
+                    let has_regions = self.arena().has_region_pages();
+                    let left_pages =
+                        if has_regions { self.arena().left_pages() } else { high_pages };
+                    let short_pages = high_pages.saturating_sub(left_pages);
+                    let wanted_pages = coming_pages + short_pages.max(super::ROUND_PAGES);
                     self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles)
                 }
             };

@@ -1,14 +1,11 @@
 //! Evacuates a chunk, or clears an extent of frames around an evicted folio.
 //!
-//! EVACUATING a chunk evicts its folios, whatever their positions in the lists. Folios of memory
-//! files that cannot be evicted are moved to other chunks (`page/relocate.rs`). If pinned folios,
-//! and those that find no room, keep all chunks that are tried, free slots are lent to the budget
-//! until another chunk can be made resident.
+//! EVACUATING a chunk evicts its folios, whatever their positions in the lists, or moves those of
+//! memory files that cannot be evicted to other chunks (`page/relocate.rs`). If all chunks that are
+//! tried stay in use, free slots are lent until another chunk can be made resident.
 //!
-//! CLEARING an extent evicts or moves the neighbours of folios that `scan.rs` and `swapper.rs` have
-//! evicted, while pages are read or written in runs (`Arena::note_fill`). Otherwise the frames that
-//! are freed, in the order of their age, would be scattered between the remaining folios. So an
-//! extent that is or soon will be mostly free is cleared at once:
+//! CLEARING an extent that is or soon will be mostly free evicts or moves the neighbours of folios
+//! that were evicted, while pages are read or written in runs (`Arena::note_fill`):
 //!
 //! ```text
 //!   an extent after an eviction:   [free] [old] [young] [used] [old] [old] [old] [dirty] ...
@@ -20,23 +17,20 @@
 //!     dirty for a device: stay, too. The flusher is asked to write these pages.
 //! ```
 //!
-//! The folios that then fill the extent are of the same age, so they become old together, and less
-//! and less must be moved. A large folio is an extent by itself. The work is bounded: an extent is
-//! examined once for each folio evicted from it.
+//! The folios that then fill the extent become old together, so less and less must be moved. An
+//! extent is examined at most once for each folio evicted from it.
 
 use super::scan::{EvictOutcome, EvictedBatch, ScanCounts};
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::inode::Inode;
 use crate::memory::{EXTENT_PAGES, FrameKind, Purpose};
-use crate::page::{Flag, FolioId, FolioRef, LockedFolio, OldFolio, WriteState};
+use crate::page::{Flag, FolioId, FolioRef, Frozen, LockedFolio, OldFolio, WriteState};
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use std::ops::Range;
 
-/// Number of chunks that a round tries before it gives up.
 const CHUNKS_TRIED_MAX: usize = 8;
 
-/// The frames that a folio must leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutOf {
     Extent,
@@ -44,24 +38,24 @@ enum OutOf {
 }
 
 impl Reclaim {
-    /// Empties a chunk for a folio. If that fails, lends free slots until another chunk can be made
-    /// resident. For a region page, returns any chunk to the kernel, or lends free slots.
+    /// Empties a chunk for a folio, or returns one to the kernel for a region page; else lends free
+    /// slots.
     pub(super) fn evacuate_for(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
         kind: FrameKind,
     ) -> ScanCounts {
         let arena = &self.memory.arena;
-        let FrameKind::Arena { order, .. } = kind else {
-            let (mut counts, is_gained) = self.evacuate(reclaim_lock, Purpose::Vacate);
-            if !is_gained {
-                counts.reclaimed_pages += arena.lend(ROUND_PAGES);
-            }
-            return counts;
+        let purpose = match kind {
+            FrameKind::Arena { order, .. } => Purpose::Order(order),
+            FrameKind::Region => Purpose::Vacate,
         };
-        let (mut counts, is_gained) = self.evacuate(reclaim_lock, Purpose::Order(order));
+        let (mut counts, is_gained) = self.evacuate(reclaim_lock, purpose);
         if !is_gained {
-            counts.reclaimed_pages += u64::from(arena.lend_for_chunk()) << order;
+            counts.reclaimed_pages += match kind {
+                FrameKind::Arena { order, .. } => u64::from(arena.lend_for_chunk()) << order,
+                FrameKind::Region => arena.lend(ROUND_PAGES),
+            };
         }
         counts
     }
@@ -99,7 +93,6 @@ impl Reclaim {
         (counts, false)
     }
 
-    /// Evicts one folio of a chunk that is being emptied.
     fn evict_from_chunk(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> (EvictOutcome, u64) {
         let memory = &self.memory;
         let pages = memory.folio(id).pages();
@@ -108,7 +101,7 @@ impl Reclaim {
         let was_listed = memory.lru.isolate_one(&memory.folios, id);
         let mut evicted = EvictedBatch::default();
         let (mut outcome, mut kept) = self.evict(reclaim_lock, folio, false, &mut evicted);
-        evicted.free_here();
+        Frozen::free_all(&mut evicted.0);
         if outcome == EvictOutcome::Dirty
             && let Some(locked) = kept.as_ref().and_then(FolioRef::try_lock)
             && let Some(inode) = reclaim_lock.owner(&locked)
@@ -150,10 +143,8 @@ impl Reclaim {
         if is_at_home || !inode.may_move(&locked) {
             return false;
         }
-        let target = match out_of {
-            OutOf::Extent => self.arena().allocate_elsewhere(locked.order(), Some(id)),
-            OutOf::Chunk => self.arena().allocate_elsewhere(locked.order(), None),
-        };
+        let left = (out_of == OutOf::Extent).then_some(id);
+        let target = self.arena().allocate_elsewhere(locked.order(), left);
         let Some(target) = target else { return false };
         // As in a fill, the folio has no owner until it is in the table.
         let new = memory.folios.start(target, 0, locked.index(), locked.order());
@@ -175,8 +166,7 @@ impl Reclaim {
     }
 }
 
-/// Returns `true` if a neighbour in the file is also adjacent in memory: such folios should stay
-/// together.
+/// Returns `true` if a neighbour in the file is also adjacent in memory.
 fn stands_in_extent(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> bool {
     let table = inode.mapping.table();
     let stands_at = |index: u64, frame: Option<u32>| {
@@ -188,9 +178,8 @@ fn stands_in_extent(inode: &Inode, locked: &LockedFolio<'_>, id: FolioId) -> boo
     follows || (end < table.pages() && stands_at(end, id.0.checked_add(locked.pages() as u32)))
 }
 
-/// Pages of an extent that must be free or old before the others are moved.
+/// Pages of an extent that must be free or old, and those that may remain in a cleared extent.
 const GAIN_PAGES_MIN: u64 = 3;
-/// Pages that may remain in a cleared extent.
 const REMAINING_PAGES_MAX: u64 = 3;
 
 /// An extent, and the number of pages of each of its folios.
@@ -214,7 +203,6 @@ impl Extent {
     }
 }
 
-/// Folios of an extent, by state.
 #[derive(Debug, Default)]
 struct Survey {
     free: usize,
@@ -225,20 +213,17 @@ struct Survey {
 }
 
 impl Survey {
-    /// Returns `true` if enough of the extent is free or old.
     fn is_worth_it(&self, extent: Extent) -> bool {
         extent.pages_of(self.free + self.old.len()) >= GAIN_PAGES_MIN
     }
 
-    /// Returns `true` if too many pages must stay in the extent.
     fn is_blocked(&self, extent: Extent) -> bool {
         extent.pages_of(self.fixed + self.dirty.len()) > REMAINING_PAGES_MAX
     }
 }
 
 impl Reclaim {
-    /// Clears the extents of evicted folios, given by their former frames and their pages, if that
-    /// is worth it.
+    /// Clears the extents of evicted folios, given by frames and pages, if that is worth it.
     pub(super) fn compact(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
@@ -320,8 +305,7 @@ impl Reclaim {
         survey
     }
 
-    /// Evicts a folio that is not at the tail of its list yet. A folio in use becomes active and is
-    /// moved.
+    /// Evicts a folio before it is at the tail. A folio in use becomes active and is moved.
     fn evict_early(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId, counts: &mut ScanCounts) {
         let memory = &self.memory;
         let Ok(folio) = memory.folios.try_get(id) else { return };
@@ -332,7 +316,7 @@ impl Reclaim {
         memory.counters.add(Counter::PgScan, 1);
         let mut evicted = EvictedBatch::default();
         let (outcome, kept) = self.evict(reclaim_lock, folio, true, &mut evicted);
-        evicted.free_here();
+        Frozen::free_all(&mut evicted.0);
         counts.note(outcome, pages);
         let Some(folio) = kept else { return };
         let id = folio.id();

@@ -1,9 +1,7 @@
 //! Invalidation: evicts the resident folios of a range of a file on advice of the caller, and
 //! reports for each remaining folio why it was not evicted.
 //!
-//! Modelled on `POSIX_FADV_DONTNEED` of Linux and on a proposal for it (`docs/origins.md`). The
-//! descriptor of a folio names the LRU batch that may hold it: only that batch is examined, and
-//! drained only if it holds the folio.
+//! Modelled on `POSIX_FADV_DONTNEED` of Linux and on a proposal for it (`docs/origins.md`).
 //!
 //! PROTOCOL INVALIDATE, in two columns:
 //!
@@ -25,20 +23,16 @@
 //!     extra reference is a user's now
 //! ```
 //!
-//! - N2 takes no reference: most folios of a mapped file stay anyway.
-//! - Private folios are those that are added to no list (`memory/lru.rs`: unlisted). Their file has
-//!   no store to evict them to, so being on no list does not show that another thread uses them.
-//!   Any other folio that N4 finds on no list is in use by another thread.
+//! - Private folios are on no list, because their file has no store to evict them to (unlisted,
+//!   `memory/lru.rs`). Any other folio that N4 finds on no list is in use by another thread.
 //! - A folio that only a batch referenced when the call began is evicted: it is in the batch that
 //!   its descriptor names (DRAIN-A2), so N5 finds it, or another drain has put that reference,
-//!   completely, once N5 has the batch's lock.
-//! - N5 drains no batch for a folio that a pin or a reader references: it is in no batch. (The
-//!   drain runs on the calling thread.)
+//!   completely, once N5 has the batch's lock. A folio that a pin or a reader references is in no
+//!   batch, so no batch is drained for it.
 //! - A pin is never broken: N4 freezes exactly two references, the table's and this thread's.
 //!
-//! A folio that stays is demoted: it moves to the tail of OLD and is evicted next when memory is
-//! needed, as by the kernel's `deactivate_file_folio`. The ablation drains the batches of all CPUs,
-//! as the kernel does without and with the proposal.
+//! A folio that stays is demoted: it moves to the tail of OLD. The ablation drains the batches of
+//! all CPUs, as the kernel does without and with the proposal.
 
 use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
@@ -64,18 +58,15 @@ struct Doubtful {
     cpu: usize,
 }
 
-/// A folio as seen by N2.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     /// Index at which the folio's Entry was loaded.
     head: u64,
     entry: Entry,
-    /// Reason why the folio stays, if that is known already.
     reason: Option<Reason>,
 }
 
 impl Seen {
-    /// Returns the pages of the folio, which is naturally aligned.
     fn pages(self) -> Range<u64> {
         let order = self.entry.order();
         let first = self.head >> order << order;
@@ -83,7 +74,6 @@ impl Seen {
     }
 }
 
-/// The state of one call; see the [module documentation](self).
 #[derive(Debug)]
 pub(super) struct Invalidation<'a> {
     reclaim: &'a Reclaim,
@@ -96,10 +86,8 @@ pub(super) struct Invalidation<'a> {
     may_drain: bool,
     doubtful: Vec<Doubtful>,
     /// Folios of a region to be unmapped. They stay on their lists, without a reference, until this
-    /// thread holds the reclaim lock, so that another holder of the lock can evict them.
+    /// thread holds the reclaim lock.
     victims: Vec<Seen>,
-    /// Folios to be demoted together. Those that are on no list, because they are in a batch or
-    /// isolated, are not moved.
     demoted: Vec<FolioRef<'a>>,
     outcome: Evicted,
 }
@@ -110,12 +98,6 @@ impl Reclaim {
     pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Evicted {
         self.memory.lru.drain(&self.memory.folios, process::current_cpu());
         let outcome = self.invalidate_by_policy(inode, &range);
-        self.count(&outcome);
-        outcome
-    }
-
-    fn count(&self, outcome: &Evicted) {
-        let counters = &self.memory.counters;
         let kept = &outcome.kept;
         let counts = [
             (Counter::EvictSecondPass, outcome.second_pass_folios),
@@ -131,8 +113,9 @@ impl Reclaim {
             (Counter::EvictDrainCpu, outcome.cpus_drained),
         ];
         for (counter, count) in counts {
-            counters.add(counter, count);
+            self.memory.counters.add(counter, count);
         }
+        outcome
     }
 }
 
@@ -157,8 +140,7 @@ impl<'a> Invalidation<'a> {
         }
     }
 
-    /// Walks the folios of `range`, in bytes. With `may_drain`, batches of other CPUs are searched
-    /// for them.
+    /// Walks the folios of `range`, in bytes.
     pub(super) fn run(mut self, range: &Range<u64>, may_drain: bool) -> Evicted {
         self.may_drain = may_drain;
         let table = self.inode.mapping.table();
@@ -254,7 +236,11 @@ impl<'a> Invalidation<'a> {
         if self.inode.page_space.is_in_place() {
             drop(lock);
             drop(folio);
-            return self.add_victim(seen);
+            self.victims.push(seen);
+            if self.victims.len() >= self.reclaim.unmap_batch_folios {
+                self.unmap_victims();
+            }
+            return;
         }
         match self.inode.evict(folio, &lock, self.reclaim.memory.lru.make_shadow(lock.pages())) {
             Ok(frozen) => {
@@ -300,14 +286,7 @@ impl<'a> Invalidation<'a> {
         }
     }
 
-    /// Does N4 for a region: collects folios to be unmapped with one TLB flush.
-    fn add_victim(&mut self, seen: Seen) {
-        self.victims.push(seen);
-        if self.victims.len() >= self.reclaim.unmap_batch_folios {
-            self.unmap_victims();
-        }
-    }
-
+    /// Does N4 for a region: unmaps the collected folios with one TLB flush.
     fn unmap_victims(&mut self) {
         if self.victims.is_empty() {
             return;
@@ -379,8 +358,7 @@ impl Reclaim {
         let asks = match self.ablation.modes().drains {
             DrainPolicy::Targeted => return walk(true),
             DrainPolicy::WhenItCanHelp => |kept: &Kept| kept.referenced > 0,
-            // The kernel's `find_lock_entries` silently skips folios that are locked, under
-            // write-back or straddling.
+            // The kernel skips folios that are locked, under write-back or straddling.
             DrainPolicy::OnAnyFailure => |kept: &Kept| {
                 let passed = kept.locked + kept.writeback + kept.straddling;
                 kept.total() > passed

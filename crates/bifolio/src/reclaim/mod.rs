@@ -1,6 +1,4 @@
-//! Reclaim: allocates frames, and evicts folios when none are free. The bound is hard.
-//!
-//! No layer above allocates from the arena directly.
+//! Reclaim: allocates all frames, and evicts folios when none are free. The bound is hard.
 //!
 //! ```text
 //!   allocate --> arena has a frame ------------------------------> done (below LOW: evict a few
@@ -34,9 +32,6 @@
 //!
 //! # Safety
 //! [`ReclaimLock::owner`] dereferences a folio's owner, which the reclaim lock keeps alive.
-//!
-//! Lock order: `rebounding`, the reclaim lock, folio locks (only ever tried), the locks that
-//! `memory` and `writeback` take.
 #![allow(unsafe_code)]
 
 mod background;
@@ -71,25 +66,20 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 const ROUND_PAGES: u64 = 32;
 /// Number of pages that are swapped out together, if there are enough: a transfer of 1 MiB.
 const SWAP_PAGES: u64 = 256;
-/// Number of sweeps without success after which all folios count as pinned. Several, because a
-/// thread that holds a reference briefly may have lost its CPU.
+/// Number of sweeps without success after which all folios count as pinned.
 const SWEEPS_MAX: u32 = 10;
-/// Lower bound on the pages kept free ahead of need, unless that is too large a part of the bound,
-/// while pages are read in runs: 2 MiB. With fewer than one readahead step takes, the reader itself
-/// would have to reclaim, and neighbouring pages would not find adjacent frames.
+/// Lower bound on the pages kept free ahead of need while pages are read in runs, unless that is
+/// too large a part of the bound: as many as one readahead step takes.
 const LOW_PAGES_MIN: u64 = 512;
-/// Lower bound while pages are read one by one: readers evict a batch of pages themselves when they
-/// take one, and free pages produce no hits.
+/// Lower bound while pages are read one by one: readers evict a batch of pages themselves.
 const LOW_PAGES_MIN_OF_SINGLES: u64 = 64;
-/// Part of the bound that is kept free ahead of need. It is larger with regions, whose pages are
-/// evicted in large batches and read in large windows: with half of it, a sequential reader waits
-/// for frames.
+/// Part of the bound that is kept free ahead of need: larger with regions, whose pages are evicted
+/// in large batches and read in large windows.
 const LOW_DIVISOR: u64 = 64;
 const LOW_DIVISOR_OF_REGIONS: u64 = 32;
-/// The part while pages of regions are read one by one: such readers do not run out of frames, and
-/// free pages produce no hits.
+/// The part while pages of regions are read one by one: such readers do not run out of frames.
 const LOW_DIVISOR_OF_SINGLES: u64 = 128;
-/// Upper bound on the pages kept free ahead of need: 16 MiB.
+/// Upper bound on these pages: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;
 
 /// Part of the bound that is left for tables when memory is populated.
@@ -100,11 +90,9 @@ thread_local! {
     static SCOPES: Cell<usize> = const { Cell::new(0) };
     /// Time at which this thread's call began to wait for memory.
     static WAITING_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Set while the thread has a [`Haste`].
     static IS_HASTY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The reclaim of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
@@ -113,20 +101,15 @@ pub(crate) struct Reclaim {
     pub(crate) unmap_batch_folios: usize,
     ablation: Ablation,
     wait_max: Duration,
-    /// The reclaim lock (RECLAIM-2).
     lock: Mutex<()>,
     /// Held while the bound changes, because a failed change restores the previous bound. Also held
     /// by an allocation that failed because of such a change, while it tries for the last time.
     rebounding: Mutex<()>,
-    /// Held by a change of the bound, for the whole call.
     setting_bound: Mutex<()>,
-    /// Number of changes of the bound that were tried.
     rebounds: AtomicU64,
     /// Held by the only call that may wait for memory while it has pins ([`Reclaim::pin_alone`]).
     pinning: Mutex<()>,
-    /// Tells the background thread to work or to end.
     signal: background::Signal,
-    /// Folios queued for the swap.
     swapper: swapper::Swapper,
 }
 
@@ -135,12 +118,10 @@ pub(crate) struct Reclaim {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct CallScope {
-    /// The scope belongs to its thread.
     _not_send: PhantomData<*const ()>,
 }
 
 impl CallScope {
-    /// Begins a call, or a part of the call that has begun on this thread.
     pub(crate) fn begin() -> Self {
         SCOPES.set(SCOPES.get() + 1);
         Self { _not_send: PhantomData }
@@ -169,7 +150,6 @@ impl Drop for CallScope {
 #[must_use]
 pub(crate) struct Haste {
     was_hasty: bool,
-    /// The haste belongs to its thread.
     _not_send: PhantomData<*const ()>,
 }
 
@@ -212,7 +192,6 @@ impl ReclaimLock<'_> {
     }
 }
 
-/// A running thread of reclaim; dropping it ends the thread and waits for it.
 #[derive(Debug)]
 pub(crate) struct ReclaimThread {
     reclaim: Arc<Reclaim>,
@@ -332,8 +311,7 @@ impl Reclaim {
         found.map_err(frames_refused)
     }
 
-    /// Charges like [`Self::charge_table`] but evicts nothing. Returns `true` if the page is
-    /// charged.
+    /// Charges like [`Self::charge_table`] but evicts nothing. Returns `true` if it is charged.
     pub(crate) fn try_charge_table(&self, inode: &Arc<Inode>, index: u64) -> bool {
         let table = inode.mapping.table();
         if table.is_charged(index) {
@@ -387,11 +365,9 @@ impl Reclaim {
 
     /// Evicts a few folios if fewer than LOW pages are obtainable. Never waits.
     ///
-    /// A random reader evicts inline (5 us per 32 misses): the reclaim thread would run on the CPU
-    /// that wakes it, the reader's, for 0.1 ms per 500 misses, and both would contend for the same
-    /// locks. The thread is woken for larger work: runs of adjacent frames for sequential fills,
-    /// and pages to be swapped out, where evicting only clean folios would be wrong because extents
-    /// become free when many folios are evicted together.
+    /// A random reader evicts inline: the reclaim thread would run on the CPU that wakes it, the
+    /// reader's, and both would contend for the same locks. The thread is woken for larger work:
+    /// runs of adjacent frames for sequential fills, and pages to be swapped out.
     fn replace_frames(&self, kind: FrameKind) {
         let (arena, low_pages) = (self.arena(), self.low_pages());
         let takes_more = self.swap.is_some() || arena.has_region_pages() || arena.wants_chunk();
@@ -402,23 +378,20 @@ impl Reclaim {
         if !is_scattered || !self.is_short_of(low_pages) || self.is_at_work() {
             return;
         }
-        // Another holder of the reclaim lock is already freeing pages.
         let Some(guard) = self.lock.try_lock() else { return };
         if self.shrink_a_little(&ReclaimLock { _guard: guard }).reclaimed_pages == 0 {
             self.wake_if_low();
         }
     }
 
-    /// Returns `true` if fewer than `pages` pages are obtainable without reclaim, in the arena or,
-    /// if there are region pages, for regions.
+    /// Returns `true` if fewer than `pages` are obtainable, in the arena or for regions.
     pub(super) fn is_short_of(&self, pages: u64) -> bool {
         let arena = self.arena();
         arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
-    /// Waits until no other call has the right to wait for memory while it has pins, and returns
-    /// that right. Returns `None` after the time that a call may wait for memory, because the call
-    /// that has it may read from a device that does not answer. The caller has no pins.
+    /// Waits for the right to wait for memory with pins, which one call has. Returns `None` after
+    /// the time that a call may wait for memory. The caller has no pins.
     pub(crate) fn pin_alone(&self) -> Option<MutexGuard<'_, ()>> {
         blocking::check("another call that pins");
         let begun = Instant::now();

@@ -37,29 +37,24 @@ impl<'a> Unswapped<'a> {
         self.folios.push(folio);
     }
 
-    /// Adds a folio that the swapper evicts even if it is clean.
     pub(crate) fn add_leaving(&mut self, folio: FolioRef<'a>) {
         self.leaving_pages += folio.folio().pages();
         self.add(folio);
     }
 
-    /// Returns the number of pages worth scanning to fill a transfer.
     fn scan_pages(&self) -> u64 {
         if self.pages == self.leaving_pages { 0 } else { SWAP_PAGES }
     }
 }
 
-/// Number of pages that are isolated at once while extents are cleared: an extent of frames, which
-/// is all that is evicted if folios are evicted in the order in which they were filled. Few,
-/// because each may free another extent.
+/// Number of pages that are isolated at once while extents are cleared: few, because each may free
+/// another extent.
 const STEP_PAGES: u64 = EXTENT_PAGES as u64;
 
-/// Upper bound on the batches that are moved from FRESH to OLD before victims are chosen, so that
-/// the first eviction of a cache does not move all of its pages.
+/// Upper bound on the batches that the first eviction of a cache moves from FRESH to OLD.
 const AGED_BATCHES_MAX: u64 = 32;
 
-/// Pages that a scan may still isolate from each list, so that it examines no folio twice: those
-/// that stay return to the heads.
+/// Pages that a scan may still isolate from each list: it examines no folio twice.
 #[derive(Clone, Copy, Debug)]
 struct Unscanned {
     /// Of OLD, and of FRESH, whose folios pass through OLD.
@@ -100,18 +95,14 @@ impl Unscanned {
     }
 }
 
-/// Options for a scan of the lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScanControl {
-    /// `true` if recently used folios are kept.
     pub(crate) second_chance: bool,
     pub(crate) write_out: WriteOut,
-    /// Counter of the evicted folios.
     pub(crate) counter: Counter,
 }
 
 impl ScanControl {
-    /// Returns the options of reclaim: recently used folios get a second chance.
     pub(crate) fn reclaim(write_out: WriteOut) -> Self {
         Self { second_chance: true, write_out, counter: Counter::PgSteal }
     }
@@ -163,7 +154,6 @@ impl ScanCounts {
     }
 }
 
-/// A scan in progress: what it may do, what it has collected, and its results.
 #[derive(Debug)]
 struct Scan<'t> {
     reclaim: &'t Reclaim,
@@ -181,8 +171,7 @@ impl<'t> Scan<'t> {
         Self { reclaim, reclaim_lock, control, counts, unmapping, unswapped }
     }
 
-    /// Returns `true` if `wanted_pages` are free or will be once the pages queued for the swap are
-    /// written.
+    /// Returns `true` if `wanted_pages` are free, or will be once the swap has written.
     fn is_enough(&self, wanted_pages: u64) -> bool {
         let freed_pages = self.counts.reclaimed_pages + self.unswapped.leaving_pages;
         if freed_pages >= wanted_pages || self.reclaim.swap.is_none() {
@@ -263,7 +252,7 @@ impl<'t> Scan<'t> {
     }
 
     /// Queues the collected folios for the swapper, if that is wanted. Folios of maps that are not
-    /// queued are unmapped, because they may be clean.
+    /// queued may be clean: they are unmapped.
     fn queue_unswapped(&mut self) {
         let Unswapped { folios, .. } = std::mem::take(&mut self.unswapped);
         if folios.is_empty() {
@@ -279,8 +268,7 @@ impl<'t> Scan<'t> {
         memory.lru.put_back(&memory.folios, &mut left);
     }
 
-    /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks: uses this
-    /// soon after a fill do not count.
+    /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks.
     fn age_fresh(&self) {
         let (lru, folios) = (&self.reclaim.memory.lru, &self.reclaim.memory.folios);
         for _ in 0..AGED_BATCHES_MAX {
@@ -301,7 +289,6 @@ impl<'t> Scan<'t> {
         }
     }
 
-    /// Ends all unmapping, and returns the results.
     fn finish(self) -> ScanCounts {
         let mut counts = self.counts;
         self.unmapping.finish(&mut counts);
@@ -335,7 +322,7 @@ impl Reclaim {
         scan.finish()
     }
 
-    /// Drains every batch, then examines every folio once, recently used or not: the last resort.
+    /// Drains every batch, then examines every folio, recently used or not: the last resort.
     pub(super) fn sweep(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         self.memory.counters.add(Counter::LruDrain, 1);
         self.memory.lru.drain_all(&self.memory.folios);
@@ -390,7 +377,6 @@ impl Reclaim {
         listable_pages.saturating_sub(known_pages)
     }
 
-    /// Puts isolated folios that were used at the head of ACTIVE.
     pub(crate) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
         let is_new = |folio: &&FolioRef<'_>| !folio.folio().flags.get(Flag::Active);
         self.memory.counters.add(Counter::PgActivate, used.iter().filter(is_new).count() as u64);
@@ -436,10 +422,8 @@ pub(crate) enum WriteOut {
     MemoryFiles,
 }
 
-/// Result of trying to evict a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EvictOutcome {
-    /// Evicted; its frame is free.
     Evicted,
     /// Locked, or under I/O.
     Busy,
@@ -472,13 +456,9 @@ impl EvictOutcome {
 
 /// Folios that were evicted together, unlocked, and whose frames are freed together.
 #[derive(Debug, Default)]
-pub(super) struct EvictedBatch<'a>(Vec<Frozen<'a>>);
+pub(super) struct EvictedBatch<'a>(pub(super) Vec<Frozen<'a>>);
 
 impl EvictedBatch<'_> {
-    pub(super) fn free_here(mut self) {
-        Frozen::free_all(&mut self.0);
-    }
-
     /// Frees the frames, and if pages were read in runs recently, clears the extents around them.
     pub(super) fn free(
         mut self,
@@ -522,8 +502,7 @@ impl Reclaim {
         if second_chance && inode.mapping.test_and_clear_referenced(&locked) {
             return (EvictOutcome::Activate, Some(folio));
         }
-        // Checked before the references, because a thread that is about to write it back holds one,
-        // too.
+        // Before the references: a thread that is about to write it back holds one.
         if locked.flags.write_state().is_dirty() {
             let mut outcome = EvictOutcome::of_dirty(inode);
             if outcome == EvictOutcome::Dirty && inode.is_shut_for(folio.id()) {

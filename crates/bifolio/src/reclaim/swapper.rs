@@ -1,9 +1,7 @@
-//! The swapper: a queue of folios of memory files to be swapped out, and the thread that writes
-//! them.
+//! The swapper: a queue of folios of memory files, and the thread that swaps them out.
 //!
-//! Folios are chosen under the reclaim lock and written without it, by the swapper thread, for
-//! which no other thread waits unconditionally, or by a thread that needs memory for a memory file.
-//! So a swap that hangs blocks only these threads and callers that can get memory nowhere else.
+//! No other thread waits unconditionally for that thread. So a swap that hangs blocks only it, and
+//! callers that can get memory nowhere else.
 //!
 //! PROTOCOL SWAPPER, as two columns:
 //!
@@ -23,15 +21,13 @@
 //! keeps its frames but not its file: the file may be closed meanwhile, and the folio then has no
 //! owner at P3. A file found at P3 is kept until it is written.
 //!
-//! COMING. Pages in the queue, and those taken from it, will be free soon: a thread that needs that
-//! many waits for them instead of scanning for more. This does not hold while the swap is *slow*: a
-//! round that takes longer than [`SLOW`], or that follows a refused one, does not count, and clean
-//! folios are evicted instead.
+//! COMING. A thread that needs as many pages as are queued, or were taken from the queue, waits for
+//! them instead of scanning for more. A round that takes longer than [`SLOW`], or that follows a
+//! refused one, does not count: clean folios are evicted instead.
 //!
 //! TROUBLE, as for a device (`writeback/device.rs`): the swap accepted nothing and refused
 //! something in the last round. A caller that finds only folios to be swapped out fails after some
-//! rounds that began after the call, if the last one was refused: so the swap was tried for this
-//! caller.
+//! rounds that began after the call, if the last one was refused.
 
 use super::scan::{EvictedBatch, ScanCounts, WriteOut};
 use super::wait::{RetryBudget, SWAP_ROUNDS_MAX};
@@ -51,13 +47,11 @@ use std::time::{Duration, Instant};
 /// In a small cache, a part of the bound.
 const QUEUE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
 const QUEUE_DIVISOR: u64 = 4;
-/// Every n-th sweep scans although swap-out is pending: the pending folios may have the wrong
-/// order.
+/// Every n-th sweep scans although swap-out is pending, perhaps of folios of another order.
 const SWEEPS_WITH_SWAPPER: u32 = 8;
 /// Time that threads with other options wait for a round.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// The queue of the swapper; see the [module documentation](self).
 #[derive(Debug, Default)]
 pub(super) struct Swapper {
     queue: Mutex<SwapQueue>,
@@ -71,13 +65,10 @@ struct SwapQueue {
     /// Isolated folios, each with its reference.
     folios: Vec<FolioId>,
     pages: u64,
-    /// Start of the current round, if one is in progress.
     since: Option<Instant>,
-    /// Number of rounds that have begun.
     rounds: u64,
     /// The last round, if the swap refused it.
     trouble: Option<u64>,
-    /// `true` while a thread takes folios from the queue.
     is_served: bool,
     is_ending: bool,
 }
@@ -89,13 +80,11 @@ impl Swapper {
         if pages == 0 || self.queue.lock().is_late() { 0 } else { pages }
     }
 
-    /// Returns `true` if threads with other options should not wait for the swap, because it is
-    /// slow or accepts nothing.
+    /// Returns `true` if the swap is slow or accepts nothing.
     pub(super) fn is_late(&self) -> bool {
         self.queue.lock().is_late()
     }
 
-    /// Returns the number of pages in the queue, including those taken from it.
     pub(super) fn pages(&self) -> u64 {
         // Relaxed: a hint; freed frames are found under other locks.
         self.pages.load(Ordering::Relaxed)
@@ -110,7 +99,6 @@ impl Swapper {
         self.queue.lock().trouble.is_some_and(|trouble| trouble > round)
     }
 
-    /// Returns `true` if the last round was refused.
     pub(super) fn is_in_trouble(&self) -> bool {
         self.has_trouble_after(0)
     }
@@ -153,7 +141,6 @@ impl SwapQueue {
         self.trouble.is_some() || self.since.is_some_and(|since| since.elapsed() > SLOW)
     }
 
-    /// Takes all queued folios, if there are any and no round is in progress.
     fn begin_round(&mut self) -> Option<Vec<FolioId>> {
         if self.folios.is_empty() || self.since.is_some() {
             return None;
@@ -189,8 +176,6 @@ impl Reclaim {
         refused
     }
 
-    /// Returns `true` if the caller should wait for pending swap-out before it scans for more;
-    /// usually the case.
     pub(super) fn awaits_swapper(&self, retry_budget: &RetryBudget) -> bool {
         let is_due = (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER);
         !is_due && self.swapper.coming_pages() > 0
@@ -211,8 +196,7 @@ impl Reclaim {
     }
 
     /// Blocks a writer until one more folio of `inode` may be dirty without a slot. The caller
-    /// holds no folio lock. (Usually reclaim has started the swapper before, when few frames were
-    /// free.)
+    /// holds no folio lock.
     ///
     /// # Errors
     /// The swap accepts nothing, or nothing in time; or all folios that might be evicted are
@@ -256,8 +240,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Queues folios of memory files for the swapper. Evicting clean folios does not help here and
-    /// costs other threads their pages: while the swap is slow, few of them are evicted.
+    /// Queues folios of memory files for the swapper. While the swap is slow, few clean folios are
+    /// evicted for that: it does not help here.
     fn find_unswapped(&self, retry_budget: &mut RetryBudget) -> ScanCounts {
         retry_budget.futile_sweeps += 1;
         let reclaim_lock = self.lock();
@@ -266,12 +250,6 @@ impl Reclaim {
         }
         let wanted_pages = if self.swapper.is_late() { 1 } else { super::ROUND_PAGES };
         self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles)
-    }
-
-    /// Returns why the swap accepts nothing, if its storage refuses writes to free slots.
-    pub(super) fn refusal_of_swap(&self) -> Option<Error> {
-        let swap = self.swap.as_ref().filter(|_| self.swapper.is_in_trouble())?;
-        swap.answers().last_refusal.filter(|_| swap.has_free_slots())
     }
 
     pub(super) fn may_be_unswapped(&self, pages: u64) -> bool {
@@ -299,10 +277,9 @@ impl Reclaim {
         self.flusher.trouble().or_else(refused_by_swap)
     }
 
-    /// Runs a round on the calling thread, if folios are queued and no round is in progress. For
-    /// threads that wait for the swap anyway, because their file uses it: it saves a wake-up, and
-    /// with it a wait for a CPU when the CPUs are busy. The caller has no transfer in flight and
-    /// does not hold the reclaim lock.
+    /// Runs a round on the calling thread, which waits for the swap anyway, if folios are queued
+    /// and no round is in progress. The caller has no transfer in flight and does not hold the
+    /// reclaim lock.
     pub(super) fn help_swapper(&self) {
         let Some(swap) = &self.swap else { return };
         let chosen = self.swapper.queue.lock().begin_round();

@@ -1,15 +1,11 @@
 //! Waits for memory: of an allocation that found no frames, of a charge for a table page or swap
 //! slots, and of a lower bound.
 //!
-//! Each round runs under the reclaim lock, and the thread that frees memory
-//! takes or charges it before it releases the lock. A [`RetryBudget`] decides after each round
-//! whether to continue, to wait, or to fail.
-//!
-//! One public call has one deadline, however many things it waits for in sequence (a table page,
-//! slots, frames, the dirty limit), and however often it retries. The clock is kept per thread. It
-//! starts with the first sweep that frees nothing, and restarts when the call has got its page
-//! ([`CallScope::note_page`]) or has ended. A thread that waits outside of any scope has a deadline
-//! for each [`RetryBudget`].
+//! Each round runs under the reclaim lock; the thread that frees memory takes or charges it before
+//! it releases the lock. A public call has one deadline, whatever it waits for in sequence. The
+//! clock is kept per thread: it starts with the first sweep that frees nothing, and restarts when
+//! the call has got its page ([`CallScope::note_page`]) or has ended. A thread that waits outside
+//! of any scope has a deadline for each [`RetryBudget`].
 
 use super::scan::{ScanCounts, WriteOut};
 use super::{
@@ -30,45 +26,36 @@ use std::time::{Duration, Instant};
 pub(super) const SWAP_ROUNDS_MAX: u64 = SWEEPS_MAX as u64;
 /// Number of rounds whose freed frames were taken by other threads, after which the caller waits.
 const ROUNDS_MAX: u32 = 100;
-/// Upper bound on the pauses, which double each time and add up to about 0.1 s. A thread that has
-/// lost its CPU on a machine with ten times as many runnable threads runs again within that time.
+/// Upper bound on the pauses, which double each time and add up to about 0.1 s: enough for a thread
+/// that has lost its CPU to run again.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
-/// Part of the bound that metadata may use before unused table pages are freed. They are kept until
-/// then because the shadows in them are useful.
+/// Part of the bound that metadata may use before unused table pages are freed, with their shadows.
 const METADATA_DIVISOR: u64 = 8;
-/// Pages that are lent at once for metadata, if no chunk can be emptied: fewer than a chunk has.
+/// Pages that are lent at once for metadata, if no chunk can be emptied.
 const LENT_PAGES: u64 = 8;
-/// Part of the bound that metadata of memory files may use.
 const KEPT_DIVISOR: u64 = 2;
 /// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
 const READS_DIVISOR: u64 = 8;
 
-/// The state of a wait for memory.
 #[derive(Debug)]
 pub(super) struct RetryBudget<'r> {
-    /// Bytes wanted, in one piece.
     pub(super) wanted_bytes: u64,
     rounds: u32,
     pub(super) futile_sweeps: u32,
     /// Consecutive latest sweeps that found no folio busy.
     idle_sweeps: u32,
     wait_max: Duration,
-    /// Number of write-backs that had ended when the last round began.
     pub(super) ended: u64,
-    /// Number of rounds of the swapper that had begun before this wait.
     pub(super) swap_rounds: u64,
-    /// `true` if this thread may write to the swap itself.
     pub(super) may_swap: bool,
     /// Keeps the bound from changing until the wait is over, once it is held.
     pub(super) standing: Option<MutexGuard<'r, ()>>,
-    /// Number of changes of the bound before this wait.
     pub(super) rebounds: u64,
     pub(super) scope: CallScope,
 }
 
 impl RetryBudget<'_> {
-    /// Begins a wait for `wanted_bytes`, after an allocation has failed. Takes locks that all
-    /// threads share.
+    /// Begins a wait after an allocation has failed. Takes locks that all threads share.
     pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
         Self {
             wanted_bytes,
@@ -96,8 +83,7 @@ impl RetryBudget<'_> {
         ScanCounts { reclaimed_pages: 0, busy_pages: counts.busy_pages.max(pages), ..counts }
     }
 
-    /// Resets the count of sweeps, because memory was freed, for this call or others. The deadline
-    /// stays.
+    /// Resets the counts of sweeps: memory was freed, for this call or others. The deadline stays.
     pub(super) fn note_freed(&mut self) {
         self.futile_sweeps = 0;
         self.idle_sweeps = 0;
@@ -122,7 +108,6 @@ impl RetryBudget<'_> {
     }
 }
 
-/// Waits for frames, and for room under a lower bound.
 impl Reclaim {
     #[cold]
     pub(super) fn wait_for_frames(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
@@ -138,10 +123,8 @@ impl Reclaim {
         }
     }
 
-    /// Runs one round for an allocation that found no frames. Returns frames if the round freed
-    /// some, and an error if further rounds are hopeless. Only an allocation shows whether there
-    /// are frames, so it is tried at each step, under the reclaim lock: the thread that freed
-    /// frames gets them first.
+    /// Runs one round for an allocation that found no frames, and tries it again at each step,
+    /// under the reclaim lock: the thread that freed frames gets them first.
     fn reclaim_for<'r>(
         &'r self,
         kind: FrameKind,
@@ -266,7 +249,7 @@ impl Reclaim {
         }
     }
 
-    /// Decides after a round whether to continue at once, to wait, or to fail.
+    /// Continues at once after a round, waits, or fails.
     pub(super) fn decide<'r>(
         &'r self,
         mut counts: ScanCounts,
@@ -362,9 +345,7 @@ impl Reclaim {
     }
 }
 
-/// Charges for memory other than frames.
 impl Reclaim {
-    /// Charges metadata, and evicts folios if necessary.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
         self.make_room_until(|| self.arena().charge(bytes))
     }
@@ -400,15 +381,18 @@ impl Reclaim {
             return Ok(());
         }
         self.charge_slots(kind).map_err(|full| {
-            let Some(cause) = self.refusal_of_swap() else { return full };
+            let swap =
+                self.swap.iter().find(|it| self.swapper.is_in_trouble() && it.has_free_slots());
+            let cause = swap.and_then(|swap| swap.answers().last_refusal);
+            let Some(cause) = cause else { return full };
             let start = inode.mapping.head_index(index) * PAGE_BYTES;
             inode.unwritable(start..start + inode.mapping.folio_bytes(), Some(cause))
         })
     }
 
-    /// Charges the slots of a new folio of a memory file before it is created, so that swapping a
-    /// page out allocates no memory. Evicts folios if necessary. Refuses the folio if, with the
-    /// swap full, its pages would use the memory that reads of swapped pages need.
+    /// Charges the slots of a new folio of a memory file, so that swapping a page out allocates no
+    /// memory. Refuses the folio if, with the swap full, its pages would use the memory that reads
+    /// of swapped pages need.
     fn charge_slots(&self, kind: FrameKind) -> Result<()> {
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = kind.pages();
@@ -448,12 +432,8 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Keeps a few frames free for reads of swapped pages when new pages of a memory file are
-    /// created. A page that is read back is clean and can be evicted for the next one, so swapped
-    /// pages can be read even if no more can be swapped out because the device is full or fails.
-    ///
-    /// (A write to a page that was read back frees its slot, which then has storage for another
-    /// page.)
+    /// Keeps a few frames free when new pages of a memory file are created, so that swapped pages
+    /// can be read even if no more can be swapped out: a page that is read back is clean.
     fn keep_room_for_reads(&self, kind: FrameKind) -> Result<()> {
         let (arena, pages) = (self.arena(), kind.pages());
         // More than overwrites keep free: a write to a swapped page frees a slot.
@@ -481,8 +461,7 @@ impl Reclaim {
         Ok(())
     }
 
-    /// Evicts folios in the order of the lists or else any, and converts free memory to frames of
-    /// this kind.
+    /// Evicts folios in the order of the lists or else any, or empties a chunk for this kind.
     fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
         let reclaim_lock = self.lock();
         self.memory.counters.add(Counter::DirectReclaim, 1);

@@ -1,13 +1,9 @@
 //! Batches of write-outs of one file, with one transfer per run of adjacent pages.
 //!
 //! There is no other way to the storage. A folio that is added to a batch takes adjacent dirty
-//! folios with it, up to 1 MiB: writing those costs the device little more. Each is locked briefly,
-//! changed from dirty to writing, and unlocked; the batch keeps a reference to each until its
-//! transfer is complete.
-//!
-//! Part of a batch is in flight, and as much is ready in a queue: a disk may complete nothing
-//! before its queue is empty, so the next transfers are submitted before the completed ones are
-//! processed.
+//! folios with it, up to 1 MiB. Part of a batch is in flight, and as much is ready in a queue: a
+//! disk may complete nothing before its queue is empty, so the next transfers are submitted before
+//! the completed ones are processed.
 //!
 //! While anything is in flight, the batch never waits for a lock or a write-out (IO-5): it returns
 //! a busy folio to the caller. A transfer of several folios that fails is split, and each folio is
@@ -59,10 +55,6 @@ impl WriteVictim<'_> {
     pub(crate) fn start(&self, inode: &Inode) -> *mut u8 {
         self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
     }
-
-    fn folio_bytes(&self) -> u64 {
-        self.folio.folio().pages() * PAGE_BYTES
-    }
 }
 
 /// Folios written by one transfer, in order.
@@ -85,8 +77,8 @@ impl<'a> WriteIo<'a> {
         if let Some(copies) = &self.copies {
             return Pieces::of(length, std::iter::once((copies.address(0), length)));
         }
-        let folios = self.folios.iter();
-        Pieces::of(length, folios.map(|victim| (victim.start(inode), victim.folio_bytes())))
+        let piece = |it: &WriteVictim<'_>| (it.start(inode), it.folio.folio().pages() * PAGE_BYTES);
+        Pieces::of(length, self.folios.iter().map(piece))
     }
 }
 
@@ -117,7 +109,6 @@ pub(crate) struct WriteBatch<'a> {
     ready_bytes: u64,
     queue: Queue<'a, WriteIo<'a>>,
     in_flight_bytes: u64,
-    /// Transfers of several folios that failed.
     pub(crate) failed: Vec<WriteIo<'a>>,
     begun_folios: u64,
     ended_folios: u64,
@@ -205,18 +196,16 @@ impl<'a> WriteBatch<'a> {
         folios.sort_unstable_by_key(|folio| folio.folio().index());
         for folio in folios {
             let again = folio.try_clone();
-            if self.add(folio) != Added::Done {
+            let added = match folio.try_lock() {
+                Some(locked) => self.add_locked(folio, locked),
+                None => Added::Busy,
+            };
+            if added != Added::Done {
                 busy.extend(again);
             }
         }
     }
 
-    fn add(&mut self, folio: FolioRef<'a>) -> Added {
-        let Some(locked) = folio.try_lock() else { return Added::Busy };
-        self.add_locked(folio, locked)
-    }
-
-    /// Adds a folio like [`Self::add`]; the caller has locked it.
     pub(super) fn add_locked(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) -> Added {
         if locked.owner() != self.inode.address {
             return Added::Done;
@@ -269,8 +258,7 @@ impl<'a> WriteBatch<'a> {
         Added::Done
     }
 
-    /// Adds a folio, whose write-out has begun, to those that are written in one transfer, wherever
-    /// they are in the file.
+    /// Adds a folio, whose write-out has begun, to those written in one transfer.
     fn gather(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>, in_flight: InFlight) {
         let inode = self.inode;
         let pages = locked.pages();
@@ -297,7 +285,6 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Begins the write-out of the folio at page `index`, if it is dirty and not busy.
     fn begin_at(&self, index: u64) -> Option<WriteVictim<'a>> {
         let inode = self.inode;
         if !self.within.contains(&index) || index >= inode.mapping.table().pages() {
@@ -435,13 +422,11 @@ impl<'a> WriteBatch<'a> {
         self.ready.len() + self.queue.in_flight()
     }
 
-    /// Waits until some of the started transfers have ended.
     pub(crate) fn wait_for_some(&mut self) {
         self.submit_ready();
         self.complete(self.queue.in_flight().div_ceil(2));
     }
 
-    /// Passes queued transfers to the engine, up to the limit.
     fn submit_ready(&mut self) {
         while let Some((_, next)) = self.ready.front() {
             let in_flight_bytes = self.in_flight_bytes + next.place.length_bytes;
@@ -473,7 +458,6 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    /// Ends the write-out of every folio of `run`.
     pub(crate) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;

@@ -1,22 +1,13 @@
 //! Devices: state shared by all files on one storage device.
 //!
-//! Files are on one device if their backings say so (`FileIdentity`: `st_dev`, or a
-//! number chosen by the user, which is never taken for an `st_dev`). A backing that does not say is
-//! a device of its own. A device has its own dirty pages, share of the dirty limit, flusher and
-//! trouble, so that one device that fails does not stop files of another.
+//! Files are on one device if their backings say so (`FileIdentity`: `st_dev`, or a number of the
+//! user's, which is never taken for an `st_dev`). A backing that does not say is a device of its
+//! own. A device that fails does not stop files of another.
 //!
-//! ```text
-//!   Flusher ---- devices, threads, the gate of throttled writers     flusher.rs, throttle.rs
-//!     '-- Device   files, dirty pages, calls, rounds, trouble    here
-//!           '-- DirtyPages   its share of the dirty limit        throttle.rs
-//! ```
-//!
-//! ROUNDS AND TROUBLE. The flusher serves a device in rounds. A round in which the device wrote
-//! nothing and refused something records its trouble: the cause, and the number of the round. A
-//! writer that finds no room asks for a round, and waits for room, or for the trouble of a round
-//! that began after the writer arrived: that round has asked the device on its behalf, and the
-//! writer returns its error. The first folio that is written, by the flusher or by a sync, clears
-//! the trouble.
+//! ROUNDS AND TROUBLE. A round in which the device wrote nothing and refused something records its
+//! trouble: the cause, and the number of the round. A writer that finds no room asks for a round,
+//! and waits for room, or for the trouble of a round that began after the writer arrived, whose
+//! error it returns. The first folio that is written, by the flusher or a sync, clears the trouble.
 
 use super::lsns::{HeldBack, UNCOMMITTED};
 use super::throttle::{DirtyPages, part_of};
@@ -32,8 +23,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Ranges that wait to be written soon, at most. Other dirty pages are written when they reach
-/// their age.
+/// Ranges that wait to be written soon, at most.
 const RANGES_MAX: usize = 256;
 
 /// Reason why a folio cannot become dirty now. Nothing was changed.
@@ -118,16 +108,12 @@ impl Drop for RoomForDirt<'_> {
 struct Calls {
     /// Set while the flusher is called, or serves the device.
     is_called: bool,
-    /// Set if the flusher was called again since the round began.
     again: bool,
-    /// Byte ranges of files to be written out soon.
     ranges: Vec<(Weak<Inode>, Range<u64>)>,
-    /// Time of the last scan for stores through maps.
     looked_for_stores: Instant,
 }
 
-/// Files of the device that the flusher serves. The cost of a round does not grow with the number
-/// of open files that have nothing dirty.
+/// Files of the device that the flusher serves; other open files cost a round nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     /// Files that may have something dirty, or in flight: the first mark adds a file, and a round
@@ -150,20 +136,17 @@ struct Rounds {
 #[derive(Debug)]
 pub(crate) struct Device {
     identity: Option<DeviceIdentity>,
-    /// Name of the first file opened on the device.
     first_file: String,
     pub(crate) dirty_pages: DirtyPages,
     /// Pages in read, and threads, that wait for the device.
     pub(crate) load: Load,
     pub(super) files: Mutex<Files>,
     calls: Mutex<Calls>,
-    /// Mirrors `Calls::is_called`: a thread that marks a page need not take the lock to find it
-    /// set.
+    /// Mirrors `Calls::is_called`, for threads that mark a page.
     is_called: AtomicBool,
     rounds: Mutex<Rounds>,
     /// Dirty folios that reclaim has met since the last round.
     wanted_folios: AtomicU64,
-    /// Number of writers being throttled.
     pub(super) held: AtomicU64,
 }
 
@@ -263,8 +246,7 @@ impl Device {
         self.calls.lock().call(&self.is_called)
     }
 
-    /// Asks for a round for a range of a file, like [`Self::call`]. A range that does not fit in
-    /// the list is written when it reaches its age.
+    /// Asks for a round for a range of a file, which is else written when it reaches its age.
     pub(super) fn call_for(&self, inode: &Inode, range: Range<u64>) -> bool {
         let file = Weak::clone(&inode.this);
         let mut calls = self.calls.lock();

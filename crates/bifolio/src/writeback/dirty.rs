@@ -1,14 +1,9 @@
 //! The dirty list of a file, oldest first, and the count of what is in flight.
 //!
-//! The list is linked through the descriptors (rule 4 of `page`), so being dirty costs no memory.
-//! Each marking has a number, and the list is in that order: "everything that was dirty at the
-//! call" is a number. A walk over the list continues where it stopped even if folios were removed
-//! from the list since: removing a folio moves the walks that point to it to the next one. So a
-//! walk is linear in the length of the list, however often it releases the lock.
-//!
-//! Write-outs in flight are counted in epochs. To wait for everything submitted so far, a sync
-//! closes the current epoch and waits until that and all earlier ones are empty; later write-outs
-//! do not delay it. Any number of syncs wait at the same time.
+//! The list is linked through the descriptors (rule 4 of `page`), in the order of the numbers of
+//! the markings: "everything that was dirty at the call" is a number. Removing a folio moves the
+//! walks that point to it to the next one, so a walk is linear in the length of the list, however
+//! often it unlocks. Write-outs in flight are counted in epochs; later ones delay no sync.
 //!
 //! PROTOCOL SYNC, of a folio being written out against a sync, as two columns (model-checked in
 //! `loom_dirty`); each step on the left is one critical section of the list's lock:
@@ -42,8 +37,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Number of times remembered to tell the age of dirty folios, and number of them per age that is
-/// asked for: together they cover four times that age.
+/// Number of times remembered to tell the age of dirty folios, and number of them per age.
 const TICKS_MAX: usize = 64;
 const TICKS_PER_AGE: u32 = 16;
 /// Folios that a walk visits before it releases the lock of the list.
@@ -53,7 +47,6 @@ const EXAMINED_MAX: usize = 2048;
 pub(crate) struct DirtyList {
     pub(crate) pages: DirtyPages,
     state: Mutex<DirtyState>,
-    /// Signalled when the oldest epoch is empty.
     epoch_ended: Condvar,
 }
 
@@ -74,7 +67,6 @@ struct DirtyState {
     oldest_epoch: u64,
     /// Set if the file is on the flusher's list of files that may have something dirty.
     is_enlisted: bool,
-    /// LSNs of the dirty folios, if the file has a write gate.
     lsns: Option<Box<Lsns>>,
 }
 
@@ -131,7 +123,6 @@ pub(crate) struct DirtyFolios<'a> {
 }
 
 impl DirtyList {
-    /// Creates an empty list that also counts its pages in `pages`.
     pub(crate) fn new(pages: DirtyPages) -> Self {
         Self { pages, state: Mutex::default(), epoch_ended: Condvar::default() }
     }
@@ -145,14 +136,12 @@ impl DirtyList {
         self.unwritten() == 0
     }
 
-    /// Returns the number of folios that are not on the storage: those on the list, and those in
-    /// flight, which return to it if their write-out fails.
+    /// Returns the number of folios that are dirty, or in flight.
     pub(crate) fn unwritten(&self) -> u64 {
         self.state.lock().unwritten()
     }
 
-    /// Returns `true` if nothing is dirty or in flight. Then the next mark puts the file on the
-    /// flusher's list again, and the remembered times are dropped.
+    /// Returns `true` if nothing is dirty or in flight: the next mark enlists the file again.
     pub(crate) fn delist(&self) -> bool {
         let mut state = self.state.lock();
         let is_all_written = state.unwritten() == 0;
@@ -168,8 +157,8 @@ impl DirtyList {
         self.state.lock().next
     }
 
-    /// Returns the number that all markings older than `age` are below. It is exact to a few calls:
-    /// dirty folios look younger than they are if it is not called regularly.
+    /// Returns the number that all markings older than `age` are below. Dirty folios look younger
+    /// than they are if it is not called regularly.
     pub(crate) fn older_than(&self, age: Duration) -> u64 {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -211,7 +200,7 @@ impl DirtyList {
         is_new
     }
 
-    /// Removes a locked folio from the list without a write-out: its bytes are no longer needed.
+    /// Removes a locked folio, whose bytes are not needed, from the list without a write-out.
     pub(crate) fn forget(&self, folios: &Folios, id: FolioId) {
         self.pages.sub(Self::remove_in(&mut self.state.lock(), folios, id));
     }
@@ -303,12 +292,14 @@ impl DirtyList {
 
     fn note_ended(&self, state: &mut DirtyState, pages: u64) {
         self.pages.sub(pages);
-        if state.drop_ended_epochs() {
+        // The current epoch stays.
+        while state.in_flight.len() > 1 && state.in_flight[0] == 0 {
+            state.in_flight.pop_front();
+            state.oldest_epoch += 1;
             self.epoch_ended.notify_all();
         }
     }
 
-    /// Keeps LSNs from now on: the file has a write gate.
     pub(crate) fn keep_lsns(&self) {
         self.state.lock().lsns.get_or_insert_default();
     }
@@ -318,7 +309,6 @@ impl DirtyList {
         self.state.lock().lsns.as_deref_mut().map(use_lsns).unwrap_or_default()
     }
 
-    /// Notes that a flush begins, for the LSNs of what was written before.
     pub(crate) fn begin_flush(&self) {
         self.with_lsns(Lsns::begin_flush);
     }
@@ -331,7 +321,6 @@ impl DirtyList {
     pub(crate) fn wait_for_in_flight(&self) {
         blocking::check("the write-outs of an epoch");
         let mut state = self.state.lock();
-        // There is always a current epoch.
         if state.in_flight.back().is_some_and(|in_flight| *in_flight > 0) {
             state.in_flight.push_back(0);
         }
@@ -351,8 +340,7 @@ impl DirtyList {
     }
 
     /// Returns those of `ids` that are on the list with a number below `end`. The ids were found in
-    /// the table of the file at the address `owner`. (A folio is in the table before it is put on
-    /// the list, and until it is removed from it. One that is dirty for a device is never moved.)
+    /// the table of the file at the address `owner`, where a folio is while it is on the list.
     pub(crate) fn among<'a>(
         &self,
         folios: &'a Folios,
@@ -364,7 +352,6 @@ impl DirtyList {
         let mut found = DirtyFolios { folios: Vec::new(), is_cut_short: false };
         for &id in ids {
             let folio = folios.get(id);
-            // A dirty folio of a file is on the list of that file.
             let is_listed = folio.flags.write_state().is_dirty() && folio.owner() == owner;
             if !is_listed || folio.dirtied.load(Ordering::Relaxed) >= end {
                 continue;
@@ -378,8 +365,7 @@ impl DirtyList {
     }
 }
 
-/// Walk over a dirty list in batches. Visits each folio that stays on the list for the whole walk
-/// exactly once, whatever happens to others.
+/// Walk over a dirty list in batches. Visits each folio that stays on the list exactly once.
 #[derive(Debug)]
 pub(crate) struct Walk<'l> {
     list: &'l DirtyList,
@@ -405,7 +391,9 @@ impl Walk<'_> {
     ) -> DirtyFolios<'a> {
         let mut found = DirtyFolios { folios: Vec::new(), is_cut_short: false };
         let mut state = self.list.state.lock();
-        let mut next = state.cursor(self.cursor);
+        let cursor = state.cursors.iter().position(|(cursor, _)| *cursor == self.cursor);
+        let cursor = cursor.expect("a walk has its cursor until it is dropped");
+        let mut next = state.cursors[cursor].1;
         let mut examined = 0;
         while examined < EXAMINED_MAX && found.folios.len() < folios_max {
             let folio = (next != NO_FOLIO).then(|| folios.get(FolioId(next)));
@@ -428,7 +416,7 @@ impl Walk<'_> {
             }
             next = folio.dirty_next.load(Ordering::Relaxed);
         }
-        state.set_cursor(self.cursor, next);
+        state.cursors[cursor].1 = next;
         // References are dropped without the lock of the list.
         drop(state);
         found
@@ -448,26 +436,6 @@ impl DirtyState {
 
     fn end_in_epoch(&mut self, in_flight: InFlight) {
         self.in_flight[(in_flight.epoch - self.oldest_epoch) as usize] -= 1;
-    }
-
-    /// Drops ended epochs, except the current one. Returns `true` if there were any.
-    fn drop_ended_epochs(&mut self) -> bool {
-        let before = self.oldest_epoch;
-        while self.in_flight.len() > 1 && self.in_flight[0] == 0 {
-            self.in_flight.pop_front();
-            self.oldest_epoch += 1;
-        }
-        self.oldest_epoch > before
-    }
-
-    fn cursor(&self, cursor: u64) -> u32 {
-        let found = self.cursors.iter().find(|(other, _)| *other == cursor);
-        found.map_or(NO_FOLIO, |(_, next)| *next)
-    }
-
-    fn set_cursor(&mut self, cursor: u64, next: u32) {
-        let found = self.cursors.iter_mut().find(|(other, _)| *other == cursor);
-        found.expect("a walk has its cursor until it is dropped").1 = next;
     }
 
     /// Appends a folio, with the next number.

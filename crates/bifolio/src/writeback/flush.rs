@@ -1,11 +1,8 @@
 //! Rounds of syncs: a file has at most one in progress, and all syncs that arrive during it share
 //! the next one.
 //!
-//! Implements the last steps of a sync (SYNC-S3..S5), for every backing, and makes the
-//! only calls of [`Backing::sync_data`](crate::backing::Backing::sync_data) and `sync_all`. Rounds
-//! have two purposes. Many syncs cost one write-out and one flush (group commit). And of two
-//! concurrent flushes of one descriptor, the kernel reports a lost write to only one: the other
-//! would return `Ok`.
+//! So many syncs cost one write-out and one flush (group commit). And of two concurrent flushes of
+//! one descriptor, the kernel reports a lost write to only one: the other would return `Ok`.
 //!
 //! PROTOCOL FLUSH, as two columns (model-checked in `loom_flush`):
 //!
@@ -28,16 +25,13 @@
 //! FLUSH-2: all syncs that joined a round get its answer, also an error. The backing decides what
 //! follows from an error: a file of the kernel stays failed (IO-4).
 //!
-//! The moment of F4: threads that commit in a loop get their answers together, and return one after
-//! the other. If the first began at once, it would be alone in its round and all others would wait
-//! for it. So a round waits for as many syncs as came to the round before or during it; the last of
-//! them leads. If they do not come, the first one leads after 1/8 of the duration of that round,
-//! capped at 1 ms. A thread that commits alone never waits.
+//! The moment of F4: of threads that commit in a loop, the first would be alone in its round. So a
+//! round waits for as many syncs as came to the round before or during it; the last of them leads.
+//! If they do not come, the first one leads after 1/8 of the duration of that round, or 1 ms.
 
 use crate::sync::{Condvar, Mutex, blocking};
 use std::time::{Duration, Instant};
 
-/// Divisor of the duration of the last round, and the cap, for the moment of F4.
 const MOMENT_DIVISOR: u32 = 8;
 const MOMENT_MAX: Duration = Duration::from_millis(1);
 

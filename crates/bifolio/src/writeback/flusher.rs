@@ -1,27 +1,23 @@
 //! The flusher: threads that write dirty folios back in the background.
 //!
-//! It serves each device separately (`device.rs`), in rounds, when
-//! - a folio has been dirty for longer than `dirty_age_max`: the age bounds the loss if the
-//!   machine crashes;
+//! It serves each device separately, in rounds (`device.rs`), when
+//! - a folio has been dirty for longer than `dirty_age_max`;
 //! - more than `dirty_background` is dirty, or a device's share of that: then it writes down
-//!   to half of it, the oldest first, so that reclaim finds clean folios at the end of its list;
-//! - reclaim has met dirty folios: then it writes as many. Reclaim itself writes to no device;
+//!   to half of it, the oldest first;
+//! - reclaim, which writes to no device, has met dirty folios: then it writes as many;
 //! - a writer is throttled;
 //! - advice requests it for a range of a file.
 //!
 //! THREADS. A round may never end, if the storage hangs. So one thread always listens: before a
 //! thread starts a round, it starts another thread, up to [`THREADS_MAX`], unless one listens
 //! already. During a round the next device waits [`NEXT_DEVICE_DELAY`] for the thread, so that many
-//! devices that respond need two threads, and each device that hangs occupies one. If as many
-//! devices hang as there may be threads, or no thread can be started, other devices wait for them.
-//! The threads stay until the last file is closed and the last `Cache` dropped.
+//! devices that respond need two threads, and each device that hangs occupies one.
 //!
 //! THROTTLED WRITERS. A page that becomes dirty is counted before its bytes change, under the folio
 //! lock, if there is room (`DirtyPages::try_add`). A writer that finds no room waits at the gate,
-//! without a folio lock, until a completion makes room, or until a round that began after the
-//! writer arrived has found that the device accepts no writes: then the writer returns that error.
-//! So at most `dirty_max` is dirty, except for stores through maps, which cannot be refused.
-//! A write to a dirty page is never throttled.
+//! without a folio lock, until a completion makes room, or its device is in trouble. So at most
+//! `dirty_max` is dirty, except for stores through maps, which cannot be refused. A write to a
+//! dirty page is never throttled.
 //!
 //! PROTOCOL THROTTLE, of the gate, as two columns (model-checked in `loom_throttle`):
 //!
@@ -52,8 +48,7 @@ use crate::stats::{Counter, DeviceStats};
 use crate::sync::{
     AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, WeakList, blocking,
 };
-use crate::sys::process::Origin;
-use crate::sys::process::OwnedThread;
+use crate::sys::process::{Origin, OwnedThread};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -70,9 +65,8 @@ const THREADS_MAX: usize = 64;
 const NEXT_DEVICE_DELAY: Duration = Duration::from_millis(5);
 /// Pause after a round in which the device wrote nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Number of the oldest folios of a file that are written to probe a device that wrote nothing.
-/// More than one, so that one bad block, whose folio stays dirty, does not count as a failure of
-/// the whole device.
+/// Number of the oldest folios of a file that are written to probe a device that wrote nothing:
+/// one bad block does not count as a failure of the whole device.
 const PROBED_FOLIOS: u64 = 8;
 /// Divisor: files with write gates leave this part of the dirty limit to other files.
 const PART_FOR_LOGS: u64 = 4;
@@ -128,8 +122,7 @@ pub(super) struct Roster {
     devices: WeakList<Device>,
     /// Devices that several files can share, by identity.
     identified: HashMap<DeviceIdentity, Weak<Device>>,
-    /// Devices that may have something dirty, or stores through maps: only these are checked when
-    /// time has passed.
+    /// Devices that may have something dirty, or stores through maps.
     pub(super) active: WeakList<Device>,
     /// Devices that wait for a round, by the earliest time of the round, and a number.
     calls: BTreeMap<(Instant, u64), Arc<Device>>,
@@ -146,8 +139,7 @@ impl Roster {
         self.calls.insert((from, self.next_call), device);
     }
 
-    /// Calls the devices that may have something to do because time has passed. (A round that finds
-    /// nothing removes clean files from the lists, so the device is skipped the next time.)
+    /// Calls the devices that may have something to do because time has passed.
     fn call_those_that_age(&mut self, now: Instant) {
         for _ in 0..self.active.len() {
             let Some(device) = self.active.pop() else { break };
@@ -164,7 +156,6 @@ impl Roster {
 }
 
 impl Flusher {
-    /// Creates a flusher without threads: see [`FlusherThreads`].
     pub(crate) fn new(settings: FlusherSettings, bound_bytes: u64) -> Self {
         let loads = Arc::<Loads>::default();
         let flusher = Self {
@@ -199,8 +190,7 @@ impl Flusher {
 
     /// Sets the thresholds from the bound, unless the caller has chosen: the flusher starts when a
     /// quarter of it is dirty, and writers are throttled at two thirds. A single device may have
-    /// half. The thresholds are high because random writes are sorted by position: the more there
-    /// are, the faster the device writes them.
+    /// half. The more random writes are sorted by position, the faster the device writes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
         let Limits { bound_pages, background_pages, max_pages } = self.limits_of(bound_bytes);
         self.background_pages.store(background_pages, Ordering::Relaxed);
@@ -300,16 +290,12 @@ impl Flusher {
     }
 
     pub(super) fn max_pages(&self) -> u64 {
-        self.max_pages.load(Ordering::Relaxed).max(self.floor_pages())
-    }
-
-    fn floor_pages(&self) -> u64 {
-        self.floor_pages.load(Ordering::Relaxed)
+        self.max_pages.load(Ordering::Relaxed).max(self.floor_pages.load(Ordering::Relaxed))
     }
 
     /// Returns the maximum number of dirty pages that `limits` allow.
     pub(super) fn max_pages_of(&self, limits: Limits) -> u64 {
-        limits.max_pages.max(self.floor_pages())
+        limits.max_pages.max(self.floor_pages.load(Ordering::Relaxed))
     }
 
     /// Counts pages of a device that are about to become dirty. Returns `false` if there is no
@@ -318,18 +304,16 @@ impl Flusher {
         device.dirty_pages.try_add(pages, self.max_pages_for(has_gate))
     }
 
-    /// Returns the maximum number of dirty pages for a write to a file, with or without a write
-    /// gate. Files with a gate leave a part to others: one of these may be the log, and while it
-    /// cannot be written, no gate opens.
+    /// Returns the maximum number of dirty pages for a write to a file. Files with a gate leave a
+    /// part to others: one of these may be the log.
     pub(super) fn max_pages_for(&self, has_gate: bool) -> u64 {
         if !has_gate {
             return self.max_pages();
         }
         let gated_max_pages = self.gated_max_pages.load(Ordering::Relaxed);
-        without_part_for_logs(gated_max_pages.max(self.floor_pages()))
+        without_part_for_logs(gated_max_pages.max(self.floor_pages.load(Ordering::Relaxed)))
     }
 
-    /// Called when a write-out of a device has ended.
     pub(super) fn note_progress(&self, device: &Device, error: Option<&Error>) {
         device.note_end(error);
         self.note_freed();
@@ -380,7 +364,6 @@ impl Flusher {
         (self.settings.age_max / TICKS_PER_AGE).max(TICK_MIN)
     }
 
-    /// Main loop of a thread: one round after the other.
     fn run(self: &Arc<Self>, memory: &Arc<Memory>) {
         let _serving = blocking::serve();
         let mut roster = self.roster.lock();
@@ -437,7 +420,6 @@ impl Flusher {
         Ok(())
     }
 
-    /// Runs one round of a device.
     fn go(&self, device: Arc<Device>, memory: &Memory) {
         let round = device.begin_round(self.tick());
         for (inode, range) in &round.ranges {
@@ -452,8 +434,7 @@ impl Flusher {
         let taken = total.folios;
         let is_stuck = device.end_round(&round, total.error);
         self.throttle.release();
-        // A thread that found the flusher serving the device did not call it; a mark missed here
-        // waits for a tick.
+        // A thread that found the flusher serving the device did not call it.
         if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
             device.call();
         }
@@ -467,9 +448,8 @@ impl Flusher {
         }
     }
 
-    /// Calls devices with more dirty pages than the mean, because the total is high: such a device
-    /// may have been below its share when a page of it was last marked. Does nothing while other
-    /// devices wait for a round they could have now: the last of those rounds calls again.
+    /// Calls devices with more dirty pages than the mean, because the total is high. Does nothing
+    /// while other devices wait for a round they could have now: the last of those calls again.
     fn call_others(&self) {
         let roster = self.roster.lock();
         let now = Instant::now();
@@ -485,8 +465,7 @@ impl Flusher {
         }
     }
 
-    /// Writes out old folios, folios above the threshold, and those that were requested. A device
-    /// that wrote nothing the last time is probed with a few folios of each file.
+    /// Writes out old folios, folios above the threshold, and those that were requested.
     fn flush(&self, device: &Device, memory: &Memory, round: &Round) -> Written {
         let mut total = Written::default();
         if round.is_probe {

@@ -1,7 +1,5 @@
-//! Write gates: a page is not written out before the log record of its changes is durable.
-//!
-//! A folio keeps the highest LSN of its dirty bytes (`lsns.rs`). No write-out of it begins before
-//! the [`WriteGate`] of its file says that the log is durable up to there.
+//! Write gates: a folio is not written out before the [`WriteGate`] of its file says that the log
+//! is durable up to the highest LSN of the folio's dirty bytes (`lsns.rs`).
 //!
 //! PROTOCOL GATE, as two columns (model-checked in `loom_gate`):
 //!
@@ -23,13 +21,12 @@
 //! CALLS OF THE GATE. The flusher and reclaim never call it: they use the durable LSN that a
 //! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
 //! folios that they pass over they ask a thread of the gate, which lives only while there is
-//! something to ask for. It asks for the highest LSN that was passed over, so that one flush of the
-//! log lets all of them pass, or, if that fails, for the lowest, and then calls the flusher again.
-//! After a failed call it pauses and tries again, as long as the file has something that is held
-//! back. A sync calls the gate on its own thread: first for the highest LSN of the file, without a
-//! lock; then for a folio that got a higher LSN meanwhile, with the lock of that folio, so that a
-//! page that is written all the time is written out, too. The gate must not use
-//! the file that it is set for: such a call returns [`GateMisuse`](crate::ErrorKind::GateMisuse).
+//! something to ask for. It asks for the highest LSN that was passed over, or, if that fails, for
+//! the lowest, and then calls the flusher again. After a failed call it pauses and tries again, as
+//! long as the file has something that is held back. A sync calls the gate on its own thread: first
+//! for the highest LSN of the file, without a lock; then for a folio that got a higher LSN
+//! meanwhile, with the lock of that folio, so that a page that is written all the time is written
+//! out, too.
 
 use super::ALL_BYTES;
 use super::device::{Device, Refusal};
@@ -49,8 +46,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Pause after a failed call, before the gate is asked in the background again. It doubles with
-/// each failure, up to the maximum.
+/// Pause in the background after a failed call; it doubles with each failure.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(320);
 
@@ -97,7 +93,6 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct Asks {
-    /// Set while the thread exists.
     is_running: bool,
     next: Option<Ask>,
     /// Last failed call, unless the log has become durable further since.
@@ -109,7 +104,6 @@ struct Asks {
 struct Failure {
     error: Arc<io::Error>,
     at: Instant,
-    /// Pause before the next call in the background.
     pause: Duration,
 }
 
@@ -132,7 +126,6 @@ pub(crate) fn is_inside_any() -> bool {
     INSIDE.try_with(|inside| !inside.borrow().is_empty()).unwrap_or(false)
 }
 
-/// Calls a gate. A panic is an error.
 fn call<R>(inode: u64, gate: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
     INSIDE.with_borrow_mut(|inside| inside.push(inode));
     let called = blocking::apart(|| catch_unwind(AssertUnwindSafe(gate)));
@@ -141,7 +134,6 @@ fn call<R>(inode: u64, gate: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
 }
 
 impl Gate {
-    /// Returns the LSN up to which the log is known to be durable.
     pub(crate) fn durable(&self) -> u64 {
         self.known.get()
     }
@@ -167,7 +159,6 @@ impl Gate {
         made.inspect_err(|error| self.note_failure(Arc::clone(error)))
     }
 
-    /// Makes the log durable up to `lsn`. Blocks for the gate.
     fn try_make_durable(&self, inode: u64, lsn: u64) -> io::Result<()> {
         if may_pass(lsn, self.known.get()) || may_pass(lsn, self.refresh(inode)) {
             return Ok(());
@@ -275,8 +266,7 @@ impl Asker {
 pub(super) type Opened = std::result::Result<(), Arc<io::Error>>;
 
 impl Gate {
-    /// Makes the log durable for all dirty folios of the file that have an LSN. Blocks for the
-    /// gate.
+    /// Makes the log durable for all dirty folios of the file. Blocks for the gate.
     pub(super) fn open_for_all(&self, inode: &Inode) -> Opened {
         let durable = self.durable();
         self.make_durable(inode.address, inode.dirty.with_lsns(|it| it.highest_above(durable)))
@@ -342,8 +332,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Asks the gate in the background to let folios pass that were passed over, and then writes
-    /// them. Never waits.
+    /// Asks the gate in the background to let folios pass, and then writes them. Never waits.
     fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
         let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
         let HeldBack { folios, lsn, highest } = held;
@@ -398,20 +387,17 @@ impl Inode {
         self.dirty.with_lsns(|lsns| lsns.add(id, lsn))
     }
 
-    /// Frees the table of LSNs if no folio has any.
     pub(crate) fn free_lsns(&self) {
         let slots = self.dirty.with_lsns(Lsns::shrink);
         self.memory.arena.uncharge(Lsns::bytes_of(slots));
     }
 
-    /// Returns why the gate holds dirty bytes back, if it does.
     pub(crate) fn held_back(&self) -> Option<Refusal> {
         let gate = self.gate.get()?;
         let held = self.dirty.with_lsns(|lsns| lsns.held_back(gate.durable()))?;
         Some(self.refusal(held, gate.failure()))
     }
 
-    /// Returns the number of failed calls of the gate.
     pub(super) fn gate_failures(&self) -> u64 {
         self.gate.get().map_or(0, |gate| gate.asks.lock().failures)
     }

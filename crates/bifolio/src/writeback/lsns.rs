@@ -1,10 +1,9 @@
 //! LSNs of the dirty folios of a file with a write gate: the first and the highest LSN that each
 //! folio got since it was clean.
 //!
-//! Part of the dirty list (`dirty.rs`), and guarded by its lock: a folio has an entry only while it
-//! is dirty or a write-out of it is in flight. An open-addressing table with linear probing and
-//! without tombstones, so that its memory is exactly what was charged for it: it grows only when a
-//! caller has charged the larger table. A file whose writes carry no LSN has an empty table.
+//! Guarded by the lock of the dirty list: a folio has an entry only while it is dirty or in flight.
+//! An open-addressing table with linear probing and without tombstones, which
+//! grows only when a caller has charged the larger table.
 
 use crate::page::{FolioId, NO_FOLIO};
 use crate::sync::{AtomicU64, Ordering};
@@ -14,7 +13,6 @@ pub(crate) const UNCOMMITTED: u64 = u64::MAX;
 /// LSN of changes that need no log record.
 pub(crate) const NO_LSN: u64 = 0;
 
-/// Slots of the smallest table that is not empty.
 const SLOTS_MIN: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -68,12 +66,10 @@ pub(crate) struct HeldBack {
 }
 
 impl HeldBack {
-    /// Describes one folio.
     pub(super) fn one(lsn: u64) -> Self {
         Self { folios: 1, lsn, highest: if lsn == UNCOMMITTED { NO_LSN } else { lsn } }
     }
 
-    /// Adds the folios of two write-outs.
     pub(crate) fn sum(one: Option<Self>, two: Option<Self>) -> Option<Self> {
         let (Some(a), Some(b)) = (one, two) else { return one.or(two) };
         let (lsn, highest) = (a.lsn.min(b.lsn), a.highest.max(b.highest));
@@ -104,7 +100,6 @@ impl Default for Lsns {
 }
 
 impl Lsns {
-    /// Returns the memory of a table with so many slots, in bytes.
     pub(crate) fn bytes_of(slots: usize) -> u64 {
         (slots * size_of::<LsnSlot>()) as u64
     }
@@ -120,7 +115,6 @@ impl Lsns {
         (!has_room).then(|| (2 * self.slots.len()).max(SLOTS_MIN))
     }
 
-    /// Grows the table, whose larger size the caller has charged.
     pub(crate) fn grow(&mut self, slots: usize) {
         debug_assert!(slots.is_power_of_two() && slots > self.slots.len());
         let old = std::mem::replace(&mut self.slots, vec![VACANT; slots]);
@@ -241,7 +235,6 @@ impl Lsns {
         held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack::one(lsn))))
     }
 
-    /// Notes that a flush begins, which makes durable what was written before.
     pub(crate) fn begin_flush(&mut self) {
         self.flushing = self.flushing.min(self.unflushed);
         self.unflushed = UNCOMMITTED;

@@ -24,16 +24,12 @@
 //!   through a map does not wait: it makes the folio dirty again, and the device gets a copy:
 //!   `maps/stores.rs`.)
 //! - WRITEBACK-4: a write-out ends at the length of the file, which no `set_len` changes while it
-//!   is in flight (`inode/resize.rs`). (If a folio were written up to a length that is then
-//!   refused, it would be clean, and its last bytes lost. And the kernel may report a direct write
-//!   as lost if the length changes concurrently.)
+//!   is in flight (`inode/resize.rs`). (A folio written up to a length that is then refused would
+//!   be clean, its last bytes lost; and the kernel may report the direct write as lost.)
 //! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call:
-//!   SYNC-S1 to SYNC-S5 at the head of `dirty.rs`, the only way to wait for the storage.
+//!   SYNC-S1 to SYNC-S5 at the head of `dirty.rs`.
 //! - WRITEBACK-6: of a file with a write gate, no write-out of a folio begins before the log is
 //!   durable up to the highest LSN of its dirty bytes: `gate.rs`.
-//!
-//! Lock order: folio lock, then `cutting`, then the dirty list's lock. Write-outs hold `cutting`
-//! shared, and then only try folio locks.
 
 mod batch;
 mod device;
@@ -57,6 +53,5 @@ pub(crate) use lsns::NO_LSN;
 pub(crate) use sync::{CheckpointMark, ErrorCursor, WriteErrors};
 pub(crate) use throttle::DirtyPages;
 
-/// Range of a whole file, in bytes, and in pages.
 pub(crate) const ALL_BYTES: std::ops::Range<u64> = 0..u64::MAX;
 const ALL_PAGES: std::ops::Range<u64> = 0..u64::MAX;

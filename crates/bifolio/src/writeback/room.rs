@@ -1,13 +1,13 @@
 //! Waits for less dirt: of throttled writers (THROTTLE-T1..T3 of the protocol in `flusher.rs`), and
 //! of a dirty limit that falls with the bound.
 //!
-//! A FALLING LIMIT. What is dirty must fit in the new shares before the new limit counts. Otherwise
-//! pages that cannot be written would keep the share of other files: of the log that a write gate
-//! waits for, or of the files on other devices. Each step ends after some time without progress:
+//! A FALLING LIMIT. What is dirty must fit in the new shares before the new limit counts: pages
+//! that cannot be written must not keep the share of others. Each step ends after some time without
+//! progress:
 //! 1. GATES: files with a write gate get the new limit, the others keep the old one, so that the
 //!    log can be written. The gates are asked until their files fit.
-//! 2. ANSWERS: each device with more than its new share writes something, or all of the excess. A
-//!    device that hangs is found here, while all others still work with the old limit.
+//! 2. ANSWERS: each device with more than its new share writes something, or all of the excess,
+//!    while all others still work with the old limit.
 //! 3. SHARES: all files get the new limit, and the devices, which answer, write the excess.
 
 use super::device::Device;
@@ -27,20 +27,17 @@ const STALL_MAX: Duration = Duration::from_secs(10);
 /// Interval at which a waiting writer requests another flusher round.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// Upper bound on the time without progress of the third step, in which writers of all devices may
-/// wait: less than they wait before they fail.
+/// Upper bound on the time without progress of the third step: less than writers wait.
 const SHARES_STALL_MAX: Duration = Duration::from_secs(3);
 
-/// Divisor: all devices leave this part of the dirty limit to another one. So much is left by two
-/// that have as much as they may.
+/// Part of the dirty limit that all devices leave to another one.
 const ALL_DEVICES_DIVISOR: u64 = 16;
 
 const BEHIND_GATES: &str = "dirty in files with write gates";
 const ON_ONE_DEVICE: &str = "dirty on one device";
 
 impl Flusher {
-    /// Throttles a writer until `pages` more pages may be dirty on a device. The caller holds no
-    /// folio lock.
+    /// Throttles a writer, which holds no folio lock, until `pages` more may be dirty on a device.
     ///
     /// # Errors
     /// The device's error, if it refuses writes; `None` if it does not answer.
@@ -81,8 +78,7 @@ impl Flusher {
         }
     }
 
-    /// Makes other devices write out as much as a writer waits for. The limit is reached, but its
-    /// own device, or any other that answers, may have too few dirty pages for a round.
+    /// Makes other devices, which may have too few dirty pages for a round, write out as much.
     fn call_neighbours(&self, device: &Arc<Device>, pages: u64) {
         let devices = self.roster.lock().active.snapshot();
         for other in devices {
@@ -94,14 +90,12 @@ impl Flusher {
         }
     }
 
-    /// Returns the longest time that a writer was throttled, nanoseconds.
     pub(crate) fn stall_ns_max(&self) -> u64 {
         self.stall_ns_max.load(Ordering::Relaxed)
     }
 }
 
-/// Wait for write-outs of a device, on behalf of a file. While it exists, the device writes as for
-/// a throttled writer.
+/// Wait for write-outs of a device, which writes meanwhile as for a throttled writer.
 #[derive(Debug)]
 pub(super) struct WriteOutWait<'w> {
     flusher: &'w Flusher,
@@ -197,16 +191,14 @@ impl Flusher {
         })
     }
 
-    /// Returns the dirty pages of files with write gates, if they exceed the part that leaves room
-    /// for a log on the same device.
+    /// Returns the dirty pages of files with write gates, if they leave a log too little room.
     fn gated_excess(&self, limits: Limits) -> Option<Excess> {
         let files = self.devices().flat_map(|device| {
             let files: Vec<_> = device.dirty_files().filter(|inode| inode.has_gate()).collect();
             files.into_iter().map(move |inode| (Arc::clone(&device), inode))
         });
         let pages_of = |inode: &Inode| inode.dirty_bytes() / PAGE_BYTES;
-        let files = files.map(|(device, inode)| (pages_of(&inode), device, inode));
-        let files: Vec<_> = files.collect();
+        let files: Vec<_> = files.map(|(device, it)| (pages_of(&it), device, it)).collect();
         let pages = files.iter().map(|(pages, ..)| pages).sum();
         let (_, device, inode) = files.into_iter().max_by_key(|(pages, ..)| *pages)?;
         let max_pages = part_of(without_part_for_logs(self.max_pages_of(limits)));
@@ -226,8 +218,7 @@ impl Flusher {
         Some(Excess { device, inode, pages, max_pages, limit: ON_ONE_DEVICE })
     }
 
-    /// Returns the pages of all devices if they leave nothing to another one, with the device that
-    /// has most of them.
+    /// Returns the pages of all devices if they leave nothing to another one.
     fn excess_of_all(&self, limits: Limits) -> Option<Excess> {
         let limit_pages = self.max_pages_of(limits);
         let max_pages = limit_pages - (limit_pages / ALL_DEVICES_DIVISOR).max(1);
@@ -238,8 +229,7 @@ impl Flusher {
         (pages > max_pages).then_some(Excess { device, inode, pages, max_pages, limit })
     }
 
-    /// Writes out until there is no excess. Fails if a device or a write gate refuses, or makes no
-    /// progress for `stall_max`.
+    /// Writes out the excess. Fails on a refusal, or without progress for `stall_max`.
     fn write_excess(
         &self,
         bound_bytes: u64,

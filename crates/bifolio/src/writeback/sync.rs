@@ -18,18 +18,15 @@ use crate::sync::{AtomicU64, Backoff, Mutex, Ordering};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Folios gathered before they are sorted and written; each costs a reference of 16 bytes beside
-/// the bound. The number is high because sorted random writes reach the device 1.6 times as fast as
-/// with an eighth of it.
+/// Folios gathered before they are sorted and written: many, for the speed of random writes. Each
+/// costs a reference of 16 bytes beside the bound.
 const GATHERED_MAX: u64 = 32_768;
 /// Approximate folios of one batch: a truncation of the file waits for the batch in progress.
 const BATCH_FOLIOS_MAX: u64 = GATHERED_MAX;
-/// Folios gathered in one step, with the dirty list locked: two transfers of 1 MiB. If they are in
-/// order already, they are written before more are gathered.
+/// Folios gathered in one step, with the dirty list locked: two transfers of 1 MiB.
 const WALK_FOLIOS: u64 = 512;
 
-/// Units of a range that are looked up one by one, at most: fewer than a walk over a list of some
-/// length visits.
+/// Units of a range that are looked up one by one, at most.
 const ASKED_MAX: u64 = 512;
 
 /// Maximum dirty bytes of a file for which syncs of the whole file share the write-out as well as
@@ -91,14 +88,15 @@ impl Inode {
             progress.has_failed |= written.error.is_some();
             total.add(written);
             if is_delayed && of_batch.begun_folios == 0 {
-                // A few instructions of another thread that will find it dirty; nothing is in
-                // flight here, and no lock held (IO-5).
+                // For another thread; nothing is in flight here, and no lock held (IO-5).
                 backoff.wait();
             }
         }
         if let Some(held) = total.held.take() {
             let opened = wanted.patient.then_some(opened);
-            total.refusal = self.end_held_back(held, opened, &wanted.bytes());
+            let Range { start, end } = wanted.pages;
+            let bytes = start * PAGE_BYTES..end.saturating_mul(PAGE_BYTES);
+            total.refusal = self.end_held_back(held, opened, &bytes);
         }
         total
     }
@@ -119,13 +117,11 @@ impl Inode {
         self.write_soon(start..start + locked.pages() * PAGE_BYTES)
     }
 
-    /// Writes out the dirty folios in `range` (bytes), except busy ones.
     pub(super) fn write_out_soon(&self, range: &Range<u64>) {
         self.find_stores_soon(range);
         self.write_out_dirty(pages_of(range), false);
     }
 
-    /// Finds stores in `range` (bytes), except in busy folios.
     pub(super) fn find_stores_soon(&self, range: &Range<u64>) {
         if let Err(error) = self.find_stores(range, false) {
             log::warn!("{}: {error}", self.name());
@@ -133,15 +129,13 @@ impl Inode {
     }
 
     /// Writes out the folios with some of `pages` that are dirty at the call, and waits. Adjacent
-    /// folios outside are not written: their errors would not belong to this caller. With
-    /// `patient`, waits for busy ones, too.
+    /// folios outside are not written: their errors would not belong to this caller.
     fn write_out_dirty(&self, pages: Range<u64>, patient: bool) -> Written {
         let end = self.dirty.now();
         self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX)
     }
 
-    /// Writes out busy folios one by one, waiting for each, and has the log made durable for it,
-    /// unless that failed before. Errors are recorded.
+    /// Writes out busy folios one by one, and has the log made durable for each.
     fn write_out_busy<'a>(
         &'a self,
         busy: Vec<FolioRef<'a>>,
@@ -165,7 +159,6 @@ impl Inode {
         total
     }
 
-    /// Returns the folios that the table has for some pages now.
     fn folios_in(&self, pages: Range<u64>) -> Vec<FolioId> {
         let table = self.mapping.table();
         let mut ids = Vec::new();
@@ -319,20 +312,12 @@ pub(crate) struct CheckpointMark {
 struct Wanted {
     /// Only folios whose marking has a number below this.
     end: u64,
-    /// Only folios that have some of these pages.
     pages: Range<u64>,
     /// Set to wait for busy folios, and for the write gate, too.
     patient: bool,
 }
 
-impl Wanted {
-    fn bytes(&self) -> Range<u64> {
-        self.pages.start * PAGE_BYTES..self.pages.end.saturating_mul(PAGE_BYTES)
-    }
-}
-
-/// Source of the folios of a write-out: a walk over the list or, for few pages, a lookup of each,
-/// so that the cost of a small range does not grow with the list.
+/// Source of the folios of a write-out: a walk over the list or, for few pages, a lookup of each.
 #[derive(Debug)]
 struct Source<'a> {
     inode: &'a Inode,
@@ -453,7 +438,6 @@ struct Recorded {
     error: Option<Error>,
 }
 
-/// Number of the last error that a handle has reported.
 #[derive(Debug)]
 pub(crate) struct ErrorCursor(AtomicU64);
 

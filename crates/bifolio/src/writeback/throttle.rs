@@ -1,16 +1,11 @@
-//! The dirty limit, and the gate at which writers wait for write-outs: THROTTLE-T1..T3 of the
-//! protocol in `flusher.rs`.
-//!
-//! SHARE OF A DEVICE. `dirty_max` is a hard limit for the whole cache: a page is counted
-//! before it becomes dirty, by one compare-and-exchange that refuses to exceed the limit. One
-//! device may have three quarters of what the other devices leave ([`Share`]).
+//! The dirty limit, hard for the whole cache, of which one device may have three quarters of what
+//! the others leave ([`Share`]), and the gate at which writers wait (THROTTLE, `flusher.rs`).
 
 use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Divisor: a device at its maximum of dirty pages still leaves 1/4 of the remaining budget to
-/// others.
+/// Part of the remaining budget that a device with the most dirty pages allowed keeps free.
 const SHARE_DIVISOR: u64 = 4;
 
 /// Pages that are dirty or being written out; a page that is both counts twice.
@@ -21,28 +16,19 @@ pub(crate) struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// Creates the count of one more device.
     pub(crate) fn new(all: &Arc<AtomicU64>, devices: &Arc<AtomicU64>) -> Self {
         Self { share: Share::new(all), devices: Arc::clone(devices) }
     }
 
-    /// Creates a count that takes no part in the number of devices.
     pub(crate) fn alone(all: &Arc<AtomicU64>) -> Self {
         Self::new(all, &Arc::new(AtomicU64::new(0)))
     }
 
     /// Counts pages regardless of the limit.
     pub(crate) fn add(&self, pages: u64) {
-        self.note_added(self.share.add(pages));
+        self.note_added(Some(self.share.add(pages)));
     }
 
-    fn note_added(&self, before_pages: u64) {
-        if before_pages == 0 {
-            self.devices.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Stops counting pages.
     pub(crate) fn sub(&self, pages: u64) {
         if pages > 0 && self.share.sub(pages) == pages {
             self.devices.fetch_sub(1, Ordering::Relaxed);
@@ -52,19 +38,21 @@ impl DirtyPages {
     /// Counts pages if that keeps the total at `max_pages` or less. The total is exact; one device
     /// may exceed its share by what several threads add at the same time.
     pub(crate) fn try_add(&self, pages: u64, max_pages: u64) -> bool {
-        self.is_added(self.share.try_add(pages, max_pages, SHARE_DIVISOR))
+        self.note_added(self.share.try_add(pages, max_pages, SHARE_DIVISOR))
     }
 
     /// Counts pages like [`Self::try_add`], without a share for other devices.
     pub(crate) fn try_add_alone(&self, pages: u64, max_pages: u64) -> bool {
-        self.is_added(self.share.try_add_any(pages, max_pages))
+        self.note_added(self.share.try_add_any(pages, max_pages))
     }
 
-    fn is_added(&self, before_pages: Option<u64>) -> bool {
-        before_pages.inspect(|before_pages| self.note_added(*before_pages)).is_some()
+    fn note_added(&self, before_pages: Option<u64>) -> bool {
+        if before_pages == Some(0) {
+            self.devices.fetch_add(1, Ordering::Relaxed);
+        }
+        before_pages.is_some()
     }
 
-    /// Returns `true` if `pages` more pages may be dirty now.
     pub(crate) fn has_room(&self, pages: u64, max_pages: u64) -> bool {
         self.share.has_room(pages, max_pages, SHARE_DIVISOR)
     }
@@ -78,9 +66,8 @@ impl DirtyPages {
     }
 
     /// Returns the number of dirty pages above which the flusher works for this device: the share
-    /// of `background_pages` that corresponds to what other devices leave of `max_pages`. If all
-    /// devices together have more than `background_pages`, at most the mean per device, so that
-    /// many devices with few dirty pages are flushed, too.
+    /// of `background_pages` that corresponds to what other devices leave of `max_pages`, and at
+    /// most the mean per device if all together have more than `background_pages`.
     pub(crate) fn background_pages(&self, background_pages: u64, max_pages: u64) -> u64 {
         let left_pages = u128::from(self.left_of(max_pages));
         let part = u128::from(background_pages) * left_pages / u128::from(max_pages.max(1));
@@ -89,18 +76,15 @@ impl DirtyPages {
         if is_much { mean.min(part as u64) } else { part as u64 }
     }
 
-    /// Returns the part of `pages` that other devices leave.
     pub(crate) fn left_of(&self, pages: u64) -> u64 {
         self.share.left_of(pages)
     }
 }
 
-/// Returns the share of one device in what the other devices leave.
 pub(crate) fn part_of(left_pages: u64) -> u64 {
     sync::part_of(left_pages, SHARE_DIVISOR)
 }
 
-/// The gate, one per cache: the number of waiters, and the condition on which all of them wait.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     /// Number of waiters.
