@@ -6,7 +6,7 @@
 //! a whole, so that only the unreadable byte is an error.
 //!
 //! MEMORY. A call that waits for memory while it has pins could wait for another such call. So the
-//! first attempt of `pin_many` is hasty ([`Batch::hurry`]): if nothing can be evicted, the call
+//! first attempt of `pin_many` is hasty ([`Batch::is_hasty`]): if nothing can be evicted, the call
 //! drops its pins, waits until no other call waits for memory while it has pins
 //! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)), and begins anew.
 
@@ -215,7 +215,7 @@ impl File {
         pins.resize_with(ranges.len(), || None);
         let mut batch = Batch::new(&self.handle.inode);
         if is_hasty {
-            batch.hurry();
+            batch.is_hasty = true;
         }
         let deliver = |pins: &mut Vec<_>, number: usize, delivery: Delivery<'_>| {
             pins[number] = match delivery {

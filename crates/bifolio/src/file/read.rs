@@ -180,7 +180,7 @@ impl File {
             return self.read_page_locked(buffer, position);
         };
         let plan = if ahead { self.handle.plan_after_miss(pages.clone()) } else { None };
-        let (first_page, mut copied, mut failed) = (run.first_page(), 0, None);
+        let (first_page, mut copied, mut failed) = (run.first, 0, None);
         self.read_run(run, pages, plan, &mut |_, delivery| match delivery {
             Delivery::Folio(locked) => {
                 let next = position + copied as u64;
@@ -210,7 +210,7 @@ impl File {
         let inode = &*self.handle.inode;
         let plan = self.handle.join_plan(&mut run, &pages, plan);
         if plan.is_none() && run.end_page() >= pages.end {
-            let (page, folios) = (run.first_page(), run.folios().len());
+            let (page, folios) = (run.first, run.folios.len());
             if let Err(error) = run.read(inode, |locked| deliver(0, Delivery::Folio(locked))) {
                 deliver(0, Delivery::Failed { error, page, folios });
             }

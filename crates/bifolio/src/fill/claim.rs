@@ -1,15 +1,9 @@
 //! Claims: the first step of a fill, a frame and the Entry (FILL-C1..C4).
-//!
-//! A claim takes its resources in the order in which a thread may wait for them: the share of the
-//! device's reads and staging memory ([`Room`]), then memory for the table and a frame, then the
-//! folio lock. With transfers in flight it waits for none of them ([`Wait::Never`], IO-5).
-
 use super::Fill;
 use super::transfer::{Locked, ReadIo, Room};
 use crate::error::Result;
 use crate::io::RUN_PAGES_MAX;
-use crate::memory::FillTarget;
-use crate::memory::FrameKind;
+use crate::memory::{FillTarget, FrameKind};
 use crate::page::{Entry, Filling, Folio, FolioId, PAGE_SHIFT};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
@@ -26,23 +20,16 @@ pub(crate) enum Wait {
     Never,
 }
 
-/// Result of an attempt to insert a new folio into the table.
+/// Result of an attempt to insert a new folio, or those of a new run, into the table.
 #[derive(Debug)]
-pub(super) enum Claim<'a> {
-    New(Locked<'a>),
-    /// The Entry has a folio of another thread.
-    Taken,
-    NoFrame,
-}
-
-#[derive(Debug)]
-pub(crate) enum ReadIoClaim {
-    /// A run of at least one folio.
-    New(ReadIo),
+pub(crate) enum Claim<T> {
+    New(T),
     /// The first Entry has a folio of another thread.
     Taken,
     NoFrame,
 }
+
+pub(crate) type ReadIoClaim = Claim<ReadIo>;
 
 impl<'h> Fill<'h> {
     /// Returns the Entry of the page at `position` if the file has bytes there and no folio.
@@ -161,7 +148,7 @@ impl<'h> Fill<'h> {
         seen: Entry,
         wait: Wait,
         may_pass_end: bool,
-    ) -> Result<Claim<'h>> {
+    ) -> Result<Claim<Locked<'h>>> {
         let Self { inode, reclaim, state } = self;
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
         state.check_sound(&memory.soundness)?;
@@ -453,7 +440,7 @@ mod tests {
         file.write_all_at(b"dirty", 0).unwrap();
         let inode = &file.handle.inode;
         // No write-back of the file starts during the test.
-        let _cutting = inode.stop_write_outs();
+        let _cutting = inode.cutting.write();
         let _held = inode.mapping.get_folio(&inode.memory.folios, 0);
         assert_eq!(file.handle.reclaim.sweep_once(), (0, 1));
     }

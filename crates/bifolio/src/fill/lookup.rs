@@ -1,8 +1,4 @@
-//! Lookups that return a folio locked, and fill it if it is not resident.
-//!
-//! All code that needs a locked folio calls [`Fill::find_folio`]. It returns the resident folio, or
-//! fills a new one as its [`AccessMode`] requires; a thread that loses a race to fill waits for the
-//! winner's folio lock and uses its folio (FILL-L1..L3).
+//! Lookups that return a folio locked, and fill it if it is not resident (FILL-L1..L3).
 
 use super::claim::{Claim, Wait};
 use super::transfer::{ReadIo, Room, mark_cleared};
@@ -132,7 +128,6 @@ impl<'h> Fill<'h> {
         Ok(Some(locked))
     }
 
-    /// Fills a folio that was just claimed, if `access` needs its bytes.
     fn fill(
         self,
         locked: Locked<'h>,

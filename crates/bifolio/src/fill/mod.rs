@@ -1,17 +1,5 @@
 //! Fills: how the bytes of a page get from its store into a frame.
 //!
-//! `file` calls this for everything that needs a folio; it calls `reclaim` for frames, and the
-//! [`Store`](crate::inode) of the file for its bytes.
-//!
-//! ```text
-//!   lookup.rs     the folio at an index, locked: found, or filled as its access mode requires
-//!   claim.rs      step 1: a frame, and the Entry
-//!   transfer.rs   step 2: a run of adjacent folios, filled by one transfer
-//!                 step 3: checked, installed, READY; or removed from the table
-//!   queue.rs      many runs at once, for three users: batches of reads and pins,
-//!                 readahead (`file/readahead`), asynchronous reads (`file/async_reads`)
-//! ```
-//!
 //! PROTOCOL FILL, of the thread that fills against a thread that finds the folio meanwhile:
 //!
 //! ```text
@@ -41,9 +29,8 @@
 //!
 //! ACCESS MODES: what a call needs of the folio at an index, and what happens if the page has none.
 //!
-//! Modelled on the kernel's `enum sgp_type` (`mm/shmem.c`). For a hole the first mode returns no
-//! folio and no error: the caller reads zeros, or fails. Holes and allocated pages exist only in
-//! memory files; a page of a file with a backing that is not in memory is on the backing.
+//! For a hole the first mode returns no folio and no error: the caller reads zeros, or fails. Holes
+//! and allocated pages exist only in memory files.
 //!
 //! | mode | hole | allocated, not written | past the end | the folio is | used by |
 //! |---|---|---|---|---|---|
@@ -73,7 +60,6 @@ use crate::memory::CacheState;
 use crate::reclaim::Reclaim;
 use std::sync::Arc;
 
-/// File whose pages are filled, the reclaim that frees frames for them, and the state of the cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fill<'h> {
     pub(crate) inode: &'h Arc<Inode>,
@@ -101,7 +87,6 @@ impl AccessMode {
         matches!(self, Self::Cache | Self::Write { .. } | Self::Falloc)
     }
 
-    /// Returns `true` if the page may lie past the end of file.
     pub(crate) fn may_pass_end(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Falloc)
     }

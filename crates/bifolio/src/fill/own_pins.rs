@@ -13,19 +13,19 @@ pub(crate) const ALL_PAGES: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct OwnPin {
-    inode: usize,
+    inode: u64,
     pages: Range<u64>,
 }
 
 thread_local! {
-    /// Address of the inode and pages, for each pinned folio.
-    static PINNED: RefCell<Vec<(usize, Range<u64>)>> = const { RefCell::new(Vec::new()) };
+    /// Address of the inode, and pages.
+    static PINNED: RefCell<Vec<(u64, Range<u64>)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl OwnPin {
     /// Records that the calling thread holds the lock of the folio with these pages.
     pub(crate) fn new(inode: &Inode, pages: Range<u64>) -> Self {
-        let own = Self { inode: address_of(inode), pages };
+        let own = Self { inode: inode.address, pages };
         PINNED.with_borrow_mut(|pinned| pinned.push((own.inode, own.pages.clone())));
         own
     }
@@ -37,7 +37,7 @@ impl Drop for OwnPin {
         let _ = PINNED.try_with(|pinned| {
             let mut pinned = pinned.borrow_mut();
             let is_own =
-                |(inode, pages): &(usize, Range<u64>)| *inode == self.inode && *pages == self.pages;
+                |(inode, pages): &(u64, Range<u64>)| *inode == self.inode && *pages == self.pages;
             if let Some(place) = pinned.iter().position(is_own) {
                 pinned.swap_remove(place);
             }
@@ -48,9 +48,8 @@ impl Drop for OwnPin {
 /// Fails if the calling thread has pinned a folio with some of `pages`, whose lock it would wait
 /// for.
 pub(crate) fn check(inode: &Inode, pages: &Range<u64>) -> Result<()> {
-    let address = address_of(inode);
-    let overlaps = |(other, theirs): &&(usize, Range<u64>)| {
-        *other == address && theirs.start < pages.end && pages.start < theirs.end
+    let overlaps = |(other, theirs): &&(u64, Range<u64>)| {
+        *other == inode.address && theirs.start < pages.end && pages.start < theirs.end
     };
     let found = PINNED.try_with(|pinned| {
         let pinned = pinned.borrow();
@@ -60,8 +59,4 @@ pub(crate) fn check(inode: &Inode, pages: &Range<u64>) -> Result<()> {
     let (start, end) = (pages.start * PAGE_BYTES, pages.end * PAGE_BYTES);
     let text = format!("{} bytes at {start} are a PageRefMut of the calling thread", end - start);
     Err(Error::new(ErrorKind::PinnedByCaller, text).in_file(inode.name()).at(start..end))
-}
-
-fn address_of(inode: &Inode) -> usize {
-    std::ptr::from_ref(inode).addr()
 }

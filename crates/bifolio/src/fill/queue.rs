@@ -2,14 +2,10 @@
 //! ([`Batch`]), readahead (`file/readahead/mod.rs`) and asynchronous reads
 //! (`file/async_reads/server.rs`).
 //!
-//! The engine's queue keeps as many transfers in flight as its depth and returns them in completion
-//! order. A run whose transfer has ended stays in this queue, with its folios locked, until its
-//! user takes it and publishes it. While runs are in the queue, its thread waits for nothing else:
-//! for no folio lock and for no frame (IO-5). So queues never wait for each other.
-//!
-//! A batch reads runs at several positions of a file for one call. With runs in the
-//! queue it skips folios that another thread is filling, and when frames run short, it completes
-//! its own transfers first (IO-5). So a batch of any length works in a cache of any size.
+//! A run whose transfer has ended stays in this queue, with its folios locked, until its user takes
+//! it and publishes it. While runs are in the queue, its thread waits for nothing else: for no
+//! folio lock and for no frame (IO-5). A batch skips folios that another thread is filling, and
+//! completes its own transfers first when frames run short.
 
 use super::claim::{ReadIoClaim, Wait};
 use super::transfer::ReadIo;
@@ -33,8 +29,8 @@ type OnDone<'d, T> = dyn FnMut((ReadIo, T), Result<usize>) + 'd;
 /// Runs in progress, each with a note of the user about it.
 #[derive(Debug)]
 pub(crate) struct FillQueue<'e, T> {
-    transfers: Transfers<'e, T>,
-    ended: VecDeque<Ended<T>>,
+    pub(crate) transfers: Transfers<'e, T>,
+    pub(crate) ended: VecDeque<Ended<T>>,
     /// Pages of the runs whose transfers have not ended.
     pub(crate) pages: u64,
 }
@@ -61,15 +57,13 @@ impl<'e, T> FillQueue<'e, T> {
         Self { transfers: engine.queue(), ended: VecDeque::new(), pages: 0 }
     }
 
-    /// Returns the number of small transfers, in flight or prepared, at which no more are started:
-    /// the depth is in flight, and half as many are prepared for the case that the device completes
-    /// all at once.
+    /// Returns the number of small transfers at which no more are started: the depth is in flight,
+    /// and half as many are prepared for the case that the device completes all at once.
     pub(crate) fn prepared_max(&self) -> usize {
         self.transfers.depth() + self.transfers.depth() / 2
     }
 
-    /// Returns the number of completions of small transfers that is worth a system call. While the
-    /// device works on half of the depth, the other half is claimed, and later published.
+    /// Returns the number of completions of small transfers that is worth a system call.
     pub(crate) fn completions_wanted(&self) -> usize {
         COMPLETIONS_WANTED.max(self.transfers.depth() / 2)
     }
@@ -78,7 +72,7 @@ impl<'e, T> FillQueue<'e, T> {
         self.transfers.in_flight() + self.ended.len()
     }
 
-    /// Adds a run (FILL-T1); the next [`Self::begin`] or wait starts its transfer. A run that the
+    /// Adds a run (FILL-T1); the next begin or wait starts its transfer. A run that the
     /// storage has no bytes of has ended at once.
     pub(crate) fn add(&mut self, run: ReadIo, note: T) {
         let pages = run.pages();
@@ -86,14 +80,6 @@ impl<'e, T> FillQueue<'e, T> {
             Some((run, note)) => self.ended.push_back(Ended { run, note, answer: Ok(0) }),
             None => self.pages += pages,
         }
-    }
-
-    pub(crate) fn begin(&mut self) {
-        self.transfers.begin();
-    }
-
-    pub(crate) fn next_ended(&mut self) -> Option<Ended<T>> {
-        self.ended.pop_front()
     }
 
     /// Waits until a transfer has ended, and collects all that have ended.
@@ -131,7 +117,6 @@ pub(crate) enum Delivery<'a> {
     Failed { error: Error, page: u64, folios: usize },
 }
 
-/// Set of runs that are claimed and read together by one queue.
 #[derive(Debug)]
 pub(crate) struct Batch<'a> {
     folios: &'a Folios,
@@ -140,11 +125,11 @@ pub(crate) struct Batch<'a> {
     wanted: usize,
     /// Number of transfers in flight or claimed at which `add` waits for completions.
     most: usize,
-    is_hasty: bool,
+    /// Set if calls fail, instead of waiting, if nothing can be evicted.
+    pub(crate) is_hasty: bool,
 }
 
 impl<'a> Batch<'a> {
-    /// Creates an empty batch for files of the cache that `inode` belongs to.
     pub(crate) fn new(inode: &'a Inode) -> Self {
         let queue = FillQueue::new(&inode.engine);
         let (wanted, most) = (queue.completions_wanted(), queue.prepared_max());
@@ -154,14 +139,8 @@ impl<'a> Batch<'a> {
     /// Creates a batch for large runs that a reader consumes in order: each run is delivered as
     /// soon as it completes.
     pub(crate) fn in_order(inode: &'a Inode) -> Self {
-        let queue = FillQueue::new(&inode.engine);
-        let most = queue.transfers.depth();
-        Self { folios: &inode.memory.folios, queue, wanted: 1, most, is_hasty: false }
-    }
-
-    /// Makes later calls fail if nothing can be evicted, instead of waiting.
-    pub(crate) fn hurry(&mut self) {
-        self.is_hasty = true;
+        let batch = Self::new(inode);
+        Self { wanted: 1, most: batch.queue.transfers.depth(), ..batch }
     }
 
     /// Starts to read the absent folios of `pages` of a file, under `number`. Skips folios that
@@ -209,10 +188,9 @@ impl<'a> Batch<'a> {
     }
 
     pub(crate) fn begin(&mut self) {
-        self.queue.begin();
+        self.queue.transfers.begin();
     }
 
-    /// Waits for everything in flight.
     pub(crate) fn finish(mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
         loop {
             let in_flight = self.queue.runs();
@@ -231,9 +209,8 @@ impl<'a> Batch<'a> {
     }
 
     fn hand_out(&mut self, deliver: &mut impl FnMut(usize, Delivery<'a>)) {
-        while let Some(ended) = self.queue.next_ended() {
-            let (page, folios, number) =
-                (ended.run.first_page(), ended.run.folios().len(), ended.note);
+        while let Some(ended) = self.queue.ended.pop_front() {
+            let (page, folios, number) = (ended.run.first, ended.run.folios.len(), ended.note);
             let published =
                 ended.publish(self.folios, |locked| deliver(number, Delivery::Folio(locked)));
             if let Err(error) = published {

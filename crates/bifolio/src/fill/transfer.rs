@@ -1,11 +1,7 @@
 //! Runs: adjacent folios that one transfer fills, and their publication: the second and the third
 //! step of a fill (FILL-T1..P4).
 //!
-//! `claim.rs` creates a run by claiming its folios. It is read on its thread ([`ReadIo::read`]) or
-//! through a [`FillQueue`](super::FillQueue), and ended by [`ReadIo::finish`] on the thread that
-//! sees the transfer complete. Until then it owns the lock of each folio and one reference, which
-//! reserve the frames for the kernel (IO-1) even if all other users are gone. A run that fails or
-//! is dropped removes its folios from the table.
+//! A run that fails or is dropped removes its folios from the table.
 //!
 //! # Safety
 //! Passes frames to the engine; the run owns them until the engine returns it. Zeroes and copies
@@ -52,13 +48,12 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Run of adjacent folios that one transfer fills.
 #[derive(Debug)]
 pub(crate) struct ReadIo {
-    pub(super) inode: Arc<Inode>,
-    pub(super) first: u64,
-    pub(super) folios: SmallVec<[FolioId; 1]>,
-    /// Memory that the transfer fills.
+    pub(crate) inode: Arc<Inode>,
+    /// First page.
+    pub(crate) first: u64,
+    pub(crate) folios: SmallVec<[FolioId; 1]>,
     pub(crate) target: FillTarget,
     /// Pages counted as in read (`Load::begin_read`).
     counted_pages: u64,
@@ -126,18 +121,9 @@ impl ReadIo {
         self.target.extend(more_pages as usize);
     }
 
-    /// Appends a folio, with its lock and its reference.
     pub(crate) fn push(&mut self, locked: Locked<'_>) {
         debug_assert_eq!(locked.lock.index(), self.end_page());
         self.folios.push(locked.detach());
-    }
-
-    pub(crate) fn inode(&self) -> Arc<Inode> {
-        Arc::clone(&self.inode)
-    }
-
-    pub(crate) fn first_page(&self) -> u64 {
-        self.first
     }
 
     /// Returns the first page after the last folio.
@@ -147,10 +133,6 @@ impl ReadIo {
 
     pub(crate) fn pages(&self) -> u64 {
         (self.folios.len() as u64) << self.inode.mapping.order()
-    }
-
-    pub(crate) fn folios(&self) -> &[FolioId] {
-        &self.folios
     }
 
     /// Returns the address that the bytes of a folio are read to.
@@ -359,10 +341,7 @@ pub(crate) fn copy_filled(
         return 0;
     }
     let length = (folio_end.saturating_sub(position) as usize).min(buffer.len());
-    let source = inode
-        .page_space
-        .address(locked.folio.id(), locked.lock.index())
-        .wrapping_add((position - folio_start) as usize);
+    let source = inode.frame_of(&locked.folio).wrapping_add((position - folio_start) as usize);
     // SAFETY: inside a frame whose folio `locked` has locked: no thread writes it now; `buffer` is
     // the caller's memory.
     unsafe { copy::copy_out(source, &mut buffer[..length]) };

@@ -1,9 +1,6 @@
 //! The state of a clear: whole folios of a file are zeroed together with their storage
 //! (`punch_hole`, `zero_range`).
 //!
-//! Driven by `clear.rs`. Fills (`fill/`) and write-outs (`writeback/batch.rs`) query it, if the
-//! file has it: the first clear makes it in P1, before the barrier.
-//!
 //! PROTOCOL CLEAR, of a clear against a fill and a write-out. A clear changes the backing first,
 //! because only the backing can fail, and then removes the folios, dirty or not. In between:
 //!
@@ -40,7 +37,6 @@ use crate::page::{Flag, LockedFolio};
 use crate::sync::{AtomicU64, Mutex, Ordering, barrier_of_store_and_load};
 use std::ops::Range;
 
-/// The clear of a file that is in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Clearing {
     /// 0 if there is none; from P1 on, twice its number; from P3 on, 1 more.
@@ -106,8 +102,7 @@ impl Clearing {
         !locked.flags.get(Flag::Punched) && self.of_page(locked.index()).is_some()
     }
 
-    /// F3: returns the clear of the page at `index`, if there is one. The caller has the lock of
-    /// the folio, which is in the table.
+    /// F3: returns the clear of the page at `index`. The caller has the lock of its folio.
     pub(crate) fn of_page(&self, index: u64) -> Option<ClearedBefore> {
         barrier_of_store_and_load();
         // Relaxed: the barrier orders it, and the lock has the pages.

@@ -1,9 +1,6 @@
 //! Eviction: removes folios from memory, and leaves in the table what the store needs to find their
 //! bytes.
 //!
-//! `reclaim` calls this with the folios locked. Folios of a region are unmapped first
-//! (`maps/unmap.rs`).
-//!
 //! # Safety
 //! Copies between frames of folios that the caller has locked.
 #![allow(unsafe_code)]
@@ -25,9 +22,8 @@ impl Inode {
         shadow: Shadow,
     ) -> std::result::Result<Frozen<'a>, EvictError<'a>> {
         debug_assert!(!self.memory.arena.is_region_page(folio.id()), "it is unmapped first");
-        let frozen = self
-            .mapping
-            .evict(folio, locked, |page| self.store.entry_after(locked, page, Some(shadow)))?;
+        let frozen =
+            self.mapping.evict(folio, locked, |_| self.store.entry_after(locked, Some(shadow)))?;
         self.store.note_out_of_table(locked);
         Ok(frozen)
     }

@@ -1,9 +1,6 @@
 //! Inodes: the state that all handles of a file share (the kernel's term), and marking its folios
 //! dirty. An inode has a mapping, a store, a dirty list and write errors.
 //!
-//! `resize.rs` changes the length and removes folios, `evict.rs` evicts them, `clear.rs` punches
-//! holes; `store.rs` has the locations of pages that are not in memory.
-//!
 //! # Safety
 //! A folio in a table names its inode by address (rule 2 of `page`). [`Inode::owner`] turns that
 //! into a reference; its caller guarantees that the inode is still allocated. Zeroes frames whose
@@ -41,6 +38,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 use store::Store;
+use swap_store::SwapStore;
 
 /// Parts that all files of a cache share.
 #[derive(Clone, Debug)]
@@ -48,7 +46,6 @@ pub(crate) struct Services {
     pub(crate) memory: Arc<Memory>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) flusher: Arc<Flusher>,
-    /// Swap that folios of memory files go to when memory is short.
     pub(crate) swap: Option<Arc<Swap>>,
 }
 
@@ -100,7 +97,6 @@ pub(crate) struct FileSize {
     /// log2 of the pages of a unit.
     pub(crate) order: u8,
     pub(crate) len_bytes: u64,
-    /// Maximum length, in bytes.
     pub(crate) len_max_bytes: u64,
 }
 
@@ -124,7 +120,8 @@ impl Inode {
         name: &str,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::in_memory(name.to_owned(), services.swap.clone());
+        let (name, swap) = (name.to_owned(), services.swap.clone());
+        let store = Store::Swap(SwapStore { name, swap });
         let values = if page_space.is_in_place() { Values::KeptWithPages } else { Values::Kept };
         Self::with_store(services, page_space, store, size, values, None)
     }
@@ -205,7 +202,6 @@ impl Inode {
         self.device.is_none()
     }
 
-    /// Returns the maximum length of the file, in bytes.
     pub(crate) fn len_max_bytes(&self) -> u64 {
         // Acquire: pairs with the Release in `raise_len_max`.
         self.len_max_bytes.load(Ordering::Acquire)
@@ -428,12 +424,6 @@ impl Inode {
         self.zero_folio(folio, locked, 0..u64::MAX);
         self.mapping.mark_uptodate(locked);
         Ok(())
-    }
-
-    /// Prevents write-outs from starting until the guard is dropped.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn stop_write_outs(&self) -> impl Drop + '_ {
-        self.cutting.write()
     }
 }
 

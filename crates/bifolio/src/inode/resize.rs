@@ -25,9 +25,6 @@
 //! bytes lost. So the store's record of the backing's length changes in two places: write-outs
 //! raise it with `cutting` shared, and it is set here with `cutting` exclusive.
 //!
-//! In a memory file, removing a page drops its bytes everywhere: a folio is removed, dirty or not,
-//! and a slot of the swap is freed.
-//!
 //! Folios of a region are gathered, frozen, until several can be unmapped together
 //! ([`Removal`]). Other threads wait for a frozen folio. So this thread waits for nothing while it
 //! has any: before it waits, it unmaps those that are gathered. (The owner of a `PageRefMut` on the
@@ -187,7 +184,7 @@ impl Inode {
     ) -> FolioRef<'a> {
         let folios = &self.memory.folios;
         self.store.note_out_of_table(locked);
-        let entry_after = |page| self.store.entry_after(locked, page, None);
+        let entry_after = |_| self.store.entry_after(locked, None);
         self.mapping.remove(folio, locked, folios, entry_after)
     }
 

@@ -1,26 +1,12 @@
 //! Stores: locations of a file's pages while they are not in memory. The kinds of files differ
 //! behind this interface; no other module asks for the kind.
 //!
-//! An inode has one store. The store of a file on a disk has a backing, which has
-//! the bytes of the file wherever no folio is dirty. The store of a memory file has slots of the
-//! cache's swap, if there is one: a page without a folio is in a slot, or is a hole, which reads as
-//! zeros.
-//!
 //! | Entry without a folio | on a disk | of a memory file |
 //! |---|---|---|
 //! | hole | on the backing | zeros, nowhere |
 //! | value | on the backing; the shadow of an eviction | in the swap; the slot |
 //!
-//! The slot of a page of a memory file moves between its Entry and the folio's descriptor (SWAP-1):
-//!
-//! ```text
-//!   value(slot) --take_over--> clean folio with the slot --evict--> value(slot)
-//!                                 |            ^
-//!                              mark_dirty      | its write-out ended (swap_store.rs)
-//!                                 v            |
-//!                              dirty folio, no slot
-//! ```
-
+//! Which owner a slot has when is drawn at the head of `swap/mod.rs`.
 use super::swap_store::SwapStore;
 use crate::error::{Error, ErrorKind, Result, io_error, of_range};
 use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
@@ -142,38 +128,24 @@ impl Store {
         })
     }
 
-    pub(super) fn in_memory(name: String, swap: Option<Arc<Swap>>) -> Self {
-        Self::Swap(SwapStore::new(name, swap))
-    }
-}
-
-/// Kind of the file.
-impl Store {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Disk(disk) => disk.reader().describe(),
-            Self::Swap(swap) => swap.name().to_owned(),
+            Self::Swap(swap) => swap.name.clone(),
         }
     }
 
     /// Returns `true` if the last close removes a folio, dirty or not: it removes what the backing
     /// has, and memory files.
     pub(super) fn loses_closed(&self, is_dirty: bool) -> bool {
-        match self {
-            Self::Disk(_) => !is_dirty,
-            Self::Swap(_) => true,
-        }
+        !is_dirty || matches!(self, Self::Swap(_))
     }
 
-    /// Returns the state of direct I/O of the storage.
     pub(crate) fn direct(&self) -> DirectStatus {
-        match self {
-            Self::Disk(disk) => disk.reader().direct(),
-            Self::Swap(_) => DirectStatus::Custom,
-        }
+        let Self::Disk(disk) = self else { return DirectStatus::Custom };
+        disk.reader().direct()
     }
 
-    /// Returns `true` if there is a backing that accepts writes.
     pub(crate) fn is_writable(&self) -> bool {
         matches!(self, Self::Disk(disk) if disk.backings.read().writer.is_some())
     }
@@ -184,20 +156,12 @@ impl Store {
             disk.backings.write().writer.get_or_insert_with(|| Arc::clone(backing));
         }
     }
-}
 
-/// Length of the storage.
-impl Store {
     /// Returns the number of bytes the backing has from `position_bytes` on, at most
     /// `length_bytes`.
     pub(crate) fn bytes_from(&self, position_bytes: u64, length_bytes: u64) -> u64 {
-        match self {
-            Self::Disk(disk) => {
-                let len_bytes = disk.len_bytes.load(Ordering::Relaxed);
-                len_bytes.saturating_sub(position_bytes).min(length_bytes)
-            }
-            Self::Swap(_) => 0,
-        }
+        let Self::Disk(disk) = self else { return 0 };
+        disk.len_bytes.load(Ordering::Relaxed).saturating_sub(position_bytes).min(length_bytes)
     }
 
     /// Returns `true` if a truncation of the storage zeroes the bytes past the end; otherwise they
@@ -225,10 +189,7 @@ impl Store {
         disk.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(())
     }
-}
 
-/// Pages without a folio.
-impl Store {
     /// Returns `true` if there are pages that have no bytes anywhere, and read as zeros.
     pub(crate) fn has_holes(&self) -> bool {
         matches!(self, Self::Swap(_))
@@ -259,7 +220,6 @@ impl Store {
         }
     }
 
-    /// Returns the position of the first data of the backing from `position` on.
     pub(super) fn first_data(&self, position: u64) -> Result<Option<u64>> {
         let Self::Disk(disk) = self else { return Ok(None) };
         io::seek_data(&*disk.reader(), position)
@@ -289,16 +249,10 @@ impl Store {
 
     /// Returns the Entry that replaces a clean folio at the head of a unit: after an eviction, with
     /// its shadow; or, for a folio that was never filled, the one that it took over.
-    pub(crate) fn entry_after(
-        &self,
-        locked: &LockedFolio<'_>,
-        page: u64,
-        shadow: Option<Shadow>,
-    ) -> Entry {
-        match (self, shadow) {
-            (Self::Disk(_), Some(shadow)) if page == 0 => Entry::value(shadow.0),
-            (Self::Disk(_), _) => Entry::HOLE,
-            (Self::Swap(swap), _) => swap.entry_after(locked, page, shadow),
+    pub(crate) fn entry_after(&self, locked: &LockedFolio<'_>, shadow: Option<Shadow>) -> Entry {
+        match self {
+            Self::Disk(_) => shadow.map_or(Entry::HOLE, |shadow| Entry::value(shadow.0)),
+            Self::Swap(swap) => swap.entry_after(locked, shadow),
         }
     }
 
@@ -340,19 +294,15 @@ impl Store {
 
     /// Returns the swap whose slots its pages have, if any.
     pub(crate) fn slots(&self) -> Option<&Arc<Swap>> {
-        match self {
-            Self::Disk(_) => None,
-            Self::Swap(swap) => swap.slots(),
-        }
+        let Self::Swap(it) = self else { return None };
+        it.swap.as_ref()
     }
-}
 
-impl Store {
-    /// Returns the backing that folios are filled from. A memory file without a swap has none.
+    /// Returns `None` for a memory file without a swap.
     pub(crate) fn reader(&self) -> Option<Arc<dyn DirectBacking>> {
         match self {
             Self::Disk(disk) => Some(disk.reader()),
-            Self::Swap(swap) => swap.slots().map(|swap| Arc::clone(&swap.backing)),
+            Self::Swap(it) => it.swap.as_ref().map(|swap| Arc::clone(&swap.backing)),
         }
     }
 
@@ -366,10 +316,10 @@ impl Store {
                 let backing = (length_bytes > 0).then(|| disk.reader())?;
                 Some(Source { backing, position_bytes, length_bytes })
             }
-            Self::Swap(swap) => {
-                let (backing, position_bytes) =
-                    (swap.source(folio)?, swap::position_bytes(folio.slot()));
-                Some(Source { backing, position_bytes, length_bytes })
+            Self::Swap(it) => {
+                let swap = it.swap.as_ref().filter(|_| folio.slot() != 0)?;
+                let position_bytes = swap::position_bytes(folio.slot());
+                Some(Source { backing: Arc::clone(&swap.backing), position_bytes, length_bytes })
             }
         }
     }
@@ -389,10 +339,8 @@ impl Store {
         start: *const u8,
         counters: &Counters,
     ) -> Result<()> {
-        match self {
-            Self::Disk(_) => Ok(()),
-            Self::Swap(swap) => swap.check_filled(folio, start, counters),
-        }
+        let Self::Swap(swap) = self else { return Ok(()) };
+        swap.check_filled(folio, start, counters)
     }
 
     /// Returns the error for a failed read of the file from `position_bytes` on.
@@ -400,7 +348,7 @@ impl Store {
     pub(crate) fn read_error(&self, position_bytes: u64, source: Error) -> Error {
         match self {
             Self::Disk(_) => source,
-            Self::Swap(swap) => Error::swap_read(swap.name().to_owned(), position_bytes, source),
+            Self::Swap(swap) => Error::swap_read(swap.name.clone(), position_bytes, source),
         }
     }
 
@@ -435,14 +383,11 @@ impl Store {
             }
         }
     }
-}
 
-impl Store {
-    /// Returns the backing that folios are written to. A memory file without a swap has none.
     pub(crate) fn writer(&self) -> Arc<dyn DirectBacking> {
         match self {
             Self::Disk(disk) => disk.writer(),
-            Self::Swap(swap) => swap.backing(),
+            Self::Swap(swap) => Arc::clone(&swap.swap().backing),
         }
     }
 

@@ -1,20 +1,16 @@
 //! The store of a memory file: slots of the cache's swap, which choose a place for folios that are
 //! written when memory is short.
 //!
-//! A page has no fixed position in the swap. So folios that are evicted together, however far apart
-//! in their file, go to adjacent slots, in one transfer of up to 1 MiB, and folios that are
-//! adjacent in the file can be read back in one. A folio gets its slot when its write-out has
-//! succeeded. After a failure the slot is freed, and the folio stays dirty.
-//!
+//! A page has no fixed position in the swap, so folios that are evicted together go to adjacent
+//! slots. A folio gets its slot when its write-out has succeeded.
 //! # Safety
 //! Creates slices of the bytes of folios that the caller has locked, or whose write-out is in
 //! flight.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result, write_error};
-use crate::io::DirectBacking;
 use crate::memory::{Arena, Shadow};
-use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{Entry, Flag, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
 use crate::swap::{GROUP_BYTES, SlotRun, Swap, position_bytes};
 use crate::sync::Ordering;
@@ -24,32 +20,13 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct SwapStore {
-    name: String,
-    /// Swap that folios go to when memory is short.
-    swap: Option<Arc<Swap>>,
+    pub(super) name: String,
+    pub(super) swap: Option<Arc<Swap>>,
 }
 
 impl SwapStore {
-    pub(super) fn new(name: String, swap: Option<Arc<Swap>>) -> Self {
-        Self { name, swap }
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the swap whose slots the pages have, if any.
-    pub(super) fn slots(&self) -> Option<&Arc<Swap>> {
-        self.swap.as_ref()
-    }
-
-    fn swap(&self) -> &Swap {
+    pub(super) fn swap(&self) -> &Swap {
         self.swap.as_ref().expect("folios are written only if there is a swap")
-    }
-
-    /// Returns the storage of the swap that folios are written to.
-    pub(super) fn backing(&self) -> Arc<dyn DirectBacking> {
-        Arc::clone(&self.swap().backing)
     }
 
     /// Transfers the slot in `seen` to the folio that was just inserted there, or counts the pages
@@ -62,30 +39,17 @@ impl SwapStore {
         }
     }
 
-    /// Returns the storage of the slots of a folio, if it has any.
-    pub(super) fn source(&self, folio: &Folio) -> Option<Arc<dyn DirectBacking>> {
-        let swap = self.swap.as_ref().filter(|_| folio.slot() != 0)?;
-        Some(Arc::clone(&swap.backing))
-    }
-
-    /// Returns the Entry that replaces a clean folio, with its slot and shadow.
-    pub(super) fn entry_after(
-        &self,
-        locked: &LockedFolio<'_>,
-        page: u64,
-        shadow: Option<Shadow>,
-    ) -> Entry {
+    pub(super) fn entry_after(&self, locked: &LockedFolio<'_>, shadow: Option<Shadow>) -> Entry {
         let slot = locked.slot();
         if slot == 0 {
             return Entry::HOLE;
         }
         if let (Some(swap), Some(shadow)) = (&self.swap, shadow) {
-            swap.words.set_shadow(slot + page as u32, shadow);
+            swap.words.set_shadow(slot, shadow);
         }
-        Entry::value(u64::from(slot) + page)
+        Entry::value(slot.into())
     }
 
-    /// Checks the bytes at `start` that a locked folio was just filled with (SWAP-4).
     pub(super) fn check_filled(
         &self,
         folio: &FolioRef<'_>,

@@ -16,15 +16,15 @@ pub(crate) mod faults {
     use std::ops::Range;
     use std::sync::Arc;
 
-    pub(crate) fn is_in_region(_bytes: &[u8]) -> bool {
+    pub(crate) fn is_in_region(_: &[u8]) -> bool {
         false
     }
 
-    pub(crate) fn enlist(_handle: &Arc<Handle>) {}
+    pub(crate) fn enlist(_: &Arc<Handle>) {}
 
-    pub(crate) fn forget(_page_space: &PageSpace) {}
+    pub(crate) fn forget(_: &PageSpace) {}
 
-    pub(crate) fn restore(_handle: &Handle, _pages: Range<u64>) -> Result<()> {
+    pub(crate) fn restore(_: &Handle, _: Range<u64>) -> Result<()> {
         Ok(())
     }
 }
@@ -33,7 +33,7 @@ pub(crate) mod kernel {
     pub(crate) mod trials {
         use crate::sys::probe::{Feature, Finding};
 
-        pub(crate) fn probe(_feature: Feature) -> Finding {
+        pub(crate) fn probe(_: Feature) -> Finding {
             Err(super::super::REASON.to_owned())
         }
     }
@@ -53,11 +53,11 @@ pub(crate) mod mappable {
     pub(crate) struct MapResources;
 
     impl MapResources {
-        pub(crate) fn new(_features: &Features, _unmap_batch_folios: usize) -> Self {
+        pub(crate) fn new(_: &Features, _: usize) -> Self {
             Self
         }
 
-        pub(crate) fn new_region(&self, _reclaim: &Reclaim, _len_max_bytes: u64) -> Result<Region> {
+        pub(crate) fn new_region(&self, _: &Reclaim, _: u64) -> Result<Region> {
             Err(Error::cannot_map("", REASON))
         }
     }
@@ -79,11 +79,7 @@ pub(crate) mod mappable {
     }
 
     impl File {
-        pub(crate) fn uncover(
-            &self,
-            _alone: &Resizing<'_>,
-            _len_bytes: u64,
-        ) -> Result<Growing<'_>> {
+        pub(crate) fn uncover(&self, _: &Resizing<'_>, _: u64) -> Result<Growing<'_>> {
             Ok(Growing(PhantomData))
         }
     }
@@ -105,7 +101,7 @@ pub(crate) mod pages {
     pub(crate) struct Removal<'a>(&'a Inode);
 
     impl<'a> Removal<'a> {
-        pub(crate) fn new(inode: &'a Inode, _pinned: PinnedPages) -> Self {
+        pub(crate) fn new(inode: &'a Inode, _: PinnedPages) -> Self {
             Self(inode)
         }
 
@@ -119,18 +115,18 @@ pub(crate) mod pages {
     impl Inode {
         pub(crate) fn install_page(
             &self,
-            _locked: &LockedFolio<'_>,
-            _bytes: &[u8],
-            _will_be_stored: bool,
+            _: &LockedFolio<'_>,
+            _: &[u8],
+            _: bool,
         ) -> Option<Result<()>> {
             None
         }
 
         pub(crate) fn write_page<E: From<NoRoom> + From<Error>>(
             &self,
-            _folio: &FolioRef<'_>,
-            _locked: &LockedFolio<'_>,
-            _bytes: &[u8],
+            _: &FolioRef<'_>,
+            _: &LockedFolio<'_>,
+            _: &[u8],
         ) -> std::result::Result<bool, E> {
             Ok(false)
         }
@@ -159,21 +155,16 @@ pub(crate) mod region {
             match self.addresses {}
         }
 
-        pub(crate) fn stage(
-            &self,
-            _pages: usize,
-            _share: &Share,
-            _may_wait: bool,
-        ) -> Option<Staged> {
+        pub(crate) fn stage(&self, _: usize, _: &Share, _: bool) -> Option<Staged> {
             match self.addresses {}
         }
 
         pub(crate) fn publish(
             &self,
-            _staged: &Staged,
-            _number: usize,
-            _pages: Range<u64>,
-            _will_be_stored: bool,
+            _: &Staged,
+            _: usize,
+            _: Range<u64>,
+            _: bool,
         ) -> (u64, io::Result<()>) {
             match self.addresses {}
         }
@@ -185,11 +176,11 @@ pub(crate) mod region {
             match *self {}
         }
 
-        pub(crate) fn address(&self, _index: u64) -> *mut u8 {
+        pub(crate) fn address(&self, _: u64) -> *mut u8 {
             match *self {}
         }
 
-        pub(crate) fn clear_poison(&self, _addresses: &Self, _pages: Range<u64>) -> io::Result<()> {
+        pub(crate) fn clear_poison(&self, _: &Self, _: Range<u64>) -> io::Result<()> {
             match *self {}
         }
 
@@ -197,11 +188,11 @@ pub(crate) mod region {
             match *self {}
         }
 
-        pub(crate) fn orphaned_among(&self, _pages: Range<u64>) -> Vec<u64> {
+        pub(crate) fn orphaned_among(&self, _: Range<u64>) -> Vec<u64> {
             match *self {}
         }
 
-        pub(crate) fn among(&self, _pages: &Range<u64>) -> Vec<Range<u64>> {
+        pub(crate) fn among(&self, _: &Range<u64>) -> Vec<Range<u64>> {
             match *self {}
         }
     }
@@ -214,15 +205,15 @@ pub(crate) mod region {
             match self.0 {}
         }
 
-        pub(crate) fn address(&self, _page: usize) -> *mut u8 {
+        pub(crate) fn address(&self, _: usize) -> *mut u8 {
             match self.0 {}
         }
 
-        pub(crate) fn extend(&mut self, _pages: usize) {
+        pub(crate) fn extend(&mut self, _: usize) {
             match self.0 {}
         }
 
-        pub(crate) fn shrink(&mut self, _pages: usize) {
+        pub(crate) fn shrink(&mut self, _: usize) {
             match self.0 {}
         }
     }
@@ -231,18 +222,18 @@ pub(crate) mod region {
     pub(crate) struct Orphans;
 
     impl Orphans {
-        pub(crate) fn release(&self, _id: FolioId) {}
+        pub(crate) fn release(&self, _: FolioId) {}
     }
 
     #[derive(Debug)]
     pub(crate) struct RecentReads;
 
     impl RecentReads {
-        pub(crate) fn new(_arena: &Arena) -> Self {
+        pub(crate) fn new(_: &Arena) -> Self {
             Self
         }
 
-        pub(crate) fn note_read(&self, _pages: u64) {}
+        pub(crate) fn note_read(&self, _: u64) {}
 
         pub(crate) fn are_single(&self) -> bool {
             false
@@ -255,16 +246,11 @@ pub(crate) mod region {
     }
 
     impl RegionPages {
-        pub(crate) fn take(
-            &mut self,
-            _budget: &mut Budget,
-            _first: u32,
-            _folios: &Folios,
-        ) -> Option<FolioId> {
+        pub(crate) fn take(&mut self, _: &mut Budget, _: u32, _: &Folios) -> Option<FolioId> {
             None
         }
 
-        pub(crate) fn give_back(&mut self, _budget: &mut Budget, _id: FolioId, _folios: &Folios) {}
+        pub(crate) fn give_back(&mut self, _: &mut Budget, _: FolioId, _: &Folios) {}
     }
 }
 
@@ -280,7 +266,7 @@ pub(crate) mod stores {
     pub(crate) struct WriteCopies(Never);
 
     impl WriteCopies {
-        pub(crate) fn address(&self, _page: usize) -> *mut u8 {
+        pub(crate) fn address(&self, _: usize) -> *mut u8 {
             match self.0 {}
         }
     }
@@ -295,7 +281,7 @@ pub(crate) mod stores {
     }
 
     impl Inode {
-        pub(crate) fn find_stores(&self, _range: &Range<u64>, _patient: bool) -> Result<bool> {
+        pub(crate) fn find_stores(&self, _: &Range<u64>, _: bool) -> Result<bool> {
             Ok(false)
         }
     }
@@ -317,7 +303,7 @@ pub(crate) mod unmap {
     pub(crate) struct Unmapping<'t>(PhantomData<&'t Reclaim>);
 
     impl<'t> Unmapping<'t> {
-        pub(crate) fn new(_: &'t Reclaim, _owners: Owners<'t>, _control: ScanControl) -> Self {
+        pub(crate) fn new(_: &'t Reclaim, _: Owners<'t>, _: ScanControl) -> Self {
             Self(PhantomData)
         }
 
@@ -327,21 +313,16 @@ pub(crate) mod unmap {
 
         pub(crate) fn collect(
             &mut self,
-            _batch: &mut Vec<FolioRef<'t>>,
-            _unswapped: &mut Unswapped<'t>,
-            _counts: &mut ScanCounts,
+            _: &mut Vec<FolioRef<'t>>,
+            _: &mut Unswapped<'t>,
+            _: &mut ScanCounts,
         ) {
         }
 
-        pub(crate) fn add_all(
-            &mut self,
-            _folios: &mut Vec<FolioRef<'t>>,
-            _counts: &mut ScanCounts,
-        ) {
-        }
+        pub(crate) fn add_all(&mut self, _: &mut Vec<FolioRef<'t>>, _: &mut ScanCounts) {}
 
-        pub(crate) fn finish(self, _counts: &mut ScanCounts) {}
+        pub(crate) fn finish(self, _: &mut ScanCounts) {}
     }
 
-    pub(crate) fn swap_out_mapped(_: &Reclaim, _folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>) {}
+    pub(crate) fn swap_out_mapped(_: &Reclaim, _: &mut Vec<(Arc<Inode>, FolioRef<'_>)>) {}
 }

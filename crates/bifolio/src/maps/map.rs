@@ -1,10 +1,5 @@
 //! Maps: files as memory, paged in on demand, within the cache's bound.
 //!
-//! The top layer, for callers that want plain pointers. A map is an address in the region of its
-//! file (`maps/region/`) and keeps the file open; it owns no memory. `maps/faults` serves
-//! accesses to pages that are not resident; `maps/unmap.rs` evicts pages under raw writers.
-//! [`File::read_at`], [`File::write_at`], pins and any number of maps share one copy of the bytes.
-//!
 //! The cache finds a program's stores in the page tables. It does not find stores of a direct
 //! transfer or a device there: the transfer looked up the page when it began, and its bytes may
 //! arrive after a write-out has made the page clean. So every look for stores counts the pages of a
@@ -29,8 +24,6 @@
 //! next look, or by P5. Bytes that a device writes to a truncated page are lost, as with `mmap`; if
 //! the file has grown again they may become part of it, and are not lost then. `loom_map_pin`
 //! models this.
-//!
-//! A pin may outlive its map, and then counts as one: the cache cannot be closed before P7.
 //!
 //! # Safety
 //! Returns raw addresses, and slices of them under the caller's promise.
@@ -300,7 +293,10 @@ impl MapMut {
     /// As [`Map::pin`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<MapPinMut> {
         let in_file = self.map.in_file(&range)?;
-        Ok(MapPinMut::new(self.map.pin(range)?, &self.map.region, in_file))
+        let (page, region) = (self.map.pin(range)?, Arc::clone(&self.map.region));
+        region.written_unseen.add(pages_of(&in_file));
+        page.mark_stored();
+        Ok(MapPinMut { page, region, range: in_file })
     }
 
     /// Makes durable what was stored or written to `range` before the call: [`File::sync_range`].
@@ -328,14 +324,7 @@ pub struct MapPinMut {
 }
 
 impl MapPinMut {
-    /// Counts the pages of `range`, a range of the file that `page` pins, as stored to.
-    fn new(page: OwnedPageRef, region: &Arc<Region>, range: Range<u64>) -> Self {
-        region.written_unseen.add(pages_of(&range));
-        page.mark_stored();
-        Self { page, region: Arc::clone(region), range }
-    }
-
-    /// Returns the address of the first byte, for the kernel or the device to write to.
+    /// Returns the address of the first byte.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.region.addresses.base().wrapping_add(self.range.start as usize)
     }

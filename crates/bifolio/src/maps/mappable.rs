@@ -1,8 +1,4 @@
 //! Mappable files: what those of a cache share, their calls for maps, and their growth.
-//!
-//! The shared resources are created with the first mappable file. The new part of a file that grows
-//! has only zeros, whatever raw writers have stored past the old end, and faults that were refused
-//! there are judged again.
 
 use crate::error::{Error, Result};
 use crate::file::{File, OpenOptions, Registry};
@@ -30,13 +26,14 @@ impl OpenOptions {
     }
 }
 
-/// Resources that all files of a cache that can be mapped share.
+type MapParts = (Arc<Regions>, Arc<Userfault>, FaultThreads);
+
 #[derive(Debug)]
 pub(crate) struct MapResources {
     features: Features,
     unmap_batch_folios: usize,
     /// `None` until the first file.
-    made: Mutex<Option<(Arc<Regions>, FaultThreads)>>,
+    made: Mutex<Option<MapParts>>,
 }
 
 impl MapResources {
@@ -56,12 +53,12 @@ impl MapResources {
         if made.is_none() {
             *made = Some(self.make(reclaim)?);
         }
-        let (regions, threads) = made.as_ref().expect("made just now");
+        let (regions, userfault, _) = made.as_ref().expect("made just now");
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
-        Region::new(pages, threads.userfault(), regions).map_err(refused)
+        Region::new(pages, userfault, regions).map_err(refused)
     }
 
-    fn make(&self, reclaim: &Reclaim) -> Result<(Arc<Regions>, FaultThreads)> {
+    fn make(&self, reclaim: &Reclaim) -> Result<MapParts> {
         let size = reclaim.regions_size(self.unmap_batch_folios);
         reclaim.charge(size.bytes())?;
         let make = || {
@@ -69,7 +66,7 @@ impl MapResources {
             let regions = Arc::new(regions.map_err(refused)?);
             let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
             let threads = FaultThreads::start(&userfault, &regions).map_err(Error::thread)?;
-            Ok((regions, threads))
+            Ok((regions, userfault, threads))
         };
         make().inspect_err(|_| reclaim.memory.arena.uncharge(size.bytes()))
     }

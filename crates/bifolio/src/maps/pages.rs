@@ -1,6 +1,4 @@
-//! Installs and unmaps the pages of a region. A page appears whole, with one system call, where
-//! maps see it. A page that an eviction has unmapped is put back. Pages that are cut off, punched
-//! or discarded are unmapped, several with one TLB flush, unless a reference keeps them (REGION-4).
+//! Installs and unmaps the pages of a region.
 //!
 //! # Safety
 //! Passes memory of its callers to the kernel, which copies it, and unmaps pages of folios that are

@@ -1,20 +1,15 @@
 //! Stores through maps: they are found in the page tables, not announced. A sync, a write-out of
 //! old pages and a change of the length look for them first ([`Inode::find_stores`]).
 //!
-//! A backing may rely on bytes that do not change during a write, but a store through a map does
-//! not wait. So pages of a file that is mapped for writing are written from copies:
-//!
-//! ```text
-//!   protect the pages --> copy them --> one transfer, from the copies --> give the copies back
-//! ```
+//! A store through a map does not wait for a write. So pages of a file that is mapped for writing
+//! are protected, then copied, then written from the copies.
 //!
 //! The order matters: a store after the protection is detected and makes the page dirty again, even
 //! if the copy has it; a store before it is in the copy.
 //!
-//! The copies are in staging memory (`maps/region/staging.rs`), at most half of it, so that a
-//! device that completes no write blocks no read. No batch waits for staging memory (IO-5): a
-//! transfer takes fewer pages, or waits for others of its own batch. While other batches have all
-//! of it, a batch writes one page at a time, from memory of its own.
+//! No batch waits for staging memory for its copies (IO-5): a transfer takes fewer pages, or waits
+//! for others of its own batch. While other batches have all of it, a batch writes one page at a
+//! time, from memory of its own.
 //!
 //! # Safety
 //! Creates slices of its share of the staging memory.

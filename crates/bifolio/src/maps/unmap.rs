@@ -1,10 +1,6 @@
 //! Unmapping: evicts folios of regions in batches, with one TLB flush on the other CPUs for each
 //! batch.
 //!
-//! Raw writers may store to the pages at any time, and only the unmapping stops them. So the pages
-//! are unmapped first, as in the kernel, and what is written is a copy of the bytes that they held
-//! when the last translation was gone.
-//!
 //! PROTOCOL UNMAP, as two columns:
 //!
 //! ```text
@@ -32,17 +28,12 @@
 //! The Entry names the folio from B2 to B8 or B9: the address belongs to the index, and B6 would
 //! discard an earlier fill (REGION-2).
 //!
-//! Why this suffices, and which tests show it (`loom_unmap_*` are in `src/tests/loom_unmap.rs`, the
-//! others in `tests/maps/`):
-//! - Stores through stale translations: the flush of B6 comes before the bytes of B7 are read, and
-//!   only those are written. (Protecting the pages before the write-back instead needs a flush for
-//!   each 2 MiB touched, and loses a store between the last check and the unmapping.)
-//!   `loom_unmap_vs_store`; `threads.rs`.
-//! - Folios wait for their batch without a lock: B1 repeats every check. `loom_unmap_vs_lookup`,
-//!   `loom_unmap_vs_sync`; `model.rs`.
+//! Why this suffices:
+//! - The flush of B6 comes before the bytes of B7 are read, and only those are written: a store
+//!   through a stale translation is in them. (Protecting the pages before the write-back instead
+//!   needs a flush for each 2 MiB touched, and loses a store between the last check and B6.)
+//! - Folios wait for their batch without a lock: B1 repeats every check.
 //! - Pins: B2 fails if there is any reference besides the table's and this thread's.
-//!   `loom_unmap_vs_pin`.
-//! - Partial batches: [`Unmapping::finish`] ends every scan. `tests/maps/batches.rs`.
 //!
 //! B5 and B7 rely on a store between them reaching the kept page, not a copy of it. The kernel
 //! copies a page unless it knows that a single mapping uses it. These pages are not shared: they
@@ -50,14 +41,6 @@
 //! (`Reservation::refuse_merging`). One case remains: a page that was swapped in from a device that
 //! needs stable pages (zram) while it is still being written there. Its first store is lost if it
 //! falls between B5 and B6.
-//!
-//! Pages pinned by a device cannot be detected (`MapMut::pin_mut` is for those): `PAGEMAP_SCAN`,
-//! `vmsplice` and `MADV_DONTNEED` do not report pins. `UFFDIO_MOVE` does, but takes one range per
-//! call and flushes for each, which takes twice as long for scattered pages.
-//!
-//! The size of a batch is counted in runs of adjacent pages ([`Runs`]): if folios are evicted in
-//! the order in which they were filled, one flush covers some hundreds of them. An unmapping costs
-//! the other CPUs one interrupt, and one more for each concurrent first store to a protected page.
 //!
 //! The column is [`Unmapping::evict_collected`]. A thread with the reclaim lock evicts clean
 //! folios; the swapper writes the dirty ones, without that lock, from its own bounce buffer. That
@@ -102,7 +85,6 @@ const TRANSFER_FOLIOS: usize = 256;
 /// longer transfer: the device needs 300 us for 1 MiB.
 const PORTION_FOLIOS: usize = 32;
 
-/// The folios that one scan evicts from regions; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Unmapping<'t> {
     reclaim: &'t Reclaim,
@@ -115,7 +97,6 @@ pub(crate) struct Unmapping<'t> {
     copies: Option<Copies<'t>>,
 }
 
-/// A collected folio that was locked, and its file.
 type Locked<'t> = (&'t Inode, LockedFolio<'t>, FolioRef<'t>);
 
 impl<'t> Unmapping<'t> {
@@ -299,7 +280,7 @@ impl<'t> Unmapping<'t> {
         counts.note(EvictOutcome::Evicted, lock.pages());
         let shadow = self.reclaim.shadow_of(&lock);
         self.reclaim.note_eviction(&lock, self.control.counter);
-        let entry_after = |page| inode.store.entry_after(&lock, page, Some(shadow));
+        let entry_after = |_| inode.store.entry_after(&lock, Some(shadow));
         inode.mapping.end_eviction(&frozen, &lock, entry_after);
         inode.store.note_out_of_table(&lock);
         drop(lock);
@@ -323,7 +304,6 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// Puts a folio that stays back on its list, or on the active one if it was used.
     fn keep(&self, folio: FolioRef<'t>, outcome: EvictOutcome, counts: &mut ScanCounts) {
         counts.note(outcome, folio.folio().pages());
         let memory = &self.reclaim.memory;
@@ -378,7 +358,8 @@ impl<'t> Unmapping<'t> {
     }
 
     fn write_all(&mut self, counts: &mut ScanCounts) {
-        while self.copies.as_ref().is_some_and(|copies| !copies.is_empty()) {
+        let are_left = |it: &Copies<'_>| !(it.in_flight.is_empty() && it.gathered.is_empty());
+        while self.copies.as_ref().is_some_and(are_left) {
             self.write_copies(counts);
         }
         self.copies = None;
@@ -413,7 +394,6 @@ impl<'t> Unmapping<'t> {
         }
     }
 
-    /// Takes the folios of regions out of `folios`, to be unmapped with others.
     pub(crate) fn add_all(&mut self, folios: &mut Vec<FolioRef<'t>>, counts: &mut ScanCounts) {
         let arena = &self.reclaim.memory.arena;
         let of_regions = folios.extract_if(.., |folio| arena.is_region_page(folio.id()));
@@ -469,7 +449,6 @@ struct Batch<'d, 't> {
     bounce_buffer: &'d mut BounceBuffer,
     /// Page of the bounce buffer for the next copy of a page that seems clean.
     spare: usize,
-    /// `true` if dirty folios are written here.
     may_write: bool,
     victims: Vec<Victim<'t>>,
 }
@@ -494,7 +473,6 @@ enum Fate {
     Evict,
     /// The folio is dirty, has no page any more, and is written.
     Write(InFlight),
-    /// The folio keeps its page.
     Keep(EvictOutcome),
     /// The folio is unmapped and dirty, and must not be written now.
     PutBack,
@@ -754,7 +732,6 @@ struct Copies<'t> {
     bounce_buffer: MutexGuard<'t, BounceBuffer>,
     /// Number of parts of the bounce buffer: two if one is written while the other fills.
     parts: usize,
-    /// Index of the part for gathered folios.
     part: usize,
     /// Pages of that part in use, including gaps for folios that were unmapped with the others but
     /// are not written.
@@ -789,11 +766,6 @@ impl<'t> Copies<'t> {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.in_flight.is_empty() && self.gathered.is_empty()
-    }
-
-    /// Returns the pages of the bounce buffer that hold no copies.
     fn room(&self) -> Range<usize> {
         let part_pages = self.bounce_buffer.pages / self.parts;
         let first = self.part * part_pages;

@@ -1,10 +1,7 @@
 //! The swap file: stores pages of memory files when memory is short.
 //!
-//! One swap serves all memory files of a cache (`inode/swap_store.rs`).
-//!
-//! The file has a page for each slot, from slot 1 on (`storage.rs`). Which slots are used, their
-//! checksums and their shadows are in memory (`slots.rs`).
-//!
+//! The file has a page for each slot, from slot 1 on. Which slots are used, their checksums and
+//! their shadows are in memory.
 //! States of a slot, with the owner in brackets:
 //!
 //! ```text
@@ -52,7 +49,6 @@ use storage::Preallocation;
 /// One slot in this many is spare.
 const SPARE_DIVISOR: u64 = 16;
 
-/// The storage of swapped pages.
 #[derive(Clone, Debug)]
 pub(crate) enum SwapStorage {
     /// A temporary file in this directory.
@@ -69,7 +65,6 @@ pub(crate) struct Answers {
     pub(crate) last_refusal: Option<Error>,
 }
 
-/// The swap of a cache; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Swap {
     pub(crate) backing: Arc<dyn DirectBacking>,
@@ -97,7 +92,7 @@ impl Swap {
         let slots = Slots::new(bytes_max);
         let purpose = "the checksums of swapped pages (CacheBuilder::swap_max)";
         let words =
-            SlotMetadata::new(slots.end()).map_err(|source| Error::memory(purpose, source))?;
+            SlotMetadata::new(slots.end).map_err(|source| Error::memory(purpose, source))?;
         let name = backing.describe();
         let (preallocation, pages) = (Preallocation::default(), AtomicU64::new(0));
         let answers = Mutex::default();
@@ -113,10 +108,11 @@ impl Swap {
     /// Allocates storage for the next writes. Called by the thread that is about to write, one at a
     /// time, with no transfer in flight. Blocks while the file system works.
     pub(crate) fn set_storage_aside(&self) {
-        self.slots.try_again();
+        // One more attempt to write past what was ever written, in this round.
+        self.slots.state.lock().may_try = true;
         // Slot 0 is not part of the capacity.
         let limit = self.slots.capacity() + 1;
-        self.preallocation.reach(&*self.backing, || self.slots.next(), limit);
+        self.preallocation.reach(&*self.backing, || self.slots.state.lock().cursor, limit);
     }
 
     pub(crate) fn note_end(&self, error: Option<&Error>) {
@@ -141,7 +137,6 @@ impl Swap {
         }
     }
 
-    /// Returns the number of pages of memory files that exist.
     pub(crate) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
@@ -155,12 +150,11 @@ impl Swap {
         u64::from(capacity) < wanted && capacity < self.slots.capacity_max()
     }
 
-    /// Returns `true` if more capacity would provide adjacent slots for a folio of `pages` pages
-    /// while enough scattered slots are free. For this, the capacity grows to at most twice the
-    /// number of pages.
+    /// Returns `true` if more capacity would provide adjacent slots for a folio of `pages` pages.
+    /// For this, the capacity grows to at most twice the number of pages.
     pub(crate) fn wants_adjacent_slots(&self, pages: u32) -> bool {
         let capacity_max = 2 * (self.pages() + u64::from(GROUP_SLOTS));
-        let is_in_pieces = pages > 1 && self.slots.longest() < pages;
+        let is_in_pieces = pages > 1 && self.slots.state.lock().longest() < pages;
         is_in_pieces && u64::from(self.slots.capacity()) < capacity_max
     }
 

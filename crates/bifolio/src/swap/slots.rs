@@ -19,11 +19,6 @@
 //! The storage may refuse writes below the capacity because the device is full. Slots that were
 //! written before have storage, so runs then come from those, however short, and only one per round
 //! from beyond them, to detect that there is space again. Such a search examines all groups.
-//!
-//! Metadata exists for slots up to the capacity, which grows by groups, as the number of pages that
-//! may need a slot grows. It never shrinks: groups stay, and their freed slots are reused before
-//! the capacity grows.
-
 use crate::memory::Shadow;
 use crate::page::{ReservedArray, VALUE_MAX};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
@@ -50,34 +45,32 @@ pub(crate) struct SlotRun {
     pub(crate) pages: u32,
 }
 
-/// Returns the position in the file of the page of a slot.
 pub(crate) fn position_bytes(slot: u32) -> u64 {
     u64::from(slot) * PAGE_BYTES as u64
 }
 
-/// The slots of a swap file; see the [module documentation](self).
 #[derive(Debug)]
 pub(crate) struct Slots {
-    state: Mutex<SlotsState>,
+    pub(super) state: Mutex<SlotsState>,
     /// First slot past the end of the file.
-    end: u32,
+    pub(super) end: u32,
     /// Mirror of the number of slots in `state`, read without the lock.
     capacity: AtomicU32,
     used: AtomicU32,
 }
 
 #[derive(Debug, Default)]
-struct SlotsState {
+pub(super) struct SlotsState {
     groups: Vec<SlotGroup>,
     /// Longest run of free slots that begins in each group, at most [`GROUP_SLOTS`].
     reach: Vec<u16>,
-    cursor: u32,
+    pub(super) cursor: u32,
     /// One more than the highest slot that was ever written.
     written_end: u32,
     /// `true` if the last write past `written_end` was refused.
     is_refused: bool,
     /// `true` if one more run past `written_end` may be tried.
-    may_try: bool,
+    pub(super) may_try: bool,
 }
 
 impl Slots {
@@ -88,16 +81,10 @@ impl Slots {
         Self { state, end, capacity: AtomicU32::new(0), used: AtomicU32::new(0) }
     }
 
-    /// Returns one more than the highest possible slot.
-    pub(super) fn end(&self) -> u32 {
-        self.end
-    }
-
     /// Takes a run of adjacent free slots: `wanted_pages`, at most [`GROUP_SLOTS`], or the longest
     /// free run if none is that long. Returns `None` if that is shorter than `least_pages`.
     ///
-    /// The run usually starts where the previous one ended. The caller frees the slots that it does
-    /// not use.
+    /// The caller frees the slots that it does not use.
     pub(crate) fn take(&self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         debug_assert!(0 < least_pages && least_pages <= wanted_pages);
         debug_assert!(wanted_pages <= GROUP_SLOTS, "{wanted_pages} pages");
@@ -110,8 +97,6 @@ impl Slots {
     }
 
     /// Records that the storage has accepted or refused a write to slots that the caller owns.
-    /// While it refuses writes past the highest slot ever written, only slots below that are
-    /// allocated, and one run per round above it.
     pub(crate) fn note_written(&self, run: SlotRun, is_written: bool) {
         let mut state = self.state.lock();
         let end = run.first + run.pages;
@@ -124,15 +109,6 @@ impl Slots {
                 state.cursor = state.written_end;
             }
         }
-    }
-
-    /// Allows one more attempt to write past `written_end` in this round.
-    pub(super) fn try_again(&self) {
-        self.state.lock().may_try = true;
-    }
-
-    pub(super) fn next(&self) -> u32 {
-        self.state.lock().cursor
     }
 
     /// Frees slots that the caller owns; they may be parts of several runs.
@@ -157,16 +133,13 @@ impl Slots {
         let mut group = SlotGroup::default();
         group.set(first..end, true);
         self.capacity.fetch_add(group.free_slots(), Ordering::Relaxed);
-        state.push(group);
+        let number = state.groups.len() as u32;
+        state.groups.push(group);
+        state.reach.push(0);
+        state.measure_around(number, number);
         true
     }
 
-    /// Returns the length of the longest run of free slots, at most [`GROUP_SLOTS`].
-    pub(super) fn longest(&self) -> u32 {
-        self.state.lock().longest()
-    }
-
-    /// Returns the number of slots, free and used.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
@@ -182,7 +155,6 @@ impl Slots {
 }
 
 impl SlotsState {
-    /// Chooses the run to allocate next.
     fn choose(&mut self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         if self.is_refused {
             let found = self.find_written(wanted_pages, least_pages);
@@ -228,7 +200,7 @@ impl SlotsState {
     }
 
     /// Returns the length of the longest run of free slots, at most [`GROUP_SLOTS`].
-    fn longest(&self) -> u32 {
+    pub(super) fn longest(&self) -> u32 {
         self.reach.iter().max().map_or(0, |reach| (*reach).into())
     }
 
@@ -282,13 +254,6 @@ impl SlotsState {
         self.measure_around(run.first / GROUP_SLOTS, (end - 1) / GROUP_SLOTS);
     }
 
-    fn push(&mut self, group: SlotGroup) {
-        let number = self.groups.len() as u32;
-        self.groups.push(group);
-        self.reach.push(0);
-        self.measure_around(number, number);
-    }
-
     /// Updates the reach of the changed groups from `first` to `last`, and of the group before,
     /// whose runs may extend into them.
     fn measure_around(&mut self, first: u32, last: u32) {
@@ -310,7 +275,6 @@ pub(super) struct SlotGroup {
 }
 
 impl SlotGroup {
-    /// Returns the number of free slots at the start.
     pub(super) fn head(&self) -> u32 {
         self.next(0, false)
     }
@@ -377,13 +341,8 @@ pub(crate) struct Mismatch {
 /// The words of all slots, one each: its shadow in bits 32 to 59, and below it the checksum of the
 /// page that was written to it.
 ///
-/// The word of a slot belongs to its owner (SWAP-1): plain loads and stores, ordered by the
-/// operation that passes the slot from one owner to the next (an Entry, the folio lock).
-///
-/// The checksum is the CRC-32 of the page. The words are in memory and the pages in the file, so a
-/// page that decayed, was torn, was misplaced by a transfer, or is left from an earlier run passes
-/// only with a probability of 2^-32, or if it has the same bytes. `crc32fast` computes about 50
-/// GiB/s for single pages: no transfer waits for it.
+/// The checksum is the CRC-32 of the page: one that decayed, was torn, was misplaced by a transfer,
+/// or is left from an earlier run passes only with a probability of 2^-32.
 #[derive(Debug)]
 pub(crate) struct SlotMetadata {
     words: ReservedArray<AtomicU64>,
@@ -400,7 +359,6 @@ impl SlotMetadata {
         self.store(slot, crc32fast::hash(page).into());
     }
 
-    /// Compares a page read from a slot with the stored checksum.
     pub(crate) fn check(&self, slot: u32, page: &[u8; PAGE_BYTES]) -> Result<(), Mismatch> {
         let expected = (self.load(slot) & CHECKSUM_MASK) as u32;
         let found = crc32fast::hash(page);
@@ -592,10 +550,10 @@ mod tests {
     fn the_largest_file_has_as_many_slots_as_an_entry_can_name() {
         for bytes_max in [1 << 40, (1 << 40) + PAGE, u64::MAX] {
             let slots = Slots::new(bytes_max);
-            assert_eq!(slots.end(), 1 << 28);
+            assert_eq!(slots.end, 1 << 28);
             assert_eq!(u64::from(slots.capacity_max()), VALUE_MAX);
         }
-        assert_eq!(Slots::new((1 << 40) - 1).end(), (1 << 28) - 1);
+        assert_eq!(Slots::new((1 << 40) - 1).end, (1 << 28) - 1);
     }
 
     #[test]
@@ -613,7 +571,7 @@ mod tests {
     #[test]
     fn threads_never_get_the_same_slot() {
         let slots = with_groups(1 << 30, 4);
-        let owners: Vec<_> = (0..slots.end()).map(|_| AtomicU32::new(0)).collect();
+        let owners: Vec<_> = (0..slots.end).map(|_| AtomicU32::new(0)).collect();
         let work = |owner: u32| {
             let mut random = Rng::with_seed(owner.into());
             let mut taken = Vec::new();

@@ -5,13 +5,10 @@
 //! bytes last until the child, too, has exited or executed another program.
 //!
 //! A write past the end of a file, or into a hole, makes the file system allocate blocks. On ext4
-//! such a write holds the inode's lock exclusively, so no thread can read the file meanwhile: a
-//! random miss may wait 300 us for it. So storage is allocated for 64 MiB at a time, before the
-//! slots are written: at the beginning of a reclaim round, when the swapper thread has no transfer
-//! in flight. The file system waits until all transfers of the file have ended, and on some kernels
-//! (6.6 and later) an io_uring transfer ends only when the thread that submitted it enters the
-//! kernel.
-
+//! such a write holds the inode's lock exclusively, so no thread can read the file meanwhile. So
+//! storage is allocated for 64 MiB at a time, at the beginning of a reclaim round, when the swapper
+//! has no transfer in flight: the file system waits until all transfers of the file have ended, and
+//! on some kernels (6.6 and later) one ends only when its thread enters the kernel.
 use super::slots::position_bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{
@@ -26,13 +23,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Slots whose storage is allocated together: 64 MiB.
 const STEP_SLOTS: u32 = 16_384;
 /// Slots after the next one to be allocated that must have storage: as many as one round evicts at
 /// most.
 const AHEAD_SLOTS: u32 = 8192;
 
-/// The storage allocated so far.
 #[derive(Debug, Default)]
 pub(super) struct Preallocation {
     /// Slots below this one have storage, or its allocation was refused.
@@ -93,13 +88,11 @@ pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
     Ok(file.called(directory.join("(temporary swap file)")))
 }
 
-/// Opens a file that never has a name.
 pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<DiskFile> {
     let made = file::create_unnamed(directory).ok()?;
     DiskFile::open_with(file::path_of(made.as_fd()), &OPTIONS, features).ok()
 }
 
-/// Creates a named file, opens it, and removes its name.
 pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
     let fail = |source| {
         let directory = directory.display();

@@ -298,7 +298,7 @@ impl<'s> Server<'s> {
             if server.queue.runs() > 0 {
                 if server.ready.is_empty() {
                     match shared.inbox.rest(std::mem::take(&mut server.ended)) {
-                        Rest::Work => server.queue.begin(),
+                        Rest::Work => server.queue.transfers.begin(),
                         Rest::Sleep | Rest::End => server.queue.wait_or_rung(&shared.bell),
                     }
                     // Before tasks are woken: their next reads need not ring.
@@ -352,13 +352,13 @@ impl<'s> Server<'s> {
     }
 
     fn finish_runs(&mut self) {
-        while let Some(ended) = self.queue.next_ended() {
+        while let Some(ended) = self.queue.ended.pop_front() {
             let number = ended.note;
             let entrant = self.entrant(number);
             entrant.runs -= 1;
             let (is_last, read) = (entrant.runs == 0, Arc::clone(&entrant.read));
             let run = &ended.run;
-            let (page, count, inode) = (run.first_page(), run.folios().len(), run.inode());
+            let (page, count, inode) = (run.first, run.folios.len(), Arc::clone(&run.inode));
             let deliver = |locked: Locked<'_>| {
                 read.handover.with(|pending| pending.take(&inode, &locked));
             };

@@ -217,13 +217,13 @@ impl Handle {
         let plan = plan?;
         let run_end = run.end_page();
         let planned_end = self.inode.mapping.end_of_unit(plan.end_from(pages.start) - 1);
-        let is_small = planned_end - run.first_page() <= JOINED_PAGES_MAX;
+        let is_small = planned_end - run.first <= JOINED_PAGES_MAX;
         if is_small && (pages.end..planned_end).contains(&run_end) {
             run.make_room(planned_end - run_end);
             self.fill().extend_run(run, planned_end);
             self.mark_read_ahead(run, run_end);
         }
-        if plan.pages.start < run.first_page() || run.end_page() < plan.pages.end {
+        if plan.pages.start < run.first || run.end_page() < plan.pages.end {
             return Some(plan);
         }
         self.readahead.set_mark_of(&plan);
@@ -233,8 +233,8 @@ impl Handle {
     /// Marks the folios of a run from page `index` on as read ahead.
     fn mark_read_ahead(&self, run: &ReadIo, index: u64) {
         let (memory, order) = (&self.inode.memory, self.inode.mapping.order());
-        let wanted_folios = index.saturating_sub(run.first_page()).div_ceil(1 << order) as usize;
-        let ahead = run.folios().get(wanted_folios..).unwrap_or_default();
+        let wanted_folios = index.saturating_sub(run.first).div_ceil(1 << order) as usize;
+        let ahead = run.folios.get(wanted_folios..).unwrap_or_default();
         for id in ahead {
             memory.folio(*id).flags.set(Flag::Readahead);
         }
@@ -266,7 +266,7 @@ impl Handle {
         loop {
             match self.fill().claim_next(&mut pages, Wait::Never) {
                 Ok(ReadIoClaim::New(run)) => {
-                    let start = run.first_page();
+                    let start = run.first;
                     self.mark_read_ahead(&run, start);
                     if !worker.push(&self.inode, run) {
                         return Some(start);
@@ -382,8 +382,8 @@ impl ReadaheadWorker {
             while let Some(run) = next(queue.pages) {
                 queue.add(run, ());
             }
-            queue.begin();
-            if let Some(ended) = queue.next_ended() {
+            queue.transfers.begin();
+            if let Some(ended) = queue.ended.pop_front() {
                 // A later read of a page that could not be read reports the error.
                 drop(ended.publish(&inode.memory.folios, drop));
             } else if queue.pages > 0 {

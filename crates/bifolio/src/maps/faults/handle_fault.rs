@@ -11,7 +11,6 @@ use std::ops::Range;
 /// Pages filled around a sequential fault: 128 KiB, as in the kernel.
 const AROUND_PAGES: u64 = 32;
 
-/// Page that cannot be filled, and the reason.
 type Refused = (u64, Error);
 
 impl Handle {

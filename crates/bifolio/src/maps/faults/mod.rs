@@ -1,16 +1,7 @@
 //! Faults: accesses to pages of a region that are not present.
 //!
-//! The kernel reports a fault as a message to one of the cache's threads (`threads.rs`). It calls
-//! [`Server::serve`], and the page is filled like for a read (`fill`). A page that cannot
-//! be read is poisoned: an access raises SIGBUS, as with `mmap`, and the region has the reason
-//! ([`StrayPages::error_since`](crate::maps::region::StrayPages::error_since)).
-//!
-//! ```text
-//!   touch --> kernel --> message --> threads.rs --> serve --> Handle::handle_fault --> fill
-//!                                                     |            '--> readahead
-//!                                                     '--> failed: check again; if the error
-//!                                                          holds, record it, poison the page
-//! ```
+//! A page that cannot be read is poisoned: an access raises SIGBUS, as with `mmap`, and the region
+//! has the reason.
 //!
 //! A message may be served when its thread no longer waits and the page has changed;
 //! `maps/region/stray_pages.rs` describes when an error still holds.
@@ -41,7 +32,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// Region, with the handles and threads that serve its faults.
 #[derive(Debug)]
 struct Served {
     region: Arc<Region>,
@@ -91,13 +81,11 @@ pub(crate) fn enlist(handle: &Arc<Handle>) {
 
 pub(crate) fn forget(page_space: &PageSpace) {
     let Some(region) = page_space.region() else { return };
-    let forgotten = {
-        let mut regions = REGIONS.write();
-        let forgotten = regions.remove(&region.addresses.base().addr());
-        REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
-        forgotten
-    };
-    // Dropped without the lock: this may be the last reference to the region.
+    let mut regions = REGIONS.write();
+    // Dropped after the lock: this may be the last reference to the region.
+    let forgotten = regions.remove(&region.addresses.base().addr());
+    REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
+    drop(regions);
     drop(forgotten);
 }
 
@@ -134,13 +122,11 @@ fn at(regions: &BTreeMap<usize, Served>, address: usize) -> Option<&Served> {
 }
 
 impl Server {
-    /// Returns the pages of `length_bytes` bytes from `address` on.
     fn pages_at(&self, address: usize, length_bytes: usize) -> Range<u64> {
         let offset = (address - self.region.addresses.base().addr()) as u64;
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
 
-    /// Serves faults at `pages`, reported by a message that was read at `read_at`.
     fn serve(&self, pages: Range<u64>, is_write: bool, read_at: u64) {
         self.handle.inode.memory.counters.add(Counter::Fault, 1);
         let mut left = pages;
@@ -184,7 +170,6 @@ impl Server {
         self.lose("a page of a map cannot be poisoned", &io::ErrorKind::OutOfMemory.into());
     }
 
-    /// Wakes threads that wait for pages that were present already.
     fn wake(&self, pages: &Range<u64>) {
         if let Err(error) =
             self.region.addresses.userfault.wake(&self.region.addresses.range_of(pages))

@@ -1,5 +1,4 @@
-//! Threads that serve faults: one reads messages of the kernel, the others serve faults or are
-//! idle.
+//! Threads that serve faults.
 //!
 //! A fault may wait for its device forever. So a device has at most [`DEVICE_THREADS_MAX`] threads,
 //! and fewer if other devices use most of them ([`Share`]). Further faults of the device are
@@ -45,14 +44,12 @@ use std::sync::Arc;
 const THREADS: usize = 4;
 /// Maximum number of threads: enough for 20 devices that hang, beside others.
 const THREADS_MAX: usize = 80;
-/// Faults of one device that are served at a time.
 const DEVICE_THREADS_MAX: u64 = 4;
 /// A device gets no further thread that would leave less than 1/SHARE_DIVISOR of the threads that
 /// other devices do not use.
 const SHARE_DIVISOR: u64 = 4;
 const PAGE: usize = crate::page::PAGE_BYTES as usize;
 
-/// Running threads. Drop stops and joins them.
 #[derive(Debug)]
 pub(crate) struct FaultThreads {
     shared: Arc<Shared>,
@@ -89,7 +86,6 @@ struct Inside {
     hold: u32,
 }
 
-/// Threads started later.
 #[derive(Debug, Default)]
 struct More {
     threads: Vec<OwnedThread>,
@@ -109,7 +105,6 @@ struct Request {
 }
 
 impl FaultThreads {
-    /// Starts the threads for the faults of all `regions` registered with `userfault`.
     pub(crate) fn start(userfault: &Arc<Userfault>, regions: &Arc<Regions>) -> io::Result<Self> {
         let (stopped, stop) = pipe(PipeFlags::empty())?;
         let shared = Arc::new(Shared {
@@ -128,10 +123,6 @@ impl FaultThreads {
             started.threads.push(OwnedThread::start(&name, move || shared.run())?);
         }
         Ok(started)
-    }
-
-    pub(crate) fn userfault(&self) -> &Arc<Userfault> {
-        &self.shared.userfault
     }
 }
 
@@ -185,7 +176,6 @@ impl Shared {
         }
     }
 
-    /// Makes sure that another thread reads messages, because this one is about to serve.
     fn ensure_spare_thread(self: &Arc<Self>) {
         let mut more = self.more.lock();
         more.spare -= 1;

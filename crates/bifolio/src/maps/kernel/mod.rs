@@ -1,6 +1,4 @@
-//! The parts of the kernel that only maps need: faults of user space (`userfault.rs`), pages, their
-//! marks of stores and their unmapping (`pages.rs`), and pipes that keep pages while they are
-//! unmapped (`page_pipe.rs`).
+//! The parts of the kernel that only maps need.
 //!
 //! # Safety
 //! Passes the arguments of its callers to `ioctl`.

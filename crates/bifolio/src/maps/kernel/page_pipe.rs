@@ -1,9 +1,5 @@
 //! Keeps pages beyond their unmapping: a pipe holds the pages themselves, not copies.
 //!
-//! Used by the eviction of pages that other threads may be storing to, in the order keep, unmap,
-//! take. The bytes taken are the final ones: a store before the TLB flush of the unmapping hit the
-//! page that the pipe holds, a later one finds no page.
-//!
 //! A pipe holds at most 256 pages, or what the system allows: 16, and 2 for a user whose pipes
 //! exceed `fs.pipe-user-pages-soft` together. As many pipes as needed are created if they are
 //! large, and otherwise at most eight more: then the capacity is lower than requested. A forked
@@ -26,7 +22,6 @@ use crate::sys::memory::PAGE_BYTES;
 
 /// Capacity of a pipe, in pages, that any user may request.
 const PIPE_PAGES_MAX: usize = 256;
-/// Maximum number of small pipes: two descriptors each.
 const SMALL_PIPES_MAX: usize = 8;
 /// Ranges per call; the kernel accepts at most 1024.
 const RANGES_MAX: usize = 1024;
@@ -149,7 +144,6 @@ impl PagePipe {
         Ok(made)
     }
 
-    /// Returns how many pages can be kept at a time.
     pub(crate) fn places(&self) -> usize {
         self.pipes.iter().map(|pipe| pipe.pages_max).sum()
     }

@@ -5,9 +5,6 @@
 //! it was installed with protection or last protected here; `userfault` tracks the stores. A
 //! poisoned page looks like one that was swapped out and written; its poisoner keeps track of it.
 //!
-//! Scattered ranges are freed with one call and one TLB flush: the kernel flushes once for a vector
-//! of ranges, whereas a call per range interrupts the other processors each time.
-//!
 //! # Safety
 //! Frees pages whose bytes, as the caller guarantees, are not needed.
 #![allow(unsafe_code)]
@@ -184,7 +181,6 @@ const PROTECT_MATCHING: u64 = 1 << 0;
 /// Fail where a store to a protected page would wait for a handler.
 const CHECK_ASYNC: u64 = 1 << 1;
 
-/// Maximum number of ranges that one scan reports.
 const SCANNED_RANGES_MAX: usize = 64;
 
 #[repr(C)]

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use std::io;
 
-/// Tries a feature that only maps use.
 pub(crate) fn probe(feature: Feature) -> Finding {
     match feature {
         Feature::UserFaults => user_faults(),

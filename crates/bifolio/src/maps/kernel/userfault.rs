@@ -1,8 +1,6 @@
 //! Serves page faults in user space (`userfaultfd`): in a registered region, a thread that touches
 //! a missing page waits, or gets a signal, until the page is installed.
-//!
-//! Used by file maps. A thread never touches a region that it serves itself: it would wait for
-//! itself. Pages are installed whole and atomically, from other memory.
+//! A thread never touches a region that it serves itself: it would wait for itself.
 //!
 //! Calls continue after partial progress (EAGAIN) and after an interruption; other errors are
 //! returned. No non-cooperative events are requested, so EAGAIN without progress is transient, and
@@ -44,7 +42,6 @@ const REGISTER_PROTECT: u64 = 1 << 1;
 const COPY_PROTECT: u64 = 1 << 1;
 
 const MESSAGE_BYTES: usize = 32;
-/// Messages taken with one read.
 const MESSAGES_MAX: usize = 64;
 const EVENT_FAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1 << 0;
@@ -80,7 +77,6 @@ pub(crate) struct Fault {
     pub(crate) thread: u32,
 }
 
-/// A userfaultfd descriptor, whose regions this process serves.
 #[derive(Debug)]
 pub(crate) struct Userfault {
     descriptor: OwnedFd,
@@ -269,14 +265,10 @@ fn go_on(
             // EAGAIN: the rest remains to be done.
             retries = Retries::FEW;
         }
-        match answer {
-            Err(error) if more_bytes == 0 && !retries.after(&error) => {
-                return (done_bytes, Err(error));
-            }
-            Err(error) if more_bytes > 0 && error.raw_os_error() != Some(libc::EAGAIN) => {
-                return (done_bytes, Err(error));
-            }
-            _ => {}
+        let Err(error) = answer else { continue };
+        let is_again = error.raw_os_error() == Some(libc::EAGAIN);
+        if !(if more_bytes > 0 { is_again } else { retries.after(&error) }) {
+            return (done_bytes, Err(error));
         }
     }
     (done_bytes, Ok(()))

@@ -14,15 +14,12 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Upper bound on attempts to unmap pages whose bytes are not needed.
 const UNMAP_TRIES_MAX: u32 = 3;
 
-/// The address space of one region: the page at index i is at base + i * 4096.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     memory: Reservation,
     pages: u64,
-    /// The userfaultfd that reports the region's faults.
     pub(crate) userfault: Arc<Userfault>,
     pub(crate) regions: Arc<Regions>,
 }

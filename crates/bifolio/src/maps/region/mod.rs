@@ -1,16 +1,5 @@
 //! A region: the address space of one mappable file; the page at index i is at base + i * 4096.
 //!
-//! Callers map this memory itself. So a page is installed whole, with one system call
-//! (`UFFDIO_COPY`), and evicting it means unmapping it, for many pages at once, with one TLB flush.
-//! Touching a page that is not resident raises a fault (`maps/faults`). This module does not use
-//! folios, except for the ids of orphans; `page` and `reclaim` define which thread may install or
-//! unmap a page.
-//!
-//! Stores of raw writers are found in the page tables: once a file has been mapped for writing, its
-//! pages are installed write-protected, and the first store to each removes the protection.
-//! [`Region::visit_written`] finds the pages that were stored to, and [`Region::protect`] protects
-//! them again.
-//!
 //! Invariants:
 //! - REGION-1: a folio in the table that is uptodate has its page here, unless it is frozen or its
 //!   lock is held by the thread that evicts it.
@@ -65,7 +54,6 @@ pub(crate) struct Region {
     tracking: AtomicU8,
     /// Held by unmapping, and while stores are searched for (REGION-3).
     pub(crate) section: Mutex<()>,
-    /// Pages that have maps.
     pub(crate) mapped: MappedPages,
     /// Pages that the kernel or a device may write to without marking the page tables. Every search
     /// for stores includes them.
@@ -73,9 +61,7 @@ pub(crate) struct Region {
     pub(crate) stray_pages: StrayPages,
 }
 
-/// Windows that fit in the staging memory, for a file in a region. Two would be enough to read one
-/// while the other is used if one device had all of it; but a device gets less, and the second
-/// window would be split into two short reads.
+/// Windows that fit in the staging memory: more than two, because a device does not get all of it.
 const WINDOWS_STAGED: u64 = 4;
 
 impl Region {
@@ -88,8 +74,6 @@ impl Region {
         self.addresses.regions.staging.pages() / WINDOWS_STAGED
     }
 
-    /// Reserves a region of `pages` pages, none of them resident, and registers it with
-    /// `userfault`.
     pub(crate) fn new(
         pages: u64,
         userfault: &Arc<Userfault>,
@@ -244,7 +228,7 @@ impl Region {
         Ok(is_first)
     }
 
-    /// Protects all pages. Returns `true` if they were not yet.
+    /// Returns `true` if they were not protected yet.
     fn protect_all(&self) -> io::Result<bool> {
         let _section = self.section.lock();
         let pagemap = self.pagemap()?;

@@ -1,10 +1,5 @@
 //! Resources shared by all regions of a cache: the unmapper, and the memory that pages pass through
 //! when they are filled and evicted.
-//!
-//! Created and charged against the bound when the first mappable file is opened. What the arena
-//! and reclaim know of all regions is here, too: the descriptors of their pages, and how pages were
-//! read recently.
-
 use super::staging::Staging;
 use crate::maps::kernel::page_pipe::PagePipe;
 use crate::maps::kernel::pages::{PageRange, Unmapper, is_resident};
@@ -33,7 +28,6 @@ pub(crate) struct Regions {
     pub(crate) features: Features,
     pub(crate) soundness: Arc<Soundness>,
     pub(crate) unmapper: Unmapper,
-    /// Memory that pages are read into before they are installed.
     pub(crate) staging: Arc<Staging>,
     /// Bounce buffer of all threads but the swapper; its holder waits for no storage.
     pub(crate) bounce_buffer: Mutex<BounceBuffer>,
@@ -50,14 +44,12 @@ pub(crate) struct BounceBuffer {
     pub(crate) page_pipe: PagePipe,
 }
 
-/// The memory that all regions of a cache need besides their pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegionsSize {
     staging_pages: u64,
     pub(crate) bounce_buffer_pages: u64,
     /// Pages of the swapper's bounce buffer; 0 if there is no swap.
     swap_bounce_buffer_pages: u64,
-    /// `true` if huge pages may be used.
     huge: bool,
 }
 
@@ -128,7 +120,6 @@ impl Regions {
         userfault.wake(range)
     }
 
-    /// Reverts [`Self::poison`] for pages that are not resident.
     pub(super) fn unpoison(&self, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
             return Ok(());

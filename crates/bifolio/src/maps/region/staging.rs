@@ -1,13 +1,8 @@
 //! Staging: memory that pages of regions are read into before they are installed.
 //!
-//! A transfer directly into a region would show partial pages to maps. So pages are read into
-//! staging memory and then installed whole. Its size is fixed and charged once. A thread that finds
-//! no free page waits until a fill ends, while it holds no frame and no folio lock, or goes on
-//! without. One device may use all but an eighth of what the other devices leave free, because a
-//! slow device may keep its pages for long.
-//!
-//! Pages of regions that may be stored to are also copied here before write-back: to at most half
-//! of the pages, because a slow device may keep them for long.
+//! Their size is fixed and charged once. One device may use all but an eighth of what the other
+//! devices leave free, and copies for write-back at most half of the pages, because a slow device
+//! may keep its pages for long.
 
 use crate::page::PAGE_BYTES;
 use crate::sync::{Condvar, Mutex, Share, blocking};

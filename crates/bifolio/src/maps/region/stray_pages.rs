@@ -40,7 +40,6 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-/// State of a region page that does not belong to the folio in the table.
 #[derive(Debug)]
 enum StrayPage {
     /// Past the end of file, and perhaps touched there. The threads that waited for it were woken
@@ -64,8 +63,7 @@ pub(crate) fn fault_time() -> u64 {
     FAULT_TIME.load(Ordering::Acquire)
 }
 
-/// Advances the time after threads were woken: messages read from the returned time on were sent
-/// later.
+/// Advances the time: messages read from the returned time on were sent later.
 fn note_waked() -> u64 {
     // AcqRel: Release pairs with the Acquire in `fault_time`; Acquire only prevents reordering with
     // what follows.
@@ -91,7 +89,7 @@ struct State {
     last_error: Option<Error>,
 }
 
-/// A refused page, to be judged again under the lock; see the [module documentation](self).
+/// A refused page, to be judged again under the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) index: u64,
