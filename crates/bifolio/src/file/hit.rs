@@ -114,7 +114,7 @@ impl HitPath {
             return self.read_elsewhere(buffer, position);
         }
         self.touch_predicted(position, 1);
-        self.read_known(self.entry_word(position >> PAGE_SHIFT), buffer, position, None)
+        self.read_known(self.entry_word(position >> PAGE_SHIFT), buffer, position)
     }
 
     /// Reads many bytes, with the Entry checked first and a prefetch if reads are sequential.
@@ -131,9 +131,13 @@ impl HitPath {
             return Hit::None;
         }
         if !continues_read {
-            return self.read_known(word, buffer, position, None);
+            return self.read_known(word, buffer, position);
         }
-        self.read_known(word, buffer, position, Some(self.frame_at(position + length)))
+        let ahead = self.frame_at(position + length);
+        // SAFETY: the contract of `copy_known`.
+        self.copy_known(word, buffer, position, |source, target| unsafe {
+            copy::copy_out_ahead(source, target, ahead);
+        })
     }
 
     /// Reads a page whose Entry is not at `entries`, or of a file in a region. A separate function:
@@ -151,7 +155,7 @@ impl HitPath {
         if position.saturating_add(length.max(1)) > self.hot().len_bytes() {
             return Hit::None;
         }
-        self.read_known(self.later_word(position >> PAGE_SHIFT), buffer, position, None)
+        self.read_known(self.later_word(position >> PAGE_SHIFT), buffer, position)
     }
 
     /// Reads from a file in a region, where a page can be unmapped at any moment, with a reference
@@ -197,14 +201,25 @@ impl HitPath {
         is_in_one_page(position, length) & (position < self.entries_end)
     }
 
-    /// Copies from a page of the arena whose Entry is `word`. Prefetches at `ahead` meanwhile.
+    /// Reads from a page of the arena whose Entry is `word`.
     #[inline(always)]
-    fn read_known(
+    fn read_known(&self, word: &AtomicU64, buffer: &mut [u8], position: u64) -> Hit {
+        // SAFETY: the contract of `copy_known`.
+        self.copy_known(word, buffer, position, |source, target| unsafe {
+            copy::copy_out(source, target);
+        })
+    }
+
+    /// Reads from a page of the arena whose Entry is `word`. `copy` gets an address in a frame, which
+    /// stays mapped (FRAMES-2), with as many bytes as the buffer has, which is not frame memory. A
+    /// type for each form of the copy, or a hit is a call.
+    #[inline(always)]
+    fn copy_known(
         &self,
         word: &AtomicU64,
         buffer: &mut [u8],
         position: u64,
-        ahead: Option<*const u8>,
+        copy: impl FnOnce(*const u8, &mut [u8]),
     ) -> Hit {
         let block = ThreadBlock::of(self.counters_id);
         let copies = Cell::new(false);
@@ -215,15 +230,8 @@ impl HitPath {
             if position + buffer.len() as u64 <= self.hot().len_bytes() {
                 copies.set(true);
                 let in_page = (position & (PAGE_BYTES - 1)) as usize;
-                let source = self.frames.wrapping_add(entry.frame_offset_bytes() + in_page);
-                match ahead {
-                    // SAFETY: every Entry leads to a frame of the arena (ENTRY-1), which stays
-                    // mapped (FRAMES-2); the range ends inside the page; `buffer` is not frame
-                    // memory.
-                    None => unsafe { copy::copy_out(source, buffer) },
-                    // SAFETY: as above.
-                    Some(ahead) => unsafe { copy::copy_out_ahead(source, buffer, ahead) },
-                }
+                // Every Entry leads to a frame (ENTRY-1), and the range ends inside the page.
+                copy(self.frames.wrapping_add(entry.frame_offset_bytes() + in_page), buffer);
             }
         });
         if copied.is_some() {
