@@ -210,9 +210,9 @@ impl HitPath {
         })
     }
 
-    /// Reads from a page of the arena whose Entry is `word`. `copy` gets an address in a frame, which
-    /// stays mapped (FRAMES-2), with as many bytes as the buffer has, which is not frame memory. A
-    /// type for each form of the copy, or a hit is a call.
+    /// Reads from a page of the arena whose Entry is `word`. `copy` gets an address in a frame,
+    /// which stays mapped (FRAMES-2), with as many bytes as the buffer has, which is not frame
+    /// memory. Each copy is a type of its own, or it is not inlined and a hit takes twice as long.
     #[inline(always)]
     fn copy_known(
         &self,

@@ -323,7 +323,7 @@ mod tests {
                 }
             }
             check_others();
-            memory.lru.put_back(&memory.folios, &mut isolated);
+            memory.lru.put_back(&memory.folios, &mut isolated, None);
         });
     }
 

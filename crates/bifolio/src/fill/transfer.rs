@@ -78,7 +78,7 @@ impl Room<'_> {
     /// Counts `pages` as in read if none are counted yet: they are read after all.
     pub(super) fn of_at_least(mut self, pages: u64) -> Self {
         if self.pages < pages {
-            self.inode.load.begin_read_at_once(pages - self.pages);
+            self.inode.load.reading.add(pages - self.pages);
             self.pages = pages;
         }
         self

@@ -148,7 +148,7 @@ impl Inode {
         let may_all_be_dirty = self.find_stores(&ALL_BYTES, true).is_err();
         let is_unwanted = |locked: &LockedFolio<'_>| {
             let is_dirty = may_all_be_dirty || locked.flags.write_state().is_dirty();
-            self.store.loses_closed(is_dirty)
+            !is_dirty || self.device.is_none()
         };
         self.remove_folios(Removal::new(self, PinnedPages::Kept), 0..u64::MAX, is_unwanted);
     }

@@ -135,12 +135,6 @@ impl Store {
         }
     }
 
-    /// Returns `true` if the last close removes a folio, dirty or not: it removes what the backing
-    /// has, and memory files.
-    pub(super) fn loses_closed(&self, is_dirty: bool) -> bool {
-        !is_dirty || matches!(self, Self::Swap(_))
-    }
-
     pub(crate) fn direct(&self) -> DirectStatus {
         let Self::Disk(disk) = self else { return DirectStatus::Custom };
         disk.reader().direct()
@@ -389,12 +383,6 @@ impl Store {
             Self::Disk(disk) => disk.writer(),
             Self::Swap(swap) => Arc::clone(&swap.swap().backing),
         }
-    }
-
-    /// Returns `true` if each page has a fixed position on the storage: folios that are adjacent in
-    /// the file are written together. Otherwise [`Self::place`] chooses a place for any of them.
-    pub(crate) fn has_positions(&self) -> bool {
-        matches!(self, Self::Disk(_))
     }
 
     /// Returns the place where folios are written that are in the order of their positions, and the

@@ -362,7 +362,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     all: Arc<Loads>,
-    reading: Share,
+    pub(crate) reading: Share,
     pub(crate) staging: Share,
     pub(crate) faults: Share,
 }
@@ -418,11 +418,6 @@ impl Load {
             self.all.ended.wait_for(&mut gate, SLEEP_MAX);
             self.all.waiting.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-
-    /// Counts pages beyond the limit, for a caller that could not know before that it reads them.
-    pub(crate) fn begin_read_at_once(&self, pages: u64) {
-        self.reading.add(pages);
     }
 
     pub(crate) fn end_read(&self, pages: u64) {

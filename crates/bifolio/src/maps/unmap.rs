@@ -313,7 +313,7 @@ impl<'t> Unmapping<'t> {
         if outcome == EvictOutcome::Pinned {
             memory.counters.add(Counter::PgPinned, 1);
         }
-        memory.lru.put_back(&memory.folios, &mut vec![folio]);
+        memory.lru.put_back(&memory.folios, &mut vec![folio], None);
     }
 
     /// Returns the pages of the bounce buffer for up to `folios` folios of the file, two for each,

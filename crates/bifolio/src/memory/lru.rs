@@ -216,34 +216,20 @@ impl Lru {
         });
     }
 
-    /// Puts isolated folios back at the heads of the lists that they were on, and puts the
-    /// references of the isolation.
-    pub(crate) fn put_back(&self, folios: &Folios, isolated: &mut Vec<FolioRef<'_>>) {
-        self.put_on(folios, isolated, |folio| ListKind::of(folio.folio()));
-    }
-
-    /// Puts isolated folios at the head of a list, and puts the references of the isolation.
-    pub(crate) fn move_to(
+    /// Puts isolated folios at the head of a list, by default the one that each was on, and puts
+    /// the references of the isolation.
+    pub(crate) fn put_back(
         &self,
         folios: &Folios,
         isolated: &mut Vec<FolioRef<'_>>,
-        kind: ListKind,
-    ) {
-        self.put_on(folios, isolated, |_| kind);
-    }
-
-    fn put_on(
-        &self,
-        folios: &Folios,
-        isolated: &mut Vec<FolioRef<'_>>,
-        kind: impl Fn(&FolioRef<'_>) -> ListKind,
+        kind: Option<ListKind>,
     ) {
         if isolated.is_empty() {
             return;
         }
         self.change(|lists| {
             for folio in isolated.iter() {
-                lists.add(folios, folio.id(), kind(folio));
+                lists.add(folios, folio.id(), kind.unwrap_or(ListKind::of(folio.folio())));
             }
         });
         isolated.clear();

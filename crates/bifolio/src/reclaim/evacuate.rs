@@ -121,7 +121,7 @@ impl Reclaim {
         if let Some(folio) = kept
             && was_listed
         {
-            memory.lru.put_back(&memory.folios, &mut vec![folio]);
+            memory.lru.put_back(&memory.folios, &mut vec![folio], None);
         }
         let cannot_evict = matches!(outcome, EvictOutcome::Unwritten | EvictOutcome::Unswapped);
         if cannot_evict && self.migrate(reclaim_lock, id, OutOf::Chunk) {
@@ -324,7 +324,7 @@ impl Reclaim {
             self.activate(&mut vec![folio]);
             self.migrate(reclaim_lock, id, OutOf::Extent);
         } else {
-            memory.lru.put_back(&memory.folios, &mut vec![folio]);
+            memory.lru.put_back(&memory.folios, &mut vec![folio], None);
         }
     }
 }

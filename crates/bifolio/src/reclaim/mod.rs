@@ -329,8 +329,7 @@ impl Reclaim {
         true
     }
 
-    /// Charges memory for a new page with Entry `seen` like [`Self::charge_page`], but evicts
-    /// nothing, and reserves no slots of the swap.
+    /// Charges a new page with Entry `seen`, if that takes no slots of the swap and no eviction.
     pub(crate) fn try_charge_page(&self, inode: &Arc<Inode>, index: u64, seen: Entry) -> bool {
         !inode.store.reserves_slots(seen) && self.try_charge_table(inode, index)
     }

@@ -247,7 +247,7 @@ impl<'t> Scan<'t> {
             self.counts.note(outcome, pages);
         }
         reclaim.activate(&mut used);
-        reclaim.memory.lru.put_back(&reclaim.memory.folios, &mut unused);
+        reclaim.memory.lru.put_back(&reclaim.memory.folios, &mut unused, None);
         evicted.free(reclaim, reclaim_lock, &mut self.counts);
     }
 
@@ -265,7 +265,7 @@ impl<'t> Scan<'t> {
         for folio in &left {
             self.counts.note(EvictOutcome::Unswapped, folio.folio().pages());
         }
-        memory.lru.put_back(&memory.folios, &mut left);
+        memory.lru.put_back(&memory.folios, &mut left, None);
     }
 
     /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks.
@@ -380,7 +380,7 @@ impl Reclaim {
     pub(crate) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
         let is_new = |folio: &&FolioRef<'_>| !folio.folio().flags.get(Flag::Active);
         self.memory.counters.add(Counter::PgActivate, used.iter().filter(is_new).count() as u64);
-        self.memory.lru.move_to(&self.memory.folios, used, ListKind::Active);
+        self.memory.lru.put_back(&self.memory.folios, used, Some(ListKind::Active));
     }
 
     /// Moves folios that were not used recently from the tail of ACTIVE to the head of OLD.
@@ -398,8 +398,8 @@ impl Reclaim {
             let (mut used, mut unused): (Vec<_>, Vec<_>) =
                 batch.drain(..).partition(|folio| test_and_clear_referenced(reclaim_lock, folio));
             memory.counters.add(Counter::PgDeactivate, unused.len() as u64);
-            memory.lru.put_back(&memory.folios, &mut used);
-            memory.lru.move_to(&memory.folios, &mut unused, ListKind::Old);
+            memory.lru.put_back(&memory.folios, &mut used, None);
+            memory.lru.put_back(&memory.folios, &mut unused, Some(ListKind::Old));
         }
     }
 }

@@ -268,7 +268,7 @@ impl Reclaim {
         drop(queue);
         let left = left.into_iter().map(|id| self.memory.folios.adopt(id));
         let memory = &self.memory;
-        memory.lru.put_back(&memory.folios, &mut left.collect());
+        memory.lru.put_back(&memory.folios, &mut left.collect(), None);
     }
 
     /// Returns the error of a device or the swap that refuses writes, if any.
@@ -337,7 +337,7 @@ impl Reclaim {
             let (_, folio) = self.evict(&reclaim_lock, folio, false, &mut evicted);
             kept.extend(folio);
         }
-        memory.lru.put_back(&memory.folios, &mut kept);
+        memory.lru.put_back(&memory.folios, &mut kept, None);
         evicted.free(self, &reclaim_lock, &mut ScanCounts::default());
     }
 }

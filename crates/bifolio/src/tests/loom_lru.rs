@@ -132,7 +132,7 @@ fn loom_lru_add_vs_isolate_vs_last_put() {
         let isolator = spawn(&world, |world| {
             let mut isolated = Vec::new();
             world.lru.isolate(&world.folios, ListKind::Fresh, 2, &mut isolated);
-            world.lru.put_back(&world.folios, &mut isolated);
+            world.lru.put_back(&world.folios, &mut isolated, None);
         });
         let adder = spawn(&world, |world| {
             let id = add(world, 0);
@@ -161,7 +161,7 @@ fn loom_lru_put_back_vs_isolate() {
         for folio in &isolated {
             world.frame(folio.id()).content.change();
         }
-        world.lru.put_back(&world.folios, &mut isolated);
+        world.lru.put_back(&world.folios, &mut isolated, None);
     }
     model(|| {
         let world = world_with_listed(2);

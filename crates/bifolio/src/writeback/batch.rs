@@ -230,7 +230,7 @@ impl<'a> WriteBatch<'a> {
                 return Added::HeldBack;
             }
         };
-        if !self.inode.store.has_positions() {
+        if self.inode.device.is_none() {
             self.gather(folio, locked, in_flight);
             return Added::Done;
         }
@@ -486,7 +486,8 @@ impl<'a> WriteBatch<'a> {
         }
         drop(folios);
         if let Some(device) = &inode.device {
-            inode.flusher.note_progress(device, error.as_ref());
+            device.note_end(error.as_ref());
+            inode.flusher.note_freed();
         }
     }
 

@@ -314,11 +314,6 @@ impl Flusher {
         without_part_for_logs(gated_max_pages.max(self.floor_pages.load(Ordering::Relaxed)))
     }
 
-    pub(super) fn note_progress(&self, device: &Device, error: Option<&Error>) {
-        device.note_end(error);
-        self.note_freed();
-    }
-
     /// Called when pages were freed after their write-out.
     pub(crate) fn note_freed(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
