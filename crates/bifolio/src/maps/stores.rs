@@ -150,6 +150,10 @@ impl<'a> WriteBatch<'a> {
         folios: SmallVec<[WriteVictim<'a>; 1]>,
     ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
         let Some(region) = self.inode.page_space.region() else { return Some(folios) };
+        if folios[0].copy.is_some() {
+            // Victims, one by one after their transfer has failed, have copies already.
+            return Some(folios);
+        }
         let first = folios[0].folio.folio().index();
         if !region.discarded_among(first..first + folios.len() as u64).is_empty() {
             self.end_discarded(folios);

@@ -18,7 +18,7 @@
 use super::memory::{PAGE_BYTES, Reservation, refuse_access};
 use std::ffi::{CString, c_void};
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
@@ -38,10 +38,9 @@ pub(crate) enum Origin {
 
 fn mark() -> Option<&'static AtomicU64> {
     let make = || {
-        let page = Reservation::new(PAGE_BYTES, PAGE_BYTES).ok()?;
-        let page = page.wipe_on_fork().then(|| Box::leak(Box::new(page)))?;
+        let page = ManuallyDrop::new(Reservation::new(PAGE_BYTES, PAGE_BYTES).ok()?);
         // SAFETY: zeroed memory that is aligned, never freed, and only used through this reference.
-        Some(unsafe { AtomicU64::from_ptr(page.base.cast()) })
+        page.wipe_on_fork().then(|| unsafe { AtomicU64::from_ptr(page.base.cast()) })
     };
     *MARK.get_or_init(make)
 }
