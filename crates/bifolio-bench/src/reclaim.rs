@@ -349,7 +349,7 @@ impl Team {
     /// Runs `work` of every worker, all at the same time.
     fn each<T: Send>(&self, work: impl Fn(&mut Worker) -> Result<T> + Sync) -> Result<Vec<T>> {
         let prepare = |index: usize| Ok(self.0[index].lock());
-        run_together(self.0.len(), prepare, |mut worker| work(&mut *worker))
+        run_together(self.0.len(), prepare, |mut worker| work(&mut worker))
     }
 }
 

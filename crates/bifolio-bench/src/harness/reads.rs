@@ -76,11 +76,13 @@ pub(crate) struct Load<'a> {
     pub(crate) cpus: &'a [usize],
 }
 
+type Run = dyn Fn(&Load<'_>, Duration) -> Result<Measured>;
+
 /// A series: a named way to read a file.
 pub(crate) struct Way {
     pub(crate) series: &'static str,
     /// Runs one trial.
-    pub(crate) run: Box<dyn Fn(&Load<'_>, Duration) -> Result<Measured>>,
+    pub(crate) run: Box<Run>,
     /// Compares every byte of a file of this length, in blocks of several sizes. Returns the number
     /// of bytes.
     pub(crate) verify: Box<dyn Fn(u64) -> Result<u64>>,
