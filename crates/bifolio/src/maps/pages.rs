@@ -269,6 +269,8 @@ mod tests {
     use crate::file::{File, OpenOptions};
     use crate::page::PAGE_BYTES;
     use crate::sync::test_hook;
+    use crate::sys::memory::free_pages;
+    use crate::writeback::ALL_BYTES;
 
     /// Once `install` has installed an allocated page, which raw writers may then store to, no
     /// reader takes it for zeros.
@@ -299,5 +301,24 @@ mod tests {
         check_while_not_uptodate(|file| {
             file.write_all_at(&[9; PAGE_BYTES as usize], 0).unwrap();
         });
+    }
+
+    /// The page is missing as if the program had discarded it.
+    #[test]
+    fn a_poisoned_cache_blames_no_program_for_a_page_that_it_does_not_write() {
+        let cache = Cache::builder().memory(4 << 20).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = cache.open_fd(tempfile::tempfile().unwrap().into(), &options) else {
+            return;
+        };
+        file.write_all_at(&[9; PAGE_BYTES as usize], 0).unwrap();
+        let inode = &file.handle.inode;
+        let page = inode.page_space.region().unwrap().addresses.address(0);
+        // SAFETY: a page of the region, whose bytes the test does without.
+        unsafe { free_pages(page, PAGE_BYTES as usize) }.unwrap();
+        let source = std::io::Error::from_raw_os_error(libc::ENOMEM);
+        inode.memory.soundness.lose("test", &source);
+        let error = inode.write_back(&inode.errors.sample(), ALL_BYTES).unwrap_err();
+        assert!(error.to_string().contains("the cache is poisoned: test"), "{error}");
     }
 }

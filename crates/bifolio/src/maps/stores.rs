@@ -151,7 +151,7 @@ impl<'a> WriteBatch<'a> {
     ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
         let Some(region) = self.inode.page_space.region() else { return Some(folios) };
         if folios[0].copy.is_some() {
-            // Victims, one by one after their transfer has failed, have copies already.
+            // Victims have copies already.
             return Some(folios);
         }
         let first = folios[0].folio.folio().index();

@@ -308,6 +308,9 @@ impl<'a> WriteBatch<'a> {
     }
 
     pub(super) fn start(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
+        if let Err(error) = self.inode.memory.soundness.check() {
+            return self.refuse(folios, error);
+        }
         if let Some(folios) = self.start_copied(folios) {
             self.start_from(folios, None);
         }
@@ -321,7 +324,7 @@ impl<'a> WriteBatch<'a> {
         let mut left = victims.into_iter();
         while left.len() > 0 {
             self.finish_all();
-            self.start_from(left.by_ref().take(portion_folios).collect(), None);
+            self.start(left.by_ref().take(portion_folios).collect());
             self.begin();
         }
     }
@@ -334,9 +337,6 @@ impl<'a> WriteBatch<'a> {
         mut copies: Option<WriteCopies>,
     ) {
         let inode = self.inode;
-        if let Err(error) = inode.memory.soundness.check() {
-            return self.refuse(folios, error);
-        }
         while !folios.is_empty() {
             let place = inode.store.place(&folios, inode.mapping.len_bytes(), &inode.memory.arena);
             let count = place.as_ref().map_or(1, |(_, count)| *count);
