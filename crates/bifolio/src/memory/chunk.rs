@@ -437,9 +437,7 @@ impl ArenaState {
         self.frame_pages -= u64::from(self.chunk_size.pages());
         self.budget.give_back(self.cost_of(number));
     }
-}
 
-impl ArenaState {
     pub(super) fn slot_for(&self, order: u8, near: Option<FolioId>) -> Option<(usize, u32)> {
         let beside = |near| self.slot_after(near, order).or_else(|| self.sparse_slot(order));
         near.and_then(beside).or_else(|| {

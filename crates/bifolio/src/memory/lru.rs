@@ -256,6 +256,9 @@ impl Lru {
     /// Moves the folios that are on a list to the tail of OLD, so that they are evicted next. Puts
     /// the references.
     pub(crate) fn demote(&self, folios: &Folios, unwanted: &mut Vec<FolioRef<'_>>) {
+        if unwanted.is_empty() {
+            return;
+        }
         self.change(|lists| {
             for folio in unwanted.iter() {
                 if folio.folio().flags.get(Flag::OnLru) {
