@@ -191,6 +191,7 @@ impl Arena {
         }
         state.set_listed(number, Listed::default());
         let chunk = &mut state.chunks[number];
+        debug_assert!(chunk.is_empty(), "{chunk:?}");
         let resident_pages = u64::from(chunk.free_pages());
         state.lent_pages -= u64::from(chunk.lent_pages());
         let has_descriptors = chunk.has_descriptors;
@@ -202,9 +203,7 @@ impl Arena {
         state.budget.give_back(resident_pages * PAGE_BYTES);
         true
     }
-}
 
-impl Arena {
     /// Lends free slots of `pages_max` pages, but at least one slot, to the budget. Returns the
     /// number of their pages, fewer if no slot is free or the kernel refuses.
     pub(crate) fn lend(&self, pages_max: u64) -> u64 {
@@ -248,9 +247,8 @@ impl Arena {
         let chunks = state.chunks.iter().enumerate().filter(|(_, chunk)| is_candidate(chunk));
         let (number, chunk) =
             chunks.min_by_key(|(_, chunk)| (chunk.lent_pages() == 0, chunk.order()))?;
-        let slots = chunk
-            .free
-            .first_run(((pages_max >> chunk.order()).max(1)).min(u64::from(u32::MAX)) as u32)?;
+        let slots_max = (pages_max >> chunk.order()).clamp(1, u32::MAX.into()) as u32;
+        let slots = chunk.free.first_run(slots_max)?;
         let pages = chunk.pages_of(&slots);
         if self.has_huge_chunks() {
             // The kernel would make a huge page of the chunk, with pages that are not charged.
