@@ -305,7 +305,7 @@ impl Arena {
     /// lead to another extent.
     pub(crate) fn allocate_elsewhere(&self, order: u8, from: Option<FolioId>) -> Option<FolioId> {
         let mut state = self.state.lock();
-        let sparse = || state.sparse_slot(order).filter(|_| from.is_none());
+        let sparse = || if from.is_none() { state.sparse_slot(order) } else { None };
         let (chunk, slot) = state.partial_slot(order, from).or_else(sparse)?;
         let id = state.take(chunk, slot);
         self.publish(&state);
