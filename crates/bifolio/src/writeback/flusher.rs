@@ -314,7 +314,7 @@ impl Flusher {
         without_part_for_logs(gated_max_pages.max(self.floor_pages.load(Ordering::Relaxed)))
     }
 
-    /// Called when pages were freed after their write-out.
+    /// Called when a write-out has ended, or pages were freed after theirs.
     pub(crate) fn note_freed(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.throttle.release();
