@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{
     PAGE, assert_same, directory, error_of, files_can_be_mapped, has, open, random_file, read,
-    read_all, wait_until, writable,
+    read_all, sync_after_trouble, wait_until, writable,
 };
 use bifolio::backing::{
     Backing, DirectBacking, FileIdentity, IoBuf, IoBufMut, IoRequest, Submission,
@@ -171,8 +171,7 @@ fn a_full_device_refuses_writes_at_its_limit_and_says_why() {
     error_of(file.sync_data(), &["os error 28"]);
     backing.heal();
     file.write_all_at(&bytes[accepted..], accepted as u64).unwrap();
-    // The flusher may have tried once more before the device was well: a sync is told of that.
-    file.sync_data().or_else(|_| file.sync_data()).unwrap();
+    sync_after_trouble(&file);
     assert_same(&memory.bytes(), &bytes);
     assert_eq!(cache.stats().allocation_failures, 0);
 }
@@ -209,7 +208,7 @@ fn a_pin_for_writing_is_refused_as_a_write_is() {
     error_of(file.sync_data(), &["os error 28"]);
     backing.heal();
     file.pin_mut(page * PAGE..page * PAGE + 1).unwrap().copy_from(0, &[7]);
-    file.sync_data().unwrap();
+    sync_after_trouble(&file);
     assert_eq!(memory.bytes()[(page * PAGE) as usize], 7);
     assert!((0..page).all(|page| memory.bytes()[(page * PAGE) as usize] == page as u8 | 1));
 }
@@ -249,8 +248,7 @@ fn a_sync_that_the_device_takes_ends_its_trouble() {
     // The rounds that were asked for have been made.
     thread::sleep(Duration::from_millis(300));
     backing.heal();
-    let _told_of_the_past = file.sync_data();
-    file.sync_data().unwrap();
+    sync_after_trouble(&file);
     assert!(!is_stuck(), "{:?}", cache.stats().devices);
 }
 

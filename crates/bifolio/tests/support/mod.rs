@@ -131,6 +131,13 @@ pub fn error_of<T: Debug>(result: Result<T, Error>, needles: &[&str]) -> Error {
     error
 }
 
+/// Syncs a file on a device that works again. The flusher may have tried once more before it did,
+/// after the last report: the first sync reports that failure.
+#[track_caller]
+pub fn sync_after_trouble(file: &File) {
+    file.sync_data().or_else(|_| file.sync_data()).unwrap();
+}
+
 /// Calls `body` on a thread that has no privileges on files, even if root runs the test.
 pub fn without_root<R: Send>(body: impl Send + FnOnce() -> R) -> R {
     thread::scope(|scope| {

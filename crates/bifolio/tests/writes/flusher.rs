@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{
-    PAGE, assert_same, directory, error_of, open, random_file, read_all, wait_for_stats, writable,
+    PAGE, assert_same, directory, error_of, open, random_file, read_all, sync_after_trouble,
+    wait_for_stats, writable,
 };
 use bifolio::backing::{DiskFile, DiskOptions};
 use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File};
@@ -150,7 +151,7 @@ fn a_device_that_takes_nothing_refuses_writes_and_loses_nothing() {
     assert_same(&read_all(&file)[..accepted], &bytes[..accepted]);
     error_of(file.sync_data(), &["os error 28"]);
     backing.heal();
-    file.sync_data().unwrap();
+    sync_after_trouble(&file);
     assert_same(&memory.bytes()[..accepted], &bytes[..accepted]);
     file.write_all_at(&bytes, 0).unwrap();
     file.sync_data().unwrap();
