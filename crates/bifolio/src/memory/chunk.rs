@@ -192,9 +192,7 @@ impl Chunk {
         let is_used = |slot: &u32| !self.free.has(*slot) && !self.lent.has(*slot);
         (0..self.slots()).filter(is_used).map(|slot| slot << self.order())
     }
-}
 
-impl Chunk {
     fn extent_slots(&self) -> u32 {
         (EXTENT_PAGES >> self.order()).max(1)
     }

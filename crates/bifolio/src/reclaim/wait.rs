@@ -343,9 +343,7 @@ impl Reclaim {
         let refused = self.memory.unmap_refusal.lock().clone();
         Error::full(&used, cause.or_else(of_gate), refused)
     }
-}
 
-impl Reclaim {
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
         self.make_room_until(|| self.arena().charge(bytes))
     }

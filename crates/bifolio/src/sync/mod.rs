@@ -271,7 +271,7 @@ pub(crate) mod blocking {
     //! is not tracked: its faults wait.
 
     use std::cell::Cell;
-    use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
     /// The counts of the calling thread; always the default where nothing counts.
     #[derive(Clone, Copy, Debug, Default)]
@@ -416,15 +416,14 @@ pub(crate) mod blocking {
     struct ThreadSlot {
         /// Kernel thread id; 0 if the slot is free.
         thread: AtomicU32,
-        held: AtomicI32,
-        /// Number of the last hold, from the first thing held to the last; it goes on when another
-        /// thread claims the slot.
-        hold: AtomicU32,
+        /// The number of things held, in the lower half; above it the number of the last hold, from
+        /// the first thing held to the last, which goes on when another thread claims the slot. One
+        /// word: a thread that is not stopped may change both.
+        state: AtomicU64,
     }
 
-    static SLOTS: [ThreadSlot; SLOTS_MAX] = [const {
-        ThreadSlot { thread: AtomicU32::new(0), held: AtomicI32::new(0), hold: AtomicU32::new(0) }
-    }; SLOTS_MAX];
+    static SLOTS: [ThreadSlot; SLOTS_MAX] =
+        [const { ThreadSlot { thread: AtomicU32::new(0), state: AtomicU64::new(0) } }; SLOTS_MAX];
 
     /// The slot of the calling thread, if it found one; freed when the thread ends.
     struct Own(Option<&'static ThreadSlot>);
@@ -449,7 +448,7 @@ pub(crate) mod blocking {
                 claimed.is_ok() || claimed == Err(thread)
             };
             let own = slots_of(thread).find(is_claimed);
-            own.inspect(|slot| slot.held.store(0, Ordering::Relaxed));
+            own.inspect(|slot| _ = slot.set_held(0));
             Self(own)
         }
     }
@@ -461,17 +460,22 @@ pub(crate) mod blocking {
     }
 
     impl ThreadSlot {
+        /// Returns the number of things held, and that of the last hold.
+        #[inline]
+        fn state(&self) -> (i32, u32) {
+            // Relaxed: no other thread changes it, and it orders nothing.
+            let state = self.state.load(Ordering::Relaxed);
+            ((state as u32).cast_signed(), (state >> 32) as u32)
+        }
+
         /// Sets the count of the calling thread, whose slot it is. Returns the previous count.
         #[inline]
         fn set_held(&self, held: i32) -> i32 {
-            // Relaxed: no other thread changes it; a signal handler that interrupts restores it.
-            let before = self.held.load(Ordering::Relaxed);
-            if before == 0 && held != 0 {
-                // Relaxed: as above.
-                let hold = self.hold.load(Ordering::Relaxed).wrapping_add(1);
-                self.hold.store(hold, Ordering::Relaxed);
-            }
-            self.held.store(held, Ordering::Relaxed);
+            let (before, hold) = self.state();
+            let hold = hold.wrapping_add(u32::from(before == 0 && held != 0));
+            // Relaxed: as in `state`; a signal handler that interrupts restores the count.
+            self.state
+                .store(u64::from(hold) << 32 | u64::from(held.cast_unsigned()), Ordering::Relaxed);
             before
         }
     }
@@ -479,8 +483,8 @@ pub(crate) mod blocking {
     /// Adds `more`, which may be negative, to the count of the calling thread.
     #[inline]
     pub(crate) fn track(more: i32) {
-        // A thread that is ending is not tracked. Relaxed: as in `set_held`.
-        let add = |slot: &ThreadSlot| slot.set_held(slot.held.load(Ordering::Relaxed) + more);
+        // A thread that is ending is not tracked.
+        let add = |slot: &ThreadSlot| slot.set_held(slot.state().0 + more);
         let _ = OWN.try_with(|own| own.0.map(add));
     }
 
@@ -491,10 +495,10 @@ pub(crate) mod blocking {
     /// Returns the number of a thread's hold, if it holds anything. Exact for a thread that is
     /// stopped in a fault whose message the caller has read; any other may have gone on.
     pub(crate) fn hold_of(thread: u32) -> Option<u32> {
-        // Relaxed: the kernel's locks order the message about the fault after the counts.
+        // Relaxed: the kernel's locks order the message about the fault after the state.
         let is_its = |slot: &&ThreadSlot| slot.thread.load(Ordering::Relaxed) == thread;
-        let own = slots_of(thread).find(|slot| thread != 0 && is_its(slot))?;
-        (own.held.load(Ordering::Relaxed) > 0).then(|| own.hold.load(Ordering::Relaxed))
+        let (held, hold) = slots_of(thread).find(|slot| thread != 0 && is_its(slot))?.state();
+        (held > 0).then_some(hold)
     }
 
     #[cfg(all(test, not(loom)))]
