@@ -350,7 +350,7 @@ fn judge(answer: Option<(u64, u64)>) -> Result<(Alignment, bool), String> {
 /// which reports its position.
 fn try_one_read(descriptor: BorrowedFd<'_>, alignment: Alignment) -> io::Result<()> {
     let length_bytes = alignment.granule_bytes() as usize;
-    let mut scratch = IoBuffer::new(length_bytes);
+    let Ok(mut scratch) = IoBuffer::try_new(length_bytes) else { return Ok(()) };
     match IoBufMut::read_from(&mut [scratch.target()], length_bytes, descriptor, 0) {
         Err(error) if is_refusal(&error) => Err(error),
         _ => Ok(()),

@@ -427,8 +427,12 @@ impl IoBuffer {
     /// # Panics
     /// If the kernel has no memory for it.
     pub fn new(length_bytes: usize) -> Self {
-        let memory = Reservation::new(length_bytes, PAGE_BYTES).expect("memory for a buffer");
-        Self { memory, length_bytes }
+        Self::try_new(length_bytes).expect("memory for a buffer")
+    }
+
+    pub(super) fn try_new(length_bytes: usize) -> io::Result<Self> {
+        let memory = Reservation::new(length_bytes, PAGE_BYTES)?;
+        Ok(Self { memory, length_bytes })
     }
 
     fn start(&self) -> NonNull<u8> {

@@ -4,9 +4,11 @@ use bifolio_testing::skip;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use rustix::fs::{CWD, FileType, Mode};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::ways::*;
@@ -152,6 +154,32 @@ fn a_missing_or_unreadable_file_returns_the_system_error() {
     });
     let error = unprivileged.join().unwrap();
     assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Open, Some(libc::EACCES)));
+}
+
+/// A kernel that does not tell the alignment of direct transfers makes the open try a read.
+#[test]
+fn an_open_without_memory_for_its_trial_succeeds() {
+    const CHILD: &str = "BIFOLIO_TEST_OPEN";
+    let name = "io::tests::open::an_open_without_memory_for_its_trial_succeeds";
+    if std::env::var(CHILD).is_err() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args([name, "--exact", "--test-threads=1"]).env(CHILD, "").output();
+        let output = output.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        return assert!(text.contains("1 passed"), "{text}");
+    }
+    let directory = disk_directory();
+    let path = directory.path().join("file");
+    fs::write(&path, [7; BLOCK]).unwrap();
+    let options = DiskOptions { read: true, ..DiskOptions::default() };
+    let features = Features::probe(&[Feature::StatxDirectAlignment]);
+    // What is freed here is left to the small allocations that follow.
+    drop(std::hint::black_box(vec![0_u8; 64 << 10]));
+    let maximum = getrlimit(Resource::As).maximum;
+    setrlimit(Resource::As, Rlimit { current: Some(0), maximum }).unwrap();
+    let opened = DiskFile::open_with(&path, &options, &features);
+    setrlimit(Resource::As, Rlimit { current: maximum, maximum }).unwrap();
+    assert_eq!(read(&opened.unwrap(), BLOCK, 0), [7; BLOCK]);
 }
 
 #[test]
