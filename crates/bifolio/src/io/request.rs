@@ -15,6 +15,7 @@
 use crate::sys::copy;
 use crate::sys::memory::{PAGE_BYTES, Reservation};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -214,14 +215,12 @@ impl<'a> IoBufMut<'a> {
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (number, position) = (file.as_raw_fd(), position_bytes as i64);
-        let count = if let [only] = buffers {
-            let start = only.span.part(0, length_bytes).start().cast();
+        let part = Span::first(Self::spans(buffers), length_bytes);
+        let count = if let [only] = &*part {
             // SAFETY: the buffer's bytes are writable; other threads read only through `sys::copy`
             // (IO-1).
-            unsafe { libc::pread64(number, start, length_bytes, position) }
+            unsafe { libc::pread64(number, only.start().cast(), only.len(), position) }
         } else {
-            let part: SmallVec<[_; 4]> =
-                Span::parts(Self::spans(buffers), 0..length_bytes).collect();
             let (entries, count) = Span::kernel_entries(&part);
             // SAFETY: the entries are those of `buffers`; as above for each.
             unsafe { libc::preadv64(number, entries, count as i32, position) }
@@ -306,14 +305,12 @@ impl<'a> IoBuf<'a> {
         position_bytes: u64,
     ) -> io::Result<usize> {
         let (number, position) = (file.as_raw_fd(), position_bytes as i64);
-        let count = if let [only] = buffers {
-            let start = only.span.part(0, length_bytes).start().cast();
+        let part = Span::first(Self::spans(buffers), length_bytes);
+        let count = if let [only] = &*part {
             // SAFETY: the buffer's bytes are readable, and other threads write only through
             // `sys::copy` (IO-1).
-            unsafe { libc::pwrite64(number, start, length_bytes, position) }
+            unsafe { libc::pwrite64(number, only.start().cast(), only.len(), position) }
         } else {
-            let part: SmallVec<[_; 4]> =
-                Span::parts(Self::spans(buffers), 0..length_bytes).collect();
             let (entries, count) = Span::kernel_entries(&part);
             // SAFETY: the entries are those of `buffers`; as above for each.
             unsafe { libc::pwritev64(number, entries, count as i32, position) }
@@ -383,6 +380,12 @@ impl Span {
     /// omitting the rest makes a short transfer.
     pub(super) fn kernel_entries(buffers: &[Self]) -> (*const libc::iovec, usize) {
         (buffers.as_ptr().cast(), buffers.len().min(libc::UIO_MAXIOV as usize))
+    }
+
+    /// Returns the first `length_bytes` bytes of consecutive spans; makes no list if that is all.
+    fn first(spans: &[Self], length_bytes: usize) -> Cow<'_, [Self]> {
+        let is_all = spans.iter().map(Self::len).sum::<usize>() == length_bytes;
+        if is_all { spans.into() } else { Self::parts(spans, 0..length_bytes).collect() }
     }
 
     /// Returns `bytes` of consecutive spans.
