@@ -256,20 +256,17 @@ impl HitPath {
         }
         let block = ThreadBlock::of(self.counters_id);
         let word = self.entry_word(range.start >> PAGE_SHIFT);
-        let found = read_validated(
-            word,
-            |_| true,
-            |entry| {
-                // The length is loaded after the Entry: see `read_known`.
-                let is_inside = range.end <= self.hot().len_bytes();
-                // Not called with the bytes of a page that is not there.
-                if !(entry.is_referenced() & block.is_known & is_inside) {
-                    return None;
-                }
-                let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
-                Some(read(self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)))
-            },
-        );
+        let is_wanted = |_| true;
+        let found = read_validated(word, is_wanted, |entry| {
+            // The length is loaded after the Entry: see `copy_known`.
+            let is_inside = range.end <= self.hot().len_bytes();
+            // Not called with the bytes of a page that is not there.
+            if !(entry.is_referenced() & block.is_known & is_inside) {
+                return None;
+            }
+            let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
+            Some(read(self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)))
+        });
         let result = found.flatten()?;
         block.add(Counter::HitOptimistic, 1);
         Some(result)

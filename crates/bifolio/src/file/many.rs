@@ -214,9 +214,7 @@ impl File {
         let mut pins: Vec<Option<Result<PageRef<'_>>>> = Vec::new();
         pins.resize_with(ranges.len(), || None);
         let mut batch = Batch::new(&self.handle.inode);
-        if is_hasty {
-            batch.is_hasty = true;
-        }
+        batch.is_hasty = is_hasty;
         let deliver = |pins: &mut Vec<_>, number: usize, delivery: Delivery<'_>| {
             pins[number] = match delivery {
                 Delivery::Folio(locked) => self.pin_locked(&ranges[number], &locked).map(Ok),

@@ -47,7 +47,7 @@ pub use read_with::PageView;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
 use crate::inode::Inode;
-use crate::io::FileIdentity;
+use crate::io::{FileIdentity, POSITION_BYTES_MAX};
 use crate::maps::faults;
 use crate::memory;
 use crate::page::{PAGE_BYTES, pages_of};
@@ -340,8 +340,6 @@ pub(crate) struct Handle {
     /// Last field: the handle has dropped everything else when the registry is told.
     membership: Membership,
 }
-
-const POSITION_BYTES_MAX: u64 = i64::MAX as u64;
 
 impl Handle {
     fn check_usable(&self) -> Result<()> {

@@ -30,6 +30,7 @@ pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, Urgency, lane_of};
 pub use open_disk::{DirectIo, DiskOptions};
 pub(crate) use open_disk::{Located, replaced};
+pub(crate) use request::POSITION_BYTES_MAX;
 pub use request::{Alignment, IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission};
 pub(crate) use transfer::{
     Load, Loads, Pieces, RUN_PAGES_MAX, Transfer, fallocate, len_bytes, seek_data, seek_hole,

@@ -125,9 +125,8 @@ pub(crate) fn range_end(position_bytes: u64, length: usize) -> io::Result<u64> {
     let length_bytes = length as u64;
     let end = position_bytes.checked_add(length_bytes).filter(|end| *end <= POSITION_BYTES_MAX);
     end.ok_or_else(|| {
-        let end =
-            format!("{length_bytes} bytes at position {position_bytes} do not end below 2^63");
-        io::Error::new(io::ErrorKind::InvalidInput, end)
+        let text = format!("{length} bytes at position {position_bytes} do not end below 2^63");
+        io::Error::new(io::ErrorKind::InvalidInput, text)
     })
 }
 
