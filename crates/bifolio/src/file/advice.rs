@@ -140,8 +140,9 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
         return Evicted::default();
     }
     let evicted = reclaim.invalidate(inode, range.clone());
-    // Stores to pages that are mapped may not have been found yet.
-    if evicted.kept.dirty > 0 || evicted.kept.mapped > 0 {
+    // Stores to pages that are mapped may not have been found yet. An empty range only asks.
+    let may_have_stores = || matches!(inode.find_stores(&(0..0), false), Ok(true));
+    if evicted.kept.dirty > 0 || evicted.kept.mapped > 0 && may_have_stores() {
         inode.write_soon(range);
     }
     evicted
