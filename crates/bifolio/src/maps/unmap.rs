@@ -767,7 +767,7 @@ impl<'t> Copies<'t> {
     }
 
     fn room(&self) -> Range<usize> {
-        let part_pages = self.bounce_buffer.pages / self.parts;
+        let part_pages = self.bounce_buffer.pages() / self.parts;
         let first = self.part * part_pages;
         first + self.pages_used..first + part_pages
     }

@@ -138,11 +138,8 @@ impl Server {
             }
             // STRAY-R1.
             let growths = self.region.stray_pages.growths();
-            let Err((index, error)) =
-                self.handle.handle_fault(&self.region, left.clone(), is_write)
-            else {
-                return;
-            };
+            let served = self.handle.handle_fault(&self.region, left.clone(), is_write);
+            let Err((index, error)) = served else { return };
             self.refuse(&Refusal { index, growths, read_at, error });
             left.start = index + 1;
         }
@@ -155,13 +152,9 @@ impl Server {
         let (index, mapping) = (refusal.index, &self.handle.inode.mapping);
         let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
+        let Region { stray_pages, addresses, .. } = &*self.region;
         for _ in 0..REFUSE_TRIES_MAX {
-            match self.region.stray_pages.refuse(
-                &self.region.addresses,
-                refusal,
-                is_past_end,
-                is_there,
-            ) {
+            match stray_pages.refuse(addresses, refusal, is_past_end, is_there) {
                 Err(error) if error.kind() == io::ErrorKind::OutOfMemory => thread::sleep(PAUSE),
                 Err(error) => return self.lose("a page of a map cannot be poisoned", &error),
                 Ok(_) => return,
@@ -171,9 +164,8 @@ impl Server {
     }
 
     fn wake(&self, pages: &Range<u64>) {
-        if let Err(error) =
-            self.region.addresses.userfault.wake(&self.region.addresses.range_of(pages))
-        {
+        let addresses = &self.region.addresses;
+        if let Err(error) = addresses.userfault.wake(&addresses.range_of(pages)) {
             self.lose("threads that wait for a page of a map cannot be woken", &error);
         }
     }

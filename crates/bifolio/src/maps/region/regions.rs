@@ -40,7 +40,6 @@ pub(crate) struct Regions {
 #[derive(Debug)]
 pub(crate) struct BounceBuffer {
     memory: Reservation,
-    pub(crate) pages: usize,
     pub(crate) page_pipe: PagePipe,
 }
 
@@ -60,8 +59,12 @@ impl RegionsSize {
 }
 
 impl BounceBuffer {
+    pub(crate) fn pages(&self) -> usize {
+        self.memory.len() / PAGE_BYTES as usize
+    }
+
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
-        assert!(page < self.pages, "page {page} of a bounce buffer of {}", self.pages);
+        assert!(page < self.pages(), "page {page} of a bounce buffer of {}", self.pages());
         self.memory.base.wrapping_add(page * PAGE_BYTES as usize)
     }
 }
@@ -91,11 +94,7 @@ impl Regions {
         let large_pipes = features.has(Feature::LargePipes);
         let bounce_buffer = |pages| {
             let page_pipe = PagePipe::new(size.bounce_buffer_pages as usize, large_pipes)?;
-            Ok::<_, io::Error>(Mutex::new(BounceBuffer {
-                memory: memory(pages)?,
-                pages: pages as usize,
-                page_pipe,
-            }))
+            Ok::<_, io::Error>(Mutex::new(BounceBuffer { memory: memory(pages)?, page_pipe }))
         };
         let swap_pages = size.swap_bounce_buffer_pages;
         Ok(Self {
