@@ -291,6 +291,8 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::file::OpenOptions;
+    use crate::maps::region::Region;
+    use crate::sys::probe::Feature;
 
     fn fault(page: usize, is_write: bool) -> Fault {
         Fault { address: page * PAGE + 7, is_write, thread: 1 }
@@ -299,6 +301,45 @@ mod tests {
     fn pages(requests: &[Request]) -> Vec<(usize, usize, bool)> {
         let page = |r: &Request| (r.address / PAGE, r.length_bytes / PAGE, r.is_write);
         requests.iter().map(page).collect()
+    }
+
+    /// The state of fault threads of a region that has none of its own, and what keeps it open.
+    fn shared_of(region: &Region) -> (Shared, OwnedFd) {
+        let (stopped, stop) = pipe(PipeFlags::empty()).unwrap();
+        let shared = Shared {
+            userfault: Arc::clone(&region.addresses.userfault),
+            regions: Arc::clone(&region.addresses.regions),
+            waiter: region.addresses.userfault.waiter(stopped).unwrap(),
+            messages: Mutex::default(),
+            postponed: Mutex::default(),
+            more: Mutex::default(),
+        };
+        (shared, stop)
+    }
+
+    /// Without `UFFDIO_POISON`, the kernel lets a page be installed that refuses every access.
+    #[test]
+    fn a_page_whose_fault_was_refused_can_be_read_once_it_is_filled() {
+        let builder = Cache::builder().memory(1 << 20).disable(Feature::FaultPoison);
+        let options = OpenOptions::new().read(true).write(true).mappable(true);
+        let Ok(file) = builder.build().unwrap().memory_file_with("filled", &options) else {
+            return;
+        };
+        file.set_len(PAGE as u64).unwrap();
+        let region = file.handle.inode.page_space.region().unwrap();
+        let (shared, _stop) = shared_of(region);
+        let address = region.addresses.range_at(0).start.addr();
+        let fault = Fault { address, is_write: false, thread: blocking::current_thread() };
+        let mut inside = Vec::new();
+        blocking::track(1);
+        assert!(
+            shared.end_inside(&fault, 0, &mut inside) && shared.end_inside(&fault, 1, &mut inside)
+        );
+        blocking::track(-1);
+        file.write_all_at(&[7; PAGE], 0).unwrap();
+        let mut bytes = [0; PAGE];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [7; PAGE]);
     }
 
     /// A message whose sender goes on before it is judged, and is in a call by then, as a thread
@@ -313,15 +354,7 @@ mod tests {
         if !cache.features().iter().any(|it| it.name == "fault-poison" && it.available) {
             return;
         }
-        let (stopped, _stop) = pipe(PipeFlags::empty()).unwrap();
-        let shared = Shared {
-            userfault: Arc::clone(&region.addresses.userfault),
-            regions: Arc::clone(&region.addresses.regions),
-            waiter: region.addresses.userfault.waiter(stopped).unwrap(),
-            messages: Mutex::default(),
-            postponed: Mutex::default(),
-            more: Mutex::default(),
-        };
+        let (shared, _stop) = shared_of(region);
         let mut inside = Vec::new();
         let mut end = |page: u64, known| {
             let address = region.addresses.range_at(page).start.addr();

@@ -9,6 +9,7 @@ use crate::page::{Folio, FolioId, Folios, NO_FOLIO, PAGE_BYTES};
 use crate::sync::{Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation, allow_access, refuse_access};
 use crate::sys::probe::{Feature, Features};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -33,6 +34,8 @@ pub(crate) struct Regions {
     pub(crate) bounce_buffer: Mutex<BounceBuffer>,
     /// Bounce buffer of the swapper, which keeps it while it writes; `None` if there is no swap.
     pub(crate) swap_bounce_buffer: Option<Mutex<BounceBuffer>>,
+    /// Addresses of the pages that are inaccessible because the kernel cannot poison them.
+    refused: Mutex<BTreeSet<usize>>,
 }
 
 /// Memory for pages that are evicted: it keeps their bytes while they are unmapped, and they are
@@ -104,26 +107,36 @@ impl Regions {
             staging: Arc::new(Staging::new(memory(size.staging_pages)?)),
             bounce_buffer: bounce_buffer(size.bounce_buffer_pages)?,
             swap_bounce_buffer: (swap_pages > 0).then(|| bounce_buffer(swap_pages)).transpose()?,
+            refused: Mutex::default(),
         })
     }
 
-    /// Makes pages that are not resident inaccessible.
+    /// Makes a page that is not resident inaccessible.
     pub(crate) fn poison(&self, userfault: &Userfault, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
             return userfault.poison(range);
         }
+        let mut refused = self.refused.lock();
         if is_resident(range.start) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         refuse_access(range.start, range.length_bytes)?;
+        refused.insert(range.start.addr());
         userfault.wake(range)
     }
 
+    /// Makes pages that were just installed, or one that is poisoned, accessible.
     pub(super) fn unpoison(&self, range: &PageRange) -> io::Result<()> {
         if self.features.has(Feature::FaultPoison) {
             return Ok(());
         }
-        allow_access(range.start, range.length_bytes)
+        let pages = range.start.addr()..range.start.addr() + range.length_bytes;
+        let mut refused = self.refused.lock();
+        if refused.range(pages.clone()).next().is_some() {
+            allow_access(range.start, range.length_bytes)?;
+            refused.retain(|page| !pages.contains(page));
+        }
+        Ok(())
     }
 }
 

@@ -112,22 +112,20 @@ impl StrayPages {
 
     /// Makes freshly installed pages accessible where poison had only refused access.
     pub(super) fn lift_poison(&self, addresses: &Addresses, pages: Range<u64>) -> io::Result<()> {
+        // On failure, pages are installed, perhaps between accessible ones, and cannot be touched.
+        addresses.regions.unpoison(&addresses.range_of(&pages)).inspect_err(|error| {
+            addresses.regions.soundness.lose("access to a page of a map is refused", error);
+        })?;
         // Relaxed: a hint, as in `clear_poison`.
-        if !self.is_any.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let mut state = self.state.lock();
-        for index in pages {
-            if matches!(state.at.get(&index), Some(StrayPage::Poison(_))) {
-                state.at.remove(&index);
-                // On failure, the page is installed, perhaps between accessible ones, and cannot be
-                // touched.
-                addresses.regions.unpoison(&addresses.range_at(index)).inspect_err(|error| {
-                    addresses.regions.soundness.lose("access to a page of a map is refused", error);
-                })?;
+        if self.is_any.load(Ordering::Relaxed) {
+            let mut state = self.state.lock();
+            for index in pages {
+                if matches!(state.at.get(&index), Some(StrayPage::Poison(_))) {
+                    state.at.remove(&index);
+                }
             }
+            self.note_any(&state);
         }
-        self.note_any(&state);
         Ok(())
     }
 
@@ -348,9 +346,8 @@ impl StrayPages {
 
 /// Removes the stray page at `index` from the state, and from the addresses.
 fn clear(addresses: &Addresses, state: &mut State, index: u64) -> io::Result<()> {
-    if matches!(state.at.remove(&index), Some(StrayPage::Poison(_))) {
-        addresses.regions.unpoison(&addresses.range_at(index))?;
-    }
+    state.at.remove(&index);
+    addresses.regions.unpoison(&addresses.range_at(index))?;
     unmap(addresses, index)
 }
 
