@@ -137,8 +137,13 @@ fn a_copy_stops_before_a_present_page_and_reports_where() {
     assert_eq!((done, outcome.unwrap_err().raw_os_error()), (2, Some(libc::EEXIST)));
     scratch.install(3, &[6], false).1.unwrap();
     assert_eq!([0, 1, 2, 3].map(|page| scratch.load(page * PAGE_BYTES)), [3, 4, 1, 6]);
-    let (done, outcome) = scratch.install(4, &[1], false);
-    assert_eq!((done, outcome.unwrap_err().raw_os_error()), (0, Some(libc::ENOENT)));
+    // What follows the region may belong to another test, and be registered.
+    let unregistered = Reservation::new(PAGE_BYTES, PAGE_BYTES).unwrap();
+    let source = [1; PAGE_BYTES];
+    // SAFETY: an array, and memory of this test.
+    let (done_bytes, outcome) =
+        unsafe { scratch.faults.copy(unregistered.base, source.as_ptr(), PAGE_BYTES, false) };
+    assert_eq!((done_bytes, outcome.unwrap_err().raw_os_error()), (0, Some(libc::ENOENT)));
 }
 
 /// Makes the kernel write a byte to `place`.
