@@ -141,7 +141,7 @@ fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
     }
     let evicted = reclaim.invalidate(inode, range.clone());
     // Stores to pages that are mapped may not have been found yet. An empty range only asks.
-    let may_have_stores = || matches!(inode.find_stores(&(0..0), false), Ok(true));
+    let may_have_stores = || !matches!(inode.find_stores(&(0..0), false), Ok(false));
     if evicted.kept.dirty > 0 || evicted.kept.mapped > 0 && may_have_stores() {
         inode.write_soon(range);
     }
