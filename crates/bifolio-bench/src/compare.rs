@@ -80,8 +80,9 @@ impl Change {
 /// file: one envelope per line, as `bifolio bench --json` writes them; several runs may stand one
 /// after the other. A change of less than `change_min` (0.05 is 5 %) is none.
 ///
-/// # Errors [`Error::Refused`] if a line is not an envelope, with the file and the line, or if the
-/// sets have no row in common.
+/// # Errors
+/// [`Error::Refused`] if a line is not an envelope, with the file and the line, or if the sets have
+/// no row in common.
 pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Result<Comparison> {
     let reports = [parse(first)?, parse(second)?];
     let [before, after] = reports.each_ref().map(|set| collect(set));
