@@ -264,16 +264,16 @@ impl Passes<'_> {
         let version = self.begin()?;
         let cached = self.cached()?;
         let file = &cached.file;
-        let mut measured = self.records((layout, version), |page: &[u8], pos_bytes| {
+        let commit = |page: &[u8], pos_bytes| {
             let written = file.write_at(page, pos_bytes)?;
             file.sync_data()?;
             Ok(written)
-        })?;
-        let stats = cached.cache.stats();
-        measured.syscalls = Some(stats.writeback + stats.device_flushes);
-        measured.add("flushes_per_sync", stats.device_flushes as f64, Per::Operation);
+        };
+        let mut measured = cached.with_stats(|| self.records((layout, version), commit))?;
+        let flushes = cached.cache.stats().device_flushes;
+        measured.add("flushes_per_sync", flushes as f64, Per::Operation);
         cached.close()?;
-        self.read_back(WRITE_AT, measured)
+        self.read_back(WRITE_AT, Measured { misses: 0, ..measured })
     }
 
     /// `pwrite` and `fdatasync` of records on one descriptor, past the page cache or through it.
