@@ -198,7 +198,9 @@ fn gather_by(task: &Task, mut gatherer: impl Gatherer) -> Result<Measured> {
             positions.fill_with(&mut draw);
         }
     }
-    if !sums.agree() {
+    let gathers = measured.calls.latencies.calls() + u64::from(is_warm);
+    let is_whole = sums.words() * 8 == gathers * task.rows * row_bytes as u64;
+    if !is_whole || !sums.agree() {
         return Err(Error::WrongBytes { series: task.series.clone(), pos_bytes: 0 });
     }
     measured.verified_bytes = sums.words() * 8;
@@ -310,5 +312,50 @@ impl Gatherer for RawRing {
                 Ok(())
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::pattern;
+
+    /// Gathers rows of this length instead of the length of the task.
+    struct Rows(usize);
+
+    impl Gatherer for Rows {
+        fn forget(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
+            let mut row = vec![0; self.0];
+            for &position in positions {
+                pattern::fill(&mut row, position, 0);
+                sums.add_all(&row, position);
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn rows_that_are_short_are_wrong_bytes() {
+        let sizes = Sizes { size_bytes: 1 << 20, memory_bytes: 1 << 20 };
+        for is_warm in [false, true] {
+            let task = Task {
+                series: "x".into(),
+                row_bytes: 1024,
+                is_warm,
+                file: PathBuf::new(),
+                sizes,
+                rows: 3,
+                duration: Duration::ZERO,
+                group: None,
+            };
+            let bytes = (1 + u64::from(is_warm)) * 3 * 1024;
+            assert_eq!(gather_by(&task, Rows(1024)).unwrap().verified_bytes, bytes);
+            let short = gather_by(&task, Rows(1016));
+            assert!(matches!(short, Err(Error::WrongBytes { .. })));
+        }
     }
 }
