@@ -7,12 +7,12 @@
 //! which gathers a batch of Entries and takes no reference (`batched`); and a plain copy in the
 //! same pattern (`memcpy_limit`).
 //!
-//! Each thread has a CPU and a buffer, and begins in its own part of the file. In a trial it
-//! continues where it ended in the last one of its series, and restarts at the end of file, so that
-//! all trials together read all of the file. Before that, all bytes of every series are compared,
-//! and the first ones in blocks of every size. A layout with one size of folios is made, compared,
-//! measured and dropped before the next one, so that memory holds one file at a time, in four
-//! copies.
+//! Each thread has a CPU and a buffer, and begins a part of the file after the one before it. The
+//! first continues where it ended in the last trial of its series, and each restarts at the end of
+//! file, so that all trials together read all of the file. Before that, all bytes of every series
+//! are compared, and the first ones in blocks of every size. A layout with one size of folios is
+//! made, compared, measured and dropped before the next one, so that memory holds one file at a
+//! time, in four copies.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -38,7 +38,7 @@ use crate::harness::pattern::{self, Sums};
 use crate::harness::reads::{Load, Way, verify};
 use crate::harness::sizes::{SizeRule, resident_memory_bytes};
 use crate::harness::span::Span;
-use crate::harness::threads::run_for;
+use crate::harness::threads::{Window, run_for};
 use crate::harness::tmpfs::Tmpfs;
 use crate::run::{Rounds, Run};
 
@@ -147,7 +147,7 @@ fn measure(
     let cpus = &cpus::of_threads(threads.iter().copied().max().unwrap_or(1))?;
     let what = format!("{layout}, folios of {}", format_bytes(plan.folio_bytes));
     run.start(&format!("make: {what}"), 1);
-    let mut ways = ways(run, plan, cpus.len())?;
+    let mut ways = ways(run, plan)?;
     run.step();
     run.verify(&mut ways, plan.size_bytes)?;
     let mut rows = run.rows();
@@ -167,14 +167,14 @@ fn measure(
 }
 
 /// Makes the file in every way it can be read, in the order of the tables.
-fn ways(run: &mut Run<'_>, plan: Plan, threads: usize) -> Result<Vec<Way>> {
+fn ways(run: &mut Run<'_>, plan: Plan) -> Result<Vec<Way>> {
     let mut ways = Vec::new();
     let kernel = on_tmpfs(run, &plan);
     if let Some(file) = run.attempt(&[KERNEL], kernel)?.map(Arc::new) {
         let read = move |block: &mut [u8], pos_bytes| {
             pread(&file.0, block, pos_bytes).map_err(Error::system("read a file on tmpfs"))
         };
-        ways.push(in_order(KERNEL, plan, threads, read));
+        ways.push(in_order(KERNEL, plan, read));
     }
     for series in [ONE_BY_ONE, BATCHED] {
         let builder = Cache::builder().memory(resident_memory_bytes(plan.size_bytes));
@@ -184,13 +184,13 @@ fn ways(run: &mut Run<'_>, plan: Plan, threads: usize) -> Result<Vec<Way>> {
         plan.write(|bytes, pos_bytes| Ok(file.write_all_at(bytes, pos_bytes)?))?;
         ways.push(if series == BATCHED {
             let read = move |block: &mut [u8], at| Ok(file.read_at(block, at)?);
-            in_order(series, plan, threads, read)
+            in_order(series, plan, read)
         } else {
             let read = move |block: &mut [u8], at| read_pinned(&file, block, at);
-            in_order(series, plan, threads, read)
+            in_order(series, plan, read)
         });
     }
-    ways.push(limit(plan, threads)?);
+    ways.push(limit(plan)?);
     Ok(ways)
 }
 
@@ -223,7 +223,7 @@ fn on_tmpfs(run: &mut Run<'_>, plan: &Plan) -> Result<(File, Tmpfs)> {
 }
 
 /// Creates the limit: a copy from memory laid out in the same way.
-fn limit(plan: Plan, threads: usize) -> Result<Way> {
+fn limit(plan: Plan) -> Result<Way> {
     let folio_bytes = plan.folio_bytes as usize;
     let memory = Span::plain(plan.size_bytes, |bytes| {
         let folios = bytes.chunks_mut(folio_bytes).zip(plan.positions());
@@ -234,7 +234,7 @@ fn limit(plan: Plan, threads: usize) -> Result<Way> {
             memory.copy(block, pos_bytes);
             Ok(block.len())
         };
-        return Ok(in_order(LIMIT, plan, threads, copy));
+        return Ok(in_order(LIMIT, plan, copy));
     }
     let mut places = vec![0; plan.size_bytes as usize / folio_bytes];
     for (place, pos_bytes) in plan.positions().enumerate() {
@@ -250,22 +250,18 @@ fn limit(plan: Plan, threads: usize) -> Result<Way> {
         }
         Ok(block.len())
     };
-    Ok(in_order(LIMIT, plan, threads, copy))
+    Ok(in_order(LIMIT, plan, copy))
 }
 
 /// Creates a way to read the file in order, with a loop that is compiled for it.
 fn in_order(
     series: &'static str,
     plan: Plan,
-    threads: usize,
     read: impl Fn(&mut [u8], u64) -> Result<usize> + Clone + Sync + 'static,
 ) -> Way {
-    let part_bytes = plan.size_bytes / threads as u64 / LOOK_BYTES * LOOK_BYTES;
-    let cursors: Vec<_> =
-        (0..threads as u64).map(|thread| AtomicU64::new(thread * part_bytes)).collect();
-    let of_trial = read.clone();
+    let (of_trial, cursor) = (read.clone(), AtomicU64::new(0));
     let run =
-        move |load: &Load<'_>, duration| read_on(series, plan, &of_trial, &cursors, load, duration);
+        move |load: &Load<'_>, duration| read_on(series, plan, &of_trial, &cursor, load, duration);
     let verify = move |size_bytes: u64| {
         let ([small, medium, large], start_bytes) = (BLOCKS_BYTES, size_bytes.min(8 << 20));
         Ok(verify(series, start_bytes, small, &read)?
@@ -275,27 +271,33 @@ fn in_order(
     Way { series, run: Box::new(run), verify: Box::new(verify) }
 }
 
-/// Reads on from `cursors`, block by block, for at least `duration`; restarts at the end of file.
-/// Checks the first word of every block. An operation is a MiB.
+/// Reads on from `cursor`, and a part of the file further for each thread, block by block, for at
+/// least `duration`; restarts at the end of file. Checks the first word of every block. Each MiB is
+/// an operation.
 #[inline(always)]
 fn read_on(
     series: &str,
     plan: Plan,
     read: &(impl Fn(&mut [u8], u64) -> Result<usize> + Sync),
-    cursors: &[AtomicU64],
+    cursor: &AtomicU64,
     load: &Load<'_>,
     duration: Duration,
 ) -> Result<Measured> {
     let wrong = |pos_bytes| Error::WrongBytes { series: series.to_owned(), pos_bytes };
-    // Every page is touched now, not while timed, by the thread that uses it.
-    let prepare = |thread: usize| Ok((vec![1; BLOCKS_BYTES[2] + PAGE_BYTES], &cursors[thread]));
-    let mut measured = run_for(load.cpus, duration, prepare, |(mut bytes, cursor), window| {
+    let part_bytes = plan.size_bytes / load.cpus.len() as u64 / LOOK_BYTES * LOOK_BYTES;
+    // Relaxed, here and below: only the first thread of a trial stores it, at its end.
+    let start_bytes = cursor.load(Ordering::Relaxed);
+    let prepare = |thread: usize| {
+        let start_bytes = (start_bytes + thread as u64 * part_bytes) % plan.size_bytes;
+        // Every page is touched now, not while timed, by the thread that uses it.
+        Ok((vec![1; BLOCKS_BYTES[2] + PAGE_BYTES], start_bytes, thread == 0))
+    };
+    let body = |(mut bytes, mut cursor_bytes, is_first): (Vec<u8>, u64, bool),
+                window: &Window<'_>| {
         // The block starts a page.
         let start = bytes.as_ptr().align_offset(PAGE_BYTES);
         let block = &mut bytes[start..][..load.block_bytes];
         let (mut sums, mut looks) = (Sums::default(), 0);
-        // Relaxed, here and below: only this thread uses it in a trial.
-        let mut cursor_bytes = cursor.load(Ordering::Relaxed);
         while looks == 0 || !window.is_over() {
             for _ in 0..LOOK_BYTES / block.len() as u64 {
                 if read(block, cursor_bytes)? != block.len() {
@@ -312,10 +314,46 @@ fn read_on(
             }
             looks += 1;
         }
-        cursor.store(cursor_bytes, Ordering::Relaxed);
+        if is_first {
+            // Relaxed: see above.
+            cursor.store(cursor_bytes, Ordering::Relaxed);
+        }
         if sums.agree() { Ok(looks) } else { Err(wrong(0)) }
-    })?;
+    };
+    let mut measured = run_for(load.cpus, duration, prepare, body)?;
     measured.bytes = measured.calls.operations * LOOK_BYTES;
     measured.verified_bytes = measured.bytes / load.block_bytes as u64 * 8;
     Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn threads_begin_in_their_own_parts_wherever_earlier_trials_ended() {
+        let size_bytes = 8 << 20;
+        let plan = Plan { is_scattered: false, size_bytes, folio_bytes: 4096 };
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let starts = Arc::clone(&seen);
+        let read = move |block: &mut [u8], pos_bytes| {
+            pattern::fill(block, pos_bytes, 0);
+            seen.lock().push(pos_bytes);
+            Ok(block.len())
+        };
+        let (way, cpu) = (in_order("x", plan, read), cpus::allowed()[0]);
+        let trial = |cpus: &[usize]| -> Vec<u64> {
+            let load = Load { block_bytes: BLOCKS_BYTES[2], extent_bytes: size_bytes, cpus };
+            (way.run)(&load, Duration::ZERO).unwrap();
+            let mut starts = std::mem::take(&mut *starts.lock());
+            starts.sort_unstable();
+            starts.into_iter().map(|start| start >> 20).collect()
+        };
+        assert_eq!(trial(&[cpu]), [0]);
+        assert_eq!(trial(&[cpu; 2]), [1, 5]);
+        assert_eq!(trial(&[cpu]), [2]);
+        assert_eq!(trial(&[cpu; 4]), [1, 3, 5, 7]);
+    }
 }
