@@ -97,6 +97,15 @@ pub(crate) static ADVISE: Definition = Definition {
         "remaining_mapped",
     ],
     targets: &[
+        // The workload itself: a drain finds folios.
+        at_least(
+            "workload=mapped_stream",
+            Asked::Of("CPUs drained with each drain, drain_on_any_failure", |row| {
+                let count = |name| row.count(ON_ANY_FAILURE, name);
+                Some(count("cpus_drained_per_round")? / count("drains_per_round")?)
+            }),
+            0.5,
+        ),
         at_most(
             "workload=mapped_stream",
             Asked::Of("drains per round, targeted", |row| row.count(TARGETED, "drains_per_round")),

@@ -153,7 +153,7 @@ fn figures(row: &Row, targets: &[Target]) -> Vec<Figure> {
             Asked::Of(name, value) => (name.to_owned(), value(row)?),
         };
         let Target { target, at_most, .. } = *target;
-        Some(Figure { name: name + &case, value, target, at_most })
+        value.is_finite().then_some(Figure { name: name + &case, value, target, at_most })
     };
     let is_meant = |target: &&Target| target.case.split(',').all(has);
     targets.iter().filter(is_meant).filter_map(figure).collect()
@@ -170,6 +170,7 @@ mod tests {
         let targets = [
             at_least("n=2", Asked::Ratio("ours", "rival"), 2.0),
             at_most("", Asked::Of("waits", |row| row.count("ours", "waits")), 1.0),
+            at_most("", Asked::Of("of nothing", |_| Some(f64::NAN)), 1.0),
         ];
         let mut row = Row::new(Case::new().with("n", 2), "ops/s");
         row.add("ours", vec![3.0], Counts::from([("waits".to_owned(), 0.5)]));

@@ -54,6 +54,8 @@ const SERIES: usize = 4;
 /// Minimum bytes between two clock readings; counts are per this number.
 const LOOK_BYTES: u64 = 1 << 20;
 const SEED: u64 = 5;
+/// The row of the smallest folios, in the smallest blocks, out of order.
+const SCATTERED_PAGES: &str = "layout=scattered,folio_bytes=4096,block_bytes=4096";
 
 pub(crate) static SEQ_READS: Definition = Definition {
     name: "seq-reads",
@@ -82,7 +84,9 @@ pub(crate) static SEQ_READS: Definition = Definition {
         at_least("layout=written,threads=1", Asked::Ratio(BATCHED, LIMIT), 0.90),
         // A large folio is in order within itself: there is no next frame to foresee.
         at_least("layout=scattered,folio_bytes=4096", Asked::Ratio(BATCHED, ONE_BY_ONE), 1.1),
+        at_least(SCATTERED_PAGES, Asked::Ratio(BATCHED, ONE_BY_ONE), 1.15),
         at_least("layout=scattered,folio_bytes=2097152", Asked::Ratio(BATCHED, ONE_BY_ONE), 0.99),
+        at_least("layout=scattered,block_bytes=4096", Asked::Ratio(BATCHED, KERNEL), 1.5),
         at_least("layout=scattered", Asked::Ratio(BATCHED, KERNEL), 1.0),
     ],
     run,

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::path::Path;
 
 use bifolio::{Cache, OpenOptions, PinMode};
-use bifolio_report::Case;
+use bifolio_report::{Case, Figure, Row};
 use rustix::io::pread;
 
 use crate::benchmark::Needs;
@@ -113,7 +113,21 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
     if run.config.target.measures(READ_WITH) {
         search::measure(run, threads, &cpus, rounds)?;
     }
+    let scaling = [(OPTIMISTIC, "hot"), (READ_WITH, "search_hot")];
+    let figures = scaling.into_iter().filter_map(|line| scaling_of(&run.report.rows, line));
+    run.report.figures = figures.collect();
     Ok(())
+}
+
+/// Returns the figure of two threads against one, on one hot page.
+fn scaling_of(rows: &[Row], (series, pattern): (&str, &str)) -> Option<Figure> {
+    let rate = |threads| {
+        let is_meant =
+            |row: &&Row| row.case.text("pattern") == pattern && row.case.text("threads") == threads;
+        rows.iter().find(is_meant)?.series.get(series).copied()
+    };
+    let name = format!("{series}, {pattern}, threads 2 / threads 1");
+    Some(Figure { name, value: rate("2")? / rate("1")?, target: 1.9, at_most: false })
 }
 
 fn case(pattern: &'static str, block_bytes: usize, threads: usize) -> Case {
