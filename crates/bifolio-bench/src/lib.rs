@@ -14,7 +14,6 @@
 mod advise;
 mod benchmark;
 mod bytes;
-mod compare;
 mod config;
 mod definition;
 mod error;
@@ -38,7 +37,6 @@ mod writes;
 pub use benchmark::{Benchmark, Context, Needs, all, find, run};
 pub use bifolio_report::{Case, Counts, Figure, Host, Intervals, Ratio, Report, Row, Rss, Skipped};
 pub use bytes::{format_bytes, parse_bytes};
-pub use compare::{Comparison, compare};
 pub use config::{Config, ParameterSet, Target};
 pub use error::{Error, Result};
 pub use harness::access::Zipf;

@@ -20,7 +20,8 @@ pub(crate) fn run(options: &CompareOptions) -> anyhow::Result<()> {
     let [first, second] = [&options.first, &options.second].map(|path| path.to_string_lossy());
     let texts = [read(&options.first)?, read(&options.second)?];
     let change_min = options.at_least / 100.0;
-    let found = bifolio_bench::compare((&first, &texts[0]), (&second, &texts[1]), change_min)?;
+    let found = bifolio_report::compare((&first, &texts[0]), (&second, &texts[1]), change_min)
+        .map_err(anyhow::Error::msg)?;
     output::print(&found.text)?;
     if found.worse == 0 { Ok(()) } else { Err(Worse(found.worse).into()) }
 }

@@ -2,10 +2,11 @@
 //!
 //! A benchmark fills in a [`Report`], the program prints it as a line of JSON, and everything that
 //! shows results reads such lines: the summary and the tables of `bifolio bench`, the page of
-//! `bench --report` ([`page()`]), and the plots of the documentation. This crate measures nothing
-//! and knows nothing of the cache, so it builds fast.
+//! `bench --report` ([`page()`]), the plots of the documentation, and [`compare()`]. This crate
+//! measures nothing and knows nothing of the cache, so it builds fast.
 
 mod charts;
+mod compare;
 mod envelope;
 mod headline;
 mod numbers;
@@ -14,6 +15,7 @@ mod pictures;
 mod plot;
 pub mod statistics;
 
+pub use compare::{Comparison, compare};
 pub use envelope::{
     Case, Counts, Failure, FeatureUse, Figure, Host, Intervals, Name, Ratio, Report, Row, Rss,
     SCHEMA, Skipped, with_causes,

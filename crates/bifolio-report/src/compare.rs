@@ -16,9 +16,8 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-use crate::error::{Error, Result};
-use bifolio_report::statistics::median;
-use bifolio_report::{Case, Name, Report, is_cost};
+use crate::statistics::median;
+use crate::{Case, Name, Report, is_cost};
 
 /// How often a comparison without any change may name one.
 const FALSE_ALARMS: f64 = 0.05;
@@ -81,16 +80,19 @@ impl Change {
 /// after the other. A change of less than `change_min` (0.05 is 5 %) is none.
 ///
 /// # Errors
-/// [`Error::Refused`] if a line is not an envelope, with the file and the line, or if the sets have
-/// no row in common.
-pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Result<Comparison> {
+/// A message: a line is not an envelope, with the file and the line, or the sets have no row in
+/// common.
+pub fn compare(
+    first: (&str, &str),
+    second: (&str, &str),
+    change_min: f64,
+) -> Result<Comparison, String> {
     let reports = [parse(first)?, parse(second)?];
     let [before, after] = reports.each_ref().map(|set| collect(set));
     let mut changes: Vec<Change> =
         before.iter().filter_map(|(key, runs)| change(key, runs, after.get(key)?)).collect();
     if changes.is_empty() {
-        let told = format!("{} and {} have no row in common", first.0, second.0);
-        return Err(Error::Refused(told));
+        return Err(format!("{} and {} have no row in common", first.0, second.0));
     }
     let deviation = judge(&mut changes);
     let (compared, common) = (changes.len(), median_of(&changes, |change| change.ratio));
@@ -126,10 +128,9 @@ pub fn compare(first: (&str, &str), second: (&str, &str), change_min: f64) -> Re
     Ok(Comparison { text, better, worse: changes.len() - better })
 }
 
-fn parse((name, text): (&str, &str)) -> Result<Vec<Report>> {
-    Report::read_lines(text).map_err(|(line, error)| {
-        Error::Refused(format!("{name}, line {line}: not an envelope of bench: {error}"))
-    })
+fn parse((name, text): (&str, &str)) -> Result<Vec<Report>, String> {
+    Report::read_lines(text)
+        .map_err(|(line, error)| format!("{name}, line {line}: not an envelope of bench: {error}"))
 }
 
 fn collect(reports: &[Report]) -> BTreeMap<Key, Runs> {
@@ -326,10 +327,10 @@ mod tests {
 
     #[test]
     fn what_is_no_envelope_is_refused_with_its_line() {
-        let error = compare(("a.json", "\n{}"), ("b.json", ""), 0.05).unwrap_err().to_string();
+        let error = compare(("a.json", "\n{}"), ("b.json", ""), 0.05).unwrap_err();
         assert!(error.contains("a.json, line 2"), "{error}");
         let first = run(1, [1000.0, 2000.0], "ops/s");
-        let error = compare(("a.json", &first), ("b.json", ""), 0.05).unwrap_err().to_string();
+        let error = compare(("a.json", &first), ("b.json", ""), 0.05).unwrap_err();
         assert!(error.contains("no row in common"), "{error}");
     }
 }
