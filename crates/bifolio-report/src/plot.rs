@@ -36,9 +36,8 @@ pub(crate) enum Role {
 impl Role {
     /// The role of the series called `name`.
     pub(crate) fn of(name: &str) -> Self {
-        const BEFORE: [&str; 9] = [
+        const BEFORE: [&str; 8] = [
             "pin_cas",
-            "locked_one_by_one",
             "one_by_one",
             "flush_per_folio",
             "flush_per_batch_8",
@@ -48,7 +47,7 @@ impl Role {
             "drain_when_it_can_help",
         ];
         match name {
-            "raw_direct" | "raw_copied" | "memcpy_limit" => Self::Limit,
+            "raw_direct" | "memcpy_limit" => Self::Limit,
             "default" | "default_mmap" | "kernel" => Self::Kernel,
             kernel if kernel.starts_with("kernel_") => Self::Kernel,
             before if BEFORE.contains(&before) => Self::Before,
