@@ -5,11 +5,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+
+use crate::process::copy_through;
 
 /// A cargo command line and the variables set for it alone.
 #[derive(Debug)]
@@ -127,21 +128,6 @@ pub fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |it| root.join(it))
 }
 
-/// Copies chunk by chunk instead of line by line: the name of a test that hangs has no line end
-/// yet.
-fn copy_through(mut from: impl Read, mut out: impl Write) -> std::io::Result<String> {
-    let (mut all, mut chunk) = (Vec::new(), [0; 4096]);
-    loop {
-        let length = from.read(&mut chunk)?;
-        if length == 0 {
-            return Ok(String::from_utf8_lossy(&all).into_owned());
-        }
-        out.write_all(&chunk[..length])?;
-        out.flush()?;
-        all.extend_from_slice(&chunk[..length]);
-    }
-}
-
 /// Quotes a word as a shell needs it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@".contains(c);
@@ -175,13 +161,5 @@ mod tests {
         let removed: Vec<_> = command.get_envs().filter(|(_, value)| value.is_none()).collect();
         let expected = ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"].map(|name| (name.as_ref(), None));
         assert_eq!(removed, expected);
-    }
-
-    #[test]
-    fn captured_output_is_passed_on_and_returned_complete() {
-        let printed = "test loom_pin ... ok\n".repeat(1000);
-        let mut shown = Vec::new();
-        assert_eq!(copy_through(printed.as_bytes(), &mut shown).unwrap(), printed);
-        assert_eq!(shown, printed.as_bytes());
     }
 }

@@ -9,8 +9,8 @@
 use anyhow::{Context, Result};
 
 use crate::cargo::{of_toolchain, target_folder};
-use crate::process;
 use crate::san::{self, TARGET};
+use crate::{process, ran};
 
 /// The flags that cargo-fuzz gives to the compiler.
 const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
@@ -53,6 +53,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     command.env("RUSTFLAGS", FLAGS);
     command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
-    process::run(&mut command)
-        .with_context(|| format!("what it failed with is in {}", artifacts.display()))
+    let printed = process::run_and_read_errors(&mut command)
+        .with_context(|| format!("what it failed with is in {}", artifacts.display()))?;
+    if !is_replay {
+        eprintln!("cargo x fuzz: {} inputs: clean", ran::check_fuzzer(&printed)?);
+    }
+    Ok(())
 }

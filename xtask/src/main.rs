@@ -22,6 +22,7 @@ mod install;
 mod mutants;
 mod package;
 mod process;
+mod ran;
 mod release;
 mod san;
 mod step;
@@ -90,10 +91,10 @@ fn main() -> ExitCode {
         Task::CheckArch(arguments) => arch::run(&arguments),
         Task::CheckDoors(arguments) => doors::run(&arguments),
         Task::Release(arguments) => release::run(&arguments),
-        Task::Header => Cargo::new("test -p bifolio-capi --test header the_header_is")
-            .default_variable("BIFOLIO_HEADER", "write")
-            .run()
-            .map(|_| ()),
+        Task::Header => ran::run(
+            &Cargo::new("test -p bifolio-capi --test header the_header_is")
+                .default_variable("BIFOLIO_HEADER", "write"),
+        ),
         Task::Deb => deb::run(),
         Task::Install(arguments) => install::run(&arguments),
         Task::EngineBench { mut arguments } => {

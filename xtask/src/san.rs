@@ -14,15 +14,17 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo::{of_toolchain, target_folder, workspace_root};
-use crate::process;
+use crate::{process, ran};
 
 /// The target triple: passed explicitly, so that build scripts are not instrumented.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Tests that exercise memory and threads, and do not measure time.
 const TESTS: [&str; 7] = ["-p", "bifolio", "--lib", "--test", "writes", "--test", "faults"];
+/// Number of test programs among them.
+const TEST_PROGRAMS: usize = 3;
 
 /// Which one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -57,12 +59,19 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let run = ["run", "-p", "bifolio-torture"];
         // Kills end a child before it could tell of anything.
         let program = ["--without", "kills", "--seconds", &seconds];
-        start(sanitizer, &run, &program).context("torture")?;
+        start(sanitizer, &run, &program)
+            .and_then(|text| check_torture(&text))
+            .context("torture")?;
     }
     if !arguments.no_tests {
         let test = [&["test"][..], &TESTS].concat();
-        start(sanitizer, &test, &["--test-threads=2", "--skip=devices::"]).context("tests")?;
+        let ran = start(sanitizer, &test, &["--test-threads=2", "--skip=devices::"]);
+        ran.and_then(|text| ran::check_each(&text, TEST_PROGRAMS)).context("tests")?;
     }
+    ensure!(
+        arguments.seconds > 0 || !arguments.no_tests,
+        "neither torture nor tests ran, so nothing was checked"
+    );
     eprintln!("cargo x san {}: clean", sanitizer.name());
     Ok(())
 }
@@ -86,7 +95,19 @@ pub fn check_toolchain(needs_std: bool) -> Result<()> {
     Ok(())
 }
 
-fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
+/// Fails unless torture says that it ended without a finding after some calls.
+fn check_torture(output: &str) -> Result<()> {
+    let calls = output.lines().rev().find_map(|line| {
+        let before = line.strip_suffix(" calls a second: clean")?;
+        before.split(" calls, ").next()?.rsplit(' ').next()?.parse::<u64>().ok()
+    });
+    let calls = calls.context("torture does not say that it ended")?;
+    ensure!(calls > 0, "torture made no call, so nothing was checked");
+    Ok(())
+}
+
+/// Runs cargo with the sanitizer; returns what the program printed.
+fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<String> {
     let mut command = of_toolchain("nightly");
     command.args(cargo).args(["--release", "--target", TARGET]);
     // Built in a fraction of the time, and most of the time is the sanitizer's anyway.
@@ -103,9 +124,9 @@ fn start(sanitizer: Sanitizer, cargo: &[&str], program: &[&str]) -> Result<()> {
     command.env("TSAN_OPTIONS", format!("suppressions={} history_size=4", supp.display()));
     // The library handles faults of its own.
     command.env("ASAN_OPTIONS", "handle_sigbus=0 allow_user_segv_handler=1 detect_leaks=0");
-    // Resident memory is not the cache's alone.
+    // The sanitizer has an allocator of its own, and resident memory is not the cache's alone.
     command.env("BIFOLIO_SANITIZED", "1");
-    process::run(&mut command)
+    process::run_and_read(&mut command)
 }
 
 impl Sanitizer {
@@ -115,5 +136,20 @@ impl Sanitizer {
             Self::Address => "address",
             Self::Leak => "leak",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn torture_without_a_call_or_an_end_is_a_failure() {
+        let told = |calls: u64| {
+            let rest = "40 calls a second: clean\n";
+            check_torture(&format!("torture: 3 scenes, seeds 1 to 3, {calls} calls, {rest}"))
+        };
+        assert!(told(120).is_ok());
+        assert!(told(0).is_err() && check_torture("torture: 60 s, first seed 1\n").is_err());
     }
 }

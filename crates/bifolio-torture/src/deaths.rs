@@ -21,6 +21,12 @@ pub fn note(class: Class, seed: u64) {
     SEED.store(seed, Ordering::Relaxed);
 }
 
+/// Returns the word of the class of the current scene, and its seed.
+pub fn scene() -> (&'static str, u64) {
+    let class = CLASSES[CLASS.load(Ordering::Relaxed) as usize].word();
+    (class, SEED.load(Ordering::Relaxed))
+}
+
 /// Installs the handler.
 pub fn watch() {
     let handler = tell as extern "C" fn(libc::c_int);
@@ -34,8 +40,7 @@ pub fn watch() {
 extern "C" fn tell(signal: libc::c_int) {
     let mut text = [0_u8; 200];
     let mut rest = &mut text[..];
-    let class = CLASSES[CLASS.load(Ordering::Relaxed) as usize].word();
-    let seed = SEED.load(Ordering::Relaxed);
+    let (class, seed) = scene();
     let _ = writeln!(
         rest,
         "torture: died by signal {signal} in class {class}, seed {seed}\n\

@@ -13,13 +13,13 @@
 use crate::history::Violation;
 use crate::memory;
 use crate::scene::can_map;
+use crate::watchdog;
 use bifolio::{Cache, DirectIo, File, OpenOptions};
 use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, fill_bytes, shrink};
 use fastrand::Rng;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Operations of a case.
@@ -29,9 +29,6 @@ const SHRINK_TIME: Duration = Duration::from_secs(120);
 const SHRINK_ATTEMPTS_MAX: usize = 2000;
 /// Maximum operations of a printed list that could not be reduced.
 const TOLD_MAX: usize = 60;
-
-/// Number of operations, for the detection of hangs.
-pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
 /// Storage of the pages of a case that are not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +219,7 @@ impl Case {
             runner = runner.may_be_in_use();
         }
         for (number, step) in steps {
-            PROGRESS.fetch_add(1, Ordering::Relaxed);
+            watchdog::progress();
             let Step::Op(op) = step else { continue };
             runner.apply(op).map_err(|failure| format!("step {number}: {}", failure.problem))?;
             if number % 16 == 0 {

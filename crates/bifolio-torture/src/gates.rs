@@ -13,6 +13,7 @@
 
 use crate::device::{Device, Faults};
 use crate::history::Violation;
+use crate::watchdog;
 use bifolio::WriteGate;
 use bifolio::backing::{Backing, DirectBacking, FileIdentity, IoBuf, IoBufMut};
 use bifolio::{Cache, ErrorKind, GatedFile, OpenOptions};
@@ -35,9 +36,6 @@ const TRANSACTION: u64 = 1 << 63;
 const TRANSACTIONS_MAX: usize = 1 << 16;
 /// Bytes that appends add, at most.
 const APPENDED_MAX: u64 = 1 << 20;
-
-/// Counts calls, so that a hang is seen.
-pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
 /// The work of a scene.
 #[derive(Clone, Copy, Debug, Default)]
@@ -317,7 +315,7 @@ impl<'s> Worker<'s> {
                 self.scene.ends.store(true, Ordering::Relaxed);
                 return Err(violation);
             }
-            PROGRESS.fetch_add(1, Ordering::Relaxed);
+            watchdog::progress();
         }
         Ok(self)
     }

@@ -21,7 +21,7 @@
 
 use crate::history::{Clock, History, Kind, Violation};
 use crate::journal::{Entry, Journal, What};
-use crate::victim;
+use crate::{victim, watchdog};
 use anyhow::Context as _;
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashMap};
@@ -36,8 +36,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
-/// Time without a new record after which a child counts as hung.
-const HANG: Duration = Duration::from_secs(60);
 
 /// The work of a scene of kills.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,8 +68,14 @@ struct Scene {
     tally: Tally,
 }
 
-/// Kills children until the time is over or `kills_max` are dead.
-pub fn play(seed: u64, duration: Duration, kills_max: u64) -> Result<Tally, Violation> {
+/// Kills children until the time is over or `kills_max` are dead. A child that does nothing for
+/// `hang` is a failure.
+pub fn play(
+    seed: u64,
+    duration: Duration,
+    kills_max: u64,
+    hang: Duration,
+) -> Result<Tally, Violation> {
     let told = |error: anyhow::Error| Violation(format!("{error:#}"));
     let mut scene = Scene::new(seed).map_err(told)?;
     let mut random = Rng::with_seed(seed);
@@ -80,7 +84,8 @@ pub fn play(seed: u64, duration: Duration, kills_max: u64) -> Result<Tally, Viol
         if begun.elapsed() >= duration || scene.tally.kills >= kills_max {
             break;
         }
-        scene.kill_one(session, &mut random).map_err(told)?;
+        watchdog::enter("the kills");
+        scene.kill_one(session, hang, &mut random).map_err(told)?;
         scene.judge().map_err(|Violation(told)| Violation(format!("session {session}: {told}")))?;
     }
     Ok(scene.tally)
@@ -102,7 +107,7 @@ impl Scene {
     }
 
     /// Starts a child and kills it after a while.
-    fn kill_one(&mut self, session: u64, random: &mut Rng) -> anyhow::Result<()> {
+    fn kill_one(&mut self, session: u64, hang: Duration, random: &mut Rng) -> anyhow::Result<()> {
         let program = std::env::current_exe()?;
         let mut command = Command::new(program);
         command.arg("--victim").arg(self.directory.path());
@@ -110,7 +115,7 @@ impl Scene {
         let mut child = command.spawn().context("a child cannot be started")?;
         // Now and then it dies while it is born.
         if random.u32(0..10) > 0 {
-            wait_for_work(&mut child, &self.journal)?;
+            wait_for_work(&mut child, &self.journal, hang)?;
         }
         let most_us = random.choice([1_000, 10_000, 60_000]).unwrap_or(10_000);
         thread::sleep(Duration::from_micros(random.u64(0..most_us)));
@@ -154,12 +159,13 @@ impl Scene {
     }
 }
 
-fn wait_for_work(child: &mut Child, journal: &Journal) -> anyhow::Result<()> {
+fn wait_for_work(child: &mut Child, journal: &Journal, hang: Duration) -> anyhow::Result<()> {
     let begun = Instant::now();
     while journal.count() == 0 && child.try_wait()?.is_none() {
-        if begun.elapsed() > HANG {
+        watchdog::progress();
+        if begun.elapsed() > hang {
             child.kill()?;
-            anyhow::bail!("the child did nothing for {HANG:?}");
+            anyhow::bail!("hangs: the child did nothing for {hang:?}");
         }
         thread::sleep(Duration::from_micros(200));
     }

@@ -8,6 +8,9 @@
 //! journal (`journal.rs`), and is killed. The exerciser (`exerciser.rs`) has one thread and a model
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
 //! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs.
+//!
+//! A scene that makes no progress ends the program (`watchdog.rs`), and a run without any work is a
+//! failure.
 
 mod advice;
 mod async_reads;
@@ -23,18 +26,22 @@ mod looks;
 mod maps;
 mod memory;
 mod scene;
+mod stacks;
 mod upsets;
 mod victim;
+mod watchdog;
 mod work;
 
 use clap::Parser;
 use history::Violation;
 use scene::{CLASSES, Class, Scene, Target};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
+use watchdog::Seen;
 use work::Worker;
 
 /// Calls of other threads during which a device hangs.
@@ -61,7 +68,7 @@ struct Arguments {
     /// Threads of a scene.
     #[arg(long, default_value_t = 4)]
     threads: usize,
-    /// Seconds without a completed call after which a scene counts as hung.
+    /// Seconds without progress, in any part of a scene, after which it counts as hung.
     #[arg(long, default_value_t = 60)]
     hang_seconds: u64,
     /// Name each scene before it begins.
@@ -79,6 +86,9 @@ struct Arguments {
     /// Only these operations of the exerciser's first seed.
     #[arg(long, value_delimiter = ',')]
     keep: Vec<usize>,
+    /// Hang in this part of a scene: for the test of the watchdog.
+    #[arg(long, hide = true)]
+    stall: Option<String>,
     /// The folder of a scene of kills, in its child.
     #[arg(long, hide = true)]
     victim: Option<PathBuf>,
@@ -117,6 +127,12 @@ impl Tally {
             || self.gates.writes >= arguments.gated_writes
             || !arguments.keep.is_empty() && self.scenes > 0
     }
+
+    /// Returns `true` if nothing was done at all.
+    fn is_empty(&self) -> bool {
+        let kills = self.kills.kills + self.kills.ends;
+        self.calls + self.operations + kills + self.upsets.steps + self.gates.writes == 0
+    }
 }
 
 fn main() -> ExitCode {
@@ -136,6 +152,7 @@ fn main() -> ExitCode {
         };
     }
     deaths::watch();
+    watchdog::start(Duration::from_secs(arguments.hang_seconds), arguments.stall.clone());
     let classes = arguments.classes();
     let begun = Instant::now();
     let mut tally = Tally::default();
@@ -147,7 +164,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         };
         deaths::note(class, seed);
-        if let Err(Violation(told)) = play_one(class, seed, &arguments, &mut tally) {
+        let play = || play_one(class, seed, &arguments, &mut tally);
+        let played = catch_unwind(AssertUnwindSafe(play));
+        if let Err(Violation(told)) = played.unwrap_or_else(|_| Err(Violation("a panic".into()))) {
             println!("torture: class {}, seed {seed}\n{told}", class.word());
             println!("again: cargo x torture --only {} --seed {seed}", class.word());
             return ExitCode::FAILURE;
@@ -155,6 +174,10 @@ fn main() -> ExitCode {
         tally.scenes += 1;
     }
     tell(first, &tally, begun.elapsed());
+    if tally.is_empty() {
+        println!("torture: nothing was done, so nothing was checked");
+        return ExitCode::FAILURE;
+    }
     ExitCode::SUCCESS
 }
 
@@ -169,58 +192,19 @@ fn play_one(
     if arguments.trace {
         println!("scene: {} {seed}", class.word());
     }
-    if class == Class::Kills {
-        let made = kills::play(seed, duration, arguments.kills - tally.kills.kills)?;
-        tally.kills.add(made);
-        return Ok(());
-    }
-    if class == Class::Exerciser {
-        let case = || exerciser::play(seed, &arguments.keep);
-        tally.operations += watched(class, seed, arguments, &exerciser::PROGRESS, case)?;
-        return Ok(());
-    }
-    if class == Class::Upsets {
-        let cases = || upsets::play(seed, duration);
-        tally.upsets.add(watched(class, seed, arguments, &upsets::PROGRESS, cases)?);
-        return Ok(());
-    }
-    if class == Class::Gates {
-        let scene = || gates::play(seed, duration);
-        tally.gates.add(watched(class, seed, arguments, &gates::PROGRESS, scene)?);
-        return Ok(());
-    }
-    let scene = Scene::new(class, seed, arguments.threads)
-        .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
-    tally.calls += play(scene, arguments)?;
-    Ok(())
-}
-
-/// Runs `work` on a thread and watches its progress; ends the program if there is none for too
-/// long.
-fn watched<T: Send>(
-    class: Class,
-    seed: u64,
-    arguments: &Arguments,
-    progress: &AtomicU64,
-    work: impl FnOnce() -> Result<T, Violation> + Send,
-) -> Result<T, Violation> {
-    let hang = Duration::from_secs(arguments.hang_seconds);
-    thread::scope(|scope| {
-        let work = scope.spawn(work);
-        let mut last = (0, Instant::now());
-        while !work.is_finished() {
-            thread::sleep(Duration::from_millis(2));
-            let progress = progress.load(Ordering::Relaxed);
-            if progress != last.0 {
-                last = (progress, Instant::now());
-            } else if last.1.elapsed() > hang {
-                let class = class.word();
-                println!("torture: class {class}, seed {seed}: nothing ended for {hang:?}");
-                std::process::abort();
-            }
+    watchdog::enter("the work");
+    match class {
+        Class::Kills => {
+            let hang = Duration::from_secs(arguments.hang_seconds);
+            let kills_max = arguments.kills - tally.kills.kills;
+            tally.kills.add(kills::play(seed, duration, kills_max, hang)?);
         }
-        work.join().unwrap_or_else(|_| Err(Violation("a panic".to_owned())))
-    })
+        Class::Exerciser => tally.operations += exerciser::play(seed, &arguments.keep)?,
+        Class::Upsets => tally.upsets.add(upsets::play(seed, duration)?),
+        Class::Gates => tally.gates.add(gates::play(seed, duration)?),
+        _ => tally.calls += play(class, seed, arguments)?,
+    }
+    Ok(())
 }
 
 fn tell(first: u64, tally: &Tally, elapsed: Duration) {
@@ -264,15 +248,24 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
 }
 
 /// Runs the threads of a scene, and judges the result. Returns the number of calls.
-fn play(scene: Scene, arguments: &Arguments) -> Result<u64, Violation> {
-    play_out(&scene, arguments)?;
+fn play(class: Class, seed: u64, arguments: &Arguments) -> Result<u64, Violation> {
+    watchdog::enter("the setup");
+    let scene = Scene::new(class, seed, arguments.threads)
+        .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
+    play_out(&scene, arguments).inspect_err(note_drop)?;
     let calls = scene.calls.load(Ordering::Relaxed);
     rest(scene)?;
     Ok(calls)
 }
 
+/// Notes that a scene is dropped after a violation, which may hang: then both are told.
+fn note_drop(Violation(told): &Violation) {
+    watchdog::enter(&format!("the drop of the scene after a violation: {told}"));
+}
+
 /// Runs the threads of a scene.
 fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
+    watchdog::enter("the calls");
     scene.set_refusals(true);
     thread::scope(|scope| {
         let start = |number: usize| {
@@ -296,7 +289,8 @@ fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
     })
 }
 
-/// Ends the scene in time; watches for hangs, checks the bound, and fills devices temporarily.
+/// Ends the scene in time; checks the bound and that a hung device blocks no other, and fills
+/// devices temporarily.
 fn watch(
     scene: &Scene,
     arguments: &Arguments,
@@ -305,7 +299,7 @@ fn watch(
     let duration = Duration::from_millis(arguments.scene_ms);
     let hang = Duration::from_secs(arguments.hang_seconds);
     let begun = Instant::now();
-    let mut last = (scene.calls.load(Ordering::Relaxed), Instant::now());
+    let mut free = Seen::new(0, begun);
     let mut turns = 0_u64;
     while !is_over() {
         thread::sleep(Duration::from_millis(10));
@@ -337,18 +331,10 @@ fn watch(
             let (found, most) = (stats.dirty_bytes, scene.dirty_bytes_max());
             return Err(Violation(format!("{found} bytes are dirty, {most} may be")));
         }
-        let is_free = has_hung && !scene.ends.load(Ordering::Relaxed);
-        let calls = if is_free { free_calls } else { scene.calls.load(Ordering::Relaxed) };
-        if calls != last.0 {
-            last = (calls, Instant::now());
-        } else if last.1.elapsed() > hang {
-            println!(
-                "torture: class {:?}, seed {}: no call returned for {hang:?}; {:?}",
-                scene.class,
-                scene.seed,
-                scene.cache.stats()
-            );
-            std::process::abort();
+        let is_ending = scene.ends.load(Ordering::Relaxed);
+        if has_hung && !is_ending && free.look(free_calls, Instant::now()) > hang {
+            let told = "no call returned of threads that do not use the hung device";
+            watchdog::hung(&format!("{told}: {:?}", scene.cache.stats()));
         }
     }
     Ok(())
@@ -356,12 +342,26 @@ fn watch(
 
 /// Checks, at rest, that every word is what the history allows, and durable after a sync.
 fn rest(scene: Scene) -> Result<(), Violation> {
+    judge_rest(&scene).inspect_err(note_drop)?;
+    let (stats, resident) = (scene.cache.stats(), memory::resident_bytes());
+    close(&scene).inspect_err(note_drop)?;
+    let Scene { cache, targets, .. } = scene;
+    watchdog::enter("the drop of the cache");
+    drop(cache);
+    let without = memory::resident_bytes();
+    drop(targets);
+    memory::check_resident(&stats, resident, without)
+}
+
+/// Checks the bytes of the files, in the cache and on their devices.
+fn judge_rest(scene: &Scene) -> Result<(), Violation> {
     scene.set_refusals(false);
     let me = scene.threads;
     scene.clock.begin_call(me);
     for target in &scene.targets {
         let found = target.handles.iter().find_map(|slot| slot.lock().expect("no panic").clone());
-        let Some(file) = found.or_else(|| closes::open(&scene, target)) else { continue };
+        let Some(file) = found.or_else(|| closes::open(scene, target)) else { continue };
+        watchdog::enter("the last read");
         let begun = scene.clock.tick();
         let mut bytes = vec![0xAA; file.len() as usize];
         file.read_exact_at(&mut bytes, 0)
@@ -369,10 +369,12 @@ fn rest(scene: Scene) -> Result<(), Violation> {
         target.history.check("the last read", whole_words(&bytes), 0, begun)?;
         if scene.may_fail && scene.seed.is_multiple_of(4) {
             // Bytes that the device does not have are given up, so that it decides.
+            watchdog::enter("discard_dirty");
             discard(target, &file)?;
             continue;
         }
         // A sync tells once of what failed before.
+        watchdog::enter("the last sync");
         let synced = file.sync_data();
         if target.has_failed.load(Ordering::Relaxed) || scene.may_fail {
             drop(synced);
@@ -394,20 +396,22 @@ fn rest(scene: Scene) -> Result<(), Violation> {
     if dirty > 0 {
         return Err(Violation(format!("{dirty} bytes are dirty at rest, after a sync")));
     }
-    let (stats, resident) = (scene.cache.stats(), memory::resident_bytes());
+    Ok(())
+}
+
+/// Closes the files, and the cache unless that has just been refused.
+fn close(scene: &Scene) -> Result<(), Violation> {
     // Four may have become one.
     let folio_bytes = 4 * scene.largest_folio_bytes();
-    let is_closed = closes::play(&scene)?;
+    watchdog::enter("the close of the files");
+    let is_closed = closes::play(scene)?;
     scene.log.lock().expect("no panic").take();
     memory::check_empty(&scene.cache, folio_bytes)?;
     if !is_closed {
+        watchdog::enter("the close of the cache");
         scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;
     }
-    let Scene { cache, targets, .. } = scene;
-    drop(cache);
-    let without = memory::resident_bytes();
-    drop(targets);
-    memory::check_resident(&stats, resident, without)
+    Ok(())
 }
 
 /// Discards bytes that are not on the device, and checks that the file is what the device has.

@@ -5,11 +5,11 @@
 //! second, without another toolchain. A failed case is reduced to fewer steps.
 
 use crate::history::Violation;
+use crate::watchdog;
 use bifolio_testing::{UpsetCase, UpsetStep, UpsetTally, shrink};
 use fastrand::Rng;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum bytes of a case.
@@ -17,9 +17,6 @@ const BYTES_MAX: usize = 2400;
 /// Time limit for the reduction of a failed case.
 const SHRINK_TIME: Duration = Duration::from_secs(5);
 const SHRINK_ATTEMPTS_MAX: usize = 1000;
-
-/// Number of cases, for the detection of hangs.
-pub static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
 /// The operations.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,7 +50,7 @@ pub fn play(seed: u64, duration: Duration) -> Result<Tally, Violation> {
         let UpsetTally { steps, struck, refused } =
             check(&case).map_err(|problem| tell(&case, &problem))?;
         tally.add(Tally { cases: 1, steps, struck, refused });
-        PROGRESS.fetch_add(1, Ordering::Relaxed);
+        watchdog::progress();
     }
     Ok(tally)
 }
@@ -66,7 +63,7 @@ fn check(case: &UpsetCase) -> Result<UpsetTally, String> {
 fn tell(case: &UpsetCase, problem: &str) -> Violation {
     let begun = Instant::now();
     let fails = |steps: &[UpsetStep]| {
-        PROGRESS.fetch_add(1, Ordering::Relaxed);
+        watchdog::progress();
         let is_over = begun.elapsed() > SHRINK_TIME;
         (!is_over).then(|| check(&case.with_steps(steps)).err()).flatten()
     };

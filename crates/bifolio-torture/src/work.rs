@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::history::{Kind, Violation, WORD_BYTES};
 use crate::maps::HeldPin;
 use crate::scene::{Scene, Target};
+use crate::watchdog;
 use bifolio::backing::Backing;
 use bifolio::{ErrorKind, File, ReadRequest};
 use fastrand::Rng;
@@ -44,6 +45,7 @@ impl<'s> Worker<'s> {
             self.scene.calls.fetch_add(1, Ordering::Relaxed);
             let outcome = self.operate(operation).and_then(|()| self.flit());
             self.scene.clock.end_call(self.number);
+            watchdog::progress();
             if self.scene.is_free(self.number) {
                 self.scene.free_calls.fetch_add(1, Ordering::Relaxed);
             }

@@ -43,7 +43,7 @@ const SLICE_MAX: Duration = Duration::from_secs(45);
 const SLICE_CPU: Duration = Duration::from_secs(24);
 /// Duration of a scene, milliseconds: short scenes give more variety.
 const SCENE_MS: &str = "600";
-/// Seconds after which a call counts as hung: longer than any device of a scene hangs.
+/// Seconds after which a scene counts as hung: longer than any device of a scene hangs.
 const HANG_S: u64 = 12;
 
 /// The verdict of torture on a mutant.
@@ -269,12 +269,13 @@ fn judge_output(text: &str, ended: &str) -> (String, String, String) {
     let (class, seed) = scene.and_then(|scene| scene.split_once(' ')).unwrap_or(("?", "?"));
     let panicked = text.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
     let said = text.lines().skip_while(|line| !line.starts_with("torture: class")).nth(1);
-    let hung = text.lines().find(|line| {
-        line.contains(": no call returned for") || line.contains(": nothing ended for")
+    let hung = text.lines().find_map(|line| {
+        let (_, hung) = line.strip_prefix("torture: class ")?.split_once(": hangs in ")?;
+        Some(hung.split(':').next().unwrap_or(hung))
     });
     let changed = text.lines().find(|line| line.contains("changed while it ran"));
     let message = match (hung, said, panicked) {
-        (Some(_), ..) => "hangs".to_owned(),
+        (Some(phase), ..) => format!("hangs in {phase}"),
         (_, Some("a thread panicked") | None, Some(panicked)) => format!("panics: {panicked}"),
         (_, Some(said), _) => said.to_owned(),
         (_, None, None) => changed.unwrap_or(ended).to_owned(),
@@ -322,6 +323,7 @@ mod tests {
             told("scene: Maps 2\nthread 'x' panicked at y:\nno such page\n"),
             "panics: no such page"
         );
-        assert_eq!(told("torture: class Maps, seed 1: no call returned for 60s; {}\n"), "hangs");
+        let hung = "torture: class maps, seed 1: hangs in the last sync: no progress for 60s\n";
+        assert_eq!(told(hung), "hangs in the last sync");
     }
 }
