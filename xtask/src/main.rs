@@ -28,6 +28,7 @@ mod san;
 mod step;
 mod surface;
 mod tidy;
+mod trees;
 
 use std::process::ExitCode;
 
@@ -59,6 +60,8 @@ enum Task {
     Fuzz(fuzz::Arguments),
     /// Print the figures and plots of the documentation from docs/report.json.
     Benchmarks(benchmarks::Arguments),
+    /// Run every benchmark of two trees in rounds, and print the rows that changed.
+    CompareTrees(trees::Arguments),
     /// Run the tests of the library on an emulated processor of another kind.
     CheckArch(arch::Arguments),
     /// Run the check of each crate by which other software uses Bifolio.
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Ci { skip_tests } => step::run_all(skip_tests),
         Task::Benchmarks(arguments) => benchmarks::run(&arguments),
+        Task::CompareTrees(arguments) => trees::run(&arguments),
         Task::San(arguments) => san::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::CheckArch(arguments) => arch::run(&arguments),

@@ -149,7 +149,8 @@ fn collect(reports: &[Report]) -> BTreeMap<Key, Runs> {
     rows
 }
 
-fn case_text(case: &Case) -> String {
+/// Returns the keys and values of a case, as a person reads them.
+pub(crate) fn case_text(case: &Case) -> String {
     let text = |key| match case.number(key) {
         Some(_) => format!("{key}={}", case.text(key)),
         None => case.text(key),

@@ -48,6 +48,14 @@ impl Case {
         }
     }
 
+    /// Returns the case with its keys in alphabetical order.
+    #[must_use]
+    pub fn sorted(&self) -> Self {
+        let mut sorted = self.clone();
+        sorted.0.sort_keys();
+        sorted
+    }
+
     /// The keys, in the order in which they were added.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(AsRef::as_ref)
