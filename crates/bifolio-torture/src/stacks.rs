@@ -58,8 +58,9 @@ pub fn print() {
 
 /// Returns the names of the frames of a thread, if it answers in time.
 fn stack_of(number: i32) -> Option<Vec<String>> {
+    let process = std::process::id() as libc::c_int;
     // SAFETY: numbers are given; at worst there is no such thread any more.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, libc::SIGUSR1) };
+    unsafe { libc::syscall(libc::SYS_tgkill, process, number, libc::SIGUSR1) };
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         let captured = CAPTURED.lock().ok()?.take();

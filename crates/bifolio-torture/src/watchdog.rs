@@ -31,8 +31,10 @@ pub fn enter(phase: &str) {
     progress();
     phase.clone_into(&mut PHASE.lock().expect("no panic"));
     let is_stalled = STALL.lock().expect("no panic").as_deref() == Some(phase);
-    while is_stalled {
-        thread::park();
+    if is_stalled {
+        loop {
+            thread::park();
+        }
     }
 }
 
