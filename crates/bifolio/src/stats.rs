@@ -222,7 +222,8 @@ counters! {
         FlusherRound flusher_rounds,
         /// Folios written by the flusher.
         FlusherFolio flusher_folios,
-        /// Requests to write gates to make their log durable, made in the background.
+        /// Calls of [`WriteGate::make_durable`](crate::WriteGate::make_durable), by syncs and in
+        /// the background.
         GateAsk gate_asks,
         /// Writes that were throttled because too much was dirty.
         ThrottleWait throttle_waits,

@@ -129,7 +129,7 @@ pub(crate) struct Written {
     pub(crate) folios: u64,
     /// Last error; it has been recorded for every handle.
     pub(crate) error: Option<Error>,
-    /// Folios that the write gate held back, before the write-out has ended; then its refusal.
+    /// Folios that the write gate held back, and, for a patient write-out, its refusal.
     pub(super) held: Option<HeldBack>,
     pub(super) refusal: Option<Refusal>,
 }

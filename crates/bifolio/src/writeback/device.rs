@@ -130,6 +130,8 @@ struct Rounds {
     begun: u64,
     answers: u64,
     trouble: Option<(u64, Error)>,
+    /// Set if the last round wrote nothing because of write gates.
+    is_held_back: bool,
     last_error: Option<Error>,
 }
 
@@ -291,11 +293,13 @@ impl Device {
         }
     }
 
-    /// Ends a round, with its error, if any. Returns `true` if the device is in trouble now.
-    pub(super) fn end_round(&self, round: &Round, error: Option<Error>) -> bool {
+    /// Ends a round, with its error, if any. `met_gates` is set if write gates held folios back.
+    /// Returns `true` if the device is in trouble now.
+    pub(super) fn end_round(&self, round: &Round, error: Option<Error>, met_gates: bool) -> bool {
         self.delist_clean_files();
         let mut rounds = self.rounds.lock();
         let has_taken = rounds.answers > round.answers;
+        rounds.is_held_back = met_gates && !has_taken;
         if has_taken || self.dirty_pages.own() == 0 {
             rounds.trouble = None;
         } else if let Some(error) = error {
@@ -330,6 +334,12 @@ impl Device {
         self.rounds.lock().trouble.is_some()
     }
 
+    /// Returns `true` if the last round wrote nothing because write gates held the folios back:
+    /// another one is futile until a gate opens, and calls the flusher.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.rounds.lock().is_held_back
+    }
+
     /// Records the end of a write-out of any origin.
     pub(super) fn note_end(&self, error: Option<&Error>) {
         let mut rounds = self.rounds.lock();
@@ -337,6 +347,7 @@ impl Device {
             None => {
                 rounds.answers += 1;
                 rounds.trouble = None;
+                rounds.is_held_back = false;
             }
             Some(error) => rounds.last_error = Some(error.clone()),
         }
@@ -404,20 +415,20 @@ mod tests {
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(!round.is_probe);
         let came = device.rounds_begun();
-        assert!(device.end_round(&round, error()) && device.is_stuck());
+        assert!(device.end_round(&round, error(), false) && device.is_stuck());
         assert!(device.trouble_after(0).is_some() && device.trouble_after(came).is_none());
         assert!(!device.end_service(), "the calls were before the round");
         assert!(device.call());
         let round = device.begin_round(std::time::Duration::ZERO);
         assert!(round.is_probe);
         assert!(!device.call(), "the flusher serves the device");
-        device.end_round(&round, error());
+        device.end_round(&round, error(), false);
         assert!(device.trouble_after(came).is_some());
         assert!(device.end_service(), "called during the round");
         let round = device.begin_round(std::time::Duration::ZERO);
         device.note_end(None);
         assert!(!device.is_stuck(), "something was written");
-        assert!(!device.end_round(&round, error()) && !device.is_stuck());
+        assert!(!device.end_round(&round, error(), false) && !device.is_stuck());
         assert!(!device.end_service());
     }
 }

@@ -427,7 +427,7 @@ impl Flusher {
         }
         let total = self.flush(&device, memory, &round);
         let taken = total.folios;
-        let is_stuck = device.end_round(&round, total.error);
+        let is_stuck = device.end_round(&round, total.error, total.held.is_some());
         self.throttle.release();
         // A thread that found the flusher serving the device did not call it.
         if taken > 0 && self.is_much(&device) || round.is_probe && !is_stuck {
@@ -445,6 +445,7 @@ impl Flusher {
 
     /// Calls devices with more dirty pages than the mean, because the total is high. Does nothing
     /// while other devices wait for a round they could have now: the last of those calls again.
+    /// A device that write gates kept from writing is called once one of them opens.
     fn call_others(&self) {
         let roster = self.roster.lock();
         let now = Instant::now();
@@ -454,7 +455,8 @@ impl Flusher {
         let devices = roster.active.snapshot();
         drop(roster);
         for device in devices {
-            if !device.is_called() && !device.is_stuck() && self.is_much(&device) {
+            let can_write = !device.is_stuck() && !device.is_held_back();
+            if !device.is_called() && can_write && self.is_much(&device) {
                 self.call(&device);
             }
         }

@@ -153,16 +153,18 @@ impl Gate {
         self.known.get()
     }
 
-    /// Makes the log durable up to `lsn`, and notes a failure. Blocks for the gate.
-    fn make_durable(&self, inode: u64, lsn: u64) -> std::result::Result<(), Arc<io::Error>> {
-        let made = self.try_make_durable(inode, lsn).map_err(Arc::new);
+    /// Makes the log durable up to `lsn`, and notes a failure. Blocks for the gate. `count` counts
+    /// a call of the gate.
+    fn make_durable(&self, inode: u64, lsn: u64, count: impl FnOnce()) -> Opened {
+        let made = self.try_make_durable(inode, lsn, count).map_err(Arc::new);
         made.inspect_err(|error| self.note_failure(Arc::clone(error)))
     }
 
-    fn try_make_durable(&self, inode: u64, lsn: u64) -> io::Result<()> {
+    fn try_make_durable(&self, inode: u64, lsn: u64, count: impl FnOnce()) -> io::Result<()> {
         if may_pass(lsn, self.known.get()) || may_pass(lsn, self.refresh(inode)) {
             return Ok(());
         }
+        count();
         let user = self.user();
         call(inode, || user.make_durable(lsn))?;
         self.known.raise(lsn);
@@ -238,10 +240,15 @@ struct Asker {
 }
 
 impl Asker {
+    fn count_call(&self) {
+        self.file.upgrade().iter().for_each(|file| file.count_gate_call());
+    }
+
     fn run(self) {
         while let Some(Ask { lsns: (lowest, highest), folios, range }) = self.gate.next() {
-            let all = self.gate.try_make_durable(self.address, highest);
-            if let Err(error) = all.or_else(|_| self.gate.make_durable(self.address, lowest)) {
+            let (gate, count) = (&self.gate, || self.count_call());
+            let all = gate.try_make_durable(self.address, highest, count);
+            if let Err(error) = all.or_else(|_| gate.make_durable(self.address, lowest, count)) {
                 log::warn!("a write gate cannot make LSN {lowest} durable: {error}");
                 // Throttled writers get this error.
                 self.flusher.throttle.release();
@@ -269,7 +276,8 @@ impl Gate {
     /// Makes the log durable for all dirty folios of the file. Blocks for the gate.
     pub(super) fn open_for_all(&self, inode: &Inode) -> Opened {
         let durable = self.durable();
-        self.make_durable(inode.address, inode.dirty.with_lsns(|it| it.highest_above(durable)))
+        let lsn = inode.dirty.with_lsns(|it| it.highest_above(durable));
+        self.make_durable(inode.address, lsn, || inode.count_gate_call())
     }
 
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
@@ -278,7 +286,7 @@ impl Gate {
         let lsn = inode.dirty.with_lsns(|lsns| lsns.highest_of(id));
         // One that is not committed stays behind the gate.
         if opened.is_ok() && lsn != UNCOMMITTED {
-            *opened = self.make_durable(inode.address, lsn);
+            *opened = self.make_durable(inode.address, lsn, || inode.count_gate_call());
         }
     }
 }
@@ -332,6 +340,10 @@ impl Inode {
         Ok(())
     }
 
+    fn count_gate_call(&self) {
+        self.memory.counters.add(Counter::GateAsk, 1);
+    }
+
     /// Asks the gate in the background to let folios pass, and then writes them. Never waits.
     fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
         let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
@@ -340,7 +352,6 @@ impl Inode {
         if highest == NO_LSN {
             return;
         }
-        self.memory.counters.add(Counter::GateAsk, 1);
         if !gate.queue(Ask { lsns: (lsn, highest), folios, range }) {
             return;
         }
@@ -436,7 +447,7 @@ mod tests {
     use crate::ErrorKind;
     use crate::cache::Cache;
     use crate::file::OpenOptions;
-    use crate::sync::test_hook;
+    use crate::sync::{AtomicBool, AtomicU64, Ordering, test_hook};
 
     #[derive(Debug)]
     struct Shut;
@@ -449,6 +460,58 @@ mod tests {
         fn make_durable(&self, _lsn: u64) -> io::Result<()> {
             Err(io::ErrorKind::StorageFull.into())
         }
+    }
+
+    /// A gate whose log becomes durable once it is opened.
+    #[derive(Debug, Default)]
+    struct Slow {
+        is_open: AtomicBool,
+        calls: AtomicU64,
+    }
+
+    impl WriteGate for Slow {
+        fn durable_lsn(&self) -> u64 {
+            if self.is_open.load(Ordering::Acquire) { 100 } else { 0 }
+        }
+
+        fn make_durable(&self, _lsn: u64) -> io::Result<()> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            while !self.is_open.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        }
+    }
+
+    /// Everything dirty is behind a gate, above the threshold of the flusher, and writers wait.
+    #[test]
+    fn a_slow_gate_is_waited_for_without_rounds_of_the_flusher() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let age = Duration::from_secs(3600);
+        let cache = Cache::builder().memory(256 << 10).dirty_age_max(age).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).create(true);
+        let gate = Arc::new(Slow::default());
+        let file = cache.open_gated(&path, &options, Arc::<Slow>::clone(&gate)).unwrap();
+        let device = file.handle.inode.device.clone().unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                (0..64).for_each(|page| file.write_at(&[1; 8], page * PAGE_BYTES, 5).unwrap());
+            });
+            while cache.stats().throttle_waits == 0 && device.held.load(Ordering::Relaxed) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let (begun, since) = (device.rounds_begun(), Instant::now());
+            std::thread::sleep(Duration::from_millis(300));
+            let rounds = device.rounds_begun() - begun;
+            // The writer asks for a round each 50 ms.
+            let rounds_max = 10 + since.elapsed().as_millis() as u64 / 10;
+            gate.is_open.store(true, Ordering::Release);
+            writer.join().unwrap();
+            assert!(rounds <= rounds_max, "{rounds} rounds while the gate was shut");
+        });
+        file.sync_data().unwrap();
+        assert_eq!(cache.stats().gate_asks, gate.calls.load(Ordering::Relaxed));
     }
 
     #[test]

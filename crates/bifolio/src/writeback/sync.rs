@@ -92,7 +92,7 @@ impl Inode {
                 backoff.wait();
             }
         }
-        if let Some(held) = total.held.take() {
+        if let Some(held) = total.held {
             let opened = wanted.patient.then_some(opened);
             let Range { start, end } = wanted.pages;
             let bytes = start * PAGE_BYTES..end.saturating_mul(PAGE_BYTES);
