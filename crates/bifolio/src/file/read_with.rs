@@ -16,6 +16,7 @@
 use super::File;
 use crate::error::Result;
 use crate::fill::{AccessMode, Locked};
+use crate::memory::Arena;
 use crate::page::{PAGE_SHIFT, pages_of, read_held};
 use crate::sys::copy;
 use std::cmp::Ordering;
@@ -24,6 +25,20 @@ use std::ops::Range;
 
 /// Attempts under a pin before the bytes are copied under the folio lock.
 const ATTEMPTS_MAX: u32 = 4;
+/// Bytes of a copy that are not charged to the bound, like the buffer of a call.
+const COPY_BYTES_FREE: u64 = 64 << 10;
+
+/// Charge for a copy, until it is dropped.
+struct Charge<'a> {
+    arena: &'a Arena,
+    bytes: u64,
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.arena.uncharge(self.bytes);
+    }
+}
 
 /// Bytes of a file that are read in place: those of a [`PageRef`](super::PageRef), or by
 /// [`File::read_with`].
@@ -135,8 +150,10 @@ impl File {
     ///
     /// Bytes of one resident page are read without a copy, a lock, a reference or a shared write:
     /// any number of threads may read the same page at full speed. A page that is not resident is
-    /// pinned first, as is one of a mappable file; blocks for I/O then. If writers change the page
-    /// at each of a few attempts, `read` gets a copy that was taken under the folio lock.
+    /// pinned first, as are several pages, and those of a mappable file; blocks for I/O then. If
+    /// writers change the pages at each of a few attempts, `read` gets a copy that was taken under
+    /// the folio lock. A copy of more than 64 KiB counts in the bound of the cache until `read`
+    /// returns.
     ///
     /// The result is that of one state of the bytes: no call of this cache changed one of them
     /// between the first load and the last. Stores through a [`MapMut`](crate::MapMut) and changes
@@ -147,7 +164,8 @@ impl File {
     /// returns. It may call other methods of the cache.
     ///
     /// # Errors
-    /// The errors of [`File::pin`].
+    /// The errors of [`File::pin`]; [`ErrorKind::Full`](crate::ErrorKind::Full), if there is no
+    /// memory for a large copy.
     ///
     /// ```
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
@@ -202,7 +220,8 @@ impl File {
             }
         }
         drop(pin);
-        // A copy, taken under the folio lock: writers cannot starve it.
+        // A copy, taken under the folio lock: writers cannot starve it. Charged before the lock.
+        let _charge = self.charge_copy(range.end - range.start)?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let index = range.start >> PAGE_SHIFT;
         let Locked { folio, lock, .. } = self.handle.fill().lock_folio(index, AccessMode::Cache)?;
@@ -214,5 +233,14 @@ impl File {
         drop(folio);
         // SAFETY: `bytes` outlives the view, and nothing changes it.
         Ok(read(&unsafe { PageView::new(bytes.as_ptr(), bytes.len()) }))
+    }
+
+    /// Charges the memory of a large copy, and evicts pages for it if necessary.
+    fn charge_copy(&self, bytes: u64) -> Result<Option<Charge<'_>>> {
+        if bytes <= COPY_BYTES_FREE {
+            return Ok(None);
+        }
+        self.handle.reclaim.charge(bytes)?;
+        Ok(Some(Charge { arena: &self.handle.inode.memory.arena, bytes }))
     }
 }

@@ -24,7 +24,8 @@
 use super::mapping::recheck_ready;
 use super::table::Table;
 use super::words::Entry;
-use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping};
+use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping, PAGE_BYTES};
+use crate::config::FOLIO_BYTES_MAX;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::sys::copy;
 use arrayvec::ArrayVec;
@@ -57,9 +58,8 @@ pub(crate) fn read_validated<R>(
 /// Reads `pages`, which lie in the folio `held`, while the caller holds a reference to it: the
 /// frames stay, but the bytes may change, and the pages may be removed from the table.
 ///
-/// Returns `None` if a page is not READY in that folio before the read or changes during it, if
-/// there are more pages than fit in a [`FrameRun`], or if `read` returns `None`. `read` loads the
-/// length of the file itself: see [`FrameRun`].
+/// Returns `None` if a page is not READY in that folio before the read or changes during it, or if
+/// `read` returns `None`. `read` loads the length of the file itself: see [`FrameRun`].
 pub(crate) fn read_held<R>(
     table: &Table,
     pages: Range<u64>,
@@ -67,14 +67,42 @@ pub(crate) fn read_held<R>(
     read: impl FnOnce() -> Option<R>,
 ) -> Option<R> {
     let count = pages.end - pages.start;
+    if count > RUN_PAGES_MAX as u64 {
+        return read_held_in_runs(table, pages, held, read);
+    }
     let run = FrameRun::find(table, pages, false);
     let is_whole = run.pages() == count && run.start()?.folio_id() == held;
     let result = if is_whole { read()? } else { return None };
     (run.unchanged(count) == count).then_some(result)
 }
 
+/// Does the work of [`read_held`] for more pages than fit in a [`FrameRun`]: all runs are loaded,
+/// then the bytes are read once, then all runs are checked. A folio has adjacent frames, so the
+/// runs need not be compared with each other.
+#[inline(never)]
+fn read_held_in_runs<R>(
+    table: &Table,
+    pages: Range<u64>,
+    held: FolioId,
+    read: impl FnOnce() -> Option<R>,
+) -> Option<R> {
+    let mut runs = ArrayVec::<FrameRun<'_>, FOLIO_RUNS_MAX>::new();
+    for first in pages.clone().step_by(RUN_PAGES_MAX) {
+        let end = pages.end.min(first + RUN_PAGES_MAX as u64);
+        let run = FrameRun::find(table, first..end, false);
+        let is_whole = run.pages() == end - first && run.start()?.folio_id() == held;
+        if !is_whole || runs.try_push(run).is_err() {
+            return None;
+        }
+    }
+    let result = read()?;
+    runs.iter().all(|run| run.unchanged(run.pages()) == run.pages()).then_some(result)
+}
+
 /// Maximum pages of a run: their Entries are on the stack.
 const RUN_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
+/// Maximum runs of a folio. Their Entries take 4 KiB of stack.
+const FOLIO_RUNS_MAX: usize = (FOLIO_BYTES_MAX / PAGE_BYTES) as usize / RUN_PAGES_MAX;
 
 /// Run of frames: consecutive pages in consecutive frames, read with one copy.
 ///

@@ -254,6 +254,25 @@ fn loom_optimistic_read_held_vs_partial_truncate() {
     });
 }
 
+/// All pages of a folio that takes two runs, likewise. Dies with: `read_held_in_runs` that checks
+/// only its last run, or that checks each run before the next is loaded.
+#[test]
+fn loom_optimistic_read_held_in_runs_vs_partial_truncate() {
+    model_bounded(2, || {
+        let world = World::new(4, 2, 1);
+        assert!(world.fill(0, Entry::HOLE, BEFORE));
+        let before = [[BEFORE; 2]; 4];
+        let after = [[BEFORE, 0], [0; 2], [0; 2], [0; 2]];
+        let reader = spawn(&world, move |world| {
+            let found = read_held_pages::<4>(world);
+            assert!(found.is_none_or(|pages| [before, after].contains(&pages)), "{found:?}");
+        });
+        world.zero_from_middle(0);
+        reader.join().unwrap();
+        assert_eq!(read_held_pages(&world), Some(after));
+    });
+}
+
 /// Against a removal, and a fill of the page in another frame: the old frame is never taken for the
 /// page of the new Entry. Dies with: `read_held` without its look at the folio.
 #[test]

@@ -130,6 +130,43 @@ fn a_page_that_changes_at_each_attempt_is_read_from_a_copy() {
     assert_eq!(found.unwrap(), (Some(calls - 1), Ok(calls - 1)));
 }
 
+/// A folio of the largest size is read where it lies, not from a copy.
+#[test]
+fn a_large_range_is_read_in_place() {
+    let cache = cache_of(64 << 20);
+    let folio_bytes = 2 << 20;
+    let options = writable().folio_bytes(folio_bytes);
+    let file = cache.memory_file_with("large", &options).unwrap();
+    file.write_all_at(&words(7, folio_bytes), 0).unwrap();
+    for range in [0..folio_bytes, 100 * PAGE..folio_bytes, 8..65 * PAGE] {
+        let pin = file.pin(range.clone()).unwrap();
+        let read = |page: &PageView<'_>| (page.as_ptr().addr(), word_of_all(page));
+        let expected = (pin.as_ptr().addr(), Ok(7));
+        assert_eq!(file.read_with(range.clone(), read).unwrap(), expected, "{range:?}");
+    }
+}
+
+#[test]
+fn a_large_copy_counts_in_the_bound() {
+    let cache = cache_of(64 << 20);
+    let folio_bytes = 2 << 20;
+    let options = writable().folio_bytes(folio_bytes);
+    let file = cache.memory_file_with("large", &options).unwrap();
+    file.write_all_at(&words(0, folio_bytes), 0).unwrap();
+    let before = cache.stats().metadata_bytes;
+    let attempts = Cell::new(0_u64);
+    let (word, charged) = file
+        .read_with(0..folio_bytes, |page| {
+            // Each attempt in place finds a change.
+            attempts.set(attempts.get() + 1);
+            file.write_all_at(&words(attempts.get(), folio_bytes), 0).unwrap();
+            (word_of_all(page), cache.stats().metadata_bytes - before)
+        })
+        .unwrap();
+    assert_eq!((word, charged), (Ok(attempts.get() - 1), folio_bytes));
+    assert_eq!(cache.stats().metadata_bytes, before);
+}
+
 /// Runs `readers` threads, each until `write` has returned, which gets the number of reads.
 fn read_beside(readers: usize, read: impl Fn() + Sync, write: impl FnOnce(&AtomicU64)) {
     let (ended, reads) = (AtomicBool::new(false), AtomicU64::new(0));
