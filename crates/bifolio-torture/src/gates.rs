@@ -2,11 +2,12 @@
 //! the log is durable up to it.
 //!
 //! Each 8-byte word of the file holds the LSN of the change that wrote it, or, while the change is
-//! not committed, the number of its transaction with the highest bit set. The storage
-//! ([`Checked`]) compares each word of each write with the durable LSN of that moment, so that
-//! whatever a power cut leaves of the writes is behind the log. Each thread has its own words in
-//! every page, and so knows which LSN it wrote there last: that is checked in what a power cut
-//! leaves after a sync, after a checkpoint, and below `oldest_dirty_lsn`.
+//! not committed, the number of its transaction with the highest bit set. Some transactions are
+//! pins that end without an LSN, by a panic too. The storage ([`Checked`]) compares each word of
+//! each write with the durable LSN of that moment, so that whatever a power cut leaves of the
+//! writes is behind the log. Each thread has its own words in every page, and so knows which LSN it
+//! wrote there last: that is checked in what a power cut leaves after a sync, after a checkpoint,
+//! and below `oldest_dirty_lsn`.
 //!
 //! The log fails, is slow, and makes more durable than it is asked for, or no more. The storage
 //! fails, is short and slow.
@@ -20,6 +21,7 @@ use bifolio::{Cache, ErrorKind, GatedFile, OpenOptions};
 use fastrand::Rng;
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -381,6 +383,9 @@ impl<'s> Worker<'s> {
 
     /// The record is appended after the change.
     fn pin(&mut self) -> Outcome {
+        if self.random.u32(0..8) == 0 {
+            return self.pin_without_lsn();
+        }
         let page = self.page();
         let mut pin = match self.scene.file.pin_mut(self.own(page)) {
             Ok(pin) => pin,
@@ -392,6 +397,31 @@ impl<'s> Worker<'s> {
         drop(pin);
         self.note(page, lsn);
         Ok(())
+    }
+
+    /// Changes a page through a pin that ends without an LSN, half of the time by a panic. The
+    /// change is a transaction, whose record is appended later.
+    fn pin_without_lsn(&mut self) -> Outcome {
+        let Some((page, number)) = self.begin_transaction() else { return Ok(()) };
+        let bytes = (TRANSACTION | number).to_le_bytes().repeat(OWN_WORDS as usize);
+        let range = self.own(page);
+        let mut pin = match self.scene.file.pin_mut(range.clone()) {
+            Ok(pin) => pin,
+            Err(error) => return self.expect("pin_mut", Err::<(), _>(error)),
+        };
+        pin.copy_from(0, &bytes);
+        if self.random.bool() {
+            drop(pin);
+        } else {
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                let _pin = pin;
+                // Without the message of a panic.
+                resume_unwind(Box::new("before the record is appended"));
+            }));
+            debug_assert!(panicked.is_err());
+        }
+        self.note(page, TRANSACTION | number);
+        self.commit(number, range)
     }
 
     fn append(&mut self) -> Outcome {
@@ -414,30 +444,39 @@ impl<'s> Worker<'s> {
     /// Changes a page, and commits after a while. A page belongs to one transaction at a time, so
     /// only the pages of this thread are used.
     fn transaction(&mut self) -> Outcome {
-        let (scene, log) = (self.scene, &self.scene.log);
-        let number = log.transactions.fetch_add(1, Ordering::Relaxed);
-        let pages_per_folio = scene.file.folio_bytes() / PAGE;
-        let folio = self.random.u64(0..scene.pages) / pages_per_folio;
-        let page = folio / THREADS as u64 * THREADS as u64 + self.number;
-        let page = page * pages_per_folio;
-        if number >= TRANSACTIONS_MAX as u64 || page >= scene.pages {
-            return Ok(());
-        }
+        let scene = self.scene;
+        let Some((page, number)) = self.begin_transaction() else { return Ok(()) };
         let bytes = (TRANSACTION | number).to_le_bytes().repeat(OWN_WORDS as usize);
         let range = self.own(page);
         let written = scene.file.write_at(&bytes, range.start, u64::MAX);
         if written.is_ok() {
             self.note(page, TRANSACTION | number);
         }
+        // The page may be behind the gate even if the write has failed in part.
+        self.commit(number, range)?;
+        self.expect("an uncommitted write", written)
+    }
+
+    /// Returns a page of this thread, and the number of a transaction.
+    fn begin_transaction(&mut self) -> Option<(u64, u64)> {
+        let scene = self.scene;
+        let number = scene.log.transactions.fetch_add(1, Ordering::Relaxed);
+        let pages_per_folio = scene.file.unlogged().folio_bytes() / PAGE;
+        let folio = self.random.u64(0..scene.pages) / pages_per_folio;
+        let page = folio / THREADS as u64 * THREADS as u64 + self.number;
+        let page = page * pages_per_folio;
+        (number < TRANSACTIONS_MAX as u64 && page < scene.pages).then_some((page, number))
+    }
+
+    fn commit(&mut self, number: u64, range: Range<u64>) -> Outcome {
         if self.random.bool() {
             thread::yield_now();
         }
+        let log = &self.scene.log;
         let lsn = log.append();
         log.commits[number as usize].store(lsn, Ordering::Relaxed);
-        // The page may be behind the gate even if the write has failed in part.
-        let committed = scene.file.assign_lsn(range, lsn);
-        committed.map_err(|error| Violation(format!("commit failed: {error}")))?;
-        self.expect("an uncommitted write", written)
+        let committed = self.scene.file.assign_lsn(range, lsn);
+        committed.map_err(|error| Violation(format!("commit failed: {error}")))
     }
 
     fn read(&mut self) -> Outcome {
@@ -458,7 +497,7 @@ impl<'s> Worker<'s> {
         let page = self.page();
         let file = &self.scene.file;
         let answer = match self.random.u32(0..3) {
-            0 => file.sync_range(self.own(page)),
+            0 => file.unlogged().sync_range(self.own(page)),
             _ => file.sync_data(),
         };
         self.scene.syncs.fetch_add(1, Ordering::Relaxed);

@@ -144,7 +144,9 @@ pub enum ErrorKind {
     /// The write gate of the file ([`GatedFile`](crate::GatedFile)) holds dirty pages back: its
     /// call has failed, or a page is not committed. They stay dirty. All other pages are durable.
     Gated,
-    /// The file cannot have a write gate, or its gate has used it and would wait for itself.
+    /// The file cannot have a write gate; or its gate has used it and would wait for itself; or a
+    /// [`File`](crate::File) would change a file that has a gate: use the
+    /// [`GatedFile`](crate::GatedFile).
     GateMisuse,
     /// An earlier write-out failed. The next sync of each handle that was open then returns this
     /// error once. The pages stay dirty and are written again.
@@ -390,6 +392,13 @@ impl Error {
     pub(crate) fn inside_gate(file: String) -> Self {
         let text = "used by its own write gate, which would wait for itself";
         Self::new(ErrorKind::GateMisuse, text).in_file(file).numbered(libc::EDEADLK)
+    }
+
+    #[cold]
+    pub(crate) fn behind_gate(file: String) -> Self {
+        let text = "has a write gate: change it with LSNs, by its GatedFile, or by \
+                    GatedFile::unlogged";
+        Self::new(ErrorKind::GateMisuse, text).in_file(file)
     }
 
     #[cold]

@@ -60,7 +60,7 @@ impl File {
     /// bound, after which the file is unchanged. A handle that is not open for writing; a length
     /// beyond the maximum of the file.
     pub fn allocate(&self, range: Range<u64>) -> Result<()> {
-        self.handle.check_writable()?;
+        self.check_changeable()?;
         let end = self.handle.check_range(&range)?;
         self.handle.check_len(end)?;
         if range.is_empty() {
@@ -78,7 +78,7 @@ impl File {
     /// the end of file is used when the file grows. In a memory file, only the part of `range`
     /// before the end of file gets folios. Fails like [`File::allocate`].
     pub fn allocate_keep_len(&self, range: Range<u64>) -> Result<()> {
-        self.handle.check_writable()?;
+        self.check_changeable()?;
         self.handle.check_range(&range)?;
         if range.is_empty() {
             return Ok(());
@@ -175,7 +175,7 @@ impl File {
     }
 
     fn clear(&self, range: Range<u64>, mode: FallocateMode) -> Result<()> {
-        self.handle.check_writable()?;
+        self.check_changeable()?;
         self.handle.check_range(&range)?;
         let inode = &self.handle.inode;
         if self.is_memory_file() {

@@ -2,21 +2,23 @@
 //!
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
-use super::{File, PageRefMut};
+use super::{Checkpoint, File, PageRef, PageRefMut, PageView, ReadFuture, ReadRequest};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins;
 use crate::page::{Lookup, pages_of};
-use crate::writeback::WriteGate;
-use std::ops::{Deref, Range};
+use crate::writeback::{ChangeLsn, WriteGate};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A file with a write gate, for engines with a write-ahead log: no page is written to the storage,
 /// by a sync or in the background, before the gate says that the log is durable up to the highest
 /// LSN of the page's changes. From [`Cache::open_gated`](crate::Cache::open_gated).
 ///
-/// Dereferences to the [`File`], for all other calls. Writes of the [`File`] have no LSN and are
-/// not held back, unless the page has other changes that are. Cheap to clone; clones share one
-/// handle.
+/// Reads like a [`File`], and changes bytes only with an LSN: [`GatedFile::write_at`],
+/// [`GatedFile::append`], [`GatedFile::pin_mut`]. A change that needs no log record has LSN 0, or
+/// is made through [`GatedFile::unlogged`], which also has all other calls of a [`File`]. Each
+/// other [`File`] of the same file, older or newer, can read it, but fails to change it, with
+/// [`ErrorKind::GateMisuse`]. Cheap to clone; clones share one handle.
 ///
 /// # Effects of a gate
 /// - Syncs, and closes that sync, call [`WriteGate::make_durable`] first and block for it.
@@ -30,7 +32,6 @@ use std::sync::Arc;
 ///   [`reclaim_wait_max`](crate::CacheBuilder::reclaim_wait_max). Then, or at once if the gate
 ///   fails or nothing is committed, the call fails with [`ErrorKind::Unwritable`] or
 ///   [`ErrorKind::Full`], which name the gate.
-/// - [`set_len`](File::set_len) changes the storage at once: make its log record durable first.
 ///
 /// The cache keeps `gate` until the file is closed; a gate that itself owns a handle of the file
 /// keeps it open forever. A file whose last handle is dropped while the gate holds pages back stays
@@ -78,7 +79,23 @@ use std::sync::Arc;
 /// assert_eq!(log.durable_lsn(), 0);
 /// tree.sync_data()?; // makes the log durable first
 /// assert_eq!(log.durable_lsn(), 15);
+///
+/// // Through a pin the change can come first. Without an LSN it stays in memory.
+/// let mut page = tree.pin_mut(0..3)?;
+/// page.copy_from(0, b"old");
+/// drop(page); // as an early return or a panic does
+/// assert_eq!(tree.sync_data().unwrap_err().kind(), bifolio::ErrorKind::Gated);
+/// let lsn = log.file.append(b"page 0 is 'old'")? + 15;
+/// tree.assign_lsn(0..3, lsn)?;
+/// tree.sync_data()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// No call of a [`File`] changes it by accident:
+/// ```compile_fail,E0599
+/// # fn change(tree: bifolio::GatedFile) -> bifolio::Result<()> {
+/// tree.write_all_at(b"without a record", 0)
+/// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct GatedFile {
@@ -93,7 +110,7 @@ impl GatedFile {
     /// # Errors
     /// [`ErrorKind::GateMisuse`] for a memory file, which is not durable, and for a mappable file,
     /// whose pages can be changed without a call; a handle that is not open for writing.
-    pub fn new(file: File, gate: Arc<dyn WriteGate>) -> Result<Self> {
+    pub fn new(mut file: File, gate: Arc<dyn WriteGate>) -> Result<Self> {
         file.handle.check_writable()?;
         let inode = &file.handle.inode;
         let reason = if inode.is_memory_file() {
@@ -102,6 +119,7 @@ impl GatedFile {
             "its pages can be mapped, and changed without an LSN"
         } else {
             inode.set_gate(gate);
+            file.passes_gate = true;
             return Ok(Self { file });
         };
         let text = format!("cannot have a write gate: {reason}");
@@ -136,14 +154,29 @@ impl GatedFile {
         self.file.append_with(buffer, Some(lsn))
     }
 
-    /// Pins the bytes of `range` for changes in place, like [`File::pin_mut`], with its errors; the
-    /// changes get their LSN from [`PageRefMut::assign_lsn`].
+    /// Pins the bytes of `range` for changes in place, like [`File::pin_mut`], with its errors. The
+    /// changes get their LSN from [`PageRefMut::assign_lsn`]; until then they have no log record,
+    /// and the page is not written out.
+    ///
+    /// If the pin is dropped without an LSN, by an early return or a panic, the page counts as not
+    /// committed, as if it had LSN [`u64::MAX`]: it stays in memory, and each sync of it fails with
+    /// [`ErrorKind::Gated`]. There are three ways on: log the change and call
+    /// [`GatedFile::assign_lsn`]; write the old bytes back first, as for an abort; or give up
+    /// everything that is not on the storage, by [`GatedFile::discard_dirty`]. A pin that changed
+    /// nothing (neither [`PageRefMut::copy_from`] nor [`PageRefMut::as_mut_ptr`] was called) needs
+    /// no LSN.
+    ///
+    /// A sync waits for the pins of other threads. If one of them has no LSN after 10 s, because it
+    /// was leaked for example, the sync fails with [`ErrorKind::Gated`]. The page of a leaked pin
+    /// stays locked: other calls that need it wait for ever, as after a leak of [`File::pin_mut`].
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_, Self>> {
-        Ok(self.file.pin_mut(range)?.of())
+        self.begin()?;
+        self.file.pin_changes(range, Some(ChangeLsn::Pinned))
     }
 
-    /// Gives the pages of `range` that have changes with the LSN [`u64::MAX`] the LSN of their
-    /// commit record instead: they can be written out once that is durable. A page counts as a
+    /// Gives the pages of `range` that have changes with the LSN [`u64::MAX`], or of a
+    /// [`PageRefMut`] that was dropped without one, the LSN of their commit record instead: they
+    /// can be written out once that is durable. A page counts as a
     /// whole, so transactions that do not steal must not change one page at the same time. For an
     /// abort, write the old bytes back first, and pass the LSN of the record of that, or 0.
     ///
@@ -183,6 +216,33 @@ impl GatedFile {
         self.file.handle.inode.dirty.with_lsns(|lsns| lsns.oldest())
     }
 
+    /// Returns the file, for changes without a log record, and for all other calls of a [`File`].
+    ///
+    /// Changes through it may reach the storage before any log record. They are not held back,
+    /// unless the page has other changes that are; [`set_len`](File::set_len),
+    /// [`punch_hole`](File::punch_hole) and their like change the storage at once: make the log
+    /// record durable first, unless recovery does without it. A clone of the file is as free.
+    ///
+    /// ```
+    /// # #[derive(Debug)] struct Log;
+    /// # impl bifolio::WriteGate for Log {
+    /// #     fn durable_lsn(&self) -> u64 { 0 }
+    /// #     fn make_durable(&self, _lsn: u64) -> std::io::Result<()> { Ok(()) }
+    /// # }
+    /// # let directory = tempfile::tempdir()?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// # let options = bifolio::OpenOptions::new().read(true).write(true).create(true);
+    /// # let (path, log) = (directory.path().join("tree"), std::sync::Arc::new(Log));
+    /// let tree = cache.open_gated(path, &options, log)?;
+    /// // Zeros behind the pages that the tree knows of: no recovery needs a record of them.
+    /// tree.unlogged().set_len(1 << 20)?;
+    /// assert_eq!(tree.unlogged().residency(0..1 << 20)?.resident, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unlogged(&self) -> &File {
+        &self.file
+    }
+
     fn begin(&self) -> Result<()> {
         self.file.handle.check_writable()?;
         // On this thread, because neither the flusher nor reclaim calls the gate.
@@ -191,28 +251,137 @@ impl GatedFile {
     }
 }
 
+/// Calls of a [`File`] that change no bytes. [`GatedFile::unlogged`] has the others.
+impl GatedFile {
+    /// Returns the length of the file, like [`File::len`].
+    #[expect(clippy::len_without_is_empty, reason = "a file is no collection, as in std")]
+    pub fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    /// Reads bytes, like [`File::read_at`].
+    ///
+    /// # Errors
+    /// Those of [`File::read_at`].
+    #[inline]
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        self.file.read_at(buffer, position)
+    }
+
+    /// Reads exactly as many bytes as `buffer` has, like [`File::read_exact_at`].
+    ///
+    /// # Errors
+    /// Those of [`File::read_exact_at`].
+    #[inline]
+    pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
+        self.file.read_exact_at(buffer, position)
+    }
+
+    /// Reads bytes that are in memory, like [`File::try_read_at`]. Never blocks.
+    ///
+    /// # Errors
+    /// Those of [`File::try_read_at`].
+    pub fn try_read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        self.file.try_read_at(buffer, position)
+    }
+
+    /// Reads the bytes of `range` in place, like [`File::read_with`].
+    ///
+    /// # Errors
+    /// Those of [`File::read_with`].
+    #[inline]
+    pub fn read_with<T>(&self, range: Range<u64>, read: impl Fn(&PageView<'_>) -> T) -> Result<T> {
+        self.file.read_with(range, read)
+    }
+
+    /// Completes many reads, like [`File::read_many`].
+    ///
+    /// # Errors
+    /// Those of [`File::read_many`].
+    pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
+        self.file.read_many(requests)
+    }
+
+    /// Returns a read as a future, like [`File::read_async`].
+    pub fn read_async(&self, position: u64, buffer: Vec<u8>) -> ReadFuture {
+        self.file.read_async(position, buffer)
+    }
+
+    /// Pins the bytes of `range` for reading, like [`File::pin`].
+    ///
+    /// # Errors
+    /// Those of [`File::pin`].
+    #[inline(always)]
+    pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_>> {
+        self.file.pin(range)
+    }
+
+    /// Pins the bytes of each range for reading, like [`File::pin_many`].
+    pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_>>> {
+        self.file.pin_many(ranges)
+    }
+
+    /// Starts to read the pages of `range`, like [`File::prefetch`].
+    ///
+    /// # Errors
+    /// Those of [`File::prefetch`].
+    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        self.file.prefetch(range)
+    }
+
+    /// Makes every write that returned before this call durable, the log first: like
+    /// [`File::sync_data`].
+    ///
+    /// # Errors
+    /// Those of [`File::sync_data`]; [`ErrorKind::Gated`] if the gate holds pages back: all others
+    /// are durable.
+    pub fn sync_data(&self) -> Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Takes a checkpoint, like [`File::checkpoint`].
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        self.file.checkpoint()
+    }
+
+    /// Starts to write the dirty pages of `range`, like [`File::write_out`]. Pages that the gate
+    /// holds back follow when it lets them pass.
+    ///
+    /// # Errors
+    /// Those of [`File::write_out`].
+    pub fn write_out(&self, range: Range<u64>) -> Result<()> {
+        self.file.write_out(range)
+    }
+
+    /// Gives up all changes that are not on the storage, like [`File::discard_dirty`], whatever
+    /// their LSN.
+    ///
+    /// # Errors
+    /// Those of [`File::discard_dirty`].
+    pub fn discard_dirty(&self) -> Result<u64> {
+        self.file.discard_dirty()
+    }
+
+    /// Makes the file durable, the log first, and closes this handle: like [`File::close`].
+    ///
+    /// # Errors
+    /// Those of [`File::close`] and [`GatedFile::sync_data`].
+    pub fn close(self) -> Result<()> {
+        self.file.close()
+    }
+}
+
 impl PageRefMut<'_, GatedFile> {
     /// Notes that the log record of the changes ends at `lsn`: the page is not written out before
     /// the file's [`WriteGate`] has made that durable. While the pin exists the page is not written
     /// out anyway, so the record may be appended after the change, as long as this is called before
     /// the pin is dropped. The page keeps the highest LSN of its changes. With [`u64::MAX`] it
-    /// stays in memory until [`GatedFile::assign_lsn`].
+    /// stays in memory until [`GatedFile::assign_lsn`], as without a call of this; with 0 the
+    /// changes need no record.
     pub fn assign_lsn(&mut self, lsn: u64) {
-        let has_room = self.file.handle.inode.try_add_lsn(self.folio.id(), lsn);
-        assert!(has_room, "a pin of a gated file keeps room for its LSN");
-    }
-}
-
-impl Deref for GatedFile {
-    type Target = File;
-
-    fn deref(&self) -> &File {
-        &self.file
-    }
-}
-
-impl From<GatedFile> for File {
-    fn from(gated: GatedFile) -> Self {
-        gated.file
+        self.record.assign(lsn);
     }
 }

@@ -90,6 +90,8 @@ use std::sync::{Arc, OnceLock};
 pub struct File {
     hit_path: HitPath,
     pub(crate) handle: Arc<Handle>,
+    /// Set if a file with a write gate can be changed through this value, without LSNs.
+    passes_gate: bool,
 }
 
 impl fmt::Debug for File {
@@ -103,7 +105,17 @@ impl fmt::Debug for File {
 impl File {
     fn new(handle: Arc<Handle>) -> Self {
         let ablation = handle.registry.ablation;
-        Self { hit_path: HitPath::new(&handle.inode, handle.readable, ablation), handle }
+        let hit_path = HitPath::new(&handle.inode, handle.readable, ablation);
+        Self { hit_path, handle, passes_gate: false }
+    }
+
+    /// Fails if the bytes or the length cannot be changed through this value.
+    fn check_changeable(&self) -> Result<()> {
+        self.handle.check_writable()?;
+        if self.handle.inode.has_gate() && !self.passes_gate {
+            return Err(Error::behind_gate(self.handle.inode.name()));
+        }
+        Ok(())
     }
 
     /// Returns the length of the file in bytes. Includes data that is written but not synced.

@@ -22,7 +22,7 @@ use crate::page::{
 use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
-use crate::writeback::NO_LSN;
+use crate::writeback::ChangeLsn;
 use std::iter;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -239,16 +239,46 @@ impl<F> Drop for OwnedPageRef<F> {
 /// `zero_range`), discarding its changes, or writing across its end.
 #[derive(Debug)]
 pub struct PageRefMut<'a, F = File> {
-    // Dropped in this order: the section ends under the lock, the lock under the reference.
-    unlocked: Unlocked,
-    section: WriteSection<'a>,
-    lock: LockedFolio<'a>,
-    pub(super) folio: FolioRef<'a>,
-    pub(super) file: &'a File,
-    own: OwnPin,
+    // Dropped in this order: the record is noted as missing and the section ends under the lock,
+    // the lock under the reference.
+    pub(super) record: PinRecord<'a>,
+    _unlocked: Unlocked,
+    _section: WriteSection<'a>,
+    _lock: LockedFolio<'a>,
+    _folio: FolioRef<'a>,
+    _own: OwnPin,
     /// The bytes. Its raw pointer keeps the pin on the thread that took the lock.
     view: PageView<'a>,
     of: PhantomData<fn() -> F>,
+}
+
+/// Log record of the changes through a pin of a file with a write gate.
+#[derive(Debug)]
+pub(super) struct PinRecord<'a> {
+    file: &'a File,
+    id: FolioId,
+    /// Set until the LSN is known: GATE-P2.
+    is_due: bool,
+    /// Set once the bytes may have been changed.
+    has_changed: bool,
+}
+
+impl PinRecord<'_> {
+    pub(super) fn assign(&mut self, lsn: u64) {
+        self.file.handle.inode.dirty.with_lsns(|lsns| lsns.log_pin(self.id, lsn));
+        self.is_due = false;
+    }
+}
+
+impl Drop for PinRecord<'_> {
+    fn drop(&mut self) {
+        // The LSNs of a forked child belong to the parent process.
+        if self.is_due && !self.file.handle.registry.cache_state.is_forked() {
+            // Also while a panic unwinds.
+            let lsns_of = &self.file.handle.inode.dirty;
+            lsns_of.with_lsns(|lsns| lsns.end_pin(self.id, self.has_changed));
+        }
+    }
 }
 
 /// Counts the lock for this thread again, as it was not while the pin existed.
@@ -276,12 +306,8 @@ impl<'a, F> PageRefMut<'a, F> {
     /// Returns the address of the first byte. Other threads may be reading it through pins: create
     /// a unique reference only if you can rule that out.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.record.has_changed = true;
         self.view.as_ptr().cast_mut()
-    }
-
-    pub(super) fn of<G>(self) -> PageRefMut<'a, G> {
-        let Self { unlocked, section, lock, folio, file, own, view, .. } = self;
-        PageRefMut { unlocked, section, lock, folio, file, own, view, of: PhantomData }
     }
 }
 
@@ -347,23 +373,31 @@ impl File {
     /// The errors of [`File::pin`], a handle that is not open for writing, and, as for
     /// [`File::write_at`], a device that accepts no writes.
     pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_>> {
-        self.handle.check_writable()?;
+        self.pin_changes(range, None)
+    }
+
+    /// Pins bytes for changes, which get an LSN later if `change` says so.
+    pub(super) fn pin_changes<F>(
+        &self,
+        range: Range<u64>,
+        change: Option<ChangeLsn>,
+    ) -> Result<PageRefMut<'_, F>> {
+        self.check_changeable()?;
         self.check_pin_range(&range)?;
         let inode = &self.handle.inode;
-        // Room for the LSN that the pin may get.
-        let lsn = inode.has_gate().then_some(NO_LSN);
-        inode.refresh_gate();
         let Locked { folio, lock, .. } = loop {
             let locked =
                 self.handle.fill().lock_folio(range.start >> PAGE_SHIFT, AccessMode::Cache)?;
             // The file may have been truncated while we waited for the lock.
             self.check_pin_range(&range)?;
-            let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock, lsn) else {
+            let Err(no_room) = inode.try_mark_dirty(&locked.folio, &locked.lock, change) else {
                 break locked;
             };
             drop(locked);
             self.handle.make_room(no_room, range.start, range.end - range.start)?;
         };
+        let is_due = change == Some(ChangeLsn::Pinned);
+        let record = PinRecord { file: self, id: folio.id(), is_due, has_changed: false };
         let section = inode.mapping.begin_write_section(&lock, pages_of(&range));
         let (start, length) =
             (self.address_in(&folio, range.start), (range.end - range.start) as usize);
@@ -373,8 +407,16 @@ impl File {
         let own = OwnPin::new(inode, lock.index()..lock.index() + lock.pages());
         // SAFETY: the reference, taken with the lock, keeps the frame.
         let view = unsafe { PageView::new(start, length) };
-        let unlocked = Unlocked;
-        Ok(PageRefMut { unlocked, section, lock, folio, file: self, own, view, of: PhantomData })
+        Ok(PageRefMut {
+            record,
+            _unlocked: Unlocked,
+            _section: section,
+            _lock: lock,
+            _folio: folio,
+            _own: own,
+            view,
+            of: PhantomData,
+        })
     }
 
     #[inline(always)]

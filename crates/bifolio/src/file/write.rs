@@ -24,7 +24,7 @@ use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sys::copy;
-use crate::writeback::NoRoom;
+use crate::writeback::{ChangeLsn, NoRoom};
 
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
@@ -102,7 +102,7 @@ impl File {
         lsn: Option<u64>,
     ) -> Result<usize> {
         let handle = &self.handle;
-        handle.check_writable()?;
+        self.check_changeable()?;
         let end = handle.range_end(position, buffer.len() as u64)?;
         if buffer.is_empty() {
             return Ok(0);
@@ -174,7 +174,7 @@ impl File {
     }
 
     pub(super) fn append_with(&self, buffer: &[u8], lsn: Option<u64>) -> Result<u64> {
-        self.handle.check_writable()?;
+        self.check_changeable()?;
         let resizing = self.handle.inode.lock_resizing();
         let position = self.len();
         let end = self.handle.range_end(position, buffer.len() as u64)?;
@@ -257,7 +257,7 @@ impl File {
         }
         let end = position + bytes.len() as u64;
         let target = self.address_in(folio, position);
-        inode.try_mark_dirty(folio, lock, lsn)?;
+        inode.try_mark_dirty(folio, lock, lsn.map(ChangeLsn::Known))?;
         if locked.is_uptodate() {
             let pages = pages_of(&(position..end));
             let _section = inode.mapping.begin_write_section(&locked.lock, pages);
@@ -304,7 +304,7 @@ impl File {
     /// not open for writing; a length beyond the maximum that the file was opened with.
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
         let handle = &self.handle;
-        handle.check_writable()?;
+        self.check_changeable()?;
         handle.range_end(len_bytes, 0)?;
         handle.check_len(len_bytes)?;
         let inode = &handle.inode;

@@ -29,8 +29,8 @@ use crate::swap::Swap;
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
 use crate::sys::copy;
 use crate::writeback::{
-    ALL_BYTES, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NO_LSN, NoRoom, RoomForDirt,
-    WriteErrors,
+    ALL_BYTES, ChangeLsn, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NO_LSN, NoRoom,
+    RoomForDirt, WriteErrors,
 };
 use clearing::Clearing;
 use std::ops::Range;
@@ -230,17 +230,17 @@ impl Inode {
         self.dirty.is_all_written() && self.store.is_flushed()
     }
 
-    /// Marks the folio dirty, and adds an LSN to those of a file with a write gate, if the dirty
+    /// Marks the folio dirty, and adds a change to those of a file with a write gate, if the dirty
     /// limit and the memory for LSNs allow; [`Self::wait_for_room`] waits for the former. Waits for
     /// a write-out of the folio in flight (WRITEBACK-3).
     pub(crate) fn try_mark_dirty(
         &self,
         folio: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
-        lsn: Option<u64>,
+        change: Option<ChangeLsn>,
     ) -> std::result::Result<(), NoRoom> {
         let room = self.make_room(locked)?;
-        if lsn.is_some_and(|lsn| !self.try_add_lsn(folio.id(), lsn)) {
+        if change.is_some_and(|change| !self.try_add_lsn(folio.id(), change)) {
             return Err(NoRoom::Lsns);
         }
         room.mark_dirty(folio, locked);

@@ -9,7 +9,7 @@ use super::world::{FOLIO, model_bounded, one_folio, spawn};
 use crate::page::{FolioRef, Folios};
 use crate::sync::{AtomicU64, Ordering};
 use crate::writeback::dirty::{DirtyList, NotBegun};
-use crate::writeback::lsns::{KnownDurable, UNCOMMITTED};
+use crate::writeback::lsns::{ChangeLsn, KnownDurable, UNCOMMITTED};
 use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
 
@@ -53,9 +53,23 @@ impl Engine {
         let folio = self.folio();
         let locked = folio.lock();
         locked.flags.wait_for_writeback();
-        assert!(self.list.with_lsns(|lsns| lsns.add(FOLIO, lsn)), "there is room");
+        assert!(
+            self.list.with_lsns(|lsns| lsns.add(FOLIO, ChangeLsn::Known(lsn))),
+            "there is room"
+        );
         self.list.mark(&self.folios, FOLIO);
         self.memory.store(lsn, Ordering::Relaxed);
+    }
+
+    /// GATE-P1..P5. The pin gets no LSN.
+    fn pin(&self, written: u64) {
+        let folio = self.folio();
+        let locked = folio.lock();
+        locked.flags.wait_for_writeback();
+        assert!(self.list.with_lsns(|lsns| lsns.add(FOLIO, ChangeLsn::Pinned)), "there is room");
+        self.list.mark(&self.folios, FOLIO);
+        self.memory.store(written, Ordering::Relaxed);
+        self.list.with_lsns(|lsns| lsns.end_pin(FOLIO, true));
     }
 
     /// Stands for `make_durable`, and for the thread that called it.
@@ -155,5 +169,26 @@ fn loom_gate_an_uncommitted_page_stays() {
         engine.flush_log(5);
         assert!(engine.write_out());
         assert_eq!(engine.device.load(Ordering::Relaxed), 5);
+    });
+}
+
+/// A page with a pending LSN is written out while a pin changes it and is dropped without an LSN.
+/// Dies with: GATE-P4 after GATE-P5; an `end_pin` that forgets the change.
+#[test]
+fn loom_gate_a_pin_without_an_lsn_stays() {
+    model_bounded(3, || {
+        let engine = Engine::new(0);
+        engine.write(1);
+        engine.flush_log(1);
+        let pinned = spawn(&engine, |engine: &Engine| engine.pin(9));
+        engine.write_out();
+        engine.write_out();
+        pinned.join().unwrap();
+        assert!(!engine.write_out(), "the change has no log record");
+        assert!(engine.device.load(Ordering::Relaxed) <= 1);
+        engine.list.with_lsns(|lsns| lsns.commit(FOLIO, 9));
+        engine.flush_log(9);
+        assert!(engine.write_out());
+        assert_eq!(engine.device.load(Ordering::Relaxed), 9);
     });
 }

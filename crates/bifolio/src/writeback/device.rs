@@ -53,12 +53,19 @@ impl Refusal {
         let (lsn, held_bytes) = (self.held.lsn, self.held_bytes);
         let reason = match (lsn, &self.cause) {
             (_, Some(cause)) => format!("it cannot make LSN {lsn} durable: {cause}"),
-            (UNCOMMITTED, None) => {
-                "they are not committed (LSN u64::MAX, GatedFile::assign_lsn)".to_owned()
-            }
+            (UNCOMMITTED, None) => "they are not committed: written with LSN u64::MAX, or by a \
+                                    PageRefMut that got no LSN (GatedFile::assign_lsn)"
+                .to_owned(),
             (_, None) => format!("LSN {lsn} is not durable yet"),
         };
-        let text = format!("the write gate holds back {held_bytes} bytes: {reason}");
+        let pinned_bytes = self.held_bytes / self.held.folios.max(1) * self.held.pinned;
+        let pinned = match pinned_bytes {
+            0 => String::new(),
+            bytes => format!(
+                "; {bytes} of them are in a PageRefMut that has no LSN yet (PageRefMut::assign_lsn)"
+            ),
+        };
+        let text = format!("the write gate holds back {held_bytes} bytes: {reason}{pinned}");
         let error = Error::new(ErrorKind::Gated, text).in_file(self.file.clone());
         match &self.cause {
             Some(cause) => error.because(Arc::clone(cause)),

@@ -16,7 +16,27 @@
 //!
 //! O3 comes before W1, or after W5. Before W1, the writer waits at W1 until the bytes were read,
 //! since the folio is writing. After W5, O3 finds the LSN of W2. The LSN of O1 only grows, so an
-//! older value is safe. A `PageRefMut` holds the lock from W1 to W5, and may add LSNs at any time.
+//! older value is safe.
+//!
+//! A `PageRefMut` is a writer whose LSN follows the change. It holds the folio lock from W1 to W5:
+//!
+//! ```text
+//!  PIN                                         SYNC, which finds the folio locked
+//!  P1 lock the folio; wait for its write-out   S1 wait for the folio lock; after 10 s: pinned?
+//!  P2 under the lock of the dirty list: note      then it is held back
+//!     that the folio is pinned
+//!  P3 mark the folio dirty, change the bytes
+//!  P4 under the lock of the dirty list: not
+//!     pinned any more, and add its LSN; or,
+//!     dropped without one: not committed,
+//!     unless the bytes cannot have changed
+//!  P5 unlock the folio
+//! ```
+//!
+//! So O3 finds the LSN of P4, or that the folio is not committed, however the pin ended: only a
+//! leak never gets there, and it keeps the lock. A folio that is not committed stays so until
+//! `GatedFile::assign_lsn`, or until it is discarded or truncated: the LSN of a later pin does not
+//! replace it.
 //!
 //! CALLS OF THE GATE. The flusher and reclaim never call it: they use the durable LSN that a
 //! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
@@ -31,14 +51,14 @@
 use super::ALL_BYTES;
 use super::device::{Device, Refusal};
 use super::flusher::Flusher;
-use super::lsns::{HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
+use super::lsns::{ChangeLsn, HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::page::{FolioId, PAGE_BYTES};
+use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, blocking};
 use crate::sys::process::OwnedThread;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -280,6 +300,23 @@ impl Gate {
         self.make_durable(inode.address, lsn, || inode.count_gate_call())
     }
 
+    /// Locks a folio for a patient write-out (GATE-S1). Returns `None` if a `PageRefMut` without an
+    /// LSN has kept the lock for `patience`.
+    pub(super) fn lock<'f>(
+        inode: &Inode,
+        folio: &FolioRef<'f>,
+        patience: Duration,
+    ) -> Option<LockedFolio<'f>> {
+        blocking::check_user("a folio lock");
+        let pinned_since = Cell::new(None);
+        folio.lock_while(&|| {
+            let is_pinned = inode.dirty.with_lsns(|lsns| lsns.is_pinned(folio.id()));
+            let since = is_pinned.then(|| pinned_since.get().unwrap_or_else(Instant::now));
+            pinned_since.set(since);
+            since.is_none_or(|since| since.elapsed() < patience)
+        })
+    }
+
     /// Makes the log durable for a folio that the caller has locked, so that it gets no further
     /// LSN, unless that failed before. Blocks for the gate.
     pub(super) fn open_for(&self, inode: &Inode, id: FolioId, opened: &mut Opened) {
@@ -347,7 +384,7 @@ impl Inode {
     /// Asks the gate in the background to let folios pass, and then writes them. Never waits.
     fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
         let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
-        let HeldBack { folios, lsn, highest } = held;
+        let HeldBack { folios, lsn, highest, .. } = held;
         let folios = if range.is_some() { 0 } else { folios };
         if highest == NO_LSN {
             return;
@@ -392,10 +429,10 @@ impl Inode {
         Ok(())
     }
 
-    /// GATE-W2: adds an LSN to a folio, which the caller has locked and marks dirty next. Returns
-    /// `false`, with nothing changed, if the table of LSNs must grow first.
-    pub(crate) fn try_add_lsn(&self, id: FolioId, lsn: u64) -> bool {
-        self.dirty.with_lsns(|lsns| lsns.add(id, lsn))
+    /// GATE-W2 and P2: adds a change to a folio, which the caller has locked and marks dirty next.
+    /// Returns `false`, with nothing changed, if the table of LSNs must grow first.
+    pub(crate) fn try_add_lsn(&self, id: FolioId, change: ChangeLsn) -> bool {
+        self.dirty.with_lsns(|lsns| lsns.add(id, change))
     }
 
     pub(crate) fn free_lsns(&self) {
@@ -418,7 +455,9 @@ impl Inode {
     /// committed, or it has failed since there were `failures`.
     pub(super) fn shut_gate(&self, device: &Device, failures: u64) -> Option<Error> {
         let own = self.held_back()?;
-        let is_shut = own.held.lsn == UNCOMMITTED || self.gate_failures() > failures;
+        // The LSN of a pin may follow.
+        let is_uncommitted = own.held.lsn == UNCOMMITTED && own.held.pinned == 0;
+        let is_shut = is_uncommitted || self.gate_failures() > failures;
         let held_bytes = || {
             let refusals = device.dirty_files().filter_map(|file| file.held_back());
             refusals.map(|refusal| refusal.held_bytes).sum::<u64>()
@@ -493,7 +532,7 @@ mod tests {
         let options = OpenOptions::new().read(true).write(true).create(true);
         let gate = Arc::new(Slow::default());
         let file = cache.open_gated(&path, &options, Arc::<Slow>::clone(&gate)).unwrap();
-        let device = file.handle.inode.device.clone().unwrap();
+        let device = file.unlogged().handle.inode.device.clone().unwrap();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 (0..64).for_each(|page| file.write_at(&[1; 8], page * PAGE_BYTES, 5).unwrap());

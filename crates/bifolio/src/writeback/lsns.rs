@@ -15,25 +15,42 @@ pub(crate) const NO_LSN: u64 = 0;
 
 const SLOTS_MIN: usize = 64;
 
+/// LSN of a change to a folio of a file with a write gate, as the folio becomes dirty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChangeLsn {
+    /// The LSN of a write.
+    Known(u64),
+    /// A `PageRefMut`, whose LSN follows: [`Lsns::log_pin`] or [`Lsns::end_pin`] must be called
+    /// before the folio lock is released.
+    Pinned,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct LsnSlot {
     /// [`NO_FOLIO`] in a vacant slot.
     folio: u32,
     /// Set while some of its changes are not committed, beside those that have an LSN.
     is_uncommitted: bool,
+    /// Set while a `PageRefMut` of the folio has no LSN.
+    is_pinned: bool,
     /// Lowest LSN of the folio's changes; [`UNCOMMITTED`] if none has an LSN.
     first: u64,
     /// Highest LSN of the folio's changes; [`NO_LSN`] if none has an LSN.
     highest: u64,
 }
 
-const VACANT: LsnSlot =
-    LsnSlot { folio: NO_FOLIO, is_uncommitted: false, first: UNCOMMITTED, highest: NO_LSN };
+const VACANT: LsnSlot = LsnSlot {
+    folio: NO_FOLIO,
+    is_uncommitted: false,
+    is_pinned: false,
+    first: UNCOMMITTED,
+    highest: NO_LSN,
+};
 
 impl LsnSlot {
     /// Returns the LSN that must be durable before the folio is written.
     fn lsn(&self) -> u64 {
-        if self.is_uncommitted { UNCOMMITTED } else { self.highest }
+        if self.is_uncommitted || self.is_pinned { UNCOMMITTED } else { self.highest }
     }
 }
 
@@ -59,6 +76,8 @@ impl KnownDurable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldBack {
     pub(crate) folios: u64,
+    /// Those of them with a `PageRefMut` that has no LSN.
+    pub(crate) pinned: u64,
     /// Lowest of the folios' highest LSNs: the first folio may pass once that is durable.
     pub(crate) lsn: u64,
     /// Highest of those LSNs except [`UNCOMMITTED`], to let all folios pass; [`NO_LSN`] if none.
@@ -67,13 +86,19 @@ pub(crate) struct HeldBack {
 
 impl HeldBack {
     pub(super) fn one(lsn: u64) -> Self {
-        Self { folios: 1, lsn, highest: if lsn == UNCOMMITTED { NO_LSN } else { lsn } }
+        let highest = if lsn == UNCOMMITTED { NO_LSN } else { lsn };
+        Self { folios: 1, pinned: 0, lsn, highest }
+    }
+
+    pub(super) fn one_pinned() -> Self {
+        Self { pinned: 1, ..Self::one(UNCOMMITTED) }
     }
 
     pub(crate) fn sum(one: Option<Self>, two: Option<Self>) -> Option<Self> {
         let (Some(a), Some(b)) = (one, two) else { return one.or(two) };
         let (lsn, highest) = (a.lsn.min(b.lsn), a.highest.max(b.highest));
-        Some(Self { folios: a.folios + b.folios, lsn, highest })
+        let (folios, pinned) = (a.folios + b.folios, a.pinned + b.pinned);
+        Some(Self { folios, pinned, lsn, highest })
     }
 }
 
@@ -146,14 +171,22 @@ impl Lsns {
         Some(&self.slots[self.find(id.0)]).filter(|slot| slot.folio != NO_FOLIO)
     }
 
+    fn slot_mut(&mut self, id: FolioId) -> Option<&mut LsnSlot> {
+        if self.used == 0 {
+            return None;
+        }
+        let at = self.find(id.0);
+        Some(&mut self.slots[at]).filter(|slot| slot.folio != NO_FOLIO)
+    }
+
     /// Returns the highest LSN of a folio; [`NO_LSN`] if it has none.
     pub(crate) fn highest_of(&self, id: FolioId) -> u64 {
         self.slot(id).map_or(NO_LSN, LsnSlot::lsn)
     }
 
-    /// Adds an LSN to a folio. Returns `false`, with nothing changed, if the table must grow first.
-    /// With [`NO_LSN`], only makes sure that an LSN can be added later.
-    pub(crate) fn add(&mut self, id: FolioId, lsn: u64) -> bool {
+    /// Adds a change to a folio, which the caller has locked. Returns `false`, with nothing
+    /// changed, if the table must grow first.
+    pub(crate) fn add(&mut self, id: FolioId, change: ChangeLsn) -> bool {
         if self.slot(id).is_none() {
             if self.slots_wanted().is_some() {
                 return false;
@@ -164,23 +197,47 @@ impl Lsns {
         }
         let at = self.find(id.0);
         let slot = &mut self.slots[at];
-        if lsn == UNCOMMITTED {
-            slot.is_uncommitted = true;
-        } else if lsn != NO_LSN {
-            slot.first = slot.first.min(lsn);
-            slot.highest = slot.highest.max(lsn);
-            self.highest = self.highest.max(lsn);
+        match change {
+            ChangeLsn::Pinned => slot.is_pinned = true,
+            ChangeLsn::Known(NO_LSN) => {}
+            ChangeLsn::Known(UNCOMMITTED) => slot.is_uncommitted = true,
+            ChangeLsn::Known(lsn) => {
+                slot.first = slot.first.min(lsn);
+                slot.highest = slot.highest.max(lsn);
+                self.highest = self.highest.max(lsn);
+            }
         }
         true
     }
 
     /// Replaces [`UNCOMMITTED`] by `lsn`, if the folio has it. LSNs of other changes stay.
     pub(crate) fn commit(&mut self, id: FolioId, lsn: u64) {
-        if self.highest_of(id) == UNCOMMITTED {
-            let at = self.find(id.0);
-            self.slots[at].is_uncommitted = false;
-            self.add(id, lsn);
+        if let Some(slot) = self.slot_mut(id).filter(|slot| slot.is_uncommitted) {
+            slot.is_uncommitted = false;
+            self.add(id, ChangeLsn::Known(lsn));
         }
+    }
+
+    /// Gives the changes through the `PageRefMut` of a folio their LSN.
+    pub(crate) fn log_pin(&mut self, id: FolioId, lsn: u64) {
+        if let Some(slot) = self.slot_mut(id) {
+            slot.is_pinned = false;
+        }
+        let has_room = self.add(id, ChangeLsn::Known(lsn));
+        assert!(has_room, "a pin of a gated file keeps room for its LSN");
+    }
+
+    /// Ends a `PageRefMut` that got no LSN. If it `has_changed` the folio, that is not committed.
+    pub(crate) fn end_pin(&mut self, id: FolioId, has_changed: bool) {
+        if let Some(slot) = self.slot_mut(id) {
+            slot.is_pinned = false;
+            slot.is_uncommitted |= has_changed;
+        }
+    }
+
+    /// Returns `true` while a `PageRefMut` of the folio has no LSN.
+    pub(crate) fn is_pinned(&self, id: FolioId) -> bool {
+        self.slot(id).is_some_and(|slot| slot.is_pinned)
     }
 
     /// Removes the entry of a folio whose write-out has succeeded.
@@ -231,8 +288,12 @@ impl Lsns {
     /// Returns the folios that must not be written while the log is durable up to `durable`.
     pub(crate) fn held_back(&self, durable: u64) -> Option<HeldBack> {
         let used = self.slots.iter().filter(|slot| slot.folio != NO_FOLIO);
-        let held = used.map(LsnSlot::lsn).filter(|lsn| !may_pass(*lsn, durable));
-        held.fold(None, |sum, lsn| HeldBack::sum(sum, Some(HeldBack::one(lsn))))
+        let held = used.filter(|slot| !may_pass(slot.lsn(), durable));
+        let one = |slot: &LsnSlot| match slot.is_pinned {
+            true => HeldBack::one_pinned(),
+            false => HeldBack::one(slot.lsn()),
+        };
+        held.fold(None, |sum, slot| HeldBack::sum(sum, Some(one(slot))))
     }
 
     pub(crate) fn begin_flush(&mut self) {
@@ -276,7 +337,7 @@ mod tests {
                     if let Some(slots) = lsns.slots_wanted() {
                         lsns.grow(slots);
                     }
-                    assert!(lsns.add(id, lsn));
+                    assert!(lsns.add(id, ChangeLsn::Known(lsn)));
                     let (first, highest) = map.entry(id.0).or_insert((u64::MAX, 0));
                     (*first, *highest) = ((*first).min(lsn), (*highest).max(lsn));
                 }
@@ -292,7 +353,7 @@ mod tests {
         let lowest = held.clone().map(|(_, highest)| *highest).min().unwrap();
         let folios = held.count() as u64;
         let highest = lsns.highest_above(0);
-        assert_eq!(lsns.held_back(500), Some(HeldBack { folios, lsn: lowest, highest }));
+        assert_eq!(lsns.held_back(500), Some(HeldBack { folios, pinned: 0, lsn: lowest, highest }));
         map.keys().for_each(|id| assert!(lsns.remove(FolioId(*id)).is_some()));
         assert_eq!((lsns.highest_above(0), lsns.oldest(), lsns.held_back(0)), (0, None, None));
         assert!(lsns.shrink() >= 300 && lsns.slots() == 0);
@@ -301,11 +362,11 @@ mod tests {
     #[test]
     fn a_full_table_refuses_only_new_folios() {
         let mut lsns = Lsns::default();
-        assert!(!lsns.add(FolioId(1), 5));
+        assert!(!lsns.add(FolioId(1), ChangeLsn::Known(5)));
         lsns.grow(lsns.slots_wanted().unwrap());
-        let count = (1..).take_while(|id| lsns.add(FolioId(*id), 5)).count();
+        let count = (1..).take_while(|id| lsns.add(FolioId(*id), ChangeLsn::Known(5))).count();
         assert_eq!(count, 48);
-        assert!(lsns.add(FolioId(1), 9));
+        assert!(lsns.add(FolioId(1), ChangeLsn::Known(9)));
         assert_eq!((lsns.highest_of(FolioId(1)), lsns.highest_above(0)), (9, 9));
     }
 
@@ -314,7 +375,7 @@ mod tests {
         let mut lsns = Lsns::default();
         lsns.grow(64);
         let id = FolioId(3);
-        assert!(lsns.add(id, UNCOMMITTED) && lsns.add(id, 4));
+        assert!(lsns.add(id, ChangeLsn::Known(UNCOMMITTED)) && lsns.add(id, ChangeLsn::Known(4)));
         let lsns_of = (lsns.highest_of(id), lsns.highest_above(0), lsns.oldest());
         assert_eq!(lsns_of, (UNCOMMITTED, 4, Some(4)));
         assert!(!may_pass(lsns.highest_of(id), u64::MAX));
@@ -322,16 +383,45 @@ mod tests {
         lsns.commit(id, 5);
         assert_eq!((lsns.highest_of(id), lsns.oldest()), (7, Some(4)));
         // A change with a higher LSN than the commit keeps it.
-        assert!(lsns.add(id, UNCOMMITTED) && lsns.add(id, 9));
+        assert!(lsns.add(id, ChangeLsn::Known(UNCOMMITTED)) && lsns.add(id, ChangeLsn::Known(9)));
         lsns.commit(id, 8);
         assert_eq!(lsns.highest_of(id), 9);
+    }
+
+    #[test]
+    fn a_pin_without_an_lsn_is_not_committed_if_it_changed_the_folio() {
+        let mut lsns = Lsns::default();
+        lsns.grow(64);
+        let id = FolioId(3);
+        let pin = |lsns: &mut Lsns| assert!(lsns.add(id, ChangeLsn::Pinned));
+        assert!(lsns.add(id, ChangeLsn::Known(4)));
+        pin(&mut lsns);
+        let held = HeldBack { folios: 1, pinned: 1, lsn: UNCOMMITTED, highest: NO_LSN };
+        assert_eq!((lsns.is_pinned(id), lsns.held_back(9)), (true, Some(held)));
+        lsns.log_pin(id, 7);
+        assert_eq!((lsns.is_pinned(id), lsns.highest_of(id), lsns.oldest()), (false, 7, Some(4)));
+        pin(&mut lsns);
+        lsns.end_pin(id, false);
+        assert_eq!(lsns.highest_of(id), 7);
+        pin(&mut lsns);
+        lsns.end_pin(id, true);
+        assert_eq!((lsns.is_pinned(id), lsns.highest_of(id)), (false, UNCOMMITTED));
+        // The LSN of a later pin is not that of this change.
+        pin(&mut lsns);
+        lsns.log_pin(id, 8);
+        assert_eq!(lsns.highest_of(id), UNCOMMITTED);
+        lsns.commit(id, 6);
+        assert_eq!((lsns.highest_of(id), lsns.oldest()), (8, Some(4)));
     }
 
     #[test]
     fn a_written_folio_counts_as_oldest_until_a_flush_succeeds() {
         let mut lsns = Lsns::default();
         lsns.grow(64);
-        assert!(lsns.add(FolioId(1), 10) && lsns.add(FolioId(2), 20));
+        assert!(
+            lsns.add(FolioId(1), ChangeLsn::Known(10))
+                && lsns.add(FolioId(2), ChangeLsn::Known(20))
+        );
         lsns.note_written(FolioId(1));
         assert_eq!(lsns.oldest(), Some(10));
         lsns.begin_flush();

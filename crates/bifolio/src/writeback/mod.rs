@@ -49,7 +49,7 @@ pub(crate) use flush::Flushes;
 pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
 pub use gate::WriteGate;
 pub(crate) use gate::{Gate, is_inside_any};
-pub(crate) use lsns::NO_LSN;
+pub(crate) use lsns::{ChangeLsn, NO_LSN};
 pub(crate) use sync::{CheckpointMark, ErrorCursor, WriteErrors};
 pub(crate) use throttle::DirtyPages;
 

@@ -22,8 +22,9 @@ use std::io::ErrorKind::TimedOut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Upper bound on the time that a writer waits for a device that does not answer.
-const STALL_MAX: Duration = Duration::from_secs(10);
+/// Upper bound on the time that a writer waits for a device that does not answer, and a sync for a
+/// pin that does not end.
+pub(super) const STALL_MAX: Duration = Duration::from_secs(10);
 /// Interval at which a waiting writer requests another flusher round.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 

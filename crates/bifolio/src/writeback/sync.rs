@@ -8,7 +8,9 @@ use super::batch::{Added, Progress, WriteBatch, Written};
 use super::device::Refusal;
 use super::dirty::{DirtyFolios, Walk};
 use super::flush::Wants;
-use super::gate::Opened;
+use super::gate::{Gate, Opened};
+use super::lsns::HeldBack;
+use super::room::STALL_MAX;
 use super::{ALL_BYTES, ALL_PAGES};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -135,7 +137,8 @@ impl Inode {
         self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX)
     }
 
-    /// Writes out busy folios one by one, and has the log made durable for each.
+    /// Writes out busy folios one by one, and has the log made durable for each. Those that a
+    /// `PageRefMut` without an LSN keeps locked are held back.
     fn write_out_busy<'a>(
         &'a self,
         busy: Vec<FolioRef<'a>>,
@@ -143,11 +146,20 @@ impl Inode {
         opened: &mut Opened,
     ) -> Written {
         let mut total = Written::default();
+        let mut patience = STALL_MAX;
         for folio in busy {
-            let locked = folio.lock();
+            let gate = self.gate.get();
+            let locked =
+                gate.map_or_else(|| Some(folio.lock()), |_| Gate::lock(self, &folio, patience));
+            let Some(locked) = locked else {
+                total.held = HeldBack::sum(total.held, Some(HeldBack::one_pinned()));
+                // The write-out fails already.
+                patience = Duration::ZERO;
+                continue;
+            };
             // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
-            if let Some(it) = self.gate.get() {
+            if let Some(it) = gate {
                 it.open_for(self, folio.id(), opened);
             }
             let mut batch = WriteBatch::new(self, within.clone());

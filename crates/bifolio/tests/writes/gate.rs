@@ -4,7 +4,7 @@
 //! Longer than 600 lines because most tests share `Log`, the gate that they control.
 
 use crate::support::{PAGE, error_of, files_can_be_mapped, mappable, writable};
-use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, GatedFile, WriteGate};
+use bifolio::{Cache, CacheBuilder, Error, ErrorKind, File, GatedFile, PageRefMut, WriteGate};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -108,7 +108,7 @@ fn the_flusher_asks_for_the_log_and_then_writes() {
     let asked = log.asked();
     assert!(asked.windows(2).all(|pair| pair[0] < pair[1]), "{asked:?}");
     assert!(asked.len() <= 2 && asked.ends_with(&[9]), "{asked:?}");
-    assert!(cache.stats().gate_asks >= 1);
+    assert_eq!(cache.stats().gate_asks, asked.len() as u64);
 }
 
 #[test]
@@ -116,11 +116,11 @@ fn write_out_of_a_range_follows_once_the_gate_opens() {
     let log = Log::new();
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
     file.write_at(&[1; 8], 0, 3).unwrap();
-    file.write_all_at(&[2; 8], 2 * PAGE).unwrap();
+    file.unlogged().write_all_at(&[2; 8], 2 * PAGE).unwrap();
     file.write_out(0..PAGE).unwrap();
     wait_until(|| storage.bytes()[0] == 1);
     assert_eq!((log.asked(), cache.stats().device_flushes), (vec![3], 0));
-    assert_eq!(file.residency(0..3 * PAGE).unwrap().dirty, 1, "outside of the range");
+    assert_eq!(file.unlogged().residency(0..3 * PAGE).unwrap().dirty, 1, "outside of the range");
 }
 
 #[test]
@@ -200,11 +200,154 @@ fn a_pin_gets_its_lsn_after_the_change() {
     pin.copy_from(0, b"changed!");
     pin.assign_lsn(11);
     drop(pin);
-    // A pin without one changes nothing.
+    // A pin that changed nothing needs none.
     drop(file.pin_mut(0..8).unwrap());
     assert_eq!(file.oldest_dirty_lsn(), Some(11));
     file.sync_data().unwrap();
     assert_eq!(log.asked(), [11]);
+}
+
+/// Changes the first bytes of a page through a pin.
+fn change(pin: &mut PageRefMut<'_, GatedFile>) {
+    pin.copy_from(0, b"changed!");
+}
+
+#[test]
+fn a_pin_dropped_without_an_lsn_is_held_back_until_it_gets_one() {
+    let log = Log::new();
+    let (cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_at(&[1; 8], 0, 5).unwrap();
+    change(&mut file.pin_mut(0..8).unwrap());
+    let error = error_of(file.sync_data(), &["4096 bytes", "not committed", "PageRefMut"]);
+    assert_eq!(error.kind(), ErrorKind::Gated);
+    assert_eq!((storage.bytes()[0], file.oldest_dirty_lsn()), (0, Some(5)));
+    // The LSN of a later change does not cover it.
+    let mut pin = file.pin_mut(8..16).unwrap();
+    change(&mut pin);
+    pin.assign_lsn(8);
+    drop(pin);
+    assert_eq!(file.sync_data().unwrap_err().kind(), ErrorKind::Gated);
+    assert_eq!(cache.close().unwrap_err().kind(), ErrorKind::Close);
+    file.assign_lsn(0..8, 7).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!((log.asked().last(), storage.bytes()[0]), (Some(&8), b'c'));
+}
+
+#[test]
+fn a_panic_under_a_pin_leaves_its_page_behind_the_gate() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut pin = file.pin_mut(0..8).unwrap();
+        change(&mut pin);
+        panic!("before the record is appended");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(file.sync_data().unwrap_err().kind(), ErrorKind::Gated);
+    assert_eq!(file.unlogged().sync_range(0..8).unwrap_err().kind(), ErrorKind::Gated);
+    assert_eq!(storage.bytes()[0], 0);
+    file.discard_dirty().unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(storage.bytes()[0], 0);
+}
+
+#[test]
+fn a_pin_without_an_lsn_in_another_thread_ends_a_sync_with_an_error() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    file.write_at(&[2; 8], PAGE, 5).unwrap();
+    let mut pin = file.pin_mut(0..8).unwrap();
+    change(&mut pin);
+    let sync = || file.sync_data().unwrap_err();
+    assert_eq!(sync().kind(), ErrorKind::PinnedByCaller);
+    let error = thread::scope(|scope| scope.spawn(sync).join().unwrap());
+    assert_eq!(error.kind(), ErrorKind::Gated);
+    let told = "4096 of them are in a PageRefMut that has no LSN yet";
+    assert!(error.to_string().contains(told), "{error}");
+    assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2), "others are written");
+    pin.assign_lsn(9);
+    drop(pin);
+    file.sync_data().unwrap();
+    assert_eq!(storage.bytes()[0], b'c');
+}
+
+#[test]
+fn a_leaked_pin_without_an_lsn_ends_a_sync_with_an_error() {
+    let log = Log::new();
+    let (_cache, file, storage) = gated(quiet(1 << 20), &log);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut pin = file.pin_mut(0..8).unwrap();
+            change(&mut pin);
+            std::mem::forget(pin);
+        });
+    });
+    assert_eq!(file.sync_data().unwrap_err().kind(), ErrorKind::Gated);
+    assert_eq!(storage.bytes()[0], 0);
+    // The lock is held for ever, which a drop of the file would wait for.
+    std::mem::forget(file);
+    std::mem::forget(_cache);
+}
+
+#[test]
+fn writers_behind_pins_without_lsns_are_told_of_them() {
+    let log = Log::new();
+    let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
+    file.unlogged().set_len(2 << 20).unwrap();
+    let pin =
+        |page: u64| file.pin_mut(page * PAGE..(page + 1) * PAGE).map(|mut it| change(&mut it));
+    let error = (0..512).find_map(|page| pin(page).err()).unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unwritable, "{error:?}");
+    assert!(error.to_string().contains("PageRefMut that got no LSN"), "{error}");
+    file.assign_lsn(0..2 << 20, 3).unwrap();
+    file.sync_data().unwrap();
+}
+
+#[test]
+fn pages_without_an_lsn_can_be_cut_off() {
+    let log = Log::new();
+    let (cache, file, storage) = gated(quiet(1 << 20), &log);
+    change(&mut file.pin_mut(0..8).unwrap());
+    file.unlogged().set_len(0).unwrap();
+    file.sync_data().unwrap();
+    assert!(storage.bytes().is_empty() && cache.stats().dirty_bytes == 0);
+}
+
+#[test]
+fn changes_without_a_number_need_to_be_unlogged() {
+    let log = Log::new();
+    log.fails.store(true, Ordering::Relaxed);
+    let cache = quiet(1 << 20).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tree");
+    let options = writable().create(true);
+    let earlier = cache.open(&path, &options).unwrap();
+    earlier.write_all_at(&[1; PAGE as usize], 0).unwrap();
+    earlier.sync_data().unwrap();
+    let gated = cache.open_gated(&path, &options, log).unwrap();
+    let later = cache.open(&path, &options).unwrap();
+    for file in [earlier, later] {
+        let refused = [
+            file.write_all_at(b"x", 0),
+            file.append(b"x").map(drop),
+            file.pin_mut(0..8).map(drop),
+            file.set_len(1),
+            file.punch_hole(0..8),
+            file.zero_range(0..8),
+            file.allocate(0..2 * PAGE),
+            cache.open(&path, &options.clone().truncate(true)).map(drop),
+        ];
+        for answer in refused {
+            let error = error_of(answer, &["GatedFile"]);
+            assert_eq!(error.kind(), ErrorKind::GateMisuse, "{error:?}");
+        }
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!((bytes, file.len()), ([1; 8], PAGE));
+    }
+    gated.unlogged().write_all_at(b"x", 0).unwrap();
+    gated.sync_data().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[..2], [b'x', 1]);
 }
 
 #[test]
@@ -219,7 +362,7 @@ fn an_uncommitted_page_is_not_written_and_the_sync_says_so() {
     assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2));
     // A page with several changes keeps the highest until it is committed.
     file.write_at(&[3; 8], 8, 6).unwrap();
-    assert!(file.sync_range(0..8).is_err());
+    assert!(file.unlogged().sync_range(0..8).is_err());
     file.assign_lsn(0..8, 7).unwrap();
     file.sync_data().unwrap();
     assert_eq!(storage.bytes()[..16], [1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3]);
@@ -232,7 +375,7 @@ fn a_failing_gate_keeps_pages_dirty_and_its_error_is_returned() {
     log.fails.store(true, Ordering::Relaxed);
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
     file.write_at(&[1; 8], 0, 5).unwrap();
-    file.write_all_at(&[2; 8], PAGE).unwrap();
+    file.unlogged().write_all_at(&[2; 8], PAGE).unwrap();
     let error = error_of(file.sync_data(), &["LSN 5", "No space left"]);
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2), "others are written");
@@ -250,7 +393,7 @@ fn a_file_closed_behind_its_gate_is_kept_until_it_opens() {
     log.fails.store(true, Ordering::Relaxed);
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
     file.write_at(&[1; 8], 0, 5).unwrap();
-    let error = error_of(File::from(file).close(), &["LSN 5 "]);
+    let error = error_of(file.close(), &["LSN 5 "]);
     assert_eq!(error.kind(), ErrorKind::Gated);
     assert_eq!((storage.bytes()[0], cache.stats().dirty_bytes), (0, PAGE));
     log.fails.store(false, Ordering::Relaxed);
@@ -419,7 +562,7 @@ fn a_gate_that_panics_is_a_gate_that_fails() {
     wait_until(|| cache.stats().gate_asks > 1);
     assert_eq!(storage.bytes()[0], 0);
     // Another gate for the same log takes over.
-    let file = GatedFile::new(File::clone(&file), Log::new()).unwrap();
+    let file = GatedFile::new(file.unlogged().clone(), Log::new()).unwrap();
     file.sync_data().unwrap();
 }
 
@@ -450,9 +593,9 @@ fn a_truncation_forgets_the_lsns_of_what_it_removes() {
     let (cache, file, storage) = gated(quiet(1 << 20), &log);
     file.write_at(&[1; 8], 0, 3).unwrap();
     file.write_at(&[1; 8], 2 * PAGE, 2).unwrap();
-    file.set_len(PAGE).unwrap();
+    file.unlogged().set_len(PAGE).unwrap();
     assert_eq!((file.oldest_dirty_lsn(), cache.stats().dirty_bytes), (Some(3), PAGE));
-    file.set_len(0).unwrap();
+    file.unlogged().set_len(0).unwrap();
     file.sync_data().unwrap();
     assert!(storage.bytes().is_empty() && log.asked().is_empty());
 }
@@ -463,7 +606,7 @@ fn a_sync_does_not_wait_for_the_lsn_of_a_page_that_was_cut_off() {
     let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
     file.write_at(&[1; 8], 0, 3).unwrap();
     file.write_at(&[1; 8], 2 * PAGE, 9).unwrap();
-    file.set_len(PAGE).unwrap();
+    file.unlogged().set_len(PAGE).unwrap();
     file.sync_data().unwrap();
     assert_eq!(log.asked(), [3]);
 }
@@ -511,7 +654,7 @@ fn lsns_are_charged_to_the_bound_and_given_back() {
     let builder = quiet(32 << 20).dirty_background(16 << 20).dirty_max(16 << 20);
     let (cache, file, _storage) = gated(builder.populate(true), &log);
     // The tables of the file are charged first.
-    (0..PAGES).for_each(|page| file.write_all_at(&[1; 8], page * PAGE).unwrap());
+    (0..PAGES).for_each(|page| file.unlogged().write_all_at(&[1; 8], page * PAGE).unwrap());
     let before = cache.stats().metadata_bytes;
     (0..PAGES).for_each(|page| file.write_at(&[1; 8], page * PAGE, 5).unwrap());
     let charged = cache.stats().metadata_bytes - before;
@@ -541,7 +684,7 @@ fn an_abort_keeps_the_lsn_of_the_change_before_it() {
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
     file.write_at(&[1; 8], 0, 5).unwrap();
     file.write_at(&[2; 8], 0, u64::MAX).unwrap();
-    file.write_all_at(&[1; 8], 0).unwrap();
+    file.unlogged().write_all_at(&[1; 8], 0).unwrap();
     file.assign_lsn(0..8, 0).unwrap();
     assert_eq!(error_of(file.sync_data(), &["LSN 5 "]).kind(), ErrorKind::Gated);
     assert_eq!(storage.bytes()[0], 0);
@@ -596,10 +739,10 @@ fn a_sync_of_a_range_that_is_held_back_keeps_the_length() {
     let (_cache, file, storage) = gated(quiet(1 << 20), &log);
     let before = storage.bytes().len();
     let position = file.append(&[1; 8], u64::MAX).unwrap();
-    assert!(file.sync_range(position..position + 8).is_err());
+    assert!(file.unlogged().sync_range(position..position + 8).is_err());
     assert_eq!(storage.bytes().len(), before);
     file.assign_lsn(position..position + 8, 0).unwrap();
-    file.sync_range(position..position + 8).unwrap();
+    file.unlogged().sync_range(position..position + 8).unwrap();
     assert_eq!(storage.bytes().len() as u64, position + 8);
 }
 
