@@ -1,33 +1,34 @@
 //! The class `Cache`: a bound, its files, its counters.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bifolio::OpenOptions;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::error::exception;
+use crate::error::{Failure, exception_of};
 use crate::file::File;
+use crate::shared::Shared;
 
 /// A cache with a bound on memory, in bytes.
 #[derive(Debug)]
 #[pyclass(frozen, module = "bifolio._core")]
 pub(crate) struct Cache {
     /// `None` only while it is dropped.
-    cache: Option<bifolio::Cache>,
-    /// The process that built it.
-    process: u32,
+    parts: Option<(bifolio::Cache, Arc<Shared>)>,
 }
 
 impl Cache {
-    fn get(&self) -> &bifolio::Cache {
-        self.cache.as_ref().expect("a cache until it is dropped")
+    fn get(&self) -> &(bifolio::Cache, Arc<Shared>) {
+        self.parts.as_ref().expect("a cache until it is dropped")
     }
 }
 
 /// How a file is opened.
-#[derive(Debug, FromPyObject)]
+#[derive(Clone, Copy, Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct Access {
     write: bool,
@@ -38,29 +39,51 @@ struct Access {
 
 #[pymethods]
 impl Cache {
+    /// Builds a cache. `parent` is the same cache in the parent process, for a forked child.
     #[new]
-    fn new(py: Python<'_>, memory: u64, dirty_age_seconds: f64) -> PyResult<Self> {
+    #[pyo3(signature = (memory, dirty_age_seconds, parent=None))]
+    fn new(
+        py: Python<'_>,
+        memory: u64,
+        dirty_age_seconds: f64,
+        parent: Option<&Bound<'_, Self>>,
+    ) -> PyResult<Self> {
         let age = Duration::try_from_secs_f64(dirty_age_seconds)
-            .map_err(|_| pyo3::exceptions::PyValueError::new_err("an age is not negative"))?;
+            .map_err(|_| PyValueError::new_err("the age of writes is a number of seconds"))?;
         let builder = bifolio::Cache::builder().memory(memory).dirty_age_max(age);
-        let cache = py.detach(|| builder.build()).map_err(|error| exception(&error))?;
-        Ok(Self { cache: Some(cache), process: std::process::id() })
+        let cache = py.detach(|| builder.build()).map_err(Failure::from)?;
+        let shared = Shared::new(py, parent.map(|parent| &*parent.get().get().1));
+        Ok(Self { parts: Some((cache, shared)) })
     }
 
     /// Opens a file: `access` has the keys `write`, `create`, `create_new` and `truncate`.
     fn open(&self, py: Python<'_>, path: PathBuf, access: Access) -> PyResult<File> {
+        let (cache, shared) = self.get();
+        let name = path.display().to_string();
+        // Not truncated by the open, so that all handles of the file learn of it.
         let options = OpenOptions::new()
             .write(access.write)
             .create(access.create)
-            .create_new(access.create_new)
-            .truncate(access.truncate);
-        let file = py.detach(|| self.get().open(path, &options));
-        file.map(File::new).map_err(|error| exception(&error))
+            .create_new(access.create_new);
+        let file = py.detach(|| cache.open(path, &options)).map_err(Failure::from)?;
+        let added = shared.add(py, &file, access.write, access.truncate, &name);
+        let inode = match added {
+            Ok(inode) => inode,
+            Err(failure) => {
+                py.detach(|| drop(file));
+                return Err(failure.into());
+            }
+        };
+        let file = File::new(file, inode, Arc::clone(shared), access.write, name);
+        if access.truncate {
+            file.truncate(py)?;
+        }
+        Ok(file)
     }
 
     /// Returns all counters and levels by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = py.detach(|| self.get().stats());
+        let stats = py.detach(|| self.get().0.stats());
         let all = PyDict::new(py);
         for (name, value) in stats.counts().into_iter().chain(stats.levels()) {
             all.set_item(name, value)?;
@@ -71,29 +94,53 @@ impl Cache {
 
     /// Changes the bound, bytes.
     fn set_memory(&self, py: Python<'_>, bytes: u64) -> PyResult<()> {
-        py.detach(|| self.get().set_memory(bytes)).map_err(|error| exception(&error))
+        Ok(py.detach(|| self.get().0.set_memory(bytes)).map_err(Failure::from)?)
     }
 
     /// Evicts the clean pages of all files. Returns the number of folios evicted.
     fn evict_all(&self, py: Python<'_>) -> PyResult<u64> {
-        let evicted = py.detach(|| self.get().evict_all()).map_err(|error| exception(&error))?;
+        let evicted = py.detach(|| self.get().0.evict_all()).map_err(Failure::from)?;
         Ok(evicted.folios)
     }
 
-    /// Makes all writes durable and closes the cache for all its files.
+    /// Makes all writes of all files durable, with the headers. Returns the errors.
+    fn sync(&self, py: Python<'_>) -> Vec<PyErr> {
+        let failures = py.detach(|| self.get().1.sync());
+        failures.into_iter().map(PyErr::from).collect()
+    }
+
+    /// Makes all writes durable and closes the cache for all its files. Has no effect on a cache
+    /// that is closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.get().close()).map_err(|error| exception(&error))
+        let (cache, shared) = self.get();
+        let failures = py.detach(|| shared.close(cache));
+        exception_of(py, failures).map_or(Ok(()), Err)
+    }
+
+    /// `True` once it is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.get().1.is_closed()
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let cache = self.cache.take();
-        if self.process != std::process::id() {
+        let Some((cache, shared)) = self.parts.take() else { return };
+        if !shared.is_here() {
             // In a child, a thread that does not exist may hold a lock that the drop takes.
-            return std::mem::forget(cache);
+            return std::mem::forget((cache, shared));
         }
         // The drop joins threads: other threads of the program may run meanwhile.
-        let _ = Python::try_attach(|py| py.detach(|| drop(cache)));
+        let _ = Python::try_attach(|py| {
+            let failures = py.detach(|| {
+                let failures = shared.close(&cache);
+                drop((cache, shared));
+                failures
+            });
+            if let Some(error) = exception_of(py, failures) {
+                error.write_unraisable(py, None);
+            }
+        });
     }
 }

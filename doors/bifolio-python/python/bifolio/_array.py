@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import _core, _index, _npy
-from ._cache import CREATE_EMPTY, READ, READ_WRITE, Cache, Handle
+from ._cache import CREATE, READ, READ_WRITE, Cache, Handle
 from ._index import Loop, all_in_bounds, in_bounds, load, select, store
 from ._sizes import format_size
 from ._stats import html_table
@@ -70,7 +70,8 @@ class Array(NDArrayOperatorsMixin):
         self._row_items = 0
         if shape and strides[1:] == _strides(shape[1:], dtype.itemsize, "C"):
             self._row_items = math.prod(shape[1:])
-        self._appending = threading.Lock()
+        #: Says, in an append, if the file is still the one that was opened.
+        self._epoch = handle.core().epoch() if is_whole else 0
 
     # What numpy's arrays have.
 
@@ -182,6 +183,27 @@ class Array(NDArrayOperatorsMixin):
         ):
             return self._field(key)
         selection = select(key, self._shape, self._strides, self._base)
+        if all(loop.offsets is None for loop in selection.loops):
+            result_bytes = math.prod(selection.shape) * self._dtype.itemsize
+            self._check_size(result_bytes, _SLICE_BYTES_FREE)
+        return self._load(selection)
+
+    def _check_size(self, result_bytes: int, bytes_free: int) -> None:
+        """Refuses a result that a program reads by accident: it would be killed.
+
+        Raises:
+            MemoryError: it is larger than the bound, and than `bytes_free`.
+        """
+        most = self.cache._result_bytes_max
+        if result_bytes > max(most, bytes_free):
+            raise MemoryError(
+                f"a result of {format_size(result_bytes)} is larger than the bound of the cache, "
+                f"{format_size(most)}: rows(start, end) is a part of {self!r} that stays on the "
+                "file; chunks() and arrays of indices read some rows at a time; "
+                "numpy.array(a, copy=True) reads all"
+            )
+
+    def _load(self, selection: _index.Selection) -> Any:
         values = np.empty([loop.count for loop in selection.loops], self._dtype)
         load(self._handle.core(), values, selection.loops, selection.base)
         values = selection.from_file_order(values)
@@ -290,23 +312,61 @@ class Array(NDArrayOperatorsMixin):
     ) -> NDArray[Any]:
         if copy is False:
             raise ValueError("an array on a file cannot become a numpy array without a copy")
-        bound = self.cache.memory
-        if copy is None and self.nbytes > bound:
-            raise MemoryError(
-                f"{self!r} is larger than the bound of its cache, {format_size(bound)}: index it, "
-                "iterate over chunks(), or read all of it with numpy.array(a, copy=True)"
-            )
-        values: NDArray[Any] = np.asarray(self[...])
+        if copy is None:
+            self._check_size(self.nbytes, 0)
+        selection = select(..., self._shape, self._strides, self._base)
+        values: NDArray[Any] = np.asarray(self._load(selection))
         return values if dtype is None else values.astype(dtype, copy=False)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        # `torch.as_tensor` and others would read row by row, as of any sequence.
+        return np.asarray(self).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # memory of the CPU
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if any(isinstance(target, Array) for target in options.get("out", ())):
+        targets = list(options.get("out") or ())
+        if method == "at":
+            targets += inputs[:1]
+        if any(isinstance(target, Array) for target in targets):
             raise TypeError(
                 "an array on a file cannot be the output of a ufunc; assign to it instead: "
                 "a[...] = .."
             )
         arrays = [np.asarray(each) if isinstance(each, Array) else each for each in inputs]
+        for name, option in options.items():
+            if isinstance(option, Array):
+                options[name] = np.asarray(option)
         return getattr(ufunc, method)(*arrays, **options)
+
+    def __bool__(self) -> bool:
+        if self.size == 1:
+            return bool(np.asarray(self).reshape(-1)[0])
+        raise ValueError(
+            "The truth value of an array with other than one element is ambiguous. "
+            "Use a.any() or a.all()"
+        )
+
+    def __contains__(self, value: Any) -> bool:
+        if not self._shape:
+            return bool((np.asarray(self) == value).any())
+        return any(bool((chunk == value).any()) for chunk in self.chunks())
+
+    def rows(self, start: int = 0, end: int | None = None) -> Array:
+        """Returns the rows from `start` to `end` as an array that stays on the file. Reads nothing.
+
+        Args:
+            start: the first row, with the meaning that it has in a slice.
+            end: the row after the last; the end of the array if not given.
+
+        Returns:
+            A view: assignments change the file. It cannot grow.
+        """
+        start, end, _ = slice(start, end).indices(len(self))
+        shape = max(end - start, 0), *self._shape[1:]
+        base = self._base + (start * self._strides[0] if shape[0] else 0)
+        return self._view(base, self._dtype, shape, self._strides)
 
     def chunks(self, rows: int | None = None) -> Chunks:
         """Iterates over the array in order, in chunks of consecutive rows.
@@ -323,7 +383,9 @@ class Array(NDArrayOperatorsMixin):
         if not self._shape:
             raise TypeError("iteration over a 0-d array")
         for chunk in self.chunks():
-            yield from chunk
+            for row in chunk:
+                # A view would keep the whole chunk in memory.
+                yield row.copy() if isinstance(row, (np.ndarray, np.void)) else row
 
     def prefetch(self, start: int = 0, end: int | None = None) -> None:
         """Starts to read rows into the cache, and does not wait.
@@ -369,17 +431,22 @@ class Array(NDArrayOperatorsMixin):
     def append(self, rows: ArrayLike) -> None:
         """Appends rows to the array and its file.
 
-        The header of a ``.npy`` file says the new length from the next :meth:`flush` or
-        :meth:`close` on. Appends of several threads follow each other; two `Array` objects of one
-        file must not both append.
+        All rows are added, or none: also if the call is interrupted. The header of a ``.npy`` file
+        says the new length from the next :meth:`flush` or :meth:`close` on, of any object of the
+        file. Rows that no header counts, because a program died before its flush, are cut.
+
+        Threads may append at the same time, and so may several `Array` objects of one cache: all
+        rows follow each other, and the shape of an object includes those that others appended
+        once it appends itself.
 
         Args:
             rows: of the shape ``(n, *a.shape[1:])``, and of a dtype that can be cast safely or
                 within its kind.
 
         Raises:
-            ValueError: another shape; an array in Fortran order, a transposed one, a field, or one
-                that ends before its file does; a header without room for the new length.
+            ValueError: another shape; an array in Fortran order, a transposed one, a field, a part,
+                or one that ends before its file does; a header without room for the new length; a
+                file that was created anew or truncated since.
             OSError: no space; the file has its old length then.
         """
         file = self._core_to_write()
@@ -394,18 +461,12 @@ class Array(NDArrayOperatorsMixin):
                 f"{self._shape}"
             )
         values = np.ascontiguousarray(values, self._dtype)
-        with self._appending:
-            shape = (self._shape[0] + len(values), *self._shape[1:])
-            header = None if self._header is None else self._header.encode(shape)
-            end, length = self._base + self.nbytes, file.len()
-            if length != end:
-                raise ValueError(
-                    f"{self.filename} is {length} bytes long, but the array ends at {end}"
-                )
-            file.append(_index.bytes_of(values))
-            # Written after the rows: a header never counts rows that are not in the file.
-            self._handle.header = header
-            self._shape = shape
+        header = None if self._header is None else self._header.parts()
+        row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
+        source = _index.bytes_of(values)
+        file.append_rows(
+            self, source, len(values), self._base, row_bytes, self._epoch, header
+        )
 
     def flush(self) -> None:
         """Makes all writes durable.
@@ -436,15 +497,13 @@ class Array(NDArrayOperatorsMixin):
     def __getstate__(self) -> dict[str, Any]:
         self._handle.write_back()
         state = dict(self.__dict__)
-        del state["_appending"]
         handle = state.pop("_handle")
-        state["_file"] = (handle.cache, handle.path, handle.may_write, id(handle))
+        state["_file"] = handle.cache, handle.path, handle.may_write
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        cache, path, may_write, _ = state.pop("_file")
+        cache, path, may_write = state.pop("_file")
         self.__dict__.update(state)
-        self._appending = threading.Lock()
         may_write = may_write and not cache._is_worker
         self._handle = Handle(cache, path, READ_WRITE if may_write else READ)
         # Rows are appended through the original.
@@ -478,6 +537,8 @@ class Array(NDArrayOperatorsMixin):
         return html_table([("bifolio.Array", ""), *self._rows_of_table()])
 
 
+#: A slice of up to so many bytes is read whatever the bound is.
+_SLICE_BYTES_FREE = 64 << 20
 #: Bytes of a chunk if its rows are not given.
 _CHUNK_BYTES = 8 << 20
 
@@ -504,7 +565,8 @@ class Chunks:
         for start in range(0, len(array), rows):
             if start + rows < len(array):
                 array.prefetch(start + rows, start + 2 * rows)
-            yield array[start : start + rows]
+            key = slice(start, start + rows)
+            yield array._load(select(key, array._shape, array._strides, array._base))
 
 
 def _strides(shape: tuple[int, ...], item_bytes: int, order: str) -> tuple[int, ...]:
@@ -543,8 +605,11 @@ def open_array(
     dtype: DTypeLike | None,
     shape: Shape | None,
     order: str,
+    repair: bool,
 ) -> Array:
     """Implements :meth:`Cache.open_array`."""
+    if repair and mode != "r+":
+        raise ValueError("repair=True changes the file: it needs the mode 'r+'")
     if mode == "w+":
         if shape is None:
             raise ValueError("shape must be given if mode == 'w+'")
@@ -553,37 +618,42 @@ def open_array(
         raise ValueError(f"mode must be one of ['r', 'r+', 'w+'] (got {mode!r})")
     if dtype is not None or shape is not None:
         raise ValueError("the file says its dtype and shape; give them only to create one")
-    from ._file import File
-
-    with File(cache, path, "rb") as file:
-        header = _npy.read(file)
-        length = file.seek(0, os.SEEK_END)
-    _check(header.dtype, header.shape, "C")
-    order = "F" if header.fortran_order else "C"
     handle = Handle(cache, _path(path), READ if mode == "r" else READ_WRITE)
+    file = handle.core()
+    # Before the header: an array that replaces this one meanwhile has another number.
+    epoch = file.epoch()
+    header = _npy.read(file)
+    _check(header.dtype, header.shape, "C")
+    row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
+    if header.shape and (rows := file.rows(header.length, row_bytes)) is not None:
+        # Another object of this cache has appended rows that the header does not count yet.
+        header = replace(header, shape=(rows, *header.shape[1:]))
+    order = "F" if header.fortran_order else "C"
     array = _array(handle, header.length, header.dtype, header.shape, order, mode, header)
-    if header.length + array.nbytes > length:
+    array._epoch = epoch
+    length, end = file.len(), header.length + array.nbytes
+    if end > length:
         raise ValueError(
-            f"{array.filename} is {length} bytes long, but its header says "
-            f"{header.length + array.nbytes}"
+            f"{array.filename} is {length} bytes long, but its header says {end}"
         )
+    if repair:
+        file.cut(end)
     return array
 
 
 def _create(
     cache: Cache, path: str, dtype: np.dtype[Any], shape: tuple[int, ...], order: str
 ) -> Array:
+    if dtype.subdtype is not None:
+        dtype, inner = dtype.subdtype
+        shape = shape + inner
     _check(dtype, shape, order)
     header = _npy.new(dtype, shape, order == "F")
-    handle = Handle(cache, path, CREATE_EMPTY)
-    array = _array(handle, header.length, dtype, shape, order, "r+", header)
-    file = handle.core_to_write()
-    head = header.encode(shape)
-    file.write(head, 0)
-    file.set_len(len(head) + array.nbytes)
-    # Other processes find an array from now on.
-    handle.write_back()
-    return array
+    handle = Handle(cache, path, CREATE)
+    # One call, which also tells other objects of the file. Other processes find an array from now
+    # on.
+    handle.core().create(header.encode(), header.length + math.prod(shape) * dtype.itemsize)
+    return _array(handle, header.length, dtype, shape, order, "r+", header)
 
 
 def _array(
@@ -627,8 +697,10 @@ def memmap(
         raise OverflowError("memory mapped offset must be positive")
     wanted = None if shape is None else _shape_of(shape)
     _check(element, wanted or (), order)
-    access = {"r": READ, "r+": READ_WRITE, "w+": CREATE_EMPTY}[mode]
+    access = {"r": READ, "r+": READ_WRITE, "w+": CREATE}[mode]
     handle = Handle(cache, _path(filename), access)
+    if mode == "w+":
+        handle.core().create(b"", 0)
     length = handle.core().len()
     if wanted is None:
         left = length - offset

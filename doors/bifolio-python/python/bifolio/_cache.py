@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import uuid
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -27,100 +28,86 @@ _caches: weakref.WeakValueDictionary[str, Cache] = weakref.WeakValueDictionary()
 
 #: Least bound of a worker by default, bytes.
 _WORKER_MEMORY_MIN = 16 << 20
+#: Bounds that a cache can have, bytes.
+_MEMORY_MIN, _MEMORY_MAX = 256 << 10, 4 << 40
+#: Ages of writes that a cache can have, seconds.
+_FLUSH_SECONDS_MIN, _FLUSH_SECONDS_MAX = 0.001, 3600
 
 
 class Handle:
     """An open file: the compiled one of this process, opened again in each child.
 
     In a process other than the one that opened it, the file is open for reading only: two caches
-    that write the same file would overwrite each other's pages.
+    that write the same file would overwrite each other's pages. What must still reach the file is
+    state of the compiled file, which closes itself with its last reference.
     """
 
+    _process = _process.Process
+
     def __init__(self, cache: Cache, path: str, access: _core.Access) -> None:
+        self._core: _core.File | None = None
         self.cache = cache
         self.path = path
         self.may_write = access["write"]
-        self._generation = _process.generation
-        self._core: _core.File | None = None
-        #: What the file shall start with, once everything else is durable.
-        self.header: bytes | None = None
+        self._generation = self._process.generation
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        # Before the call that may be interrupted, so that `__del__` finds all attributes.
         self._core = cache._here().open(path, access)
 
     def core(self) -> _core.File:
         """Returns the file of this process."""
-        if self._generation != _process.generation:
+        if self._generation != self._process.generation:
             self._reopen()
         if self._core is None:
             raise ValueError(f"{self.path} is closed")
         return self._core
 
     def core_to_write(self) -> _core.File:
-        """Returns the file of this process, which is noted to have writes."""
+        """Returns the file of this process, if it may be written."""
         core = self.core()
         if not self.may_write:
             raise ValueError(
                 f"{self.path} is read-only here; a file that was opened for writing in another "
                 "process, such as the parent of a worker, can only be read"
             )
-        _process.written.add(self)
         return core
 
     def write_back(self) -> None:
         """Passes all writes to the kernel, for readers in other processes."""
-        if self._generation == _process.generation and self._core is not None:
-            self._core.write_back()
-        _process.written.discard(self)
+        core = self._core
+        is_here = self._generation == self._process.generation
+        if is_here and self.may_write and core is not None and not core.closed:
+            core.write_back()
 
     def sync(self) -> None:
-        """Makes all writes durable."""
+        """Makes all writes durable, then the header that counts the rows among them."""
         core = self.core()
         if self.may_write:
             core.sync()
-            self._write_header(core)
-            _process.written.discard(self)
-
-    def _write_header(self, core: _core.File) -> None:
-        header = self.header
-        if header is not None:
-            core.write(header, 0)
-            core.sync()
-            if self.header is header:
-                self.header = None
-
-    def prepare_close(self) -> None:
-        """Makes the header durable, if there is a new one, with all that it is about."""
-        if self._core is not None and self.header is not None:
-            self.sync()
 
     @property
     def is_closed(self) -> bool:
-        return self._core is None or self.cache.closed
+        return self._core is None or self._core.closed
 
     def close(self) -> None:
         """Makes all writes durable and closes the file."""
-        if self._generation == _process.generation and not self.cache.closed:
-            self.prepare_close()
-        core, self._core = self._core, None
-        if core is not None and self._generation == _process.generation and not self.cache.closed:
-            core.close()
-        _process.written.discard(self)
+        if self._core is not None:
+            self._core.close()
 
     def _reopen(self) -> None:
-        with _process.reopening:
-            if self._generation == _process.generation:
+        with self._process.reopening:
+            if self._generation == self._process.generation:
                 return
-            if self._core is not None:
+            old = self._core
+            if old is not None and not old.closed:
+                core = self.cache._here().open(self.path, READ)
+                if not core.is_same_file(old):
+                    raise OSError(
+                        errno.ESTALE, "the file was replaced since it was opened", self.path
+                    )
                 self.may_write = False
-                self._core = self.cache._here().open(self.path, READ)
-            self._generation = _process.generation
-
-    def __del__(self) -> None:
-        # Python prints an error that is raised here.
-        if getattr(self, "_core", None) is not None:
-            self.close()
+                self._core = core
+            self._generation = self._process.generation
 
 
 READ: _core.Access = {"write": False, "create": False, "create_new": False, "truncate": False}
@@ -147,19 +134,22 @@ class Cache:
     Args:
         memory: the bound in bytes, or a text such as ``"4 GiB"``: pages and what the cache knows
             of them, together. A quarter of what the machine has and its control groups allow if
-            not given. Beside it, each open file takes about 2 KiB.
+            not given, and a 32nd in a worker. Beside it, each open file takes about 2 KiB.
         worker_memory: the bound in each other process that uses this cache, such as the workers
             of a ``torch.utils.data.DataLoader``: one eighth of `memory` if not given, at least
             16 MiB. Bounds add up over processes; :func:`divide` divides one among them.
         flush_seconds: how long a write may stay in memory only. Those of the last
             `flush_seconds` are lost if the process is killed, unless `flush` was called.
 
-    All methods may be called from several threads. Calls that wait release the GIL.
+    All methods may be called from several threads. Calls that wait release the GIL. A file is open
+    for writing in one cache of a process at a time.
 
     Raises:
         ValueError: a bound that is not possible, or that is no size.
         OSError: the system refuses address space or a thread.
     """
+
+    _process = _process.Process
 
     def __init__(
         self,
@@ -168,11 +158,27 @@ class Cache:
         worker_memory: SupportsIndex | str | None = None,
         flush_seconds: float = 5.0,
     ) -> None:
-        bound = _process.allowed_memory() // 4 if memory is None else parse_size(memory)
-        for_worker = bound // 8 if worker_memory is None else parse_size(worker_memory)
+        allowed = _process.allowed_memory()
+        # Of workers that each build a cache there are many.
+        share = allowed // 32 if _process.is_worker() else allowed // 4
+        bound = share if memory is None else _checked("memory", memory)
+        if bound > allowed:
+            warnings.warn(
+                f"a bound of {format_size(bound)} is more than this process may use, "
+                f"{format_size(allowed)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        for_worker = bound // 8 if worker_memory is None else _checked("worker_memory", worker_memory)
         if worker_memory is None:
             for_worker = max(for_worker, min(bound, _WORKER_MEMORY_MIN))
-        self._start(bound, for_worker, flush_seconds, uuid.uuid4().hex, is_worker=False)
+        seconds = float(flush_seconds)
+        if not _FLUSH_SECONDS_MIN <= seconds <= _FLUSH_SECONDS_MAX:
+            raise ValueError(
+                f"flush_seconds is {flush_seconds}, not from {_FLUSH_SECONDS_MIN} to "
+                f"{_FLUSH_SECONDS_MAX} (an hour)"
+            )
+        self._start(bound, for_worker, seconds, uuid.uuid4().hex, is_worker=False)
 
     def _start(
         self, bound: int, worker_memory: int, flush_seconds: float, name: str, is_worker: bool
@@ -183,11 +189,12 @@ class Cache:
         self._flush_seconds = flush_seconds
         self._name = name
         self._is_worker = is_worker
-        self._is_closed = False
-        self._generation = _process.generation
+        #: Most bytes of a result that a slice reads: the bound of the first process.
+        self._result_bytes_max = bound
+        self._generation = self._process.generation
         self._core = _core.Cache(bound, flush_seconds)
         _caches[name] = self
-        _close_at_end_of_worker()
+        _sync_at_end_of_worker()
 
     # Access to files.
 
@@ -199,6 +206,7 @@ class Cache:
         dtype: DTypeLike | None = None,
         shape: Shape | None = None,
         order: str = "C",
+        repair: bool = False,
     ) -> Array:
         """Opens an array in a ``.npy`` file (versions 1.0 to 3.0).
 
@@ -209,6 +217,9 @@ class Cache:
             dtype: type of the elements; only for ``"w+"``.
             shape: shape of the array, elements; only for ``"w+"``.
             order: ``"C"``, or ``"F"`` for Fortran order; only for ``"w+"``.
+            repair: makes the file end with the rows that its header counts, as :meth:`Array.append`
+                does, even if another array follows them; only for ``"r+"``. A program that died
+                between an append and its flush leaves rows that no header counts.
 
         Returns:
             The array, which stays on the file. Indexing reads.
@@ -220,7 +231,7 @@ class Cache:
         """
         from . import _array
 
-        return _array.open_array(self, path, mode, dtype, shape, order)
+        return _array.open_array(self, path, mode, dtype, shape, order, repair)
 
     def memmap(
         self,
@@ -276,15 +287,15 @@ class Cache:
     @property
     def memory(self) -> int:
         """The bound in this process, bytes. Assign to change it; a lower bound evicts pages."""
-        if self._generation == _process.generation:
+        if self._generation == self._process.generation:
             return self._bound
         return self._worker_memory
 
     @memory.setter
     def memory(self, size: SupportsIndex | str) -> None:
-        bound = parse_size(size)
+        bound = _checked("memory", size)
         self._here().set_memory(bound)
-        self._bound = bound
+        self._bound = self._result_bytes_max = bound
 
     @property
     def worker_memory(self) -> int:
@@ -294,7 +305,7 @@ class Cache:
     @property
     def closed(self) -> bool:
         """`True` after :meth:`close`."""
-        return self._is_closed
+        return self._core is None or self._core.closed
 
     def evict(self) -> int:
         """Drops all pages from memory that have no writes. Returns their number of folios."""
@@ -306,14 +317,11 @@ class Cache:
         Raises:
             OSError: something could not be written; the cache is open then, and nothing is lost.
         """
-        if self._is_closed:
-            return
-        if self._generation == _process.generation and self._core is not None:
-            for file in list(_process.written):
-                if isinstance(file, Handle) and file.cache is self:
-                    file.prepare_close()
-            self._core.close()
-        self._is_closed = True
+        core = self._core
+        if core is not None and not core.closed:
+            if self._generation != self._process.generation:
+                core = self._here()
+            core.close()
 
     def __enter__(self) -> Cache:
         return self
@@ -322,30 +330,31 @@ class Cache:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = (self._name, self._worker_memory, self._flush_seconds)
+        settings = self._name, self._worker_memory, self._flush_seconds, self._result_bytes_max
         return restore_cache, settings
 
     def _here(self) -> _core.Cache:
         """Returns the compiled cache of this process."""
-        if self._is_closed:
+        core = self._core
+        if core is None or core.closed:
             raise ValueError("the cache is closed")
-        if self._generation != _process.generation:
-            with _process.reopening:
-                if self._generation != _process.generation:
-                    # The old one belongs to the parent. It is dropped, which leaves it alone.
-                    self._core = None
-                    self._core = _core.Cache(self._worker_memory, self._flush_seconds)
-                    self._bound, self._is_worker = self._worker_memory, True
-                    self._generation = _process.generation
-                    _close_at_end_of_worker()
-        if self._core is None:
-            raise ValueError("the cache could not be built")
+        if self._generation == self._process.generation:
+            return core
+        with self._process.reopening:
+            if self._generation != self._process.generation:
+                # The old one belongs to the parent. It is dropped, which leaves it alone.
+                core = _core.Cache(self._worker_memory, self._flush_seconds, self._core)
+                _sync_at_end_of_worker()
+                self._core = core
+                self._bound, self._is_worker = self._worker_memory, True
+                self._generation = self._process.generation
+        assert self._core is not None
         return self._core
 
     def _lines(self) -> list[tuple[str, str]]:
-        if self._is_closed:
+        if self.closed:
             return [("bound", format_size(self._bound)), ("state", "closed")]
-        if self._generation != _process.generation:
+        if self._generation != self._process.generation:
             return [("bound", format_size(self._worker_memory)), ("state", "not used here")]
         return self.stats().rows()
 
@@ -361,13 +370,16 @@ class Cache:
         return html_table([("bifolio.Cache", ""), *self._lines()])
 
 
-def restore_cache(name: str, worker_memory: int, flush_seconds: float) -> Cache:
+def restore_cache(
+    name: str, worker_memory: int, flush_seconds: float, result_bytes_max: int
+) -> Cache:
     """Returns the cache of that name in this process, for `pickle`."""
     with _restoring:
         cache = _caches.get(name)
         if cache is None or cache.closed:
             cache = Cache.__new__(Cache)
             cache._start(worker_memory, worker_memory, flush_seconds, name, is_worker=True)
+            cache._result_bytes_max = result_bytes_max
         return cache
 
 
@@ -382,25 +394,46 @@ def _new_lock() -> None:
 os.register_at_fork(after_in_child=_new_lock)
 
 
-def _close_all() -> None:
+def _sync_all() -> None:
+    """Makes everything durable, and passes each later write on: objects are finalized after this,
+    and wrappers such as `io.BufferedWriter` write then. Each file by itself: all are tried."""
+    _core.write_through()
+    errors: list[Exception] = []
     for cache in list(_caches.values()):
-        if cache._generation == _process.generation:
-            cache.close()
+        core = cache._core
+        if core is not None and cache._generation == _process.Process.generation:
+            errors += core.sync() if not core.closed else []
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup("files that could not be written", errors)
 
 
-atexit.register(_close_all)
+atexit.register(_sync_all)
 
 
-def _close_at_end_of_worker() -> None:
-    """Closes caches when a worker of `multiprocessing` ends, which runs no `atexit` functions."""
+def _sync_at_end_of_worker() -> None:
+    """Syncs caches when a worker of `multiprocessing` ends, which runs no `atexit` functions."""
     util = sys.modules.get("multiprocessing.util")
     process = sys.modules.get("multiprocessing.process")
     if util is None or process is None or process.parent_process() is None:
         return
     global _noted_generation
-    if _noted_generation != _process.generation:
-        _noted_generation = _process.generation
-        util.Finalize(None, _close_all, exitpriority=0)
+    if _noted_generation != _process.Process.generation:
+        _noted_generation = _process.Process.generation
+        util.Finalize(None, _sync_all, exitpriority=0)
 
 
 _noted_generation = -1
+
+
+def _checked(name: str, size: SupportsIndex | str) -> int:
+    """Returns a bound in bytes.
+
+    Raises:
+        ValueError: no cache can have it.
+    """
+    bound = parse_size(size)
+    if not _MEMORY_MIN <= bound <= _MEMORY_MAX:
+        raise ValueError(f"{name}: {size!r} is not from 256 KiB to 4 TiB")
+    return bound

@@ -28,8 +28,10 @@ class File(io.RawIOBase):
     so threads that share it need a lock; `pread` and `pwrite` need none.
     """
 
-    name: str
-    mode: str
+    name: str = ""
+    mode: str = ""
+    # Python finalizes an object whose `__init__` has failed, too.
+    _handle: Handle | None = None
 
     def __init__(self, cache: Cache, path: str | os.PathLike[str], mode: str = "rb") -> None:
         kind = mode.replace("b", "", 1).replace("+", "", 1)
@@ -45,14 +47,20 @@ class File(io.RawIOBase):
         self._writes = kind != "r" or is_updated
         self._appends = kind == "a"
         self._position = 0
-        self._handle = Handle(cache, self.name, access)
+        handle = Handle(cache, self.name, access)
         if self._appends:
-            self._position = self._handle.core().len()
+            self._position = handle.core().len()
+        self._handle = handle
 
     @property
     def cache(self) -> Cache:
         """The cache."""
-        return self._handle.cache
+        return self._open().cache
+
+    @property
+    def closed(self) -> bool:
+        """`True` after :meth:`close`, of the file or its cache."""
+        return self._handle is None or self._handle.is_closed
 
     # What the object can do.
 
@@ -79,8 +87,13 @@ class File(io.RawIOBase):
         return False
 
     def _check_open(self) -> None:
-        if self.closed:
+        self._open()
+
+    def _open(self) -> Handle:
+        handle = self._handle
+        if handle is None or handle.is_closed:
             raise ValueError("I/O operation on closed file")
+        return handle
 
     # Reads.
 
@@ -120,21 +133,17 @@ class File(io.RawIOBase):
 
     def pread(self, size: int, position: int) -> bytes:
         """Returns up to `size` bytes at `position`, fewer only at the end of the file."""
-        file = self._reader()
-        size = min(operator.index(size), max(file.len() - position, 0))
-        data = bytearray(size)
-        count = file.read_into(data, position)
-        return bytes(memoryview(data)[:count])
+        return self._reader().read(max(operator.index(size), 0), position)
 
     def pread_into(self, buffer: WriteableBuffer, position: int) -> int:
         """Reads at `position` into `buffer`. Returns the number of bytes."""
         return self._reader().read_into(buffer, position)
 
     def _reader(self) -> _core.File:
-        self._check_open()
+        handle = self._open()
         if not self._reads:
             raise io.UnsupportedOperation("not readable")
-        return self._handle.core()
+        return handle.core()
 
     # Writes.
 
@@ -164,33 +173,31 @@ class File(io.RawIOBase):
 
     def flush(self) -> None:
         """Passes all writes to the kernel, and waits for it."""
-        if self.closed:
-            return
-        if self._writes and not self._handle.is_closed:
-            self._handle.write_back()
+        handle = self._handle
+        if handle is not None and self._writes:
+            handle.write_back()
 
     def sync(self) -> None:
         """Makes all writes durable."""
-        self._check_open()
-        self._handle.sync()
+        self._open().sync()
 
     def _writer(self) -> _core.File:
-        self._check_open()
+        handle = self._open()
         if not self._writes:
             raise io.UnsupportedOperation("not writable")
-        return self._handle.core_to_write()
+        return handle.core_to_write()
 
     # Position, end.
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._check_open()
+        handle = self._open()
         offset = operator.index(offset)
         if whence == os.SEEK_SET:
             position = offset
         elif whence == os.SEEK_CUR:
             position = self._position + offset
         elif whence == os.SEEK_END:
-            position = self._handle.core().len() + offset
+            position = handle.core().len() + offset
         else:
             raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
         if not 0 <= position < 1 << 63:
@@ -204,20 +211,17 @@ class File(io.RawIOBase):
 
     def close(self) -> None:
         """Makes all writes durable and closes the file."""
-        if self.closed:
-            return
+        handle = self._handle
         try:
-            # Calls `flush`.
-            super().close()
-        finally:
-            handle = getattr(self, "_handle", None)
+            # One compiled call, after which the file is closed: an interrupt comes before or after.
             if handle is not None:
                 handle.close()
+        finally:
+            super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._check_open()
+        handle = self._open()
         self.flush()
-        handle = self._handle
         return {
             "cache": handle.cache,
             "name": self.name,

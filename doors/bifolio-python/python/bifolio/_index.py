@@ -118,9 +118,8 @@ def _item(item: Any) -> Any:
             pass
         if isinstance(item, (str, bytes, dict, set, float, complex)):
             raise IndexError(NOT_AN_INDEX)
-        was_list = isinstance(item, (list, tuple))
         item = np.asarray(item)
-        if was_list and item.size == 0:
+        if item.size == 0:
             item = item.astype(np.intp)
         if item.dtype.kind not in "iub":
             raise IndexError(NOT_AN_INDEX)
