@@ -811,8 +811,8 @@ typedef struct {
      */
     uint64_t flusher_folios;
     /**
-     * Requests to write gates to make their log durable, made in the background because dirty
-     * pages were held back. Many of them mean that reclaim and the flusher wait for the log.
+     * Calls of write gates to make their log durable, by syncs and in the background. Without
+     * syncs, many of them mean that reclaim and the flusher wait for the log.
      */
     uint64_t gate_asks;
     /**

@@ -158,8 +158,8 @@ pub struct bifolio_stats {
     pub flusher_rounds: u64,
     /// Folios written by the flusher.
     pub flusher_folios: u64,
-    /// Requests to write gates to make their log durable, made in the background because dirty
-    /// pages were held back. Many of them mean that reclaim and the flusher wait for the log.
+    /// Calls of write gates to make their log durable, by syncs and in the background. Without
+    /// syncs, many of them mean that reclaim and the flusher wait for the log.
     pub gate_asks: u64,
     /// Transfers made with plain system calls.
     pub plain_transfers: u64,
