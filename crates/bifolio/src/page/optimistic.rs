@@ -24,8 +24,7 @@
 use super::mapping::recheck_ready;
 use super::table::Table;
 use super::words::Entry;
-use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping, PAGE_BYTES};
-use crate::config::FOLIO_BYTES_MAX;
+use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::sys::copy;
 use arrayvec::ArrayVec;
@@ -101,8 +100,9 @@ fn read_held_in_runs<R>(
 
 /// Maximum pages of a run: their Entries are on the stack.
 const RUN_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
-/// Maximum runs of a folio. Their Entries take 4 KiB of stack.
-const FOLIO_RUNS_MAX: usize = (FOLIO_BYTES_MAX / PAGE_BYTES) as usize / RUN_PAGES_MAX;
+/// Maximum runs of a folio: of 512 pages, whose Entries take 4 KiB of stack, and of 4 pages under
+/// the model checker, whose threads have small stacks.
+const FOLIO_RUNS_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 8 };
 
 /// Run of frames: consecutive pages in consecutive frames, read with one copy.
 ///
