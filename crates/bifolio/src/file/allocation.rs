@@ -179,9 +179,17 @@ impl File {
         self.handle.check_range(&range)?;
         let inode = &self.handle.inode;
         if self.is_memory_file() {
-            // Bytes past the end of file are zeros for as long as the file does not grow.
-            let resizing = (range.end >= self.len()).then(|| inode.lock_resizing());
-            self.clear_in_memory(&Pieces::of(&range, self.folio_bytes(), self.len()))?;
+            let mut len_bytes = self.len();
+            // Bytes past the end of file are zeros for as long as the file does not grow. A range
+            // that ended before it is cleared as such: after a cut, another call may write behind.
+            let resizing = (range.end >= len_bytes).then(|| {
+                let resizing = inode.lock_resizing();
+                len_bytes = self.len();
+                resizing
+            });
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("before a range is split");
+            self.clear_in_memory(&Pieces::of(&range, self.folio_bytes(), len_bytes))?;
             drop(resizing);
             let is_punched = mode == FallocateMode::PunchHole;
             return if is_punched { Ok(()) } else { self.allocate_keep_len(range) };
@@ -218,6 +226,8 @@ impl File {
         for part in [before, after].into_iter().filter(|part| !part.is_empty()) {
             self.zero_in_memory(part.start >> PAGE_SHIFT, |_| part.clone())?;
         }
+        #[cfg(all(test, not(loom)))]
+        crate::sync::test_hook::reach("before a range is punched");
         inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
         Ok(())
     }
@@ -355,5 +365,32 @@ impl File {
         // The Acquire of `get` orders this after it: the flag belonged to that folio.
         let is_that_folio = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
         is_allocated && is_that_folio()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::Cache;
+    use crate::sync::test_hook;
+
+    /// A range that ended before the end of file is not one that reaches it, whatever happens to
+    /// the length meanwhile.
+    #[test]
+    fn bytes_written_behind_a_range_after_a_cut_stay() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("scratch").unwrap();
+        file.write_all_at(&[1; 12288], 0).unwrap();
+        let (cut, written) = (file.clone(), file.clone());
+        test_hook::set("before a range is split", move || {
+            cut.set_len(4500).unwrap();
+            test_hook::set("before a range is punched", move || {
+                written.write_all_at(&[2; 8], 6000).unwrap();
+            });
+        });
+        file.punch_hole(4096..5000).unwrap();
+        assert!(test_hook::has_run());
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 6000).unwrap();
+        assert_eq!(bytes, [2; 8]);
     }
 }
