@@ -16,7 +16,7 @@
 #![allow(unsafe_code)]
 
 use super::memory::{PAGE_BYTES, Reservation, refuse_access};
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -85,8 +85,9 @@ pub(crate) fn possible_cpus() -> usize {
     usize::try_from(count).unwrap_or(1).max(1)
 }
 
-/// Stack size of the cache's threads; touched as needed. `Backing` and `docs/maps.md` document it,
-/// because a user's backing runs on these stacks, too.
+/// Stack size of the cache's threads, beside the thread-local storage that the C library takes
+/// from it; touched as needed. `Backing` and `docs/maps.md` document it, because a user's backing
+/// runs on these stacks, too.
 const STACK_BYTES: usize = 256 << 10;
 
 const NAME_BYTES_MAX: usize = 15;
@@ -116,12 +117,13 @@ impl OwnedThread {
         };
         // Held until the thread has inherited the mask.
         let _blocked = block_asynchronous();
+        let stack_bytes = STACK_BYTES + thread_storage_bytes();
         // Succeeds if the process may have the mappings of a stack and its guard page.
         let has_room = || {
-            let room = Reservation::new(STACK_BYTES, PAGE_BYTES)?;
+            let room = Reservation::new(stack_bytes, PAGE_BYTES)?;
             refuse_access(room.base.wrapping_add(PAGE_BYTES), PAGE_BYTES)
         };
-        let thread = create(Box::new(run)).map_err(|error| match has_room() {
+        let thread = create(Box::new(run), stack_bytes).map_err(|error| match has_room() {
             // The C library does not tell mappings from threads.
             Err(lack) if error.raw_os_error() == Some(libc::EAGAIN) => lack,
             _ => error,
@@ -157,13 +159,56 @@ impl Drop for OwnedThread {
     }
 }
 
-fn create(run: Box<dyn FnOnce() + Send>) -> io::Result<libc::pthread_t> {
+/// Returns the bytes that the C library takes from the stack of each thread: glibc has the static
+/// thread-local storage of the program and its libraries there.
+fn thread_storage_bytes() -> usize {
+    // As the standard library does: it is private to glibc, and no other C library has it.
+    const NAME: &CStr = c"__pthread_get_minstack";
+    type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    // SAFETY: a name that ends with a zero byte.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, NAME.as_ptr()) };
+    if found.is_null() {
+        // A program without a dynamic glibc.
+        return storage_segment_bytes();
+    }
+    // SAFETY: glibc's function of this name has this type.
+    let least_stack = unsafe { std::mem::transmute::<*mut c_void, LeastStack>(found) };
+    // SAFETY: it returns the storage, a page and `PTHREAD_STACK_MIN`, and does not use the
+    // attributes.
+    unsafe { least_stack(ptr::null()) }
+}
+
+/// Returns the bytes of the thread-local storage of the program and its libraries.
+fn storage_segment_bytes() -> usize {
+    unsafe extern "C" fn add(
+        object: *mut libc::dl_phdr_info,
+        _: usize,
+        sum: *mut c_void,
+    ) -> libc::c_int {
+        // SAFETY: the C library passes a description that it keeps during the call.
+        let object = unsafe { &*object };
+        let count = usize::from(object.dlpi_phnum);
+        // SAFETY: the description names as many headers.
+        let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, count) };
+        let storage = headers.iter().filter(|header| header.p_type == libc::PT_TLS);
+        let bytes: u64 = storage.map(|header| header.p_memsz + header.p_align).sum();
+        // SAFETY: the sum of the caller, which waits.
+        unsafe { *sum.cast::<usize>() += bytes as usize };
+        0
+    }
+    let mut sum = 0_usize;
+    // SAFETY: `add` takes the sum as its argument.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    sum.next_multiple_of(PAGE_BYTES)
+}
+
+fn create(run: Box<dyn FnOnce() + Send>, stack_bytes: usize) -> io::Result<libc::pthread_t> {
     let mut attributes = MaybeUninit::uninit();
     // SAFETY: memory for the attributes.
     answer(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
     // SAFETY: initialized attributes.
     let sized =
-        answer(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES) });
+        answer(unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes) });
     let mut thread = MaybeUninit::uninit();
     let argument = Box::into_raw(Box::new(run));
     let created = sized.and_then(|()| {
@@ -235,6 +280,7 @@ impl Drop for Blocked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::mpsc;
 
     #[test]
@@ -257,6 +303,14 @@ mod tests {
         });
         drop(thread.unwrap());
         assert!(receiver.recv().is_err());
+    }
+
+    #[test]
+    fn static_thread_local_storage_is_counted() {
+        thread_local!(static STORAGE: Cell<[u8; 5000]> = const { Cell::new([1; 5000]) });
+        assert_eq!(STORAGE.get()[4999], 1);
+        assert!(storage_segment_bytes() > 5000);
+        assert!(thread_storage_bytes() > 5000);
     }
 
     #[test]
