@@ -66,6 +66,18 @@ impl Error {
         self.with(|inner| inner.errno = Some(errno))
     }
 
+    /// Names the bytes of a file for which a cache that is full has no memory.
+    pub(crate) fn wanted_for(self, file: impl FnOnce() -> String, range: Range<u64>) -> Self {
+        if self.kind() != ErrorKind::Full || self.0.file.is_some() {
+            return self;
+        }
+        self.with(|inner| {
+            inner.message = format!("no memory for {}: {}", of_range(&range), inner.message);
+            inner.file = Some(file());
+            inner.range = Some(range);
+        })
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         let inner = Arc::get_mut(&mut self.0);
         debug_assert!(inner.is_some(), "an error changes only before it is shared");
@@ -148,8 +160,8 @@ pub enum ErrorKind {
     /// [`File`](crate::File) would change a file that has a gate: use the
     /// [`GatedFile`](crate::GatedFile).
     GateMisuse,
-    /// An earlier write-out failed. The next sync of each handle that was open then returns this
-    /// error once. The pages stay dirty and are written again.
+    /// A write-out failed, during the call or before it. The next sync of each handle that was open
+    /// then returns this error once. The pages stay dirty and are written again.
     Writeback,
     /// The storage has shrunk: another program truncated it. To continue without the missing bytes,
     /// call [`set_len`](crate::File::set_len) with the length that the storage has now.
@@ -259,11 +271,13 @@ impl Error {
             ErrorKind::Unsupported | ErrorKind::CannotMap | ErrorKind::GateMisuse => {
                 libc::EOPNOTSUPP
             }
-            ErrorKind::MapsAlive | ErrorKind::OptionConflict | ErrorKind::TooManyPins => {
-                libc::EBUSY
-            }
+            ErrorKind::MapsAlive
+            | ErrorKind::OptionConflict
+            | ErrorKind::TooManyPins
+            | ErrorKind::Locked => libc::EBUSY,
             ErrorKind::Gated if self.0.cause.is_none() => libc::EBUSY,
-            ErrorKind::Locked | ErrorKind::WouldBlock | ErrorKind::Thread => libc::EAGAIN,
+            ErrorKind::PinnedByCaller => libc::EDEADLK,
+            ErrorKind::WouldBlock | ErrorKind::Thread => libc::EAGAIN,
             ErrorKind::Full | ErrorKind::BoundInUse | ErrorKind::Memory => libc::ENOMEM,
             ErrorKind::Fault | ErrorKind::Close => self.cause().map_or(libc::EIO, Self::own_number),
             _ => libc::EIO,
@@ -271,6 +285,10 @@ impl Error {
     }
 
     fn io_kind(&self) -> io::ErrorKind {
+        if self.kind() == ErrorKind::Thread {
+            // The system's EAGAIN, whose kind means that a retry may succeed at once.
+            return io::ErrorKind::ResourceBusy;
+        }
         let of_number = |number| io::Error::from_raw_os_error(number).kind();
         self.raw_os_error().map_or_else(|| self.own_io_kind(), of_number)
     }
@@ -278,7 +296,6 @@ impl Error {
     fn own_io_kind(&self) -> io::ErrorKind {
         match self.kind() {
             ErrorKind::PastEnd => io::ErrorKind::UnexpectedEof,
-            ErrorKind::NotOpenedFor => io::ErrorKind::PermissionDenied,
             ErrorKind::SwapCorrupt | ErrorKind::CutShort => io::ErrorKind::InvalidData,
             ErrorKind::Full | ErrorKind::BoundInUse => io::ErrorKind::OutOfMemory,
             ErrorKind::Fault | ErrorKind::Close => {
@@ -347,6 +364,9 @@ impl Error {
                 "; RLIMIT_AS, RLIMIT_DATA, vm.overcommit_memory = 2 or vm.max_map_count may \
                  forbid it"
             }
+            Some(libc::EINVAL) if kind == ErrorKind::Thread => {
+                "; the thread-local storage of the program may exceed the stack of a thread"
+            }
             _ => limit_of(&source),
         };
         let text = format!("the system refused {what}: {source}{remedy}");
@@ -360,10 +380,11 @@ impl Error {
             .because(Arc::new(source))
     }
 
+    /// Returns the error of a sync for a write-back that failed, before the call if `is_earlier`.
     #[cold]
-    pub(crate) fn writeback(cause: Self) -> Self {
-        Self::new(ErrorKind::Writeback, format!("an earlier write-back failed: {cause}"))
-            .because(Arc::new(cause))
+    pub(crate) fn writeback(cause: Self, is_earlier: bool) -> Self {
+        let which = if is_earlier { "an earlier write-back" } else { "the write-back" };
+        Self::new(ErrorKind::Writeback, format!("{which} failed: {cause}")).because(Arc::new(cause))
     }
 
     #[cold]
@@ -433,12 +454,17 @@ impl Error {
     pub(crate) fn full(usage: &Usage, cause: Option<Self>, refused: Option<String>) -> Self {
         let Usage { bound, pinned, unwritten, unswappable, busy, gated, metadata, wanted, free } =
             usage;
-        let mut text = format!(
-            "the cache is full: of {bound} bytes, {pinned} are pinned, {unwritten} cannot be \
-             written out, {unswappable} are in memory files without a swap, {busy} are in use by \
-             other calls, {gated} are held back by write gates, and {metadata} are descriptors and \
-             tables"
-        );
+        let parts = [
+            (pinned, "pinned"),
+            (unwritten, "not written out, because that fails"),
+            (unswappable, "in memory files without a swap"),
+            (busy, "in use by other calls"),
+            (gated, "held back by write gates"),
+            (metadata, "descriptors and tables"),
+        ];
+        let held = parts.iter().filter(|(bytes, _)| **bytes > 0);
+        let held: Vec<_> = held.map(|(bytes, what)| format!("{bytes} are {what}")).collect();
+        let mut text = format!("the cache is full: of {bound} bytes, {}", held.join(", "));
         if free >= wanted {
             text += &format!(
                 "; {free} are free, but fragmented, in no piece of the {wanted} that are wanted, \
@@ -509,7 +535,7 @@ mod tests {
 
     #[test]
     fn number_file_and_range_are_found_behind_every_error() {
-        let later = || Error::writeback(no_space());
+        let later = || Error::writeback(no_space(), true);
         let fault = Error::new(ErrorKind::Fault, "a page").because(Arc::new(later()));
         for error in [no_space(), later(), fault, Error::close(&[later()])] {
             assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error:?}");
@@ -535,13 +561,18 @@ mod tests {
         check(plain(ErrorKind::Config), io::ErrorKind::InvalidInput, libc::EINVAL);
         check(plain(ErrorKind::Unsupported), io::ErrorKind::Unsupported, libc::EOPNOTSUPP);
         check(plain(ErrorKind::OptionConflict), io::ErrorKind::ResourceBusy, libc::EBUSY);
-        check(plain(ErrorKind::Locked), io::ErrorKind::WouldBlock, libc::EAGAIN);
+        // A kind that no caller takes for a reason to try again at once.
+        check(plain(ErrorKind::Locked), io::ErrorKind::ResourceBusy, libc::EBUSY);
+        check(plain(ErrorKind::PinnedByCaller), io::ErrorKind::Deadlock, libc::EDEADLK);
+        check(plain(ErrorKind::NotOpenedFor), io::ErrorKind::Other, libc::EBADF);
+        let thread = Error::thread(io::Error::from_raw_os_error(libc::EAGAIN));
+        assert_eq!(thread.io_kind(), io::ErrorKind::ResourceBusy);
         check(plain(ErrorKind::PastEnd), io::ErrorKind::UnexpectedEof, libc::EINVAL);
         check(Error::inside_gate("f".into()), io::ErrorKind::Deadlock, libc::EDEADLK);
         check(Error::not_mappable("f".into()), io::ErrorKind::InvalidInput, libc::EINVAL);
         let silent = || io_error("f", "sync", None, io::ErrorKind::TimedOut.into());
         check(silent(), io::ErrorKind::TimedOut, libc::EIO);
-        check(Error::writeback(silent()), io::ErrorKind::TimedOut, libc::EIO);
+        check(Error::writeback(silent(), true), io::ErrorKind::TimedOut, libc::EIO);
         let full = plain(ErrorKind::Full).because(Arc::new(silent()));
         check(full, io::ErrorKind::OutOfMemory, libc::ENOMEM);
     }

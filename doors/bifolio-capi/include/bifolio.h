@@ -159,7 +159,7 @@ enum bifolio_result
      */
     BIFOLIO_ERROR_SWAP_CORRUPT = 16,
     /**
-     * An earlier write-out failed; its pages are still dirty.
+     * A write-out failed, in the call or before it; its pages are still dirty.
      */
     BIFOLIO_ERROR_WRITEBACK = 17,
     /**
@@ -965,7 +965,9 @@ extern "C" {
 const char *bifolio_last_error(void);
 
 /**
- * Returns the `errno` of that error, such as `ENOSPC`; 0 if no system call failed.
+ * Returns the `errno` of that error: the system's where the system caused it, such as `ENOSPC`,
+ * otherwise the one that fits best, such as `ENOMEM` for a full cache. 0 if none has failed, and
+ * for a misuse that the library did not see (`BIFOLIO_ERROR_NULL`, `ARGUMENT`, `IN_USE`, `PANIC`).
  *
  * Threads: any. Blocks: never.
  */

@@ -231,7 +231,7 @@ pub unsafe extern "C" fn bifolio_file_read_many(
                     read.error_number = 0;
                 }
                 Err(error) => {
-                    read.error_number = result::errno(&error);
+                    read.error_number = error.errno();
                     let failure = Failure::Library(error);
                     read.result = result::remember(&failure);
                     first_failure.get_or_insert(failure);

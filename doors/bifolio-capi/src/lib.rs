@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `boundary` | nothing: the checks that all others share |
 //! | `result` | result codes, the last error, names |
+//! | `names` | nothing: names of the C interface in texts of the library |
 //! | `cache` | options, build, open, statistics, close |
 //! | `file` | reads, writes, lengths, syncs, access hints, eviction |
 //! | `pin` | pins for reading and for writing |
@@ -27,6 +28,7 @@ mod boundary;
 pub mod cache;
 pub mod file;
 pub mod map;
+mod names;
 pub mod pin;
 pub mod result;
 pub mod stats;

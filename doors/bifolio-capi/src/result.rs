@@ -9,7 +9,8 @@
 #![allow(unsafe_code)]
 
 use crate::boundary::Failure;
-use bifolio::{Error, ErrorKind};
+use crate::names;
+use bifolio::ErrorKind;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -44,7 +45,7 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_SWAP_READ = 15,
     /// The bytes read back from the swap differ from those written there.
     BIFOLIO_ERROR_SWAP_CORRUPT = 16,
-    /// An earlier write-out failed; its pages are still dirty.
+    /// A write-out failed, in the call or before it; its pages are still dirty.
     BIFOLIO_ERROR_WRITEBACK = 17,
     /// The storage has shrunk: another program truncated the file.
     BIFOLIO_ERROR_CUT_SHORT = 18,
@@ -136,11 +137,6 @@ fn code(kind: ErrorKind) -> bifolio_result {
     }
 }
 
-/// Returns the `errno` behind an error; 0 if there is none.
-pub(crate) fn errno(error: &Error) -> c_int {
-    error.raw_os_error().unwrap_or(0)
-}
-
 /// The last failure of a thread.
 struct Last {
     message: CString,
@@ -157,7 +153,7 @@ pub(crate) fn remember(failure: &Failure) -> bifolio_result {
         Failure::Null(name) => (BIFOLIO_ERROR_NULL, format!("{name} is a null pointer"), 0),
         Failure::Misuse(problem) => (BIFOLIO_ERROR_ARGUMENT, problem.clone(), 0),
         Failure::InUse(problem) => (BIFOLIO_ERROR_IN_USE, problem.clone(), 0),
-        Failure::Library(error) => (code(error.kind()), error.to_string(), errno(error)),
+        Failure::Library(error) => (code(error.kind()), names::text_of(error), error.errno()),
     };
     keep(message, errno);
     result
@@ -230,7 +226,9 @@ pub extern "C" fn bifolio_last_error() -> *const c_char {
     text.ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// Returns the `errno` of that error, such as `ENOSPC`; 0 if no system call failed.
+/// Returns the `errno` of that error: the system's where the system caused it, such as `ENOSPC`,
+/// otherwise the one that fits best, such as `ENOMEM` for a full cache. 0 if none has failed, and
+/// for a misuse that the library did not see (`BIFOLIO_ERROR_NULL`, `ARGUMENT`, `IN_USE`, `PANIC`).
 ///
 /// Threads: any. Blocks: never.
 #[unsafe(no_mangle)]

@@ -10,6 +10,7 @@
 
 use crate::boundary::{Failure, guard, handle};
 use crate::cache::bifolio_cache;
+use crate::names;
 use crate::result::bifolio_result;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::ffi::{CString, c_char, c_void};
@@ -209,7 +210,7 @@ impl Log for Logger {
             Level::Warn => bifolio_log_level::BIFOLIO_LOG_WARN,
             Level::Info | Level::Debug | Level::Trace => bifolio_log_level::BIFOLIO_LOG_INFO,
         };
-        let message = record.args().to_string().replace('\0', "?");
+        let message = names::in_c(&record.args().to_string()).replace('\0', "?");
         let message = CString::new(message).unwrap_or_default();
         let target = TARGET.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = target.as_ref() {

@@ -38,9 +38,9 @@ impl BifolioBackend {
     /// ([`OpenOptions::exclusive`]). Blocks for the file system.
     ///
     /// # Errors
-    /// As [`Cache::open`]; of kind [`WouldBlock`](io::ErrorKind::WouldBlock) if another process or
-    /// cache has locked the file. If the file is a database of this process in the same cache, this
-    /// call succeeds and redb's open fails with
+    /// As [`Cache::open`]; of kind [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process
+    /// or cache has locked the file. If the file is a database of this process in the same cache,
+    /// this call succeeds and redb's open fails with
     /// [`DatabaseAlreadyOpen`](redb::DatabaseError::DatabaseAlreadyOpen).
     pub fn open(path: impl AsRef<Path>, cache: &Cache) -> io::Result<Self> {
         let path = path.as_ref();

@@ -75,7 +75,8 @@ impl CacheBuilder {
     /// it fails with [`ErrorKind::Full`]. 10 s by default, at most an hour.
     ///
     /// The time covers all waits of a call for memory, and starts anew with each page that the call
-    /// gets. The transfers of the call itself do not count.
+    /// gets, and once after a change of the bound that left the call without memory. The transfers
+    /// of the call itself do not count.
     pub fn reclaim_wait_max(mut self, time: Duration) -> Self {
         self.config.reclaim_wait_max = time;
         self
@@ -183,6 +184,7 @@ impl CacheBuilder {
     pub fn build(self) -> Result<Cache> {
         self.validate()?;
         check_page_size(rustix::param::page_size())?;
+        memory::warn_of_bound(self.config.memory_bytes);
         let features = Features::probe(&self.disabled);
         if self.config.huge_pages == HugePages::Require
             && let Some(reason) = features.why_not(Feature::TransparentHugePages)

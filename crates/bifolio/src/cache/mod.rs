@@ -331,8 +331,12 @@ impl Cache {
     /// - a bound above the reserved maximum, or below 256 KiB or four chunks;
     /// - dirty bytes of a device or behind a write gate that exceed their share of the new bound
     ///   and are not written within 10 s ([`ErrorKind::BoundInUse`](crate::ErrorKind::BoundInUse));
-    /// - too much memory that is pinned, or in memory files
-    ///   ([`ErrorKind::Full`](crate::ErrorKind::Full)).
+    /// - too much memory that is pinned, or in memory files, or busy for longer than a quarter of
+    ///   [`CacheBuilder::reclaim_wait_max`] without progress
+    ///   ([`ErrorKind::Full`](crate::ErrorKind::Full));
+    /// - a bound below the descriptors of pages, 1/64 of the most that the pages of the cache have
+    ///   had ([`ErrorKind::Full`](crate::ErrorKind::Full)): they stay until the cache is dropped,
+    ///   so a bound that was raised by more than 64 times may not return.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.inner.registry.check()?;
         config::validate_memory(bytes)?;
@@ -346,6 +350,7 @@ impl Cache {
             );
             return Err(Error::config("memory", problem));
         }
+        crate::sys::memory::warn_of_bound(bytes);
         reclaim.set_bound(bytes)
     }
 

@@ -194,7 +194,7 @@ impl GatedFile {
         while let Some(found) = table.next_folio(index).filter(|found| *found < pages.end) {
             let head = inode.mapping.head_index(found);
             if let Lookup::Folio(folio) = inode.mapping.get_folio(&inode.memory.folios, head) {
-                let locked = folio.lock();
+                let locked = inode.lock_folio(&folio);
                 if locked.owner() == inode.address {
                     inode.dirty.with_lsns(|lsns| lsns.commit(folio.id(), lsn));
                 }

@@ -58,9 +58,9 @@ use async_reads::ReadServer;
 use hit::HitPath;
 use open::Membership;
 use readahead::Readahead;
-use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::{cmp, fmt};
 
 /// A file in a cache.
 ///
@@ -264,8 +264,7 @@ impl File {
             let start = range.start / PAGE_BYTES * PAGE_BYTES;
             inode.write_soon(start..range.end.next_multiple_of(PAGE_BYTES));
         }
-        let error = inode.errors.check_since(&self.handle.error_cursor, inode.errors.count());
-        error.map_or(Ok(()), |error| Err(Error::writeback(error)))
+        inode.errors.check_since(&self.handle.error_cursor, inode.errors.count())
     }
 
     /// Makes everything durable that was written to the file through any handle, and closes this
@@ -396,6 +395,16 @@ impl Handle {
         })
     }
 
+    /// Fails for a range of no bytes, of which `what` cannot be.
+    pub(crate) fn check_not_empty(&self, range: &Range<u64>, what: &str) -> Result<()> {
+        let problem = match range.start.cmp(&range.end) {
+            cmp::Ordering::Less => return Ok(()),
+            cmp::Ordering::Equal => format!("{what} of no bytes"),
+            cmp::Ordering::Greater => format!("{range:?} is reversed"),
+        };
+        Err(Error::config("range", problem).in_file(self.inode.name()))
+    }
+
     fn check_range(&self, range: &Range<u64>) -> Result<u64> {
         self.range_end(range.start, range.end.saturating_sub(range.start))
     }
@@ -406,7 +415,10 @@ impl Handle {
         match (no_room, &inode.device) {
             (NoRoom::DirtyLimit, Some(device)) => inode.wait_for_room(device, bytes),
             (NoRoom::DirtyLimit, None) => self.reclaim.wait_for_swap(inode, bytes),
-            (NoRoom::Lsns, _) => inode.grow_lsns(|bytes| self.reclaim.charge(bytes)),
+            (NoRoom::Lsns, _) => {
+                let grown = inode.grow_lsns(|bytes| self.reclaim.charge(bytes));
+                grown.map_err(|error| error.wanted_for(|| inode.name(), bytes))
+            }
         }
     }
 
@@ -415,10 +427,12 @@ impl Handle {
         if wanted_bytes <= len_max_bytes {
             return Ok(());
         }
-        let text = format!(
-            "cannot grow to {wanted_bytes} bytes, only to {len_max_bytes} \
-             (OpenOptions::len_max, File::raise_len_max)"
-        );
+        let remedy = match self.inode.page_space.is_in_place() {
+            true => "OpenOptions::len_max of the first open: a mappable file keeps its maximum",
+            false => "OpenOptions::len_max, File::raise_len_max",
+        };
+        let text =
+            format!("cannot grow to {wanted_bytes} bytes, only to {len_max_bytes} ({remedy})");
         Err(Error::new(ErrorKind::TooLong, text).in_file(self.inode.name()))
     }
 }

@@ -162,8 +162,9 @@ impl OpenOptions {
         self
     }
 
-    pub(crate) fn validate(&self) -> Result<()> {
-        config::folio_order(self.folio_bytes)?;
+    /// Fails, with the name of the file, for options that are wrong or contradict each other.
+    pub(crate) fn validate(&self, file: impl Fn() -> String) -> Result<()> {
+        config::folio_order(self.folio_bytes).map_err(|error| error.in_file(file()))?;
         let has_large_folios = self.folio_bytes > config::FOLIO_BYTES_MIN;
         let problem = match self {
             Self { mappable: true, .. } if has_large_folios => "mappable needs folios of 4 KiB",
@@ -176,7 +177,7 @@ impl OpenOptions {
             Self { truncate: true, write: false, .. } => "truncate needs write",
             _ => return Ok(()),
         };
-        Err(Error::config("open options", problem))
+        Err(Error::config("open options", problem).in_file(file()))
     }
 
     /// Returns the length for which the table of a file of `len_bytes` bytes is reserved.

@@ -522,11 +522,9 @@ impl File {
 
     /// Fails unless the range is in one folio and in the file.
     pub(super) fn check_pin_range(&self, range: &Range<u64>) -> Result<()> {
-        let length_bytes = range.end.saturating_sub(range.start);
+        self.handle.check_not_empty(range, "a pin")?;
+        let length_bytes = range.end - range.start;
         self.handle.range_end(range.start, length_bytes)?;
-        if range.is_empty() {
-            return Err(Error::config("range", "a pin of no bytes"));
-        }
         if range.end > self.len() {
             return Err(self.handle.inode.past_end(range.start, length_bytes));
         }

@@ -157,7 +157,10 @@ impl File {
     ///
     /// The result is that of one state of the bytes: no call of this cache changed one of them
     /// between the first load and the last. Stores through a [`MapMut`](crate::MapMut) and changes
-    /// by other programs are not noticed.
+    /// by other programs are not noticed. A page counts its writes with 24 bits: a run of `read`
+    /// during which a page is written exactly 2^24 times, or a multiple, which takes seconds, may
+    /// return torn bytes. A caller that may be stopped for so long between two loads of pages
+    /// that are written all the time uses [`File::read_at`], or checks a sum of its own.
     ///
     /// `read` may run several times, and on bytes that are torn or belong to another page or file
     /// of the cache. So it must not panic, loop or act on what it finds: the caller acts on what it

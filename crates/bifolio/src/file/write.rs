@@ -365,7 +365,7 @@ impl File {
             let text = "cannot raise len_max: it was opened to be mapped";
             return Err(Error::new(ErrorKind::Unsupported, text).in_file(handle.inode.name()));
         }
-        check_len_max(bytes, 0)?;
+        check_len_max(bytes, 0).map_err(|error| error.in_file(handle.inode.name()))?;
         let resizing = handle.inode.lock_resizing();
         if bytes <= self.len_max() {
             // Another thread has raised it further.

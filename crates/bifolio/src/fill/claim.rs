@@ -1,10 +1,10 @@
 //! Claims: the first step of a fill, a frame and the Entry (FILL-C1..C4).
 use super::Fill;
 use super::transfer::{Locked, ReadIo, Room};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::io::RUN_PAGES_MAX;
 use crate::memory::{FillTarget, FrameKind};
-use crate::page::{Entry, Filling, Folio, FolioId, PAGE_SHIFT};
+use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -152,9 +152,13 @@ impl<'h> Fill<'h> {
         let Self { inode, reclaim, state } = self;
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
         state.check_sound(&memory.soundness)?;
+        let of_folio = |error: Error| {
+            let start = head * PAGE_BYTES;
+            error.wanted_for(|| inode.name(), start..start + mapping.folio_bytes())
+        };
         // Before frames are allocated: a file whose pages cannot be evicted must not need them.
-        let unlisted = reclaim.count_unlisted(inode)?;
-        let Some((id, _filling)) = self.take_frame(head, seen, wait)? else {
+        let unlisted = reclaim.count_unlisted(inode).map_err(of_folio)?;
+        let Some((id, _filling)) = self.take_frame(head, seen, wait).map_err(of_folio)? else {
             return Ok(Claim::NoFrame);
         };
         // Has no owner until it is locked: reclaim may scan the chunk now, and must not take it for

@@ -89,7 +89,7 @@ impl<'h> Fill<'h> {
     pub(crate) fn find_resident(self, index: u64) -> Option<Locked<'h>> {
         let found = self.inode.mapping.get_folio(&self.inode.memory.folios, index);
         let Lookup::Folio(folio) = found else { return None };
-        let lock = folio.lock();
+        let lock = self.inode.lock_folio(&folio);
         let is_ours = lock.owner() == self.inode.address;
         is_ours.then_some(Locked { lock, folio, was_resident: true })
     }
@@ -111,7 +111,7 @@ impl<'h> Fill<'h> {
         own_pins::check(self.inode, &(index..index + 1))?;
         Ok(match wants {
             Some(wants) => folio.lock_while(wants),
-            None => Some(folio.lock()),
+            None => Some(self.inode.lock_folio(folio)),
         })
     }
 

@@ -36,9 +36,12 @@ use clearing::Clearing;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use store::Store;
 use swap_store::SwapStore;
+
+/// Time after which a wait for a folio lock is logged.
+const LOCK_WAIT_NOTED: Duration = Duration::from_secs(5);
 
 /// Parts that all files of a cache share.
 #[derive(Clone, Debug)]
@@ -191,6 +194,22 @@ impl Inode {
 
     pub(crate) fn name(&self) -> String {
         self.store.name()
+    }
+
+    /// Blocks until the caller holds the lock of a folio that was found in this file. Logs a long
+    /// wait: the owner of the lock may never release it.
+    pub(crate) fn lock_folio<'a>(&self, folio: &FolioRef<'a>) -> LockedFolio<'a> {
+        folio.lock_noting(LOCK_WAIT_NOTED, || {
+            let start = folio.folio().index() * PAGE_BYTES;
+            let bytes = start..start + folio.folio().pages() * PAGE_BYTES;
+            log::warn!(
+                "{}: a call has waited {} s for {}: a PageRefMut of them was not dropped, or their \
+                 device does not answer",
+                self.name(),
+                LOCK_WAIT_NOTED.as_secs(),
+                of_range(&bytes)
+            );
+        })
     }
 
     pub(crate) fn frame_of(&self, folio: &FolioRef<'_>) -> *mut u8 {

@@ -226,7 +226,7 @@ impl Inode {
             };
             let locked = folio.try_lock().unwrap_or_else(|| {
                 removal.finish();
-                folio.lock()
+                self.lock_folio(&folio)
             });
             if locked.owner() != self.address {
                 continue;

@@ -171,6 +171,11 @@ impl DiskFile {
         opened.finish(options, features, unused)?.ok_or_else(|| replaced(&name))
     }
 
+    /// Returns the name of the file behind a descriptor, for messages.
+    pub(crate) fn name_of(descriptor: &OwnedFd) -> String {
+        file::name_of(descriptor.as_fd()).display().to_string()
+    }
+
     /// Returns the identity of a descriptor, or an error if it cannot be used with `options`.
     pub(crate) fn check_fd(
         descriptor: &OwnedFd,

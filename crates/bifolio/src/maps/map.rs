@@ -205,7 +205,7 @@ impl<F> Map<F> {
     fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.len() {
             let problem = format!("{range:?} of a map of {} bytes", self.len());
-            return Err(Error::config("range", problem));
+            return Err(Error::config("range", problem).in_file(self.file.handle.inode.name()));
         }
         Ok(self.range.start + range.start..self.range.start + range.end)
     }

@@ -125,12 +125,10 @@ impl File {
         let mut guard = MapGuard { registry, mapped: None };
         handle.check_sound()?;
         handle.check_readable()?;
-        let length_bytes = range.end.saturating_sub(range.start);
+        handle.check_not_empty(range, "a map")?;
+        let length_bytes = range.end - range.start;
         handle.range_end(range.start, length_bytes)?;
         let region = handle.inode.page_space.mappable(|| handle.inode.name())?;
-        if range.is_empty() {
-            return Err(Error::config("range", "a map of no bytes"));
-        }
         if range.end > self.len() {
             return Err(handle.inode.past_end(range.start, length_bytes));
         }
@@ -139,7 +137,10 @@ impl File {
             // Here it is an error; at a store, the end of the process.
             let step = (TABLE_PAGE_BYTES / size_of::<u64>() as u64) as usize;
             for index in pages.clone().step_by(step).chain([pages.end - 1]).take(TABLES_MAX) {
-                handle.reclaim.charge_table(&handle.inode, index)?;
+                let charged = handle.reclaim.charge_table(&handle.inode, index);
+                charged.map_err(|error| {
+                    error.wanted_for(|| handle.inode.name(), index * PAGE_BYTES..range.end)
+                })?;
             }
         }
         region.mapped.add(pages.clone());

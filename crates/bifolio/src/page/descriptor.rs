@@ -14,6 +14,7 @@ use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking,
 use std::fmt;
 use std::marker::PhantomData;
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 pub(crate) const NO_FOLIO: u32 = u32::MAX;
 
@@ -330,6 +331,23 @@ impl<'a> FolioRef<'a> {
             waiters::sleep_briefly(&self.folio.lock.0, CONTENDED);
         }
         Some(LockedFolio::of(self.folio))
+    }
+
+    /// Blocks until the caller holds the folio lock. Calls `note` once if that takes `time`.
+    pub(crate) fn lock_noting(&self, time: Duration, note: impl FnOnce()) -> LockedFolio<'a> {
+        blocking::check_user("a folio lock");
+        if let Some(locked) = self.try_lock() {
+            return locked;
+        }
+        if cfg!(loom) {
+            // No time passes in a model run.
+            return self.lock();
+        }
+        let begun = Instant::now();
+        self.lock_while(&|| begun.elapsed() < time).unwrap_or_else(|| {
+            note();
+            self.lock()
+        })
     }
 
     pub(crate) fn try_lock(&self) -> Option<LockedFolio<'a>> {

@@ -250,6 +250,26 @@ pub(crate) fn machine_memory_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
+/// Logs that a cache may use more memory than the machine, or a control group of the process, has.
+pub(crate) fn warn_of_bound(bound_bytes: u64) {
+    let machine_bytes = machine_memory_bytes();
+    if bound_bytes > machine_bytes {
+        log::warn!(
+            "a cache has a bound of {bound_bytes} bytes, and the machine has {machine_bytes}: the \
+             kernel may end the process before the bound is reached"
+        );
+    } else if let Some(limit) = MemoryLimit::of_process()
+        && bound_bytes > limit.limit_bytes
+    {
+        log::warn!(
+            "a cache has a bound of {bound_bytes} bytes, and {} is {}: the kernel may end the \
+             process before the bound is reached",
+            limit.path.display(),
+            limit.limit_bytes
+        );
+    }
+}
+
 /// Returns the address space that the process may use in bytes (`RLIMIT_AS`); `u64::MAX` if
 /// unlimited, or if the kernel does not tell.
 pub(crate) fn address_space_bytes_max() -> u64 {

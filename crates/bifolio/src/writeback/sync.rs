@@ -149,8 +149,10 @@ impl Inode {
         let mut patience = STALL_MAX;
         for folio in busy {
             let gate = self.gate.get();
-            let locked =
-                gate.map_or_else(|| Some(folio.lock()), |_| Gate::lock(self, &folio, patience));
+            let locked = gate.map_or_else(
+                || Some(self.lock_folio(&folio)),
+                |_| Gate::lock(self, &folio, patience),
+            );
             let Some(locked) = locked else {
                 total.held = HeldBack::sum(total.held, Some(HeldBack::one_pinned()));
                 // The write-out fails already.
@@ -229,9 +231,7 @@ impl Inode {
         let refusal = self.write_out_range(&range)?;
         // Of other threads, which found the pages before this one.
         self.dirty.wait_for_in_flight();
-        if let Some(error) = self.errors.check_since(cursor, errors_before) {
-            return Err(Error::writeback(error));
-        }
+        self.errors.check_since(cursor, errors_before)?;
         Refusal::check(refusal)
     }
 
@@ -289,9 +289,7 @@ impl Inode {
         let counters = &self.memory.counters;
         counters.add(Counter::Sync, 1);
         counters.add(if flushed.is_shared { Counter::SyncShared } else { Counter::DeviceFlush }, 1);
-        if let Some(error) = self.errors.check_since(cursor, errors_before) {
-            return Err(Error::writeback(error));
-        }
+        self.errors.check_since(cursor, errors_before)?;
         flushed.result?;
         Refusal::check(refusal)
     }
@@ -306,10 +304,7 @@ impl Inode {
         if !self.is_durable() {
             return self.sync(cursor, None, false);
         }
-        match self.errors.check_since(cursor, self.errors.count()) {
-            Some(error) => Err(Error::writeback(error)),
-            None => Ok(()),
-        }
+        self.errors.check_since(cursor, self.errors.count())
     }
 }
 
@@ -447,6 +442,8 @@ pub(crate) struct WriteErrors {
 #[derive(Debug, Default)]
 struct Recorded {
     count: u64,
+    /// The count at the last report to a handle.
+    reported: u64,
     error: Option<Error>,
 }
 
@@ -454,10 +451,16 @@ struct Recorded {
 pub(crate) struct ErrorCursor(AtomicU64);
 
 impl WriteErrors {
+    /// Records an error. Of errors with one cause, the first is kept until it is reported: it has
+    /// the first position that failed.
     pub(crate) fn record(&self, error: Error) {
         let mut last = self.last.lock();
+        let has_cause = |kept: &Error| kept.errno() == error.errno();
+        let goes_on = last.reported < last.count && last.error.as_ref().is_some_and(has_cause);
         last.count += 1;
-        last.error = Some(error);
+        if !goes_on {
+            last.error = Some(error);
+        }
     }
 
     /// Returns a cursor for a new handle, which reports later errors only.
@@ -469,14 +472,21 @@ impl WriteErrors {
         self.last.lock().count
     }
 
-    /// Returns the last error that the cursor has not reported yet, once. Also returns the last
-    /// error since there were `count`, reported or not: two syncs through one cursor may need the
-    /// same page.
-    pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Option<Error> {
-        let last = self.last.lock();
+    /// Fails with the last error that the cursor has not reported yet, once. Also fails with the
+    /// last error since there were `count`, at the begin of the call, reported or not: two syncs
+    /// through one cursor may need the same page.
+    pub(crate) fn check_since(&self, cursor: &ErrorCursor, count: u64) -> Result<()> {
+        let mut last = self.last.lock();
         // Relaxed: under the lock; clones of a handle race only for which one reports it.
         let told = cursor.0.swap(last.count, Ordering::Relaxed);
-        if told.min(count) == last.count { None } else { last.error.clone() }
+        match &last.error {
+            Some(error) if told.min(count) < last.count => {
+                let error = Error::writeback(error.clone(), count == last.count);
+                last.reported = last.count;
+                Err(error)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -494,16 +504,16 @@ mod tests {
         let errors = WriteErrors::default();
         let check = |cursor: &ErrorCursor| errors.check_since(cursor, errors.count());
         let (a, b) = (errors.sample(), errors.sample());
-        assert!(check(&a).is_none());
+        assert!(check(&a).is_ok());
         errors.record(error());
         let late = errors.sample();
-        assert!(check(&a).is_some());
-        assert!(check(&a).is_none());
-        assert!(check(&late).is_none());
+        assert!(check(&a).is_err());
+        assert!(check(&a).is_ok());
+        assert!(check(&late).is_ok());
         errors.record(error());
-        assert!(check(&b).is_some(), "two errors are told as one, the last");
-        assert!(check(&b).is_none());
-        assert!(check(&late).is_some());
+        assert!(check(&b).is_err(), "two errors are told as one, the last");
+        assert!(check(&b).is_ok());
+        assert!(check(&late).is_err());
     }
 
     #[test]
@@ -512,8 +522,8 @@ mod tests {
         let cursor = errors.sample();
         let begun = errors.count();
         errors.record(error());
-        assert!(errors.check_since(&cursor, begun).is_some());
-        assert!(errors.check_since(&cursor, begun).is_some());
-        assert!(errors.check_since(&cursor, errors.count()).is_none());
+        assert!(errors.check_since(&cursor, begun).is_err());
+        assert!(errors.check_since(&cursor, begun).is_err());
+        assert!(errors.check_since(&cursor, errors.count()).is_ok());
     }
 }

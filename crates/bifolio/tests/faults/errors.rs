@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    PAGE, assert_same, cache_of, directory, error_of, file_of, open, random_file, read, read_all,
-    without_root, writable,
+    Faulty, PAGE, Way, assert_same, cache_of, directory, error_of, file_of, open, random_file,
+    read, read_all, without_root, writable,
 };
 use bifolio::backing::Alignment;
 use bifolio::{Access, Cache, Error, ErrorKind, File, HugePages, OpenOptions, Residency};
@@ -19,7 +19,10 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 const POSITION_MAX: u64 = i64::MAX as u64;
 
 fn is_config(error: &Error, name: &str) -> bool {
-    error.kind() == ErrorKind::Config && error.to_string().starts_with(&format!("{name}: "))
+    let text = error.to_string();
+    let file = error.file().map(|file| format!("{file}: ")).unwrap_or_default();
+    let text = text.strip_prefix(&file).expect("the file is named first");
+    error.kind() == ErrorKind::Config && text.starts_with(&format!("{name}: "))
 }
 
 /// Pins folio after folio until the cache is full: the first folio beyond the bound is an error,
@@ -45,12 +48,13 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
     let count = pins.len() as u64;
     let pinned = count * folio_bytes;
     let needles = [
+        format!("pinned: no memory for {folio_bytes} bytes at position {pinned}"),
         format!("of {memory_bytes} bytes, {pinned} are pinned"),
-        "0 cannot be written out".to_owned(),
-        "0 are in use by other calls".to_owned(),
     ];
     let error = error_of(full, &needles.each_ref().map(String::as_str));
     assert_eq!(error.kind(), ErrorKind::Full);
+    assert!(!error.to_string().contains(" 0 are"), "{error}");
+    assert_eq!((error.file(), error.range()), (path.to_str(), Some(pinned..pinned + folio_bytes)));
     assert!(cache.stats().allocation_failures > 0);
 
     // What is pinned can be used all the same, by every call.
@@ -627,4 +631,57 @@ fn a_call_for_the_folio_of_an_own_pin_mut_is_refused() {
         file.close().unwrap();
         cache.close().unwrap();
     });
+}
+
+#[test]
+fn an_option_that_is_wrong_names_the_file() {
+    let directory = directory();
+    let path = file_of(&directory, "options", b"0123456789");
+    let (name, cache) = (path.display().to_string(), cache_of(1 << 20));
+    for options in [
+        OpenOptions::new().folio_bytes(5000),
+        OpenOptions::new().folio_bytes(2 << 20),
+        OpenOptions::new().create(true),
+        OpenOptions::new().len_max(u64::MAX),
+        OpenOptions::new().len_max(3),
+    ] {
+        let error = error_of(cache.open(&path, &options), &[&name]);
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Config, Some(&*name)));
+        let descriptor = std::fs::File::open(&path).unwrap();
+        error_of(cache.open_fd(descriptor.into(), &options), &[&name]);
+        let backing = Arc::new(MemoryBacking::new(vec![1; 10]));
+        let opened = cache.open_backing(backing, &options);
+        assert!(error_of(opened, &[]).file().is_some());
+    }
+    let options = OpenOptions::new().len_max(u64::MAX);
+    error_of(cache.memory_file_with("scratch", &options), &["scratch: len_max"]);
+}
+
+#[test]
+fn a_reversed_range_is_called_so() {
+    let directory = directory();
+    let path = file_of(&directory, "reversed", &[1; 8192]);
+    let file = open(&cache_of(1 << 20), &path);
+    let (start, end) = (5000, 4000);
+    for result in [file.pin(start..end).map(drop), file.pin_mut(start..end).map(drop)] {
+        let error = error_of(result, &["reversed: range", "5000..4000 is reversed"]);
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+    error_of(file.pin(7..7), &["reversed: range", "no bytes"]);
+}
+
+/// The failure of a sync is not an earlier one, and has the first position that failed.
+#[test]
+fn a_failed_sync_says_whether_the_write_back_is_its_own() {
+    let faulty = Faulty::new(Way::Threads, 1 << 20, 5);
+    let cache = faulty.builder(4 << 20).build().unwrap();
+    let (file, other) = (faulty.open(&cache), faulty.open(&cache));
+    faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::ENOSPC));
+    [8, 0, 16].iter().for_each(|part| file.write_all_at(&[1; 8], part * 16384).unwrap());
+    let error = error_of(file.sync_data(), &["the write-back failed", "at position 0"]);
+    assert_eq!(error.kind(), ErrorKind::Writeback);
+    faulty.backing.heal();
+    error_of(other.sync_data(), &["an earlier write-back failed", "at position 0"]);
+    other.sync_data().unwrap();
+    file.sync_data().unwrap();
 }

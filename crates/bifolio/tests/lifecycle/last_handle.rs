@@ -1,12 +1,12 @@
 //! Effects of dropping the last handle.
 
-use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use bifolio::Cache;
 use bifolio_testing::{Call, Fault, Gate};
 
+use crate::logged::{collect_log, logged};
 use crate::support::{Faulty, wait_until};
 use crate::support::{PAGE, Way, assert_same, error_of};
 
@@ -93,36 +93,12 @@ fn a_flush_that_fails_at_the_last_drop_is_told_by_close() {
     cache.close().unwrap();
 }
 
-/// Collects the errors that the library logs.
-struct Errors(Mutex<Vec<String>>);
-
-impl log::Log for Errors {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() == log::Level::Error
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            self.0.lock().unwrap().push(record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-static ERRORS: Errors = Errors(Mutex::new(Vec::new()));
-
 #[test]
 fn a_drop_logs_the_pages_it_cannot_write() {
-    log::set_logger(&ERRORS).unwrap();
-    log::set_max_level(log::LevelFilter::Error);
+    collect_log();
     // No other test of this program has this error.
     let (faulty, cause) = (Faulty::new(Way::Memory, 8192, 6), "os error 122");
-    let logged = || {
-        let mut errors = ERRORS.0.lock().unwrap();
-        errors.retain(|line| line.contains(cause));
-        std::mem::take(&mut *errors)
-    };
+    let logged = || logged(cause);
     let cache = faulty.builder(4 << 20).build().unwrap();
     let file = faulty.open(&cache);
     faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::EDQUOT));

@@ -1,10 +1,11 @@
 //! How files and caches end: the last handle, a closed cache (`whole_cache.rs`), files opened again
 //! meanwhile (`opens.rs`), storage that stays unwritable (`giving_up.rs`), killed processes and
-//! power failures (`crash/`).
+//! power failures (`crash/`), and what is logged (`logged.rs`).
 
 mod crash;
 mod giving_up;
 mod last_handle;
+mod logged;
 mod opens;
 #[path = "../support/mod.rs"]
 mod support;

@@ -396,3 +396,19 @@ fn positions_past_the_table_are_past_the_end() {
         assert_eq!(file.len(), 6000);
     });
 }
+
+#[test]
+fn a_mappable_file_that_cannot_grow_names_no_call_that_it_refuses() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let directory = directory();
+    let path = file_of(&directory, "mapped", b"0123456789");
+    let cache = cache_of(4 << 20);
+    let options = mappable(writable().len_max(1 << 20));
+    let file = cache.open(&path, &options).unwrap();
+    let error = error_of(file.set_len(1 << 21), &["mapped", "1048576", "OpenOptions::len_max"]);
+    assert_eq!(error.kind(), ErrorKind::TooLong);
+    assert!(!error.to_string().contains("raise_len_max"), "{error}");
+    error_of(file.write_all_at(b"x", 1 << 20), &["OpenOptions::len_max of the first open"]);
+}

@@ -87,7 +87,8 @@ static void wrong_values_are_refused(void) {
     options.huge_pages = 0;
     options.memory_bytes = 1;
     CHECK_RESULT(bifolio_cache_new(&options, &cache), BIFOLIO_ERROR_CONFIG);
-    CHECK(cache == NULL);
+    CHECK(cache == NULL && bifolio_last_errno() == EINVAL);
+    CHECK(strstr(bifolio_last_error(), "memory_bytes: 1 bytes") == bifolio_last_error());
     options.memory_bytes = 1 << 20;
     options.swap_directory = "/no/such/directory";
     CHECK_RESULT(bifolio_cache_new(&options, &cache), BIFOLIO_ERROR_SWAP_FILE);
@@ -101,6 +102,7 @@ static void wrong_values_are_refused(void) {
     CHECK_RESULT(bifolio_cache_open(cache, in_directory("x"), &open, &file), BIFOLIO_ERROR_ARGUMENT);
     open.flags = BIFOLIO_OPEN_CREATE;
     CHECK_RESULT(bifolio_cache_open(cache, in_directory("x"), &open, &file), BIFOLIO_ERROR_CONFIG);
+    CHECK(strstr(bifolio_last_error(), "/x: ") != NULL);
     open.flags = 0;
     open.direct = 9;
     CHECK_RESULT(bifolio_cache_open(cache, in_directory("x"), &open, &file), BIFOLIO_ERROR_ARGUMENT);
@@ -119,6 +121,7 @@ static void wrong_values_are_refused(void) {
     bifolio_file_free(file);
     file = open_file(cache, "misuse", BIFOLIO_OPEN_READ);
     CHECK_RESULT(bifolio_file_write(file, 0, "x", 1), BIFOLIO_ERROR_NOT_OPENED_FOR);
+    CHECK(bifolio_last_errno() == EBADF);
     bifolio_file_free(file);
     bifolio_cache_free(cache);
 }

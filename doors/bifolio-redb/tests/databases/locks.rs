@@ -36,13 +36,13 @@ fn other_caches_and_redb_itself_are_refused() {
     let database = open(&path, &here);
     commit(&database, 1).unwrap();
     let refused = BifolioBackend::open(&path, &there).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::WouldBlock, "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::ResourceBusy, "{refused}");
     assert!(refused.to_string().contains("locked.redb"), "{refused}");
     assert!(matches!(Database::open(&path), Err(DatabaseError::DatabaseAlreadyOpen)));
     drop(database);
     let database = Database::open(&path).unwrap();
     let refused = BifolioBackend::open(&path, &there).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::WouldBlock, "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::ResourceBusy, "{refused}");
     drop(database);
     assert_holds(&open(&path, &there), &model(1));
 }

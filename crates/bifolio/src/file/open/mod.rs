@@ -164,7 +164,7 @@ impl Registry {
         options: &OpenOptions,
     ) -> Result<File> {
         self.check()?;
-        options.validate()?;
+        options.validate(|| backing.describe())?;
         self.open_backing(&backing, None, options)
     }
 
@@ -177,7 +177,7 @@ impl Registry {
         features: &Features,
     ) -> Result<File> {
         self.check()?;
-        options.validate()?;
+        options.validate(|| path.display().to_string())?;
         let disk_options = options.disk_options();
         let open = |unused: &mut _| DiskFile::open_keeping(path, &disk_options, features, unused);
         let Some(located) = Located::find(path, &disk_options)? else {
@@ -197,7 +197,7 @@ impl Registry {
         features: &Features,
     ) -> Result<File> {
         self.check()?;
-        options.validate()?;
+        options.validate(|| DiskFile::name_of(&descriptor))?;
         let disk_options = options.disk_options();
         let identity = match DiskFile::check_fd(&descriptor, &disk_options) {
             Ok(identity) => identity,
@@ -320,8 +320,8 @@ impl Registry {
         options: &OpenOptions,
     ) -> Result<File> {
         self.check()?;
-        options.validate()?;
-        let size = self.size_of(options, 0)?;
+        options.validate(|| name.to_owned())?;
+        let size = self.size_of(options, 0).map_err(|error| error.in_file(name))?;
         let page_space = self.page_space_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, page_space, name, size);
         let mut open = Open::new(inode.map_err(no_table)?);
@@ -395,7 +395,9 @@ impl Registry {
         backing: &Arc<dyn DirectBacking>,
         options: &OpenOptions,
     ) -> Result<Arc<Inode>> {
-        let size = self.size_of(options, crate::io::len_bytes(&**backing)?)?;
+        let len_bytes = crate::io::len_bytes(&**backing)?;
+        let size = self.size_of(options, len_bytes);
+        let size = size.map_err(|error| error.in_file(backing.describe()))?;
         let page_space = self.page_space_for(options, size)?;
         Inode::new(&self.services, page_space, backing, size).map_err(no_table)
     }
@@ -498,7 +500,7 @@ impl Open {
         }
         let Some(disk) = self.disks.iter().find(|disk| disk.is_writable()) else {
             let problem = "an exclusive lock needs a file opened by path or descriptor";
-            return Err(Error::config("open options", problem));
+            return Err(Error::config("open options", problem).in_file(self.inode.name()));
         };
         disk.lock_exclusively().map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
