@@ -78,6 +78,12 @@ impl Error {
         })
     }
 
+    /// Names the bound that a cache which is full cannot have.
+    pub(crate) fn of_bound(self, bound: u64) -> Self {
+        let text = format!("the bound cannot fall to {bound} bytes: {}", self.0.message);
+        self.with(|inner| inner.message = text)
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         let inner = Arc::get_mut(&mut self.0);
         debug_assert!(inner.is_some(), "an error changes only before it is shared");
@@ -385,6 +391,16 @@ impl Error {
     pub(crate) fn writeback(cause: Self, is_earlier: bool) -> Self {
         let which = if is_earlier { "an earlier write-back" } else { "the write-back" };
         Self::new(ErrorKind::Writeback, format!("{which} failed: {cause}")).because(Arc::new(cause))
+    }
+
+    /// Returns the error of a bound below the descriptors of pages.
+    #[cold]
+    pub(crate) fn below_descriptors(bound: u64, descriptors: u64) -> Self {
+        let text = format!(
+            "{descriptors} bytes are descriptors of pages that the cache had with a larger bound, \
+             which are never freed; build another cache"
+        );
+        Self::new(ErrorKind::Full, text).of_bound(bound)
     }
 
     #[cold]

@@ -250,6 +250,10 @@ pub(crate) mod region {
             None
         }
 
+        pub(crate) fn descriptor_bytes(&self) -> u64 {
+            0
+        }
+
         pub(crate) fn give_back(&mut self, _: &mut Budget, _: FolioId, _: &Folios) {}
     }
 }

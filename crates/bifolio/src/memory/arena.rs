@@ -114,6 +114,7 @@ impl Arena {
             frame_pages: 0,
             lent_pages: 0,
             vacant_chunks: chunks,
+            first_vacant: 0,
             is_allocating_chunk: false,
             last_order: 0,
             is_allocation_refused: false,
@@ -351,6 +352,14 @@ impl Arena {
     /// that is not metadata, less the most that whole chunks leave; a hint.
     pub(crate) fn folio_pages_max(&self) -> u64 {
         self.folio_pages_max.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of descriptors, which stay charged whatever the bound.
+    pub(crate) fn descriptor_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        let chunks = state.chunks.iter().filter(|chunk| chunk.has_descriptors).count() as u64;
+        chunks * (self.chunk_size.cost_bytes() - self.chunk_size.bytes())
+            + state.region_pages.descriptor_bytes()
     }
 
     pub(crate) fn excess_bytes(&self) -> u64 {

@@ -313,6 +313,8 @@ pub(super) struct ArenaState {
     pub(super) lent_pages: u64,
     /// Vacant chunks, out of `chunks_max`.
     pub(super) vacant_chunks: u64,
+    /// No chunk before this one is vacant.
+    pub(super) first_vacant: usize,
     /// `true` while a chunk is made resident ahead of need.
     pub(super) is_allocating_chunk: bool,
     pub(super) last_order: u8,
@@ -398,12 +400,22 @@ impl ArenaState {
         if self.vacant_chunks == 0 {
             return None;
         }
-        let known = self.chunks.iter().position(|chunk| chunk.role == Role::Vacant);
+        let is_vacant = |number: &usize| self.chunks[*number].role == Role::Vacant;
+        let known = (self.first_vacant..self.chunks.len()).find(is_vacant);
+        self.first_vacant = known.unwrap_or(self.chunks.len());
         if known.is_none() && self.chunks.len() < self.chunks_max {
             self.chunks.push(Chunk::vacant(self.chunk_size));
             return Some(self.chunks.len() - 1);
         }
         known
+    }
+
+    /// Makes a chunk vacant, which was charged.
+    pub(super) fn vacate(&mut self, number: usize) {
+        let has_descriptors = self.chunks[number].has_descriptors;
+        self.chunks[number] = Chunk { has_descriptors, ..Chunk::vacant(self.chunk_size) };
+        self.vacant_chunks += 1;
+        self.first_vacant = self.first_vacant.min(number);
     }
 
     /// Returns the bytes of a vacant chunk, and of its descriptors unless they are charged already.
@@ -430,8 +442,7 @@ impl ArenaState {
     }
 
     pub(super) fn cancel_growth(&mut self, number: usize) {
-        self.chunks[number].role = Role::Vacant;
-        self.vacant_chunks += 1;
+        self.vacate(number);
         self.frame_pages -= u64::from(self.chunk_size.pages());
         self.budget.give_back(self.cost_of(number));
     }

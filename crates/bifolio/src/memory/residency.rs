@@ -15,6 +15,7 @@
 use super::arena::Arena;
 use super::chunk::{ArenaState, Chunk, Listed, PAGE_BYTES};
 use crate::page::{FolioId, Folios};
+use std::collections::BinaryHeap;
 use std::io;
 use std::ops::Range;
 
@@ -125,6 +126,12 @@ pub(crate) enum Purpose {
     Order(u8),
 }
 
+impl Chunk {
+    fn can_serve(&self, purpose: Purpose) -> bool {
+        self.is_in_service() && !self.draining && Purpose::Order(self.order()) != purpose
+    }
+}
+
 /// A chunk that is being emptied. The caller must finish the evacuation.
 #[derive(Debug)]
 #[must_use]
@@ -134,17 +141,35 @@ pub(crate) struct Evacuation {
 }
 
 impl Arena {
-    /// Starts to empty the chunk with the fewest used pages among those that can serve `purpose`
-    /// but do not yet, except the chunks in `tried`.
-    pub(crate) fn begin_evacuation(&self, purpose: Purpose, tried: &[usize]) -> Option<Evacuation> {
+    /// Returns the chunks with the fewest used pages, at most `count_max`, of those that can serve
+    /// `purpose` but do not yet. The emptiest is last.
+    pub(crate) fn emptiest_chunks(&self, purpose: Purpose, count_max: usize) -> Vec<usize> {
         let mut state = self.state.lock();
         self.empty_stocks(&mut state);
-        let candidates = state.chunks.iter().enumerate().filter(|(number, chunk)| {
-            let is_idle = chunk.is_in_service() && !chunk.draining && !tried.contains(number);
-            is_idle && Purpose::Order(chunk.order()) != purpose
-        });
-        let (number, _) = candidates.min_by_key(|(_, chunk)| chunk.used_pages())?;
+        let mut emptiest = BinaryHeap::new();
+        let able = state.chunks.iter().enumerate().filter(|(_, chunk)| chunk.can_serve(purpose));
+        for (number, chunk) in able {
+            let found = (chunk.used_pages(), number);
+            if emptiest.len() < count_max {
+                emptiest.push(found);
+            } else if emptiest.peek().is_some_and(|fullest| found < *fullest) {
+                emptiest.pop();
+                emptiest.push(found);
+            }
+        }
+        self.publish(&state);
+        emptiest.into_sorted_vec().into_iter().rev().map(|(_, number)| number).collect()
+    }
+
+    /// Starts to empty a chunk. Returns `None` if it does not serve `purpose` any more.
+    pub(crate) fn begin_evacuation(&self, number: usize, purpose: Purpose) -> Option<Evacuation> {
+        let mut state = self.state.lock();
+        self.empty_stocks(&mut state);
         let chunk = &mut state.chunks[number];
+        if !chunk.can_serve(purpose) {
+            self.publish(&state);
+            return None;
+        }
         chunk.draining = true;
         let id_of = |first: u32| FolioId(self.chunk_size.frame_of(number, first));
         let folios = chunk.folios().map(id_of).collect();
@@ -190,16 +215,13 @@ impl Arena {
             return false;
         }
         state.set_listed(number, Listed::default());
-        let chunk = &mut state.chunks[number];
+        let chunk = &state.chunks[number];
         debug_assert!(chunk.is_empty(), "{chunk:?}");
         let resident_pages = u64::from(chunk.free_pages());
         state.lent_pages -= u64::from(chunk.lent_pages());
-        let has_descriptors = chunk.has_descriptors;
-        *chunk = Chunk::vacant(self.chunk_size);
-        chunk.has_descriptors = has_descriptors;
+        state.vacate(number);
         state.free_pages -= resident_pages;
         state.frame_pages -= resident_pages;
-        state.vacant_chunks += 1;
         state.budget.give_back(resident_pages * PAGE_BYTES);
         true
     }

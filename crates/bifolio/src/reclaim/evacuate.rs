@@ -30,6 +30,8 @@ use crate::sync::Ordering;
 use std::ops::Range;
 
 const CHUNKS_TRIED_MAX: usize = 8;
+/// Chunks that a bound that falls looks for at once.
+const CHUNKS_KEPT_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutOf {
@@ -66,16 +68,39 @@ impl Reclaim {
         reclaim_lock: &ReclaimLock<'_>,
         purpose: Purpose,
     ) -> (ScanCounts, bool) {
+        let mut chunks = self.arena().emptiest_chunks(purpose, CHUNKS_TRIED_MAX);
+        self.evacuate_first_of(reclaim_lock, purpose, &mut chunks)
+    }
+
+    /// Returns a chunk to the kernel. `chunks` has the emptiest chunks and is kept from call to
+    /// call: a bound that falls by many chunks does not look at all of them for each.
+    pub(super) fn vacate_next_of(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        chunks: &mut Vec<usize>,
+    ) -> ScanCounts {
+        if chunks.len() < CHUNKS_TRIED_MAX {
+            *chunks = self.arena().emptiest_chunks(Purpose::Vacate, CHUNKS_KEPT_MAX);
+        }
+        self.evacuate_first_of(reclaim_lock, Purpose::Vacate, chunks).0
+    }
+
+    /// Empties the last of `chunks` for `purpose`, and removes them, until memory is gained.
+    fn evacuate_first_of(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        purpose: Purpose,
+        chunks: &mut Vec<usize>,
+    ) -> (ScanCounts, bool) {
         let memory = &self.memory;
         let mut counts = ScanCounts::default();
-        let mut tried = Vec::new();
-        while tried.len() < CHUNKS_TRIED_MAX {
-            let next = memory.arena.begin_evacuation(purpose, &tried);
-            let Some(evacuation) = next else { break };
-            if tried.is_empty() {
-                memory.lru.drain_all(&memory.folios);
-            }
-            tried.push(evacuation.chunk);
+        if !chunks.is_empty() {
+            memory.lru.drain_all(&memory.folios);
+        }
+        for _ in 0..CHUNKS_TRIED_MAX {
+            let Some(number) = chunks.pop() else { break };
+            let next = memory.arena.begin_evacuation(number, purpose);
+            let Some(evacuation) = next else { continue };
             for id in &evacuation.folios {
                 let (outcome, pages) = self.evict_from_chunk(reclaim_lock, *id);
                 counts.note(outcome, pages);

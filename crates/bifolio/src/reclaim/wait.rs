@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::{Error, Result, Usage};
 use crate::inode::Inode;
-use crate::memory::{FrameKind, Purpose};
+use crate::memory::FrameKind;
 use crate::page::{Entry, FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
@@ -36,6 +36,9 @@ const LENT_PAGES: u64 = 8;
 const KEPT_DIVISOR: u64 = 2;
 /// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
 const READS_DIVISOR: u64 = 8;
+/// Part of the time that a call may wait after which a change of the bound gives up if it does not
+/// get on: the calls that wait for it have time left.
+const REBOUND_DIVISOR: u32 = 4;
 
 #[derive(Debug)]
 pub(super) struct RetryBudget<'r> {
@@ -176,15 +179,16 @@ impl Reclaim {
         self.decide(counts, retry_budget).map(|()| None)
     }
 
-    /// Returns a chunk to the kernel, or, if pins keep every chunk in use, free slots of
-    /// `pages_max` pages.
+    /// Returns a chunk to the kernel, of `chunks` if it has enough, or, if pins keep every chunk in
+    /// use, free slots of `pages_max` pages.
     pub(super) fn give_memory_back(
         &self,
         reclaim_lock: &ReclaimLock<'_>,
         pages_max: u64,
+        chunks: &mut Vec<usize>,
         retry_budget: &RetryBudget<'_>,
     ) -> ScanCounts {
-        let (evacuated, _) = self.evacuate(reclaim_lock, Purpose::Vacate);
+        let evacuated = self.vacate_next_of(reclaim_lock, chunks);
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
         }
@@ -205,6 +209,10 @@ impl Reclaim {
     pub(crate) fn set_bound(&self, bound_bytes: u64) -> Result<()> {
         let _alone = self.setting_bound.lock();
         let before_bytes = self.arena().bound_bytes();
+        let descriptor_bytes = self.arena().descriptor_bytes();
+        if bound_bytes < before_bytes.min(descriptor_bytes) {
+            return Err(Error::below_descriptors(bound_bytes, descriptor_bytes));
+        }
         let is_lower = bound_bytes < before_bytes;
         // Before `rebounding` is held: allocations wait for that.
         let lowered = if is_lower { self.flusher.lower_bound(bound_bytes) } else { Ok(()) };
@@ -215,9 +223,11 @@ impl Reclaim {
 
     fn change_bound(&self, before_bytes: u64, bound_bytes: u64) -> Result<()> {
         let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        retry_budget.wait_max = self.wait_max / REBOUND_DIVISOR;
         retry_budget.standing = Some(self.rebounding.lock());
         self.arena().set_bound(bound_bytes);
         let changed = self.fit_in_bound(&mut retry_budget);
+        let changed = changed.map_err(|error| error.of_bound(bound_bytes));
         if changed.is_err() {
             self.arena().set_bound(before_bytes);
         }
@@ -237,6 +247,7 @@ impl Reclaim {
         if excess_of(memory.lru.unlisted_pages()) > 0 {
             return Err(self.full(ScanCounts::default(), PAGE_BYTES));
         }
+        let (mut least_pages, mut chunks) = (u64::MAX, Vec::new());
         loop {
             let unswapped_pages = memory.unswapped_pages.load(Ordering::Relaxed);
             let used_pages = self.arena().excess_bytes().div_ceil(PAGE_BYTES);
@@ -244,9 +255,24 @@ impl Reclaim {
             if excess_pages == 0 {
                 return Ok(());
             }
-            let counts = self.give_memory_back(&self.lock(), excess_pages, retry_budget);
+            if excess_pages < least_pages {
+                least_pages = excess_pages;
+                retry_budget.scope.note_page();
+            }
+            let mut counts =
+                self.give_memory_back(&self.lock(), excess_pages, &mut chunks, retry_budget);
+            if counts.reclaimed_pages == 0 && !self.may_fit(counts.pinned_pages) {
+                // Pages that are busy, as of a device that hangs, make no difference.
+                counts.busy_pages = 0;
+            }
             self.decide(counts, retry_budget)?;
         }
+    }
+
+    /// Returns `true` if the bound allows `pinned_pages` besides the descriptors.
+    fn may_fit(&self, pinned_pages: u64) -> bool {
+        let fixed_bytes = self.arena().descriptor_bytes() + pinned_pages * PAGE_BYTES;
+        fixed_bytes <= self.arena().bound_bytes()
     }
 
     /// Continues at once after a round, waits, or fails.
@@ -291,20 +317,21 @@ impl Reclaim {
     }
 
     /// Returns `true` if the bound was changed during an allocation that found no memory, since
-    /// that change may have failed. Waits for a change of the bound in progress, up to the call's
-    /// deadline. On `true`, sweeps are counted from zero and the bound cannot change until the
-    /// caller's wait is over.
+    /// that change may have failed. Waits for a change of the bound in progress, for as long as a
+    /// call may wait. On `true`, sweeps and time are counted from zero and the bound cannot change
+    /// until the caller's wait is over.
     #[cold]
     pub(super) fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
         if retry_budget.standing.is_some() {
             return false;
         }
         blocking::check("a change of the bound");
+        let begun = Instant::now();
         let standing = loop {
             if let Some(standing) = self.rebounding.try_lock() {
                 break standing;
             }
-            if retry_budget.is_over() {
+            if begun.elapsed() > self.wait_max {
                 return false;
             }
             std::thread::sleep(SWEEP_PAUSE);
@@ -316,6 +343,7 @@ impl Reclaim {
             return false;
         }
         retry_budget.standing = Some(standing);
+        retry_budget.scope.note_page();
         true
     }
 
@@ -483,6 +511,7 @@ impl Reclaim {
         }
         blocking::check("room for metadata");
         let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
+        let mut chunks = Vec::new();
         loop {
             let usage = self.arena().usage();
             let metadata_bytes = usage.used_bytes - usage.frame_bytes;
@@ -494,7 +523,8 @@ impl Reclaim {
             }
             let counts = {
                 let reclaim_lock = self.lock();
-                let counts = self.give_memory_back(&reclaim_lock, LENT_PAGES, &retry_budget);
+                let counts =
+                    self.give_memory_back(&reclaim_lock, LENT_PAGES, &mut chunks, &retry_budget);
                 // Under the reclaim lock, so that the thread that freed the memory gets it first.
                 if charge() {
                     return Ok(());

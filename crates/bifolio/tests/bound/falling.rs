@@ -192,3 +192,95 @@ fn memory_files_leave_their_share_of_a_lower_bound_to_others() {
         assert!(accepted > 0, "swap: {swap}");
     }
 }
+
+/// Busy pages, here of a device that hangs, do not make pins fit.
+#[test]
+fn a_bound_below_what_is_pinned_is_refused_beside_a_device_that_hangs() {
+    let wait_max = Duration::from_secs(60);
+    let cache = Cache::builder().memory(LARGE).reclaim_wait_max(wait_max).build().unwrap();
+    let (hung, backing) = file_in_memory(&cache);
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::Write).forever().held(&gate));
+    hung.write_all_at(&[5; 8], 0).unwrap();
+    let (pinned, _) = file_in_memory(&cache);
+    let pins: Vec<_> =
+        (0..300).map(|page| pinned.pin(page * PAGE..(page + 1) * PAGE).unwrap()).collect();
+    std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| hung.sync_data());
+        gate.wait_for_arrivals(1);
+        let begun = Instant::now();
+        let refused = cache.set_memory(SMALL);
+        let time = begun.elapsed();
+        gate.open();
+        assert_eq!(error_of(refused, &["1048576", "pinned"]).kind(), ErrorKind::Full);
+        assert!(time < wait_max / 2, "{time:?}");
+        syncing.join().unwrap().unwrap();
+    });
+    assert_eq!(cache.stats().bound_bytes, LARGE);
+    drop(pins);
+    cache.set_memory(SMALL).unwrap();
+}
+
+/// A change that cannot succeed gives up before the calls that wait for its end do.
+#[test]
+fn calls_that_wait_for_a_change_of_the_bound_outlive_it() {
+    let wait_max = Duration::from_secs(20);
+    let builder = Cache::builder().memory(LARGE).readahead_max(0);
+    let cache = builder.reclaim_wait_max(wait_max).build().unwrap();
+    let (hung, backing) = file_in_memory(&cache);
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::Read).forever().held(&gate));
+    let (healthy, _) = file_in_memory(&cache);
+    let (smaller, is_over) = (512 << 10, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // Pages that are being read, together more than the lower bound.
+        let readers: Vec<_> = (0..5_u64)
+            .map(|nth| {
+                let hung = &hung;
+                scope.spawn(move || {
+                    hung.read_exact_at(&mut vec![0; 256 << 10], nth * (512 << 10)).unwrap();
+                })
+            })
+            .collect();
+        wait_until("their pages are claimed", || cache.stats().frame_bytes > smaller);
+        let healthy_reader = scope.spawn(|| {
+            let mut page = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                page = (page + 7) % 1024;
+                healthy.read_exact_at(&mut [0; 8], page * PAGE)?;
+            }
+            Ok::<(), bifolio::Error>(())
+        });
+        let begun = Instant::now();
+        let refused = cache.set_memory(smaller);
+        let time = begun.elapsed();
+        is_over.store(true, Ordering::Relaxed);
+        let healthy_reads = healthy_reader.join().unwrap();
+        gate.open();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert_eq!(error_of(refused, &["524288"]).kind(), ErrorKind::Full);
+        healthy_reads.unwrap();
+        assert!(time < wait_max / 4 * 3, "{time:?}");
+    });
+    assert_eq!(cache.stats().bound_bytes, LARGE);
+}
+
+/// Descriptors of pages are never freed: a bound below them is refused before anything is evicted.
+#[test]
+fn a_bound_below_the_descriptors_is_refused_and_keeps_the_pages() {
+    let (first, raised) = (256 << 10, 32 << 20);
+    let builder = Cache::builder().memory(first).memory_max(raised).readahead_max(0);
+    let cache = builder.build().unwrap();
+    cache.set_memory(raised).unwrap();
+    let backing = Arc::new(MemoryBacking::new(vec![1; 24 << 20]));
+    let file = cache.open_backing(backing, &writable()).unwrap();
+    let read_all =
+        || (0..6144).for_each(|page| file.read_exact_at(&mut [0; 8], page * PAGE).unwrap());
+    read_all();
+    let misses = cache.stats().misses;
+    let error = error_of(cache.set_memory(first), &["262144", "descriptors"]);
+    assert_eq!(error.kind(), ErrorKind::Full);
+    read_all();
+    assert_eq!(cache.stats().misses, misses);
+    cache.set_memory(1 << 20).unwrap();
+}

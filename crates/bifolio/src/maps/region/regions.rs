@@ -199,6 +199,11 @@ impl RegionPages {
         Some(id)
     }
 
+    /// Returns the bytes of the descriptors that have been charged.
+    pub(crate) fn descriptor_bytes(&self) -> u64 {
+        u64::from(self.known / DESCRIPTORS_PER_PAGE) * PAGE_BYTES
+    }
+
     /// Frees the descriptor of a frozen folio, and its page.
     pub(crate) fn give_back(&mut self, budget: &mut Budget, id: FolioId, folios: &Folios) {
         self.link(id.0, folios);
