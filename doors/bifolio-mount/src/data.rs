@@ -43,6 +43,11 @@ pub struct Data {
     opened: Option<Opened>,
     /// Opens by the kernel, and operations that need the file for a moment.
     users: u64,
+    /// Those of the kernel for writing, and those for reading and writing, which allow maps.
+    writers: u64,
+    mappers: u64,
+    /// The kernel may have pages that the storage has lost.
+    is_lost: bool,
     /// `true` while the inode is in the list of kept files.
     is_kept: bool,
     /// `true` if the file was used since it was last considered for closing.
@@ -73,6 +78,36 @@ pub struct Data {
     is_queued_as_closed: bool,
 }
 
+/// What a program may do with a file that it opens.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Access {
+    Read,
+    /// Without maps, which need the right to read.
+    Write,
+    ReadWrite,
+}
+
+impl Access {
+    /// Converts the flags of `open`.
+    pub fn of(flags: i32) -> Self {
+        match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => Self::Read,
+            libc::O_WRONLY => Self::Write,
+            _ => Self::ReadWrite,
+        }
+    }
+}
+
+/// A file as a program has opened it.
+#[derive(Clone, Copy)]
+pub struct Opening {
+    pub handle: u64,
+    /// This or another program has the file open for writing.
+    pub has_writers: bool,
+    /// The kernel drops the pages that it has. No other program has the file open.
+    pub begins_anew: bool,
+}
+
 /// A file in the cache.
 #[derive(Clone)]
 pub struct Opened {
@@ -87,6 +122,11 @@ impl Data {
     /// Returns the length if the file is open in the cache.
     pub fn len_bytes(&self) -> Option<u64> {
         self.opened.as_ref().map(|opened| opened.file.len())
+    }
+
+    /// Returns `true` if a program may have the file in a map for writing.
+    pub fn may_be_mapped(&self) -> bool {
+        self.mappers > 0
     }
 
     /// Records a change of the metadata. The source directory has the time of it, unless written
@@ -328,9 +368,11 @@ impl Files {
         }
     }
 
-    /// Opens the file for a program or an operation; [`Self::release`] ends that. Returns the
-    /// number of the handle.
-    pub fn open(&self, inode: &Inode, for_writing: bool) -> Result<u64> {
+    /// Opens the file for a program or an operation; [`Self::release`] ends that, with the same
+    /// access.
+    pub fn open(&self, inode: &Inode, access: Access) -> Result<Opening> {
+        let for_writing = access != Access::Read;
+        let _allowed = (access == Access::ReadWrite).then(|| inode.allow_maps());
         let mut data = inode.data();
         let is_open = |opened: &Opened| opened.is_writable || !for_writing;
         if !data.opened.as_ref().is_some_and(is_open) {
@@ -352,7 +394,11 @@ impl Files {
             data.is_used = true;
         }
         data.users += 1;
-        Ok(data.failures.new_handle())
+        let begins_anew = data.users == 1 && std::mem::take(&mut data.is_lost);
+        data.writers += u64::from(for_writing);
+        data.mappers += u64::from(access == Access::ReadWrite);
+        let (handle, has_writers) = (data.failures.new_handle(), data.writers > 0);
+        Ok(Opening { handle, has_writers, begins_anew })
     }
 
     fn open_disk(&self, inode: &Inode, for_writing: bool) -> Result<Opened> {
@@ -375,9 +421,11 @@ impl Files {
 
     /// Ends an open. The file stays in the cache. Returns `true` if too many do, or this one should
     /// not, so that [`Self::close_released`] should be called where waiting is allowed.
-    pub fn release(&self, inode: &Arc<Inode>, handle: u64) -> bool {
+    pub fn release(&self, inode: &Arc<Inode>, handle: u64, access: Access) -> bool {
         let mut data = inode.data();
         data.users -= 1;
+        data.writers -= u64::from(access != Access::Read);
+        data.mappers -= u64::from(access == Access::ReadWrite);
         data.failures.forget(handle);
         if data.users == 0 {
             inode.enter_queue(&mut data, Reason::Closed);
@@ -514,6 +562,7 @@ impl Files {
     fn forget_file(&self, inode: &Inode, mut data: MutexGuard<'_, Data>) {
         data.is_kept = false;
         data.opened = None;
+        data.is_lost |= data.failures.has_any();
         data.failures = Failures::default();
         data.finalize();
         data.is_dirty = false;
@@ -546,9 +595,9 @@ impl Files {
         inode: &Arc<Inode>,
         operation: impl FnOnce(&File) -> bifolio::Result<()>,
     ) -> Result<()> {
-        let handle = self.open(inode, true)?;
+        let opening = self.open(inode, Access::Write)?;
         scopeguard::defer! {
-            if self.release(inode, handle) {
+            if self.release(inode, opening.handle, Access::Write) {
                 self.close_released(inode);
             }
         }

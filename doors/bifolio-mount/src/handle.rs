@@ -5,20 +5,21 @@
 //!
 //! 1. its `O_PATH` descriptor;
 //! 2. the storage of its file, while that is open in the cache;
-//! 3. its place: the directory and the name by which it was found last, opened again. What stands
-//!    there must have the device, number and kind of the inode; otherwise the answer is `ESTALE`,
-//!    never another file.
+//! 3. one of its places: the directory and the name by which it was found last, or of a file one of
+//!    its other names that are known, opened again. What stands there must have the device, number
+//!    and kind of the inode; otherwise the answer is `ESTALE`, never another file.
 //!
 //! A bounded number of `O_PATH` descriptors stays open (second chance, as in CLOCK). Those of the
-//! root, of an inode that is being renamed and of one that has lost its name are pinned: no place
-//! leads to them. A rename of a directory changes the place of that directory alone; inodes in it
-//! are reached through it.
+//! root, of an inode that is being renamed and of one that has lost its names are pinned: no place
+//! leads to them, and they are not among the bounded. A rename of a directory changes the place of
+//! that directory alone; inodes in it are reached through it.
 //!
-//! Lock order: the list of open descriptors is never locked together with a slot.
+//! Lock order: the map of open descriptors is never locked together with a slot.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -31,6 +32,12 @@ use crate::inode::Inode;
 
 /// Depth of directories beyond which an inode is not reached by its place.
 const DEPTH_MAX: usize = 2048;
+
+/// Maximum number of other names of a file that are remembered.
+const OTHER_PLACES_MAX: usize = 15;
+
+/// A directory and a name in it.
+type Place = (Arc<Inode>, OsString);
 
 /// A descriptor of an inode: with `O_PATH`, or that of its open file.
 pub type Handle = Arc<dyn AsFd + Send + Sync>;
@@ -45,35 +52,59 @@ pub struct Slot {
     /// Storage of the file, while it is open in the cache.
     disk: Weak<Disk>,
     /// Directory and name by which the inode was found last. None for the root.
-    place: Option<(Arc<Inode>, OsString)>,
-    /// References of [`Pinned`], and one while the place is known to be wrong.
+    place: Option<Place>,
+    /// Other names of a file, the last found last.
+    others: Vec<Place>,
+    /// References of [`Pinned`], and one while no place is left.
     pins: usize,
-    /// Set while the name by which the inode was found is removed.
+    /// Set while all names by which the inode was found are removed.
     is_removed: bool,
     /// Set when the descriptor was used since it was last considered for closing.
     is_used: bool,
+    /// Key in [`Handles`], for a descriptor that may be closed.
+    key: Option<u64>,
 }
 
-/// The open `O_PATH` descriptors, of which a bounded number stays.
+/// The open `O_PATH` descriptors that may be closed, of which a bounded number stays.
 pub struct Handles {
     max: usize,
-    open: Mutex<VecDeque<Weak<Inode>>>,
+    next_key: AtomicU64,
+    /// The least recently used first.
+    open: Mutex<BTreeMap<u64, Weak<Inode>>>,
 }
 
 impl Handles {
-    /// Creates an empty list that keeps up to `max` descriptors open.
+    /// Creates an empty map that keeps up to `max` descriptors open.
     pub fn new(max: usize) -> Self {
-        Self { max, open: Mutex::default() }
+        Self { max, next_key: AtomicU64::new(0), open: Mutex::default() }
     }
 
-    /// Records an inode whose descriptor was opened, and closes others beyond the maximum.
-    pub fn note_opened(&self, inode: &Inode) {
-        let excess = {
-            let mut open = self.open.lock();
-            open.push_back(Weak::clone(&inode.this));
-            open.len().saturating_sub(self.max)
+    /// Adds the descriptor of an inode, unless it is pinned, closed or there, and closes others
+    /// beyond the maximum.
+    pub fn add(&self, inode: &Inode) {
+        self.close(self.insert(inode));
+    }
+
+    /// Acts as [`Self::add`], but returns how many are beyond the maximum.
+    fn insert(&self, inode: &Inode) -> usize {
+        let key = {
+            let mut slot = inode.slot();
+            if slot.path.is_none() || slot.pins > 0 || slot.key.is_some() {
+                return 0;
+            }
+            // Relaxed: only hands out numbers.
+            *slot.key.insert(self.next_key.fetch_add(1, Ordering::Relaxed))
         };
-        self.close(excess);
+        let mut open = self.open.lock();
+        open.insert(key, Weak::clone(&inode.this));
+        open.len().saturating_sub(self.max)
+    }
+
+    /// Removes a descriptor.
+    fn remove(&self, key: Option<u64>) {
+        if let Some(key) = key {
+            self.open.lock().remove(&key);
+        }
     }
 
     /// Closes descriptors because the process has no more.
@@ -89,12 +120,13 @@ impl Handles {
         let mut left = 2 * self.open.lock().len();
         while closed < count && left > 0 {
             left -= 1;
-            let Some(entry) = self.open.lock().pop_front() else { return };
-            let is_open = entry.upgrade().is_some_and(|inode| !inode.close_handle());
-            if is_open {
-                self.open.lock().push_back(entry);
-            } else {
+            let Some((key, inode)) = self.open.lock().pop_first() else { return };
+            let Some(inode) = inode.upgrade() else { continue };
+            if inode.close_handle(key) {
                 closed += 1;
+            } else {
+                // Among the last, if it may still be closed.
+                self.insert(&inode);
             }
         }
     }
@@ -129,14 +161,29 @@ impl Inode {
 
     /// Opens the `O_PATH` descriptor again, and those of directories above that are closed.
     fn reopen(&self) -> Result<Arc<OwnedFd>> {
-        let place = |inode: &Self| inode.slot().place.clone().ok_or(Errno::STALE);
-        let mut names = vec![place(self)?];
+        let (place, others) = {
+            let slot = self.slot();
+            (slot.place.clone().ok_or(Errno::STALE)?, slot.others.clone())
+        };
+        let mut opened = self.reopen_at(place);
+        for other in others.into_iter().rev() {
+            if opened.is_ok() {
+                break;
+            }
+            opened = self.reopen_at(other);
+        }
+        opened
+    }
+
+    /// Opens the descriptor again at one of the places of the inode.
+    fn reopen_at(&self, place: Place) -> Result<Arc<OwnedFd>> {
+        let mut names = vec![place];
         let mut handle = loop {
             let above = &names.last().expect("never empty").0;
             if let Some(handle) = above.slot().handle() {
                 break handle;
             }
-            let place = place(above)?;
+            let place = above.slot().place.clone().ok_or(Errno::STALE)?;
             names.push(place);
             if names.len() > DEPTH_MAX {
                 return Err(Errno::STALE.into());
@@ -178,16 +225,18 @@ impl Inode {
         slot.path = Some(Arc::clone(&opened));
         slot.is_used = true;
         drop(slot);
-        self.handles.note_opened(self);
+        self.handles.add(self);
         opened
     }
 
-    /// Closes the `O_PATH` descriptor. Returns `false` if it was used lately or is pinned.
-    fn close_handle(&self) -> bool {
+    /// Closes the `O_PATH` descriptor, which had this key. Returns `false` if it was used lately,
+    /// is pinned, or has another key.
+    fn close_handle(&self, key: u64) -> bool {
         let mut slot = self.slot();
-        if slot.path.is_none() {
-            return true;
+        if slot.key != Some(key) {
+            return false;
         }
+        slot.key = None;
         let is_used = std::mem::take(&mut slot.is_used);
         if is_used || slot.pins > 0 {
             return false;
@@ -202,9 +251,19 @@ impl Inode {
     pub fn lend(&self, disk: &Arc<Disk>) {
         let mut slot = self.slot();
         slot.disk = Arc::downgrade(disk);
-        if slot.pins == 0 {
-            slot.path = None;
+        if slot.pins > 0 {
+            return;
         }
+        let (key, closed) = (slot.key.take(), slot.path.take());
+        drop(slot);
+        self.handles.remove(key);
+        drop(closed);
+    }
+
+    /// Ends the stay of the descriptor among those that may be closed, before the inode is gone.
+    pub fn remove_handle(&mut self) {
+        let key = self.slot_mut().key.take();
+        self.handles.remove(key);
     }
 
     /// Opens the `O_PATH` descriptor, if it is closed, and keeps it open until it is unpinned.
@@ -217,6 +276,9 @@ impl Inode {
             }
             if slot.path.is_some() {
                 slot.pins += 1;
+                let key = slot.key.take();
+                drop(slot);
+                self.handles.remove(key);
                 return Ok(());
             }
             let disk = slot.disk.upgrade();
@@ -232,16 +294,55 @@ impl Inode {
         }
     }
 
-    /// Records where the inode was found.
+    /// Takes back one reference of [`Slot::pins`].
+    fn unpin(&self) {
+        self.slot().pins -= 1;
+        self.handles.add(self);
+    }
+
+    /// Records where the inode was found. A file that was found elsewhere before has both names.
     pub fn set_place(&self, parent: &Arc<Self>, name: &OsStr) {
         let mut slot = self.slot();
-        let before = slot.place.replace((Arc::clone(parent), name.to_owned()));
-        if std::mem::take(&mut slot.is_removed) {
-            slot.pins -= 1;
+        let is_there = slot.place.as_ref().is_some_and(|place| is_at(place, parent, name));
+        if is_there && !slot.is_removed {
+            return;
         }
+        let mut before = slot.place.replace((Arc::clone(parent), name.to_owned()));
+        let known = slot.others.iter().position(|other| is_at(other, parent, name));
+        let mut dropped = known.map(|index| slot.others.remove(index));
+        if self.kind != FileType::Directory && !slot.is_removed {
+            if slot.others.len() == OTHER_PLACES_MAX {
+                dropped = Some(slot.others.remove(0));
+            }
+            slot.others.extend(before.take());
+        }
+        let was_removed = std::mem::take(&mut slot.is_removed);
         drop(slot);
         // The last reference of a directory ends without a lock.
-        drop(before);
+        drop((before, dropped));
+        if was_removed {
+            self.unpin();
+        }
+    }
+
+    /// Records that the inode, which is pinned, is not at a place any more. Without another place
+    /// the descriptor stays open until the inode is found again. Returns `true` then.
+    pub fn remove_place(&self, parent: &Arc<Self>, name: &OsStr) -> bool {
+        let mut slot = self.slot();
+        let mut removed = None;
+        if let Some(index) = slot.others.iter().position(|other| is_at(other, parent, name)) {
+            removed = Some(slot.others.remove(index));
+        } else if slot.place.as_ref().is_none_or(|place| is_at(place, parent, name)) {
+            if let Some(other) = slot.others.pop() {
+                removed = slot.place.replace(other);
+            } else if !std::mem::replace(&mut slot.is_removed, true) {
+                slot.pins += 1;
+            }
+        }
+        let is_removed = slot.is_removed;
+        drop(slot);
+        drop(removed);
+        is_removed
     }
 
     /// Runs a call on a path of the inode that needs no search of directories.
@@ -268,6 +369,10 @@ impl Handles {
     }
 }
 
+fn is_at((directory, called): &Place, parent: &Arc<Inode>, name: &OsStr) -> bool {
+    Arc::ptr_eq(directory, parent) && called == name
+}
+
 /// Opens what a name in a directory stands for, and returns its status.
 pub fn open_name(directory: &Handle, name: &OsStr) -> rustix::io::Result<(OwnedFd, Stat)> {
     let opened = openat(directory, name, NAME, Mode::empty())?;
@@ -291,13 +396,10 @@ impl<'i> Pinned<'i> {
         Self(inode.map(|inode| &**inode).filter(|inode| inode.pin().is_ok()))
     }
 
-    /// Records that the name is gone: the descriptor stays open until the inode is found again.
-    pub fn note_removed(&self) {
+    /// Records that the inode is not at a place any more.
+    pub fn remove_place(&self, parent: &Arc<Inode>, name: &OsStr) {
         if let Some(inode) = self.0 {
-            let mut slot = inode.slot();
-            if !std::mem::replace(&mut slot.is_removed, true) {
-                slot.pins += 1;
-            }
+            inode.remove_place(parent, name);
         }
     }
 }
@@ -305,7 +407,7 @@ impl<'i> Pinned<'i> {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         if let Some(inode) = self.0 {
-            inode.slot().pins -= 1;
+            inode.unpin();
         }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use fuser::INodeNo;
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, statat, utimensat,
 };
@@ -49,9 +49,24 @@ pub struct Inode {
     /// Queue of files that were changed.
     pub pending_times: Arc<Queue>,
     data: Mutex<Data>,
+    /// Locked while a program opens the file in a way that allows it to map it for writing, and
+    /// shared while nothing may.
+    mapping: RwLock<()>,
 }
 
 impl Inode {
+    /// Keeps programs from opening the file for maps until the result is dropped. Returns `None` if
+    /// one has it open so.
+    pub fn hold_unmapped(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let held = self.mapping.read();
+        (!self.data().may_be_mapped()).then_some(held)
+    }
+
+    /// Waits until nothing relies on the file not being mapped, and keeps it so.
+    pub fn allow_maps(&self) -> RwLockWriteGuard<'_, ()> {
+        self.mapping.write()
+    }
+
     /// Locks the data of the inode: its open file and its times. May wait for the device: an open
     /// of the file and its last close hold the lock.
     pub fn data(&self) -> MutexGuard<'_, Data> {
@@ -61,6 +76,11 @@ impl Inode {
     /// Locks the data of the inode, unless another thread holds the lock.
     pub fn try_data(&self) -> Option<MutexGuard<'_, Data>> {
         self.data.try_lock()
+    }
+
+    /// Returns the descriptors of the inode.
+    pub fn slot_mut(&mut self) -> &mut Slot {
+        self.slot.get_mut()
     }
 
     /// Locks the descriptors of the inode, for a moment.
@@ -106,6 +126,12 @@ impl Inode {
         let handle = self.handle();
         let path = handle.ok().and_then(|handle| std::fs::read_link(path_of(&handle)).ok());
         path.map_or_else(|| format!("inode {}", self.number), |path| path.display().to_string())
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        self.remove_handle();
     }
 }
 
@@ -161,6 +187,7 @@ impl Table {
             is_cached: AtomicBool::new(false),
             pending_times: Arc::clone(&self.pending_times),
             data: Mutex::default(),
+            mapping: RwLock::default(),
         });
         inodes.by_number.insert(number, Arc::clone(&inode));
         inodes.by_key.insert(key, Arc::clone(&inode));
@@ -180,7 +207,7 @@ impl Table {
             None => {
                 let inode = self.insert(self.number_for(&stat), handle, &stat);
                 inode.set_place(parent, name);
-                self.handles.note_opened(&inode);
+                self.handles.add(&inode);
                 inode
             }
         };

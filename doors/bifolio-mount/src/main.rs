@@ -104,9 +104,14 @@ pub struct Options {
     /// Threads that serve requests.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     threads: u16,
-    /// Keep pages that were read in the kernel's page cache, too, outside of the bound.
-    #[arg(long)]
+    /// Use the kernel's page cache for all files, also for those that are only read. Its pages are
+    /// outside of the bound.
+    #[arg(long, conflicts_with = "direct")]
     kernel_cache: bool,
+    /// Use the kernel's page cache for no file, also for none that is written. Shared maps of files
+    /// are refused (`ENODEV`).
+    #[arg(long)]
+    direct: bool,
     /// Give other users access. Always so for root; else `/etc/fuse.conf` must allow it.
     #[arg(long)]
     allow_other: bool,

@@ -22,8 +22,9 @@ use fuser::{
 use rustix::fs::{AtFlags, OFlags};
 
 use crate::attributes::{Changes, kind};
+use crate::data::Access;
 use crate::error::Result;
-use crate::volume::{Creation, Volume};
+use crate::volume::{Creation, KernelCache, Volume};
 use crate::xattr::Answer;
 
 /// Time for which the kernel may use names and attributes without asking.
@@ -152,10 +153,13 @@ impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let mut wanted = InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DONT_MASK
+            // The kernel's pages are right, whatever size and times are answered.
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_POSIX_ACL;
-        if !self.volume.uses_kernel_cache {
+        // Maps for reading.
+        if self.volume.kernel_cache == KernelCache::Writers {
             wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         }
         // Older kernels do without some of them.
@@ -310,8 +314,8 @@ impl Filesystem for Server {
 
     fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.run(move |volume| {
-            answer(reply, volume.open_file(number, flags), |reply, handle| {
-                reply.opened(FileHandle(handle), volume.open_flags());
+            answer(reply, volume.open_file(number, flags), |reply, (handle, flags)| {
+                reply.opened(FileHandle(handle), flags);
             });
         });
     }
@@ -330,8 +334,7 @@ impl Filesystem for Server {
         let flags = OFlags::from_bits_retain(flags as u32);
         self.run(move |volume| {
             let created = volume.create_file(parent, &name, creation, flags);
-            answer(reply, created, |reply, (attributes, handle)| {
-                let flags = volume.open_flags();
+            answer(reply, created, |reply, (attributes, handle, flags)| {
                 reply.created(&VALID, &attributes, GENERATION, FileHandle(handle), flags);
             });
         });
@@ -392,14 +395,14 @@ impl Filesystem for Server {
         _request: &Request,
         number: INodeNo,
         file: FileHandle,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
         self.run(move |volume| match volume.table.get(number) {
             Ok(inode) => {
-                let must_close = volume.files.release(&inode, file.0);
+                let must_close = volume.files.release(&inode, file.0, Access::of(flags.0));
                 reply.ok();
                 if must_close {
                     volume.files.close_released(&inode);

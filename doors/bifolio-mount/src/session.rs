@@ -33,7 +33,7 @@ use crate::finalize;
 use crate::inode::Table;
 use crate::mount::Mount;
 use crate::server::Server;
-use crate::volume::Volume;
+use crate::volume::{KernelCache, Volume};
 use crate::workers::Workers;
 
 /// Time for which programs may go on to use a detached mount.
@@ -80,7 +80,11 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let direct_max = part(DIVISOR_OF_DIRECT_FILES);
     let files = Files::new(cache, Arc::clone(&table), kept_max, direct_max);
     let mut volume = Volume::new(table, files, Workers::new(usize::from(options.threads)));
-    volume.uses_kernel_cache = options.kernel_cache;
+    volume.kernel_cache = match options {
+        Options { direct: true, .. } => KernelCache::Never,
+        Options { kernel_cache: true, .. } => KernelCache::Always,
+        _ => KernelCache::Writers,
+    };
     let volume = Arc::new(volume);
 
     let server = Server { volume: Arc::clone(&volume) };

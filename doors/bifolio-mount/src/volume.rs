@@ -24,7 +24,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::attributes::Changes;
-use crate::data::{Files, Opened};
+use crate::data::{Access, Files, Opened, Opening};
 use crate::error::Result;
 use crate::handle::{Handle, Pinned, path_of};
 use crate::inode::{Inode, Table};
@@ -46,12 +46,25 @@ pub struct Volume {
     pub read_buffers: ReadBuffers,
     /// This program acts as root: each user owns what its programs create.
     is_root: bool,
-    /// The kernel's page cache is used, too.
-    pub uses_kernel_cache: bool,
+    pub kernel_cache: KernelCache,
     /// Open directories, by the number that the kernel got.
     directories: Mutex<HashMap<u64, Arc<OwnedFd>>>,
     next_directory: AtomicU64,
     notifier: OnceLock<Notifier>,
+}
+
+/// Which opens of files use the kernel's page cache, too.
+#[derive(Clone, Copy, PartialEq)]
+pub enum KernelCache {
+    /// None. Shared maps are refused: nothing would order them with writes.
+    Never,
+    /// Those for writing, and those for reading of a file that is open for writing. A write that
+    /// goes past the page cache and a store to a map beside it in the page would lose one of the
+    /// two: the kernel reads the page before it has the write, and later writes the whole page
+    /// back. Which files will be mapped is not known when they are opened.
+    Writers,
+    /// All.
+    Always,
 }
 
 /// A new inode: its permission bits and who gets it.
@@ -77,7 +90,7 @@ impl Volume {
             workers,
             read_buffers: ReadBuffers::default(),
             is_root: rustix::process::geteuid().is_root(),
-            uses_kernel_cache: false,
+            kernel_cache: KernelCache::Writers,
             directories: Mutex::default(),
             next_directory: AtomicU64::new(0),
             notifier: OnceLock::new(),
@@ -139,14 +152,15 @@ impl Volume {
         Ok(inode)
     }
 
-    /// Creates a file and opens it. Returns its attributes and the number of the handle.
+    /// Creates a file and opens it. Returns its attributes, the number of the handle, and how the
+    /// program uses it.
     pub fn create_file(
         &self,
         parent: INodeNo,
         name: &OsStr,
         creation: Creation,
         flags: OFlags,
-    ) -> Result<(FileAttr, u64)> {
+    ) -> Result<(FileAttr, u64, FopenFlags)> {
         let access =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut created = None;
@@ -171,9 +185,9 @@ impl Volume {
         inode: &Arc<Inode>,
         created: Option<OwnedFd>,
         flags: OFlags,
-    ) -> Result<(FileAttr, u64)> {
+    ) -> Result<(FileAttr, u64, FopenFlags)> {
         self.files.throttle(inode.key.0);
-        let for_writing = flags & OFlags::ACCMODE != OFlags::RDONLY;
+        let access = Access::of(flags.bits() as i32);
         // Only the descriptor that created a file may write to one that is read-only: the file is
         // opened once more here.
         let mode = inode.stat()?.st_mode;
@@ -182,17 +196,17 @@ impl Volume {
         if let Some(descriptor) = &created {
             fchmod(descriptor, Mode::from_raw_mode((mode & 0o7777) | 0o600))?;
         }
-        let opened = self.files.open(inode, for_writing);
+        let opened = self.files.open(inode, access);
         let restored = match &created {
             Some(descriptor) => fchmod(descriptor, Mode::from_raw_mode(mode & 0o7777)),
             None => Ok(()),
         };
-        let handle = opened?;
+        let opening = opened?;
         let attributes = restored.map_err(Into::into).and_then(|()| inode.attributes());
         let attributes = attributes.inspect_err(|_| {
-            self.files.release(inode, handle);
+            self.files.release(inode, opening.handle, access);
         });
-        Ok((attributes?, handle))
+        Ok((attributes?, opening.handle, self.open_flags(opening)))
     }
 
     pub fn mknod(
@@ -240,7 +254,7 @@ impl Volume {
         let inode = self.table.known(&parent, name);
         let pinned = Pinned::new(inode.as_ref());
         unlinkat(parent.handle()?, name, flags)?;
-        pinned.note_removed();
+        pinned.remove_place(&parent, name);
         inode.iter().for_each(|inode| inode.data().touch());
         Ok(())
     }
@@ -262,19 +276,18 @@ impl Volume {
         }
         let replaced = self.table.known(&new_parent, new_name);
         // The places of both are wrong for a moment.
-        let _pinned = Pinned::new(moved.as_ref());
-        let pinned = Pinned::new(replaced.as_ref());
+        let pinned = [Pinned::new(moved.as_ref()), Pinned::new(replaced.as_ref())];
         renameat_with(parent.handle()?, name, new_parent.handle()?, new_name, flags)?;
         if let Some(inode) = &moved {
             inode.data().touch();
+            pinned[0].remove_place(&parent, name);
             inode.set_place(&new_parent, new_name);
         }
         if let Some(inode) = &replaced {
             inode.data().touch();
+            pinned[1].remove_place(&new_parent, new_name);
             if flags.contains(RenameFlags::EXCHANGE) {
                 inode.set_place(&parent, name);
-            } else {
-                pinned.note_removed();
             }
         }
         Ok(())
@@ -342,21 +355,28 @@ impl Volume {
         Ok(())
     }
 
-    /// Returns how programs use the files that they open.
-    pub fn open_flags(&self) -> FopenFlags {
-        if self.uses_kernel_cache {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+    /// Returns how programs use a file that they open. The kernel keeps the pages that it has: to
+    /// drop them while a write is in progress would lose it to a store beside it.
+    fn open_flags(&self, opening: Opening) -> FopenFlags {
+        let mut flags = FopenFlags::empty();
+        flags.set(FopenFlags::FOPEN_KEEP_CACHE, !opening.begins_anew);
+        match self.kernel_cache {
+            KernelCache::Never => {
+                flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+            }
+            KernelCache::Writers if !opening.has_writers => flags |= FopenFlags::FOPEN_DIRECT_IO,
+            KernelCache::Writers | KernelCache::Always => {}
         }
+        flags
     }
 
-    /// Opens a file, and closes others if too many are open. Returns the number of the handle.
-    pub fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<u64> {
+    /// Opens a file, and closes others if too many are open. Returns the number of the handle, and
+    /// how the program uses it.
+    pub fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<(u64, FopenFlags)> {
         let inode = self.table.get(number)?;
         self.files.throttle(inode.key.0);
-        let for_writing = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
-        self.files.open(&inode, for_writing)
+        let opening = self.files.open(&inode, Access::of(flags.0))?;
+        Ok((opening.handle, self.open_flags(opening)))
     }
 
     /// Clears what a change of the contents clears, and has the kernel ask for the mode again.
@@ -469,6 +489,9 @@ impl Volume {
     ) -> Result<u64> {
         let source = self.table.get(from)?.file()?;
         let inode = self.table.get(to)?;
+        // Stores to a map of the target would be lost, or copied bytes to them: the kernel drops
+        // the pages afterwards, but may write them back before. It then copies by itself.
+        let Some(_unmapped) = inode.hold_unmapped() else { return Err(Errno::OPNOTSUPP.into()) };
         let target = inode.opened_for_change()?;
         self.clear_privileges(&inode, user == 0)?;
         let length = length.min(COPY_BYTES_MAX);

@@ -51,7 +51,7 @@ fn kill_once(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let source = tempfile::tempdir().unwrap();
     let bound = ["512K", "1M", "4M"][random.usize(..3)];
-    let mounted = Mounted::of(source.path(), &["--memory", bound]).unwrap();
+    let mut mounted = Mounted::of(source.path(), &["--memory", bound]).unwrap();
     let acknowledged = Arc::new(AtomicU64::new(0));
     let (tell, told) = mpsc::channel();
     let writer = {
@@ -62,7 +62,8 @@ fn kill_once(seed: u64) {
         told.recv().unwrap();
     }
     (0..random.u32(..2_000_000)).for_each(|_| hint::spin_loop());
-    mounted.kill();
+    // The mount stays until the writer has ended: it would go on in the directory below.
+    mounted.kill_program();
     let error = writer.join().unwrap().unwrap_err();
     let connection = [libc::ENOTCONN, libc::ECONNABORTED];
     assert!(error.raw_os_error().is_some_and(|number| connection.contains(&number)), "{error}");

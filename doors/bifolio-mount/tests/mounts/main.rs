@@ -13,6 +13,7 @@ mod faults;
 mod full;
 mod hangs;
 mod kills;
+mod maps;
 mod mounted;
 mod names;
 mod suites;

@@ -166,7 +166,7 @@ fn a_clone_of_a_repository_and_a_build_succeed() {
             git clone --quiet --no-local one two
             git -C two fsck --full --strict
             git -C two status --short
-            diff -r one two --exclude .git
+            diff -r --no-dereference one two --exclude .git
             git -C two gc --quiet --aggressive
             git -C two fsck --full --strict
             unset CARGO_TARGET_DIR
