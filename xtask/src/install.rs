@@ -6,6 +6,7 @@
 //! ```text
 //!  program  bin/bifolio
 //!  mount    bin/bifolio-mount                      built in the workspace `doors/`
+//!           sbin/mount.fuse.bifolio                a link to it, for mount(8)
 //!  both     share/man/man1/*.1
 //!           share/bash-completion/completions/*, share/fish/vendor_completions.d/*.fish,
 //!           share/zsh/site-functions/_*
@@ -78,6 +79,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if is_asked(Part::Mount) {
         install_program(&doors_folder().join("bifolio-mount"), "--generate", &target)?;
+        // By this name `mount` starts it.
+        link("../bin/bifolio-mount", &target.join("sbin/mount.fuse.bifolio"))?;
     }
     if is_asked(Part::C) {
         install_c(&built, &prefix, &target)?;
@@ -158,9 +161,7 @@ fn install_c(built: &Path, prefix: &Path, target: &Path) -> Result<()> {
     copy(&built.join("libbifolio_capi.a"), &lib.join("libbifolio.a"))?;
     copy(&built.join("libbifolio_capi.so"), &lib.join(&shared))?;
     for name in [soname(version), "libbifolio.so".to_owned()] {
-        let link = lib.join(name);
-        let _ = fs::remove_file(&link);
-        symlink(&shared, &link).with_context(|| format!("cannot make {}", link.display()))?;
+        link(&shared, &lib.join(name))?;
     }
     let file = lib.join("pkgconfig/bifolio.pc");
     fs::create_dir_all(lib.join("pkgconfig"))?;
@@ -176,6 +177,14 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     let copied = fs::copy(from, to);
     copied.with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
+}
+
+/// Makes a symbolic link, and replaces an older one.
+fn link(to: &str, path: &Path) -> Result<()> {
+    let folder = path.parent().context("a link is in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let _ = fs::remove_file(path);
+    symlink(to, path).with_context(|| format!("cannot make {}", path.display()))
 }
 
 /// Returns the name by which programs load the library: before 1.0 each minor version has its own.

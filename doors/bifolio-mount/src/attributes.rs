@@ -14,6 +14,7 @@ use crate::xattr::CAPABILITY;
 
 const SET_USER_ID: u32 = libc::S_ISUID;
 const SET_GROUP_ID: u32 = libc::S_ISGID;
+const OWNER_USES: u32 = libc::S_IRUSR | libc::S_IWUSR;
 const GROUP_EXECUTES: u32 = libc::S_IXGRP;
 
 /// Changes that a program asks for, but that of the size.
@@ -89,6 +90,28 @@ impl Inode {
         }
         self.data().touch();
         Ok(())
+    }
+
+    /// Runs an open of the file for the cache, which reads also what a program only writes or runs.
+    /// The kernel has checked the rights of that program. So a user without privileges, whose file
+    /// this is, gets them for the moment of the open. The data of the inode are locked.
+    pub fn with_rights<T>(&self, status: &Stat, open: impl FnOnce() -> T) -> Result<T> {
+        let user = rustix::process::geteuid();
+        if user.is_root() {
+            return Ok(open());
+        }
+        let Stat { st_mode, st_uid, .. } = *status;
+        if st_uid != user.as_raw() || st_mode & OWNER_USES == OWNER_USES {
+            return Ok(open());
+        }
+        let set = |mode: u32| {
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            self.with_path(|path| chmodat(CWD, path, mode, AtFlags::empty()))
+        };
+        set(st_mode | OWNER_USES)?;
+        let opened = open();
+        set(st_mode)?;
+        Ok(opened)
     }
 
     fn set_mode(&self, mode: u32) -> Result<()> {

@@ -59,6 +59,11 @@ impl Error {
         matches!(self.number(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
     }
 
+    /// Returns `true` if more free space may help.
+    pub fn is_out_of_space(&self) -> bool {
+        matches!(self.number(), libc::ENOSPC | libc::EDQUOT)
+    }
+
     /// Returns the error number for the program. Logs errors of the device, which name the file.
     pub fn answer(&self) -> Errno {
         let number = self.number();

@@ -37,7 +37,7 @@ const DEPTH_MAX: usize = 2048;
 const OTHER_PLACES_MAX: usize = 15;
 
 /// A directory and a name in it.
-type Place = (Arc<Inode>, OsString);
+pub type Place = (Arc<Inode>, OsString);
 
 /// A descriptor of an inode: with `O_PATH`, or that of its open file.
 pub type Handle = Arc<dyn AsFd + Send + Sync>;
@@ -325,6 +325,12 @@ impl Inode {
         }
     }
 
+    /// Returns where the inode was found.
+    pub fn places(&self) -> Vec<Place> {
+        let slot = self.slot();
+        slot.place.iter().chain(&slot.others).cloned().collect()
+    }
+
     /// Records that the inode, which is pinned, is not at a place any more. Without another place
     /// the descriptor stays open until the inode is found again. Returns `true` then.
     pub fn remove_place(&self, parent: &Arc<Self>, name: &OsStr) -> bool {
@@ -396,11 +402,9 @@ impl<'i> Pinned<'i> {
         Self(inode.map(|inode| &**inode).filter(|inode| inode.pin().is_ok()))
     }
 
-    /// Records that the inode is not at a place any more.
-    pub fn remove_place(&self, parent: &Arc<Inode>, name: &OsStr) {
-        if let Some(inode) = self.0 {
-            inode.remove_place(parent, name);
-        }
+    /// Records that the inode is not at a place any more. Returns `true` if it has no other.
+    pub fn remove_place(&self, parent: &Arc<Inode>, name: &OsStr) -> bool {
+        self.0.is_some_and(|inode| inode.remove_place(parent, name))
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Inode {
     pub handles: Arc<Handles>,
     /// References of the kernel.
     lookups: AtomicU64,
+    /// Number of the last lookup, of those of the table.
+    looked_up: AtomicU64,
     /// `true` while the file is open in the cache.
     pub is_cached: AtomicBool,
     /// Queue of files that were changed.
@@ -107,6 +109,12 @@ impl Inode {
         matches!(self.kind, FileType::RegularFile | FileType::Directory)
     }
 
+    /// Returns `true` if the kernel or the cache uses the inode.
+    pub fn is_used(&self) -> bool {
+        // Relaxed: the lock of the table keeps changes apart from those who must see them.
+        self.lookups.load(Ordering::Relaxed) > 0 || self.is_cached.load(Ordering::Relaxed)
+    }
+
     /// Returns `true` if the inode has no name any more.
     pub fn is_removed(&self) -> bool {
         self.stat().is_ok_and(|stat| stat.st_nlink == 0)
@@ -140,6 +148,7 @@ pub struct Table {
     /// Device of the source directory.
     device: u64,
     next_other: AtomicU64,
+    next_lookup: AtomicU64,
     pending_times: Arc<Queue>,
     handles: Arc<Handles>,
     inodes: RwLock<Inodes>,
@@ -160,6 +169,7 @@ impl Table {
         let table = Self {
             device: stat.st_dev,
             next_other: AtomicU64::new(0),
+            next_lookup: AtomicU64::new(0),
             pending_times: Arc::new(Queue::new(finalize_delay)),
             handles: Arc::new(Handles::new(handles_max)),
             inodes: RwLock::default(),
@@ -184,6 +194,7 @@ impl Table {
             slot: Mutex::new(Slot::new(handle, number == INodeNo::ROOT)),
             handles: Arc::clone(&self.handles),
             lookups: AtomicU64::new(1),
+            looked_up: AtomicU64::new(0),
             is_cached: AtomicBool::new(false),
             pending_times: Arc::clone(&self.pending_times),
             data: Mutex::default(),
@@ -211,6 +222,9 @@ impl Table {
                 inode
             }
         };
+        // Relaxed: only orders names, roughly.
+        let number = self.next_lookup.fetch_add(1, Ordering::Relaxed);
+        inode.looked_up.store(number, Ordering::Relaxed);
         Ok(inode)
     }
 
@@ -244,8 +258,7 @@ impl Table {
         self.inodes.read().by_number.get(&number).cloned().ok_or(Errno::STALE.into())
     }
 
-    /// Takes references of the kernel. Returns the inode if these were the last and it is still
-    /// open in the cache.
+    /// Takes references of the kernel. Returns the inode if these were the last.
     pub fn forget(&self, number: INodeNo, lookups: u64) -> Option<Arc<Inode>> {
         let mut inodes = self.inodes.write();
         let inode = Arc::clone(inodes.by_number.get(&number)?);
@@ -255,7 +268,7 @@ impl Table {
             return None;
         }
         inodes.remove_unused(&inode);
-        Some(inode).filter(|inode| inode.is_cached.load(Ordering::Relaxed))
+        Some(inode)
     }
 
     /// Removes the inode if neither the kernel nor the cache uses it.
@@ -278,8 +291,22 @@ impl Table {
         &self.handles
     }
 
+    /// Returns the inodes with names that the kernel has looked up least recently.
+    pub fn least_recently_looked_up(&self, count: usize) -> Vec<Arc<Inode>> {
+        // Relaxed: as in `lookup`.
+        let order = |inode: &Arc<Inode>| inode.looked_up.load(Ordering::Relaxed);
+        let inodes = self.inodes.read();
+        let of_kernel = |inode: &&Arc<Inode>| inode.lookups.load(Ordering::Relaxed) > 0;
+        let numbered = inodes.by_number.values().filter(of_kernel);
+        let mut numbered: Vec<_> = numbered.map(|inode| (order(inode), inode)).collect();
+        let count = count.min(numbered.len());
+        if count > 0 {
+            numbered.select_nth_unstable_by_key(count - 1, |(order, _)| *order);
+        }
+        numbered[..count].iter().map(|(_, inode)| Arc::clone(inode)).collect()
+    }
+
     /// Returns the number of inodes.
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.inodes.read().by_number.len()
     }
@@ -287,9 +314,7 @@ impl Table {
 
 impl Inodes {
     fn remove_unused(&mut self, inode: &Inode) {
-        let is_used =
-            inode.lookups.load(Ordering::Relaxed) > 0 || inode.is_cached.load(Ordering::Relaxed);
-        if !is_used && inode.number != INodeNo::ROOT {
+        if !inode.is_used() && inode.number != INodeNo::ROOT {
             self.by_number.remove(&inode.number);
             self.by_key.remove(&inode.key);
         }

@@ -62,11 +62,14 @@ mod error;
 mod failures;
 mod finalize;
 mod handle;
+mod helper;
 mod inode;
 mod messages;
 mod mount;
+mod names;
 mod quota;
 mod read_buffers;
+mod removed;
 mod room;
 mod server;
 mod session;
@@ -112,6 +115,9 @@ pub struct Options {
     /// are refused (`ENODEV`).
     #[arg(long)]
     direct: bool,
+    /// Refuse changes.
+    #[arg(long)]
+    read_only: bool,
     /// Give other users access. Always so for root; else `/etc/fuse.conf` must allow it.
     #[arg(long)]
     allow_other: bool,
@@ -144,6 +150,7 @@ fn main() -> ExitCode {
     let outcome = match &arguments[..] {
         // For `cargo x install`.
         [_, option, directory] if option == "--generate" => generate(directory.as_ref()),
+        [program, arguments @ ..] if helper::is_asked(program) => run_for_mount(arguments),
         _ => run(&Options::parse()),
     };
     match outcome {
@@ -162,6 +169,12 @@ fn generate(directory: &Path) -> Result<ExitCode> {
     }
     clap_mangen::generate_to(Options::command(), directory)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs as `mount` asks.
+fn run_for_mount(arguments: &[OsString]) -> Result<ExitCode> {
+    messages::start(None)?;
+    helper::options(arguments)?.map_or(Ok(ExitCode::SUCCESS), |options| run(&options))
 }
 
 /// Runs in the foreground, or starts the background process.

@@ -41,15 +41,28 @@ pub struct Mount {
     device: Device,
 }
 
+/// Users of the mount, and what they may do.
+#[derive(Clone, Copy)]
+struct How {
+    is_for_all_users: bool,
+    is_read_only: bool,
+}
+
 /// Major and minor device number of a file system.
 type Device = (u32, u32);
 
 impl Mount {
     /// Mounts on `target`, with `source` as the name of the device. Returns the connection, too, on
     /// which the kernel sends its requests.
-    pub fn new(source: &Path, target: &Path, is_for_all_users: bool) -> Result<(Self, OwnedFd)> {
-        let connection = match mount_directly(source, target, is_for_all_users) {
-            Err(error) if is_refused(&error) => mount_by_helper(source, target, is_for_all_users)?,
+    pub fn new(
+        source: &Path,
+        target: &Path,
+        is_for_all_users: bool,
+        is_read_only: bool,
+    ) -> Result<(Self, OwnedFd)> {
+        let how = How { is_for_all_users, is_read_only };
+        let connection = match mount_directly(source, target, how) {
+            Err(error) if is_refused(&error) => mount_by_helper(source, target, how)?,
             connection => connection?,
         };
         let device = device_of(&open_root(target)?)?;
@@ -123,7 +136,7 @@ fn is_refused(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(&Errno::PERM | &Errno::ACCESS))
 }
 
-fn mount_directly(source: &Path, target: &Path, is_for_all_users: bool) -> Result<OwnedFd> {
+fn mount_directly(source: &Path, target: &Path, how: How) -> Result<OwnedFd> {
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let device = device.context("cannot open /dev/fuse (is the kernel module `fuse` loaded?)")?;
     let mut options = format!(
@@ -132,18 +145,19 @@ fn mount_directly(source: &Path, target: &Path, is_for_all_users: bool) -> Resul
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw()
     );
-    if is_for_all_users {
+    if how.is_for_all_users {
         options.push_str(",allow_other");
     }
     let options = CString::new(options)?;
-    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+    flags.set(MountFlags::RDONLY, how.is_read_only);
     mount(source, target, KIND, flags, &*options)
         .with_context(|| format!("cannot mount on {}", target.display()))?;
     Ok(device)
 }
 
 /// Mounts with the help of a program that may do so, and sends the connection over a socket.
-fn mount_by_helper(source: &Path, target: &Path, is_for_all_users: bool) -> Result<OwnedFd> {
+fn mount_by_helper(source: &Path, target: &Path, how: How) -> Result<OwnedFd> {
     let (socket, of_helper) = UnixStream::pair().context("cannot create a socket")?;
     let mut options = b"fsname=".to_vec();
     for byte in source.as_os_str().as_bytes() {
@@ -154,7 +168,10 @@ fn mount_by_helper(source: &Path, target: &Path, is_for_all_users: bool) -> Resu
         options.push(*byte);
     }
     options.extend_from_slice(b",subtype=bifolio,default_permissions,nodev,nosuid");
-    if is_for_all_users {
+    if how.is_read_only {
+        options.extend_from_slice(b",ro");
+    }
+    if how.is_for_all_users {
         options.extend_from_slice(b",allow_other");
     }
     let mut helper = Command::new(HELPER);

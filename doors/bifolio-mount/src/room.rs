@@ -40,7 +40,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::data::{Files, Opened};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::inode::Inode;
 use crate::quota::{Limits, limits_of};
 
@@ -146,7 +146,26 @@ impl Files {
     ) -> Result<Room> {
         match self.count_room(inode, opened, &bytes) {
             Some(room) => Ok(room),
-            None => allocate(opened, bytes, user),
+            None => self.allocate(opened, bytes, user, inode.key.0),
+        }
+    }
+
+    /// Allocates blocks for a write, or for its first part. Waits for removed files if there are
+    /// too few.
+    fn allocate(&self, opened: &Opened, bytes: Range<u64>, user: u32, device: u64) -> Result<Room> {
+        let mut length = bytes.end - bytes.start;
+        loop {
+            let must_sync = match allocate_as(user, opened, &(bytes.start..bytes.start + length)) {
+                Err(error) if error.is_out_of_space() && self.removed.wait(device) => continue,
+                Err(error) if error.is_out_of_space() && length > PAGE_BYTES => {
+                    length /= 2;
+                    continue;
+                }
+                allocated => !allocated?,
+            };
+            let space = Arc::clone(&opened.space);
+            let must_sync = must_sync || !space.keeps_allocated();
+            return Ok(Room { space, counted: 0, length, must_sync });
         }
     }
 
@@ -228,23 +247,6 @@ fn free_beyond_dirty(cache: &Cache, inode: &Inode) -> (Option<u64>, u64, Option<
 fn pages(bytes: &Range<u64>) -> Range<u64> {
     let end = bytes.end.min(i64::MAX as u64 - PAGE_BYTES).next_multiple_of(PAGE_BYTES);
     bytes.start / PAGE_BYTES * PAGE_BYTES..end
-}
-
-/// Allocates blocks for a write, or for its first part.
-fn allocate(opened: &Opened, bytes: Range<u64>, user: u32) -> Result<Room> {
-    let mut length = bytes.end - bytes.start;
-    loop {
-        let must_sync = match allocate_as(user, opened, &(bytes.start..bytes.start + length)) {
-            Err(Error::System(Errno::NOSPC | Errno::DQUOT)) if length > PAGE_BYTES => {
-                length /= 2;
-                continue;
-            }
-            allocated => !allocated?,
-        };
-        let space = Arc::clone(&opened.space);
-        let must_sync = must_sync || !space.keeps_allocated();
-        return Ok(Room { space, counted: 0, length, must_sync });
-    }
 }
 
 /// Allocates blocks for the pages of some bytes, with no more right to them than `user` has. The

@@ -66,6 +66,14 @@ macro_rules! refuse {
 refuse! { ReplyAttr ReplyCreate ReplyData ReplyDirectory ReplyEmpty ReplyEntry }
 refuse! { ReplyLseek ReplyOpen ReplyStatfs ReplyWrite ReplyXattr }
 
+impl Volume {
+    /// Answers with a name that the kernel remembers.
+    fn answer_entry(&self, reply: ReplyEntry, result: Result<FileAttr>) {
+        answer(reply, result, send_entry);
+        self.note_name();
+    }
+}
+
 /// Sends the result by `send`, or the error.
 fn answer<T, R: Refuse>(reply: R, result: Result<T>, send: impl FnOnce(R, T)) {
     match result {
@@ -172,7 +180,7 @@ impl Filesystem for Server {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let name = name.to_owned();
-        self.run(move |volume| answer(reply, volume.lookup(parent, &name), send_entry));
+        self.run(move |volume| volume.answer_entry(reply, volume.lookup(parent, &name)));
     }
 
     fn forget(&self, _request: &Request, number: INodeNo, lookups: u64) {
@@ -236,7 +244,7 @@ impl Filesystem for Server {
     ) {
         let (name, creation) = (name.to_owned(), Creation::new(request, mode, umask));
         self.run(move |volume| {
-            answer(reply, volume.mknod(parent, &name, creation, device), send_entry);
+            volume.answer_entry(reply, volume.mknod(parent, &name, creation, device));
         });
     }
 
@@ -250,7 +258,7 @@ impl Filesystem for Server {
         reply: ReplyEntry,
     ) {
         let (name, creation) = (name.to_owned(), Creation::new(request, mode, umask));
-        self.run(move |volume| answer(reply, volume.mkdir(parent, &name, creation), send_entry));
+        self.run(move |volume| volume.answer_entry(reply, volume.mkdir(parent, &name, creation)));
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -278,7 +286,7 @@ impl Filesystem for Server {
         let (name, target) = (name.to_owned(), target.as_os_str().to_owned());
         let creation = Creation::new(request, 0o777, 0);
         self.run(move |volume| {
-            answer(reply, volume.symlink(parent, &name, &target, creation), send_entry);
+            volume.answer_entry(reply, volume.symlink(parent, &name, &target, creation));
         });
     }
 
@@ -309,7 +317,7 @@ impl Filesystem for Server {
         reply: ReplyEntry,
     ) {
         let name = name.to_owned();
-        self.run(move |volume| answer(reply, volume.link(number, parent, &name), send_entry));
+        self.run(move |volume| volume.answer_entry(reply, volume.link(number, parent, &name)));
     }
 
     fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -335,6 +343,7 @@ impl Filesystem for Server {
         self.run(move |volume| {
             let created = volume.create_file(parent, &name, creation, flags);
             answer(reply, created, |reply, (attributes, handle, flags)| {
+                volume.note_name();
                 reply.created(&VALID, &attributes, GENERATION, FileHandle(handle), flags);
             });
         });

@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -32,18 +32,24 @@ use crate::data::Files;
 use crate::finalize;
 use crate::inode::Table;
 use crate::mount::Mount;
+use crate::names::{self, NAME_BYTES};
 use crate::server::Server;
 use crate::volume::{KernelCache, Volume};
 use crate::workers::Workers;
 
 /// Time for which programs may go on to use a detached mount.
 const DETACHED_MAX: Duration = Duration::from_secs(2);
-/// Parts of the limit of descriptors: for inodes that are not open, for the second descriptor of
-/// files with direct transfers, and for files that are kept open after their last close, which have
-/// up to two. The rest is for files that programs have open.
+/// Parts of the limit of descriptors: for inodes that are not open, for files with direct
+/// transfers, which take up to two more, and for files that are kept open after their last close.
+/// The rest is for files that programs have open.
 const DIVISOR_OF_HANDLES: u64 = 16;
-const DIVISOR_OF_DIRECT_FILES: u64 = 8;
+const DIVISOR_OF_DIRECT_FILES: u64 = 16;
 const DIVISOR_OF_KEPT_FILES: u64 = 12;
+
+/// Part of the memory that names have, from this size on, and their number if it is less.
+const DIVISOR_OF_NAMES: u64 = 16;
+const NAMES_FROM: u64 = 16 << 20;
+const NAMES_MIN: u64 = 1024;
 
 /// The end of a mount.
 enum End {
@@ -61,13 +67,14 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     check_target(&options.target)?;
     let target = options.target.canonicalize();
     let target = target.with_context(|| format!("{}", options.target.display()))?;
-    let signals = block_signals()?;
+    let signals = block_signals(options.background)?;
     rustix::process::umask(Mode::empty());
     let descriptors = raise_descriptor_limit();
 
     let claim = Claim::new(&source, &target)?;
     let root = &claim.root;
-    let builder = Cache::builder().memory(options.memory);
+    let (for_names, names_max) = room_for_names(options.memory);
+    let builder = Cache::builder().memory(options.memory - for_names);
     let cache = builder.dirty_age_max(options.dirty_age).build()?;
     // Before the mount, so that an address that is in use is told at once.
     let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
@@ -79,17 +86,15 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let kept_max = options.kept_files.min(part(DIVISOR_OF_KEPT_FILES)).max(1);
     let direct_max = part(DIVISOR_OF_DIRECT_FILES);
     let files = Files::new(cache, Arc::clone(&table), kept_max, direct_max);
-    let mut volume = Volume::new(table, files, Workers::new(usize::from(options.threads)));
-    volume.kernel_cache = match options {
-        Options { direct: true, .. } => KernelCache::Never,
-        Options { kernel_cache: true, .. } => KernelCache::Always,
-        _ => KernelCache::Writers,
-    };
+    let workers = Workers::new(usize::from(options.threads));
+    let mut volume = Volume::new(table, files, workers, names_max);
+    volume.kernel_cache = kernel_cache(options);
     let volume = Arc::new(volume);
 
     let server = Server { volume: Arc::clone(&volume) };
     let is_for_all_users = options.allow_other || rustix::process::geteuid().is_root();
-    let (mount, connection) = Mount::new(&source, &target, is_for_all_users)?;
+    let (mount, connection) = Mount::new(&source, &target, is_for_all_users, options.read_only)?;
+    let of_names = connection.try_clone().context("cannot duplicate a descriptor")?;
     let mount = Arc::new(mount);
     // Until all runs: nothing would serve it.
     let unserved = scopeguard::guard(Arc::clone(&mount), |mount| drop(mount.detach()));
@@ -97,8 +102,7 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let session = Session::from_fd(server, connection, acl, config(options));
     let session = session.context("the kernel refuses the session")?;
     volume.set_notifier(session.notifier());
-    let of_finalizer = Arc::clone(&volume);
-    thread::Builder::new().name("finalize".into()).spawn(move || finalize::serve(&of_finalizer))?;
+    start_housekeeping(&volume, of_names, &target)?;
     let (end, ended) = mpsc::channel();
     let signalled = end.clone();
     let (signal_volume, signal_mount) = (Arc::clone(&volume), Arc::clone(&mount));
@@ -111,13 +115,7 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     mounted()?;
     ScopeGuard::into_inner(unserved);
 
-    let result = match ended.recv()? {
-        End::Detached => match ended.recv_timeout(DETACHED_MAX) {
-            Ok(End::Session(result)) => result,
-            _ => Ok(()),
-        },
-        End::Session(result) => result,
-    };
+    let result = wait(&ended)?;
     let mut failures = volume.files.write_all();
     failures.extend(flush(&volume, root));
     if let Err(error) = result {
@@ -128,6 +126,43 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     // A thread that still serves a detached mount ends with the process.
     drop(session);
     Ok(failures)
+}
+
+/// Waits until the session has ended, or programs have used the detached mount for long enough.
+fn wait(ended: &Receiver<End>) -> Result<std::io::Result<()>> {
+    Ok(match ended.recv()? {
+        End::Detached => match ended.recv_timeout(DETACHED_MAX) {
+            Ok(End::Session(result)) => result,
+            _ => Ok(()),
+        },
+        End::Session(result) => result,
+    })
+}
+
+/// Returns which opens of files use the kernel's page cache.
+fn kernel_cache(options: &Options) -> KernelCache {
+    match options {
+        Options { direct: true, .. } => KernelCache::Never,
+        Options { kernel_cache: true, .. } => KernelCache::Always,
+        _ => KernelCache::Writers,
+    }
+}
+
+/// Starts the threads that set times and have names dropped. `kernel` is the connection.
+fn start_housekeeping(volume: &Arc<Volume>, kernel: OwnedFd, target: &Path) -> Result<()> {
+    let of_finalizer = Arc::clone(volume);
+    thread::Builder::new().name("finalize".into()).spawn(move || finalize::serve(&of_finalizer))?;
+    let of_names = Arc::clone(volume);
+    let thread = thread::Builder::new().name("names".into());
+    let target = target.to_owned();
+    thread.spawn(move || names::serve(&of_names, &kernel, &target))?;
+    Ok(())
+}
+
+/// Returns how much of the memory names have, and how many they may be.
+fn room_for_names(memory: u64) -> (u64, usize) {
+    let bytes = if memory < NAMES_FROM { 0 } else { memory / DIVISOR_OF_NAMES };
+    (bytes, (bytes / NAME_BYTES).max(NAMES_MIN) as usize)
 }
 
 /// Returns the table of inodes, with that of the source directory.
@@ -157,11 +192,16 @@ fn serve_metrics(cache: &Cache, address: SocketAddr, target: &Path) -> Result<St
     server.with_context(|| format!("cannot serve metrics on {address}"))
 }
 
-/// Blocks the signals that end a mount, in this thread and those that it starts.
-fn block_signals() -> Result<SigSet> {
+/// Blocks the signals that end a mount, in this thread and those that it starts. To a process in
+/// the background, which has no terminal, SIGHUP means nothing.
+fn block_signals(is_in_background: bool) -> Result<SigSet> {
     let mut signals = SigSet::empty();
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|one| signals.add(one));
+    [Signal::SIGINT, Signal::SIGTERM].into_iter().for_each(|one| signals.add(one));
     let mut blocked = signals;
+    blocked.add(Signal::SIGHUP);
+    if !is_in_background {
+        signals.add(Signal::SIGHUP);
+    }
     // A limit on file sizes is then an error of the write.
     blocked.add(Signal::SIGXFSZ);
     blocked.thread_block().context("cannot block signals")?;

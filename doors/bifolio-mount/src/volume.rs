@@ -18,8 +18,7 @@ use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFl
 use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatVfs,
-    fchmod, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat,
-    unlinkat,
+    fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -28,6 +27,7 @@ use crate::data::{Access, Files, Opened, Opening};
 use crate::error::Result;
 use crate::handle::{Handle, Pinned, path_of};
 use crate::inode::{Inode, Table};
+use crate::names::Names;
 use crate::read_buffers::ReadBuffers;
 use crate::room::allocate_as;
 use crate::workers::Workers;
@@ -47,6 +47,7 @@ pub struct Volume {
     /// This program acts as root: each user owns what its programs create.
     is_root: bool,
     pub kernel_cache: KernelCache,
+    pub names: Names,
     /// Open directories, by the number that the kernel got.
     directories: Mutex<HashMap<u64, Arc<OwnedFd>>>,
     next_directory: AtomicU64,
@@ -83,7 +84,7 @@ impl Creation {
 }
 
 impl Volume {
-    pub fn new(table: Arc<Table>, files: Files, workers: Workers) -> Self {
+    pub fn new(table: Arc<Table>, files: Files, workers: Workers, names_max: usize) -> Self {
         Self {
             table,
             files,
@@ -91,6 +92,7 @@ impl Volume {
             read_buffers: ReadBuffers::default(),
             is_root: rustix::process::geteuid().is_root(),
             kernel_cache: KernelCache::Writers,
+            names: Names::new(names_max),
             directories: Mutex::default(),
             next_directory: AtomicU64::new(0),
             notifier: OnceLock::new(),
@@ -120,9 +122,19 @@ impl Volume {
 
     /// Takes references that the kernel gives back.
     pub fn forget(&self, number: INodeNo, lookups: u64) {
-        if let Some(inode) = self.table.forget(number, lookups) {
+        let Some(inode) = self.table.forget(number, lookups) else { return };
+        // Relaxed: only the kernel, which has forgotten it, could open it again.
+        if inode.is_cached.load(Ordering::Relaxed) {
             self.files.drop_removed(&inode);
         }
+        let device = inode.key.0;
+        drop(inode);
+        self.files.removed.note_gone(device);
+    }
+
+    /// Records that the kernel gets a name.
+    pub fn note_name(&self) {
+        self.names.note(self.table.len());
     }
 
     /// Creates an inode by `make`, which gets the directory and the permission bits, and looks it
@@ -163,11 +175,9 @@ impl Volume {
     ) -> Result<(FileAttr, u64, FopenFlags)> {
         let access =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut created = None;
         let inode = self.create(parent, name, creation, |parent, mode| {
             let create = || openat(parent, name, access, mode);
-            created = Some(self.table.handles().retry(create)?);
-            Ok(())
+            self.table.handles().retry(create).map(drop)
         });
         let inode = match inode {
             Err(crate::error::Error::System(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => {
@@ -175,35 +185,19 @@ impl Volume {
             }
             inode => inode?,
         };
-        let opened = self.open_created(&inode, created, flags);
+        let opened = self.open_created(&inode, flags);
         opened.inspect_err(|_| self.forget(inode.number, 1))
     }
 
-    /// Opens a file; `created` is the descriptor that created it.
     fn open_created(
         &self,
         inode: &Arc<Inode>,
-        created: Option<OwnedFd>,
         flags: OFlags,
     ) -> Result<(FileAttr, u64, FopenFlags)> {
         self.files.throttle(inode.key.0);
         let access = Access::of(flags.bits() as i32);
-        // Only the descriptor that created a file may write to one that is read-only: the file is
-        // opened once more here.
-        let mode = inode.stat()?.st_mode;
-        let opens_up = !self.is_root && mode & 0o600 != 0o600;
-        let created = created.filter(|_| opens_up);
-        if let Some(descriptor) = &created {
-            fchmod(descriptor, Mode::from_raw_mode((mode & 0o7777) | 0o600))?;
-        }
-        let opened = self.files.open(inode, access);
-        let restored = match &created {
-            Some(descriptor) => fchmod(descriptor, Mode::from_raw_mode(mode & 0o7777)),
-            None => Ok(()),
-        };
-        let opening = opened?;
-        let attributes = restored.map_err(Into::into).and_then(|()| inode.attributes());
-        let attributes = attributes.inspect_err(|_| {
+        let opening = self.files.open(inode, access)?;
+        let attributes = inode.attributes().inspect_err(|_| {
             self.files.release(inode, opening.handle, access);
         });
         Ok((attributes?, opening.handle, self.open_flags(opening)))
@@ -254,9 +248,19 @@ impl Volume {
         let inode = self.table.known(&parent, name);
         let pinned = Pinned::new(inode.as_ref());
         unlinkat(parent.handle()?, name, flags)?;
-        pinned.remove_place(&parent, name);
+        if pinned.remove_place(&parent, name) {
+            self.note_removed(inode.as_ref());
+        }
         inode.iter().for_each(|inode| inode.data().touch());
         Ok(())
+    }
+
+    /// Records that an inode has lost all names that are known.
+    fn note_removed(&self, inode: Option<&Arc<Inode>>) {
+        let is_file = |inode: &&Arc<Inode>| inode.kind == FileType::RegularFile;
+        if let Some(inode) = inode.filter(is_file).filter(|inode| inode.is_removed()) {
+            self.files.removed.add(inode);
+        }
     }
 
     /// Renames after the pages of the file are written: a program that replaces a file by a new
@@ -285,9 +289,11 @@ impl Volume {
         }
         if let Some(inode) = &replaced {
             inode.data().touch();
-            pinned[1].remove_place(&new_parent, new_name);
+            let is_removed = pinned[1].remove_place(&new_parent, new_name);
             if flags.contains(RenameFlags::EXCHANGE) {
                 inode.set_place(&parent, name);
+            } else if is_removed {
+                self.note_removed(Some(inode));
             }
         }
         Ok(())
@@ -304,7 +310,7 @@ impl Volume {
         let inode = self.table.get(number)?;
         if let Some(size) = size {
             inode.clear_privileges(is_by_root)?;
-            self.files.change(&inode, |file| file.set_len(size))?;
+            self.files.set_len(&inode, size)?;
         }
         if *changes != Changes::default() {
             inode.change_attributes(changes)?;
@@ -443,6 +449,7 @@ impl Volume {
         user: u32,
     ) -> Result<usize> {
         let range = position..position.saturating_add(bytes.len() as u64);
+        opened.allow_length(range.end)?;
         let room = self.files.make_room(inode, opened, range, user)?;
         let written = opened.file.write_at(&bytes[..room.length as usize], position)?;
         if room.must_sync {
@@ -460,12 +467,21 @@ impl Volume {
         if mode.contains(FallocateFlags::PUNCH_HOLE) {
             return allocate_in(&opened.file, bytes, mode);
         }
+        opened.allow_length(bytes.end)?;
         // What others were promised is not free.
         let _room = self.files.count_room(&inode, &opened, &bytes);
-        if user != 0 {
-            allocate_as(user, &opened, &bytes)?;
+        let allocate = || {
+            if user != 0 {
+                allocate_as(user, &opened, &bytes)?;
+            }
+            allocate_in(&opened.file, bytes.clone(), mode)
+        };
+        loop {
+            match allocate() {
+                Err(error) if error.is_out_of_space() && self.files.removed.wait(inode.key.0) => {}
+                allocated => return allocated,
+            }
         }
-        allocate_in(&opened.file, bytes, mode)
     }
 
     /// Returns the position of the next data or the next hole.
@@ -551,7 +567,7 @@ mod tests {
         let table = Arc::new(Table::new(root.into(), Duration::from_secs(1), 1).unwrap());
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
         let files = Files::new(cache, Arc::clone(&table), 1, 1);
-        let volume = Volume::new(table, files, Workers::new(1));
+        let volume = Volume::new(table, files, Workers::new(1), 1);
         let creation = Creation { mode: libc::S_IFIFO | 0o600, umask: 0, owner: 0, group: 0 };
         let number = volume.mknod(INodeNo::ROOT, OsStr::new("fifo"), creation, 0).unwrap().ino;
         volume.forget(number, 1);

@@ -112,3 +112,42 @@ fn no_file_takes_the_number_of_a_standard_stream_that_was_closed() {
         assert_eq!(fs::read_to_string(path("source/file")).unwrap(), "bytes\n");
     }
 }
+
+#[test]
+fn a_mount_by_the_helper_of_mount_has_its_options_and_outlives_a_hang_up() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let script = r#"
+        cd "$2"
+        ln -s "$1" mount.fuse.bifolio
+        mkdir source target
+        echo bytes > source/file
+        helper="timeout 60 ./mount.fuse.bifolio"
+        $helper source target -o rw,nofail,memory=8M,dirty_age=5s,kernel_cache,x-later
+        cat target/file
+        echo more > target/new
+        # As `mount -o remount,ro target` does.
+        $helper source target -o remount,ro 2>&1 || echo "status $?"
+    "#;
+    let program = Path::new(env!("CARGO_BIN_EXE_bifolio-mount"));
+    let said = shell(script, &[program, directory.path()]);
+    assert!(said.starts_with("bytes\n") && said.ends_with("status 2\n"), "{said}");
+    assert!(said.contains("cannot be changed"), "{said}");
+    let pid = server_of(&directory.path().join("source"));
+    let script = r#"
+        cd "$1"
+        kill -HUP "$2"
+        sleep 0.2
+        cat target/new
+        umount target
+        timeout 60 flock source true
+        timeout 60 ./mount.fuse.bifolio source target -r -o ro
+        ! touch target/file 2>/dev/null
+        umount target
+        timeout 60 flock source true
+    "#;
+    let pid = pid.to_string();
+    assert_eq!(shell(script, &[directory.path(), Path::new(&pid)]), "more\n");
+}

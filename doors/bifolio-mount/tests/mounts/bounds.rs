@@ -220,3 +220,52 @@ fn an_inode_without_a_descriptor_is_found_after_renames_and_removals() {
     drop((directory, removed, linked, replaced, renamed));
     mounted.unmount_cleanly();
 }
+
+#[test]
+fn names_that_the_kernel_has_looked_up_stay_within_the_bound() {
+    let source = tempfile::tempdir().unwrap();
+    for directory in 0..100 {
+        let path = source.path().join(directory.to_string());
+        fs::create_dir(&path).unwrap();
+        (0..1_000).for_each(|file| drop(File::create(path.join(file.to_string())).unwrap()));
+    }
+    let Some(mounted) = Mounted::of(source.path(), &["--memory", "16M"]) else { return };
+    let used = File::open(mounted.path("0/0")).unwrap();
+    let inode = fstat(&used).unwrap().st_ino;
+    for _ in 0..2 {
+        let lines = shell("ls -lR \"$1\" | grep -c ^-", &[&mounted.path("")]);
+        assert_eq!(lines, "100000\n");
+    }
+    let bound = 16 << 20;
+    let most = bound + bound / 50 + (8 << 20) + CONSTANT_BYTES;
+    let resident = status_bytes(mounted.pid(), "VmHWM");
+    eprintln!("resident {resident} of {most} bytes");
+    assert!(resident <= most, "{resident} bytes are resident, at most {most} are allowed");
+    // What a program uses stays.
+    assert_eq!(fstat(&used).unwrap().st_ino, inode);
+    drop(used);
+    mounted.unmount_cleanly();
+}
+
+#[test]
+fn a_file_with_another_name_needs_no_descriptor() {
+    let source = tempfile::tempdir().unwrap();
+    let Some(mounted) = Mounted::limited(source.path(), 256, &["--memory", "16M"]) else { return };
+    // As git writes objects.
+    for number in 0..1_000 {
+        let (temporary, name) = (mounted.path("temporary"), mounted.path(number.to_string()));
+        fs::write(&temporary, number.to_string()).unwrap();
+        fs::hard_link(&temporary, &name).unwrap();
+        fs::remove_file(&temporary).unwrap();
+    }
+    // By the name that was not used last.
+    for number in 0..1_000 {
+        let (name, link) = (mounted.path(number.to_string()), mounted.path(format!("{number}-")));
+        fs::hard_link(&name, &link).unwrap();
+        fs::rename(&link, mounted.path("moved")).unwrap();
+        fs::remove_file(mounted.path("moved")).unwrap();
+        assert_eq!(fs::read_to_string(&name).unwrap(), number.to_string());
+    }
+    assert!(mounted.descriptors() < 256, "{}", mounted.descriptors());
+    mounted.unmount_cleanly();
+}

@@ -181,3 +181,30 @@ fn the_kernels_cache_sees_writes_and_truncates() {
     );
     mounted.unmount_cleanly();
 }
+
+#[test]
+fn files_may_be_longer_than_a_tebibyte() {
+    let Some(mounted) = Mounted::new(&[]) else { return };
+    let path = mounted.path("file");
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    file.set_len(1 << 40).unwrap();
+    file.write_all_at(b"end", (3 << 40) - 3).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 3 << 40);
+    file.set_len(5 << 40).unwrap();
+    let mut bytes = [0; 4];
+    assert_eq!(file.read_at(&mut bytes, (3 << 40) - 3).unwrap(), 4);
+    assert_eq!(&bytes, b"end\0");
+    // Longer than file systems allow: said by the call.
+    for refused in [file.set_len(1 << 61), file.write_all_at(b"x", 1 << 61)] {
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EFBIG));
+    }
+    let source = File::open(mounted.source("file")).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    mounted.unmount_cleanly_with(|| {
+        assert_eq!(source.metadata().unwrap().len(), 5 << 40);
+        assert_eq!(source.read_at(&mut bytes, (3 << 40) - 3).unwrap(), 4);
+        assert_eq!(&bytes, b"end\0");
+    });
+}

@@ -320,3 +320,24 @@ fn blocks_reserved_for_root_are_not_given_to_others() {
     assert!((8 << 20..24 << 20).contains(&length), "{length}");
     mounted.unmount_cleanly();
 }
+
+#[test]
+fn a_removed_file_makes_room_at_once() {
+    let Some(disk) = SmallDisk::mount(8 << 20) else { return };
+    let Some(mounted) = Mounted::of(disk.path(), &["--memory", "64M"]) else { return };
+    for round in 0..30 {
+        let path = mounted.path(format!("file{round}"));
+        fs::write(&path, vec![round; 6 << 20]).unwrap_or_else(|error| panic!("{round}: {error}"));
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        let told = (0..6).try_for_each(|_| file.write_all(&[round; 1 << 20]));
+        assert_eq!(told.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        if round % 2 == 0 {
+            drop(file);
+            fs::remove_file(&path).unwrap();
+        } else {
+            fs::remove_file(&path).unwrap();
+            drop(file);
+        }
+    }
+    mounted.unmount_cleanly();
+}

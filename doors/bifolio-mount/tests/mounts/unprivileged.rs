@@ -27,6 +27,16 @@ const USE: &str = r#"
     chmod 400 read-only
     ! echo more >> read-only 2>/dev/null
     ! chown 0 read-only 2>/dev/null
+    echo text > append-only
+    chmod 200 append-only
+    echo more >> append-only
+    test "$(stat -c %a append-only)" = 200
+    chmod 600 append-only
+    tail -n 1 append-only
+    cp /bin/true run-only
+    chmod 111 run-only
+    ./run-only
+    test "$(stat -c %a run-only)" = 111
     cd ..
     fusermount3 -u target
     flock source,1 true
@@ -59,7 +69,7 @@ fn a_user_without_privileges_mounts_clones_and_unmounts() {
             setpriv --reuid daemon --regid daemon --clear-groups sh -eu use ./program
         '
     "#;
-    assert_eq!(shell(script, &[path]), "1\n100\ndaemon\n");
+    assert_eq!(shell(script, &[path]), "1\nmore\n100\ndaemon\n");
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     assert!(!mounts.contains(&*path.to_string_lossy()), "{mounts}");
 }
