@@ -1,6 +1,7 @@
 //! The class `File`: reads and writes of bytes at positions, of many runs of bytes at once, and of
 //! rows that an array appends.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bifolio::Access;
@@ -11,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::buffer::Bytes;
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::inode::{Append, Header, Inode, Layout, pass_on_at_end};
 use crate::shared::Shared;
 use crate::transfer::{self, Pattern};
@@ -26,6 +27,8 @@ pub(crate) struct File {
     /// `None` once it is closed. Locked only with the GIL held, to be cloned or taken.
     open: RwLock<Option<Arc<Open>>>,
     name: String,
+    /// Position of the file object, bytes. Here, so that an append changes it in the same call.
+    position: AtomicU64,
 }
 
 /// The handle, the inode and the cache of an open file.
@@ -76,7 +79,7 @@ impl File {
         name: String,
     ) -> Self {
         let open = Open { file, inode, shared, may_write };
-        Self { open: RwLock::new(Some(Arc::new(open))), name }
+        Self { open: RwLock::new(Some(Arc::new(open))), name, position: AtomicU64::new(0) }
     }
 
     fn get(&self) -> PyResult<Arc<Open>> {
@@ -221,14 +224,38 @@ impl File {
         self.call(py, pass_on_at_end)
     }
 
-    /// Appends all bytes of `buffer`. Returns the position of the first.
-    fn append(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<u64> {
+    /// Appends all bytes of `buffer`, and moves the position to the new end. Returns their number.
+    ///
+    /// This is `write` of a file object that appends, without code of Python around it: after an
+    /// interrupt, `io.BufferedWriter` writes again what a `write` that raised may have written.
+    fn write_at_end(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
         let bytes = Bytes::to_read(buffer)?;
-        self.call(py, |file| {
-            let position = file.append(bytes.slice())?;
-            pass_on_at_end(file)?;
-            Ok(position)
-        })
+        let length = bytes.slice().len();
+        let end = self.run(py, |open| {
+            if !open.shared.is_here() {
+                let text = format!("{} was opened for writing in another process", self.name);
+                return Err(Failure::Value(text));
+            }
+            let position = open.file.append(bytes.slice())?;
+            pass_on_at_end(&open.file)?;
+            Ok(position + length as u64)
+        })?;
+        // Relaxed: only the value counts; threads that share the object need a lock.
+        self.position.store(end, Ordering::Relaxed);
+        Ok(length)
+    }
+
+    /// The position of the file object, bytes.
+    #[getter]
+    fn position(&self) -> u64 {
+        // Relaxed: as in `write_at_end`.
+        self.position.load(Ordering::Relaxed)
+    }
+
+    #[setter]
+    fn set_position(&self, position: u64) {
+        // Relaxed: as in `write_at_end`.
+        self.position.store(position, Ordering::Relaxed);
     }
 
     /// Appends the rows in `buffer` to an array, and sets the attribute `_shape` of `array` to its
@@ -306,9 +333,14 @@ impl File {
         self.run(py, |open| open.inode.sync(&open.file))
     }
 
-    /// Passes all writes to the kernel and waits for it, without a flush of the device.
+    /// Passes all writes to the file to the kernel, whichever handle made them, and waits for it,
+    /// without a flush of the device.
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |file| file.write_back(0..file.len()))
+        self.run(py, |open| {
+            let own = open.may_write.then_some(&open.file);
+            let Some(file) = own.or_else(|| open.inode.writer()) else { return Ok(()) };
+            Ok(file.write_back(0..file.len())?)
+        })
     }
 
     /// Announces reads at random, so that nothing is read ahead, or ends that.

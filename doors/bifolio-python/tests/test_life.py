@@ -155,6 +155,36 @@ def test_a_worker_does_not_read_a_file_that_was_replaced(path: str) -> None:
     cache.close()
 
 
+def test_a_pickle_of_a_reader_passes_on_what_a_writer_wrote(path: str) -> None:
+    cache = bifolio.Cache("8 MiB", flush_seconds=600)
+    writer = cache.memmap(path, "i4", "w+", shape=(1000,))
+    reader = cache.memmap(path, "i4", "r")
+    writer[:] = 5
+    pickle.dumps(reader)
+    assert (np.fromfile(path, "i4") == 5).all()
+    cache.close()
+
+
+def test_the_last_reference_says_what_it_could_not_write(
+    run: Callable[..., str], full_disk: Path
+) -> None:
+    program = """
+import sys, bifolio
+cache = bifolio.Cache("64 MiB", flush_seconds=600)
+file = cache.open(sys.argv[1], "wb")
+file.write(bytes(8 << 20))
+del file
+print("dropped", file=sys.stderr)
+array = cache.memmap(sys.argv[1] + "2", "u1", "w+", shape=(8 << 20,))
+array[:] = 5
+del array
+print("dropped, too", file=sys.stderr)
+"""
+    first, second = run(program, str(full_disk / "bad")).split("dropped\n")
+    for printed in (first, second.split("dropped, too")[0]):
+        assert "No space left" in printed and str(full_disk / "bad") in printed
+
+
 # Headers.
 
 
@@ -400,6 +430,37 @@ print(len(array), int(array[:].sum()), handled)
     rows, total, handled = map(int, run(program, path).split())
     found = np.load(path)
     assert len(found) == rows and found.sum() == total == 2 * rows - handled
+
+
+@pytest.mark.parametrize("mode", ["ab", "wb"])
+def test_a_wrapper_writes_once_what_was_interrupted(
+    run: Callable[..., str], path: str, mode: str
+) -> None:
+    program = """
+import io, random, signal, sys
+import bifolio
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+cache = bifolio.Cache("4 MiB", flush_seconds=600)
+file = io.BufferedWriter(cache.open(sys.argv[1], sys.argv[2]), 1 << 20)
+interrupts = 0
+for number in range(300):
+    file.write(b"%06d" % number * 20_000)
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0003))
+            file.flush()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+assert file.raw.tell() == file.tell() == 300 * 120_000, (file.raw.tell(), file.tell())
+print(interrupts)
+"""
+    assert int(run(program, path, mode)) > 20
+    content = Path(path).read_bytes()
+    assert len(content) == 300 * 120_000
+    for number in range(300):
+        assert content[number * 120_000 :][:120_000] == b"%06d" % number * 20_000
 
 
 def test_an_interrupt_in_close(run: Callable[..., str], path: str) -> None:

@@ -72,11 +72,21 @@ class Handle:
             )
         return core
 
+    @property
+    def position(self) -> int:
+        """The position of a file object, bytes."""
+        return 0 if self._core is None else self._core.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if self._core is not None:
+            self._core.position = position
+
     def write_back(self) -> None:
         """Passes all writes to the kernel, for readers in other processes."""
         core = self._core
         is_here = self._generation == self._process.generation
-        if is_here and self.may_write and core is not None and not core.closed:
+        if is_here and core is not None and not core.closed:
             core.write_back()
 
     def sync(self) -> None:
@@ -105,6 +115,7 @@ class Handle:
                     raise OSError(
                         errno.ESTALE, "the file was replaced since it was opened", self.path
                     )
+                core.position = old.position
                 self.may_write = False
                 self._core = core
             self._generation = self._process.generation

@@ -45,7 +45,8 @@ class File:
         stride: int,
         run: int,
     ) -> None: ...
-    def append(self, buffer: Any) -> int: ...
+    def write_at_end(self, buffer: Any) -> int: ...
+    position: int
     def append_rows(
         self,
         array: object,

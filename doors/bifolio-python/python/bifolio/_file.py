@@ -46,11 +46,23 @@ class File(io.RawIOBase):
         self._reads = kind == "r" or is_updated
         self._writes = kind != "r" or is_updated
         self._appends = kind == "a"
-        self._position = 0
-        handle = Handle(cache, self.name, access)
+        self._start(Handle(cache, self.name, access))
         if self._appends:
-            self._position = handle.core().len()
+            self._position = self._open().core().len()
+
+    def _start(self, handle: Handle) -> None:
         self._handle = handle
+        if self._appends and handle.may_write and type(self).write is File.write:
+            # Code of Python after the append could be interrupted, and a wrapper would append again.
+            self.write = handle.core().write_at_end  # type: ignore[method-assign]
+
+    @property
+    def _position(self) -> int:
+        return self._open().position
+
+    @_position.setter
+    def _position(self, position: int) -> None:
+        self._open().position = position
 
     @property
     def cache(self) -> Cache:
@@ -149,14 +161,13 @@ class File(io.RawIOBase):
 
     def write(self, data: ReadableBuffer, /) -> int:
         file = self._writer()
-        length = memoryview(data).nbytes
-        if length == 0:
-            return 0
         if self._appends:
-            self._position = file.append(data) + length
-        else:
-            file.write(data, self._position)
-            self._position += length
+            return file.write_at_end(data)
+        length = memoryview(data).nbytes
+        position = self._position
+        # An interrupt after the first call leaves the position: what is written again is the same.
+        file.write(data, position)
+        file.position = position + length
         return length
 
     def pwrite(self, data: ReadableBuffer, position: int) -> int:
@@ -219,6 +230,10 @@ class File(io.RawIOBase):
         finally:
             super().close()
 
+    def __del__(self) -> None:
+        # Python prints an error that is raised here. Before 3.13, that of `io.RawIOBase` hides it.
+        self.close()
+
     def __getstate__(self) -> dict[str, Any]:
         handle = self._open()
         self.flush()
@@ -232,13 +247,13 @@ class File(io.RawIOBase):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.name, self.mode = state["name"], state["mode"]
-        self._position = state["position"]
         kind, is_updated = self.mode[0], "+" in self.mode
         self._reads = kind == "r" or is_updated
         self._writes = kind != "r" or is_updated
         self._appends = kind == "a"
         may_write = state["may_write"] and not state["cache"]._is_worker
-        self._handle = Handle(state["cache"], self.name, READ_WRITE if may_write else READ)
+        self._start(Handle(state["cache"], self.name, READ_WRITE if may_write else READ))
+        self._position = state["position"]
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
