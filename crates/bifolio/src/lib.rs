@@ -198,6 +198,18 @@ mod surface {
     pub fn features() -> Vec<FeatureReport> {
         Features::probe(&[]).reports()
     }
+
+    /// Returns the memory in bytes that this process may use: that of the machine, or the least
+    /// limit of its control groups (versions 1 and 2, with all parents that the file system shows).
+    /// A bound for a cache can be a part of it.
+    ///
+    /// ```
+    /// let cache = bifolio::Cache::builder().memory(bifolio::memory_allowed() / 4).build()?;
+    /// # Ok::<(), bifolio::Error>(())
+    /// ```
+    pub fn memory_allowed() -> u64 {
+        crate::sys::memory::MemoryLimit::allowed_bytes()
+    }
 }
 /// Storage of your own under a cache: what implementers of [`Backing`](backing::Backing) need.
 #[cfg(not(all(test, loom)))]

@@ -1,11 +1,15 @@
 //! A connection to a main database: what SQLite has open as one file.
 //!
 //! Its bytes are those of the [`Shared`] database, read and written through the cache from the
-//! first lock on. Locks, level of the lock and settings of the file belong to the connection.
+//! first lock on. Locks, level of the lock and settings of the file belong to the connection, and
+//! so does its handle of the file, whose readahead follows the reads of this connection only.
+//!
+//! A connection that only reads has a handle while it has a lock: between two of its transactions
+//! another process may change the file, and the close of the last handle drops its pages.
 //!
 //! `SQLITE_FCNTL_SYNC` precedes each `xSync` of a commit, and comes alone where SQLite is
-//! configured not to sync. The database is synced on it, and an `xSync` without new writes returns
-//! at once.
+//! configured not to sync. The database is written to the storage on it; without waiting for the
+//! device if no `xSync` followed the last time.
 //!
 //! # Safety
 //! SQLite calls the functions of [`METHODS`] with a file that [`open`] created, from one thread
@@ -14,14 +18,13 @@
 
 use crate::fork;
 use crate::locks::{HeldSlots, SlotLocks};
-use crate::settings;
-use crate::shared::Shared;
+use crate::pragmas;
+use crate::shared::{Problem, Shared, Target};
 use crate::sqlite::{self, Api, File, IoMethods};
-use crate::system::{Answer, SystemFile};
+use crate::system::Answer;
 use crate::vfs::Opened;
-use bifolio::{Cache, Error};
+use bifolio::Error;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt::Write;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -57,7 +60,7 @@ pub(crate) struct Connection {
     is_writable: bool,
     /// Forks up to the process that opened the connection.
     forks: u32,
-    /// Set from the first lock on.
+    /// Set from the first lock on; of a connection that only reads, while it has a lock.
     file: Option<bifolio::File>,
     /// Level of its lock.
     level: c_int,
@@ -67,8 +70,19 @@ pub(crate) struct Connection {
     chunk_bytes: u64,
     keeps_log: bool,
     is_powersafe: bool,
+    /// Last call that an `xSync` follows unless SQLite omits syncs; `None` after an `xSync`.
+    unsynced: Option<Call>,
+    /// Set if SQLite omits syncs.
+    omits_sync: bool,
     /// The `errno` of the last error.
     errno: c_int,
+}
+
+/// A call by which SQLite has the database written to the storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    WriteBack,
+    Truncate,
 }
 
 /// Opens a connection as a file of SQLite.
@@ -104,6 +118,8 @@ impl Connection {
             chunk_bytes: 0,
             keeps_log: false,
             is_powersafe: is_powersafe.unwrap_or(usually),
+            unsynced: None,
+            omits_sync: false,
             errno: 0,
         }
     }
@@ -121,21 +137,48 @@ impl Connection {
     }
 
     fn close(&mut self) -> Answer {
-        self.file = None;
         if self.slots.is_some() {
             self.shm_unmap(0)?;
         }
-        self.shared.unlock(&mut self.level, sqlite::LOCK_NONE);
-        self.shared.leave()
+        self.unlock(sqlite::LOCK_NONE)?;
+        self.file = None;
+        self.shared.leave(self.is_writable)
     }
 
-    /// Returns the file in the cache, or what `access` returns for the system's: before the first
-    /// lock of any connection.
-    fn file_or<T>(
-        &self,
-        access: impl FnOnce(&mut SystemFile) -> Answer<T>,
-    ) -> Result<bifolio::File, Answer<T>> {
-        self.file.clone().map_or_else(|| self.shared.cached_or(access), Ok)
+    /// Calls `call` with the file in the cache or, before the first lock of any connection, with
+    /// the system's. `code` is that of an error of the cache.
+    fn access<T>(
+        &mut self,
+        code: c_int,
+        call: impl FnOnce(&Shared, Target<'_>) -> Result<T, Problem>,
+    ) -> Answer<T> {
+        let answer = match &self.file {
+            Some(file) => call(&self.shared, Target::Cache(file)),
+            None => self.shared.access(|target| call(&self.shared, target)),
+        };
+        answer.map_err(|problem| match problem {
+            Problem::Code(code) => code,
+            Problem::Cache(error) => self.failed(&error, code),
+        })
+    }
+
+    /// Changes the file; otherwise like [`Self::access`]. SQLite changes nothing without a lock,
+    /// but a VFS that is stacked on this one may: `multiplex` locks one of its files only. Those
+    /// bytes go to the system's file, as they would without this VFS.
+    fn change(
+        &mut self,
+        code: c_int,
+        call: impl FnOnce(&Shared, Target<'_>) -> Result<(), Problem>,
+    ) -> Answer {
+        if !self.is_writable {
+            return Err(code);
+        }
+        self.access(code, |shared, target| {
+            if matches!(target, Target::Cache(_)) {
+                shared.note_write();
+            }
+            call(shared, target)
+        })
     }
 
     /// # Safety
@@ -145,38 +188,15 @@ impl Connection {
         let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_READ)?;
         // SAFETY: the contract.
         let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
-        let result = match &self.file {
-            Some(file) => file.read_at(buffer, position),
-            None => match self.file_or(|system| system.read(buffer, offset)) {
-                Ok(file) => file.read_at(buffer, position),
-                Err(answer) => return answer,
-            },
-        };
-        match result {
-            Ok(count) if count == length => Ok(()),
-            Ok(count) => {
-                buffer[count..].fill(0);
-                Err(sqlite::IOERR_SHORT_READ)
-            }
-            Err(error) => Err(self.failed(&error, sqlite::IOERR_READ)),
-        }
-    }
-
-    /// Returns the file for a change, or the answer of the call: `code` for a file that is only
-    /// read, and that of `access` for the system's file if it is not in a cache. SQLite changes
-    /// nothing without a lock, but a VFS that is stacked on this one may: `multiplex` locks one of
-    /// its files only. Those bytes go to the system's file, as they would without this VFS.
-    fn file_to_change(
-        &self,
-        code: c_int,
-        access: impl FnOnce(&mut SystemFile) -> Answer,
-    ) -> Result<bifolio::File, Answer> {
-        if !self.is_writable {
-            return Err(Err(code));
-        }
-        let file = self.file_or(access)?;
-        self.shared.note_write();
-        Ok(file)
+        self.access(sqlite::IOERR_READ, |_, target| {
+            let file = match target {
+                Target::Cache(file) => file,
+                Target::System(system) => return Ok(system.read(buffer, offset)?),
+            };
+            let count = file.read_at(buffer, position)?;
+            buffer[count..].fill(0);
+            if count == length { Ok(()) } else { Err(sqlite::IOERR_SHORT_READ.into()) }
+        })
     }
 
     /// # Safety
@@ -186,13 +206,10 @@ impl Connection {
         let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
         // SAFETY: the contract.
         let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
-        let to_system = |system: &mut SystemFile| system.write(buffer, offset);
-        let file = match self.file_to_change(sqlite::IOERR_WRITE, to_system) {
-            Ok(file) => file,
-            Err(answer) => return answer,
-        };
-        let written = file.write_all_at(buffer, position);
-        written.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
+        self.change(sqlite::IOERR_WRITE, |_, target| match target {
+            Target::Cache(file) => Ok(file.write_all_at(buffer, position)?),
+            Target::System(system) => Ok(system.write(buffer, offset)?),
+        })
     }
 
     /// Cuts the file, and writes what was written before to the storage: with `synchronous=OFF`,
@@ -200,49 +217,56 @@ impl Connection {
     /// not flush: a rollback begins with this call, and must not end here because of a flush that
     /// failed before.
     fn truncate(&mut self, size: i64) -> Answer {
-        let to_system = |system: &mut SystemFile| system.truncate(size);
-        let file = match self.file_to_change(sqlite::IOERR_TRUNCATE, to_system) {
-            Ok(file) => file,
-            Err(answer) => return answer,
-        };
-        let size = u64::try_from(size).map_err(|_| sqlite::IOERR_TRUNCATE)?;
-        // First to the byte, so that pages of the last chunk that cannot be written are gone.
-        let mut cut = file.set_len(size);
-        let whole = whole_chunks(size, self.chunk_bytes);
-        if whole > size {
-            cut = cut.and_then(|()| file.set_len(whole));
-        }
-        let cut = cut.and_then(|()| self.shared.write_back(&file));
-        cut.map_err(|error| self.failed(&error, sqlite::IOERR_TRUNCATE))
+        let bytes = u64::try_from(size).map_err(|_| sqlite::IOERR_TRUNCATE)?;
+        let whole = whole_chunks(bytes, self.chunk_bytes);
+        let is_followed = self.expects_sync(Call::Truncate);
+        self.change(sqlite::IOERR_TRUNCATE, |shared, target| {
+            let file = match target {
+                Target::Cache(file) => file,
+                Target::System(system) => return Ok(system.truncate(size)?),
+            };
+            // First to the byte, so that pages of the last chunk that cannot be written are gone.
+            file.set_len(bytes)?;
+            if whole > bytes {
+                file.set_len(whole)?;
+            }
+            Ok(shared.write_back(file, is_followed)?)
+        })
     }
 
     fn sync(&mut self, flags: c_int) -> Answer {
-        let file = match self.file_or(|system| system.sync(flags)) {
-            Ok(file) => file,
-            Err(answer) => return answer,
-        };
-        let synced = self.shared.make_durable(&file);
-        synced.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
+        (self.unsynced, self.omits_sync) = (None, false);
+        self.access(sqlite::IOERR_FSYNC, |shared, target| match target {
+            Target::Cache(file) => Ok(shared.make_durable(file)?),
+            Target::System(system) => Ok(system.sync(flags)?),
+        })
     }
 
     /// Writes the database to the storage, before SQLite lets go of the journal.
     fn write_back(&mut self) -> Answer {
-        // The system's file has nothing that is only in a cache.
-        let file = match self.file_or(|_| Ok(())) {
-            Ok(file) => file,
-            Err(answer) => return answer,
-        };
-        let written = self.shared.write_back(&file);
-        written.map_err(|error| self.failed(&error, sqlite::IOERR_FSYNC))
+        let is_followed = self.expects_sync(Call::WriteBack);
+        self.access(sqlite::IOERR_FSYNC, |shared, target| match target {
+            Target::Cache(file) => Ok(shared.write_back(file, is_followed)?),
+            // It has nothing that is only in a cache.
+            Target::System(_) => Ok(()),
+        })
+    }
+
+    /// Notes a call that an `xSync` follows, unless SQLite omits syncs: none has come between two
+    /// such calls then. Returns `true` if one is to be expected.
+    fn expects_sync(&mut self, call: Call) -> bool {
+        self.omits_sync |= self.unsynced == Some(call);
+        self.unsynced = Some(call);
+        !self.omits_sync
     }
 
     /// # Safety
     /// `size` is a variable.
     unsafe fn file_size(&mut self, size: *mut i64) -> Answer {
-        let found = match self.file_or(SystemFile::size) {
-            Ok(file) => i64::try_from(file.len()).unwrap_or(i64::MAX),
-            Err(answer) => answer?,
-        };
+        let found = self.access(sqlite::IOERR, |_, target| match target {
+            Target::Cache(file) => Ok(i64::try_from(file.len()).unwrap_or(i64::MAX)),
+            Target::System(system) => Ok(system.size()?),
+        })?;
         // SAFETY: the contract.
         unsafe { size.write(found) };
         Ok(())
@@ -254,12 +278,18 @@ impl Connection {
         }
         self.shared.lock(&mut self.level, level, self.is_writable)?;
         if self.file.is_none() {
-            self.file = self.shared.cached();
+            let opened = self.shared.open_handle();
+            let opened =
+                opened.inspect_err(|_| self.shared.unlock(&mut self.level, sqlite::LOCK_NONE));
+            self.file = Some(opened?);
         }
         Ok(())
     }
 
     fn unlock(&mut self, level: c_int) -> Answer {
+        if level == sqlite::LOCK_NONE && !self.is_writable {
+            self.file = None;
+        }
         self.shared.unlock(&mut self.level, level);
         Ok(())
     }
@@ -337,20 +367,20 @@ impl Connection {
             return Ok(());
         }
         let size = whole_chunks(size, self.chunk_bytes);
-        // A hint only: the system's file grows by its writes.
-        let file = match self.file_to_change(sqlite::IOERR_WRITE, |_| Ok(())) {
-            Ok(file) => file,
-            Err(answer) => return answer,
-        };
-        let len = file.len();
-        if size <= len {
-            return Ok(());
-        }
-        let grown = match file.allocate(len..size) {
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.set_len(size),
-            allocated => allocated,
-        };
-        grown.map_err(|error| self.failed(&error, sqlite::IOERR_WRITE))
+        self.change(sqlite::IOERR_WRITE, |_, target| {
+            // A hint only: the system's file grows by its writes.
+            let Target::Cache(file) = target else { return Ok(()) };
+            let len = file.len();
+            if size <= len {
+                return Ok(());
+            }
+            match file.allocate(len..size) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    Ok(file.set_len(size)?)
+                }
+                allocated => Ok(allocated?),
+            }
+        })
     }
 
     /// # Safety
@@ -364,8 +394,14 @@ impl Connection {
         };
         let name = text(1).unwrap_or_default().to_ascii_lowercase();
         let answered = match name.as_str() {
-            "bifolio_stats" => Ok(describe(&self.shared.cache)),
-            "bifolio_memory" => self.memory(text(2).as_deref()),
+            "bifolio_stats" => Ok(pragmas::describe(&self.shared.cache)),
+            "bifolio_memory" => pragmas::memory(&self.shared.cache, text(2).as_deref()),
+            "synchronous" => {
+                let value = text(2).unwrap_or_default();
+                let is_off = |off| value.eq_ignore_ascii_case(off);
+                self.omits_sync |= ["off", "0", "no", "false"].into_iter().any(is_off);
+                return Err(sqlite::NOTFOUND);
+            }
             _ => return Err(sqlite::NOTFOUND),
         };
         let (text, code) = match &answered {
@@ -375,16 +411,6 @@ impl Connection {
         // SAFETY: the space for an answer, which SQLite frees.
         unsafe { arguments.write(self.api.text(text)) };
         code
-    }
-
-    /// Returns the bound on memory of the cache, after changing it to `wanted`, if that is given.
-    fn memory(&self, wanted: Option<&str>) -> Result<String, String> {
-        let cache = &self.shared.cache;
-        if let Some(wanted) = wanted {
-            let bytes = settings::size("bifolio_memory", wanted)?;
-            cache.set_memory(bytes).map_err(|error| error.to_string())?;
-        }
-        Ok(cache.stats().bound_bytes.to_string())
     }
 
     /// # Safety
@@ -459,27 +485,6 @@ unsafe fn set_or_ask(variable: *mut c_int, setting: &mut bool) -> Answer {
 
 fn whole_chunks(size: u64, chunk_bytes: u64) -> u64 {
     if chunk_bytes == 0 { size } else { size.next_multiple_of(chunk_bytes) }
-}
-
-/// Returns the counters of a cache that are not zero.
-fn describe(cache: &Cache) -> String {
-    let stats = cache.stats();
-    let levels = [
-        ("bound_bytes", stats.bound_bytes),
-        ("used_bytes", stats.used_bytes),
-        ("dirty_bytes", stats.dirty_bytes),
-    ];
-    let mut text = String::new();
-    for (name, value) in levels.into_iter().chain(stats.counts()) {
-        if value > 0 {
-            let _ = writeln!(text, "{name} {value}");
-        }
-    }
-    for fallback in &stats.fallbacks {
-        let _ = writeln!(text, "fallback: {fallback}");
-    }
-    text.truncate(text.trim_end().len());
-    text
 }
 
 /// Returns the connection of a file.

@@ -6,29 +6,80 @@
 //! the process has for all connections is [`PerProcess`]: another thread may have held its lock at
 //! the fork. The locks are futexes, as are those of the cache with its feature `fork`.
 //!
+//! A child also inherits descriptors, and a lock of an open file description lasts as long as any
+//! copy of them. So a child closes its copies of those that have locks ([`open_alone`]) before it
+//! runs any other code; their owners in the child are never used or dropped.
+//!
 //! # Safety
-//! The handler that runs in a child only adds to an atomic. [`PerProcess`] never frees a value that
-//! it has returned.
+//! [`GUARD`] is used only by a thread that holds the lock of [`ALONE`]. The handler that runs in a
+//! child adds to an atomic, closes descriptors and unlocks that lock. [`PerProcess`] never frees a
+//! value that it has returned.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{self, MutexGuard, Once, PoisonError};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-extern "C" fn count_fork() {
+/// Descriptors that no child keeps. Locked during a fork, so that a child knows all of them.
+static ALONE: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// The guard of [`ALONE`] between two handlers of a fork.
+static GUARD: Guard = Guard(UnsafeCell::new(None));
+
+struct Guard(UnsafeCell<Option<MutexGuard<'static, Vec<RawFd>>>>);
+
+// SAFETY: used only by the thread that holds the lock.
+unsafe impl Sync for Guard {}
+
+extern "C" fn before_fork() {
+    let guard = ALONE.lock();
+    // SAFETY: this thread holds the lock.
+    unsafe { GUARD.0.get().write(Some(guard)) };
+}
+
+extern "C" fn in_parent() {
+    // SAFETY: this thread holds the lock, since `before_fork`.
+    drop(unsafe { GUARD.0.get().replace(None) });
+}
+
+extern "C" fn in_child() {
     // Relaxed: the child has one thread, which created all that follow.
     FORKS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the thread that held the lock in the parent.
+    let guard = unsafe { GUARD.0.get().replace(None) };
+    for descriptor in guard.into_iter().flat_map(|mut guard| std::mem::take(&mut *guard)) {
+        // SAFETY: the child's copy, whose owner is not used or dropped here.
+        unsafe { libc::close(descriptor) };
+    }
 }
 
 /// Counts the forks from now on.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: a handler that may run in a child. It fails only without memory.
-        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+        // SAFETY: handlers of a fork. It fails only without memory.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
+}
+
+/// Opens a file whose descriptor no child of a fork keeps. No fork happens meanwhile.
+pub(crate) fn open_alone<T: AsFd, E>(open: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let mut alone = ALONE.lock();
+    let opened = open()?;
+    alone.push(opened.as_fd().as_raw_fd());
+    Ok(opened)
+}
+
+/// Closes a file that [`open_alone`] opened.
+pub(crate) fn close_alone<T: AsFd>(file: T) {
+    let mut alone = ALONE.lock();
+    let descriptor = file.as_fd().as_raw_fd();
+    alone.retain(|other| *other != descriptor);
+    drop(file);
 }
 
 /// Returns the number of forks.

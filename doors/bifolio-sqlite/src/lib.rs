@@ -10,7 +10,9 @@
 //!    |            connections (locks), the index of the log; its pages are
 //!    |            in the cache of the process, or in one of its own
 //!    |            (process_cache, settings)
-//!  system ------- the file of the system's VFS: its lock                 system
+//!  descriptors -- those of the system's file (system) and of the        descriptors
+//!                 cache's (storage), which has the lock toward the
+//!                 outside (file_lock)
 //!
 //!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
 //! ```
@@ -36,8 +38,8 @@
 //!                      with synchronous=OFF also: the     is in the kernel; FULL. No flush: a
 //!                      log may be overwritten             rollback begins with it
 //!  xSync               durable                            durable; FULL
-//!  FCNTL_SYNC          precedes xSync in commit and       in the kernel; FULL
-//!                      rollback, comes alone with
+//!  FCNTL_SYNC          precedes xSync in commit and       in the kernel; FULL. Waits for the
+//!                      rollback, comes alone with         device unless it comes alone
 //!                      synchronous=OFF; then the journal
 //!                      goes
 //!  CKPT_START,DONE -   a checkpoint begins, ends          not handled
@@ -59,12 +61,11 @@
 //!                                                         others may write the file then: a
 //!                                                         journal or the log has them
 //!  xLock, xUnlock      five states among all processes    among the connections of the process;
-//!                                                         toward others the system's lock is held
-//!                                                         until the last connection closes:
-//!                                                         exclusive, or shared if none may write
-//!                                                         and there is no log
-//!  xCheckReservedLock  a connection is about to write     the same; asks the system while its lock
-//!                                                         is shared
+//!                                                         toward others, exclusive while one may
+//!                                                         write or has a log, otherwise shared
+//!                                                         while one has a lock
+//!  xCheckReservedLock  a connection is about to write     the same; asks the kernel unless the
+//!                                                         lock is exclusive
 //!  xShm*               memory and locks of all            memory and locks of the connections of
 //!                      processes, recovered after a       this process; the first that maps them
 //!                      crash                              recovers them from the log
@@ -98,30 +99,30 @@
 //!  xSync, FCNTL_SYNC,  faults::*: journal modes x synchronous x device full, failing writes and
 //!  xClose              syncs x kill and close; kills::*;
 //!                      process_cache::what_a_close_cannot_write_is_not_written_later
-//!  xLock, xUnlock      connections::*, histories::*, locks::*
+//!  xLock, xUnlock      connections::*, histories::*, locks::*, copies::*
 //!  xCheckReservedLock  locks::other_processes_are_locked_out_until_the_last_close
 //!  xShm*               connections::readers_and_a_writer_of_one_process_share_a_database, kills::*
 //!  file controls       methods::*
 //! ```
-//!
-//! # Descriptors
-//! The kernel drops all POSIX locks of a process on a file when it closes any descriptor of it. The
-//! cache's descriptors live as long as the system's lock, and are closed when no connection is left
-//! (see `shared`).
 //!
 //! # Safety
 //! The tables of functions that this crate gives to SQLite are called with the pointers that SQLite
 //! documents. A file is used by one thread at a time, which SQLite ensures.
 
 mod connection;
+mod descriptors;
+mod file_lock;
 mod fork;
+mod index;
 mod locks;
 mod name;
+mod pragmas;
 mod process_cache;
 mod refused;
 mod settings;
 mod shared;
 mod sqlite;
+mod storage;
 mod system;
 mod vfs;
 

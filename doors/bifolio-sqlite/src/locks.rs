@@ -64,6 +64,11 @@ impl Locks {
         *own = wanted;
     }
 
+    /// Returns `true` if a connection holds a lock.
+    pub(crate) fn is_held(&self) -> bool {
+        self.holders > 0
+    }
+
     /// Returns `true` if a connection holds `RESERVED` or more.
     pub(crate) fn is_reserved(&self) -> bool {
         self.highest >= LOCK_RESERVED

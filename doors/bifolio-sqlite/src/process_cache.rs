@@ -1,8 +1,9 @@
 //! The cache of all databases of the process that do not ask for one of their own.
 //!
-//! Built when the first database is opened, with the bound of `BIFOLIO_MEMORY`, or 64 MiB. It lives
-//! as long as the process, so that opening and closing a database starts no threads. A child after
-//! a fork has another one: the threads of its parent's are not in it.
+//! Built when the first database is opened, with the bound of `BIFOLIO_MEMORY`, or 64 MiB, or a
+//! quarter of what the process may have if that is less. It lives as long as the process, so that
+//! opening and closing a database starts no threads. A child after a fork has another one: the
+//! threads of its parent's are not in it.
 
 use crate::fork::{Mutex, PerProcess};
 use crate::settings;
@@ -22,8 +23,8 @@ pub(crate) fn get() -> Result<Cache, String> {
     }
     let value = std::env::var_os(MEMORY_VARIABLE);
     let memory_bytes = match value.as_ref().map(|value| value.to_string_lossy()) {
-        Some(value) => settings::size(MEMORY_VARIABLE, &value)?,
-        None => settings::MEMORY_BYTES,
+        Some(value) => settings::bound(MEMORY_VARIABLE, &value)?,
+        None => settings::default_bound(),
     };
     let built = Cache::builder().memory(memory_bytes).build();
     let cache = built.map_err(|error| format!("the cache of this process: {error}"))?;

@@ -9,8 +9,15 @@
 use crate::process_cache;
 use bifolio::{Cache, CacheBuilder, DirectIo};
 
-/// Bound on memory of the cache of the process if nothing else is asked for, bytes.
-pub(crate) const MEMORY_BYTES: u64 = 64 << 20;
+/// Bound on memory of the cache of the process if nothing else is asked for and the process may
+/// have [`DEFAULT_DIVISOR`] times as much, bytes.
+const MEMORY_BYTES: u64 = 64 << 20;
+/// Part of the memory that the process may have, which the default bound does not exceed: SQLite,
+/// the program and the kernel's pages of journals and logs need the rest.
+const DEFAULT_DIVISOR: u64 = 4;
+/// Memory that a bound leaves of what the process may have, bytes: without it the process would be
+/// killed as soon as the cache is full.
+const REST_BYTES: u64 = 8 << 20;
 
 /// Parameters of SQLite that would read the file without a lock, past the cache.
 const WITHOUT_LOCK: [&str; 2] = ["immutable", "nolock"];
@@ -34,7 +41,7 @@ impl Settings {
         let mut settings = Self::default();
         for (key, value) in parameters {
             match key {
-                "bifolio_memory" => settings.memory_bytes = Some(size(key, value)?),
+                "bifolio_memory" => settings.memory_bytes = Some(bound(key, value)?),
                 "bifolio_readahead" => settings.readahead_bytes = Some(size(key, value)?),
                 "bifolio_direct" => settings.direct = Some(direct(value)?),
                 _ if key.starts_with("bifolio_") => {
@@ -124,6 +131,32 @@ pub(crate) fn size(key: &str, value: &str) -> Result<u64, String> {
     bytes(value).ok_or_else(problem)
 }
 
+/// Returns the default bound.
+pub(crate) fn default_bound() -> u64 {
+    default_bound_in(bifolio::memory_allowed())
+}
+
+fn default_bound_in(allowed_bytes: u64) -> u64 {
+    MEMORY_BYTES.min(allowed_bytes / DEFAULT_DIVISOR)
+}
+
+/// Reads a bound on memory, which leaves a rest of what the process may have.
+pub(crate) fn bound(key: &str, value: &str) -> Result<u64, String> {
+    let bytes = size(key, value)?;
+    let allowed_bytes = bifolio::memory_allowed();
+    if bytes <= bound_max_in(allowed_bytes) {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "{key}={value}: this process may have {allowed_bytes} bytes of memory (the machine's, or \
+         the limit of its control group), of which a cache leaves {REST_BYTES}: it would be killed"
+    ))
+}
+
+fn bound_max_in(allowed_bytes: u64) -> u64 {
+    allowed_bytes.saturating_sub(REST_BYTES).max(allowed_bytes / 2)
+}
+
 /// Reads a boolean as SQLite does in a URI.
 pub(crate) fn is_true(value: &str) -> bool {
     let digits = value.trim_end_matches(|letter: char| !letter.is_ascii_digit());
@@ -167,6 +200,17 @@ mod tests {
         ] {
             assert_eq!(bytes(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn bounds_fit_into_what_the_process_may_have() {
+        const MIB: u64 = 1 << 20;
+        for (allowed, default, max) in [(64, 16, 56), (8, 2, 4), (1024, 64, 1016)] {
+            assert_eq!(default_bound_in(allowed * MIB), default * MIB);
+            assert_eq!(bound_max_in(allowed * MIB), max * MIB);
+        }
+        let problem = bound("bifolio_memory", "1000000GiB").unwrap_err();
+        assert!(problem.contains("bifolio_memory=1000000GiB: this process may have"), "{problem}");
     }
 
     fn parse(uri: &'static str) -> Result<Settings, String> {

@@ -1,21 +1,26 @@
 //! A database file that is open in this process: one for all connections to it.
 //!
 //! ```text
-//!  open          the system's file only: SQLite reads the header before it locks
-//!    | first lock of a connection
-//!  locked        the system's lock, and the file in its cache, until the last connection closes:
-//!    |             exclusive if a connection may write, or the database has a log;
-//!    |             shared if none may: it is raised for the first that may
-//!  closed        the file in the cache, made durable; the system's file, with its lock; the cache,
+//!  open          descriptors only: SQLite reads the header before it locks
+//!    | first lock of a connection                              ^
+//!  locked        toward the outside, and the file in its cache:   | last lock released, and no
+//!    |             exclusive if a connection may write, or the    | connection may write: pages
+//!    |             database has a log;                            | stay if only readers had them
+//!    |             shared if none may: it is raised for           |
+//!    |             the first that may                          ---'
+//!    | last connection closes
+//!  closed        the file in the cache, made durable; the descriptors, with their lock; the cache,
 //!                if it is only this database's
 //! ```
 //!
 //! Found by device and inode ([`REGISTRY`]). A child after a fork finds none of its parent's.
 //!
-//! The order of opening and closing matters: the kernel drops all POSIX locks of a process on a
-//! file when any descriptor of it is closed, and the cache has descriptors that the system's VFS
-//! does not know. They are opened after the lock was taken, and closed just before it is released,
-//! when no connection needs it any more.
+//! Pages that stay in the cache without a lock are used again if the file has the same [`Stamp`]
+//! then. No connection has a handle of the file meanwhile, so that closing the one of this module
+//! drops them.
+//!
+//! A writer that finds readers of other processes keeps new ones out and waits for the others, as
+//! with SQLite's own VFS, but for a bounded time ([`PATIENCE`]): its caller may not come again.
 //!
 //! The lock of the registry is held for look-ups only. The lock of a database is held while it
 //! opens or closes its cache, so further connections wait for that. The two are never held
@@ -26,21 +31,26 @@
 //! locks. They are freed after the last connection has let go.
 #![allow(unsafe_code)]
 
+use crate::descriptors::{Descriptors, Key, NotOpened, Stamp};
+use crate::file_lock::Denied;
 use crate::fork::{Mutex, PerProcess};
+use crate::index::Index;
 use crate::locks::{HeldSlots, Locks, SlotLocks};
 use crate::name::FileName;
 use crate::refused::Refusal;
 use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
+use crate::storage::Storage;
 use crate::system::{Answer, SystemFile};
 use bifolio::{Cache, Error, ErrorKind, OpenOptions};
 use std::collections::HashMap;
 use std::ffi::{OsString, c_int, c_void};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Databases that are open in this process.
 static REGISTRY: PerProcess<Mutex<HashMap<Key, Arc<Shared>>>> = PerProcess::new();
@@ -51,16 +61,32 @@ const OPEN_ATTEMPTS_MAX: u32 = 5;
 /// Offset in the header of the format versions for writing and reading; 2 stands for a log.
 const VERSIONS_OFFSET: i64 = 18;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    device: u64,
-    inode: u64,
+/// Time for which a writer waits for readers of other processes.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Interval at which it tries.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// Bytes of a database: in the cache, or in the system's file before the first lock.
+pub(crate) enum Target<'a> {
+    Cache(&'a bifolio::File),
+    System(&'a mut SystemFile),
 }
 
-impl Key {
-    fn of(path: &Path) -> Option<Self> {
-        let found = std::fs::metadata(path).ok()?;
-        Some(Self { device: found.dev(), inode: found.ino() })
+/// Reason why an access failed.
+pub(crate) enum Problem {
+    Code(c_int),
+    Cache(Error),
+}
+
+impl From<c_int> for Problem {
+    fn from(code: c_int) -> Self {
+        Self::Code(code)
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::Cache(error)
     }
 }
 
@@ -74,6 +100,7 @@ pub(crate) struct Shared {
     path: PathBuf,
     settings: Settings,
     is_writable: bool,
+    storage: Weak<Storage>,
     pub(crate) sector_size: c_int,
     pub(crate) device_characteristics: c_int,
     /// Set if something was written or cut since the last write-back began.
@@ -88,50 +115,20 @@ pub(crate) struct Shared {
 struct State {
     /// Connections that are open; none comes after the last has closed.
     connections: usize,
+    /// Those that may write.
+    writers: usize,
     /// Open until the last connection closes.
-    system: Option<SystemFile>,
-    /// Level of the system's lock: `NONE`, `SHARED` or `EXCLUSIVE`.
+    descriptors: Option<Descriptors>,
+    /// Level of the lock toward the outside: `NONE`, `SHARED` or `EXCLUSIVE`.
     level: c_int,
-    /// Open while `level` is not `NONE`.
+    /// Connections that wait for readers of other processes.
+    waiting: usize,
+    /// Open while `level` is not `NONE`, and while `stamp` is set.
     cached: Option<bifolio::File>,
+    /// Stamp of the file when the last lock was released, if its pages are still in the cache.
+    stamp: Option<Stamp>,
     locks: Locks,
     index: Index,
-}
-
-/// The index of the log, in memory of this process.
-#[derive(Default)]
-struct Index {
-    /// Connections that have mapped it.
-    users: usize,
-    regions: Vec<NonNull<[u64]>>,
-    slots: SlotLocks,
-}
-
-// SAFETY: the regions are plain memory, which belongs to this.
-unsafe impl Send for Index {}
-
-impl Index {
-    fn clear(&mut self) {
-        for region in self.regions.drain(..) {
-            // SAFETY: made from a box in `region`; no connection has it mapped any more.
-            drop(unsafe { Box::from_raw(region.as_ptr()) });
-        }
-    }
-
-    /// Returns the region with a number, or null if it does not exist and is not to be made.
-    fn region(&mut self, number: usize, bytes: usize, extend: bool) -> *mut c_void {
-        while extend && self.regions.len() <= number {
-            let region: Box<[u64]> = vec![0; bytes / size_of::<u64>()].into_boxed_slice();
-            self.regions.push(NonNull::from(Box::leak(region)));
-        }
-        self.regions.get(number).map_or(ptr::null_mut(), |region| region.as_ptr().cast())
-    }
-}
-
-impl Drop for Index {
-    fn drop(&mut self) {
-        self.clear();
-    }
 }
 
 /// Reason why a connection was not opened.
@@ -157,7 +154,7 @@ impl Shared {
         settings: &Settings,
     ) -> Result<Joined, OpenFailure> {
         for _ in 0..OPEN_ATTEMPTS_MAX {
-            let joined = Key::of(name().path()).and_then(Self::join);
+            let joined = Key::of(name().path()).and_then(|key| Self::join(key, flags));
             let shared = match joined {
                 Some(shared) => shared,
                 // SAFETY: the contract.
@@ -172,11 +169,11 @@ impl Shared {
             });
             if let Err(refusal) = checked.and_then(|()| shared.check_log()) {
                 // What its close reports is in the log.
-                let _ = shared.leave();
+                let _ = shared.leave(may_write(flags, shared.is_writable));
                 return Err(OpenFailure::Refused(refusal));
             }
             let mut flags = flags;
-            if flags & sqlite::OPEN_READONLY != 0 || !shared.is_writable {
+            if !may_write(flags, shared.is_writable) {
                 flags &= !(sqlite::OPEN_READWRITE | sqlite::OPEN_CREATE);
                 flags |= sqlite::OPEN_READONLY;
             }
@@ -186,7 +183,7 @@ impl Shared {
     }
 
     /// Joins the connections that have the file open.
-    fn join(key: Key) -> Option<Arc<Self>> {
+    fn join(key: Key, flags: c_int) -> Option<Arc<Self>> {
         let shared = Arc::clone(REGISTRY.get().lock().get(&key)?);
         let mut state = shared.state.lock();
         if state.connections == 0 {
@@ -195,14 +192,12 @@ impl Shared {
             return None;
         }
         state.connections += 1;
+        state.writers += usize::from(may_write(flags, shared.is_writable));
         drop(state);
         Some(shared)
     }
 
-    /// Opens the system's file; `None` if another thread was faster, or the path was changed.
-    ///
-    /// It is opened for writing even if this connection only reads: a later one may write, and the
-    /// lock that protects a log needs it.
+    /// Opens the file; `None` if another thread was faster, or the path was changed.
     ///
     /// # Safety
     /// `system` is registered.
@@ -214,40 +209,46 @@ impl Shared {
         settings: &Settings,
     ) -> Result<Option<Arc<Self>>, OpenFailure> {
         let path = name.path().to_owned();
-        let flags = flags & !sqlite::OPEN_READONLY | sqlite::OPEN_READWRITE;
         // SAFETY: the contract.
-        let opened = unsafe { SystemFile::open(system, name, flags) };
-        let (mut system, flags_found) = opened.map_err(OpenFailure::Code)?;
-        let Some(key) = Key::of(&path).filter(|_| !system.has_moved()) else { return Ok(None) };
-        let cache = settings
-            .cache()
-            .map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text }))?;
-        let shared = Self {
+        let opened = unsafe { Descriptors::open(system, name, flags, settings.direct()) };
+        let mut descriptors = match opened {
+            Ok(descriptors) => descriptors,
+            Err(NotOpened::Moved) => return Ok(None),
+            Err(NotOpened::Code(code)) => return Err(OpenFailure::Code(code)),
+            Err(NotOpened::Error(error)) => {
+                api.log(sqlite::CANTOPEN, &error.to_string());
+                return Err(OpenFailure::Code(sqlite::CANTOPEN));
+            }
+        };
+        let cache = match settings.cache() {
+            Ok(cache) => cache,
+            Err(text) => {
+                descriptors.close(sqlite::LOCK_NONE);
+                return Err(OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text }));
+            }
+        };
+        let key = descriptors.key;
+        let mut registry = REGISTRY.get().lock();
+        if registry.contains_key(&key) {
+            drop(registry);
+            descriptors.close(sqlite::LOCK_NONE);
+            return Ok(None);
+        }
+        let shared = Arc::new(Self {
             cache,
             api,
             key,
             path,
             settings: *settings,
-            is_writable: flags_found & sqlite::OPEN_READONLY == 0,
-            sector_size: system.sector_size(),
-            device_characteristics: system.device_characteristics(),
+            is_writable: descriptors.is_writable,
+            storage: Arc::downgrade(descriptors.storage()),
+            sector_size: descriptors.system.sector_size(),
+            device_characteristics: descriptors.system.device_characteristics(),
             is_unwritten: AtomicBool::new(false),
             is_unsynced: AtomicBool::new(false),
             syncing: Mutex::new(()),
-            state: Mutex::new(State {
-                connections: 1,
-                system: Some(system),
-                level: sqlite::LOCK_NONE,
-                cached: None,
-                locks: Locks::default(),
-                index: Index::default(),
-            }),
-        };
-        let shared = Arc::new(shared);
-        let mut registry = REGISTRY.get().lock();
-        if registry.contains_key(&key) {
-            return Ok(None);
-        }
+            state: Mutex::new(State::new(descriptors, flags)),
+        });
         registry.insert(key, Arc::clone(&shared));
         Ok(Some(shared))
     }
@@ -260,18 +261,24 @@ impl Shared {
         }
     }
 
-    /// Ends a connection, which holds no locks. The last one closes the file.
-    pub(crate) fn leave(&self) -> Answer {
+    /// Ends a connection, which holds no locks; `may_write` as when it joined. The last one closes
+    /// the file.
+    pub(crate) fn leave(&self, may_write: bool) -> Answer {
         let mut state = self.state.lock();
         state.connections -= 1;
-        if state.connections > 0 {
-            return Ok(());
-        }
-        let closed = state.cached.take().map_or(Ok(()), close_cached);
-        state.system = None;
-        state.level = sqlite::LOCK_NONE;
-        drop(state);
-        self.forget();
+        state.writers -= usize::from(may_write);
+        let closed = if state.connections > 0 {
+            state.release_if_unused()
+        } else {
+            let closed = state.cached.take().map_or(Ok(()), close_cached);
+            let level = std::mem::replace(&mut state.level, sqlite::LOCK_NONE);
+            if let Some(descriptors) = state.descriptors.take() {
+                descriptors.close(level);
+            }
+            drop(state);
+            self.forget();
+            closed
+        };
         closed.map_err(|error| self.report(&error, sqlite::IOERR_CLOSE).0)
     }
 
@@ -304,62 +311,98 @@ impl Shared {
         Refusal { code: sqlite::CANTOPEN, text }
     }
 
-    /// Raises the lock `own` of a connection, and the system's lock as far as that needs it.
+    /// Raises the lock `own` of a connection, and that toward the outside as far as that needs it.
     pub(crate) fn lock(&self, own: &mut c_int, wanted: c_int, may_write: bool) -> Answer {
-        let mut state = self.state.lock();
-        if state.level == sqlite::LOCK_NONE || may_write && state.level == sqlite::LOCK_SHARED {
-            self.acquire(&mut state, may_write)?;
-        }
-        state.locks.lock(own, wanted).map_err(|_| sqlite::BUSY)
-    }
-
-    /// Raises the system's lock, and opens the file in a cache.
-    fn acquire(&self, state: &mut State, may_write: bool) -> Answer {
-        let before = state.level;
-        let locked = self.lock_system(state, may_write);
-        let opened = locked.and_then(|level| {
-            if state.cached.is_none() {
-                state.cached = Some(self.open_cached(state)?);
+        let mut since: Option<Instant> = None;
+        loop {
+            let mut state = self.state.lock();
+            let denied = match self.acquire(&mut state, may_write) {
+                Ok(()) => {
+                    state.waiting -= usize::from(since.is_some());
+                    return state.locks.lock(own, wanted).map_err(|_| sqlite::BUSY);
+                }
+                Err(denied) => denied,
+            };
+            let is_patient = since.is_none_or(|since| since.elapsed() < PATIENCE);
+            // Connections to a log keep their lock until they close.
+            let may_end = denied == Denied::Readers && state.has_log(&self.path) == Ok(false);
+            if !may_end || !is_patient {
+                state.waiting -= usize::from(since.is_some());
+                if state.waiting == 0 {
+                    let level = state.level;
+                    state.descriptors().lock().lower(level);
+                }
+                return Err(denied.code());
             }
-            state.level = level;
-            Ok(())
-        });
-        if opened.is_err() {
-            state.system().unlock(before);
+            state.waiting += usize::from(since.is_none());
+            since.get_or_insert_with(Instant::now);
+            drop(state);
+            thread::sleep(RETRY);
         }
-        opened
     }
 
-    fn lock_system(&self, state: &mut State, may_write: bool) -> Answer<c_int> {
-        state.system().lock(sqlite::LOCK_SHARED)?;
-        let has_log = state.has_log(&self.path)?;
-        if has_log && !self.is_writable {
-            let Refusal { code, text } = self.log_refusal();
-            self.api.log(code, &text);
-            return Err(code);
+    /// Raises the lock toward the outside, and opens the file in a cache. What was locked before a
+    /// failure stays locked.
+    fn acquire(&self, state: &mut State, may_write: bool) -> Result<(), Denied> {
+        let is_shared = state.level == sqlite::LOCK_SHARED;
+        if state.level == sqlite::LOCK_EXCLUSIVE || is_shared && !may_write {
+            return Ok(());
         }
-        if !may_write && !has_log {
-            return Ok(sqlite::LOCK_SHARED);
+        let level = self.lock_file(state, may_write)?;
+        if !is_shared {
+            self.open_cached(state)?;
         }
-        state.system().lock(sqlite::LOCK_EXCLUSIVE)?;
+        state.level = level;
+        Ok(())
+    }
+
+    fn lock_file(&self, state: &mut State, may_write: bool) -> Result<c_int, Denied> {
+        if !may_write {
+            state.descriptors().lock().share()?;
+            let has_log = state.has_log(&self.path)?;
+            if has_log && !self.is_writable {
+                let Refusal { code, text } = self.log_refusal();
+                self.api.log(code, &text);
+                return Err(code.into());
+            }
+            if !has_log {
+                return Ok(sqlite::LOCK_SHARED);
+            }
+        }
+        state.descriptors().lock().exclude()?;
         Ok(sqlite::LOCK_EXCLUSIVE)
     }
 
-    fn open_cached(&self, state: &mut State) -> Answer<bifolio::File> {
-        let options = OpenOptions::new().write(self.is_writable).direct(self.settings.direct());
-        let opened = self.cache.open(&self.path, &options);
-        let file = opened.map_err(|error| self.report(&error, sqlite::CANTOPEN).0)?;
-        // The path may name another file by now than the one that is locked.
-        if state.system().has_moved() {
-            self.api.log(sqlite::CANTOPEN, &format!("{} was replaced", self.path.display()));
-            return Err(sqlite::CANTOPEN);
+    /// Opens the file in a cache; with the pages that it has there if it has not changed since the
+    /// last lock was released.
+    fn open_cached(&self, state: &mut State) -> Answer {
+        let stamp = state.stamp.take();
+        if stamp.is_none_or(|stamp| state.descriptors().stamp() != Ok(stamp)) {
+            state.cached = None;
+            state.cached = Some(self.open_file(state)?);
         }
-        Ok(file)
+        Ok(())
     }
 
-    /// Lowers the lock `own` of a connection. The system's lock stays.
+    fn open_file(&self, state: &mut State) -> Answer<bifolio::File> {
+        let storage = Arc::clone(state.descriptors().storage());
+        let options = OpenOptions::new().write(self.is_writable);
+        let opened = self.cache.open_backing(storage, &options);
+        opened.map_err(|error| self.report(&error, sqlite::CANTOPEN).0)
+    }
+
+    /// Returns another handle of the file in the cache.
+    pub(crate) fn open_handle(&self) -> Answer<bifolio::File> {
+        self.open_file(&mut self.state.lock())
+    }
+
+    /// Lowers the lock `own` of a connection; that toward the outside if no connection needs it.
     pub(crate) fn unlock(&self, own: &mut c_int, wanted: c_int) {
-        self.state.lock().locks.unlock(own, wanted);
+        let mut state = self.state.lock();
+        state.locks.unlock(own, wanted);
+        if let Err(error) = state.release_if_unused() {
+            self.report(&error, sqlite::IOERR_UNLOCK);
+        }
     }
 
     /// Returns `true` if a connection of any process is about to write.
@@ -368,31 +411,24 @@ impl Shared {
         if state.locks.is_reserved() {
             return Ok(true);
         }
-        // Beside a shared lock of the system, another process may hold RESERVED.
-        if state.level == sqlite::LOCK_EXCLUSIVE { Ok(false) } else { state.system().is_reserved() }
+        // Beside a shared lock of this one, another process may hold RESERVED.
+        let is_alone = state.level == sqlite::LOCK_EXCLUSIVE;
+        if is_alone { Ok(false) } else { state.descriptors().lock().is_reserved() }
     }
 
-    /// Returns the file in the cache; `None` before the first lock.
-    pub(crate) fn cached(&self) -> Option<bifolio::File> {
-        self.state.lock().cached.clone()
-    }
-
-    /// Returns the file in the cache, or what `access` returns for the system's: before the first
-    /// lock of any connection. No connection can open the cache meanwhile.
-    pub(crate) fn cached_or<T>(
-        &self,
-        access: impl FnOnce(&mut SystemFile) -> T,
-    ) -> Result<bifolio::File, T> {
+    /// Calls `call` with the file in the cache or, before the first lock of any connection, with
+    /// the system's. No connection can open the cache, or release its lock, meanwhile.
+    pub(crate) fn access<T>(&self, call: impl FnOnce(Target<'_>) -> T) -> T {
         let mut state = self.state.lock();
-        match &state.cached {
-            Some(file) => Ok(file.clone()),
-            None => Err(access(state.system())),
+        if state.level == sqlite::LOCK_NONE {
+            return call(Target::System(&mut state.descriptors().system));
         }
+        call(Target::Cache(state.cached.as_ref().expect("open while it is locked")))
     }
 
     /// Calls `access` with the system's file.
     pub(crate) fn with_system<T>(&self, access: impl FnOnce(&mut SystemFile) -> T) -> T {
-        access(self.state.lock().system())
+        access(&mut self.state.lock().descriptors().system)
     }
 
     /// Returns `true` if `path` names another file by now, or none.
@@ -411,8 +447,14 @@ impl Shared {
     }
 
     /// Writes everything to the storage that was written before the call: it survives the process.
-    pub(crate) fn write_back(&self, file: &bifolio::File) -> Result<(), Error> {
-        self.catch_up(&self.is_unwritten, || file.write_back(0..file.len()))
+    /// Without a sync that follows, it does not wait for the device.
+    pub(crate) fn write_back(&self, file: &bifolio::File, is_followed: bool) -> Result<(), Error> {
+        let write = || file.write_back(0..file.len());
+        let storage = self.storage.upgrade().filter(|_| !is_followed);
+        self.catch_up(&self.is_unwritten, || match &storage {
+            Some(storage) => storage.without_wait(write),
+            None => write(),
+        })
     }
 
     /// Makes everything durable that was written before the call.
@@ -498,15 +540,54 @@ fn close_cached(file: bifolio::File) -> Result<(), Error> {
     closed
 }
 
+/// Returns `true` if a connection with these flags may write to a file.
+fn may_write(flags: c_int, is_writable: bool) -> bool {
+    is_writable && flags & sqlite::OPEN_READONLY == 0
+}
+
 impl State {
-    fn system(&mut self) -> &mut SystemFile {
-        self.system.as_mut().expect("open while there are connections")
+    /// The state of a file that a connection with `flags` opens.
+    fn new(descriptors: Descriptors, flags: c_int) -> Self {
+        Self {
+            connections: 1,
+            writers: usize::from(may_write(flags, descriptors.is_writable)),
+            descriptors: Some(descriptors),
+            level: sqlite::LOCK_NONE,
+            waiting: 0,
+            cached: None,
+            stamp: None,
+            locks: Locks::default(),
+            index: Index::default(),
+        }
+    }
+
+    fn descriptors(&mut self) -> &mut Descriptors {
+        self.descriptors.as_mut().expect("open while there are connections")
+    }
+
+    /// Releases the lock toward the outside if no connection has a lock or may write. Pages that
+    /// only readers had in the cache stay there, if a change of the file will show.
+    fn release_if_unused(&mut self) -> Result<(), Error> {
+        let is_used = self.writers > 0 || self.locks.is_held() || self.index.users > 0;
+        if is_used || self.level == sqlite::LOCK_NONE {
+            return Ok(());
+        }
+        if self.level == sqlite::LOCK_SHARED {
+            self.stamp = self.descriptors().lasting_stamp();
+        }
+        let closed = match self.stamp {
+            Some(_) => Ok(()),
+            None => self.cached.take().map_or(Ok(()), close_cached),
+        };
+        self.level = sqlite::LOCK_NONE;
+        self.descriptors().lock().lower(sqlite::LOCK_NONE);
+        closed
     }
 
     /// Returns `true` if the database has a log, or will have one.
     fn has_log(&mut self, path: &Path) -> Answer<bool> {
         let mut versions = [0; 2];
-        match self.system().read(&mut versions, VERSIONS_OFFSET) {
+        match self.descriptors().system.read(&mut versions, VERSIONS_OFFSET) {
             Ok(()) | Err(sqlite::IOERR_SHORT_READ) => {}
             Err(code) => return Err(code),
         }

@@ -1,8 +1,9 @@
-//! A main database as the system's VFS has it open: it creates the file and locks it toward other
-//! processes, and toward connections of this process through other VFSs.
+//! A main database as the system's VFS has it open: it creates the file, and serves calls before
+//! the first lock. It is never locked: [`FileLock`](crate::file_lock::FileLock) is.
 //!
 //! The system's VFS does not close a descriptor while it holds locks of its inode, whichever of its
-//! files they belong to, so opening and closing one of these drops no lock.
+//! files they belong to, so opening and closing one of these drops no lock of other connections
+//! through it.
 //!
 //! # Safety
 //! The memory and the name live as long as the file. The system's VFS lets any thread call, one at
@@ -61,29 +62,6 @@ impl SystemFile {
 
     fn open_methods(&self) -> &IoMethods {
         self.methods().expect("the file is open")
-    }
-
-    /// Raises the lock.
-    pub(crate) fn lock(&mut self, level: c_int) -> Answer {
-        let lock = self.open_methods().lock;
-        // SAFETY: an open file.
-        check(unsafe { lock(self.pointer(), level) })
-    }
-
-    /// Lowers the lock. An error of it changes nothing for the caller.
-    pub(crate) fn unlock(&mut self, level: c_int) {
-        let unlock = self.open_methods().unlock;
-        // SAFETY: an open file.
-        unsafe { unlock(self.pointer(), level) };
-    }
-
-    /// Returns `true` if another process, or another VFS, is about to write.
-    pub(crate) fn is_reserved(&mut self) -> Answer<bool> {
-        let check_reserved_lock = self.open_methods().check_reserved_lock;
-        let mut answer = 0;
-        // SAFETY: an open file and a variable.
-        check(unsafe { check_reserved_lock(self.pointer(), &mut answer) })?;
-        Ok(answer != 0)
     }
 
     /// Reads as `xRead`: what the file does not have is zeros, and `SQLITE_IOERR_SHORT_READ`.

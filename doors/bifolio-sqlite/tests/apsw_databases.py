@@ -1,11 +1,14 @@
 """apsw_databases.py EXTENSION DIRECTORY: databases through the package apsw, over the cache.
 
 Random changes with savepoints, compared with a dictionary; blobs, backups in both directions,
-VACUUM, connections, locks, and what the stock VFS finds afterwards.
+VACUUM, connections, locks, Python's own copy of SQLite beside, and what the stock VFS finds
+afterwards.
 """
 
 import os
 import random
+import sqlite3
+import subprocess
 import sys
 
 import apsw
@@ -72,6 +75,16 @@ for mode in ("delete", "truncate", "persist", "wal"):
     except apsw.BusyError:
         pass
 
+    # Another copy of SQLite in this process.
+    beside = sqlite3.connect(path, timeout=0)
+    for statement in ("select count(*) from t", "delete from t"):
+        try:
+            beside.execute(statement).fetchall()
+            raise AssertionError("the other copy was let in")
+        except sqlite3.OperationalError as problem:
+            assert "locked" in str(problem)
+    beside.close()
+
     key = max(model, key=lambda key: len(model[key]))
     with connection.blob_open("main", "t", "v", key, True) as blob:
         blob.seek(17)
@@ -89,6 +102,22 @@ for mode in ("delete", "truncate", "persist", "wal"):
         backup.step()
     check(connection, model)
     connection.close()
+
+    beside = sqlite3.connect(path, isolation_level=None)
+    beside.execute("begin immediate")
+    beside.execute("delete from t")
+    for _ in range(3):
+        try:
+            connect(path, "").execute("select count(*) from t").fetchall()
+            raise AssertionError("let in beside a writer of the other copy")
+        except apsw.BusyError:
+            pass
+        # Two copies with the stock VFS would not see each other in one process.
+        write = "import sqlite3, sys; sqlite3.connect(sys.argv[1], 0).execute('begin immediate')"
+        tried = subprocess.run([sys.executable, "-c", write, path], capture_output=True, text=True)
+        assert "locked" in tried.stderr, f"the lock of the other copy is gone: {tried.stderr}"
+    beside.execute("rollback")
+    beside.close()
 
     stock = apsw.Connection(path)
     check(stock, model)

@@ -72,10 +72,12 @@ pub(super) fn is_refusal(error: &io::Error) -> bool {
 pub struct DiskFile {
     pub(super) path: PathBuf,
     pub(super) identity: FileIdentity,
-    pub(super) buffered: OwnedFd,
     pub(super) direct: Option<Direct>,
     /// Descriptors that stay open because closing them would drop POSIX locks.
     pub(super) _unused: Vec<OwnedFd>,
+    /// Closed last: a lock of its open file description, which an owner may have taken through
+    /// [`AsFd`], protects the file while the others are closed.
+    pub(super) buffered: OwnedFd,
     pub(crate) direct_required: AtomicBool,
     /// Why transfers go through the page cache; unset while they are direct (IO-3).
     pub(super) buffered_reason: OnceLock<String>,

@@ -292,11 +292,22 @@ pub(crate) struct MemoryLimit {
 impl MemoryLimit {
     /// Returns the limit of the calling process; `None` if no group limits its memory.
     pub(crate) fn of_process() -> Option<Self> {
-        let groups = read_text("/proc/self/cgroup").ok()?;
-        let mounts = read_text("/proc/self/mountinfo").ok()?;
-        let found = places(&groups, &mounts);
-        let limits = found.iter().flat_map(|place| place.limits());
-        limits.min_by_key(Self::left_bytes)
+        Self::all_of_process().into_iter().min_by_key(Self::left_bytes)
+    }
+
+    /// Returns the limit of each group of the calling process that the file system shows.
+    fn all_of_process() -> Vec<Self> {
+        let groups = read_text("/proc/self/cgroup").unwrap_or_default();
+        let mounts = read_text("/proc/self/mountinfo").unwrap_or_default();
+        places(&groups, &mounts).iter().flat_map(Place::limits).collect()
+    }
+
+    /// Returns the memory in bytes that the machine has and the control groups of the calling
+    /// process allow.
+    pub(crate) fn allowed_bytes() -> u64 {
+        let machine = Some(machine_memory_bytes()).filter(|bytes| *bytes > 0);
+        let limits = Self::all_of_process().into_iter().map(|limit| limit.limit_bytes);
+        limits.chain(machine).min().unwrap_or(u64::MAX)
     }
 
     pub(crate) fn left_bytes(&self) -> u64 {

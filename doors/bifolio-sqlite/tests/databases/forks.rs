@@ -96,6 +96,41 @@ fn a_child_cannot_use_what_it_inherits() {
     }
 }
 
+/// A child that lives longer than a connection of its parent keeps no lock of it.
+#[test]
+fn a_child_keeps_no_lock_of_its_parent() {
+    if !is_alone("forks::a_child_keeps_no_lock_of_its_parent") {
+        return;
+    }
+    let Some(library) = Library::load() else { return };
+    for mode in ["delete", "wal"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.db");
+        make(&path, mode);
+        let connection = library.open_cached(&path, "").unwrap();
+        connection.run("update t set a=8").unwrap();
+        // SAFETY: the child only waits for its end.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: ends the child even if its parent fails.
+            unsafe { libc::alarm(CHILD_SECONDS) };
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        check_locked_out(&path, "the parent has it open");
+        drop(connection);
+        let (out, errors) = through_the_system(&path, "update t set a=a+1; select a from t");
+        // SAFETY: a child of this process, which is waited for.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        // SAFETY: as above.
+        unsafe { libc::waitpid(child, &mut 0, 0) };
+        assert_eq!(out, "9\n", "{mode}: {errors}");
+    }
+}
+
 /// Threads of the parent wait for locks of the cache and of the database when it forks.
 #[test]
 fn a_child_of_busy_threads_opens_databases_of_its_own() {

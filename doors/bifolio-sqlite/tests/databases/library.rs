@@ -60,6 +60,36 @@ impl Library {
         Self::load()
     }
 
+    /// Loads another copy of the library, which has globals of its own and no VFS of this crate, as
+    /// a program has that contains two. A copy stays loaded.
+    pub(crate) fn load_copy() -> Option<Self> {
+        let first = Self::load()?;
+        let mut found = libc::Dl_info {
+            dli_fname: ptr::null(),
+            dli_fbase: ptr::null_mut(),
+            dli_sname: ptr::null(),
+            dli_saddr: ptr::null_mut(),
+        };
+        // SAFETY: the address of a function of the library.
+        let address: *const c_void = unsafe { first.function(c"sqlite3_libversion_number") };
+        // SAFETY: an address, and memory for the answer.
+        assert_ne!(unsafe { libc::dladdr(address, &mut found) }, 0);
+        // SAFETY: the path of a library that stays loaded.
+        let path = unsafe { CStr::from_ptr(found.dli_fname) }.to_str().unwrap();
+        // The loader takes another file, with another name, for another library.
+        let directory = tempfile::tempdir().unwrap();
+        let copy = directory.path().join("another_sqlite.so");
+        std::fs::copy(path, &copy).unwrap();
+        let name = CString::new(copy.to_str().unwrap()).unwrap();
+        // SAFETY: SQLite may be loaded.
+        let library = Self(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) });
+        assert!(!library.0.is_null());
+        // SAFETY: as above.
+        let other: *const c_void = unsafe { library.function(c"sqlite3_libversion_number") };
+        assert_ne!(address, other);
+        Some(library)
+    }
+
     /// Opens a database by its name or URI, or returns the message of SQLite.
     pub(crate) fn open(self, name: &str) -> Result<Connection, String> {
         type Open =
@@ -72,6 +102,11 @@ impl Library {
         // SAFETY: texts and a variable.
         let code = unsafe { open(name.as_ptr(), pointer, flags, ptr::null()) };
         if code == 0 { Ok(connection) } else { Err(connection.message()) }
+    }
+
+    /// Opens a database through the system's VFS.
+    pub(crate) fn open_plainly(self, path: &Path) -> Connection {
+        self.open(&format!("file:{}?vfs=unix", path.display())).unwrap()
     }
 
     /// Opens a database through the VFS, with parameters.

@@ -6,8 +6,10 @@
 
 mod clients;
 mod connections;
+mod copies;
 mod faults;
 mod forks;
+mod groups;
 mod histories;
 mod journals;
 mod kills;

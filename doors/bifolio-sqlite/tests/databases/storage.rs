@@ -1,5 +1,9 @@
 //! Storage that is full, that can only be read, or that another process cuts; and the memory that
 //! a database takes.
+//!
+//! # Safety
+//! Calls the kernel with the structs that its documentation gives.
+#![allow(unsafe_code)]
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;
@@ -8,9 +12,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use bifolio_testing::SmallDisk;
+use bifolio_testing::{SmallDisk, skip};
 use tempfile::TempDir;
 
+use crate::library::Library;
 use crate::shell::{
     MODES, Shell, extension, has_sqlite, run, through_the_cache, through_the_system, with_cache,
     with_system,
@@ -251,4 +256,45 @@ fn resident_memory_stays_within_the_bound() {
     let allowed_bytes = system_bytes + BOUND_BYTES * 102 / 100 + (8 << 20);
     println!("resident: {cache_bytes} of {allowed_bytes} bytes, without a cache {system_bytes}");
     assert!(cache_bytes <= allowed_bytes, "{cache_bytes} > {allowed_bytes}, {system_bytes}");
+}
+
+/// Returns the bytes of a file's first page if the kernel has them in memory.
+fn kernel_page(path: &Path) -> Option<Vec<u8>> {
+    let file = fs::File::open(path).unwrap();
+    let mut page = vec![0_u8; 4096];
+    let vector = libc::iovec { iov_base: page.as_mut_ptr().cast(), iov_len: page.len() };
+    let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+    // SAFETY: an open file, and a buffer.
+    let count = unsafe { libc::preadv2(descriptor, &raw const vector, 1, 0, libc::RWF_NOWAIT) };
+    (count == 4096).then_some(page)
+}
+
+/// Without syncs, a commit is in the kernel when it returns, and the device has not been waited
+/// for: a write that bypasses the kernel's memory leaves nothing in it.
+#[test]
+fn a_commit_without_syncs_does_not_wait_for_the_device() {
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["delete", "wal"] {
+        let path = directory.path().join(format!("{mode}.db"));
+        let connection = library.open_cached(&path, "bifolio_memory=1MiB").unwrap();
+        let sql = format!("pragma journal_mode={mode}; create table t(a)");
+        connection.run(&sql).unwrap();
+        connection.run("insert into t values(1); pragma wal_checkpoint(truncate)").unwrap();
+        if kernel_page(&path).is_some() {
+            return skip("direct-io", "the file system has no direct I/O");
+        }
+        connection.run("pragma synchronous=off").unwrap();
+        for number in 2..5 {
+            let sql = format!("insert into t values({number}); pragma user_version={number};");
+            connection.run(&sql).unwrap();
+            connection.run("pragma wal_checkpoint(truncate)").unwrap();
+            let page = kernel_page(&path).expect("written through the kernel's memory");
+            assert_eq!(page[60..64], u32::to_be_bytes(number), "{mode}");
+        }
+        connection.run("pragma synchronous=full; insert into t values(5)").unwrap();
+        drop(connection);
+        let (out, errors) = through_the_system(&path, "select sum(a) from t");
+        assert_eq!(out, "15\n", "{mode}: {errors}");
+    }
 }

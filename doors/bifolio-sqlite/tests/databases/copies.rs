@@ -1,0 +1,184 @@
+//! Two copies of SQLite in one process, one of which has the VFS: POSIX locks of a process do not
+//! conflict with each other, and are dropped when any descriptor of the file is closed.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use crate::connections::{check_locked_out, make};
+use crate::library::{Connection, Library};
+use crate::shell::{has_sqlite, through_the_system};
+
+#[track_caller]
+fn check_locked(connection: &Connection, sql: &str, when: &str) {
+    let refusal = connection.run(sql).unwrap_err();
+    assert!(refusal.contains("locked"), "{when}: {refusal}");
+}
+
+#[test]
+fn another_copy_of_the_library_is_kept_out() {
+    let (Some(library), Some(copy)) = (Library::load(), Library::load_copy()) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["delete", "wal"] {
+        let path = directory.path().join(format!("{mode}.db"));
+        make(&path, mode);
+        let ours = library.open_cached(&path, "").unwrap();
+        ours.run("update t set a=8").unwrap();
+        let other = copy.open_plainly(&path);
+        check_locked(&other, "update t set a=a+1", mode);
+        check_locked(&other, "select a from t", mode);
+        drop(other);
+        ours.run("update t set a=a+1").unwrap();
+        drop(ours);
+        let other = copy.open_plainly(&path);
+        other.run("update t set a=a+10").unwrap();
+        drop(other);
+        let ours = library.open_cached(&path, "mode=ro").unwrap();
+        assert_eq!(ours.run("select a from t; pragma integrity_check").unwrap(), ["19", "ok"]);
+        let other = copy.open_plainly(&path);
+        if mode == "delete" {
+            ours.run("begin; select a from t").unwrap();
+            assert_eq!(other.ask("select a from t"), "19", "two readers");
+        }
+        check_locked(&other, "update t set a=0", "beside a reader");
+    }
+}
+
+/// Closes and failed opens through the VFS leave the locks of the other copy alone.
+#[test]
+fn closes_drop_no_lock_of_another_copy() {
+    let (Some(library), Some(copy)) = (Library::load(), Library::load_copy()) else { return };
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["delete", "wal"] {
+        let path = directory.path().join(format!("{mode}.db"));
+        make(&path, mode);
+        let other = copy.open_plainly(&path);
+        other.run("begin immediate; update t set a=8").unwrap();
+        let check = || match mode {
+            "wal" => {
+                // Leaving the log needs the only lock of the file.
+                let alone = "pragma locking_mode=exclusive; pragma journal_mode=delete";
+                let (_, errors) = through_the_system(&path, alone);
+                assert!(errors.contains("locked"), "{errors}");
+            }
+            _ => check_locked_out(&path, "the other copy writes"),
+        };
+        for access in ["", "mode=ro"] {
+            for _ in 0..3 {
+                let ours = library.open_cached(&path, access).unwrap();
+                ours.run("pragma busy_timeout=0").unwrap();
+                let found = ours.run("select a from t");
+                assert!(mode == "delete" && access == "mode=ro" || found.is_err(), "{found:?}");
+                drop(ours);
+                library.open_cached(&path, "bifolio_direct=wrong").err().unwrap();
+                check();
+            }
+        }
+        other.run("commit").unwrap();
+        drop(other);
+        let ours = library.open_cached(&path, "").unwrap();
+        assert_eq!(ours.run("select a from t; pragma integrity_check").unwrap(), ["8", "ok"]);
+        drop(ours);
+        assert_eq!(through_the_system(&path, "select a from t").0, "8\n");
+    }
+}
+
+const ACCOUNTS: u32 = 200;
+const ROUNDS: u32 = if cfg!(debug_assertions) { 60 } else { 300 };
+
+/// Moves amounts between accounts, and notes each acknowledged commit in a row. Returns their
+/// number. A database that is locked is tried again.
+fn transfer(open: impl Fn() -> Connection, name: u32) -> u64 {
+    let mut acknowledged = 0;
+    for round in 0..ROUNDS {
+        let connection = open();
+        for step in 0..3 {
+            let (from, to) = (fastrand::u32(0..ACCOUNTS), fastrand::u32(0..ACCOUNTS));
+            let sql = format!(
+                "begin immediate;
+                 update account set amount=amount-1 where id={from};
+                 update account set amount=amount+1 where id={to};
+                 insert into done values({name}, {round}, {step});
+                 commit"
+            );
+            match connection.run(&sql) {
+                Ok(_) => acknowledged += 1,
+                Err(problem) => {
+                    assert!(problem.contains("locked"), "{problem}");
+                    let _ = connection.run("rollback");
+                }
+            }
+        }
+    }
+    acknowledged
+}
+
+fn read_sums(open: impl Fn() -> Connection, stops: &AtomicBool, sums: &AtomicU64) {
+    // Relaxed: only the value counts.
+    while !stops.load(Ordering::Relaxed) {
+        let connection = open();
+        for _ in 0..5 {
+            match connection.run("select sum(amount), sum(length(filler)) from account") {
+                Ok(found) => {
+                    assert_eq!(found, [format!("0|{}", ACCOUNTS * 1000)]);
+                    // Relaxed: only the value counts.
+                    sums.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(problem) => assert!(problem.contains("locked"), "{problem}"),
+            }
+        }
+    }
+}
+
+fn make_accounts(path: &Path, mode: &str) {
+    let sql = format!(
+        "pragma journal_mode={mode};
+         create table account(id integer primary key, amount integer, filler blob);
+         create table done(name, round, step);
+         with recursive i(id) as (select 0 union all select id+1 from i where id<{ACCOUNTS}-1)
+             insert into account select id, 0, zeroblob(1000) from i"
+    );
+    assert_eq!(through_the_system(path, &sql).1, "");
+}
+
+#[test]
+fn two_copies_in_turns_lose_no_commit_and_read_right_sums() {
+    let (Some(library), Some(copy)) = (Library::load(), Library::load_copy()) else { return };
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["delete", "wal"] {
+        let path = directory.path().join(format!("{mode}.db"));
+        make_accounts(&path, mode);
+        let timeout = |connection: Connection, milliseconds: u32| {
+            connection.run(&format!("pragma busy_timeout={milliseconds}")).unwrap();
+            connection
+        };
+        let cached = |access: &str| timeout(library.open_cached(&path, access).unwrap(), 500);
+        let plain = || timeout(copy.open_plainly(&path), 500);
+        let (stops, sums) = (AtomicBool::new(false), AtomicU64::new(0));
+        let acknowledged = thread::scope(|scope| {
+            let readers = [
+                scope.spawn(|| read_sums(|| cached("mode=ro"), &stops, &sums)),
+                scope.spawn(|| read_sums(plain, &stops, &sums)),
+            ];
+            let writers =
+                [scope.spawn(|| transfer(|| cached(""), 1)), scope.spawn(|| transfer(plain, 2))];
+            let counts = writers.map(|writer| writer.join());
+            stops.store(true, Ordering::Relaxed);
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            counts.map(Result::unwrap)
+        });
+        let sql = "pragma integrity_check; select sum(amount) from account;
+                   select count(*) from done where name=1; select count(*) from done where name=2";
+        let (out, errors) = through_the_system(&path, sql);
+        let [ours, others] = acknowledged;
+        println!("{mode}: {ours} and {others} commits, {sums:?} sums");
+        assert_eq!(out, format!("ok\n0\n{ours}\n{others}\n"), "{mode}: {errors}");
+        assert!(ours > 0 && others > 0 && sums.into_inner() > 0, "{mode}: {acknowledged:?}");
+    }
+}
