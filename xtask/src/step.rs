@@ -73,6 +73,12 @@ pub enum Step {
         /// Only mutants that the table does not list as found: continues an interrupted run.
         #[arg(long, requires = "mutants")]
         left: bool,
+        /// Only so many mutants, others each day, where the table says that torture finds them.
+        #[arg(long, value_name = "N", requires = "mutants", conflicts_with = "left")]
+        sample: Option<usize>,
+        /// First seed of the scenes; with `--sample` the number of the day, today unless given.
+        #[arg(long)]
+        seed: Option<u64>,
         /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -116,9 +122,13 @@ fn all(skip_tests: bool) -> Vec<Step> {
     }
     steps.extend(TORTURE.map(|line| {
         let arguments = line.split_whitespace().map(str::to_owned).collect();
-        Step::Torture { chaos: false, mutants: None, left: false, arguments }
+        torture(None, None, arguments)
     }));
     steps
+}
+
+fn torture(mutants: Option<String>, sample: Option<usize>, arguments: Vec<String>) -> Step {
+    Step::Torture { chaos: false, mutants, left: false, sample, seed: None, arguments }
 }
 
 impl Step {
@@ -151,6 +161,9 @@ impl Step {
             (Self::House(arguments), _) => house::run(*arguments),
             (Self::Package(arguments), _) => package::run(*arguments),
             (Self::Surface(arguments), _) => surface::run(*arguments),
+            (Self::Torture { mutants: Some(_), sample: Some(count), seed, .. }, _) => {
+                mutants::run_sample(*count, *seed)
+            }
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Core { .. }, Some(cargo)) => {
                 let clippy = "clippy -p bifolio --no-default-features -- -D warnings";
@@ -198,10 +211,12 @@ impl Step {
                     .arguments(name.as_slice())
                     .program_arguments(arguments)
             }
-            Self::Torture { chaos: with_chaos, arguments, .. } => {
+            Self::Torture { chaos: with_chaos, seed, arguments, .. } => {
                 let cargo = Cargo::new("run --profile checks -p bifolio-torture");
                 let cargo = if *with_chaos { chaos(cargo) } else { cargo };
-                cargo.program_arguments(arguments)
+                let seed = seed.map(|seed| format!("--seed={seed}"));
+                let arguments: Vec<_> = seed.into_iter().chain(arguments.iter().cloned()).collect();
+                cargo.program_arguments(&arguments)
             }
             Self::Core { arguments } => Cargo::new("test -p bifolio --no-default-features --lib")
                 .program_arguments(arguments),
@@ -248,7 +263,11 @@ mod tests {
         assert!(loom.ends_with(" loom_pin"), "{loom}");
         let tests = shown(&Step::Chaos { name, arguments: arguments.clone() });
         assert!(tests.contains("--cfg bifolio_chaos") && tests.contains("/chaos"), "{tests}");
-        let torture = Step::Torture { chaos: false, mutants: None, left: false, arguments };
-        assert!(!shown(&torture).contains("chaos"));
+        let mut torture = torture(None, None, vec!["--only".to_owned(), "kills".to_owned()]);
+        if let Step::Torture { seed, .. } = &mut torture {
+            *seed = Some(7);
+        }
+        let shown = shown(&torture);
+        assert!(!shown.contains("chaos") && shown.ends_with("-- --seed=7 --only kills"), "{shown}");
     }
 }

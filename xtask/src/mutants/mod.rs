@@ -15,9 +15,15 @@
 //! The table is written after each mutant, so an interrupted run continues with `--left`: with the
 //! mutants that the table does not list as found.
 //!
-//! The user's tree is not changed, except for the table.
+//! A mutant that torture does not find may name a test of the library that fails with it (a gate
+//! between two steps of one thread): then that test is run.
+//!
+//! `--sample` tries some mutants, others each day (`rotation.rs`).
+//!
+//! The user's tree is not changed, except for the table and the record of the samples.
 
 mod patch;
+mod rotation;
 mod table;
 
 use std::collections::BTreeMap;
@@ -33,14 +39,17 @@ use crate::cargo::{self, target_folder, workspace_root};
 use crate::process;
 use patch::Mutant;
 pub use patch::check;
+pub use rotation::run as run_sample;
 use table::Row;
 
 /// Seeds of scenes, and seed and rate of the scheduler, one per slice.
 const SLICES: [(u64, &str); 3] = [(1000, "1:2000"), (2000, "2:300"), (3000, "3:20000")];
-/// Minimum and maximum duration of a slice, and the CPU time that is enough.
+/// Minimum duration of a slice; the CPU time that is enough, and the maximum duration, in slices.
 const SLICE: Duration = Duration::from_secs(20);
-const SLICE_MAX: Duration = Duration::from_secs(45);
-const SLICE_CPU: Duration = Duration::from_secs(24);
+const CPU_SHARE: f64 = 1.2;
+const SLICES_MAX: f64 = 2.25;
+/// Duration of torture that is killed when its slice is over: longer than any.
+const TORTURE_S: u64 = 600;
 /// Duration of a scene, milliseconds: short scenes give more variety.
 const SCENE_MS: &str = "600";
 /// Seconds after which a scene counts as hung: longer than any device of a scene hangs.
@@ -144,37 +153,85 @@ impl Place {
     }
 
     fn build(&self) -> Result<()> {
+        let mut cargo = self.cargo(&["build", "--quiet", "-p", "bifolio-torture"]);
+        process::output(&mut cargo).context("it does not compile").map(|_| ())
+    }
+
+    /// Returns a command of cargo in the copy, with the scheduler of `cargo x chaos`.
+    fn cargo(&self, arguments: &[&str]) -> Command {
         let mut cargo = Command::new(cargo::program());
         cargo
-            .args(["build", "--quiet", "--profile", "checks", "-p", "bifolio-torture"])
+            .args(arguments)
+            .args(["--profile", "checks"])
             .arg("--target-dir")
             .arg(&self.target)
             .env("RUSTFLAGS", "--cfg bifolio_chaos -A warnings")
             .env_remove("CARGO_MANIFEST_DIR")
             .current_dir(&self.tree);
-        process::output(&mut cargo).context("it does not compile").map(|_| ())
+        cargo
     }
 
-    /// Builds and tortures a mutant, then reverts its changes.
-    fn judge(&self, mutant: &Mutant) -> Result<(Option<Found>, Duration)> {
+    /// Applies a mutant, judges it, and reverts its changes.
+    fn with<T>(&self, mutant: &Mutant, judge: impl FnOnce() -> Result<T>) -> Result<T> {
         let changed = mutant.apply(&self.tree)?;
         let mut before = Vec::new();
         for (path, text) in &changed {
             before.push((path, fs::read_to_string(path)?));
             fs::write(path, text)?;
         }
-        let found = self.build().and_then(|()| self.torture(mutant.class.as_deref()));
+        let found = judge();
         for (path, text) in before {
             fs::write(path, text)?;
         }
         found
     }
 
+    /// Tortures a mutant; if that does not find it, runs the test that it names.
+    fn judge(&self, mutant: &Mutant) -> Result<(Option<Found>, Duration)> {
+        self.with(mutant, || {
+            self.build()?;
+            let (found, cpu) = self.torture(mutant.class.as_deref())?;
+            match (&found, &mutant.test) {
+                (None, Some(test)) => Ok((self.test(test)?, cpu)),
+                _ => Ok((found, cpu)),
+            }
+        })
+    }
+
+    /// Runs a test of the library, which should fail; fails if it cannot be run.
+    fn test(&self, test: &str) -> Result<Option<Found>> {
+        let begun = Instant::now();
+        let run = |arguments: &[&str]| {
+            let mut cargo = self.cargo(&["test", "-p", "bifolio"]);
+            cargo.args(test.split_whitespace()).args(arguments);
+            let output = cargo.output().context("cannot start cargo")?;
+            anyhow::Ok((
+                output.status.success(),
+                String::from_utf8_lossy(&output.stdout).into_owned(),
+            ))
+        };
+        let (is_built, _) = run(&["--no-run"])?;
+        ensure!(is_built, "the tests do not compile");
+        let (passes, told) = run(&[])?;
+        if passes {
+            crate::ran::check_tests(&told).with_context(|| format!("the test `{test}`"))?;
+            return Ok(None);
+        }
+        let (seconds, name) = (begun.elapsed().as_secs().max(1), test.rsplit(' ').next());
+        Ok(Some(Found {
+            seconds,
+            cpu_seconds: 0,
+            seed: String::new(),
+            class: "test".to_owned(),
+            message: format!("`{}` fails", name.unwrap_or(test)),
+        }))
+    }
+
     /// Tortures the build; returns what it finds first, and the CPU time used.
     fn torture(&self, class: Option<&str>) -> Result<(Option<Found>, Duration)> {
         let (begun, mut cpu) = (Instant::now(), Duration::ZERO);
         for (seed, chaos) in SLICES {
-            if let Some(mut found) = self.slice(class, seed, chaos, &mut cpu)? {
+            if let Some(mut found) = self.slice(class, seed, chaos, SLICE, &mut cpu)? {
                 found.seconds = begun.elapsed().as_secs().max(1);
                 found.cpu_seconds = cpu.as_secs();
                 return Ok((Some(found), cpu));
@@ -183,18 +240,20 @@ impl Place {
         Ok((None, cpu))
     }
 
-    /// Runs one slice.
+    /// Runs one slice, of at least this duration, and of 1.2 times as much CPU time unless the
+    /// machine is too busy for that.
     fn slice(
         &self,
         class: Option<&str>,
         seed: u64,
         chaos: &str,
+        duration: Duration,
         cpu: &mut Duration,
     ) -> Result<Option<Found>> {
         let since = Instant::now();
         let ended = self.start(class, seed, chaos, |used| {
-            let is_over = since.elapsed() >= SLICE && used >= SLICE_CPU;
-            is_over || since.elapsed() >= SLICE_MAX
+            let is_over = since.elapsed() >= duration && used >= duration.mul_f64(CPU_SHARE);
+            is_over || since.elapsed() >= duration.mul_f64(SLICES_MAX)
         })?;
         *cpu += ended.used;
         let Some(status) = ended.status else { return Ok(None) };
@@ -216,7 +275,7 @@ impl Place {
     ) -> Result<Ended> {
         let mut command = Command::new(self.target.join("checks/bifolio-torture"));
         command.args(["--trace", "--scene-ms", SCENE_MS]);
-        command.arg(format!("--seconds={}", 2 * SLICE_MAX.as_secs()));
+        command.arg(format!("--seconds={TORTURE_S}"));
         command.arg(format!("--seed={seed}")).arg(format!("--hang-seconds={HANG_S}"));
         match class {
             Some(class) => command.args(["--only", &class.to_lowercase()]),

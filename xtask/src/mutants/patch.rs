@@ -6,6 +6,7 @@
 //! loom: <optional: the loom tests of that protocol, which it passes>
 //! class: <optional: the only class of scenes that makes sense>
 //! missed: <optional: why torture does not find it>
+//! test: <optional: arguments of `cargo test -p bifolio` for a test that fails with it>
 //!
 //! file: crates/bifolio/src/...
 //! <<<<
@@ -34,6 +35,7 @@ pub struct Mutant {
     pub loom: Option<String>,
     pub class: Option<String>,
     pub missed: Option<String>,
+    pub test: Option<String>,
     pub changes: Vec<Change>,
 }
 
@@ -71,6 +73,7 @@ impl Mutant {
                 "loom" => mutant.loom = Some(value),
                 "class" => mutant.class = Some(value),
                 "missed" => mutant.missed = Some(value),
+                "test" => mutant.test = Some(value),
                 "file" => mutant.changes.push(read_change(value, &mut lines)?),
                 _ => bail!("`{key}` means nothing"),
             }

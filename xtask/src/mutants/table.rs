@@ -17,6 +17,13 @@ const MISSED: &str = "| not found";
 const HEAD: &str = "| mutant | what it breaks | found after (of the CPUs) | class, seed | by |\n\
                     |---|---|---|---|---|\n";
 
+/// The class of scenes that found a mutant, and its rate of chaos.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Where {
+    pub class: String,
+    pub chaos: String,
+}
+
 /// The result of one mutant.
 #[derive(Debug)]
 pub struct Row {
@@ -38,7 +45,8 @@ impl Row {
         let missed = mutant.missed.as_deref();
         let told = match &found {
             Some(Found { seconds, cpu_seconds, seed, class, message }) => {
-                format!("{seconds} s ({cpu_seconds} s) | {class}, {seed} | {message}")
+                let place = if seed.is_empty() { class } else { &format!("{class}, {seed}") };
+                format!("{seconds} s ({cpu_seconds} s) | {place} | {message}")
             }
             None => {
                 let missed = missed.unwrap_or("not explained");
@@ -81,6 +89,22 @@ pub fn known(root: &Path) -> Result<BTreeMap<String, bool>> {
         fs::read_to_string(root.join(PATH)).with_context(|| format!("cannot read {PATH}"))?;
     let (_, table, _) = parts(&text)?;
     Ok(lines(table).map(|(name, line)| (name.to_owned(), !line.contains(MISSED))).collect())
+}
+
+/// Returns the class of scenes and the rate of chaos with which each mutant was found, by name.
+pub fn found(root: &Path) -> Result<BTreeMap<String, Where>> {
+    let text =
+        fs::read_to_string(root.join(PATH)).with_context(|| format!("cannot read {PATH}"))?;
+    let (_, table, _) = parts(&text)?;
+    let rows = lines(table).filter(|(_, line)| !line.contains(MISSED));
+    Ok(rows.filter_map(|(name, line)| Some((name.to_owned(), found_in(line)?))).collect())
+}
+
+fn found_in(line: &str) -> Option<Where> {
+    let place = line.split('|').nth(4)?.trim();
+    let (class, rest) = place.split_once(", ")?;
+    let chaos = rest.rsplit_once("chaos ")?.1;
+    Some(Where { class: class.to_owned(), chaos: chaos.to_owned() })
 }
 
 /// Returns the text before the table, the table, and the text after it.
@@ -150,6 +174,16 @@ mod tests {
         let is_quick = |told: &str| is_quick(&format!("| a | reads | {told} | | saw |"));
         assert!(is_quick("60 s") && is_quick("90 s (40 s)"));
         assert!(!is_quick("61 s") && !is_quick("90 s (70 s)") && !is_quick("not found (9 s)"));
+    }
+
+    #[test]
+    fn a_row_tells_where_its_mutant_was_found() {
+        let at = |class: &str, chaos: &str| {
+            Some(Where { class: class.to_owned(), chaos: chaos.to_owned() })
+        };
+        let line = "| a | reads | 3 s (4 s) | maps, 1018, chaos 1:2000 | read 4 of 5 bytes |";
+        assert_eq!(found_in(line), at("maps", "1:2000"));
+        assert_eq!(found_in("| a | reads | 3 s (4 s) | test | maps::stores |"), None);
     }
 
     #[test]

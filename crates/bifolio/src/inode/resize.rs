@@ -217,6 +217,8 @@ impl Inode {
                 Lookup::Folio(folio) => folio,
                 Lookup::Absent(seen) => {
                     let head = self.mapping.head_index(index);
+                    #[cfg(all(test, not(loom)))]
+                    crate::sync::test_hook::reach("before a value is taken");
                     if seen.as_value().is_some() && self.mapping.take_value(head, seen) {
                         self.store.give_back(seen, 1 << self.mapping.order());
                     }
@@ -267,5 +269,42 @@ impl Inode {
         let _section = self.mapping.begin_write_section(locked, pages);
         let start = locked.index() * PAGE_BYTES;
         self.zero_folio(folio, locked, bytes.start - start..bytes.end - start);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::cache::Cache;
+    use crate::page::PAGE_BYTES;
+    use crate::sync::{Ordering, test_hook};
+
+    /// A page in the swap is read, which takes its slot, while its hole is being made.
+    #[test]
+    fn a_slot_that_a_reader_takes_first_is_freed_once() {
+        const PAGES: u64 = 1024;
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_max(16 << 20);
+        let cache = builder.swap_directory(directory.path()).build().unwrap();
+        let file = cache.memory_file("swapped").unwrap();
+        for page in 0..PAGES {
+            file.write_all_at(&[7; PAGE_BYTES as usize], page * PAGE_BYTES).unwrap();
+        }
+        let table = file.handle.inode.mapping.table();
+        let is_swapped = |page: &u64| table.load(*page, Ordering::Relaxed).as_value().is_some();
+        let page = (0..PAGES).find(is_swapped).expect("most of the pages do not fit");
+        let reader = file.clone();
+        test_hook::set("before a value is taken", move || {
+            let mut byte = [0];
+            reader.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
+            assert_eq!(byte, [7]);
+        });
+        let hole = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+        file.punch_hole(hole).unwrap();
+        assert!(test_hook::has_run(), "the page was in the swap");
+        let mut byte = [1];
+        file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
+        assert_eq!(byte, [0]);
+        file.set_len(0).unwrap();
+        assert_eq!(cache.stats().swap_bytes, 0);
     }
 }

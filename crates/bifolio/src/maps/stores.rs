@@ -189,6 +189,8 @@ impl<'a> WriteBatch<'a> {
             let mut copies = self.memory_for_copies(folios.len(), region);
             let rest = folios.drain(copies.pages()..).collect();
             let first = folios[0].folio.folio().index();
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("before pages are protected");
             if let Err(error) = region.protect(first..first + folios.len() as u64) {
                 // The pages count as stored to, and will be written again.
                 log::warn!("{}: stores cannot be watched: {error}", self.inode.name());
@@ -216,5 +218,78 @@ impl<'a> WriteBatch<'a> {
                 _ => self.wait_for_some(),
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::cache::Cache;
+    use crate::file::{File, OpenOptions};
+    use crate::maps::map::MapMut;
+    use crate::page::PAGE_BYTES;
+    use crate::sync::test_hook;
+    use std::os::unix::fs::FileExt as _;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    /// A page that is mapped for writing, and its storage. `None` if this kernel cannot map it.
+    struct Stored {
+        cache: Cache,
+        file: File,
+        map: MapMut,
+        storage: std::fs::File,
+    }
+
+    impl Stored {
+        /// Creates a page whose first byte, 1, is on storage: the page is clean and protected.
+        fn new() -> Option<Self> {
+            let cache = Cache::builder().memory(4 << 20).build().unwrap();
+            let storage = tempfile::tempfile().unwrap();
+            let options = OpenOptions::new().read(true).write(true).mappable(true);
+            let file = cache.open_fd(storage.try_clone().unwrap().into(), &options).ok()?;
+            file.set_len(PAGE_BYTES).unwrap();
+            let map = file.map_mut(0..PAGE_BYTES).ok()?;
+            let mut page = Self { cache, file, map, storage };
+            page.byte().store(1, Ordering::Relaxed);
+            page.file.sync_data().unwrap();
+            Some(page)
+        }
+
+        /// Returns the first byte in the map, for as long as a test runs.
+        fn byte(&mut self) -> &'static AtomicU8 {
+            // SAFETY: a byte of the map, which outlives its uses in the tests below; all of these
+            // are atomic.
+            unsafe { AtomicU8::from_ptr(self.map.as_mut_ptr()) }
+        }
+
+        fn on_storage(&self) -> u8 {
+            let mut found = [0];
+            self.storage.read_exact_at(&mut found, 0).unwrap();
+            found[0]
+        }
+    }
+
+    #[test]
+    fn a_store_before_the_protection_of_its_page_is_in_the_copy() {
+        let Some(mut page) = Stored::new() else { return };
+        let byte = page.byte();
+        byte.store(2, Ordering::Relaxed);
+        test_hook::set("before pages are protected", move || byte.store(3, Ordering::Relaxed));
+        page.file.sync_data().unwrap();
+        assert!(test_hook::has_run(), "this thread wrote the page from a copy");
+        page.file.sync_data().unwrap();
+        assert_eq!(page.on_storage(), 3);
+    }
+
+    #[test]
+    fn a_store_between_the_check_and_the_unmapping_is_kept() {
+        let Some(mut page) = Stored::new() else { return };
+        let byte = page.byte();
+        let store = move || byte.store(2, Ordering::Relaxed);
+        test_hook::set("between the check and the unmapping", store);
+        page.file.handle.reclaim.sweep_once();
+        assert!(test_hook::has_run(), "this thread evicted the page");
+        assert_eq!(page.cache.stats().stored_late_pages, 1);
+        page.file.sync_data().unwrap();
+        assert_eq!((byte.load(Ordering::Relaxed), page.on_storage()), (2, 2));
     }
 }

@@ -127,6 +127,8 @@ impl<'t> Unmapping<'t> {
                 let _section = batch.region.section.lock();
                 // B4
                 batch.find_stores();
+                #[cfg(all(test, not(loom)))]
+                crate::sync::test_hook::reach("between the check and the unmapping");
                 // B5
                 let going = batch.keep_pages();
                 // B6
