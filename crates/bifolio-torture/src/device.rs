@@ -145,6 +145,11 @@ impl Device {
         part(&self.state().durable.bytes, position, length)
     }
 
+    /// Returns `true` if a power cut now would lose changes.
+    pub fn has_unflushed(&self) -> bool {
+        !self.state().unflushed.is_empty()
+    }
+
     /// Returns the current bytes.
     pub fn live(&self, position: u64, length: usize) -> Vec<u8> {
         part(&self.state().live.bytes, position, length)

@@ -9,8 +9,8 @@
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
 //! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs.
 //!
-//! A scene that makes no progress ends the program (`watchdog.rs`), and a run without any work is a
-//! failure.
+//! A scene that makes no progress ends the program (`watchdog.rs`). A run without any work is a
+//! failure, and so is a class whose scenes no longer meet what they are for (`met.rs`).
 
 mod advice;
 mod async_reads;
@@ -24,7 +24,9 @@ mod journal;
 mod kills;
 mod looks;
 mod maps;
+mod meeting;
 mod memory;
+mod met;
 mod scene;
 mod stacks;
 mod upsets;
@@ -34,6 +36,7 @@ mod work;
 
 use clap::Parser;
 use history::Violation;
+use met::Counts;
 use scene::{CLASSES, Class, Scene, Target};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -117,6 +120,7 @@ struct Tally {
     kills: kills::Tally,
     upsets: upsets::Tally,
     gates: gates::Tally,
+    met: met::Met,
 }
 
 impl Tally {
@@ -178,6 +182,10 @@ fn main() -> ExitCode {
         println!("torture: nothing was done, so nothing was checked");
         return ExitCode::FAILURE;
     }
+    if let Err(Violation(told)) = tally.met.check() {
+        println!("torture: {told}: is that still what they are for (met.rs)?");
+        return ExitCode::FAILURE;
+    }
     ExitCode::SUCCESS
 }
 
@@ -202,7 +210,12 @@ fn play_one(
         Class::Exerciser => tally.operations += exerciser::play(seed, &arguments.keep)?,
         Class::Upsets => tally.upsets.add(upsets::play(seed, duration)?),
         Class::Gates => tally.gates.add(gates::play(seed, duration)?),
-        _ => tally.calls += play(class, seed, arguments)?,
+        _ => {
+            let begun = met::cpu_time();
+            let (calls, events) = play(class, seed, arguments)?;
+            tally.calls += calls;
+            tally.met.add(class, met::cpu_time().saturating_sub(begun), &events);
+        }
     }
     Ok(())
 }
@@ -210,6 +223,7 @@ fn play_one(
 fn tell(first: u64, tally: &Tally, elapsed: Duration) {
     let last = first + tally.scenes.max(1) - 1;
     let a_second = |count: u64| count as f64 / elapsed.as_secs_f64();
+    tally.met.tell();
     let kills = &tally.kills;
     if kills.kills + kills.ends > 0 {
         println!(
@@ -247,15 +261,17 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
     );
 }
 
-/// Runs the threads of a scene, and judges the result. Returns the number of calls.
-fn play(class: Class, seed: u64, arguments: &Arguments) -> Result<u64, Violation> {
+/// Runs the threads of a scene, and judges the result. Returns the number of calls, and the events
+/// that it met.
+fn play(class: Class, seed: u64, arguments: &Arguments) -> Result<(u64, Counts), Violation> {
     watchdog::enter("the setup");
     let scene = Scene::new(class, seed, arguments.threads)
         .map_err(|error| Violation(format!("the scene cannot be set up: {error:#}")))?;
     play_out(&scene, arguments).inspect_err(note_drop)?;
     let calls = scene.calls.load(Ordering::Relaxed);
+    let events = met::events(&scene.cache.stats(), &scene.seen);
     rest(scene)?;
-    Ok(calls)
+    Ok((calls, events))
 }
 
 /// Notes that a scene is dropped after a violation, which may hang: then both are told.
@@ -271,7 +287,7 @@ fn play_out(scene: &Scene, arguments: &Arguments) -> Result<(), Violation> {
         let start = |number: usize| {
             let random = fastrand::Rng::with_seed(scene.seed.wrapping_mul(31) + number as u64);
             scope.spawn(move || {
-                let outcome = Worker { scene, number, random, held: None }.run();
+                let outcome = Worker { scene, number, random, held: None, meeting: None }.run();
                 if outcome.is_err() {
                     scene.ends.store(true, Ordering::Relaxed);
                 }

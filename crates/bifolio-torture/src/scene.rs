@@ -2,6 +2,7 @@
 
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
+use crate::met::Seen;
 use bifolio::OpenOptions;
 use bifolio::backing::{Backing, FileIdentity};
 use bifolio::{Cache, CacheBuilder, Feature, File, HugePages};
@@ -104,6 +105,8 @@ pub struct Target {
     pub has_failed: AtomicBool,
     /// Recently written ranges, where a sync that misses something does so.
     pub recent: Mutex<VecDeque<Range<u64>>>,
+    /// One more than the page at which a thread waits for another; 0 if none does.
+    pub invitation: AtomicU64,
     /// Position of a recent access of any thread, where others can meet it, bytes.
     pub met: AtomicU64,
 }
@@ -131,6 +134,8 @@ pub struct Scene {
     pub weights: Vec<u32>,
     pub ends: AtomicBool,
     pub calls: AtomicU64,
+    /// Events that it is for.
+    pub seen: Seen,
     /// Calls of threads that do not use the hung device.
     pub free_calls: AtomicU64,
     /// Set if errors of the storage are expected.
@@ -198,6 +203,7 @@ impl Scene {
             ends: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             free_calls: AtomicU64::new(0),
+            seen: Seen::default(),
             may_fail: class == Class::Faults
                 || matches!(class, Class::Handles | Class::Maps) && more.u32(0..3) == 0
                 || class == Class::Maps && has_refusals,
@@ -282,6 +288,7 @@ impl Scene {
             len_bytes_certain,
             has_failed,
             recent: Mutex::default(),
+            invitation: AtomicU64::default(),
             met: AtomicU64::default(),
         })
     }

@@ -14,6 +14,9 @@ use std::sync::atomic::Ordering;
 
 /// Number of operations.
 pub const OPERATIONS: usize = 25;
+/// A read, and a change of the storage of a range: a hole half of the time.
+pub const READ: usize = 0;
+pub const PUNCH: usize = 16;
 /// Operations that may be drawn at any time.
 pub const FREQUENT: usize = 20;
 /// Maximum bytes of a call.
@@ -27,6 +30,8 @@ pub struct Worker<'s> {
     pub random: Rng,
     /// A pin whose map was dropped.
     pub held: Option<HeldPin<'s>>,
+    /// Number of the page that another thread accesses in the same moment.
+    pub meeting: Option<u64>,
 }
 
 pub type Outcome = Result<(), Violation>;
@@ -65,8 +70,9 @@ impl<'s> Worker<'s> {
             // A sync would wait for the device at once, and take no more.
             return self.write(target, &file);
         }
+        let operation = self.meet(target).unwrap_or(operation);
         match operation {
-            0..=2 => self.read(target, &file),
+            READ..=2 => self.read(target, &file),
             3 if self.random.bool() => self.read_async(target, &file),
             3 => self.read_many(target, &file),
             4 => self.pin(target, &file),
@@ -81,7 +87,7 @@ impl<'s> Worker<'s> {
             14 => self.advise(&file),
             15 if scene.has_low_limits() && self.random.bool() => self.raise_len_max(target, &file),
             15 => self.set_len(target, &file),
-            16 => self.punch_or_allocate(target, &file),
+            PUNCH => self.punch_or_allocate(target, &file),
             // Less memory than a device that hangs keeps cannot be, nor can its files be read.
             17 if scene.has_hung_device() => Ok(()),
             22.. if is_free && operation != 23 => Ok(()),
@@ -116,7 +122,9 @@ impl<'s> Worker<'s> {
             start &= !4095;
         }
         // Where another thread is: most of what goes wrong does where two meet.
-        if random.u32(0..4) == 0 {
+        if let Some(page) = self.meeting.take() {
+            start = (page * 4096).min((target.len_bytes_max - length) / WORD_BYTES * WORD_BYTES);
+        } else if random.u32(0..4) == 0 {
             let before = random.u64(0..4) * 4096;
             let met = target.met.load(Ordering::Relaxed).saturating_sub(before);
             start = met.min((target.len_bytes_max - length) / WORD_BYTES * WORD_BYTES);
@@ -333,6 +341,9 @@ impl<'s> Worker<'s> {
         begun: u64,
     ) -> Outcome {
         let Some(device) = &target.device else { return Ok(()) };
+        if device.has_unflushed() {
+            self.scene.seen.unflushed_cuts.fetch_add(1, Ordering::Relaxed);
+        }
         for _ in 0..looks {
             let pages = range.start / 4096..range.end.div_ceil(4096);
             let page = self.random.u64(pages) * 4096;
