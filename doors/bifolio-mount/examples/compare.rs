@@ -55,7 +55,10 @@ struct Mount {
     arguments: &'static [&'static str],
 }
 
-const BIFOLIO: Mount = Mount { name: "bifolio", program: "../bifolio-mount", arguments: &[] };
+/// Without the kernel's page cache, which the default uses for files that are open for writing, as
+/// those of all works are.
+const BIFOLIO: Mount =
+    Mount { name: "bifolio", program: "../bifolio-mount", arguments: &["--direct"] };
 const KERNEL_CACHE: Mount =
     Mount { name: "bifolio-kernel-cache", arguments: &["--kernel-cache"], ..BIFOLIO };
 const CACHED: Mount = Mount { name: "cached", program: "passthrough", arguments: &[] };

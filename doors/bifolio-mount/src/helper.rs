@@ -100,6 +100,7 @@ fn convert(option: &str) -> Result<Option<OsString>> {
     }
     let name = match name {
         "ro" => "read-only".to_owned(),
+        "noexec" => "no-exec".to_owned(),
         name => name.replace('_', "-"),
     };
     let command = Options::command();
@@ -135,6 +136,8 @@ mod tests {
         );
         assert_eq!(options.dirty_age.as_secs(), 5);
         assert!(options.kernel_cache && options.allow_other && options.background);
+        // As `user` in a line of /etc/fstab implies.
+        assert!(of("source target -o noexec,nosuid,nodev,user").unwrap().unwrap().no_exec);
         assert!(options.read_only && options.metrics.is_some() && options.log.is_some());
         assert!(of("source target -f").unwrap().is_none());
         assert!(of("source target -s -o whatever").unwrap().is_some());
@@ -144,7 +147,7 @@ mod tests {
     fn other_options_and_changes_of_a_mount_are_refused() {
         for (asked, said) in [
             ("remount,ro", "cannot be changed"),
-            ("noexec", "no option"),
+            ("sync", "no option"),
             ("memory", "needs a value"),
             ("direct=1", "takes no value"),
         ] {

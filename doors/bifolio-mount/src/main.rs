@@ -118,6 +118,9 @@ pub struct Options {
     /// Refuse changes.
     #[arg(long)]
     read_only: bool,
+    /// Refuse to run programs.
+    #[arg(long)]
+    no_exec: bool,
     /// Give other users access. Always so for root; else `/etc/fuse.conf` must allow it.
     #[arg(long)]
     allow_other: bool,

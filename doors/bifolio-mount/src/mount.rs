@@ -45,7 +45,7 @@ pub struct Mount {
 #[derive(Clone, Copy)]
 struct How {
     is_for_all_users: bool,
-    is_read_only: bool,
+    refusals: MountFlags,
 }
 
 /// Major and minor device number of a file system.
@@ -58,9 +58,9 @@ impl Mount {
         source: &Path,
         target: &Path,
         is_for_all_users: bool,
-        is_read_only: bool,
+        refusals: MountFlags,
     ) -> Result<(Self, OwnedFd)> {
-        let how = How { is_for_all_users, is_read_only };
+        let how = How { is_for_all_users, refusals };
         let connection = match mount_directly(source, target, how) {
             Err(error) if is_refused(&error) => mount_by_helper(source, target, how)?,
             connection => connection?,
@@ -149,8 +149,7 @@ fn mount_directly(source: &Path, target: &Path, how: How) -> Result<OwnedFd> {
         options.push_str(",allow_other");
     }
     let options = CString::new(options)?;
-    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
-    flags.set(MountFlags::RDONLY, how.is_read_only);
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | how.refusals;
     mount(source, target, KIND, flags, &*options)
         .with_context(|| format!("cannot mount on {}", target.display()))?;
     Ok(device)
@@ -168,8 +167,10 @@ fn mount_by_helper(source: &Path, target: &Path, how: How) -> Result<OwnedFd> {
         options.push(*byte);
     }
     options.extend_from_slice(b",subtype=bifolio,default_permissions,nodev,nosuid");
-    if how.is_read_only {
-        options.extend_from_slice(b",ro");
+    for (flag, name) in [(MountFlags::RDONLY, ",ro"), (MountFlags::NOEXEC, ",noexec")] {
+        if how.refusals.contains(flag) {
+            options.extend_from_slice(name.as_bytes());
+        }
     }
     if how.is_for_all_users {
         options.extend_from_slice(b",allow_other");

@@ -23,6 +23,7 @@ use bifolio_stats::StatsServer;
 use fuser::{Config, Session, SessionACL};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::{Mode, OFlags, syncfs};
+use rustix::mount::MountFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use scopeguard::ScopeGuard;
 
@@ -93,7 +94,7 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
 
     let server = Server { volume: Arc::clone(&volume) };
     let is_for_all_users = options.allow_other || rustix::process::geteuid().is_root();
-    let (mount, connection) = Mount::new(&source, &target, is_for_all_users, options.read_only)?;
+    let (mount, connection) = Mount::new(&source, &target, is_for_all_users, refusals(options))?;
     let of_names = connection.try_clone().context("cannot duplicate a descriptor")?;
     let mount = Arc::new(mount);
     // Until all runs: nothing would serve it.
@@ -137,6 +138,14 @@ fn wait(ended: &Receiver<End>) -> Result<std::io::Result<()>> {
         },
         End::Session(result) => result,
     })
+}
+
+/// Returns what the kernel refuses on the mount.
+fn refusals(options: &Options) -> MountFlags {
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::NOEXEC, options.no_exec);
+    flags
 }
 
 /// Returns which opens of files use the kernel's page cache.

@@ -143,11 +143,12 @@ fn a_mount_by_the_helper_of_mount_has_its_options_and_outlives_a_hang_up() {
         cat target/new
         umount target
         timeout 60 flock source true
-        timeout 60 ./mount.fuse.bifolio source target -r -o ro
+        timeout 60 ./mount.fuse.bifolio source target -o ro,noexec,nosuid,nodev,user
         ! touch target/file 2>/dev/null
+        grep -c "$PWD/target fuse.bifolio ro,nosuid,nodev,noexec," /proc/mounts
         umount target
         timeout 60 flock source true
     "#;
     let pid = pid.to_string();
-    assert_eq!(shell(script, &[directory.path(), Path::new(&pid)]), "more\n");
+    assert_eq!(shell(script, &[directory.path(), Path::new(&pid)]), "more\n1\n");
 }
