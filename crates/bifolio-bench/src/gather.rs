@@ -151,7 +151,7 @@ fn gather(task: &Task) -> Result<Measured> {
     match task.series.as_str() {
         READ_MANY | PIN_MANY => {
             let memory_bytes = task.sizes.memory_bytes;
-            let cache = Cache::builder().memory(memory_bytes).populate(true).build()?;
+            let cache = Cache::builder().memory(memory_bytes).prefault(true).build()?;
             let file = cache.open_immutable(file, &OpenOptions::new())?;
             file.set_access(Access::Random);
             let buffer = vec![0; CALL_ROWS * row_bytes];
@@ -232,7 +232,7 @@ impl Gatherer for Cached {
         }
         for positions in positions.chunks(CALL_ROWS) {
             let rows = self.buffer.chunks_exact_mut(self.row_bytes);
-            let request = |(row, position): (_, &u64)| ReadRequest::new(*position, row);
+            let request = |(row, position): (_, &u64)| ReadRequest::new(row, *position);
             let mut requests: Vec<ReadRequest<'_>> = rows.zip(positions).map(request).collect();
             self.file.read_many(&mut requests)?;
             for request in requests {

@@ -332,7 +332,7 @@ fn read_many(load: &Load, draws: &AtomicU64, file: &bifolio::File) -> Result<Mea
     let access = Access::new(load.pattern, load.size_bytes, SEED);
     let mut buffer = vec![0; REQUESTS * PAGE_BYTES];
     let pages = buffer.chunks_exact_mut(PAGE_BYTES);
-    let mut requests: Vec<ReadRequest<'_>> = pages.map(|page| ReadRequest::new(0, page)).collect();
+    let mut requests: Vec<ReadRequest<'_>> = pages.map(|page| ReadRequest::new(page, 0)).collect();
     let (mut calls, mut checker) = (Calls::during(load.duration), Checker::new(READ_MANY));
     let meter = Meter::start();
     while meter.started.elapsed() < load.duration {

@@ -91,7 +91,7 @@ fn raw(stream: &Stream<'_>, shape: Shape) -> Result<Measured> {
 /// `read_at`, through a new cache.
 fn read_at(stream: &Stream<'_>, memory_bytes: u64, block_bytes: usize) -> Result<Measured> {
     drop_page_cache(stream.file)?;
-    let builder = Cache::builder().memory(memory_bytes).populate(true);
+    let builder = Cache::builder().memory(memory_bytes).prefault(true);
     let cached = Cached::open(builder, stream.file, &OpenOptions::new())?;
     let measured = cached.with_stats(|| {
         calls(stream, READ_AT, block_bytes, |block, pos_bytes| {

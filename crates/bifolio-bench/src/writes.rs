@@ -217,7 +217,7 @@ impl Passes<'_> {
     }
 
     fn cached(&self) -> Result<Cached> {
-        let builder = Cache::builder().memory(self.sizes.memory_bytes).populate(true);
+        let builder = Cache::builder().memory(self.sizes.memory_bytes).prefault(true);
         Cached::open(builder, self.file, &OpenOptions::new().read(true).write(true))
     }
 

@@ -192,7 +192,7 @@ impl<'a> Runner<'a> {
         let mut buffers: Vec<_> = ranges.iter().map(|range| vec![0xEE; length_of(range)]).collect();
         let requests = ranges.iter().zip(&mut buffers);
         let mut requests: Vec<_> =
-            requests.map(|(range, buffer)| ReadRequest::new(range.start, buffer)).collect();
+            requests.map(|(range, buffer)| ReadRequest::new(buffer, range.start)).collect();
         self.file.read_many(&mut requests).map_err(text)?;
         let results: Vec<_> = requests.into_iter().map(|request| request.result).collect();
         for ((range, found), result) in ranges.iter().zip(&buffers).zip(results) {
@@ -395,8 +395,8 @@ impl<'a> Runner<'a> {
         compare(range.start, &found, self.model.read(range.clone()))?;
         // In two parts, the later one first.
         let half = bytes.len() / 2;
-        pin.copy_from(half, &bytes[half..]);
-        pin.copy_from(0, &bytes[..half]);
+        pin.copy_from(half, &bytes[half..]).unwrap();
+        pin.copy_from(0, &bytes[..half]).unwrap();
         drop(pin);
         self.model.write(range.start, &bytes);
         Ok(())

@@ -48,7 +48,7 @@ impl World {
         let positions = (0..).step_by(STRIDE);
         let mut requests: Vec<_> = positions
             .zip(&mut buffers)
-            .map(|(position, buffer)| ReadRequest::new(position, buffer))
+            .map(|(position, buffer)| ReadRequest::new(buffer, position))
             .collect();
         self.file.read_many(&mut requests).unwrap();
         let is_right = |request: &ReadRequest<'_>| {

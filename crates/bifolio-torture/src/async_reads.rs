@@ -13,7 +13,7 @@ impl Worker<'_> {
         let ranges: Vec<_> = (0..count).map(|_| self.range(target, 16 << 10)).collect();
         let begun = self.scene.clock.begin_call(self.number);
         let read = |range: &std::ops::Range<u64>| {
-            file.read_async(range.start, vec![0xAA; (range.end - range.start) as usize])
+            file.read_async(vec![0xAA; (range.end - range.start) as usize], range.start)
         };
         let mut answers = Vec::new();
         let futures = ranges.iter().map(read).collect();

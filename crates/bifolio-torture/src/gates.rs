@@ -392,7 +392,7 @@ impl<'s> Worker<'s> {
             Err(error) => return self.expect("pin_mut", Err::<(), _>(error)),
         };
         let lsn = self.scene.log.append();
-        pin.copy_from(0, &lsn.to_le_bytes().repeat(OWN_WORDS as usize));
+        pin.copy_from(0, &lsn.to_le_bytes().repeat(OWN_WORDS as usize)).unwrap();
         pin.assign_lsn(lsn);
         drop(pin);
         self.note(page, lsn);
@@ -409,7 +409,7 @@ impl<'s> Worker<'s> {
             Ok(pin) => pin,
             Err(error) => return self.expect("pin_mut", Err::<(), _>(error)),
         };
-        pin.copy_from(0, &bytes);
+        pin.copy_from(0, &bytes).unwrap();
         if self.random.bool() {
             drop(pin);
         } else {

@@ -432,7 +432,7 @@ fn vary(mut builder: CacheBuilder, memory_bytes: u64, random: &mut Rng) -> (Cach
         builder = builder.dirty_background(dirty_bytes_max / 2);
     }
     if random.u32(0..4) == 0 {
-        builder = builder.huge_pages(HugePages::Never).populate(true);
+        builder = builder.huge_pages(HugePages::Never).prefault(true);
     }
     let builder = match random.choice([Feature::IoUring, Feature::DirectIo]) {
         Some(feature) if random.u32(0..4) == 0 => builder.disable(feature),

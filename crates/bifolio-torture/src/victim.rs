@@ -211,7 +211,7 @@ impl Victim<'_> {
         let opened = self.files[file].clone();
         let range = self.range_in_folio(&opened);
         self.change("pin_mut", file, range.clone(), |id| {
-            opened.pin_mut(range.clone())?.copy_from(0, &words(id, &range));
+            opened.pin_mut(range.clone())?.copy_from(0, &words(id, &range)).unwrap();
             Ok(range.end)
         })
     }

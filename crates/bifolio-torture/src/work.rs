@@ -175,7 +175,7 @@ impl<'s> Worker<'s> {
         let starts = ranges.iter().map(|range| range.start);
         let mut requests: Vec<_> = starts
             .zip(&mut buffers)
-            .map(|(start, buffer)| ReadRequest::new(start, buffer))
+            .map(|(start, buffer)| ReadRequest::new(buffer, start))
             .collect();
         if let Err(error) = file.read_many(&mut requests) {
             return self.refused("read_many", target, &error);
@@ -301,7 +301,7 @@ impl<'s> Worker<'s> {
             Ok(mut pin) => {
                 let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
                 for (offset, index) in words.enumerate() {
-                    pin.copy_from(offset * 8, &change.word(index).to_le_bytes());
+                    pin.copy_from(offset * 8, &change.word(index).to_le_bytes()).unwrap();
                 }
                 let looked = self.look_beside(target, file, range.clone());
                 drop(pin);

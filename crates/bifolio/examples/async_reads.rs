@@ -56,7 +56,7 @@ fn read_async(file: &File, positions: &mut Positions) -> bifolio::Result<f64> {
     let woken = Arc::new(Woken::default());
     let mut start = |buffer| {
         let position = positions.next().expect("without end");
-        (position, file.read_async(position, buffer))
+        (position, file.read_async(buffer, position))
     };
     let mut reads: Vec<(u64, ReadFuture)> =
         (0..READS_AT_ONCE).map(|_| start(vec![0; PAGE_BYTES])).collect();
@@ -91,7 +91,7 @@ fn read_many(file: &File, positions: &mut Positions) -> bifolio::Result<f64> {
     while begun.elapsed() < ROUND {
         let pages = buffer.chunks_exact_mut(PAGE_BYTES);
         let mut requests: Vec<_> =
-            pages.zip(&mut *positions).map(|(page, at)| ReadRequest::new(at, page)).collect();
+            pages.zip(&mut *positions).map(|(page, at)| ReadRequest::new(page, at)).collect();
         file.read_many(&mut requests)?;
         for request in requests {
             request.result?;

@@ -95,7 +95,7 @@ fn read_many(file: &bifolio::File, buffer: &mut [u8], query: &Query) -> Result<R
     let mut best = Best::default();
     for candidates in query.candidates.chunks(CALL_ROWS) {
         let rows = buffer.chunks_exact_mut(ROW_BYTES).zip(candidates);
-        let request = |(buffer, row): (_, &u64)| ReadRequest::new(row * ROW_BYTES as u64, buffer);
+        let request = |(buffer, row): (_, &u64)| ReadRequest::new(buffer, row * ROW_BYTES as u64);
         let mut requests: Vec<ReadRequest<'_>> = rows.map(request).collect();
         file.read_many(&mut requests)?;
         for (request, row) in requests.into_iter().zip(candidates) {

@@ -404,7 +404,7 @@ impl Tree {
         }
         let lsn = self.log.append(&record)?;
         for (mut pin, node) in pins {
-            pin.copy_from(0, &node.0[..]);
+            pin.copy_from(0, &node.0[..]).unwrap();
             pin.assign_lsn(lsn);
         }
         *meta = new_meta;

@@ -455,13 +455,14 @@ impl Error {
     }
 
     #[cold]
-    pub(crate) fn close(failures: &[Self]) -> Self {
+    /// `failed` is the part of a sentence that says which call has failed.
+    pub(crate) fn close(failed: &str, failures: &[Self]) -> Self {
         let listed = failures.iter().take(FAILURES_LISTED_MAX).map(ToString::to_string);
         let mut text = listed.collect::<Vec<_>>().join("; ");
         if let more @ 1.. = failures.len().saturating_sub(FAILURES_LISTED_MAX) {
             text += &format!("; and {more} more files");
         }
-        Self::new(ErrorKind::Close, format!("the cache was not closed: {text}"))
+        Self::new(ErrorKind::Close, format!("{failed}: {text}"))
             .because(Arc::new(failures[0].clone()))
     }
 
@@ -553,7 +554,9 @@ mod tests {
     fn number_file_and_range_are_found_behind_every_error() {
         let later = || Error::writeback(no_space(), true);
         let fault = Error::new(ErrorKind::Fault, "a page").because(Arc::new(later()));
-        for error in [no_space(), later(), fault, Error::close(&[later()])] {
+        for error in
+            [no_space(), later(), fault, Error::close("the cache was not closed", &[later()])]
+        {
             assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error:?}");
             assert_eq!(error.errno(), libc::ENOSPC);
             assert_eq!((error.file(), error.range()), (Some("data.db"), Some(4096..8192)));

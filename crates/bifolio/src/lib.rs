@@ -16,9 +16,9 @@
 //! # use bifolio::{Cache, OpenOptions};
 //! let cache = Cache::builder().memory(64 << 20).build()?; // a hard bound, bytes
 //! let tree = cache.open(&path, &OpenOptions::new().write(true))?;
-//! let key = tree.read_with(4096..8192, |node| node.array(16).map(u64::from_le_bytes))?;
+//! let key = tree.read_with(4096..8192, |node| node.u64_le(16))?;
 //! let next = key.map_or(0, |key| key.wrapping_add(1));
-//! tree.pin_mut(4096..8192)?.copy_from(16, &next.to_le_bytes());
+//! tree.pin_mut(4096..8192)?.copy_from(16, &next.to_le_bytes()).unwrap();
 //! tree.sync_data()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -82,7 +82,7 @@
 //! let file = cache.open(&path, &OpenOptions::new())?;
 //! let mut buffer = vec![0; 4096];
 //! if file.try_read_at(&mut buffer, 8192).is_err() {
-//!     buffer = file.read_async(8192, buffer).await?; // needs no runtime; drop it at any moment
+//!     buffer = file.read_async(buffer, 8192).await?; // needs no runtime; drop it at any moment
 //! }
 //! # assert_eq!(buffer, [7; 4096]);
 //! # bifolio::Result::Ok(())

@@ -35,7 +35,7 @@
 /**
  * For `bifolio_cache_options.flags`: makes the memory resident when the cache is built.
  */
-#define BIFOLIO_CACHE_POPULATE 1
+#define BIFOLIO_CACHE_PREFAULT 1
 
 /**
  * For `bifolio_cache_options.readahead_bytes_max`: nothing is read ahead.
@@ -469,7 +469,7 @@ typedef struct {
      */
     uint32_t huge_pages;
     /**
-     * `BIFOLIO_CACHE_POPULATE`, or 0.
+     * `BIFOLIO_CACHE_PREFAULT`, or 0.
      */
     uint32_t flags;
 } bifolio_cache_options;
@@ -985,7 +985,7 @@ const char *bifolio_result_name(uint32_t result);
  * Builds a cache. `options` may be null for the defaults. The cache starts a few threads and takes
  * memory as it needs it.
  *
- * Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_POPULATE`.
+ * Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_PREFAULT`.
  */
 bifolio_result bifolio_cache_new(const bifolio_cache_options *options, bifolio_cache **cache);
 

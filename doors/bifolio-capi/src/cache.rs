@@ -52,7 +52,7 @@ pub enum bifolio_direct {
 }
 
 /// For `bifolio_cache_options.flags`: makes the memory resident when the cache is built.
-pub const BIFOLIO_CACHE_POPULATE: u32 = 1;
+pub const BIFOLIO_CACHE_PREFAULT: u32 = 1;
 
 /// For `bifolio_cache_options.readahead_bytes_max`: nothing is read ahead.
 pub const BIFOLIO_READAHEAD_NONE: u64 = u64::MAX;
@@ -115,7 +115,7 @@ pub struct bifolio_cache_options {
     pub io_depth: u32,
     /// One of `bifolio_huge_pages`.
     pub huge_pages: u32,
-    /// `BIFOLIO_CACHE_POPULATE`, or 0.
+    /// `BIFOLIO_CACHE_PREFAULT`, or 0.
     pub flags: u32,
 }
 
@@ -157,7 +157,7 @@ unsafe impl Versioned for bifolio_open_options {
 /// Builds a cache. `options` may be null for the defaults. The cache starts a few threads and takes
 /// memory as it needs it.
 ///
-/// Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_POPULATE`.
+/// Threads: any. Blocks: for the system, and for all of the memory with `BIFOLIO_CACHE_PREFAULT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_cache_new(
     options: *const bifolio_cache_options,
@@ -207,10 +207,10 @@ pub(crate) unsafe fn builder(
         BIFOLIO_READAHEAD_NONE => builder = builder.readahead_max(0),
         bytes => builder = builder.readahead_max(bytes),
     }
-    if options.flags & !BIFOLIO_CACHE_POPULATE != 0 {
+    if options.flags & !BIFOLIO_CACHE_PREFAULT != 0 {
         return Err(unknown_flags(options.flags));
     }
-    builder = builder.populate(options.flags & BIFOLIO_CACHE_POPULATE != 0);
+    builder = builder.prefault(options.flags & BIFOLIO_CACHE_PREFAULT != 0);
     builder = builder.huge_pages(huge_pages(options.huge_pages)?);
     if !options.swap_directory.is_null() {
         // SAFETY: the caller's path.

@@ -219,7 +219,7 @@ pub unsafe extern "C" fn bifolio_file_read_many(
         for read in reads.iter() {
             // SAFETY: a buffer of its own, by the caller, which overlaps with no other.
             let buffer = unsafe { bytes_mut(read.buffer, read.length, "buffer")? };
-            requests.push(ReadRequest::new(read.offset, buffer));
+            requests.push(ReadRequest::new(buffer, read.offset));
         }
         file.file.read_many(&mut requests)?;
         let mut first_failure = None;

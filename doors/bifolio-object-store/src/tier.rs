@@ -294,7 +294,7 @@ impl Tier {
             add(&self.counters.disk_late, 1);
             return Err(Miss::Late);
         }
-        let mut future = self.file().read_async(position, buffer);
+        let mut future = self.file().read_async(buffer, position);
         let first = poll_fn(|context| Poll::Ready(Pin::new(&mut future).poll(context))).await;
         if let Poll::Ready(result) = first {
             add(&self.counters.memory_hits, 1);

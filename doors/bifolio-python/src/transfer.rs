@@ -211,7 +211,7 @@ fn read_pieces(file: &File, pieces: &[Piece], buffer: &mut [u8]) -> Result<usize
     let mut requests = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let (target, rest) = left.split_at_mut(piece.span);
-        requests.push(ReadRequest::new(piece.position, target));
+        requests.push(ReadRequest::new(target, piece.position));
         left = rest;
     }
     if let [ReadRequest { position, buffer, .. }] = &mut requests[..] {

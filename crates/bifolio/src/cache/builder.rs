@@ -66,8 +66,8 @@ impl CacheBuilder {
     /// bound that is left for tables. By default memory becomes resident when needed, a chunk at a
     /// time. Building fails if the machine does not have the memory, or a control group of the
     /// process does not allow it now. Not for caches of mapped files, whose memory is separate.
-    pub fn populate(mut self, populate: bool) -> Self {
-        self.config.populate = populate;
+    pub fn prefault(mut self, prefault: bool) -> Self {
+        self.config.prefault = prefault;
         self
     }
 
@@ -213,8 +213,8 @@ impl CacheBuilder {
         let (flusher, swap) = (Arc::new(flusher), self.swap.map(open).transpose()?);
         let services = Services { memory, engine, flusher, swap };
         let reclaim = Arc::new(Reclaim::new(&services, &self.config));
-        if self.config.populate {
-            reclaim.populate()?;
+        if self.config.prefault {
+            reclaim.prefault()?;
         }
         let background = ReclaimThread::background(&reclaim)?;
         let flusher = Arc::clone(&services.flusher);

@@ -226,7 +226,7 @@ impl Cache {
     /// let runs = cache.memory_file("sort runs")?;
     /// runs.write_all_at(b"sorted", 1 << 30)?;
     /// assert_eq!(runs.seek_data(0)?, Some(1 << 30));
-    /// runs.punch_hole(0..runs.len())?;
+    /// runs.punch_hole(..)?;
     /// assert_eq!(runs.seek_data(0)?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -352,6 +352,30 @@ impl Cache {
         }
         crate::sys::memory::warn_of_bound(bytes);
         reclaim.set_bound(bytes)
+    }
+
+    /// Makes everything durable that was written to any file of the cache, also to files without a
+    /// handle that could not be written when they were closed. Blocks for the devices, file after
+    /// file; one that fails keeps no other from it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable, as
+    /// for [`Cache::close`]; otherwise like [`File::sync_data`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # use bifolio::{Cache, OpenOptions};
+    /// # let cache = Cache::builder().memory(1 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create(true);
+    /// let tables = ["a", "b"].map(|name| cache.open(directory.path().join(name), &options));
+    /// for table in &tables {
+    ///     table.as_ref().unwrap().write_all_at(b"row", 0)?;
+    /// }
+    /// cache.sync_all()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sync_all(&self) -> Result<()> {
+        self.inner.registry.sync_all()
     }
 
     /// Makes everything durable that was written since the last sync, and closes the cache: every

@@ -10,7 +10,7 @@ use crate::maps::faults;
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::reclaim::{Evicted, Reclaim};
 use crate::sync::Ordering;
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
 /// The order in which a handle's reads come, given to [`File::set_access`].
@@ -54,7 +54,8 @@ impl File {
     /// # Errors
     /// A closed cache; a handle that is not opened for reading; a range beyond 2^63. Bytes that
     /// cannot be read are reported by the read that needs them.
-    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
+    pub fn prefetch(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.check_advised(&range)?;
         let bound_bytes = self.handle.reclaim.memory.arena.bound_bytes();
         let end = range.end.min(self.len()).min(range.start.saturating_add(bound_bytes / 4));
@@ -69,7 +70,8 @@ impl File {
     /// # Errors
     /// A closed cache; a handle that is not opened for reading; a range beyond 2^63; the error of
     /// the first page that cannot be read or allocated.
-    pub fn populate(&self, range: Range<u64>) -> Result<()> {
+    pub fn populate(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.check_advised(&range)?;
         let range = range.start..range.end.min(self.len());
         if range.is_empty() { Ok(()) } else { self.fill_range(range) }
@@ -119,11 +121,12 @@ impl File {
     /// use bifolio::OpenOptions;
     /// let file = cache.open(&path, &OpenOptions::new())?;
     /// file.populate(40_000..60_000)?;
-    /// let evicted = file.evict(40_960..u64::MAX >> 1)?;
+    /// let evicted = file.evict(40_960..)?;
     /// assert_eq!(evicted.folios, 5);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn evict(&self, range: Range<u64>) -> Result<Evicted> {
+    pub fn evict(&self, range: impl RangeBounds<u64>) -> Result<Evicted> {
+        let range = self.range_of(range);
         self.check_advised(&range)?;
         Ok(evict(&self.handle.reclaim, &self.handle.inode, range))
     }
@@ -193,7 +196,8 @@ impl File {
     /// assert_eq!((residency.pages, residency.resident, residency.dirty), (25, 2, 2));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn residency(&self, range: Range<u64>) -> Result<Residency> {
+    pub fn residency(&self, range: impl RangeBounds<u64>) -> Result<Residency> {
+        let range = self.range_of(range);
         self.handle.check_usable()?;
         self.handle.check_range(&range)?;
         let inode = &self.handle.inode;

@@ -20,7 +20,7 @@ use crate::inode::Inode;
 use crate::io::FallocateMode;
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sync::Ordering;
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 
 /// A range that is about to be cleared, split into whole units and the parts beside them.
 #[derive(Debug)]
@@ -59,7 +59,8 @@ impl File {
     /// and part of the range may be allocated. In a memory file, not enough memory within the
     /// bound, after which the file is unchanged. A handle that is not open for writing; a length
     /// beyond the maximum of the file.
-    pub fn allocate(&self, range: Range<u64>) -> Result<()> {
+    pub fn allocate(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.check_changeable()?;
         let end = self.handle.check_range(&range)?;
         self.handle.check_len(end)?;
@@ -77,7 +78,8 @@ impl File {
     /// Allocates storage like [`File::allocate`], but leaves the length unchanged. Storage past
     /// the end of file is used when the file grows. In a memory file, only the part of `range`
     /// before the end of file gets folios. Fails like [`File::allocate`].
-    pub fn allocate_keep_len(&self, range: Range<u64>) -> Result<()> {
+    pub fn allocate_keep_len(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.check_changeable()?;
         self.handle.check_range(&range)?;
         if range.is_empty() {
@@ -163,14 +165,16 @@ impl File {
     /// one, after which each folio of the range has its old bytes or zeros. In a memory file, an
     /// error of the swap for the first or the last folio; nothing is changed then, except when the
     /// last folio becomes unreadable after the first one was zeroed.
-    pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
+    pub fn punch_hole(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.clear(range, FallocateMode::PunchHole)
     }
 
     /// Zeroes `range` like [`File::punch_hole`], but the storage of whole folios stays allocated,
     /// or is allocated. The length does not change. In a memory file, the folios before the end of
     /// file are allocated again. Fails like [`File::punch_hole`] and [`File::allocate`].
-    pub fn zero_range(&self, range: Range<u64>) -> Result<()> {
+    pub fn zero_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.clear(range, FallocateMode::ZeroRange)
     }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins;
 use crate::page::{Lookup, pages_of};
 use crate::writeback::{ChangeLsn, WriteGate};
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
 /// A file with a write gate, for engines with a write-ahead log: no page is written to the storage,
@@ -82,7 +82,7 @@ use std::sync::Arc;
 ///
 /// // Through a pin the change can come first. Without an LSN it stays in memory.
 /// let mut page = tree.pin_mut(0..3)?;
-/// page.copy_from(0, b"old");
+/// page.copy_from(0, b"old").unwrap();
 /// drop(page); // as an early return or a panic does
 /// assert_eq!(tree.sync_data().unwrap_err().kind(), bifolio::ErrorKind::Gated);
 /// let lsn = log.file.append(b"page 0 is 'old'")? + 15;
@@ -169,9 +169,9 @@ impl GatedFile {
     /// A sync waits for the pins of other threads. If one of them has no LSN after 10 s, because it
     /// was leaked for example, the sync fails with [`ErrorKind::Gated`]. The page of a leaked pin
     /// stays locked: other calls that need it wait for ever, as after a leak of [`File::pin_mut`].
-    pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_, Self>> {
+    pub fn pin_mut(&self, range: impl RangeBounds<u64>) -> Result<PageRefMut<'_, Self>> {
         self.begin()?;
-        self.file.pin_changes(range, Some(ChangeLsn::Pinned))
+        self.file.pin_changes(self.file.range_of(range), Some(ChangeLsn::Pinned))
     }
 
     /// Gives the pages of `range` that have changes with the LSN [`u64::MAX`], or of a
@@ -184,7 +184,8 @@ impl GatedFile {
     ///
     /// # Errors
     /// A handle that is not open for writing; [`ErrorKind::PinnedByCaller`].
-    pub fn assign_lsn(&self, range: Range<u64>, lsn: u64) -> Result<()> {
+    pub fn assign_lsn(&self, range: impl RangeBounds<u64>, lsn: u64) -> Result<()> {
+        let range = self.file.range_of(range);
         let (handle, inode) = (&self.file.handle, &self.file.handle.inode);
         handle.check_writable()?;
         let pages = pages_of(&range);
@@ -290,7 +291,11 @@ impl GatedFile {
     /// # Errors
     /// Those of [`File::read_with`].
     #[inline]
-    pub fn read_with<T>(&self, range: Range<u64>, read: impl Fn(&PageView<'_>) -> T) -> Result<T> {
+    pub fn read_with<T>(
+        &self,
+        range: impl RangeBounds<u64>,
+        read: impl FnMut(&PageView<'_>) -> T,
+    ) -> Result<T> {
         self.file.read_with(range, read)
     }
 
@@ -303,8 +308,8 @@ impl GatedFile {
     }
 
     /// Returns a read as a future, like [`File::read_async`].
-    pub fn read_async(&self, position: u64, buffer: Vec<u8>) -> ReadFuture {
-        self.file.read_async(position, buffer)
+    pub fn read_async(&self, buffer: Vec<u8>, position: u64) -> ReadFuture {
+        self.file.read_async(buffer, position)
     }
 
     /// Pins the bytes of `range` for reading, like [`File::pin`].
@@ -312,7 +317,7 @@ impl GatedFile {
     /// # Errors
     /// Those of [`File::pin`].
     #[inline(always)]
-    pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_>> {
+    pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_>> {
         self.file.pin(range)
     }
 
@@ -325,7 +330,7 @@ impl GatedFile {
     ///
     /// # Errors
     /// Those of [`File::prefetch`].
-    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
+    pub fn prefetch(&self, range: impl RangeBounds<u64>) -> Result<()> {
         self.file.prefetch(range)
     }
 
@@ -352,7 +357,7 @@ impl GatedFile {
     ///
     /// # Errors
     /// Those of [`File::write_out`].
-    pub fn write_out(&self, range: Range<u64>) -> Result<()> {
+    pub fn write_out(&self, range: impl RangeBounds<u64>) -> Result<()> {
         self.file.write_out(range)
     }
 

@@ -32,7 +32,7 @@ const REQUESTS_TOUCHED_AHEAD: usize = 4;
 /// use bifolio::{OpenOptions, ReadRequest};
 /// let file = cache.open(&path, &OpenOptions::new())?;
 /// let (mut a, mut b) = ([0; 512], [0; 4096]);
-/// let mut requests = [ReadRequest::new(90_000, &mut a), ReadRequest::new(8192, &mut b)];
+/// let mut requests = [ReadRequest::new(&mut a, 90_000), ReadRequest::new(&mut b, 8192)];
 /// file.read_many(&mut requests)?;
 /// for request in requests {
 ///     assert_eq!(request.result?, request.buffer.len());
@@ -52,7 +52,7 @@ pub struct ReadRequest<'b> {
 
 impl<'b> ReadRequest<'b> {
     /// Creates a request to fill `buffer` with the bytes at `position`.
-    pub fn new(position: u64, buffer: &'b mut [u8]) -> Self {
+    pub fn new(buffer: &'b mut [u8], position: u64) -> Self {
         Self { position, buffer, result: Ok(0) }
     }
 

@@ -58,7 +58,7 @@ use async_reads::ReadServer;
 use hit::HitPath;
 use open::Membership;
 use readahead::Readahead;
-use std::ops::Range;
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::{Arc, OnceLock};
 use std::{cmp, fmt};
 
@@ -68,7 +68,8 @@ use std::{cmp, fmt};
 /// duplicated descriptors: they have the same access rights, and a write error is reported to one
 /// of them, once.
 ///
-/// Positions and lengths are in bytes, below 2^63. Reads and writes within one 4 KiB page are
+/// Positions and lengths are in bytes, below 2^63. A range may be any of the language's: an open end
+/// is the length of the file at the call. Reads and writes within one 4 KiB page are
 /// atomic with respect to each other: a read returns the page as it was before or after a write,
 /// never a mixture. The cache assumes that no other program changes the file while it is open here.
 ///
@@ -122,6 +123,12 @@ impl File {
     #[expect(clippy::len_without_is_empty, reason = "a file is no collection, as in std")]
     pub fn len(&self) -> u64 {
         self.handle.inode.mapping.len_bytes()
+    }
+
+    /// Returns the bytes that `bounds` names; an open end is the length of the file.
+    #[inline(always)]
+    pub(crate) fn range_of(&self, bounds: impl RangeBounds<u64>) -> Range<u64> {
+        resolve(bounds, || self.len())
     }
 
     /// Returns the size of a folio of this file in bytes. A folio is the unit of residency, pinning
@@ -181,14 +188,15 @@ impl File {
     /// # let options = bifolio::OpenOptions::new().write(true).create(true);
     /// let file = cache.open(&path, &options)?;
     /// file.write_all_at(b"seen by all programs", 0)?;
-    /// file.write_back(0..file.len())?;
+    /// file.write_back(..)?;
     /// assert_eq!(std::fs::read(&path)?, b"seen by all programs");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// As [`File::sync_data`], except for failed flushes; a range beyond 2^63.
-    pub fn write_back(&self, range: Range<u64>) -> Result<()> {
+    pub fn write_back(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.handle.check_sound()?;
         self.handle.check_range(&range)?;
         own_pins::check(&self.handle.inode, &pages_of(&range))?;
@@ -211,7 +219,8 @@ impl File {
     ///
     /// # Errors
     /// Those of [`File::sync_data`], and a range beyond 2^63.
-    pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
+    pub fn sync_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.handle.check_range(&range)?;
         self.sync(Some(range), false)
     }
@@ -256,7 +265,8 @@ impl File {
     /// The cache is closed; a range beyond 2^63. Also the last error of an earlier write-back that
     /// this handle has not reported yet, whatever its range: the write of `range` has been started
     /// then, too.
-    pub fn write_out(&self, range: Range<u64>) -> Result<()> {
+    pub fn write_out(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        let range = self.range_of(range);
         self.handle.check_sound()?;
         self.handle.check_range(&range)?;
         let inode = &self.handle.inode;
@@ -328,6 +338,26 @@ impl Checkpoint {
         own_pins::check(&handle.inode, &own_pins::ALL_PAGES)?;
         handle.inode.sync_checkpoint(&handle.error_cursor, self.mark)
     }
+}
+
+/// Returns the bytes that `bounds` names, where `len_bytes` stands for an open end. An open range
+/// that starts past the end is empty.
+#[inline(always)]
+pub(crate) fn resolve(
+    bounds: impl RangeBounds<u64>,
+    len_bytes: impl FnOnce() -> u64,
+) -> Range<u64> {
+    let start = match bounds.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match bounds.end_bound() {
+        Bound::Included(end) => end.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len_bytes().max(start),
+    };
+    start..end
 }
 
 /// Returns `true` if any of these bytes lie in a map, of any cache. An access may then fault, which

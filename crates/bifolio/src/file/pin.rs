@@ -25,7 +25,7 @@ use crate::sys::copy;
 use crate::writeback::ChangeLsn;
 use std::iter;
 use std::marker::PhantomData;
-use std::ops::{Deref, Range};
+use std::ops::{Deref, Range, RangeBounds};
 use std::sync::Arc;
 
 /// Pinned bytes of one folio: they stay resident until the reference is dropped. Not `Send`; see
@@ -292,15 +292,16 @@ impl Drop for Unlocked {
 }
 
 impl<'a, F> PageRefMut<'a, F> {
-    /// Replaces the bytes from `offset` on with `bytes`.
-    ///
-    /// # Panics
-    /// If `bytes` reaches past the last pinned byte.
-    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
-        let (end, pinned) = (offset.saturating_add(bytes.len()), self.view.len());
-        assert!(end <= pinned, "{end} bytes wanted, {pinned} pinned");
+    /// Replaces the bytes from `offset` on with `bytes`. Returns `None`, and changes nothing, if they
+    /// reach past the last pinned byte.
+    #[must_use = "nothing was written if this is `None`"]
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Option<()> {
+        if offset.checked_add(bytes.len())? > self.view.len() {
+            return None;
+        }
         // SAFETY: inside a frame, checked above; we hold its folio lock and write section.
-        unsafe { copy::copy_in(self.as_mut_ptr().wrapping_add(offset), bytes) }
+        unsafe { copy::copy_in(self.as_mut_ptr().wrapping_add(offset), bytes) };
+        Some(())
     }
 
     /// Returns the address of the first byte. Other threads may be reading it through pins: create
@@ -327,7 +328,8 @@ impl File {
     /// A range that spans folios ([`ErrorKind::PinSpansFolios`]) or reaches past the end of file
     /// ([`ErrorKind::PastEnd`]), and every error of [`File::read_at`].
     #[inline(always)]
-    pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_>> {
+    pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_>> {
+        let range = self.range_of(range);
         match self.pin_hit(&range) {
             Some(pin) => Ok(pin),
             None => {
@@ -372,8 +374,8 @@ impl File {
     /// # Errors
     /// The errors of [`File::pin`], a handle that is not open for writing, and, as for
     /// [`File::write_at`], a device that accepts no writes.
-    pub fn pin_mut(&self, range: Range<u64>) -> Result<PageRefMut<'_>> {
-        self.pin_changes(range, None)
+    pub fn pin_mut(&self, range: impl RangeBounds<u64>) -> Result<PageRefMut<'_>> {
+        self.pin_changes(self.range_of(range), None)
     }
 
     /// Pins bytes for changes, which get an LSN later if `change` says so.
@@ -564,7 +566,7 @@ impl ImmutableFile {
     /// Pins the bytes of `range`, like [`File::pin`], with its errors, and lends them as a slice.
     /// Blocks for I/O on a miss.
     #[inline(always)]
-    pub fn pin(&self, range: Range<u64>) -> Result<PageRef<'_, Self>> {
+    pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_, Self>> {
         Ok(Self::lend(self.file.pin(range)?))
     }
 
@@ -587,6 +589,41 @@ impl Deref for ImmutableFile {
 
     fn deref(&self) -> &File {
         &self.file
+    }
+}
+
+impl File {
+    /// Makes an immutable handle of this one, for a file that has just been written, such as a table
+    /// of an LSM tree: its pages stay in the cache. What is dirty is written back as before; sync
+    /// first if it must be durable.
+    ///
+    /// # Errors
+    /// The file is not opened for reading, or may still change
+    /// ([`ErrorKind::OptionConflict`]): through another writable handle, a clone of this one, or
+    /// what keeps one (a map, an owned pin, a future, a checkpoint). This handle is closed then, as by
+    /// a drop.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # use bifolio::{Cache, OpenOptions};
+    /// # let cache = Cache::builder().memory(4 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create_new(true);
+    /// let table = cache.open(directory.path().join("000001.sst"), &options)?;
+    /// table.append(b"sorted keys")?;
+    /// table.sync_data()?;
+    /// let table = table.into_immutable()?;
+    /// assert_eq!(table.pin(0..6)?[..], *b"sorted");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_immutable(self) -> Result<ImmutableFile> {
+        let handle = &self.handle;
+        handle.check_readable()?;
+        if Arc::strong_count(handle) > 1 {
+            let text = "immutable: a clone of its handle, or a map or pin of it, is still in use";
+            return Err(Error::conflict(handle.inode.name(), text.to_owned()));
+        }
+        let joined = handle.registry.join_immutable(handle)?;
+        Ok(ImmutableFile { file: Self::new(joined) })
     }
 }
 

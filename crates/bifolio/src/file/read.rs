@@ -286,14 +286,14 @@ pub(super) enum Obstacle {
 }
 
 impl File {
-    /// Reads like [`File::read_at`], but only bytes that are in memory, from the first on: never
-    /// waits for a device or for another thread, and starts no read. Returns the number of bytes
-    /// before the first that would have to be waited for.
+    /// Reads like [`File::read_at`] if all bytes are in memory: never waits for a device or for
+    /// another thread, and starts no read. Like there, fewer bytes than asked for mean the end of
+    /// the file. ([`File::try_read_prefix_at`] takes what is there.)
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] if the first byte would have to be waited for, which becomes an
-    /// [`std::io::Error`] of the kind `WouldBlock`; otherwise fails like [`File::read_at`], without
-    /// errors of the storage.
+    /// [`ErrorKind::WouldBlock`], with the first byte that would have to be waited for, which becomes
+    /// an [`std::io::Error`] of the kind `WouldBlock`; the contents of `buffer` are unspecified then.
+    /// Otherwise fails like [`File::read_at`], without errors of the storage.
     ///
     /// ```
     /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
@@ -308,21 +308,41 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_read_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        match self.try_read(buffer, position)? {
+            (done, Obstacle::None) => Ok(done),
+            (done, Obstacle::Absent | Obstacle::Busy) => Err(self.would_block(position, done)),
+        }
+    }
+
+    /// Reads the bytes from `position` on that are in memory, like [`File::try_read_at`], and
+    /// returns their number: at least one, but for an empty buffer and at the end of the file.
+    ///
+    /// # Errors
+    /// As [`File::try_read_at`], with [`ErrorKind::WouldBlock`] only if the first byte would have to
+    /// be waited for.
+    pub fn try_read_prefix_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+        match self.try_read(buffer, position)? {
+            (0, Obstacle::Absent | Obstacle::Busy) => Err(self.would_block(position, 0)),
+            (done, _) => Ok(done),
+        }
+    }
+
+    fn try_read(&self, buffer: &mut [u8], position: u64) -> Result<(usize, Obstacle)> {
         match self.hit_path.read(buffer, position) {
-            Hit::Done => return Ok(buffer.len()),
+            Hit::Done => return Ok((buffer.len(), Obstacle::None)),
             hit => hit.forget(buffer),
         }
         self.handle.check_readable()?;
         self.handle.range_end(position, buffer.len() as u64)?;
-        match self.read_available(buffer, position) {
-            (0, Obstacle::Absent | Obstacle::Busy) => {
-                let text =
-                    format!("the byte at position {position} cannot be read without waiting");
-                let error = Error::new(ErrorKind::WouldBlock, text);
-                Err(error.in_file(self.handle.inode.name()).at(position..position + 1))
-            }
-            (done, _) => Ok(done),
-        }
+        Ok(self.read_available(buffer, position))
+    }
+
+    #[cold]
+    fn would_block(&self, position: u64, done: usize) -> Error {
+        let at = position + done as u64;
+        let text = format!("the byte at position {at} cannot be read without waiting");
+        let error = Error::new(ErrorKind::WouldBlock, text);
+        error.in_file(self.handle.inode.name()).at(at..at + 1)
     }
 
     /// Reads what is in memory of a range that was checked. Returns the number of bytes, and why

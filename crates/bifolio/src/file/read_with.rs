@@ -21,7 +21,7 @@ use crate::page::{PAGE_SHIFT, pages_of, read_held};
 use crate::sys::copy;
 use std::cmp::Ordering;
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 
 /// Attempts under a pin before the bytes are copied under the folio lock.
 const ATTEMPTS_MAX: u32 = 4;
@@ -53,7 +53,8 @@ impl Drop for Charge<'_> {
 /// # let file = cache.memory_file("nodes")?;
 /// file.write_all_at(&[7, 0, 0, 0, b'k', b'e', b'y'], 0)?;
 /// file.read_with(0..7, |page| {
-///     assert_eq!((page.len(), page.array(0).map(u32::from_le_bytes)), (7, Some(7)));
+///     assert_eq!((page.len(), page.u32_le(0), page.u32_be(4)), (7, Some(7), None));
+///     assert_eq!(page.slice(4..7).map(|key| key.to_vec()), Some(b"key".to_vec()));
 ///     assert_eq!((page.array(4), page.array::<4>(4)), (Some(*b"key"), None));
 ///     assert_eq!(page.compare(4..7, b"kex"), Some(std::cmp::Ordering::Greater));
 /// })?;
@@ -66,7 +67,7 @@ pub struct PageView<'a> {
     bytes: PhantomData<&'a [u8]>,
 }
 
-#[allow(clippy::len_without_is_empty, reason = "is never empty")]
+#[allow(clippy::len_without_is_empty, reason = "a range of bytes, not a collection")]
 impl PageView<'_> {
     /// Returns the view of `length` bytes at `start`.
     ///
@@ -93,13 +94,66 @@ impl PageView<'_> {
     }
 
     /// Returns the `N` bytes at `offset`, which needs no alignment; `None` if they reach past the
-    /// end. A number is read as `page.array(offset).map(u32::from_le_bytes)`; 2, 4 and 8 bytes are
-    /// one load.
+    /// end. 2, 4 and 8 bytes are one load.
     #[inline(always)]
     pub fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let source = self.address(offset, N)?;
         // SAFETY: inside of the view, checked by `address`.
         Some(unsafe { copy::load(source) })
+    }
+
+    /// Returns the two bytes at `offset` as a little-endian number; `None` past the end, as for all
+    /// numbers.
+    #[inline(always)]
+    pub fn u16_le(&self, offset: usize) -> Option<u16> {
+        self.array(offset).map(u16::from_le_bytes)
+    }
+
+    /// Returns the two bytes at `offset` as a big-endian number.
+    #[inline(always)]
+    pub fn u16_be(&self, offset: usize) -> Option<u16> {
+        self.array(offset).map(u16::from_be_bytes)
+    }
+
+    /// Returns the four bytes at `offset` as a little-endian number.
+    #[inline(always)]
+    pub fn u32_le(&self, offset: usize) -> Option<u32> {
+        self.array(offset).map(u32::from_le_bytes)
+    }
+
+    /// Returns the four bytes at `offset` as a big-endian number.
+    #[inline(always)]
+    pub fn u32_be(&self, offset: usize) -> Option<u32> {
+        self.array(offset).map(u32::from_be_bytes)
+    }
+
+    /// Returns the eight bytes at `offset` as a little-endian number.
+    #[inline(always)]
+    pub fn u64_le(&self, offset: usize) -> Option<u64> {
+        self.array(offset).map(u64::from_le_bytes)
+    }
+
+    /// Returns the eight bytes at `offset` as a big-endian number.
+    #[inline(always)]
+    pub fn u64_be(&self, offset: usize) -> Option<u64> {
+        self.array(offset).map(u64::from_be_bytes)
+    }
+
+    /// Returns the view of the bytes of `range`, such as a cell of a node; `None` if it reaches past
+    /// the end or ends before it starts.
+    #[inline(always)]
+    pub fn slice(&self, range: Range<usize>) -> Option<PageView<'_>> {
+        let length = range.end.checked_sub(range.start)?;
+        let start = self.address(range.start, length)?;
+        Some(PageView { start, length, bytes: PhantomData })
+    }
+
+    /// Copies all bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.length];
+        // SAFETY: as many bytes as the view has, to memory that is no frame.
+        unsafe { copy::copy_out(self.start, &mut bytes) };
+        bytes
     }
 
     /// Copies `buffer.len()` bytes from `offset` on to `buffer`. Returns `None`, and leaves
@@ -162,7 +216,8 @@ impl File {
     /// return torn bytes. A caller that may be stopped for so long between two loads of pages
     /// that are written all the time uses [`File::read_at`], or checks a sum of its own.
     ///
-    /// `read` may run several times, and on bytes that are torn or belong to another page or file
+    /// `read` may run several times: what a run left in its captures stays, also when its result is
+    /// discarded. It may run on bytes that are torn or belong to another page or file
     /// of the cache. So it must not panic, loop or act on what it finds: the caller acts on what it
     /// returns. It may call other methods of the cache.
     ///
@@ -180,11 +235,11 @@ impl File {
     /// file.set_len(4096)?;
     /// let rank = |key: u64| {
     ///     file.read_with(0..4096, |node| {
-    ///         let count = node.array(0).map(u64::from_le_bytes)?;
+    ///         let count = node.u64_le(0)?;
     ///         let (mut low, mut high) = (0, count.min(511) as usize);
     ///         while low < high {
     ///             let middle = low.midpoint(high);
-    ///             let found = node.array(8 + middle * 8).map(u64::from_le_bytes)?;
+    ///             let found = node.u64_le(8 + middle * 8)?;
     ///             if found < key { low = middle + 1 } else { high = middle }
     ///         }
     ///         Some(low)
@@ -194,22 +249,31 @@ impl File {
     /// # Ok::<(), bifolio::Error>(())
     /// ```
     #[inline]
-    pub fn read_with<T>(&self, range: Range<u64>, read: impl Fn(&PageView<'_>) -> T) -> Result<T> {
+    pub fn read_with<T>(
+        &self,
+        range: impl RangeBounds<u64>,
+        mut read: impl FnMut(&PageView<'_>) -> T,
+    ) -> Result<T> {
+        let range = self.range_of(range);
         let length = range.end.wrapping_sub(range.start) as usize;
         // SAFETY: a frame of the arena, which stays mapped (FRAMES-2) and holds the whole range.
         let view = |start| read(&unsafe { PageView::new(start, length) });
         match self.hit_path.look(&range, view) {
             Some(result) => Ok(result),
-            None => self.look_held(&range, &read),
+            None => self.look_held(&range, &mut read),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn look_held<T>(&self, range: &Range<u64>, read: &impl Fn(&PageView<'_>) -> T) -> Result<T> {
+    fn look_held<T>(
+        &self,
+        range: &Range<u64>,
+        read: &mut impl FnMut(&PageView<'_>) -> T,
+    ) -> Result<T> {
         let pin = self.pin(range.clone())?;
         let mapping = &self.handle.inode.mapping;
-        let look = || {
+        let mut look = || {
             // Checked after the Entries: a truncation sets the length before it changes the bytes
             // past it.
             let is_inside = range.end <= mapping.len_bytes();
@@ -217,7 +281,7 @@ impl File {
             is_inside.then(|| read(&unsafe { PageView::new(pin.as_ptr(), pin.len()) }))
         };
         for _ in 0..ATTEMPTS_MAX {
-            let found = read_held(mapping.table(), pages_of(range), pin.folio.id(), look);
+            let found = read_held(mapping.table(), pages_of(range), pin.folio.id(), &mut look);
             if let Some(result) = found {
                 return Ok(result);
             }

@@ -4,7 +4,7 @@
 use super::{Alignment, IoBuf, IoBufMut, IoRequest, Submission};
 use crate::error::{Error, ErrorKind, io_error};
 use crate::sync::blocking;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -42,7 +42,7 @@ use std::sync::Arc;
 /// - It relies on no signals there: threads of the cache block all signals but the synchronous ones
 ///   (SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGSYS), and a thread or process that a backing
 ///   starts from one inherits that mask.
-pub trait Backing: Send + Sync + Debug {
+pub trait Backing: Send + Sync {
     /// Reads into `target` from `position_bytes` on. Returns how many bytes it filled, from the
     /// first on; 0 only at or beyond the end. The bytes of `target` after those are unspecified.
     fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize>;
@@ -69,6 +69,18 @@ pub trait Backing: Send + Sync + Debug {
     /// Returns this backing with its [`DirectBacking`] calls, if it has any.
     fn as_direct(&self) -> Option<&dyn DirectBacking> {
         None
+    }
+}
+
+impl Debug for dyn Backing + '_ {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Backing").field(&self.describe()).finish()
+    }
+}
+
+impl Debug for dyn DirectBacking + '_ {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("DirectBacking").field(&self.describe()).finish()
     }
 }
 

@@ -30,13 +30,13 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{File, ImmutableFile, OwnedPageRef};
+use crate::file::{File, ImmutableFile, OwnedPageRef, resolve};
 use crate::maps::mappable::MapGuard;
 use crate::maps::region::Region;
 use crate::page::pages_of;
 use crate::sync::Mutex;
 use std::marker::PhantomData;
-use std::ops::{Deref, Range};
+use std::ops::{Deref, Range, RangeBounds};
 use std::sync::Arc;
 
 /// A file's bytes as memory, for reading.
@@ -59,8 +59,8 @@ use std::sync::Arc;
 ///
 /// let cache = Cache::builder().memory(16 << 20).build()?;
 /// let file = cache.open(&path, &OpenOptions::new().mappable(true))?;
-/// let map = file.map(0..file.len())?;
-/// map.populate(0..map.len())?;
+/// let map = file.map(..)?;
+/// map.populate(..)?;
 /// // SAFETY: the file is not written or truncated while the slice exists.
 /// let bytes = unsafe { map.as_slice() };
 /// assert_eq!(bytes[99_999], 7);
@@ -118,7 +118,8 @@ impl File {
     /// ([`ErrorKind::Unsupported`]) or not for reading; a range that is empty or ends past the end
     /// of the file; for a memory file, no memory for the tables of the first 128 MiB of the range
     /// ([`ErrorKind::Full`]).
-    pub fn map(&self, range: Range<u64>) -> Result<Map> {
+    pub fn map(&self, range: impl RangeBounds<u64>) -> Result<Map> {
+        let range = self.range_of(range);
         let (region, guard) = self.begin_map(&range)?;
         let mut errors_seen = 0;
         region.stray_pages.error_since(&mut errors_seen);
@@ -137,7 +138,8 @@ impl File {
     /// As [`File::map`]; a handle not opened for writing; [`ErrorKind::CannotMap`] if the kernel
     /// cannot report which pages were stored to, or keep their bytes through an eviction (Linux 6.7
     /// and later can, unless a system call filter forbids it).
-    pub fn map_mut(&self, range: Range<u64>) -> Result<MapMut> {
+    pub fn map_mut(&self, range: impl RangeBounds<u64>) -> Result<MapMut> {
+        let range = self.range_of(range);
         let map = self.map(range)?;
         self.handle.check_writable()?;
         self.handle.inode.track_stores(&map.region)?;
@@ -174,8 +176,8 @@ impl<F> Map<F> {
     /// # Errors
     /// The first page that cannot be read; those before it are resident. A range that is not inside
     /// the map.
-    pub fn populate(&self, range: Range<u64>) -> Result<()> {
-        self.file.fill_range(self.in_file(&range)?)
+    pub fn populate(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        self.file.fill_range(self.in_file(range)?)
     }
 
     /// Keeps the bytes of `range` resident, as `mlock` does, while the pin exists: touching them
@@ -183,8 +185,11 @@ impl<F> Map<F> {
     ///
     /// # Errors
     /// Every error of [`Self::populate`]; [`ErrorKind::Full`] if the bound does not allow the pin.
-    pub fn pin(&self, range: Range<u64>) -> Result<OwnedPageRef> {
-        let range = self.in_file(&range)?;
+    pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<OwnedPageRef> {
+        self.pin_in_file(self.in_file(range)?)
+    }
+
+    fn pin_in_file(&self, range: Range<u64>) -> Result<OwnedPageRef> {
         let start = self.region.addresses.base().wrapping_add(range.start as usize);
         OwnedPageRef::of_map(&self.file, range, start, self.guard.for_pin())
     }
@@ -201,8 +206,9 @@ impl<F> Map<F> {
         self.region.addresses.base().wrapping_add(self.range.start as usize)
     }
 
-    /// Converts a range of the map to a range of the file.
-    fn in_file(&self, range: &Range<u64>) -> Result<Range<u64>> {
+    /// Converts a range of the map to a range of the file; an open end is that of the map.
+    fn in_file(&self, range: impl RangeBounds<u64>) -> Result<Range<u64>> {
+        let range = resolve(range, || self.len());
         if range.start > range.end || range.end > self.len() {
             let problem = format!("{range:?} of a map of {} bytes", self.len());
             return Err(Error::config("range", problem).in_file(self.file.handle.inode.name()));
@@ -217,7 +223,7 @@ impl ImmutableFile {
     ///
     /// # Errors
     /// Every error of [`File::map`].
-    pub fn map(&self, range: Range<u64>) -> Result<Map<Self>> {
+    pub fn map(&self, range: impl RangeBounds<u64>) -> Result<Map<Self>> {
         let Map { guard, file, region, range, errors_seen, .. } = File::map(self, range)?;
         Ok(Map { guard, file, region, range, errors_seen, of: PhantomData })
     }
@@ -291,9 +297,9 @@ impl MapMut {
     ///
     /// # Errors
     /// As [`Map::pin`].
-    pub fn pin_mut(&self, range: Range<u64>) -> Result<MapPinMut> {
-        let in_file = self.map.in_file(&range)?;
-        let (page, region) = (self.map.pin(range)?, Arc::clone(&self.map.region));
+    pub fn pin_mut(&self, range: impl RangeBounds<u64>) -> Result<MapPinMut> {
+        let in_file = self.map.in_file(range)?;
+        let (page, region) = (self.map.pin_in_file(in_file.clone())?, Arc::clone(&self.map.region));
         region.written_unseen.add(pages_of(&in_file));
         page.mark_stored();
         Ok(MapPinMut { page, region, range: in_file })
@@ -303,8 +309,8 @@ impl MapMut {
     ///
     /// # Errors
     /// Every error of [`File::sync_range`]; a range that is not inside the map.
-    pub fn sync(&self, range: Range<u64>) -> Result<()> {
-        self.map.file.sync_range(self.map.in_file(&range)?)
+    pub fn sync(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        self.map.file.sync_range(self.map.in_file(range)?)
     }
 }
 

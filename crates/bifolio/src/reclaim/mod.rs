@@ -353,7 +353,7 @@ impl Reclaim {
 
     /// Makes all memory that the bound allows resident, except for a part for tables. Fails before
     /// it touches any if a control group of the process allows less.
-    pub(crate) fn populate(&self) -> Result<()> {
+    pub(crate) fn prefault(&self) -> Result<()> {
         let bound_bytes = self.arena().bound_bytes();
         let left_bytes = bound_bytes / UNPOPULATED_DIVISOR;
         if let Some(limit) = MemoryLimit::of_process() {

@@ -59,7 +59,7 @@ use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, blocking};
 use crate::sys::process::OwnedThread;
 use std::cell::{Cell, RefCell};
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -90,7 +90,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(320);
 /// - It may use other files of the cache, such as the log, but not the file that it is set for:
 ///   such a call fails with [`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse).
 /// - It does not panic. A call that panics counts as failed.
-pub trait WriteGate: Send + Sync + Debug {
+pub trait WriteGate: Send + Sync {
     /// Returns the LSN up to which the log is durable. Never decreases.
     fn durable_lsn(&self) -> u64;
 
@@ -100,6 +100,12 @@ pub trait WriteGate: Send + Sync + Debug {
     /// The reason why the log is not durable. The pages stay dirty, and the call is tried again: in
     /// the background, and by each sync.
     fn make_durable(&self, lsn: u64) -> io::Result<()>;
+}
+
+impl Debug for dyn WriteGate + '_ {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("WriteGate").finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]

@@ -396,7 +396,7 @@ impl Words {
         let (range, bytes) = (page * PAGE..(page + 1) * PAGE, word.to_le_bytes().repeat(512));
         match step % 16 {
             0 => self.file.punch_hole(range).unwrap(),
-            1..4 => self.file.pin_mut(range).unwrap().copy_from(0, &bytes),
+            1..4 => self.file.pin_mut(range).unwrap().copy_from(0, &bytes).unwrap(),
             _ => self.file.write_all_at(&bytes, range.start).unwrap(),
         }
         self.of_pages[page as usize].store(word, Ordering::Relaxed);

@@ -197,7 +197,7 @@ fn populated() {
     let directory = directory();
     let path = sparse_file(&directory, 2 * bound);
     let before = process_bytes(MEMORY);
-    let cache = Cache::builder().memory(bound).populate(true).build().unwrap();
+    let cache = Cache::builder().memory(bound).prefault(true).build().unwrap();
     let built = process_bytes(MEMORY);
     assert!(built - before >= bound / 32 * 31 - 2 * MIB, "{before} then {built} bytes resident");
     for folio_bytes in FOLIO_SIZES {
@@ -326,7 +326,7 @@ fn read_scattered(pages_in_call: usize) {
             let mut bytes = vec![[0; 8]; call.len()];
             let places = call.iter().zip(&mut bytes);
             let mut requests: Vec<_> =
-                places.map(|(page, bytes)| ReadRequest::new(page * PAGE, bytes)).collect();
+                places.map(|(page, bytes)| ReadRequest::new(bytes, page * PAGE)).collect();
             file.read_many(&mut requests).unwrap();
             assert!(requests.iter().all(|request| *request.result.as_ref().unwrap() == 8));
         }

@@ -25,7 +25,7 @@ fn tables_of_a_large_file_cost_only_the_room_they_take() {
     for _ in 0..40 {
         let mut place = || random.u64(0..LENGTH / PAGE) * PAGE;
         let requests = pages.chunks_mut(PAGE as usize);
-        let mut requests: Vec<_> = requests.map(|page| ReadRequest::new(place(), page)).collect();
+        let mut requests: Vec<_> = requests.map(|page| ReadRequest::new(page, place())).collect();
         file.read_many(&mut requests).unwrap();
     }
     // A table page for each 2 MiB of the file: 16 MiB in all, of which those stay that are in use,

@@ -378,7 +378,7 @@ fn rings_that_were_given_up_are_listed_as_a_fallback() {
         let mut requests: Vec<_> = buffers
             .iter_mut()
             .zip(0_u64..)
-            .map(|(buffer, page)| ReadRequest::new(2 * page * PAGE, buffer))
+            .map(|(buffer, page)| ReadRequest::new(buffer, 2 * page * PAGE))
             .collect();
         file.read_many(&mut requests).unwrap();
         drop(requests);

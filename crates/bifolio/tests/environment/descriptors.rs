@@ -89,7 +89,7 @@ fn use_cache(directory: &Path) {
     let mut requests: Vec<_> = buffers
         .iter_mut()
         .zip(0_u64..)
-        .map(|(buffer, page)| bifolio::ReadRequest::new(page * PAGE, buffer))
+        .map(|(buffer, page)| bifolio::ReadRequest::new(buffer, page * PAGE))
         .collect();
     again.read_many(&mut requests).unwrap();
     check_numbers("transfers");

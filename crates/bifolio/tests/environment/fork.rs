@@ -161,7 +161,7 @@ fn unpinning_child() {
     let file = cache.open(&path, &writable()).unwrap();
     assert_same(&read_all(&file), &bytes);
     let mut pin_mut = file.pin_mut(8192..8200).unwrap();
-    pin_mut.copy_from(0, b"changed!");
+    pin_mut.copy_from(0, b"changed!").unwrap();
     bytes[8192..8200].copy_from_slice(b"changed!");
     let pins = [0, 0, 20_000].map(|start| file.pin(start..start + 10).unwrap());
     let mut inherited = Some((pin_mut, pins));

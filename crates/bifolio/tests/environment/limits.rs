@@ -253,7 +253,7 @@ fn memory_that_a_control_group_forbids_is_not_populated() {
         let path = directory.path().to_owned();
         let child = Child::start(&path, |_| {
             group.enter();
-            let build = |bytes| Cache::builder().memory(bytes).populate(true).build();
+            let build = |bytes| Cache::builder().memory(bytes).prefault(true).build();
             let line = build(64 << 20).unwrap_err().to_string();
             let needles = [
                 &*group.0.join("memory.limit_in_bytes").display().to_string(),

@@ -58,7 +58,7 @@ impl Program<'_> {
         let mut requests: Vec<_> = buffers
             .iter_mut()
             .zip(0_u64..)
-            .map(|(buffer, at)| bifolio::ReadRequest::new(at * 80_000, buffer))
+            .map(|(buffer, at)| bifolio::ReadRequest::new(buffer, at * 80_000))
             .collect();
         file.read_many(&mut requests)?;
         drop(requests);

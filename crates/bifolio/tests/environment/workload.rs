@@ -250,7 +250,7 @@ pub fn use_files(directory: &Path, report: &Report, moment: Moment, restrict: im
     write_round(report, &file, 4);
     report.note("stats", Ok::<_, Error>(cache.stats()));
     report.note("open again", cache.open(&path, &OpenOptions::new()));
-    report.note("read_async", block_on(file.read_async(5 * PAGE, vec![0; 100])));
+    report.note("read_async", block_on(file.read_async(vec![0; 100], 5 * PAGE)));
     report.note("sync_directory", cache.sync_directory(directory));
     use_second_file(&cache, directory, report);
     use_memory_file(&cache, report);
@@ -283,7 +283,7 @@ fn write_round(report: &Report, file: &bifolio::File, round: u8) -> bool {
     let mut buffers = vec![[0_u8; 64]; PAGES as usize];
     let buffered = buffers.iter_mut().zip(0..);
     let mut requests: Vec<_> =
-        buffered.map(|(buffer, page)| ReadRequest::new(page * PAGE + 7, buffer)).collect();
+        buffered.map(|(buffer, page)| ReadRequest::new(buffer, page * PAGE + 7)).collect();
     let is_read = report.note("read_many", file.read_many(&mut requests)).is_some();
     drop(requests);
     for buffer in buffers.iter().filter(|_| is_read) {

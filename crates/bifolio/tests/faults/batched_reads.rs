@@ -31,7 +31,7 @@ fn read_many(file: &File, ranges: &[Range<u64>]) -> Vec<Answer> {
     let mut buffers: Vec<_> = ranges.iter().map(|range| vec![0xEE; length(range)]).collect();
     let pairs = ranges.iter().zip(&mut buffers);
     let mut requests: Vec<_> =
-        pairs.map(|(range, buffer)| ReadRequest::new(range.start, buffer)).collect();
+        pairs.map(|(range, buffer)| ReadRequest::new(buffer, range.start)).collect();
     file.read_many(&mut requests).unwrap();
     requests.into_iter().map(answer_of).collect()
 }

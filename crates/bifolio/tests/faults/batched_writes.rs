@@ -473,7 +473,7 @@ fn writers_and_batches_of_reads_get_on_when_storage_heals() {
                     let mut requests: Vec<_> = ranges
                         .iter()
                         .zip(&mut buffers)
-                        .map(|(range, buffer)| bifolio::ReadRequest::new(range.start, buffer))
+                        .map(|(range, buffer)| bifolio::ReadRequest::new(buffer, range.start))
                         .collect();
                     reads.read_many(&mut requests).unwrap();
                     for request in requests {

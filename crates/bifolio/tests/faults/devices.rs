@@ -195,7 +195,7 @@ fn a_pin_for_writing_is_refused_as_a_write_is() {
     let mut refused = None;
     for page in 0..2048 {
         match file.pin_mut(page * PAGE..(page + 1) * PAGE) {
-            Ok(mut pin) => pin.copy_from(0, &[page as u8 | 1]),
+            Ok(mut pin) => pin.copy_from(0, &[page as u8 | 1]).unwrap(),
             Err(error) => {
                 refused = Some((page, error));
                 break;
@@ -207,7 +207,7 @@ fn a_pin_for_writing_is_refused_as_a_write_is() {
     assert!(cache.stats().dirty_bytes <= MEMORY / 2);
     error_of(file.sync_data(), &["os error 28"]);
     backing.heal();
-    file.pin_mut(page * PAGE..page * PAGE + 1).unwrap().copy_from(0, &[7]);
+    file.pin_mut(page * PAGE..page * PAGE + 1).unwrap().copy_from(0, &[7]).unwrap();
     sync_after_trouble(&file);
     assert_eq!(memory.bytes()[(page * PAGE) as usize], 7);
     assert!((0..page).all(|page| memory.bytes()[(page * PAGE) as usize] == page as u8 | 1));
@@ -387,7 +387,7 @@ fn a_call_waits_for_memory_once_whatever_it_asks_for() {
     with_full_memory(WAIT_MS_MAX, |_, disk| {
         let mut buffers = vec![[0; 64]; REQUESTS];
         let absent = (256 - REQUESTS as u64..).map(|index| index * PAGE);
-        let requests = absent.zip(&mut buffers).map(|(at, buffer)| ReadRequest::new(at, buffer));
+        let requests = absent.zip(&mut buffers).map(|(at, buffer)| ReadRequest::new(buffer, at));
         let mut requests: Vec<_> = requests.collect();
         let begun = Instant::now();
         disk.read_many(&mut requests).unwrap();
@@ -422,7 +422,7 @@ fn overwrite_until(stop: &AtomicBool, file: &File, refused: &AtomicU64) -> Vec<u
         let written = if rng.bool() {
             file.write_all_at(&word.to_ne_bytes(), range.start)
         } else {
-            file.pin_mut(range).map(|mut pin| pin.copy_from(0, &word.to_ne_bytes()))
+            file.pin_mut(range).map(|mut pin| pin.copy_from(0, &word.to_ne_bytes()).unwrap())
         };
         match written {
             Ok(()) => words[page as usize] = word,
@@ -545,7 +545,7 @@ fn a_healthy_file_works_beside_reads_that_hang() {
             }
             let mut bytes = vec![1; length];
             let pages = bytes.chunks_mut(PAGE as usize).zip((start..).step_by(PAGE as usize));
-            let mut requests: Vec<_> = pages.map(|(page, at)| ReadRequest::new(at, page)).collect();
+            let mut requests: Vec<_> = pages.map(|(page, at)| ReadRequest::new(page, at)).collect();
             requests.reverse();
             file.read_many(&mut requests).unwrap();
             assert_eq!(bytes, vec![0; length]);
@@ -797,7 +797,7 @@ fn hung_reads_in_the_kernel_leave_other_devices_a_way() {
         let mut pages = [[0; PAGE as usize]; 2];
         let [first, second] = &mut pages;
         let mut requests =
-            [ReadRequest::new(start, first), ReadRequest::new(start + 16 * PAGE, second)];
+            [ReadRequest::new(first, start), ReadRequest::new(second, start + 16 * PAGE)];
         file.read_many(&mut requests).unwrap();
         requests.iter().for_each(|request| assert!(request.result.is_ok()));
         pages

@@ -613,7 +613,7 @@ fn a_call_for_the_folio_of_an_own_pin_mut_is_refused() {
         error_of(file.clone().close(), &needles);
         error_of(cache.close(), &needles);
         let mut buffer = [0; 10];
-        let mut requests = [bifolio::ReadRequest::new(PAGE, &mut buffer)];
+        let mut requests = [bifolio::ReadRequest::new(&mut buffer, PAGE)];
         file.read_many(&mut requests).unwrap();
         let [request] = requests;
         error_of(request.result, &needles);

@@ -33,7 +33,7 @@ fn a_read_that_fails_shows_no_bytes_of_other_files() {
         error_of(file.read_exact_at(&mut buffer, position), &[]);
         assert!(is_untouched_or_zero(&buffer), "{position}, {length}");
         buffer.fill(BEFORE);
-        let mut requests = [ReadRequest::new(position, &mut buffer)];
+        let mut requests = [ReadRequest::new(&mut buffer, position)];
         file.read_many(&mut requests).unwrap();
         assert!(requests[0].result.is_err());
         assert!(is_untouched_or_zero(&buffer), "{position}, {length}");

@@ -118,7 +118,7 @@ fn a_page_on_its_way_is_waited_for_and_read_once() {
             });
             let batched = scope.spawn(|| {
                 let mut bytes = vec![0; 10_000];
-                let mut requests = [ReadRequest::new(MIDDLE, &mut bytes)];
+                let mut requests = [ReadRequest::new(&mut bytes, MIDDLE)];
                 file.read_many(&mut requests).unwrap();
                 assert_eq!(*requests[0].result.as_ref().unwrap(), 10_000);
                 bytes

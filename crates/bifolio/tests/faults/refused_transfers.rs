@@ -154,7 +154,7 @@ fn reads_that_are_refused_come_by_the_page_cache() {
             let positions = (first * PAGE..).step_by(2 * PAGE as usize);
             let mut requests: Vec<_> = positions
                 .zip(&mut buffers)
-                .map(|(position, buffer)| ReadRequest::new(position, buffer))
+                .map(|(position, buffer)| ReadRequest::new(buffer, position))
                 .collect();
             file.read_many(&mut requests).unwrap();
             for request in requests {

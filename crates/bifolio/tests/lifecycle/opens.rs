@@ -134,3 +134,76 @@ fn a_bound_beyond_what_is_reserved_for_is_refused() {
     error_of(builder(1 << 20, 1 << 50).build(), &["memory_max", "4 TiB"]);
     builder(1 << 20, 1 << 20).build().unwrap();
 }
+
+#[test]
+fn the_only_writable_handle_becomes_an_immutable_one() {
+    let directory = directory();
+    let path = directory.path().join("table");
+    let cache = cache_of(4 << 20);
+    let options = writable().create(true);
+    let conflict = |result: bifolio::Result<bifolio::ImmutableFile>| {
+        let error = error_of(result, &["table", "immutable"]);
+        assert_eq!(error.kind(), bifolio::ErrorKind::OptionConflict);
+    };
+    let file = cache.open(&path, &options).unwrap();
+    file.write_all_at(b"sorted keys", 0).unwrap();
+    let other = cache.open(&path, &options).unwrap();
+    conflict(file.into_immutable());
+    let clone = other.clone();
+    conflict(other.into_immutable());
+    let pin = clone.pin(0..6).unwrap().into_owned();
+    conflict(clone.into_immutable());
+    drop(pin);
+    let file = cache.open(&path, &options).unwrap();
+    let reader = cache.open(&path, &bifolio::OpenOptions::new()).unwrap();
+    file.pin_mut(0..1).unwrap().copy_from(0, b"S").unwrap();
+    let dirty = cache.stats().dirty_bytes;
+    let table = file.into_immutable().unwrap();
+    assert_eq!(cache.stats().dirty_bytes, dirty, "nothing is written or dropped");
+    assert_eq!(table.pin(..).unwrap()[..], *b"Sorted keys");
+    assert_eq!(read(&reader, 0, 6), b"Sorted");
+    let refused = error_of(cache.open(&path, &options), &["writable", "immutable"]);
+    assert_eq!(refused.kind(), bifolio::ErrorKind::OptionConflict);
+    drop((table, reader));
+    assert_eq!(
+        std::fs::read(&path).unwrap(),
+        b"Sorted keys",
+        "the last close writes what is dirty"
+    );
+    let write_only = writable().read(false);
+    let file = cache.open(&path, &write_only).unwrap();
+    error_of(file.into_immutable(), &["not opened for reading"]);
+    cache.open(&path, &options).unwrap();
+}
+
+#[test]
+fn ranges_of_every_kind_name_the_same_bytes() {
+    use std::ops::Bound::{Excluded, Included};
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", 10 * PAGE as usize);
+    let cache = cache_of(4 << 20);
+    let file = cache.open(&path, &writable()).unwrap();
+    let all = (9 * PAGE as usize..10 * PAGE as usize, 9 * PAGE);
+    let expected = &bytes[all.0];
+    assert_eq!(file.pin(all.1..10 * PAGE).unwrap().to_vec(), expected);
+    assert_eq!(file.pin(all.1..).unwrap().to_vec(), expected);
+    assert_eq!(file.pin(all.1..=10 * PAGE - 1).unwrap().to_vec(), expected);
+    let bounds = (Excluded(all.1 - 1), Included(10 * PAGE - 1));
+    assert_eq!(file.read_with(bounds, |page| page.to_vec()).unwrap(), expected);
+    file.populate(..).unwrap();
+    assert_eq!(file.residency(..).unwrap().resident, 10);
+    assert_eq!(file.evict(5 * PAGE..).unwrap().folios, 5);
+    assert_eq!(file.evict(..3 * PAGE).unwrap().folios, 3);
+    assert_eq!(file.residency(..).unwrap().resident, 2);
+    assert_eq!(file.evict(20 * PAGE..).unwrap().folios, 0, "an open range past the end is empty");
+    error_of(file.pin(20 * PAGE..), &["no bytes"]);
+    error_of(file.residency(..=u64::MAX), &["2^63"]);
+    file.punch_hole(8 * PAGE..).unwrap();
+    assert_eq!((file.len(), read(&file, 8 * PAGE, 8)), (10 * PAGE, vec![0; 8]));
+    let mut pin = file.pin_mut(..8).unwrap();
+    assert_eq!(pin.copy_from(1, &[7; 8]), None);
+    assert_eq!(pin.copy_from(usize::MAX, &[7; 8]), None);
+    pin.copy_from(1, &[7; 7]).unwrap();
+    drop(pin);
+    assert_eq!(read(&file, 0, 8)[..2], [bytes[0], 7]);
+}

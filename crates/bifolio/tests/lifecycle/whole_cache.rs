@@ -112,7 +112,7 @@ fn a_close_waits_for_what_is_pinned_to_be_changed() {
                 cache.stats().writeback > 0 || closing.is_finished()
             });
             assert!(!closing.is_finished());
-            pin.copy_from(0, b"pinned");
+            pin.copy_from(0, b"pinned").unwrap();
             drop(pin);
             closing.join().unwrap().unwrap();
         });
@@ -128,4 +128,27 @@ fn every_counter_and_level_is_documented() {
     for (name, _) in fields {
         assert!(page.contains(&format!("`{name}`")), "docs/counters.md lacks `{name}`");
     }
+}
+
+#[test]
+fn a_sync_of_all_files_writes_each_and_lists_those_that_fail() {
+    let files: Vec<_> = (0..5).map(|seed| Faulty::new(Way::Memory, 8192, seed)).collect();
+    let cache = files[0].builder(4 << 20).build().unwrap();
+    let handles: Vec<_> = files.iter().map(|faulty| faulty.open(&cache)).collect();
+    for (faulty, handle) in files.iter().zip(&handles) {
+        handle.write_at(b"new", PAGE).unwrap();
+        faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::ENOSPC));
+    }
+    files[3].backing.heal();
+    let error = error_of(cache.sync_all(), &["not everything is durable", "os error 28", "4096"]);
+    assert_eq!(error.kind(), ErrorKind::Close);
+    assert_eq!(&files[3].stored()[4096..4099], b"new");
+    files.iter().for_each(|faulty| faulty.backing.heal());
+    // Also what is kept of a file without a handle.
+    drop(handles);
+    cache.sync_all().unwrap();
+    assert!(files.iter().all(|faulty| &faulty.stored()[4096..4099] == b"new"));
+    assert!(files.iter().all(|faulty| faulty.backing.calls(Call::SyncData) > 0));
+    cache.close().unwrap();
+    assert_eq!(error_of(cache.sync_all(), &[]).kind(), ErrorKind::Closed);
 }

@@ -57,7 +57,7 @@ fn a_page_can_be_read_into_the_map_of_itself_and_of_others() {
             .chunks_mut(3 * PAGE as usize)
             .take(PAGES as usize / 3)
             .enumerate()
-            .map(|(number, chunk)| ReadRequest::new(number as u64 * 3 * PAGE, chunk))
+            .map(|(number, chunk)| ReadRequest::new(chunk, number as u64 * 3 * PAGE))
             .collect();
         file.read_many(&mut requests).unwrap();
         assert!(requests.iter().all(|request| request.result.is_ok()));

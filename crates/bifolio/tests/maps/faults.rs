@@ -221,7 +221,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     let places = (0..8).map(|place| 2 * place * PAGE).chain([last]);
     let mut requests: Vec<_> = places
         .zip(found.chunks_mut(PAGE_USIZE).chain([mapped]))
-        .map(|(position, buffer)| ReadRequest::new(position, buffer))
+        .map(|(position, buffer)| ReadRequest::new(buffer, position))
         .collect();
     thread::scope(|scope| {
         scope.spawn(|| file.read_many(&mut requests).unwrap());

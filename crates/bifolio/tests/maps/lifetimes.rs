@@ -215,7 +215,7 @@ fn several_maps_calls_and_pins_see_the_same_bytes() {
             store(second.as_mut_ptr(), 0, b"second");
             store(first.as_mut_ptr(), start + 6, b"first");
             file.write_all_at(b"write", start + 11).unwrap();
-            file.pin_mut(start + 16..start + 19).unwrap().copy_from(0, b"pin");
+            file.pin_mut(start + 16..start + 19).unwrap().copy_from(0, b"pin").unwrap();
             let expected = b"secondfirstwritepin";
             for found in [
                 load(whole.as_ptr(), start..start + 19),
@@ -367,7 +367,7 @@ fn a_pinned_page_holds_no_other_back_from_its_device() {
         let mut map = file.map_mut(0..file.len()).unwrap();
         let mut pin = file.pin_mut(0..6).unwrap();
         for text in [b"first!", b"second"] {
-            pin.copy_from(0, text);
+            pin.copy_from(0, text).unwrap();
             store(map.as_mut_ptr(), PAGE, text);
             wait_until("the page beside it is on disk", || {
                 if has_advice {

@@ -134,7 +134,7 @@ impl<'c> Run<'c> {
         let mut requests: Vec<_> = ranges
             .iter()
             .zip(&mut buffers)
-            .map(|(range, buffer)| ReadRequest::new(range.start, buffer))
+            .map(|(range, buffer)| ReadRequest::new(buffer, range.start))
             .collect();
         self.file.read_many(&mut requests).unwrap();
         for (range, found) in ranges.iter().zip(&buffers) {
@@ -161,7 +161,7 @@ impl<'c> Run<'c> {
         self.file.pin(range.clone()).unwrap().copy_to(0, &mut found).unwrap();
         assert_same(&found, &self.model[start..end]);
         let bytes = fill_bytes(self.random.u64(..), end - start);
-        self.file.pin_mut(range).unwrap().copy_from(0, &bytes);
+        self.file.pin_mut(range).unwrap().copy_from(0, &bytes).unwrap();
         self.model[start..end].copy_from_slice(&bytes);
     }
 

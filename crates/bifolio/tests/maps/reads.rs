@@ -42,7 +42,7 @@ fn read_in_every_way(file: &File, seed: u64, is_over: &AtomicBool, check: impl F
                 let mut requests =
                     buffer.chunks_mut(700).take(4).zip([0, 9000, 50_000, 100_000]).map(
                         |(buffer, distance)| {
-                            ReadRequest::new((position + distance) % (PAGES * PAGE), buffer)
+                            ReadRequest::new(buffer, (position + distance) % (PAGES * PAGE))
                         },
                     );
                 let mut requests: Vec<_> = requests.by_ref().collect();

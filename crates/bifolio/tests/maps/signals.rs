@@ -164,7 +164,7 @@ fn touch_in_a_handler(way: Way) {
             let mut buffers = [[0_u8; 100]; 2];
             let [first, second] = &mut buffers;
             let mut requests =
-                [ReadRequest::new(5 * PAGE, first), ReadRequest::new(40 * PAGE, second)];
+                [ReadRequest::new(first, 5 * PAGE), ReadRequest::new(second, 40 * PAGE)];
             file.read_many(&mut requests).unwrap();
             println!("it went on");
         });

@@ -129,7 +129,7 @@ fn a_pin_of_a_hole_is_memory_to_write_to() {
     file.set_len(1 << 20).unwrap();
     let pin = file.pin(8192..8200).unwrap();
     let mut pin_mut = file.pin_mut(8192..8200).unwrap();
-    pin_mut.copy_from(0, b"through!");
+    pin_mut.copy_from(0, b"through!").unwrap();
     drop(pin_mut);
     let mut seen = [0; 8];
     pin.copy_to(0, &mut seen).unwrap();

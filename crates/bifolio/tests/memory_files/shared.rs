@@ -129,8 +129,8 @@ impl<'a> Arena<'a> {
                 let new = block(pages.start, changes[0]);
                 let pin = self.file.pin_mut(bytes.start..bytes.start + PAGE);
                 let is_done = self.note_refused(pin.map(|mut pin| {
-                    pin.copy_from(BLOCK / 2, &new[BLOCK / 2..]);
-                    pin.copy_from(0, &new[..BLOCK / 2]);
+                    pin.copy_from(BLOCK / 2, &new[BLOCK / 2..]).unwrap();
+                    pin.copy_from(0, &new[..BLOCK / 2]).unwrap();
                 }));
                 self.end(pages.start, &changes, usize::from(is_done.is_some()));
             }
@@ -171,7 +171,7 @@ impl<'a> Arena<'a> {
         } else {
             let pages = found.chunks_mut(BLOCK).zip(start..);
             let mut requests: Vec<_> =
-                pages.map(|(page, index)| ReadRequest::new(index * PAGE, page)).collect();
+                pages.map(|(page, index)| ReadRequest::new(page, index * PAGE)).collect();
             self.file.read_many(&mut requests).unwrap();
             let results = requests.into_iter().map(|request| request.result);
             let counts: Vec<_> = results.map(|result| self.note_refused(result)).collect();

@@ -245,7 +245,7 @@ fn every_way_of_access_fails(file: &File, index: u64) {
     is_right(file.write_at(b"part", start + 5).unwrap_err());
     is_right(file.punch_hole(start + 5..start + 9).unwrap_err());
     let mut buffer = [0xEE; 16];
-    let mut requests = [ReadRequest::new(start + 1, &mut buffer)];
+    let mut requests = [ReadRequest::new(&mut buffer, start + 1)];
     file.read_many(&mut requests).unwrap();
     let [request] = requests;
     is_right(request.result.unwrap_err());
@@ -347,7 +347,7 @@ fn transfers_that_are_short_interrupted_or_late_do_no_harm() {
         let order = |page: u64| page * 97 % PAGES;
         let pages = all.chunks_mut(PAGE as usize).zip(0..);
         let mut requests: Vec<_> =
-            pages.map(|(page, number)| ReadRequest::new(order(number) * PAGE, page)).collect();
+            pages.map(|(page, number)| ReadRequest::new(page, order(number) * PAGE)).collect();
         file.read_many(&mut requests).unwrap();
         assert!(requests.into_iter().all(|request| request.result.unwrap() == PAGE as usize));
         for (found, number) in all.chunks(PAGE as usize).zip(0..) {

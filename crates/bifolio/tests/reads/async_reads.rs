@@ -43,11 +43,19 @@ fn only_bytes_in_memory_are_read_without_waiting() {
     assert_eq!((error.kind(), error.range()), (ErrorKind::WouldBlock, Some(12_288..12_289)));
     assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::WouldBlock);
     file.read_exact_at(&mut buffer[..2 * PAGE as usize], 3 * PAGE).unwrap();
-    assert_eq!(file.try_read_at(&mut buffer, 3 * PAGE).unwrap() as u64, 2 * PAGE);
+    let error = error_of(file.try_read_at(&mut buffer, 3 * PAGE), &["file", "20480"]);
+    assert_eq!((error.kind(), error.range()), (ErrorKind::WouldBlock, Some(20_480..20_481)));
+    assert_eq!(file.try_read_prefix_at(&mut buffer, 3 * PAGE).unwrap() as u64, 2 * PAGE);
     assert_same(&buffer[..2 * PAGE as usize], &bytes[3 * PAGE as usize..5 * PAGE as usize]);
+    let absent = error_of(file.try_read_prefix_at(&mut buffer, 5 * PAGE), &["20480"]);
+    assert_eq!(absent.kind(), ErrorKind::WouldBlock);
+    let (part, rest) = buffer.split_at_mut(2 * PAGE as usize);
+    assert_eq!(file.try_read_at(part, 3 * PAGE).unwrap() as u64, 2 * PAGE);
+    assert_eq!(file.try_read_at(&mut rest[..0], 7 * PAGE).unwrap(), 0, "no bytes are all of none");
     file.read_exact_at(&mut [0; 1], 10 * PAGE).unwrap();
     assert_eq!(file.try_read_at(&mut buffer, 10 * PAGE + 40).unwrap(), 60);
     assert_eq!(file.try_read_at(&mut buffer, 11 * PAGE).unwrap(), 0, "past the end");
+    assert_eq!(file.try_read_prefix_at(&mut buffer, 10 * PAGE + 40).unwrap(), 60);
     error_of(file.try_read_at(&mut buffer, u64::MAX), &["2^63"]);
 }
 
@@ -57,7 +65,7 @@ fn a_page_that_a_pin_mut_changes_would_block() {
     let (path, _) = random_file(&directory, "file", 2 * PAGE as usize);
     let file = open(&cache_of(1 << 20), &path);
     let mut pin = file.pin_mut(0..PAGE).unwrap();
-    pin.copy_from(0, &[1; PAGE as usize]);
+    pin.copy_from(0, &[1; PAGE as usize]).unwrap();
     let blocked = file.try_read_at(&mut [0; 8], 0);
     assert!(blocked.is_err(), "{blocked:?}");
     drop(pin);
@@ -75,16 +83,16 @@ fn a_hit_is_ready_at_the_first_poll_and_a_miss_wakes_the_task() {
         let builder = disabled.into_iter().fold(builder, |builder, off| builder.disable(off));
         let cache = builder.build().unwrap();
         let file = open(&cache, &path);
-        let read = block_on(file.read_async(50_000, vec![0; 10_000])).unwrap();
+        let read = block_on(file.read_async(vec![0; 10_000], 50_000)).unwrap();
         assert_same(&read, &bytes[50_000..60_000]);
-        let Poll::Ready(read) = poll_once(&mut file.read_async(50_000, vec![0; 10_000])) else {
+        let Poll::Ready(read) = poll_once(&mut file.read_async(vec![0; 10_000], 50_000)) else {
             panic!("the bytes are in memory");
         };
         assert_same(&read.unwrap(), &bytes[50_000..60_000]);
-        let read = block_on(file.read_async(99_000, vec![0; 10_000])).unwrap();
+        let read = block_on(file.read_async(vec![0; 10_000], 99_000)).unwrap();
         assert_same(&read, &bytes[99_000..]);
-        assert!(block_on(file.read_async(200_000, vec![0; 8])).unwrap().is_empty());
-        assert!(block_on(file.read_async(0, Vec::new())).unwrap().is_empty());
+        assert!(block_on(file.read_async(vec![0; 8], 200_000)).unwrap().is_empty());
+        assert!(block_on(file.read_async(Vec::new(), 0)).unwrap().is_empty());
     }
 }
 
@@ -93,13 +101,13 @@ fn a_future_that_was_ready_returns_an_error() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 100);
     let file = open(&cache_of(1 << 20), &path);
-    let mut future = file.read_async(0, vec![0; 10]);
+    let mut future = file.read_async(vec![0; 10], 0);
     block_on(&mut future).unwrap();
     error_of(block_on(future), &["read_async", "polled after it was ready"]);
     let write_only = OpenOptions::new().write(true).read(false);
     let file = cache_of(1 << 20).open(&path, &write_only).unwrap();
-    error_of(block_on(file.read_async(0, vec![0; 10])), &["not opened for reading"]);
-    error_of(block_on(open(&cache_of(1 << 20), &path).read_async(1 << 63, vec![0; 1])), &["2^63"]);
+    error_of(block_on(file.read_async(vec![0; 10], 0)), &["not opened for reading"]);
+    error_of(block_on(open(&cache_of(1 << 20), &path).read_async(vec![0; 1], 1 << 63)), &["2^63"]);
 }
 
 #[test]
@@ -122,7 +130,7 @@ fn ten_thousand_reads_complete_in_a_tiny_cache() {
                 })
                 .collect();
             let future = |range: &std::ops::Range<usize>| {
-                file.read_async(range.start as u64, vec![0; range.len()])
+                file.read_async(vec![0; range.len()], range.start as u64)
             };
             let mut ready = 0;
             run_all(
@@ -149,7 +157,7 @@ fn a_read_larger_than_the_cache_completes() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "file", 20 << 20);
     let file = open(&cache_of(1 << 20), &path);
-    assert_same(&block_on(file.read_async(0, vec![0; 20 << 20])).unwrap(), &bytes);
+    assert_same(&block_on(file.read_async(vec![0; 20 << 20], 0)).unwrap(), &bytes);
 }
 
 #[test]
@@ -162,7 +170,7 @@ fn dropped_reads_leave_no_pin_and_no_descriptor() {
     let mut random = Rng::with_seed(9);
     let pages = bytes.len() / PAGE as usize;
     let drawn: Vec<_> = (0..3000).map(|_| random.usize(..pages) * PAGE as usize).collect();
-    let future = |start: &usize| file.read_async(*start as u64, vec![0; PAGE as usize]);
+    let future = |start: &usize| file.read_async(vec![0; PAGE as usize], *start as u64);
     run_all(
         drawn.iter().map(future).collect(),
         || random.u32(0..10) == 0,
@@ -171,8 +179,8 @@ fn dropped_reads_leave_no_pin_and_no_descriptor() {
         },
     );
     // Never polled, and polled once, with the last handle.
-    drop(file.read_async(0, vec![0; 8]));
-    let mut last = file.read_async(0, vec![0; 4 << 20]);
+    drop(file.read_async(vec![0; 8], 0));
+    let mut last = file.read_async(vec![0; 4 << 20], 0);
     drop(file);
     let _ = poll_once(&mut last);
     drop(last);
@@ -181,7 +189,7 @@ fn dropped_reads_leave_no_pin_and_no_descriptor() {
         thread::yield_now();
     }
     let file = open(&cache, &path);
-    assert_same(&block_on(file.read_async(0, vec![0; 4 << 20])).unwrap(), &bytes);
+    assert_same(&block_on(file.read_async(vec![0; 4 << 20], 0)).unwrap(), &bytes);
     let outcome = file.evict(0..file.len()).unwrap();
     assert_eq!(outcome.kept.referenced, 0, "{outcome:?}");
     file.close().unwrap();
@@ -200,13 +208,13 @@ fn a_page_that_another_thread_reads_is_waited_for_without_a_thread() {
     thread::scope(|scope| {
         let reader = scope.spawn(|| file.read_exact_at(&mut [0; 8], 0));
         gate.wait_for_arrivals(1);
-        let mut blocked = file.read_async(0, vec![0; PAGE as usize]);
+        let mut blocked = file.read_async(vec![0; PAGE as usize], 0);
         assert!(poll_once(&mut blocked).is_pending());
-        let mut dropped = file.read_async(0, vec![0; PAGE as usize]);
+        let mut dropped = file.read_async(vec![0; PAGE as usize], 0);
         assert!(poll_once(&mut dropped).is_pending());
         drop(dropped);
         // Another page of the same device is read meanwhile.
-        let other = block_on(file.read_async(9 * PAGE, vec![0; PAGE as usize])).unwrap();
+        let other = block_on(file.read_async(vec![0; PAGE as usize], 9 * PAGE)).unwrap();
         assert_same(&other, &fill_bytes(3, 1 << 20)[9 * PAGE as usize..][..PAGE as usize]);
         assert!(poll_once(&mut blocked).is_pending());
         gate.open();
@@ -226,15 +234,15 @@ fn a_page_under_a_pin_mut_is_read_after_it() {
         let file = &file;
         let held = scope.spawn(move || {
             let mut pin = file.pin_mut(0..PAGE).unwrap();
-            pin.copy_from(0, &[5; PAGE as usize]);
+            pin.copy_from(0, &[5; PAGE as usize]).unwrap();
             // This thread would wait for itself.
-            error_of(block_on(file.read_async(0, vec![0; 8])), &["PageRefMut"]);
+            error_of(block_on(file.read_async(vec![0; 8], 0)), &["PageRefMut"]);
             pin_held.send(()).unwrap();
             assert!(gate.recv().is_err());
             drop(pin);
         });
         pinned.recv().unwrap();
-        let mut future = file.read_async(0, vec![0; PAGE as usize]);
+        let mut future = file.read_async(vec![0; PAGE as usize], 0);
         assert!(poll_once(&mut future).is_pending());
         drop(let_go);
         held.join().unwrap();
@@ -259,7 +267,7 @@ fn an_unreadable_byte_fails_only_its_own_read() {
         let cache = cache_of(4 << 20);
         let file = cache.open_backing(Arc::new(backing), &OpenOptions::new()).unwrap();
         let read = |start: u64, pages: u64| {
-            block_on(file.read_async(start * PAGE, vec![0; (pages * PAGE) as usize]))
+            block_on(file.read_async(vec![0; (pages * PAGE) as usize], start * PAGE))
         };
         let error = error_of(read(40, 1), &["163840"]);
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
@@ -276,7 +284,7 @@ fn closing_the_cache_ends_its_reads_with_an_error() {
     let (path, _) = random_file(&directory, "file", 1 << 20);
     let cache = cache_of(1 << 20);
     let file = open(&cache, &path);
-    let mut future = file.read_async(0, vec![0; 8]);
+    let mut future = file.read_async(vec![0; 8], 0);
     cache.close().unwrap();
     error_of(block_on(&mut future), &["closed"]);
 }
@@ -288,7 +296,7 @@ fn memory_files_are_read_from_holes_and_from_the_swap() {
     let file = cache.memory_file("swapped").unwrap();
     let bytes = fill_bytes(6, 4 << 20);
     file.write_all_at(&bytes, 1 << 20).unwrap();
-    let futures = (0..5).map(|part| file.read_async(part << 20, vec![1; 1 << 20])).collect();
+    let futures = (0..5).map(|part| file.read_async(vec![1; 1 << 20], part << 20)).collect();
     run_all(
         futures,
         || false,
@@ -308,7 +316,7 @@ fn files_that_can_be_mapped_are_read_asynchronously() {
     let (path, bytes) = random_file(&directory, "file", 3 << 20);
     let file = cache_of(2 << 20).open(&path, &mappable(writable())).unwrap();
     let starts: Vec<_> = (0..700).map(|number| number * 4099 % (3 << 20)).collect();
-    let future = |start: &usize| file.read_async(*start as u64, vec![0; 5000]);
+    let future = |start: &usize| file.read_async(vec![0; 5000], *start as u64);
     run_all(
         starts.iter().map(future).collect(),
         || false,
@@ -326,7 +334,7 @@ fn futures_run_on_tasks_of_tokio() {
     let file: File = open(&cache_of(300 << 10), &path);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let read = |page: u64| tokio::spawn(file.read_async(page * PAGE, vec![0; PAGE as usize]));
+        let read = |page: u64| tokio::spawn(file.read_async(vec![0; PAGE as usize], page * PAGE));
         let tasks: Vec<_> = (0..256).map(read).collect();
         tasks[7].abort();
         for (page, task) in tasks.into_iter().enumerate() {
@@ -360,7 +368,7 @@ fn a_million_reads_of_which_a_tenth_is_dropped_leave_nothing() {
                     while made.fetch_add(1000, Ordering::Relaxed) < READS {
                         let starts: Vec<_> =
                             (0..1000).map(|_| random.usize(..4096) * PAGE as usize).collect();
-                        let read = |start: &usize| file.read_async(*start as u64, vec![0; 4096]);
+                        let read = |start: &usize| file.read_async(vec![0; 4096], *start as u64);
                         let futures = starts.iter().map(read).collect();
                         let mut drops = Rng::with_seed(random.u64(..));
                         let drops = || {
@@ -404,14 +412,14 @@ fn a_memory_file_without_a_swap_is_read_after_a_pin_mut() {
         let file = &file;
         scope.spawn(move || {
             let mut pin = file.pin_mut(0..PAGE).unwrap();
-            pin.copy_from(0, &[5; PAGE as usize]);
+            pin.copy_from(0, &[5; PAGE as usize]).unwrap();
             pinned.send(()).unwrap();
             dropped.recv().expect_err("nothing is sent");
         });
         is_pinned.recv().unwrap();
-        let mut future = file.read_async(0, vec![0; PAGE as usize]);
+        let mut future = file.read_async(vec![0; PAGE as usize], 0);
         assert!(poll_once(&mut future).is_pending());
-        let abandoned = file.read_async(0, vec![0; PAGE as usize]);
+        let abandoned = file.read_async(vec![0; PAGE as usize], 0);
         drop(drop_pin);
         assert_eq!(block_on(future).unwrap(), [5; PAGE as usize]);
         drop(abandoned);

@@ -37,7 +37,7 @@ fn expected<'b>(bytes: &'b [u8], range: &Range<u64>) -> &'b [u8] {
 
 fn requests_of<'b>(ranges: &[Range<u64>], buffers: &'b mut [Vec<u8>]) -> Vec<ReadRequest<'b>> {
     let pairs = ranges.iter().zip(buffers);
-    pairs.map(|(range, buffer)| ReadRequest::new(range.start, buffer)).collect()
+    pairs.map(|(range, buffer)| ReadRequest::new(buffer, range.start)).collect()
 }
 
 fn buffers_for(ranges: &[Range<u64>]) -> Vec<Vec<u8>> {
@@ -80,7 +80,7 @@ fn a_call_that_cannot_begin_says_why_and_touches_nothing() {
     let write_only = OpenOptions::new().read(false).write(true);
     let blind = cache.open(&path, &write_only).unwrap();
     let mut buffer = [0xEE; 100];
-    let error = error_of(blind.read_many(&mut [ReadRequest::new(0, &mut buffer)]), &["reading"]);
+    let error = error_of(blind.read_many(&mut [ReadRequest::new(&mut buffer, 0)]), &["reading"]);
     assert_eq!(error.kind(), ErrorKind::NotOpenedFor);
     assert_eq!(buffer, [0xEE; 100]);
     assert_eq!(cache.stats().misses, 0);
@@ -93,7 +93,7 @@ fn a_range_beyond_all_files_fails_alone() {
     let cache = cache_of(1 << 20);
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
     let (mut good, mut bad) = ([0; 100], [0; 100]);
-    let mut requests = [ReadRequest::new(u64::MAX - 5, &mut bad), ReadRequest::new(50, &mut good)];
+    let mut requests = [ReadRequest::new(&mut bad, u64::MAX - 5), ReadRequest::new(&mut good, 50)];
     file.read_many(&mut requests).unwrap();
     let [bad, good] = requests;
     let error = error_of(bad.result, &["beyond"]);

@@ -218,7 +218,7 @@ fn no_reader_sees_half_a_write() {
                 file.write_all_at(&words(number, folio_bytes), 0).unwrap();
                 if number % 64 == 0 {
                     let mut pin = file.pin_mut(0..folio_bytes).unwrap();
-                    pin.copy_from(0, &words(!number, folio_bytes));
+                    pin.copy_from(0, &words(!number, folio_bytes)).unwrap();
                 }
             });
         });
@@ -276,4 +276,29 @@ fn a_truncation_beside_readers_leaves_words_zeros_or_an_error() {
             },
         );
     }
+}
+
+#[test]
+fn a_view_has_numbers_slices_and_copies_within_its_range() {
+    let cache = cache_of(1 << 20);
+    let file = cache.memory_file("numbers").unwrap();
+    file.write_all_at(&(1..=16).collect::<Vec<u8>>(), 4090).unwrap();
+    let mut runs = 0;
+    file.read_with(4096..=4105, |page| {
+        runs += 1;
+        assert_eq!(page.to_vec(), (7..=16).collect::<Vec<u8>>());
+        assert_eq!((page.u16_le(8), page.u16_be(8)), (Some(0x100F), Some(0x0F10)));
+        assert_eq!((page.u32_le(6), page.u32_be(6)), (Some(0x100F_0E0D), Some(0x0D0E_0F10)));
+        assert_eq!((page.u64_le(3), page.u64_le(2)), (None, Some(0x100F_0E0D_0C0B_0A09)));
+        assert_eq!(page.u64_be(0), Some(0x0708_090A_0B0C_0D0E));
+        assert_eq!((page.u16_le(9), page.u32_be(usize::MAX)), (None, None));
+        let part = page.slice(2..6).unwrap();
+        assert_eq!((part.to_vec(), part.u16_le(3)), (vec![9, 10, 11, 12], None));
+        assert!(part.slice(0..5).is_none() && page.slice(6..11).is_none());
+        #[expect(clippy::reversed_empty_ranges, reason = "refused")]
+        let reversed = page.slice(6..5);
+        assert!(reversed.is_none() && page.slice(10..10).is_some_and(|empty| empty.len() == 0));
+    })
+    .unwrap();
+    assert_eq!(runs, 1, "a closure may change what it captures");
 }

@@ -54,7 +54,7 @@ fn a_tail_changed_in_place_does_not_change_the_length() {
             let path = file_of(&directory, &format!("{folio_bytes}-{length}"), &bytes);
             let file = cache.open(&path, &writable().folio_bytes(folio_bytes)).unwrap();
             let last = length as u64 - 1;
-            file.pin_mut(last..last + 1).unwrap().copy_from(0, b"!");
+            file.pin_mut(last..last + 1).unwrap().copy_from(0, b"!").unwrap();
             bytes[length - 1] = b'!';
             file.sync_data().unwrap();
             assert_same(&std::fs::read(&path).unwrap(), &bytes);

@@ -363,7 +363,7 @@ fn a_hole_waits_for_a_pin_mut_whose_owner_reads_in_it() {
             thread::yield_now();
         }
         assert_eq!(read(&file, 5 * PAGE, 1), [0]);
-        pin.copy_from(0, b"old");
+        pin.copy_from(0, b"old").unwrap();
         drop(pin);
         punch.join().unwrap().unwrap();
     });

@@ -197,7 +197,7 @@ fn a_pin_gets_its_lsn_after_the_change() {
     let log = Log::new();
     let (_cache, file, _storage) = gated(quiet(1 << 20), &log);
     let mut pin = file.pin_mut(0..8).unwrap();
-    pin.copy_from(0, b"changed!");
+    pin.copy_from(0, b"changed!").unwrap();
     pin.assign_lsn(11);
     drop(pin);
     // A pin that changed nothing needs none.
@@ -209,7 +209,7 @@ fn a_pin_gets_its_lsn_after_the_change() {
 
 /// Changes the first bytes of a page through a pin.
 fn change(pin: &mut PageRefMut<'_, GatedFile>) {
-    pin.copy_from(0, b"changed!");
+    pin.copy_from(0, b"changed!").unwrap();
 }
 
 #[test]
@@ -652,7 +652,7 @@ fn lsns_are_charged_to_the_bound_and_given_back() {
     // Nothing is written before the sync, so that each page keeps its LSN. All frames have their
     // descriptors before, so that only the table of LSNs is charged below.
     let builder = quiet(32 << 20).dirty_background(16 << 20).dirty_max(16 << 20);
-    let (cache, file, _storage) = gated(builder.populate(true), &log);
+    let (cache, file, _storage) = gated(builder.prefault(true), &log);
     // The tables of the file are charged first.
     (0..PAGES).for_each(|page| file.unlogged().write_all_at(&[1; 8], page * PAGE).unwrap());
     let before = cache.stats().metadata_bytes;

@@ -381,7 +381,7 @@ fn positions_past_the_table_are_past_the_end() {
             assert_eq!(file.try_read_at(&mut buffers[0], position).unwrap(), 0);
             let [first, second] = &mut buffers;
             let mut requests =
-                [ReadRequest::new(position, first), ReadRequest::new(position + 4096, second)];
+                [ReadRequest::new(first, position), ReadRequest::new(second, position + 4096)];
             file.read_many(&mut requests).unwrap();
             assert!(requests.iter().all(|request| *request.result.as_ref().unwrap() == 0));
             file.pin(position..position + 10).unwrap_err();

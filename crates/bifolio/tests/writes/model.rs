@@ -202,7 +202,7 @@ fn write_blocks(file: &File, random: &mut Rng, writer: u64) {
         } else {
             for (bytes, index) in bytes.chunks(BLOCK).zip(index..) {
                 let range = index * PAGE..(index + 1) * PAGE;
-                file.pin_mut(range).unwrap().copy_from(0, bytes);
+                file.pin_mut(range).unwrap().copy_from(0, bytes).unwrap();
             }
         }
         if number % 1000 == 0 {

@@ -332,11 +332,11 @@ fn a_pin_mut_keeps_others_from_seeing_half_a_change() {
         });
         for round in 0..2000_u32 {
             let mut pin = file.pin_mut(4096..8192).unwrap();
-            pin.copy_from(2048, &[round as u8; 2048]);
+            pin.copy_from(2048, &[round as u8; 2048]).unwrap();
             if round % 64 == 0 {
                 thread::yield_now();
             }
-            pin.copy_from(0, &[round as u8; 2048]);
+            pin.copy_from(0, &[round as u8; 2048]).unwrap();
         }
         stop.store(true, Ordering::Relaxed);
         reader.join().unwrap();

@@ -65,13 +65,13 @@ impl File {
     /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
     /// # bifolio_testing::block_on(async {
     /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
-    /// let bytes = file.read_async(99_000, vec![0; 4096]).await?;
+    /// let bytes = file.read_async(vec![0; 4096], 99_000).await?;
     /// assert_eq!(bytes, vec![7; 1000]);
     /// # bifolio::Result::Ok(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read_async(&self, position: u64, buffer: Vec<u8>) -> ReadFuture {
+    pub fn read_async(&self, buffer: Vec<u8>, position: u64) -> ReadFuture {
         ReadFuture(Step::New(PendingRead::new(self.clone(), position, buffer)))
     }
 }
@@ -190,7 +190,7 @@ mod tests {
             let Lookup::Folio(folio) = found else { panic!("{found:?}") };
             for _ in 0..10 {
                 {
-                    let mut future = pin!(file.read_async(0, vec![0; 8]));
+                    let mut future = pin!(file.read_async(vec![0; 8], 0));
                     let mut context = Context::from_waker(Waker::noop());
                     assert!(future.as_mut().poll(&mut context).is_pending());
                     wait_until("the read waits", || folio.folio().lock_wakers() == 1);

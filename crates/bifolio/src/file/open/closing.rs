@@ -11,7 +11,7 @@
 use super::slots::Retire;
 use super::{Key, Open, Registry};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::OpenOptions;
+use crate::file::{Handle, OpenOptions};
 use crate::fill::own_pins;
 use crate::inode::Inode;
 use crate::io::FileIdentity;
@@ -81,10 +81,40 @@ impl Registry {
     }
 
     /// Makes all files durable. The error lists those that are not.
-    fn make_durable(&self) -> Result<()> {
+    fn make_durable(&self, failed: &str) -> Result<()> {
         let files = self.files.keys().into_iter().filter_map(|key| self.inode_after_release(key));
         let failures: Vec<_> = files.filter_map(|inode| durable(&inode).err()).collect();
-        if failures.is_empty() { Ok(()) } else { Err(Error::close(&failures)) }
+        if failures.is_empty() { Ok(()) } else { Err(Error::close(failed, &failures)) }
+    }
+
+    /// Makes everything durable that was written to any file. One file that fails keeps no other
+    /// from it.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        if is_inside_any() {
+            return Err(Error::inside_gate("the cache".to_owned()));
+        }
+        self.check()?;
+        self.inodes().try_for_each(|inode| own_pins::check(&inode, &own_pins::ALL_PAGES))?;
+        self.make_durable("not everything is durable")
+    }
+
+    /// Makes an immutable handle beside `handle`, which is about to be dropped, and is the only one
+    /// that may write.
+    pub(in crate::file) fn join_immutable(
+        self: &Arc<Self>,
+        handle: &Handle,
+    ) -> Result<Arc<Handle>> {
+        let mut options = OpenOptions::new();
+        options.immutable = true;
+        let key = handle.membership.key;
+        let joined = self.files.look(key, |open| {
+            if open.writable > u64::from(handle.membership.is_writable) {
+                let text = "immutable: another handle of it in this cache is writable".to_owned();
+                return Err(Error::conflict(open.inode.name(), text));
+            }
+            self.make_handle(key, open, &options)
+        });
+        joined.unwrap_or_else(|| Err(Error::new(ErrorKind::Closed, "the cache is closed")))
     }
 
     /// Makes everything durable and closes the cache: later calls fail. On an error nothing is
@@ -97,10 +127,10 @@ impl Registry {
         self.check()?;
         self.cache_state.check_maps()?;
         self.inodes().try_for_each(|inode| own_pins::check(&inode, &own_pins::ALL_PAGES))?;
-        self.make_durable()?;
+        self.make_durable("the cache was not closed")?;
         self.cache_state.close().map_err(Error::maps_alive)?;
         // Bytes that were written between the sync and the change of the cache's state.
-        self.make_durable().inspect_err(|_| self.cache_state.reopen())?;
+        self.make_durable("the cache was not closed").inspect_err(|_| self.cache_state.reopen())?;
         for key in self.files.keys() {
             let Some(inode) = self.inode_after_release(key) else { continue };
             // A write in progress may end only now. The inode is freed with the last handle.
