@@ -85,7 +85,7 @@ fn through_map(file: &Path, size_bytes: u64) -> Result<Way> {
     let builder = Cache::builder().memory(resident_memory_bytes(size_bytes));
     let cached = Cached::open(builder, file, &OpenOptions::new().mappable(true))?;
     let span = cached.map()?;
-    let counters = move || vec![("faults_per_op", cached.cache.stats().faults)];
+    let counters = move || vec![("faults_per_op", cached.cache.stats().maps.faults)];
     Ok(Way::random(MAP, counters, move || Ok(span.clone())))
 }
 

@@ -220,8 +220,8 @@ fn warm(
 /// each page of the file.
 fn metadata(cached: &Cached, file_pages: u64) -> Row {
     let stats = cached.cache.stats();
-    let metadata_bytes = stats.metadata_bytes.saturating_sub(8 * file_pages);
-    let resident_bytes = stats.frame_bytes.saturating_sub(stats.free_bytes).max(1);
+    let metadata_bytes = stats.memory.metadata_bytes.saturating_sub(8 * file_pages);
+    let resident_bytes = stats.memory.frame_bytes.saturating_sub(stats.memory.free_bytes).max(1);
     let per_page = metadata_bytes as f64 * PAGE_BYTES as f64 / resident_bytes as f64;
     let case = Case::new().with("pattern", "larger_than_cache").with("folio_bytes", PAGE_BYTES);
     let mut row = Row::new(case, "bytes");

@@ -257,13 +257,13 @@ fn cache(task: &Task) -> Result<Vec<Measured>> {
     measure(&team, &task.load, announce, || {
         let stats = cached.cache.stats();
         Ok(vec![
-            ("flushes", stats.unmap_flushes),
-            ("pgscan", stats.pgscan),
-            ("pgsteal", stats.pgsteal),
-            ("pages_evicted", stats.unmapped_pages),
-            ("pages_written", stats.swapped_out_pages),
-            ("faults", stats.faults),
-            ("reclaim_stalls", stats.reclaim_stalls),
+            ("flushes", stats.maps.unmap_flushes),
+            ("pgscan", stats.evictions.scanned_folios),
+            ("pgsteal", stats.evictions.folios),
+            ("pages_evicted", stats.maps.unmapped_pages),
+            ("pages_written", stats.storage.swapped_out_pages),
+            ("faults", stats.maps.faults),
+            ("reclaim_stalls", stats.memory.reclaim_stalls),
         ])
     })
 }

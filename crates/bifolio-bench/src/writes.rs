@@ -270,7 +270,7 @@ impl Passes<'_> {
             Ok(written)
         };
         let mut measured = cached.with_stats(|| self.records((layout, version), commit))?;
-        let flushes = cached.cache.stats().device_flushes;
+        let flushes = cached.cache.stats().storage.flushes;
         measured.add("flushes_per_sync", flushes as f64, Per::Operation);
         cached.close()?;
         self.read_back(WRITE_AT, Measured { misses: 0, ..measured })

@@ -213,50 +213,51 @@ fn screen(before: &Snapshot, after: &Snapshot) -> String {
     let info = |label| after.label("bifolio_info", label).unwrap_or("?");
     let resident = after.samples("process_resident_memory_bytes").next();
     let resident = resident.map_or_else(|| "?".to_owned(), |sample| bytes(sample.value));
-    let hits = grown("hits_optimistic") + grown("hits_pinned") + grown("hits_slow");
-    let lookups = hits + grown("misses");
+    let hits =
+        grown("reads_hits_optimistic") + grown("reads_hits_pinned") + grown("reads_hits_slow");
+    let lookups = hits + grown("reads_misses");
     let ratio = if lookups > 0.0 { format!("{:.2} %", 100.0 * hits / lookups) } else { "-".into() };
-    let throttled_ms = grown("throttle_ns") / 1e6 / seconds;
+    let throttled_ms = grown("writes_throttle_ns") / 1e6 / seconds;
 
     let mut lines = vec![
         format!("{}, process {}, over {seconds:.1} s", info("name"), info("pid")),
         format!(
             "memory   resident {resident} of the process, bound {}, used {}",
-            level("bound_bytes"),
-            level("used_bytes")
+            level("memory_bound_bytes"),
+            level("memory_used_bytes")
         ),
         format!(
             "         dirty {}, free {}, active {}, inactive {}",
-            level("dirty_bytes"),
-            level("free_bytes"),
-            level("active_bytes"),
-            level("inactive_bytes")
+            level("memory_dirty_bytes"),
+            level("memory_free_bytes"),
+            level("memory_active_bytes"),
+            level("memory_inactive_bytes")
         ),
         format!(
             "reads    {} pages/s, hit ratio {ratio}, misses {}/s, refaults {}/s",
             number(lookups / seconds),
-            rate("misses"),
-            rate("workingset_refault")
+            rate("reads_misses"),
+            rate("evictions_refaults")
         ),
         format!(
             "writes   {}/s accepted, syncs {}/s, throttled {}/s ({throttled_ms:.1} ms/s)",
-            byte_rate("write_bytes"),
-            rate("syncs"),
-            rate("throttle_waits")
+            byte_rate("writes_bytes"),
+            rate("writes_syncs"),
+            rate("writes_throttle_waits")
         ),
         format!(
             "storage  read {}/s in {}/s, written {}/s in {}/s, errors {}",
-            byte_rate("read_bytes"),
-            rate("read_requests"),
-            byte_rate("written_bytes"),
-            rate("write_requests"),
-            number(after.count("writeback_errors"))
+            byte_rate("storage_read_bytes"),
+            rate("storage_read_requests"),
+            byte_rate("storage_written_bytes"),
+            rate("storage_write_requests"),
+            number(after.count("storage_write_errors"))
         ),
         format!(
             "reclaim  evicted {}/s folios, stalls {}/s, faults {}/s",
-            rate("pgsteal"),
-            rate("reclaim_stalls"),
-            rate("faults")
+            rate("evictions_folios"),
+            rate("memory_reclaim_stalls"),
+            rate("maps_faults")
         ),
     ];
     for device in after.samples(DEVICE_DIRTY_BYTES) {
@@ -395,8 +396,8 @@ mod tests {
         let at = Instant::now();
         let snapshot = |misses: u64, at| {
             let text = format!(
-                "bifolio_info{{name=\"{}\",pid=\"7\"}} 1\nbifolio_misses_total {misses}\n\
-                 bifolio_hits_optimistic_total {}\nbifolio_bound_bytes 1048576\n\
+                "bifolio_info{{name=\"{}\",pid=\"7\"}} 1\nbifolio_reads_misses_total {misses}\n\
+                 bifolio_reads_hits_optimistic_total {}\nbifolio_memory_bound_bytes 1048576\n\
                  bifolio_file_resident_bytes{{file=\"{}\"}} 8192\n",
                 "n".repeat(100),
                 misses * 9,

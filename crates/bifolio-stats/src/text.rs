@@ -15,7 +15,7 @@ const FILES_MAX: usize = 256;
 /// ```
 /// # fn main() -> bifolio::Result<()> {
 /// let cache = bifolio::Cache::builder().memory(16 << 20).build()?;
-/// assert!(bifolio_stats::text(&cache, "demo").contains("bifolio_misses_total 0\n"));
+/// assert!(bifolio_stats::text(&cache, "demo").contains("bifolio_reads_misses_total 0\n"));
 /// # Ok(())
 /// # }
 /// ```
@@ -33,8 +33,7 @@ pub fn text(cache: &Cache, name: &str) -> String {
         let help = "Resident memory of the process, bytes.";
         text.labelled("process_resident_memory_bytes", "gauge", help, [(Vec::new(), bytes)]);
     }
-    let transfers = [("ring_enters", stats.ring_enters), ("ring_transfers", stats.ring_transfers)];
-    for (name, count) in stats.counts().into_iter().chain(transfers) {
+    for (name, count) in stats.counts() {
         text.plain(&format!("bifolio_{name}_total"), "counter", count);
     }
     for (name, level) in stats.levels() {

@@ -38,7 +38,7 @@ fn the_text_has_every_counter_and_the_files() {
     for (name, count) in cache.stats().counts() {
         assert!(text.contains(&format!("\nbifolio_{name}_total {count}\n")), "{name}: {text}");
     }
-    assert!(text.contains(&format!("\nbifolio_bound_bytes {}\n", 16 << 20)));
+    assert!(text.contains(&format!("\nbifolio_memory_bound_bytes {}\n", 16 << 20)));
     assert!(text.contains("bifolio_info{name=\"x\\\\y\",pid=\""), "{text}");
     let shown = path.display().to_string().replace('"', "\\\"");
     let line = format!("bifolio_file_dirty_bytes{{file=\"{shown}\"}} {}\n", 3 * PAGE);
@@ -82,7 +82,7 @@ fn a_server_on_a_network_address_serves_the_same() {
     half.shutdown(Shutdown::Write).unwrap();
     let mut text = String::new();
     half.read_to_string(&mut text).unwrap();
-    assert!(text.contains("bifolio_misses_total 0\n"), "{text}");
+    assert!(text.contains("bifolio_reads_misses_total 0\n"), "{text}");
     let address = server.address().to_owned();
     drop(server);
     assert!(TcpStream::connect(address).is_err());

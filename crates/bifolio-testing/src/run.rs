@@ -311,7 +311,7 @@ impl<'a> Runner<'a> {
 
     /// Pins as many of the ranges as fit into a quarter of the memory.
     fn pin_many(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
-        let most = self.cache.stats().bound_bytes / (4 * self.file.folio_bytes());
+        let most = self.cache.stats().memory.bound_bytes / (4 * self.file.folio_bytes());
         let ranges: Vec<_> = ranges
             .iter()
             .filter_map(|(position, length)| self.pinnable(*position, *length))

@@ -356,7 +356,7 @@ impl Made<'_> {
         if self.case.is_memory_file {
             return Ok(());
         }
-        let dirty = self.cache.stats().dirty_bytes;
+        let dirty = self.cache.stats().memory.dirty_bytes;
         if dirty > 0 {
             return Err(format!("{dirty} bytes are dirty after a sync"));
         }

@@ -224,7 +224,7 @@ impl Case {
             runner.apply(op).map_err(|failure| format!("step {number}: {}", failure.problem))?;
             if number % 16 == 0 {
                 let stats = cache.stats();
-                if stats.used_bytes > stats.bound_bytes {
+                if stats.memory.used_bytes > stats.memory.bound_bytes {
                     return Err(format!("step {number}: beyond the bound: {stats:?}"));
                 }
             }

@@ -301,8 +301,8 @@ impl Scene {
             return Err(Violation(format!("LSN {lsn} counts as not durable at rest")));
         }
         let stats = self.cache.stats();
-        if stats.dirty_bytes > 0 {
-            return Err(Violation(format!("{} bytes are dirty at rest", stats.dirty_bytes)));
+        if stats.memory.dirty_bytes > 0 {
+            return Err(Violation(format!("{} bytes are dirty at rest", stats.memory.dirty_bytes)));
         }
         self.check_storage()?;
         self.cache.close().map_err(|error| Violation(format!("close failed: {error}")))

@@ -339,12 +339,15 @@ fn watch(
             }
         }
         let stats = scene.cache.stats();
-        if stats.used_bytes > stats.bound_bytes.max(scene.memory_bytes * 2) {
-            let told = format!("{} bytes used, {} allowed", stats.used_bytes, stats.bound_bytes);
+        if stats.memory.used_bytes > stats.memory.bound_bytes.max(scene.memory_bytes * 2) {
+            let told = format!(
+                "{} bytes used, {} allowed",
+                stats.memory.used_bytes, stats.memory.bound_bytes
+            );
             return Err(Violation(told));
         }
-        if stats.dirty_bytes > scene.dirty_bytes_max() {
-            let (found, most) = (stats.dirty_bytes, scene.dirty_bytes_max());
+        if stats.memory.dirty_bytes > scene.dirty_bytes_max() {
+            let (found, most) = (stats.memory.dirty_bytes, scene.dirty_bytes_max());
             return Err(Violation(format!("{found} bytes are dirty, {most} may be")));
         }
         let is_ending = scene.ends.load(Ordering::Relaxed);
@@ -408,7 +411,7 @@ fn judge_rest(scene: &Scene) -> Result<(), Violation> {
         }
     }
     scene.clock.end_call(me);
-    let dirty = scene.cache.stats().dirty_bytes;
+    let dirty = scene.cache.stats().memory.dirty_bytes;
     if dirty > 0 {
         return Err(Violation(format!("{dirty} bytes are dirty at rest, after a sync")));
     }

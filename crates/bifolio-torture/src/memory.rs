@@ -61,11 +61,11 @@ pub fn resident_bytes() -> u64 {
 /// after it was dropped. Always succeeds under a sanitizer.
 pub fn check_resident(stats: &Stats, with: u64, without: u64) -> Result<(), Violation> {
     let resident = with.saturating_sub(without);
-    let allowed = stats.bound_bytes + stats.bound_bytes / 50 + SLACK_BYTES;
+    let allowed = stats.memory.bound_bytes + stats.memory.bound_bytes / 50 + SLACK_BYTES;
     if resident <= allowed || is_sanitized() {
         return Ok(());
     }
-    let bound = stats.bound_bytes;
+    let bound = stats.memory.bound_bytes;
     let told = format!("{resident} bytes are resident, the bound is {bound}: {stats:?}");
     Err(Violation(told))
 }
@@ -86,10 +86,10 @@ fn check_empty_within(
     let begun = Instant::now();
     loop {
         let stats = cache.stats();
-        let is_empty = stats.dirty_bytes == 0
-            && stats.unswapped_bytes == 0
-            && stats.swap_bytes == 0
-            && stats.frame_bytes.saturating_sub(stats.free_bytes) <= batches_bytes;
+        let is_empty = stats.memory.dirty_bytes == 0
+            && stats.memory.unswapped_bytes == 0
+            && stats.memory.swap_bytes == 0
+            && stats.memory.frame_bytes.saturating_sub(stats.memory.free_bytes) <= batches_bytes;
         if is_empty {
             return Ok(());
         }
@@ -130,9 +130,9 @@ mod tests {
         assert!(with > before + BYTES / 4 * 3, "{before} {with}");
         assert!(without < before + BYTES / 4, "{before} {without}");
         let mut stats = Stats::default();
-        stats.bound_bytes = BYTES / 2;
+        stats.memory.bound_bytes = BYTES / 2;
         assert!(check_resident(&stats, with, without).is_err());
-        stats.bound_bytes = BYTES * 2;
+        stats.memory.bound_bytes = BYTES * 2;
         assert!(check_resident(&stats, with, without).is_ok());
     }
 

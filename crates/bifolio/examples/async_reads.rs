@@ -119,6 +119,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("read_async {asynchronous:.0} reads/s, read_many {many:.0} reads/s");
     }
     let stats = cache.stats();
-    println!("{} of {} bytes are in use", stats.used_bytes, stats.bound_bytes);
+    println!("{} of {} bytes are in use", stats.memory.used_bytes, stats.memory.bound_bytes);
     Ok(())
 }

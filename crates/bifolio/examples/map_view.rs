@@ -40,10 +40,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{COUNTERS} counters, {} bytes: {hits} hits in all", scratch.len());
 
     let stats = cache.stats();
-    let (in_pages, faults) = (stats.mapped_in_pages, stats.faults);
+    let (in_pages, faults) = (stats.maps.installed_pages, stats.maps.faults);
     println!("{in_pages} pages came in, {faults} of them by faults");
-    println!("{} pages were evicted, {} swapped", stats.unmapped_pages, stats.swapped_out_pages);
-    println!("{} of {} bytes are in use", stats.used_bytes, stats.bound_bytes);
+    println!(
+        "{} pages were evicted, {} swapped",
+        stats.maps.unmapped_pages, stats.storage.swapped_out_pages
+    );
+    println!("{} of {} bytes are in use", stats.memory.used_bytes, stats.memory.bound_bytes);
     Ok(())
 }
 

@@ -25,6 +25,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{name:>24} {count}");
         }
     }
-    println!("{:>24} {} of {} bytes", "used", stats.used_bytes, stats.bound_bytes);
+    println!("{:>24} {} of {} bytes", "used", stats.memory.used_bytes, stats.memory.bound_bytes);
     Ok(())
 }

@@ -41,6 +41,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let stats = cache.stats();
-    println!("{count} words in order; {} pages were swapped", stats.swapped_out_pages);
+    println!("{count} words in order; {} pages were swapped", stats.storage.swapped_out_pages);
     Ok(())
 }

@@ -531,12 +531,12 @@ pub fn group_commit(directory: &Path, commits_per_thread: u64) -> io::Result<f64
     tree.checkpoint()?;
     let keys = tree.check()?;
     let (commits, flushes) =
-        (THREADS * commits_per_thread, after.device_flushes - before.device_flushes);
+        (THREADS * commits_per_thread, after.storage.flushes - before.storage.flushes);
     let per_commit = flushes as f64 / commits as f64;
     println!(
         "{keys} keys; {commits} commits of {THREADS} threads: {per_commit:.2} flushes a commit"
     );
-    println!("the gate was asked {} times", after.gate_asks);
+    println!("the gate was asked {} times", after.writes.gate_asks);
     Ok(per_commit)
 }
 

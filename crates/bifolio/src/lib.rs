@@ -186,7 +186,10 @@ mod surface {
     #[cfg(feature = "maps")]
     pub use crate::maps::map::{Map, MapMut, MapPinMut};
     pub use crate::reclaim::{Evicted, Kept};
-    pub use crate::stats::{DeviceStats, FileStats, Stats};
+    pub use crate::stats::{
+        DeviceStats, EvictionStats, FileStats, MapStats, MemoryStats, ReadStats, Stats,
+        StorageStats, WriteStats,
+    };
     pub use crate::sys::probe::FeatureReport;
     /// For tests and benchmarks.
     #[doc(hidden)]

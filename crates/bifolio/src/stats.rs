@@ -49,29 +49,53 @@ pub struct FileStats {
 }
 
 macro_rules! counters {
-    (
-        counts { $($(#[doc = $doc:literal])+ $variant:ident $field:ident,)+ }
-        levels { $($(#[doc = $level_doc:literal])+ $level:ident,)+ }
-    ) => {
+    ($(
+        $(#[doc = $group_doc:literal])+
+        $group:ident: $type:ident {
+            counts { $($(#[doc = $doc:literal])+ $variant:ident $field:ident,)* }
+            transfers { $($(#[doc = $transfer_doc:literal])+ $transfer:ident,)* }
+            levels { $($(#[doc = $level_doc:literal])+ $level:ident,)* }
+        }
+    )+) => {
         #[derive(Clone, Copy, Debug)]
         #[repr(usize)]
-        pub(crate) enum Counter { $($variant,)+ }
+        pub(crate) enum Counter { $($($variant,)*)+ }
 
-        const COUNTERS: usize = [$(Counter::$variant,)+].len();
+        const COUNTERS: usize = [$($(Counter::$variant,)*)+].len();
 
-        /// A snapshot of a cache: counts since it was built, and current levels.
+        $(
+            $(#[doc = $group_doc])+
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            #[non_exhaustive]
+            pub struct $type {
+                $($(#[doc = $doc])+ pub $field: u64,)*
+                $($(#[doc = $transfer_doc])+ pub $transfer: u64,)*
+                $($(#[doc = $level_doc])+ pub $level: u64,)*
+            }
+        )+
+
+        /// A snapshot of a cache: counts since it was built, and current levels, in groups.
         ///
-        /// Counts only grow. Fields that end in `_bytes` are levels, except `read_bytes`,
-        /// `written_bytes` and `write_bytes`.
+        /// Counts only grow; [`Stats::since`] has those of an interval. Levels are the fields of
+        /// [`MemoryStats`] that end in `_bytes`, and `throttle_ns_max`.
+        ///
+        /// ```
+        /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+        /// # std::fs::write(&path, vec![7; 8192])?;
+        /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+        /// # let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+        /// file.read_exact_at(&mut [0; 8], 0)?;
+        /// let before = cache.stats();
+        /// file.read_exact_at(&mut [0; 8], 8)?;
+        /// let interval = cache.stats().since(&before);
+        /// assert_eq!((interval.reads.misses, interval.hit_ratio()), (0, Some(1.0)));
+        /// assert_eq!(interval.memory.bound_bytes, 4 << 20);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[doc = $doc])+ pub $field: u64,)+
-            $($(#[doc = $level_doc])+ pub $level: u64,)+
-            /// Calls of `io_uring_enter`; each submits and completes several transfers.
-            pub ring_enters: u64,
-            /// Transfers made through io_uring.
-            pub ring_transfers: u64,
+            $($(#[doc = $group_doc])+ pub $group: $type,)+
             /// Fallbacks in use for missing kernel features, one text each.
             pub fallbacks: Vec<String>,
             /// Devices of the open files.
@@ -81,179 +105,225 @@ macro_rules! counters {
         impl Stats {
             fn from_counts(counts: &[u64; COUNTERS]) -> Self {
                 Self {
-                    $($field: counts[Counter::$variant as usize],)+
+                    $($group: $type {
+                        $($field: counts[Counter::$variant as usize],)*
+                        ..$type::default()
+                    },)+
                     ..Self::default()
                 }
             }
 
-            /// Returns the levels by name, in the order of the fields.
-            pub fn levels(&self) -> Vec<(&'static str, u64)> {
-                [$((stringify!($level), self.$level),)+].to_vec()
+            /// Returns the counts since `earlier`, an older snapshot of the same cache, beside the
+            /// levels, fallbacks and devices of this one.
+            pub fn since(&self, earlier: &Self) -> Self {
+                let mut interval = self.clone();
+                $(
+                    $(interval.$group.$field =
+                        self.$group.$field.saturating_sub(earlier.$group.$field);)*
+                    $(interval.$group.$transfer =
+                        self.$group.$transfer.saturating_sub(earlier.$group.$transfer);)*
+                )+
+                interval
             }
 
-            /// Returns the counts by name, in the order of the fields.
+            /// Returns the levels by name, `group_field`, in the order of the fields.
+            pub fn levels(&self) -> Vec<(&'static str, u64)> {
+                [$($((
+                    concat!(stringify!($group), "_", stringify!($level)),
+                    self.$group.$level,
+                ),)*)+].to_vec()
+            }
+
+            /// Returns the counts by name, `group_field`, in the order of the fields.
             pub fn counts(&self) -> Vec<(&'static str, u64)> {
-                [$((stringify!($field), self.$field),)+].to_vec()
+                [$(
+                    $((
+                        concat!(stringify!($group), "_", stringify!($field)),
+                        self.$group.$field,
+                    ),)*
+                    $((
+                        concat!(stringify!($group), "_", stringify!($transfer)),
+                        self.$group.$transfer,
+                    ),)*
+                )+].to_vec()
             }
         }
     };
 }
 
 counters! {
-    counts {
-        /// Pages read without a reference: copied, then validated.
-        HitOptimistic hits_optimistic,
-        /// Pages copied from a mappable file: with a reference, without the folio lock.
-        HitPinned hits_pinned,
-        /// Resident pages that could only be read or pinned under the folio lock.
-        HitSlow hits_slow,
-        /// Optimistic reads whose page changed during the copy, and that were repeated.
-        OptimisticRetry optimistic_retries,
-        /// Lookups that found no folio: filled from the device, or with zeros.
-        Miss misses,
-        /// Misses that needed no I/O: past the end of the storage, or completely overwritten.
-        MissWithoutRead misses_without_read,
-        /// Misses of pages that had been evicted and left a shadow.
-        Refault workingset_refault,
-        /// Refaults of pages that were evicted from the old list too early; they become active at
-        /// once.
-        RefaultActivate workingset_activate,
-        /// Bytes read from devices.
-        ReadBytes read_bytes,
-        /// Read requests sent to devices.
-        ReadRequest read_requests,
-        /// Transfers made with plain system calls: single ones, or all without io_uring.
-        PlainTransfer plain_transfers,
-        /// Bytes written to devices.
-        WrittenBytes written_bytes,
-        /// Folios written out.
-        Writeback writeback,
-        /// Write requests sent to devices; adjacent folios share one.
-        WriteRequest write_requests,
-        /// Failed write-outs; their folios stayed dirty.
-        WritebackError writeback_errors,
-        /// Writes that waited for a write-out of their folio.
-        WritebackWait writeback_waits,
-        /// Faults served: accesses to pages of maps that were not resident.
-        Fault faults,
-        /// Pages installed in regions.
-        MapIn mapped_in_pages,
-        /// Pages unmapped from regions by reclaim.
-        Unmap unmapped_pages,
-        /// Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
-        UnmapFlush unmap_flushes,
-        /// Pages that were stored to while they were being unmapped, and were kept.
-        StoredLate stored_late_pages,
-        /// Pages of memory files written to the swap.
-        SwapOut swapped_out_pages,
-        /// Pages of memory files read back from the swap.
-        SwapIn swapped_in_pages,
-        /// Bytes accepted by writes.
-        WriteBytes write_bytes,
-        /// Syncs that reached the device flush, their own or a shared one.
-        Sync syncs,
-        /// Device flushes made for syncs.
-        DeviceFlush device_flushes,
-        /// Syncs that shared the flush of another sync of the same file.
-        SyncShared syncs_shared,
-        /// Folios scanned by reclaim, at the tails of the old and the active list.
-        PgScan pgscan,
-        /// Folios evicted by reclaim.
-        PgSteal pgsteal,
-        /// Folios moved from the old list to the active one, because they were used there.
-        PgActivate pgactivate,
-        /// Folios moved from the active list to the old one, because nothing else could be evicted.
-        PgDeactivate pgdeactivate,
-        /// Folios that reclaim found pinned or otherwise referenced.
-        PgPinned pgpinned,
-        /// Folios of memory files that were written to the swap in order to evict them.
-        PageOut pageout,
-        /// Folios evicted because their chunk was needed or had to be released.
-        PgEvacuate pgevacuate,
-        /// Folios in use that were moved to frames among others that stay.
-        PgRelocate pgrelocate,
-        /// Allocations that found no frame and had to reclaim.
-        DirectReclaim direct_reclaims,
-        /// Times the background thread was woken to reclaim.
-        BackgroundReclaim background_reclaims,
-        /// Allocations that waited for frames that other calls used briefly.
-        AllocationWait allocation_waits,
-        /// Waits of 100 us or longer for reclaim: for frames, or for a page that is being evicted.
-        ReclaimStall reclaim_stalls,
-        /// Allocations that failed because everything was pinned or could not be written.
-        AllocationFailure allocation_failures,
-        /// LRU batches moved to the lists because they were full.
-        LruBatch lru_batches,
-        /// Times all CPUs' LRU batches were drained to find folios to evict.
-        LruDrain lru_drains,
-        /// Rounds that a lookup waited for a folio that was frozen or just replaced.
-        FrozenWait frozen_waits,
-        /// Folios evicted on advice.
-        EvictFolio evict_folios,
-        /// Folios evicted on advice only after other CPUs' LRU batches had been drained.
-        EvictSecondPass evict_second_pass_folios,
-        /// Folios kept despite advice: they extend beyond the range.
-        EvictStraddling evict_straddling,
-        /// Folios kept despite advice: another thread was evicting or removing them.
-        EvictGone evict_gone,
-        /// Folios kept despite advice: locked.
-        EvictLocked evict_locked,
-        /// Folios kept despite advice: being written out.
-        EvictWriteback evict_writeback,
-        /// Folios kept despite advice: they exist only in memory.
-        EvictPrivate evict_private,
-        /// Folios kept despite advice: dirty.
-        EvictDirty evict_dirty,
-        /// Folios kept despite advice: part of a map.
-        EvictMapped evict_mapped,
-        /// Folios kept despite advice: clean and not mapped, but referenced.
-        EvictReferenced evict_referenced,
-        /// Drains of other CPUs' LRU batches requested by advice.
-        EvictDrain evict_drains,
-        /// LRU batches drained for advice.
-        EvictDrainCpu evict_drained_cpus,
-        /// Pins taken so far, including those that were released.
-        Pin pins,
-        /// Folios read ahead.
-        Readahead readahead_folios,
-        /// Folios read ahead that were evicted before their first use.
-        ReadaheadUnused readahead_unused,
-        /// Flusher rounds that wrote something.
-        FlusherRound flusher_rounds,
-        /// Folios written by the flusher.
-        FlusherFolio flusher_folios,
-        /// Calls of [`WriteGate::make_durable`](crate::WriteGate::make_durable), by syncs and in
-        /// the background.
-        GateAsk gate_asks,
-        /// Writes that were throttled because too much was dirty.
-        ThrottleWait throttle_waits,
-        /// Total time that writes were throttled, nanoseconds.
-        ThrottleNs throttle_ns,
+    /// Reads, pins and readahead.
+    reads: ReadStats {
+        counts {
+            /// Pages read without a reference: copied, then validated.
+            HitOptimistic hits_optimistic,
+            /// Pages copied from a mappable file: with a reference, without the folio lock.
+            HitPinned hits_pinned,
+            /// Resident pages that could only be read or pinned under the folio lock.
+            HitSlow hits_slow,
+            /// Optimistic reads whose page changed during the copy, and that were repeated.
+            OptimisticRetry optimistic_retries,
+            /// Lookups that found no folio: filled from the device, or with zeros.
+            Miss misses,
+            /// Misses that needed no I/O: past the end of the storage, or completely overwritten.
+            MissWithoutRead misses_without_read,
+            /// Pins taken so far, including those that were released.
+            Pin pins,
+            /// Folios read ahead.
+            Readahead readahead_folios,
+            /// Folios read ahead that were evicted before their first use.
+            ReadaheadUnused readahead_unused,
+        }
+        transfers {}
+        levels {}
     }
-    levels {
-        /// The bound on memory, bytes.
-        bound_bytes,
-        /// Memory charged against the bound: frames, descriptors and tables, bytes.
-        used_bytes,
-        /// Part of `used_bytes` in frames: memory for pages, bytes.
-        frame_bytes,
-        /// Part of `frame_bytes` that holds no page, bytes.
-        free_bytes,
-        /// Part of `used_bytes` in descriptors and tables, bytes.
-        metadata_bytes,
-        /// Dirty pages, including those being written out, bytes.
-        dirty_bytes,
-        /// Pages of memory files that are only in memory, including those being written to the
-        /// swap, bytes.
-        unswapped_bytes,
-        /// Swap slots in use, bytes.
-        swap_bytes,
-        /// Folios on probation: on the fresh and the old list, bytes.
-        inactive_bytes,
-        /// Folios on the active list, bytes.
-        active_bytes,
-        /// Longest time that a write was throttled, nanoseconds.
-        throttle_ns_max,
+    /// Writes and syncs, as callers made them.
+    writes: WriteStats {
+        counts {
+            /// Bytes accepted by writes; beside them, `storage.written_bytes` reached the devices.
+            WriteBytes bytes,
+            /// Syncs that reached the device flush, their own or a shared one.
+            Sync syncs,
+            /// Syncs that shared the flush of another sync of the same file.
+            SyncShared syncs_shared,
+            /// Writes that waited for a write-out of their folio.
+            WritebackWait writeback_waits,
+            /// Calls of [`WriteGate::make_durable`](crate::WriteGate::make_durable), by syncs and
+            /// in the background.
+            GateAsk gate_asks,
+            /// Writes that were throttled because too much was dirty.
+            ThrottleWait throttle_waits,
+            /// Total time that writes were throttled, nanoseconds.
+            ThrottleNs throttle_ns,
+        }
+        transfers {}
+        levels {
+            /// Longest time that a write was throttled, nanoseconds.
+            throttle_ns_max,
+        }
+    }
+    /// Transfers to and from the devices and the swap.
+    storage: StorageStats {
+        counts {
+            /// Bytes read from devices.
+            ReadBytes read_bytes,
+            /// Read requests sent to devices.
+            ReadRequest read_requests,
+            /// Bytes written to devices.
+            WrittenBytes written_bytes,
+            /// Write requests sent to devices; adjacent folios share one.
+            WriteRequest write_requests,
+            /// Folios written out.
+            Writeback written_folios,
+            /// Of these, folios written by the flusher.
+            FlusherFolio flusher_folios,
+            /// Failed write-outs; their folios stayed dirty.
+            WritebackError write_errors,
+            /// Device flushes made for syncs.
+            DeviceFlush flushes,
+            /// Pages of memory files written to the swap.
+            SwapOut swapped_out_pages,
+            /// Pages of memory files read back from the swap.
+            SwapIn swapped_in_pages,
+            /// Transfers made with plain system calls: single ones, or all without io_uring.
+            PlainTransfer plain_transfers,
+        }
+        transfers {
+            /// Calls of `io_uring_enter`; each submits and completes several transfers.
+            ring_enters,
+            /// Transfers made through io_uring.
+            ring_transfers,
+        }
+        levels {}
+    }
+    /// The bound, what it is used for, and waits for memory.
+    memory: MemoryStats {
+        counts {
+            /// Allocations that waited for frames that other calls used briefly.
+            AllocationWait allocation_waits,
+            /// Waits of 100 us or longer for reclaim: for frames, or for a page that is being
+            /// evicted.
+            ReclaimStall reclaim_stalls,
+            /// Allocations that failed because everything was pinned or could not be written.
+            AllocationFailure allocation_failures,
+        }
+        transfers {}
+        levels {
+            /// The bound on memory, bytes.
+            bound_bytes,
+            /// Memory charged against the bound: frames, descriptors and tables, bytes.
+            used_bytes,
+            /// Part of `used_bytes` in frames: memory for pages, bytes.
+            frame_bytes,
+            /// Part of `frame_bytes` that holds no page, bytes.
+            free_bytes,
+            /// Part of `used_bytes` in descriptors and tables, bytes.
+            metadata_bytes,
+            /// Dirty pages, including those being written out, bytes.
+            dirty_bytes,
+            /// Pages of memory files that are only in memory, including those being written to the
+            /// swap, bytes.
+            unswapped_bytes,
+            /// Swap slots in use, bytes.
+            swap_bytes,
+            /// Folios on probation: on the fresh and the old list, bytes.
+            inactive_bytes,
+            /// Folios on the active list, bytes.
+            active_bytes,
+        }
+    }
+    /// Evictions, and what they cost later.
+    evictions: EvictionStats {
+        counts {
+            /// Folios evicted by reclaim.
+            PgSteal folios,
+            /// Folios evicted on request ([`File::evict`](crate::File::evict)).
+            EvictFolio requested_folios,
+            /// Folios evicted because their chunk was needed or had to be released.
+            PgEvacuate evacuated_folios,
+            /// Folios in use that were moved to frames among others that stay.
+            PgRelocate relocated_folios,
+            /// Folios scanned by reclaim, at the tails of the old and the active list.
+            PgScan scanned_folios,
+            /// Folios moved from the old list to the active one, because they were used there.
+            PgActivate activated_folios,
+            /// Misses of pages that had been evicted and left a shadow.
+            Refault refaults,
+            /// Refaults of pages that were evicted from the old list too early; they become active
+            /// at once.
+            RefaultActivate refaults_early,
+            /// Times the background thread was woken to reclaim.
+            BackgroundReclaim background_reclaims,
+        }
+        transfers {}
+        levels {}
+    }
+    /// Pages of mapped files.
+    maps: MapStats {
+        counts {
+            /// Faults served: accesses to pages of maps that were not resident.
+            Fault faults,
+            /// Pages installed in regions.
+            MapIn installed_pages,
+            /// Pages unmapped from regions by reclaim.
+            Unmap unmapped_pages,
+            /// Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
+            UnmapFlush unmap_flushes,
+            /// Pages that were stored to while they were being unmapped, and were kept.
+            StoredLate stored_late_pages,
+        }
+        transfers {}
+        levels {}
+    }
+}
+
+impl Stats {
+    /// Returns the share of pages that were found in memory, from 0 to 1, of all that were read or
+    /// pinned; `None` if there were none. Loads through maps that hit are not counted.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        let ReadStats { hits_optimistic, hits_pinned, hits_slow, misses, .. } = self.reads;
+        let hits = hits_optimistic + hits_pinned + hits_slow;
+        (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
     }
 }
 
@@ -437,8 +507,8 @@ mod tests {
             });
         }
         let stats = counters.snapshot();
-        assert_eq!((stats.misses, stats.read_bytes), (12_000, 12_000 * 4096));
-        assert_eq!(other.snapshot().misses, 24_000);
+        assert_eq!((stats.reads.misses, stats.storage.read_bytes), (12_000, 12_000 * 4096));
+        assert_eq!(other.snapshot().reads.misses, 24_000);
         assert!(counters.blocks.lock().unwrap().all.len() <= 4, "blocks are used again");
     }
 
@@ -447,7 +517,7 @@ mod tests {
         for _ in 0..100 {
             let counters = Counters::new();
             counters.add(Counter::Pin, 1);
-            assert_eq!(counters.snapshot().pins, 1);
+            assert_eq!(counters.snapshot().reads.pins, 1);
         }
         ASSIGNED.with(|assigned| assert!(assigned.borrow().len() <= 2));
     }

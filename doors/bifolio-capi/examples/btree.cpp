@@ -190,8 +190,8 @@ void run(const char *path, uint64_t keys) {
     bifolio_stats stats = cache.stats();
     std::printf("%" PRIu64 " keys in %" PRIu64 " pages: %.0f ns a lookup, %" PRIu64
                 " hits, %" PRIu64 " misses\n",
-                keys, root + 1, taken.count() / static_cast<double>(keys), stats.hits_optimistic,
-                stats.misses);
+                keys, root + 1, taken.count() / static_cast<double>(keys), stats.reads_hits_optimistic,
+                stats.reads_misses);
     file.close();
     cache.close();
 }

@@ -514,8 +514,10 @@ typedef struct {
 } bifolio_open_options;
 
 /**
- * Counters of a cache since it was built, and its memory now. Counts only grow; fields that end in
- * `_bytes` are current values, except the counts of traffic. Later versions append fields.
+ * Counters of a cache since it was built, and its memory now, in the groups of the library:
+ * `reads_`, `writes_`, `storage_`, `memory_`, `evictions_`, `maps_`. Counts only grow; fields of
+ * `memory_` that end in `_bytes`, and `writes_throttle_ns_max`, are current values. Later versions
+ * append fields.
  */
 typedef struct {
     /**
@@ -523,302 +525,236 @@ typedef struct {
      */
     size_t size;
     /**
-     * The bound on memory.
+     * Pages read without a reference: copied, then validated.
      */
-    uint64_t bound_bytes;
+    uint64_t reads_hits_optimistic;
     /**
-     * Memory charged against the bound: frames, descriptors and tables.
+     * Pages copied from a mappable file: with a reference, without the folio lock.
      */
-    uint64_t used_bytes;
+    uint64_t reads_hits_pinned;
     /**
-     * Part of `used_bytes` in frames: memory for pages.
+     * Resident pages that could only be read or pinned under the folio lock.
      */
-    uint64_t frame_bytes;
-    /**
-     * Part of `frame_bytes` that holds no page.
-     */
-    uint64_t free_bytes;
-    /**
-     * Part of `used_bytes` in descriptors and tables.
-     */
-    uint64_t metadata_bytes;
-    /**
-     * Dirty pages, including those being written out.
-     */
-    uint64_t dirty_bytes;
-    /**
-     * Pages of memory files that are only in memory.
-     */
-    uint64_t unswapped_bytes;
-    /**
-     * Swap slots in use.
-     */
-    uint64_t swap_bytes;
-    /**
-     * Folios on probation: on the fresh and the old list.
-     */
-    uint64_t inactive_bytes;
-    /**
-     * Folios on the active list.
-     */
-    uint64_t active_bytes;
-    /**
-     * Pages read without a lock or a reference.
-     */
-    uint64_t hits_optimistic;
-    /**
-     * Pages copied with a reference.
-     */
-    uint64_t hits_pinned;
-    /**
-     * Resident pages that could only be read or pinned under a lock.
-     */
-    uint64_t hits_slow;
-    /**
-     * Lookups that found no folio.
-     */
-    uint64_t misses;
-    /**
-     * Misses that needed no transfer.
-     */
-    uint64_t misses_without_read;
-    /**
-     * Misses of pages that were evicted before.
-     */
-    uint64_t workingset_refault;
-    /**
-     * Refaults of pages that were evicted from the old list too early; they become active at once.
-     */
-    uint64_t workingset_activate;
-    /**
-     * Bytes read from devices.
-     */
-    uint64_t read_bytes;
-    /**
-     * Read requests sent to devices.
-     */
-    uint64_t read_requests;
-    /**
-     * Bytes written to devices.
-     */
-    uint64_t written_bytes;
-    /**
-     * Write requests sent to devices.
-     */
-    uint64_t write_requests;
-    /**
-     * Write-outs that failed; their pages stayed dirty.
-     */
-    uint64_t writeback_errors;
-    /**
-     * Bytes accepted by writes.
-     */
-    uint64_t write_bytes;
-    /**
-     * Syncs of files.
-     */
-    uint64_t syncs;
-    /**
-     * Syncs that shared the flush of another sync.
-     */
-    uint64_t syncs_shared;
-    /**
-     * Flushes of devices made for syncs.
-     */
-    uint64_t device_flushes;
-    /**
-     * Faults of maps served.
-     */
-    uint64_t faults;
-    /**
-     * Pins taken so far, including those that were released.
-     */
-    uint64_t pins;
-    /**
-     * Folios read ahead.
-     */
-    uint64_t readahead_folios;
-    /**
-     * Folios read ahead that were evicted before their first use.
-     */
-    uint64_t readahead_unused;
-    /**
-     * Pages of memory files written to the swap.
-     */
-    uint64_t swapped_out_pages;
-    /**
-     * Pages of memory files read back from the swap.
-     */
-    uint64_t swapped_in_pages;
-    /**
-     * Folios scanned by reclaim, at the tails of the old and the active list.
-     */
-    uint64_t pgscan;
-    /**
-     * Folios evicted by reclaim.
-     */
-    uint64_t pgsteal;
-    /**
-     * Allocations that found no frame and had to reclaim.
-     */
-    uint64_t direct_reclaims;
-    /**
-     * Times a thread waited 100 us or longer for reclaim.
-     */
-    uint64_t reclaim_stalls;
-    /**
-     * Allocations that failed because everything was pinned or could not be written.
-     */
-    uint64_t allocation_failures;
-    /**
-     * Writes that were throttled because too much was dirty.
-     */
-    uint64_t throttle_waits;
-    /**
-     * Total time that writes were throttled, nanoseconds.
-     */
-    uint64_t throttle_ns;
-    /**
-     * Longest time that a write was throttled, nanoseconds.
-     */
-    uint64_t throttle_ns_max;
+    uint64_t reads_hits_slow;
     /**
      * Optimistic reads whose page changed during the copy, and that were repeated.
      */
-    uint64_t optimistic_retries;
+    uint64_t reads_optimistic_retries;
     /**
-     * Folios written out.
+     * Lookups that found no folio: filled from the device, or with zeros.
      */
-    uint64_t writeback;
+    uint64_t reads_misses;
+    /**
+     * Misses that needed no I/O: past the end of the storage, or completely overwritten.
+     */
+    uint64_t reads_misses_without_read;
+    /**
+     * Pins taken so far, including those that were released.
+     */
+    uint64_t reads_pins;
+    /**
+     * Folios read ahead.
+     */
+    uint64_t reads_readahead_folios;
+    /**
+     * Folios read ahead that were evicted before their first use.
+     */
+    uint64_t reads_readahead_unused;
+    /**
+     * Bytes accepted by writes; beside them, `storage_written_bytes` reached the devices.
+     */
+    uint64_t writes_bytes;
+    /**
+     * Syncs that reached the device flush, their own or a shared one.
+     */
+    uint64_t writes_syncs;
+    /**
+     * Syncs that shared the flush of another sync of the same file.
+     */
+    uint64_t writes_syncs_shared;
     /**
      * Writes that waited for a write-out of their folio.
      */
-    uint64_t writeback_waits;
+    uint64_t writes_writeback_waits;
     /**
-     * Pages installed in regions.
+     * Calls of write gates to make their log durable, by syncs and in the background.
      */
-    uint64_t mapped_in_pages;
+    uint64_t writes_gate_asks;
     /**
-     * Pages unmapped from regions by reclaim.
+     * Writes that were throttled because too much was dirty.
      */
-    uint64_t unmapped_pages;
+    uint64_t writes_throttle_waits;
     /**
-     * Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
+     * Total time that writes were throttled, nanoseconds.
      */
-    uint64_t unmap_flushes;
+    uint64_t writes_throttle_ns;
     /**
-     * Pages that were stored to while they were being unmapped, and were kept.
+     * Longest time that a write was throttled, nanoseconds.
      */
-    uint64_t stored_late_pages;
+    uint64_t writes_throttle_ns_max;
     /**
-     * Folios moved from the old list to the active one, because they were used there.
+     * Bytes read from devices.
      */
-    uint64_t pgactivate;
+    uint64_t storage_read_bytes;
     /**
-     * Folios moved from the active list to the old one, because nothing else could be evicted.
+     * Read requests sent to devices.
      */
-    uint64_t pgdeactivate;
+    uint64_t storage_read_requests;
     /**
-     * Folios that reclaim found pinned or otherwise referenced.
+     * Bytes written to devices.
      */
-    uint64_t pgpinned;
+    uint64_t storage_written_bytes;
     /**
-     * Folios of memory files that were written to the swap in order to evict them.
+     * Write requests sent to devices; adjacent folios share one.
      */
-    uint64_t pageout;
+    uint64_t storage_write_requests;
     /**
-     * Folios evicted because their chunk was needed for another folio size or had to be released.
+     * Folios written out.
      */
-    uint64_t pgevacuate;
+    uint64_t storage_written_folios;
+    /**
+     * Of these, folios written by the flusher.
+     */
+    uint64_t storage_flusher_folios;
+    /**
+     * Failed write-outs; their folios stayed dirty.
+     */
+    uint64_t storage_write_errors;
+    /**
+     * Device flushes made for syncs.
+     */
+    uint64_t storage_flushes;
+    /**
+     * Pages of memory files written to the swap.
+     */
+    uint64_t storage_swapped_out_pages;
+    /**
+     * Pages of memory files read back from the swap.
+     */
+    uint64_t storage_swapped_in_pages;
+    /**
+     * Transfers made with plain system calls: single ones, or all without io_uring.
+     */
+    uint64_t storage_plain_transfers;
+    /**
+     * Calls of `io_uring_enter`; each submits and completes several transfers.
+     */
+    uint64_t storage_ring_enters;
+    /**
+     * Transfers made through io_uring.
+     */
+    uint64_t storage_ring_transfers;
+    /**
+     * Allocations that waited for frames that other calls used briefly.
+     */
+    uint64_t memory_allocation_waits;
+    /**
+     * Waits of 100 us or longer for reclaim: for frames, or for a page that is being
+     * evicted.
+     */
+    uint64_t memory_reclaim_stalls;
+    /**
+     * Allocations that failed because everything was pinned or could not be written.
+     */
+    uint64_t memory_allocation_failures;
+    /**
+     * The bound on memory, bytes.
+     */
+    uint64_t memory_bound_bytes;
+    /**
+     * Memory charged against the bound: frames, descriptors and tables, bytes.
+     */
+    uint64_t memory_used_bytes;
+    /**
+     * Part of `used_bytes` in frames: memory for pages, bytes.
+     */
+    uint64_t memory_frame_bytes;
+    /**
+     * Part of `frame_bytes` that holds no page, bytes.
+     */
+    uint64_t memory_free_bytes;
+    /**
+     * Part of `used_bytes` in descriptors and tables, bytes.
+     */
+    uint64_t memory_metadata_bytes;
+    /**
+     * Dirty pages, including those being written out, bytes.
+     */
+    uint64_t memory_dirty_bytes;
+    /**
+     * Pages of memory files that are only in memory, including those being written to the
+     * swap, bytes.
+     */
+    uint64_t memory_unswapped_bytes;
+    /**
+     * Swap slots in use, bytes.
+     */
+    uint64_t memory_swap_bytes;
+    /**
+     * Folios on probation: on the fresh and the old list, bytes.
+     */
+    uint64_t memory_inactive_bytes;
+    /**
+     * Folios on the active list, bytes.
+     */
+    uint64_t memory_active_bytes;
+    /**
+     * Folios evicted by reclaim.
+     */
+    uint64_t evictions_folios;
+    /**
+     * Folios evicted on request (`bifolio_file_evict`).
+     */
+    uint64_t evictions_requested_folios;
+    /**
+     * Folios evicted because their chunk was needed or had to be released.
+     */
+    uint64_t evictions_evacuated_folios;
     /**
      * Folios in use that were moved to frames among others that stay.
      */
-    uint64_t pgrelocate;
+    uint64_t evictions_relocated_folios;
+    /**
+     * Folios scanned by reclaim, at the tails of the old and the active list.
+     */
+    uint64_t evictions_scanned_folios;
+    /**
+     * Folios moved from the old list to the active one, because they were used there.
+     */
+    uint64_t evictions_activated_folios;
+    /**
+     * Misses of pages that had been evicted and left a shadow.
+     */
+    uint64_t evictions_refaults;
+    /**
+     * Refaults of pages that were evicted from the old list too early; they become active
+     * at once.
+     */
+    uint64_t evictions_refaults_early;
     /**
      * Times the background thread was woken to reclaim.
      */
-    uint64_t background_reclaims;
+    uint64_t evictions_background_reclaims;
     /**
-     * Allocations that waited for frames that other calls used briefly (I/O, reads in progress).
+     * Faults served: accesses to pages of maps that were not resident.
      */
-    uint64_t allocation_waits;
+    uint64_t maps_faults;
     /**
-     * LRU batches moved to the lists because they were full.
+     * Pages installed in regions.
      */
-    uint64_t lru_batches;
+    uint64_t maps_installed_pages;
     /**
-     * Times all CPUs' LRU batches were drained to find folios to evict.
+     * Pages unmapped from regions by reclaim.
      */
-    uint64_t lru_drains;
+    uint64_t maps_unmapped_pages;
     /**
-     * Rounds that a lookup waited for a folio that was frozen or just replaced.
+     * Calls to the kernel to unmap pages, each with a TLB flush of the other CPUs.
      */
-    uint64_t frozen_waits;
+    uint64_t maps_unmap_flushes;
     /**
-     * Folios evicted on advice.
+     * Pages that were stored to while they were being unmapped, and were kept.
      */
-    uint64_t evict_folios;
-    /**
-     * Folios evicted on advice only after other CPUs' LRU batches had been drained.
-     */
-    uint64_t evict_second_pass_folios;
-    /**
-     * Folios kept despite advice: they extend beyond the range.
-     */
-    uint64_t evict_straddling;
-    /**
-     * Folios kept despite advice: another thread was evicting or removing them.
-     */
-    uint64_t evict_gone;
-    /**
-     * Folios kept despite advice: locked.
-     */
-    uint64_t evict_locked;
-    /**
-     * Folios kept despite advice: being written out.
-     */
-    uint64_t evict_writeback;
-    /**
-     * Folios kept despite advice: they exist only in memory.
-     */
-    uint64_t evict_private;
-    /**
-     * Folios kept despite advice: dirty.
-     */
-    uint64_t evict_dirty;
-    /**
-     * Folios kept despite advice: part of a map.
-     */
-    uint64_t evict_mapped;
-    /**
-     * Folios kept despite advice: clean and not mapped, but referenced.
-     */
-    uint64_t evict_referenced;
-    /**
-     * Drains of other CPUs' LRU batches requested by advice.
-     */
-    uint64_t evict_drains;
-    /**
-     * LRU batches drained for advice.
-     */
-    uint64_t evict_drained_cpus;
-    /**
-     * Flusher rounds that wrote something.
-     */
-    uint64_t flusher_rounds;
-    /**
-     * Folios written by the flusher.
-     */
-    uint64_t flusher_folios;
-    /**
-     * Calls of write gates to make their log durable, by syncs and in the background. Without
-     * syncs, many of them mean that reclaim and the flusher wait for the log.
-     */
-    uint64_t gate_asks;
-    /**
-     * Transfers made with plain system calls.
-     */
-    uint64_t plain_transfers;
+    uint64_t maps_stored_late_pages;
 } bifolio_stats;
 
 /**

@@ -76,23 +76,8 @@ pub unsafe extern "C" fn bifolio_cache_stats_text(
     guard(|| {
         // SAFETY: null, or a live handle.
         let stats = unsafe { handle(cache, "cache")? }.cache().stats();
-        let levels = [
-            ("bound_bytes", stats.bound_bytes),
-            ("used_bytes", stats.used_bytes),
-            ("frame_bytes", stats.frame_bytes),
-            ("free_bytes", stats.free_bytes),
-            ("metadata_bytes", stats.metadata_bytes),
-            ("dirty_bytes", stats.dirty_bytes),
-            ("unswapped_bytes", stats.unswapped_bytes),
-            ("swap_bytes", stats.swap_bytes),
-            ("inactive_bytes", stats.inactive_bytes),
-            ("active_bytes", stats.active_bytes),
-            ("ring_enters", stats.ring_enters),
-            ("ring_transfers", stats.ring_transfers),
-            ("throttle_ns_max", stats.throttle_ns_max),
-        ];
         let mut text = String::new();
-        for (name, value) in stats.counts().into_iter().chain(levels) {
+        for (name, value) in stats.counts().into_iter().chain(stats.levels()) {
             let _ = writeln!(text, "{name} {value}");
         }
         for device in &stats.devices {

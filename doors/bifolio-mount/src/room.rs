@@ -240,7 +240,7 @@ fn free_beyond_dirty(cache: &Cache, inode: &Inode) -> (Option<u64>, u64, Option<
     let space = looked.map(|(space, _)| space).filter(|space| space.f_blocks > 0);
     let free = space.map(|space| (space.f_bavail * space.f_frsize as u64).saturating_sub(dirty));
     let limits = looked.map(|(_, limits)| limits);
-    (free, MARGIN_BYTES + stats.bound_bytes / MARGIN_PART, limits)
+    (free, MARGIN_BYTES + stats.memory.bound_bytes / MARGIN_PART, limits)
 }
 
 /// Returns the range of the pages with these bytes.

@@ -193,7 +193,7 @@ impl CachedStoreBuilder {
             layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
             Tier::on_disk(&self.cache, directory, layout, self.disk_timeout, Arc::clone(&counters))?
         } else {
-            let bound = self.cache.stats().bound_bytes;
+            let bound = self.cache.stats().memory.bound_bytes;
             let most = bound / MEMORY_SHARE.1 * MEMORY_SHARE.0;
             let slots = self.memory_bytes.unwrap_or(most).min(most) / part_bytes;
             if slots == 0 {

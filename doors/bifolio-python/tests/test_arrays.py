@@ -534,7 +534,7 @@ def test_large_transfers_and_small_caches(path: str) -> None:
     array[:, 7] = 5
     values[:, 7] = 5
     same(array[...], values)
-    assert cache.stats()["used_bytes"] <= 8 << 20
+    assert cache.stats()["memory_used_bytes"] <= 8 << 20
     cache.close()
     same(np.load(path), values)
 
@@ -547,7 +547,7 @@ def test_views_and_text(cache: bifolio.Cache, path: str) -> None:
         assert part in text, text
     assert "<table>" in array._repr_html_() and "<table>" in cache._repr_html_()
     assert "hits" in str(cache.stats()) and "<table>" in cache.stats()._repr_html_()
-    assert isinstance(cache.stats()["misses"], int)
+    assert isinstance(cache.stats()["reads_misses"], int)
     cache.close()
     assert "closed" in repr(array) and "closed" in repr(cache)
     with pytest.raises(ValueError, match="closed"):
@@ -571,4 +571,4 @@ def test_sizes() -> None:
     cache = bifolio.Cache("64 MiB", worker_memory="1 MiB")
     assert (cache.memory, cache.worker_memory) == (64 << 20, 1 << 20)
     cache.memory = 32 << 20
-    assert cache.stats()["bound_bytes"] == 32 << 20
+    assert cache.stats()["memory_bound_bytes"] == 32 << 20

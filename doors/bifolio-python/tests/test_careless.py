@@ -276,7 +276,7 @@ for _ in range(300):
     highest = max(highest, resident())
 for chunk in array.chunks(256):
     highest = max(highest, resident())
-print(highest - before, cache.stats()["used_bytes"])
+print(highest - before, cache.stats()["memory_used_bytes"])
 """,
         path,
         timeout=100,

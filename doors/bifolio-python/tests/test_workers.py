@@ -19,7 +19,7 @@ import bifolio
 def total(array: Any, start: int) -> tuple[int, int, int, int]:
     """Work of a worker: sums rows, and says where and within what bound."""
     rows = array[np.arange(start, len(array), 7)]
-    return int(rows.sum()), os.getpid(), array.cache.memory, array.cache.stats()["bound_bytes"]
+    return int(rows.sum()), os.getpid(), array.cache.memory, array.cache.stats()["memory_bound_bytes"]
 
 
 def assign(array: Any) -> str:
@@ -81,11 +81,11 @@ def test_a_fork_inherits_arrays_and_files(path: str) -> None:
     def body() -> Any:
         # Before anything was used here, too.
         assert "not used here" in repr(cache)
-        sums = int(array[::1000].sum()), file.read(4), cache.memory, cache.stats()["bound_bytes"]
+        sums = int(array[::1000].sum()), file.read(4), cache.memory, cache.stats()["memory_bound_bytes"]
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
         # A grandchild.
-        deeper = in_child(lambda: (int(array[77]), cache.stats()["bound_bytes"]))
+        deeper = in_child(lambda: (int(array[77]), cache.stats()["memory_bound_bytes"]))
         # A file of its own may be written here.
         with cache.open(path + ".child", "wb") as other:
             other.write(b"from the child")

@@ -7,13 +7,8 @@ use std::fmt::Write;
 /// Returns the counters of a cache that are not zero.
 pub(crate) fn describe(cache: &Cache) -> String {
     let stats = cache.stats();
-    let levels = [
-        ("bound_bytes", stats.bound_bytes),
-        ("used_bytes", stats.used_bytes),
-        ("dirty_bytes", stats.dirty_bytes),
-    ];
     let mut text = String::new();
-    for (name, value) in levels.into_iter().chain(stats.counts()) {
+    for (name, value) in stats.levels().into_iter().chain(stats.counts()) {
         if value > 0 {
             let _ = writeln!(text, "{name} {value}");
         }
@@ -31,5 +26,5 @@ pub(crate) fn memory(cache: &Cache, wanted: Option<&str>) -> Result<String, Stri
         let bytes = settings::bound("bifolio_memory", wanted)?;
         cache.set_memory(bytes).map_err(|error| error.to_string())?;
     }
-    Ok(cache.stats().bound_bytes.to_string())
+    Ok(cache.stats().memory.bound_bytes.to_string())
 }

@@ -62,7 +62,7 @@ for mode in ("delete", "truncate", "persist", "wal"):
     assert connection.execute(f"pragma journal_mode={mode}").fetchone() == (mode,)
     connection.execute("pragma cache_size=20")
     connection.execute("create table t(id integer primary key, v blob)")
-    assert "bound_bytes 1048576" in connection.execute("pragma bifolio_stats").fetchone()[0]
+    assert "memory_bound_bytes 1048576" in connection.execute("pragma bifolio_stats").fetchone()[0]
     model = change(connection, {}, numbers)
     check(connection, model)
 

@@ -61,9 +61,10 @@ impl Cached {
     /// Runs a trial, and corrects its misses and system calls with the counters of the cache:
     /// reads that needed the device, and calls for transfers and flushes.
     pub(crate) fn with_stats(&self, trial: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
-        let misses = |stats: &Stats| stats.misses - stats.misses_without_read;
-        let calls =
-            |stats: &Stats| stats.ring_enters + stats.plain_transfers + stats.device_flushes;
+        let misses = |stats: &Stats| stats.reads.misses - stats.reads.misses_without_read;
+        let calls = |stats: &Stats| {
+            stats.storage.ring_enters + stats.storage.plain_transfers + stats.storage.flushes
+        };
         let before = self.cache.stats();
         let mut measured = trial()?;
         let after = self.cache.stats();

@@ -81,8 +81,8 @@ pub(super) fn replay(trace: &[u32], pages: u32, wanted_pages: u64) -> Result<Rep
         }
         if index % SAMPLE_REFERENCES == 0 {
             let stats = cache.stats();
-            if stats.pgsteal > 0 {
-                sum += (stats.frame_bytes - stats.free_bytes) / PAGE_BYTES;
+            if stats.evictions.folios > 0 {
+                sum += (stats.memory.frame_bytes - stats.memory.free_bytes) / PAGE_BYTES;
                 samples += 1;
             }
         }

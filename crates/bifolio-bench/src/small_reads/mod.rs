@@ -220,11 +220,11 @@ impl Reader for Pinned {
 fn hits(cached: &Cached) -> Counters {
     let stats = cached.cache.stats();
     vec![
-        ("hits_optimistic_per_op", stats.hits_optimistic),
-        ("hits_pinned_per_op", stats.hits_pinned),
-        ("hits_slow_per_op", stats.hits_slow),
-        ("pins_per_op", stats.pins),
-        ("optimistic_retries_per_op", stats.optimistic_retries),
-        ("misses_per_op", stats.misses),
+        ("hits_optimistic_per_op", stats.reads.hits_optimistic),
+        ("hits_pinned_per_op", stats.reads.hits_pinned),
+        ("hits_slow_per_op", stats.reads.hits_slow),
+        ("pins_per_op", stats.reads.pins),
+        ("optimistic_retries_per_op", stats.reads.optimistic_retries),
+        ("misses_per_op", stats.reads.misses),
     ]
 }

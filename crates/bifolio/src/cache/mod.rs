@@ -12,7 +12,7 @@ use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, Registry};
 use crate::io::{Backing, Guarded};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Evicted, ReclaimThread};
-use crate::stats::{FileStats, Stats};
+use crate::stats::{FileStats, MemoryStats, Stats, StorageStats, WriteStats};
 use crate::sync::Ordering;
 use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
@@ -270,20 +270,29 @@ impl Cache {
         let unused = features.reports().into_iter().filter(|report| !report.in_use);
         let general = unused.map(|report| format!("{}: {}", report.name, report.fallback));
         Stats {
-            bound_bytes: usage.bound_bytes,
-            used_bytes: usage.used_bytes,
-            frame_bytes: usage.frame_bytes,
-            free_bytes: usage.free_pages * PAGE_BYTES,
-            metadata_bytes: usage.used_bytes - usage.frame_bytes,
-            dirty_bytes: memory.dirty_pages.load(Ordering::Relaxed) * PAGE_BYTES,
-            unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
-            swap_bytes: slots_used * PAGE_BYTES,
-            inactive_bytes: lists.inactive_pages() * PAGE_BYTES,
-            active_bytes: lists.active_pages * PAGE_BYTES,
-            ring_enters: transfers.ring_enters,
-            ring_transfers: transfers.ring_transfers,
-            plain_transfers: counted.plain_transfers + transfers.plain_transfers,
-            throttle_ns_max: services.flusher.stall_ns_max(),
+            writes: WriteStats {
+                throttle_ns_max: services.flusher.stall_ns_max(),
+                ..counted.writes
+            },
+            storage: StorageStats {
+                plain_transfers: counted.storage.plain_transfers + transfers.plain_transfers,
+                ring_enters: transfers.ring_enters,
+                ring_transfers: transfers.ring_transfers,
+                ..counted.storage
+            },
+            memory: MemoryStats {
+                bound_bytes: usage.bound_bytes,
+                used_bytes: usage.used_bytes,
+                frame_bytes: usage.frame_bytes,
+                free_bytes: usage.free_pages * PAGE_BYTES,
+                metadata_bytes: usage.used_bytes - usage.frame_bytes,
+                dirty_bytes: memory.dirty_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+                unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
+                swap_bytes: slots_used * PAGE_BYTES,
+                inactive_bytes: lists.inactive_pages() * PAGE_BYTES,
+                active_bytes: lists.active_pages * PAGE_BYTES,
+                ..counted.memory
+            },
             fallbacks: general.chain(registry.fallbacks()).collect(),
             devices: services.flusher.device_stats(),
             ..counted
@@ -359,8 +368,8 @@ impl Cache {
     /// file; one that fails keeps no other from it.
     ///
     /// # Errors
-    /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not durable, as
-    /// for [`Cache::close`]; otherwise like [`File::sync_data`].
+    /// [`ErrorKind::Close`](crate::ErrorKind::Close), which lists every file that is not
+    /// durable, as for [`Cache::close`]; otherwise like [`File::sync_data`].
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// # Effects of a gate
 /// - Syncs, and closes that sync, call [`WriteGate::make_durable`] first and block for it.
 /// - The cache asks the gate in the background, on a thread that exists only meanwhile, when the
-///   flusher has passed pages over or memory is short ([`Stats::gate_asks`]).
+///   flusher has passed pages over or memory is short ([`WriteStats::gate_asks`]).
 /// - Dirty pages of files with gates leave a quarter of the dirty limit ([`dirty_max`]) to other
 ///   files, so that a log in the same cache can be written.
 /// - Each dirty page with an LSN costs 32 to 64 bytes, charged to the bound.
@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// its pages up once it is opened again. The drop of the last [`Cache`](crate::Cache), or a later
 /// one of the file's last handle, asks the gate for the last time and logs what is lost.
 ///
-/// [`Stats::gate_asks`]: crate::Stats::gate_asks
+/// [`WriteStats::gate_asks`]: crate::WriteStats::gate_asks
 /// [`dirty_max`]: crate::CacheBuilder::dirty_max
 ///
 /// ```

@@ -8,6 +8,7 @@
 //!   async_reads/  futures, served by a job per device
 //!   readahead/    fills of pages before they are read
 //!   pin.rs        pins, for reading and for changes
+//!   immutable.rs  files that do not change while they are open: pins are slices
 //!   write.rs      writes, lengths
 //!   allocation.rs allocation, holes, zeros of memory files
 //!   gate.rs       writes behind a write gate
@@ -26,6 +27,7 @@ mod allocation;
 mod async_reads;
 mod gate;
 mod hit;
+mod immutable;
 mod many;
 mod open;
 mod options;
@@ -38,10 +40,11 @@ mod write;
 pub use advice::{Access, Residency};
 pub use async_reads::ReadFuture;
 pub use gate::GatedFile;
+pub use immutable::ImmutableFile;
 pub use many::ReadRequest;
 pub(crate) use open::Registry;
 pub use options::OpenOptions;
-pub use pin::{ImmutableFile, OwnedPageRef, PageRef, PageRefMut};
+pub use pin::{OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -68,10 +71,10 @@ use std::{cmp, fmt};
 /// duplicated descriptors: they have the same access rights, and a write error is reported to one
 /// of them, once.
 ///
-/// Positions and lengths are in bytes, below 2^63. A range may be any of the language's: an open end
-/// is the length of the file at the call. Reads and writes within one 4 KiB page are
-/// atomic with respect to each other: a read returns the page as it was before or after a write,
-/// never a mixture. The cache assumes that no other program changes the file while it is open here.
+/// Positions and lengths are in bytes, below 2^63. A range may be any of the language's: an open
+/// end is the length of the file at the call. Reads and writes within one 4 KiB page are atomic
+/// with respect to each other: a read returns the page as it was before or after a write, never a
+/// mixture. The cache assumes that no other program changes the file while it is open here.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -156,9 +159,9 @@ impl File {
     ///
     /// Covers the whole file, whichever handle wrote. Concurrent syncs of a file are grouped: while
     /// one is running, later callers wait, and a single sync then serves them all with one flush,
-    /// and one write-back if less than 1 MiB is dirty (`Stats::syncs_shared`). If several callers
-    /// shared the last sync, the first to arrive waits for the others for at most 1/8 of the
-    /// duration of that sync, capped at 1 ms.
+    /// and one write-back if less than 1 MiB is dirty (`WriteStats::syncs_shared`). If several
+    /// callers shared the last sync, the first to arrive waits for the others for at most 1/8 of
+    /// the duration of that sync, capped at 1 ms.
     ///
     /// # Errors
     /// - [`ErrorKind::Writeback`]: this sync failed, or a write-back failed since the last sync

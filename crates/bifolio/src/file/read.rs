@@ -288,12 +288,12 @@ pub(super) enum Obstacle {
 impl File {
     /// Reads like [`File::read_at`] if all bytes are in memory: never waits for a device or for
     /// another thread, and starts no read. Like there, fewer bytes than asked for mean the end of
-    /// the file. ([`File::try_read_prefix_at`] takes what is there.)
+    /// the file. ([`File::try_read_prefix_at`] takes a first part.)
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`], with the first byte that would have to be waited for, which becomes
-    /// an [`std::io::Error`] of the kind `WouldBlock`; the contents of `buffer` are unspecified then.
-    /// Otherwise fails like [`File::read_at`], without errors of the storage.
+    /// [`ErrorKind::WouldBlock`], with the first byte that would have to be waited for,
+    /// which becomes an [`std::io::Error`] of the kind `WouldBlock`; the contents of `buffer` are
+    /// unspecified then. Otherwise fails like [`File::read_at`], without errors of the storage.
     ///
     /// ```
     /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
@@ -318,8 +318,8 @@ impl File {
     /// returns their number: at least one, but for an empty buffer and at the end of the file.
     ///
     /// # Errors
-    /// As [`File::try_read_at`], with [`ErrorKind::WouldBlock`] only if the first byte would have to
-    /// be waited for.
+    /// As [`File::try_read_at`], with [`ErrorKind::WouldBlock`] only if the first byte
+    /// would have to be waited for.
     pub fn try_read_prefix_at(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         match self.try_read(buffer, position)? {
             (0, Obstacle::Absent | Obstacle::Busy) => Err(self.would_block(position, 0)),

@@ -139,8 +139,8 @@ impl PageView<'_> {
         self.array(offset).map(u64::from_be_bytes)
     }
 
-    /// Returns the view of the bytes of `range`, such as a cell of a node; `None` if it reaches past
-    /// the end or ends before it starts.
+    /// Returns the view of the bytes of `range`, such as a cell of a node; `None` if it reaches
+    /// past the end or ends before it starts.
     #[inline(always)]
     pub fn slice(&self, range: Range<usize>) -> Option<PageView<'_>> {
         let length = range.end.checked_sub(range.start)?;

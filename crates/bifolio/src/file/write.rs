@@ -496,7 +496,7 @@ mod tests {
         let error = file.write_at(&[8; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::Memory, "{error:?}");
         assert!(inode.store.is_absent(entry(index)), "the page is a hole: {:?}", entry(index));
-        assert_eq!(cache.stats().dirty_bytes, 0);
+        assert_eq!(cache.stats().memory.dirty_bytes, 0);
     }
 
     #[test]

@@ -184,8 +184,8 @@ impl<'h> Fill<'h> {
         }
         if let Some(unlisted) = unlisted {
             unlisted.keep_for(&lock);
-        } else if memory.lru.add(&memory.folios, for_lru, process::current_cpu()) {
-            memory.counters.add(Counter::LruBatch, 1);
+        } else {
+            memory.lru.add(&memory.folios, for_lru, process::current_cpu());
         }
         Ok(Claim::New(Locked { lock, folio, was_resident: false }))
     }
@@ -301,11 +301,11 @@ mod tests {
         let has_waited = std::cell::Cell::new(false);
         std::thread::scope(|scope| {
             hold(&file, &|| {
-                let before = cache.stats().allocation_waits;
+                let before = cache.stats().memory.allocation_waits;
                 let others = others.clone();
                 let write = scope.spawn(move || others.write_all_at(&[7; 512 << 10], 0).unwrap());
                 // More waits than it takes to give up.
-                while !write.is_finished() && cache.stats().allocation_waits < before + 30 {
+                while !write.is_finished() && cache.stats().memory.allocation_waits < before + 30 {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 has_waited.set(!write.is_finished());

@@ -43,7 +43,6 @@ impl<'h> Fill<'h> {
             let mut waits = FrozenWaits::default();
             let found = mapping.get_folio_and_tell(&memory.folios, index, &mut waits);
             if waits.rounds > 0 {
-                memory.counters.add(Counter::FrozenWait, waits.rounds);
                 memory.note_stall(waits.since);
             }
             match found {

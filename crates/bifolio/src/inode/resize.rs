@@ -305,6 +305,6 @@ mod tests {
         file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
         assert_eq!(byte, [0]);
         file.set_len(0).unwrap();
-        assert_eq!(cache.stats().swap_bytes, 0);
+        assert_eq!(cache.stats().memory.swap_bytes, 0);
     }
 }

@@ -288,7 +288,7 @@ mod tests {
         test_hook::set("between the check and the unmapping", store);
         page.file.handle.reclaim.sweep_once();
         assert!(test_hook::has_run(), "this thread evicted the page");
-        assert_eq!(page.cache.stats().stored_late_pages, 1);
+        assert_eq!(page.cache.stats().maps.stored_late_pages, 1);
         page.file.sync_data().unwrap();
         assert_eq!((byte.load(Ordering::Relaxed), page.on_storage()), (2, 2));
     }

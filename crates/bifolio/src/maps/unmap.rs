@@ -312,9 +312,6 @@ impl<'t> Unmapping<'t> {
         if outcome == EvictOutcome::Activate {
             return self.reclaim.activate(&mut vec![folio]);
         }
-        if outcome == EvictOutcome::Pinned {
-            memory.counters.add(Counter::PgPinned, 1);
-        }
         memory.lru.put_back(&memory.folios, &mut vec![folio], None);
     }
 
@@ -788,7 +785,6 @@ impl<'t> Copies<'t> {
     fn start_next(&mut self) -> Vec<Unmapped<'t>> {
         self.batch.iter_mut().for_each(WriteBatch::finish_all);
         let memory = &self.inode.memory;
-        memory.counters.add(Counter::PageOut, self.gathered.len() as u64);
         let are_single = memory.region_reads.are_single();
         let portion_folios = if are_single { PORTION_FOLIOS } else { TRANSFER_FOLIOS };
         let victims = std::mem::take(&mut self.write_victims);

@@ -97,25 +97,7 @@ impl Reclaim {
     /// that can be mapped, for other threads that reclaim.
     pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Evicted {
         self.memory.lru.drain(&self.memory.folios, process::current_cpu());
-        let outcome = self.invalidate_by_policy(inode, &range);
-        let kept = &outcome.kept;
-        let counts = [
-            (Counter::EvictSecondPass, outcome.second_pass_folios),
-            (Counter::EvictStraddling, kept.straddling),
-            (Counter::EvictGone, kept.gone),
-            (Counter::EvictLocked, kept.locked),
-            (Counter::EvictWriteback, kept.writeback),
-            (Counter::EvictPrivate, kept.private),
-            (Counter::EvictDirty, kept.dirty),
-            (Counter::EvictMapped, kept.mapped),
-            (Counter::EvictReferenced, kept.referenced),
-            (Counter::EvictDrain, outcome.drains_requested),
-            (Counter::EvictDrainCpu, outcome.cpus_drained),
-        ];
-        for (counter, count) in counts {
-            self.memory.counters.add(counter, count);
-        }
-        outcome
+        self.invalidate_by_policy(inode, &range)
     }
 }
 
@@ -514,7 +496,7 @@ mod tests {
         let Ok(file) = cache.open(&path, &OpenOptions::new().mappable(true)) else { return };
         file.read_exact_at(&mut vec![0; bytes as usize], 0).unwrap();
         let listed_bytes =
-            |cache: &Cache| cache.stats().active_bytes + cache.stats().inactive_bytes;
+            |cache: &Cache| cache.stats().memory.active_bytes + cache.stats().memory.inactive_bytes;
         let (again, before) = (cache.clone(), listed_bytes(&cache));
         test_hook::set("before the reclaim lock", move || assert!(listed_bytes(&again) >= before));
         let outcome = file.evict(0..bytes).unwrap();

@@ -49,7 +49,6 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
 use crate::page::{Entry, Folio, FolioId, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
-use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
@@ -286,7 +285,6 @@ impl Reclaim {
         }
         {
             let Some(guard) = self.lock.try_lock() else { return Ok(None) };
-            self.memory.counters.add(Counter::DirectReclaim, 1);
             let reclaim_lock = ReclaimLock { _guard: guard };
             self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::Nothing);
         }

@@ -324,7 +324,6 @@ impl Reclaim {
 
     /// Drains every batch, then examines every folio, recently used or not: the last resort.
     pub(super) fn sweep(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
-        self.memory.counters.add(Counter::LruDrain, 1);
         self.memory.lru.drain_all(&self.memory.folios);
         let mut fresh_pages = self.memory.lru.sizes().fresh_pages;
         while fresh_pages > 0 {
@@ -397,7 +396,6 @@ impl Reclaim {
             scanned_pages += batch.iter().map(|folio| folio.folio().pages()).sum::<u64>();
             let (mut used, mut unused): (Vec<_>, Vec<_>) =
                 batch.drain(..).partition(|folio| test_and_clear_referenced(reclaim_lock, folio));
-            memory.counters.add(Counter::PgDeactivate, unused.len() as u64);
             memory.lru.put_back(&memory.folios, &mut used, None);
             memory.lru.put_back(&memory.folios, &mut unused, Some(ListKind::Old));
         }
@@ -511,7 +509,6 @@ impl Reclaim {
             return (outcome, Some(folio));
         }
         if is_pinned(&folio) {
-            self.memory.counters.add(Counter::PgPinned, 1);
             return (EvictOutcome::Pinned, Some(folio));
         }
         match inode.evict(folio, &locked, self.shadow_of(&locked)) {
@@ -521,10 +518,7 @@ impl Reclaim {
                 evicted.0.push(frozen);
                 (EvictOutcome::Evicted, None)
             }
-            Err(EvictError::Referenced(folio)) => {
-                self.memory.counters.add(Counter::PgPinned, 1);
-                (EvictOutcome::Pinned, Some(folio))
-            }
+            Err(EvictError::Referenced(folio)) => (EvictOutcome::Pinned, Some(folio)),
             Err(EvictError::Dirty(folio)) => (EvictOutcome::Busy, Some(folio)),
         }
     }

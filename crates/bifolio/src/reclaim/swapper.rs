@@ -36,7 +36,6 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::maps::unmap::swap_out_mapped;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
-use crate::stats::Counter;
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
 use std::ops::Range;
@@ -330,7 +329,6 @@ impl Reclaim {
     /// Does P5 for folios of the arena.
     fn evict_swapped(&self, folios: Vec<FolioRef<'_>>) {
         let memory = &self.memory;
-        memory.counters.add(Counter::PageOut, folios.len() as u64);
         let reclaim_lock = self.lock();
         let (mut kept, mut evicted) = (Vec::new(), EvictedBatch::default());
         for folio in folios {

@@ -140,7 +140,6 @@ impl Reclaim {
             if found.is_some() {
                 return Ok(found);
             }
-            self.memory.counters.add(Counter::DirectReclaim, 1);
             let mut counts = ScanCounts::default();
             let kept_bytes = 2 * self.low_pages() * PAGE_BYTES;
             let free_bytes = self.arena().usage().free_pages * PAGE_BYTES;
@@ -490,7 +489,6 @@ impl Reclaim {
     /// Evicts folios in the order of the lists or else any, or empties a chunk for this kind.
     fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
         let reclaim_lock = self.lock();
-        self.memory.counters.add(Counter::DirectReclaim, 1);
         let counts =
             self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
         if counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget) {

@@ -92,7 +92,7 @@ fn a_page_used_again_later_is_kept() {
     reader.read(page);
     reader.read_percent(60);
     assert!(reader.is_resident(page), "{:?}", reader.sizes());
-    let activated = reader.cache.stats().pgactivate;
+    let activated = reader.cache.stats().evictions.activated_folios;
     assert!(activated > 0);
 }
 
@@ -138,11 +138,11 @@ fn a_page_evicted_from_the_active_list_is_not_active_when_it_is_read_again() {
         let new = reader.read_new();
         reader.read(new - reader.fits * 3 / 10);
     }
-    let activated = || reader.cache.stats().workingset_activate;
-    let (before, refaults) = (activated(), reader.cache.stats().workingset_refault);
+    let activated = || reader.cache.stats().evictions.refaults_early;
+    let (before, refaults) = (activated(), reader.cache.stats().evictions.refaults);
     let gone: Vec<u64> = (0..reader.fits).filter(|page| !reader.is_resident(*page)).collect();
     assert!(gone.len() as u64 > reader.fits / 2);
     gone[..200].iter().for_each(|page| reader.read(*page));
-    assert_eq!(reader.cache.stats().workingset_refault - refaults, 200);
+    assert_eq!(reader.cache.stats().evictions.refaults - refaults, 200);
     assert_eq!(activated(), before);
 }

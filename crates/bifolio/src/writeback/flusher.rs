@@ -478,7 +478,6 @@ impl Flusher {
             self.flush_excess(device, round.wanted_folios, &mut total);
         }
         if total.folios > 0 {
-            memory.counters.add(Counter::FlusherRound, 1);
             memory.counters.add(Counter::FlusherFolio, total.folios);
         }
         total

@@ -543,7 +543,9 @@ mod tests {
             let writer = scope.spawn(|| {
                 (0..64).for_each(|page| file.write_at(&[1; 8], page * PAGE_BYTES, 5).unwrap());
             });
-            while cache.stats().throttle_waits == 0 && device.held.load(Ordering::Relaxed) == 0 {
+            while cache.stats().writes.throttle_waits == 0
+                && device.held.load(Ordering::Relaxed) == 0
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let (begun, since) = (device.rounds_begun(), Instant::now());
@@ -556,7 +558,7 @@ mod tests {
             assert!(rounds <= rounds_max, "{rounds} rounds while the gate was shut");
         });
         file.sync_data().unwrap();
-        assert_eq!(cache.stats().gate_asks, gate.calls.load(Ordering::Relaxed));
+        assert_eq!(cache.stats().writes.gate_asks, gate.calls.load(Ordering::Relaxed));
     }
 
     #[test]

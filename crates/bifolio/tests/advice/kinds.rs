@@ -59,13 +59,13 @@ fn a_populated_range_is_resident_when_the_call_returns() {
     let file = open(&cache, &path);
     file.populate(10 * PAGE + 1..u64::MAX >> 1).unwrap();
     assert_eq!(resident_of(&file, 10..101), 91);
-    let misses = cache.stats().misses;
+    let misses = cache.stats().reads.misses;
     assert_same(&read(&file, 10 * PAGE, bytes.len()), &bytes[10 * PAGE as usize..]);
-    assert_eq!(cache.stats().misses, misses);
+    assert_eq!(cache.stats().reads.misses, misses);
     // An empty range and bytes past the end count as resident.
     file.populate(5..5).unwrap();
     file.populate(200 * PAGE..300 * PAGE).unwrap();
-    assert_eq!(cache.stats().misses, misses);
+    assert_eq!(cache.stats().reads.misses, misses);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn an_eviction_of_all_files_reaches_each() {
     assert_eq!((outcome.folios, outcome.kept.total()), (22, 2), "{outcome:?}");
     assert_eq!((outcome.kept.dirty, outcome.kept.referenced), (1, 1));
     drop(pin);
-    wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+    wait_for_stats(&cache, "clean", |stats| stats.memory.dirty_bytes == 0);
     // Refused while the write-out that has cleaned one of them still holds its reference.
     let mut evicted = 0;
     while evicted < 2 {

@@ -55,7 +55,7 @@ fn clean_pages_go_and_come_back_as_they_were() {
             assert_eq!(outcome.drains_requested, 0);
             assert_eq!(resident_pages(&file), 0);
             assert_counted(&cache, &outcome);
-            assert_eq!(cache.stats().pgsteal, 0, "advice is not reclaim");
+            assert_eq!(cache.stats().evictions.folios, 0, "advice is not reclaim");
             check(&file, &bytes);
             assert_eq!(evict(&file).folios, folios);
             assert_eq!(evict(&file), Evicted::default());
@@ -102,8 +102,8 @@ fn dirty_folios_are_written_in_the_background_and_then_they_go() {
         }
         let first = evict(&file);
         assert_eq!((first.folios, reasons(&first)), (PAGES - 3, kept("dirty", 3)));
-        let stats = wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
-        assert_eq!(stats.syncs, 0);
+        let stats = wait_for_stats(&cache, "clean", |stats| stats.memory.dirty_bytes == 0);
+        assert_eq!(stats.writes.syncs, 0);
         assert_same(&faulty.stored(), &bytes);
         let mut sum = first;
         sum += evict_all(&file, 3);
@@ -122,8 +122,8 @@ fn dirt_outside_the_range_is_nobodys_business() {
         }
         let outcome = file.evict(0..5 * PAGE).unwrap();
         assert_eq!(reasons(&outcome), kept("dirty", 1));
-        wait_for_stats(&cache, "one is clean", |stats| stats.dirty_bytes == PAGE);
-        assert_eq!(cache.stats().writeback, 1);
+        wait_for_stats(&cache, "one is clean", |stats| stats.memory.dirty_bytes == PAGE);
+        assert_eq!(cache.stats().storage.written_folios, 1);
         assert_eq!(file.residency(10 * PAGE..11 * PAGE).unwrap().dirty, 1);
     });
 }
@@ -146,7 +146,7 @@ fn ranges_that_wait_for_the_device_stay_apart() {
             gate.wait_for_arrivals(1);
         }
         gate.open();
-        wait_for_stats(&cache, "one is dirty", |stats| stats.dirty_bytes == PAGE);
+        wait_for_stats(&cache, "one is dirty", |stats| stats.memory.dirty_bytes == PAGE);
         assert_eq!(file.residency(5 * PAGE..6 * PAGE).unwrap().dirty, 1);
     });
 }
@@ -159,7 +159,7 @@ fn a_device_that_refuses_keeps_the_folio_dirty_and_here() {
         file.write_all_at(b"new", 0).unwrap();
         faulty.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
         assert_eq!(reasons(&evict(&file)), kept("dirty", 1));
-        wait_for_stats(&cache, "refused", |stats| stats.writeback_errors > 0);
+        wait_for_stats(&cache, "refused", |stats| stats.storage.write_errors > 0);
         assert_eq!(evict(&file).folios, 0);
         assert_eq!(read(&file, 0, 3), b"new");
         assert!(file.sync_data().is_err(), "who writes is told");
@@ -184,7 +184,7 @@ fn folios_on_their_way_out_stay_until_they_have_arrived() {
         assert_eq!(reasons(&evict(&file)), kept("writeback", 2));
         assert_eq!(file.residency(0..file.len()).unwrap().writeback, 2);
         gate.open();
-        wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+        wait_for_stats(&cache, "clean", |stats| stats.memory.dirty_bytes == 0);
         evict_all(&file, 2);
         assert_eq!(read(&file, 4 * PAGE, 2 * PAGE as usize), [7; 2 * PAGE as usize]);
     });
@@ -246,14 +246,14 @@ fn mapped_folios_stay_as_long_as_they_are_mapped() {
         check(&file, &bytes);
         let map = file.map(4 * PAGE..12 * PAGE).unwrap();
         let other = file.map(10 * PAGE + 5..14 * PAGE + 5).unwrap();
-        let before = cache.stats().unmap_flushes;
+        let before = cache.stats().maps.unmap_flushes;
         let outcome = evict(&file);
         // The second map has bytes of page 14.
         assert_eq!((outcome.folios, reasons(&outcome)), (5, kept("mapped", 11)));
         assert_eq!(outcome.drains_requested, 0);
         // Pages 0 to 3, and page 15.
         let runs = if report_of(Feature::VectoredUnmap).available { 1 } else { 2 };
-        assert_eq!(cache.stats().unmap_flushes - before, runs, "one flush for all five");
+        assert_eq!(cache.stats().maps.unmap_flushes - before, runs, "one flush for all five");
         drop(map);
         let outcome = evict(&file);
         assert_eq!((outcome.folios, reasons(&outcome)), (6, kept("mapped", 5)));
@@ -283,7 +283,7 @@ fn of_several_reasons_the_first_one_counts() {
     writes.wait_for_arrivals(1);
     assert_eq!(reasons(&evict(&file)), [("writeback", 1), ("mapped", PAGES - 1)]);
     writes.open();
-    wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+    wait_for_stats(&cache, "clean", |stats| stats.memory.dirty_bytes == 0);
     drop(map);
     evict_all(&file, PAGES);
     let _map = file.map(0..LENGTH as u64).unwrap();
@@ -317,7 +317,9 @@ fn stores_through_a_map_are_written_in_the_background() {
     bytes[3 * PAGE as usize + 7] ^= 0xFF;
     let outcome = file.evict(0..8 * PAGE).unwrap();
     assert_eq!(reasons(&outcome), kept("mapped", 8), "stores were not searched for yet");
-    wait_for_stats(&cache, "what is in the range is written", |stats| stats.writeback == 1);
+    wait_for_stats(&cache, "what is in the range is written", |stats| {
+        stats.storage.written_folios == 1
+    });
     // And nothing else.
     assert_same(&std::fs::read(&path).unwrap(), &bytes);
 }
@@ -359,7 +361,7 @@ fn pages_of_memory_files_go_once_they_are_swapped() {
     // What comes behind it drives it out; read back, it is clean, and has its place.
     file.write_all_at(&vec![9; 4 << 20], 1 << 20).unwrap();
     check_start(&file);
-    assert_eq!(cache.stats().swapped_in_pages, PAGES);
+    assert_eq!(cache.stats().storage.swapped_in_pages, PAGES);
     let start = 0..LENGTH as u64;
     let outcome = file.evict(start.clone()).unwrap();
     assert_eq!((outcome.folios, reasons(&outcome)), (PAGES, vec![]));

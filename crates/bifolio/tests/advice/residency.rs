@@ -101,7 +101,7 @@ fn pages_on_their_way_out_are_told() {
     let sum = residency(&file, 0..file.len());
     assert_eq!((sum.dirty, sum.writeback, sum.resident), (0, 3, 3));
     gate.open();
-    wait_for_stats(&cache, "clean", |stats| stats.dirty_bytes == 0);
+    wait_for_stats(&cache, "clean", |stats| stats.memory.dirty_bytes == 0);
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn a_gate_that_stays_shut_keeps_the_old_bound_and_is_named() {
         let needles = ["1048576", "write gates", "dirty_max", "memory", cause];
         let error = error_of(cache.set_memory(SMALL), &needles);
         assert_eq!(error.kind(), ErrorKind::BoundInUse, "{error:?}");
-        assert_eq!(cache.stats().bound_bytes, LARGE);
+        assert_eq!(cache.stats().memory.bound_bytes, LARGE);
         for _ in 0..16 {
             log.file.append(&[4; PAGE as usize]).unwrap();
         }
@@ -130,7 +130,7 @@ fn a_hung_device_keeps_the_old_bound_and_no_writer_of_another_waits() {
         error_of(smaller.join().unwrap(), &needles);
         assert!(slow < Duration::from_secs(8), "{slow:?}");
     });
-    assert_eq!(cache.stats().bound_bytes, LARGE);
+    assert_eq!(cache.stats().memory.bound_bytes, LARGE);
     let slow = slowest(4096);
     assert!(slow < Duration::from_secs(8), "{slow:?}");
     gate.open();
@@ -153,7 +153,7 @@ fn devices_at_work_do_not_keep_the_bound_from_falling() {
                 }
             });
         }
-        wait_until("all of them write", || cache.stats().dirty_bytes > LARGE / 4);
+        wait_until("all of them write", || cache.stats().memory.dirty_bytes > LARGE / 4);
         for _ in 0..5 {
             let lowered = cache.set_memory(SMALL);
             let raised = cache.set_memory(LARGE);
@@ -216,7 +216,7 @@ fn a_bound_below_what_is_pinned_is_refused_beside_a_device_that_hangs() {
         assert!(time < wait_max / 2, "{time:?}");
         syncing.join().unwrap().unwrap();
     });
-    assert_eq!(cache.stats().bound_bytes, LARGE);
+    assert_eq!(cache.stats().memory.bound_bytes, LARGE);
     drop(pins);
     cache.set_memory(SMALL).unwrap();
 }
@@ -242,7 +242,7 @@ fn calls_that_wait_for_a_change_of_the_bound_outlive_it() {
                 })
             })
             .collect();
-        wait_until("their pages are claimed", || cache.stats().frame_bytes > smaller);
+        wait_until("their pages are claimed", || cache.stats().memory.frame_bytes > smaller);
         let healthy_reader = scope.spawn(|| {
             let mut page = 0;
             while !is_over.load(Ordering::Relaxed) {
@@ -262,7 +262,7 @@ fn calls_that_wait_for_a_change_of_the_bound_outlive_it() {
         healthy_reads.unwrap();
         assert!(time < wait_max / 4 * 3, "{time:?}");
     });
-    assert_eq!(cache.stats().bound_bytes, LARGE);
+    assert_eq!(cache.stats().memory.bound_bytes, LARGE);
 }
 
 /// Descriptors of pages are never freed: a bound below them is refused before anything is evicted.
@@ -277,10 +277,10 @@ fn a_bound_below_the_descriptors_is_refused_and_keeps_the_pages() {
     let read_all =
         || (0..6144).for_each(|page| file.read_exact_at(&mut [0; 8], page * PAGE).unwrap());
     read_all();
-    let misses = cache.stats().misses;
+    let misses = cache.stats().reads.misses;
     let error = error_of(cache.set_memory(first), &["262144", "descriptors"]);
     assert_eq!(error.kind(), ErrorKind::Full);
     read_all();
-    assert_eq!(cache.stats().misses, misses);
+    assert_eq!(cache.stats().reads.misses, misses);
     cache.set_memory(1 << 20).unwrap();
 }

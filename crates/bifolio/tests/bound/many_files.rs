@@ -108,7 +108,7 @@ fn keep_open(count: u64, memory: u64) {
         files.push((file, backing));
     }
     let stats = cache.stats();
-    assert!(stats.used_bytes <= memory, "{stats:?}");
+    assert!(stats.memory.used_bytes <= memory, "{stats:?}");
     for (number, (file, _)) in (0..).zip(&files) {
         let mut found = [1; 8];
         file.read_exact_at(&mut found, 0).unwrap();

@@ -133,7 +133,7 @@ impl Pattern {
 /// Reads, and in one of 16 steps writes, at random from two threads, until the cache has been
 /// replaced `turnovers` times. Returns the hit ratio of the last half.
 fn churn(cache: &Cache, file: &File, access: Pattern, turnovers: u64) -> f64 {
-    let frames = cache.stats().bound_bytes / PAGE;
+    let frames = cache.stats().memory.bound_bytes / PAGE;
     let rounds = |turnovers_each: u64| {
         let before = cache.stats();
         let steps: u64 = thread::scope(|scope| {
@@ -144,14 +144,14 @@ fn churn(cache: &Cache, file: &File, access: Pattern, turnovers: u64) -> f64 {
                         file,
                         access,
                         seed,
-                        before.pgsteal + turnovers_each * frames,
+                        before.evictions.folios + turnovers_each * frames,
                     )
                 }
             };
             let threads = [1, 2].map(|seed| scope.spawn(run(seed)));
             threads.map(|thread| thread.join().unwrap()).iter().sum()
         });
-        1.0 - (cache.stats().misses - before.misses) as f64 / steps as f64
+        1.0 - (cache.stats().reads.misses - before.reads.misses) as f64 / steps as f64
     };
     rounds(turnovers / 2);
     rounds(turnovers / 2)
@@ -162,7 +162,7 @@ fn churn_thread(cache: &Cache, file: &File, access: Pattern, seed: u64, pgsteal:
     let pages = file.len() / PAGE;
     let mut buffer = [0; PAGE as usize];
     let mut steps = 0;
-    while steps % 1024 != 0 || cache.stats().pgsteal < pgsteal {
+    while steps % 1024 != 0 || cache.stats().evictions.folios < pgsteal {
         let page = access.page(&mut random, pages);
         if steps % 16 == 0 {
             file.write_all_at(&page.to_le_bytes(), page * PAGE).unwrap();
@@ -182,7 +182,7 @@ fn check_fills(cache: &Cache, len_bytes: u64, folio_bytes: u64, apart_max: impl 
         let before = cache.stats();
         let file = fill(cache, len_bytes, folio_bytes, how);
         let placement = placement_of(&file);
-        let evicted = cache.stats().pgsteal - before.pgsteal;
+        let evicted = cache.stats().evictions.folios - before.evictions.folios;
         let part = adjacency(&placement);
         println!("folios of {folio_bytes}, {how:?}, {evicted} evicted: {part:.3}, {placement:?}");
         // A new table page may have cost chunks, those just filled as well as any.
@@ -235,7 +235,7 @@ fn check_after_churn_of(cache: &Cache, churned: &File, access: Pattern, hit_rati
     let stats = cache.stats();
     println!(
         "{access:?}: hit ratio {hit_ratio:.4}, {} evicted, {} moved",
-        stats.pgsteal, stats.pgrelocate
+        stats.evictions.folios, stats.evictions.relocated_folios
     );
     assert!(hit_ratio >= hit_ratio_min, "{hit_ratio}");
     check_fills(cache, 16 * MIB, PAGE, |neighbours| neighbours * 9 / 10);
@@ -295,15 +295,15 @@ fn a_fill_after_writes_all_over_lies_in_order_and_swaps_out_little() {
         file.write_all_at(&page, position).unwrap();
     }
     let (stats, placement) = (cache.stats(), placement_of(&file));
-    let swapped = stats.swapped_out_pages - before.swapped_out_pages;
-    let evicted = stats.pgsteal - before.pgsteal;
+    let swapped = stats.storage.swapped_out_pages - before.storage.swapped_out_pages;
+    let evicted = stats.evictions.folios - before.evictions.folios;
     let part = adjacency(&placement);
     println!("{swapped} swapped, {evicted} evicted: {part:.3}, {placement:?}");
     assert!(placement.neighbours >= 32, "{placement:?}");
     // Less than 0.2 if dirty folios stayed where they are.
     assert!(part >= 0.4, "{part:.3}, {placement:?}");
     assert!(swapped <= evicted * 3 / 2, "{swapped} swapped, {evicted} evicted");
-    assert!(before.swapped_out_pages <= before.pgsteal, "{before:?}");
+    assert!(before.storage.swapped_out_pages <= before.evictions.folios, "{before:?}");
 }
 
 /// Every other pair of pages of a file is read all the time, while the other pairs are evicted.
@@ -316,7 +316,7 @@ fn neighbours_in_use_are_not_torn_apart() {
     file.set_access(Access::Random);
     let mut random = Rng::with_seed(3);
     let mut buffer = [0; PAGE as usize];
-    while cache.stats().pgsteal < 10 * bound / PAGE {
+    while cache.stats().evictions.folios < 10 * bound / PAGE {
         for _ in 0..1024 {
             let page = random.u64(..churned.len() / PAGE);
             churned.read_exact_at(&mut buffer, page * PAGE).unwrap();
@@ -367,7 +367,7 @@ fn migrated_folios_keep_their_bytes_and_stay_dirty() {
     });
     file.sync_data().unwrap();
     let stats = cache.stats();
-    assert!(stats.pgrelocate > 1000 && stats.dirty_bytes == 0, "{stats:?}");
+    assert!(stats.evictions.relocated_folios > 1000 && stats.memory.dirty_bytes == 0, "{stats:?}");
     let stored = storage.bytes();
     for page in 0..pages as usize {
         let at = page * PAGE as usize;
@@ -459,9 +459,15 @@ fn moved_folios_of_a_memory_file_keep_their_bytes() {
     });
     (0..pages).for_each(|page| assert_eq!(words.read(page), words.known(page), "page {page}"));
     let stats = cache.stats();
-    println!("{} moved, {} swapped out", stats.pgrelocate, stats.swapped_out_pages);
-    assert!(stats.pgrelocate > 1000 && stats.swapped_out_pages > 1000, "{stats:?}");
+    println!(
+        "{} moved, {} swapped out",
+        stats.evictions.relocated_folios, stats.storage.swapped_out_pages
+    );
+    assert!(
+        stats.evictions.relocated_folios > 1000 && stats.storage.swapped_out_pages > 1000,
+        "{stats:?}"
+    );
     words.file.set_len(0).unwrap();
     let stats = cache.stats();
-    assert_eq!((stats.unswapped_bytes, stats.swap_bytes), (0, 0), "{stats:?}");
+    assert_eq!((stats.memory.unswapped_bytes, stats.memory.swap_bytes), (0, 0), "{stats:?}");
 }

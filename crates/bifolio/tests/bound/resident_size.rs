@@ -71,12 +71,15 @@ fn roam(folio_bytes: u64) {
         }
         if step % 100 == 0 {
             let stats = cache.stats();
-            assert!(stats.used_bytes <= bound, "{stats:?}");
+            assert!(stats.memory.used_bytes <= bound, "{stats:?}");
         }
     }
     let stats = cache.stats();
-    assert!(stats.pgsteal > bound / folio_bytes, "the cache was not turned over: {stats:?}");
-    assert!(stats.frame_bytes > bound / 10 * 9, "the bound is not used: {stats:?}");
+    assert!(
+        stats.evictions.folios > bound / folio_bytes,
+        "the cache was not turned over: {stats:?}"
+    );
+    assert!(stats.memory.frame_bytes > bound / 10 * 9, "the bound is not used: {stats:?}");
     let peak = process_bytes("VmHWM:");
     println!("folios of {folio_bytes}: peak {peak} bytes, bound {bound}");
     assert!(peak <= resident_bytes_max(bound), "{peak} bytes were resident at a bound of {bound}");
@@ -114,7 +117,7 @@ fn give_back() {
     let shrunk = process_bytes(MEMORY);
     assert!(shrunk <= resident_bytes_max(small), "{shrunk} bytes resident at {small}");
     let stats = cache.stats();
-    assert!(stats.used_bytes <= small && stats.bound_bytes == small, "{stats:?}");
+    assert!(stats.memory.used_bytes <= small && stats.memory.bound_bytes == small, "{stats:?}");
     // It holds on, and grows back when it may.
     for position in (0..90 * MIB).step_by(PAGE as usize) {
         check_mark(&file, position, position < 4 * MIB);
@@ -151,11 +154,15 @@ fn metadata_is_at_most_72_bytes_a_resident_page() {
     let file = cache.open(&path, &writable()).unwrap();
     let check = |touched_pages: u64| {
         let stats = cache.stats();
-        let resident_pages = stats.frame_bytes / PAGE;
+        let resident_pages = stats.memory.frame_bytes / PAGE;
         let allowed = 72 * resident_pages + 8 * touched_pages + TABLE_PAGE_BYTES;
-        assert!(stats.metadata_bytes <= allowed, "{} > {allowed}", stats.metadata_bytes);
-        assert!(stats.metadata_bytes > 0);
-        assert_eq!(stats.used_bytes, stats.frame_bytes + stats.metadata_bytes);
+        assert!(
+            stats.memory.metadata_bytes <= allowed,
+            "{} > {allowed}",
+            stats.memory.metadata_bytes
+        );
+        assert!(stats.memory.metadata_bytes > 0);
+        assert_eq!(stats.memory.used_bytes, stats.memory.frame_bytes + stats.memory.metadata_bytes);
     };
     for page in 0..64 * MIB / PAGE {
         read(&file, page * PAGE, 8);
@@ -164,9 +171,9 @@ fn metadata_is_at_most_72_bytes_a_resident_page() {
         }
     }
     check(64 * MIB / PAGE);
-    let with_table = cache.stats().metadata_bytes;
+    let with_table = cache.stats().memory.metadata_bytes;
     drop(file);
-    let without = cache.stats().metadata_bytes;
+    let without = cache.stats().memory.metadata_bytes;
     assert_eq!(with_table - without, 64 * MIB / PAGE * 8, "a closed file costs nothing");
 }
 
@@ -182,9 +189,9 @@ fn tables_take_their_memory_from_within_the_bound() {
         check_mark(&file, position, false);
         write_mark(&file, position);
         let stats = cache.stats();
-        assert!(stats.used_bytes <= bound, "{stats:?}");
+        assert!(stats.memory.used_bytes <= bound, "{stats:?}");
     }
-    assert!(cache.stats().metadata_bytes > bound / 8, "much of it is the table by now");
+    assert!(cache.stats().memory.metadata_bytes > bound / 8, "much of it is the table by now");
     for position in (0..1 << 30).step_by(2 << 20) {
         check_mark(&file, position, true);
     }
@@ -213,7 +220,7 @@ fn populated() {
         map.populate(start..start + MIB).unwrap();
     }
     let stats = cache.stats();
-    assert!(stats.used_bytes <= bound, "{stats:?}");
+    assert!(stats.memory.used_bytes <= bound, "{stats:?}");
     let peak = process_bytes("VmHWM:");
     assert!(peak <= resident_bytes_max(bound), "{peak} bytes were resident at a bound of {bound}");
 }
@@ -229,14 +236,14 @@ fn populated_memory_is_there_at_once_and_serves_everything() {
 
 /// Returns how many pages of `range` are still in the cache.
 fn resident_pages(cache: &Cache, file: &File, range: std::ops::Range<u64>) -> u64 {
-    let before = cache.stats().misses;
+    let before = cache.stats().reads.misses;
     let pages = range.start / PAGE..range.end / PAGE;
     let count = pages.end - pages.start;
     // From the end, so that the look itself evicts nothing it has yet to look at.
     for page in pages.rev() {
         read(file, page * PAGE, 8);
     }
-    count - (cache.stats().misses - before)
+    count - (cache.stats().reads.misses - before)
 }
 
 #[test]
@@ -254,7 +261,7 @@ fn memory_goes_from_one_folio_size_to_another_and_back() {
         let (file, bytes) = &files[number];
         assert_same(&read_all(file), bytes);
         let stats = cache.stats();
-        assert!(stats.used_bytes <= bound, "{stats:?}");
+        assert!(stats.memory.used_bytes <= bound, "{stats:?}");
     }
     // What it read last, the smallest folios, have most of the memory now.
     let last = &files[0].0;
@@ -278,12 +285,12 @@ fn a_chunk_of_scattered_pages_is_emptied_for_a_folio_of_its_size() {
         let page = random.u64(0..4 * bound / PAGE) * PAGE;
         assert_eq!(read(&small, page, 8), bytes[page as usize..][..8]);
     }
-    assert_eq!(cache.stats().pgevacuate, 0);
+    assert_eq!(cache.stats().evictions.evacuated_folios, 0);
     let chunk_bytes = bound / 32;
     let (path, bytes) = random_file(&directory, "large", 2 * chunk_bytes as usize);
     let large = cache.open(&path, &writable().folio_bytes(chunk_bytes)).unwrap();
     assert_same(&read_all(&large), &bytes);
-    assert!(cache.stats().pgevacuate > 0, "{:?}", cache.stats());
+    assert!(cache.stats().evictions.evacuated_folios > 0, "{:?}", cache.stats());
 }
 
 #[test]
@@ -335,11 +342,15 @@ fn read_scattered(pages_in_call: usize) {
     // Until the cache is full, the thread makes memory resident.
     let full = read_pages(8192);
     let after = read_pages(4096);
-    assert_eq!(after.misses - full.misses, 4096);
-    assert!(after.pgsteal - full.pgsteal >= 3700, "{}", after.pgsteal - full.pgsteal);
+    assert_eq!(after.reads.misses - full.reads.misses, 4096);
+    assert!(
+        after.evictions.folios - full.evictions.folios >= 3700,
+        "{}",
+        after.evictions.folios - full.evictions.folios
+    );
     // Who waits for a processor may find it still at work, or woken; were it called for each round,
     // it would be 12 times or more.
-    let woken = after.background_reclaims - full.background_reclaims;
+    let woken = after.evictions.background_reclaims - full.evictions.background_reclaims;
     assert!(woken <= 3, "{pages_in_call} pages a call: woken {woken} times");
 }
 
@@ -375,7 +386,7 @@ fn a_bound_that_cannot_be_had_fails_no_read() {
         is_over.store(true, Ordering::Relaxed);
         assert!(reader.join().unwrap() > 0);
     });
-    assert_eq!(cache.stats().bound_bytes, bound);
+    assert_eq!(cache.stats().memory.bound_bytes, bound);
     drop(holds);
     cache.set_memory(bound / 4).unwrap();
 }

@@ -41,8 +41,8 @@ fn a_bound_that_is_raised_in_small_steps_is_used_to_its_end() {
                 touch(&file, random.u64(..2 * last / PAGE));
             }
             let stats = cache.stats();
-            assert!(stats.used_bytes <= bound, "{stats:?}");
-            assert!(stats.used_bytes > bound / 8 * 7, "not all of it is used: {stats:?}");
+            assert!(stats.memory.used_bytes <= bound, "{stats:?}");
+            assert!(stats.memory.used_bytes > bound / 8 * 7, "not all of it is used: {stats:?}");
         }
     }
 }
@@ -65,14 +65,14 @@ fn a_bound_that_grows_after_pins_kept_it_small_is_used_again() {
         let pins = (BOUND..2 * BOUND).step_by(MIB as usize / 2).map(|at| held.pin(at..at + 8));
         let pins: Vec<_> = pins.map(Result::unwrap).collect();
         cache.set_memory(4 * MIB).unwrap();
-        assert!(cache.stats().used_bytes <= 4 * MIB);
+        assert!(cache.stats().memory.used_bytes <= 4 * MIB);
         cache.set_memory(BOUND).unwrap();
         for page in 0..4 * BOUND / PAGE {
             touch(&small, page);
         }
         let stats = cache.stats();
-        assert!(stats.used_bytes > BOUND / 8 * 7, "not all of it is used: {stats:?}");
-        assert!(stats.used_bytes <= BOUND, "{stats:?}");
+        assert!(stats.memory.used_bytes > BOUND / 8 * 7, "not all of it is used: {stats:?}");
+        assert!(stats.memory.used_bytes <= BOUND, "{stats:?}");
         drop(pins);
     }
 }
@@ -118,7 +118,7 @@ fn folios_that_cannot_leave_do_not_keep_the_rest_from_others() {
             touch(&other, page);
         }
         let stats = cache.stats();
-        assert!(stats.free_bytes < bound / 4, "much of it is not used: {stats:?}");
+        assert!(stats.memory.free_bytes < bound / 4, "much of it is not used: {stats:?}");
         for start in (0..bound / 16 * 15).step_by(512 << 10) {
             let mut found = [0; 8];
             kept.read_exact_at(&mut found, start).unwrap();
@@ -167,7 +167,7 @@ fn large_folios_find_room_between_pages_that_cannot_leave() {
                 assert_eq!(u64::from_le_bytes(found), page);
             }
             let stats = cache.stats();
-            assert!(stats.used_bytes <= bound, "{stats:?}");
+            assert!(stats.memory.used_bytes <= bound, "{stats:?}");
         }
     }
 }
@@ -186,6 +186,6 @@ fn a_large_pinned_folio_blocks_no_small_pages() {
             touch(&small, page);
         }
         drop(pin);
-        assert!(cache.stats().used_bytes <= bound);
+        assert!(cache.stats().memory.used_bytes <= bound);
     }
 }

@@ -32,10 +32,14 @@ fn tables_of_a_large_file_cost_only_the_room_they_take() {
     // or cost less than an eighth of the memory. A chunk cannot be emptied while the thread in the
     // background frees a batch of its pages: then another one is.
     let stats = cache.stats();
-    assert!(stats.metadata_bytes > MEMORY / 8, "{} bytes", stats.metadata_bytes);
+    assert!(stats.memory.metadata_bytes > MEMORY / 8, "{} bytes", stats.memory.metadata_bytes);
     let room_pages = LENGTH / 512 / PAGE + 512;
-    assert!(stats.pgevacuate <= room_pages, "{} of {room_pages}", stats.pgevacuate);
-    assert!(stats.used_bytes <= stats.bound_bytes);
+    assert!(
+        stats.evictions.evacuated_folios <= room_pages,
+        "{} of {room_pages}",
+        stats.evictions.evacuated_folios
+    );
+    assert!(stats.memory.used_bytes <= stats.memory.bound_bytes);
 }
 
 #[test]
@@ -49,7 +53,7 @@ fn the_least_memory_for_a_folio_is_enough_for_a_long_file() {
         for position in (0..64 << 20).step_by(1 << 20) {
             file.read_exact_at(&mut [0; 8], position).unwrap();
         }
-        assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+        assert!(cache.stats().memory.used_bytes <= cache.stats().memory.bound_bytes);
     }
 }
 

@@ -26,7 +26,7 @@ fn exercise(
     assert_same(&std::fs::read(&path).unwrap(), &bytes);
     cache.set_memory(3 << 20).unwrap();
     assert_same(&read_all(&file), &bytes);
-    assert!(cache.stats().pgsteal + cache.stats().pgevacuate > 0);
+    assert!(cache.stats().evictions.folios + cache.stats().evictions.evacuated_folios > 0);
     cache.stats().fallbacks
 }
 
@@ -69,9 +69,9 @@ fn a_masked_ring_is_never_entered_and_batches_go_by_plain_calls() {
         exercise(&cache, &writable(), &directory());
         let stats = cache.stats();
         let expects_ring = !masked && bifolio::features().iter().any(is_available);
-        assert_eq!(stats.ring_enters > 0, expects_ring, "masked: {masked}");
-        assert_eq!(stats.ring_transfers > 0, expects_ring, "masked: {masked}");
-        assert!(expects_ring || stats.plain_transfers > 0);
+        assert_eq!(stats.storage.ring_enters > 0, expects_ring, "masked: {masked}");
+        assert_eq!(stats.storage.ring_transfers > 0, expects_ring, "masked: {masked}");
+        assert!(expects_ring || stats.storage.plain_transfers > 0);
     }
 }
 
@@ -129,5 +129,5 @@ fn huge_pages_can_be_refused_and_required() {
         .into_iter()
         .any(|report| report.feature == Feature::TransparentHugePages && report.available);
     assert_eq!(required().build().is_ok(), available);
-    assert!(cache_of(1 << 20).stats().used_bytes <= 1 << 20);
+    assert!(cache_of(1 << 20).stats().memory.used_bytes <= 1 << 20);
 }

@@ -117,7 +117,10 @@ fn bad_places_fail_only_requests_that_need_them() {
             assert_read_error(faulty, &answers[number], ranges[number].clone(), libc::EIO);
         }
         let stats = cache.stats();
-        assert!(stats.used_bytes <= stats.bound_bytes && stats.allocation_failures == 0);
+        assert!(
+            stats.memory.used_bytes <= stats.memory.bound_bytes
+                && stats.memory.allocation_failures == 0
+        );
         faulty.backing.heal();
         assert!(failures(faulty, &ranges, &read_many(&file, &ranges)).is_empty());
     });
@@ -176,7 +179,7 @@ fn short_interrupted_and_refused_reads_of_a_batch_are_continued() {
         let struck = faulty.backing.struck();
         assert!(failures(faulty, &ranges, &read_many(&file, &ranges)).is_empty());
         assert_eq!(faulty.backing.struck() - struck, 11);
-        assert_eq!(cache.stats().misses, REQUESTS as u64 + 3, "a page was read again");
+        assert_eq!(cache.stats().reads.misses, REQUESTS as u64 + 3, "a page was read again");
     });
 }
 
@@ -206,7 +209,7 @@ fn transfers_end_in_any_order_and_each_byte_is_read_once() {
             assert!(failures(faulty, &ranges, &reader.join().unwrap()).is_empty());
         });
         let stats = cache.stats();
-        assert_eq!((stats.misses, stats.read_bytes), (1024 + 7, (1024 + 7) * PAGE));
+        assert_eq!((stats.reads.misses, stats.storage.read_bytes), (1024 + 7, (1024 + 7) * PAGE));
         assert_eq!(faulty.backing.calls(Call::Read), 4 + 7);
     });
 }
@@ -348,7 +351,13 @@ fn failed_reads_keep_no_frame_and_no_lock() {
             }
         }
         let stats = cache.stats();
-        assert_eq!((stats.inactive_bytes + stats.active_bytes, stats.allocation_failures), (0, 0));
+        assert_eq!(
+            (
+                stats.memory.inactive_bytes + stats.memory.active_bytes,
+                stats.memory.allocation_failures
+            ),
+            (0, 0)
+        );
         error_of(file.read_at(&mut [0; 10], 0), &["os error 5"]);
         faulty.backing.heal();
         assert_same(&read_all(&file), &faulty.bytes);

@@ -92,7 +92,7 @@ fn a_transfer_that_fails_is_written_again_page_by_page() {
             assert_eq!(faulty.backing.calls(Call::Write) - calls, RUNS + RUN_PAGES);
         }
         let stats = cache.stats();
-        assert_eq!((stats.dirty_bytes, stats.writeback_errors), (0, 0));
+        assert_eq!((stats.memory.dirty_bytes, stats.storage.write_errors), (0, 0));
     });
 }
 
@@ -106,12 +106,12 @@ fn an_unwritable_page_stays_dirty_and_handles_are_told_once() {
             let fault = Fault::on(Call::Write).at(page(bad)).times(2);
             faulty.backing.inject(fault.fails(libc::ENOSPC));
             assert_told(file.sync_data(), page(bad), libc::ENOSPC);
-            assert_eq!(cache.stats().dirty_bytes, PAGE);
+            assert_eq!(cache.stats().memory.dirty_bytes, PAGE);
             assert_stored_but(faulty, &expected, page(bad));
             assert_same(&read_all(&file), &expected);
             file.sync_data().unwrap();
             assert_same(&faulty.stored(), &expected);
-            assert_eq!(cache.stats().dirty_bytes, 0);
+            assert_eq!(cache.stats().memory.dirty_bytes, 0);
             if let Some(second) = &second {
                 assert_told(second.sync_data(), page(bad), libc::ENOSPC);
                 second.sync_data().unwrap();
@@ -133,7 +133,7 @@ fn no_sync_succeeds_before_the_page_is_on_the_device() {
             assert_told(handle.sync_range(run_bytes(4)), page(bad), libc::EIO);
         }
         error_of(cache.close(), &["os error 5"]);
-        assert_eq!(cache.stats().dirty_bytes, PAGE);
+        assert_eq!(cache.stats().memory.dirty_bytes, PAGE);
         faulty.backing.heal();
         // The close was told by itself; each handle is told that it has failed.
         assert_told(file.sync_all(), page(bad), libc::EIO);
@@ -156,11 +156,11 @@ fn a_failure_of_the_flusher_is_told_by_the_next_sync() {
         let expected = write_runs(&file, 7);
         wait_until("all but one are clean", || {
             let stats = cache.stats();
-            stats.dirty_bytes == PAGE && stats.writeback_errors > 0
+            stats.memory.dirty_bytes == PAGE && stats.storage.write_errors > 0
         });
         assert_stored_but(faulty, &expected, page(bad));
         faulty.backing.heal();
-        wait_until("it is tried again", || cache.stats().dirty_bytes == 0);
+        wait_until("it is tried again", || cache.stats().memory.dirty_bytes == 0);
         assert_same(&faulty.stored(), &expected);
         // By whatever sync comes first, also of bytes that are well.
         assert_told(file.sync_range(0..1), page(bad), libc::EIO);
@@ -188,7 +188,7 @@ fn short_and_interrupted_writes_of_a_batch_are_continued() {
         assert_eq!(faulty.backing.struck(), 9);
         assert_same(&faulty.stored(), &expected);
         let stats = cache.stats();
-        assert_eq!((stats.dirty_bytes, stats.writeback_errors), (0, 0));
+        assert_eq!((stats.memory.dirty_bytes, stats.storage.write_errors), (0, 0));
     });
 }
 
@@ -200,7 +200,7 @@ fn a_write_that_moves_nothing_is_a_failure() {
         let bad = page(run(6).end - 1);
         faulty.backing.inject(Fault::on(Call::Write).at(bad.clone()).forever().moves_nothing());
         error_of(file.sync_data(), &["write-back", &bad.start.to_string()]);
-        assert_eq!(cache.stats().dirty_bytes, PAGE);
+        assert_eq!(cache.stats().memory.dirty_bytes, PAGE);
         faulty.backing.heal();
         file.sync_data().unwrap();
         assert_same(&faulty.stored(), &expected);
@@ -243,7 +243,7 @@ fn the_device_gets_one_state_of_a_page_at_a_time() {
         file.sync_data().unwrap();
         assert_same(&faulty.stored(), &new);
         assert_same(&read_all(&file), &new);
-        assert_eq!(cache.stats().dirty_bytes, 0);
+        assert_eq!(cache.stats().memory.dirty_bytes, 0);
     });
 }
 
@@ -266,10 +266,10 @@ fn bytes_written_during_a_failed_eviction_survive() {
             assert_told(late.join().unwrap(), bad.clone(), libc::EIO);
             writer.join().unwrap()
         });
-        assert_eq!(cache.stats().dirty_bytes, RUNS * RUN_PAGES * PAGE, "each of them once");
+        assert_eq!(cache.stats().memory.dirty_bytes, RUNS * RUN_PAGES * PAGE, "each of them once");
         file.sync_data().unwrap();
         assert_same(&faulty.stored(), &expected);
-        assert_eq!(cache.stats().dirty_bytes, 0);
+        assert_eq!(cache.stats().memory.dirty_bytes, 0);
     });
 }
 
@@ -303,7 +303,7 @@ fn a_truncation_waits_for_the_batch_and_is_final() {
                 if fails { assert_told(synced, held.clone(), libc::EIO) } else { synced.unwrap() }
             });
             assert_eq!(faulty.stored().len() as u64, end);
-            assert_eq!(cache.stats().dirty_bytes, 0, "truncated bytes are not dirty");
+            assert_eq!(cache.stats().memory.dirty_bytes, 0, "truncated bytes are not dirty");
             file.set_len(LENGTH as u64).unwrap();
             expected[end as usize..].fill(0);
             file.sync_all().unwrap();
@@ -338,7 +338,7 @@ fn a_sync_of_a_range_fails_only_for_what_is_inside() {
         }
         assert_stored_but(faulty, &expected[..run_bytes(2).end as usize], bad.clone());
         // The bad page, two before and two behind the range, and the last run.
-        assert_eq!(cache.stats().dirty_bytes, (1 + 2 + 2 + RUN_PAGES) * PAGE);
+        assert_eq!(cache.stats().memory.dirty_bytes, (1 + 2 + 2 + RUN_PAGES) * PAGE);
         faulty.backing.heal();
         file.sync_range(bad).unwrap();
         file.sync_data().unwrap();
@@ -374,7 +374,7 @@ fn a_cache_is_closed_while_the_flusher_is_writing() {
                     // It is still open, and nothing is lost.
                     assert_same(&read_all(&file), &expected);
                     faulty.backing.heal();
-                    wait_until("it is tried again", || cache.stats().dirty_bytes == 0);
+                    wait_until("it is tried again", || cache.stats().memory.dirty_bytes == 0);
                     cache.close().unwrap();
                 } else {
                     closed.unwrap();
@@ -407,7 +407,7 @@ fn the_last_handle_goes_while_the_flusher_is_writing() {
             dropped.join().unwrap();
         });
         assert_same(&faulty.stored(), &expected);
-        assert_eq!(cache.stats().dirty_bytes, 0);
+        assert_eq!(cache.stats().memory.dirty_bytes, 0);
         wait_until("given back", || Arc::strong_count(&faulty.backing) == 1);
     });
 }
@@ -431,7 +431,7 @@ fn reclaim_takes_what_can_be_written_and_leaves_the_bad_page() {
         }
         assert_same(&read_all(&file), &expected);
         let stats = cache.stats();
-        assert!(stats.pgsteal > 100 && stats.writeback_errors > 0, "{stats:?}");
+        assert!(stats.evictions.folios > 100 && stats.storage.write_errors > 0, "{stats:?}");
         assert_same(&read(&file, bad.start, 4096), &expected[bad.start as usize..][..4096]);
         assert_told(file.sync_data(), bad.clone(), libc::ENOSPC);
         assert_stored_but(faulty, &expected, bad);

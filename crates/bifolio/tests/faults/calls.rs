@@ -55,7 +55,7 @@ fn a_read_that_fails_names_its_position_and_affects_no_other() {
     }
     backing.heal();
     assert_same(&read_all(&file), &bytes);
-    assert_eq!(cache.stats().dirty_bytes, 0);
+    assert_eq!(cache.stats().memory.dirty_bytes, 0);
 }
 
 #[test]
@@ -110,10 +110,10 @@ fn every_page_may_fail_once_and_two_syncs_bring_everything_home() {
         backing.inject(Fault::on(Call::Write).at(place).times(2).fails(libc::EIO));
         let error = error_of(file.sync_data(), &["file", "os error 5"]);
         assert_eq!(error.kind(), ErrorKind::Writeback, "{error:?}");
-        assert_eq!(cache.stats().dirty_bytes, PAGE, "one page stays dirty, and only one");
+        assert_eq!(cache.stats().memory.dirty_bytes, PAGE, "one page stays dirty, and only one");
         assert_same(&read(&file, 0, bytes.len()), &bytes);
         file.sync_data().unwrap();
-        assert_eq!(cache.stats().dirty_bytes, 0);
+        assert_eq!(cache.stats().memory.dirty_bytes, 0);
         assert_same(&std::fs::read(&path).unwrap()[..bytes.len()], &bytes);
     }
 }
@@ -138,7 +138,7 @@ fn every_handle_open_at_the_time_is_told_once_by_its_next_sync() {
     assert_writeback(second.sync_all(), 4096, libc::ENOSPC);
     second.sync_all().unwrap();
     assert_same(&std::fs::read(&path).unwrap(), &bytes);
-    assert_eq!(cache.stats().writeback_errors, 1);
+    assert_eq!(cache.stats().storage.write_errors, 1);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn no_sync_succeeds_while_a_page_cannot_be_written() {
     bytes[4096..4 * 4096].fill(9);
     for _ in 0..5 {
         assert_writeback(file.sync_data(), 8192, libc::EIO);
-        assert_eq!(cache.stats().dirty_bytes, PAGE);
+        assert_eq!(cache.stats().memory.dirty_bytes, PAGE);
     }
     error_of(cache.close(), &["8192"]);
     // Closing failed: the cache is as usable as before.
@@ -180,7 +180,7 @@ fn two_syncs_of_one_handle_both_fail_with_the_write() {
             gate.wait_for_arrivals(1);
             // The page is on its way; this one can only wait for it.
             let second = scope.spawn(|| file.clone().sync_data());
-            while cache.stats().writeback == 0 && !second.is_finished() {
+            while cache.stats().storage.written_folios == 0 && !second.is_finished() {
                 thread::sleep(std::time::Duration::from_millis(2));
                 gate.open();
             }
@@ -207,7 +207,7 @@ fn a_write_out_that_fails_during_reclaim_keeps_the_page() {
     assert_same(&read_all(&other), &other_bytes);
     // The flusher was told, and tries in its own time.
     wait_for_stats(&cache, "a thread tries to write them out and fails", |stats| {
-        stats.writeback_errors > 0 && stats.dirty_bytes == 4 * PAGE
+        stats.storage.write_errors > 0 && stats.memory.dirty_bytes == 4 * PAGE
     });
     assert_same(&read_all(&file), &bytes);
     assert_writeback_of_any(file.sync_data(), libc::ENOSPC);
@@ -312,7 +312,7 @@ fn pages_unwritten_at_close_are_found_by_the_next_open() {
     bytes.resize(LENGTH + 4000, 0);
     bytes[LENGTH - 1000..].fill(8);
     drop(file);
-    assert!(cache.stats().dirty_bytes > 0, "they were thrown away");
+    assert!(cache.stats().memory.dirty_bytes > 0, "they were thrown away");
     error_of(cache.close(), &["os error 5"]);
     let again = cache.open(&path, &writable()).unwrap();
     assert_same(&read_all(&again), &bytes);

@@ -161,7 +161,7 @@ fn a_full_device_refuses_writes_at_its_limit_and_says_why() {
     let file = cache.open_backing(backing.clone(), &writable()).unwrap();
     let bytes = fill_bytes(5, 8 << 20);
     let (accepted, error) = write_until_refused(&file, &bytes);
-    assert!(cache.stats().dirty_bytes <= MEMORY / 2, "{:?}", cache.stats());
+    assert!(cache.stats().memory.dirty_bytes <= MEMORY / 2, "{:?}", cache.stats());
     assert!(accepted as u64 >= MEMORY / 4, "held at {accepted} bytes");
     error_of(Err::<(), _>(error), &["faulty", "position", "os error 28", &accepted.to_string()]);
     // Bytes that are already dirty may change; accepted bytes are present.
@@ -173,7 +173,7 @@ fn a_full_device_refuses_writes_at_its_limit_and_says_why() {
     file.write_all_at(&bytes[accepted..], accepted as u64).unwrap();
     sync_after_trouble(&file);
     assert_same(&memory.bytes(), &bytes);
-    assert_eq!(cache.stats().allocation_failures, 0);
+    assert_eq!(cache.stats().memory.allocation_failures, 0);
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_pin_for_writing_is_refused_as_a_write_is() {
     }
     let (page, error) = refused.expect("a limit");
     error_of(Err::<(), _>(error), &["faulty", "os error 28"]);
-    assert!(cache.stats().dirty_bytes <= MEMORY / 2);
+    assert!(cache.stats().memory.dirty_bytes <= MEMORY / 2);
     error_of(file.sync_data(), &["os error 28"]);
     backing.heal();
     file.pin_mut(page * PAGE..page * PAGE + 1).unwrap().copy_from(0, &[7]).unwrap();
@@ -227,7 +227,7 @@ fn one_bad_page_does_not_stop_writes_of_others() {
         for page in 2..1024 {
             file.write_all_at(&[round + 1], page * PAGE).unwrap();
         }
-        wait_until("the rest is written", || cache.stats().dirty_bytes <= PAGE);
+        wait_until("the rest is written", || cache.stats().memory.dirty_bytes <= PAGE);
         assert!((2..1024).all(|page| memory.bytes()[(page * PAGE) as usize] == round + 1));
     }
 }
@@ -277,8 +277,8 @@ fn a_healthy_file_works_beside_a_full_and_a_hung_device() {
     });
     healthy.work(1000);
     let stats = cache.stats();
-    assert_eq!(stats.allocation_failures, 0, "{stats:?}");
-    assert!(stats.dirty_bytes <= MEMORY / 3 * 2, "{stats:?}");
+    assert_eq!(stats.memory.allocation_failures, 0, "{stats:?}");
+    assert!(stats.memory.dirty_bytes <= MEMORY / 3 * 2, "{stats:?}");
     gate.open();
     full.heal();
     let _told_of_the_past = full_file.sync_data();
@@ -311,7 +311,7 @@ fn a_neighbour_with_little_dirt_makes_room_for_a_writer() {
     let begun = Instant::now();
     file.write_all_at(&bytes[..100], 0).unwrap();
     assert!(begun.elapsed() < CALL_MAX, "{:?}", begun.elapsed());
-    let dirty_bytes = cache.stats().dirty_bytes;
+    let dirty_bytes = cache.stats().memory.dirty_bytes;
     assert!(dirty_bytes <= DIRTY_BYTES_MAX, "{dirty_bytes}");
     gate.open();
     hung_file.sync_data().unwrap();
@@ -470,7 +470,7 @@ fn a_healthy_file_works_beside_a_swap_that_refuses() {
             drop(stop_at_end);
             writer.join().unwrap()
         });
-        assert_eq!(cache.stats().allocation_failures, 0, "{memory}: {:?}", cache.stats());
+        assert_eq!(cache.stats().memory.allocation_failures, 0, "{memory}: {:?}", cache.stats());
         for (page, word) in bytes.chunks_mut(PAGE as usize).zip(words).filter(|it| it.1 > 0) {
             page[..8].copy_from_slice(&word.to_ne_bytes());
         }
@@ -552,7 +552,7 @@ fn a_healthy_file_works_beside_reads_that_hang() {
         });
     }
     check_beside(waiting, healthy, 2000);
-    assert_eq!(cache.stats().allocation_failures, 0);
+    assert_eq!(cache.stats().memory.allocation_failures, 0);
 }
 
 #[test]
@@ -576,7 +576,7 @@ fn a_healthy_map_works_beside_faults_that_hang() {
         });
     }
     check_beside(waiting, healthy, 2000);
-    assert_eq!(cache.stats().allocation_failures, 0);
+    assert_eq!(cache.stats().memory.allocation_failures, 0);
 }
 
 #[test]
@@ -604,7 +604,7 @@ fn a_healthy_map_works_beside_two_devices_that_hang() {
         thread::sleep(Duration::from_millis(200));
     }
     check_beside(waiting, healthy, 1000);
-    assert_eq!(cache.stats().allocation_failures, 0);
+    assert_eq!(cache.stats().memory.allocation_failures, 0);
 }
 
 /// Creates devices that do not complete: none of their reads, or none of their writes.
@@ -634,7 +634,7 @@ fn a_healthy_file_works_beside_many_hung_readers() {
             thread::sleep(Duration::from_millis(30));
         }
         check_beside(waiting, healthy, 1000);
-        assert_eq!(cache.stats().allocation_failures, 0, "{count} devices");
+        assert_eq!(cache.stats().memory.allocation_failures, 0, "{count} devices");
     }
 }
 
@@ -656,7 +656,7 @@ fn a_healthy_map_works_beside_many_hung_maps() {
             }
         }
         check_beside(waiting, healthy, 1000);
-        assert_eq!(cache.stats().allocation_failures, 0, "{count} devices");
+        assert_eq!(cache.stats().memory.allocation_failures, 0, "{count} devices");
     }
 }
 

@@ -43,7 +43,7 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
                 break Err::<(), _>(error);
             }
         }
-        assert!(cache.stats().used_bytes <= memory_bytes);
+        assert!(cache.stats().memory.used_bytes <= memory_bytes);
     };
     let count = pins.len() as u64;
     let pinned = count * folio_bytes;
@@ -55,7 +55,7 @@ fn pin_everything(memory_bytes: u64, folio_bytes: u64) -> u64 {
     assert_eq!(error.kind(), ErrorKind::Full);
     assert!(!error.to_string().contains(" 0 are"), "{error}");
     assert_eq!((error.file(), error.range()), (path.to_str(), Some(pinned..pinned + folio_bytes)));
-    assert!(cache.stats().allocation_failures > 0);
+    assert!(cache.stats().memory.allocation_failures > 0);
 
     // What is pinned can be used all the same, by every call.
     let middle = (count / 2 * folio_bytes) as usize;
@@ -107,10 +107,10 @@ fn holds_fill_a_cache_as_pins_do() {
     let held: Vec<_> = held.collect();
     let error = error_of(cache.set_memory(1 << 20), &["1048576"]);
     assert_eq!(error.kind(), ErrorKind::Full, "{error:?}");
-    assert_eq!(cache.stats().bound_bytes, 4 << 20, "the old bound stands");
+    assert_eq!(cache.stats().memory.bound_bytes, 4 << 20, "the old bound stands");
     drop(held);
     cache.set_memory(1 << 20).unwrap();
-    assert!(cache.stats().used_bytes <= 1 << 20);
+    assert!(cache.stats().memory.used_bytes <= 1 << 20);
     assert_same(&read_all(&file), &bytes);
 }
 
@@ -132,7 +132,7 @@ fn a_few_pins_do_not_make_a_cache_full() {
     // And yet there is room for one page after the other, all over the file.
     for page in (0..65536).step_by(128) {
         assert_eq!(read(&file, page * PAGE, 1), [0], "page {page}");
-        assert!(cache.stats().used_bytes <= 4 << 20);
+        assert!(cache.stats().memory.used_bytes <= 4 << 20);
     }
 }
 

@@ -56,7 +56,7 @@ fn a_failed_readahead_is_no_error_until_the_page_is_read() {
         faulty.backing.inject(fault().forever().fails(libc::EIO));
         file.prefetch(0..LENGTH as u64).unwrap();
         let good = LENGTH as u64 - (1 << 20);
-        wait_until("the rest has been read", || cache.stats().read_bytes == good);
+        wait_until("the rest has been read", || cache.stats().storage.read_bytes == good);
         wait_until("the middle has failed", || faulty.backing.struck() == 1);
         file.write_all_at(b"fine", LENGTH as u64).unwrap();
         file.sync_all().unwrap();
@@ -94,7 +94,7 @@ fn a_scan_reads_up_to_the_bad_page_of_a_failed_window() {
         };
         assert_eq!(found.len() as u64, MIDDLE, "{error}");
         assert_same(&found, &faulty.bytes[..found.len()]);
-        assert!(cache.stats().readahead_folios > 0);
+        assert!(cache.stats().reads.readahead_folios > 0);
         faulty.backing.heal();
         // Several transfers at once, so that all ways are gone.
         file.prefetch(0..LENGTH as u64).unwrap();
@@ -133,8 +133,8 @@ fn a_page_on_its_way_is_waited_for_and_read_once() {
             assert_same(&pinned.join().unwrap(), &faulty.bytes[range.start..][..100]);
         });
         assert_same(&read_all(&file), &faulty.bytes);
-        assert_eq!(cache.stats().misses, (LENGTH as u64).div_ceil(PAGE));
-        assert_eq!(cache.stats().read_bytes, LENGTH as u64);
+        assert_eq!(cache.stats().reads.misses, (LENGTH as u64).div_ceil(PAGE));
+        assert_eq!(cache.stats().storage.read_bytes, LENGTH as u64);
     });
 }
 
@@ -164,7 +164,7 @@ fn windows_do_not_wait_behind_what_was_advised() {
             is_in_time
         });
         assert!(is_in_time, "it waits for pages of another file");
-        assert!(cache.stats().readahead_folios > 1024, "of both");
+        assert!(cache.stats().reads.readahead_folios > 1024, "of both");
         assert_same(&read_all(&file), &faulty.bytes);
     });
 }
@@ -252,7 +252,7 @@ fn the_last_handle_goes_while_pages_are_being_read_ahead() {
         });
         // The worker may hold the last folio for a moment after it has unlocked it.
         wait_for_stats(&cache, "the folios are gone", |stats| {
-            stats.inactive_bytes + stats.active_bytes == 0
+            stats.memory.inactive_bytes + stats.memory.active_bytes == 0
         });
         assert_given_back(faulty);
         let again = faulty.open(&cache);

@@ -165,7 +165,7 @@ fn reads_that_are_refused_come_by_the_page_cache() {
             }
         }
         world.assert_fallen_back();
-        assert_eq!(world.cache.stats().misses, 201);
+        assert_eq!(world.cache.stats().reads.misses, 201);
         assert!(world.backing.submitted() > 150, "it gave up io_uring, and not only O_DIRECT");
     }
 }
@@ -190,7 +190,7 @@ fn refused_writes_are_buffered_and_bad_places_stay_dirty() {
             file.write_all_at(&[round; 100], end as u64).unwrap();
             if round == 0 {
                 file.sync_data().unwrap_err();
-                assert_eq!(world.cache.stats().dirty_bytes, PAGE);
+                assert_eq!(world.cache.stats().memory.dirty_bytes, PAGE);
             }
             file.sync_data().unwrap();
             assert_same(&std::fs::read(&world.path).unwrap(), &expected);

@@ -106,7 +106,7 @@ fn an_unwritable_file_blocks_no_close_once_it_is_given_up() {
     let grown_bytes = 3 * PAGE - 50;
     assert_eq!(file.len(), LENGTH as u64 + grown_bytes);
     assert_eq!(file.discard_dirty().unwrap(), 2 * PAGE + 100 + grown_bytes);
-    assert_eq!(cache.stats().dirty_bytes, 0);
+    assert_eq!(cache.stats().memory.dirty_bytes, 0);
     let mut expected = faulty.bytes.clone();
     expected[3 * PAGE as usize..][..18].copy_from_slice(b"reached the device");
     assert_same(&read_all(&file), &expected);
@@ -151,7 +151,7 @@ fn a_file_without_a_handle_is_opened_again_to_be_given_up() {
     let again = faulty.open(&cache);
     assert_eq!(again.discard_dirty().unwrap(), 2 * PAGE + 100);
     again.close().unwrap();
-    assert_eq!(cache.stats().dirty_bytes, PAGE, "other files keep theirs");
+    assert_eq!(cache.stats().memory.dirty_bytes, PAGE, "other files keep theirs");
     others.backing.heal();
     cache.close().unwrap();
     assert_same(&faulty.stored(), &faulty.bytes);
@@ -193,7 +193,7 @@ fn giving_up_a_flush_gives_up_nothing_written_later() {
         let file = cache.open_backing(backing.clone(), &writable()).unwrap();
         let write_out = |bytes: &[u8], page: u64| {
             file.write_at(bytes, page * PAGE).unwrap();
-            wait_for_stats(&cache, "written out", |stats| stats.dirty_bytes == 0);
+            wait_for_stats(&cache, "written out", |stats| stats.memory.dirty_bytes == 0);
         };
         write_out(b"given up", 1);
         backing.inject(Fault::on(Call::SyncData).fails(libc::EIO));

@@ -37,7 +37,7 @@ fn a_page_whose_write_out_is_tried_again_is_kept() {
         file.write_at(b"precious", 0).unwrap();
         // It fails once, and waits for what the close has in flight.
         let dropping = scope.spawn(|| drop(file));
-        wait_until("it failed", || cache.stats().writeback_errors == 1);
+        wait_until("it failed", || cache.stats().storage.write_errors == 1);
         thread::sleep(Duration::from_millis(100));
         cache.evict_all().unwrap();
         of_retry.wait_for_arrivals(1);
@@ -74,7 +74,7 @@ fn pages_of_a_dropped_file_are_durable_after_close() {
     let file = faulty.open(&cache);
     let before = faulty.backing.calls(Call::SyncData);
     file.write_at(b"bytes", 0).unwrap();
-    wait_until("written", || cache.stats().dirty_bytes == 0);
+    wait_until("written", || cache.stats().memory.dirty_bytes == 0);
     drop(file);
     cache.close().unwrap();
     assert!(faulty.backing.calls(Call::SyncData) > before, "the device was never flushed");

@@ -86,7 +86,7 @@ fn a_file_opens_while_the_last_close_of_another_waits() {
             let third = Faulty::new(Way::Memory, 8192, 3);
             let opened = third.open(&cache);
             assert_eq!(opened.len(), 8192);
-            assert!(cache.stats().dirty_bytes > 0);
+            assert!(cache.stats().memory.dirty_bytes > 0);
             gate.open();
             closing.join().unwrap();
         });
@@ -157,9 +157,9 @@ fn the_only_writable_handle_becomes_an_immutable_one() {
     let file = cache.open(&path, &options).unwrap();
     let reader = cache.open(&path, &bifolio::OpenOptions::new()).unwrap();
     file.pin_mut(0..1).unwrap().copy_from(0, b"S").unwrap();
-    let dirty = cache.stats().dirty_bytes;
+    let dirty = cache.stats().memory.dirty_bytes;
     let table = file.into_immutable().unwrap();
-    assert_eq!(cache.stats().dirty_bytes, dirty, "nothing is written or dropped");
+    assert_eq!(cache.stats().memory.dirty_bytes, dirty, "nothing is written or dropped");
     assert_eq!(table.pin(..).unwrap()[..], *b"Sorted keys");
     assert_eq!(read(&reader, 0, 6), b"Sorted");
     let refused = error_of(cache.open(&path, &options), &["writable", "immutable"]);

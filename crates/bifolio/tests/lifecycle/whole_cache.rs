@@ -109,7 +109,7 @@ fn a_close_waits_for_what_is_pinned_to_be_changed() {
         thread::scope(|scope| {
             let closing = scope.spawn(|| cache.close());
             wait_until("the other page is written", || {
-                cache.stats().writeback > 0 || closing.is_finished()
+                cache.stats().storage.written_folios > 0 || closing.is_finished()
             });
             assert!(!closing.is_finished());
             pin.copy_from(0, b"pinned").unwrap();

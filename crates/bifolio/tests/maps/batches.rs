@@ -59,8 +59,8 @@ fn assert_listed(cache: &Cache) {
     let on_their_way = 31 * PAGE_BYTES * cpus;
     let missing = || {
         let stats = cache.stats();
-        let held = stats.frame_bytes - stats.free_bytes;
-        held.saturating_sub(stats.inactive_bytes + stats.active_bytes)
+        let held = stats.memory.frame_bytes - stats.memory.free_bytes;
+        held.saturating_sub(stats.memory.inactive_bytes + stats.memory.active_bytes)
     };
     // Reclaim may be at work for a while on a busy machine.
     let is_so = (0..6000).any(|_| {
@@ -95,8 +95,8 @@ fn random_reads_keep_eviction_transfers_short() {
         let before = cache.stats();
         touch();
         let after = cache.stats();
-        (after.swapped_out_pages - before.swapped_out_pages)
-            / (after.write_requests - before.write_requests)
+        (after.storage.swapped_out_pages - before.storage.swapped_out_pages)
+            / (after.storage.write_requests - before.storage.write_requests)
     };
     let in_order = pages_by_transfer(&mut || (0..pages / 2).for_each(store));
     assert!(in_order > 64, "{in_order} pages");
@@ -113,7 +113,7 @@ fn random_reads_keep_eviction_transfers_short() {
     let is_used = (0..20).any(|_| {
         in_no_order(1000);
         let stats = cache.stats();
-        stats.bound_bytes - stats.used_bytes < 1 << 20
+        stats.memory.bound_bytes - stats.memory.used_bytes < 1 << 20
     });
     assert!(is_used, "{:?}", cache.stats());
 }

@@ -79,7 +79,7 @@ fn a_swapped_page_can_be_read_into_its_own_place() {
         for index in 0..32 * PAGES {
             file.write_all_at(&page_of(index % PAGES), index * PAGE).unwrap();
         }
-        assert!(cache.stats().swapped_out_pages > PAGES);
+        assert!(cache.stats().storage.swapped_out_pages > PAGES);
         for index in 0..PAGES {
             let place = (index * PAGE) as usize..((index + 1) * PAGE) as usize;
             // SAFETY: see the head of the file.

@@ -149,7 +149,7 @@ fn the_first_map_for_writing_waits_for_write_outs() {
         file.write_all_at(&vec![7; LENGTH], 0).unwrap();
         thread::scope(|scope| {
             let sync = scope.spawn(|| file.sync_data());
-            while cache.stats().write_requests == 0 {
+            while cache.stats().storage.write_requests == 0 {
                 thread::yield_now();
             }
             let mut map = file.map_mut(0..file.len()).unwrap();

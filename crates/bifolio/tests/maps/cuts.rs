@@ -91,7 +91,7 @@ fn what_is_stored_past_the_end_of_a_growing_file_reaches_its_storage() {
         let mut map = file.map_mut(0..5000).unwrap();
         let start = Address(map.as_mut_ptr());
         // A device may have three quarters of the limit.
-        while cache.stats().dirty_bytes < 48 << 10 {
+        while cache.stats().memory.dirty_bytes < 48 << 10 {
             other.append(&[1; PAGE as usize]).unwrap();
         }
         store(start.0, 7000, b"zeroed");

@@ -245,9 +245,9 @@ fn a_sync_writes_what_came_under_a_pin() {
         let map = file.map_mut(0..LENGTH).unwrap();
         let pin = map.pin_mut(CHUNK..2 * CHUNK).unwrap();
         let writes = || {
-            let before = cache.stats().written_bytes;
+            let before = cache.stats().storage.written_bytes;
             file.sync_range(0..LENGTH).unwrap();
-            cache.stats().written_bytes - before
+            cache.stats().storage.written_bytes - before
         };
         assert_eq!([writes(), writes()], [CHUNK; 2], "{way:?}");
         drop(pin);

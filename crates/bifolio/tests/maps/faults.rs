@@ -127,7 +127,7 @@ fn a_page_that_many_wait_for_is_refused_once() {
         storage.backing.inject(Fault::on(Call::Read).forever());
         let begin = |served| {
             let waiter = thread::spawn(move || kernel_loads({ start }.0, 5 * PAGE));
-            wait_until("it is served", || cache.stats().faults >= served);
+            wait_until("it is served", || cache.stats().maps.faults >= served);
             waiter
         };
         let mut waiters: Vec<_> = (1..=SERVED_MAX).map(begin).collect();
@@ -187,7 +187,7 @@ fn pages_that_cannot_be_written_at_eviction_stay() {
             storage.backing.inject(Fault::on(Call::Write).nth(100).times(5).short_by(3000));
             store_everywhere(&file, &mut bytes, 3);
             assert!(storage.backing.struck() >= 80, "{way:?}: {}", storage.backing.struck());
-            assert!(cache.stats().unmapped_pages > 300, "{:?}", cache.stats());
+            assert!(cache.stats().maps.unmapped_pages > 300, "{:?}", cache.stats());
             let map = file.map(0..file.len()).unwrap();
             assert_same(&load(map.as_ptr(), 0..map.len()), &bytes);
             assert_same(&read_all(&file), &bytes);
@@ -211,7 +211,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     let file = cache.open_backing(storage.backing.clone(), &way.options()).unwrap();
     let last = 63 * PAGE;
     read(&file, last, PAGE_USIZE);
-    let hits_before = cache.stats().hits_pinned;
+    let hits_before = cache.stats().reads.hits_pinned;
     let gate = Gate::new();
     storage.backing.inject(Fault::on(Call::Read).forever().held(&gate));
     let mut map = way.memory_file(&cache, PAGE).map_mut(0..PAGE).unwrap();
@@ -226,7 +226,7 @@ fn read_many_fills_no_map_while_its_transfers_are_under_way() {
     thread::scope(|scope| {
         scope.spawn(|| file.read_many(&mut requests).unwrap());
         gate.wait_for_arrivals(1);
-        let hits = cache.stats().hits_pinned - hits_before;
+        let hits = cache.stats().reads.hits_pinned - hits_before;
         gate.open();
         assert_eq!(hits, 1, "what is there is read first");
     });

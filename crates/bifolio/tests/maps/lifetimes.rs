@@ -344,11 +344,11 @@ fn a_page_that_was_written_meanwhile_is_not_marked_again() {
             let syncing = scope.spawn(|| file.sync_data().unwrap());
             thread::sleep(Duration::from_millis(100));
             file.sync_range(PAGE..2 * PAGE).unwrap();
-            let before = cache.stats().writeback;
+            let before = cache.stats().storage.written_folios;
             drop(pin);
             syncing.join().unwrap();
             // The first page.
-            assert_eq!(cache.stats().writeback, before + 1, "{way:?}");
+            assert_eq!(cache.stats().storage.written_folios, before + 1, "{way:?}");
         });
     }
 }
@@ -429,11 +429,11 @@ fn pinned_pages_of_a_map_stay_and_raise_no_faults() {
         let faults_under_pressure = || {
             cache.set_memory(300 << 10).unwrap();
             assert_same(&read_all(&file), &bytes);
-            let faults = cache.stats().faults;
+            let faults = cache.stats().maps.faults;
             let (start, end) = (10 * PAGE, 31 * PAGE);
             assert_same(&load(map.as_ptr(), start..end), &bytes[start as usize..end as usize]);
             cache.set_memory(1 << 20).unwrap();
-            cache.stats().faults - faults
+            cache.stats().maps.faults - faults
         };
         map.populate(10 * PAGE..31 * PAGE).unwrap();
         // Once may not be enough: new pages wait in the batch of a CPU that has nothing else to do.

@@ -152,7 +152,7 @@ fn map_many_files(way: &Way) {
         let byte = number.to_ne_bytes()[0];
         (0..5).for_each(|page| assert_eq!(touch(map.as_ptr(), page * PAGE), byte, "{number}"));
     }
-    assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+    assert!(cache.stats().memory.used_bytes <= cache.stats().memory.bound_bytes);
     println!("it has ended well: {refused} of {FILES} were refused");
 }
 

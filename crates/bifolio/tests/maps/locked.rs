@@ -35,7 +35,7 @@ fn a_batch_with_locked_pages_loses_no_store() {
                 assert_eq!(found, expected, "page {page} in round {round}, {way:?}");
             }
         }
-        assert!(cache.stats().unmapped_pages > PAGES, "{:?}", cache.stats());
+        assert!(cache.stats().maps.unmapped_pages > PAGES, "{:?}", cache.stats());
     }
 }
 
@@ -111,9 +111,9 @@ fn a_map_of_several_kernel_mappings_is_read_in_as_few_transfers() {
                 let answer = unsafe { libc::madvise(address, PAGE as usize, libc::MADV_DONTDUMP) };
                 assert_eq!(answer, 0);
             }
-            let before = cache.stats().read_requests;
+            let before = cache.stats().storage.read_requests;
             map.populate(0..map.len()).unwrap();
-            requests.push(cache.stats().read_requests - before);
+            requests.push(cache.stats().storage.read_requests - before);
             assert_same(&load(map.as_ptr(), 0..map.len()), &storage.bytes);
             drop(map);
             file.close().unwrap();

@@ -49,14 +49,14 @@ fn roam(way: Way, is_on_disk: bool) {
             marked.push(page);
         }
         let stats = cache.stats();
-        assert!(stats.used_bytes <= BOUND, "{stats:?}");
+        assert!(stats.memory.used_bytes <= BOUND, "{stats:?}");
     }
     for page in marked {
         let found = load(map.as_ptr(), page * PAGE + 8..page * PAGE + 16);
         assert_eq!(found, (page + 1).to_le_bytes(), "page {page}");
     }
     let stats = cache.stats();
-    assert!(stats.unmapped_pages > BOUND / PAGE, "not turned over: {stats:?}");
+    assert!(stats.maps.unmapped_pages > BOUND / PAGE, "not turned over: {stats:?}");
     let peak = process_bytes("VmHWM:");
     println!("{way:?}, disk {is_on_disk}: peak {peak} bytes, bound {BOUND}");
     assert!(peak <= BOUND + BOUND / 50 + 8 * MIB, "{peak} bytes were resident, of {BOUND}");
@@ -117,11 +117,11 @@ fn roam_with_many(way: Way) {
             builder.spawn_scoped(scope, run).unwrap();
         }
         barrier.wait();
-        let before = (process_bytes("VmRSS:"), cache.stats().used_bytes);
+        let before = (process_bytes("VmRSS:"), cache.stats().memory.used_bytes);
         barrier.wait();
         before
     });
-    assert!(cache.stats().unmapped_pages > BOUND / PAGE, "not turned over");
+    assert!(cache.stats().maps.unmapped_pages > BOUND / PAGE, "not turned over");
     let more = process_bytes("VmHWM:").saturating_sub(before);
     println!("{way:?}: {more} bytes more, {used} of {BOUND} were in use");
     // The threads that serve faults have stacks, and the allocator its arenas.

@@ -254,7 +254,7 @@ impl<'c> Run<'c> {
         for step in 0..self.sizes.steps {
             self.step();
             let stats = self.cache.stats();
-            assert!(stats.used_bytes <= stats.bound_bytes, "step {step}: {stats:?}");
+            assert!(stats.memory.used_bytes <= stats.memory.bound_bytes, "step {step}: {stats:?}");
         }
         let len = self.len();
         if len > 0 {
@@ -269,7 +269,10 @@ impl<'c> Run<'c> {
             }
         }
         let stats = self.cache.stats();
-        assert!(stats.unmapped_pages > 0 && stats.unmap_flushes > 0, "no eviction: {stats:?}");
+        assert!(
+            stats.maps.unmapped_pages > 0 && stats.maps.unmap_flushes > 0,
+            "no eviction: {stats:?}"
+        );
         (self.file, self.model)
     }
 }
@@ -308,10 +311,14 @@ fn in_memory(way: Way, sizes: Sizes, seed: u64) {
     let file = way.memory_file(&cache, length);
     let (file, _) = Run::new(&cache, file, vec![0; length as usize], sizes, seed).run();
     let stats = cache.stats();
-    assert!(stats.swapped_out_pages > 0 && stats.swapped_in_pages > 0, "{stats:?}");
+    assert!(stats.storage.swapped_out_pages > 0 && stats.storage.swapped_in_pages > 0, "{stats:?}");
     drop(file);
     let stats = cache.stats();
-    assert_eq!((stats.swap_bytes, stats.unswapped_bytes), (0, 0), "places are left: {stats:?}");
+    assert_eq!(
+        (stats.memory.swap_bytes, stats.memory.unswapped_bytes),
+        (0, 0),
+        "places are left: {stats:?}"
+    );
     cache.close().unwrap();
 }
 

@@ -186,7 +186,7 @@ fn run(way: Way, owns: Owns, place: &Place, duration: Duration) {
     });
     let (counts, stats) = (ledger.stores(), cache.stats());
     assert!(has_tried_much(&cache, &ledger, place), "{counts:?} stores, {stats:?}");
-    println!("{way:?} {owns:?}: {counts:?} stores, {} late", stats.stored_late_pages);
+    println!("{way:?} {owns:?}: {counts:?} stores, {} late", stats.maps.stored_late_pages);
     drop(maps);
     let expected: Vec<u8> =
         ledger.stored.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
@@ -207,7 +207,7 @@ const STORES_MIN: u64 = 100;
 fn has_tried_much(cache: &Cache, ledger: &Ledger, place: &Place) -> bool {
     let has_synced = matches!(place, Place::Memory) || ledger.syncs.load(Ordering::Relaxed) > 0;
     let has_stored = ledger.stores().iter().all(|count| *count > STORES_MIN);
-    has_synced && has_stored && cache.stats().unmapped_pages > UNMAPPED_MIN
+    has_synced && has_stored && cache.stats().maps.unmapped_pages > UNMAPPED_MIN
 }
 
 const SHORT: Duration = Duration::from_millis(400);

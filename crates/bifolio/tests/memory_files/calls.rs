@@ -25,7 +25,7 @@ fn read(file: &File, position: u64, length: usize) -> Vec<u8> {
 #[track_caller]
 fn assert_resident(cache: &Cache, pages: RangeInclusive<u64>) {
     crate::support::wait_for_stats(cache, "pages are held", |stats| {
-        pages.contains(&((stats.frame_bytes - stats.free_bytes) / PAGE))
+        pages.contains(&((stats.memory.frame_bytes - stats.memory.free_bytes) / PAGE))
     });
 }
 
@@ -41,7 +41,7 @@ fn written_pages_are_there_and_others_are_zeros() {
         file.set_len(4_000_000).unwrap();
         assert_eq!(read(&file, 3_000_002, 10), b"af\0\0\0\0\0\0\0\0");
         file.sync_data().unwrap();
-        assert_eq!(cache.stats().dirty_bytes, 0, "nothing that a device waits for");
+        assert_eq!(cache.stats().memory.dirty_bytes, 0, "nothing that a device waits for");
     }
 }
 
@@ -51,9 +51,9 @@ fn a_sparse_file_costs_what_is_touched() {
     let options = OpenOptions::new().write(true).len_max(1 << 50);
     let file = cache.memory_file_with("sparse", &options).unwrap();
     file.set_len(1 << 50).unwrap();
-    let before = cache.stats().used_bytes;
+    let before = cache.stats().memory.used_bytes;
     assert_eq!(read(&file, (1 << 49) + 5, 8192), vec![0; 8192]);
-    assert_eq!(cache.stats().used_bytes, before, "a hole was read and cost memory");
+    assert_eq!(cache.stats().memory.used_bytes, before, "a hole was read and cost memory");
     file.write_all_at(b"x", (1 << 50) - 1).unwrap();
     assert_resident(&cache, 1..=1);
     assert_eq!(file.seek_data(0).unwrap(), Some((1 << 50) - PAGE));
@@ -155,8 +155,8 @@ fn four_times_the_memory_goes_to_the_swap_and_comes_back() {
             file.write_all_at(&page(index, 1), index * PAGE).unwrap();
         }
         let stats = cache.stats();
-        assert!(stats.swap_bytes >= 10 << 20, "{}", stats.swap_bytes);
-        assert!(stats.used_bytes <= stats.bound_bytes);
+        assert!(stats.memory.swap_bytes >= 10 << 20, "{}", stats.memory.swap_bytes);
+        assert!(stats.memory.used_bytes <= stats.memory.bound_bytes);
         for index in (0..pages).rev() {
             assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
         }
@@ -174,7 +174,7 @@ fn four_times_the_memory_goes_to_the_swap_and_comes_back() {
         assert_eq!(file.seek_data(PAGE * 16).unwrap(), Some(pages * PAGE - folio_bytes));
         drop(file);
         let stats = cache.stats();
-        assert_eq!((stats.swap_bytes, stats.unswapped_bytes), (0, 0));
+        assert_eq!((stats.memory.swap_bytes, stats.memory.unswapped_bytes), (0, 0));
         // What is still in the batches of a few CPUs is freed with the next that comes there.
         assert_resident(&cache, 0..=4 * 31 * folio_bytes / PAGE);
     }
@@ -194,10 +194,10 @@ fn unchanged_pages_are_not_written_again() {
             assert_eq!(read(&file, index * PAGE, 4096), page(index, 1), "page {index}");
         }
         let after = cache.stats();
-        let written = after.swapped_out_pages - before.swapped_out_pages;
+        let written = after.storage.swapped_out_pages - before.storage.swapped_out_pages;
         assert!(round == 0 || written < 100, "{written} pages were written in round {round}");
-        assert!(after.swapped_in_pages - before.swapped_in_pages > 2500);
-        let requests = after.read_requests - before.read_requests;
+        assert!(after.storage.swapped_in_pages - before.storage.swapped_in_pages > 2500);
+        let requests = after.storage.read_requests - before.storage.read_requests;
         assert!(requests < 600, "neighbours come back together: {requests} requests");
     }
 }
@@ -221,7 +221,7 @@ fn a_memory_file_without_a_swap_leaves_room_to_others() {
             Err::<(), _>(refused),
             &["memory files without a swap", "swap_directory", "set_memory"],
         );
-        assert_eq!(cache.stats().allocation_waits, 0, "nothing can come of a wait");
+        assert_eq!(cache.stats().memory.allocation_waits, 0, "nothing can come of a wait");
         let (path, bytes) = crate::support::random_file(&directory, "disk", 4 << 20);
         let disk = crate::support::open(&cache, &path);
         std::thread::scope(|scope| {

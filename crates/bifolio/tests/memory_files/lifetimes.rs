@@ -163,7 +163,7 @@ fn many_small_files_leave_nothing() {
         live(&setup, &cache, number);
         check_resident(&cache, 0).unwrap();
         let stats = cache.stats();
-        assert_eq!(stats.metadata_bytes, used.metadata_bytes, "after file {number}");
+        assert_eq!(stats.memory.metadata_bytes, used.memory.metadata_bytes, "after file {number}");
     }
     // All the memory is there for the next.
     let file = setup.file(&cache);
@@ -190,13 +190,13 @@ fn a_file_of_a_million_gigabytes_costs_what_is_touched() {
     file.set_len(1 << 50).unwrap();
     // Chunks, lists and what the process has anyway.
     file.write_all_at(b"first", 0).unwrap();
-    let (used, resident) = (cache.stats().used_bytes, resident_bytes_of_process());
+    let (used, resident) = (cache.stats().memory.used_bytes, resident_bytes_of_process());
     let place = |number: u64| (number * 2 + 1) * ((1 << 50) / (2 * PLACES)) + number * 17;
     for number in 0..PLACES {
         file.write_all_at(&number.to_le_bytes(), place(number)).unwrap();
     }
     // A page and its page of the table; and the kernel's tables for both, and growth.
-    let cost = cache.stats().used_bytes - used;
+    let cost = cache.stats().memory.used_bytes - used;
     assert!(cost <= PLACES * 2 * PAGE + (2 << 20), "{cost} bytes are used");
     assert!(cost >= PLACES * PAGE, "{cost} bytes are too few");
     let grown = resident_bytes_of_process().saturating_sub(resident);

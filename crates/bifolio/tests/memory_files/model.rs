@@ -84,12 +84,12 @@ impl Run {
             let room = self.setup.keeps_in_memory().then(|| runner.model().room_bytes());
             check_memory(&cache, room).map_err(|problem| format!("{op:?}: {problem}"))?;
             if runner.refused() > refused {
-                self.check_full(&runner, cache.stats().bound_bytes, op)?;
+                self.check_full(&runner, cache.stats().memory.bound_bytes, op)?;
             }
         }
         runner.check_all().map_err(|failure| failure.to_string())?;
         let refused = runner.refused();
-        self.swapped.set(self.swapped.get() + cache.stats().swapped_out_pages);
+        self.swapped.set(self.swapped.get() + cache.stats().storage.swapped_out_pages);
         drop(file);
         check_empty(&cache, &self.setup, self.setup.folio_bytes).map(|()| refused)
     }

@@ -39,7 +39,7 @@ fn the_swap_file_has_room_before_pages_are_written_to_it() {
     let file = cache.memory_file("scratch").unwrap();
     let page = vec![1; PAGE_BYTES];
     (0..PAGES).for_each(|index| file.write_all_at(&page, index * PAGE).unwrap());
-    assert!(cache.stats().swapped_out_pages < PAGES);
+    assert!(cache.stats().storage.swapped_out_pages < PAGES);
     // The swap file has no name: it is found among this process's descriptors.
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let is_swap = |path: &std::path::PathBuf| {

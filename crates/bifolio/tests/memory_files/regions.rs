@@ -22,7 +22,7 @@ fn run_regions(
     steps: usize,
     is_full: bool,
 ) -> Vec<(Model, u64)> {
-    let bound = cache.stats().bound_bytes;
+    let bound = cache.stats().memory.bound_bytes;
     let run = |number: usize| {
         let start = (number * REGION_BYTES) as u64;
         let mut model = Model::region(start, vec![0; REGION_BYTES]).in_memory(file.folio_bytes());
@@ -60,7 +60,7 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
         models.iter().flat_map(|(model, _)| model.bytes().iter().copied()).collect();
     assert_same(&read_all(&file), &expected);
     let stats = cache.stats();
-    assert!(stats.used_bytes <= stats.bound_bytes, "{stats:?}");
+    assert!(stats.memory.used_bytes <= stats.memory.bound_bytes, "{stats:?}");
     if setup.keeps_in_memory() {
         // A refused operation has no effect. Units at the edges count for both neighbours, or may
         // be holes.
@@ -74,7 +74,7 @@ fn regions_agree(setup: &Setup, seed: u64, steps: usize) -> u64 {
             "{least}, {resident}, {most} bytes"
         );
     }
-    let swapped = stats.swapped_out_pages;
+    let swapped = stats.storage.swapped_out_pages;
     assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
     file.punch_hole(0..file.len() + setup.folio_bytes).unwrap();
     check_empty(&cache, setup, 2 << 20).unwrap();
@@ -142,7 +142,7 @@ fn shares_with_disk(setup: &Setup, seed: u64) {
             models.iter().flat_map(|(model, _)| model.bytes().iter().copied()).collect();
         assert_same(&read_all(&file), &expected);
     });
-    assert!(cache.stats().pgsteal > 0, "nothing was evicted");
-    let swapped = cache.stats().swapped_out_pages;
+    assert!(cache.stats().evictions.folios > 0, "nothing was evicted");
+    let swapped = cache.stats().storage.swapped_out_pages;
     assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
 }

@@ -60,14 +60,14 @@ impl Setup {
 
 /// Returns the bytes of frames that contain folios.
 pub fn resident_bytes(stats: &Stats) -> u64 {
-    stats.frame_bytes.saturating_sub(stats.free_bytes)
+    stats.memory.frame_bytes.saturating_sub(stats.memory.free_bytes)
 }
 
 /// Returns what is wrong with the memory of a cache whose files, all of them memory files without a
 /// swap, have this much space. The cache may be reclaiming ahead of need at the moment.
 pub fn check_memory(cache: &Cache, room_bytes: Option<RangeInclusive<u64>>) -> Result<(), String> {
     let stats = cache.stats();
-    if stats.used_bytes > stats.bound_bytes {
+    if stats.memory.used_bytes > stats.memory.bound_bytes {
         return Err(format!("more than the bound: {stats:?}"));
     }
     room_bytes.map_or(Ok(()), |room_bytes| check_resident_in(cache, room_bytes))
@@ -84,7 +84,7 @@ pub fn check_empty(cache: &Cache, setup: &Setup, folio_bytes: u64) -> Result<(),
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u64;
     let batches_bytes = if setup.keeps_in_memory() { 0 } else { cpus * 31 * folio_bytes };
     let stats = cache.stats();
-    if stats.swap_bytes > 0 || stats.unswapped_bytes > 0 {
+    if stats.memory.swap_bytes > 0 || stats.memory.unswapped_bytes > 0 {
         return Err(format!("places in the swap, or folios for it, are left: {stats:?}"));
     }
     check_resident_in(cache, 0..=batches_bytes)

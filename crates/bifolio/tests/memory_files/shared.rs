@@ -282,7 +282,7 @@ fn pages_are_whole(setup: &Setup, seed: u64, time: Duration) -> u64 {
     let checked = arena.checked.load(Ordering::Relaxed);
     assert!(checked > 200, "only {checked} pages were read");
     let refused = arena.refused.load(Ordering::Relaxed);
-    let swapped = cache.stats().swapped_out_pages;
+    let swapped = cache.stats().storage.swapped_out_pages;
     assert_eq!(swapped > 0, !setup.keeps_in_memory(), "{swapped} pages were swapped");
     file.set_len(0).unwrap();
     check_empty(&cache, setup, setup.folio_bytes).unwrap();

@@ -77,11 +77,14 @@ fn waits_for_a_slow_write_out_are_counted() {
         let late = Duration::from_millis(2);
         storage.backing.inject(Fault::on(Call::Write).times(u64::MAX).delayed(late));
         fill(&file, 0..PAGES / 16).unwrap();
-        assert_eq!(cache.stats().reclaim_stalls, 0, "there was room");
+        assert_eq!(cache.stats().memory.reclaim_stalls, 0, "there was room");
         fill(&file, 0..PAGES).unwrap();
         let stats = cache.stats();
-        assert!(stats.reclaim_stalls > 0, "{stats:?}");
-        assert!(stats.reclaim_stalls <= 2 * stats.write_requests, "few of all: {stats:?}");
+        assert!(stats.memory.reclaim_stalls > 0, "{stats:?}");
+        assert!(
+            stats.memory.reclaim_stalls <= 2 * stats.storage.write_requests,
+            "few of all: {stats:?}"
+        );
     });
 }
 
@@ -105,7 +108,7 @@ fn stalls_of_an_evicted_page(mappable: bool) -> u64 {
     let cache = builder.reclaim_wait_max(Duration::from_millis(1)).build().unwrap();
     let file = cache.memory_file_with("scratch", &writable().mappable(mappable)).unwrap();
     fill(&file, 0..PAGES / 8).unwrap();
-    assert_eq!(cache.stats().swapped_out_pages, 0, "there is room");
+    assert_eq!(cache.stats().storage.swapped_out_pages, 0, "there is room");
     let gate = Gate::new();
     storage.backing.inject(Fault::on(Call::Write).forever().held(&gate));
     storage.backing.inject(Fault::on(Call::Write).forever().fails(libc::EIO));
@@ -123,7 +126,7 @@ fn stalls_of_an_evicted_page(mappable: bool) -> u64 {
         file.write_all_at(&page_of(leaving), leaving * PAGE).unwrap();
         assert!(smaller.join().unwrap().is_err());
     });
-    let stalls = cache.stats().reclaim_stalls;
+    let stalls = cache.stats().memory.reclaim_stalls;
     all_are_right(&file, 0..PAGES / 8);
     stalls
 }
@@ -137,7 +140,7 @@ fn a_page_whose_write_fails_stays_and_is_written_later() {
             fill(&file, 0..PAGES).unwrap();
             assert_eq!(storage.backing.struck(), 3);
             all_are_right(&file, 0..PAGES);
-            assert!(cache.stats().swapped_out_pages > PAGES / 2);
+            assert!(cache.stats().storage.swapped_out_pages > PAGES / 2);
         });
     }
 }
@@ -164,7 +167,7 @@ fn swapped_pages_can_be_read_while_the_device_is_full() {
             storage.backing.heal();
             fill(&file, written..PAGES).unwrap();
             all_are_right(&file, 0..PAGES);
-            assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+            assert!(cache.stats().memory.used_bytes <= cache.stats().memory.bound_bytes);
         });
     }
 }
@@ -209,7 +212,7 @@ fn a_swap_that_takes_nothing_is_no_room_and_loses_nothing() {
         all_are_right(&file, 64..written);
         fill(&file, 0..PAGES).unwrap();
         all_are_right(&file, 0..PAGES);
-        assert!(cache.stats().used_bytes <= cache.stats().bound_bytes);
+        assert!(cache.stats().memory.used_bytes <= cache.stats().memory.bound_bytes);
     });
 }
 
@@ -373,14 +376,14 @@ fn a_swap_that_is_full_is_no_room_until_places_are_given_back() {
             assert!(written > 3 * PAGES / 8, "round {round}: only {written} pages");
             // What is swapped out needs room to be read, and has it.
             all_are_right(&file, 0..written);
-            assert!(cache.stats().swap_bytes <= 512 << 10);
+            assert!(cache.stats().memory.swap_bytes <= 512 << 10);
             file.punch_hole(0..written / 2 * PAGE).unwrap();
             all_are_right(&file, written / 2..written);
             fill(&file, 0..written / 4).unwrap();
             all_are_right(&file, 0..written / 4);
             all_are_right(&file, written / 2..written);
             file.set_len(0).unwrap();
-            assert_eq!(cache.stats().swap_bytes, 0);
+            assert_eq!(cache.stats().memory.swap_bytes, 0);
         }
         drop(file);
         // Another file gets the places.

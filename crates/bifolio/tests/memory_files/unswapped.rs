@@ -43,7 +43,7 @@ fn check(files: usize, is_full: bool, zero: impl Fn(&File, u64) -> Result<(), Er
     }
     assert!(refused > 0, "all of it fits: {:?}", cache.stats());
     let stats = cache.stats();
-    assert!(stats.unswapped_bytes <= MEMORY_BYTES / 16 * 15, "{stats:?}");
+    assert!(stats.memory.unswapped_bytes <= MEMORY_BYTES / 16 * 15, "{stats:?}");
     for page in 0..64 {
         let read = other.read_exact_at(&mut [0; 8], page * PAGE);
         read.unwrap_or_else(|error| panic!("{error}: {:?}", cache.stats()));

@@ -145,7 +145,7 @@ fn ten_thousand_reads_complete_in_a_tiny_cache() {
             );
             assert_eq!(ready, count);
             let stats = cache.stats();
-            assert!(stats.used_bytes <= stats.bound_bytes);
+            assert!(stats.memory.used_bytes <= stats.memory.bound_bytes);
             file.close().unwrap();
             cache.close().unwrap();
         }
@@ -393,8 +393,8 @@ fn a_million_reads_of_which_a_tenth_is_dropped_leave_nothing() {
         let outcome = file.evict(0..file.len()).unwrap();
         assert_eq!(outcome.kept, Default::default(), "pins are left");
         let stats = cache.stats();
-        assert_eq!(stats.inactive_bytes + stats.active_bytes, 0, "frames are left");
-        assert!(stats.used_bytes <= stats.bound_bytes);
+        assert_eq!(stats.memory.inactive_bytes + stats.memory.active_bytes, 0, "frames are left");
+        assert!(stats.memory.used_bytes <= stats.memory.bound_bytes);
         file.close().unwrap();
         cache.close().unwrap();
     }

@@ -66,7 +66,7 @@ fn requests_of_all_kinds_are_answered_in_tiny_caches() {
                     assert!(rest.iter().all(|byte| *byte == 0xEE), "{range:?}: beyond the end");
                 }
                 let stats = cache.stats();
-                assert!(stats.used_bytes <= stats.bound_bytes);
+                assert!(stats.memory.used_bytes <= stats.memory.bound_bytes);
             }
         }
     }
@@ -83,7 +83,7 @@ fn a_call_that_cannot_begin_says_why_and_touches_nothing() {
     let error = error_of(blind.read_many(&mut [ReadRequest::new(&mut buffer, 0)]), &["reading"]);
     assert_eq!(error.kind(), ErrorKind::NotOpenedFor);
     assert_eq!(buffer, [0xEE; 100]);
-    assert_eq!(cache.stats().misses, 0);
+    assert_eq!(cache.stats().reads.misses, 0);
 }
 
 #[test]
@@ -169,14 +169,18 @@ fn misses_leave_together_and_hits_not_at_all() {
     let mut buffers = buffers_for(&ranges);
     file.read_many(&mut requests_of(&ranges, &mut buffers)).unwrap();
     let first = cache.stats();
-    assert_eq!((first.misses, first.read_requests), (256, 256));
+    assert_eq!((first.reads.misses, first.storage.read_requests), (256, 256));
     if cache.features().iter().any(|report| report.feature == Feature::IoUring && report.in_use) {
-        assert!(first.ring_enters <= 256 / 16 + 4, "{} system calls", first.ring_enters);
-        assert!(first.ring_enters > 0);
+        assert!(
+            first.storage.ring_enters <= 256 / 16 + 4,
+            "{} system calls",
+            first.storage.ring_enters
+        );
+        assert!(first.storage.ring_enters > 0);
     }
     file.read_many(&mut requests_of(&ranges, &mut buffers)).unwrap();
     let second = cache.stats();
-    assert_eq!((second.misses, second.ring_enters), (256, first.ring_enters));
+    assert_eq!((second.reads.misses, second.storage.ring_enters), (256, first.storage.ring_enters));
 }
 
 #[test]
@@ -197,7 +201,11 @@ fn the_device_gets_a_first_part_of_a_long_queue_at_once() {
         let before = cache.stats();
         file.read_many(&mut requests_of(&ranges, &mut buffers)).unwrap();
         let after = cache.stats();
-        assert_eq!(after.misses - before.misses, count as u64);
-        assert_eq!(after.ring_enters - before.ring_enters, calls, "{count} requests");
+        assert_eq!(after.reads.misses - before.reads.misses, count as u64);
+        assert_eq!(
+            after.storage.ring_enters - before.storage.ring_enters,
+            calls,
+            "{count} requests"
+        );
     }
 }

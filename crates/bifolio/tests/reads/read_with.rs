@@ -153,18 +153,18 @@ fn a_large_copy_counts_in_the_bound() {
     let options = writable().folio_bytes(folio_bytes);
     let file = cache.memory_file_with("large", &options).unwrap();
     file.write_all_at(&words(0, folio_bytes), 0).unwrap();
-    let before = cache.stats().metadata_bytes;
+    let before = cache.stats().memory.metadata_bytes;
     let attempts = Cell::new(0_u64);
     let (word, charged) = file
         .read_with(0..folio_bytes, |page| {
             // Each attempt in place finds a change.
             attempts.set(attempts.get() + 1);
             file.write_all_at(&words(attempts.get(), folio_bytes), 0).unwrap();
-            (word_of_all(page), cache.stats().metadata_bytes - before)
+            (word_of_all(page), cache.stats().memory.metadata_bytes - before)
         })
         .unwrap();
     assert_eq!((word, charged), (Ok(attempts.get() - 1), folio_bytes));
-    assert_eq!(cache.stats().metadata_bytes, before);
+    assert_eq!(cache.stats().memory.metadata_bytes, before);
 }
 
 /// Runs `readers` threads, each until `write` has returned, which gets the number of reads.

@@ -39,13 +39,23 @@ fn a_scan_takes_few_requests_and_reads_nothing_twice() {
             scan(file, &bytes, block);
             let stats = cache.stats();
             let pages = (LENGTH as u64 + 1234).div_ceil(PAGE);
-            assert_eq!(stats.misses, pages, "{block}: some page was read twice");
-            assert_eq!(stats.read_bytes, bytes.len() as u64, "{block}");
-            assert_eq!(stats.readahead_unused, 0, "{block}");
+            assert_eq!(stats.reads.misses, pages, "{block}: some page was read twice");
+            assert_eq!(stats.storage.read_bytes, bytes.len() as u64, "{block}");
+            assert_eq!(stats.reads.readahead_unused, 0, "{block}");
             // A request larger than the window brings most of its pages itself.
-            assert!(stats.readahead_folios > pages / 2 || block > 256 << 10, "{block}: {stats:?}");
-            assert!(stats.read_requests < pages / 16, "{block}: {} requests", stats.read_requests);
-            assert!(stats.pgactivate < pages / 50, "{block}: a scan makes nothing hot: {stats:?}");
+            assert!(
+                stats.reads.readahead_folios > pages / 2 || block > 256 << 10,
+                "{block}: {stats:?}"
+            );
+            assert!(
+                stats.storage.read_requests < pages / 16,
+                "{block}: {} requests",
+                stats.storage.read_requests
+            );
+            assert!(
+                stats.evictions.activated_folios < pages / 50,
+                "{block}: a scan makes nothing hot: {stats:?}"
+            );
         });
     }
 }
@@ -82,10 +92,10 @@ fn a_scan_through_pins_is_read_ahead_as_one_through_reads() {
             scan_pinned(file, &bytes, block, way);
             let stats = cache.stats();
             let pages = (LENGTH as u64 + 1234).div_ceil(PAGE);
-            assert_eq!(stats.misses, pages, "{way} {block}: some page was read twice");
-            assert_eq!(stats.readahead_unused, 0, "{way} {block}");
-            assert!(stats.read_requests < pages / 16, "{way} {block}: {stats:?}");
-            assert!(stats.pgactivate < pages / 50, "{way} {block}: {stats:?}");
+            assert_eq!(stats.reads.misses, pages, "{way} {block}: some page was read twice");
+            assert_eq!(stats.reads.readahead_unused, 0, "{way} {block}");
+            assert!(stats.storage.read_requests < pages / 16, "{way} {block}: {stats:?}");
+            assert!(stats.evictions.activated_folios < pages / 50, "{way} {block}: {stats:?}");
         });
     }
 }
@@ -104,7 +114,7 @@ fn random_pins_read_nothing_ahead() {
             assert!(file.pin_many(&ranges).iter().all(Result::is_ok));
         }
         let stats = cache.stats();
-        assert!(stats.readahead_folios < 200, "{stats:?}");
+        assert!(stats.reads.readahead_folios < 200, "{stats:?}");
     });
 }
 
@@ -136,11 +146,11 @@ fn short_runs_are_read_ahead_by_about_as_much_as_they_read() {
                     }
                 }
                 let stats = cache.stats();
-                let read_pages = stats.read_bytes / PAGE;
+                let read_pages = stats.storage.read_bytes / PAGE;
                 // The first window has four pages, whatever follows.
                 assert!(read_pages <= RUNS * (2 * run_pages + 8), "{run_pages}: {stats:?}");
                 assert!(
-                    stats.read_requests <= RUNS * (run_pages / 6 + 3),
+                    stats.storage.read_requests <= RUNS * (run_pages / 6 + 3),
                     "{run_pages}: {stats:?}"
                 );
             });
@@ -159,12 +169,23 @@ fn a_small_window_is_read_in_the_transfer_of_its_reader() {
             }
             // The first page alone, then a window of four. No other thread reads.
             let stats = cache.stats();
-            assert_eq!((stats.read_requests, stats.read_bytes / PAGE), (2, 5), "{stats:?}");
-            assert_eq!((stats.readahead_folios, stats.ring_transfers), (3, 0), "{stats:?}");
+            assert_eq!(
+                (stats.storage.read_requests, stats.storage.read_bytes / PAGE),
+                (2, 5),
+                "{stats:?}"
+            );
+            assert_eq!(
+                (stats.reads.readahead_folios, stats.storage.ring_transfers),
+                (3, 0),
+                "{stats:?}"
+            );
             // The next page is a hit that begins the next window.
             check_page(file, &bytes, 102 * PAGE, is_pinned);
             let stats = cache.stats();
-            assert_eq!((stats.misses - stats.readahead_folios, stats.readahead_folios), (2, 7));
+            assert_eq!(
+                (stats.reads.misses - stats.reads.readahead_folios, stats.reads.readahead_folios),
+                (2, 7)
+            );
         });
     }
 }
@@ -184,9 +205,9 @@ fn a_scan_makes_nothing_hot_but_what_was_read_before() {
     scan(&file, &bytes, BLOCK);
     scan(&cache.open(&path, &OpenOptions::new()).unwrap(), &bytes, BLOCK);
     let stats = cache.stats();
-    assert_eq!(stats.readahead_unused, 0, "{stats:?}");
+    assert_eq!(stats.reads.readahead_unused, 0, "{stats:?}");
     // Once in each scan, and a few near refaults.
-    assert!(stats.pgactivate <= 3 * (LENGTH / BLOCK) as u64, "{stats:?}");
+    assert!(stats.evictions.activated_folios <= 3 * (LENGTH / BLOCK) as u64, "{stats:?}");
 }
 
 #[test]
@@ -204,8 +225,8 @@ fn two_scans_of_one_handle_do_not_disturb_each_other() {
             }
         });
         let stats = cache.stats();
-        assert_eq!(stats.misses, LENGTH as u64 / PAGE, "{stats:?}");
-        assert!(stats.read_requests < LENGTH as u64 / PAGE / 8, "{stats:?}");
+        assert_eq!(stats.reads.misses, LENGTH as u64 / PAGE, "{stats:?}");
+        assert!(stats.storage.read_requests < LENGTH as u64 / PAGE / 8, "{stats:?}");
     });
 }
 
@@ -225,9 +246,9 @@ fn windows_of_several_scans_evict_nothing_of_each_other() {
             }
         }
         let stats = cache.stats();
-        assert_eq!(stats.workingset_refault, 0, "some page was read twice: {stats:?}");
-        assert_eq!(stats.readahead_unused, 0, "{stats:?}");
-        assert!(stats.readahead_folios > stats.misses / 2, "{stats:?}");
+        assert_eq!(stats.evictions.refaults, 0, "some page was read twice: {stats:?}");
+        assert_eq!(stats.reads.readahead_unused, 0, "{stats:?}");
+        assert!(stats.reads.readahead_folios > stats.reads.misses / 2, "{stats:?}");
     });
 }
 
@@ -244,12 +265,15 @@ fn random_reads_and_random_advice_read_nothing_ahead() {
             assert_same(&buffer, &bytes[start..start + 4096]);
         }
         let stats = cache.stats();
-        assert!(stats.readahead_folios < stats.misses / 20, "{stats:?}");
+        assert!(stats.reads.readahead_folios < stats.reads.misses / 20, "{stats:?}");
     });
     for_both_ways(8 << 20, &path, |cache, file| {
         file.set_access(Access::Random);
         scan(file, &bytes[..1 << 20], 4096);
-        assert_eq!((cache.stats().readahead_folios, cache.stats().read_requests), (0, 256));
+        assert_eq!(
+            (cache.stats().reads.readahead_folios, cache.stats().storage.read_requests),
+            (0, 256)
+        );
         file.set_access(Access::Normal);
     });
 }
@@ -261,13 +285,13 @@ fn will_need_starts_reading_and_does_not_go_past_the_end() {
     for_both_ways(16 << 20, &path, |cache, file| {
         file.prefetch(500_000..u64::MAX >> 1).unwrap();
         let wanted_bytes = 1_000_001 - 500_000 / PAGE * PAGE;
-        let stats = wait_for_stats(cache, "read", |stats| stats.read_bytes == wanted_bytes);
-        assert_eq!(stats.misses, wanted_bytes.div_ceil(PAGE));
+        let stats = wait_for_stats(cache, "read", |stats| stats.storage.read_bytes == wanted_bytes);
+        assert_eq!(stats.reads.misses, wanted_bytes.div_ceil(PAGE));
         file.set_access(Access::Random);
         let mut buffer = vec![0; 500_001];
         file.read_exact_at(&mut buffer, 500_000).unwrap();
         assert_same(&buffer, &bytes[500_000..]);
-        assert_eq!(cache.stats().misses, stats.misses, "it was resident");
+        assert_eq!(cache.stats().reads.misses, stats.reads.misses, "it was resident");
         assert!(file.prefetch(5..u64::MAX).is_err(), "beyond all files");
     });
 }
@@ -280,7 +304,7 @@ fn sequential_advice_reads_ahead_from_the_first_read_anywhere() {
         file.set_access(Access::Sequential);
         file.read_exact_at(&mut [0; 100], 10_000_000).unwrap();
         let least = (64 << 20) / 64 / 2;
-        wait_for_stats(cache, "half a window", |stats| stats.read_bytes >= least);
+        wait_for_stats(cache, "half a window", |stats| stats.storage.read_bytes >= least);
     });
 }
 
@@ -291,5 +315,5 @@ fn no_readahead_where_none_is_wanted() {
     let cache = Cache::builder().memory(8 << 20).readahead_max(0).build().unwrap();
     let file = cache.open(&path, &OpenOptions::new()).unwrap();
     scan(&file, &bytes, 4096);
-    assert_eq!(cache.stats().readahead_folios, 0);
+    assert_eq!(cache.stats().reads.readahead_folios, 0);
 }

@@ -103,12 +103,12 @@ fn the_flusher_asks_for_the_log_and_then_writes() {
     let (cache, file, storage) = gated(builder, &log);
     file.write_at(&[1; 8], 0, 9).unwrap();
     file.write_at(&[1; 8], PAGE, 4).unwrap();
-    wait_until(|| cache.stats().dirty_bytes == 0);
+    wait_until(|| cache.stats().memory.dirty_bytes == 0);
     assert_eq!(storage.bytes()[..8], [1; 8]);
     let asked = log.asked();
     assert!(asked.windows(2).all(|pair| pair[0] < pair[1]), "{asked:?}");
     assert!(asked.len() <= 2 && asked.ends_with(&[9]), "{asked:?}");
-    assert_eq!(cache.stats().gate_asks, asked.len() as u64);
+    assert_eq!(cache.stats().writes.gate_asks, asked.len() as u64);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn write_out_of_a_range_follows_once_the_gate_opens() {
     file.unlogged().write_all_at(&[2; 8], 2 * PAGE).unwrap();
     file.write_out(0..PAGE).unwrap();
     wait_until(|| storage.bytes()[0] == 1);
-    assert_eq!((log.asked(), cache.stats().device_flushes), (vec![3], 0));
+    assert_eq!((log.asked(), cache.stats().storage.flushes), (vec![3], 0));
     assert_eq!(file.unlogged().residency(0..3 * PAGE).unwrap().dirty, 1, "outside of the range");
 }
 
@@ -129,7 +129,7 @@ fn one_flush_of_the_log_lets_all_pages_of_a_round_pass() {
     let (cache, file, _storage) = gated(quiet(1 << 20), &log);
     (0..40).for_each(|page| file.write_at(&[1; 8], page * PAGE, page + 1).unwrap());
     file.write_out(0..40 * PAGE).unwrap();
-    wait_until(|| cache.stats().dirty_bytes == 0);
+    wait_until(|| cache.stats().memory.dirty_bytes == 0);
     assert_eq!(log.asked(), [40]);
 }
 
@@ -141,7 +141,7 @@ fn a_log_that_ends_below_a_page_lets_older_pages_pass() {
     (0..40).for_each(|page| file.write_at(&[1; 8], page * PAGE, page + 1).unwrap());
     wait_until(|| {
         file.write_out(0..40 * PAGE).unwrap();
-        cache.stats().dirty_bytes == 20 * PAGE
+        cache.stats().memory.dirty_bytes == 20 * PAGE
     });
     log.end.store(0, Ordering::Relaxed);
     file.sync_data().unwrap();
@@ -310,7 +310,7 @@ fn pages_without_an_lsn_can_be_cut_off() {
     change(&mut file.pin_mut(0..8).unwrap());
     file.unlogged().set_len(0).unwrap();
     file.sync_data().unwrap();
-    assert!(storage.bytes().is_empty() && cache.stats().dirty_bytes == 0);
+    assert!(storage.bytes().is_empty() && cache.stats().memory.dirty_bytes == 0);
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn a_failing_gate_keeps_pages_dirty_and_its_error_is_returned() {
     let error = error_of(file.sync_data(), &["LSN 5", "No space left"]);
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!((storage.bytes()[0], storage.bytes()[PAGE as usize]), (0, 2), "others are written");
-    assert_eq!((cache.stats().dirty_bytes, log.asked()), (PAGE, vec![5]));
+    assert_eq!((cache.stats().memory.dirty_bytes, log.asked()), (PAGE, vec![5]));
     let error = cache.close().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Close, "{error:?}");
     log.fails.store(false, Ordering::Relaxed);
@@ -395,7 +395,7 @@ fn a_file_closed_behind_its_gate_is_kept_until_it_opens() {
     file.write_at(&[1; 8], 0, 5).unwrap();
     let error = error_of(file.close(), &["LSN 5 "]);
     assert_eq!(error.kind(), ErrorKind::Gated);
-    assert_eq!((storage.bytes()[0], cache.stats().dirty_bytes), (0, PAGE));
+    assert_eq!((storage.bytes()[0], cache.stats().memory.dirty_bytes), (0, PAGE));
     log.fails.store(false, Ordering::Relaxed);
     cache.close().unwrap();
     assert_eq!(storage.bytes()[0], 1);
@@ -491,7 +491,7 @@ fn a_slow_gate_holds_up_no_other_file_and_no_reader() {
     file.read_exact_at(&mut byte, 31 * PAGE).unwrap();
     assert_eq!(byte, [1]);
     stalled.open();
-    wait_until(|| cache.stats().dirty_bytes == 0);
+    wait_until(|| cache.stats().memory.dirty_bytes == 0);
 }
 
 /// A gate that uses the file it is for.
@@ -559,7 +559,7 @@ fn a_gate_that_panics_is_a_gate_that_fails() {
     let file = GatedFile::new(file, Arc::new(Panicking)).unwrap();
     file.write_at(&[1; 8], 0, 5).unwrap();
     error_of(file.sync_data(), &["panicked"]);
-    wait_until(|| cache.stats().gate_asks > 1);
+    wait_until(|| cache.stats().writes.gate_asks > 1);
     assert_eq!(storage.bytes()[0], 0);
     // Another gate for the same log takes over.
     let file = GatedFile::new(file.unlogged().clone(), Log::new()).unwrap();
@@ -594,7 +594,7 @@ fn a_truncation_forgets_the_lsns_of_what_it_removes() {
     file.write_at(&[1; 8], 0, 3).unwrap();
     file.write_at(&[1; 8], 2 * PAGE, 2).unwrap();
     file.unlogged().set_len(PAGE).unwrap();
-    assert_eq!((file.oldest_dirty_lsn(), cache.stats().dirty_bytes), (Some(3), PAGE));
+    assert_eq!((file.oldest_dirty_lsn(), cache.stats().memory.dirty_bytes), (Some(3), PAGE));
     file.unlogged().set_len(0).unwrap();
     file.sync_data().unwrap();
     assert!(storage.bytes().is_empty() && log.asked().is_empty());
@@ -655,14 +655,14 @@ fn lsns_are_charged_to_the_bound_and_given_back() {
     let (cache, file, _storage) = gated(builder.prefault(true), &log);
     // The tables of the file are charged first.
     (0..PAGES).for_each(|page| file.unlogged().write_all_at(&[1; 8], page * PAGE).unwrap());
-    let before = cache.stats().metadata_bytes;
+    let before = cache.stats().memory.metadata_bytes;
     (0..PAGES).for_each(|page| file.write_at(&[1; 8], page * PAGE, 5).unwrap());
-    let charged = cache.stats().metadata_bytes - before;
+    let charged = cache.stats().memory.metadata_bytes - before;
     // A table of 4,096 slots, because it grows when it is three quarters full.
     assert!((PAGES * 24..=PAGES * 96).contains(&charged), "{charged} bytes");
     file.sync_data().unwrap();
     file.write_out(0..PAGE).unwrap();
-    wait_until(|| cache.stats().metadata_bytes == before);
+    wait_until(|| cache.stats().memory.metadata_bytes == before);
 }
 
 #[test]
@@ -728,7 +728,7 @@ fn a_write_out_begun_before_the_gate_respects_it() {
     let file = GatedFile::new(file, log).unwrap();
     file.write_at(&[2; 8], (PAGES - 2) * PAGE, 5).unwrap();
     held.open();
-    wait_until(|| cache.stats().dirty_bytes <= PAGE);
+    wait_until(|| cache.stats().memory.dirty_bytes <= PAGE);
     assert_ne!(storage.bytes()[((PAGES - 2) * PAGE) as usize], 2);
     file.discard_dirty().unwrap();
 }

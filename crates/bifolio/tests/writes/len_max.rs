@@ -95,8 +95,11 @@ fn pages_beyond_the_first_limit_are_hits() {
             assert_eq!(read(file, position, length), vec![7; length]);
         }
         let after = cache.stats();
-        assert_eq!(after.hits_optimistic - before.hits_optimistic, 2);
-        assert_eq!((after.hits_slow, after.misses), (before.hits_slow, before.misses));
+        assert_eq!(after.reads.hits_optimistic - before.reads.hits_optimistic, 2);
+        assert_eq!(
+            (after.reads.hits_slow, after.reads.misses),
+            (before.reads.hits_slow, before.reads.misses)
+        );
     });
 }
 
@@ -237,9 +240,9 @@ fn a_full_cache_refuses_writes_but_no_raise() {
     let pages = (0..1 << 20).step_by(4096);
     let holds: Vec<_> =
         pages.map_while(|at| Some(other.pin(at..at + 4096).ok()?.into_owned())).collect();
-    let used_bytes = cache.stats().used_bytes;
+    let used_bytes = cache.stats().memory.used_bytes;
     file.raise_len_max(1 << 30).unwrap();
-    assert_eq!(cache.stats().used_bytes, used_bytes);
+    assert_eq!(cache.stats().memory.used_bytes, used_bytes);
     let error = file.append(b"no memory").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full, "{error}");
     assert_eq!(file.len(), 4096);
@@ -251,7 +254,7 @@ fn a_full_cache_refuses_writes_but_no_raise() {
 #[test]
 fn tables_stay_within_the_bound_and_end_with_the_file() {
     let cache = cache_of(1 << 20);
-    let empty_bytes = cache.stats().metadata_bytes;
+    let empty_bytes = cache.stats().memory.metadata_bytes;
     let file = cache.open_backing(Arc::new(Sparse::default()), &writable().len_max(4096)).unwrap();
     let mut limit = 4096_u64;
     for step in 1..=4000_u64 {
@@ -262,12 +265,12 @@ fn tables_stay_within_the_bound_and_end_with_the_file() {
         }
         file.write_all_at(&step.to_le_bytes(), position).unwrap();
         let stats = cache.stats();
-        assert!(stats.used_bytes <= 1 << 20, "step {step}: {stats:?}");
+        assert!(stats.memory.used_bytes <= 1 << 20, "step {step}: {stats:?}");
     }
     assert_eq!(read(&file, 4000 * (5 << 20), 8), 4000_u64.to_le_bytes());
-    assert!(cache.stats().metadata_bytes > empty_bytes);
+    assert!(cache.stats().memory.metadata_bytes > empty_bytes);
     file.close().unwrap();
-    let after_bytes = cache.stats().metadata_bytes;
+    let after_bytes = cache.stats().memory.metadata_bytes;
     // Descriptors are never freed.
     assert!(after_bytes < empty_bytes + (64 << 10), "{empty_bytes} at first, {after_bytes} now");
 }
@@ -329,7 +332,7 @@ fn a_limit_is_raised_under_readers_writers_appenders_and_syncs() {
         let expected: Vec<u8> = (0..end).step_by(8).flat_map(word).collect();
         assert_same(&read_all(file), &expected);
         let stats = cache.stats();
-        assert!(stats.used_bytes <= stats.bound_bytes);
+        assert!(stats.memory.used_bytes <= stats.memory.bound_bytes);
     });
 }
 

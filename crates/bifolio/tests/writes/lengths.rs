@@ -118,7 +118,7 @@ fn holes_after_a_cut_under_write_outs_read_as_zeros() {
         let cut = scope.spawn(|| file.set_len(0));
         wait_until("the file is cut", || file.len() == 0);
         let sync = scope.spawn(|| file.sync_data());
-        wait_until("the rest is clean", || cache.stats().dirty_bytes <= PAGE);
+        wait_until("the rest is clean", || cache.stats().memory.dirty_bytes <= PAGE);
         drop(pin);
         cut.join().unwrap().unwrap();
         sync.join().unwrap().unwrap();
@@ -187,7 +187,7 @@ fn a_hole_with_two_swapped_ends_needs_room_for_one_page() {
     let file = full.cache.memory_file("scratch").unwrap();
     file.write_all_at(&[1; 2 * PAGE as usize], 0).unwrap();
     full.hold_all();
-    assert_eq!(full.cache.stats().unswapped_bytes, 0, "all is swapped");
+    assert_eq!(full.cache.stats().memory.unswapped_bytes, 0, "all is swapped");
     full.let_go(1);
     file.punch_hole(1000..PAGE + 1000).unwrap();
     full.let_go(2);

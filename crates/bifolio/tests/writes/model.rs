@@ -76,7 +76,7 @@ fn run(
         let op = workload.next().unwrap();
         runner.apply(&op).unwrap_or_else(|failure| panic!("file {number}: {failure}"));
         let stats = cache.stats();
-        assert!(stats.used_bytes <= stats.bound_bytes, "step {step}: {stats:?}");
+        assert!(stats.memory.used_bytes <= stats.memory.bound_bytes, "step {step}: {stats:?}");
         if random.u32(..100) == 0 {
             subjects[number].file.sync_data().unwrap();
             compare_with_disk(runner.model(), &subjects[number].path);
@@ -87,7 +87,7 @@ fn run(
         subject.file.sync_all().unwrap();
         compare_with_disk(runner.model(), &subject.path);
     }
-    let evicted = cache.stats().pgsteal + cache.stats().pgevacuate;
+    let evicted = cache.stats().evictions.folios + cache.stats().evictions.evacuated_folios;
     cache.close().unwrap();
     // Another cache, with other folios, finds the same.
     let cache = cache_of(8 << 20);
@@ -162,7 +162,7 @@ fn threads_on_parts_of_shared_files_agree_with_the_model() {
             let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || run(number))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert!(cache.stats().pgsteal > 0, "nothing was evicted");
+        assert!(cache.stats().evictions.folios > 0, "nothing was evicted");
         for (number, path) in paths.iter().enumerate() {
             files[number].sync_data().unwrap();
             let expected = [models[2 * number].bytes(), models[2 * number + 1].bytes()].concat();
@@ -247,7 +247,7 @@ fn pages_are_whole(seed: u64, folio_bytes: u64) {
         written.into_iter().for_each(|written| written.unwrap());
         assert!(checked > 1000, "only {checked} pages were read");
     });
-    assert!(cache.stats().pgsteal > 0, "nothing was evicted");
+    assert!(cache.stats().evictions.folios > 0, "nothing was evicted");
     file.sync_all().unwrap();
     let cached = read_all(&file);
     assert_same(&std::fs::read(&path).unwrap(), &cached);

@@ -164,7 +164,7 @@ fn a_range_sync_writes_what_lies_in_it_and_no_more() {
             assert_eq!(storage.stamp(page), expected, "page {page} and {range:?}");
         }
         let left = (PAGES - (range.end - range.start)) * PAGE;
-        assert_eq!(cache.stats().dirty_bytes, left);
+        assert_eq!(cache.stats().memory.dirty_bytes, left);
     }
 }
 
@@ -314,9 +314,9 @@ fn many_syncs_share_few_flushes_and_each_is_durable() {
         }
     });
     let stats = cache.stats();
-    assert_eq!((stats.syncs, stats.device_flushes), (THREADS * ROUNDS, storage.flushes()));
-    assert_eq!(stats.device_flushes + stats.syncs_shared, stats.syncs);
-    assert!(stats.device_flushes * 2 <= stats.syncs, "{} flushes", stats.device_flushes);
+    assert_eq!((stats.writes.syncs, stats.storage.flushes), (THREADS * ROUNDS, storage.flushes()));
+    assert_eq!(stats.storage.flushes + stats.writes.syncs_shared, stats.writes.syncs);
+    assert!(stats.storage.flushes * 2 <= stats.writes.syncs, "{} flushes", stats.storage.flushes);
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn concurrent_misses_of_one_folio_make_one_read() {
             gate.open();
         });
         assert_eq!(backing.calls(Call::Read), 1);
-        assert_eq!(cache.stats().misses, 1);
+        assert_eq!(cache.stats().reads.misses, 1);
     }
 }
 
@@ -154,7 +154,7 @@ fn a_file_can_be_opened_and_closed_by_many_at_once() {
     });
     let expected: Vec<_> = (0..THREADS).flat_map(|n| [149 ^ (n as u8) << 6; SLOT]).collect();
     assert_same(&std::fs::read(&path).unwrap(), &expected);
-    assert_eq!(cache.stats().dirty_bytes, 0);
+    assert_eq!(cache.stats().memory.dirty_bytes, 0);
     cache.close().unwrap();
 }
 

@@ -61,8 +61,8 @@ static void reads_give_what_was_written(void) {
 
     bifolio_stats stats = {.size = sizeof stats};
     CHECK_OK(bifolio_cache_stats(cache, &stats));
-    CHECK(stats.size == sizeof stats && stats.bound_bytes == 1 << 20);
-    CHECK(stats.used_bytes <= 1 << 20 && stats.write_bytes >= LENGTH && stats.misses > 0);
+    CHECK(stats.size == sizeof stats && stats.memory_bound_bytes == 1 << 20);
+    CHECK(stats.memory_used_bytes <= 1 << 20 && stats.writes_bytes >= LENGTH && stats.reads_misses > 0);
 
     CHECK_OK(bifolio_file_close(file));
     CHECK_OK(bifolio_cache_close(cache));
@@ -112,7 +112,7 @@ static void memory_files_have_holes_and_go_to_the_swap(void) {
     CHECK(bifolio_file_len(file) == LENGTH + 4096);
     bifolio_stats stats = {.size = sizeof stats};
     CHECK_OK(bifolio_cache_stats(cache, &stats));
-    CHECK(stats.swapped_out_pages > 0);
+    CHECK(stats.storage_swapped_out_pages > 0);
     CHECK_OK(bifolio_file_close(file));
     CHECK_OK(bifolio_cache_close(cache));
 }

@@ -71,7 +71,7 @@ static void structs_of_other_versions_are_understood(void) {
     } stats = {{0}, 99};
     stats.known.size = sizeof stats;
     CHECK_OK(bifolio_cache_stats(cache, &stats.known));
-    CHECK(stats.known.size == sizeof stats.known && stats.known.bound_bytes == 1 << 20);
+    CHECK(stats.known.size == sizeof stats.known && stats.known.memory_bound_bytes == 1 << 20);
     CHECK(stats.unknown == 99);
     bifolio_cache_free(cache);
 }

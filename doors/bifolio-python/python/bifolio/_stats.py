@@ -19,8 +19,9 @@ class Stats(dict[str, Any]):
     @property
     def hit_ratio(self) -> float | None:
         """Share of page lookups that found the page in memory; `None` before the first."""
-        hits = sum(self.get(name, 0) for name in ("hits_optimistic", "hits_pinned", "hits_slow"))
-        lookups = hits + self.get("misses", 0)
+        kinds = ("reads_hits_optimistic", "reads_hits_pinned", "reads_hits_slow")
+        hits = sum(self.get(name, 0) for name in kinds)
+        lookups = hits + self.get("reads_misses", 0)
         return hits / lookups if lookups else None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -31,14 +32,14 @@ class Stats(dict[str, Any]):
 
         ratio = self.hit_ratio
         return [
-            ("bound", size("bound_bytes")),
-            ("in use", size("used_bytes")),
-            ("dirty", size("dirty_bytes")),
+            ("bound", size("memory_bound_bytes")),
+            ("in use", size("memory_used_bytes")),
+            ("dirty", size("memory_dirty_bytes")),
             ("hits", "-" if ratio is None else f"{ratio:.1%}"),
-            ("read from devices", size("read_bytes")),
-            ("reads of devices", f"{self.get('read_requests', 0):,}"),
-            ("written to devices", size("written_bytes")),
-            ("evicted and read again", f"{self.get('workingset_refault', 0):,} pages"),
+            ("read from devices", size("storage_read_bytes")),
+            ("reads of devices", f"{self.get('storage_read_requests', 0):,}"),
+            ("written to devices", size("storage_written_bytes")),
+            ("evicted and read again", f"{self.get('evictions_refaults', 0):,} pages"),
         ]
 
     def __str__(self) -> str:

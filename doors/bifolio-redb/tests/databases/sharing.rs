@@ -31,7 +31,7 @@ fn two_databases_share_a_cache_of_one_mebibyte() {
             });
         }
     });
-    assert!(cache.stats().used_bytes <= 1 << 20);
+    assert!(cache.stats().memory.used_bytes <= 1 << 20);
     cache.close().unwrap();
 }
 
@@ -59,7 +59,7 @@ fn a_closed_database_leaves_nothing_dirty() {
     let database = open(&path, &cache);
     (1..=20).for_each(|number| commit(&database, number).unwrap());
     database.close().unwrap();
-    assert_eq!(cache.stats().dirty_bytes, 0);
+    assert_eq!(cache.stats().memory.dirty_bytes, 0);
     let database = Database::open(&path).unwrap();
     assert_eq!(last_commit(&database), 20);
     assert_holds(&database, &model(20));

@@ -82,7 +82,7 @@ fn values_longer_than_the_cache_are_stored_and_read() {
     let transaction = database.begin_read().unwrap();
     let table = transaction.open_table(TABLE).unwrap();
     assert!(table.get(1).unwrap().unwrap().value() == long);
-    assert!(cache.stats().used_bytes <= 1 << 20);
+    assert!(cache.stats().memory.used_bytes <= 1 << 20);
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn an_idle_reader_keeps_its_pages() {
         // SQLite forgets its pages.
         assert_eq!(reader.ask("pragma shrink_memory; select a from t"), "7");
         let stats = reader.ask("pragma bifolio_stats");
-        stats.lines().find(|line| line.starts_with("read_requests ")).unwrap().to_owned()
+        stats.lines().find(|line| line.starts_with("storage_read_requests ")).unwrap().to_owned()
     };
     let first = ask();
     for _ in 0..5 {

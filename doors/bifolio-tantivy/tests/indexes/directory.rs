@@ -148,7 +148,7 @@ fn a_writer_that_is_abandoned_leaves_nothing_dirty() {
     let mut writer = directory.open_write(Path::new(FILE)).unwrap();
     writer.write_all(&bytes(100_000)).unwrap();
     drop(writer);
-    assert_eq!(cache.stats().dirty_bytes, 0);
+    assert_eq!(cache.stats().memory.dirty_bytes, 0);
     directory.delete(Path::new(FILE)).unwrap();
     drop(directory);
     cache.close().unwrap();

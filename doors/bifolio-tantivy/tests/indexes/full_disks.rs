@@ -27,7 +27,7 @@ fn an_index_on_a_full_disk_goes_on_when_there_is_room() {
     drop(failing);
     assert_eq!(last_commit(&index), number - 1);
     assert_holds(&searcher(&index), number - 1);
-    assert_eq!(cache.stats().dirty_bytes, 0, "files that no commit has are discarded");
+    assert_eq!(cache.stats().memory.dirty_bytes, 0, "files that no commit has are discarded");
 
     fs::remove_file(&ballast).unwrap();
     let mut writer = writer(&index);

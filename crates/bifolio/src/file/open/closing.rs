@@ -268,8 +268,12 @@ mod tests {
         drop(file);
         assert!(test_hook::has_run());
         let after = cache.stats();
-        assert_eq!(after.writeback, before.writeback + 1, "what became dirty is written");
-        assert_eq!(after.device_flushes, before.device_flushes + 1, "and flushed");
+        assert_eq!(
+            after.storage.written_folios,
+            before.storage.written_folios + 1,
+            "what became dirty is written"
+        );
+        assert_eq!(after.storage.flushes, before.storage.flushes + 1, "and flushed");
         assert!(registry.files.keys().is_empty(), "and the file is closed then");
     }
 

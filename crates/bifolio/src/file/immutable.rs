@@ -1,0 +1,96 @@
+//! Files that do not change while they are open: their pins are slices.
+
+use super::File;
+use super::pin::PageRef;
+use crate::error::{Error, Result};
+use std::ops::{Deref, Range, RangeBounds};
+use std::sync::Arc;
+
+/// A file whose bytes do not change while it is open, so that they can be borrowed as `&[u8]`.
+/// From [`Cache::open_immutable`](crate::Cache::open_immutable).
+///
+/// Dereferences to the [`File`], for all calls that read. Cheap to clone; clones share one handle.
+///
+/// ```
+/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+/// # std::fs::write(&path, vec![7; 100_000])?;
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
+/// let page = index.pin(2..6)?;
+/// assert_eq!(page[..], [7; 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ImmutableFile {
+    pub(crate) file: File,
+}
+
+impl ImmutableFile {
+    /// Pins the bytes of `range`, like [`File::pin`], with its errors, and lends them as a slice.
+    /// Blocks for I/O on a miss.
+    #[inline(always)]
+    pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_, Self>> {
+        Ok(Self::lend(self.file.pin(range)?))
+    }
+
+    /// Pins the bytes of each range, like [`File::pin_many`], and lends them as slices. Blocks
+    /// until all ranges have a result.
+    pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_, Self>>> {
+        let pages = self.file.pin_many(ranges).into_iter();
+        pages.map(|page| page.map(Self::lend)).collect()
+    }
+
+    #[inline(always)]
+    fn lend(page: PageRef<'_>) -> PageRef<'_, Self> {
+        page.of()
+    }
+}
+
+impl Deref for ImmutableFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl File {
+    /// Makes an immutable handle of this one, for a file that has just been written, such as a
+    /// table of an LSM tree: its pages stay in the cache. What is dirty is written back as before;
+    /// sync first if it must be durable.
+    ///
+    /// # Errors
+    /// The file is not opened for reading, or may still change
+    /// ([`ErrorKind::OptionConflict`]): through another writable handle, a clone of this one, or
+    /// what keeps one (a map, an owned pin, a future, a checkpoint). This handle is closed then, as
+    /// by a drop.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # use bifolio::{Cache, OpenOptions};
+    /// # let cache = Cache::builder().memory(4 << 20).build()?;
+    /// let options = OpenOptions::new().write(true).create_new(true);
+    /// let table = cache.open(directory.path().join("000001.sst"), &options)?;
+    /// table.append(b"sorted keys")?;
+    /// table.sync_data()?;
+    /// let table = table.into_immutable()?;
+    /// assert_eq!(table.pin(0..6)?[..], *b"sorted");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_immutable(self) -> Result<ImmutableFile> {
+        let handle = &self.handle;
+        handle.check_readable()?;
+        if Arc::strong_count(handle) > 1 {
+            let text = "immutable: a clone of its handle, or a map or pin of it, is still in use";
+            return Err(Error::conflict(handle.inode.name(), text.to_owned()));
+        }
+        let joined = handle.registry.join_immutable(handle)?;
+        Ok(ImmutableFile { file: Self::new(joined) })
+    }
+}
+
+impl From<ImmutableFile> for File {
+    fn from(immutable: ImmutableFile) -> Self {
+        immutable.file
+    }
+}
