@@ -451,12 +451,15 @@ struct Recorded {
 pub(crate) struct ErrorCursor(AtomicU64);
 
 impl WriteErrors {
-    /// Records an error. Of errors with one cause, the first is kept until it is reported: it has
-    /// the first position that failed.
+    /// Records an error. Of errors with one cause that were not reported yet, the one at the lowest
+    /// position is kept: transfers of one write-out end in any order.
     pub(crate) fn record(&self, error: Error) {
+        let start_of = |error: &Error| error.range().map(|range| range.start);
         let mut last = self.last.lock();
-        let has_cause = |kept: &Error| kept.errno() == error.errno();
-        let goes_on = last.reported < last.count && last.error.as_ref().is_some_and(has_cause);
+        let goes_on = last.reported < last.count
+            && last.error.as_ref().is_some_and(|kept| {
+                kept.errno() == error.errno() && start_of(kept) <= start_of(&error)
+            });
         last.count += 1;
         if !goes_on {
             last.error = Some(error);
@@ -497,6 +500,18 @@ mod tests {
 
     fn error() -> Error {
         io_error("f", "write", Some(0..1), std::io::ErrorKind::Other.into())
+    }
+
+    #[test]
+    fn the_lowest_of_the_positions_that_failed_is_reported() {
+        let errors = WriteErrors::default();
+        let cursor = errors.sample();
+        for start in [8, 0, 16] {
+            let cause = std::io::ErrorKind::StorageFull.into();
+            errors.record(io_error("f", "write", Some(start..start + 1), cause));
+        }
+        let error = errors.check_since(&cursor, errors.count()).unwrap_err();
+        assert_eq!(error.range(), Some(0..1));
     }
 
     #[test]
