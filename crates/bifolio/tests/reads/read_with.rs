@@ -163,8 +163,12 @@ fn a_large_copy_counts_in_the_bound() {
             (word_of_all(page), cache.stats().memory.metadata_bytes - before)
         })
         .unwrap();
-    assert_eq!((word, charged), (Ok(attempts.get() - 1), folio_bytes));
-    assert_eq!(cache.stats().memory.metadata_bytes, before);
+    assert_eq!(word, Ok(attempts.get() - 1));
+    // A thread that comes to another processor has lists made there, which count, too.
+    let lists_max = 256 << 10;
+    assert!((folio_bytes..folio_bytes + lists_max).contains(&charged), "{charged}");
+    let after = cache.stats().memory.metadata_bytes;
+    assert!(after < before + lists_max, "{before} {after}");
 }
 
 /// Runs `readers` threads, each until `write` has returned, which gets the number of reads.
