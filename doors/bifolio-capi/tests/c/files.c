@@ -178,7 +178,7 @@ static void texts_are_cut_to_fit(void) {
     CHECK_OK(bifolio_cache_stats_text(cache, NULL, 0, &length));
     text = malloc(length + 1000);
     CHECK_OK(bifolio_cache_stats_text(cache, text, length + 1000, NULL));
-    CHECK(strstr(text, "\nbound_bytes 1048576\n") != NULL);
+    CHECK(strstr(text, "\nmemory_bound_bytes 1048576\n") != NULL);
     free(text);
     CHECK_OK(bifolio_cache_close(cache));
 }
