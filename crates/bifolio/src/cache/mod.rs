@@ -30,7 +30,7 @@ use std::sync::{Arc, Weak};
 /// ```
 /// use bifolio::Cache;
 /// let cache = Cache::builder().memory(64 << 20).build()?;
-/// assert!(cache.stats().used_bytes <= 64 << 20);
+/// assert!(cache.stats().memory.used_bytes <= 64 << 20);
 /// cache.set_memory(32 << 20)?;
 /// cache.close()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -313,7 +313,7 @@ impl Cache {
     /// ```
     /// let cache = bifolio::Cache::builder().memory(16 << 20).build()?;
     /// let observed = cache.downgrade();
-    /// assert_eq!(observed.upgrade().map(|cache| cache.stats().misses), Some(0));
+    /// assert_eq!(observed.upgrade().map(|cache| cache.stats().reads.misses), Some(0));
     /// drop(cache);
     /// assert!(observed.upgrade().is_none());
     /// # Ok::<(), bifolio::Error>(())
