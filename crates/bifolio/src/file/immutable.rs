@@ -60,10 +60,9 @@ impl File {
     /// sync first if it must be durable.
     ///
     /// # Errors
-    /// The file is not opened for reading, or may still change
-    /// ([`ErrorKind::OptionConflict`]): through another writable handle, a clone of this one, or
-    /// what keeps one (a map, an owned pin, a future, a checkpoint). This handle is closed then, as
-    /// by a drop.
+    /// [`OptionConflict`](crate::ErrorKind::OptionConflict): the file is not opened for reading, or
+    /// may still change, through another writable handle, a clone of this one, or what keeps one (a
+    /// map, an owned pin, a future, a checkpoint). This handle is closed then, as by a drop.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
