@@ -507,7 +507,7 @@ impl File {
     fn read_folio_and_ahead(&self, range: &Range<u64>, seen: Entry) -> Result<()> {
         let (handle, pages) = (&self.handle, pages_of(range));
         let plan = handle.plan_after_miss(pages.clone());
-        handle.note_end(range.end);
+        handle.note_order(range);
         if plan.is_none() {
             return Ok(());
         }

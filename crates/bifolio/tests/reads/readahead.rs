@@ -230,6 +230,37 @@ fn two_scans_of_one_handle_do_not_disturb_each_other() {
     });
 }
 
+/// Threads with a handle each overtake one another, by runs of any length.
+#[test]
+fn scans_through_several_handles_are_read_ahead_as_one() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", LENGTH);
+    for handles in [1, 2, 5, 9] {
+        for_both_ways(LENGTH as u64 * 2, &path, |cache, _| {
+            let open = || (cache.open(&path, &OpenOptions::new()).unwrap(), 0);
+            let mut readers: Vec<_> = (0..handles).map(|_| open()).collect();
+            let mut random = Rng::with_seed(3);
+            while let Some((file, at)) = readers.iter_mut().min_by_key(|(_, at)| *at) {
+                if *at == LENGTH {
+                    break;
+                }
+                // The last one becomes the first.
+                for _ in 0..random.usize(1..800) {
+                    if *at < LENGTH {
+                        check_page(file, &bytes, *at as u64, false);
+                        *at += PAGE as usize;
+                    }
+                }
+            }
+            let storage = cache.stats().storage;
+            let request_bytes = storage.read_bytes / storage.read_requests;
+            assert_eq!(storage.read_bytes, LENGTH as u64);
+            println!("{handles} handles: {request_bytes} bytes a request");
+            assert!(request_bytes > 512 << 10, "{handles} handles: {storage:?}");
+        });
+    }
+}
+
 #[test]
 fn windows_of_several_scans_evict_nothing_of_each_other() {
     const SCANS: usize = 4;

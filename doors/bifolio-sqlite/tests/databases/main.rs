@@ -17,6 +17,7 @@ mod library;
 mod locks;
 mod methods;
 mod others;
+mod pools;
 mod process_cache;
 mod shell;
 mod storage;

@@ -28,7 +28,7 @@ mod closing;
 mod slots;
 
 use super::async_reads::ReadServers;
-use super::readahead::Readahead;
+use super::readahead::{Fronts, Readahead};
 use super::{File, Handle, OpenOptions};
 use crate::config::{self, Ablation, Config};
 use crate::error::{Error, ErrorKind, Result};
@@ -57,6 +57,8 @@ pub(super) struct Open {
     pub(super) handles: u64,
     pub(super) writable: u64,
     pub(super) immutable: u64,
+    /// Readahead that handles continue of one another.
+    pub(super) fronts: Arc<Fronts>,
     /// Set if the last handle is closed and the file could not be made durable.
     pub(super) is_kept: bool,
     /// Open files of the backing (REGISTRY-2).
@@ -418,7 +420,7 @@ impl Registry {
             reclaim: Arc::clone(&self.reclaim),
             registry: Arc::clone(self),
             error_cursor: open.inode.errors.sample(),
-            readahead: Readahead::new(self.readahead_bytes_max),
+            readahead: Readahead::new(self.readahead_bytes_max, Arc::clone(&open.fronts)),
             readable: options.read,
             writable: options.write,
             read_server: OnceLock::new(),
@@ -448,6 +450,7 @@ impl Open {
             handles: 0,
             writable: 0,
             immutable: 0,
+            fronts: Arc::default(),
             is_kept: false,
             disks: Vec::new(),
             spare: Vec::new(),

@@ -18,13 +18,15 @@
 //! hands the runs over and continues. Errors are not reported: the folio is removed from the table,
 //! and the next read of it gets the error.
 //!
-//! All windows of a handle together stay below half of the bound, so that pages ahead of a scan are
-//! not evicted for its own windows.
+//! All windows of a handle together stay below half of the bound, and those of a file as far as its
+//! readers are known ([`Fronts`]): pages ahead of a scan are not evicted for its own windows.
 //!
 //! An access continues one of the known sequential readers, which gets its next window; or it is a
-//! miss at page 0 or where an earlier miss ended, and begins another one; or it is random: it is
-//! remembered as a candidate, and plans nothing. Hits need not be reported, except those on a page
-//! that a plan has marked. A plan may name resident pages: the caller skips them.
+//! miss where the windows of another handle end ([`Fronts`]), and continues that reader; or it is a
+//! miss at page 0, where an earlier miss ended, or after some pages that were read in order, and
+//! begins another one; or it is random: it is remembered as a candidate, and plans nothing. Hits
+//! need not be reported, except those on a page that a plan has marked. A plan may name resident
+//! pages: the caller skips them, or the plan, if another reader is that far ahead.
 //!
 //! A handle has two queues, each with one worker at most: two would have twice as much in flight. A
 //! disk that serves requests one after the other may report no completion before its queue is empty
@@ -32,6 +34,8 @@
 //! wait for the last page of all windows. So only a part is in flight, in the order of the claims.
 //! The next runs are prepared, and are submitted before the completed ones are made READY.
 
+mod fronts;
+mod order;
 mod readers;
 #[cfg(test)]
 mod window_tests;
@@ -45,8 +49,10 @@ use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::stats::Counter;
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
+pub(super) use fronts::Fronts;
+use order::ReadOrder;
 pub(super) use readers::Plan;
-use readers::{Limits, PageAccess, Sequential};
+use readers::{Limits, PageAccess, Sequential, whole_transfers};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -73,7 +79,10 @@ pub(crate) struct Readahead {
     access: AtomicU8,
     /// Position where the last read ended, in bytes.
     last_end: AtomicU64,
+    order: ReadOrder,
     window_bytes_max: u64,
+    /// Those of the file.
+    fronts: Arc<Fronts>,
 }
 
 /// State of a handle that reads ahead, or may do so.
@@ -86,14 +95,16 @@ pub(super) struct AtWork {
 }
 
 impl Readahead {
-    pub(super) fn new(window_bytes_max: u64) -> Self {
+    pub(super) fn new(window_bytes_max: u64, fronts: Arc<Fronts>) -> Self {
         Self {
             at_work: OnceLock::new(),
             marks: std::array::from_fn(|_| AtomicU64::new(NO_MARK)),
             next_mark: AtomicU64::new(0),
             access: AtomicU8::new(Access::Normal as u8),
             last_end: AtomicU64::new(0),
+            order: ReadOrder::default(),
             window_bytes_max,
+            fronts,
         }
     }
 
@@ -151,19 +162,21 @@ impl Readahead {
 impl Handle {
     /// Records a read: starts the next window if a mark was in `bytes`.
     pub(super) fn note_read(&self, bytes: Range<u64>) {
-        self.note_end(bytes.end);
+        self.note_order(&bytes);
         self.follow_marks(pages_of(&bytes));
     }
 
-    pub(super) fn note_end(&self, end: u64) {
-        self.readahead.last_end.store(end, Ordering::Relaxed);
+    /// Records where a read begins and ends.
+    pub(super) fn note_order(&self, bytes: &Range<u64>) {
+        let last_end = self.readahead.last_end.load(Ordering::Relaxed);
+        self.readahead.order.note(last_end, bytes);
+        self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
     }
 
     /// Starts the next window if a mark is in `pages`.
     pub(super) fn follow_marks(&self, pages: Range<u64>) {
         if self.readahead.take_mark(&pages) {
-            let access = PageAccess { first_page: pages.start, end_page: pages.end, miss: None };
-            self.read_ahead(self.plan_after(&access));
+            self.read_ahead(self.plan_after(&PageAccess::hit(&pages)));
         }
     }
 
@@ -172,7 +185,7 @@ impl Handle {
     pub(crate) fn follow_passed_marks(&self, index: u64) {
         let behind_pages = self.readahead.window_bytes_max / PAGE_BYTES;
         if self.readahead.take_mark(&(index.saturating_sub(behind_pages)..index + 1)) {
-            let access = PageAccess { first_page: index, end_page: index + 1, miss: None };
+            let access = PageAccess::hit(&(index..index + 1));
             if let Some(stopped) = self.read_ahead(self.plan_after(&access)) {
                 self.note_cut(stopped);
             }
@@ -181,8 +194,10 @@ impl Handle {
 
     /// Plans readahead after a read of `pages` that missed the first of them.
     pub(crate) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
+        let last_end = self.readahead.last_end.load(Ordering::Relaxed);
+        let pages_in_order = self.readahead.order.pages_up_to(pages.start, last_end);
         let miss = Some(pages.start);
-        self.plan_after(&PageAccess { first_page: pages.start, end_page: pages.end, miss })
+        self.plan_after(&PageAccess { miss, pages_in_order, ..PageAccess::hit(&pages) })
     }
 
     fn plan_after(&self, access: &PageAccess) -> Option<Plan> {
@@ -197,12 +212,17 @@ impl Handle {
             return None;
         }
         let mut streams = self.readahead.at_work().streams.lock();
-        let parts = WINDOW_DIVISOR * (streams.sequential.len() as u64).max(STREAMS_MIN);
+        let readers = (streams.sequential.len() as u64).max(self.readahead.fronts.count());
+        let parts = WINDOW_DIVISOR * readers.max(STREAMS_MIN);
         let max_bytes = self.readahead.window_bytes_max.min(bound_bytes / parts);
         let max_pages = self.inode.page_space.window_pages(max_bytes / PAGE_BYTES);
-        let max_pages = max_pages.max(1 << mapping.order());
+        let max_pages = whole_transfers(max_pages.max(1 << mapping.order()));
         let is_announced = self.readahead.is(Access::Sequential);
-        streams.on_access(access, &Limits { max_pages, file_pages, is_announced })
+        let fronts = &self.readahead.fronts;
+        let limits = Limits { max_pages, file_pages, is_announced };
+        let plan = streams.on_access(access, &limits, || fronts.continued_by(access))?;
+        fronts.note(&plan, &streams.sequential[0]);
+        Some(plan)
     }
 
     /// Extends a run that reads `pages` by the rest of a small plan: one transfer takes less time
@@ -245,7 +265,24 @@ impl Handle {
     pub(crate) fn read_ahead(&self, plan: Option<Plan>) -> Option<u64> {
         let plan = plan?;
         self.readahead.set_mark_of(&plan);
-        self.start_reading(&self.readahead.at_work().windows, plan.pages)
+        if let Some(led_end) = self.led_end(&plan.pages) {
+            self.note_cut(led_end);
+            return None;
+        }
+        let windows = &self.readahead.at_work().windows;
+        let stopped = self.start_reading(windows, plan.pages.clone());
+        if let Some(end) = stopped {
+            self.readahead.fronts.cut(&plan, end);
+        }
+        stopped
+    }
+
+    /// Returns the first absent page of a plan whose first half is not absent: another reader of
+    /// the file is ahead, and continues there. Reading the rest would divide its requests.
+    fn led_end(&self, pages: &Range<u64>) -> Option<u64> {
+        let (absent, _) = self.fill().next_absent(pages.clone())?;
+        let is_led = absent - pages.start > pages.end - absent;
+        is_led.then_some(absent)
     }
 
     /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
@@ -289,14 +326,25 @@ struct Streams {
 
 impl Streams {
     /// Records an access. Returns the pages to read now, if any.
-    fn on_access(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
+    /// `continued` returns the reader of another handle that a miss continues.
+    fn on_access(
+        &mut self,
+        access: &PageAccess,
+        limits: &Limits,
+        continued: impl FnOnce() -> Option<Sequential>,
+    ) -> Option<Plan> {
         debug_assert!(access.first_page < access.end_page, "{access:?}");
         if let Some(at) = self.sequential.iter().position(|stream| stream.is_met_by(access)) {
             self.sequential[..=at].rotate_right(1);
             return self.sequential[0].advance(access, limits);
         }
         let miss = access.miss?;
-        if limits.is_announced || access.first_page == 0 || self.continues_read(access) {
+        if let Some(stream) = continued() {
+            push_front(&mut self.sequential, stream);
+            return self.sequential[0].advance(access, limits);
+        }
+        let is_in_order = access.first_page == 0 || access.is_in_order();
+        if limits.is_announced || is_in_order || self.continues_read(access) {
             let (stream, plan) = Sequential::start(access, miss, limits);
             push_front(&mut self.sequential, stream);
             return plan;
@@ -330,7 +378,7 @@ fn push_front<T, const N: usize>(list: &mut ArrayVec<T, N>, item: T) {
     list.insert(0, item);
 }
 
-/// Divisor of the bound for the largest window of each stream (of at least two streams). Each may
+/// Divisor of the bound for the largest window of each reader (of at least two readers). Each may
 /// have two windows ahead, together half of the bound.
 const WINDOW_DIVISOR: u64 = 4;
 const STREAMS_MIN: u64 = 2;

@@ -26,6 +26,7 @@
 //! frames were short. Then the windows of this reader stay below half of the last one, until
 //! enough of them had no miss.
 
+use super::order::ORDERED_PAGES_MIN;
 use std::mem;
 use std::ops::Range;
 
@@ -37,10 +38,14 @@ const SMALL_DIVISOR: u64 = 16;
 const SMALL_GROWTH: u64 = 4;
 /// Number of steps in which a large window is issued.
 const STEPS: u64 = 4;
-/// Minimum pages of a step: one transfer. A window with smaller steps is issued whole.
-const STEP_PAGES_MIN: u64 = 256;
+/// Pages of a transfer, and of the smallest step. A window with smaller steps is issued whole.
+pub(super) const TRANSFER_PAGES: u64 = 256;
+/// Divisor of the largest window for the pages to which that of a reader in order shrinks at most,
+/// unless a transfer is less: misses of many readers, for lack of frames, must not divide their
+/// transfers.
+const SMALLEST_DIVISOR: u64 = 8;
 /// Pages that a reader may skip where it has read all that was issued.
-const SKIPPED_PAGES_MAX: u64 = 4;
+pub(super) const SKIPPED_PAGES_MAX: u64 = 4;
 /// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 
@@ -61,6 +66,19 @@ pub(super) struct PageAccess {
     pub(super) end_page: u64,
     /// First of these pages that was neither resident nor being filled.
     pub(super) miss: Option<u64>,
+    /// Pages before these that were read in order, by hits or misses; 0 if that is not known.
+    pub(super) pages_in_order: u64,
+}
+
+impl PageAccess {
+    pub(super) fn hit(pages: &Range<u64>) -> Self {
+        Self { first_page: pages.start, end_page: pages.end, miss: None, pages_in_order: 0 }
+    }
+
+    /// Returns `true` if enough pages before these were read in order to expect more.
+    pub(super) fn is_in_order(&self) -> bool {
+        self.pages_in_order >= ORDERED_PAGES_MIN
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +96,7 @@ impl Plan {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sequential {
     /// First page of a reader that did not begin at page 0 and was not announced.
     found_at: Option<u64>,
@@ -97,13 +115,15 @@ pub(super) struct Sequential {
 impl Sequential {
     pub(super) fn start(access: &PageAccess, miss: u64, limits: &Limits) -> (Self, Option<Plan>) {
         let request_pages = access.end_page - access.first_page;
-        let initial = initial_pages(request_pages, limits.max_pages);
+        let initial = initial_pages(request_pages, limits.max_pages)
+            .max(access.pages_in_order.min(limits.max_pages));
         let window_pages =
             if limits.is_announced { initial.max(limits.max_pages / 2) } else { initial };
         let read = access.first_page..access.end_page;
         let reads_on = limits.is_announced || read.start == 0;
+        let found_at = read.start.saturating_sub(access.pages_in_order);
         let mut new = Self {
-            found_at: (!reads_on).then_some(read.start),
+            found_at: (!reads_on).then_some(found_at),
             planned_end: read.start,
             read,
             window_pages,
@@ -128,6 +148,17 @@ impl Sequential {
         }
     }
 
+    /// Returns the end of the pages issued for the reader.
+    pub(super) fn planned_end(&self) -> u64 {
+        self.planned_end
+    }
+
+    /// Returns `true` if a miss at page `index` is where the pages issued for the reader end, or a
+    /// few pages past them.
+    pub(super) fn ends_at(&self, index: u64) -> bool {
+        (self.planned_end..=self.planned_end.saturating_add(SKIPPED_PAGES_MAX)).contains(&index)
+    }
+
     /// Advances the reader to an access that [`is_met_by`](Self::is_met_by) has matched. Returns
     /// its next window.
     pub(super) fn advance(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
@@ -143,7 +174,7 @@ impl Sequential {
             }
             Some(miss) => {
                 if miss < self.planned_end {
-                    self.shrink(limits.max_pages);
+                    self.shrink(access, limits.max_pages);
                 } else {
                     self.grow(limits.max_pages);
                 }
@@ -179,7 +210,7 @@ impl Sequential {
     /// Returns the distance between marks. A large window is issued in steps, so that the device
     /// always has some of it to read.
     fn step_pages(&self) -> u64 {
-        let is_large = self.window_pages >= STEPS * STEP_PAGES_MIN;
+        let is_large = self.window_pages >= STEPS * TRANSFER_PAGES;
         if is_large { self.window_pages / STEPS } else { self.window_pages }
     }
 
@@ -210,15 +241,22 @@ impl Sequential {
         self.window_pages = grown.min(read_pages).max(initial).min(largest);
     }
 
-    fn shrink(&mut self, max_pages: u64) {
+    fn shrink(&mut self, access: &PageAccess, max_pages: u64) {
         self.clean_windows = 0;
-        self.ceiling_pages = (self.window_pages / 2).max(1);
+        let transfer = TRANSFER_PAGES.min(max_pages / SMALLEST_DIVISOR).min(self.window_pages);
+        let least = if access.is_in_order() { transfer.max(1) } else { 1 };
+        self.ceiling_pages = whole_transfers(self.window_pages / 2).max(least);
         self.window_pages = self.ceiling_pages.max(self.request_pages()).min(max_pages);
     }
 
     fn request_pages(&self) -> u64 {
         self.read.end - self.read.start
     }
+}
+
+/// Rounds the pages of a window down to whole transfers, unless they are less than one.
+pub(super) fn whole_transfers(pages: u64) -> u64 {
+    if pages < TRANSFER_PAGES { pages } else { pages - pages % TRANSFER_PAGES }
 }
 
 fn initial_pages(request_pages: u64, max_pages: u64) -> u64 {

@@ -1,5 +1,6 @@
 //! Tests of windows, with a simulated reader that carries plans out as `readahead` does.
 
+use super::readers::TRANSFER_PAGES;
 use super::{Access, Limits, PageAccess, STREAMS, Streams};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -43,14 +44,14 @@ impl Readers {
             let end_page = (first_page..pages.end).find(is_absent).unwrap_or(pages.end);
             if end_page == first_page {
                 self.misses += 1;
-                self.tell(PageAccess { first_page, end_page: pages.end, miss: Some(first_page) });
+                self.tell(miss(first_page..pages.end));
                 self.resident.extend(first_page..pages.end);
                 continue;
             }
             let marks = self.marks.len();
             self.marks.retain(|mark| !(first_page..end_page).contains(mark));
             if self.marks.len() < marks {
-                self.tell(PageAccess { first_page, end_page, miss: None });
+                self.tell(PageAccess::hit(&(first_page..end_page)));
             }
             first_page = end_page;
         }
@@ -58,7 +59,7 @@ impl Readers {
     }
 
     fn tell(&mut self, access: PageAccess) {
-        let plan = self.streams.on_access(&access, &self.limits);
+        let plan = self.streams.on_access(&access, &self.limits, || None);
         let Some(plan) = plan else { return };
         self.marks.extend(plan.mark);
         let pages = plan.pages;
@@ -68,6 +69,10 @@ impl Readers {
         self.resident.extend(pages.clone());
         self.plans.push(pages);
     }
+}
+
+fn miss(pages: Range<u64>) -> PageAccess {
+    PageAccess { miss: Some(pages.start), ..PageAccess::hit(&pages) }
 }
 
 /// Returns one plan of one window.
@@ -165,11 +170,11 @@ fn a_request_of_a_whole_window_starts_the_next_window() {
     // A request may be larger than a window: then the pages after it are read ahead, not its own.
     let mut streams = Streams::default();
     let limits = readers.limits;
-    let miss = PageAccess { first_page: 0, end_page: 256, miss: Some(0) };
-    let plan = streams.on_access(&miss, &limits).unwrap();
+    let miss = miss(0..256);
+    let plan = streams.on_access(&miss, &limits, || None).unwrap();
     assert_eq!(plan.mark, Some(0));
     let copied = PageAccess { miss: None, ..miss };
-    let plan = streams.on_access(&copied, &limits).unwrap();
+    let plan = streams.on_access(&copied, &limits, || None).unwrap();
     assert_eq!(plan.mark, Some(256));
     assert_eq!(plan.pages, 256..288);
 }
@@ -286,7 +291,8 @@ fn early_evictions_shrink_the_window_for_a_while() {
     let windows: Vec<_> = (0..24).map(|_| next_window(&mut readers, &mut page)).collect();
     let recovered = [[128; 7].as_slice(), &[256; 8], &[512; 8], &[1024]].concat();
     assert_eq!(windows, recovered);
-    // After any number of misses a window still holds a request.
+    // In a small cache, too, a window still holds a request after any number of misses.
+    readers.limits.max_pages = 16;
     for _ in 0..20 {
         readers.resident.clear();
         let plan = &readers.read(page..page + 7)[0];
@@ -298,6 +304,34 @@ fn early_evictions_shrink_the_window_for_a_while() {
     readers.marks.clear();
     let start = page + 14;
     assert_eq!(readers.read(start..start + 11)[0], start..start + 11, "a larger request");
+}
+
+#[test]
+fn windows_of_a_reader_in_order_shrink_to_a_transfer() {
+    let least = |pages_in_order| {
+        let mut readers = Readers::new(Access::Normal);
+        readers.limits.max_pages = 8 * TRANSFER_PAGES;
+        readers.read(0..TRANSFER_PAGES);
+        for page in (1..20).map(|number| number * 8) {
+            readers.tell(PageAccess { pages_in_order, ..miss(page..page + 1) });
+        }
+        readers.plans.last().map(|plan| plan.end - plan.start)
+    };
+    assert!(least(0) <= Some(8));
+    assert_eq!(least(100), Some(TRANSFER_PAGES));
+}
+
+#[test]
+fn a_miss_after_pages_read_in_order_begins_a_reader() {
+    let begin = |pages_in_order| {
+        let mut readers = Readers::new(Access::Normal);
+        readers.tell(PageAccess { pages_in_order, ..miss(5000..5001) });
+        readers.plans
+    };
+    assert_eq!(begin(3), NOTHING);
+    assert_eq!(begin(4), window(5000..5004));
+    assert_eq!(begin(100), window(5000..5100));
+    assert_eq!(begin(5000), window(5000..5000 + MAX_PAGES));
 }
 
 #[test]
@@ -337,7 +371,7 @@ fn two_threads_that_miss_the_same_pages_get_the_windows_of_one() {
             readers.read(page..page + 1);
         }
         readers.plans.clear();
-        readers.tell(PageAccess { first_page: start, end_page: start + 1, miss: Some(start) });
+        readers.tell(miss(start..start + 1));
         assert_eq!(readers.plans, NOTHING);
         let second = if start == 0 { 16 } else { 4 };
         let after = start + 4;
