@@ -77,7 +77,8 @@ const DOORS: &[Door] = &[
             // The interface of redb 5.
             "clippy --manifest-path doors/bifolio-redb/Cargo.toml --all-features -- -D warnings",
             "test --manifest-path doors/Cargo.toml -p bifolio-redb -p engine-bench",
-            "test --manifest-path doors/Cargo.toml -p engine-bench --features rivals rivals",
+            "test --manifest-path doors/Cargo.toml -p engine-bench --features rivals rival",
+            "test --manifest-path doors/Cargo.toml -p engine-bench --features rivals pools",
         ],
         whole: &[],
         install: None,

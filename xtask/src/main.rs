@@ -109,7 +109,7 @@ fn main() -> ExitCode {
                     "--profile engines -p bifolio-datafusion --bin objects-bench"
                 }
                 Some("tantivy") => "--release -p engine-bench --features tantivy",
-                Some("hit-ratio") => "--release -p engine-bench --features rivals",
+                Some("hit-ratio" | "pools") => "--release -p engine-bench --features rivals",
                 _ => "--release -p engine-bench",
             };
             let line = format!("run --quiet --manifest-path doors/Cargo.toml {program}");

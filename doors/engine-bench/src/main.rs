@@ -5,6 +5,8 @@
 //! space, and draws tables. Each engine is a module that is a [`bifolio_bench::Benchmark`].
 
 mod children;
+#[cfg(feature = "rivals")]
+mod pools;
 mod redb;
 #[cfg(feature = "rivals")]
 mod rivals;
@@ -62,6 +64,16 @@ enum Engine {
         #[command(flatten)]
         options: Options,
     },
+    /// Lookups in a B-tree over the cache, a map, quick_cache, foyer, moka and redb.
+    #[cfg(feature = "rivals")]
+    Pools {
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Runs in a measuring child.
+    #[cfg(feature = "rivals")]
+    #[command(hide = true)]
+    PoolsChild { task: String },
     /// Runs in a measuring child.
     #[command(hide = true)]
     RedbChild { task: String },
@@ -108,6 +120,10 @@ fn main() -> ExitCode {
         }
         #[cfg(feature = "rivals")]
         Engine::HitRatio { options } => measure(&rivals::HIT_RATIO, &options),
+        #[cfg(feature = "rivals")]
+        Engine::Pools { options } => measure(&pools::PoolsBenchmark, &options),
+        #[cfg(feature = "rivals")]
+        Engine::PoolsChild { task } => pools::run_child(&task),
         Engine::RedbChild { task } => redb::run_child(&task),
         Engine::SqliteChild { task } => sqlite::run_child(&task),
         #[cfg(feature = "tantivy")]

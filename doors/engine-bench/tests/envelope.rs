@@ -90,3 +90,17 @@ fn the_envelope_of_hit_ratio_has_rivals() {
         }
     }
 }
+
+#[cfg(feature = "rivals")]
+#[test]
+fn the_envelope_of_pools_has_every_rival() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_engine-bench"));
+    let report = checked(command.arg("pools"));
+    check_card(&report);
+    let all = ["bifolio", "foyer", "mmap", "moka", "quick_cache", "redb"];
+    let expected = if report.skipped.is_empty() { &all[..] } else { &all[..1] };
+    for row in &report.rows {
+        let series: Vec<&str> = row.series.keys().map(AsRef::as_ref).collect();
+        assert_eq!(series, expected, "{row:?}");
+    }
+}
