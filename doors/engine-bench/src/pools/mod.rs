@@ -65,7 +65,7 @@ struct Round {
     seed: u64,
 }
 
-/// What a thread did.
+/// Lookups of a thread.
 #[derive(Default)]
 struct Done {
     lookups: u64,
