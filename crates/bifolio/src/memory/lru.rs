@@ -484,20 +484,17 @@ struct CpuBatch(ArrayVec<FolioId, BATCH_SLOTS>);
 
 impl Lru {
     /// Adds a new folio to the batch of `cpu`, which takes over the reference. The folio goes to
-    /// ACTIVE if that flag is set, otherwise to FRESH. Returns `true` if the batch was moved to the
-    /// lists.
-    pub(crate) fn add(&self, folios: &Folios, folio: FolioRef<'_>, cpu: usize) -> bool {
+    /// ACTIVE if that flag is set, otherwise to FRESH.
+    pub(crate) fn add(&self, folios: &Folios, folio: FolioRef<'_>, cpu: usize) {
         let cpu = cpu % self.cpus.len();
         let mut batch = self.cpus[cpu].lock();
         folio.folio().set_batch_cpu(cpu);
         // A large folio does not wait in a batch: that would hide too many pages from reclaim.
         let large = folio.folio().order() > 0;
         batch.0.push(folio.into_id());
-        let full = batch.0.is_full() || large;
-        if full {
+        if batch.0.is_full() || large {
             self.move_to_lists(folios, &mut batch);
         }
-        full
     }
 
     /// Moves the folios in the batch of `cpu` to the lists (LRU-3). Returns `true` if there were

@@ -92,15 +92,6 @@ pub(super) struct Invalidation<'a> {
     outcome: Evicted,
 }
 
-impl Reclaim {
-    /// Evicts the resident folios of a range of a file, in bytes. Waits for no I/O, but, for a file
-    /// that can be mapped, for other threads that reclaim.
-    pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Evicted {
-        self.memory.lru.drain(&self.memory.folios, process::current_cpu());
-        self.invalidate_by_policy(inode, &range)
-    }
-}
-
 impl<'a> Invalidation<'a> {
     pub(super) fn new(reclaim: &'a Reclaim, inode: &'a Inode, range: &Range<u64>) -> Self {
         let mapping = &inode.mapping;
@@ -335,8 +326,11 @@ impl<'a> Invalidation<'a> {
 }
 
 impl Reclaim {
-    pub(super) fn invalidate_by_policy(&self, inode: &Inode, range: &Range<u64>) -> Evicted {
-        let walk = |may_drain| Invalidation::new(self, inode, range).run(range, may_drain);
+    /// Evicts the resident folios of a range of a file, in bytes. Waits for no I/O, but, for a file
+    /// that can be mapped, for other threads that reclaim.
+    pub(crate) fn invalidate(&self, inode: &Inode, range: Range<u64>) -> Evicted {
+        self.memory.lru.drain(&self.memory.folios, process::current_cpu());
+        let walk = |may_drain| Invalidation::new(self, inode, &range).run(&range, may_drain);
         let asks = match self.ablation.modes().drains {
             DrainPolicy::Targeted => return walk(true),
             DrainPolicy::WhenItCanHelp => |kept: &Kept| kept.referenced > 0,

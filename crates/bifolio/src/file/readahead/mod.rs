@@ -77,8 +77,6 @@ pub(crate) struct Readahead {
     next_mark: AtomicU64,
     /// The announced [`Access`].
     access: AtomicU8,
-    /// Position where the last read ended, in bytes.
-    last_end: AtomicU64,
     order: ReadOrder,
     window_bytes_max: u64,
     /// Those of the file.
@@ -101,7 +99,6 @@ impl Readahead {
             marks: std::array::from_fn(|_| AtomicU64::new(NO_MARK)),
             next_mark: AtomicU64::new(0),
             access: AtomicU8::new(Access::Normal as u8),
-            last_end: AtomicU64::new(0),
             order: ReadOrder::default(),
             window_bytes_max,
             fronts,
@@ -120,7 +117,7 @@ impl Readahead {
 
     /// Returns `true` if a read at `position` continues where the last one ended.
     pub(super) fn continues(&self, position: u64) -> bool {
-        self.last_end.load(Ordering::Relaxed) == position
+        self.order.last_end() == position
     }
 
     pub(super) fn set_access(&self, access: Access) {
@@ -166,11 +163,9 @@ impl Handle {
         self.follow_marks(pages_of(&bytes));
     }
 
-    /// Records where a read begins and ends.
+    /// Records where a read begins and ends, without a look for marks.
     pub(super) fn note_order(&self, bytes: &Range<u64>) {
-        let last_end = self.readahead.last_end.load(Ordering::Relaxed);
-        self.readahead.order.note(last_end, bytes);
-        self.readahead.last_end.store(bytes.end, Ordering::Relaxed);
+        self.readahead.order.note(bytes);
     }
 
     /// Starts the next window if a mark is in `pages`.
@@ -194,8 +189,7 @@ impl Handle {
 
     /// Plans readahead after a read of `pages` that missed the first of them.
     pub(crate) fn plan_after_miss(&self, pages: Range<u64>) -> Option<Plan> {
-        let last_end = self.readahead.last_end.load(Ordering::Relaxed);
-        let pages_in_order = self.readahead.order.pages_up_to(pages.start, last_end);
+        let pages_in_order = self.readahead.order.pages_up_to(pages.start);
         let miss = Some(pages.start);
         self.plan_after(&PageAccess { miss, pages_in_order, ..PageAccess::hit(&pages) })
     }
@@ -267,6 +261,7 @@ impl Handle {
         self.readahead.set_mark_of(&plan);
         if let Some(led_end) = self.led_end(&plan.pages) {
             self.note_cut(led_end);
+            self.readahead.fronts.cut(&plan, led_end);
             return None;
         }
         let windows = &self.readahead.at_work().windows;
@@ -285,8 +280,9 @@ impl Handle {
         is_led.then_some(absent)
     }
 
-    /// Records that a plan was read only up to page `end`, for lack of frames. A reader whose hits
-    /// are not seen must not take its next miss, there, for a page that was evicted before its use.
+    /// Records that a plan was read only up to page `end`: frames ran short, or another reader is
+    /// ahead. A reader whose hits are not seen must not take its next miss, there, for a page that
+    /// was evicted before its use.
     pub(crate) fn note_cut(&self, end: u64) {
         if let Some(stream) = self.readahead.at_work().streams.lock().sequential.first_mut() {
             stream.cut(end);

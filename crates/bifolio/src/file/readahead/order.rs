@@ -14,20 +14,28 @@ pub(super) const ORDERED_PAGES_MIN: u64 = 4;
 /// Bytes that a run may skip.
 const SKIPPED_BYTES_MAX: u64 = SKIPPED_PAGES_MAX * PAGE_BYTES;
 
-/// Bytes of the run that the last read belongs to, and of the one before it.
+/// The run that the last read belongs to, and the one before it: their bytes, and where they end.
 ///
 /// They are counted as reads continue one another: threads that share a handle and read at random
-/// never make a long run.
+/// never make a long run. All accesses are relaxed: threads may mix up their reads, which changes
+/// only what is read ahead.
 #[derive(Debug, Default)]
 pub(super) struct ReadOrder {
     bytes: AtomicU64,
+    end: AtomicU64,
     earlier_bytes: AtomicU64,
     earlier_end: AtomicU64,
 }
 
 impl ReadOrder {
-    /// Records a read of `range`, after one that ended at `last_end`.
-    pub(super) fn note(&self, last_end: u64, range: &Range<u64>) {
+    /// Returns where the last read ended, in bytes.
+    pub(super) fn last_end(&self) -> u64 {
+        load(&self.end)
+    }
+
+    /// Records a read of `range`.
+    pub(super) fn note(&self, range: &Range<u64>) {
+        let last_end = self.last_end();
         let mut bytes = range.end - range.start;
         let run_bytes = load(&self.bytes);
         if is_near(last_end, range.start) {
@@ -42,15 +50,16 @@ impl ReadOrder {
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
+        self.end.store(range.end, Ordering::Relaxed);
     }
 
     /// Returns the number of pages of the run that a read from page `first_page` on continues; 0 if
     /// it continues none.
-    pub(super) fn pages_up_to(&self, first_page: u64, last_end: u64) -> u64 {
-        let earlier = (&self.earlier_bytes, load(&self.earlier_end));
-        let mut runs = [(&self.bytes, last_end), earlier].into_iter();
+    pub(super) fn pages_up_to(&self, first_page: u64) -> u64 {
+        let runs = [(&self.bytes, &self.end), (&self.earlier_bytes, &self.earlier_end)];
         let position = first_page * PAGE_BYTES;
-        let found = runs.find(|(_, end)| is_near(end & !(PAGE_BYTES - 1), position));
+        let mut runs = runs.into_iter();
+        let found = runs.find(|(_, end)| is_near(load(end) & !(PAGE_BYTES - 1), position));
         found.map_or(0, |(bytes, _)| load(bytes) / PAGE_BYTES)
     }
 }
@@ -69,11 +78,10 @@ mod tests {
 
     /// Reads pages, and returns the length of the run before the last of them.
     fn run_before_last(pages: &[u64]) -> u64 {
-        let (order, mut last_end, mut found) = (ReadOrder::default(), 0, 0);
+        let (order, mut found) = (ReadOrder::default(), 0);
         for page in pages {
-            found = order.pages_up_to(*page, last_end);
-            order.note(last_end, &(page * PAGE_BYTES..(page + 1) * PAGE_BYTES));
-            last_end = (page + 1) * PAGE_BYTES;
+            found = order.pages_up_to(*page);
+            order.note(&(page * PAGE_BYTES..(page + 1) * PAGE_BYTES));
         }
         found
     }
@@ -91,13 +99,13 @@ mod tests {
     #[test]
     fn random_reads_make_no_run() {
         let (order, mut random) = (ReadOrder::default(), fastrand::Rng::with_seed(1));
-        let mut last_end = 0;
         for _ in 0..100_000 {
             let page = random.u64(0..1 << 16);
-            assert!(order.pages_up_to(page, last_end) < ORDERED_PAGES_MIN);
-            order.note(last_end, &(page * PAGE_BYTES..(page + 1) * PAGE_BYTES));
+            assert!(order.pages_up_to(page) < ORDERED_PAGES_MIN);
+            order.note(&(page * PAGE_BYTES..(page + 1) * PAGE_BYTES));
             // Another thread may store its own.
-            last_end = random.u64(0..1 << 16) * PAGE_BYTES;
+            let end = random.u64(0..1 << 16) * PAGE_BYTES;
+            order.end.store(end, Ordering::Relaxed);
         }
     }
 }
