@@ -6,10 +6,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use bifolio::Access;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyTuple};
 
 use crate::buffer::Bytes;
 use crate::error::{Failure, Result};
@@ -376,6 +376,41 @@ impl File {
     fn closed(&self) -> bool {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         open.as_ref().is_none_or(|open| open.shared.is_closed())
+    }
+}
+
+/// The property `closed` of the class `bifolio.File`.
+///
+/// A wrapper of `io` asks the raw file whether it is closed, and takes any failure for a yes. Code
+/// of Python could be interrupted there; a compiled descriptor is not.
+#[derive(Debug)]
+#[pyclass(frozen, module = "bifolio._core")]
+pub(crate) struct Closed;
+
+#[pymethods]
+impl Closed {
+    #[new]
+    fn new() -> Self {
+        Self
+    }
+
+    /// `True` after `close`, of the file or its cache.
+    fn __get__<'py>(
+        slf: Bound<'py, Self>,
+        file: Option<&Bound<'py, PyAny>>,
+        _class: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let Some(file) = file else { return Ok(slf.into_any()) };
+        let handle = file.getattr(intern!(py, "_handle"))?;
+        let core = if handle.is_none() { handle } else { handle.getattr(intern!(py, "_core"))? };
+        let is_closed = core.is_none() || core.cast::<File>()?.get().closed();
+        Ok(PyBool::new(py, is_closed).to_owned().into_any())
+    }
+
+    /// Always fails, so that an attribute of the object cannot hide the property.
+    fn __set__(&self, _file: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(PyAttributeError::new_err("closed cannot be set"))
     }
 }
 

@@ -41,7 +41,7 @@ mod _core {
     #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
-    use crate::file::File;
+    use crate::file::{Closed, File};
     #[pymodule_export]
     use crate::inode::write_through;
     #[pymodule_export]

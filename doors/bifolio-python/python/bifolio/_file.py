@@ -69,10 +69,9 @@ class File(io.RawIOBase):
         """The cache."""
         return self._open().cache
 
-    @property
-    def closed(self) -> bool:
-        """`True` after :meth:`close`, of the file or its cache."""
-        return self._handle is None or self._handle.is_closed
+    #: `True` after :meth:`close`, of the file or its cache. Not code of Python: an interrupt there
+    #: would make a wrapper say that the file is closed.
+    closed = _core.Closed()
 
     # What the object can do.
 
