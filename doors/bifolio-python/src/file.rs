@@ -224,7 +224,8 @@ impl File {
         self.call(py, pass_on_at_end)
     }
 
-    /// Appends all bytes of `buffer`, and moves the position to the new end. Returns their number.
+    /// Appends all bytes of `buffer`, and moves the position to the new end, unless there are none,
+    /// as the kernel does. Returns their number.
     ///
     /// This is `write` of a file object that appends, without code of Python around it: after an
     /// interrupt, `io.BufferedWriter` writes again what a `write` that raised may have written.
@@ -240,8 +241,10 @@ impl File {
             pass_on_at_end(&open.file)?;
             Ok(position + length as u64)
         })?;
-        // Relaxed: only the value counts; threads that share the object need a lock.
-        self.position.store(end, Ordering::Relaxed);
+        if length > 0 {
+            // Relaxed: only the value counts; threads that share the object need a lock.
+            self.position.store(end, Ordering::Relaxed);
+        }
         Ok(length)
     }
 

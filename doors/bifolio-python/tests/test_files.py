@@ -104,6 +104,18 @@ def test_a_file_is_like_that_of_open(cache: bifolio.Cache, tmp_path: Path) -> No
     run_state_machine_as_test(Twins, settings=steps)
 
 
+def test_an_append_of_no_bytes_leaves_the_position(cache: bifolio.Cache, tmp_path: Path) -> None:
+    found = []
+    for name in ("mine", "theirs"):
+        path = tmp_path / name
+        path.write_bytes(b"hello")
+        file: Any = cache.open(path, "ab") if name == "mine" else open(path, "ab", buffering=0)
+        with file:
+            file.truncate(0)
+            found.append([file.tell(), file.write(b""), file.tell(), file.write(b"x"), file.tell()])
+    assert found[0] == found[1] == [5, 0, 5, 1, 1]
+
+
 @pytest.mark.parametrize("mode", ["rb", "r+b", "rb+", "wb", "w+b", "xb", "x+b", "ab", "a+b"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_modes(cache: bifolio.Cache, tmp_path: Path, mode: str, exists: bool) -> None:
