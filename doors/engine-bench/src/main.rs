@@ -11,6 +11,7 @@ mod redb;
 #[cfg(feature = "rivals")]
 mod rivals;
 mod rounds;
+mod skewed;
 mod sqlite;
 #[cfg(feature = "tantivy")]
 mod tantivy;

@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::ensure;
 use bifolio_bench::{
     Benchmark, Case, Config, Context, Error, Membership, Needs, Progress, Ratio, Report, Result,
-    Sizes, Zipf,
+    Sizes,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,7 @@ use serde_json::json;
 
 use crate::children::serve;
 use crate::rounds::{self, RoundCost, Series, cost_of, failed, memory_bytes, seconds_of};
+use crate::skewed::{SKEW, SkewedPages};
 use series::Lookup;
 use tree::Tree;
 
@@ -35,10 +36,6 @@ const CACHE_PERCENT: u64 = 75;
 /// The tree that fits is this part of the memory: redb's table of the same rows is larger.
 const FITS_PART: u64 = 4;
 const LARGE_FACTOR: u64 = 8;
-/// The exponent of the law by which skewed lookups choose leaves; that of YCSB.
-const SKEW: f64 = 0.99;
-/// A prime, larger than the number of leaves: spreads those that are often chosen.
-const MULTIPLIER: u64 = 2_654_435_761;
 /// Lookups between two looks at the clock, of which one is timed by itself.
 const BATCH: u64 = 16;
 
@@ -223,7 +220,7 @@ fn look_up_until(
     until: Instant,
 ) -> anyhow::Result<Done> {
     let leaves = tree.rows.div_ceil(tree::ENTRIES_MAX);
-    let zipf = Zipf::new(leaves, SKEW);
+    let skewed = SkewedPages::new(leaves);
     let mut done = Done::default();
     loop {
         let begun = Instant::now();
@@ -232,7 +229,7 @@ fn look_up_until(
         }
         for number in 0..BATCH {
             let row = if is_skewed {
-                let leaf = zipf.draw(&mut random).wrapping_mul(MULTIPLIER) % leaves;
+                let leaf = skewed.draw(&mut random);
                 (leaf * tree::ENTRIES_MAX + random.u64(..tree::ENTRIES_MAX)).min(tree.rows - 1)
             } else {
                 random.u64(..tree.rows)

@@ -210,7 +210,8 @@ struct Redb {
 
 impl Redb {
     fn open(path: &Path, bytes: u64) -> anyhow::Result<Self> {
-        let database = Database::builder().set_cache_size((bytes / REDB_PART) as usize).open(path)?;
+        let database =
+            Database::builder().set_cache_size((bytes / REDB_PART) as usize).open(path)?;
         let table = database.begin_read()?.open_table(TABLE)?;
         Ok(Self { table, _database: database })
     }

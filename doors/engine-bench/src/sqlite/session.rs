@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use bifolio_bench::{Membership, Zipf};
+use bifolio_bench::Membership;
 use fastrand::Rng;
 use rusqlite::{CachedStatement, Connection, OpenFlags, TransactionBehavior};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use super::data::PAGE_ROWS;
 use super::own;
 use super::register::register;
 use crate::rounds::{RoundCost, cost_of};
+use crate::skewed::SkewedPages;
 use crate::values::{VALUE_BYTES, is_value_of, value};
 
 /// Rows of a range, and changes of a commit.
@@ -22,10 +23,6 @@ const COMMIT_ROWS: u64 = 100;
 const SELECT: &str = "select value from rows where id=?1";
 /// Operations between two looks at the clock.
 const BATCH: u64 = 32;
-/// The exponent of the law by which skewed points choose pages; that of YCSB.
-const SKEW: f64 = 0.99;
-/// A prime, larger than the number of pages: spreads the pages that are often chosen.
-const MULTIPLIER: u64 = 2_654_435_761;
 
 /// A database to open, and the memory to do it with.
 #[derive(Debug, Serialize, Deserialize)]
@@ -133,7 +130,7 @@ pub(super) struct Session {
 struct Table {
     connection: Connection,
     rows: u64,
-    zipf: Zipf,
+    skewed: SkewedPages,
     changes: u64,
     scan_from: i64,
 }
@@ -175,8 +172,8 @@ impl Table {
         connection.execute_batch("pragma locking_mode=exclusive")?;
         let mode: String = connection.query_row("pragma journal_mode", (), |row| row.get(0))?;
         ensure!(mode == "wal", "the journal mode is {mode}");
-        let (rows, zipf) = (opening.rows, Zipf::new(opening.rows / PAGE_ROWS, SKEW));
-        Ok(Self { connection, rows, zipf, changes: 0, scan_from: 0 })
+        let (rows, skewed) = (opening.rows, SkewedPages::new(opening.rows / PAGE_ROWS));
+        Ok(Self { connection, rows, skewed, changes: 0, scan_from: 0 })
     }
 
     /// Returns operations and verified bytes.
@@ -185,10 +182,9 @@ impl Table {
         let rows = self.rows;
         let operations = match round.work {
             Work::PointSkewed => {
-                let (zipf, pages) = (self.zipf, rows / PAGE_ROWS);
+                let skewed = self.skewed;
                 self.points(until, || {
-                    let page = zipf.draw(&mut random).wrapping_mul(MULTIPLIER) % pages;
-                    page * PAGE_ROWS + random.u64(1..=PAGE_ROWS)
+                    skewed.draw(&mut random) * PAGE_ROWS + random.u64(1..=PAGE_ROWS)
                 })?
             }
             Work::Range => return self.ranges(&mut random, until),
