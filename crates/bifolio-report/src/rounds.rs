@@ -8,8 +8,10 @@
 //! The verdict: a row changed if every round says so in the same direction and the ratio is beyond
 //! both what the caller asks and the noise. The noise of a row is the deviation of its ratios from
 //! round to round, or the median deviation of the rows of its benchmark, whichever is larger: three
-//! rounds say little about a row alone. [`crate::compare()`] judges runs that are not paired, and
-//! needs more of them.
+//! rounds say little about a row alone. Rows that are counted, not measured, repeat exactly: they
+//! have no noise, and do not count in that of their benchmark. A series of several rows is judged
+//! as a whole, too: the median of its ratios shows a change that no row shows beyond its noise.
+//! [`crate::compare()`] judges runs that are not paired, and needs more of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -26,6 +28,8 @@ const ERRORS_MIN: f64 = 4.5;
 const DEVIATION_UNKNOWN: f64 = 0.05;
 /// Rows of a benchmark that are enough to know its noise.
 const ROWS_MIN: usize = 5;
+/// Rows of a series that are judged as a whole, too.
+const SERIES_ROWS_MIN: usize = 4;
 /// Cases that are named of a series that exists in both trees, but not in the same cases.
 const CASES_MAX: usize = 3;
 
@@ -35,17 +39,20 @@ pub type Round = [Vec<Report>; 2];
 /// Names a row: benchmark, series, case, unit.
 type Key = (String, String, String, String);
 
-/// A row that both programs have.
-struct Pair<'k> {
-    key: &'k Key,
-    medians: [f64; 2],
+/// A row that both programs have, or a series of rows.
+struct Pair {
+    key: Key,
+    /// None of a series: the rates of its rows have no common median.
+    medians: Option<[f64; 2]>,
     /// Logarithms of the ratios of the second to the first, of each round.
     logarithms: Vec<f64>,
+    /// Whether each program had the same rate in all rounds: it was counted, not measured.
+    is_exact: bool,
     /// Deviation from round to round.
     noise: f64,
 }
 
-impl Pair<'_> {
+impl Pair {
     /// Logarithm of the ratio.
     fn change(&self) -> f64 {
         median(&self.logarithms)
@@ -53,9 +60,13 @@ impl Pair<'_> {
 
     fn has_changed(&self, change_min: f64) -> bool {
         let change = self.change();
-        let error = self.noise / (self.logarithms.len() as f64).sqrt();
         let agree = self.logarithms.iter().all(|round| *round * change > 0.0);
-        agree && change.abs() >= change_min.ln_1p() && change.abs() > ERRORS_MIN * error
+        agree && change.abs() >= change_min.ln_1p() && change.abs() > self.hidden()
+    }
+
+    /// Returns the largest change, a logarithm, that the noise hides.
+    fn hidden(&self) -> f64 {
+        ERRORS_MIN * self.noise / (self.logarithms.len() as f64).sqrt()
     }
 
     fn is_better(&self) -> bool {
@@ -73,16 +84,20 @@ pub fn compare_rounds(names: [&str; 2], rounds: &[Round], change_min: f64) -> Co
         let keys = rates.iter().flat_map(|round| round[program].keys());
         keys.cloned().collect::<BTreeSet<Key>>()
     });
-    let mut pairs: Vec<Pair<'_>> =
+    let mut pairs: Vec<Pair> =
         keys[0].intersection(&keys[1]).filter_map(|key| pair(key, &rates)).collect();
     judge_noise(&mut pairs);
     let common = median(&pairs.iter().map(Pair::change).collect::<Vec<_>>()).exp();
-    let noise = median(&pairs.iter().map(|pair| pair.noise).collect::<Vec<_>>());
-    let compared = pairs.len();
+    let seen = smallest_seen(&pairs);
+    let (compared, exact) = (pairs.len(), pairs.iter().filter(|pair| pair.is_exact).count());
+    let mut series = whole_series(&pairs);
     pairs.retain(|pair| pair.has_changed(change_min));
+    series.retain(|series| series.has_changed(change_min));
 
     let mut text = head(rounds);
     text += &failures(names, rounds);
+    let (rows_changed, series_changed) = (pairs.len(), series.len());
+    pairs.append(&mut series);
     if pairs.is_empty() {
         text += "no row changed beyond noise\n";
     } else {
@@ -90,12 +105,15 @@ pub fn compare_rounds(names: [&str; 2], rounds: &[Round], change_min: f64) -> Co
     }
     let _ = writeln!(
         text,
-        "{} of {compared} rows changed by {:.0} % or more and beyond noise ({:.1} % from round to \
-         round, {} rounds); median ratio of all rows {common:.2}",
-        pairs.len(),
+        "{rows_changed} of {compared} rows and {series_changed} whole series changed by {:.0} % or \
+         more and beyond noise; median ratio of all rows {common:.2}, {} rounds",
         change_min * 100.0,
-        noise * 100.0,
         rounds.len(),
+    );
+    let _ = writeln!(
+        text,
+        "{exact} rows were counted and repeat exactly; of half of the others a smaller change is \
+         not seen: {seen}"
     );
     for (program, other) in [(0, 1), (1, 0)] {
         text += &only_in(names[program], &keys[program], &keys[other]);
@@ -118,38 +136,76 @@ fn rates(reports: &[Report]) -> BTreeMap<Key, f64> {
 }
 
 /// Returns a row of the rounds in which both programs have it, if there is any.
-fn pair<'k>(key: &'k Key, rates: &[[BTreeMap<Key, f64>; 2]]) -> Option<Pair<'k>> {
+fn pair(key: &Key, rates: &[[BTreeMap<Key, f64>; 2]]) -> Option<Pair> {
     let both =
         |[first, second]: &[BTreeMap<Key, f64>; 2]| Some([*first.get(key)?, *second.get(key)?]);
     let both: Vec<[f64; 2]> = rates.iter().filter_map(both).collect();
     let logarithms: Vec<f64> = both.iter().map(|[first, second]| (second / first).ln()).collect();
-    let medians =
-        [0, 1].map(|program| median(&both.iter().map(|rates| rates[program]).collect::<Vec<_>>()));
-    (!both.is_empty()).then_some(Pair { key, medians, logarithms, noise: 0.0 })
+    let of = |program: usize| both.iter().map(|rates| rates[program]).collect::<Vec<_>>();
+    let medians = [0, 1].map(|program| median(&of(program)));
+    let repeats = |program: usize| of(program).windows(2).all(|two| two[0] == two[1]);
+    let is_exact = both.len() > 1 && repeats(0) && repeats(1);
+    (!both.is_empty()).then(|| Pair {
+        key: key.clone(),
+        medians: Some(medians),
+        logarithms,
+        is_exact,
+        noise: 0.0,
+    })
 }
 
-/// Sets the noise of each row.
-fn judge_noise(pairs: &mut [Pair<'_>]) {
-    for pair in pairs.iter_mut() {
+/// Sets the noise of each row that was measured.
+fn judge_noise(pairs: &mut [Pair]) {
+    let mut benches: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for pair in pairs.iter_mut().filter(|pair| !pair.is_exact) {
         pair.noise = deviation(&pair.logarithms);
+        benches.entry(pair.key.0.clone()).or_default().push(pair.noise);
     }
-    let median_noise =
-        |pairs: &[&Pair<'_>]| median(&pairs.iter().map(|pair| pair.noise).collect::<Vec<_>>());
-    let mut benches: BTreeMap<String, Vec<&Pair<'_>>> = BTreeMap::new();
-    for pair in pairs.iter() {
-        benches.entry(pair.key.0.clone()).or_default().push(pair);
+    let of_all = median(&benches.values().flatten().copied().collect::<Vec<_>>());
+    for pair in pairs.iter_mut().filter(|pair| !pair.is_exact) {
+        let rows = &benches[&pair.key.0];
+        pair.noise = pair.noise.max(if rows.len() < ROWS_MIN { of_all } else { median(rows) });
     }
-    let of_all = median_noise(&pairs.iter().collect::<Vec<_>>());
-    let noise: BTreeMap<String, f64> = benches
-        .into_iter()
-        .map(|(bench, pairs)| {
-            let noise = if pairs.len() < ROWS_MIN { of_all } else { median_noise(&pairs) };
-            (bench, noise)
-        })
-        .collect();
-    for pair in pairs.iter_mut() {
-        pair.noise = pair.noise.max(noise[&pair.key.0]);
+}
+
+/// Returns the series of several measured rows, each with the median ratio of its rows in each
+/// round.
+fn whole_series(pairs: &[Pair]) -> Vec<Pair> {
+    let mut series: BTreeMap<(&str, &str, &str), Vec<&Pair>> = BTreeMap::new();
+    for pair in pairs.iter().filter(|pair| !pair.is_exact) {
+        let (bench, name, _, unit) = &pair.key;
+        series.entry((bench, name, unit)).or_default().push(pair);
     }
+    series.retain(|_, rows| rows.len() >= SERIES_ROWS_MIN);
+    let whole = |((bench, name, unit), rows): ((&str, &str, &str), Vec<&Pair>)| {
+        let rounds = rows.iter().map(|row| row.logarithms.len()).max().unwrap_or(0);
+        let of_round = |round: usize| {
+            let ratios = rows.iter().filter_map(|row| row.logarithms.get(round).copied());
+            median(&ratios.collect::<Vec<_>>())
+        };
+        let key = (bench.into(), name.into(), format!("all {} rows", rows.len()), unit.into());
+        let logarithms = (0..rounds).map(of_round).collect();
+        Pair { key, medians: None, logarithms, is_exact: false, noise: 0.0 }
+    };
+    let mut all: Vec<Pair> = series.into_iter().map(whole).collect();
+    let deviations: Vec<f64> = all.iter().map(|series| deviation(&series.logarithms)).collect();
+    for (series, own) in all.iter_mut().zip(&deviations) {
+        series.noise = own.max(median(&deviations));
+    }
+    all
+}
+
+/// Returns, for each benchmark that has measured rows, the change that the noise hides of half of
+/// them.
+fn smallest_seen(pairs: &[Pair]) -> String {
+    let mut benches: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for pair in pairs.iter().filter(|pair| !pair.is_exact) {
+        benches.entry(&pair.key.0).or_default().push(pair.hidden());
+    }
+    let text = |(bench, hidden): (&str, Vec<f64>)| {
+        format!("{bench} {:.0} %", (median(&hidden).exp_m1()) * 100.0)
+    };
+    benches.into_iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the standard deviation of samples; an assumed one of a single sample.
@@ -211,23 +267,25 @@ fn only_in(name: &str, keys: &BTreeSet<Key>, others: &BTreeSet<Key>) -> String {
     text
 }
 
-fn table(pairs: &[Pair<'_>], names: [&str; 2]) -> Table {
+fn table(pairs: &[Pair], names: [&str; 2]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     let columns =
         ["benchmark", "case", "series", "unit", names[0], names[1], "ratio", "rounds", ""];
     table.set_header(columns);
     for pair in pairs {
-        let (bench, series, case, unit) = pair.key;
-        let number = |value: f64| format!("{value:.4e}");
+        let (bench, series, case, unit) = &pair.key;
+        let number = |program: usize| {
+            pair.medians.map_or_else(String::new, |medians| format!("{:.4e}", medians[program]))
+        };
         let [low, high] = spread(&pair.logarithms).map(f64::exp);
         table.add_row([
             bench.clone(),
             case.clone(),
             series.clone(),
             unit.clone(),
-            number(pair.medians[0]),
-            number(pair.medians[1]),
+            number(0),
+            number(1),
             format!("{:.2}", pair.change().exp()),
             format!("{low:.2}-{high:.2}"),
             if pair.is_better() { "better" } else { "worse" }.to_owned(),
@@ -291,7 +349,11 @@ mod tests {
         for seed in 0..50 {
             let found = compared(&rounds(seed, "ops/s", &[]));
             assert_eq!((found.better, found.worse), (0, 0), "{}", found.text);
-            assert!(found.text.contains("no row changed beyond noise\n0 of 40"), "{}", found.text);
+            assert!(
+                found.text.contains("no row changed beyond noise\n0 of 40 rows and 0"),
+                "{}",
+                found.text
+            );
         }
     }
 
@@ -300,7 +362,11 @@ mod tests {
         for (unit, expected) in [("ops/s", (1, 2)), ("ns/read", (2, 1))] {
             let found = compared(&rounds(1, unit, &[0.8, 1.3, 0.88]));
             assert_eq!((found.better, found.worse), expected, "{}", found.text);
-            assert!(found.text.contains("3 of 40 rows changed by 5 %"), "{}", found.text);
+            assert!(
+                found.text.contains("3 of 40 rows and 0 whole series changed by 5 %"),
+                "{}",
+                found.text
+            );
             assert!(found.text.contains("hot threads=1"), "{}", found.text);
         }
         assert_eq!(compared(&rounds(1, "ops/s", &[0.97])).worse, 0, "less than the caller asks");
@@ -338,7 +404,7 @@ mod tests {
         ];
         let text = compared(&[[old, new]]).text;
         for line in [
-            "0 of 1 rows changed",
+            "0 of 1 rows and",
             "only old: small-reads: series gone, 2 rows\n",
             "only old: benchmark swap\n",
             "only old: small-reads: 1 rows of pin: (hot threads=2 ops/s)\n",
@@ -359,9 +425,48 @@ mod tests {
         let (first, other) = (r#"{"a":1,"b":"x"}"#, r#"{"b":"x","a":1}"#);
         let old = report(&row(first, "ops/s", 9.0));
         let text = compared(&[[old.clone(), report(&row(other, "ops/s", 3.0))]]).text;
-        assert!(text.contains("1 of 1 rows changed") && !text.contains("only"), "{text}");
+        assert!(text.contains("1 of 1 rows and") && !text.contains("only"), "{text}");
         let text = compared(&[[old, report(&row(first, "ns/read", 3.0))]]).text;
         assert!(text.contains("only old: b: 1 rows of pin: (a=1 x ops/s)\n"), "{text}");
+    }
+
+    #[test]
+    fn counted_rows_have_no_noise_and_hide_none() {
+        let counted = |ratio: f64| {
+            let rates: Vec<(u64, f64)> =
+                (0..100).map(|row| (row, if row == 0 { ratio } else { 0.9 })).collect();
+            report(BENCH, "hits", "ratio", &rates)
+        };
+        let mut rounds = rounds(1, "ops/s", &[]);
+        for [old, new] in &mut rounds {
+            old.push(counted(0.5));
+            new.push(counted(0.4));
+        }
+        let found = compared(&rounds);
+        assert_eq!((found.better, found.worse), (0, 1), "{}", found.text);
+        let noise = found.text.split("not seen: small-reads ").nth(1).unwrap();
+        let percent: f64 = noise.split(' ').next().unwrap().parse().unwrap();
+        assert!(found.text.contains("100 rows were counted") && percent >= 2.0, "{}", found.text);
+    }
+
+    #[test]
+    fn a_series_that_changed_is_seen_although_each_row_is_noisy() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut program = |factor: f64| {
+            let mut rates = |factor: f64| -> Vec<(u64, f64)> {
+                (0..40).map(|row| (row, 1000.0 * factor * (0.6 + 0.8 * random.f64()))).collect()
+            };
+            let pins = report(BENCH, "pin", "ops/s", &rates(factor));
+            vec![pins, report(BENCH, "copy", "ops/s", &rates(1.0))]
+        };
+        let rounds: Vec<Round> = (0..9).map(|_| [program(1.0), program(0.7)]).collect();
+        let found = compared(&rounds);
+        assert!(found.worse >= 1 && found.better == 0, "{}", found.text);
+        assert!(
+            found.text.contains("all 40 rows") && !found.text.contains("copy"),
+            "{}",
+            found.text
+        );
     }
 
     #[test]
