@@ -31,6 +31,7 @@ mod immutable;
 mod many;
 mod open;
 mod options;
+mod outside;
 mod pin;
 mod read;
 mod read_with;

@@ -361,16 +361,20 @@ impl File {
         if bytes <= self.len_max() {
             return Ok(());
         }
-        if handle.inode.page_space.is_in_place() {
-            let text = "cannot raise len_max: it was opened to be mapped";
-            return Err(Error::new(ErrorKind::Unsupported, text).in_file(handle.inode.name()));
-        }
-        check_len_max(bytes, 0).map_err(|error| error.in_file(handle.inode.name()))?;
-        let resizing = handle.inode.lock_resizing();
+        self.raise_to(&handle.inode.lock_resizing(), bytes)
+    }
+
+    /// Raises the length that the file may grow to, unless it is that large already.
+    pub(super) fn raise_to(&self, resizing: &Resizing<'_>, bytes: u64) -> Result<()> {
         if bytes <= self.len_max() {
-            // Another thread has raised it further.
             return Ok(());
         }
+        let inode = &self.handle.inode;
+        if inode.page_space.is_in_place() {
+            let text = "cannot raise len_max: it was opened to be mapped";
+            return Err(Error::new(ErrorKind::Unsupported, text).in_file(inode.name()));
+        }
+        check_len_max(bytes, 0).map_err(|error| error.in_file(inode.name()))?;
         resizing.raise_len_max(bytes).map_err(no_table)
     }
 
@@ -383,7 +387,7 @@ impl File {
     }
 
     /// Removes everything past the new end. Fails only for a memory file, and changes nothing then.
-    fn forget_behind(&self, len_bytes: u64) -> Result<()> {
+    pub(super) fn forget_behind(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
         inode.mapping.begin_walk_behind_end();
         self.zero_tail(len_bytes)?;
@@ -446,10 +450,7 @@ impl File {
         if len_bytes < before_bytes {
             self.forget_behind(len_bytes)?;
         }
-        // Maps can see pages that are still referenced (REGION-4): they are filled from the
-        // storage. If that fails, the next access to the page returns the error.
-        let held = inode.page_space.orphaned_among(0..len_bytes.div_ceil(PAGE_BYTES));
-        held.into_iter().for_each(|index| drop(handle.fill().lock_folio(index, AccessMode::Cache)));
+        self.fill_orphans(0..u64::MAX);
         queried?;
         Ok(bytes)
     }

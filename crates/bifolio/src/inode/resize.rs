@@ -15,6 +15,7 @@
 //! | [`Resizing::clear`] | `punch_hole`, `zero_range` | stays | as the file's, at its end |
 //! | [`Resizing::undo_cut`] | a failed truncation | as before | as before |
 //! | [`Resizing::cut_to_backing`] | `discard_dirty` | as the backing's, if longer | is queried |
+//! | [`Resizing::query_backing`] | `refresh_len` | as the backing's, if longer | is queried |
 //!
 //! A backing is shorter than its file only while the last folio of the file is dirty. So each way
 //! to drop that folio without a write-out changes the backing's length, too, or the file's.
@@ -126,10 +127,34 @@ impl Resizing<'_> {
         inode.mapping.set_len_bytes(len_bytes);
         (len_bytes, queried)
     }
+
+    /// Records the length of the backing, which another program may have changed, and returns it.
+    /// Truncates the file to it, if it is longer. Blocks for write-outs.
+    pub(crate) fn query_backing(&self) -> Result<u64> {
+        let inode = self.inode;
+        blocking::check("`cutting`, and the backing");
+        let _no_write_out = inode.cutting.write();
+        inode.store.query_len()?;
+        let len_bytes = inode.store.bytes_from(0, u64::MAX);
+        if len_bytes < inode.mapping.len_bytes() {
+            inode.mapping.set_len_bytes(len_bytes);
+        }
+        Ok(len_bytes)
+    }
 }
 
 /// Removal of pages.
 impl Inode {
+    /// Removes every clean folio of `pages`, whole units that hold the bytes of `range`. Waits for
+    /// fills and write-outs in flight: nothing stays that was read from the storage before the
+    /// call. Keeps all if the kernel cannot tell which pages of a map were stored to.
+    pub(crate) fn remove_clean(&self, pages: Range<u64>, range: &Range<u64>) {
+        let may_all_be_dirty = self.find_stores(range, true).is_err();
+        let is_clean =
+            |locked: &LockedFolio<'_>| !may_all_be_dirty && !locked.flags.write_state().is_dirty();
+        self.remove_folios(Removal::new(self, PinnedPages::Kept), pages, is_clean);
+    }
+
     /// Removes every folio from byte `position_bytes` (a multiple of the unit) on, dirty or not.
     ///
     /// The length has been set, so that a thread that still inserts a folio there removes it again;

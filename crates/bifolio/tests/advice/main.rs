@@ -1,5 +1,6 @@
 //! Advice: which folios it evicts, and why the others stay (`outcomes.rs`); whose LRU batches it
-//! drains (`drains.rs`); the other kinds of advice (`kinds.rs`); concurrent calls (`races.rs`); and
+//! drains (`drains.rs`); the other kinds of advice (`kinds.rs`); concurrent calls (`races.rs`);
+//! changes of the storage by other programs (`outside.rs`); and
 //! what `residency` reports (`residency.rs`).
 //!
 //! # Safety
@@ -10,6 +11,7 @@
 mod drains;
 mod kinds;
 mod outcomes;
+mod outside;
 mod races;
 mod residency;
 #[path = "../support/mod.rs"]

@@ -1,0 +1,130 @@
+//! Files that another program changes: `invalidate` and `refresh_len`.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread;
+
+use bifolio::{Cache, ErrorKind, OpenOptions};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
+
+use crate::support::{
+    PAGE, SMALL_FOLIO_SIZES, cache_of, directory, file_of, files_can_be_mapped, mappable, read,
+    wait_until,
+};
+
+const MEMORY: u64 = 4 << 20;
+
+fn outside(path: &std::path::Path) -> fs::File {
+    fs::File::options().write(true).open(path).unwrap()
+}
+
+#[test]
+fn invalidated_bytes_are_read_from_the_storage_again() {
+    let (directory, cache) = (directory(), cache_of(MEMORY));
+    for folio_bytes in SMALL_FOLIO_SIZES {
+        let path = file_of(&directory, &folio_bytes.to_string(), &[1; 300_000]);
+        let file = cache.open(&path, &OpenOptions::new().folio_bytes(folio_bytes)).unwrap();
+        let pin = file.pin(100_000..100_100).unwrap();
+        file.populate(..).unwrap();
+        outside(&path).write_all_at(&[2; 300_000], 0).unwrap();
+        assert_eq!(read(&file, 0, 300_000), [1; 300_000]);
+        file.invalidate(0..0).unwrap();
+        assert_eq!(read(&file, 100_000, 1), [1]);
+        file.invalidate(100_001..100_002).unwrap();
+        assert_eq!(read(&file, 100_000, 1), [2], "the whole page is forgotten");
+        let unit = 100_000 / folio_bytes * folio_bytes;
+        assert_eq!(read(&file, unit - 1, 1), [1], "its neighbour is not");
+        file.invalidate(..).unwrap();
+        assert_eq!(read(&file, 0, 300_000), [2; 300_000]);
+        assert_eq!(pin.len(), 100);
+    }
+    let kind = |range| {
+        let path = file_of(&directory, "kinds", &[1]);
+        let file = cache.open(&path, &OpenOptions::new()).unwrap();
+        file.invalidate(range).unwrap_err().kind()
+    };
+    assert_eq!(kind(0..u64::MAX), ErrorKind::OutOfRange);
+    let memory = cache.memory_file("memory").unwrap();
+    memory.write_all_at(&[7; 5000], 0).unwrap();
+    memory.invalidate(..).unwrap();
+    assert_eq!((read(&memory, 4999, 1), memory.refresh_len().unwrap()), (vec![7], 5000));
+}
+
+#[test]
+fn bytes_that_were_not_written_out_stay() {
+    let (directory, cache) = (directory(), cache_of(MEMORY));
+    let path = file_of(&directory, "file", &[1; 3 * PAGE as usize]);
+    let file = cache.open(&path, &OpenOptions::new().write(true)).unwrap();
+    file.populate(..).unwrap();
+    file.write_all_at(&[3; 10], PAGE).unwrap();
+    outside(&path).write_all_at(&[2; 3 * PAGE as usize], 0).unwrap();
+    assert_eq!(file.refresh_len().unwrap_err().kind(), ErrorKind::Unsupported);
+    file.invalidate(..).unwrap();
+    let bytes = read(&file, 0, 3 * PAGE as usize);
+    let page = PAGE as usize;
+    assert_eq!((bytes[0], bytes[page], bytes[page + 10], bytes[2 * page]), (2, 3, 1, 2));
+    file.sync_data().unwrap();
+    assert_eq!(file.refresh_len().unwrap(), 3 * PAGE);
+}
+
+/// A fill that has read old bytes, but is not complete, when the file is invalidated.
+#[test]
+fn a_fill_in_flight_is_waited_for_and_forgotten() {
+    let inner = Arc::new(MemoryBacking::new(vec![1; 64 << 10]));
+    let backing = Arc::new(FaultyBacking::over(Arc::clone(&inner) as _));
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::Read).at(0..PAGE).held(&gate));
+    let cache = Cache::builder().memory(MEMORY).readahead_max(0).build().unwrap();
+    let file = cache.open_backing(Arc::clone(&backing) as _, &OpenOptions::new()).unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&file, 0, 1));
+        gate.wait_for_arrivals(1);
+        let invalidation = scope.spawn(|| file.invalidate(0..1).unwrap());
+        thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!invalidation.is_finished(), "it does not wait for the fill");
+        gate.open();
+        invalidation.join().unwrap();
+        reader.join().unwrap();
+        assert_eq!(file.residency(0..PAGE).unwrap().resident, 0);
+    });
+}
+
+#[test]
+fn the_length_is_that_of_the_storage() {
+    let (directory, cache) = (directory(), cache_of(MEMORY));
+    for folio_bytes in SMALL_FOLIO_SIZES {
+        let path = file_of(&directory, &format!("length-{folio_bytes}"), &[1; 100]);
+        let options = OpenOptions::new().folio_bytes(folio_bytes).len_max(1 << 20);
+        let file = cache.open(&path, &options).unwrap();
+        assert_eq!(read(&file, 0, 200), [1; 100]);
+        outside(&path).write_all_at(&[2; 200_000], 100).unwrap();
+        assert_eq!((file.len(), file.refresh_len().unwrap()), (100, 200_100));
+        let bytes = read(&file, 0, 300_000);
+        assert!(bytes.len() == 200_100 && bytes[100..].iter().all(|byte| *byte == 2));
+        outside(&path).set_len(5000).unwrap();
+        assert_eq!((file.refresh_len().unwrap(), file.len()), (5000, 5000));
+        outside(&path).set_len(9000).unwrap();
+        assert_eq!(file.refresh_len().unwrap(), 9000);
+        assert_eq!(read(&file, 4999, 9000), [&[2][..], &[0; 4000]].concat());
+        outside(&path).set_len(3 << 20).unwrap();
+        assert_eq!((file.refresh_len().unwrap(), file.len()), (3 << 20, 3 << 20));
+    }
+}
+
+#[test]
+fn pages_of_maps_are_read_again() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let (directory, cache) = (directory(), cache_of(MEMORY));
+    let path = file_of(&directory, "map", &[1; 100_000]);
+    let file = cache.open(&path, &mappable(OpenOptions::new())).unwrap();
+    let map = file.map(..).unwrap();
+    let byte = |position| map.pin(position..position + 1).unwrap().to_vec()[0];
+    assert_eq!((byte(0), byte(99_999)), (1, 1));
+    outside(&path).write_all_at(&[2; 100_000], 0).unwrap();
+    file.invalidate(..).unwrap();
+    wait_until("the map shows the new bytes", || byte(0) == 2 && byte(99_999) == 2);
+    assert_eq!(read(&file, 50_000, 1), [2]);
+}
