@@ -12,45 +12,21 @@
 //! device if no `xSync` followed the last time.
 //!
 //! # Safety
-//! SQLite calls the functions of [`METHODS`] with a file that [`open`] created, from one thread
-//! at a time.
+//! Uses the pointers that SQLite passes to [`Methods`].
 #![allow(unsafe_code)]
 
 use crate::fork;
 use crate::locks::{HeldSlots, SlotLocks};
+use crate::methods::Methods;
 use crate::pragmas;
 use crate::shared::{Problem, Shared, Target};
-use crate::sqlite::{self, Api, File, IoMethods};
+use crate::sqlite::{self, Api};
 use crate::system::Answer;
-use crate::vfs::Opened;
 use bifolio::Error;
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-
-/// The functions of a main database.
-static METHODS: IoMethods = IoMethods {
-    version: 2,
-    close,
-    read,
-    write,
-    truncate,
-    sync,
-    file_size,
-    lock,
-    unlock,
-    check_reserved_lock,
-    file_control,
-    sector_size,
-    device_characteristics,
-    shm_map,
-    shm_lock,
-    shm_barrier,
-    shm_unmap,
-};
 
 /// A connection to a main database.
 pub(crate) struct Connection {
@@ -85,17 +61,6 @@ enum Call {
     Truncate,
 }
 
-/// Opens a connection as a file of SQLite.
-///
-/// # Safety
-/// `file` is the memory that SQLite has for a file.
-pub(crate) unsafe fn open(file: *mut File, connection: Connection) {
-    let data = Box::into_raw(Box::new(connection)).cast();
-    let base = File { methods: &METHODS };
-    // SAFETY: the contract.
-    unsafe { file.cast::<Opened>().write(Opened { base, data }) };
-}
-
 impl Connection {
     pub(crate) fn new(
         api: Api,
@@ -124,25 +89,11 @@ impl Connection {
         }
     }
 
-    /// Returns `true` in a child of the process that opened the connection.
-    fn is_inherited(&self) -> bool {
-        self.forks != fork::count()
-    }
-
     /// Reports an error of the cache, and returns SQLite's code for it.
     fn failed(&mut self, error: &Error, code: c_int) -> c_int {
         let (code, errno) = self.shared.report(error, code);
         self.errno = errno;
         code
-    }
-
-    fn close(&mut self) -> Answer {
-        if self.slots.is_some() {
-            self.shm_unmap(0)?;
-        }
-        self.unlock(sqlite::LOCK_NONE)?;
-        self.file = None;
-        self.shared.leave(self.is_writable)
     }
 
     /// Calls `call` with the file in the cache or, before the first lock of any connection, with
@@ -179,6 +130,76 @@ impl Connection {
             }
             call(shared, target)
         })
+    }
+
+    /// Writes the database to the storage, before SQLite lets go of the journal.
+    fn write_back(&mut self) -> Answer {
+        let is_followed = self.expects_sync(Call::WriteBack);
+        self.access(sqlite::IOERR_FSYNC, |shared, target| match target {
+            Target::Cache(file) => Ok(shared.write_back(file, is_followed)?),
+            // It has nothing that is only in a cache.
+            Target::System(_) => Ok(()),
+        })
+    }
+
+    /// Notes a call that an `xSync` follows, unless SQLite omits syncs: none has come between two
+    /// such calls then. Returns `true` if one is to be expected.
+    fn expects_sync(&mut self, call: Call) -> bool {
+        self.omits_sync |= self.unsynced == Some(call);
+        self.unsynced = Some(call);
+        !self.omits_sync
+    }
+
+    /// Extends the file to hold `size` bytes, in whole chunks if a chunk size is set. The chunks
+    /// have room on the storage, where it can reserve room.
+    fn grow(&mut self, size: u64) -> Answer {
+        if self.chunk_bytes == 0 {
+            return Ok(());
+        }
+        let size = whole_chunks(size, self.chunk_bytes);
+        self.change(sqlite::IOERR_WRITE, |_, target| {
+            // A hint only: the system's file grows by its writes.
+            let Target::Cache(file) = target else { return Ok(()) };
+            let len = file.len();
+            if size <= len {
+                return Ok(());
+            }
+            match file.allocate(len..size) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    Ok(file.set_len(size)?)
+                }
+                allocated => Ok(allocated?),
+            }
+        })
+    }
+
+    /// # Safety
+    /// The argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
+    unsafe fn pragma(&mut self, arguments: *mut *mut c_char) -> Answer {
+        // SAFETY: the contract.
+        let asked = unsafe { pragmas::asked(arguments) };
+        if asked.name == "synchronous" {
+            let value = asked.value.as_deref().unwrap_or_default();
+            let is_off = |off| value.eq_ignore_ascii_case(off);
+            self.omits_sync |= ["off", "0", "no", "false"].into_iter().any(is_off);
+        }
+        // SAFETY: the contract.
+        unsafe { pragmas::answer(self.api, &self.shared.cache, &asked, arguments) }
+    }
+}
+
+impl Methods for Connection {
+    fn is_inherited(&self) -> bool {
+        self.forks != fork::count()
+    }
+
+    fn close(&mut self) -> Answer {
+        if self.slots.is_some() {
+            self.shm_unmap(0)?;
+        }
+        self.unlock(sqlite::LOCK_NONE)?;
+        self.file = None;
+        self.shared.leave(self.is_writable)
     }
 
     /// # Safety
@@ -240,24 +261,6 @@ impl Connection {
             Target::Cache(file) => Ok(shared.make_durable(file)?),
             Target::System(system) => Ok(system.sync(flags)?),
         })
-    }
-
-    /// Writes the database to the storage, before SQLite lets go of the journal.
-    fn write_back(&mut self) -> Answer {
-        let is_followed = self.expects_sync(Call::WriteBack);
-        self.access(sqlite::IOERR_FSYNC, |shared, target| match target {
-            Target::Cache(file) => Ok(shared.write_back(file, is_followed)?),
-            // It has nothing that is only in a cache.
-            Target::System(_) => Ok(()),
-        })
-    }
-
-    /// Notes a call that an `xSync` follows, unless SQLite omits syncs: none has come between two
-    /// such calls then. Returns `true` if one is to be expected.
-    fn expects_sync(&mut self, call: Call) -> bool {
-        self.omits_sync |= self.unsynced == Some(call);
-        self.unsynced = Some(call);
-        !self.omits_sync
     }
 
     /// # Safety
@@ -360,57 +363,14 @@ impl Connection {
         }
     }
 
-    /// Extends the file to hold `size` bytes, in whole chunks if a chunk size is set. The chunks
-    /// have room on the storage, where it can reserve room.
-    fn grow(&mut self, size: u64) -> Answer {
-        if self.chunk_bytes == 0 {
-            return Ok(());
-        }
-        let size = whole_chunks(size, self.chunk_bytes);
-        self.change(sqlite::IOERR_WRITE, |_, target| {
-            // A hint only: the system's file grows by its writes.
-            let Target::Cache(file) = target else { return Ok(()) };
-            let len = file.len();
-            if size <= len {
-                return Ok(());
-            }
-            match file.allocate(len..size) {
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    Ok(file.set_len(size)?)
-                }
-                allocated => Ok(allocated?),
-            }
-        })
+    fn sector_size(&mut self) -> c_int {
+        self.shared.sector_size
     }
 
-    /// # Safety
-    /// The argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
-    unsafe fn pragma(&mut self, arguments: *mut *mut c_char) -> Answer {
-        let text = |place| {
-            // SAFETY: the contract.
-            let text = unsafe { arguments.wrapping_add(place).read() };
-            // SAFETY: null, or a text that lives as long as the call.
-            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
-        };
-        let name = text(1).unwrap_or_default().to_ascii_lowercase();
-        let answered = match name.as_str() {
-            "bifolio_stats" => Ok(pragmas::describe(&self.shared.cache)),
-            "bifolio_memory" => pragmas::memory(&self.shared.cache, text(2).as_deref()),
-            "synchronous" => {
-                let value = text(2).unwrap_or_default();
-                let is_off = |off| value.eq_ignore_ascii_case(off);
-                self.omits_sync |= ["off", "0", "no", "false"].into_iter().any(is_off);
-                return Err(sqlite::NOTFOUND);
-            }
-            _ => return Err(sqlite::NOTFOUND),
-        };
-        let (text, code) = match &answered {
-            Ok(text) => (text, Ok(())),
-            Err(problem) => (problem, Err(sqlite::ERROR)),
-        };
-        // SAFETY: the space for an answer, which SQLite frees.
-        unsafe { arguments.write(self.api.text(text)) };
-        code
+    fn device_characteristics(&mut self) -> c_int {
+        // A write-out of a page has the neighbours' bytes as they are. Nothing else that the
+        // system's file may promise, such as atomic batches, is true of the cache.
+        if self.is_powersafe { sqlite::IOCAP_POWERSAFE_OVERWRITE } else { 0 }
     }
 
     /// # Safety
@@ -450,6 +410,12 @@ impl Connection {
         locked.map_err(|_| sqlite::BUSY)
     }
 
+    fn shm_barrier(&mut self) {
+        // AcqRel: orders the two copies of the header in the index, which `wal.c` writes and reads
+        // in opposite order. Everything else in the index is ordered by the slot locks.
+        fence(Ordering::AcqRel);
+    }
+
     fn shm_unmap(&mut self, _delete: c_int) -> Answer {
         if let Some(mut slots) = self.slots.take() {
             self.shared.unmap_index(&mut slots);
@@ -485,95 +451,4 @@ unsafe fn set_or_ask(variable: *mut c_int, setting: &mut bool) -> Answer {
 
 fn whole_chunks(size: u64, chunk_bytes: u64) -> u64 {
     if chunk_bytes == 0 { size } else { size.next_multiple_of(chunk_bytes) }
-}
-
-/// Returns the connection of a file.
-///
-/// # Safety
-/// A file that [`open`] created, used by one thread.
-unsafe fn connection<'a>(file: *mut File) -> &'a mut Connection {
-    // SAFETY: the contract.
-    let data = unsafe { (*file.cast::<Opened>()).data };
-    // SAFETY: made with the file, and freed by `close` only.
-    unsafe { &mut *data.cast::<Connection>() }
-}
-
-/// Defines the functions that SQLite calls: each calls the method of its name. A panic is an I/O
-/// error, and so is any call in a child that inherited the connection.
-macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),*);)+) => {
-        $(unsafe extern "C" fn $name(file: *mut File, $($argument: $type),*) -> c_int {
-            // SAFETY: SQLite calls with a file of this VFS, and with one thread at a time.
-            let connection = unsafe { connection(file) };
-            if connection.is_inherited() {
-                return sqlite::IOERR;
-            }
-            #[allow(unused_unsafe)]
-            // SAFETY: the arguments are SQLite's, and are what its documentation says.
-            let body = AssertUnwindSafe(|| unsafe { connection.$name($($argument),*) });
-            match catch_unwind(body) {
-                Ok(Ok(())) => sqlite::OK,
-                Ok(Err(code)) => code,
-                Err(_) => sqlite::IOERR,
-            }
-        })+
-    };
-}
-
-functions! {
-    read(buffer: *mut c_void, length: c_int, offset: i64);
-    write(buffer: *const c_void, length: c_int, offset: i64);
-    truncate(size: i64);
-    sync(flags: c_int);
-    file_size(size: *mut i64);
-    lock(level: c_int);
-    unlock(level: c_int);
-    check_reserved_lock(answer: *mut c_int);
-    file_control(operation: c_int, argument: *mut c_void);
-    shm_map(region: c_int, size: c_int, extend: c_int, address: *mut *mut c_void);
-    shm_lock(first: c_int, count: c_int, flags: c_int);
-    shm_unmap(delete: c_int);
-}
-
-unsafe extern "C" fn close(file: *mut File) -> c_int {
-    // SAFETY: SQLite calls with a file of this VFS, for the last time.
-    let data = unsafe { (*file.cast::<Opened>()).data };
-    // SAFETY: made by `open`, and not used any more.
-    let connection = unsafe { Box::from_raw(data.cast::<Connection>()) };
-    // SAFETY: the memory of the file.
-    unsafe { (*file).methods = std::ptr::null() };
-    let mut connection = ManuallyDrop::new(connection);
-    if connection.is_inherited() {
-        // The parent has the locks, and the threads of the cache.
-        return sqlite::OK;
-    }
-    let closed = catch_unwind(AssertUnwindSafe(|| {
-        let closed = connection.close();
-        drop(ManuallyDrop::into_inner(connection));
-        closed
-    }));
-    match closed {
-        Ok(Ok(())) => sqlite::OK,
-        Ok(Err(code)) => code,
-        Err(_) => sqlite::IOERR_CLOSE,
-    }
-}
-
-unsafe extern "C" fn sector_size(file: *mut File) -> c_int {
-    // SAFETY: SQLite calls with a file of this VFS, and with one thread at a time.
-    unsafe { connection(file) }.shared.sector_size
-}
-
-unsafe extern "C" fn device_characteristics(file: *mut File) -> c_int {
-    // SAFETY: SQLite calls with a file of this VFS, and with one thread at a time.
-    let connection = unsafe { connection(file) };
-    // A write-out of a page has the neighbours' bytes as they are. Nothing else that the system's
-    // file may promise, such as atomic batches, is true of the cache.
-    if connection.is_powersafe { sqlite::IOCAP_POWERSAFE_OVERWRITE } else { 0 }
-}
-
-unsafe extern "C" fn shm_barrier(_: *mut File) {
-    // AcqRel: orders the two copies of the header in the index, which `wal.c` writes and reads in
-    // opposite order. Everything else in the index is ordered by the slot locks.
-    fence(Ordering::AcqRel);
 }

@@ -42,7 +42,7 @@ impl Key {
         Some(Self { device: found.dev(), inode: found.ino() })
     }
 
-    fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(crate) fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
         let found = status(file)?;
         Ok(Self { device: found.st_dev, inode: found.st_ino })
     }

@@ -17,6 +17,10 @@
 //!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
 //! ```
 //!
+//! A database that other processes are let in to (`bifolio_share=1`) has connections of another
+//! kind, [`share`], which mean by each call what the system's VFS means. Both kinds are `methods`.
+//! What follows is of databases that are this process's alone.
+//!
 //! # What SQLite takes an Ok to mean, and what this VFS means by it
 //!
 //! Read in `wal.c`, `pager.c`, `backup.c` and `os_unix.c` of SQLite 3.40. What is in the kernel
@@ -115,11 +119,13 @@ mod file_lock;
 mod fork;
 mod index;
 mod locks;
+mod methods;
 mod name;
 mod pragmas;
 mod process_cache;
 mod refused;
 mod settings;
+mod share;
 mod shared;
 mod sqlite;
 mod storage;

@@ -1,11 +1,64 @@
 //! The pragmas of this VFS: `bifolio_stats` and `bifolio_memory`.
+//!
+//! # Safety
+//! Reads the argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
+#![allow(unsafe_code)]
 
 use crate::settings;
+use crate::sqlite::{self, Api};
+use crate::system::Answer;
 use bifolio::Cache;
+use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 
+/// A pragma, which need not be one of this VFS.
+pub(crate) struct Asked {
+    /// In lower case.
+    pub(crate) name: String,
+    pub(crate) value: Option<String>,
+}
+
+/// Returns the pragma that SQLite passes.
+///
+/// # Safety
+/// The argument of `SQLITE_FCNTL_PRAGMA`.
+pub(crate) unsafe fn asked(arguments: *mut *mut c_char) -> Asked {
+    let text = |place| {
+        // SAFETY: the contract.
+        let text = unsafe { arguments.wrapping_add(place).read() };
+        // SAFETY: null, or a text that lives as long as the call.
+        let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy());
+        text.map(|text| text.into_owned())
+    };
+    Asked { name: text(1).unwrap_or_default().to_ascii_lowercase(), value: text(2) }
+}
+
+/// Answers a pragma of this VFS, whose cache of the database is `cache`; `NOTFOUND` for others.
+///
+/// # Safety
+/// The argument of `SQLITE_FCNTL_PRAGMA`.
+pub(crate) unsafe fn answer(
+    api: Api,
+    cache: &Cache,
+    asked: &Asked,
+    arguments: *mut *mut c_char,
+) -> Answer {
+    let answered = match asked.name.as_str() {
+        "bifolio_stats" => Ok(describe(cache)),
+        "bifolio_memory" => memory(cache, asked.value.as_deref()),
+        _ => return Err(sqlite::NOTFOUND),
+    };
+    let (text, code) = match &answered {
+        Ok(text) => (text, Ok(())),
+        Err(problem) => (problem, Err(sqlite::ERROR)),
+    };
+    // SAFETY: the space for an answer, which SQLite frees.
+    unsafe { arguments.write(api.text(text)) };
+    code
+}
+
 /// Returns the counters of a cache that are not zero.
-pub(crate) fn describe(cache: &Cache) -> String {
+fn describe(cache: &Cache) -> String {
     let stats = cache.stats();
     let mut text = String::new();
     for (name, value) in stats.levels().into_iter().chain(stats.counts()) {
@@ -21,7 +74,7 @@ pub(crate) fn describe(cache: &Cache) -> String {
 }
 
 /// Returns the bound on memory of a cache, after changing it to `wanted`, if that is given.
-pub(crate) fn memory(cache: &Cache, wanted: Option<&str>) -> Result<String, String> {
+fn memory(cache: &Cache, wanted: Option<&str>) -> Result<String, String> {
     if let Some(wanted) = wanted {
         let bytes = settings::bound("bifolio_memory", wanted)?;
         cache.set_memory(bytes).map_err(|error| error.to_string())?;

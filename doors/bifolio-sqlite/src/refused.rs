@@ -39,6 +39,13 @@ static METHODS: IoMethods = IoMethods {
     shm_unmap,
 };
 
+/// Reason why a connection was not opened.
+pub(crate) enum OpenFailure {
+    /// Code of the system's VFS.
+    Code(c_int),
+    Refused(Refusal),
+}
+
 /// Reason why a database was not opened, and the code of its use.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {

@@ -37,7 +37,7 @@ use crate::fork::{Mutex, PerProcess};
 use crate::index::Index;
 use crate::locks::{HeldSlots, Locks, SlotLocks};
 use crate::name::FileName;
-use crate::refused::Refusal;
+use crate::refused::{OpenFailure, Refusal};
 use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::storage::Storage;
@@ -131,15 +131,13 @@ struct State {
     index: Index,
 }
 
-/// Reason why a connection was not opened.
-pub(crate) enum OpenFailure {
-    /// Code of the system's VFS.
-    Code(c_int),
-    Refused(Refusal),
-}
-
 /// A database, and the flags that SQLite is to be told of the connection.
 pub(crate) type Joined = (Arc<Shared>, c_int);
+
+/// Returns `true` if a database is open in this process, and kept from others.
+pub(crate) fn is_open(path: &Path) -> bool {
+    Key::of(path).is_some_and(|key| REGISTRY.get().lock().contains_key(&key))
+}
 
 impl Shared {
     /// Opens a database for a connection, or joins those that have it open.

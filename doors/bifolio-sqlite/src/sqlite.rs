@@ -47,6 +47,7 @@ pub const SHM_UNLOCK: c_int = 1;
 pub const SHM_SHARED: c_int = 4;
 
 pub const IOCAP_POWERSAFE_OVERWRITE: c_int = 0x1000;
+pub const IOCAP_BATCH_ATOMIC: c_int = 0x4000;
 
 pub const FCNTL_LOCKSTATE: c_int = 1;
 pub const FCNTL_LAST_ERRNO: c_int = 4;

@@ -10,15 +10,18 @@
 //! system's VFS. The VFS and its name are leaked, since SQLite keeps them.
 #![allow(unsafe_code)]
 
-use crate::connection::{self, Connection};
+use crate::connection::Connection;
 use crate::fork;
+use crate::methods;
 use crate::name::FileName;
-use crate::refused::{self, Refusal};
+use crate::refused::{self, OpenFailure, Refusal};
 use crate::settings::{self, Settings};
-use crate::shared::{OpenFailure, Shared};
+use crate::share;
+use crate::shared::{self, Shared};
 use crate::sqlite::{self, Api, File, Vfs};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::ptr;
 
 /// The name of the VFS.
@@ -174,6 +177,20 @@ unsafe fn home<'a>(vfs: *mut Vfs) -> &'a Home {
     unsafe { &*data.cast::<Home>() }
 }
 
+/// Returns `true` if a database is to be shared with other processes: as it is open in this one, or
+/// as `settings` ask. No connection is opened or closed meanwhile.
+fn is_shared(path: &Path, settings: &Settings) -> Result<bool, OpenFailure> {
+    let is_shared = match (share::is_open(path), shared::is_open(path)) {
+        (false, false) => return Ok(settings.is_shared()),
+        (is_shared, _) => is_shared,
+    };
+    settings.check_shared(is_shared).map_err(|problem| {
+        let text = format!("{}: {problem}", path.display());
+        OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text })
+    })?;
+    Ok(is_shared)
+}
+
 unsafe extern "C" fn open(
     vfs: *mut Vfs,
     name: *const c_char,
@@ -198,21 +215,30 @@ unsafe extern "C" fn open(
         let given = copy();
         let settings = Settings::new(given.parameters())
             .map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text }))?;
+        let path = given.path().to_owned();
+        let _alone = share::opening().lock();
+        if is_shared(&path, &settings)? {
+            // SAFETY: the system's VFS is registered.
+            let opened =
+                unsafe { share::Connection::open(home.api, home.system, copy, flags, &settings) };
+            let (connection, flags) = opened?;
+            // SAFETY: the memory that SQLite has for a file.
+            unsafe { methods::open(file, connection) };
+            return Ok(flags);
+        }
         // SAFETY: the system's VFS is registered.
         let joined = unsafe { Shared::open(home.api, home.system, copy, flags, &settings) };
         let (shared, flags) = joined?;
         let is_writable = flags & sqlite::OPEN_READONLY == 0;
         let is_powersafe = given.parameters().find(|(key, _)| *key == "psow");
         let is_powersafe = is_powersafe.map(|(_, value)| settings::is_true(value));
-        let path = given.path().to_owned();
-        Ok((Connection::new(home.api, shared, path, is_writable, is_powersafe), flags))
+        let connection = Connection::new(home.api, shared, path, is_writable, is_powersafe);
+        // SAFETY: the memory that SQLite has for a file.
+        unsafe { methods::open(file, connection) };
+        Ok(flags)
     };
     let (flags_found, code) = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok((connection, flags))) => {
-            // SAFETY: the memory that SQLite has for a file.
-            unsafe { connection::open(file, connection) };
-            (flags, sqlite::OK)
-        }
+        Ok(Ok(flags)) => (flags, sqlite::OK),
         Ok(Err(OpenFailure::Refused(refusal))) => {
             home.api.log(sqlite::CANTOPEN, &refusal.text);
             // SAFETY: the memory that SQLite has for a file.

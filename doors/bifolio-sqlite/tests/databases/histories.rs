@@ -18,17 +18,17 @@ const ROWS: u64 = 400;
 const STEP: u64 = 1000;
 /// VFS with a small cache of its own: pages are evicted within a transaction.
 const CACHED: &str = "bifolio&bifolio_memory=1MiB";
-const SYSTEM: &str = "unix";
-const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
+pub(crate) const SYSTEM: &str = "unix";
+pub(crate) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
 
 /// A database and its connections.
 #[derive(Clone, Copy)]
-struct History<'a> {
-    library: Library,
-    path: &'a Path,
-    vfs: &'a str,
+pub(crate) struct History<'a> {
+    pub(crate) library: Library,
+    pub(crate) path: &'a Path,
+    pub(crate) vfs: &'a str,
     /// Operations between two opens of a connection, on the average.
-    reopens: u32,
+    pub(crate) reopens: u32,
 }
 
 impl History<'_> {
@@ -40,7 +40,7 @@ impl History<'_> {
         Ok(connection)
     }
 
-    fn make(&self, mode: &str) {
+    pub(crate) fn make(&self, mode: &str) {
         let sql = format!(
             "pragma journal_mode={mode}; create table version(v); insert into version values(0);
              create table t(id integer primary key, a, b); create index by_a on t(a);
@@ -83,7 +83,7 @@ impl History<'_> {
     }
 
     /// Checks the database through `vfs`, and returns its version.
-    fn check(&self, vfs: &str) -> u64 {
+    pub(crate) fn check(&self, vfs: &str) -> u64 {
         let connection = History { vfs, ..*self }.open().unwrap();
         let sql = "pragma integrity_check; select v from version; select sum(a) from t";
         let rows = connection.run(sql).unwrap();
@@ -198,13 +198,13 @@ fn worker() {
 }
 
 /// A worker in another process.
-struct Worker {
+pub(crate) struct Worker {
     child: Child,
     lines: BufReader<process::ChildStdout>,
 }
 
 impl Worker {
-    fn start(path: &Path, vfs: &str, threads: usize, reopens: u32) -> Self {
+    pub(crate) fn start(path: &Path, vfs: &str, threads: usize, reopens: u32) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "histories::worker", "--include-ignored", "--nocapture"]);
         command.env(WORK, format!("{};{vfs};{threads};{reopens}", path.display()));
@@ -214,7 +214,7 @@ impl Worker {
     }
 
     /// Waits for so many commits, kills the process, and returns its commits.
-    fn kill_after(mut self, commits: usize) -> Vec<u64> {
+    pub(crate) fn kill_after(mut self, commits: usize) -> Vec<u64> {
         let lines = self.lines.lines().map(Result::unwrap);
         let mut lines =
             lines.filter_map(|line| line.strip_prefix("committed ")?.parse::<u64>().ok());

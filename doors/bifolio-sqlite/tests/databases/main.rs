@@ -19,6 +19,7 @@ mod methods;
 mod others;
 mod pools;
 mod process_cache;
+mod shares;
 mod shell;
 mod storage;
 mod streams;

@@ -1,0 +1,338 @@
+//! A connection to a database that other processes use, too.
+//!
+//! # Safety
+//! Uses the pointers that SQLite passes to [`Methods`].
+#![allow(unsafe_code)]
+
+use super::database::Database;
+use super::log::{Look, REGION_BYTES, Regions};
+use crate::fork;
+use crate::methods::Methods;
+use crate::name::FileName;
+use crate::pragmas;
+use crate::refused::OpenFailure;
+use crate::settings::Settings;
+use crate::sqlite::{self, Api, Vfs};
+use crate::system::{Answer, SystemFile};
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// Slot of the index that a writer locks, and the recovery of the index.
+const WRITER_SLOT: c_int = 0;
+/// Slot of the index that a checkpoint locks.
+const CHECKPOINT_SLOT: c_int = 1;
+/// First slot of the readers of frames, all of which a restart locks.
+const FRAME_READERS_SLOT: c_int = 4;
+
+/// A connection to a main database.
+pub(crate) struct Connection {
+    api: Api,
+    /// Closed before `own`: it has no locks.
+    file: Option<bifolio::File>,
+    /// The system's file, which has the locks.
+    own: Option<SystemFile>,
+    database: Arc<Database>,
+    /// Forks up to the process that opened the connection.
+    forks: u32,
+    /// Level of its lock: that of the last call that succeeded.
+    level: c_int,
+    regions: Regions,
+    /// State of the log when a restart began, if all of it was seen.
+    restarting: Option<Look>,
+    /// Set during a checkpoint of this connection.
+    is_checkpointing: bool,
+    /// Set while the connection may write the header of the index.
+    is_writer: bool,
+}
+
+impl Connection {
+    /// Opens a connection, and returns it with the flags that SQLite is to be told. No other is
+    /// opened or closed meanwhile.
+    ///
+    /// # Safety
+    /// `system` is registered.
+    pub(crate) unsafe fn open(
+        api: Api,
+        system: *mut Vfs,
+        name: impl Fn() -> FileName,
+        flags: c_int,
+        settings: &Settings,
+    ) -> Result<(Self, c_int), OpenFailure> {
+        // SAFETY: the contract.
+        let opened = unsafe { SystemFile::open(system, name(), flags) };
+        let (mut own, flags) = opened.map_err(OpenFailure::Code)?;
+        let database = Database::open(api, &mut own, &name(), settings)?;
+        let file = match database.handle() {
+            Ok(file) => Some(file),
+            Err(error) => {
+                database.distrust(&error.to_string());
+                None
+            }
+        };
+        let connection = Self {
+            api,
+            file,
+            own: Some(own),
+            database,
+            forks: fork::count(),
+            level: sqlite::LOCK_NONE,
+            regions: Regions::default(),
+            restarting: None,
+            is_checkpointing: false,
+            is_writer: false,
+        };
+        Ok((connection, flags))
+    }
+
+    fn own(&mut self) -> &mut SystemFile {
+        self.own.as_mut().expect("open until the connection is closed")
+    }
+
+    /// Returns the handle in the cache if the pages there are what the file has.
+    fn trusted(&self) -> Option<&bifolio::File> {
+        let is_known = !self.regions.is_empty()
+            || self.level == sqlite::LOCK_EXCLUSIVE
+            || !self.database.has_log();
+        let may_read = self.level >= sqlite::LOCK_SHARED && is_known;
+        self.file.as_ref().filter(|_| may_read && self.database.is_trusted())
+    }
+
+    /// Has pages go that other processes have written (W1).
+    fn check_log(&mut self) {
+        let Self { own: Some(own), regions, database, is_writer, .. } = self else { return };
+        if !regions.is_empty() {
+            database.check_log(regions, *is_writer, |regions| map_next(own, regions));
+        }
+    }
+}
+
+/// Maps the next region of the index, if it exists.
+fn map_next(own: &mut SystemFile, regions: &mut Regions) -> bool {
+    let mut address = ptr::null_mut();
+    let number = regions.len();
+    // SAFETY: a variable.
+    let mapped = unsafe { own.shm_map(number as c_int, REGION_BYTES, 0, &mut address) };
+    match (mapped, NonNull::new(address)) {
+        (Ok(()), Some(region)) => {
+            // SAFETY: of that size, and mapped until `xShmUnmap`.
+            unsafe { regions.note(number as usize, region.cast()) };
+            true
+        }
+        _ => false,
+    }
+}
+
+impl Methods for Connection {
+    fn is_inherited(&self) -> bool {
+        self.forks != fork::count()
+    }
+
+    fn close(&mut self) -> Answer {
+        let _alone = super::opening().lock();
+        let unlocked = self.unlock(sqlite::LOCK_NONE);
+        self.file = None;
+        self.own = None;
+        self.database.leave();
+        unlocked
+    }
+
+    /// # Safety
+    /// `buffer` has `length` bytes that can be written.
+    unsafe fn read(&mut self, buffer: *mut c_void, length: c_int, offset: i64) -> Answer {
+        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_READ)?;
+        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_READ)?;
+        // SAFETY: the contract.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+        if let Some(file) = self.trusted() {
+            let end = position.saturating_add(length as u64);
+            if end > file.len() {
+                self.database.refresh(file);
+            }
+            // A page that the cache cannot read may be one that SQLite can.
+            if end <= file.len() && file.read_exact_at(buffer, position).is_ok() {
+                return Ok(());
+            }
+        }
+        self.own().read(buffer, offset)
+    }
+
+    /// # Safety
+    /// `buffer` has `length` bytes.
+    unsafe fn write(&mut self, buffer: *const c_void, length: c_int, offset: i64) -> Answer {
+        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_WRITE)?;
+        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
+        // SAFETY: the contract.
+        let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
+        let written = self.own().write(buffer, offset);
+        // Also after a failure: part of it may have been written.
+        match &self.file {
+            Some(file) => self.database.note_write(file, position, buffer),
+            None => self.database.distrust("written without a handle of the cache"),
+        }
+        written
+    }
+
+    fn truncate(&mut self, size: i64) -> Answer {
+        let cut = self.own().truncate(size);
+        if let Some(file) = &self.file {
+            self.database.refresh(file);
+        }
+        cut
+    }
+
+    fn sync(&mut self, flags: c_int) -> Answer {
+        self.own().sync(flags)
+    }
+
+    /// # Safety
+    /// `size` is a variable.
+    unsafe fn file_size(&mut self, size: *mut i64) -> Answer {
+        let found = self.own().size()?;
+        // SAFETY: the contract.
+        unsafe { size.write(found) };
+        Ok(())
+    }
+
+    fn lock(&mut self, level: c_int) -> Answer {
+        self.own().lock(level)?;
+        if self.level == sqlite::LOCK_NONE {
+            let own = self.own.as_mut().expect("open");
+            if let Err(code) = self.database.enter(own) {
+                own.unlock(sqlite::LOCK_NONE)?;
+                return Err(code);
+            }
+        }
+        if level == sqlite::LOCK_EXCLUSIVE && self.level < level {
+            self.database.note_exclusive();
+        }
+        self.level = self.level.max(level);
+        Ok(())
+    }
+
+    fn unlock(&mut self, level: c_int) -> Answer {
+        if level >= self.level {
+            // An attempt at more may have left PENDING.
+            return self.own().unlock(level);
+        }
+        if self.level > sqlite::LOCK_SHARED {
+            let own = self.own.as_mut().expect("open");
+            self.database.note_own(own);
+        }
+        if self.level == sqlite::LOCK_EXCLUSIVE {
+            self.database.note_exclusive();
+        }
+        if level == sqlite::LOCK_NONE {
+            self.database.exit();
+        }
+        self.level = level;
+        self.own().unlock(level)
+    }
+
+    /// # Safety
+    /// `answer` is a variable.
+    unsafe fn check_reserved_lock(&mut self, answer: *mut c_int) -> Answer {
+        let is_reserved = self.own().is_reserved()?;
+        // SAFETY: the contract.
+        unsafe { answer.write(c_int::from(is_reserved)) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// `argument` is what SQLite passes with `operation`.
+    unsafe fn file_control(&mut self, operation: c_int, argument: *mut c_void) -> Answer {
+        match operation {
+            sqlite::FCNTL_VFSNAME => {
+                // SAFETY: SQLite's variable, whose text it frees.
+                unsafe { argument.cast::<*mut c_char>().write(self.api.text("bifolio")) };
+                Ok(())
+            }
+            sqlite::FCNTL_PRAGMA => {
+                let arguments = argument.cast::<*mut c_char>();
+                // SAFETY: three texts and room for another.
+                let asked = unsafe { pragmas::asked(arguments) };
+                // SAFETY: as above.
+                unsafe { pragmas::answer(self.api, &self.database.cache, &asked, arguments) }
+            }
+            sqlite::FCNTL_MMAP_SIZE => {
+                // No page is mapped, whatever limit is asked for.
+                // SAFETY: SQLite's variable.
+                unsafe { argument.cast::<i64>().write(0) };
+                Ok(())
+            }
+            // SAFETY: the contract.
+            _ => unsafe { self.own().control(operation, argument) },
+        }
+    }
+
+    fn sector_size(&mut self) -> c_int {
+        self.own().sector_size()
+    }
+
+    fn device_characteristics(&mut self) -> c_int {
+        // Pages that are written in an atomic batch are seen at its end only, of which no write
+        // tells.
+        self.own().device_characteristics() & !sqlite::IOCAP_BATCH_ATOMIC
+    }
+
+    /// # Safety
+    /// `address` points to a variable of SQLite.
+    unsafe fn shm_map(
+        &mut self,
+        region: c_int,
+        size: c_int,
+        extend: c_int,
+        address: *mut *mut c_void,
+    ) -> Answer {
+        self.database.note_log();
+        // SAFETY: the contract.
+        let mapped = unsafe { self.own().shm_map(region, size, extend, address) };
+        // SAFETY: the contract.
+        let found = NonNull::new(unsafe { address.read() });
+        let number = usize::try_from(region).map_err(|_| sqlite::IOERR_SHMMAP)?;
+        // An index that cannot be written has no barriers: it counts as not mapped.
+        if let (Ok(()), Some(found), true) = (mapped, found, size == REGION_BYTES) {
+            // SAFETY: of that size, and mapped until `xShmUnmap`.
+            unsafe { self.regions.note(number, found.cast()) };
+        }
+        mapped
+    }
+
+    fn shm_lock(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
+        let is_alone = flags & sqlite::SHM_SHARED == 0;
+        let is_unlock = flags & sqlite::SHM_UNLOCK != 0;
+        let is_checkpoint = is_alone && first == CHECKPOINT_SLOT && count == 1;
+        let is_restart = is_alone && first == FRAME_READERS_SLOT && count > 1;
+        let is_write = is_alone && first == WRITER_SLOT;
+        if is_unlock {
+            self.is_writer &= !is_write;
+            if is_checkpoint && std::mem::take(&mut self.is_checkpointing) {
+                self.database.note_checkpoint(&self.regions);
+            }
+            if let Some(whole) = self.restarting.take_if(|_| is_restart) {
+                self.database.note_restart(&whole, &self.regions);
+            }
+            return self.own().shm_lock(first, count, flags);
+        }
+        self.own().shm_lock(first, count, flags)?;
+        self.is_writer |= is_write;
+        if is_checkpoint || is_restart {
+            self.check_log();
+            self.is_checkpointing |= is_checkpoint;
+        }
+        if is_restart {
+            self.restarting = self.database.seen_whole();
+        }
+        Ok(())
+    }
+
+    fn shm_barrier(&mut self) {
+        self.own().shm_barrier();
+        self.check_log();
+    }
+
+    fn shm_unmap(&mut self, delete: c_int) -> Answer {
+        self.regions.clear();
+        self.own().shm_unmap(delete)
+    }
+}

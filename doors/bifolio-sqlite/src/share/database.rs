@@ -1,0 +1,421 @@
+//! A database that several processes use: one for all connections of this process to it.
+//!
+//! The descriptor under the cache is closed after the last connection, with no connection being
+//! opened meanwhile ([`opening`]), since the kernel drops all POSIX locks of a process on a file
+//! when any descriptor of it is closed. If another copy of SQLite in this process, or another
+//! process, has a lock then, the descriptor is parked until the next open of the file.
+
+use super::log::{Look, Regions, pages_of_rest};
+use super::reads::Reads;
+use crate::descriptors::Key;
+use crate::file_lock::FileLock;
+use crate::fork::{Mutex, PerProcess};
+use crate::name::FileName;
+use crate::refused::{OpenFailure, Refusal};
+use crate::settings::Settings;
+use crate::sqlite::{self, Api};
+use crate::system::{Answer, SystemFile};
+use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::{Cache, DirectIo, Error, OpenOptions};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Databases that are open in this process.
+static REGISTRY: PerProcess<Mutex<HashMap<Key, Arc<Database>>>> = PerProcess::new();
+/// Descriptors that could not be closed. Few: the next open of the file takes them.
+static PARKED: PerProcess<Mutex<Vec<Parked>>> = PerProcess::new();
+
+type Parked = (Key, Arc<Reads>);
+
+/// Looks at an index whose header another process changes, which takes it less than a microsecond.
+const LOOKS_MAX: u32 = 1000;
+
+/// First byte and number of bytes of the header that tell a change: from the size of a page to the
+/// count of free pages, with the format versions and the count of commits.
+const HEADER_OFFSET: i64 = 16;
+const HEADER_BYTES: usize = 24;
+/// Bytes of a page at whose offset 18 the format versions are; 2 stands for a log.
+const VERSIONS: Range<usize> = 18..20;
+
+/// Bytes and size that tell a commit of another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    bytes: [u8; HEADER_BYTES],
+    size: i64,
+}
+
+impl Header {
+    fn read(own: &mut SystemFile) -> Answer<Self> {
+        let mut bytes = [0; HEADER_BYTES];
+        match own.read(&mut bytes, HEADER_OFFSET) {
+            Ok(()) | Err(sqlite::IOERR_SHORT_READ) => {}
+            Err(code) => return Err(code),
+        }
+        Ok(Self { bytes, size: own.size()? })
+    }
+
+    fn has_log(&self) -> bool {
+        let start = VERSIONS.start - HEADER_OFFSET as usize;
+        self.bytes[start..start + VERSIONS.len()].contains(&2)
+    }
+}
+
+pub(crate) struct Database {
+    pub(super) cache: Cache,
+    api: Api,
+    key: Key,
+    path: PathBuf,
+    log_path: PathBuf,
+    settings: Settings,
+    storage: Arc<Reads>,
+    /// Set if the database has a log, or may have one.
+    has_log: AtomicBool,
+    /// Cleared for good if a page that must go did not.
+    is_trusted: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    connections: usize,
+    /// Those that have SHARED or more.
+    holders: usize,
+    /// Keeps the pages while there are connections.
+    file: Option<bifolio::File>,
+    /// As last seen with SHARED.
+    header: Option<Header>,
+    /// As last seen in the index; `None` if pages may be of any age.
+    log: Option<Look>,
+}
+
+/// Returns `true` if a database is open in this process, and shared.
+pub(crate) fn is_open(path: &Path) -> bool {
+    Key::of(path).is_some_and(|key| REGISTRY.get().lock().contains_key(&key))
+}
+
+impl Database {
+    /// Opens a database for a connection whose system file is `own`, or joins those that have it
+    /// open. No other is opened or closed meanwhile.
+    pub(super) fn open(
+        api: Api,
+        own: &mut SystemFile,
+        name: &FileName,
+        settings: &Settings,
+    ) -> Result<Arc<Self>, OpenFailure> {
+        let path = name.path();
+        let key = Key::of(path).filter(|_| !own.has_moved());
+        let key = key.ok_or(OpenFailure::Code(sqlite::CANTOPEN))?;
+        let found = REGISTRY.get().lock().get(&key).cloned();
+        if let Some(database) = found {
+            database.settings.check_joined_with(settings).map_err(|problem| {
+                let text = format!("{}: {problem}", path.display());
+                OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text })
+            })?;
+            database.state.lock().connections += 1;
+            return Ok(database);
+        }
+        let refused = |text| OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text });
+        let cache = settings.cache().map_err(refused)?;
+        let storage = open_storage(path, key).map_err(refused)?;
+        let mut log_path = OsString::from(path);
+        log_path.push("-wal");
+        let state = State { connections: 1, holders: 0, file: None, header: None, log: None };
+        let database = Arc::new(Self {
+            cache,
+            api,
+            key,
+            path: path.to_owned(),
+            log_path: PathBuf::from(log_path),
+            settings: *settings,
+            storage,
+            has_log: AtomicBool::new(false),
+            is_trusted: AtomicBool::new(true),
+            state: Mutex::new(state),
+        });
+        match database.handle() {
+            Ok(file) => database.state.lock().file = Some(file),
+            Err(error) => {
+                park(key, Arc::clone(&database.storage));
+                return Err(refused(error.to_string()));
+            }
+        }
+        REGISTRY.get().lock().insert(key, Arc::clone(&database));
+        Ok(database)
+    }
+
+    /// Returns another handle of the file in the cache, with readahead of its own.
+    pub(super) fn handle(&self) -> Result<bifolio::File, Error> {
+        let storage = Arc::clone(&self.storage);
+        self.cache.open_backing(storage, &OpenOptions::new())
+    }
+
+    /// Ends a connection, whose system file and handle are closed. No other is opened or closed
+    /// meanwhile.
+    pub(super) fn leave(&self) {
+        let mut state = self.state.lock();
+        state.connections -= 1;
+        if state.connections > 0 {
+            return;
+        }
+        let file = state.file.take();
+        drop(state);
+        if let Some(Err(error)) = file.map(bifolio::File::close) {
+            self.api.log(sqlite::IOERR_CLOSE, &error.to_string());
+        }
+        REGISTRY.get().lock().remove(&self.key);
+        park(self.key, Arc::clone(&self.storage));
+    }
+
+    /// Returns `true` if reads may be served by the cache at all.
+    pub(super) fn is_trusted(&self) -> bool {
+        // Acquire: pairs with the Release in `distrust`.
+        self.is_trusted.load(Ordering::Acquire)
+    }
+
+    /// Has all reads go past the cache from now on.
+    pub(super) fn distrust(&self, why: &str) {
+        let text = format!("{}: {why}: it is read past the cache from now on", self.path.display());
+        self.api.log(sqlite::IOERR_READ, &text);
+        // Release: pairs with the Acquire in `is_trusted`.
+        self.is_trusted.store(false, Ordering::Release);
+    }
+
+    pub(super) fn has_log(&self) -> bool {
+        // Relaxed: changes under SHARED of the first connection, or under EXCLUSIVE.
+        self.has_log.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_log(&self) {
+        // Relaxed: as above.
+        self.has_log.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the pages with bytes of `range` go.
+    fn forget(&self, file: &bifolio::File, range: Range<u64>) {
+        if let Err(error) = file.invalidate(range) {
+            self.distrust(&error.to_string());
+        }
+    }
+
+    fn forget_all(&self, state: &mut State) {
+        if let Some(file) = &state.file {
+            self.forget(file, 0..u64::MAX >> 1);
+        }
+    }
+
+    /// Notes that a connection has SHARED (R1).
+    pub(super) fn enter(&self, own: &mut SystemFile) -> Answer {
+        let mut state = self.state.lock();
+        if state.holders == 0 {
+            let untrusted = self.storage.lock();
+            let found = Header::read(own).inspect_err(|_| {
+                self.storage.unlock();
+                // What was not to be trusted is not known any more.
+                self.forget_all(&mut state);
+            })?;
+            let has_log = found.has_log() || self.log_path.exists();
+            if has_log || self.has_log() || state.header != Some(found) {
+                self.forget_all(&mut state);
+                state.log = None;
+            } else if let Some(file) = &state.file {
+                untrusted.into_iter().for_each(|range| self.forget(file, range));
+            }
+            // Relaxed: see `has_log`.
+            self.has_log.store(has_log, Ordering::Relaxed);
+            state.header = Some(found);
+        }
+        state.holders += 1;
+        Ok(())
+    }
+
+    /// Notes that a connection is about to release SHARED.
+    pub(super) fn exit(&self) {
+        let mut state = self.state.lock();
+        state.holders -= 1;
+        if state.holders == 0 {
+            self.storage.unlock();
+        }
+    }
+
+    /// Notes that a connection has EXCLUSIVE, or is about to release it: with a log, nothing that
+    /// was seen of it counts.
+    pub(super) fn note_exclusive(&self) {
+        if self.has_log() {
+            let mut state = self.state.lock();
+            self.forget_all(&mut state);
+            state.log = None;
+        }
+    }
+
+    /// Notes header and size before a lock is lowered under which this process may have changed
+    /// the file (R4).
+    pub(super) fn note_own(&self, own: &mut SystemFile) {
+        let header = Header::read(own).ok();
+        self.state.lock().header = header;
+    }
+
+    /// Notes a write of this process, which the system's file has (R3).
+    pub(super) fn note_write(&self, file: &bifolio::File, position: u64, bytes: &[u8]) {
+        let range = position..position.saturating_add(bytes.len() as u64);
+        self.forget(file, range.clone());
+        if position == 0
+            && let Some(versions) = bytes.get(VERSIONS)
+        {
+            // Relaxed: see `has_log`.
+            self.has_log.store(versions.contains(&2), Ordering::Relaxed);
+        }
+        if !self.has_log() {
+            // If this transaction fails, another process may roll it back, without a trace.
+            self.storage.note_untrusted(range);
+        }
+    }
+
+    /// Takes the length of the file, which it has on the storage.
+    pub(super) fn refresh(&self, file: &bifolio::File) {
+        if let Err(error) = file.refresh_len() {
+            self.distrust(&error.to_string());
+        }
+    }
+
+    /// Has pages go that other processes have written in checkpoints (W1 to W3). `map` maps the
+    /// next region of the index.
+    pub(super) fn check_log(
+        &self,
+        regions: &mut Regions,
+        is_writer: bool,
+        map: impl FnMut(&mut Regions) -> bool,
+    ) {
+        let mut state = self.state.lock();
+        let now = if is_writer { regions.look() } else { look(regions) };
+        if now.is_none() && is_writer {
+            // The barrier between the two copies of the header that this connection writes: it
+            // reads no page before the next barrier.
+            return;
+        }
+        if let (Some(seen), Some(now)) = (&mut state.log, &now)
+            && (seen.salts, seen.backfill) == (now.salts, now.backfill)
+        {
+            *seen = *now;
+            return;
+        }
+        let pages = match (&state.log, &now) {
+            (Some(seen), Some(now)) => self.pages_between(seen, now, regions, map),
+            _ => None,
+        };
+        let is_same = |again: &Look| now.is_some_and(|now| again.salts == now.salts);
+        match (pages, &now, &state.file) {
+            (Some(pages), Some(now), Some(file)) if look(regions).as_ref().is_some_and(is_same) => {
+                for page in pages {
+                    let start = u64::from(page - 1) * now.page_bytes;
+                    self.forget(file, start..start + now.page_bytes);
+                }
+                state.log = Some(*now);
+            }
+            _ => {
+                self.forget_all(&mut state);
+                // All pages that are read from now on are as new as this.
+                state.log = now;
+            }
+        }
+    }
+
+    /// Returns the pages that were written to the file between two looks; `None` if it cannot be
+    /// known.
+    fn pages_between(
+        &self,
+        seen: &Look,
+        now: &Look,
+        regions: &mut Regions,
+        mut map: impl FnMut(&mut Regions) -> bool,
+    ) -> Option<Vec<u32>> {
+        let (mut pages, mut frame) = (Vec::new(), seen.backfill);
+        if now.salts != seen.salts {
+            if !now.restarts(seen) {
+                return None;
+            }
+            pages = pages_of_rest(&self.log_path, seen, now)?;
+            frame = 0;
+        }
+        if frame > now.backfill || now.page_bytes == 0 {
+            return None;
+        }
+        while frame < now.backfill {
+            frame += 1;
+            while Regions::region_of(frame) >= regions.len() {
+                if !map(regions) {
+                    return None;
+                }
+            }
+            pages.push(regions.page(frame)?);
+        }
+        pages.iter().all(|page| *page > 0).then_some(pages)
+    }
+
+    /// Notes the end of a checkpoint of this process, which began with [`Self::check_log`] (W4).
+    pub(super) fn note_checkpoint(&self, regions: &Regions) {
+        let mut state = self.state.lock();
+        if let (Some(seen), Some(now)) = (&mut state.log, look(regions))
+            && seen.salts == now.salts
+            && seen.backfill <= now.backfill
+        {
+            *seen = now;
+        }
+    }
+
+    /// Returns what was seen of the log if all of its frames were, in the file.
+    pub(super) fn seen_whole(&self) -> Option<Look> {
+        self.state.lock().log.filter(|seen| seen.backfill == seen.last)
+    }
+
+    /// Notes a restart of this process, before which all frames of `whole` were in the file (W5).
+    pub(super) fn note_restart(&self, whole: &Look, regions: &Regions) {
+        let mut state = self.state.lock();
+        if let Some(now) = look(regions)
+            && state.log == Some(*whole)
+            && now.restarts(whole)
+        {
+            state.log = Some(now);
+        }
+    }
+}
+
+/// Looks at the index until its header is whole.
+fn look(regions: &Regions) -> Option<Look> {
+    for _ in 0..LOOKS_MAX {
+        if let Some(found) = regions.look() {
+            return Some(found);
+        }
+        std::hint::spin_loop();
+    }
+    None
+}
+
+/// Opens the file for the cache, or takes what is parked of it.
+fn open_storage(path: &Path, key: Key) -> Result<Arc<Reads>, String> {
+    let mut parked = PARKED.get().lock();
+    if let Some(at) = parked.iter().position(|(other, _)| *other == key) {
+        return Ok(parked.swap_remove(at).1);
+    }
+    drop(parked);
+    // The kernel writes a page that others have changed before it reads it directly.
+    let options = DiskOptions { read: true, direct: DirectIo::Never, ..DiskOptions::default() };
+    let opened = DiskFile::open(path, &options).map_err(|error| error.to_string())?;
+    let storage = Arc::new(Reads::new(opened));
+    let found = Key::of_file(storage.as_fd()).ok();
+    if found != Some(key) {
+        park(found.unwrap_or(key), Arc::clone(&storage));
+        return Err(format!("{} was replaced while it was opened", path.display()));
+    }
+    Ok(storage)
+}
+
+/// Closes the descriptor of a file if nothing else has a lock; and those that are parked.
+fn park(key: Key, storage: Arc<Reads>) {
+    let mut parked = PARKED.get().lock();
+    parked.push((key, storage));
+    parked.retain(|(_, storage)| FileLock(storage.as_fd()).is_contended() != Ok(false));
+}

@@ -1,0 +1,220 @@
+//! The storage of a shared database: a file of the kernel, of which the cache only reads.
+//!
+//! Without SHARED, another process may change the file, and take the change back, without a trace
+//! (R2 of `share`). The process may have no lock while the cache reads ahead. So reads are noted
+//! with what they met, and [`Reads::lock`] returns those that are not to be trusted.
+
+use crate::fork::Mutex;
+use bifolio::backing::{
+    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity, IoBuf,
+    IoBufMut, IoRequest, Submission,
+};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// A database file that is read, with the state of its lock.
+#[derive(Debug)]
+pub(crate) struct Reads {
+    disk: DiskFile,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// Set while this process has SHARED.
+    is_locked: bool,
+    /// Number of times that it was taken.
+    locks: u64,
+    in_flight: Vec<Begun>,
+    /// Complete, and begun or ended without the lock.
+    untrusted: Vec<Range<u64>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Begun {
+    bytes: Range<u64>,
+    /// That of the lock under which it began; 0 without.
+    lock: u64,
+}
+
+/// Untrusted ranges that are kept one by one; with more, everything is untrusted.
+const UNTRUSTED_MAX: usize = 256;
+
+impl Noted {
+    fn distrust(&mut self, bytes: Range<u64>) {
+        let count = self.untrusted.len();
+        match self.untrusted.last_mut() {
+            Some(last) if last.end == bytes.start => last.end = bytes.end,
+            _ if count < UNTRUSTED_MAX => self.untrusted.push(bytes),
+            _ => self.untrusted[0] = 0..u64::MAX >> 1,
+        }
+    }
+}
+
+impl Reads {
+    pub(crate) fn new(disk: DiskFile) -> Self {
+        Self { disk, noted: Mutex::default() }
+    }
+
+    /// Notes that SHARED was taken, and returns the bytes that may have been read without it,
+    /// complete or not.
+    pub(crate) fn lock(&self) -> Vec<Range<u64>> {
+        let mut noted = self.noted.lock();
+        noted.is_locked = true;
+        noted.locks += 1;
+        let mut untrusted = std::mem::take(&mut noted.untrusted);
+        untrusted.extend(noted.in_flight.iter().map(|begun| begun.bytes.clone()));
+        untrusted
+    }
+
+    /// Notes that SHARED is about to be released.
+    pub(crate) fn unlock(&self) {
+        self.noted.lock().is_locked = false;
+    }
+
+    /// Calls `read`, which reads `length` bytes at `position`.
+    fn noting<T>(&self, position: u64, length: usize, read: impl FnOnce() -> T) -> T {
+        let bytes = position..position.saturating_add(length as u64);
+        let lock = {
+            let mut noted = self.noted.lock();
+            let lock = if noted.is_locked { noted.locks } else { 0 };
+            noted.in_flight.push(Begun { bytes: bytes.clone(), lock });
+            lock
+        };
+        let answer = read();
+        let mut noted = self.noted.lock();
+        let begun = Begun { bytes, lock };
+        if let Some(at) = noted.in_flight.iter().position(|other| *other == begun) {
+            noted.in_flight.swap_remove(at);
+        }
+        if !noted.is_locked || lock != noted.locks {
+            noted.distrust(begun.bytes);
+        }
+        answer
+    }
+
+    /// Has the next [`Self::lock`] return bytes.
+    pub(super) fn note_untrusted(&self, bytes: Range<u64>) {
+        self.noted.lock().distrust(bytes);
+    }
+}
+
+impl AsFd for Reads {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.disk.as_fd()
+    }
+}
+
+impl Backing for Reads {
+    fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
+        let length = target.len();
+        self.noting(position_bytes, length, || self.disk.read_at(target, position_bytes))
+    }
+
+    fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
+        self.disk.write_at(source, position_bytes)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.disk.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.disk.len_bytes()
+    }
+
+    fn set_len(&self, length_bytes: u64) -> io::Result<()> {
+        self.disk.set_len(length_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.disk.describe()
+    }
+
+    fn as_direct(&self) -> Option<&dyn DirectBacking> {
+        Some(self)
+    }
+}
+
+impl DirectBacking for Reads {
+    fn alignment(&self) -> Alignment {
+        self.disk.alignment()
+    }
+
+    fn read_vectored_at(
+        &self,
+        targets: &mut [IoBufMut<'_>],
+        position_bytes: u64,
+    ) -> io::Result<usize> {
+        let length = targets.iter().map(|target| target.len()).sum();
+        let read = || self.disk.read_vectored_at(targets, position_bytes);
+        self.noting(position_bytes, length, read)
+    }
+
+    fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
+        self.disk.write_vectored_at(sources, position_bytes)
+    }
+
+    /// Returns none: what a ring reads would not be noted.
+    fn submission(&self, _: &IoRequest) -> Option<Submission<'_>> {
+        None
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.disk.sync_all()
+    }
+
+    fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> io::Result<()> {
+        self.disk.fallocate(mode, bytes)
+    }
+
+    fn seek_data(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.disk.seek_data(position_bytes)
+    }
+
+    fn seek_hole(&self, position_bytes: u64) -> io::Result<Option<u64>> {
+        self.disk.seek_hole(position_bytes)
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        self.disk.identity()
+    }
+
+    fn direct(&self) -> DirectStatus {
+        self.disk.direct()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bifolio::backing::DiskOptions;
+
+    #[test]
+    fn reads_without_the_lock_or_across_its_end_are_not_trusted() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let options = DiskOptions { read: true, ..DiskOptions::default() };
+        let reads = Reads::new(DiskFile::open(file.path(), &options).unwrap());
+        let read = |position| reads.noting(position, 10, || ());
+        let only = |position| Vec::from_iter(std::iter::once(position..position + 10));
+        assert_eq!(reads.lock(), []);
+        read(0);
+        reads.unlock();
+        assert_eq!(reads.lock(), [], "under the lock");
+        reads.unlock();
+        read(100);
+        assert_eq!(reads.lock(), only(100), "without");
+        reads.noting(200, 10, || reads.unlock());
+        assert_eq!(reads.lock(), only(200), "it ended first");
+        reads.noting(300, 10, || {
+            reads.unlock();
+            assert_eq!(reads.lock(), only(300), "in flight");
+        });
+        reads.unlock();
+        assert_eq!(reads.lock(), only(300), "once more: it began under another lock");
+        reads.unlock();
+        (0..1000).for_each(|number| read(number * 100));
+        assert_eq!(reads.lock()[0], 0..u64::MAX >> 1);
+    }
+}
