@@ -13,7 +13,7 @@ use pyo3::types::{PyBool, PyBytes, PyTuple};
 
 use crate::buffer::Bytes;
 use crate::error::{Failure, Result};
-use crate::inode::{Append, Header, Inode, Layout, pass_on_at_end};
+use crate::inode::{Append, Header, Inode, Layout, pass_on_at_end, write_back};
 use crate::shared::Shared;
 use crate::transfer::{self, Pattern};
 
@@ -342,7 +342,7 @@ impl File {
         self.run(py, |open| {
             let own = open.may_write.then_some(&open.file);
             let Some(file) = own.or_else(|| open.inode.writer()) else { return Ok(()) };
-            Ok(file.write_back(0..file.len())?)
+            Ok(write_back(file)?)
         })
     }
 

@@ -15,7 +15,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use bifolio::File;
+use bifolio::{ErrorKind, File};
 use pyo3::pyfunction;
 
 use crate::error::{Failure, Result};
@@ -36,7 +36,33 @@ pub(crate) fn write_through() {
 /// Passes the writes of `file` to the kernel if the interpreter is about to end.
 pub(crate) fn pass_on_at_end(file: &File) -> bifolio::Result<()> {
     // Relaxed: as in `write_through`.
-    if WRITES_THROUGH.load(Ordering::Relaxed) { file.write_back(0..file.len()) } else { Ok(()) }
+    if WRITES_THROUGH.load(Ordering::Relaxed) { write_back(file) } else { Ok(()) }
+}
+
+/// Makes all writes to `file` durable. Fails only for what is not, as [`write_back`] does.
+fn sync_all(file: &File) -> bifolio::Result<()> {
+    unless_stored(|| file.sync_all())
+}
+
+/// Passes all writes to `file` to the kernel, and waits for it.
+///
+/// # Errors
+/// Something is not in the kernel. That an earlier attempt failed, in the background or by another
+/// handle, is none: a page that could not be written stays dirty, and this call writes it.
+pub(crate) fn write_back(file: &File) -> bifolio::Result<()> {
+    unless_stored(|| file.write_back(0..file.len()))
+}
+
+/// Makes a call that stores all writes of a file, and fails only if some are still not stored.
+///
+/// The cache tells each handle once of a failed write-back, although the call writes the page now.
+/// The second call is told only of what it could not write itself. A failed flush is never taken
+/// back by another call: the file stays failed (IO-4 of the library).
+fn unless_stored(call: impl Fn() -> bifolio::Result<()>) -> bifolio::Result<()> {
+    match call() {
+        Err(error) if error.kind() == ErrorKind::Writeback => call(),
+        done => done,
+    }
 }
 
 /// The text of a `.npy` header around the number of rows.
@@ -132,10 +158,10 @@ impl Rows {
     /// Makes all writes durable, then the header of the rows that there were before.
     fn sync(&mut self, file: &File) -> Result<()> {
         let due = self.due();
-        file.sync_all()?;
+        sync_all(file)?;
         if let Some(due) = due {
             self.write_header(file, due)?;
-            file.sync_all()?;
+            sync_all(file)?;
         }
         Ok(())
     }
@@ -224,10 +250,10 @@ impl Inode {
     pub(crate) fn sync(&self, file: &File) -> Result<()> {
         // The rows come first, and the lock is not held meanwhile: appends go on.
         let due = self.rows().due();
-        file.sync_all()?;
+        sync_all(file)?;
         if let Some(due) = due {
             self.rows().write_header(file, due)?;
-            file.sync_all()?;
+            sync_all(file)?;
         }
         // Release: as in `keep`.
         self.is_kept.store(false, Ordering::Release);
@@ -239,12 +265,9 @@ impl Inode {
         Frozen { inode: self, rows: self.rows() }
     }
 
-    /// Passes all writes to the kernel, in a fork: an earlier failure that was not reported yet
-    /// does not count if the writes succeed now.
+    /// Passes all writes to the kernel, in a fork.
     pub(crate) fn pass_on(&self) -> Result<()> {
-        let Some(file) = self.writer() else { return Ok(()) };
-        let pass_on = || file.write_back(0..file.len());
-        Ok(pass_on().or_else(|_| pass_on())?)
+        Ok(self.writer().map_or(Ok(()), write_back)?)
     }
 
     /// Changes the length. Counted rows that are lost end the growth of their array.
@@ -267,7 +290,7 @@ impl Inode {
         file.write_all_at(head, 0)?;
         file.set_len(bytes)?;
         drop(rows);
-        Ok(file.write_back(0..bytes)?)
+        Ok(write_back(file)?)
     }
 
     /// Appends rows to an array. Returns its new number of rows.

@@ -337,6 +337,95 @@ def test_a_failed_close_keeps_rows_and_header(full_disk: Path) -> None:
     assert (np.load(path) == 5).all() and rows_of(path) == 500
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda array, file: array.flush(),
+        lambda array, file: array.close(),
+        lambda array, file: pickle.dumps(array),
+        lambda array, file: array.cache.open_array(array.filename, "w+", dtype="u1", shape=(1, 1)),
+        lambda array, file: file.flush(),
+        lambda array, file: file.sync(),
+        lambda array, file: file.close(),
+        lambda array, file: array.cache.close(),
+    ],
+    ids=["flush", "close", "pickle", "w+", "file.flush", "file.sync", "file.close", "cache.close"],
+)
+def test_a_failure_of_before_is_none_of_a_call_that_succeeds(
+    full_disk: Path, call: Callable[..., object]
+) -> None:
+    """What a write-back in the background could not do, or another object, this call does."""
+    cache = bifolio.Cache("16 MiB", flush_seconds=600)
+    path = full_disk / "array.npy"
+    first = cache.open_array(path, "w+", dtype="u1", shape=(500, 1 << 10))
+    array, file = cache.open_array(path, "r+"), cache.open(path, "r+b")
+    (full_disk / "filler").write_bytes(bytes(900 << 10))
+    array[:] = 5
+    with pytest.raises(OSError):
+        first.flush()
+    os.unlink(full_disk / "filler")
+    call(array, file)
+    if len(found := np.load(path)) > 1:
+        assert (found == 5).all()
+    cache.close()
+
+
+FAILED_FLUSHES = """
+import ctypes, errno, gc, os, platform, struct, sys
+import bifolio, numpy as np
+
+disk = sys.argv[1]
+cache = bifolio.Cache("16 MiB", flush_seconds=600)
+path, calls = f"{disk}/array.npy", []
+array = cache.open_array(path, "w+", dtype="u1", shape=(0, 1024))
+twin, file = cache.open_array(path, "r+"), cache.open(path, "r+b")
+with open(f"{disk}/filler", "wb") as filler:
+    filler.truncate(0)
+    os.posix_fallocate(filler.fileno(), 0, 900 << 10)
+array.append(np.full((500, 1024), 5, "u1"))
+try:
+    array.flush()
+    print("stored")
+except OSError as error:
+    print(error.errno == errno.ENOSPC)
+os.unlink(f"{disk}/filler")
+
+
+def refuse(numbers):
+    # A filter (seccomp): the kernel refuses these system calls of this thread with EIO.
+    load, is_equal, answer = 0x20, 0x15, 0x06
+    lines = [(load, 0, 0, 0)]
+    for place, number in enumerate(numbers):
+        lines.append((is_equal, len(numbers) - place, 0, number))
+    lines += [(answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x00050000 | errno.EIO)]
+    code = b"".join(struct.pack("HBBI", *line) for line in lines)
+    kept = ctypes.create_string_buffer(code, len(code))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(kept)))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    zero = ctypes.c_ulong(0)
+    assert prctl(38, ctypes.c_ulong(1), zero, zero, zero) == 0, "PR_SET_NO_NEW_PRIVS"
+    assert prctl(22, ctypes.c_ulong(2), ctypes.byref(program), zero, zero) == 0, "PR_SET_SECCOMP"
+
+
+refuse({"x86_64": [74, 75], "aarch64": [82, 83]}[platform.machine()])  # fsync, fdatasync
+for call in (array.flush, array.flush, twin.flush, file.sync, file.close, array.close, cache.close):
+    try:
+        call()
+        print("a failed flush is not told of:", call)
+    except OSError as error:
+        print(error.errno == errno.EIO)
+"""
+
+
+def test_every_call_that_makes_durable_is_told_of_a_failed_flush(
+    full_disk: Path, run: Callable[..., str]
+) -> None:
+    """Also after a failed write-back: what the disk took since then may not be durable."""
+    told = run(FAILED_FLUSHES, str(full_disk)).splitlines()
+    assert told[:8] == ["True"] * 8
+    assert rows_of(full_disk / "array.npy") == 0, "a header of rows that may be lost"
+
+
 # Appends that do not end.
 
 
@@ -384,10 +473,10 @@ import numpy as np, bifolio
 cache = bifolio.Cache("4 MiB", flush_seconds=600)
 array = cache.open_array(sys.argv[1], "w+", dtype="i4", shape=(0, 5000))
 interrupts = 0
+signal.signal(signal.SIGALRM, signal.default_int_handler)
 for number in range(60):
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.004))
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.004))
         while True:
             array.append(np.full((7, 5000), len(array) // 7))
             if random.random() < 0.1:
