@@ -10,13 +10,14 @@
 //! ```text
 //!  byte of the file        read lock                        write lock
 //!  PENDING                 for a moment, to take SHARED     no new reader
-//!  RESERVED                never                            of another: about to write
+//!  RESERVED                never                            about to write
 //!  SHARED, 510 bytes       reads                            alone: reads and writes
 //! ```
 //!
-//! `RESERVED` is never locked: a reader that sees it locked takes a hot journal for one in use, and
-//! would read what a killed writer left. An exclusive lock needs no `RESERVED`, since another
-//! writer, which has it, also has `SHARED`.
+//! Connections of a shared database lock as SQLite's own VFS does. An exclusive database never
+//! locks `RESERVED`: a reader that sees it locked takes a hot journal for one in use, and would
+//! read what a killed writer left. Its exclusive lock needs no `RESERVED`, since another writer,
+//! which has it, also has `SHARED`.
 //!
 //! # Safety
 //! Calls the kernel with the struct that its documentation gives.
@@ -29,16 +30,18 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// First byte and number of bytes of a lock.
-type Bytes = (i64, i64);
+pub(crate) type Bytes = (i64, i64);
 const PENDING: Bytes = (0x4000_0000, 1);
 const RESERVED: Bytes = (0x4000_0001, 1);
 const SHARED: Bytes = (0x4000_0002, 510);
+/// `PENDING` and `RESERVED`.
+const WRITERS: Bytes = (0x4000_0000, 2);
 const ALL: Bytes = (0x4000_0000, 512);
 
 /// Kinds of locks, as the kernel's struct has them.
-const READ: c_short = libc::F_RDLCK as c_short;
-const WRITE: c_short = libc::F_WRLCK as c_short;
-const NONE: c_short = libc::F_UNLCK as c_short;
+pub(crate) const READ: c_short = libc::F_RDLCK as c_short;
+pub(crate) const WRITE: c_short = libc::F_WRLCK as c_short;
+pub(crate) const NONE: c_short = libc::F_UNLCK as c_short;
 
 /// Reason why the lock was not raised.
 #[derive(Debug, PartialEq, Eq)]
@@ -96,7 +99,12 @@ impl FileLock<'_> {
     pub(crate) fn lower(self, level: c_int) {
         let kind = if level >= sqlite::LOCK_SHARED { READ } else { NONE };
         let _ = self.set(kind, SHARED);
-        let _ = self.set(NONE, PENDING);
+        let _ = self.set(NONE, WRITERS);
+    }
+
+    /// Locks `RESERVED`, as the one that is about to write.
+    pub(crate) fn reserve(self) -> Answer {
+        if self.set(WRITE, RESERVED)? { Ok(()) } else { Err(sqlite::BUSY) }
     }
 
     /// Returns `true` if another user of the file is about to write.
@@ -110,7 +118,7 @@ impl FileLock<'_> {
     }
 
     /// Locks or unlocks bytes, without waiting. Returns `false` if another lock conflicts.
-    fn set(self, kind: c_short, bytes: Bytes) -> Answer<bool> {
+    pub(crate) fn set(self, kind: c_short, bytes: Bytes) -> Answer<bool> {
         match self.call(libc::F_OFD_SETLK, kind, bytes) {
             Ok(_) => Ok(true),
             Err(error) => match error.raw_os_error() {
@@ -121,7 +129,7 @@ impl FileLock<'_> {
     }
 
     /// Returns the kind of a lock that conflicts with a write lock.
-    fn conflict(self, bytes: Bytes) -> Answer<Option<c_short>> {
+    pub(crate) fn conflict(self, bytes: Bytes) -> Answer<Option<c_short>> {
         let found = self.call(libc::F_OFD_GETLK, WRITE, bytes);
         let kind = found.map_err(|_| sqlite::IOERR_CHECKRESERVEDLOCK)?;
         Ok(Some(kind).filter(|kind| *kind != NONE))

@@ -17,9 +17,9 @@
 //!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
 //! ```
 //!
-//! A database that other processes are let in to (`bifolio_share=1`) has connections of another
-//! kind, [`share`], which mean by each call what the system's VFS means. Both kinds are `methods`.
-//! What follows is of databases that are this process's alone.
+//! Two kinds of connections serve these calls (`methods`). Those of [`share`] let other processes
+//! in, and mean by each call what the system's VFS means. The picture, and what follows, is of
+//! databases that are this process's alone (`bifolio_exclusive=1`).
 //!
 //! # What SQLite takes an Ok to mean, and what this VFS means by it
 //!
@@ -95,7 +95,7 @@
 //! ```text
 //!  of                  in tests/databases
 //!  xOpen               journals::a_wrong_parameter_is_refused_with_its_name,
-//!                      storage::a_log_needs_a_file_that_can_be_written
+//!                      storage::a_log_of_an_exclusive_database_needs_a_file_..
 //!  xRead, xWrite       journals::every_journal_mode_keeps_its_rows,
 //!                      storage::a_file_that_another_process_cuts_is_an_error
 //!  xTruncate           storage::a_full_disk_loses_no_commit_of_a_log_without_syncs,

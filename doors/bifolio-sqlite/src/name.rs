@@ -15,6 +15,7 @@ use std::path::Path;
 const MARGIN_BYTES: usize = 4;
 
 /// A copy of a name, which outlives the connection that it came from.
+#[derive(PartialEq, Eq)]
 pub(crate) struct FileName {
     bytes: Box<[u8]>,
 }

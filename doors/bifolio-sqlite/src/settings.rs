@@ -5,7 +5,7 @@
 //! | `bifolio_memory` | bound of a cache of its own: `64MiB`, `500000` | that of the process |
 //! | `bifolio_readahead` | largest readahead window of that cache, or 0 | that of a cache |
 //! | `bifolio_direct` | `auto`, `never`, `require`: past the kernel's page cache | `auto` |
-//! | `bifolio_share` | 1: other processes use the database, too | 0, or `BIFOLIO_SHARE` |
+//! | `bifolio_exclusive` | 1: other processes are kept out | 0, or `BIFOLIO_EXCLUSIVE` |
 
 use crate::process_cache;
 use bifolio::{Cache, CacheBuilder, DirectIo};
@@ -23,8 +23,8 @@ const REST_BYTES: u64 = 8 << 20;
 /// Parameters of SQLite that would read the file without a lock, past the cache.
 const WITHOUT_LOCK: [&str; 2] = ["immutable", "nolock"];
 
-/// The variable of the environment that lets other processes in if it is 1.
-const SHARE_VARIABLE: &str = "BIFOLIO_SHARE";
+/// The variable of the environment that keeps other processes out if it is 1.
+const EXCLUSIVE_VARIABLE: &str = "BIFOLIO_EXCLUSIVE";
 
 /// Settings of one database; what the URI does not give is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,8 +35,8 @@ pub(crate) struct Settings {
     readahead_bytes: Option<u64>,
     /// Transfers past the kernel's page cache.
     direct: Option<DirectIo>,
-    /// Other processes are let in.
-    is_shared: Option<bool>,
+    /// Other processes are kept out.
+    is_exclusive: Option<bool>,
 }
 
 impl Settings {
@@ -50,11 +50,11 @@ impl Settings {
                 "bifolio_memory" => settings.memory_bytes = Some(bound(key, value)?),
                 "bifolio_readahead" => settings.readahead_bytes = Some(size(key, value)?),
                 "bifolio_direct" => settings.direct = Some(direct(value)?),
-                "bifolio_share" => settings.is_shared = Some(is_true(value)),
+                "bifolio_exclusive" => settings.is_exclusive = Some(is_true(value)),
                 _ if key.starts_with("bifolio_") => {
                     return Err(format!(
                         "{key}: no such parameter; there are bifolio_memory, bifolio_readahead, \
-                         bifolio_direct and bifolio_share"
+                         bifolio_direct and bifolio_exclusive"
                     ));
                 }
                 _ if WITHOUT_LOCK.contains(&key) && is_true(value) => {
@@ -94,19 +94,21 @@ impl Settings {
         })
     }
 
-    /// Returns whether other processes are let in, for a database that is not open in this process.
-    pub(crate) fn is_shared(&self) -> bool {
-        let is_set = || std::env::var_os(SHARE_VARIABLE).is_some_and(|value| value == "1");
-        self.is_shared.unwrap_or_else(is_set)
+    /// Returns whether other processes are kept out of a database that is not open in this one.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        let is_set = || std::env::var_os(EXCLUSIVE_VARIABLE).is_some_and(|value| value == "1");
+        self.is_exclusive.unwrap_or_else(is_set)
     }
 
-    /// Checks that a database which is open, shared or not, is what a further connection asks for.
-    pub(crate) fn check_shared(&self, is_shared: bool) -> Result<(), String> {
-        let value = i32::from(is_shared);
-        match self.is_shared {
-            Some(asked) if asked != is_shared => Err(format!(
-                "bifolio_share={}: the database is open in this process with bifolio_share={value}",
-                i32::from(asked)
+    /// Checks that a database which is open, exclusive or not, is what a further connection asks
+    /// for.
+    pub(crate) fn check_exclusive(&self, is_exclusive: bool) -> Result<(), String> {
+        match self.is_exclusive {
+            Some(asked) if asked != is_exclusive => Err(format!(
+                "bifolio_exclusive={}: the database is open in this process with \
+                 bifolio_exclusive={}",
+                i32::from(asked),
+                i32::from(is_exclusive)
             )),
             _ => Ok(()),
         }

@@ -20,6 +20,7 @@ pub const FULL: c_int = 13;
 pub const CANTOPEN: c_int = 14;
 pub const MISUSE: c_int = 21;
 
+pub const READONLY_CANTINIT: c_int = READONLY | 5 << 8;
 pub const IOERR_READ: c_int = IOERR | 1 << 8;
 pub const IOERR_SHORT_READ: c_int = IOERR | 2 << 8;
 pub const IOERR_WRITE: c_int = IOERR | 3 << 8;
@@ -30,6 +31,8 @@ pub const IOERR_CHECKRESERVEDLOCK: c_int = IOERR | 14 << 8;
 pub const IOERR_LOCK: c_int = IOERR | 15 << 8;
 pub const IOERR_CLOSE: c_int = IOERR | 16 << 8;
 pub const IOERR_SHMMAP: c_int = IOERR | 21 << 8;
+pub const IOERR_SHMOPEN: c_int = IOERR | 18 << 8;
+pub const IOERR_SHMSIZE: c_int = IOERR | 19 << 8;
 pub const IOERR_SHMLOCK: c_int = IOERR | 20 << 8;
 
 pub const OPEN_READONLY: c_int = 1;

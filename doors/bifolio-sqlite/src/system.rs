@@ -1,7 +1,6 @@
-//! A main database as the system's VFS has it open. Of an exclusive database, it creates the file,
-//! and serves calls before the first lock; it is never locked there:
-//! [`FileLock`](crate::file_lock::FileLock) is. Of a shared one, each connection has its own, with
-//! the locks.
+//! A main database as the system's VFS has it open. It is never locked there:
+//! [`FileLock`](crate::file_lock::FileLock) is. Of an exclusive database, it creates the file, and
+//! serves calls before the first lock. Of a shared one, each connection has its own, for writes.
 //!
 //! The system's VFS does not close a descriptor while it holds locks of its inode, whichever of its
 //! files they belong to, so opening and closing one of these drops no lock of other connections
@@ -109,57 +108,10 @@ impl SystemFile {
         answer.is_ok() && has_moved != 0
     }
 
-    pub(crate) fn lock(&mut self, level: c_int) -> Answer {
-        let lock = self.open_methods().lock;
-        // SAFETY: an open file.
-        check(unsafe { lock(self.pointer(), level) })
-    }
-
-    pub(crate) fn unlock(&mut self, level: c_int) -> Answer {
-        let unlock = self.open_methods().unlock;
-        // SAFETY: an open file.
-        check(unsafe { unlock(self.pointer(), level) })
-    }
-
-    /// Returns `true` if a connection of any process is about to write.
-    pub(crate) fn is_reserved(&mut self) -> Answer<bool> {
-        let check_reserved_lock = self.open_methods().check_reserved_lock;
-        let mut is_reserved = 0;
-        // SAFETY: an open file and a variable.
-        check(unsafe { check_reserved_lock(self.pointer(), &mut is_reserved) })?;
-        Ok(is_reserved != 0)
-    }
-
-    /// # Safety
-    /// `address` is a variable.
-    pub(crate) unsafe fn shm_map(
-        &mut self,
-        region: c_int,
-        size: c_int,
-        extend: c_int,
-        address: *mut *mut c_void,
-    ) -> Answer {
-        let shm_map = self.open_methods().shm_map;
-        // SAFETY: an open file; the rest is the contract.
-        check(unsafe { shm_map(self.pointer(), region, size, extend, address) })
-    }
-
-    pub(crate) fn shm_lock(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
-        let shm_lock = self.open_methods().shm_lock;
-        // SAFETY: an open file.
-        check(unsafe { shm_lock(self.pointer(), first, count, flags) })
-    }
-
     pub(crate) fn shm_barrier(&mut self) {
         let shm_barrier = self.open_methods().shm_barrier;
         // SAFETY: an open file.
         unsafe { shm_barrier(self.pointer()) }
-    }
-
-    pub(crate) fn shm_unmap(&mut self, delete: c_int) -> Answer {
-        let shm_unmap = self.open_methods().shm_unmap;
-        // SAFETY: an open file.
-        check(unsafe { shm_unmap(self.pointer(), delete) })
     }
 
     /// # Safety

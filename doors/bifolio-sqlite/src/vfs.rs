@@ -177,18 +177,18 @@ unsafe fn home<'a>(vfs: *mut Vfs) -> &'a Home {
     unsafe { &*data.cast::<Home>() }
 }
 
-/// Returns `true` if a database is to be shared with other processes: as it is open in this one, or
-/// as `settings` ask. No connection is opened or closed meanwhile.
-fn is_shared(path: &Path, settings: &Settings) -> Result<bool, OpenFailure> {
-    let is_shared = match (share::is_open(path), shared::is_open(path)) {
-        (false, false) => return Ok(settings.is_shared()),
-        (is_shared, _) => is_shared,
+/// Returns `true` if other processes are to be kept out of a database: as it is open in this one,
+/// or as `settings` ask. No connection is opened or closed meanwhile.
+fn is_exclusive(path: &Path, settings: &Settings) -> Result<bool, OpenFailure> {
+    let is_exclusive = match (shared::is_open(path), share::is_open(path)) {
+        (false, false) => return Ok(settings.is_exclusive()),
+        (is_exclusive, _) => is_exclusive,
     };
-    settings.check_shared(is_shared).map_err(|problem| {
+    settings.check_exclusive(is_exclusive).map_err(|problem| {
         let text = format!("{}: {problem}", path.display());
         OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text })
     })?;
-    Ok(is_shared)
+    Ok(is_exclusive)
 }
 
 unsafe extern "C" fn open(
@@ -217,7 +217,7 @@ unsafe extern "C" fn open(
             .map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text }))?;
         let path = given.path().to_owned();
         let _alone = share::opening().lock();
-        if is_shared(&path, &settings)? {
+        if !is_exclusive(&path, &settings)? {
             // SAFETY: the system's VFS is registered.
             let opened =
                 unsafe { share::Connection::open(home.api, home.system, copy, flags, &settings) };

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::database::Database;
+use super::descriptors::Descriptors;
 use super::log::{Look, REGION_BYTES, Regions};
 use crate::fork;
 use crate::methods::Methods;
@@ -30,8 +31,8 @@ pub(crate) struct Connection {
     api: Api,
     /// Closed before `own`: it has no locks.
     file: Option<bifolio::File>,
-    /// The system's file, which has the locks.
-    own: Option<SystemFile>,
+    /// The system's file, and the locks.
+    own: Option<Descriptors>,
     database: Arc<Database>,
     /// Forks up to the process that opened the connection.
     forks: u32,
@@ -60,16 +61,10 @@ impl Connection {
         settings: &Settings,
     ) -> Result<(Self, c_int), OpenFailure> {
         // SAFETY: the contract.
-        let opened = unsafe { SystemFile::open(system, name(), flags) };
-        let (mut own, flags) = opened.map_err(OpenFailure::Code)?;
-        let database = Database::open(api, &mut own, &name(), settings)?;
-        let file = match database.handle() {
-            Ok(file) => Some(file),
-            Err(error) => {
-                database.distrust(&error.to_string());
-                None
-            }
-        };
+        let opened = unsafe { Database::open(api, system, &name, flags, settings) };
+        let (database, own) = opened?;
+        let file = database.handle().inspect_err(|problem| database.distrust(problem)).ok();
+        let flags = own.flags_found;
         let connection = Self {
             api,
             file,
@@ -85,8 +80,16 @@ impl Connection {
         Ok((connection, flags))
     }
 
-    fn own(&mut self) -> &mut SystemFile {
+    fn own(&mut self) -> &mut Descriptors {
         self.own.as_mut().expect("open until the connection is closed")
+    }
+
+    fn lock_slots(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
+        self.own().index()?.lock_slots(first, count, flags)
+    }
+
+    fn system(&mut self) -> &mut SystemFile {
+        &mut self.own().system
     }
 
     /// Returns the handle in the cache if the pages there are what the file has.
@@ -108,19 +111,13 @@ impl Connection {
 }
 
 /// Maps the next region of the index, if it exists.
-fn map_next(own: &mut SystemFile, regions: &mut Regions) -> bool {
-    let mut address = ptr::null_mut();
+fn map_next(own: &mut Descriptors, regions: &mut Regions) -> bool {
     let number = regions.len();
-    // SAFETY: a variable.
-    let mapped = unsafe { own.shm_map(number as c_int, REGION_BYTES, 0, &mut address) };
-    match (mapped, NonNull::new(address)) {
-        (Ok(()), Some(region)) => {
-            // SAFETY: of that size, and mapped until `xShmUnmap`.
-            unsafe { regions.note(number as usize, region.cast()) };
-            true
-        }
-        _ => false,
-    }
+    let mapped = own.opened_index().map(|index| index.map(u64::from(number), false));
+    let Some(Ok(Some(region))) = mapped else { return false };
+    // SAFETY: of that size, and mapped until `xShmUnmap`.
+    unsafe { regions.note(number as usize, region.cast()) };
+    true
 }
 
 impl Methods for Connection {
@@ -132,8 +129,10 @@ impl Methods for Connection {
         let _alone = super::opening().lock();
         let unlocked = self.unlock(sqlite::LOCK_NONE);
         self.file = None;
-        self.own = None;
-        self.database.leave();
+        if let Some(mut own) = self.own.take() {
+            own.unmap(false);
+            self.database.leave(own);
+        }
         unlocked
     }
 
@@ -154,7 +153,7 @@ impl Methods for Connection {
                 return Ok(());
             }
         }
-        self.own().read(buffer, offset)
+        self.system().read(buffer, offset)
     }
 
     /// # Safety
@@ -164,7 +163,7 @@ impl Methods for Connection {
         let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
         // SAFETY: the contract.
         let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
-        let written = self.own().write(buffer, offset);
+        let written = self.system().write(buffer, offset);
         // Also after a failure: part of it may have been written.
         match &self.file {
             Some(file) => self.database.note_write(file, position, buffer),
@@ -174,7 +173,7 @@ impl Methods for Connection {
     }
 
     fn truncate(&mut self, size: i64) -> Answer {
-        let cut = self.own().truncate(size);
+        let cut = self.system().truncate(size);
         if let Some(file) = &self.file {
             self.database.refresh(file);
         }
@@ -182,57 +181,59 @@ impl Methods for Connection {
     }
 
     fn sync(&mut self, flags: c_int) -> Answer {
-        self.own().sync(flags)
+        self.system().sync(flags)
     }
 
     /// # Safety
     /// `size` is a variable.
     unsafe fn file_size(&mut self, size: *mut i64) -> Answer {
-        let found = self.own().size()?;
+        let found = self.system().size()?;
         // SAFETY: the contract.
         unsafe { size.write(found) };
         Ok(())
     }
 
     fn lock(&mut self, level: c_int) -> Answer {
-        self.own().lock(level)?;
+        if level <= self.level {
+            return Ok(());
+        }
+        let Self { own: Some(own), database, .. } = self else { return Err(sqlite::IOERR_LOCK) };
         if self.level == sqlite::LOCK_NONE {
-            let own = self.own.as_mut().expect("open");
-            if let Err(code) = self.database.enter(own) {
-                own.unlock(sqlite::LOCK_NONE)?;
-                return Err(code);
-            }
+            own.lock().share().map_err(|denied| denied.code())?;
+            database.enter(&mut own.system).inspect_err(|_| own.lock().lower(sqlite::LOCK_NONE))?;
+        } else if level == sqlite::LOCK_RESERVED {
+            own.lock().reserve()?;
+        } else {
+            own.lock().exclude().map_err(|denied| denied.code())?;
+            database.note_exclusive();
         }
-        if level == sqlite::LOCK_EXCLUSIVE && self.level < level {
-            self.database.note_exclusive();
-        }
-        self.level = self.level.max(level);
+        self.level = level;
         Ok(())
     }
 
     fn unlock(&mut self, level: c_int) -> Answer {
-        if level >= self.level {
-            // An attempt at more may have left PENDING.
-            return self.own().unlock(level);
+        let Self { own: Some(own), database, .. } = self else { return Err(sqlite::IOERR_UNLOCK) };
+        if level < self.level {
+            if self.level > sqlite::LOCK_SHARED {
+                database.note_own(&mut own.system);
+            }
+            if self.level == sqlite::LOCK_EXCLUSIVE {
+                database.note_exclusive();
+            }
+            if level == sqlite::LOCK_NONE {
+                database.exit();
+            }
+            self.level = level;
         }
-        if self.level > sqlite::LOCK_SHARED {
-            let own = self.own.as_mut().expect("open");
-            self.database.note_own(own);
-        }
-        if self.level == sqlite::LOCK_EXCLUSIVE {
-            self.database.note_exclusive();
-        }
-        if level == sqlite::LOCK_NONE {
-            self.database.exit();
-        }
-        self.level = level;
-        self.own().unlock(level)
+        // Also if it is not lowered: an attempt at more may have left `PENDING`.
+        own.lock().lower(self.level);
+        Ok(())
     }
 
     /// # Safety
     /// `answer` is a variable.
     unsafe fn check_reserved_lock(&mut self, answer: *mut c_int) -> Answer {
-        let is_reserved = self.own().is_reserved()?;
+        let is_reserved = self.level >= sqlite::LOCK_RESERVED || self.own().lock().is_reserved()?;
         // SAFETY: the contract.
         unsafe { answer.write(c_int::from(is_reserved)) };
         Ok(())
@@ -254,6 +255,18 @@ impl Methods for Connection {
                 // SAFETY: as above.
                 unsafe { pragmas::answer(self.api, &self.database.cache, &asked, arguments) }
             }
+            sqlite::FCNTL_EXTERNAL_READER => {
+                let index = self.own().opened_index();
+                let has_readers = index.map_or(Ok(false), |index| index.has_readers())?;
+                // SAFETY: SQLite's variable.
+                unsafe { argument.cast::<c_int>().write(c_int::from(has_readers)) };
+                Ok(())
+            }
+            sqlite::FCNTL_LOCKSTATE => {
+                // SAFETY: SQLite's variable.
+                unsafe { argument.cast::<c_int>().write(self.level) };
+                Ok(())
+            }
             sqlite::FCNTL_MMAP_SIZE => {
                 // No page is mapped, whatever limit is asked for.
                 // SAFETY: SQLite's variable.
@@ -261,18 +274,18 @@ impl Methods for Connection {
                 Ok(())
             }
             // SAFETY: the contract.
-            _ => unsafe { self.own().control(operation, argument) },
+            _ => unsafe { self.system().control(operation, argument) },
         }
     }
 
     fn sector_size(&mut self) -> c_int {
-        self.own().sector_size()
+        self.system().sector_size()
     }
 
     fn device_characteristics(&mut self) -> c_int {
         // Pages that are written in an atomic batch are seen at its end only, of which no write
         // tells.
-        self.own().device_characteristics() & !sqlite::IOCAP_BATCH_ATOMIC
+        self.system().device_characteristics() & !sqlite::IOCAP_BATCH_ATOMIC
     }
 
     /// # Safety
@@ -285,17 +298,25 @@ impl Methods for Connection {
         address: *mut *mut c_void,
     ) -> Answer {
         self.database.note_log();
-        // SAFETY: the contract.
-        let mapped = unsafe { self.own().shm_map(region, size, extend, address) };
-        // SAFETY: the contract.
-        let found = NonNull::new(unsafe { address.read() });
         let number = usize::try_from(region).map_err(|_| sqlite::IOERR_SHMMAP)?;
-        // An index that cannot be written has no barriers: it counts as not mapped.
-        if let (Ok(()), Some(found), true) = (mapped, found, size == REGION_BYTES) {
+        if size != REGION_BYTES {
+            return Err(sqlite::IOERR_SHMMAP);
+        }
+        let index = self.own().index()?;
+        let mapped = index.map(number as u64, extend != 0);
+        let is_writable = index.is_writable();
+        let found = mapped?;
+        // SAFETY: the contract.
+        unsafe { address.write(found.map_or(ptr::null_mut(), NonNull::as_ptr)) };
+        if !is_writable {
+            // Without barriers, it counts as not mapped.
+            return Err(sqlite::READONLY);
+        }
+        if let Some(found) = found {
             // SAFETY: of that size, and mapped until `xShmUnmap`.
             unsafe { self.regions.note(number, found.cast()) };
         }
-        mapped
+        Ok(())
     }
 
     fn shm_lock(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
@@ -312,9 +333,9 @@ impl Methods for Connection {
             if let Some(whole) = self.restarting.take_if(|_| is_restart) {
                 self.database.note_restart(&whole, &self.regions);
             }
-            return self.own().shm_lock(first, count, flags);
+            return self.lock_slots(first, count, flags);
         }
-        self.own().shm_lock(first, count, flags)?;
+        self.lock_slots(first, count, flags)?;
         self.is_writer |= is_write;
         if is_checkpoint || is_restart {
             self.check_log();
@@ -327,12 +348,13 @@ impl Methods for Connection {
     }
 
     fn shm_barrier(&mut self) {
-        self.own().shm_barrier();
+        self.system().shm_barrier();
         self.check_log();
     }
 
     fn shm_unmap(&mut self, delete: c_int) -> Answer {
         self.regions.clear();
-        self.own().shm_unmap(delete)
+        self.own().unmap(delete != 0);
+        Ok(())
     }
 }

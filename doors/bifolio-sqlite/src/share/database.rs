@@ -1,37 +1,30 @@
 //! A database that several processes use: one for all connections of this process to it.
 //!
-//! The descriptor under the cache is closed after the last connection, with no connection being
-//! opened meanwhile ([`opening`]), since the kernel drops all POSIX locks of a process on a file
-//! when any descriptor of it is closed. If another copy of SQLite in this process, or another
-//! process, has a lock then, the descriptor is parked until the next open of the file.
+//! # Safety
+//! Opens files of a VFS that is registered.
+#![allow(unsafe_code)]
 
+use super::descriptors::{Descriptors, Parked};
 use super::log::{Look, Regions, pages_of_rest};
-use super::reads::Reads;
+use super::reads::Noted;
 use crate::descriptors::Key;
-use crate::file_lock::FileLock;
 use crate::fork::{Mutex, PerProcess};
 use crate::name::FileName;
 use crate::refused::{OpenFailure, Refusal};
 use crate::settings::Settings;
-use crate::sqlite::{self, Api};
+use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
-use bifolio::backing::{DiskFile, DiskOptions};
-use bifolio::{Cache, DirectIo, Error, OpenOptions};
+use bifolio::{Cache, OpenOptions};
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsString, c_int};
+use std::mem;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Databases that are open in this process.
 static REGISTRY: PerProcess<Mutex<HashMap<Key, Arc<Database>>>> = PerProcess::new();
-/// Descriptors that could not be closed. Few: the next open of the file takes them.
-static PARKED: PerProcess<Mutex<Vec<Parked>>> = PerProcess::new();
-
-type Parked = (Key, Arc<Reads>);
-
 /// Looks at an index whose header another process changes, which takes it less than a microsecond.
 const LOOKS_MAX: u32 = 1000;
 
@@ -68,11 +61,10 @@ impl Header {
 pub(crate) struct Database {
     pub(super) cache: Cache,
     api: Api,
-    key: Key,
     path: PathBuf,
     log_path: PathBuf,
     settings: Settings,
-    storage: Arc<Reads>,
+    noted: Arc<Noted>,
     /// Set if the database has a log, or may have one.
     has_log: AtomicBool,
     /// Cleared for good if a page that must go did not.
@@ -82,6 +74,9 @@ pub(crate) struct Database {
 
 struct State {
     connections: usize,
+    /// The file of the cache, and descriptors that no connection uses. Open until the last
+    /// connection ends.
+    parked: Parked,
     /// Those that have SHARED or more.
     holders: usize,
     /// Keeps the pages while there are connections.
@@ -98,76 +93,113 @@ pub(crate) fn is_open(path: &Path) -> bool {
 }
 
 impl Database {
-    /// Opens a database for a connection whose system file is `own`, or joins those that have it
-    /// open. No other is opened or closed meanwhile.
-    pub(super) fn open(
+    /// Opens a database for a connection, or joins those that have it open, and returns the
+    /// descriptors of the connection. No other is opened or closed meanwhile.
+    ///
+    /// # Safety
+    /// `vfs` is registered.
+    pub(super) unsafe fn open(
         api: Api,
-        own: &mut SystemFile,
-        name: &FileName,
+        vfs: *mut Vfs,
+        name: &impl Fn() -> FileName,
+        flags: c_int,
         settings: &Settings,
-    ) -> Result<Arc<Self>, OpenFailure> {
-        let path = name.path();
-        let key = Key::of(path).filter(|_| !own.has_moved());
-        let key = key.ok_or(OpenFailure::Code(sqlite::CANTOPEN))?;
-        let found = REGISTRY.get().lock().get(&key).cloned();
-        if let Some(database) = found {
+    ) -> Result<(Arc<Self>, Descriptors), OpenFailure> {
+        let path = name().path().to_owned();
+        let found = Key::of(&path);
+        let joined = found.and_then(|key| REGISTRY.get().lock().get(&key).cloned());
+        if let Some(database) = joined {
             database.settings.check_joined_with(settings).map_err(|problem| {
                 let text = format!("{}: {problem}", path.display());
                 OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text })
             })?;
-            database.state.lock().connections += 1;
-            return Ok(database);
+            let mut state = database.state.lock();
+            // SAFETY: the contract.
+            let own = unsafe { state.parked.open(vfs, name, flags) };
+            let own = own.map_err(OpenFailure::Code)?;
+            state.connections += 1;
+            drop(state);
+            return Ok((database, own));
         }
-        let refused = |text| OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text });
-        let cache = settings.cache().map_err(refused)?;
-        let storage = open_storage(path, key).map_err(refused)?;
+        let mut parked = found.and_then(Parked::take).unwrap_or_default();
+        // SAFETY: the contract.
+        let own = match unsafe { parked.open(vfs, name, flags) } {
+            Ok(own) => own,
+            Err(code) => {
+                parked.close();
+                return Err(OpenFailure::Code(code));
+            }
+        };
+        match Self::first(api, &path, settings, &mut parked) {
+            Ok(database) => Ok((database, own)),
+            Err(text) => {
+                parked.keep(own);
+                parked.close();
+                Err(OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text }))
+            }
+        }
+    }
+
+    /// Opens a database in the cache for its first connection. Takes `parked` if it succeeds.
+    fn first(
+        api: Api,
+        path: &Path,
+        settings: &Settings,
+        parked: &mut Parked,
+    ) -> Result<Arc<Self>, String> {
+        let cache = settings.cache()?;
+        let storage = parked.open_storage(path)?;
+        let noted = Arc::clone(storage.noted());
+        let file = cache.open_backing(storage, &OpenOptions::new());
+        let file = file.map_err(|error| error.to_string())?;
         let mut log_path = OsString::from(path);
         log_path.push("-wal");
-        let state = State { connections: 1, holders: 0, file: None, header: None, log: None };
         let database = Arc::new(Self {
             cache,
             api,
-            key,
             path: path.to_owned(),
             log_path: PathBuf::from(log_path),
             settings: *settings,
-            storage,
+            noted,
             has_log: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),
-            state: Mutex::new(state),
+            state: Mutex::new(State {
+                connections: 1,
+                parked: mem::take(parked),
+                holders: 0,
+                file: Some(file),
+                header: None,
+                log: None,
+            }),
         });
-        match database.handle() {
-            Ok(file) => database.state.lock().file = Some(file),
-            Err(error) => {
-                park(key, Arc::clone(&database.storage));
-                return Err(refused(error.to_string()));
-            }
-        }
-        REGISTRY.get().lock().insert(key, Arc::clone(&database));
+        let key = database.state.lock().parked.key();
+        key.map(|key| REGISTRY.get().lock().insert(key, Arc::clone(&database)));
         Ok(database)
     }
 
     /// Returns another handle of the file in the cache, with readahead of its own.
-    pub(super) fn handle(&self) -> Result<bifolio::File, Error> {
-        let storage = Arc::clone(&self.storage);
-        self.cache.open_backing(storage, &OpenOptions::new())
+    pub(super) fn handle(&self) -> Result<bifolio::File, String> {
+        let storage = self.state.lock().parked.open_storage(&self.path)?;
+        let opened = self.cache.open_backing(storage, &OpenOptions::new());
+        opened.map_err(|error| error.to_string())
     }
 
-    /// Ends a connection, whose system file and handle are closed. No other is opened or closed
-    /// meanwhile.
-    pub(super) fn leave(&self) {
+    /// Ends a connection, whose handle is closed and whose locks are released. No other is opened
+    /// or closed meanwhile.
+    pub(super) fn leave(&self, own: Descriptors) {
         let mut state = self.state.lock();
+        state.parked.keep(own);
         state.connections -= 1;
         if state.connections > 0 {
             return;
         }
-        let file = state.file.take();
+        let (file, parked) = (state.file.take(), mem::take(&mut state.parked));
         drop(state);
         if let Some(Err(error)) = file.map(bifolio::File::close) {
             self.api.log(sqlite::IOERR_CLOSE, &error.to_string());
         }
-        REGISTRY.get().lock().remove(&self.key);
-        park(self.key, Arc::clone(&self.storage));
+        parked.key().map(|key| REGISTRY.get().lock().remove(&key));
+        parked.close();
     }
 
     /// Returns `true` if reads may be served by the cache at all.
@@ -211,9 +243,9 @@ impl Database {
     pub(super) fn enter(&self, own: &mut SystemFile) -> Answer {
         let mut state = self.state.lock();
         if state.holders == 0 {
-            let untrusted = self.storage.lock();
+            let untrusted = self.noted.lock();
             let found = Header::read(own).inspect_err(|_| {
-                self.storage.unlock();
+                self.noted.unlock();
                 // What was not to be trusted is not known any more.
                 self.forget_all(&mut state);
             })?;
@@ -237,7 +269,7 @@ impl Database {
         let mut state = self.state.lock();
         state.holders -= 1;
         if state.holders == 0 {
-            self.storage.unlock();
+            self.noted.unlock();
         }
     }
 
@@ -270,7 +302,7 @@ impl Database {
         }
         if !self.has_log() {
             // If this transaction fails, another process may roll it back, without a trace.
-            self.storage.note_untrusted(range);
+            self.noted.note_untrusted(range);
         }
     }
 
@@ -392,30 +424,4 @@ fn look(regions: &Regions) -> Option<Look> {
         std::hint::spin_loop();
     }
     None
-}
-
-/// Opens the file for the cache, or takes what is parked of it.
-fn open_storage(path: &Path, key: Key) -> Result<Arc<Reads>, String> {
-    let mut parked = PARKED.get().lock();
-    if let Some(at) = parked.iter().position(|(other, _)| *other == key) {
-        return Ok(parked.swap_remove(at).1);
-    }
-    drop(parked);
-    // The kernel writes a page that others have changed before it reads it directly.
-    let options = DiskOptions { read: true, direct: DirectIo::Never, ..DiskOptions::default() };
-    let opened = DiskFile::open(path, &options).map_err(|error| error.to_string())?;
-    let storage = Arc::new(Reads::new(opened));
-    let found = Key::of_file(storage.as_fd()).ok();
-    if found != Some(key) {
-        park(found.unwrap_or(key), Arc::clone(&storage));
-        return Err(format!("{} was replaced while it was opened", path.display()));
-    }
-    Ok(storage)
-}
-
-/// Closes the descriptor of a file if nothing else has a lock; and those that are parked.
-fn park(key: Key, storage: Arc<Reads>) {
-    let mut parked = PARKED.get().lock();
-    parked.push((key, storage));
-    parked.retain(|(_, storage)| FileLock(storage.as_fd()).is_contended() != Ok(false));
 }

@@ -1,17 +1,20 @@
-//! A database that other processes use at the same time (`bifolio_share=1`).
+//! A database that other processes may use at the same time: any, unless `bifolio_exclusive=1`.
 //!
-//! Each connection has its own file of the system's VFS: locks, the index of the log, writes, sizes
-//! and syncs are those of that file, and mean what they mean to SQLite everywhere. Only reads are
-//! served by the cache, and only where this module knows that a page is what the file has.
+//! Locks and the index of the log are those of SQLite's own VFS, and mean what they mean to SQLite
+//! everywhere; writes, sizes and syncs go to a file of that VFS. Only reads are served by the
+//! cache, and only where this module knows that a page is what the file has.
 //!
 //! ```text
-//!  connection   SQLite's file: its system file, its handle of the cache       connection
+//!  connection   SQLite's file: locks, index, writes; its handle of the cache   connection
 //!      |
-//!  database     one for each file in the process: what the cache has seen     database
+//!  database     one for each file in the process: what the cache has seen      database
 //!      |        of it, and which pages must go
-//!      |------- log: the index of the log, and frames of a restarted log      log
+//!      |------- log: what the index says, and frames of a restarted log        log
 //!      |
-//!  reads        the storage under the cache: notes reads without a lock       reads
+//!  descriptors  the system's file, the one with the locks, that of the cache   descriptors
+//!      |------- index: the log's index, mapped                                 index
+//!      |
+//!  reads        the storage under the cache: notes reads without a lock        reads
 //! ```
 //!
 //! PROTOCOL SHARE, in two columns. Pages go (`File::invalidate`) with fills that are in flight.
@@ -69,6 +72,8 @@
 
 mod connection;
 mod database;
+mod descriptors;
+mod index;
 mod log;
 mod reads;
 

@@ -2,7 +2,7 @@
 //!
 //! Without SHARED, another process may change the file, and take the change back, without a trace
 //! (R2 of `share`). The process may have no lock while the cache reads ahead. So reads are noted
-//! with what they met, and [`Reads::lock`] returns those that are not to be trusted.
+//! with what they met, and [`Noted::lock`] returns those that are not to be trusted.
 
 use crate::fork::Mutex;
 use bifolio::backing::{
@@ -12,16 +12,21 @@ use bifolio::backing::{
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
-/// A database file that is read, with the state of its lock.
+/// A database file that is read, with the notes of its reads.
 #[derive(Debug)]
 pub(crate) struct Reads {
     disk: DiskFile,
-    noted: Mutex<Noted>,
+    noted: Arc<Noted>,
 }
 
+/// Notes of the reads of a file, and of the lock that they met.
 #[derive(Debug, Default)]
-struct Noted {
+pub(super) struct Noted(Mutex<Notes>);
+
+#[derive(Debug, Default)]
+struct Notes {
     /// Set while this process has SHARED.
     is_locked: bool,
     /// Number of times that it was taken.
@@ -41,7 +46,7 @@ struct Begun {
 /// Untrusted ranges that are kept one by one; with more, everything is untrusted.
 const UNTRUSTED_MAX: usize = 256;
 
-impl Noted {
+impl Notes {
     fn distrust(&mut self, bytes: Range<u64>) {
         let count = self.untrusted.len();
         match self.untrusted.last_mut() {
@@ -54,13 +59,19 @@ impl Noted {
 
 impl Reads {
     pub(crate) fn new(disk: DiskFile) -> Self {
-        Self { disk, noted: Mutex::default() }
+        Self { disk, noted: Arc::default() }
     }
 
+    pub(super) fn noted(&self) -> &Arc<Noted> {
+        &self.noted
+    }
+}
+
+impl Noted {
     /// Notes that SHARED was taken, and returns the bytes that may have been read without it,
     /// complete or not.
     pub(crate) fn lock(&self) -> Vec<Range<u64>> {
-        let mut noted = self.noted.lock();
+        let mut noted = self.0.lock();
         noted.is_locked = true;
         noted.locks += 1;
         let mut untrusted = std::mem::take(&mut noted.untrusted);
@@ -70,20 +81,20 @@ impl Reads {
 
     /// Notes that SHARED is about to be released.
     pub(crate) fn unlock(&self) {
-        self.noted.lock().is_locked = false;
+        self.0.lock().is_locked = false;
     }
 
     /// Calls `read`, which reads `length` bytes at `position`.
     fn noting<T>(&self, position: u64, length: usize, read: impl FnOnce() -> T) -> T {
         let bytes = position..position.saturating_add(length as u64);
         let lock = {
-            let mut noted = self.noted.lock();
+            let mut noted = self.0.lock();
             let lock = if noted.is_locked { noted.locks } else { 0 };
             noted.in_flight.push(Begun { bytes: bytes.clone(), lock });
             lock
         };
         let answer = read();
-        let mut noted = self.noted.lock();
+        let mut noted = self.0.lock();
         let begun = Begun { bytes, lock };
         if let Some(at) = noted.in_flight.iter().position(|other| *other == begun) {
             noted.in_flight.swap_remove(at);
@@ -96,7 +107,7 @@ impl Reads {
 
     /// Has the next [`Self::lock`] return bytes.
     pub(super) fn note_untrusted(&self, bytes: Range<u64>) {
-        self.noted.lock().distrust(bytes);
+        self.0.lock().distrust(bytes);
     }
 }
 
@@ -109,7 +120,7 @@ impl AsFd for Reads {
 impl Backing for Reads {
     fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
         let length = target.len();
-        self.noting(position_bytes, length, || self.disk.read_at(target, position_bytes))
+        self.noted.noting(position_bytes, length, || self.disk.read_at(target, position_bytes))
     }
 
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
@@ -149,7 +160,7 @@ impl DirectBacking for Reads {
     ) -> io::Result<usize> {
         let length = targets.iter().map(|target| target.len()).sum();
         let read = || self.disk.read_vectored_at(targets, position_bytes);
-        self.noting(position_bytes, length, read)
+        self.noted.noting(position_bytes, length, read)
     }
 
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
@@ -189,13 +200,10 @@ impl DirectBacking for Reads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bifolio::backing::DiskOptions;
 
     #[test]
     fn reads_without_the_lock_or_across_its_end_are_not_trusted() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let options = DiskOptions { read: true, ..DiskOptions::default() };
-        let reads = Reads::new(DiskFile::open(file.path(), &options).unwrap());
+        let reads = Noted::default();
         let read = |position| reads.noting(position, 10, || ());
         let only = |position| Vec::from_iter(std::iter::once(position..position + 10));
         assert_eq!(reads.lock(), []);

@@ -32,9 +32,10 @@ fn closing_one_connection_keeps_the_lock_of_the_others() {
     for (mode, access) in [("delete", "mode=ro"), ("delete", "mode=rw"), ("wal", "mode=rw")] {
         let path = directory.path().join(format!("{mode}-{access}.db"));
         make(&path, mode);
-        let first = library.open_cached(&path, access).unwrap();
+        let access = format!("{access}&bifolio_exclusive=1");
+        let first = library.open_cached(&path, &access).unwrap();
         assert_eq!(first.ask("select a from t"), "7");
-        let second = library.open_cached(&path, access).unwrap();
+        let second = library.open_cached(&path, &access).unwrap();
         assert_eq!(second.ask("select a from t"), "7");
         // A connection that only reads locks others out during its transactions.
         first.run("begin; select a from t").unwrap();
@@ -76,7 +77,7 @@ fn a_reader_of_a_log_reads_what_is_committed() {
             shell.child.wait().unwrap();
         }
         let expected = if log_exists { "8" } else { "7" };
-        let reader = library.open_cached(&path, "mode=ro").unwrap();
+        let reader = library.open_cached(&path, "mode=ro&bifolio_exclusive=1").unwrap();
         let sql = "select a from t; pragma integrity_check";
         assert_eq!(reader.run(sql), Ok(vec![expected.to_owned(), "ok".to_owned()]));
         check_locked_out(&path, "a reader is open");
@@ -84,7 +85,7 @@ fn a_reader_of_a_log_reads_what_is_committed() {
         let refusal = reader.run("update t set a=9").unwrap_err();
         assert!(refusal.contains("readonly"), "{refusal}");
         // A writer of this process is let in, before and after.
-        let writer = library.open_cached(&path, "").unwrap();
+        let writer = library.open_cached(&path, "bifolio_exclusive=1").unwrap();
         writer.run("update t set a=a+10").unwrap();
         assert_ne!(reader.ask("select a from t"), expected);
         writer.run("update t set a=a-10; pragma wal_checkpoint(truncate)").unwrap();

@@ -18,6 +18,7 @@ const ROWS: u64 = 400;
 const STEP: u64 = 1000;
 /// VFS with a small cache of its own: pages are evicted within a transaction.
 const CACHED: &str = "bifolio&bifolio_memory=1MiB";
+const EXCLUSIVE: &str = "bifolio&bifolio_memory=1MiB&bifolio_exclusive=1";
 pub(crate) const SYSTEM: &str = "unix";
 pub(crate) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
 
@@ -159,7 +160,9 @@ fn check_histories(vfs: &str, threads: usize, mode: &str, duration: Duration) {
 #[test]
 fn eight_connections_see_only_what_was_committed() {
     for mode in ["delete", "wal"] {
-        check_histories(CACHED, 8, mode, Duration::from_secs(2));
+        for vfs in [CACHED, EXCLUSIVE] {
+            check_histories(vfs, 8, mode, Duration::from_secs(1));
+        }
     }
 }
 
@@ -168,7 +171,7 @@ fn eight_connections_see_only_what_was_committed() {
 fn many_connections_see_only_what_was_committed() {
     for threads in [1, 8, 32] {
         for mode in MODES {
-            for vfs in [CACHED, SYSTEM] {
+            for vfs in [CACHED, EXCLUSIVE, SYSTEM] {
                 check_histories(vfs, threads, mode, Duration::from_secs(10));
             }
         }
@@ -239,10 +242,10 @@ fn check_kills(mode: &str, kills: usize) {
     history.make(mode);
     let mut version = 0;
     for kill in 0..kills {
-        let worker = Worker::start(&path, CACHED, 8, 100);
+        let worker = Worker::start(&path, [CACHED, EXCLUSIVE][kill % 2], 8, 100);
         let reported = worker.kill_after(fastrand::usize(1..40)).into_iter().max().unwrap();
         let before = version;
-        version = history.check([SYSTEM, CACHED][kill % 2]);
+        version = history.check([SYSTEM, CACHED, EXCLUSIVE][kill % 3]);
         assert!(version >= reported && reported > before, "{mode}: {version} after {reported}");
     }
     println!("{mode}: {kills} kills, {version} commits");
@@ -251,7 +254,7 @@ fn check_kills(mode: &str, kills: usize) {
 #[test]
 fn kills_of_eight_connections_lose_no_commit() {
     for mode in ["delete", "wal"] {
-        check_kills(mode, 2);
+        check_kills(mode, 3);
     }
 }
 
@@ -269,9 +272,9 @@ fn check_two_processes(mode: &str, commits: usize) {
     let Some(library) = Library::load() else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.db");
-    let history = History { library, path: &path, vfs: CACHED, reopens: 4 };
+    let history = History { library, path: &path, vfs: EXCLUSIVE, reopens: 4 };
     history.make(mode);
-    let workers = [CACHED, SYSTEM].map(|vfs| Worker::start(&path, vfs, 1, 4));
+    let workers = [EXCLUSIVE, SYSTEM].map(|vfs| Worker::start(&path, vfs, 1, 4));
     let waiting = workers.map(|worker| thread::spawn(move || worker.kill_after(commits)));
     let reported = waiting.map(|waiting| waiting.join().unwrap());
     let mut versions = reported.concat();
@@ -279,7 +282,7 @@ fn check_two_processes(mode: &str, commits: usize) {
     let count = versions.len();
     versions.dedup();
     assert_eq!(versions.len(), count, "{mode}: both committed a version");
-    let version = history.check(CACHED);
+    let version = history.check(EXCLUSIVE);
     // A commit may have been made that was not reported any more, by each.
     assert!((count..=count + 2).contains(&(version as usize)), "{mode}: {version} of {count}");
     println!("{mode}: {} and {} commits", reported[0].len(), reported[1].len());

@@ -14,9 +14,10 @@ fn kill_in(mode: &str, synchronous: &str) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.db");
     let mut committed = 0_u64;
-    for _ in 0..kills {
+    for kill in 0..kills {
+        let parameters = format!("bifolio_memory=2MiB&bifolio_exclusive={}", kill % 2);
         let Shell { mut child, mut input, mut lines } =
-            Shell::start(with_cache(&path, "bifolio_memory=2MiB"));
+            Shell::start(with_cache(&path, &parameters));
         let sql = format!(
             "pragma journal_mode={mode}; pragma synchronous={synchronous}; pragma cache_size=50;
              create table if not exists t(id integer primary key, v blob);\n"

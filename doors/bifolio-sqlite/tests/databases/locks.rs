@@ -1,4 +1,5 @@
-//! Other processes are locked out; other connections of this process are let in.
+//! Other processes are locked out of an exclusive database; other connections of this process are
+//! let in.
 
 use std::process::{Child, Command, Stdio};
 
@@ -7,6 +8,8 @@ use crate::library::Library;
 use crate::shell::{
     Shell, has_sqlite, through_the_cache, through_the_system, with_cache, with_system,
 };
+
+const EXCLUSIVE: &str = "bifolio_exclusive=1";
 
 #[test]
 fn other_processes_are_locked_out_until_the_last_close() {
@@ -19,7 +22,7 @@ fn other_processes_are_locked_out_until_the_last_close() {
         let made =
             format!("pragma journal_mode={mode}; create table t(a); insert into t values(7)");
         through_the_system(&path, &made);
-        let mut shell = Shell::start(with_cache(&path, ""));
+        let mut shell = Shell::start(with_cache(&path, EXCLUSIVE));
         assert_eq!(shell.ask("select a from t;"), "7");
         let (_, errors) = through_the_system(&path, "select a from t");
         assert!(errors.contains("locked"), "{mode}, the system's VFS: {errors}");
@@ -81,7 +84,7 @@ fn a_writer_gets_in_beside_steady_readers_of_other_processes() {
         std::thread::spawn(move || std::io::copy(&mut rest, &mut std::io::sink()));
     }
     for round in 1..=5 {
-        let writer = library.open_cached(&path, "").unwrap();
+        let writer = library.open_cached(&path, EXCLUSIVE).unwrap();
         writer.run("pragma busy_timeout=4000").unwrap();
         let written = writer.run("update t set a=a+1; select a from t");
         assert_eq!(written, Ok(vec![(7 + round).to_string()]));
@@ -101,7 +104,7 @@ fn an_idle_reader_lets_others_write() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.db");
     make(&path, "delete");
-    let parameters = "mode=ro&bifolio_memory=1MiB";
+    let parameters = "mode=ro&bifolio_memory=1MiB&bifolio_exclusive=1";
     let reader = library.open_cached(&path, parameters).unwrap();
     for round in 7..12 {
         assert_eq!(reader.ask("select a from t"), round.to_string());
@@ -112,7 +115,7 @@ fn an_idle_reader_lets_others_write() {
         assert_eq!(out, format!("{}\n", round + 1), "{errors}");
     }
     // Of a writer, nothing stays but what it wrote.
-    let writer = library.open_cached(&path, "").unwrap();
+    let writer = library.open_cached(&path, EXCLUSIVE).unwrap();
     writer.run("update t set a=20, b=zeroblob(20000)").unwrap();
     assert_eq!(reader.ask("select a from t"), "20");
     check_locked_out(&path, "a writer is open");
@@ -136,7 +139,8 @@ fn an_idle_reader_keeps_its_pages() {
     make(&path, "delete");
     // Changes of a file that is younger might not show.
     std::thread::sleep(std::time::Duration::from_millis(100));
-    let reader = library.open_cached(&path, "mode=ro&bifolio_memory=1MiB").unwrap();
+    let reader =
+        library.open_cached(&path, "mode=ro&bifolio_memory=1MiB&bifolio_exclusive=1").unwrap();
     let ask = || {
         // SQLite forgets its pages.
         assert_eq!(reader.ask("pragma shrink_memory; select a from t"), "7");
@@ -166,7 +170,7 @@ fn a_reader_that_failed_lets_a_writer_roll_back() {
     shell.child.kill().unwrap();
     shell.child.wait().unwrap();
     assert!(path.with_extension("db-journal").metadata().unwrap().len() > 0);
-    let reader = library.open_cached(&path, "mode=ro").unwrap();
+    let reader = library.open_cached(&path, "mode=ro&bifolio_exclusive=1").unwrap();
     reader.run("select a from t").unwrap_err();
     let (out, errors) = through_the_system(&path, "pragma integrity_check; select a from t");
     assert_eq!(out, "ok\n7\n", "{errors}");

@@ -1,4 +1,4 @@
-//! Databases that several processes use at the same time (`bifolio_share=1`), with and without the
+//! Databases that several processes use at the same time, with and without the
 //! VFS.
 
 use std::path::Path;
@@ -11,11 +11,11 @@ use crate::library::{Connection, Library};
 use crate::shell::{has_sqlite, through_the_system};
 
 /// With a cache that holds the database, and with one from which pages are evicted.
-const FITS: &str = "bifolio&bifolio_share=1&bifolio_memory=16MiB";
-const SMALL: &str = "bifolio&bifolio_share=1&bifolio_memory=1MiB";
+const FITS: &str = "bifolio&bifolio_memory=16MiB";
+const SMALL: &str = "bifolio&bifolio_memory=1MiB";
 
 fn open(library: Library, path: &Path) -> Connection {
-    let connection = library.open_cached(path, "bifolio_share=1").unwrap();
+    let connection = library.open_cached(path, "").unwrap();
     connection.run("pragma busy_timeout=10000; pragma cache_size=0").unwrap();
     connection
 }
@@ -81,7 +81,7 @@ fn pages_stay_in_the_cache_between_transactions() {
     for mode in ["delete", "wal"] {
         let path = directory.path().join(format!("{mode}.db"));
         // Its own cache, and so its own counters.
-        let parameters = "bifolio_share=1&bifolio_memory=16MiB";
+        let parameters = "bifolio_memory=16MiB";
         let connection = library.open_cached(&path, parameters).unwrap();
         connection
             .run(&format!(
@@ -108,14 +108,13 @@ fn pages_stay_in_the_cache_between_transactions() {
     }
 }
 
-/// POSIX locks of two copies in one process never conflict: they take turns. With a log not even
-/// that is safe, over any VFS: the copy that closes first takes itself for the last, and deletes
-/// the log.
+/// Two copies of the system's VFS in one process could not do this with a log: the one that closes
+/// first takes itself for the last, and deletes the log of the other.
 #[test]
 fn another_copy_of_the_library_sees_commits_and_is_seen() {
     let (Some(library), Some(copy)) = (Library::load(), Library::load_copy()) else { return };
     let directory = tempfile::tempdir().unwrap();
-    for mode in ["delete", "truncate", "persist"] {
+    for mode in MODES {
         let path = directory.path().join(format!("{mode}.db"));
         let ours = open(library, &path);
         let sql = "create table t(a); insert into t values(0)";
@@ -161,7 +160,9 @@ fn a_database_is_shared_or_not_for_all_connections_of_a_process() {
     let Some(library) = Library::load() else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.db");
-    for (first, second) in [("bifolio_share=1", "bifolio_share=0"), ("", "bifolio_share=1")] {
+    for (first, second) in
+        [("bifolio_exclusive=1", "bifolio_exclusive=0"), ("", "bifolio_exclusive=1")]
+    {
         let ours = library.open_cached(&path, first).unwrap();
         ours.run("create table if not exists t(a)").unwrap();
         let refusal = library.open_cached(&path, second).err().unwrap();

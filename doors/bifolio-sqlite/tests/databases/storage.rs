@@ -163,7 +163,7 @@ fn a_file_that_can_only_be_read_is_read() {
 }
 
 #[test]
-fn a_log_needs_a_file_that_can_be_written() {
+fn a_log_of_an_exclusive_database_needs_a_file_that_can_be_written() {
     if !has_sqlite() {
         return;
     }
@@ -172,11 +172,13 @@ fn a_log_needs_a_file_that_can_be_written() {
     make(&path, "wal", 300);
     fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
     // Told by the open, also to those who may not write to the directory; and by an `attach`.
-    let (out, errors) = as_a_plain_user(&extension, &path, ".vfsname\n");
+    let open =
+        format!(".open 'file:{}?vfs=bifolio&bifolio_exclusive=1'\n.vfsname\n", path.display());
+    let (out, errors) = as_a_plain_user(&extension, &directory.path().join("z.db"), &open);
     assert!(errors.contains("is in WAL mode and its file cannot be written"), "{errors}");
     assert!(errors.contains("PRAGMA journal_mode=DELETE"), "{errors}");
     assert!(!out.contains("bifolio"), "{out}");
-    let attach = format!("attach 'file:{}?vfs=bifolio' as a;", path.display());
+    let attach = format!("attach 'file:{}?vfs=bifolio&bifolio_exclusive=1' as a;", path.display());
     let other = directory.path().join("y.db");
     make(&other, "delete", 3);
     let (_, errors) = as_a_plain_user(&extension, &other, &attach);

@@ -1,10 +1,11 @@
-//! SQLite over Bifolio (`bifolio`), over its own VFS (`default`), and over that with mapped pages
+//! SQLite over Bifolio (`bifolio`), also with the database kept from other processes
+//! (`bifolio_exclusive`), over its own VFS (`default`), and over that with mapped pages
 //! (`default_mmap`).
 //!
 //! All series have the same total memory. Each is a child in a control group of its own, which
 //! also counts the pages that the kernel caches for it. SQLite's own cache has its default size in
-//! all of them; `bifolio` has the rest of the memory as the bound of its cache, the other two have
-//! the kernel's page cache in it. All use WAL. The works of one table use
+//! all of them; the first two have the rest of the memory as the bound of their cache, the others
+//! have the kernel's page cache in it. All use WAL. The works of one table use
 //! `locking_mode=exclusive`, so that no series pays for locks; pools and short connections do.
 
 mod data;
@@ -24,8 +25,9 @@ use crate::rounds::{self, MEMORY_BYTES_SMOKE, Series, failed, memory_bytes, seco
 use crate::values;
 use session::{Opening, Round, Session, Storage, Work};
 
-const SERIES: [(&str, Storage); 3] = [
+const SERIES: [(&str, Storage); 4] = [
     ("bifolio", Storage::Bifolio),
+    ("bifolio_exclusive", Storage::BifolioExclusive),
     ("default", Storage::System),
     ("default_mmap", Storage::SystemMapped),
 ];
@@ -148,7 +150,7 @@ impl SqliteBenchmark {
         &self,
         context: &Context<'_>,
         data: &Data,
-        paths: &[PathBuf; 3],
+        paths: &[PathBuf; SERIES.len()],
         connections: u64,
         report: &mut Report,
     ) -> Result<Vec<Series>> {
@@ -212,7 +214,7 @@ impl Benchmark for SqliteBenchmark {
         if memory_bytes < MEMORY_BYTES_SMOKE {
             return Err(Error::Refused("SQLite and a cache need at least 16 MiB".into()));
         }
-        let disk_bytes = memory_bytes.saturating_mul(LARGE_FACTOR * 4);
+        let disk_bytes = memory_bytes.saturating_mul(LARGE_FACTOR * (SERIES.len() as u64 + 1));
         Ok(Needs { disk_bytes, memory_bytes: memory_bytes.saturating_mul(3) + (512 << 20) })
     }
 
@@ -229,8 +231,12 @@ impl Benchmark for SqliteBenchmark {
             "journal": self.selection.journal,
         });
         let mut report = Report::new("sqlite", &context.host, config);
-        let ours = SERIES[0].0;
-        report.ratios = vec![Ratio::new(ours, SERIES[1].0), Ratio::new(ours, SERIES[2].0)];
+        let ours = [SERIES[0].0, SERIES[1].0];
+        let others = [SERIES[2].0, SERIES[3].0];
+        report.ratios = others
+            .into_iter()
+            .flat_map(|other| ours.map(|ours| Ratio::new(ours, other)))
+            .collect();
         report.shown_counts = ["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"]
             .map(Into::into)
             .to_vec();

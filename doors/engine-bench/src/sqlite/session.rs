@@ -49,8 +49,15 @@ pub(super) struct Opening {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Storage {
     Bifolio,
+    BifolioExclusive,
     System,
     SystemMapped,
+}
+
+impl Storage {
+    fn is_bifolio(self) -> bool {
+        matches!(self, Self::Bifolio | Self::BifolioExclusive)
+    }
 }
 
 /// Kind of operations that a round measures.
@@ -91,8 +98,9 @@ impl Opening {
     /// Opens a database of this series.
     pub(super) fn connect(&self, path: &Path) -> anyhow::Result<Connection> {
         let mut uri = format!("file:{}", path.display());
-        if self.storage == Storage::Bifolio {
-            uri += "?vfs=bifolio";
+        if self.storage.is_bifolio() {
+            let is_exclusive = self.storage == Storage::BifolioExclusive;
+            uri += &format!("?vfs=bifolio&bifolio_exclusive={}", i32::from(is_exclusive));
             if let Some(readahead) = &self.readahead {
                 let bytes = self.cache_bytes;
                 uri += &format!("&bifolio_memory={bytes}&bifolio_readahead={readahead}");
@@ -141,7 +149,7 @@ impl Session {
         if let Some(group) = &opening.group {
             group.join()?;
         }
-        if opening.storage == Storage::Bifolio {
+        if opening.storage.is_bifolio() {
             register()?;
         }
         Ok(Self { opening, table: None, idle: None })

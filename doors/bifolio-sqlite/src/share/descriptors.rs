@@ -1,0 +1,218 @@
+//! The descriptors of a connection, and their close.
+//!
+//! The locks are those of SQLite's own VFS, on the same bytes of the database and of its index, but
+//! of an open file description ([`FileLock`]) instead of the process. Other processes see no
+//! difference. Another copy of SQLite in this process, which POSIX locks would let in, is kept out,
+//! and drops only its own locks when it closes the files.
+//!
+//! To close a descriptor would drop the POSIX locks that another copy has. So none is closed while
+//! the database is open in this process: connections that end leave theirs to those that begin. The
+//! last one closes them under the exclusive lock of the file, which shows that nothing else has a
+//! lock (of a log neither, since its users have `SHARED`). If it cannot be had, they are parked,
+//! and each open and close tries again.
+//!
+//! # Safety
+//! Opens files of a VFS that is registered.
+#![allow(unsafe_code)]
+
+use super::index::Index;
+use super::reads::Reads;
+use crate::descriptors::Key;
+use crate::file_lock::FileLock;
+use crate::fork::{self, Mutex, PerProcess};
+use crate::name::FileName;
+use crate::settings;
+use crate::sqlite::{self, Vfs};
+use crate::system::{Answer, SystemFile};
+use bifolio::DirectIo;
+use bifolio::backing::{DiskFile, DiskOptions};
+use std::ffi::c_int;
+use std::fs::File;
+use std::mem;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Descriptors that could not be closed. Few: the next open of the file takes them.
+static PARKED: PerProcess<Mutex<Vec<Parked>>> = PerProcess::new();
+
+/// Descriptors of a connection, which another one can use after it.
+pub(super) struct Descriptors {
+    name: FileName,
+    flags: c_int,
+    /// Flags that SQLite is to be told.
+    pub(super) flags_found: c_int,
+    pub(super) system: SystemFile,
+    file: File,
+    /// The index of the log, if it was mapped.
+    index: Option<Index>,
+}
+
+impl Descriptors {
+    /// Opens a database for a connection.
+    ///
+    /// # Safety
+    /// `vfs` is registered.
+    pub(super) unsafe fn open(
+        vfs: *mut Vfs,
+        name: &impl Fn() -> FileName,
+        flags: c_int,
+    ) -> Answer<Self> {
+        // SAFETY: the contract.
+        let (system, flags_found) = unsafe { SystemFile::open(vfs, name(), flags) }?;
+        let is_writable = flags_found & sqlite::OPEN_READONLY == 0;
+        let file = open_alone(name().path(), is_writable).map_err(|_| sqlite::CANTOPEN)?;
+        Ok(Self { name: name(), flags, flags_found, system, file, index: None })
+    }
+
+    /// Returns the key of the file; `None` if its path names another one by now.
+    pub(super) fn key(&mut self) -> Option<Key> {
+        let key = Key::of_file(self.file.as_fd()).ok();
+        key.filter(|key| Key::of(self.name.path()) == Some(*key) && !self.system.has_moved())
+    }
+
+    pub(super) fn lock(&self) -> FileLock<'_> {
+        FileLock(self.file.as_fd())
+    }
+
+    /// Returns the index of the log, which is opened unless it is.
+    pub(super) fn index(&mut self) -> Answer<&mut Index> {
+        if self.index.as_ref().is_some_and(|index| !index.is_mapped() && !index.is_current()) {
+            self.index.take().into_iter().for_each(Index::close);
+        }
+        if self.index.is_none() {
+            let is_read_only = self
+                .name
+                .parameters()
+                .any(|(key, value)| key == "readonly_shm" && settings::is_true(value));
+            let opened = Index::open(self.name.path(), !is_read_only);
+            self.index = Some(opened.map_err(|_| sqlite::CANTOPEN)?);
+        }
+        Ok(self.index.as_mut().expect("set above"))
+    }
+
+    /// Returns the index of the log if it was opened.
+    pub(super) fn opened_index(&mut self) -> Option<&mut Index> {
+        self.index.as_mut()
+    }
+
+    /// Unmaps the index and releases its locks, as `xShmUnmap`.
+    pub(super) fn unmap(&mut self, deletes: bool) {
+        if let Some(index) = &mut self.index {
+            index.unmap(deletes);
+        }
+    }
+
+    /// Closes the descriptors; the one with the lock of the database last.
+    fn close(self) {
+        let Self { system, file, index, .. } = self;
+        drop(system);
+        index.into_iter().for_each(Index::close);
+        fork::close_alone(file);
+    }
+}
+
+/// Opens a file whose locks no child of a fork keeps.
+fn open_alone(path: &Path, is_writable: bool) -> std::io::Result<File> {
+    fork::open_alone(|| File::options().read(true).write(is_writable).open(path))
+}
+
+/// The file of the cache, and descriptors that no connection uses.
+#[derive(Default)]
+pub(super) struct Parked {
+    /// That of all; `None` before the first was opened.
+    key: Option<Key>,
+    storage: Option<Arc<Reads>>,
+    spare: Vec<Descriptors>,
+}
+
+impl Parked {
+    /// Takes what is parked of a file.
+    pub(super) fn take(key: Key) -> Option<Self> {
+        let mut parked = PARKED.get().lock();
+        let at = parked.iter().position(|parked| parked.key == Some(key))?;
+        Some(parked.swap_remove(at))
+    }
+
+    pub(super) fn key(&self) -> Option<Key> {
+        self.key
+    }
+
+    /// Opens a database for a connection, or takes what another one with the same name and flags
+    /// left.
+    ///
+    /// # Safety
+    /// `vfs` is registered.
+    pub(super) unsafe fn open(
+        &mut self,
+        vfs: *mut Vfs,
+        name: &impl Fn() -> FileName,
+        flags: c_int,
+    ) -> Answer<Descriptors> {
+        let given = name();
+        let serves = |spare: &Descriptors| spare.flags == flags && spare.name == given;
+        let mut own = match self.spare.iter().position(serves) {
+            Some(at) => self.spare.swap_remove(at),
+            // SAFETY: the contract.
+            None => unsafe { Descriptors::open(vfs, name, flags) }?,
+        };
+        let key = own.key();
+        if key.is_none() || self.key.is_some_and(|known| key != Some(known)) {
+            // The path was replaced.
+            Self { key: None, storage: None, spare: vec![own] }.close();
+            return Err(sqlite::CANTOPEN);
+        }
+        self.key = key;
+        Ok(own)
+    }
+
+    /// Returns the file of the cache, which is opened unless it is. The error says why not.
+    pub(super) fn open_storage(&mut self, path: &Path) -> Result<Arc<Reads>, String> {
+        if self.storage.is_none() {
+            // The kernel may have pages that others have changed; then they are read there.
+            let options =
+                DiskOptions { read: true, direct: DirectIo::Never, ..DiskOptions::default() };
+            let opened = DiskFile::open(path, &options).map_err(|error| error.to_string())?;
+            self.storage = Some(Arc::new(Reads::new(opened)));
+        }
+        let storage = self.storage.as_ref().filter(|storage| {
+            let found = Key::of_file(storage.as_fd()).ok();
+            found.is_some() && found == self.key
+        });
+        storage
+            .cloned()
+            .ok_or_else(|| format!("{} was replaced while it was opened", path.display()))
+    }
+
+    /// Keeps those of a connection that has ended, which has no lock.
+    pub(super) fn keep(&mut self, own: Descriptors) {
+        self.spare.push(own);
+    }
+
+    /// Closes all, or parks them. The cache has closed the file. Tries those that were parked, too.
+    pub(super) fn close(self) {
+        let mut parked = PARKED.get().lock();
+        parked.push(self);
+        let all = mem::take(&mut *parked);
+        parked.extend(all.into_iter().filter_map(Self::try_close));
+    }
+
+    fn try_close(mut self) -> Option<Self> {
+        // One that can lock others out is closed last.
+        self.spare.sort_by_key(|own| own.flags_found & sqlite::OPEN_READONLY == 0);
+        let last = self.spare.pop()?;
+        let may_exclude = last.flags_found & sqlite::OPEN_READONLY == 0;
+        // Others would see the exclusive lock: it is taken only if none of them seems to be there.
+        let is_alone = last.lock().is_contended() == Ok(false)
+            && (!may_exclude || last.lock().exclude().is_ok());
+        if !is_alone {
+            last.lock().lower(sqlite::LOCK_NONE);
+            self.spare.push(last);
+            return Some(self);
+        }
+        self.spare.into_iter().for_each(Descriptors::close);
+        drop(self.storage);
+        last.close();
+        None
+    }
+}
