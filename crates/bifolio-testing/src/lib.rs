@@ -12,6 +12,7 @@
 //! | [`UpsetCase`] | one thread, one file, storage that fails at the n-th call: made of bytes |
 //! | [`shrink()`] | fewer operations that fail the same way |
 //! | [`SmallDisk`] | a file system that is soon full |
+//! | [`PowerDisk`] | a file system of the kernel whose device loses its power |
 //! | [`run_and_kill`] | a child that tells of its commits, and is killed |
 //! | [`skip()`] | says why a test is skipped; fails where CI demands the feature |
 //! | [`attempt`] | runs a command, or skips the test if it fails |
@@ -33,6 +34,7 @@ mod mapped;
 mod memory;
 mod model;
 mod op;
+mod power;
 mod run;
 mod seed;
 mod shrink;
@@ -50,6 +52,7 @@ pub use kill::{run_and_kill, tell_committed};
 pub use memory::MemoryBacking;
 pub use model::Model;
 pub use op::{Advice, Op, OpKind, fill_bytes};
+pub use power::{FileSystem, PowerDisk};
 pub use run::{Failure, Runner};
 pub use seed::with_seeds;
 pub use shrink::shrink;

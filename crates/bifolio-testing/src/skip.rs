@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 const VARIABLE: &str = "BIFOLIO_TEST_REQUIRE";
 
 /// Prints why a test, or a part of it, is skipped for lack of `feature`: a feature that `bifolio
-/// features` lists, or one of `cpus`, `huge-pages-now`, `merged-pages`, `root`, `seccomp`, `swap`,
-/// `sysfs`, `tmpfile`, `tmpfs`.
+/// features` lists, or one of `cpus`, `huge-pages-now`, `merged-pages`, `power-disk`, `root`,
+/// `seccomp`, `swap`, `sysfs`, `tmpfile`, `tmpfs`.
 ///
 /// # Panics
 /// If `BIFOLIO_TEST_REQUIRE` is `all` or lists `feature`.

@@ -96,12 +96,7 @@ impl Scene {
         let directory = tempfile::tempdir()?;
         std::fs::create_dir(victim::files_in(directory.path()))?;
         let journal = Journal::open(&directory.path().join("journal"))?;
-        let mut files = Vec::new();
-        for file in 0..victim::FILES {
-            let [name, link] = victim::names(directory.path(), file);
-            files.push(File::options().read(true).write(true).create_new(true).open(&name)?);
-            std::fs::hard_link(&name, &link)?;
-        }
+        let files = create_files(directory.path())?;
         let known = vec![vec![0; victim::len_bytes_max(seed) as usize]; victim::FILES];
         Ok(Self { directory, seed, journal, files, known, tally: Tally::default() })
     }
@@ -135,28 +130,50 @@ impl Scene {
 
     /// Compares the files with the journal; afterwards their content is known.
     fn judge(&mut self) -> Result<(), Violation> {
-        let entries = self.journal.take();
-        for number in 0..self.files.len() {
-            let mut found = vec![0; self.known[number].len()];
-            let mut read = 0;
-            while read < found.len() {
-                match self.files[number].read_at(&mut found[read..], read as u64) {
-                    Ok(0) => break,
-                    Ok(count) => read += count,
-                    Err(error) => {
-                        return Err(Violation(format!("the file cannot be read: {error}")));
-                    }
-                }
-            }
-            let name = format!("seed-{}-file-{number}", self.seed);
-            let own = entries.iter().filter(|entry| entry.file == number);
-            self.tally.syncs += judge_file(name, &self.known[number], &found, own)?;
-            self.known[number] = found;
-        }
-        let is_change = |entry: &&Entry| entry.what != What::Sync;
-        self.tally.changes += entries.iter().filter(is_change).count() as u64;
+        let (changes, syncs) = judge_files(self.seed, &self.journal, &self.files, &mut self.known)?;
+        self.tally.changes += changes;
+        self.tally.syncs += syncs;
         Ok(())
     }
+}
+
+/// Creates the files of a scene, each with two names.
+pub fn create_files(directory: &Path) -> anyhow::Result<Vec<File>> {
+    let mut files = Vec::new();
+    for file in 0..victim::FILES {
+        let [name, link] = victim::names(directory, file);
+        files.push(File::options().read(true).write(true).create_new(true).open(&name)?);
+        std::fs::hard_link(&name, &link)?;
+    }
+    Ok(files)
+}
+
+/// Compares files with the journal; afterwards their content is `known`. Returns the number of
+/// changes and of syncs.
+pub fn judge_files(
+    seed: u64,
+    journal: &Journal,
+    files: &[File],
+    known: &mut [Vec<u8>],
+) -> Result<(u64, u64), Violation> {
+    let (entries, mut syncs) = (journal.take(), 0);
+    for (number, (file, known)) in files.iter().zip(known).enumerate() {
+        let mut found = vec![0; known.len()];
+        let mut read = 0;
+        while read < found.len() {
+            match file.read_at(&mut found[read..], read as u64) {
+                Ok(0) => break,
+                Ok(count) => read += count,
+                Err(error) => return Err(Violation(format!("the file cannot be read: {error}"))),
+            }
+        }
+        let name = format!("seed-{seed}-file-{number}");
+        let own = entries.iter().filter(|entry| entry.file == number);
+        syncs += judge_file(name, known, &found, own)?;
+        *known = found;
+    }
+    let is_change = |entry: &&Entry| entry.what != What::Sync;
+    Ok((entries.iter().filter(is_change).count() as u64, syncs))
 }
 
 fn wait_for_work(child: &mut Child, journal: &Journal, hang: Duration) -> anyhow::Result<()> {

@@ -7,7 +7,9 @@
 //! Scenes of kills differ (`kills.rs`): a child process (`victim.rs`) works on real files, keeps a
 //! journal (`journal.rs`), and is killed. The exerciser (`exerciser.rs`) has one thread and a model
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
-//! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs.
+//! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs. Scenes of
+//! power cuts (`power_files.rs`) have a file system of the kernel over a device that loses what was
+//! not flushed; they need root, and run only where asked for.
 //!
 //! A scene that makes no progress ends the program (`watchdog.rs`). A run without any work is a
 //! failure, and so is a class whose scenes no longer meet what they are for (`met.rs`).
@@ -27,10 +29,14 @@ mod maps;
 mod meeting;
 mod memory;
 mod met;
+mod power_files;
 mod scene;
 mod stacks;
 mod upsets;
 mod victim;
+#[allow(dead_code)]
+#[path = "../../bifolio/examples/wal_btree.rs"]
+mod wal_btree;
 mod watchdog;
 mod work;
 
@@ -80,6 +86,12 @@ struct Arguments {
     /// Maximum number of kills.
     #[arg(long, default_value_t = u64::MAX)]
     kills: u64,
+    /// Maximum number of power cuts.
+    #[arg(long, default_value_t = u64::MAX)]
+    cuts: u64,
+    /// The devices of scenes of power cuts forget flushes: for the test of these scenes.
+    #[arg(long, hide = true)]
+    forget_flushes: bool,
     /// Maximum number of operations of the exerciser.
     #[arg(long, default_value_t = u64::MAX)]
     operations: u64,
@@ -95,6 +107,12 @@ struct Arguments {
     /// The folder of a scene of kills, in its child.
     #[arg(long, hide = true)]
     victim: Option<PathBuf>,
+    /// The child loses its power instead of being killed.
+    #[arg(long, hide = true)]
+    loses_power: bool,
+    /// The folder of a tree, in a child.
+    #[arg(long, hide = true)]
+    tree: Option<PathBuf>,
     /// Number of the child.
     #[arg(long, hide = true, default_value_t = 0)]
     session: u64,
@@ -118,6 +136,7 @@ struct Tally {
     calls: u64,
     operations: u64,
     kills: kills::Tally,
+    power: power_files::Tally,
     upsets: upsets::Tally,
     gates: gates::Tally,
     met: met::Met,
@@ -127,6 +146,7 @@ impl Tally {
     /// Returns `true` if the requested amount of work is done.
     fn is_enough(&self, arguments: &Arguments) -> bool {
         self.kills.kills >= arguments.kills
+            || self.power.cuts >= arguments.cuts
             || self.operations >= arguments.operations
             || self.gates.writes >= arguments.gated_writes
             || !arguments.keep.is_empty() && self.scenes > 0
@@ -134,7 +154,7 @@ impl Tally {
 
     /// Returns `true` if nothing was done at all.
     fn is_empty(&self) -> bool {
-        let kills = self.kills.kills + self.kills.ends;
+        let kills = self.kills.kills + self.kills.ends + self.power.cuts;
         self.calls + self.operations + kills + self.upsets.steps + self.gates.writes == 0
     }
 }
@@ -143,14 +163,12 @@ fn main() -> ExitCode {
     memory::keep_no_freed_memory();
     let arguments = Arguments::parse();
     let first = arguments.seed.unwrap_or_else(|| fastrand::u64(0..1 << 40));
-    if let Some(directory) = &arguments.victim {
-        return match victim::live(directory, first, arguments.session) {
+    if let Some(lived) = live(&arguments, first) {
+        return match lived {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!(
-                    "torture: the child of seed {first}, session {}: {error:#}",
-                    arguments.session
-                );
+                let session = arguments.session;
+                eprintln!("torture: the child of seed {first}, session {session}: {error:#}");
                 ExitCode::FAILURE
             }
         };
@@ -189,6 +207,15 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Does the work of a child, if this process is one.
+fn live(arguments: &Arguments, seed: u64) -> Option<anyhow::Result<()>> {
+    if let Some(directory) = &arguments.tree {
+        return Some(wal_btree::commit_until_killed(directory).map_err(Into::into));
+    }
+    let (directory, session) = (arguments.victim.as_ref()?, arguments.session);
+    Some(victim::live(directory, seed, session, arguments.loses_power))
+}
+
 /// Runs one scene.
 fn play_one(
     class: Class,
@@ -206,6 +233,12 @@ fn play_one(
             let hang = Duration::from_secs(arguments.hang_seconds);
             let kills_max = arguments.kills - tally.kills.kills;
             tally.kills.add(kills::play(seed, duration, kills_max, hang)?);
+        }
+        Class::PowerFiles => {
+            let cuts_max = arguments.cuts - tally.power.cuts;
+            let (hang, lies) =
+                (Duration::from_secs(arguments.hang_seconds), arguments.forget_flushes);
+            tally.power.add(power_files::play(seed, cuts_max, hang, lies)?);
         }
         Class::Exerciser => tally.operations += exerciser::play(seed, &arguments.keep)?,
         Class::Upsets => tally.upsets.add(upsets::play(seed, duration)?),
@@ -235,6 +268,7 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
             kills.syncs
         );
     }
+    tally.power.tell(elapsed);
     if tally.operations > 0 {
         let (made, rate) = (tally.operations, a_second(tally.operations));
         println!("torture: {made} operations of the exerciser, {rate:.0} a second");

@@ -38,9 +38,11 @@ pub enum Class {
     Upsets,
     /// A file with a write gate over a simulated log.
     Gates,
+    /// Real files, on a device that loses its power, again and again.
+    PowerFiles,
 }
 
-/// All of them.
+/// All of them that run where none is asked for.
 pub const CLASSES: [Class; 10] = [
     Class::Steady,
     Class::Cuts,
@@ -75,6 +77,7 @@ impl Class {
             Self::Exerciser => "exerciser",
             Self::Upsets => "upsets",
             Self::Gates => "gates",
+            Self::PowerFiles => "power-files",
         }
     }
 }

@@ -49,6 +49,8 @@ struct Session<'l> {
     weights: Vec<u32>,
     len_bytes_max: u64,
     is_mappable: bool,
+    /// It ends by a loss of power, not by a kill.
+    loses_power: bool,
 }
 
 /// A thread of a session.
@@ -61,7 +63,7 @@ struct Victim<'l> {
 
 /// Runs one session. It ends by itself when the journal is full: then everything is closed
 /// normally.
-pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
+pub fn live(directory: &Path, seed: u64, number: u64, loses_power: bool) -> anyhow::Result<()> {
     let journal = Journal::open(&directory.join("journal"))?;
     let mut random = Rng::with_seed(seed.wrapping_mul(0x9E37_79B9).wrapping_add(number));
     let is_mappable = random.u32(0..4) == 0 && crate::scene::can_map();
@@ -93,6 +95,7 @@ pub fn live(directory: &Path, seed: u64, number: u64) -> anyhow::Result<()> {
         weights,
         len_bytes_max: len_bytes_max(seed),
         is_mappable,
+        loses_power,
     };
     let threads = random.usize(1..4);
     let seeds: Vec<u64> = (0..threads).map(|_| random.u64(..)).collect();
@@ -257,8 +260,8 @@ impl Victim<'_> {
             0 => self.note_sync("sync_all", file, whole, File::sync_all),
             1 => {
                 let range = self.range(64 << 10);
-                // A kill is not a loss of power.
-                let call = [File::sync_range, File::write_back][self.random.usize(0..2)];
+                let durable = self.session.loses_power || self.random.bool();
+                let call = if durable { File::sync_range } else { File::write_back };
                 self.note_sync("sync_range", file, range.clone(), |f| call(f, range))
             }
             _ => self.note_sync("sync_data", file, whole, File::sync_data),

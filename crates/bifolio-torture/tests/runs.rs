@@ -1,5 +1,5 @@
-//! Runs of the program that must fail: a scene that hangs, in each of its parts, and a run without
-//! any work.
+//! Runs of the program that must fail: a scene that hangs, in each of its parts, a run without any
+//! work, and a device that does not flush.
 
 use std::process::{Command, Output};
 
@@ -54,4 +54,18 @@ fn a_run_with_work_succeeds() {
     let output = torture("--seconds 1 --scene-ms 100 --only steady,upsets --seed 6");
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && told.contains(" calls a second: clean"), "{told}");
+}
+
+#[test]
+fn a_device_that_forgets_flushes_is_found() {
+    let line = "--only power-files --seed 2 --seconds 60 --cuts";
+    let output = torture(&format!("{line} 2"));
+    let told = String::from_utf8_lossy(&output.stdout);
+    if told.contains("needs root, /dev/fuse and mkfs") {
+        return bifolio_testing::skip("power-disk", told);
+    }
+    assert!(output.status.success() && told.contains("2 power cuts, 2 of them"), "{told}");
+    let output = torture(&format!("{line} 60 --forget-flushes"));
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && told.contains("\nsession "), "{told}");
 }

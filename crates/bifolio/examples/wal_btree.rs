@@ -580,20 +580,23 @@ pub fn crash_test(directory: &Path, kills: u64, child: impl Fn() -> Command) -> 
         }
         process.kill()?;
         process.wait()?;
-        let tree = Tree::open(&small_cache()?, directory)?;
-        let keys = fs::read(&acknowledged)?;
-        for key in keys.chunks_exact(8).map(|key| number(key, 0)) {
-            if tree.get(key)? != Some(value_of(key)) {
-                return Err(broken(format!("key {key} was committed and is lost")));
-            }
-        }
-        println!(
-            "kill {kill}: {} acknowledged commits, {} keys: none is lost",
-            keys.len() / 8,
-            tree.check()?
-        );
+        let (commits, keys) = check_acknowledged(directory)?;
+        println!("kill {kill}: {commits} acknowledged commits, {keys} keys: none is lost");
     }
     Ok(())
+}
+
+/// Repairs the tree and checks that it has every commit that was acknowledged. Returns their number
+/// and that of the keys.
+pub fn check_acknowledged(directory: &Path) -> io::Result<(u64, u64)> {
+    let tree = Tree::open(&small_cache()?, directory)?;
+    let keys = fs::read(directory.join("acknowledged"))?;
+    for key in keys.chunks_exact(8).map(|key| number(key, 0)) {
+        if tree.get(key)? != Some(value_of(key)) {
+            return Err(broken(format!("key {key} was committed and is lost")));
+        }
+    }
+    Ok((keys.len() as u64 / 8, tree.check()?))
 }
 
 #[allow(dead_code)]
