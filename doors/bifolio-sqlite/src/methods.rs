@@ -1,7 +1,8 @@
 //! The functions that SQLite calls for a main database, over any kind of connection ([`Methods`]).
 //!
-//! A panic is an I/O error. So is any call in a child that inherited the connection: the parent has
-//! its locks, and the threads of its cache. The close of such a connection frees nothing.
+//! A panic is an I/O error. So is any call in a child that inherited the connection and cannot make
+//! it its own: the parent has its locks, and the threads of its cache. The close of such a
+//! connection frees nothing.
 //!
 //! # Safety
 //! SQLite calls the functions of a table with a file that [`open`] created with that kind of
@@ -19,6 +20,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) trait Methods: Sized + 'static {
     /// Returns `true` in a child of the process that opened the connection.
     fn is_inherited(&self) -> bool;
+
+    /// Makes a connection that a child has inherited its own. Returns `false` if that cannot be.
+    fn adopt(&mut self) -> bool {
+        false
+    }
 
     fn close(&mut self) -> Answer;
 
@@ -69,6 +75,10 @@ pub(crate) trait Methods: Sized + 'static {
     fn shm_barrier(&mut self);
 
     fn shm_unmap(&mut self, delete: c_int) -> Answer;
+}
+
+fn adopt<C: Methods>(connection: &mut C) -> bool {
+    catch_unwind(AssertUnwindSafe(|| connection.adopt())).unwrap_or(false)
 }
 
 /// Opens a connection as a file of SQLite.
@@ -123,7 +133,7 @@ macro_rules! functions {
         $(unsafe extern "C" fn $name<C: Methods>(file: *mut File, $($argument: $type),*) -> c_int {
             // SAFETY: SQLite calls with a file of this table, and with one thread at a time.
             let connection = unsafe { connection::<C>(file) };
-            if connection.is_inherited() {
+            if connection.is_inherited() && !adopt(connection) {
                 return sqlite::IOERR;
             }
             #[allow(unused_unsafe)]
@@ -189,7 +199,7 @@ unsafe extern "C" fn device_characteristics<C: Methods>(file: *mut File) -> c_in
 unsafe extern "C" fn shm_barrier<C: Methods>(file: *mut File) {
     // SAFETY: SQLite calls with a file of this table, and with one thread at a time.
     let connection = unsafe { connection::<C>(file) };
-    if !connection.is_inherited() {
+    if !connection.is_inherited() || adopt(connection) {
         // It has no result: what panics leaves the cache unused (`share`).
         let _ = catch_unwind(AssertUnwindSafe(|| connection.shm_barrier()));
     }

@@ -16,6 +16,7 @@ use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
 use std::ffi::{c_char, c_int, c_void};
+use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -36,6 +37,8 @@ pub(crate) struct Connection {
     database: Arc<Database>,
     /// Forks up to the process that opened the connection.
     forks: u32,
+    /// Slots of the index that it has locked, one bit each.
+    slots: u32,
     /// Level of its lock: that of the last call that succeeded.
     level: c_int,
     regions: Regions,
@@ -71,6 +74,7 @@ impl Connection {
             own: Some(own),
             database,
             forks: fork::count(),
+            slots: 0,
             level: sqlite::LOCK_NONE,
             regions: Regions::default(),
             restarting: None,
@@ -85,7 +89,11 @@ impl Connection {
     }
 
     fn lock_slots(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
-        self.own().index()?.lock_slots(first, count, flags)
+        self.own().index()?.lock_slots(first, count, flags)?;
+        let these = ((1 << count) - 1) << first;
+        let is_unlock = flags & sqlite::SHM_UNLOCK != 0;
+        self.slots = if is_unlock { self.slots & !these } else { self.slots | these };
+        Ok(())
     }
 
     fn system(&mut self) -> &mut SystemFile {
@@ -123,6 +131,31 @@ fn map_next(own: &mut Descriptors, regions: &mut Regions) -> bool {
 impl Methods for Connection {
     fn is_inherited(&self) -> bool {
         self.forks != fork::count()
+    }
+
+    /// As connections of SQLite's own VFS can in practice, one without a transaction at the fork
+    /// works on: servers open a database before they fork their workers.
+    fn adopt(&mut self) -> bool {
+        if self.level > sqlite::LOCK_SHARED || self.slots != 0 {
+            return false;
+        }
+        let _alone = super::opening().lock();
+        // The cache of the parent has no threads here.
+        mem::forget(self.file.take());
+        let Some(mut own) = self.own.take().and_then(Descriptors::adopt) else { return false };
+        let Some(database) = Database::adopt(&self.database, &mut own) else { return false };
+        if self.level == sqlite::LOCK_SHARED {
+            // With a log, it has this lock all the time.
+            let locked = own.lock().share().map_err(|denied| denied.code());
+            if locked.and_then(|()| database.enter(&mut own.system)).is_err() {
+                return false;
+            }
+        }
+        self.file = database.handle().inspect_err(|problem| database.distrust(problem)).ok();
+        self.own = Some(own);
+        mem::forget(mem::replace(&mut self.database, database));
+        self.forks = fork::count();
+        true
     }
 
     fn close(&mut self) -> Answer {

@@ -177,6 +177,21 @@ impl Database {
         Ok(database)
     }
 
+    /// Opens the database of a connection that a child has inherited, or joins those that have. No
+    /// other is opened or closed meanwhile.
+    pub(super) fn adopt(parents: &Self, own: &mut Descriptors) -> Option<Arc<Self>> {
+        let key = own.key()?;
+        let joined = REGISTRY.get().lock().get(&key).cloned();
+        if let Some(database) = joined {
+            database.state.lock().connections += 1;
+            return Some(database);
+        }
+        let first =
+            Self::first(parents.api, &parents.path, &parents.settings, &mut Parked::of(key));
+        let told = |text: &String| parents.api.log(sqlite::CANTOPEN, text);
+        first.inspect_err(told).ok()
+    }
+
     /// Returns another handle of the file in the cache, with readahead of its own.
     pub(super) fn handle(&self) -> Result<bifolio::File, String> {
         let storage = self.state.lock().parked.open_storage(&self.path)?;

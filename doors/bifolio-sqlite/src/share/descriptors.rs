@@ -103,6 +103,19 @@ impl Descriptors {
         }
     }
 
+    /// Opens again what a child has not inherited: the descriptors with locks. `None` if the files
+    /// are not what they were.
+    pub(super) fn adopt(mut self) -> Option<Self> {
+        let file = open_alone(self.name.path(), self.is_writable());
+        mem::forget(mem::replace(&mut self.file, file.ok()?));
+        let is_usable = self.index.as_mut().is_none_or(Index::adopt);
+        (is_usable && self.key().is_some()).then_some(self)
+    }
+
+    fn is_writable(&self) -> bool {
+        self.flags_found & sqlite::OPEN_READONLY == 0
+    }
+
     /// Closes the descriptors; the one with the lock of the database last.
     fn close(self) {
         let Self { system, file, index, .. } = self;
@@ -127,6 +140,10 @@ pub(super) struct Parked {
 }
 
 impl Parked {
+    pub(super) fn of(key: Key) -> Self {
+        Self { key: Some(key), ..Self::default() }
+    }
+
     /// Takes what is parked of a file.
     pub(super) fn take(key: Key) -> Option<Self> {
         let mut parked = PARKED.get().lock();
@@ -199,12 +216,11 @@ impl Parked {
 
     fn try_close(mut self) -> Option<Self> {
         // One that can lock others out is closed last.
-        self.spare.sort_by_key(|own| own.flags_found & sqlite::OPEN_READONLY == 0);
+        self.spare.sort_by_key(Descriptors::is_writable);
         let last = self.spare.pop()?;
-        let may_exclude = last.flags_found & sqlite::OPEN_READONLY == 0;
         // Others would see the exclusive lock: it is taken only if none of them seems to be there.
         let is_alone = last.lock().is_contended() == Ok(false)
-            && (!may_exclude || last.lock().exclude().is_ok());
+            && (!last.is_writable() || last.lock().exclude().is_ok());
         if !is_alone {
             last.lock().lower(sqlite::LOCK_NONE);
             self.spare.push(last);

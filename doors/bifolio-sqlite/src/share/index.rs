@@ -22,6 +22,7 @@ use crate::system::Answer;
 use std::ffi::{OsString, c_int, c_void};
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ const BLOCK_BYTES: u64 = 4096;
 pub(super) struct Index {
     path: PathBuf,
     file: File,
+    /// Device and inode of the file.
+    key: (u64, u64),
     is_writable: bool,
     /// Set while this has the lock of a user.
     is_user: bool,
@@ -85,16 +88,30 @@ impl Index {
             let _ = file.set_permissions(Permissions::from_mode(mode));
             let _ = fchown(&file, Some(rights.uid()), Some(rights.gid()));
         }
-        Ok(Self { path, file, is_writable, is_user: false, parts: Vec::new() })
+        Ok(Self { path, file, key: key_of(&found), is_writable, is_user: false, parts: Vec::new() })
     }
 
     /// Returns `true` if the file is still the index of the database.
     pub(super) fn is_current(&self) -> bool {
-        let key = |found: fs::Metadata| (found.dev(), found.ino());
-        match (self.file.metadata(), fs::metadata(&self.path)) {
-            (Ok(own), Ok(found)) => key(own) == key(found),
-            _ => false,
+        fs::metadata(&self.path).is_ok_and(|found| key_of(&found) == self.key)
+    }
+
+    /// Opens the file again in a child, which has not inherited its descriptor, but what is mapped.
+    /// Returns `false` if the file may have been reset meanwhile.
+    pub(super) fn adopt(&mut self) -> bool {
+        let open = || File::options().read(true).write(self.is_writable).open(&self.path);
+        let Ok(file) = fork::open_alone(open) else { return false };
+        mem::forget(mem::replace(&mut self.file, file));
+        if !self.file.metadata().is_ok_and(|found| key_of(&found) == self.key) {
+            return false;
         }
+        if !mem::take(&mut self.is_user) {
+            return self.parts.is_empty();
+        }
+        // Another user, such as the parent, has kept it from being reset.
+        self.is_user = self.lock().conflict(USERS) == Ok(Some(file_lock::READ))
+            && self.lock().set(file_lock::READ, USERS) == Ok(true);
+        self.is_user
     }
 
     /// Returns `true` while a connection uses the index.
@@ -225,6 +242,10 @@ fn part_bytes() -> u64 {
     // SAFETY: asks for a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     REGION_BYTES.max(u64::try_from(page_bytes).unwrap_or(0))
+}
+
+fn key_of(found: &fs::Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
 }
 
 fn path_of(database: &Path) -> PathBuf {

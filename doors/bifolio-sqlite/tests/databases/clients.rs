@@ -84,16 +84,44 @@ fn the_recipe_of_the_shell_works() {
 
 #[test]
 fn the_recipe_of_python_works() {
+    let Some(python) = able_python() else { return };
+    Kitchen::new().serve_script(python, "recipe.py", "Python");
+}
+
+/// Returns a Python whose `sqlite3` loads extensions, as some builds of it do not.
+fn able_python() -> Option<&'static str> {
     let can = "import sqlite3; sqlite3.Connection.enable_load_extension";
-    // Some builds of Python cannot load extensions.
-    let pythons = ["python3", "/usr/bin/python3"];
-    let is_able = |python: &&&str| {
+    let is_able = |python: &&str| {
         Command::new(python).args(["-c", can]).output().is_ok_and(|tried| tried.status.success())
     };
-    let Some(python) = pythons.iter().find(is_able) else {
-        return skip("python3", "there is no Python whose sqlite3 loads extensions");
-    };
-    Kitchen::new().serve_script(python, "recipe.py", "Python");
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(is_able);
+    if found.is_none() {
+        skip("python3", "there is no Python whose sqlite3 loads extensions");
+    }
+    found
+}
+
+/// A server with one process and with four, by real programs; `BIFOLIO_SERVER_SECONDS` and
+/// `BIFOLIO_SERVER_ROUNDS` make its figures reliable.
+#[test]
+#[ignore = "installs the packages django and gunicorn"]
+fn django_under_gunicorn_serves_with_several_processes() {
+    let Some(python) = able_python() else { return };
+    let folder = folder("servers");
+    let installed = folder.join("bin/python");
+    let mut make = Command::new(python);
+    let made = attempt(make.args(["-m", "venv"]).arg(&folder), "django").and_then(|_| {
+        let mut pip = Command::new(&installed);
+        let packages = ["-m", "pip", "install", "--quiet", "django", "gunicorn"];
+        install(&folder, pip.args(packages), "django")
+    });
+    let Some(()) = made else { return };
+    let asked = |name, default: &str| std::env::var(name).unwrap_or(default.to_owned());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/serve.py");
+    let mut command = Command::new(installed);
+    command.arg(script).arg(extension());
+    command.arg(asked("BIFOLIO_SERVER_SECONDS", "3")).arg(asked("BIFOLIO_SERVER_ROUNDS", "1"));
+    println!("{}", succeed(&mut command));
 }
 
 impl Kitchen {
