@@ -67,11 +67,10 @@ def main() -> None:
         print(tokens)
         table = np.zeros((VOCABULARY, VOCABULARY))
         random = np.random.default_rng(2)
-        offsets = np.arange(SEQUENCE + 1)
         begun = time.perf_counter()
         for number in range(options.steps):
             starts = random.integers(0, len(tokens) - SEQUENCE, BATCH)
-            batch = tokens[starts[:, np.newaxis] + offsets].astype(np.int64)
+            batch = tokens.gather(starts, SEQUENCE + 1).astype(np.int64)
             loss = step(table, batch, 2.0)
             if number % 50 == 0 or number == options.steps - 1:
                 print(f"step {number}: loss {loss:.3f}")

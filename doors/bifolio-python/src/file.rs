@@ -84,7 +84,11 @@ impl File {
 
     fn get(&self) -> PyResult<Arc<Open>> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        open.clone().ok_or_else(|| PyValueError::new_err(format!("{} is closed", self.name)))
+        open.clone().ok_or_else(|| self.closed_error())
+    }
+
+    fn closed_error(&self) -> PyErr {
+        PyValueError::new_err(format!("{} is closed", self.name))
     }
 
     fn take(&self) -> Option<Arc<Open>> {
@@ -102,8 +106,16 @@ impl File {
         Ok(py.detach(move || call(&open))?)
     }
 
+    /// Reads into `buffer` what is in memory, with the GIL held. Returns `false` if the call would
+    /// wait, or if the file ends before.
+    pub(crate) fn read_in_memory(&self, buffer: &mut [u8], position: u64) -> PyResult<bool> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = &*open else { return Err(self.closed_error()) };
+        Ok(open.file.try_read_prefix_at(buffer, position).is_ok_and(|done| done == buffer.len()))
+    }
+
     /// Runs a call on the handle without the GIL.
-    fn call<T: Send>(
+    pub(crate) fn call<T: Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&bifolio::File) -> bifolio::Result<T> + Send,
@@ -230,14 +242,15 @@ impl File {
     /// This is `write` of a file object that appends, without code of Python around it: after an
     /// interrupt, `io.BufferedWriter` writes again what a `write` that raised may have written.
     fn write_at_end(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let bytes = Bytes::to_read(buffer)?;
-        let length = bytes.slice().len();
+        let source = Bytes::to_read(buffer)?;
+        let bytes = source.slice();
+        let length = bytes.len();
         let end = self.run(py, |open| {
             if !open.shared.is_here() {
                 let text = format!("{} was opened for writing in another process", self.name);
                 return Err(Failure::Value(text));
             }
-            let position = open.file.append(bytes.slice())?;
+            let position = open.file.append(bytes)?;
             pass_on_at_end(&open.file)?;
             Ok(position + length as u64)
         })?;
@@ -250,13 +263,13 @@ impl File {
 
     /// The position of the file object, bytes.
     #[getter]
-    fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         // Relaxed: as in `write_at_end`.
         self.position.load(Ordering::Relaxed)
     }
 
     #[setter]
-    fn set_position(&self, position: u64) {
+    pub(crate) fn set_position(&self, position: u64) {
         // Relaxed: as in `write_at_end`.
         self.position.store(position, Ordering::Relaxed);
     }
@@ -312,8 +325,9 @@ impl File {
 
     /// Makes the file one of `length` zeros that starts with `head`, in the kernel, too.
     fn create(&self, py: Python<'_>, head: &Bound<'_, PyAny>, length: u64) -> PyResult<()> {
-        let head = Bytes::to_read(head)?;
-        self.run(py, |open| open.inode.create(&open.file, head.slice(), length))
+        let source = Bytes::to_read(head)?;
+        let head = source.slice();
+        self.run(py, |open| open.inode.create(&open.file, head, length))
     }
 
     /// Cuts what is past `end`. Returns the number of bytes.
@@ -376,7 +390,7 @@ impl File {
 
     /// `True` once it or its cache is closed.
     #[getter]
-    fn closed(&self) -> bool {
+    pub(crate) fn closed(&self) -> bool {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         open.as_ref().is_none_or(|open| open.shared.is_closed())
     }

@@ -1,4 +1,4 @@
-//! Runs of bytes of a file, to and from one contiguous buffer.
+//! Runs of bytes of a file, to and from one contiguous buffer; whole rows are [`Ranges`].
 //!
 //! A [`Pattern`] is what an index of an array comes down to: positions, and at each of them a
 //! number of runs at equal distances. Each step moves as many runs as one call should: their reads
@@ -214,6 +214,11 @@ fn read_pieces(file: &File, pieces: &[Piece], buffer: &mut [u8]) -> Result<usize
         requests.push(ReadRequest::new(target, piece.position));
         left = rest;
     }
+    read_requests(file, requests)
+}
+
+/// Reads as one batch. Returns the number of bytes.
+fn read_requests(file: &File, mut requests: Vec<ReadRequest<'_>>) -> Result<usize> {
     if let [ReadRequest { position, buffer, .. }] = &mut requests[..] {
         file.read_exact_at(buffer, *position)?;
         return Ok(buffer.len());
@@ -230,4 +235,100 @@ fn read_pieces(file: &File, pieces: &[Piece], buffer: &mut [u8]) -> Result<usize
         done += request.buffer.len();
     }
     Ok(done)
+}
+
+/// The ranges of bytes that are left of a transfer, none of them empty.
+#[derive(Debug)]
+pub(crate) struct Ranges {
+    positions: Vec<u64>,
+    lengths: Lengths,
+    /// Index of the next range.
+    next: usize,
+    /// Bytes of it that are done.
+    done: usize,
+}
+
+/// Lengths of ranges, bytes.
+#[derive(Debug)]
+pub(crate) enum Lengths {
+    Same(usize),
+    Each(Vec<usize>),
+}
+
+impl Ranges {
+    /// Creates the transfer of ranges that start at `positions`.
+    pub(crate) fn new(positions: Vec<u64>, lengths: Lengths) -> Self {
+        Self { positions, lengths, next: 0, done: 0 }
+    }
+
+    /// Returns the number of bytes that are left, before the first read.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.lengths {
+            Lengths::Same(length) => length.saturating_mul(self.positions.len()),
+            Lengths::Each(lengths) => lengths.iter().sum(),
+        }
+    }
+
+    /// Returns the position of the range, if there is only one.
+    pub(crate) fn only(&self) -> Option<u64> {
+        if let [position] = self.positions[..] { Some(position) } else { None }
+    }
+
+    fn length(&self, range: usize) -> usize {
+        match &self.lengths {
+            Lengths::Same(length) => *length,
+            Lengths::Each(lengths) => lengths[range],
+        }
+    }
+
+    /// Takes the next bytes that follow each other in the file, at most `bytes_max`. Returns their
+    /// position and number.
+    fn take(&mut self, bytes_max: usize) -> Option<(u64, usize)> {
+        let position = self.positions.get(self.next)? + self.done as u64;
+        let mut bytes = 0;
+        while bytes < bytes_max
+            && let Some(next) = self.positions.get(self.next)
+            && next + self.done as u64 == position + bytes as u64
+        {
+            let left = self.length(self.next) - self.done;
+            let part = left.min(bytes_max - bytes);
+            bytes += part;
+            (self.next, self.done) =
+                if part == left { (self.next + 1, 0) } else { (self.next, self.done + part) };
+        }
+        Some((position, bytes))
+    }
+
+    /// Reads the next ranges to the start of `buffer`. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// As [`File::read_exact_at`], for the first range that cannot be read.
+    pub(crate) fn read(&mut self, file: &File, buffer: &mut [u8]) -> Result<usize> {
+        let mut requests = Vec::with_capacity((self.positions.len() - self.next).min(REQUESTS_MAX));
+        let (mut left, mut bytes_left) = (buffer, STEP_BYTES_MAX);
+        while requests.len() < REQUESTS_MAX && bytes_left > 0 {
+            let Some((position, bytes)) = self.take(bytes_left.min(left.len())) else { break };
+            let (target, rest) = std::mem::take(&mut left).split_at_mut(bytes);
+            requests.push(ReadRequest::new(target, position));
+            (left, bytes_left) = (rest, bytes_left - bytes);
+        }
+        read_requests(file, requests)
+    }
+
+    /// Starts to read the ranges, all of one length, into the cache, in the order of the file, and
+    /// does not wait. Stops after `bytes_max`.
+    ///
+    /// # Errors
+    /// As [`File::prefetch`].
+    pub(crate) fn prefetch(mut self, file: &File, bytes_max: usize) -> Result<()> {
+        self.positions.sort_unstable();
+        let mut bytes_left = bytes_max;
+        while bytes_left > 0
+            && let Some((position, bytes)) = self.take(bytes_left)
+        {
+            file.prefetch(position..position + bytes as u64)?;
+            bytes_left -= bytes;
+        }
+        Ok(())
+    }
 }

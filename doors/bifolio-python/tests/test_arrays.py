@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+import time
 from typing import Any
 
 import hypothesis
@@ -249,6 +250,107 @@ def test_take_is_that_of_numpy(
     remove(ours, theirs)
 
 
+def gathered(array: Any, starts: Any, lengths: Any) -> Any:
+    """What `gather` returns, in numpy."""
+    parts = []
+    each = np.broadcast_to(lengths, np.shape(starts))
+    for start, length in zip(np.ravel(starts), np.ravel(each), strict=True):
+        first = start + len(array) if start < 0 else start
+        if not 0 <= first <= first + length <= len(array):
+            raise IndexError
+        parts += range(first, first + length)
+    rows = array[np.array(parts, np.int64)]
+    if np.ndim(lengths):
+        return rows, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return rows.reshape(*np.shape(starts), lengths, *array.shape[1:])
+
+
+@given(
+    st.data(),
+    hnp.array_shapes(max_dims=3, min_side=1, max_side=9),
+    st.sampled_from(DTYPES),
+    st.sampled_from("CF"),
+    st.sampled_from([0, 13]),
+)
+def test_gather_returns_consecutive_rows(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, offset: int
+) -> None:
+    ours, theirs = pair(shape, dtype, order, offset)
+    values, count = np.array(theirs), shape[0]
+    starts = st.integers(-count - 1, count) if data.draw(st.booleans()) else st.integers(0, 1)
+    many = hnp.array_shapes(min_dims=1, max_dims=2, max_side=5)
+    where = data.draw(hnp.arrays(data.draw(st.sampled_from([np.int64, np.int8])), many, elements=starts))
+    length = data.draw(st.integers(0, min(count, 3)))
+    for array, wanted in ((ours, values), (ours.T, values.T)):
+        expected = outcome(lambda: gathered(wanted, where, length))
+        same(outcome(lambda: array.gather(where, length)), expected)
+        if not isinstance(expected, type):
+            out = np.zeros_like(expected, order="C")
+            found = array.gather(where.tolist(), np.int32(length), out=out)
+            assert found is out
+            same(out, expected)
+    where = where.reshape(-1)
+    lengths = data.draw(hnp.arrays(np.int64, where.shape, elements=st.integers(0, 3)))
+    for array, wanted in ((ours, values), (ours.T, values.T)):
+        expected = outcome(lambda: gathered(wanted, where, lengths))
+        found = outcome(lambda: array.gather(where, lengths))
+        if isinstance(expected, type):
+            assert found is expected
+            continue
+        same(found[0], expected[0])
+        same(found[1], expected[1])
+        out = np.zeros_like(expected[0], order="C")
+        assert array.gather(where, lengths.tolist(), out=out)[0] is out
+        same(out, expected[0])
+    remove(ours, theirs)
+
+
+def test_gather_and_prefetch_refuse_what_is_not_there(cache: bifolio.Cache, path: str) -> None:
+    array = cache.open_array(path, "w+", dtype="i4", shape=(10, 3))
+    array[...] = np.arange(30).reshape(10, 3)
+    for starts, lengths in (([8], 3), ([-11], 1), ([0, 9], [1, 2]), ([2**62], 2**62)):
+        with pytest.raises(IndexError, match="out of bounds for axis 0 with size 10"):
+            array.gather(starts, lengths)
+    for starts, lengths, text in (
+        *(([0], -1, "negative"), ([0], [-1], "negative"), ([0, 1], [1], "shape")),
+        ([[0, 1]], [[1, 1]], "one axis"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            array.gather(starts, lengths)
+    for out in (np.zeros((1, 3, 3), "i8"), np.zeros((1, 2, 3), "i4"), np.zeros((1, 3, 6), "i4")[..., ::2]):
+        with pytest.raises(ValueError, match="out must be"):
+            array.gather([0], 3, out=out)
+    with pytest.raises(IndexError, match="index 10 is out of bounds"):
+        array.prefetch([0, 10])
+    with pytest.raises(TypeError, match="no end"):
+        array.prefetch([0, 1], 2)
+    with pytest.raises(TypeError):
+        array.gather([0.5], 1)
+    same(array.gather(np.array([10], "u8"), 0), np.zeros((1, 0, 3), "i4"))
+    with pytest.raises(IndexError):
+        array.gather(np.array([2**64 - 1], "u8"), 0)
+    with pytest.raises(TypeError, match="unsized"):
+        cache.open_array(path + "0", "w+", dtype="i4", shape=()).gather([0], 1)
+
+
+def test_prefetch_reads_the_rows_of_indices(path: str) -> None:
+    rows = np.arange(4096 * 512, dtype="i8").reshape(4096, 512)
+    np.save(path, rows)
+    cache = bifolio.Cache("64 MiB")
+    array = cache.open_array(path + ".npy")
+    batch = np.random.default_rng(3).permutation(4096)[:300].reshape(20, 15)
+    array.prefetch(batch)
+    deadline = time.monotonic() + 60
+    before = cache.stats()["reads_misses"]
+    # Those that are still on their way count as misses.
+    while cache.stats()["storage_read_bytes"] < 300 * 4096 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    same(array.take(batch), rows[batch])
+    assert cache.stats()["reads_misses"] - before < 30
+    cache.close()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -285,6 +387,11 @@ def test_a_new_array_is_read_by_numpy(cache: bifolio.Cache, path: str) -> None:
         found = np.load(path)
         same(found, np.full(shape, 2.5, ">f4"))
         assert found.flags.f_contiguous or order == "C"
+        assert os.path.getsize(path) == 4096 + found.nbytes, "rows of pages do not start at pages"
+    many = np.dtype([(f"a long name of a field {number:03}", "u1") for number in range(200)])
+    with cache.open_array(path, "w+", dtype=many, shape=3) as array:
+        array[:] = np.ones(3, many)
+    same(np.load(path), np.ones(3, many))
 
 
 def test_arguments_are_refused_as_numpy_refuses_them(cache: bifolio.Cache, path: str) -> None:

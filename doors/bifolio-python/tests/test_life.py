@@ -451,7 +451,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         file.write(b"part of a row")
     with cache.open_array(path, "r+", repair=True):
         pass
-    assert os.path.getsize(path) == 128 + 11 * 12 and rows_of(path) == 11
+    assert os.path.getsize(path) == 4096 + 11 * 12 and rows_of(path) == 11
     # Another array after the first is no tail of an append.
     with open(path, "ab") as file:
         np.save(file, np.zeros(3))

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -66,12 +66,17 @@ class Array(NDArrayOperatorsMixin):
         self._mode = mode
         self._header = header
         self._is_whole = is_whole
-        #: Elements of a row, if they are contiguous, for the short ways of `_rows` and `_row`.
-        self._row_items = 0
-        if shape and strides[1:] == _strides(shape[1:], dtype.itemsize, "C"):
-            self._row_items = math.prod(shape[1:])
+        self._whole_rows = self._compile_rows()
         #: Says, in an append, if the file is still the one that was opened.
         self._epoch = handle.core().epoch() if is_whole else 0
+
+    def _compile_rows(self) -> _core.Rows | None:
+        """Returns what reads rows in one compiled call; `None` if they are not contiguous."""
+        shape, strides, item_bytes = self._shape, self._strides, self._dtype.itemsize
+        if not shape or strides[1:] != _strides(shape[1:], item_bytes, "C"):
+            return None
+        row_bytes = math.prod(shape[1:]) * item_bytes
+        return _core.Rows(self._base, strides[0], row_bytes, shape[1:], self._dtype, np.empty)
 
     # What numpy's arrays have.
 
@@ -174,10 +179,20 @@ class Array(NDArrayOperatorsMixin):
         return self._shape[0]
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is np.ndarray and key.ndim == 1 and key.dtype == np.int64 and self._shape:
-            return self._rows(all_in_bounds(key, self._shape[0], 0), None)
-        if type(key) is int and self._row_items:
-            return self._row(in_bounds(key, self._shape[0], 0))
+        rows, kind = self._whole_rows, type(key)
+        if rows is not None:
+            if kind is int:
+                return rows.row(self._handle.core(), key, self._shape[0])
+            if kind is slice:
+                found = rows.consecutive(self._handle.core(), key, self._shape[0])
+                if found is not None:
+                    return found
+            elif kind is np.ndarray or (kind is list and key and type(key[0]) is int):
+                indices = np.asarray(key)
+                if indices.dtype is _INT64 and indices.ndim == 1:
+                    found = rows.take(self._handle.core(), indices, self._shape[0])
+                    if found is not None:
+                        return found
         if isinstance(key, str) or (
             isinstance(key, list) and key and all(isinstance(name, str) for name in key)
         ):
@@ -217,24 +232,16 @@ class Array(NDArrayOperatorsMixin):
 
     def _rows(self, indices: NDArray[np.int64], out: NDArray[Any] | None) -> NDArray[Any]:
         """Reads rows in one batch: those of `indices`, one axis of numbers that are in bounds."""
+        file = self._handle.core()
+        if self._whole_rows is not None:
+            numbers = np.ascontiguousarray(indices)
+            found: NDArray[Any] | None = self._whole_rows.take(file, numbers, len(self), out)
+            assert found is not None
+            return found
         if out is None:
             out = np.empty((indices.size, *self._shape[1:]), self._dtype)
-        if self._row_items and out.nbytes and indices.size <= _index.POSITIONS_MAX:
-            positions = (indices * self._strides[0] + self._base).view(np.uint64)
-            target, item = _index.bytes_of(out), self._dtype.itemsize
-            self._handle.core().read_runs(target, positions, self._row_items, item, item)
-            return out
-        load(self._handle.core(), out, self._row_loops(indices), self._base)
+        load(file, out, self._row_loops(indices), self._base)
         return out
-
-    def _row(self, index: int) -> Any:
-        """Reads one row, which is contiguous."""
-        out = np.empty(self._shape[1:], self._dtype)
-        if out.nbytes:
-            position = np.array([self._base + index * self._strides[0]], np.uint64)
-            target, item = _index.bytes_of(out), self._dtype.itemsize
-            self._handle.core().read_runs(target, position, self._row_items, item, item)
-        return out if self._shape[1:] else out[()]
 
     def take(
         self,
@@ -262,14 +269,14 @@ class Array(NDArrayOperatorsMixin):
             ValueError: `out` has another shape.
             OSError: an element cannot be read.
         """
-        where = np.asarray(indices)
-        if where.size == 0 and where.dtype.kind == "f":
-            where = where.astype(np.intp)
-        if where.dtype.kind not in "iub":
-            raise TypeError(
-                f"Cannot cast array data from {where.dtype!r} to dtype('int64') according to the "
-                "rule 'safe'"
-            )
+        rows = self._whole_rows
+        if rows is not None and axis == 0 and mode == "raise" and type(indices) is np.ndarray:
+            if indices.dtype is _INT64 and indices.ndim == 1:
+                if out is None or self._is_room(out, indices.shape + self._shape[1:]):
+                    found = rows.take(self._handle.core(), indices, self._shape[0], out)
+                    if found is not None:
+                        return found
+        where = _integers(indices)
         where = where.astype(np.int64) if where.dtype.kind == "b" else where
         number = 0 if axis is None else operator.index(axis)
         if not -self.ndim <= number < max(self.ndim, 1):
@@ -288,11 +295,10 @@ class Array(NDArrayOperatorsMixin):
             result = self[where_all] if self._shape else self[np.newaxis][where]
         elif number == 0 and self._shape:
             shape = where.shape + self._shape[1:]
-            if out is not None and out.shape == shape and out.dtype == self._dtype:
-                if out.flags.c_contiguous and out.flags.writeable:
-                    flat = out.reshape((where.size, *self._shape[1:]))
-                    self._rows(where.reshape(-1), flat)
-                    return out
+            if out is not None and self._is_room(out, shape):
+                flat = out.reshape((where.size, *self._shape[1:]))
+                self._rows(where.reshape(-1), flat)
+                return out
             result = self._rows(where.reshape(-1), None).reshape(shape)
             result = result[()] if not shape else result
         else:
@@ -306,6 +312,12 @@ class Array(NDArrayOperatorsMixin):
             )
         out[...] = result
         return out
+
+    def _is_room(self, out: NDArray[Any], shape: tuple[int, ...]) -> bool:
+        """Returns `True` if rows can be read into `out` without a copy."""
+        flags = out.flags
+        is_same = out.shape == shape and out.dtype == self._dtype
+        return is_same and flags.c_contiguous and flags.writeable
 
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
@@ -387,17 +399,162 @@ class Array(NDArrayOperatorsMixin):
                 # A view would keep the whole chunk in memory.
                 yield row.copy() if isinstance(row, (np.ndarray, np.void)) else row
 
-    def prefetch(self, start: int = 0, end: int | None = None) -> None:
-        """Starts to read rows into the cache, and does not wait.
+    @overload
+    def gather(
+        self, starts: ArrayLike, lengths: SupportsIndex, *, out: NDArray[Any] | None = None
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def gather(
+        self, starts: ArrayLike, lengths: ArrayLike, *, out: NDArray[Any] | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]: ...
+
+    def gather(
+        self,
+        starts: ArrayLike,
+        lengths: SupportsIndex | ArrayLike,
+        *,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any] | tuple[NDArray[Any], NDArray[np.int64]]:
+        """Reads consecutive rows from each of `starts` on, in one batch.
+
+        Windows of one length, as of tokens or of a time series, or ragged rows, as of a sparse
+        matrix whose row `i` has the elements from ``offsets[i]`` to ``offsets[i + 1]``:
+
+        >>> cache = bifolio.Cache("4 MiB")
+        >>> a = cache.open_array(path, "w+", dtype="i8", shape=(100,))
+        >>> a[:] = np.arange(100)
+        >>> a.gather([10, 70], 3)
+        array([[10, 11, 12],
+               [70, 71, 72]])
+        >>> a.gather([10, 70, 20], [2, 0, 3])
+        (array([10, 11, 20, 21, 22]), array([0, 2, 2, 5]))
+        >>> cache.close()
 
         Args:
-            start: the first row.
-            end: the row after the last. At most a quarter of the bound is read.
+            starts: the first row of each part; a negative number counts from the end.
+            lengths: the number of rows of all parts, or of each.
+            out: where the rows go: a contiguous array with the dtype and the shape of the result.
+
+        Returns:
+            For one length an array of the shape ``starts.shape + (length,) + a.shape[1:]``. For many
+            all rows in one axis, and where each part starts there, with the end of the last.
+
+        Raises:
+            IndexError: a row is out of bounds; unlike in a slice, none is left out.
+            ValueError: a negative length; `lengths` or `out` has another shape.
+            OSError: a row cannot be read.
         """
-        start, end, _ = slice(start, end).indices(len(self))
-        if start < end and self._strides[0] > 0:
-            first = self._base + start * self._strides[0]
-            self._handle.core().prefetch(first, self._base + end * self._strides[0])
+        count = len(self)
+        if type(starts) is np.ndarray and type(lengths) is int and out is None:
+            if starts.dtype is _INT64 and starts.ndim == 1 and starts.flags.c_contiguous:
+                if self._whole_rows is not None and lengths >= 0:
+                    file = self._handle.core()
+                    windows: NDArray[Any] = self._whole_rows.gather(file, starts, lengths, count)
+                    return windows
+        where = _integers(starts)
+        if where.dtype.kind == "u":
+            where = np.minimum(where.astype(np.uint64), np.iinfo(np.int64).max)
+        where = np.asarray(where, np.int64, order="C")
+        many = lengths if isinstance(lengths, np.ndarray) and lengths.ndim else None
+        length = 0
+        if many is None:
+            try:
+                length = operator.index(lengths)  # type: ignore[arg-type]
+            except TypeError:
+                many = np.asarray(lengths)
+        if many is None:
+            if length < 0:
+                raise ValueError("negative lengths are not allowed")
+            return self._windows(where, length, out)
+        each = np.asarray(_integers(many), np.int64, order="C")
+        if where.ndim != 1 or each.shape != where.shape:
+            raise ValueError(
+                f"lengths have the shape {each.shape}, and starts {where.shape}: one axis of each"
+            )
+        if each.size and each.min() < 0:
+            raise ValueError("negative lengths are not allowed")
+        offsets = np.zeros(each.size + 1, np.int64)
+        np.cumsum(each, out=offsets[1:])
+        total = int(offsets[-1])
+        self._check_room(out, (total, *self._shape[1:]))
+        if self._whole_rows is not None:
+            file = self._handle.core()
+            return self._whole_rows.gather_ragged(file, where, each, total, count, out), offsets
+        _check_parts(where, each, count)
+        firsts = np.where(where < 0, where + count, where)
+        rows = np.repeat(firsts - offsets[:-1], each) + np.arange(total)
+        return self._rows(rows, out), offsets
+
+    def _windows(
+        self, starts: NDArray[np.int64], length: int, out: NDArray[Any] | None
+    ) -> NDArray[Any]:
+        """Reads `length` rows from each of `starts` on."""
+        count = len(self)
+        shape = (*starts.shape, length, *self._shape[1:])
+        self._check_room(out, shape)
+        if self._whole_rows is not None:
+            found: NDArray[Any] = self._whole_rows.gather(
+                self._handle.core(), starts, length, count, out
+            )
+            return found.reshape(shape) if out is None else out
+        _check_parts(starts, length, count)
+        firsts = np.where(starts < 0, starts + count, starts)
+        rows = (firsts[..., np.newaxis] + np.arange(length)).reshape(-1)
+        flat = None if out is None else out.reshape((rows.size, *self._shape[1:]))
+        found = self._rows(rows, flat)
+        return found.reshape(shape) if out is None else out
+
+    def _check_room(self, out: NDArray[Any] | None, shape: tuple[int, ...]) -> None:
+        """Refuses an `out` that rows cannot be read into.
+
+        Raises:
+            ValueError: it has another shape or dtype, or is read-only or not contiguous.
+        """
+        if out is not None and not self._is_room(out, shape):
+            raise ValueError(
+                f"out must be a contiguous and writeable array of {self._dtype} with the shape "
+                f"{shape}; it has {out.dtype} and {out.shape}"
+            )
+
+    def prefetch(
+        self, start: SupportsIndex | ArrayLike = 0, end: SupportsIndex | None = None
+    ) -> None:
+        """Starts to read rows into the cache, and does not wait.
+
+        With an array of indices, the next batch is read while the program works on this one:
+
+        >>> cache = bifolio.Cache("4 MiB")
+        >>> a = cache.open_array(path, "w+", dtype="i8", shape=(1000, 8))
+        >>> batches = np.random.default_rng(0).permutation(1000).reshape(10, 100)
+        >>> for batch, following in zip(batches, [*batches[1:], None]):
+        ...     rows = a[batch]
+        ...     if following is not None:
+        ...         a.prefetch(following)
+        >>> cache.close()
+
+        Args:
+            start: the first row; or indices of rows, which may be in any order. Those of an array
+                in Fortran order are ignored.
+            end: the row after the last; only after a first row. At most a quarter of the bound is
+                read.
+
+        Raises:
+            IndexError: an index is out of bounds.
+        """
+        if getattr(start, "ndim", 0) or not hasattr(start, "__index__"):
+            if end is not None:
+                raise TypeError("indices have no end")
+            rows, count = self._whole_rows, len(self)
+            where = all_in_bounds(_integers(start), count, 0)  # type: ignore[arg-type]
+            if rows is not None:
+                flat = np.ascontiguousarray(where)
+                rows.prefetch(self._handle.core(), flat, count, self.cache.memory // 4)
+            return
+        first, last, _ = slice(start, end).indices(len(self))
+        if first < last and self._strides[0] > 0:
+            position = self._base + first * self._strides[0]
+            self._handle.core().prefetch(position, self._base + last * self._strides[0])
 
     # Writes.
 
@@ -408,6 +565,8 @@ class Array(NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         file = self._core_to_write()
+        if type(value) is np.ndarray and self._assign_rows(file, key, value):
+            return
         if isinstance(key, str):
             self._field(key)[...] = value
             return
@@ -427,6 +586,25 @@ class Array(NDArrayOperatorsMixin):
             ) from None
         values = selection.to_file_order(values)
         store(file, values, self._dtype, selection.loops, selection.base)
+
+    def _assign_rows(self, file: _core.File, key: Any, value: NDArray[Any]) -> bool:
+        """Writes one row, or consecutive ones, without conversions. Returns `False` for others."""
+        kind = type(key)
+        if self._whole_rows is None or value.dtype != self._dtype or not value.flags.c_contiguous:
+            return False
+        if kind is int and value.shape == self._shape[1:]:
+            start, row_bytes = in_bounds(key, self._shape[0], 0), self._strides[0]
+        elif kind is slice and value.shape[1:] == self._shape[1:] and value.ndim == self.ndim:
+            start, end, step = key.indices(self._shape[0])
+            if step != 1 or not 0 < len(value) == end - start:
+                return False
+            row_bytes = value.nbytes // len(value)
+        else:
+            return False
+        if row_bytes == self._strides[0] or kind is int:
+            file.write(value, self._base + start * self._strides[0])
+            return True
+        return False
 
     def append(self, rows: ArrayLike) -> None:
         """Appends rows to the array and its file.
@@ -463,9 +641,8 @@ class Array(NDArrayOperatorsMixin):
         values = np.ascontiguousarray(values, self._dtype)
         header = None if self._header is None else self._header.parts()
         row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
-        source = _index.bytes_of(values)
         file.append_rows(
-            self, source, len(values), self._base, row_bytes, self._epoch, header
+            self, values, len(values), self._base, row_bytes, self._epoch, header
         )
 
     def flush(self) -> None:
@@ -498,6 +675,7 @@ class Array(NDArrayOperatorsMixin):
         self._handle.write_back()
         state = dict(self.__dict__)
         handle = state.pop("_handle")
+        del state["_whole_rows"]
         state["_file"] = handle.cache, handle.path, handle.may_write
         return state
 
@@ -508,6 +686,7 @@ class Array(NDArrayOperatorsMixin):
         self._handle = Handle(cache, path, READ_WRITE if may_write else READ)
         # Rows are appended through the original.
         self._is_whole = False
+        self._whole_rows = self._compile_rows()
         if not may_write:
             self._mode = "r"
 
@@ -537,6 +716,7 @@ class Array(NDArrayOperatorsMixin):
         return html_table([("bifolio.Array", ""), *self._rows_of_table()])
 
 
+_INT64 = np.dtype(np.int64)
 #: A slice of up to so many bytes is read whatever the bound is.
 _SLICE_BYTES_FREE = 64 << 20
 #: Bytes of a chunk if its rows are not given.
@@ -567,6 +747,41 @@ class Chunks:
                 array.prefetch(start + rows, start + 2 * rows)
             key = slice(start, start + rows)
             yield array._load(select(key, array._shape, array._strides, array._base))
+
+
+def _check_parts(
+    starts: NDArray[np.int64], lengths: NDArray[np.int64] | int, count: int
+) -> None:
+    """Refuses parts that do not lie in an array of `count` rows, as the compiled call does.
+
+    Raises:
+        IndexError: a row is out of bounds.
+    """
+    firsts = np.where(starts < 0, starts + count, starts)
+    wrong = (firsts < 0) | (lengths > count - firsts)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        start, length = starts.flat[place], np.broadcast_to(lengths, starts.shape).flat[place]
+        raise IndexError(
+            f"{length} rows from {start} on are out of bounds for axis 0 with size {count}"
+        )
+
+
+def _integers(values: ArrayLike) -> NDArray[Any]:
+    """Returns an array of integers, or of booleans.
+
+    Raises:
+        TypeError: it is an array of something else.
+    """
+    numbers = np.asarray(values)
+    if numbers.size == 0 and numbers.dtype.kind == "f":
+        numbers = numbers.astype(np.intp)
+    if numbers.dtype.kind not in "iub":
+        raise TypeError(
+            f"Cannot cast array data from {numbers.dtype!r} to dtype('int64') according to the "
+            "rule 'safe'"
+        )
+    return numbers
 
 
 def _strides(shape: tuple[int, ...], item_bytes: int, order: str) -> tuple[int, ...]:

@@ -72,5 +72,45 @@ class File:
     @property
     def closed(self) -> bool: ...
 
+class Rows:
+    def __new__(
+        cls,
+        base: int,
+        stride: int,
+        row_bytes: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        empty: Any,
+    ) -> Rows: ...
+    def row(self, file: File, index: int, count: int) -> Any: ...
+    def consecutive(self, file: File, key: slice, count: int) -> Any: ...
+    def take(
+        self,
+        file: File,
+        indices: NDArray[np.int64],
+        count: int,
+        out: NDArray[Any] | None = None,
+    ) -> Any: ...
+    def gather(
+        self,
+        file: File,
+        starts: NDArray[np.int64],
+        length: int,
+        count: int,
+        out: NDArray[Any] | None = None,
+    ) -> Any: ...
+    def gather_ragged(
+        self,
+        file: File,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        total: int,
+        count: int,
+        out: NDArray[Any] | None = None,
+    ) -> Any: ...
+    def prefetch(
+        self, file: File, indices: NDArray[np.int64], count: int, bytes_max: int
+    ) -> bool: ...
+
 class Closed:
     def __get__(self, file: Any, kind: Any = None) -> bool: ...

@@ -300,11 +300,6 @@ def _merge(loops: tuple[Loop, ...], item_bytes: int) -> _Runs:
     return _Runs(tuple(outer), count, last.stride, run)
 
 
-def bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns the memory of a contiguous array: not all dtypes have the buffer protocol."""
-    return values.reshape(-1).view(np.uint8)
-
-
 def _parts_of(
     values: NDArray[Any], loops: tuple[Loop, ...], base: int, is_small: Any
 ) -> Any:
@@ -344,7 +339,7 @@ def load(
     for part, inner, start in _parts_of(values, loops, base, is_small):
         runs = _merge(inner, values.itemsize)
         positions = runs.positions_from(start)
-        file.read_runs(bytes_of(part), positions, runs.count, runs.stride, runs.run)
+        file.read_runs(part, positions, runs.count, runs.stride, runs.run)
 
 
 def store(
@@ -370,4 +365,4 @@ def store(
             part = converted
         runs = _merge(inner, dtype.itemsize)
         positions = runs.positions_from(start)
-        file.write_runs(bytes_of(part), positions, runs.count, runs.stride, runs.run)
+        file.write_runs(part, positions, runs.count, runs.stride, runs.run)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _HEADER_BYTES_MAX = 1 << 20
 #: Digits for which a new header leaves room, so that rows can be appended.
 _GROWTH_DIGITS = 21
+#: Length of a new header, bytes: rows of whole pages start at pages, and none is copied in two
+#: parts. Some versions of numpy refuse a header of more than 10,000 bytes.
+_HEADER_BYTES_NEW = 4096
 #: Bytes that are read first: enough for most headers.
 _HEADER_BYTES_FIRST = 4096
 
@@ -60,7 +63,7 @@ def new(dtype: np.dtype[Any], shape: tuple[int, ...], fortran_order: bool) -> He
     """Returns the header of a new file, with room for appended rows."""
     text = _text(dtype, shape, fortran_order)
     room = len(text.encode("utf-8")) + _GROWTH_DIGITS + 1 + 12
-    length = -(-room // 64) * 64
+    length = max(-(-room // 64) * 64, _HEADER_BYTES_NEW)
     version = (1, 0) if length < 1 << 16 else (2, 0)
     try:
         text.encode("latin1")
