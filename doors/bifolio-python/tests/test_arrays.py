@@ -6,6 +6,7 @@ import itertools
 import os
 import tempfile
 import time
+import warnings
 from typing import Any
 
 import hypothesis
@@ -511,7 +512,7 @@ def test_rows_are_appended(cache: bifolio.Cache, path: str) -> None:
 
 def test_a_large_array_is_not_read_by_accident(cache: bifolio.Cache, path: str) -> None:
     array = cache.open_array(path, "w+", dtype="u1", shape=(cache.memory + 1,))
-    for call in (lambda: np.asarray(array), lambda: array + 1, lambda: np.sum(array)):
+    for call in (lambda: np.asarray(array), lambda: array + 1, lambda: np.add.reduce(array)):
         with pytest.raises(MemoryError, match="larger than the bound"):
             call()
     if not IS_NUMPY_1:
@@ -538,15 +539,13 @@ def test_a_large_array_is_not_read_by_accident(cache: bifolio.Cache, path: str) 
 
 def test_a_large_slice_is_not_read_by_accident(cache: bifolio.Cache, path: str) -> None:
     array = cache.memmap(path, "u1", "w+", shape=(80 << 10, 1 << 10))
-    for call in (
-        lambda: array[: int(0.9 * len(array))],
-        lambda: array[:],
-        lambda: array[...],
-        lambda: array.rows(0, 70 << 10)[:],
-        lambda: array[::-1],
-    ):
+    for call in (lambda: array[...], lambda: array[::-1], lambda: array[:, :1000]):
         with pytest.raises(MemoryError, match="rows"):
             call()
+    # What a program keeps, such as the rows to train with, stays on the file.
+    for part in (array[: int(0.9 * len(array))], array[:], array.rows(0, 70 << 10)[:]):
+        assert isinstance(part, bifolio.Array) and len(part) >= 70 << 10
+        assert part[:5].tolist() == np.zeros((5, 1 << 10)).tolist()
     assert array[: 60 << 10].nbytes == 60 << 20
     assert array[::2, 0].shape == (40 << 10,)
 
@@ -569,6 +568,97 @@ def test_rows_stay_on_the_file(cache: bifolio.Cache, path: str) -> None:
     with pytest.raises(IndexError):
         part[10]
     same(np.asarray(list(part)), values[10:20])
+
+
+NUMERIC = [np.dtype(name) for name in ("u1", "?", "i2", ">i4", "f2", "f4", ">f8", "c16")]
+
+
+@given(
+    st.data(),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6),
+    st.sampled_from(NUMERIC),
+    st.sampled_from("CF"),
+    st.integers(1, 200),
+)
+def test_reductions_are_those_of_numpy(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, chunk: int
+) -> None:
+    ours, theirs = pair(shape, dtype, order, 0)
+    ours[...] = theirs[...] = np.random.default_rng(1).integers(0, 99, shape).astype(dtype)
+    values = np.array(theirs)
+    axes = st.integers(-len(shape), len(shape) - 1) if shape else st.just(-1)
+    axis = data.draw(st.one_of(st.none(), axes, st.lists(axes, max_size=3).map(tuple)))
+    keepdims = data.draw(st.booleans())
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        patch.setattr("bifolio._array._CHUNK_BYTES", chunk)
+        for name in ("sum", "min", "max", "mean"):
+            function = getattr(np, name)
+            expected = outcome(lambda: function(values, axis=axis, keepdims=keepdims))
+            found = outcome(lambda: getattr(ours, name)(axis, keepdims=keepdims))
+            also = outcome(lambda: function(ours, axis=axis, keepdims=keepdims))
+            hypothesis.note(f"{name}: {found!r}, numpy {expected!r}")
+            if isinstance(expected, type):
+                assert found is also is expected
+                continue
+            for mine in (found, also):
+                assert type(mine) is type(expected) and mine.dtype == expected.dtype
+                assert np.shape(mine) == np.shape(expected)
+                np.testing.assert_allclose(mine, expected, 1e-2 if dtype.itemsize == 2 else 1e-6)
+            if np.ndim(expected):
+                out = np.zeros_like(expected)
+                assert function(ours, axis=axis, keepdims=keepdims, out=out) is out
+                np.testing.assert_allclose(out, expected, 1e-2 if dtype.itemsize == 2 else 1e-6)
+        wanted = data.draw(st.sampled_from(["f8", "i2", "U", ">u4"]))
+        same(ours.astype(wanted), values.astype(wanted))
+        for value in (5, 200, -1):
+            assert (value in ours) == (value in values)
+    remove(ours, theirs)
+
+
+@given(st.data(), SHAPES, st.sampled_from(DTYPES), st.sampled_from("CF"))
+def test_another_shape_is_a_view(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any], order: str
+) -> None:
+    ours, theirs = pair(shape, dtype, order, 13)
+    wanted = data.draw(st.lists(st.integers(-1, 8), max_size=4))
+    expected = outcome(lambda: np.array(theirs).reshape(wanted))
+    found = outcome(lambda: ours.reshape(wanted))
+    is_contiguous = np.array(theirs).size < 2 or ours.strides == np.empty(shape, dtype).strides
+    if isinstance(expected, type) or not is_contiguous:
+        assert found is ValueError
+    else:
+        assert isinstance(found, bifolio.Array)
+        same(read(found, ...), expected)
+        same(read(ours.reshape(*wanted), ...), expected)
+        same(read(np.reshape(ours, wanted), ...), expected)  # type: ignore[arg-type]
+    remove(ours, theirs)
+
+
+def test_what_an_array_is_in_a_condition(cache: bifolio.Cache, path: str) -> None:
+    array = cache.open_array(path, "w+", dtype="i4", shape=(3,))
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(array)
+    assert not array.rows(0, 1)
+    array[0] = 4
+    assert array.rows(0, 1)
+    with pytest.raises(TypeError, match="Cannot cast"):
+        array.astype("i1", casting="safe")
+    large = cache.memmap(path + "2", "u1", "w+", shape=(8 << 20,))
+    large[5 << 20] = 3
+    assert large.sum() == 3 and large.max() == 3 and 3 in large and 4 not in large
+    assert large.mean() == 3 / (8 << 20)
+    with pytest.raises(MemoryError):
+        large.astype("i8")
+
+
+def test_tokens_of_dask_say_what_is_in_the_file(cache: bifolio.Cache, path: str) -> None:
+    array = cache.open_array(path, "w+", dtype="i4", shape=(3, 2))
+    token = array.__dask_tokenize__()
+    assert token == cache.open_array(path).__dask_tokenize__()
+    assert token != array.T.__dask_tokenize__() != array.rows(1).__dask_tokenize__()
+    os.utime(path, ns=(1, 1))
+    assert token != array.__dask_tokenize__()
 
 
 def test_iteration_does_not_keep_chunks(cache: bifolio.Cache, path: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import _core, _index, _npy
+from . import _chunked, _core, _index, _npy
 from ._cache import CREATE, READ, READ_WRITE, Cache, Handle
 from ._index import Loop, all_in_bounds, in_bounds, load, select, store
 from ._sizes import format_size
@@ -187,6 +187,8 @@ class Array(NDArrayOperatorsMixin):
                 found = rows.consecutive(self._handle.core(), key, self._shape[0])
                 if found is not None:
                     return found
+                if (start_end := self._too_large(key)) is not None:
+                    return self.rows(*start_end)
             elif kind is np.ndarray or (kind is list and key and type(key[0]) is int):
                 indices = np.asarray(key)
                 if indices.dtype is _INT64 and indices.ndim == 1:
@@ -202,6 +204,13 @@ class Array(NDArrayOperatorsMixin):
             result_bytes = math.prod(selection.shape) * self._dtype.itemsize
             self._check_size(result_bytes, _SLICE_BYTES_FREE)
         return self._load(selection)
+
+    def _too_large(self, key: slice) -> tuple[int, int] | None:
+        """Returns the first row of consecutive ones and the end, if they are too many to read."""
+        start, end, step = key.indices(self._shape[0])
+        row_bytes = math.prod(self._shape[1:]) * self._dtype.itemsize
+        most = max(self.cache._result_bytes_max, _SLICE_BYTES_FREE)
+        return (start, end) if step == 1 and (end - start) * row_bytes > most else None
 
     def _check_size(self, result_bytes: int, bytes_free: int) -> None:
         """Refuses a result that a program reads by accident: it would be killed.
@@ -379,6 +388,104 @@ class Array(NDArrayOperatorsMixin):
         shape = max(end - start, 0), *self._shape[1:]
         base = self._base + (start * self._strides[0] if shape[0] else 0)
         return self._view(base, self._dtype, shape, self._strides)
+
+    def reshape(
+        self, *shape: SupportsIndex | Iterable[SupportsIndex], order: str = "C"
+    ) -> Array:
+        """Returns the same elements in another shape, as an array on the file. Reads nothing.
+
+        Args:
+            shape: lengths of the axes, or a tuple of them; one may be -1.
+            order: ``"C"``.
+
+        Raises:
+            ValueError: another number of elements; an array that is not contiguous on the file, in
+                C order, such as a transposed one.
+        """
+        if order != "C":
+            # `numpy.reshape` reads the array then.
+            raise TypeError(f"the order {order!r} is not that of the file")
+        wanted: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], Iterable) else shape
+        lengths = [operator.index(length) for length in wanted]
+        if lengths.count(-1) == 1:
+            rest = math.prod(length for length in lengths if length != -1)
+            if rest > 0 and self.size % rest == 0:
+                lengths[lengths.index(-1)] = self.size // rest
+        if min(lengths, default=0) < 0 or math.prod(lengths) != self.size:
+            raise ValueError(f"cannot reshape array of size {self.size} into shape {tuple(wanted)}")
+        if self.size > 1 and self._strides != _strides(self._shape, self.itemsize, "C"):
+            raise ValueError(
+                "only an array that is contiguous on the file, in C order, has another shape "
+                "there: reshape what is read of it"
+            )
+        strides = _strides(tuple(lengths), self.itemsize, "C")
+        return self._view(self._base, self._dtype, tuple(lengths), strides)
+
+    # Of the whole array, a chunk at a time; with options that have no name here, at once.
+
+    def sum(
+        self,
+        axis: _chunked.Axis = None,
+        dtype: DTypeLike | None = None,
+        out: NDArray[Any] | None = None,
+        keepdims: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Returns the sum of the elements, as :meth:`numpy.ndarray.sum`, a chunk at a time."""
+        if options or not self._shape:
+            return _chunked.at_once(self, "sum", axis, dtype, out, keepdims, **options)
+        return _chunked.into(out, _chunked.total(self, axis, dtype, keepdims))
+
+    def mean(
+        self,
+        axis: _chunked.Axis = None,
+        dtype: DTypeLike | None = None,
+        out: NDArray[Any] | None = None,
+        keepdims: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Returns the mean of the elements, as :meth:`numpy.ndarray.mean`, a chunk at a time.
+
+        Sums of floats have at least 64 bits, so that those of many rows are exact enough.
+        """
+        if options or not self._shape or self._dtype.kind not in "fciub":
+            return _chunked.at_once(self, "mean", axis, dtype, out, keepdims, **options)
+        return _chunked.into(out, _chunked.mean(self, axis, dtype, keepdims))
+
+    def min(
+        self,
+        axis: _chunked.Axis = None,
+        out: NDArray[Any] | None = None,
+        keepdims: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Returns the least element, as :meth:`numpy.ndarray.min`, a chunk at a time."""
+        if options or not self._shape:
+            return _chunked.at_once(self, "min", axis, out, keepdims, **options)
+        return _chunked.into(out, _chunked.extreme(self, np.minimum, axis, keepdims))
+
+    def max(
+        self,
+        axis: _chunked.Axis = None,
+        out: NDArray[Any] | None = None,
+        keepdims: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Returns the greatest element, as :meth:`numpy.ndarray.max`, a chunk at a time."""
+        if options or not self._shape:
+            return _chunked.at_once(self, "max", axis, out, keepdims, **options)
+        return _chunked.into(out, _chunked.extreme(self, np.maximum, axis, keepdims))
+
+    def astype(self, dtype: DTypeLike, *, casting: Any = "unsafe") -> NDArray[Any]:
+        """Returns the elements with another type, in memory, a chunk at a time.
+
+        Raises:
+            MemoryError: the result is larger than the bound of the cache.
+            TypeError: `casting` does not allow it.
+        """
+        wanted = np.dtype(dtype)
+        self._check_size(self.size * wanted.itemsize, 0)
+        return _chunked.converted(self, wanted, casting)
 
     def chunks(self, rows: int | None = None) -> Chunks:
         """Iterates over the array in order, in chunks of consecutive rows.
@@ -702,6 +809,14 @@ class Array(NDArrayOperatorsMixin):
         lines = dict(self.cache._lines())
         rows += [(name, lines[name]) for name in ("bound", "in use", "hits") if name in lines]
         return rows
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """Returns what identifies the elements, for `dask`: the same in each run."""
+        self._handle.write_back()
+        status = os.stat(self.filename)
+        of_file = self.filename, status.st_ino, status.st_size, status.st_mtime_ns
+        descr = np.lib.format.dtype_to_descr(self._dtype)
+        return "bifolio.Array", of_file, self._base, str(descr), self._shape, self._strides
 
     def __repr__(self) -> str:
         rows = dict(self._rows_of_table())
