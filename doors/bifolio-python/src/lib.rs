@@ -30,6 +30,7 @@ mod cache;
 mod error;
 mod file;
 mod inode;
+mod lines;
 mod rows;
 mod shared;
 mod transfer;
@@ -45,6 +46,8 @@ mod _core {
     use crate::file::{Closed, File};
     #[pymodule_export]
     use crate::inode::write_through;
+    #[pymodule_export]
+    use crate::lines::Lines;
     #[pymodule_export]
     use crate::rows::Rows;
     #[pymodule_export]

@@ -231,6 +231,40 @@ def test_pickle_and_text(cache: bifolio.Cache, path: str) -> None:
         assert len(list(file)) == 1000
 
 
+def test_lines(cache: bifolio.Cache, path: str) -> None:
+    """The lines of a loop, and the position after each, are those of a file of Python."""
+    random = np.random.default_rng(5)
+    lengths = [*random.integers(0, 300, 2000).tolist(), 70_000, 1, 200_000, 0, 5]
+    text = b"\n".join(b"x" * length for length in lengths)
+    for ending in (b"", b"\n", b"\n\n"):
+        with open(path, "wb") as target:
+            target.write(text + ending)
+        with cache.open(path) as mine, open(path, "rb") as theirs:
+            for line, expected in zip(mine, theirs, strict=True):
+                assert line == expected and mine.tell() == theirs.tell()
+            assert list(mine) == [] and next(iter(mine), None) is None
+            for file in (mine, theirs):
+                file.seek(1000)
+                lines = iter(file)
+                next(lines)
+                file.seek(50_000)
+                next(lines)
+            assert mine.tell() == theirs.tell() and mine.read(10) == theirs.read(10)
+            assert mine.readlines() == theirs.readlines()
+    with cache.open(path, "w+b") as file:
+        file.write(b"one\ntwo\n")
+        file.seek(0)
+        lines = iter(file)
+        assert [*lines] == [b"one\n", b"two\n"]
+        file.write(b"three\nfour")
+        file.seek(8)
+        assert [*lines] == [b"three\n", b"four"]
+    with pytest.raises(ValueError, match="closed"):
+        next(lines)
+    with cache.open(path, "wb") as file, pytest.raises(io.UnsupportedOperation):
+        next(iter(file))
+
+
 def test_flush_shows_writes_to_other_programs(cache: bifolio.Cache, path: str) -> None:
     file = cache.open(path, "wb")
     file.write(b"seen")

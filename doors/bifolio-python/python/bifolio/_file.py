@@ -6,6 +6,7 @@ import errno
 import io
 import operator
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -141,6 +142,15 @@ class File(io.RawIOBase):
             step *= 2
         self._position += len(line)
         return line
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterates over the lines that follow the position.
+
+        A chunk of the file is in memory at a time: the loop does not see what is written to it
+        meanwhile.
+        """
+        self._check_open()
+        return _core.Lines(self)
 
     def pread(self, size: int, position: int) -> bytes:
         """Returns up to `size` bytes at `position`, fewer only at the end of the file."""
