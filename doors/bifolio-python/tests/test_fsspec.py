@@ -1,0 +1,92 @@
+"""The file system for fsspec, as other libraries use it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.fs
+import pyarrow.parquet
+import pytest
+import zarr
+
+import bifolio
+from bifolio.fsspec import FileSystem, default_cache
+
+
+def test_urls(tmp_path: Path) -> None:
+    url = f"bifolio://{tmp_path}/text"
+    with fsspec.open(url, "wt") as file:
+        file.write("one\ntwo\n")
+    assert (tmp_path / "text").read_text() == "one\ntwo\n"
+    with fsspec.open(url) as file:
+        assert isinstance(file, bifolio.File) and file.cache is default_cache()
+        assert list(file) == [b"one\n", b"two\n"]
+    with fsspec.open(url, "rt") as file:
+        assert file.readlines() == ["one\n", "two\n"]
+    with fsspec.open(url + ".gz", "wb", compression="gzip") as file:
+        file.write(b"packed")
+    with fsspec.open(url + ".gz", "rb", compression="gzip") as file:
+        assert file.read() == b"packed"
+    files, path = fsspec.core.url_to_fs(url)
+    assert path == f"{tmp_path}/text" and files.unstrip_protocol(path) == url
+    assert files.cat_file(path, 4, 7) == b"two"
+    assert sorted(files.ls(str(tmp_path), detail=False)) == [path, path + ".gz"]
+
+
+def test_what_was_read_stays_in_memory(cache: bifolio.Cache, tmp_path: Path) -> None:
+    files = FileSystem(cache, auto_mkdir=True)
+    path = f"{tmp_path}/new/directory/file"
+    with files.open(path, "wb") as file:
+        file.write(bytes(100_000))
+    for _ in range(3):
+        with files.open(path) as file:
+            assert len(file.read()) == 100_000
+    assert cache.stats()["storage_read_bytes"] <= 110_000
+    other = f"{tmp_path}/other"
+    Path(other).write_bytes(b"replaced")
+    os.replace(other, path)
+    assert files.cat_file(path) == b"replaced"
+    for number in range(200):
+        Path(f"{other}{number}").write_bytes(b"x")
+        files.cat_file(f"{other}{number}")
+    assert len(os.listdir("/proc/self/fd")) < 250
+
+
+def test_pickles_keep_the_cache(cache: bifolio.Cache, tmp_path: Path) -> None:
+    files = FileSystem(cache)
+    again: Any = pickle.loads(pickle.dumps(files))
+    (tmp_path / "file").write_bytes(b"bytes")
+    with again.open(tmp_path / "file") as file:
+        assert file.cache is cache and file.read() == b"bytes"
+
+
+def test_datasets_of_pyarrow(cache: bifolio.Cache, tmp_path: Path) -> None:
+    files = pa.fs.PyFileSystem(pa.fs.FSSpecHandler(FileSystem(cache)))
+    table = pa.table({"number": np.arange(20_000), "text": [f"{n}" for n in range(20_000)]})
+    for part in range(3):
+        pa.parquet.write_table(table, f"{tmp_path}/{part}.parquet", filesystem=files)
+    dataset = pa.dataset.dataset(str(tmp_path), filesystem=files, format="parquet")
+    found = dataset.to_table(columns=["number"])
+    assert len(found) == 60_000 and found["number"].to_numpy().sum() == 3 * np.arange(20_000).sum()
+    assert cache.stats()["storage_read_bytes"] > 0
+
+
+def test_zarr(cache: bifolio.Cache, tmp_path: Path) -> None:
+    values = np.random.default_rng(1).integers(0, 9, (300, 50))
+    zarr.create_array(str(tmp_path / "z"), data=values, chunks=(30, 50))
+    wrapper = pytest.importorskip("fsspec.implementations.asyn_wrapper")
+    files = wrapper.AsyncFileSystemWrapper(FileSystem(cache), asynchronous=True)
+    store = zarr.storage.FsspecStore(files, path=str(tmp_path / "z"), read_only=True)
+    array = zarr.open_array(store, mode="r")
+    assert (array[:] == values).all()
+    assert (array.oindex[[5, 299, 30]] == values[[5, 299, 30]]).all()
+    before = cache.stats()["storage_read_bytes"]
+    assert (array[:] == values).all()
+    assert cache.stats()["storage_read_bytes"] == before > 0
