@@ -24,9 +24,11 @@
 //! An access continues one of the known sequential readers, which gets its next window; or it is a
 //! miss where the windows of another handle end ([`Fronts`]), and continues that reader; or it is a
 //! miss at page 0, where an earlier miss ended, or after some pages that were read in order, and
-//! begins another one; or it is random: it is remembered as a candidate, and plans nothing. Hits
-//! need not be reported, except those on a page that a plan has marked. A plan may name resident
-//! pages: the caller skips them, or the plan, if another reader is that far ahead.
+//! begins another one; or it is random: it is remembered as a candidate, and plans nothing. But
+//! where most random misses were continued, such as by range scans of a B-tree, the next one begins
+//! a reader at once, on trial, so that a range waits once. Hits need not be reported, except those
+//! on a page that a plan has marked. A plan may name resident pages: the caller skips them, or the
+//! plan, if another reader is that far ahead.
 //!
 //! A handle has two queues, each with one worker at most: two would have twice as much in flight. A
 //! disk that serves requests one after the other may report no completion before its queue is empty
@@ -37,7 +39,7 @@
 mod fronts;
 mod order;
 mod readers;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod window_tests;
 
 use super::Handle;
@@ -215,7 +217,10 @@ impl Handle {
         let fronts = &self.readahead.fronts;
         let limits = Limits { max_pages, file_pages, is_announced };
         let plan = streams.on_access(access, &limits, || fronts.continued_by(access))?;
-        fronts.note(&plan, &streams.sequential[0]);
+        let reader = &streams.sequential[0];
+        if !reader.is_on_trial {
+            fronts.note(&plan, reader);
+        }
         Some(plan)
     }
 
@@ -318,7 +323,12 @@ struct Streams {
     sequential: ArrayVec<Sequential, STREAMS>,
     /// Ranges of misses that continued no reader, the last one first.
     candidates: ArrayVec<Range<u64>, STREAMS>,
+    /// A bit for each of the last random misses: 1 if it was continued. The last is the lowest.
+    continued: u16,
 }
+
+/// Number of continued misses among the last 16 above which a random miss begins a reader.
+const CONTINUED_MIN: u32 = u16::BITS / 2 + 1;
 
 impl Streams {
     /// Records an access. Returns the pages to read now, if any.
@@ -332,26 +342,43 @@ impl Streams {
         debug_assert!(access.first_page < access.end_page, "{access:?}");
         if let Some(at) = self.sequential.iter().position(|stream| stream.is_met_by(access)) {
             self.sequential[..=at].rotate_right(1);
+            if self.sequential[0].passes_trial(access) {
+                self.note_continued();
+            }
             return self.sequential[0].advance(access, limits);
         }
         let miss = access.miss?;
+        let continues_read = self.continues_read(access);
         if let Some(stream) = continued() {
             push_front(&mut self.sequential, stream);
             return self.sequential[0].advance(access, limits);
         }
         let is_in_order = access.first_page == 0 || access.is_in_order();
-        if limits.is_announced || is_in_order || self.continues_read(access) {
-            let (stream, plan) = Sequential::start(access, miss, limits);
-            push_front(&mut self.sequential, stream);
-            return plan;
+        let is_known = limits.is_announced || is_in_order || continues_read;
+        if !is_known {
+            let is_rest_of_one = |earlier: &Range<u64>| {
+                earlier.contains(&access.first_page) && earlier.end == access.end_page
+            };
+            if self.candidates.iter().any(is_rest_of_one) {
+                return None;
+            }
+            let are_mostly_continued = self.continued.count_ones() >= CONTINUED_MIN;
+            self.continued <<= 1;
+            if !are_mostly_continued {
+                push_front(&mut self.candidates, access.first_page..access.end_page);
+                return None;
+            }
         }
-        let is_rest_of_one = |earlier: &Range<u64>| {
-            earlier.contains(&access.first_page) && earlier.end == access.end_page
-        };
-        if !self.candidates.iter().any(is_rest_of_one) {
-            push_front(&mut self.candidates, access.first_page..access.end_page);
-        }
-        None
+        let (mut stream, plan) = Sequential::start(access, miss, limits);
+        stream.is_on_trial = !is_known;
+        push_front(&mut self.sequential, stream);
+        plan
+    }
+
+    /// Records that one of the last random misses was continued.
+    fn note_continued(&mut self) {
+        // The lowest clear bit: the last miss of which it is not known.
+        self.continued |= self.continued.wrapping_add(1);
     }
 
     /// Returns `true` if the access starts where a candidate ended, or in its last page. Removes
@@ -362,7 +389,11 @@ impl Streams {
             starts_there && access.end_page > earlier.end
         };
         let found = self.candidates.iter().position(follows);
-        found.map(|at| self.candidates.remove(at)).is_some()
+        if let Some(at) = found {
+            self.candidates.remove(at);
+            self.note_continued();
+        }
+        found.is_some()
     }
 }
 

@@ -110,6 +110,8 @@ pub(super) struct Sequential {
     /// Upper bound of windows, set by a miss, in pages.
     ceiling_pages: u64,
     clean_windows: u32,
+    /// Set for a reader that a single random miss began, until it reads on.
+    pub(super) is_on_trial: bool,
 }
 
 impl Sequential {
@@ -130,6 +132,7 @@ impl Sequential {
             mark: None,
             ceiling_pages: u64::MAX,
             clean_windows: 0,
+            is_on_trial: false,
         };
         let plan = new.issue_at_miss(miss, limits);
         (new, plan)
@@ -157,6 +160,13 @@ impl Sequential {
     /// few pages past them.
     pub(super) fn ends_at(&self, index: u64) -> bool {
         (self.planned_end..=self.planned_end.saturating_add(SKIPPED_PAGES_MAX)).contains(&index)
+    }
+
+    /// Ends the trial of a reader that reads on. Returns `true` if it was on trial.
+    pub(super) fn passes_trial(&mut self, access: &PageAccess) -> bool {
+        // Another thread may have missed the same pages.
+        let reads_on = self.read != (access.first_page..access.end_page);
+        reads_on && mem::take(&mut self.is_on_trial)
     }
 
     /// Advances the reader to an access that [`is_met_by`](Self::is_met_by) has matched. Returns

@@ -1,7 +1,8 @@
 //! Tests of windows, with a simulated reader that carries plans out as `readahead` does.
 
 use super::readers::TRANSFER_PAGES;
-use super::{Access, Limits, PageAccess, STREAMS, Streams};
+use super::{Access, Limits, PageAccess, STREAMS, Sequential, Streams};
+use crate::Cache;
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -229,6 +230,93 @@ fn random_reads_plan_nothing() {
         let page = random.u64(1..FILE_PAGES / 8) * 8;
         assert_eq!(readers.read(page..page + 1), NOTHING);
     }
+}
+
+/// Returns pages in no order, each once, with space between them.
+fn places() -> impl Iterator<Item = u64> {
+    let count = FILE_PAGES / 64;
+    (1..count).map(move |number| number * 7919 % count * 64)
+}
+
+#[test]
+fn where_most_random_misses_were_continued_the_window_begins_at_once() {
+    let mut readers = Readers::new(Access::Normal);
+    for place in places().take(9) {
+        assert_eq!(readers.read(place..place + 1), NOTHING);
+        assert_eq!(readers.read(place + 1..place + 2), window(place + 1..place + 5));
+    }
+    for place in places().skip(9).take(100) {
+        assert_eq!(readers.read(place..place + 1), window(place..place + 4));
+        assert_eq!(readers.read(place + 1..place + 2), window(place + 4..place + 8));
+    }
+    // Reads of single pages end it: none of these is continued.
+    let plans = |place: u64| readers.read(place..place + 1).len();
+    let pages: Vec<_> = places().skip(109).take(100).map(plans).collect();
+    assert!(pages.iter().sum::<usize>() <= 16, "{pages:?}");
+    assert_eq!(pages[16..], [0; 84]);
+}
+
+#[test]
+fn random_misses_of_which_half_are_continued_plan_nothing_at_once() {
+    let mut readers = Readers::new(Access::Normal);
+    for (number, place) in (0..1000).zip(places()) {
+        assert_eq!(readers.read(place..place + 1), NOTHING, "miss {number}");
+        if number % 2 == 0 {
+            readers.read(place + 1..place + 2);
+        }
+    }
+}
+
+#[test]
+fn a_miss_of_two_threads_at_once_is_not_continued() {
+    let mut readers = Readers::new(Access::Normal);
+    for place in places().take(9) {
+        readers.read(place..place + 1);
+        readers.read(place + 1..place + 2);
+    }
+    for place in places().skip(9).take(100) {
+        readers.read(place..place + 1);
+        readers.tell(miss(place..place + 1));
+    }
+    readers.plans.clear();
+    assert_eq!(readers.read(7..8), NOTHING, "single pages were taken for ranges");
+}
+
+#[test]
+fn a_miss_that_continues_the_reader_of_another_handle_counts_as_continued() {
+    let mut readers = Readers::new(Access::Normal);
+    for place in places().take(9) {
+        assert_eq!(readers.read(place..place + 1), NOTHING);
+        let next = miss(place + 1..place + 2);
+        let (of_another, _) = Sequential::start(&next, place + 1, &readers.limits);
+        readers.streams.on_access(&next, &readers.limits, || Some(of_another));
+        assert!(readers.streams.candidates.is_empty(), "{place} is taken for the end of a read");
+    }
+    let place = places().nth(9).unwrap();
+    assert_eq!(readers.read(place..place + 1), window(place..place + 4));
+}
+
+#[test]
+fn a_reader_on_trial_is_shown_to_other_handles_once_it_reads_on() {
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let file = cache.memory_file("on trial").unwrap();
+    file.set_len(FILE_PAGES << 12).unwrap();
+    let handle = &file.handle;
+    let plan_at = |page: u64| handle.plan_after_miss(page..page + 1);
+    let is_known_at = |page: u64| {
+        let after_some = PageAccess { pages_in_order: 100, ..miss(page..page + 1) };
+        handle.readahead.fronts.continued_by(&after_some).is_some()
+    };
+    for place in places().take(9) {
+        assert_eq!(plan_at(place), None);
+        assert!(plan_at(place + 1).is_some_and(|plan| is_known_at(plan.pages.end)));
+    }
+    let place = places().nth(9).unwrap();
+    let end = plan_at(place).unwrap().pages.end;
+    assert_eq!(end, place + 4);
+    assert!(!is_known_at(end), "a single miss was taken for a reader");
+    let end = plan_at(end).unwrap().pages.end;
+    assert!(is_known_at(end));
 }
 
 #[test]
