@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   HitPath::read   hit.rs         one page, resident and marked: copied without a reference
-//!   copy_run                   adjacent frames with one copy, every page validated
+//!   copy_run                   many pages, adjacent frames with one copy, every page validated
 //!   fill_zeros      allocation.rs  holes and allocated pages of memory files
 //!   read_absent                    not resident: one batch of transfers
 //!   read_page_locked               another thread fills or writes it: its folio lock
@@ -14,13 +14,14 @@
 //! A page that is not resident skips the steps between the first and its transfer: the Entry that
 //! `Fill::absent_at` loads is the one that the claim starts from.
 //!
-//! A run of adjacent pages is copied through Entries, without references ([`FrameRun`]); pages of a
-//! region are referenced all the same, because they do not stay mapped. The length is loaded again
-//! for each copy, after the Entries. The loop advances by position: a copy that an old length cut
-//! short in the middle of a folio continues in the same folio, not after it.
+//! A run of pages is copied through Entries, without references ([`FrameRun`]), and validated once,
+//! after the last. Pages of a region are referenced all the same, because they do not stay mapped.
+//! The length is loaded again for each run, after the Entries. The loop advances by position: a
+//! copy that an old length cut short in the middle of a folio continues in the same folio, not
+//! after it.
 //!
-//! Sequential reads also prefetch the next page before they copy the current one. For a reader that
-//! takes a file page by page, `hit.rs` does so.
+//! Where the next page is in another frame, its first bytes are prefetched before the current one
+//! is copied. For a reader that takes a file page by page, `hit.rs` does so.
 //!
 //! # Safety
 //! Copies from frames whose lock or reference it holds, or that stay mapped even if their pages are
@@ -37,6 +38,7 @@ use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sync::Ordering;
 use crate::sys::copy;
+use std::mem;
 use std::ops::Range;
 
 /// Most bytes of one request in flight at a time, enough to overlap copies and transfers.
@@ -425,9 +427,9 @@ impl File {
         done
     }
 
-    /// Copies from the page at `position` on, as long as frames are adjacent. Returns 0 if that
-    /// page is not READY, or if writers kept changing it. `in_order`: the bytes continue an earlier
-    /// read. `continues_read`: the read continues after them.
+    /// Copies from the page at `position` on, as many pages as a [`FrameRun`] takes. Returns 0 if
+    /// that page is not READY, or if writers kept changing it. `in_order`: the bytes continue an
+    /// earlier read. `continues_read`: the read continues after them.
     fn copy_run(
         &self,
         position: u64,
@@ -452,7 +454,7 @@ impl File {
             end = end.min(first + if is_fault { 1 } else { held });
         }
         for _ in 0..ATTEMPTS_MAX {
-            let mut run = FrameRun::find(inode.mapping.table(), first..end, held.is_some());
+            let mut run = FrameRun::gather(inode.mapping.table(), first..end);
             let _held = held.map(|_| run.hold(&inode.memory.folios));
             let Some(copied) = self.copy_once(&run, position, buffer, continues_read) else {
                 return 0;
@@ -461,8 +463,10 @@ impl File {
                 let pages = first..(position + copied as u64).div_ceil(PAGE_BYTES);
                 // The first one gets no new use if the copy continues in it.
                 let goes_on_in_page = in_order && position & (PAGE_BYTES - 1) > 0;
-                for index in pages.skip(usize::from(goes_on_in_page)) {
-                    self.note_use(index, in_order || index > first);
+                for (index, seen) in pages.zip(run.entries()).skip(usize::from(goes_on_in_page)) {
+                    if !seen.is_referenced() {
+                        self.note_use(index, in_order || index > first);
+                    }
                 }
                 return copied;
             }
@@ -483,28 +487,42 @@ impl File {
     ) -> Option<usize> {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
-        let start = inode.page_space.page_address(position >> PAGE_SHIFT, run.start()?);
         let visible = inode.mapping.len_bytes().saturating_sub(position);
-        let in_run = run.pages() * PAGE_BYTES - in_page;
+        let in_run = (run.pages() * PAGE_BYTES).saturating_sub(in_page);
         let length = in_run.min(visible).min(buffer.len() as u64);
         if length == 0 {
             return None;
         }
-        let is_last = length == buffer.len() as u64;
-        let target = &mut buffer[..length as usize];
-        let source = start.wrapping_add(in_page as usize);
-        let behind = source.wrapping_add(target.len());
-        let next =
-            if is_last && !continues_read { behind } else { self.frame_at(position + length) };
-        // The hardware prefetches within a run of frames, but not past its last page.
-        let ahead = if next == behind { 0 } else { target.len().min(PAGE_BYTES as usize) };
-        let (most, last) = target.split_at_mut(target.len() - ahead);
-        // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), or pages
-        // of a region, which the references of the caller keep there (REGION-4); these are adjacent
-        // for `length` bytes; `target` is the caller's memory.
-        unsafe { copy::copy_out(source, most) };
-        // SAFETY: as above.
-        unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, next) };
+        // The page that this read, or the next one, continues with.
+        let is_last = length == buffer.len() as u64 && !continues_read;
+        let after = (!is_last).then(|| self.frame_at(position + length));
+        let address_of = |(index, seen): (u64, &Entry)| -> *const u8 {
+            inode.page_space.page_address(index, *seen)
+        };
+        let mut pages = (position >> PAGE_SHIFT..).zip(run.entries()).map(address_of);
+        let mut next = pages.next();
+        let mut skipped = in_page as usize;
+        let mut rest = &mut buffer[..length as usize];
+        while let Some(start) = next {
+            // Adjacent frames are one copy.
+            let mut end = start.wrapping_add(PAGE_BYTES as usize);
+            next = pages.next();
+            while next == Some(end) {
+                end = end.wrapping_add(PAGE_BYTES as usize);
+                next = pages.next();
+            }
+            let piece = (end.addr() - start.addr() - skipped).min(rest.len());
+            let (target, others) = mem::take(&mut rest).split_at_mut(piece);
+            let ahead = if others.is_empty() { after } else { next };
+            // SAFETY: READY Entries name frames of the arena, which stays mapped (FRAMES-2), or
+            // pages of a region, which the references of the caller keep there (REGION-4); these
+            // are adjacent up to `end`; `target` is the caller's memory.
+            unsafe { copy_run_ahead(start.wrapping_add(skipped), target, ahead) };
+            (rest, skipped) = (others, 0);
+            if rest.is_empty() {
+                break;
+            }
+        }
         let pages = (in_page + length).div_ceil(PAGE_BYTES);
         let good = run.unchanged(pages);
         let good_bytes = bytes_of(good, in_page, length);
@@ -527,6 +545,24 @@ impl File {
         let inode = &self.handle.inode;
         let is_reused = || self.handle.readahead.is_reused();
         inode.mapping.note_use(&inode.memory.folios, index, in_order, is_reused);
+    }
+}
+
+/// Copies adjacent frames, and prefetches the page at `ahead`, if any, before the last part: the
+/// hardware prefetches within a run of frames, but not past its last page.
+///
+/// # Safety
+/// As for [`copy::copy_out`].
+#[inline(always)]
+unsafe fn copy_run_ahead(source: *const u8, target: &mut [u8], ahead: Option<*const u8>) {
+    let ahead = ahead.filter(|ahead| *ahead != source.wrapping_add(target.len()));
+    let last_bytes = ahead.map_or(0, |_| target.len().min(PAGE_BYTES as usize));
+    let (most, last) = target.split_at_mut(target.len() - last_bytes);
+    // SAFETY: the caller's contract.
+    unsafe { copy::copy_out(source, most) };
+    if let Some(ahead) = ahead {
+        // SAFETY: as above.
+        unsafe { copy::copy_out_ahead(source.wrapping_add(most.len()), last, ahead) };
     }
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn read_held<R>(
     if count > RUN_PAGES_MAX as u64 {
         return read_held_in_runs(table, pages, held, read);
     }
-    let run = FrameRun::find(table, pages, false);
+    let run = FrameRun::find(table, pages);
     let is_whole = run.pages() == count && run.start()?.folio_id() == held;
     let result = if is_whole { read()? } else { return None };
     (run.unchanged(count) == count).then_some(result)
@@ -88,7 +88,7 @@ fn read_held_in_runs<R>(
     let mut runs = ArrayVec::<FrameRun<'_>, FOLIO_RUNS_MAX>::new();
     for first in pages.clone().step_by(RUN_PAGES_MAX) {
         let end = pages.end.min(first + RUN_PAGES_MAX as u64);
-        let run = FrameRun::find(table, first..end, false);
+        let run = FrameRun::find(table, first..end);
         let is_whole = run.pages() == end - first && run.start()?.folio_id() == held;
         if !is_whole || runs.try_push(run).is_err() {
             return None;
@@ -104,9 +104,9 @@ const RUN_PAGES_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 /// the model checker, whose threads have small stacks.
 const FOLIO_RUNS_MAX: usize = if cfg!(all(test, loom)) { 2 } else { 8 };
 
-/// Run of frames: consecutive pages in consecutive frames, read with one copy.
+/// Run of consecutive pages that are read together.
 ///
-/// Loads all Entries, copies once, then loads all Entries again (READ-O1..O4 for each). A page that
+/// Loads all Entries, copies, then loads all Entries again (READ-O1..O4 for each). A page that
 /// changed invalidates itself and the pages after it. The caller reads the length of the file
 /// between the two loads: a truncation sets the length before it changes the bytes beyond the end,
 /// an extension after. So a page whose Entry is unchanged had the copied bytes when the length was
@@ -122,18 +122,32 @@ pub(crate) struct FrameRun<'a> {
 }
 
 impl<'a> FrameRun<'a> {
-    /// Loads the READY pages from the first of `pages` on, up to the first whose frame does not
-    /// follow the previous one (READ-O1). Frames of a region (`in_place`) always follow.
+    /// Loads the READY pages from the first of `pages` on, wherever their frames are (READ-O1).
     #[inline(always)]
-    pub(crate) fn find(table: &'a Table, pages: Range<u64>, in_place: bool) -> Self {
+    pub(crate) fn gather(table: &'a Table, pages: Range<u64>) -> Self {
+        Self::load(table, pages, |_, _| true)
+    }
+
+    /// Loads the READY pages from the first of `pages` on, up to the first whose frame does not
+    /// follow the previous one (READ-O1).
+    #[inline(always)]
+    fn find(table: &'a Table, pages: Range<u64>) -> Self {
+        Self::load(table, pages, |last, entry| entry.frame() == last.frame() + 1)
+    }
+
+    #[inline(always)]
+    fn load(
+        table: &'a Table,
+        pages: Range<u64>,
+        may_follow: impl Fn(Entry, Entry) -> bool,
+    ) -> Self {
         // Built in place: it is large to move.
         let mut run = Self { table, first: pages.start, seen: ArrayVec::new() };
         for index in pages {
             // Acquire: pairs with the Release of READ-W4 and READ-I3: this thread sees the bytes of
             // this version.
             let entry = table.load(index, Ordering::Acquire);
-            let follows = run.seen.last().is_none_or(|last| entry.frame() == last.frame() + 1);
-            let follows = in_place || follows;
+            let follows = run.seen.last().is_none_or(|last| may_follow(*last, entry));
             if !entry.is_ready() || !follows || run.seen.try_push(entry).is_err() {
                 break;
             }
@@ -143,7 +157,7 @@ impl<'a> FrameRun<'a> {
 
     /// Returns the Entry of the first page, which names the frame; `None` if it was not READY.
     #[inline(always)]
-    pub(crate) fn start(&self) -> Option<Entry> {
+    fn start(&self) -> Option<Entry> {
         self.seen.first().copied()
     }
 
@@ -163,6 +177,12 @@ impl<'a> FrameRun<'a> {
         let held: ArrayVec<_, BATCH_SLOTS> = references.collect();
         self.seen.truncate(held.len());
         held
+    }
+
+    /// Returns the Entries of the pages, as they were before the copy.
+    #[inline(always)]
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.seen
     }
 
     #[inline(always)]
@@ -238,7 +258,7 @@ mod tests {
     }
 
     fn pages_of(entries: &[Entry]) -> u64 {
-        FrameRun::find(&table_of(entries), 0..entries.len() as u64, false).pages()
+        FrameRun::find(&table_of(entries), 0..entries.len() as u64).pages()
     }
 
     #[test]
@@ -254,9 +274,24 @@ mod tests {
     }
 
     #[test]
+    fn a_gathered_run_ends_only_at_a_page_that_is_not_ready() {
+        let gathered = |entries: &[Entry]| {
+            let table = table_of(entries);
+            let run = FrameRun::gather(&table, 0..entries.len() as u64);
+            assert_eq!(run.entries(), &entries[..run.pages() as usize]);
+            run.pages()
+        };
+        assert_eq!(gathered(&[ready(7), ready(2), ready(2), ready(9)]), 4);
+        assert_eq!(gathered(&[ready(7), ready(2), Entry::folio(3, 5, 0), ready(9)]), 2);
+        assert_eq!(gathered(&[Entry::HOLE, ready(1)]), 0);
+        let long: Vec<Entry> = (0..100).map(|page| ready(3 * page)).collect();
+        assert_eq!(gathered(&long), RUN_PAGES_MAX as u64);
+    }
+
+    #[test]
     fn a_changed_page_invalidates_itself_and_those_after_it() {
         let table = table_of(&[ready(7), ready(8), ready(9)]);
-        let run = FrameRun::find(&table, 0..3, false);
+        let run = FrameRun::find(&table, 0..3);
         assert_eq!((run.start(), run.unchanged(3)), (Some(ready(7)), 3));
         // Marks change without a change of the bytes.
         table.mark_referenced(1, ready(8));

@@ -219,7 +219,7 @@ fn loom_optimistic_read_marks_restore_no_old_entry() {
 
 /// Under a reference, against a write: the reference keeps the frame, not its bytes.
 /// Dies with: the fence of `FrameRun::unchanged` (READ-O3) or of `begin_write_section` (READ-W2)
-/// left out; Relaxed in `FrameRun::find` (READ-O1); READ-W1 left out; a section that keeps the
+/// left out; Relaxed in `FrameRun::load` (READ-O1); READ-W1 left out; a section that keeps the
 /// version.
 #[test]
 fn loom_optimistic_read_held_vs_write() {
