@@ -2,9 +2,10 @@
 //!
 //! A gather reads the same number of rows (4,096 by default) and sums all their words, so every
 //! series also brings the bytes to the processor. `read_many` copies the rows, 1,024 with a call;
-//! `pin_many` reads them in place. Beside them: a mapping advised `MADV_RANDOM` (`kernel_mmap`),
-//! the same with one `MADV_WILLNEED` for each row before the first is touched (`kernel_willneed`),
-//! and io_uring alone (`raw_direct`). The file is 8 times the bound.
+//! `pin_many_into` reads them in place (`pin_many`), with a list of pins that all gathers use.
+//! Beside them: a mapping advised `MADV_RANDOM` (`kernel_mmap`), the same with one `MADV_WILLNEED`
+//! for each row before the first is touched (`kernel_willneed`), and io_uring alone (`raw_direct`).
+//! The file is 8 times the bound.
 //!
 //! Each round is a child process with nothing else in it: it prepares the state of its row, then
 //! gathers for a while.
@@ -13,7 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bifolio::{Access, Cache, ImmutableFile, OpenOptions, ReadRequest};
+use bifolio::{Access, Cache, ImmutableFile, OpenOptions, PageRef, ReadRequest};
 use bifolio_report::Case;
 use memmap2::Advice;
 use serde::{Deserialize, Serialize};
@@ -45,8 +46,15 @@ const CALL_ROWS: usize = 1024;
 /// half of them are complete.
 const DEPTH: u16 = 64;
 
+const SECTOR_BYTES: usize = 512;
+
 const fn cold(over: &'static str, under: &'static str, target: f64) -> Target {
     at_least("state=cold", Asked::Ratio(over, under), target)
+}
+
+/// Of rows of 64 bytes nothing is asked: two counts of a pin take longer than the row.
+const fn warm(case: &'static str, over: &'static str, target: f64) -> Target {
+    at_least(case, Asked::Ratio(over, MMAP), target)
 }
 
 pub(crate) static GATHER: Definition = Definition {
@@ -69,11 +77,13 @@ pub(crate) static GATHER: Definition = Definition {
         cold(READ_MANY, WILLNEED, 1.0),
         // At most 1.1 times as long as the device, 1.2 times as a warm mapping.
         cold(READ_MANY, RAW, 1.0 / 1.1),
-        at_least("state=warm", Asked::Ratio(READ_MANY, MMAP), 1.0 / 1.2),
+        warm("row_bytes=1024,state=warm", READ_MANY, 1.0 / 1.2),
+        warm("row_bytes=4096,state=warm", READ_MANY, 1.0 / 1.2),
         cold(PIN_MANY, MMAP, 5.0),
         cold(PIN_MANY, WILLNEED, 1.0),
         cold(PIN_MANY, RAW, 1.0 / 1.1),
-        at_least("state=warm", Asked::Ratio(PIN_MANY, MMAP), 1.0 / 1.2),
+        warm("row_bytes=1024,state=warm", PIN_MANY, 0.95),
+        warm("row_bytes=4096,state=warm", PIN_MANY, 1.3),
     ],
     run,
     child: Some(|task| child::serve(task, gather)),
@@ -118,13 +128,14 @@ fn run(run: &mut Run<'_>, parameters: &Parameters) -> Result<()> {
         ask(series, 4096, false, Duration::ZERO)
     })?;
     let mut rows = run.rows();
-    let all = [(1024, false), (1024, true), (4096, false), (4096, true)];
-    for (row_bytes, is_warm) in all.into_iter().skip(if run.config.summary_only { 2 } else { 0 }) {
+    let all = [64, 1024, 4096].into_iter().flat_map(|row| [(row, false), (row, true)]);
+    for (row_bytes, is_warm) in all.skip(if run.config.summary_only { 4 } else { 0 }) {
         let state = if is_warm { "warm" } else { "cold" };
         let case = Case::new().with("pattern", "uniform").with("row_bytes", row_bytes);
         rows.row(case.with("state", state), ("rows/s", Measured::rate));
-        // The device alone has no memory that could be warm.
-        for &series in can_run.iter().filter(|series| **series != RAW || !is_warm) {
+        // The device alone has no memory that could be warm, and reads whole sectors.
+        let is_for_device = !is_warm && row_bytes >= SECTOR_BYTES;
+        for &series in can_run.iter().filter(|series| **series != RAW || is_for_device) {
             rows.series(series, move |round| ask(series, row_bytes, is_warm, round));
         }
     }
@@ -154,8 +165,11 @@ fn gather(task: &Task) -> Result<Measured> {
             let cache = Cache::builder().memory(memory_bytes).prefault(true).build()?;
             let file = cache.open_immutable(file, &OpenOptions::new())?;
             file.set_access(Access::Random);
+            if task.series == PIN_MANY {
+                return gather_by(task, Pinned { file: &file, pins: Vec::new(), row_bytes });
+            }
             let buffer = vec![0; CALL_ROWS * row_bytes];
-            gather_by(task, Cached { file, buffer, row_bytes, is_pinned: task.series == PIN_MANY })
+            gather_by(task, Copied { file: &file, buffer, row_bytes })
         }
         MMAP | WILLNEED => {
             task.group.as_ref().map_or(Ok(()), Membership::join)?;
@@ -207,29 +221,20 @@ fn gather_by(task: &Task, mut gatherer: impl Gatherer) -> Result<Measured> {
     Ok(measured)
 }
 
-/// `read_many`, or `pin_many`.
-struct Cached {
-    file: ImmutableFile,
+/// `read_many`.
+struct Copied<'f> {
+    file: &'f ImmutableFile,
     buffer: Vec<u8>,
     row_bytes: usize,
-    is_pinned: bool,
 }
 
-impl Gatherer for Cached {
+impl Gatherer for Copied<'_> {
     fn forget(&mut self) -> Result<()> {
         self.file.evict(0..self.file.len())?;
         Ok(())
     }
 
     fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
-        if self.is_pinned {
-            let range = |&start: &u64| start..start + self.row_bytes as u64;
-            let ranges: Vec<_> = positions.iter().map(range).collect();
-            for (pin, position) in self.file.pin_many(&ranges).into_iter().zip(positions) {
-                sums.add_all(&pin?, *position);
-            }
-            return Ok(());
-        }
         for positions in positions.chunks(CALL_ROWS) {
             let rows = self.buffer.chunks_exact_mut(self.row_bytes);
             let request = |(row, position): (_, &u64)| ReadRequest::new(row, *position);
@@ -242,6 +247,31 @@ impl Gatherer for Cached {
                 }
                 sums.add_all(request.buffer, request.position);
             }
+        }
+        Ok(())
+    }
+}
+
+/// `pin_many_into`, with a list that all gathers use.
+struct Pinned<'f> {
+    file: &'f ImmutableFile,
+    pins: Vec<bifolio::Result<PageRef<'f, ImmutableFile>>>,
+    row_bytes: usize,
+}
+
+impl Gatherer for Pinned<'_> {
+    fn forget(&mut self) -> Result<()> {
+        self.pins.clear();
+        self.file.evict(0..self.file.len())?;
+        Ok(())
+    }
+
+    fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
+        let row_bytes = self.row_bytes as u64;
+        let ranges = positions.iter().map(|start| *start..start + row_bytes);
+        self.file.pin_many_into(ranges, &mut self.pins);
+        for (pin, position) in self.pins.iter().zip(positions) {
+            sums.add_all(pin.as_ref().map_err(Clone::clone)?, *position);
         }
         Ok(())
     }

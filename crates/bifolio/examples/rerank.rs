@@ -1,5 +1,5 @@
 //! Exact re-ranking: the best 10 of 4,096 candidates by inner product, for 100 queries over vectors
-//! in a file eight times as large as the memory, by `read_many`, by `pin_many` and by mmap.
+//! in a file eight times as large as the memory, by `read_many`, by `pin_many_into` and by mmap.
 //!
 //! `cargo run --release --example rerank -p bifolio -- [MEMORY_MIB]`
 //!
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{io, ptr, slice};
 
-use bifolio::{Cache, OpenOptions, ReadRequest};
+use bifolio::{Cache, ImmutableFile, OpenOptions, PageRef, ReadRequest};
 
 const DIMENSIONS: usize = 256;
 const ROW_BYTES: usize = DIMENSIONS * size_of::<f32>();
@@ -50,9 +50,11 @@ fn main() -> Result<()> {
         forget()?;
         timed(|| read_many(&file, &mut buffer, query))
     })?;
-    let by_pin = measure("pin_many", &queries, |query| {
+    let mut vectors = Vec::new();
+    let by_pin = measure("pin_many_into", &queries, |query| {
+        vectors.clear();
         forget()?;
-        timed(|| pin_many(&file, query))
+        timed(|| pin_many(&file, &mut vectors, query))
     })?;
     let by_map = measure("mmap, MADV_RANDOM", &queries, |query| {
         let map = KernelMap::new(&path)?;
@@ -106,14 +108,18 @@ fn read_many(file: &bifolio::File, buffer: &mut [u8], query: &Query) -> Result<R
     Ok(best.0)
 }
 
-/// Reads the vectors of all candidates where they are in the cache.
-fn pin_many(file: &bifolio::ImmutableFile, query: &Query) -> Result<Ranking> {
+/// Reads the vectors of all candidates where they are in the cache. `vectors` is a list that all
+/// queries use.
+fn pin_many<'f>(
+    file: &'f ImmutableFile,
+    vectors: &mut Vec<bifolio::Result<PageRef<'f, ImmutableFile>>>,
+    query: &Query,
+) -> Result<Ranking> {
     let range = |row: &u64| row * ROW_BYTES as u64..(row + 1) * ROW_BYTES as u64;
-    let ranges: Vec<_> = query.candidates.iter().map(range).collect();
+    file.pin_many_into(query.candidates.iter().map(range), vectors);
     let mut best = Best::default();
-    for (pin, row) in file.pin_many(&ranges).into_iter().zip(&query.candidates) {
-        let pin = pin?;
-        best.add(query.score(&pin), *row);
+    for (vector, row) in vectors.iter().zip(&query.candidates) {
+        best.add(query.score(vector.as_ref().map_err(Clone::clone)?), *row);
     }
     Ok(best.0)
 }

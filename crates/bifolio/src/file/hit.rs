@@ -28,6 +28,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::sys::copy;
 use std::cell::Cell;
 use std::ops::Range;
+use std::ptr;
 use std::sync::LazyLock;
 
 /// Minimum length of a long read, in bytes: beside its copy, a check of the Entry costs nothing.
@@ -300,6 +301,57 @@ impl HitPath {
         self.pin_known(self.later_word(range.start >> PAGE_SHIFT), range, try_get)
     }
 
+    /// Prefetches the Entries of a group of positions, then the first bytes of the pages: the cache
+    /// misses of all overlap. Positions may be invalid.
+    #[inline(always)]
+    pub(super) fn touch_pages(&self, group: impl Iterator<Item = u64> + Clone) {
+        self.touch_entries(group.clone());
+        for position in group {
+            self.touch_bytes(position, 1);
+        }
+    }
+
+    /// Prefetches what pins of a group read and change. Ranges may be invalid.
+    #[inline(always)]
+    pub(super) fn touch_folios(&self, group: &[Range<u64>]) {
+        self.touch_entries(group.iter().map(|range| range.start));
+        for range in group {
+            if let Some(entry) = self.ready_entry(range.start) {
+                let folio = ptr::from_ref(self.memory().folios.get(entry.folio_id()));
+                copy::prefetch_lines_to_write(folio.cast(), 1);
+                copy::prefetch_lines(self.address_of(range.start, entry), 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn touch_entries(&self, group: impl Iterator<Item = u64>) {
+        for position in group {
+            if position < self.pins_end {
+                let word = self.entry_word(position >> PAGE_SHIFT);
+                copy::prefetch_lines(ptr::from_ref(word).cast(), 1);
+            }
+        }
+    }
+
+    /// Returns the Entry of a resident page, for a prefetch only.
+    #[inline(always)]
+    fn ready_entry(&self, position: u64) -> Option<Entry> {
+        if position >= self.pins_end {
+            return None;
+        }
+        let entry = Entry(self.entry_word(position >> PAGE_SHIFT).load(Ordering::Relaxed));
+        entry.is_ready().then_some(entry)
+    }
+
+    /// Prefetches bytes at `position`, which may be invalid, if their page is resident.
+    #[inline(always)]
+    pub(super) fn touch_bytes(&self, position: u64, lines: usize) {
+        if let Some(entry) = self.ready_entry(position) {
+            copy::prefetch_lines(self.address_of(position, entry), lines);
+        }
+    }
+
     /// Returns `true` if the range lies in one folio and in the file.
     #[inline(always)]
     fn may_pin(&self, range: &Range<u64>) -> bool {
@@ -324,11 +376,17 @@ impl HitPath {
         // present. (A page may be about to be unmapped while its folio is not frozen: UNMAP-B9 of
         // `maps/unmap.rs`.)
         let folio = recheck_ready(word, folio, seen).ok()?;
+        Some((folio, self.address_of(range.start, seen)))
+    }
+
+    /// Returns the address of the byte at `position`, in the page that `entry` names.
+    #[inline(always)]
+    fn address_of(&self, position: u64, entry: Entry) -> *const u8 {
         if self.in_place_end > 0 {
-            return Some((folio, self.frames.wrapping_add(range.start as usize)));
+            return self.frames.wrapping_add(position as usize);
         }
-        let in_page = (range.start & (PAGE_BYTES - 1)) as usize;
-        Some((folio, self.frames.wrapping_add(seen.frame_offset_bytes() + in_page)))
+        let in_page = (position & (PAGE_BYTES - 1)) as usize;
+        self.frames.wrapping_add(entry.frame_offset_bytes() + in_page)
     }
 
     /// Returns the Entry of a page below the length whose Entry is not at `entries`.

@@ -30,19 +30,39 @@ impl ImmutableFile {
     /// Blocks for I/O on a miss.
     #[inline(always)]
     pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_, Self>> {
-        Ok(Self::lend(self.file.pin(range)?))
+        self.file.pin_for(self.file.range_of(range))
     }
 
     /// Pins the bytes of each range, like [`File::pin_many`], and lends them as slices. Blocks
     /// until all ranges have a result.
     pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_, Self>>> {
-        let pages = self.file.pin_many(ranges).into_iter();
-        pages.map(|page| page.map(Self::lend)).collect()
+        self.file.pin_each(ranges.iter().cloned())
     }
 
-    #[inline(always)]
-    fn lend(page: PageRef<'_>) -> PageRef<'_, Self> {
-        page.of()
+    /// Pins the bytes of each range, like [`File::pin_many_into`], and lends them as slices. Blocks
+    /// until all ranges have a result.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let vectors = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
+    /// let mut pages = Vec::new();
+    /// for records in [[3_u64, 90, 41], [7, 3, 55]] {
+    ///     let range = |record| record * 1024..(record + 1) * 1024;
+    ///     vectors.pin_many_into(records.iter().map(range), &mut pages);
+    ///     for page in &pages {
+    ///         assert_eq!(page.as_ref().unwrap()[..], [7; 1024]);
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pin_many_into<'a>(
+        &'a self,
+        ranges: impl IntoIterator<Item = Range<u64>, IntoIter: Clone>,
+        pages: &mut Vec<Result<PageRef<'a, Self>>>,
+    ) {
+        self.file.pin_each_into(ranges.into_iter(), pages);
     }
 }
 

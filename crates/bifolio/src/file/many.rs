@@ -18,10 +18,16 @@ use crate::fill::{Batch, Delivery, Locked, copy_filled};
 use crate::inode::Inode;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
+use crate::sys::copy::LINE_BYTES;
+use std::mem;
 use std::ops::Range;
+use std::sync::LazyLock;
 
-/// Number of requests ahead whose first Entry is prefetched, because requests are in no order.
-const REQUESTS_TOUCHED_AHEAD: usize = 4;
+/// Requests whose Entries, then pages, are prefetched together, because they are in no order:
+/// enough for their cache misses to overlap, few enough that nothing is evicted before its use.
+const GROUP: usize = 16;
+/// Cache lines of the next request that are prefetched: the processor then reads ahead itself.
+const LINES_AHEAD: usize = 8;
 
 /// One request of [`File::read_many`]: a position, a buffer and the result.
 ///
@@ -112,11 +118,7 @@ impl File {
         let mut open = Vec::with_capacity(requests.len());
         let mut batch = Batch::new(&self.handle.inode);
         for number in 0..requests.len() {
-            if let Some(request) = requests.get(number + REQUESTS_TOUCHED_AHEAD)
-                && request.position < self.len()
-            {
-                self.handle.inode.mapping.table().touch(request.position >> PAGE_SHIFT);
-            }
+            self.touch_ahead(requests, number);
             if self.read_hits(&mut requests[number]) {
                 continue;
             }
@@ -142,6 +144,20 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    /// Prefetches what the hits from request `number` on read: for the first of a group, Entries
+    /// and first bytes of all; then more of the next one.
+    #[inline(always)]
+    fn touch_ahead(&self, requests: &[ReadRequest<'_>], number: usize) {
+        if number.is_multiple_of(GROUP) {
+            let group = &requests[number..requests.len().min(number + GROUP)];
+            self.hit_path.touch_pages(group.iter().map(|request| request.position));
+        }
+        if let Some(next) = requests.get(number + 1) {
+            let lines = (next.buffer.len() / LINE_BYTES).min(LINES_AHEAD);
+            self.hit_path.touch_bytes(next.position, lines);
+        }
     }
 
     /// Copies the resident part of a request. Returns `true` if that completes the request.
@@ -202,73 +218,176 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn pin_many(&self, ranges: &[Range<u64>]) -> Vec<Result<PageRef<'_>>> {
-        if let Some(pins) = self.pin_all(ranges, true) {
-            return pins;
-        }
-        let _alone = self.handle.reclaim.pin_alone();
-        self.pin_all(ranges, false).expect("only a hasty attempt fails")
+        self.pin_each(ranges.iter().cloned())
     }
 
-    /// Pins all ranges. A hasty attempt fails if there is no memory for one of them.
-    fn pin_all(&self, ranges: &[Range<u64>], is_hasty: bool) -> Option<Vec<Result<PageRef<'_>>>> {
-        let mut pins: Vec<Option<Result<PageRef<'_>>>> = Vec::new();
-        pins.resize_with(ranges.len(), || None);
-        let mut batch = Batch::new(&self.handle.inode);
+    /// Pins the bytes of each range, like [`File::pin_many`], into a list that the caller keeps: a
+    /// list that is used again needs no memory of its own for each call. The iterator, such as a
+    /// map of record numbers, needs none for the ranges.
+    ///
+    /// Drops what is in `pages` first, before it pins anything. Afterwards `pages` has one result
+    /// for each range, in their order. If the iterator panics, `pages` is empty. The iterator is
+    /// cloned, and may run twice: once more if memory ran out beside pins of this call.
+    ///
+    /// Read the pages in place, and leave the pins for the next call to drop: a thread that drops
+    /// each pin before it reads the next page waits for one page after the other.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// let mut pages = Vec::new();
+    /// for records in [[3_u64, 90, 41], [7, 3, 55]] {
+    ///     let range = |record| record * 1024..(record + 1) * 1024;
+    ///     file.pin_many_into(records.iter().map(range), &mut pages);
+    ///     for page in &pages {
+    ///         assert_eq!(page.as_ref().unwrap().array(0), Some([7; 8]));
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pin_many_into<'a>(
+        &'a self,
+        ranges: impl IntoIterator<Item = Range<u64>, IntoIter: Clone>,
+        pages: &mut Vec<Result<PageRef<'a>>>,
+    ) {
+        self.pin_each_into(ranges.into_iter(), pages);
+    }
+
+    pub(super) fn pin_each<'a, F>(
+        &'a self,
+        ranges: impl Iterator<Item = Range<u64>> + Clone,
+    ) -> Vec<Result<PageRef<'a, F>>> {
+        let mut pins = Vec::new();
+        self.pin_each_into(ranges, &mut pins);
+        pins
+    }
+
+    /// Runs the iterator only while no transfer is in flight and no lock is held: it is code of the
+    /// caller, which may call the cache.
+    pub(super) fn pin_each_into<'a, F>(
+        &'a self,
+        ranges: impl Iterator<Item = Range<u64>> + Clone,
+        pins: &mut Vec<Result<PageRef<'a, F>>>,
+    ) {
+        pins.clear();
+        if self.try_pin_each(ranges.clone(), true, pins).is_none() {
+            let ranges: Vec<_> = ranges.collect();
+            let _alone = self.handle.reclaim.pin_alone();
+            let done = self.try_pin_each(ranges.into_iter(), false, pins);
+            debug_assert!(done.is_some(), "only a hasty attempt fails");
+        }
+    }
+
+    /// Pins all ranges. A hasty attempt returns `None`, and drops its pins, if there is no memory
+    /// for one of them.
+    fn try_pin_each<'a, F>(
+        &'a self,
+        ranges: impl Iterator<Item = Range<u64>>,
+        is_hasty: bool,
+        pins: &mut Vec<Result<PageRef<'a, F>>>,
+    ) -> Option<()> {
+        pins.reserve(ranges.size_hint().0);
+        let pins = Unfinished(pins);
+        let mut misses = Vec::new();
+        let mut group = [const { 0..0 }; GROUP];
+        let mut count = 0;
+        for range in ranges {
+            group[count] = range;
+            count += 1;
+            if count == GROUP {
+                self.pin_hits(&group, pins.0, &mut misses);
+                count = 0;
+            }
+        }
+        self.pin_hits(&group[..count], pins.0, &mut misses);
+        if !misses.is_empty() {
+            self.pin_misses(misses, is_hasty, pins.0)?;
+        }
+        mem::forget(pins);
+        Some(())
+    }
+
+    /// Pins the pages among the next ranges that are resident and marked as used.
+    fn pin_hits<'a, F>(
+        &'a self,
+        group: &[Range<u64>],
+        pins: &mut Vec<Result<PageRef<'a, F>>>,
+        misses: &mut Vec<PinMiss>,
+    ) {
+        self.hit_path.touch_folios(group);
+        for range in group {
+            let pin = self.pin_hit(range).ok_or_else(|| {
+                let (number, range) = (pins.len(), range.clone());
+                misses.push(PinMiss { number, range, is_done: false });
+                PENDING.clone()
+            });
+            pins.push(pin);
+        }
+    }
+
+    /// Pins the other ranges of a call. Returns `None` if a hasty attempt has failed.
+    #[inline(never)]
+    fn pin_misses<'a, F>(
+        &'a self,
+        mut misses: Vec<PinMiss>,
+        is_hasty: bool,
+        pins: &mut [Result<PageRef<'a, F>>],
+    ) -> Option<()> {
+        let handle = &self.handle;
+        let mut batch = Batch::new(&handle.inode);
         batch.is_hasty = is_hasty;
-        let deliver = |pins: &mut Vec<_>, number: usize, delivery: Delivery<'_>| {
-            pins[number] = match delivery {
-                Delivery::Folio(locked) => self.pin_locked(&ranges[number], &locked).map(Ok),
-                Delivery::Failed { error, .. } => Some(Err(error)),
-            };
-        };
         let mut full: Option<Error> = None;
-        for (number, range) in ranges.iter().enumerate() {
-            pins[number] = self.pin_hit(range).map(Ok);
-            if pins[number].is_some() || self.check_pin(range).is_err() {
+        for index in 0..misses.len() {
+            let PinMiss { number, ref range, ref mut is_done } = misses[index];
+            if self.check_pin(range).is_err() {
                 continue;
             }
-            if self.handle.fill().absent_at(range.start).is_none() {
-                self.handle.note_read(range.clone());
-                pins[number] = self.pin_resident(range).map(Ok);
+            if handle.fill().absent_at(range.start).is_none() {
+                handle.note_read(range.clone());
+                if let Some(pin) = self.pin_resident(range) {
+                    (pins[number], *is_done) = (Ok(pin), true);
+                }
                 continue;
             }
             if let Some(full) = &full {
-                pins[number] = Some(Err(full.clone()));
+                (pins[number], *is_done) = (Err(full.clone()), true);
                 continue;
             }
-            let mut deliver = |number, delivery| deliver(&mut pins, number, delivery);
-            // If the batch cannot take a range for another reason, `pin` below reports it.
-            full = batch.add(self.handle.fill(), pages_of(range), number, &mut deliver).err();
+            let pages = pages_of(range);
+            let mut deliver =
+                |index, delivery| self.deliver_pin(pins, &mut misses, index, delivery);
+            // If the batch cannot take a range for another reason, `pin_for` below reports it.
+            full = batch.add(handle.fill(), pages.clone(), index, &mut deliver).err();
             full = full.filter(|error| error.kind() == ErrorKind::Full);
             if full.is_some() && is_hasty {
                 return None;
             }
-            if let plan @ Some(_) = self.handle.plan_after_miss(pages_of(range)) {
+            if let plan @ Some(_) = handle.plan_after_miss(pages) {
                 // Before the pages that follow: these are read first.
                 batch.begin();
-                self.handle.read_ahead(plan);
+                handle.read_ahead(plan);
             }
         }
-        batch.finish(&mut |number, delivery| deliver(&mut pins, number, delivery));
-        let mut all = Vec::with_capacity(ranges.len());
-        for (pin, range) in pins.into_iter().zip(ranges) {
-            let is_evicted_again = || {
-                self.check_pin(range).is_ok() && self.handle.fill().absent_at(range.start).is_some()
-            };
-            if pin.is_none() && is_hasty && is_evicted_again() {
+        batch.finish(&mut |index, delivery| self.deliver_pin(pins, &mut misses, index, delivery));
+        // Not in the batch, or being filled by another thread.
+        for PinMiss { number, range, .. } in misses.into_iter().filter(|miss| !miss.is_done) {
+            let is_evicted_again =
+                || self.check_pin(&range).is_ok() && handle.fill().absent_at(range.start).is_some();
+            if is_hasty && is_evicted_again() {
                 return None;
             }
-            // Not in the batch, or being filled by another thread.
-            all.push(pin.unwrap_or_else(|| self.pin(range.clone())));
+            pins[number] = self.pin_for(range);
         }
-        Some(all)
+        Some(())
     }
 
-    pub(super) fn pin_locked(
+    pub(super) fn pin_locked<F>(
         &self,
         range: &Range<u64>,
         locked: &Locked<'_>,
-    ) -> Option<PageRef<'_>> {
+    ) -> Option<PageRef<'_, F>> {
         // The file may have been truncated since.
         if range.end > self.len() {
             return None;
@@ -276,4 +395,42 @@ impl File {
         let reference = locked.folio.try_clone()?;
         Some(self.pin_of(range, reference.into_id()))
     }
+
+    fn deliver_pin<'a, F>(
+        &'a self,
+        pins: &mut [Result<PageRef<'a, F>>],
+        misses: &mut [PinMiss],
+        index: usize,
+        delivery: Delivery<'_>,
+    ) {
+        let PinMiss { number, range, is_done } = &mut misses[index];
+        let pin = match delivery {
+            Delivery::Folio(locked) => self.pin_locked(range, &locked).map(Ok),
+            Delivery::Failed { error, .. } => Some(Err(error)),
+        };
+        if let Some(pin) = pin {
+            pins[*number] = pin;
+            *is_done = true;
+        }
+    }
 }
+
+/// List of results that becomes empty if the call does not finish.
+struct Unfinished<'v, T>(&'v mut Vec<T>);
+
+impl<T> Drop for Unfinished<'_, T> {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// A range whose page was no hit.
+struct PinMiss {
+    /// Index of its result, [`PENDING`] at first.
+    number: usize,
+    range: Range<u64>,
+    is_done: bool,
+}
+
+static PENDING: LazyLock<Error> =
+    LazyLock::new(|| Error::new(ErrorKind::WouldBlock, "the page is being read"));

@@ -62,14 +62,6 @@ pub struct PageRef<'a, F = File> {
 }
 
 impl<'a, F> PageRef<'a, F> {
-    /// Returns the same reference as one of another type of file: of an immutable one only if that
-    /// keeps its bytes from changing.
-    #[inline(always)]
-    pub(super) fn of<G>(self) -> PageRef<'a, G> {
-        let Self { file, folio, view, .. } = self;
-        PageRef { file, folio, view, of: PhantomData }
-    }
-
     /// Returns the same reference without a lifetime: it can be stored, cloned and sent.
     pub fn into_owned(self) -> OwnedPageRef<F> {
         OwnedPageRef {
@@ -337,7 +329,11 @@ impl File {
     /// ([`ErrorKind::PastEnd`]), and every error of [`File::read_at`].
     #[inline(always)]
     pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_>> {
-        let range = self.range_of(range);
+        self.pin_for(self.range_of(range))
+    }
+
+    #[inline(always)]
+    pub(super) fn pin_for<F>(&self, range: Range<u64>) -> Result<PageRef<'_, F>> {
         match self.pin_hit(&range) {
             Some(pin) => Ok(pin),
             None => {
@@ -349,26 +345,26 @@ impl File {
 
     /// Returns the pin of a range whose folio is resident and marked as used.
     #[inline(always)]
-    pub(super) fn pin_hit(&self, range: &Range<u64>) -> Option<PageRef<'_>> {
+    pub(super) fn pin_hit<F>(&self, range: &Range<u64>) -> Option<PageRef<'_, F>> {
         let try_get = |folios, id| self.try_get(folios, id);
         let (folio, start) = self.hit_path.pin(range, try_get)?;
         Some(self.pin_at(range, folio, start))
     }
 
     /// Returns the pin of a range in folio `id`. Takes over a reference that the caller holds.
-    pub(super) fn pin_of(&self, range: &Range<u64>, id: FolioId) -> PageRef<'_> {
+    pub(super) fn pin_of<F>(&self, range: &Range<u64>, id: FolioId) -> PageRef<'_, F> {
         let folio = self.handle.inode.memory.folios.adopt(id);
         let start = self.address_in(&folio, range.start);
         self.pin_at(range, folio, start)
     }
 
     #[inline(always)]
-    fn pin_at<'a>(
+    fn pin_at<'a, F>(
         &'a self,
         range: &Range<u64>,
         folio: FolioRef<'a>,
         start: *const u8,
-    ) -> PageRef<'a> {
+    ) -> PageRef<'a, F> {
         self.handle.inode.memory.counters.add(Counter::Pin, 1);
         let length = (range.end.wrapping_sub(range.start)) as usize;
         // SAFETY: the reference to the folio keeps the frame.
@@ -483,7 +479,7 @@ impl File {
     }
 
     /// Returns the pin of a range whose folio is resident and filled. Never waits.
-    pub(super) fn pin_resident(&self, range: &Range<u64>) -> Option<PageRef<'_>> {
+    pub(super) fn pin_resident<F>(&self, range: &Range<u64>) -> Option<PageRef<'_, F>> {
         let index = range.start >> PAGE_SHIFT;
         let folio = self.ready_folio(index)?;
         // The file may have been truncated meanwhile.

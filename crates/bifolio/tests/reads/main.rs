@@ -3,6 +3,7 @@
 
 mod async_reads;
 mod lengths;
+mod pin_lists;
 mod read_many;
 mod read_with;
 mod readahead;

@@ -74,11 +74,29 @@ pub(super) unsafe fn zero(target: *mut u8, length: usize) {
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-pub(super) fn prefetch(_address: *const u8) {}
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch is a hint; it neither faults nor reads in the sense of the language.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{a}]", a = in(reg) address,
+                        options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    let _ = address;
+}
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-pub(super) fn prefetch_to_write(_address: *const u8) {}
+pub(super) fn prefetch_to_write(address: *const u8) {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint, as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{a}]", a = in(reg) address,
+                        options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    let _ = address;
+}
 
 /// Walks the aligned words that cover `length` bytes at `address`: word address, bytes to skip in
 /// it, bytes done before it, bytes of it that count.
