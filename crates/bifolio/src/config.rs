@@ -15,6 +15,8 @@ pub(crate) const CHUNK_BYTES_MIN: u64 = 64 << 10;
 pub(crate) const CHUNK_BYTES_MAX: u64 = 2 << 20;
 /// Minimum number of chunks in the bound that a cache is built with, where chunks are not smallest.
 const CHUNKS_MIN: u64 = 32;
+/// Minimum number of largest chunks, which are worth a coarser division: they are huge pages.
+const LARGEST_CHUNKS_MIN: u64 = 16;
 /// Minimum number of chunks in any bound that is set later.
 const CHUNKS_MIN_LATER: u64 = 4;
 pub(crate) const FOLIO_BYTES_MIN: u64 = 4 << 10;
@@ -33,7 +35,7 @@ pub(crate) const SWAP_BYTES_MAX: u64 = 1 << 40;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Use them where the system allows it (`madvise`) and the cache has a bound of 64 MiB or more:
+    /// Use them where the system allows it (`madvise`) and the cache has a bound of 32 MiB or more:
     /// fewer TLB misses, faster filling.
     #[default]
     Auto,
@@ -96,7 +98,7 @@ impl Config {
             format!(
                 "2 MiB pages are required, and a bound of {bound} bytes has chunks of \
                  {chunk_bytes}; it needs {} or more",
-                CHUNK_BYTES_MAX * CHUNKS_MIN
+                CHUNK_BYTES_MAX * LARGEST_CHUNKS_MIN
             )
         })?;
         let max = self.memory_bytes_max.unwrap_or(bound);
@@ -154,6 +156,9 @@ pub(crate) fn validate_memory(bytes: u64) -> Result<()> {
 
 /// Returns the size of the chunks in which a cache that is built with this bound takes memory.
 pub(crate) fn chunk_bytes(bound_bytes: u64) -> u64 {
+    if bound_bytes >= CHUNK_BYTES_MAX * LARGEST_CHUNKS_MIN {
+        return CHUNK_BYTES_MAX;
+    }
     let most_bytes = (bound_bytes / CHUNKS_MIN).clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     1 << most_bytes.ilog2()
 }
@@ -176,7 +181,7 @@ pub(crate) fn folio_order_in(chunk_bytes: u64, folio_bytes: u64) -> Result<u8> {
             "a folio of {folio_bytes} bytes does not fit in a chunk of this cache, {chunk_bytes} \
              bytes; it needs a cache that is built with a bound of {} or more \
              (CacheBuilder::memory)",
-            folio_bytes * CHUNKS_MIN
+            (folio_bytes * CHUNKS_MIN).min(CHUNK_BYTES_MAX * LARGEST_CHUNKS_MIN)
         )
     })?;
     Ok(order)

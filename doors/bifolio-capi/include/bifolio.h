@@ -493,8 +493,8 @@ typedef struct {
     uint32_t direct;
     /**
      * Bytes of a folio, the unit of residency and of pins: a power of two from 4 KiB, the default,
-     * to 2 MiB, and at most a 32nd of the bound that the cache was made with, or 64 KiB. All
-     * handles of a file must agree.
+     * to 2 MiB; below a bound of 32 MiB at most a 32nd of the bound that the cache was made with,
+     * or 64 KiB. All handles of a file must agree.
      */
     uint64_t folio_bytes;
     /**

@@ -136,8 +136,8 @@ pub struct bifolio_open_options {
     /// One of `bifolio_direct`.
     pub direct: u32,
     /// Bytes of a folio, the unit of residency and of pins: a power of two from 4 KiB, the default,
-    /// to 2 MiB, and at most a 32nd of the bound that the cache was made with, or 64 KiB. All
-    /// handles of a file must agree.
+    /// to 2 MiB; below a bound of 32 MiB at most a 32nd of the bound that the cache was made with,
+    /// or 64 KiB. All handles of a file must agree.
     pub folio_bytes: u64,
     /// Maximum length of the file while it is open, bytes; `bifolio_file_raise_len_max` raises it.
     /// Default 1 TiB, or 64 GiB for a mappable

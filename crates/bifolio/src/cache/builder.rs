@@ -39,10 +39,10 @@ impl CacheBuilder {
     /// call that needs memory when nothing can be evicted fails. The 2 KiB or so that each open
     /// file costs are not included ([`Cache::open`](crate::Cache::open)).
     ///
-    /// Frames are taken from the system in *chunks* of a 32nd of this bound, rounded down to a
-    /// power of two from 64 KiB to 2 MiB. No folio is larger than a chunk
-    /// ([`OpenOptions::folio_bytes`](crate::OpenOptions::folio_bytes)), and only chunks of 2 MiB,
-    /// from 64 MiB on, can be huge pages.
+    /// Frames are taken from the system in *chunks*: of 2 MiB, which can be huge pages, from a
+    /// bound of 32 MiB on, otherwise of a 32nd of this bound, rounded down to a power of two, and
+    /// at least 64 KiB. No folio is larger than a chunk
+    /// ([`OpenOptions::folio_bytes`](crate::OpenOptions::folio_bytes)).
     pub fn memory(mut self, bytes: u64) -> Self {
         self.config.memory_bytes = bytes;
         self
@@ -56,7 +56,7 @@ impl CacheBuilder {
         self
     }
 
-    /// Selects whether frames are backed by 2 MiB pages. A cache of less than 64 MiB has none.
+    /// Selects whether frames are backed by 2 MiB pages. A cache of less than 32 MiB has none.
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.config.huge_pages = huge_pages;
         self

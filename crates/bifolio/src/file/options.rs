@@ -131,9 +131,10 @@ impl OpenOptions {
     }
 
     /// Sets the folio size, bytes: a power of two from 4 KiB (the default) to 2 MiB, the same for
-    /// all handles of a file. It is at most 64 KiB or a 32nd of the bound that the cache was built
-    /// with ([`CacheBuilder::memory`](crate::CacheBuilder::memory)), whichever is more: 2 MiB need
-    /// 64 MiB. Others are refused ([`ErrorKind::Config`](crate::ErrorKind::Config)).
+    /// all handles of a file. It is at most a chunk of the cache: 2 MiB if that was built with a
+    /// bound of 32 MiB or more, otherwise a 32nd of the bound, or 64 KiB if that is more
+    /// ([`CacheBuilder::memory`](crate::CacheBuilder::memory)). Others are refused
+    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)).
     pub fn folio_bytes(mut self, bytes: u64) -> Self {
         self.folio_bytes = bytes;
         self

@@ -345,7 +345,9 @@ mod tests {
         for (bound_bytes, chunk_bytes) in [
             (256 << 10, 64 << 10),
             (3 * MIB + 4096, 64 << 10),
-            (63 * MIB, MIB),
+            (31 * MIB, 512 << 10),
+            (32 * MIB, 2 * MIB),
+            (63 * MIB, 2 * MIB),
             (80 * MIB, 2 * MIB),
         ] {
             let (arena, folios) = arena_of(bound_bytes, bound_bytes);
@@ -420,8 +422,8 @@ mod tests {
         arena.set_bound(70 * MIB);
         assert_eq!(arena.allocate(0, None, &folios).unwrap(), Some(all[7]));
         assert!(may_be_huge(&arena), "the chunk is whole again");
-        let (small, folios) = arena_of(63 * MIB, 63 * MIB);
+        let (small, folios) = arena_of(31 * MIB, 31 * MIB);
         small.allocate(0, None, &folios).unwrap();
-        assert!(!may_be_huge(&small), "chunks of 1 MiB");
+        assert!(!may_be_huge(&small), "chunks of 512 KiB");
     }
 }

@@ -98,6 +98,21 @@ fn one_large_pin_beyond_the_bound_is_an_error_too() {
 }
 
 #[test]
+fn folios_of_each_size_fill_bounds_with_and_without_huge_pages() {
+    const MIB: u64 = 1 << 20;
+    for (memory_mib, largest_folio) in
+        [(2, 64 << 10), (4, 128 << 10), (31, 512 << 10), (32, 2 * MIB), (58, 2 * MIB)]
+    {
+        let sizes = [PAGE, 64 << 10, largest_folio];
+        for folio_bytes in sizes.into_iter().skip(usize::from(memory_mib > 32)) {
+            let pinned_bytes = pin_everything(memory_mib * MIB, folio_bytes) * folio_bytes;
+            let least_bytes = memory_mib * MIB / 8 * 7;
+            assert!(pinned_bytes >= least_bytes, "{memory_mib} MiB, {folio_bytes}: {pinned_bytes}");
+        }
+    }
+}
+
+#[test]
 fn holds_fill_a_cache_as_pins_do() {
     let directory = directory();
     let (path, bytes) = random_file(&directory, "held", 4 << 20);
@@ -324,9 +339,11 @@ fn folio_sizes_and_bounds_that_cannot_be_are_named() {
 fn a_folio_larger_than_a_chunk_is_refused_with_the_bound_that_would_do() {
     let directory = directory();
     let path = file_of(&directory, "file", b"0123456789");
-    for (memory_bytes, chunk_bytes) in
-        [(256 << 10, 64 << 10), ((4 << 20) - 1, 64 << 10), ((64 << 20) - 1, 1 << 20)]
-    {
+    for (memory_bytes, chunk_bytes, needed_bytes) in [
+        (256 << 10, 64 << 10, 4_u64 << 20),
+        ((4 << 20) - 1, 64 << 10, 4 << 20),
+        ((32 << 20) - 1, 512 << 10, 32 << 20),
+    ] {
         let cache = cache_of(memory_bytes);
         let of = |folio_bytes| cache.open(&path, &writable().folio_bytes(folio_bytes));
         assert_eq!(read(&of(chunk_bytes).unwrap(), 5, 9), b"56789");
@@ -334,13 +351,13 @@ fn a_folio_larger_than_a_chunk_is_refused_with_the_bound_that_would_do() {
             "folio_bytes",
             &(2 * chunk_bytes).to_string(),
             &chunk_bytes.to_string(),
-            &(64 * chunk_bytes).to_string(),
+            &needed_bytes.to_string(),
         ];
         let error = error_of(of(2 * chunk_bytes), &needles);
         assert!(is_config(&error, "folio_bytes"), "{error}");
     }
     assert_eq!(
-        cache_of(64 << 20).open(&path, &writable().folio_bytes(2 << 20)).unwrap().folio_bytes(),
+        cache_of(32 << 20).open(&path, &writable().folio_bytes(2 << 20)).unwrap().folio_bytes(),
         2 << 20
     );
 }
@@ -351,8 +368,8 @@ fn bounds_that_are_too_small_for_the_chunks_are_named() {
     let error = error_of(cache.set_memory((8 << 20) - 1), &["memory", "8388607", "8388608"]);
     assert!(is_config(&error, "memory"), "{error}");
     cache.set_memory(8 << 20).unwrap();
-    let builder = Cache::builder().memory((64 << 20) - 1).huge_pages(HugePages::Require);
-    let error = error_of(builder.build(), &["huge_pages", "67108863", "67108864"]);
+    let builder = Cache::builder().memory((32 << 20) - 1).huge_pages(HugePages::Require);
+    let error = error_of(builder.build(), &["huge_pages", "33554431", "33554432"]);
     assert!(is_config(&error, "huge_pages"), "{error}");
 }
 

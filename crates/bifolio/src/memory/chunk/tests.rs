@@ -22,8 +22,9 @@ fn the_size_of_chunks_follows_from_the_bound() {
         (256 << 10, 16),
         (4 * MIB - 1, 16),
         (4 * MIB, 32),
-        (63 * MIB, 256),
-        (64 * MIB, 512),
+        (16 * MIB, 128),
+        (32 * MIB - 1, 128),
+        (32 * MIB, 512),
         (1 << 42, 512),
     ] {
         let size = ChunkSize::of(bound_bytes);
