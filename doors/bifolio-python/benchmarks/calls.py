@@ -24,6 +24,8 @@ import bifolio
 BATCH = 256
 #: Length of the data of each case, bytes: it fits both the cache and the kernel's memory.
 DATA = 32 << 20
+#: Batches of indices that take turns: what they read is more than the caches of the processor hold.
+BATCHES = 64
 SECONDS = 0.1
 
 Call = Callable[[Any], Any]
@@ -74,7 +76,7 @@ def rows(directory: str, rounds: int) -> None:
             array, mapped = cache.open_array(path), np.load(path, mmap_mode="r")
         assert (array[...] == mapped).all()
         for batch in (BATCH, 32):
-            batches = [random.integers(0, shape[0], batch) for _ in range(64)]
+            batches = [random.integers(0, shape[0], batch) for _ in range(BATCHES)]
             name = f"`a[indices]`, {batch} rows of {row} B, {kind}"
             compare(name, rounds, array.__getitem__, mapped.__getitem__, batches)
         if kind == "raw":
@@ -97,9 +99,29 @@ def windows(directory: str, rounds: int) -> None:
     for _ in tokens.chunks():
         pass
     view = np.lib.stride_tricks.sliding_window_view(np.memmap(path, "u2", "r"), 257)
-    batches = [random.integers(0, DATA // 2 - 257, 64) for _ in range(64)]
+    batches = [random.integers(0, DATA // 2 - 257, 64) for _ in range(BATCHES)]
     name = "`a.gather(starts, 257)`, 64 starts; memmap: `sliding_window_view`"
     compare(name, rounds, lambda starts: tokens.gather(starts, 257), view.__getitem__, batches)
+    cache.close()
+    os.unlink(path)
+
+
+def lines(directory: str, rounds: int) -> None:
+    """A loop over the lines of a file, beside the files of Python itself."""
+    path = os.path.join(directory, "lines")
+    lengths = np.random.default_rng(3).integers(20, 180, 40_000)
+    with open(path, "wb") as target:
+        target.writelines(b"x" * length + b"\n" for length in lengths.tolist())
+    cache = bifolio.Cache("128 MiB")
+
+    def read(file: Any) -> None:
+        with file:
+            assert sum(1 for _ in file) == len(lengths)
+
+    name = "`for line in cache.open(p)`, 40,000 lines of 100 B; `open(p, 'rb')`"
+    kept = cache.open(path)
+    compare(name, rounds, lambda _: read(cache.open(path)), lambda _: read(open(path, "rb")), [0])
+    kept.close()
     cache.close()
     os.unlink(path)
 
@@ -108,11 +130,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--directory", help="where the data goes (32 MiB); a new one if not given")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--hot", action="store_true", help="the same batch again: from the caches of the processor"
+    )
     options = parser.parse_args()
+    if options.hot:
+        globals()["BATCHES"] = 1
     print("| call | bifolio, us | memmap, us | memmap / bifolio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         rows(directory, options.rounds)
         windows(directory, options.rounds)
+        lines(directory, options.rounds)
 
 
 if __name__ == "__main__":

@@ -682,6 +682,15 @@ def test_what_a_sequence_answers(cache: bifolio.Cache, path: str) -> None:
     same(copied, array[...])
 
 
+def test_a_batch_of_a_loader_is_one_call(cache: bifolio.Cache, path: str) -> None:
+    """`torch.utils.data` asks a data set for its batches by `__getitems__`, with a list."""
+    array = cache.open_array(path, "w+", dtype="i4", shape=(40, 3))
+    array[:] = np.arange(120).reshape(40, 3)
+    same(array.__getitems__([3, 39, 3]), np.arange(120, dtype="i4").reshape(40, 3)[[3, 39, 3]])
+    with pytest.raises(IndexError):
+        array.__getitems__([40])
+
+
 def test_arrays_of_python_2(cache: bifolio.Cache, path: str) -> None:
     values = np.arange(30).reshape(10, 3)
     np.save(path + ".npy", values)

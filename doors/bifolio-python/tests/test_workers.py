@@ -164,7 +164,8 @@ class Rows:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_data_loader(path: str, method: str) -> None:
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_data_loader(path: str, method: str, is_array: bool) -> None:
     data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
     main, each = bifolio.divide("64 MiB", 2)
     cache = bifolio.Cache(main, worker_memory=each)
@@ -172,7 +173,7 @@ def test_a_data_loader(path: str, method: str) -> None:
     array[:] = np.arange(10_000)[:, np.newaxis]
     array.flush()
     loader = data.DataLoader(
-        Rows(array),
+        array if is_array else Rows(array),
         batch_size=256,
         shuffle=True,
         num_workers=2,

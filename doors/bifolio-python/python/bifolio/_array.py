@@ -506,6 +506,10 @@ class Array(NDArrayOperatorsMixin):
                 # A view would keep the whole chunk in memory.
                 yield row.copy() if isinstance(row, (np.ndarray, np.void)) else row
 
+    def __getitems__(self, indices: ArrayLike) -> Any:
+        """Returns the rows `indices`: a batch of ``torch.utils.data.DataLoader`` is one call then."""
+        return self.take(indices)
+
     @overload
     def gather(
         self, starts: ArrayLike, lengths: SupportsIndex, *, out: NDArray[Any] | None = None
