@@ -20,8 +20,10 @@ const DEFAULT_DIVISOR: u64 = 4;
 /// killed as soon as the cache is full.
 const REST_BYTES: u64 = 8 << 20;
 
-/// Parameters of SQLite that would read the file without a lock, past the cache.
-const WITHOUT_LOCK: [&str; 2] = ["immutable", "nolock"];
+/// Parameter of SQLite that has it read a file without a lock, since nothing changes it.
+const IMMUTABLE: &str = "immutable";
+/// Parameter of SQLite that has it lock nothing.
+const NO_LOCK: &str = "nolock";
 
 /// The variable of the environment that keeps other processes out if it is 1.
 const EXCLUSIVE_VARIABLE: &str = "BIFOLIO_EXCLUSIVE";
@@ -37,6 +39,8 @@ pub(crate) struct Settings {
     direct: Option<DirectIo>,
     /// Other processes are kept out.
     is_exclusive: Option<bool>,
+    /// The parameter by which SQLite takes no lock.
+    without_lock: Option<&'static str>,
 }
 
 impl Settings {
@@ -57,12 +61,8 @@ impl Settings {
                          bifolio_direct and bifolio_exclusive"
                     ));
                 }
-                _ if WITHOUT_LOCK.contains(&key) && is_true(value) => {
-                    return Err(format!(
-                        "{key}={value}: the VFS bifolio needs the lock of a database; open it \
-                         with mode=ro, or with vfs=unix"
-                    ));
-                }
+                IMMUTABLE if is_true(value) => settings.without_lock = Some(IMMUTABLE),
+                NO_LOCK if is_true(value) => settings.without_lock = Some(NO_LOCK),
                 _ => {}
             }
         }
@@ -100,9 +100,20 @@ impl Settings {
         self.is_exclusive.unwrap_or_else(is_set)
     }
 
-    /// Checks that a database which is open, exclusive or not, is what a further connection asks
-    /// for.
+    /// Returns `true` if SQLite reads without a lock, since nothing changes the file.
+    pub(crate) fn is_immutable(&self) -> bool {
+        self.without_lock == Some(IMMUTABLE)
+    }
+
+    /// Checks that a connection to a database which is exclusive or not, as others in this process
+    /// have it open or as `self` says, asks for nothing else.
     pub(crate) fn check_exclusive(&self, is_exclusive: bool) -> Result<(), String> {
+        if let Some(parameter) = self.without_lock.filter(|_| is_exclusive) {
+            return Err(format!(
+                "{parameter}=1: an exclusive database has a lock; open it without \
+                 bifolio_exclusive=1, or with mode=ro"
+            ));
+        }
         match self.is_exclusive {
             Some(asked) if asked != is_exclusive => Err(format!(
                 "bifolio_exclusive={}: the database is open in this process with \
@@ -251,14 +262,18 @@ mod tests {
             ("bifolio_memory=1", "memory"),
             ("bifolio_direct=yes", "bifolio_direct=yes"),
             ("mode=ro&bifolio_memry=1MiB", "bifolio_memry"),
-            ("immutable=1", "immutable=1"),
-            ("nolock=yes", "mode=ro"),
             ("bifolio_readahead=0", "bifolio_memory"),
         ] {
             let problem = parse(uri).unwrap_err();
             assert!(problem.contains(part), "{uri}: {problem}");
         }
         assert_eq!(parse("mode=ro&nolock=0&immutable=off&cache=shared"), Ok(Settings::default()));
+        for parameter in ["immutable=1", "nolock=1"] {
+            let settings = parse(parameter).unwrap();
+            assert_eq!(settings.check_exclusive(false), Ok(()));
+            let problem = settings.check_exclusive(true).unwrap_err();
+            assert!(problem.starts_with(parameter), "{problem}");
+        }
     }
 
     #[test]

@@ -181,7 +181,7 @@ unsafe fn home<'a>(vfs: *mut Vfs) -> &'a Home {
 /// or as `settings` ask. No connection is opened or closed meanwhile.
 fn is_exclusive(path: &Path, settings: &Settings) -> Result<bool, OpenFailure> {
     let is_exclusive = match (shared::is_open(path), share::is_open(path)) {
-        (false, false) => return Ok(settings.is_exclusive()),
+        (false, false) => settings.is_exclusive(),
         (is_exclusive, _) => is_exclusive,
     };
     settings.check_exclusive(is_exclusive).map_err(|problem| {

@@ -7,6 +7,7 @@
 use super::database::Database;
 use super::descriptors::Descriptors;
 use super::log::{Look, REGION_BYTES, Regions};
+use crate::file_lock::Denied;
 use crate::fork;
 use crate::methods::Methods;
 use crate::name::FileName;
@@ -37,6 +38,8 @@ pub(crate) struct Connection {
     database: Arc<Database>,
     /// Forks up to the process that opened the connection.
     forks: u32,
+    /// SQLite takes no lock: nothing changes the file.
+    is_immutable: bool,
     /// Slots of the index that it has locked, one bit each.
     slots: u32,
     /// Level of its lock: that of the last call that succeeded.
@@ -74,6 +77,7 @@ impl Connection {
             own: Some(own),
             database,
             forks: fork::count(),
+            is_immutable: settings.is_immutable(),
             slots: 0,
             level: sqlite::LOCK_NONE,
             regions: Regions::default(),
@@ -105,7 +109,7 @@ impl Connection {
         let is_known = !self.regions.is_empty()
             || self.level == sqlite::LOCK_EXCLUSIVE
             || !self.database.has_log();
-        let may_read = self.level >= sqlite::LOCK_SHARED && is_known;
+        let may_read = self.is_immutable || self.level >= sqlite::LOCK_SHARED && is_known;
         self.file.as_ref().filter(|_| may_read && self.database.is_trusted())
     }
 
@@ -237,7 +241,12 @@ impl Methods for Connection {
         } else if level == sqlite::LOCK_RESERVED {
             own.lock().reserve()?;
         } else {
-            own.lock().exclude().map_err(|denied| denied.code())?;
+            if let Err(denied) = own.lock().exclude() {
+                if denied == Denied::Readers {
+                    self.level = sqlite::LOCK_PENDING;
+                }
+                return Err(denied.code());
+            }
             database.note_exclusive();
         }
         self.level = level;

@@ -84,8 +84,8 @@ fn a_wrong_parameter_is_refused_with_its_name() {
     for (parameters, part) in [
         ("bifolio_memory=8x", "bifolio_memory=8x: a size is a number of bytes"),
         ("bifolio_memry=8MiB", "bifolio_memry: no such parameter"),
-        ("immutable=1", "immutable=1: the VFS bifolio needs the lock"),
-        ("mode=rwc&nolock=1", "nolock=1: the VFS bifolio needs the lock"),
+        ("immutable=1&bifolio_exclusive=1", "immutable=1: an exclusive database has a lock"),
+        ("mode=rwc&nolock=1&bifolio_exclusive=1", "nolock=1: an exclusive database has a lock"),
     ] {
         let (out, errors) = run(with_cache(&path, parameters), "select 7;\n.vfsname\n");
         assert!(errors.contains(part), "{parameters}: {errors}");

@@ -108,6 +108,73 @@ fn pages_stay_in_the_cache_between_transactions() {
     }
 }
 
+/// As a file of a CD, or one that Datasette serves: no lock is taken, and reads are cached all the
+/// same. Without locks and without that promise, they bypass the cache.
+#[test]
+fn an_immutable_database_is_read_through_the_cache_without_a_lock() {
+    let Some(library) = Library::load() else { return };
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["delete", "wal"] {
+        let path = directory.path().join(format!("{mode}.db"));
+        let rows = "with recursive n(i) as (select 1 union all select i+1 from n where i<1000)
+                    insert into t select zeroblob(1000) from n";
+        through_the_system(
+            &path,
+            &format!("pragma journal_mode={mode}; create table t(b); {rows}"),
+        );
+        let sql = "pragma cache_size=0; select sum(length(b)) from t";
+        for (parameters, is_cached) in [("immutable=1", true), ("nolock=1", false)] {
+            let own = format!("{parameters}&bifolio_memory=16MiB");
+            let connection = library.open_cached(&path, &own).unwrap();
+            let read = || connection.run(sql).map(|rows| rows.concat());
+            if mode == "wal" && !is_cached {
+                // As with the system's VFS: a log needs locks.
+                read().unwrap_err();
+                continue;
+            }
+            for _ in 0..2 {
+                assert_eq!(read(), Ok("1000000".to_owned()), "{mode}, {parameters}");
+                let stats = connection.ask("pragma bifolio_stats");
+                let filled =
+                    stats.lines().find_map(|line| line.strip_prefix("storage_read_bytes "));
+                let bytes: u64 = filled.map_or(0, |text| text.parse().unwrap());
+                // Once, with what is read ahead.
+                let expected = if is_cached { 1_000_000..1_300_000 } else { 0..1 };
+                assert!(expected.contains(&bytes), "{mode}, {parameters}: {stats}");
+            }
+        }
+        assert_eq!(through_the_system(&path, "update t set b=null").1, "");
+    }
+}
+
+/// A reader of a database with a log beside writers of other processes, which come and go.
+#[test]
+fn a_connection_that_may_only_read_sees_what_others_commit() {
+    let Some(library) = Library::load() else { return };
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    let sql = "pragma journal_mode=wal; create table t(a); insert into t values(0)";
+    through_the_system(&path, sql);
+    let reader = library.open_cached(&path, "mode=ro").unwrap();
+    reader.run("pragma cache_size=0").unwrap();
+    for step in 1..=20 {
+        let sql = match step % 4 {
+            0 => "update t set a=a+1; pragma wal_checkpoint(truncate)",
+            1 => "update t set a=a+1; pragma wal_checkpoint(restart)",
+            _ => "update t set a=a+1",
+        };
+        assert_eq!(through_the_system(&path, sql).1, "");
+        assert_eq!(reader.ask("select a from t"), step.to_string());
+    }
+    assert!(reader.run("update t set a=0").unwrap_err().contains("readonly"));
+}
+
 /// Two copies of the system's VFS in one process could not do this with a log: the one that closes
 /// first takes itself for the last, and deletes the log of the other.
 #[test]
