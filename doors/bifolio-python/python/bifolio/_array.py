@@ -532,6 +532,7 @@ class Array(NDArrayOperatorsMixin):
         Windows of one length, as of tokens or of a time series, or ragged rows, as of a sparse
         matrix whose row `i` has the elements from ``offsets[i]`` to ``offsets[i + 1]``:
 
+        >>> import bifolio, numpy as np
         >>> cache = bifolio.Cache("4 MiB")
         >>> a = cache.open_array(path, "w+", dtype="i8", shape=(100,))
         >>> a[:] = np.arange(100)
@@ -635,6 +636,7 @@ class Array(NDArrayOperatorsMixin):
 
         With an array of indices, the next batch is read while the program works on this one:
 
+        >>> import bifolio, numpy as np
         >>> cache = bifolio.Cache("4 MiB")
         >>> a = cache.open_array(path, "w+", dtype="i8", shape=(1000, 8))
         >>> batches = np.random.default_rng(0).permutation(1000).reshape(10, 100)
