@@ -18,6 +18,7 @@ mod locks;
 mod methods;
 mod others;
 mod pools;
+mod power;
 mod process_cache;
 mod shares;
 mod shell;
