@@ -42,8 +42,7 @@ impl Cargo {
 
     /// Appends `flags` to those that the caller has set in the variable.
     pub fn flags(mut self, variable: &'static str, flags: &str) -> Self {
-        let old = std::env::var(variable).unwrap_or_default();
-        self.variables.push((variable, format!("{old} {flags}").trim().to_owned()));
+        self.variables.push((variable, with_flags(variable, flags)));
         self
     }
 
@@ -98,6 +97,12 @@ impl fmt::Display for Cargo {
         write!(out, "cargo")?;
         self.arguments.iter().try_for_each(|argument| write!(out, " {}", quoted(argument)))
     }
+}
+
+/// Returns `flags` after those that the caller has set in the variable.
+pub fn with_flags(variable: &str, flags: &str) -> String {
+    let old = std::env::var(variable).unwrap_or_default();
+    format!("{old} {flags}").trim().to_owned()
 }
 
 /// Returns the program that cargo names to what it runs: the same toolchain is used throughout.

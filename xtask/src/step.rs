@@ -12,10 +12,16 @@ use clap::Subcommand;
 use crate::cargo::Cargo;
 use crate::{house, mutants, package, ran, surface, tidy};
 
-/// The last steps of `cargo x ci`: three minutes, with fresh seeds, which are printed; a failure
-/// prints a command that repeats it. The exerciser is limited by operations instead of time.
-const TORTURE: [&str; 2] =
-    ["--only exerciser --operations 200000 --seconds 180", "--without exerciser --seconds 120"];
+/// The scheduler's settings and the arguments of torture in `cargo x ci`, with fresh seeds, which
+/// are printed; a failure prints a command that repeats it. The exerciser has one thread, so
+/// nothing interferes, and is limited by operations. For the others, the rate and the short scenes
+/// of `cargo x torture --mutants`, which says what they find in less time than this.
+const TORTURE: [(&str, &str); 2] = [
+    ("1:0", "--only exerciser --operations 100000 --seconds 90"),
+    ("1:2000", "--without exerciser --scene-ms 600 --seconds 75"),
+];
+/// The mutants of the day that `cargo x ci` tries last: four minutes at most.
+const SAMPLE: usize = 3;
 
 /// One check.
 #[derive(Debug, Subcommand)]
@@ -64,8 +70,14 @@ pub enum Step {
     /// Run threads that use the whole API, checked by their histories.
     Torture {
         /// With the scheduler of `cargo x chaos`.
-        #[arg(long)]
-        chaos: bool,
+        #[arg(
+            long,
+            value_name = "SEED:RATE",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "1:2000"
+        )]
+        chaos: Option<String>,
         /// Measure which mutants torture finds, those whose names contain NAME or all; rewrites the
         /// table in docs/correctness.md.
         #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "")]
@@ -79,6 +91,9 @@ pub enum Step {
         /// First seed of the scenes; with `--sample` the number of the day, today unless given.
         #[arg(long)]
         seed: Option<u64>,
+        /// As a step of `cargo x ci`, which changes no file.
+        #[arg(skip)]
+        is_in_ci: bool,
         /// Arguments for the program: `--seconds`, `--seed`, `--only` ...
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -120,15 +135,20 @@ fn all(skip_tests: bool) -> Vec<Step> {
     if !skip_tests {
         steps.push(Step::Test { arguments: Vec::new() });
     }
-    steps.extend(TORTURE.map(|line| {
+    // In one folder, so that what they share is built once.
+    steps.extend(TORTURE.map(|(chaos, line)| {
         let arguments = line.split_whitespace().map(str::to_owned).collect();
-        torture(None, None, arguments)
+        torture(Some(chaos), None, arguments)
     }));
+    steps.push(torture(None, Some(SAMPLE), Vec::new()));
     steps
 }
 
-fn torture(mutants: Option<String>, sample: Option<usize>, arguments: Vec<String>) -> Step {
-    Step::Torture { chaos: false, mutants, left: false, sample, seed: None, arguments }
+/// Returns a torture step of `cargo x ci`.
+fn torture(chaos: Option<&str>, sample: Option<usize>, arguments: Vec<String>) -> Step {
+    let (chaos, mutants) = (chaos.map(str::to_owned), sample.map(|_| String::new()));
+    let (left, seed, is_in_ci) = (false, None, true);
+    Step::Torture { chaos, mutants, left, sample, seed, is_in_ci, arguments }
 }
 
 impl Step {
@@ -161,8 +181,8 @@ impl Step {
             (Self::House(arguments), _) => house::run(*arguments),
             (Self::Package(arguments), _) => package::run(*arguments),
             (Self::Surface(arguments), _) => surface::run(*arguments),
-            (Self::Torture { mutants: Some(_), sample: Some(count), seed, .. }, _) => {
-                mutants::run_sample(*count, *seed)
+            (Self::Torture { mutants: Some(_), sample: Some(count), seed, is_in_ci, .. }, _) => {
+                mutants::run_sample(*count, *seed, !is_in_ci)
             }
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
             (Self::Core { .. }, Some(cargo)) => {
@@ -183,10 +203,9 @@ impl Step {
 
     /// The command of the step, if it is one.
     fn cargo(&self) -> Option<Cargo> {
-        let chaos = |cargo: Cargo| {
-            cargo
-                .separate("chaos", "--cfg bifolio_chaos")
-                .default_variable("BIFOLIO_CHAOS", "1:2000")
+        let chaos = |cargo: Cargo, settings: &str| {
+            let cargo = cargo.separate("chaos", "--cfg bifolio_chaos");
+            cargo.default_variable("BIFOLIO_CHAOS", settings)
         };
         let cargo = match self {
             Self::Tidy
@@ -207,13 +226,16 @@ impl Step {
                 loom(name.as_deref().unwrap_or_default()).program_arguments(arguments)
             }
             Self::Chaos { name, arguments } => {
-                chaos(Cargo::new("test --release -p bifolio --lib --tests"))
+                chaos(Cargo::new("test --release -p bifolio --lib --tests"), "1:2000")
                     .arguments(name.as_slice())
                     .program_arguments(arguments)
             }
-            Self::Torture { chaos: with_chaos, seed, arguments, .. } => {
+            Self::Torture { chaos: settings, seed, arguments, .. } => {
                 let cargo = Cargo::new("run --profile checks -p bifolio-torture");
-                let cargo = if *with_chaos { chaos(cargo) } else { cargo };
+                let cargo = match settings {
+                    Some(settings) => chaos(cargo, settings),
+                    None => cargo,
+                };
                 let seed = seed.map(|seed| format!("--seed={seed}"));
                 let arguments: Vec<_> = seed.into_iter().chain(arguments.iter().cloned()).collect();
                 cargo.program_arguments(&arguments)
@@ -248,7 +270,7 @@ mod tests {
     #[test]
     fn cheap_checks_come_first_and_only_the_tests_can_be_left_out() {
         let names = |skip| all(skip).iter().map(Step::name).collect::<Vec<_>>();
-        let (torture, tests) = (["torture"; 2], ["test"]);
+        let (torture, tests) = (["torture"; 3], ["test"]);
         let cheap = ["fmt", "tidy", "house", "package", "clippy", "doc", "surface", "loom", "core"];
         assert_eq!(names(false), [&cheap[..], &tests, &torture].concat());
         assert_eq!(names(true), [&cheap[..], &torture].concat());
@@ -263,11 +285,13 @@ mod tests {
         assert!(loom.ends_with(" loom_pin"), "{loom}");
         let tests = shown(&Step::Chaos { name, arguments: arguments.clone() });
         assert!(tests.contains("--cfg bifolio_chaos") && tests.contains("/chaos"), "{tests}");
-        let mut torture = torture(None, None, vec!["--only".to_owned(), "kills".to_owned()]);
-        if let Step::Torture { seed, .. } = &mut torture {
+        let mut plain = torture(None, None, vec!["--only".to_owned(), "kills".to_owned()]);
+        if let Step::Torture { seed, .. } = &mut plain {
             *seed = Some(7);
         }
-        let shown = shown(&torture);
-        assert!(!shown.contains("chaos") && shown.ends_with("-- --seed=7 --only kills"), "{shown}");
+        let plain = shown(&plain);
+        assert!(!plain.contains("chaos") && plain.ends_with("-- --seed=7 --only kills"), "{plain}");
+        let chaos = shown(&torture(Some("1:300"), None, Vec::new()));
+        assert!(chaos.contains("BIFOLIO_CHAOS=") && chaos.contains("/chaos"), "{chaos}");
     }
 }

@@ -15,8 +15,8 @@
 //! The table is written after each mutant, so an interrupted run continues with `--left`: with the
 //! mutants that the table does not list as found.
 //!
-//! A mutant that torture does not find may name a test of the library that fails with it (a gate
-//! between two steps of one thread): then that test is run.
+//! A mutant that torture does not find each time may name a test of the library that fails with it
+//! (a hook between two steps of one thread, or a loom test): then only that test is run.
 //!
 //! `--sample` tries some mutants, others each day (`rotation.rs`).
 //!
@@ -52,6 +52,8 @@ const SLICES_MAX: f64 = 2.25;
 const TORTURE_S: u64 = 600;
 /// Duration of a scene, milliseconds: short scenes give more variety.
 const SCENE_MS: &str = "600";
+/// Duration after which a test of the library hangs.
+const TEST_MAX: Duration = Duration::from_secs(120);
 /// Seconds after which a scene counts as hung: longer than any device of a scene hangs.
 const HANG_S: u64 = 12;
 
@@ -81,7 +83,9 @@ pub fn run(name: &str, left: bool) -> Result<()> {
     ensure!(!mutants.is_empty(), "no mutant is left that has `{name}` in its name");
     check(&root)?;
     let place = Place::new(&root)?;
-    place.build().context("the sources without a mutant")?;
+    if mutants.iter().any(|mutant| mutant.test.is_none()) {
+        place.build().context("the sources without a mutant")?;
+    }
     if name.is_empty() && !left {
         let (clean, _) = place.torture(None)?;
         ensure!(clean.is_none(), "torture finds something without any mutant: {clean:?}");
@@ -148,26 +152,38 @@ impl Place {
                 fs::remove_file(entry.path())?;
             }
         }
-        let (target, output) = (folder.join("target"), folder.join("output"));
+        // That of `cargo x torture --chaos`: dependencies are built once for both.
+        let (target, output) = (target_folder().join("chaos"), folder.join("output"));
         Ok(Self { tree, target, output })
     }
 
+    /// Builds torture, with the scheduler of `cargo x chaos`.
     fn build(&self) -> Result<()> {
-        let mut cargo = self.cargo(&["build", "--quiet", "-p", "bifolio-torture"]);
-        process::output(&mut cargo).context("it does not compile").map(|_| ())
+        let mut cargo = self.cargo(&self.target, "--cfg bifolio_chaos");
+        cargo.args(["build", "--quiet", "--profile", "checks", "-p", "bifolio-torture"]);
+        // A mutant leaves much unused: warnings are printed only beside an error.
+        let built = cargo.output().context("cannot start cargo")?;
+        let told = String::from_utf8_lossy(&built.stderr);
+        ensure!(built.status.success(), "it does not compile: {told}");
+        // That of `cargo x torture --chaos` may take its place.
+        fs::copy(self.target.join("checks/bifolio-torture"), self.program())?;
+        Ok(())
     }
 
-    /// Returns a command of cargo in the copy, with the scheduler of `cargo x chaos`.
-    fn cargo(&self, arguments: &[&str]) -> Command {
+    /// The torture program that was built last.
+    fn program(&self) -> PathBuf {
+        self.output.with_file_name("torture")
+    }
+
+    /// Returns a command of cargo in the copy.
+    fn cargo(&self, target: &Path, flags: &str) -> Command {
         let mut cargo = Command::new(cargo::program());
-        cargo
-            .args(arguments)
-            .args(["--profile", "checks"])
-            .arg("--target-dir")
-            .arg(&self.target)
-            .env("RUSTFLAGS", "--cfg bifolio_chaos -A warnings")
-            .env_remove("CARGO_MANIFEST_DIR")
-            .current_dir(&self.tree);
+        // Incremental, whatever the caller wants for its own builds: a mutant changes a line.
+        cargo.env("CARGO_INCREMENTAL", "1").env("CARGO_TARGET_DIR", target);
+        cargo.env_remove("CARGO_MANIFEST_DIR").current_dir(&self.tree);
+        if !flags.is_empty() {
+            cargo.env("RUSTFLAGS", cargo::with_flags("RUSTFLAGS", flags));
+        }
         cargo
     }
 
@@ -186,44 +202,48 @@ impl Place {
         found
     }
 
-    /// Tortures a mutant; if that does not find it, runs the test that it names.
+    /// Runs the test that a mutant names; tortures one that names none.
     fn judge(&self, mutant: &Mutant) -> Result<(Option<Found>, Duration)> {
         self.with(mutant, || {
-            self.build()?;
-            let (found, cpu) = self.torture(mutant.class.as_deref())?;
-            match (&found, &mutant.test) {
-                (None, Some(test)) => Ok((self.test(test)?, cpu)),
-                _ => Ok((found, cpu)),
+            if let Some(test) = &mutant.test {
+                return Ok((self.test(test)?, Duration::ZERO));
             }
+            self.build()?;
+            self.torture(mutant.class.as_deref())
         })
     }
 
     /// Runs a test of the library, which should fail; fails if it cannot be run.
     fn test(&self, test: &str) -> Result<Option<Found>> {
-        let begun = Instant::now();
-        let run = |arguments: &[&str]| {
-            let mut cargo = self.cargo(&["test", "-p", "bifolio"]);
-            cargo.args(test.split_whitespace()).args(arguments);
-            let output = cargo.output().context("cannot start cargo")?;
-            anyhow::Ok((
-                output.status.success(),
-                String::from_utf8_lossy(&output.stdout).into_owned(),
-            ))
+        // The folders of `cargo x test` and `cargo x loom`, for the same reason as above.
+        let (target, flags, words) = match test.strip_prefix("loom ") {
+            Some(name) => ("loom", "--cfg loom", format!("--profile checks --lib {name}")),
+            None => ("", "", test.to_owned()),
         };
-        let (is_built, _) = run(&["--no-run"])?;
-        ensure!(is_built, "the tests do not compile");
-        let (passes, told) = run(&[])?;
-        if passes {
-            crate::ran::check_tests(&told).with_context(|| format!("the test `{test}`"))?;
+        let run = |arguments: &[&str], most: Duration| {
+            let mut cargo = self.cargo(&target_folder().join(target), flags);
+            cargo.args(["test", "-p", "bifolio"]).args(words.split_whitespace()).args(arguments);
+            cargo.env("LOOM_MAX_PREEMPTIONS", "3").env("LOOM_MAX_BRANCHES", "10000");
+            self.run_until(&mut cargo, |_, since| since >= most)
+        };
+        let built = run(&["--no-run"], Duration::MAX)?;
+        let is_built = built.status.is_some_and(|status| status.success());
+        ensure!(is_built, "the tests do not compile: {}", self.told()?);
+        let begun = Instant::now();
+        let ended = run(&[], TEST_MAX)?;
+        if ended.status.is_some_and(|status| status.success()) {
+            crate::ran::check_tests(&self.told()?).with_context(|| format!("the test `{test}`"))?;
             return Ok(None);
         }
-        let (seconds, name) = (begun.elapsed().as_secs().max(1), test.rsplit(' ').next());
+        let seconds = begun.elapsed().as_secs().max(1);
+        let name = test.rsplit(' ').next().unwrap_or(test);
+        let verb = if ended.status.is_some() { "fails" } else { "hangs" };
         Ok(Some(Found {
             seconds,
             cpu_seconds: 0,
             seed: String::new(),
             class: "test".to_owned(),
-            message: format!("`{}` fails", name.unwrap_or(test)),
+            message: format!("`{name}` {verb}"),
         }))
     }
 
@@ -257,7 +277,7 @@ impl Place {
         })?;
         *cpu += ended.used;
         let Some(status) = ended.status else { return Ok(None) };
-        let text = String::from_utf8_lossy(&fs::read(&self.output)?).into_owned();
+        let text = self.told()?;
         ensure!(!status.success(), "torture has ended before its time: {text}");
         let (class, scene, message) = judge_output(&text, &status.to_string());
         let seed = format!("{scene}, chaos {chaos}");
@@ -273,7 +293,7 @@ impl Place {
         chaos: &str,
         is_over: impl Fn(Duration) -> bool,
     ) -> Result<Ended> {
-        let mut command = Command::new(self.target.join("checks/bifolio-torture"));
+        let mut command = Command::new(self.program());
         command.args(["--trace", "--scene-ms", SCENE_MS]);
         command.arg(format!("--seconds={TORTURE_S}"));
         command.arg(format!("--seed={seed}")).arg(format!("--hang-seconds={HANG_S}"));
@@ -282,17 +302,28 @@ impl Place {
             // It makes each of its findings shorter before it tells.
             None => command.args(["--without", "exerciser"]),
         };
+        command.env("BIFOLIO_CHAOS", chaos);
+        self.run_until(&mut command, |used, _| is_over(used))
+    }
+
+    /// Runs a program, whose output goes to a file; it ends by itself, or is killed when `is_over`
+    /// returns `true` for its CPU time and its age.
+    fn run_until(
+        &self,
+        command: &mut Command,
+        is_over: impl Fn(Duration, Duration) -> bool,
+    ) -> Result<Ended> {
         let output = fs::File::create(&self.output)?;
-        command.env("BIFOLIO_CHAOS", chaos).stdin(Stdio::null()).process_group(0);
+        command.stdin(Stdio::null()).process_group(0);
         command.stderr(output.try_clone()?).stdout(output);
-        let mut child = command.spawn().context("cannot start torture")?;
-        let mut used = Duration::ZERO;
+        let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let (begun, mut used) = (Instant::now(), Duration::ZERO);
         loop {
             used = cpu_time(child.id()).unwrap_or(used).max(used);
             if let Some(status) = child.try_wait()? {
                 return Ok(Ended { status: Some(status), used });
             }
-            if is_over(used) {
+            if is_over(used, begun.elapsed()) {
                 // With its children: some scenes have some.
                 let group = format!("-{}", child.id());
                 Command::new("kill").args(["-KILL", "--", &group]).status()?;
@@ -302,9 +333,14 @@ impl Place {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+
+    /// Returns the output of the last program.
+    fn told(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&fs::read(&self.output)?).into_owned())
+    }
 }
 
-/// The end of a torture run.
+/// The end of a program.
 #[derive(Debug)]
 struct Ended {
     /// `None` if it was killed because its time was over.

@@ -6,7 +6,8 @@
 //! loom: <optional: the loom tests of that protocol, which it passes>
 //! class: <optional: the only class of scenes that makes sense>
 //! missed: <optional: why torture does not find it>
-//! test: <optional: arguments of `cargo test -p bifolio` for a test that fails with it>
+//! test: <optional: arguments of `cargo test -p bifolio` for a test that fails with it, or
+//!       `loom NAME`, all on one line>
 //!
 //! file: crates/bifolio/src/...
 //! <<<<

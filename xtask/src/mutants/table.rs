@@ -14,6 +14,8 @@ const BEGIN: &str = "<!-- mutants: begin, written by `cargo x torture --mutants`
 const END: &str = "<!-- mutants: end -->";
 /// Marks a mutant that was not found.
 const MISSED: &str = "| not found";
+/// Marks a mutant that a test found.
+const TESTED: &str = ") | test |";
 const HEAD: &str = "| mutant | what it breaks | found after (of the CPUs) | class, seed | by |\n\
                     |---|---|---|---|---|\n";
 
@@ -138,11 +140,12 @@ fn with_rows(text: &str, rows: &[Row], names: &[String]) -> Result<String> {
     }
     all.extend(rows.iter().map(|row| (row.name.clone(), row.text.clone())));
     let missed = all.values().filter(|line| line.contains(MISSED)).count();
+    let tested = all.values().filter(|line| line.contains(TESTED)).count();
     let quick = all.values().filter(|line| is_quick(line)).count();
+    let (found, all_of_them) = (all.len() - missed, all.len());
     let mut count = format!(
-        "{} of {} mutants are found, {quick} of them within 60 s",
-        all.len() - missed,
-        all.len()
+        "{found} of {all_of_them} mutants are found, {tested} of them by a test of the library, \
+         {quick} within 60 s",
     );
     if names.len() > all.len() {
         count.push_str(&format!("; {} more were not run yet", names.len() - all.len()));
@@ -193,11 +196,16 @@ mod tests {
             |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let (both, one) = (names(&["a", "gone"]), names(&["a"]));
         let first = with_rows(&empty, &[row("a", false), row("gone", true)], &both).unwrap();
-        assert!(first.contains("1 of 2 mutants are found, 1 of them within 60 s."), "{first}");
+        assert!(
+            first.contains(
+                "1 of 2 mutants are found, 0 of them by a test of the library, 1 within 60 s."
+            ),
+            "{first}"
+        );
         let second = with_rows(&first, &[row("a", true)], &one).unwrap();
         assert!(second.starts_with("before\n") && second.ends_with("\nafter\n"), "{second}");
         assert!(
-            second.contains("1 of 1 mutants are found, 1 of") && !second.contains("gone"),
+            second.contains("1 of 1 mutants are found, 0 of") && !second.contains("gone"),
             "{second}"
         );
         assert!(

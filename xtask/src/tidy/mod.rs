@@ -88,9 +88,13 @@ pub fn run() -> Result<()> {
     let root = workspace_root();
     let texts = texts(&root)?;
     ensure!(!texts.is_empty(), "no file to check in {}", root.display());
-    let mut findings: Vec<Finding> =
-        texts.iter().flat_map(|(path, text)| check(path, text)).collect();
-    findings.extend(steps::steps(&sources()?.iter().collect::<Vec<_>>()));
+    let (mut findings, mut sources) = (Vec::new(), Vec::new());
+    for (path, text) in &texts {
+        let (found, source) = check(path, text);
+        findings.extend(found);
+        sources.extend(source);
+    }
+    findings.extend(steps::steps(&sources.iter().collect::<Vec<_>>()));
     findings.iter().for_each(|finding| println!("{finding}"));
     let mutants = crate::mutants::check(&root)?;
     crate::house::check_paths(&root)?;
@@ -124,19 +128,19 @@ pub fn sources() -> Result<Vec<Source>> {
     Ok(rust.filter_map(|(path, text)| Source::new(path, text).ok()).collect())
 }
 
-/// Returns all findings in one file, in the order of its lines.
-fn check(path: &str, text: &str) -> Vec<Finding> {
+/// Returns all findings in one file, in the order of its lines, and the file if it is Rust.
+fn check(path: &str, text: &str) -> (Vec<Finding>, Option<Source>) {
     if !path.ends_with(".rs") {
-        return prose::in_document(path, text);
+        return (prose::in_document(path, text), None);
     }
     let source = match Source::new(path, text) {
         Ok(source) => source,
-        Err(finding) => return vec![finding],
+        Err(finding) => return (vec![finding], None),
     };
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&source)).collect();
     findings.sort();
     findings.dedup();
-    findings
+    (findings, Some(source))
 }
 
 #[cfg(test)]
@@ -145,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_finding_prints_as_path_line_rule_message() {
-        let findings = check("crates/bifolio/src/io/disk.rs", "fn read() {}\n");
+        let (findings, _) = check("crates/bifolio/src/io/disk.rs", "fn read() {}\n");
         let printed: Vec<String> = findings.iter().map(Finding::to_string).collect();
         assert_eq!(printed.len(), 1);
         assert!(
@@ -159,7 +163,8 @@ mod tests {
     fn all_findings_of_a_file_are_reported_in_order() {
         let text = format!("//! A head.\n// {}\n// {}\nfn f() {{\n", "a".repeat(100), "\u{e9}");
         let rules = |text: &str| -> Vec<&str> {
-            check("crates/bifolio/src/io/disk.rs", text).iter().map(|found| found.rule).collect()
+            let (findings, _) = check("crates/bifolio/src/io/disk.rs", text);
+            findings.iter().map(|found| found.rule).collect()
         };
         assert_eq!(rules(&text), ["tokens"]);
         assert_eq!(rules(&format!("{text}}}\n")), ["columns", "ascii"]);

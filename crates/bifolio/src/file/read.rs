@@ -487,6 +487,8 @@ impl File {
     ) -> Option<usize> {
         let inode = &self.handle.inode;
         let in_page = position & (PAGE_BYTES - 1);
+        #[cfg(all(test, not(loom)))]
+        crate::sync::test_hook::reach("before a run is copied");
         let visible = inode.mapping.len_bytes().saturating_sub(position);
         let in_run = (run.pages() * PAGE_BYTES).saturating_sub(in_page);
         let length = in_run.min(visible).min(buffer.len() as u64);
@@ -589,6 +591,64 @@ mod tests {
             other.write_all_at(&[7; 100], 100).unwrap();
         });
         file
+    }
+
+    /// Returns a file with `pages` pages of the byte 7, all in memory.
+    fn file_of_sevens(cache: &Cache, pages: u64) -> File {
+        let options = OpenOptions::new().write(true);
+        let file = cache.open_fd(tempfile::tempfile().unwrap().into(), &options).unwrap();
+        file.write_all_at(&vec![7; (pages * PAGE_BYTES) as usize], 0).unwrap();
+        file.sync_data().unwrap();
+        file.populate(..).unwrap();
+        file
+    }
+
+    /// Between the look-up of two pages and their copy the second is evicted, and its frame gets
+    /// the bytes of another file.
+    #[test]
+    fn each_page_of_a_copy_is_checked() {
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());
+        let cache = builder.build().unwrap();
+        let (file, other) = (file_of_sevens(&cache, 2), cache.memory_file("other").unwrap());
+        let owner = file.clone();
+        let frame = |file: &File, index: u64| {
+            let entry = file.handle.inode.mapping.table().load(index, Ordering::Relaxed);
+            entry.is_folio().then(|| entry.frame())
+        };
+        assert_eq!(frame(&file, 1), frame(&file, 0).map(|first| first + 1), "one run");
+        test_hook::set("before a run is copied", move || {
+            let evicted = frame(&owner, 1);
+            owner.evict(PAGE_BYTES..).unwrap();
+            let takes_the_frame = |index: u64| {
+                other.write_all_at(&[5; PAGE_BYTES as usize], index * PAGE_BYTES).unwrap();
+                frame(&other, index) == evicted
+            };
+            // A free frame may lie on the list of another processor for a while.
+            assert!((0..16_384).any(takes_the_frame), "the frame was not used again");
+        });
+        let mut buffer = vec![0; 2 * PAGE_BYTES as usize];
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        assert!(test_hook::has_run());
+        assert!(buffer.iter().all(|byte| *byte == 7), "bytes of the other file");
+    }
+
+    /// A page is evicted and filled again, in the same frame: a reader that copied before the
+    /// eviction and checks afterwards must see that.
+    #[test]
+    fn a_page_that_comes_back_has_another_version() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = file_of_sevens(&cache, 1);
+        let entry = || file.handle.inode.mapping.table().load(0, Ordering::Relaxed);
+        let comes_back_to_its_frame = |_: &u32| {
+            let before = entry();
+            file.evict(..).unwrap();
+            file.read_exact_at(&mut [0], 0).unwrap();
+            let after = entry();
+            assert!(!after.is_same_version(before), "{before:?} {after:?}");
+            after.frame() == before.frame()
+        };
+        assert!((0..16_384).any(|turn| comes_back_to_its_frame(&turn)), "never in the same frame");
     }
 
     #[test]

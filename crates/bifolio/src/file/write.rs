@@ -263,6 +263,8 @@ impl File {
             let _section = inode.mapping.begin_write_section(&locked.lock, pages);
             // SAFETY: inside a frame whose lock and write section we hold; `bytes` is not in it.
             unsafe { copy::copy_in(target, bytes) };
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("after bytes were written");
         } else {
             if follows {
                 // Adjacent pages have adjacent frames. Releasing the folio lock waits for the
@@ -592,6 +594,41 @@ mod tests {
         assert!(found.iter().all(|byte| *byte == 7), "bytes past the new end are lost");
         file.set_len(len_bytes).unwrap();
         assert_eq!(file.len(), len_bytes);
+    }
+
+    #[test]
+    fn a_page_that_is_being_written_is_closed_to_readers() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("written").unwrap();
+        file.write_all_at(&[7; 8], 0).unwrap();
+        let reader = file.clone();
+        test_hook::set("after bytes were written", move || {
+            let error = reader.try_read_at(&mut [0; 8], 0).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::WouldBlock, "{error:?}");
+        });
+        file.write_all_at(&[8; 8], 0).unwrap();
+        assert!(test_hook::has_run());
+    }
+
+    /// When a write of all bytes of a page has decided to read nothing, another thread appends to
+    /// the page, and it goes out of memory.
+    #[test]
+    fn bytes_that_are_appended_during_a_write_of_the_page_stay() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        fs::write(&path, [7; 100]).unwrap();
+        let file = cache.open(&path, &OpenOptions::new().write(true)).unwrap();
+        let other = file.clone();
+        test_hook::set("before a page is claimed", move || {
+            other.write_all_at(&[8; 100], 100).unwrap();
+            other.sync_data().unwrap();
+            other.invalidate(..).unwrap();
+        });
+        file.write_all_at(&[9; 100], 0).unwrap();
+        assert!(test_hook::has_run());
+        let mut found = [0; 200];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!((&found[..100], &found[100..]), (&[9; 100][..], &[8; 100][..]));
     }
 
     /// During the check for data at a page, the page is swapped out, and its frame is reused for a

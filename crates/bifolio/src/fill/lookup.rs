@@ -70,6 +70,8 @@ impl<'h> Fill<'h> {
                     let reads = !is_hole && !self.is_replaced(head, access);
                     let wait = Wait::ForFrames;
                     let Some(room) = self.room(1, reads, wait) else { continue };
+                    #[cfg(all(test, not(loom)))]
+                    crate::sync::test_hook::reach("before a page is claimed");
                     let claimed = self.claim(head, seen, wait, access.may_pass_end())?;
                     if let Claim::New(locked) = claimed {
                         if !matches!(access, AccessMode::Write { .. }) {

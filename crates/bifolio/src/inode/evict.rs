@@ -77,3 +77,31 @@ impl Inode {
         self.dirty.replace(&self.memory.folios, old.id(), new);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::page::Lookup;
+    use crate::{Cache, File, OpenOptions};
+    use std::time::Duration;
+
+    /// A sync that walks the dirty list finds a folio in it until it is written out.
+    #[test]
+    fn a_folio_that_is_dirty_for_a_device_does_not_move() {
+        let hour = Duration::from_secs(60 * 60);
+        let cache = Cache::builder().memory(1 << 20).dirty_age_max(hour).build().unwrap();
+        let options = OpenOptions::new().write(true);
+        let disk = cache.open_fd(tempfile::tempfile().unwrap().into(), &options).unwrap();
+        let scratch = cache.memory_file("scratch").unwrap();
+        let may_move = |file: &File| {
+            let inode = &file.handle.inode;
+            let found = inode.mapping.get_folio(&inode.memory.folios, 0);
+            let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+            inode.may_move(&folio.lock())
+        };
+        disk.write_all_at(&[1; 100], 0).unwrap();
+        scratch.write_all_at(&[1; 100], 0).unwrap();
+        assert!(!may_move(&disk) && may_move(&scratch));
+        disk.sync_data().unwrap();
+        assert!(may_move(&disk));
+    }
+}

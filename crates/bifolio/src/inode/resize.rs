@@ -251,6 +251,8 @@ impl Inode {
                 }
                 Lookup::Refused => continue,
             };
+            #[cfg(all(test, not(loom)))]
+            crate::sync::test_hook::reach("before a folio that goes is locked");
             let locked = folio.try_lock().unwrap_or_else(|| {
                 removal.finish();
                 self.lock_folio(&folio)
@@ -302,6 +304,9 @@ mod tests {
     use crate::cache::Cache;
     use crate::page::PAGE_BYTES;
     use crate::sync::{Ordering, test_hook};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     /// A page in the swap is read, which takes its slot, while its hole is being made.
     #[test]
@@ -331,5 +336,38 @@ mod tests {
         assert_eq!(byte, [0]);
         file.set_len(0).unwrap();
         assert_eq!(cache.stats().memory.swap_bytes, 0);
+    }
+
+    /// The owner of a `PageRefMut` of the second page reads the first, which the hole has removed
+    /// before it waits for the second.
+    #[test]
+    fn a_hole_that_waits_keeps_no_folio_frozen() {
+        let cache = Cache::builder().memory(1 << 20).build().unwrap();
+        let file = cache.memory_file("punched").unwrap();
+        file.write_all_at(&[7; 3 * PAGE_BYTES as usize], 0).unwrap();
+        let (pinned, is_pinned) = mpsc::channel();
+        let (waits, is_waiting) = mpsc::channel();
+        let owner = file.clone();
+        let owner = thread::spawn(move || {
+            let pin = owner.pin_mut(PAGE_BYTES..2 * PAGE_BYTES).unwrap();
+            pinned.send(()).unwrap();
+            is_waiting.recv().unwrap();
+            let begun = Instant::now();
+            let mut byte = [1];
+            while owner.try_read_at(&mut byte, 0).is_err() || byte == [7] {
+                if begun.elapsed() > Duration::from_secs(20) {
+                    return false;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(pin);
+            true
+        });
+        is_pinned.recv().unwrap();
+        let place = "before a folio that goes is locked";
+        test_hook::set(place, move || test_hook::set(place, move || waits.send(()).unwrap()));
+        file.punch_hole(0..3 * PAGE_BYTES).unwrap();
+        assert!(test_hook::has_run());
+        assert!(owner.join().unwrap(), "the first page cannot be read while the hole waits");
     }
 }

@@ -492,3 +492,37 @@ impl Store {
         disk.flushed_changes.fetch_max(failed_changes, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::Cache;
+    use crate::page::{Entry, Lookup, PAGE_BYTES};
+    use crate::sync::Ordering;
+
+    #[test]
+    fn one_transfer_reads_only_slots_that_are_adjacent() {
+        const PAGES: u64 = 600;
+        let directory = tempfile::tempdir().unwrap();
+        let builder = Cache::builder().memory(1 << 20).swap_directory(directory.path());
+        let cache = builder.build().unwrap();
+        let file = cache.memory_file("swapped").unwrap();
+        for page in 0..PAGES {
+            file.write_all_at(&[7; PAGE_BYTES as usize], page * PAGE_BYTES).unwrap();
+        }
+        let inode = &file.handle.inode;
+        let is_swapped =
+            |page: &u64| inode.mapping.table().load(*page, Ordering::Relaxed).as_value().is_some();
+        let page = (0..PAGES).find(is_swapped).expect("most of the pages do not fit");
+        file.read_exact_at(&mut [0], page * PAGE_BYTES).unwrap();
+        let found = inode.mapping.get_folio(&inode.memory.folios, page);
+        let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+        let slot = u64::from(folio.folio().slot());
+        assert!(slot > 0, "a page that was only read keeps its slot");
+        let continues = |seen: Entry| inode.store.continues(folio.folio(), seen);
+        assert!(continues(Entry::value(slot + 1)));
+        for other in [slot - 1, slot, slot + 2] {
+            assert!(!continues(Entry::value(other)), "{slot} {other}");
+        }
+        assert!(!continues(Entry::HOLE));
+    }
+}

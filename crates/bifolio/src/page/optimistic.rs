@@ -257,6 +257,35 @@ mod tests {
         Entry::folio(frame, 5, 0).with_ready()
     }
 
+    #[derive(Debug)]
+    struct NoReaper;
+
+    impl crate::page::Reaper for NoReaper {
+        fn reap(&self, frozen: crate::page::Frozen<'_>) {
+            unreachable!("{:?} was freed", frozen.id());
+        }
+    }
+
+    /// A page was evicted and claimed again, in the same frame, after its Entry was loaded. Its
+    /// bytes are not there yet.
+    #[test]
+    fn a_page_that_is_being_filled_again_is_not_held() {
+        let folios = Folios::new(3, Box::new(NoReaper)).unwrap();
+        folios.init_free(FolioId(0), 3);
+        for index in 0..3 {
+            let _in_the_table = folios.start(FolioId(index), 64, u64::from(index), 0).into_id();
+        }
+        let table = table_of(&[ready(0), ready(1), ready(2)]);
+        let held = |run: &mut FrameRun<'_>| {
+            // The puts of these references are not the last ones.
+            run.hold(&folios).len() as u64
+        };
+        assert_eq!(held(&mut FrameRun::find(&table, 0..3, true)), 3);
+        let mut run = FrameRun::find(&table, 0..3, true);
+        table.store(1, Entry::folio(1, 6, 0), Ordering::Relaxed);
+        assert_eq!((held(&mut run), run.pages()), (1, 1));
+    }
+
     fn pages_of(entries: &[Entry]) -> u64 {
         FrameRun::find(&table_of(entries), 0..entries.len() as u64).pages()
     }

@@ -487,6 +487,8 @@ impl Reclaim {
         second_chance: bool,
         evicted: &mut EvictedBatch<'a>,
     ) -> (EvictOutcome, Option<FolioRef<'a>>) {
+        #[cfg(all(test, not(loom)))]
+        crate::sync::test_hook::reach("before a victim is locked");
         let Some(locked) = folio.try_lock() else { return (EvictOutcome::Busy, Some(folio)) };
         let Some(inode) = reclaim_lock.owner(&locked) else {
             // Truncated: the thread that puts the last reference frees it.
@@ -542,4 +544,48 @@ impl Reclaim {
 /// freeze decides.
 pub(crate) fn is_pinned(folio: &FolioRef<'_>) -> bool {
     folio.folio().references() > 2
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::page::PAGE_BYTES;
+    use crate::sync::{Ordering, test_hook};
+    use crate::{Access, Cache, OpenOptions};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// A page is written after it was chosen as a victim.
+    #[test]
+    fn a_victim_that_becomes_dirty_stays() {
+        const PAGES: u64 = 1024;
+        const WRITTEN: usize = 32;
+        let hour = Duration::from_secs(60 * 60);
+        let cache = Cache::builder().memory(1 << 20).dirty_age_max(hour).build().unwrap();
+        let disk = tempfile::tempfile().unwrap();
+        disk.set_len(PAGES * PAGE_BYTES).unwrap();
+        let file = cache.open_fd(disk.into(), &OpenOptions::new().write(true)).unwrap();
+        file.set_access(Access::Random);
+        let (writer, (tell, told)) = (file.clone(), mpsc::channel());
+        // The pages that were read first are examined first. Only those in memory can be written
+        // while this thread reclaims.
+        test_hook::set("before a victim is locked", move || {
+            let table = writer.handle.inode.mapping.table();
+            let is_resident = |page: &u64| table.load(*page, Ordering::Relaxed).is_folio();
+            for page in (0..PAGES).filter(is_resident).take(WRITTEN) {
+                writer.write_all_at(&[9], page * PAGE_BYTES).unwrap();
+                tell.send(page).unwrap();
+            }
+        });
+        let mut byte = [1];
+        for page in 0..PAGES {
+            file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
+        }
+        assert!(test_hook::has_run(), "readers evict pages themselves");
+        let written: Vec<u64> = told.iter().collect();
+        assert_eq!(written.len(), WRITTEN);
+        for page in written {
+            file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
+            assert_eq!(byte, [9], "page {page}");
+        }
+    }
 }
