@@ -96,12 +96,12 @@ impl Inode {
     /// The kernel has checked the rights of that program. So a user without privileges, whose file
     /// this is, gets them for the moment of the open. The data of the inode are locked.
     pub fn with_rights<T>(&self, status: &Stat, open: impl FnOnce() -> T) -> Result<T> {
-        let user = rustix::process::geteuid();
-        if user.is_root() {
+        let Stat { st_mode, st_uid, .. } = *status;
+        if st_mode & OWNER_USES == OWNER_USES {
             return Ok(open());
         }
-        let Stat { st_mode, st_uid, .. } = *status;
-        if st_uid != user.as_raw() || st_mode & OWNER_USES == OWNER_USES {
+        let user = rustix::process::geteuid();
+        if user.is_root() || st_uid != user.as_raw() {
             return Ok(open());
         }
         let set = |mode: u32| {
@@ -148,9 +148,10 @@ impl Inode {
         Ok(had_capability || cleared != mode)
     }
 
-    /// Gives a new inode to the program that created it, unless it is its own already.
-    pub fn give_to(&self, owner: u32, group: Option<u32>) -> Result<()> {
-        let Stat { st_uid, st_gid, st_mode, .. } = self.stat()?;
+    /// Gives a new inode, with its status, to the program that created it, unless it is its own
+    /// already.
+    pub fn give_to(&self, status: &Stat, owner: u32, group: Option<u32>) -> Result<()> {
+        let Stat { st_uid, st_gid, st_mode, .. } = *status;
         let group = group.filter(|group| *group != st_gid);
         let owner = Some(owner).filter(|owner| *owner != st_uid);
         if owner.is_none() && group.is_none() {

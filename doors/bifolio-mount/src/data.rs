@@ -38,6 +38,8 @@ pub use files::Files;
 
 /// Maximum length of a file: that of the cache, 4 PiB.
 const LENGTH_MAX: u64 = 1 << 52;
+/// Length for which a file that grows gets addresses.
+const LENGTH_USUAL: u64 = 1 << 40;
 /// Bytes of a block of most file systems.
 const BLOCK_BYTES: u64 = 4 << 10;
 
@@ -108,8 +110,6 @@ impl Access {
 #[derive(Clone, Copy)]
 pub struct Opening {
     pub handle: u64,
-    /// This or another program has the file open for writing.
-    pub has_writers: bool,
     /// The kernel drops the pages that it has. No other program has the file open.
     pub begins_anew: bool,
 }
@@ -138,6 +138,11 @@ impl Data {
     /// Returns `true` if no program seems to have the file open: a close is on its way.
     pub fn seems_closed(&self) -> bool {
         self.users == 0 || self.is_closed
+    }
+
+    /// Returns `true` if a program has the file open for writing.
+    pub fn has_writers(&self) -> bool {
+        self.writers > 0
     }
 
     /// Returns `true` if a program may have the file in a map for writing.
@@ -221,7 +226,9 @@ impl Opened {
         if length > LENGTH_MAX || !is_possible {
             return Err(Errno::FBIG.into());
         }
-        Ok(self.file.raise_len_max(length.next_power_of_two())?)
+        // At once, because each further part of the table makes it slower.
+        let usual = self.file.raise_len_max(length.next_power_of_two().max(LENGTH_USUAL));
+        Ok(usual.or_else(|_| self.file.raise_len_max(length.next_power_of_two()))?)
     }
 }
 

@@ -86,11 +86,21 @@ impl Queue {
 
     fn add(&self, number: INodeNo, reason: Reason) {
         let mut state = self.state.lock();
-        match reason {
-            Reason::Changed => state.changed.push_back((Instant::now() + self.delay, number)),
-            Reason::Closed => state.closed.push_back(number),
+        // The thread that waits for an earlier one looks at this one in time.
+        let must_wake = match reason {
+            Reason::Changed => {
+                let is_first = state.changed.is_empty();
+                state.changed.push_back((Instant::now() + self.delay, number));
+                is_first
+            }
+            Reason::Closed => {
+                state.closed.push_back(number);
+                true
+            }
+        };
+        if must_wake {
+            self.arrived.notify_one();
         }
-        self.arrived.notify_one();
     }
 
     /// Waits for the next file.

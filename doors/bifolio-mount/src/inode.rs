@@ -51,22 +51,33 @@ pub struct Inode {
     /// Queue of files that were changed.
     pub pending_times: Arc<Queue>,
     data: Mutex<Data>,
-    /// Locked while a program opens the file in a way that allows it to map it for writing, and
-    /// shared while nothing may.
-    mapping: RwLock<()>,
+    /// Locked while a program opens the file for writing, and shared while none may.
+    writing: RwLock<()>,
+    /// Bytes that the kernel may have in its page cache, if no program has the file open for
+    /// writing.
+    pub kernel_bytes: AtomicU64,
+    /// `true` while a program has the file open for writing.
+    pub is_written: AtomicBool,
 }
 
 impl Inode {
-    /// Keeps programs from opening the file for maps until the result is dropped. Returns `None` if
-    /// one has it open so.
+    /// Keeps programs from opening the file for writing until the result is dropped. Returns `None`
+    /// if one has it open for reading and writing, and may map it.
     pub fn hold_unmapped(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        let held = self.mapping.read();
+        let held = self.writing.read();
         (!self.data().may_be_mapped()).then_some(held)
     }
 
-    /// Waits until nothing relies on the file not being mapped, and keeps it so.
-    pub fn allow_maps(&self) -> RwLockWriteGuard<'_, ()> {
-        self.mapping.write()
+    /// Keeps programs from opening the file for writing until the result is dropped. Returns `None`
+    /// if one has it open so, or is about to.
+    pub fn hold_unwritten(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let held = self.writing.try_read()?;
+        (!self.data().has_writers()).then_some(held)
+    }
+
+    /// Waits until nothing relies on the file not being written, and keeps it so.
+    pub fn allow_writing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.writing.write()
     }
 
     /// Locks the data of the inode: its open file and its times. May wait for the device: an open
@@ -198,7 +209,9 @@ impl Table {
             is_cached: AtomicBool::new(false),
             pending_times: Arc::clone(&self.pending_times),
             data: Mutex::default(),
-            mapping: RwLock::default(),
+            writing: RwLock::default(),
+            kernel_bytes: AtomicU64::new(0),
+            is_written: AtomicBool::new(false),
         });
         inodes.by_number.insert(number, Arc::clone(&inode));
         inodes.by_key.insert(key, Arc::clone(&inode));
@@ -210,13 +223,24 @@ impl Table {
     pub fn lookup(&self, parent: &Arc<Inode>, name: &OsStr) -> Result<Arc<Inode>> {
         let directory = parent.handle()?;
         let (handle, stat) = self.handles.retry(|| open_name(&directory, name))?;
+        Ok(self.found(parent, name, handle, &stat))
+    }
+
+    /// Returns the inode of a name, which `handle` is a descriptor of, as [`Self::lookup`] does.
+    pub fn found(
+        &self,
+        parent: &Arc<Inode>,
+        name: &OsStr,
+        handle: OwnedFd,
+        stat: &Stat,
+    ) -> Arc<Inode> {
         let inode = match self.find((stat.st_dev, stat.st_ino), true) {
             Some(known) => {
                 known.set_place(parent, name);
                 known
             }
             None => {
-                let inode = self.insert(self.number_for(&stat), handle, &stat);
+                let inode = self.insert(self.number_for(stat), handle, stat);
                 inode.set_place(parent, name);
                 self.handles.add(&inode);
                 inode
@@ -225,7 +249,7 @@ impl Table {
         // Relaxed: only orders names, roughly.
         let number = self.next_lookup.fetch_add(1, Ordering::Relaxed);
         inode.looked_up.store(number, Ordering::Relaxed);
-        Ok(inode)
+        inode
     }
 
     fn number_for(&self, stat: &Stat) -> INodeNo {

@@ -64,6 +64,7 @@ mod finalize;
 mod handle;
 mod helper;
 mod inode;
+mod kernel_pages;
 mod messages;
 mod mount;
 mod names;
@@ -107,12 +108,11 @@ pub struct Options {
     /// Threads that serve requests.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     threads: u16,
-    /// Use the kernel's page cache for all files, also for those that are only read. Its pages are
-    /// outside of the bound.
+    /// Let the kernel's page cache keep all pages that it has memory for. By default those of files
+    /// that are only read are within the bound.
     #[arg(long, conflicts_with = "direct")]
     kernel_cache: bool,
-    /// Use the kernel's page cache for no file, also for none that is written. Shared maps of files
-    /// are refused (`ENODEV`).
+    /// Serve all files past the kernel's page cache. Shared maps of files are refused (`ENODEV`).
     #[arg(long)]
     direct: bool,
     /// Refuse changes.

@@ -24,7 +24,8 @@ use rustix::fs::{AtFlags, OFlags};
 use crate::attributes::{Changes, kind};
 use crate::data::Access;
 use crate::error::Result;
-use crate::volume::{Creation, KernelCache, Volume};
+use crate::volume::{Creation, Volume};
+use crate::workers::WORKERS_MAX;
 use crate::xattr::Answer;
 
 /// Time for which the kernel may use names and attributes without asking.
@@ -33,8 +34,9 @@ const VALID: Duration = Duration::from_secs(1);
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// Maximum length of a read for which each thread has a buffer of its own.
 const SHORT_BYTES_MAX: u32 = 64 << 10;
-/// Maximum number of requests that the kernel sends for asynchronous I/O of programs.
-const BACKGROUND_MAX: u16 = 64;
+/// Maximum number of requests that the kernel sends at a time for asynchronous I/O of programs and
+/// for pages of its cache, as many as may hang.
+const BACKGROUND_MAX: u16 = WORKERS_MAX as u16;
 /// Inode numbers are not reused while the kernel knows them.
 const GENERATION: Generation = Generation(0);
 
@@ -128,11 +130,12 @@ impl Volume {
         size: u32,
         reply: ReplyData,
     ) -> Option<ReplyData> {
-        let inode = self.table.get(number).ok();
-        let Some(file) = inode.and_then(|inode| inode.try_file()) else { return Some(reply) };
+        let Ok(inode) = self.table.get(number) else { return Some(reply) };
+        let Some(file) = inode.try_file() else { return Some(reply) };
         with_read_buffer(size, |buffer| match file.try_read_at(buffer, position) {
             Ok(length) if length == buffer.len() || position + length as u64 >= file.len() => {
                 reply.data(&buffer[..length]);
+                self.files.kernel_pages.note(&inode, length as u64);
                 None
             }
             _ => Some(reply),
@@ -141,35 +144,34 @@ impl Volume {
 
     /// Reads, and answers with the bytes up to the end of the file.
     fn read(&self, number: INodeNo, position: u64, size: u32, reply: ReplyData) {
-        let opened = self.table.get(number).and_then(|inode| Ok((inode.key.0, inode.file()?)));
-        let (device, file) = match opened {
+        let opened = self.table.get(number).and_then(|inode| Ok((inode.file()?, inode)));
+        let (file, inode) = match opened {
             Ok(opened) => opened,
             Err(error) => return reply.error(error.answer()),
         };
         let read = |buffer: &mut [u8]| match file.read_at(buffer, position) {
-            Ok(length) => reply.data(&buffer[..length]),
+            Ok(length) => {
+                reply.data(&buffer[..length]);
+                self.files.kernel_pages.note(&inode, length as u64);
+            }
             Err(error) => reply.error(crate::error::Error::from(error).answer()),
         };
         if size <= SHORT_BYTES_MAX {
             return with_read_buffer(size, read);
         }
-        self.read_buffers.with(device, size, read);
+        self.read_buffers.with(inode.key.0, size, read);
     }
 }
 
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let mut wanted = InitFlags::FUSE_ASYNC_DIO
+        let wanted = InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DONT_MASK
             // The kernel's pages are right, whatever size and times are answered.
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_POSIX_ACL;
-        // Maps for reading.
-        if self.volume.kernel_cache == KernelCache::Writers {
-            wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-        }
         // Older kernels do without some of them.
         let known = config.capabilities();
         let _ = config.add_capabilities(wanted & known);

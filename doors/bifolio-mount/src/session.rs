@@ -32,10 +32,11 @@ use crate::claim::Claim;
 use crate::data::Files;
 use crate::finalize;
 use crate::inode::Table;
+use crate::kernel_pages::{self, KernelPages};
 use crate::mount::Mount;
 use crate::names::{self, NAME_BYTES};
 use crate::server::Server;
-use crate::volume::{KernelCache, Volume};
+use crate::volume::Volume;
 use crate::workers::Workers;
 
 /// Time for which programs may go on to use a detached mount.
@@ -51,6 +52,11 @@ const DIVISOR_OF_KEPT_FILES: u64 = 12;
 const DIVISOR_OF_NAMES: u64 = 16;
 const NAMES_FROM: u64 = 16 << 20;
 const NAMES_MIN: u64 = 1024;
+
+/// Part of the memory that pages have which the kernel keeps of files that are only read, and its
+/// least size.
+const DIVISOR_OF_KERNEL_PAGES: u64 = 16;
+const KERNEL_PAGES_MIN: u64 = 256 << 10;
 
 /// The end of a mount.
 enum End {
@@ -75,7 +81,9 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let claim = Claim::new(&source, &target)?;
     let root = &claim.root;
     let (for_names, names_max) = room_for_names(options.memory);
-    let builder = Cache::builder().memory(options.memory - for_names);
+    let pages_max = kernel_pages_max(options);
+    let for_pages = if options.memory < NAMES_FROM { 0 } else { pages_max.unwrap_or(0) };
+    let builder = Cache::builder().memory(options.memory - for_names - for_pages);
     let cache = builder.dirty_age_max(options.dirty_age).build()?;
     // Before the mount, so that an address that is in use is told at once.
     let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
@@ -86,10 +94,11 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let table = new_table(root, options, part(DIVISOR_OF_HANDLES))?;
     let kept_max = options.kept_files.min(part(DIVISOR_OF_KEPT_FILES)).max(1);
     let direct_max = part(DIVISOR_OF_DIRECT_FILES);
-    let files = Files::new(cache, Arc::clone(&table), kept_max, direct_max);
+    let mut files = Files::new(cache, Arc::clone(&table), kept_max, direct_max);
+    files.kernel_pages = KernelPages::new(pages_max.unwrap_or(u64::MAX));
     let workers = Workers::new(usize::from(options.threads));
     let mut volume = Volume::new(table, files, workers, names_max);
-    volume.kernel_cache = kernel_cache(options);
+    volume.is_direct = options.direct;
     let volume = Arc::new(volume);
 
     let server = Server { volume: Arc::clone(&volume) };
@@ -148,19 +157,18 @@ fn refusals(options: &Options) -> MountFlags {
     flags
 }
 
-/// Returns which opens of files use the kernel's page cache.
-fn kernel_cache(options: &Options) -> KernelCache {
-    match options {
-        Options { direct: true, .. } => KernelCache::Never,
-        Options { kernel_cache: true, .. } => KernelCache::Always,
-        _ => KernelCache::Writers,
-    }
+/// Returns how many bytes the kernel may keep of files that no program has open for writing.
+fn kernel_pages_max(options: &Options) -> Option<u64> {
+    let is_bounded = !options.direct && !options.kernel_cache;
+    is_bounded.then(|| (options.memory / DIVISOR_OF_KERNEL_PAGES).max(KERNEL_PAGES_MIN))
 }
 
-/// Starts the threads that set times and have names dropped. `kernel` is the connection.
+/// Starts the threads that set times and have names and pages dropped. `kernel` is the connection.
 fn start_housekeeping(volume: &Arc<Volume>, kernel: OwnedFd, target: &Path) -> Result<()> {
     let of_finalizer = Arc::clone(volume);
     thread::Builder::new().name("finalize".into()).spawn(move || finalize::serve(&of_finalizer))?;
+    let of_pages = Arc::clone(volume);
+    thread::Builder::new().name("pages".into()).spawn(move || kernel_pages::serve(&of_pages))?;
     let of_names = Arc::clone(volume);
     let thread = thread::Builder::new().name("names".into());
     let target = target.to_owned();

@@ -17,15 +17,16 @@ use bifolio::File;
 use fuser::{FileAttr, FopenFlags, INodeNo, Notifier, OpenFlags, Request, WriteFlags};
 use parking_lot::Mutex;
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, StatVfs,
-    fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek, symlinkat, unlinkat,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Stat,
+    StatVfs, fstat, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat_with, seek,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::attributes::Changes;
 use crate::data::{Access, Files, Opened, Opening};
 use crate::error::Result;
-use crate::handle::{Handle, Pinned, path_of};
+use crate::handle::{Handle, Pinned, open_name, path_of};
 use crate::inode::{Inode, Table};
 use crate::names::Names;
 use crate::read_buffers::ReadBuffers;
@@ -46,26 +47,14 @@ pub struct Volume {
     pub read_buffers: ReadBuffers,
     /// This program acts as root: each user owns what its programs create.
     is_root: bool,
-    pub kernel_cache: KernelCache,
+    /// Files are served past the kernel's page cache. Shared maps are refused: nothing would order
+    /// them with writes.
+    pub is_direct: bool,
     pub names: Names,
     /// Open directories, by the number that the kernel got.
     directories: Mutex<HashMap<u64, Arc<OwnedFd>>>,
     next_directory: AtomicU64,
     notifier: OnceLock<Notifier>,
-}
-
-/// Which opens of files use the kernel's page cache, too.
-#[derive(Clone, Copy, PartialEq)]
-pub enum KernelCache {
-    /// None. Shared maps are refused: nothing would order them with writes.
-    Never,
-    /// Those for writing, and those for reading of a file that is open for writing. A write that
-    /// goes past the page cache and a store to a map beside it in the page would lose one of the
-    /// two: the kernel reads the page before it has the write, and later writes the whole page
-    /// back. Which files will be mapped is not known when they are opened.
-    Writers,
-    /// All.
-    Always,
 }
 
 /// A new inode: its permission bits and who gets it.
@@ -91,7 +80,7 @@ impl Volume {
             workers,
             read_buffers: ReadBuffers::default(),
             is_root: rustix::process::geteuid().is_root(),
-            kernel_cache: KernelCache::Writers,
+            is_direct: false,
             names: Names::new(names_max),
             directories: Mutex::default(),
             next_directory: AtomicU64::new(0),
@@ -108,6 +97,11 @@ impl Volume {
     pub fn forget_attributes(&self, number: INodeNo) {
         // A position below 0 stands for the attributes.
         let _ = self.notifier.get().map(|kernel| kernel.inval_inode(number, -1, 0));
+    }
+
+    /// Makes the kernel drop the pages of a file. Waits for reads that are on their way.
+    pub fn forget_pages(&self, number: INodeNo) {
+        let _ = self.notifier.get().map(|kernel| kernel.inval_inode(number, 0, 0));
     }
 
     pub fn lookup(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr> {
@@ -127,6 +121,7 @@ impl Volume {
         if inode.is_cached.load(Ordering::Relaxed) {
             self.files.drop_removed(&inode);
         }
+        self.files.kernel_pages.forget(&inode);
         let device = inode.key.0;
         drop(inode);
         self.files.removed.note_gone(device);
@@ -137,15 +132,15 @@ impl Volume {
         self.names.note(self.table.len());
     }
 
-    /// Creates an inode by `make`, which gets the directory and the permission bits, and looks it
-    /// up.
+    /// Creates an inode by `make`, which gets the directory and the permission bits, and may return
+    /// a descriptor of the inode. Looks it up, and returns its first status.
     fn create(
         &self,
         parent: INodeNo,
         name: &OsStr,
         creation: Creation,
-        make: impl FnOnce(&Handle, Mode) -> rustix::io::Result<()>,
-    ) -> Result<Arc<Inode>> {
+        make: impl FnOnce(&Handle, Mode) -> rustix::io::Result<Option<OwnedFd>>,
+    ) -> Result<(Arc<Inode>, Stat)> {
         let parent = self.table.get(parent)?;
         let directory = parent.handle()?;
         // The kernel leaves the umask to us, because a default access list takes its place.
@@ -153,15 +148,19 @@ impl Volume {
             Ok(length) if length > 0 => creation.mode,
             _ => creation.mode & !creation.umask,
         };
-        make(&directory, Mode::from_raw_mode(masked & 0o7777))?;
-        let inode = self.table.lookup(&parent, name)?;
+        let made = make(&directory, Mode::from_raw_mode(masked & 0o7777))?;
+        let opened = made.map(|made| fstat(&made).map(|stat| (made, stat)));
+        let opened =
+            opened.unwrap_or_else(|| self.table.handles().retry(|| open_name(&directory, name)));
+        let (made, stat) = opened?;
+        let inode = self.table.found(&parent, name, made, &stat);
         if self.is_root {
             // In a directory with the set-group-id bit the group is inherited.
             let inherits = parent.stat()?.st_mode & libc::S_ISGID != 0;
-            let given = inode.give_to(creation.owner, (!inherits).then_some(creation.group));
+            let given = inode.give_to(&stat, creation.owner, (!inherits).then_some(creation.group));
             given.inspect_err(|_| self.forget(inode.number, 1))?;
         }
-        Ok(inode)
+        Ok((inode, stat))
     }
 
     /// Creates a file and opens it. Returns its attributes, the number of the handle, and how the
@@ -175,17 +174,21 @@ impl Volume {
     ) -> Result<(FileAttr, u64, FopenFlags)> {
         let access =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let inode = self.create(parent, name, creation, |parent, mode| {
+        let created = self.create(parent, name, creation, |parent, mode| {
             let create = || openat(parent, name, access, mode);
-            self.table.handles().retry(create).map(drop)
+            self.table.handles().retry(create).map(Some)
         });
-        let inode = match inode {
+        let (inode, status) = match created {
             Err(crate::error::Error::System(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => {
-                self.table.lookup(&self.table.get(parent)?, name)?
+                (self.table.lookup(&self.table.get(parent)?, name)?, None)
             }
-            inode => inode?,
+            created => {
+                let (inode, status) = created?;
+                inode.data().has_no_capability = true;
+                (inode, Some(status))
+            }
         };
-        let opened = self.open_created(&inode, flags);
+        let opened = self.open_created(&inode, flags, status);
         opened.inspect_err(|_| self.forget(inode.number, 1))
     }
 
@@ -193,10 +196,11 @@ impl Volume {
         &self,
         inode: &Arc<Inode>,
         flags: OFlags,
+        status: Option<Stat>,
     ) -> Result<(FileAttr, u64, FopenFlags)> {
         self.files.throttle(inode.key.0);
         let access = Access::of(flags.bits() as i32);
-        let opening = self.files.open(inode, access)?;
+        let opening = self.files.open_with(inode, access, status)?;
         let attributes = inode.attributes().inspect_err(|_| {
             self.files.release(inode, opening.handle, access);
         });
@@ -211,13 +215,15 @@ impl Volume {
         device: u32,
     ) -> Result<FileAttr> {
         let kind = FileType::from_raw_mode(creation.mode);
-        let make = |parent: &Handle, mode| mknodat(parent, name, kind, mode, u64::from(device));
-        self.attributes_of(&*self.create(parent, name, creation, make)?)
+        let make = |parent: &Handle, mode| {
+            mknodat(parent, name, kind, mode, u64::from(device)).map(|()| None)
+        };
+        self.attributes_of(&self.create(parent, name, creation, make)?.0)
     }
 
     pub fn mkdir(&self, parent: INodeNo, name: &OsStr, creation: Creation) -> Result<FileAttr> {
-        let make = |parent: &Handle, mode| mkdirat(parent, name, mode);
-        self.attributes_of(&*self.create(parent, name, creation, make)?)
+        let make = |parent: &Handle, mode| mkdirat(parent, name, mode).map(|()| None);
+        self.attributes_of(&self.create(parent, name, creation, make)?.0)
     }
 
     pub fn symlink(
@@ -227,8 +233,8 @@ impl Volume {
         target: &OsStr,
         creation: Creation,
     ) -> Result<FileAttr> {
-        let make = |parent: &Handle, _| symlinkat(target, parent, name);
-        self.attributes_of(&*self.create(parent, name, creation, make)?)
+        let make = |parent: &Handle, _| symlinkat(target, parent, name).map(|()| None);
+        self.attributes_of(&self.create(parent, name, creation, make)?.0)
     }
 
     pub fn readlink(&self, number: INodeNo) -> Result<Vec<u8>> {
@@ -366,13 +372,8 @@ impl Volume {
     fn open_flags(&self, opening: Opening) -> FopenFlags {
         let mut flags = FopenFlags::empty();
         flags.set(FopenFlags::FOPEN_KEEP_CACHE, !opening.begins_anew);
-        match self.kernel_cache {
-            KernelCache::Never => {
-                flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-            }
-            KernelCache::Writers if !opening.has_writers => flags |= FopenFlags::FOPEN_DIRECT_IO,
-            KernelCache::Writers | KernelCache::Always => {}
-        }
+        let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        flags.set(direct, self.is_direct);
         flags
     }
 

@@ -15,9 +15,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 /// Maximum number of worker threads, which is that of requests that may hang. Further ones queue.
-const WORKERS_MAX: usize = 512;
-/// Maximum length of all writes that wait in workers, bytes: as many as the kernel sends
-/// asynchronously at a time.
+pub const WORKERS_MAX: usize = 512;
+/// Maximum length of all writes that wait in workers, bytes.
 const WRITE_BYTES_MAX: usize = 64 << 20;
 /// Time for which an idle worker stays.
 const IDLE_MAX: Duration = Duration::from_secs(5);

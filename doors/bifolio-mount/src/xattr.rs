@@ -49,6 +49,10 @@ impl Volume {
     /// Returns the value, or its length if `size` is 0.
     pub fn xattr(&self, number: INodeNo, name: &OsStr, size: u32) -> Result<Answer> {
         let inode = self.table.get(number)?;
+        // The kernel asks before the first write to a file.
+        if name == CAPABILITY && inode.try_data().is_some_and(|data| data.has_no_capability) {
+            return Err(Errno::NODATA.into());
+        }
         if size == 0 {
             return Ok(Answer::Length(inode.with_path(|path| getxattr_query(path, name))?));
         }

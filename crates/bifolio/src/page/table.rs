@@ -458,7 +458,9 @@ const LEVELS_MAX: usize = 11;
 /// is just charging, and a truncation would leave the folio behind.
 #[derive(Debug)]
 pub(crate) struct Bitmap {
-    words: ReservedArray<AtomicU64>,
+    /// `None` if there is no word but the first: opening a small file then costs one reservation,
+    /// not two.
+    words: Option<ReservedArray<AtomicU64>>,
     first: [AtomicU64; LEVELS_MAX],
     /// Words of each level, from level 0 on. The last level is one word.
     levels: Vec<std::ops::Range<u64>>,
@@ -479,7 +481,8 @@ impl Bitmap {
         let levels = sizes.into_iter().map(&mut place).collect();
         let total = usize::try_from(total).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let first = std::array::from_fn(|_| AtomicU64::new(0));
-        Ok(Self { words: ReservedArray::new(total)?, first, levels })
+        let words = (total > 1).then(|| ReservedArray::new(total)).transpose()?;
+        Ok(Self { words, first, levels })
     }
 
     pub(crate) fn is_set(&self, bit: u64) -> bool {
@@ -535,7 +538,8 @@ impl Bitmap {
         }
         let words = &self.levels[level];
         debug_assert!(index < words.end - words.start, "word {index} of {words:?}");
-        self.words.get((words.start + index) as usize)
+        let array = self.words.as_ref().expect("a level with two words");
+        array.get((words.start + index) as usize)
     }
 }
 

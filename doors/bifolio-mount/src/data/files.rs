@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use bifolio::backing::Backing;
 use bifolio::{Cache, OpenOptions};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::Stat;
 
 use super::{Access, Data, Opened, Opening};
 use crate::disk::Disk;
@@ -16,6 +17,7 @@ use crate::failures::Failures;
 use crate::finalize::Reason;
 use crate::handle::path_of;
 use crate::inode::{Inode, Table};
+use crate::kernel_pages::KernelPages;
 use crate::removed::Removed;
 use crate::room::Space;
 
@@ -34,6 +36,7 @@ pub struct Files {
     direct_files: Arc<()>,
     /// Files without a name whose space is not free yet.
     pub removed: Removed,
+    pub kernel_pages: KernelPages,
     /// Free space of each device.
     spaces: Mutex<HashMap<u64, Arc<Space>>>,
     /// Stores to maps that could not be written, for the end of the mount.
@@ -49,6 +52,10 @@ struct Kept {
     closers: usize,
 }
 
+/// Length up to which a file gets a table for [`SHORT_LEN_MAX`] bytes, which costs less to open:
+/// few of them grow. A longer one gets what is usual.
+const SHORT_BYTES_MAX: u64 = SHORT_LEN_MAX / 4;
+const SHORT_LEN_MAX: u64 = 64 << 20;
 /// Maximum number of lines about lost stores at the end of a mount.
 const LOST_MAX: usize = 100;
 /// Maximum number of threads that close kept files of a device.
@@ -64,6 +71,7 @@ impl Files {
             direct_files_max,
             direct_files: Arc::default(),
             removed: Removed::default(),
+            kernel_pages: KernelPages::new(u64::MAX),
             spaces: Mutex::default(),
             lost: Mutex::default(),
         }
@@ -72,19 +80,29 @@ impl Files {
     /// Opens the file for a program or an operation; [`Self::release`] ends that, with the same
     /// access.
     pub fn open(&self, inode: &Inode, access: Access) -> Result<Opening> {
+        self.open_with(inode, access, None)
+    }
+
+    /// Acts as [`Self::open`], for a file that was just created and has this status.
+    pub fn open_with(
+        &self,
+        inode: &Inode,
+        access: Access,
+        status: Option<Stat>,
+    ) -> Result<Opening> {
         let for_writing = access != Access::Read;
-        let _allowed = (access == Access::ReadWrite).then(|| inode.allow_maps());
+        let _allowed = for_writing.then(|| inode.allow_writing());
         let mut data = inode.data();
         let is_open = |opened: &Opened| opened.is_writable || !for_writing;
         if !data.opened.as_ref().is_some_and(is_open) {
-            let opened = match self.open_disk(inode, for_writing) {
+            let opened = match self.open_disk(inode, for_writing, status) {
                 Err(error) if error.is_out_of_descriptors() => {
                     drop(data);
                     self.table.handles().close_most();
                     let device = inode.key.0;
                     self.close_kept(device, self.kept_of(device).div_ceil(4));
                     data = inode.data();
-                    self.open_disk(inode, for_writing)?
+                    self.open_disk(inode, for_writing, status)?
                 }
                 opened => opened?,
             };
@@ -99,22 +117,28 @@ impl Files {
         let begins_anew = data.users == 1 && std::mem::take(&mut data.is_lost);
         data.writers += u64::from(for_writing);
         data.mappers += u64::from(access == Access::ReadWrite);
-        let (handle, has_writers) = (data.failures.new_handle(), data.writers > 0);
-        Ok(Opening { handle, has_writers, begins_anew })
+        if for_writing {
+            self.kernel_pages.begin_writing(inode);
+        }
+        Ok(Opening { handle: data.failures.new_handle(), begins_anew })
     }
 
-    fn open_disk(&self, inode: &Inode, for_writing: bool) -> Result<Opened> {
+    fn open_disk(&self, inode: &Inode, for_writing: bool, status: Option<Stat>) -> Result<Opened> {
         // Direct transfers take a second descriptor.
         let has_direct = Arc::strong_count(&self.direct_files) <= self.direct_files_max;
         let counted = has_direct.then(|| Arc::clone(&self.direct_files));
         let handle = inode.handle()?;
-        let (status, path) = (inode.stat()?, path_of(&handle));
+        let status = status.map_or_else(|| inode.stat(), Ok)?;
+        let path = path_of(&handle);
         let length = status.st_size as u64;
         let open = || Disk::open(&path, length, for_writing, counted);
         let disk = inode.with_rights(&status, open)?;
         let disk = disk.map_err(|source| Error::Open { file: inode.name(), source })?;
         let disk = Arc::new(disk);
-        let options = OpenOptions::new().read(true).write(for_writing);
+        let mut options = OpenOptions::new().read(true).write(for_writing);
+        if length <= SHORT_BYTES_MAX {
+            options = options.len_max(SHORT_LEN_MAX);
+        }
         let file = self.cache.open_backing(Arc::clone(&disk) as Arc<dyn Backing>, &options)?;
         inode.lend(&disk);
         let space = Arc::clone(self.spaces.lock().entry(inode.key.0).or_default());
@@ -126,7 +150,11 @@ impl Files {
     pub fn release(&self, inode: &Arc<Inode>, handle: u64, access: Access) -> bool {
         let mut data = inode.data();
         data.users -= 1;
-        data.writers -= u64::from(access != Access::Read);
+        let was_writer = access != Access::Read;
+        data.writers -= u64::from(was_writer);
+        if was_writer && data.writers == 0 {
+            self.kernel_pages.end_writing(inode, data.len_bytes().unwrap_or(0));
+        }
         data.mappers -= u64::from(access == Access::ReadWrite);
         data.failures.forget(handle);
         if data.users == 0 {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::mounted::{can_mount, shell};
+use crate::mounted::{can_mount, have, shell};
 
 /// Returns the process that has locked a source directory.
 fn server_of(source: &Path) -> u32 {
@@ -151,4 +151,41 @@ fn a_mount_by_the_helper_of_mount_has_its_options_and_outlives_a_hang_up() {
     "#;
     let pid = pid.to_string();
     assert_eq!(shell(script, &[directory.path(), Path::new(&pid)]), "more\n1\n");
+}
+
+/// In a mount namespace of its own, where `/sbin` has the link that `cargo x install` makes.
+#[test]
+fn mount_finds_the_program_by_the_type_and_by_a_line_of_fstab() {
+    if !can_mount() || !have(&["mount", "unshare"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let script = r#"
+        cd "$2"
+        mkdir sbin source target
+        ln -s "$1" sbin/mount.fuse.bifolio
+        all=$(readlink -f /sbin)
+        mount -t overlay none -o "lowerdir=$PWD/sbin:$all" "$all"
+        unmount() { umount target; timeout 60 flock source true; }
+
+        mount -t fuse.bifolio -o memory=8M,dirty_age=5s,kernel_cache source target
+        grep -c "^$PWD/source $PWD/target fuse.bifolio rw," /proc/mounts
+        echo bytes > target/file
+        mount -o remount,ro target 2>&1 || echo "status $?"
+        echo more >> target/file
+        unmount
+        echo "$PWD/source $PWD/target fuse.bifolio ro,memory=8M,noauto,nofail,user 0 0" > fstab
+        mount --fstab fstab target
+        grep -c "^$PWD/source $PWD/target fuse.bifolio ro,nosuid,nodev,noexec," /proc/mounts
+        cat target/file
+        unmount
+    "#;
+    let program = Path::new(env!("CARGO_BIN_EXE_bifolio-mount"));
+    let said = shell(
+        &format!("exec unshare -m sh -euc '{script}' sh \"$@\""),
+        &[program, directory.path()],
+    );
+    let refusal = "bifolio-mount: a mount cannot be changed: umount it, then mount it again with \
+                   other options\nstatus 2\n";
+    assert_eq!(said, format!("1\n{refusal}1\nbytes\nmore\n"));
 }

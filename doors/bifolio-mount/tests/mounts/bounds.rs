@@ -1,15 +1,18 @@
 //! Memory, processor time and descriptors of a mount.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustix::fs::{Mode, OFlags, fstat, openat};
 
-use crate::mounted::{Mounted, shell};
+use crate::mounted::{Mounted, can_mount, have, shell};
 
 /// Memory beside the cache: the program, for each of 4 threads a request of 1 MiB and its answer,
 /// and 8 reads of 1 MiB that wait for the device.
@@ -267,5 +270,96 @@ fn a_file_with_another_name_needs_no_descriptor() {
         assert_eq!(fs::read_to_string(&name).unwrap(), number.to_string());
     }
     assert!(mounted.descriptors() < 256, "{}", mounted.descriptors());
+    mounted.unmount_cleanly();
+}
+
+/// Returns how many bytes of a file are in the kernel's page cache.
+fn kernel_bytes(path: &Path) -> u64 {
+    let said = shell("fincore --bytes --noheadings --output RES \"$1\"", &[path]);
+    said.trim().parse().unwrap()
+}
+
+#[test]
+fn pages_that_the_kernel_keeps_of_read_files_stay_within_the_bound() {
+    if !can_mount() || !have(&["fincore"]) {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    let names = ["one", "two"];
+    for name in names {
+        fs::write(source.path().join(name), vec![1; 48 << 20]).unwrap();
+    }
+    let Some(mounted) = Mounted::of(source.path(), &["--memory", "32M"]) else { return };
+    let files = names.map(|name| File::open(mounted.path(name)).unwrap());
+    let mut page = [0; 4096];
+    for position in (0..48 << 20).step_by(8192) {
+        for file in &files {
+            file.read_exact_at(&mut page, position).unwrap();
+            assert!(page == [1; 4096]);
+        }
+    }
+    // The bound, and what was read since it was exceeded.
+    let wait = |most: u64| {
+        let found = || names.map(|name| kernel_bytes(&mounted.path(name))).iter().sum::<u64>();
+        let is_dropped = (0..100).any(|_| {
+            thread::sleep(Duration::from_millis(50));
+            found() <= most
+        });
+        assert!(is_dropped, "{} bytes of {most}", found());
+    };
+    wait(2 << 20);
+    // A file that was written counts after its last close.
+    let writer = OpenOptions::new().read(true).write(true).open(mounted.path("one")).unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    for index in 0..48 {
+        writer.read_exact_at(&mut bytes, index << 20).unwrap();
+        writer.write_all_at(&[2; 4096], index << 20).unwrap();
+    }
+    assert!(kernel_bytes(&mounted.path("one")) > 4 << 20);
+    drop(writer);
+    wait(2 << 20);
+    for index in 0..48 {
+        files[0].read_exact_at(&mut bytes, index << 20).unwrap();
+        assert!(bytes[..4096] == [2; 4096] && bytes[4096..].iter().all(|byte| *byte == 1));
+    }
+    drop(files);
+    mounted.unmount_cleanly();
+}
+
+/// Returns how many system calls of the server a file costs, but waits of threads and what a debug
+/// build adds to each close. `create` gets the number of the file.
+fn calls_for_each(mounted: &Mounted, create: impl Fn(u32)) -> u64 {
+    const FILES: u32 = 200;
+    // The first has threads started and free space looked at.
+    (0..FILES).for_each(&create);
+    let report = tempfile::NamedTempFile::new().unwrap();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-e", "trace=!futex,fcntl", "-o"]).arg(report.path());
+    strace.args(["-p", &mounted.pid().to_string()]).stderr(Stdio::piped());
+    let mut strace = strace.spawn().unwrap();
+    let mut said = BufReader::new(strace.stderr.take().unwrap());
+    // That all threads are attached.
+    said.read_line(&mut String::new()).unwrap();
+    (FILES..2 * FILES).for_each(&create);
+    // Files are written, and get their times, after they are closed.
+    thread::sleep(Duration::from_secs(3));
+    kill(Pid::from_raw(strace.id() as i32), Signal::SIGINT).unwrap();
+    std::io::copy(&mut said, &mut std::io::sink()).unwrap();
+    strace.wait().unwrap();
+    let report = fs::read_to_string(report.path()).unwrap();
+    eprintln!("{report}");
+    let total = report.lines().find(|line| line.ends_with(" total")).unwrap();
+    total.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() / u64::from(FILES)
+}
+
+#[test]
+fn a_small_file_costs_few_system_calls() {
+    if !can_mount() || !have(&["strace"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::new(&["--memory", "64M"]) else { return };
+    let create = |number: u32| fs::write(mounted.path(number.to_string()), [7; 4_000]).unwrap();
+    let calls = calls_for_each(&mounted, create);
+    assert!(calls <= 40, "{calls} system calls for each file");
     mounted.unmount_cleanly();
 }

@@ -10,7 +10,7 @@ use crate::mounted::{Mounted, have, shell};
 /// Prints how many of the written and stored bytes a program that has the file open for reading
 /// does not find.
 const BESIDE: &str = r#"
-import mmap, os, struct, sys, threading
+import mmap, os, signal, struct, sys, threading, time
 path, way, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 PAGES, PAGE = 1024, 4096
 def write(value):
@@ -31,6 +31,11 @@ def store(value, at):
     os.close(descriptor)
 def run(*jobs):
     if "processes" in way:
+        looker = os.fork() if "maps" in way else None
+        if looker == 0:
+            os.nice(5)
+            share = mmap.MAP_PRIVATE if "private" in way else mmap.MAP_SHARED
+            while True: mmap.mmap(reader, PAGES * PAGE, share, mmap.PROT_READ).close()
         children = []
         for job, *arguments in jobs:
             child = os.fork()
@@ -39,6 +44,9 @@ def run(*jobs):
                 os._exit(0)
             children.append(child)
         assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+        if looker:
+            os.kill(looker, signal.SIGKILL)
+            os.waitpid(looker, 0)
     else:
         threads = [threading.Thread(target=job, args=arguments) for job, *arguments in jobs]
         [thread.start() for thread in threads]
@@ -50,6 +58,8 @@ for round in range(1, rounds + 1):
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | truncate)
     os.ftruncate(descriptor, PAGES * PAGE)
     os.close(descriptor)
+    # The mount learns of a close later: then the file is not open for writing any more.
+    if "maps" in way: time.sleep(0.05)
     reader = os.open(path, os.O_RDONLY)
     run((write, value), (store, value, 64), (store, value, 2048))
     seen = os.pread(reader, PAGES * PAGE, 0)
@@ -74,6 +84,9 @@ fn write_beside_stores(arguments: &[&str], rounds: u32) {
         "processes-open",
         "processes-write_only",
         "processes-fsync-truncate",
+        // The reader, which has the file open since before the writers, maps it meanwhile.
+        "processes-maps",
+        "processes-maps-private",
     ];
     for way in ways {
         let script = format!("exec python3 - \"$1\" \"$2\" \"$3\" <<'END'{BESIDE}END");
