@@ -280,8 +280,8 @@ mod tests {
             // The puts of these references are not the last ones.
             run.hold(&folios).len() as u64
         };
-        assert_eq!(held(&mut FrameRun::find(&table, 0..3, true)), 3);
-        let mut run = FrameRun::find(&table, 0..3, true);
+        assert_eq!(held(&mut FrameRun::gather(&table, 0..3)), 3);
+        let mut run = FrameRun::gather(&table, 0..3);
         table.store(1, Entry::folio(1, 6, 0), Ordering::Relaxed);
         assert_eq!((held(&mut run), run.pages()), (1, 1));
     }
