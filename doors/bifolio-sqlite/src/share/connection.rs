@@ -16,6 +16,8 @@ use crate::refused::OpenFailure;
 use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
+use bifolio::Access;
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
@@ -38,6 +40,9 @@ pub(crate) struct Connection {
     database: Arc<Database>,
     /// Forks up to the process that opened the connection.
     forks: u32,
+    /// Set by the first read behind the header, which is no begin of a sequential reader: a program
+    /// that opens a database for each request reads three pages.
+    reads_ahead: Cell<bool>,
     /// SQLite takes no lock: nothing changes the file.
     is_immutable: bool,
     /// Slots of the index that it has locked, one bit each.
@@ -77,6 +82,7 @@ impl Connection {
             own: Some(own),
             database,
             forks: fork::count(),
+            reads_ahead: Cell::new(false),
             is_immutable: settings.is_immutable(),
             slots: 0,
             level: sqlite::LOCK_NONE,
@@ -155,6 +161,7 @@ impl Methods for Connection {
                 return false;
             }
         }
+        self.reads_ahead.set(false);
         self.file = database.handle().inspect_err(|problem| database.distrust(problem)).ok();
         self.own = Some(own);
         mem::forget(mem::replace(&mut self.database, database));
@@ -184,6 +191,10 @@ impl Methods for Connection {
             let end = position.saturating_add(length as u64);
             if end > file.len() {
                 self.database.refresh(file);
+            }
+            if !self.reads_ahead.get() && position > 0 {
+                self.reads_ahead.set(true);
+                file.set_access(Access::Normal);
             }
             // A page that the cache cannot read may be one that SQLite can.
             if end <= file.len() && file.read_exact_at(buffer, position).is_ok() {

@@ -14,7 +14,7 @@ use crate::refused::{OpenFailure, Refusal};
 use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
-use bifolio::{Cache, OpenOptions};
+use bifolio::{Access, Cache, OpenOptions};
 use std::collections::HashMap;
 use std::ffi::{OsString, c_int};
 use std::mem;
@@ -192,11 +192,11 @@ impl Database {
         first.inspect_err(told).ok()
     }
 
-    /// Returns another handle of the file in the cache, with readahead of its own.
+    /// Returns another handle of the file in the cache, which does not read ahead yet.
     pub(super) fn handle(&self) -> Result<bifolio::File, String> {
         let storage = self.state.lock().parked.open_storage(&self.path)?;
         let opened = self.cache.open_backing(storage, &OpenOptions::new());
-        opened.map_err(|error| error.to_string())
+        opened.inspect(|file| file.set_access(Access::Random)).map_err(|error| error.to_string())
     }
 
     /// Ends a connection, whose handle is closed and whose locks are released. No other is opened

@@ -108,6 +108,25 @@ fn pages_stay_in_the_cache_between_transactions() {
     }
 }
 
+/// A program that opens a database for each request reads three pages of it: the header, the root
+/// of a table and a leaf.
+#[test]
+fn a_point_after_an_open_reads_only_its_pages() {
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    let rows = "create table t(id integer primary key, b);
+                with recursive n(i) as (select 1 union all select i+1 from n where i<1000)
+                    insert into t select i, zeroblob(1000) from n";
+    library.open_cached(&path, "").unwrap().run(rows).unwrap();
+    let connection = library.open_cached(&path, "bifolio_memory=16MiB").unwrap();
+    assert_eq!(connection.ask("select length(b) from t where id=700"), "1000");
+    let stats = connection.ask("pragma bifolio_stats");
+    let bytes = stats.lines().find_map(|line| line.strip_prefix("storage_read_bytes "));
+    let bytes: u64 = bytes.unwrap().parse().unwrap();
+    assert!(bytes <= 4 * 4096, "{bytes} bytes");
+}
+
 /// As a file of a CD, or one that Datasette serves: no lock is taken, and reads are cached all the
 /// same. Without locks and without that promise, they bypass the cache.
 #[test]
