@@ -135,7 +135,6 @@ fn all(skip_tests: bool) -> Vec<Step> {
     if !skip_tests {
         steps.push(Step::Test { arguments: Vec::new() });
     }
-    // In one folder, so that what they share is built once.
     steps.extend(TORTURE.map(|(chaos, line)| {
         let arguments = line.split_whitespace().map(str::to_owned).collect();
         torture(Some(chaos), None, arguments)

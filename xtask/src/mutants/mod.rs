@@ -152,8 +152,9 @@ impl Place {
                 fs::remove_file(entry.path())?;
             }
         }
-        // That of `cargo x torture --chaos`: dependencies are built once for both.
-        let (target, output) = (target_folder().join("chaos"), folder.join("output"));
+        // None that the tree itself builds into: to cargo both are the same package, and a mutant
+        // is newer than the sources.
+        let (target, output) = (folder.join("target"), folder.join("output"));
         Ok(Self { tree, target, output })
     }
 
@@ -165,14 +166,7 @@ impl Place {
         let built = cargo.output().context("cannot start cargo")?;
         let told = String::from_utf8_lossy(&built.stderr);
         ensure!(built.status.success(), "it does not compile: {told}");
-        // That of `cargo x torture --chaos` may take its place.
-        fs::copy(self.target.join("checks/bifolio-torture"), self.program())?;
         Ok(())
-    }
-
-    /// The torture program that was built last.
-    fn program(&self) -> PathBuf {
-        self.output.with_file_name("torture")
     }
 
     /// Returns a command of cargo in the copy.
@@ -215,13 +209,12 @@ impl Place {
 
     /// Runs a test of the library, which should fail; fails if it cannot be run.
     fn test(&self, test: &str) -> Result<Option<Found>> {
-        // The folders of `cargo x test` and `cargo x loom`, for the same reason as above.
         let (target, flags, words) = match test.strip_prefix("loom ") {
             Some(name) => ("loom", "--cfg loom", format!("--profile checks --lib {name}")),
-            None => ("", "", test.to_owned()),
+            None => ("tests", "", test.to_owned()),
         };
         let run = |arguments: &[&str], most: Duration| {
-            let mut cargo = self.cargo(&target_folder().join(target), flags);
+            let mut cargo = self.cargo(&self.target.join(target), flags);
             cargo.args(["test", "-p", "bifolio"]).args(words.split_whitespace()).args(arguments);
             cargo.env("LOOM_MAX_PREEMPTIONS", "3").env("LOOM_MAX_BRANCHES", "10000");
             self.run_until(&mut cargo, |_, since| since >= most)
@@ -293,7 +286,7 @@ impl Place {
         chaos: &str,
         is_over: impl Fn(Duration) -> bool,
     ) -> Result<Ended> {
-        let mut command = Command::new(self.program());
+        let mut command = Command::new(self.target.join("checks/bifolio-torture"));
         command.args(["--trace", "--scene-ms", SCENE_MS]);
         command.arg(format!("--seconds={TORTURE_S}"));
         command.arg(format!("--seed={seed}")).arg(format!("--hang-seconds={HANG_S}"));
