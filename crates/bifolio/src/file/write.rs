@@ -585,7 +585,9 @@ mod tests {
         let len_bytes = swapped * PAGE_BYTES + 100;
         let resizing = inode.lock_resizing();
         let error = file.cut(&resizing, len_bytes).unwrap_err();
-        assert!(error.kind() == crate::ErrorKind::SwapRead, "{error:?}");
+        // Reclaim may write a slot further on meanwhile: what was cut off reads as zeros then.
+        let kinds = [crate::ErrorKind::SwapRead, crate::ErrorKind::SwapCorrupt];
+        assert!(kinds.contains(&error.kind()), "{error:?}");
         drop(resizing);
         assert_eq!(file.len(), PAGES * PAGE_BYTES);
         fs::write(&swap, &bytes).unwrap();
