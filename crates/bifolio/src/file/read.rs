@@ -617,6 +617,7 @@ mod tests {
             entry.is_folio().then(|| entry.frame())
         };
         assert_eq!(frame(&file, 1), frame(&file, 0).map(|first| first + 1), "one run");
+        let _first_stays = file.pin(..PAGE_BYTES).unwrap();
         test_hook::set("before a run is copied", move || {
             let evicted = frame(&owner, 1);
             owner.evict(PAGE_BYTES..).unwrap();

@@ -548,7 +548,7 @@ pub(crate) fn is_pinned(folio: &FolioRef<'_>) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::page::PAGE_BYTES;
+    use crate::page::{Lookup, PAGE_BYTES};
     use crate::sync::{Ordering, test_hook};
     use crate::{Access, Cache, OpenOptions};
     use std::sync::mpsc;
@@ -569,10 +569,16 @@ mod tests {
         // The pages that were read first are examined first. Only those in memory can be written
         // while this thread reclaims.
         test_hook::set("before a victim is locked", move || {
-            let table = writer.handle.inode.mapping.table();
-            let is_resident = |page: &u64| table.load(*page, Ordering::Relaxed).is_folio();
+            let inode = &writer.handle.inode;
+            let mapping = &inode.mapping;
+            let is_resident =
+                |page: &u64| mapping.table().load(*page, Ordering::Relaxed).is_folio();
             for page in (0..PAGES).filter(is_resident).take(WRITTEN) {
                 writer.write_all_at(&[9], page * PAGE_BYTES).unwrap();
+                let found = mapping.get_folio(&inode.memory.folios, page);
+                let Lookup::Folio(folio) = found else { panic!("{found:?}") };
+                // A written page is marked as used, and would stay for that.
+                mapping.test_and_clear_referenced(&folio.lock());
                 tell.send(page).unwrap();
             }
         });
