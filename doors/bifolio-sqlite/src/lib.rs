@@ -17,7 +17,7 @@
 //!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
 //! ```
 //!
-//! Two kinds of connections serve these calls (`methods`). Those of [`share`] let other processes
+//! Two kinds of connections serve these calls (`methods`). Those of `share` let other processes
 //! in, and mean by each call what the system's VFS means. The picture, and what follows, is of
 //! databases that are this process's alone (`bifolio_exclusive=1`).
 //!

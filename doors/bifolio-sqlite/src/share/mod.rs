@@ -63,7 +63,7 @@
 //!   it is taken, and the file is this process's alone.
 //! - When the first lock of the process is taken on a database with a log, all pages go: its log
 //!   may have been checkpointed and deleted meanwhile without a trace in the header.
-//! - A handle's length is stale until a read past it ([`Database::refresh`]).
+//! - A handle's length is stale until a read past it (`Database::refresh`).
 //! - If a page cannot be made to go, or a barrier fails, the cache is not used any more.
 //!
 //! # Tests
