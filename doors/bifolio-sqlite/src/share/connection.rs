@@ -153,11 +153,17 @@ impl Methods for Connection {
         // The cache of the parent has no threads here.
         mem::forget(self.file.take());
         let Some(mut own) = self.own.take().and_then(Descriptors::adopt) else { return false };
-        let Some(database) = Database::adopt(&self.database, &mut own) else { return false };
+        let Some(database) = Database::adopt(&self.database, &mut own) else {
+            mem::forget(own);
+            return false;
+        };
         if self.level == sqlite::LOCK_SHARED {
             // With a log, it has this lock all the time.
             let locked = own.lock().share().map_err(|denied| denied.code());
             if locked.and_then(|()| database.enter(&mut own.system)).is_err() {
+                // SQLite still has the addresses of the index: it stays mapped, and in use.
+                own.lock().lower(sqlite::LOCK_NONE);
+                mem::forget(own);
                 return false;
             }
         }

@@ -104,12 +104,20 @@ impl Descriptors {
     }
 
     /// Opens again what a child has not inherited: the descriptors with locks. `None` if the files
-    /// are not what they were.
+    /// are not what they were: what is left of them stays open then, as all that is inherited.
     pub(super) fn adopt(mut self) -> Option<Self> {
-        let file = open_alone(self.name.path(), self.is_writable());
-        mem::forget(mem::replace(&mut self.file, file.ok()?));
-        let is_usable = self.index.as_mut().is_none_or(Index::adopt);
-        (is_usable && self.key().is_some()).then_some(self)
+        let opened = open_alone(self.name.path(), self.is_writable());
+        let is_open = opened.is_ok();
+        if let Ok(file) = opened {
+            mem::forget(mem::replace(&mut self.file, file));
+        }
+        if is_open && self.index.as_mut().is_none_or(Index::adopt) && self.key().is_some() {
+            return Some(self);
+        }
+        // Descriptors that the fork has closed must not be closed again, and a close of the others
+        // could drop the locks of another copy of SQLite.
+        mem::forget(self);
+        None
     }
 
     fn is_writable(&self) -> bool {
