@@ -121,7 +121,7 @@ impl Database {
             drop(state);
             return Ok((database, own));
         }
-        let mut parked = found.and_then(Parked::take).unwrap_or_default();
+        let mut parked = found.and_then(Parked::take).unwrap_or_else(|| Parked::of(found));
         // SAFETY: the contract.
         let own = match unsafe { parked.open(vfs, name, flags) } {
             Ok(own) => own,
@@ -187,7 +187,7 @@ impl Database {
             return Some(database);
         }
         let first =
-            Self::first(parents.api, &parents.path, &parents.settings, &mut Parked::of(key));
+            Self::first(parents.api, &parents.path, &parents.settings, &mut Parked::of(Some(key)));
         let told = |text: &String| parents.api.log(sqlite::CANTOPEN, text);
         first.inspect_err(told).ok()
     }

@@ -49,20 +49,19 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Opens a database for a connection.
-    ///
-    /// # Safety
-    /// `vfs` is registered.
-    pub(super) unsafe fn open(
-        vfs: *mut Vfs,
-        name: &impl Fn() -> FileName,
+    /// Opens the descriptor with the locks beside a file of the system's VFS, which is returned if
+    /// that is not possible.
+    fn new(
+        system: SystemFile,
+        name: FileName,
         flags: c_int,
-    ) -> Answer<Self> {
-        // SAFETY: the contract.
-        let (system, flags_found) = unsafe { SystemFile::open(vfs, name(), flags) }?;
+        flags_found: c_int,
+    ) -> Result<Self, SystemFile> {
         let is_writable = flags_found & sqlite::OPEN_READONLY == 0;
-        let file = open_alone(name().path(), is_writable).map_err(|_| sqlite::CANTOPEN)?;
-        Ok(Self { name: name(), flags, flags_found, system, file, index: None })
+        match open_alone(name.path(), is_writable) {
+            Ok(file) => Ok(Self { name, flags, flags_found, system, file, index: None }),
+            Err(_) => Err(system),
+        }
     }
 
     /// Returns the key of the file; `None` if its path names another one by now.
@@ -145,11 +144,13 @@ pub(super) struct Parked {
     key: Option<Key>,
     storage: Option<Arc<Reads>>,
     spare: Vec<Descriptors>,
+    /// Opened when the process could have no further descriptor.
+    incomplete: Vec<SystemFile>,
 }
 
 impl Parked {
-    pub(super) fn of(key: Key) -> Self {
-        Self { key: Some(key), ..Self::default() }
+    pub(super) fn of(key: Option<Key>) -> Self {
+        Self { key, ..Self::default() }
     }
 
     /// Takes what is parked of a file.
@@ -178,13 +179,19 @@ impl Parked {
         let serves = |spare: &Descriptors| spare.flags == flags && spare.name == given;
         let mut own = match self.spare.iter().position(serves) {
             Some(at) => self.spare.swap_remove(at),
-            // SAFETY: the contract.
-            None => unsafe { Descriptors::open(vfs, name, flags) }?,
+            None => {
+                // SAFETY: the contract.
+                let (system, flags_found) = unsafe { SystemFile::open(vfs, name(), flags) }?;
+                Descriptors::new(system, given, flags, flags_found).map_err(|system| {
+                    self.incomplete.push(system);
+                    sqlite::CANTOPEN
+                })?
+            }
         };
         let key = own.key();
         if key.is_none() || self.key.is_some_and(|known| key != Some(known)) {
             // The path was replaced.
-            Self { key: None, storage: None, spare: vec![own] }.close();
+            Self { spare: vec![own], ..Self::default() }.close();
             return Err(sqlite::CANTOPEN);
         }
         self.key = key;
@@ -225,7 +232,12 @@ impl Parked {
     fn try_close(mut self) -> Option<Self> {
         // One that can lock others out is closed last.
         self.spare.sort_by_key(Descriptors::is_writable);
-        let last = self.spare.pop()?;
+        let Some(last) = self.spare.pop() else {
+            let is_free =
+                |storage: &Arc<Reads>| FileLock(storage.as_fd()).is_contended() == Ok(false);
+            let may_close = self.incomplete.is_empty() && self.storage.as_ref().is_none_or(is_free);
+            return (!may_close).then_some(self);
+        };
         // Others would see the exclusive lock: it is taken only if none of them seems to be there.
         let is_alone = last.lock().is_contended() == Ok(false)
             && (!last.is_writable() || last.lock().exclude().is_ok());
@@ -235,7 +247,7 @@ impl Parked {
             return Some(self);
         }
         self.spare.into_iter().for_each(Descriptors::close);
-        drop(self.storage);
+        drop((self.storage, self.incomplete));
         last.close();
         None
     }

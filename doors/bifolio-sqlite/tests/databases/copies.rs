@@ -1,11 +1,16 @@
 //! Two copies of SQLite in one process, one of which has the VFS: POSIX locks of a process do not
 //! conflict with each other, and are dropped when any descriptor of the file is closed.
+//!
+//! # Safety
+//! Sets a limit of a process that runs one test.
+#![allow(unsafe_code)]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use crate::connections::{check_locked_out, make};
+use crate::forks::is_alone;
 use crate::library::{Connection, Library};
 use crate::shell::{has_sqlite, through_the_system};
 
@@ -86,6 +91,44 @@ fn closes_drop_no_lock_of_another_copy() {
         drop(ours);
         assert_eq!(through_the_system(&path, "select a from t").0, "8\n");
     }
+}
+
+/// Opens files until the process may have one more, calls `call`, and closes them.
+fn with_one_descriptor_left<T>(call: impl FnOnce() -> T) -> T {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a variable.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits) }, 0);
+    let few = libc::rlimit { rlim_cur: 200, ..limits };
+    // SAFETY: a value.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &few) }, 0);
+    let mut files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    files.pop();
+    let answer = call();
+    drop(files);
+    // SAFETY: a value.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limits) }, 0);
+    answer
+}
+
+/// An open that fails halfway, since the process has no further descriptor, closes nothing either.
+#[test]
+fn an_open_without_descriptors_drops_no_lock_of_another_copy() {
+    if !is_alone("copies::an_open_without_descriptors_drops_no_lock_of_another_copy") {
+        return;
+    }
+    let (Some(library), Some(copy)) = (Library::load(), Library::load_copy()) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    make(&path, "delete");
+    let other = copy.open_plainly(&path);
+    other.run("begin immediate; update t set a=8").unwrap();
+    let opened = with_one_descriptor_left(|| library.open_cached(&path, "").err());
+    assert!(opened.is_some());
+    check_locked_out(&path, "the other copy writes");
+    other.run("commit").unwrap();
+    drop(other);
+    let ours = library.open_cached(&path, "").unwrap();
+    assert_eq!(ours.run("select a from t; pragma integrity_check").unwrap(), ["8", "ok"]);
 }
 
 const ACCOUNTS: u32 = 200;

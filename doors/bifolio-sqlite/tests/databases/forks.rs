@@ -27,7 +27,7 @@ const THREADS: usize = 4;
 
 /// Returns `true` in a process of its own, in which no other test uses SQLite; otherwise runs the
 /// test in one.
-fn is_alone(test: &str) -> bool {
+pub(crate) fn is_alone(test: &str) -> bool {
     if env::var_os(ALONE).is_some() {
         return true;
     }
