@@ -202,34 +202,22 @@ impl Methods for Connection {
         self.shared.leave(self.is_writable)
     }
 
-    /// # Safety
-    /// `buffer` has `length` bytes that can be written.
-    unsafe fn read(&mut self, buffer: *mut c_void, length: c_int, offset: i64) -> Answer {
-        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_READ)?;
-        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_READ)?;
-        // SAFETY: the contract.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+    fn read(&mut self, buffer: &mut [u8], position: u64) -> Answer {
         self.access(sqlite::IOERR_READ, |_, target| {
             let file = match target {
                 Target::Cache(file) => file,
-                Target::System(system) => return Ok(system.read(buffer, offset)?),
+                Target::System(system) => return Ok(system.read(buffer, position)?),
             };
             let count = file.read_at(buffer, position)?;
             buffer[count..].fill(0);
-            if count == length { Ok(()) } else { Err(sqlite::IOERR_SHORT_READ.into()) }
+            if count == buffer.len() { Ok(()) } else { Err(sqlite::IOERR_SHORT_READ.into()) }
         })
     }
 
-    /// # Safety
-    /// `buffer` has `length` bytes.
-    unsafe fn write(&mut self, buffer: *const c_void, length: c_int, offset: i64) -> Answer {
-        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_WRITE)?;
-        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
-        // SAFETY: the contract.
-        let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
+    fn write(&mut self, buffer: &[u8], position: u64) -> Answer {
         self.change(sqlite::IOERR_WRITE, |_, target| match target {
             Target::Cache(file) => Ok(file.write_all_at(buffer, position)?),
-            Target::System(system) => Ok(system.write(buffer, offset)?),
+            Target::System(system) => Ok(system.write(buffer, position)?),
         })
     }
 

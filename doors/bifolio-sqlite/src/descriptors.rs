@@ -59,7 +59,7 @@ fn status(file: BorrowedFd<'_>) -> io::Result<libc::stat> {
 }
 
 /// First byte of the header in a [`Stamp`]: from the format versions to the count of free pages.
-const STAMP_OFFSET: i64 = 18;
+const STAMP_OFFSET: u64 = 18;
 /// Age of a file, from which on its next change has another time, whatever clock ticks the kernel
 /// has.
 const STAMP_AGE_MIN: Duration = Duration::from_millis(20);

@@ -28,13 +28,9 @@ pub(crate) trait Methods: Sized + 'static {
 
     fn close(&mut self) -> Answer;
 
-    /// # Safety
-    /// `buffer` has `length` bytes that can be written.
-    unsafe fn read(&mut self, buffer: *mut c_void, length: c_int, offset: i64) -> Answer;
+    fn read(&mut self, buffer: &mut [u8], position: u64) -> Answer;
 
-    /// # Safety
-    /// `buffer` has `length` bytes.
-    unsafe fn write(&mut self, buffer: *const c_void, length: c_int, offset: i64) -> Answer;
+    fn write(&mut self, buffer: &[u8], position: u64) -> Answer;
 
     fn truncate(&mut self, size: i64) -> Answer;
 
@@ -127,30 +123,67 @@ unsafe fn connection<'a, C>(file: *mut File) -> &'a mut C {
     unsafe { &mut *data.cast::<C>() }
 }
 
-/// Defines the functions that SQLite calls: each calls the method of its name.
+/// Calls a method of the connection of a file.
+///
+/// # Safety
+/// A file that [`open`] created with a `C`, used by one thread.
+unsafe fn call<C: Methods>(file: *mut File, method: impl FnOnce(&mut C) -> Answer) -> c_int {
+    // SAFETY: the contract.
+    let connection = unsafe { connection::<C>(file) };
+    if connection.is_inherited() && !adopt(connection) {
+        return sqlite::IOERR;
+    }
+    match catch_unwind(AssertUnwindSafe(|| method(connection))) {
+        Ok(Ok(())) => sqlite::OK,
+        Ok(Err(code)) => code,
+        Err(_) => sqlite::IOERR,
+    }
+}
+
+unsafe extern "C" fn read<C: Methods>(
+    file: *mut File,
+    buffer: *mut c_void,
+    length: c_int,
+    offset: i64,
+) -> c_int {
+    let (Ok(length), Ok(position)) = (usize::try_from(length), u64::try_from(offset)) else {
+        return sqlite::IOERR_READ;
+    };
+    // SAFETY: SQLite's buffer has that many bytes.
+    let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+    // SAFETY: SQLite calls with a file of this table, and with one thread at a time.
+    unsafe { call::<C>(file, |connection| connection.read(buffer, position)) }
+}
+
+unsafe extern "C" fn write<C: Methods>(
+    file: *mut File,
+    buffer: *const c_void,
+    length: c_int,
+    offset: i64,
+) -> c_int {
+    let (Ok(length), Ok(position)) = (usize::try_from(length), u64::try_from(offset)) else {
+        return sqlite::IOERR_WRITE;
+    };
+    // SAFETY: SQLite's buffer has that many bytes.
+    let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
+    // SAFETY: SQLite calls with a file of this table, and with one thread at a time.
+    unsafe { call::<C>(file, |connection| connection.write(buffer, position)) }
+}
+
+/// Defines the other functions that SQLite calls: each calls the method of its name.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*);)+) => {
         $(unsafe extern "C" fn $name<C: Methods>(file: *mut File, $($argument: $type),*) -> c_int {
-            // SAFETY: SQLite calls with a file of this table, and with one thread at a time.
-            let connection = unsafe { connection::<C>(file) };
-            if connection.is_inherited() && !adopt(connection) {
-                return sqlite::IOERR;
-            }
             #[allow(unused_unsafe)]
             // SAFETY: the arguments are SQLite's, and are what its documentation says.
-            let body = AssertUnwindSafe(|| unsafe { connection.$name($($argument),*) });
-            match catch_unwind(body) {
-                Ok(Ok(())) => sqlite::OK,
-                Ok(Err(code)) => code,
-                Err(_) => sqlite::IOERR,
-            }
+            let method = |connection: &mut C| unsafe { connection.$name($($argument),*) };
+            // SAFETY: SQLite calls with a file of this table, and with one thread at a time.
+            unsafe { call(file, method) }
         })+
     };
 }
 
 functions! {
-    read(buffer: *mut c_void, length: c_int, offset: i64);
-    write(buffer: *const c_void, length: c_int, offset: i64);
     truncate(size: i64);
     sync(flags: c_int);
     file_size(size: *mut i64);

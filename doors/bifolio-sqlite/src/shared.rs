@@ -59,7 +59,7 @@ static REGISTRY: PerProcess<Mutex<HashMap<Key, Arc<Shared>>>> = PerProcess::new(
 const OPEN_ATTEMPTS_MAX: u32 = 5;
 
 /// Offset in the header of the format versions for writing and reading; 2 stands for a log.
-const VERSIONS_OFFSET: i64 = 18;
+const VERSIONS_OFFSET: u64 = 18;
 
 /// Time for which a writer waits for readers of other processes.
 const PATIENCE: Duration = Duration::from_millis(500);

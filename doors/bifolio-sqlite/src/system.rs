@@ -66,16 +66,18 @@ impl SystemFile {
     }
 
     /// Reads as `xRead`: what the file does not have is zeros, and `SQLITE_IOERR_SHORT_READ`.
-    pub(crate) fn read(&mut self, buffer: &mut [u8], offset: i64) -> Answer {
+    pub(crate) fn read(&mut self, buffer: &mut [u8], position: u64) -> Answer {
         let read = self.open_methods().read;
         let length = c_int::try_from(buffer.len()).map_err(|_| sqlite::IOERR_READ)?;
+        let offset = i64::try_from(position).map_err(|_| sqlite::IOERR_READ)?;
         // SAFETY: an open file and a buffer.
         check(unsafe { read(self.pointer(), buffer.as_mut_ptr().cast(), length, offset) })
     }
 
-    pub(crate) fn write(&mut self, buffer: &[u8], offset: i64) -> Answer {
+    pub(crate) fn write(&mut self, buffer: &[u8], position: u64) -> Answer {
         let write = self.open_methods().write;
         let length = c_int::try_from(buffer.len()).map_err(|_| sqlite::IOERR_WRITE)?;
+        let offset = i64::try_from(position).map_err(|_| sqlite::IOERR_WRITE)?;
         // SAFETY: an open file and a buffer.
         check(unsafe { write(self.pointer(), buffer.as_ptr().cast(), length, offset) })
     }

@@ -186,15 +186,9 @@ impl Methods for Connection {
         unlocked
     }
 
-    /// # Safety
-    /// `buffer` has `length` bytes that can be written.
-    unsafe fn read(&mut self, buffer: *mut c_void, length: c_int, offset: i64) -> Answer {
-        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_READ)?;
-        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_READ)?;
-        // SAFETY: the contract.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+    fn read(&mut self, buffer: &mut [u8], position: u64) -> Answer {
         if let Some(file) = self.trusted() {
-            let end = position.saturating_add(length as u64);
+            let end = position.saturating_add(buffer.len() as u64);
             if end > file.len() {
                 self.database.refresh(file);
             }
@@ -207,17 +201,11 @@ impl Methods for Connection {
                 return Ok(());
             }
         }
-        self.system().read(buffer, offset)
+        self.system().read(buffer, position)
     }
 
-    /// # Safety
-    /// `buffer` has `length` bytes.
-    unsafe fn write(&mut self, buffer: *const c_void, length: c_int, offset: i64) -> Answer {
-        let length = usize::try_from(length).map_err(|_| sqlite::IOERR_WRITE)?;
-        let position = u64::try_from(offset).map_err(|_| sqlite::IOERR_WRITE)?;
-        // SAFETY: the contract.
-        let buffer = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
-        let written = self.system().write(buffer, offset);
+    fn write(&mut self, buffer: &[u8], position: u64) -> Answer {
+        let written = self.system().write(buffer, position);
         // Also after a failure: part of it may have been written.
         match &self.file {
             Some(file) => self.database.note_write(file, position, buffer),

@@ -30,7 +30,7 @@ const LOOKS_MAX: u32 = 1000;
 
 /// First byte and number of bytes of the header that tell a change: from the size of a page to the
 /// count of free pages, with the format versions and the count of commits.
-const HEADER_OFFSET: i64 = 16;
+const HEADER_OFFSET: u64 = 16;
 const HEADER_BYTES: usize = 24;
 /// Bytes of a page at whose offset 18 the format versions are; 2 stands for a log.
 const VERSIONS: Range<usize> = 18..20;

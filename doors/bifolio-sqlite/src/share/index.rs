@@ -15,6 +15,7 @@
 //! are mapped until [`Index::unmap`].
 #![allow(unsafe_code)]
 
+use crate::descriptors::Key;
 use crate::file_lock::{self, FileLock};
 use crate::fork;
 use crate::sqlite;
@@ -49,8 +50,7 @@ const BLOCK_BYTES: u64 = 4096;
 pub(super) struct Index {
     path: PathBuf,
     file: File,
-    /// Device and inode of the file.
-    key: (u64, u64),
+    key: Key,
     is_writable: bool,
     /// Set while this has the lock of a user.
     is_user: bool,
@@ -79,7 +79,7 @@ impl Index {
             Ok(file) => (file, true),
             Err(_) => (open(&mut File::options())?, false),
         };
-        let found = file.metadata()?;
+        let (found, key) = (file.metadata()?, Key::of_file(file.as_fd())?);
         if is_writable
             && found.len() == 0
             && (found.mode() & 0o777, found.uid()) != (mode, rights.uid())
@@ -88,12 +88,12 @@ impl Index {
             let _ = file.set_permissions(Permissions::from_mode(mode));
             let _ = fchown(&file, Some(rights.uid()), Some(rights.gid()));
         }
-        Ok(Self { path, file, key: key_of(&found), is_writable, is_user: false, parts: Vec::new() })
+        Ok(Self { path, file, key, is_writable, is_user: false, parts: Vec::new() })
     }
 
     /// Returns `true` if the file is still the index of the database.
     pub(super) fn is_current(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|found| key_of(&found) == self.key)
+        Key::of(&self.path) == Some(self.key)
     }
 
     /// Opens the file again in a child, which has not inherited its descriptor, but what is mapped.
@@ -102,7 +102,7 @@ impl Index {
         let open = || File::options().read(true).write(self.is_writable).open(&self.path);
         let Ok(file) = fork::open_alone(open) else { return false };
         mem::forget(mem::replace(&mut self.file, file));
-        if !self.file.metadata().is_ok_and(|found| key_of(&found) == self.key) {
+        if Key::of_file(self.file.as_fd()).ok() != Some(self.key) {
             return false;
         }
         if !mem::take(&mut self.is_user) {
@@ -242,10 +242,6 @@ fn part_bytes() -> u64 {
     // SAFETY: asks for a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     REGION_BYTES.max(u64::try_from(page_bytes).unwrap_or(0))
-}
-
-fn key_of(found: &fs::Metadata) -> (u64, u64) {
-    (found.dev(), found.ino())
 }
 
 fn path_of(database: &Path) -> PathBuf {
