@@ -1,10 +1,11 @@
 """apsw_databases.py EXTENSION DIRECTORY: databases through the package apsw, over the cache.
 
 Random changes with savepoints, compared with a dictionary; blobs, backups in both directions,
-VACUUM, connections, locks, Python's own copy of SQLite beside, and what the stock VFS finds
-afterwards.
+VACUUM, connections, locks, the stock VFS and Python's own copy of SQLite beside, which an exclusive
+database keeps out and others take turns with, and what the stock VFS finds afterwards.
 """
 
+import itertools
 import os
 import random
 import sqlite3
@@ -53,12 +54,42 @@ def change(connection, model, numbers):
     return model
 
 
-for mode in ("delete", "truncate", "persist", "wal"):
+def change_beside(other, connection, model, exclusive):
+    """Reads and writes through another VFS or copy, which an exclusive database keeps out."""
+    locked = (apsw.BusyError, sqlite3.OperationalError)
+    for statement in ("select count(*) from t", "insert into t values(-1, x'01')"):
+        try:
+            rows = other.execute(statement).fetchall()
+            assert not exclusive, f"let in: {statement}"
+            assert rows in ([(len(model),)], [])
+        except locked as problem:
+            assert exclusive and "locked" in str(problem), f"{statement}: {problem}"
+    if exclusive:
+        return
+    check(connection, model | {-1: b"\x01"})
+    # Neither is let in beside a writer, and each sees what the other wrote.
+    for writer, refused in ((other, connection), (connection, other)):
+        writer.execute("begin immediate")
+        writer.execute("delete from t where id=-1")
+        try:
+            refused.execute("begin immediate")
+            raise AssertionError("two writers")
+        except locked as problem:
+            assert "locked" in str(problem), problem
+        check(refused, model | {-1: b"\x01"})
+        writer.execute("rollback")
+    connection.execute("delete from t where id=-1")
+    check(other, model)
+    check(connection, model)
+
+
+for mode, exclusive in itertools.product(("delete", "truncate", "persist", "wal"), (0, 1)):
     seed = random.randrange(1 << 32)
-    print(f"{mode}: seed {seed}")
+    print(f"{mode}, bifolio_exclusive={exclusive}: seed {seed}")
     numbers = random.Random(seed)
-    path = os.path.join(directory, f"{mode}.db")
-    connection = connect(path)
+    path = os.path.join(directory, f"{mode}{exclusive}.db")
+    kind = f"bifolio_exclusive={exclusive}"
+    connection = connect(path, f"bifolio_memory=1MiB&{kind}")
     assert connection.execute(f"pragma journal_mode={mode}").fetchone() == (mode,)
     connection.execute("pragma cache_size=20")
     connection.execute("create table t(id integer primary key, v blob)")
@@ -66,23 +97,16 @@ for mode in ("delete", "truncate", "persist", "wal"):
     model = change(connection, {}, numbers)
     check(connection, model)
 
-    other = connect(path, "")
+    other = connect(path, kind)
     check(other, model)
     other.close()
-    try:
-        apsw.Connection(path).execute("select count(*) from t").fetchall()
-        raise AssertionError("a connection through the stock VFS was let in")
-    except apsw.BusyError:
-        pass
-
-    # Another copy of SQLite in this process.
-    beside = sqlite3.connect(path, timeout=0)
-    for statement in ("select count(*) from t", "delete from t"):
-        try:
-            beside.execute(statement).fetchall()
-            raise AssertionError("the other copy was let in")
-        except sqlite3.OperationalError as problem:
-            assert "locked" in str(problem)
+    # The stock VFS of this copy of SQLite, then that of another copy in this process: two stock
+    # ones at a time would not see each other's locks.
+    stock = apsw.Connection(path)
+    change_beside(stock, connection, model, exclusive)
+    stock.close()
+    beside = sqlite3.connect(path, timeout=0, isolation_level=None)
+    change_beside(beside, connection, model, exclusive)
     beside.close()
 
     key = max(model, key=lambda key: len(model[key]))
@@ -105,13 +129,14 @@ for mode in ("delete", "truncate", "persist", "wal"):
 
     beside = sqlite3.connect(path, isolation_level=None)
     beside.execute("begin immediate")
-    beside.execute("delete from t")
+    # Few pages: with many, SQLite would write some of them before the commit, and lock readers out.
+    beside.execute("delete from t where id=(select min(id) from t)")
     for _ in range(3):
         try:
-            connect(path, "").execute("select count(*) from t").fetchall()
-            raise AssertionError("let in beside a writer of the other copy")
+            check(connect(path, kind), model)
+            assert not exclusive, "let in beside a writer of the other copy"
         except apsw.BusyError:
-            pass
+            assert exclusive, "kept out beside a writer of the other copy"
         # Two copies with the stock VFS would not see each other in one process.
         write = "import sqlite3, sys; sqlite3.connect(sys.argv[1], 0).execute('begin immediate')"
         tried = subprocess.run([sys.executable, "-c", write, path], capture_output=True, text=True)
@@ -123,7 +148,7 @@ for mode in ("delete", "truncate", "persist", "wal"):
     check(stock, model)
     model = change(stock, model, numbers)
     stock.close()
-    connection = connect(path, "bifolio_memory=512KiB&bifolio_direct=never")
+    connection = connect(path, f"bifolio_memory=512KiB&bifolio_direct=never&{kind}")
     check(connection, model)
     model = change(connection, model, numbers)
     connection.close()

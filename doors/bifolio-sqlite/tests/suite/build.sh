@@ -5,7 +5,6 @@ set -eu
 tests=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$2" && pwd)
 cd "$1"
-# edit FILE SCRIPT: edits a file of the sources, unless that was done.
 [ ! testfixture -nt "$tests/build.sh" ] || [ ! testfixture -nt "$tests/default_vfs.c" ] || exit 0
 
 [ -e Makefile ] || "$source/configure" CFLAGS=-O1 >configure.out
