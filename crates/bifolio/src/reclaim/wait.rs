@@ -16,7 +16,7 @@ use crate::inode::Inode;
 use crate::memory::FrameKind;
 use crate::page::{Entry, FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
-use crate::swap::{GROUP_BYTES, GROUP_SLOTS};
+use crate::swap::{GROUP_BYTES, GROUP_SLOTS, Swap};
 use crate::sync::{MutexGuard, Ordering, blocking};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -429,7 +429,7 @@ impl Reclaim {
             let counts = ScanCounts { unwritten_pages, ..ScanCounts::default() };
             return Err(self.full(counts, pages * PAGE_BYTES));
         }
-        self.keep_room_for_reads(kind)?;
+        self.keep_room_for_reads(swap, kind)?;
         while swap.is_short_for(pages) {
             self.check_kept(GROUP_BYTES)?;
             self.charge(GROUP_BYTES)?;
@@ -459,7 +459,7 @@ impl Reclaim {
 
     /// Keeps a few frames free when new pages of a memory file are created, so that swapped pages
     /// can be read even if no more can be swapped out: a page that is read back is clean.
-    fn keep_room_for_reads(&self, kind: FrameKind) -> Result<()> {
+    fn keep_room_for_reads(&self, swap: &Swap, kind: FrameKind) -> Result<()> {
         let (arena, pages) = (self.arena(), kind.pages());
         // More than overwrites keep free: a write to a swapped page frees a slot.
         let kept_pages = (self.low_pages() / 2)
@@ -469,8 +469,8 @@ impl Reclaim {
         let kept_pages = kept_pages / pages * pages;
         // Overwrites may make pages dirty that have a copy in the swap, up to the limit.
         let least_pages = self.memory.other_files_pages_min() + pages;
-        let has_room =
-            || arena.has_room_for(kind, kept_pages + pages) && self.may_be_unswapped(least_pages);
+        let has_frames = || arena.has_room_for(kind, kept_pages + pages);
+        let has_room = || has_frames() && self.may_be_unswapped(least_pages);
         if has_room() {
             return Ok(());
         }
@@ -479,11 +479,25 @@ impl Reclaim {
         retry_budget.may_swap = true;
         while !has_room() {
             let counts = self.free_a_round(kind, &retry_budget);
+            let is_pinned = self.is_reserve_pinned(swap, &counts, pages);
+            if is_pinned && has_frames() && self.may_be_unswapped(pages) {
+                break;
+            }
             let counts = retry_budget.note_round(counts, pages);
             self.decide(counts, &mut retry_budget)?;
         }
         self.memory.note_stall(since);
         Ok(())
+    }
+
+    /// Returns `true` if pinned pages alone have used up what is kept for overwrites, as the round
+    /// with the result `counts` shows: it left nothing to swap out, although the swap accepts pages
+    /// and has a slot for each, with `pages` more. Refusing those would help no overwrite.
+    fn is_reserve_pinned(&self, swap: &Swap, counts: &ScanCounts, pages: u64) -> bool {
+        let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
+        let is_useless = counts.reclaimed_pages + swappable_pages == 0;
+        let capacity_max = u64::from(swap.slots.capacity_max());
+        is_useless && !self.swapper.is_in_trouble() && swap.pages() + pages <= capacity_max
     }
 
     /// Evicts folios in the order of the lists or else any, or empties a chunk for this kind.

@@ -474,6 +474,30 @@ fn a_cache_full_of_pinned_maps_says_so_and_recovers() {
     }
 }
 
+/// Pages that are pinned cannot be swapped out, so they alone must not use up what is kept for
+/// overwrites of swapped pages.
+#[test]
+fn new_pages_beside_pinned_ones_may_use_the_reserve() {
+    const PAGES: u64 = 64;
+    const PINNED: u64 = 12;
+    for way in Way::whole() {
+        let cache = way.swapping(256 << 10);
+        let file = way.memory_file(&cache, PAGES * PAGE);
+        let mut map = file.map_mut(0..PAGES * PAGE).unwrap();
+        let _pinned = map.pin_mut(0..PINNED * PAGE).unwrap();
+        (0..PINNED).for_each(|page| store(map.as_mut_ptr(), page * PAGE, &[1]));
+        for page in PINNED..PAGES {
+            let written = file.write_all_at(&[page as u8], page * PAGE);
+            written.unwrap_or_else(|error| panic!("page {page}: {error}: {:?}", cache.stats()));
+            store(map.as_mut_ptr(), page * PAGE + 1, &[1]);
+        }
+        for page in PINNED..PAGES {
+            let found = load(map.as_ptr(), page * PAGE..page * PAGE + 2);
+            assert_eq!(found, [page as u8, 1], "page {page}");
+        }
+    }
+}
+
 #[test]
 fn maps_are_made_and_dropped_while_others_fault() {
     for way in Way::whole() {
