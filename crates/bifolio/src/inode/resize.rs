@@ -302,6 +302,7 @@ impl Inode {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use crate::cache::Cache;
+    use crate::file::OpenOptions;
     use crate::page::PAGE_BYTES;
     use crate::sync::{Ordering, test_hook};
     use std::sync::mpsc;
@@ -340,10 +341,9 @@ mod tests {
 
     /// The owner of a `PageRefMut` of the second page reads the first, which the hole has removed
     /// before it waits for the second.
-    #[test]
-    fn a_hole_that_waits_keeps_no_folio_frozen() {
+    fn punch_beside_a_pin(options: &OpenOptions) {
         let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        let file = cache.memory_file("punched").unwrap();
+        let Ok(file) = cache.memory_file_with("punched", options) else { return };
         file.write_all_at(&[7; 3 * PAGE_BYTES as usize], 0).unwrap();
         let (pinned, is_pinned) = mpsc::channel();
         let (waits, is_waiting) = mpsc::channel();
@@ -369,5 +369,13 @@ mod tests {
         file.punch_hole(0..3 * PAGE_BYTES).unwrap();
         assert!(test_hook::has_run());
         assert!(owner.join().unwrap(), "the first page cannot be read while the hole waits");
+    }
+
+    #[test]
+    fn a_hole_that_waits_keeps_no_folio_frozen() {
+        let options = OpenOptions::new().read(true).write(true);
+        punch_beside_a_pin(&options);
+        // Its pages are gathered, frozen, to be unmapped together.
+        punch_beside_a_pin(&options.mappable(true));
     }
 }
