@@ -11,9 +11,11 @@ What takes a file system or a URL of `fsspec` reads through a cache then, within
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
@@ -22,6 +24,13 @@ from ._file import File
 
 #: Files that stay open after their last reader, so that their pages stay in memory.
 _KEPT_FILES = 64
+
+#: Age below which a change may be followed by another with the same time: several ticks of the
+#: clock by which kernels stamp files.
+_UNSETTLED_NS = 20_000_000
+
+#: Device, inode, size, and times of the last changes: what a change by anybody changes.
+_Stamp = tuple[int, int, int, int, int]
 
 _default: Cache | None = None
 _lock = threading.Lock()
@@ -36,11 +45,41 @@ def default_cache() -> Cache:
         return _default
 
 
+class _Kept(NamedTuple):
+    """A file that stays open for its pages, and its stamp from before the first was read."""
+
+    file: File
+    stamp: _Stamp | None
+
+
+def _stamp(path: str) -> _Stamp | None:
+    """Returns what the next change of a file will change; None if that is not certain.
+
+    Taken before pages are read: a later change of the file then shows in a later stamp.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    if time.time_ns() - changed < _UNSETTLED_NS:
+        return None
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
 class FileSystem(LocalFileSystem):  # type: ignore[misc]
     """Local files through a cache, for the protocol ``bifolio://``.
 
     Libraries open a file anew for each part that they read. The pages of the last 64 files that
-    were read stay in memory, within the bound, although their readers have closed them.
+    were read stay in memory, within the bound, although their readers have closed them. A file
+    that another program has changed since, by its size or its times, is read anew once no reader
+    has it open; readers beside each other share pages, and may not see the change.
 
     Args:
         cache: the cache; one for all file systems that are made without if not given.
@@ -56,7 +95,7 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
     def __init__(self, cache: Cache | None = None, auto_mkdir: bool = False, **options: Any) -> None:
         super().__init__(auto_mkdir=auto_mkdir, **options)
         self._cache = cache
-        self._kept: OrderedDict[str, File] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     @property
     def fsid(self) -> str:
@@ -76,21 +115,54 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
         if self.auto_mkdir and mode[:1] in ("w", "x", "a"):
             self.makedirs(self._parent(path), exist_ok=True)
         cache = self._cache or default_cache()
+        if mode != "rb":
+            return cache.open(path, mode)
+        stamp = _stamp(path)
+        if self._is_kept(path, stamp):
+            return cache.open(path, mode)
         file = cache.open(path, mode)
-        if mode == "rb":
-            self._keep(path, cache.open(path, mode))
+        self._keep(path, _Kept(cache.open(path, mode), stamp))
         return file
 
-    def _keep(self, path: str, file: File) -> None:
+    def rm_file(self, path: Any) -> None:
+        super().rm_file(path)
+        self._drop_removed()
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        super().rm(path, recursive=recursive, maxdepth=maxdepth)
+        self._drop_removed()
+
+    def _is_kept(self, path: str, stamp: _Stamp | None) -> bool:
+        """Returns if the pages of a file are in memory and current; drops others."""
         with _lock:
-            # A file that has replaced another at this path is the one to keep.
+            kept = self._kept.get(path)
+            if kept is None:
+                return False
+            if stamp is not None and kept.stamp == stamp and not kept.file.closed:
+                self._kept.move_to_end(path)
+                return True
+            del self._kept[path]
+        kept.file.close()
+        return False
+
+    def _keep(self, path: str, kept: _Kept) -> None:
+        with _lock:
+            # Another thread may have opened the file since.
             dropped = [self._kept.pop(path, None)]
-            self._kept[path] = file
+            self._kept[path] = kept
             if len(self._kept) > _KEPT_FILES:
                 dropped.append(self._kept.popitem(last=False)[1])
         for each in dropped:
             if each is not None:
-                each.close()
+                each.file.close()
+
+    def _drop_removed(self) -> None:
+        """Closes kept files whose names are gone, so that their room on the disk is free."""
+        with _lock:
+            gone = [path for path in self._kept if not os.path.lexists(path)]
+            dropped = [self._kept.pop(path) for path in gone]
+        for each in dropped:
+            each.file.close()
 
 
 __all__ = ["FileSystem", "default_cache"]
