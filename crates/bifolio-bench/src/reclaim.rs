@@ -19,7 +19,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bifolio::{Access, Cache, OpenOptions};
+use bifolio::{Access, Cache, FaultMode, OpenOptions};
 use bifolio_report::{Case, Row, Rss};
 use memmap2::Advice;
 use parking_lot::Mutex;
@@ -47,12 +47,15 @@ const SWAP: &str = "kernel_swap";
 const MMAP: &str = "kernel_mmap";
 const PER_FOLIO: &str = "flush_per_folio";
 const PER_31: &str = "flush_per_batch_31";
+/// The batch of [`PER_31`], with faults served by the thread that raises them.
+const IN_THREAD: &str = "in_thread_per_batch_31";
 
 /// Series of caches, each with the number of folios that it unmaps with one flush.
-const CACHES: [(&str, usize); 5] = [
+const CACHES: [(&str, usize); 6] = [
     (PER_FOLIO, 1),
     ("flush_per_batch_8", 8),
     (PER_31, 31),
+    (IN_THREAD, 31),
     ("flush_per_batch_128", 128),
     ("flush_per_batch_512", 512),
 ];
@@ -77,7 +80,13 @@ pub(crate) static RECLAIM: Definition = Definition {
         disk_bytes: (sizes.size_bytes + sizes.memory_bytes).saturating_mul(2),
         memory_bytes: sizes.kernel_bytes().saturating_mul(2).saturating_add(64 << 20),
     },
-    ratios: &[(PER_31, SWAP), (PER_31, MMAP), (PER_31, PER_FOLIO)],
+    ratios: &[
+        (PER_31, SWAP),
+        (PER_31, MMAP),
+        (PER_31, PER_FOLIO),
+        (IN_THREAD, SWAP),
+        (IN_THREAD, MMAP),
+    ],
     shown_counts: &[
         "tlb_shootdowns",
         "function_call_ipis",
@@ -247,7 +256,8 @@ fn cache(task: &Task) -> Result<Vec<Measured>> {
         known.ok_or_else(|| Error::Child(format!("no series is called {}", task.series)))?;
     let builder = Cache::builder().memory(task.memory_bytes).swap_directory(&task.directory);
     let builder = builder.unmap_batch_folios(batch_folios);
-    let cached = Cached::in_memory(builder, OpenOptions::new().mappable(true))?;
+    let faults = if series == IN_THREAD { FaultMode::InThread } else { FaultMode::Threads };
+    let cached = Cached::in_memory(builder, OpenOptions::new().mappable(true).faults(faults))?;
     let team = Team::new(series, &task.load, &cached.map_mut(task.load.size_bytes)?);
     team.fill()?;
     let announce = |is_random| {

@@ -12,9 +12,9 @@
 
 use crate::history::Violation;
 use crate::memory;
-use crate::scene::can_map;
+use crate::scene::{can_map, fault_mode};
 use crate::watchdog;
-use bifolio::{Cache, DirectIo, File, OpenOptions};
+use bifolio::{Cache, DirectIo, FaultMode, File, OpenOptions};
 use bifolio_testing::{Limits, Model, Op, OpKind, Runner, Workload, fill_bytes, shrink};
 use fastrand::Rng;
 use std::fmt::Write as _;
@@ -46,6 +46,8 @@ struct Case {
     seed: u64,
     storage: Storage,
     is_mappable: bool,
+    /// Threads that serve its faults, if it is mappable.
+    faults: FaultMode,
     memory_bytes: u64,
     folio_bytes: u64,
     length_bytes_max: u64,
@@ -96,10 +98,13 @@ impl Case {
             _ => most + random.u64(0..8192),
         };
         let length_bytes = random.u64(0..=length_bytes_max);
+        // The last, so that what a seed chose before is chosen still.
+        let faults = fault_mode(random.bool());
         let case = Self {
             seed,
             storage,
             is_mappable,
+            faults,
             memory_bytes,
             folio_bytes,
             length_bytes_max,
@@ -194,7 +199,7 @@ impl Case {
 
     fn open(&self, cache: &Cache, path: &Path) -> Result<File, String> {
         let options = OpenOptions::new().read(true).write(true).folio_bytes(self.folio_bytes);
-        let options = options.mappable(self.is_mappable).len_max(16 << 20);
+        let options = options.mappable(self.is_mappable).faults(self.faults).len_max(16 << 20);
         match self.storage {
             Storage::Memory | Storage::Swapped => cache.memory_file_with("file", &options),
             Storage::Direct => cache.open(path, &options),

@@ -5,7 +5,7 @@ use crate::history::{Clock, History};
 use crate::met::Seen;
 use bifolio::OpenOptions;
 use bifolio::backing::{Backing, FileIdentity};
-use bifolio::{Cache, CacheBuilder, Feature, File, HugePages};
+use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, HugePages};
 use bifolio::{Refusable, refuse};
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -63,6 +63,10 @@ pub fn can_map() -> bool {
     *CAN.get_or_init(|| has("user-faults") && has("write-protect-async"))
 }
 
+pub fn fault_mode(is_in_thread: bool) -> FaultMode {
+    if is_in_thread { FaultMode::InThread } else { FaultMode::Threads }
+}
+
 impl Class {
     /// Returns the name on the command line.
     pub const fn word(self) -> &'static str {
@@ -91,6 +95,9 @@ const LATER: u64 = 0x5EED_0003;
 
 /// Mask of the seed for parameters that were added last.
 const LAST: u64 = 0x5EED_0004;
+
+/// Mask of the seed for the threads that serve the faults of a file.
+const FAULTS: u64 = 0x5EED_0005;
 
 /// One file of a scene.
 #[derive(Debug)]
@@ -253,6 +260,9 @@ impl Scene {
         let largest = if is_mappable || self.memory_bytes < 1 << 20 { 1 } else { 4 };
         let folio_bytes = 4096 << (2 * random.u64(0..largest)).min(4);
         let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
+        // Not of `random`, so that what a seed chose before is chosen still.
+        let is_in_thread = Rng::with_seed(self.seed ^ FAULTS ^ number as u64).bool();
+        let options = options.faults(fault_mode(is_in_thread));
         let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
         let low_bytes = 1 << Rng::with_seed(self.seed ^ LAST ^ number as u64).u32(12..22);
         let is_low = self.has_low_limits() && low_bytes < len_bytes_max;

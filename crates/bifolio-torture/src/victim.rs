@@ -81,6 +81,7 @@ pub fn live(directory: &Path, seed: u64, number: u64, loses_power: bool) -> anyh
     };
     let direct = random.choice([DirectIo::Auto, DirectIo::Auto, DirectIo::Never]);
     let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
+    let options = options.faults(crate::scene::fault_mode(number % 2 == 1));
     let options = options.direct(direct.unwrap_or_default()).folio_bytes(folio_bytes);
     let mut weights: Vec<u32> =
         (0..OPERATIONS).map(|_| random.choice([0, 1, 2, 4, 16]).unwrap_or(1)).collect();

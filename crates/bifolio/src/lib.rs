@@ -180,6 +180,8 @@ mod surface {
         PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
     };
     pub use crate::io::DirectIo;
+    #[cfg(feature = "maps")]
+    pub use crate::maps::faults::FaultMode;
     #[cfg(feature = "refusals")]
     #[doc(hidden)]
     pub use crate::maps::kernel::refusals::{Refusable, refuse};

@@ -357,6 +357,35 @@ typedef uint32_t bifolio_direct;
 #endif // __cplusplus
 
 /**
+ * Values of `bifolio_open_options.faults`.
+ */
+enum bifolio_faults
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * A thread that touches a page of a map that is not resident waits for a thread of the cache,
+     * which reads it.
+     */
+    BIFOLIO_FAULTS_THREADS = 0,
+    /**
+     * It reads the page itself, in a handler of SIGBUS, which is quicker. The program then touches
+     * no map inside an allocator, from a small stack, or in a thread that blocks SIGBUS; a handler
+     * of SIGBUS that is installed later passes on signals that are not its own; and a system call
+     * on a page that is not resident fails with `EFAULT`.
+     */
+    BIFOLIO_FAULTS_IN_THREAD = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum bifolio_faults bifolio_faults;
+#else
+typedef uint32_t bifolio_faults;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Levels of the log.
  */
 enum bifolio_log_level
@@ -508,9 +537,9 @@ typedef struct {
      */
     uint32_t mode;
     /**
-     * Zero.
+     * One of `bifolio_faults`, for a mappable file.
      */
-    uint32_t reserved;
+    uint32_t faults;
 } bifolio_open_options;
 
 /**

@@ -10,7 +10,7 @@ use crate::boundary::{
 use crate::file::{bifolio_evicted, bifolio_file};
 use crate::result::bifolio_result;
 use crate::stats::{bifolio_stats, stats_of};
-use bifolio::{Cache, CacheBuilder, DirectIo, File, HugePages, OpenOptions};
+use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, File, HugePages, OpenOptions};
 use std::ffi::{c_char, c_int};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -37,6 +37,20 @@ pub enum bifolio_huge_pages {
     BIFOLIO_HUGE_PAGES_NEVER = 1,
     /// Building the cache fails where the system does not allow them.
     BIFOLIO_HUGE_PAGES_REQUIRE = 2,
+}
+
+/// Values of `bifolio_open_options.faults`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug)]
+pub enum bifolio_faults {
+    /// A thread that touches a page of a map that is not resident waits for a thread of the cache,
+    /// which reads it.
+    BIFOLIO_FAULTS_THREADS = 0,
+    /// It reads the page itself, in a handler of SIGBUS, which is quicker. The program then touches
+    /// no map inside an allocator, from a small stack, or in a thread that blocks SIGBUS; a handler
+    /// of SIGBUS that is installed later passes on signals that are not its own; and a system call
+    /// on a page that is not resident fails with `EFAULT`.
+    BIFOLIO_FAULTS_IN_THREAD = 1,
 }
 
 /// Values of `bifolio_open_options.direct`.
@@ -145,8 +159,8 @@ pub struct bifolio_open_options {
     pub len_max_bytes: u64,
     /// Permission bits of a file that this open creates, before the umask; 0 for 0666.
     pub mode: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// One of `bifolio_faults`, for a mappable file.
+    pub faults: u32,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers only.
@@ -262,6 +276,11 @@ unsafe fn open_options_by_path(
         .create_new(has(BIFOLIO_OPEN_CREATE_NEW))
         .exclusive(has(BIFOLIO_OPEN_EXCLUSIVE))
         .direct(choice(options.direct, &direct, "direct")?);
+    // 0 asks for neither kind: the first open decides.
+    if options.faults != bifolio_faults::BIFOLIO_FAULTS_THREADS as u32 {
+        let faults = [(bifolio_faults::BIFOLIO_FAULTS_IN_THREAD as u32, FaultMode::InThread)];
+        open = open.faults(choice(options.faults, &faults, "faults")?);
+    }
     if options.folio_bytes != 0 {
         open = open.folio_bytes(options.folio_bytes);
     }

@@ -3,6 +3,7 @@
 use crate::config;
 use crate::error::{Error, Result};
 use crate::io::{DirectIo, DiskOptions};
+use crate::maps::faults::FaultMode;
 use crate::sys::memory;
 
 /// Options of an open: access, folio size, limits.
@@ -28,6 +29,7 @@ pub struct OpenOptions {
     pub(super) len_max_bytes: Option<u64>,
     pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
+    pub(crate) faults: Option<FaultMode>,
 }
 
 /// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.
@@ -69,6 +71,7 @@ impl Default for OpenOptions {
             len_max_bytes: None,
             direct: DirectIo::Auto,
             mappable: false,
+            faults: None,
         }
     }
 }

@@ -16,8 +16,16 @@ pub(crate) mod faults {
     use std::ops::Range;
     use std::sync::Arc;
 
+    /// Which threads serve faults: there are none.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct FaultMode;
+
     pub(crate) fn is_in_region(_: &[u8]) -> bool {
         false
+    }
+
+    pub(crate) fn conflict(_: Option<FaultMode>, _: &PageSpace) -> Option<(FaultMode, FaultMode)> {
+        None
     }
 
     pub(crate) fn enlist(_: &Arc<Handle>) {}
@@ -44,6 +52,7 @@ pub(crate) mod mappable {
     use crate::error::{Error, Result};
     use crate::file::File;
     use crate::inode::Resizing;
+    use crate::maps::faults::FaultMode;
     use crate::maps::region::Region;
     use crate::reclaim::Reclaim;
     use crate::sys::probe::Features;
@@ -57,7 +66,12 @@ pub(crate) mod mappable {
             Self
         }
 
-        pub(crate) fn new_region(&self, _: &Reclaim, _: u64) -> Result<Region> {
+        pub(crate) fn new_region(
+            &self,
+            _: &Reclaim,
+            _: u64,
+            _: Option<FaultMode>,
+        ) -> Result<Region> {
             Err(Error::cannot_map("", REASON))
         }
     }

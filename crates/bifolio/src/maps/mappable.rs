@@ -4,7 +4,9 @@ use crate::error::{Error, Result};
 use crate::file::{File, OpenOptions, Registry};
 use crate::fill::{AccessMode, Locked};
 use crate::inode::Resizing;
+use crate::maps::faults::FaultMode;
 use crate::maps::faults::{self, FaultThreads};
+use crate::maps::kernel::signal;
 use crate::maps::kernel::userfault::Userfault;
 use crate::maps::region::{Region, Regions};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT, TABLE_PAGE_BYTES, pages_of};
@@ -24,9 +26,24 @@ impl OpenOptions {
         self.mappable = mappable;
         self
     }
+
+    /// Selects the threads that serve faults of a file that can be mapped. The first open decides;
+    /// a later one that asks for others is refused
+    /// ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)).
+    pub fn faults(mut self, faults: FaultMode) -> Self {
+        self.faults = Some(faults);
+        self
+    }
 }
 
-type MapParts = (Arc<Regions>, Arc<Userfault>, FaultThreads);
+#[derive(Debug)]
+struct MapParts {
+    regions: Arc<Regions>,
+    /// Faults that threads serve; `None` until the first such file.
+    threads: Option<(Arc<Userfault>, FaultThreads)>,
+    /// Faults that raise signals; `None` until the first such file.
+    in_thread: Option<Arc<Userfault>>,
+}
 
 #[derive(Debug)]
 pub(crate) struct MapResources {
@@ -45,7 +62,12 @@ impl MapResources {
     ///
     /// # Errors
     /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
-    pub(crate) fn new_region(&self, reclaim: &Reclaim, len_max_bytes: u64) -> Result<Region> {
+    pub(crate) fn new_region(
+        &self,
+        reclaim: &Reclaim,
+        len_max_bytes: u64,
+        faults: Option<FaultMode>,
+    ) -> Result<Region> {
         if let Some(reason) = self.features.why_not(Feature::UserFaults) {
             return Err(Error::cannot_map("", &reason));
         }
@@ -53,22 +75,42 @@ impl MapResources {
         if made.is_none() {
             *made = Some(self.make(reclaim)?);
         }
-        let (regions, userfault, _) = made.as_ref().expect("made just now");
+        let parts = made.as_mut().expect("made just now");
+        let userfault = match faults.unwrap_or_default() {
+            FaultMode::Threads => self.served_by_threads(parts)?,
+            FaultMode::InThread => self.served_in_thread(parts)?,
+        };
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
-        Region::new(pages, userfault, regions).map_err(refused)
+        Region::new(pages, &userfault, &parts.regions).map_err(refused)
     }
 
     fn make(&self, reclaim: &Reclaim) -> Result<MapParts> {
         let size = reclaim.regions_size(self.unmap_batch_folios);
         reclaim.charge(size.bytes())?;
-        let make = || {
-            let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
-            let regions = Arc::new(regions.map_err(refused)?);
-            let userfault = Arc::new(Userfault::open(&self.features).map_err(refused)?);
-            let threads = FaultThreads::start(&userfault, &regions).map_err(Error::thread)?;
-            Ok((regions, userfault, threads))
-        };
-        make().inspect_err(|_| reclaim.memory.arena.uncharge(size.bytes()))
+        let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
+        let regions = regions.inspect_err(|_| reclaim.memory.arena.uncharge(size.bytes()));
+        let regions = Arc::new(regions.map_err(refused)?);
+        Ok(MapParts { regions, threads: None, in_thread: None })
+    }
+
+    fn served_by_threads(&self, parts: &mut MapParts) -> Result<Arc<Userfault>> {
+        if let Some((userfault, _)) = &parts.threads {
+            return Ok(Arc::clone(userfault));
+        }
+        let userfault = Arc::new(Userfault::open(&self.features, false).map_err(refused)?);
+        let threads = FaultThreads::start(&userfault, &parts.regions).map_err(Error::thread)?;
+        parts.threads = Some((Arc::clone(&userfault), threads));
+        Ok(userfault)
+    }
+
+    fn served_in_thread(&self, parts: &mut MapParts) -> Result<Arc<Userfault>> {
+        if let Some(userfault) = &parts.in_thread {
+            return Ok(Arc::clone(userfault));
+        }
+        let userfault = Arc::new(Userfault::open(&self.features, true).map_err(refused)?);
+        signal::install(faults::serve_in_thread).map_err(refused)?;
+        parts.in_thread = Some(Arc::clone(&userfault));
+        Ok(userfault)
     }
 }
 
@@ -129,6 +171,7 @@ impl File {
         let length_bytes = range.end - range.start;
         handle.range_end(range.start, length_bytes)?;
         let region = handle.inode.page_space.mappable(|| handle.inode.name())?;
+        faults::check_signals(region).map_err(|error| error.in_file(handle.inode.name()))?;
         if range.end > self.len() {
             return Err(handle.inode.past_end(range.start, length_bytes));
         }

@@ -48,7 +48,7 @@ fn pages_stored_between_two_cuts_are_never_refused() {
 /// A message about a page past the end, served after the file has grown, affects no thread.
 #[test]
 fn a_page_is_there_at_once_when_the_file_grows() {
-    for way in Way::whole() {
+    for way in Way::waiting() {
         let cache = way.builder(4 << 20).build().unwrap();
         let file = way.memory_file(&cache, 2 * PAGE);
         let map = file.map(0..2 * PAGE).unwrap();

@@ -83,7 +83,7 @@ fn wait_for_services(file: &File) {
 
 #[test]
 fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
-    for way in Way::with_and_without(Feature::FaultPoison) {
+    for way in Way::waiting_with_and_without(Feature::FaultPoison) {
         let storage = storage(16);
         let (_cache, file) = open(way, &storage, 1 << 20);
         let mut map = file.map_mut(0..file.len()).unwrap();
@@ -116,7 +116,7 @@ fn a_poisoned_page_is_told_once_and_heals_with_a_prefetch() {
 /// Each waiting thread has sent a message; the first failure is reported to all of them.
 #[test]
 fn a_page_that_many_wait_for_is_refused_once() {
-    for way in Way::with_and_without(Feature::FaultPoison) {
+    for way in Way::waiting_with_and_without(Feature::FaultPoison) {
         let storage = storage(16);
         let (cache, file) = open(way, &storage, 1 << 20);
         let map = file.map(0..file.len()).unwrap();

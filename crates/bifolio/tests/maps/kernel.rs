@@ -36,7 +36,7 @@ fn read_in(map: &mut MapMut, from: &std::fs::File, length: usize) -> Result<usiz
 fn kernel_waits(way: Way) -> bool {
     let reports = bifolio::features();
     let is_there = reports.iter().any(|r| r.feature == Feature::KernelFaults && r.available);
-    is_there && way.masked != Some(Feature::KernelFaults)
+    is_there && way.masked != Some(Feature::KernelFaults) && !way.is_in_thread()
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! Gives up privileges, or has calls refused, in a separate process.
 #![allow(unsafe_code)]
 
-use bifolio::{ErrorKind, Feature};
+use bifolio::{ErrorKind, Feature, OpenOptions};
 use bifolio_testing::skip;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -168,5 +168,46 @@ fn tables_of_many_memory_files_fail_no_store_to_a_map() {
         let output = run_alone(MANY, VARIABLE, &number.to_string());
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains("it has ended well"), "{text}");
+    }
+}
+
+/// A thread that blocks SIGBUS gets an error instead of a map, because its faults would kill it.
+#[test]
+fn a_thread_that_blocks_the_signal_of_faults_gets_no_map() {
+    for way in Way::whole().into_iter().filter(|way| way.is_in_thread()) {
+        let cache = way.builder(1 << 20).build().unwrap();
+        let file = way.memory_file(&cache, PAGE);
+        std::thread::scope(|scope| {
+            let blocking = scope.spawn(|| {
+                // SAFETY: all zeros is a valid set of signals.
+                let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+                // SAFETY: a set of ours.
+                assert_eq!(unsafe { libc::sigaddset(&raw mut set, libc::SIGBUS) }, 0);
+                // SAFETY: blocks a signal in this thread, which ends with this test.
+                let answer = unsafe {
+                    libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
+                };
+                assert_eq!(answer, 0);
+                error_of(file.map(0..PAGE), &["SIGBUS"])
+            });
+            let error = blocking.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
+        });
+        assert_eq!(touch(file.map(0..PAGE).unwrap().as_ptr(), 0), 0);
+    }
+}
+
+#[test]
+fn a_file_has_one_kind_of_threads_that_serve_faults() {
+    for way in Way::whole() {
+        let cache = way.builder(1 << 20).build().unwrap();
+        let directory = directory();
+        let path = file_of(&directory, "file", &[1; PAGE as usize]);
+        let _file = cache.open(&path, &way.options()).unwrap();
+        cache.open(&path, &OpenOptions::new().mappable(true)).unwrap();
+        cache.open(&path, &way.options()).unwrap();
+        let other = if way.is_in_thread() { Way::new() } else { Way::in_thread() };
+        let error = error_of(cache.open(&path, &other.options()), &["faults", "InThread"]);
+        assert_eq!(error.kind(), ErrorKind::OptionConflict, "{error:?}");
     }
 }

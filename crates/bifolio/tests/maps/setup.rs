@@ -1,4 +1,5 @@
-//! The ways in which maps are tested: the features that are disabled; and loads and stores.
+//! The ways in which maps are tested: the threads that serve faults, and the feature that is
+//! disabled; and loads and stores.
 //!
 //! # Safety
 //! Offsets are compared with the length of the map. The caller makes sure that the page can be
@@ -11,14 +12,15 @@ use std::os::fd::AsRawFd;
 use std::process::{Command, Output};
 use std::sync::atomic::AtomicU64;
 
-use bifolio::{Cache, CacheBuilder, Feature, File, Map, MapMut, OpenOptions};
+use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, Map, MapMut, OpenOptions};
 use bifolio_testing::filter::{self, EQUAL, LOAD, NUMBER_AT, allow, argument_at, fail, step};
 
 use crate::support::{files_can_be_mapped, writable};
 
-/// Feature that is disabled, if any.
+/// Threads that serve faults, and the feature that is disabled, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
+    pub faults: FaultMode,
     pub masked: Option<Feature>,
 }
 
@@ -27,29 +29,50 @@ pub const MASKS: [Feature; 3] =
     [Feature::FaultPoison, Feature::VectoredUnmap, Feature::KernelFaults];
 
 impl Way {
-    /// Creates a way with all features of the kernel.
+    /// Creates a way with all features of the kernel, whose faults are served by threads.
     pub fn new() -> Self {
-        Self { masked: None }
+        Self { faults: FaultMode::Threads, masked: None }
+    }
+
+    pub fn in_thread() -> Self {
+        Self { faults: FaultMode::InThread, ..Self::new() }
     }
 
     pub fn without(feature: Feature) -> Self {
-        Self { masked: Some(feature) }
+        Self { masked: Some(feature), ..Self::new() }
     }
 
-    /// Returns the way with all features.
+    pub fn is_in_thread(self) -> bool {
+        self.faults == FaultMode::InThread
+    }
+
+    /// Returns both ways to serve faults, with all features.
     pub fn whole() -> Vec<Self> {
-        skip_all_unless_mapped(vec![Self::new()])
+        skip_all_unless_mapped(vec![Self::new(), Self::in_thread()])
     }
 
-    /// Returns the way with all features, and those without each feature that maps can work
+    /// Returns the ways with all features, and those without each feature that maps can work
     /// without.
     pub fn all() -> Vec<Self> {
         let masked = MASKS.map(Self::without);
-        skip_all_unless_mapped([Self::new()].into_iter().chain(masked).collect())
+        let all = [Self::new(), Self::in_thread()];
+        skip_all_unless_mapped(all.into_iter().chain(masked).collect())
     }
 
     /// Returns the ways with all features and without `feature`.
     pub fn with_and_without(feature: Feature) -> Vec<Self> {
+        let without = Self::without(feature);
+        let in_thread = Self { masked: Some(feature), ..Self::in_thread() };
+        skip_all_unless_mapped(vec![Self::new(), without, Self::in_thread(), in_thread])
+    }
+
+    /// Returns the way in which a system call waits for a page that is not resident.
+    pub fn waiting() -> Vec<Self> {
+        skip_all_unless_mapped(vec![Self::new()])
+    }
+
+    /// Returns those ways with all features and without `feature`.
+    pub fn waiting_with_and_without(feature: Feature) -> Vec<Self> {
         skip_all_unless_mapped(vec![Self::new(), Self::without(feature)])
     }
 
@@ -72,7 +95,7 @@ impl Way {
 
     /// Returns options to read, write and map.
     pub fn options(self) -> OpenOptions {
-        writable().mappable(true)
+        writable().mappable(true).faults(self.faults)
     }
 
     /// Creates a memory file of `length` zeros.

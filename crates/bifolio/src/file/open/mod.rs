@@ -388,7 +388,8 @@ impl Registry {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
         }
-        let region = self.map_resources.new_region(&self.reclaim, size.len_max_bytes)?;
+        let region =
+            self.map_resources.new_region(&self.reclaim, size.len_max_bytes, options.faults)?;
         Ok(PageSpace::Region(Arc::new(region)))
     }
 
@@ -472,6 +473,10 @@ impl Open {
         }
         if options.mappable {
             self.inode.page_space.mappable(file)?;
+        }
+        if let Some((wanted, open)) = faults::conflict(options.faults, &self.inode.page_space) {
+            let text = format!("with faults {wanted:?}: it is open in this cache with {open:?}");
+            return Err(Error::conflict(file(), text));
         }
         let (wanted, open) = (options.folio_bytes, self.inode.mapping.folio_bytes());
         if wanted != open {

@@ -15,8 +15,11 @@
 //! one cache may be a map of another.
 
 mod handle_fault;
+mod in_thread;
 mod threads;
 
+pub use in_thread::FaultMode;
+pub(crate) use in_thread::{check_signals, conflict, serve_in_thread};
 pub(crate) use threads::FaultThreads;
 
 use crate::error::Result;

@@ -8,6 +8,7 @@ pub(crate) mod page_pipe;
 pub(crate) mod pages;
 #[cfg(feature = "refusals")]
 pub(crate) mod refusals;
+pub(crate) mod signal;
 pub(crate) mod trials;
 pub(crate) mod userfault;
 

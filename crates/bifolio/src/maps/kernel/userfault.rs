@@ -31,6 +31,7 @@ const API: u64 = 0xAA;
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
 const FEATURE_FLAG_PROTECTION: u64 = 1 << 0;
+const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
 const FEATURE_PROTECT_UNPOPULATED: u64 = 1 << 13;
@@ -67,6 +68,8 @@ pub(crate) struct Wishes {
     /// Records stores to protected pages instead of stopping them.
     pub(crate) protect_async: bool,
     pub(crate) poison: bool,
+    /// A fault raises SIGBUS in its thread, and no message is sent.
+    pub(crate) signals: bool,
 }
 
 /// A message: a thread waits for a page.
@@ -80,12 +83,15 @@ pub(crate) struct Fault {
 #[derive(Debug)]
 pub(crate) struct Userfault {
     descriptor: OwnedFd,
+    /// `true` if a fault raises SIGBUS in its thread instead of a message.
+    pub(crate) signals: bool,
 }
 
 impl Userfault {
     /// Opens a descriptor with the features that are in use. Reads of it never block.
-    pub(crate) fn open(features: &Features) -> io::Result<Self> {
+    pub(crate) fn open(features: &Features, signals: bool) -> io::Result<Self> {
         Self::with(Wishes {
+            signals,
             kernel_faults: features.has(Feature::KernelFaults),
             protect_async: features.has(Feature::WriteProtectAsync),
             poison: features.has(Feature::FaultPoison),
@@ -106,12 +112,17 @@ impl Userfault {
         if wishes.poison {
             features |= FEATURE_POISON;
         }
+        if wishes.signals {
+            features |= FEATURE_SIGBUS;
+        }
         let mut call = [API, features, 0];
         // SAFETY: the argument words of the call, without addresses.
         unsafe { control(descriptor.as_fd(), DO_API, &mut call) }?;
-        let opened = Self { descriptor };
-        // Finds a filter that refuses to read messages. There is none yet.
-        opened.read_faults(&mut Vec::new())?;
+        let opened = Self { descriptor, signals: wishes.signals };
+        if !wishes.signals {
+            // Finds a filter that refuses to read messages. There is none yet.
+            opened.read_faults(&mut Vec::new())?;
+        }
         Ok(opened)
     }
 

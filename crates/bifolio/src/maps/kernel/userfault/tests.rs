@@ -19,13 +19,18 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Creates a region of `pages` pages; `None` where the kernel lacks one of `needed`.
     pub(crate) fn new(pages: usize, needed: &[Feature]) -> Option<Self> {
+        Self::with(pages, false, needed)
+    }
+
+    /// Creates a region whose faults raise signals, or send messages.
+    pub(crate) fn with(pages: usize, signals: bool, needed: &[Feature]) -> Option<Self> {
         let features = Features::probe(&[]);
         let needed = [&[Feature::UserFaults], needed].concat();
         if let Some(missing) = needed.iter().find(|feature| !features.has(**feature)) {
             skip(missing, format!("{:?}", features.reports()));
             return None;
         }
-        let faults = Userfault::open(&features).unwrap();
+        let faults = Userfault::open(&features, signals).unwrap();
         let memory = Reservation::new(pages * PAGE_BYTES, PAGE_BYTES).unwrap();
         memory.refuse_huge_pages();
         memory.skip_on_fork().unwrap();
