@@ -14,7 +14,9 @@
 //!                 cache's (storage), which has the lock toward the
 //!                 outside (file_lock)
 //!
-//!  vfs ---------- xOpen, entry points; all other files go on unchanged    vfs
+//!  vfs ---------- xOpen, entry points; temporary files of statements      vfs
+//!                 are in the cache of the process (temporary), all other
+//!                 files go on unchanged
 //! ```
 //!
 //! Two kinds of connections serve these calls (`methods`). Those of `share` let other processes
@@ -130,6 +132,7 @@ mod shared;
 mod sqlite;
 mod storage;
 mod system;
+mod temporary;
 mod vfs;
 
 pub use vfs::{sqlite3_bifoliodefault_init, sqlite3_bifoliosqlite_init, sqlite3_extension_init};

@@ -7,9 +7,10 @@
 use crate::settings;
 use crate::sqlite::{self, Api};
 use crate::system::Answer;
-use bifolio::Cache;
+use bifolio::{Cache, FileStats};
 use std::ffi::{CStr, c_char};
 use std::fmt::Write;
+use std::path::Path;
 
 /// A pragma, which need not be one of this VFS.
 pub(crate) struct Asked {
@@ -44,7 +45,10 @@ pub(crate) unsafe fn answer(
     arguments: *mut *mut c_char,
 ) -> Answer {
     let answered = match asked.name.as_str() {
-        "bifolio_stats" => Ok(describe(cache)),
+        "bifolio_stats" => match &asked.value {
+            Some(database) => describe_database(cache, database),
+            None => Ok(describe(cache)),
+        },
         "bifolio_memory" => memory(cache, asked.value.as_deref()),
         _ => return Err(sqlite::NOTFOUND),
     };
@@ -71,6 +75,20 @@ fn describe(cache: &Cache) -> String {
     }
     text.truncate(text.trim_end().len());
     text
+}
+
+/// Returns what a database has in a cache; `name` is its path, or the end of it. The error names
+/// those that are open.
+fn describe_database(cache: &Cache, name: &str) -> Result<String, String> {
+    let is_it = |file: &FileStats| Path::new(&file.file).ends_with(name);
+    let files = cache.files();
+    let file = files.iter().find(|file| is_it(file));
+    let FileStats { len_bytes, resident_bytes, dirty_bytes, .. } = file.ok_or_else(|| {
+        let open: Vec<_> = files.iter().map(|file| file.file.as_str()).collect();
+        let open = open.join(", ");
+        format!("bifolio_stats={name}: no such file in this cache; there are: {open}")
+    })?;
+    Ok(format!("len_bytes {len_bytes}\nresident_bytes {resident_bytes}\ndirty_bytes {dirty_bytes}"))
 }
 
 /// Returns the bound on memory of a cache, after changing it to `wanted`, if that is given.

@@ -14,6 +14,11 @@ const MEMORY_VARIABLE: &str = "BIFOLIO_MEMORY";
 
 static CACHE: PerProcess<Mutex<Option<Cache>>> = PerProcess::new();
 
+/// Returns the cache, if a database of this process uses it or has used it.
+pub(crate) fn existing() -> Option<Cache> {
+    CACHE.get().lock().clone()
+}
+
 /// Returns the cache, which is built if this process has none yet. The error says why it cannot be
 /// built.
 pub(crate) fn get() -> Result<Cache, String> {

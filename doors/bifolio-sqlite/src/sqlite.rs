@@ -39,6 +39,9 @@ pub const OPEN_READONLY: c_int = 1;
 pub const OPEN_READWRITE: c_int = 2;
 pub const OPEN_CREATE: c_int = 4;
 pub const OPEN_MAIN_DB: c_int = 0x100;
+pub const OPEN_TRANSIENT_DB: c_int = 0x400;
+pub const OPEN_TEMP_JOURNAL: c_int = 0x1000;
+pub const OPEN_SUBJOURNAL: c_int = 0x2000;
 
 pub const LOCK_NONE: c_int = 0;
 pub const LOCK_SHARED: c_int = 1;
@@ -133,6 +136,7 @@ unsafe impl Send for Api {}
 unsafe impl Sync for Api {}
 
 /// Indices in the table; they are the same in all versions.
+const FREE: usize = 58;
 const LIBVERSION_NUMBER: usize = 67;
 const MALLOC: usize = 68;
 const VFS_FIND: usize = 141;
@@ -227,6 +231,15 @@ impl Api {
         let function = unsafe { self.function::<Function>(LOG) };
         // SAFETY: the format takes one text.
         unsafe { function(code, c"bifolio: %s".as_ptr(), message.as_ptr()) }
+    }
+
+    /// # Safety
+    /// Memory that SQLite allocated for its caller, which is not used any more.
+    pub unsafe fn free(self, memory: *mut c_void) {
+        // SAFETY: `void sqlite3_free(void *)`.
+        let function = unsafe { self.function::<unsafe extern "C" fn(*mut c_void)>(FREE) };
+        // SAFETY: the contract.
+        unsafe { function(memory) }
     }
 
     /// Returns a copy of a text that SQLite frees; null if no memory is available.

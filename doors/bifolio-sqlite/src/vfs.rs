@@ -1,9 +1,9 @@
 //! The VFS: its treatment of each kind of file, and the entry points of the extension.
 //!
-//! A main database becomes a [`Connection`] to a [`Shared`] file. Every other file is opened by
-//! the system's VFS, in the memory that SQLite allocated for this VFS, so that its calls bypass
-//! this crate: journals and logs are written in order and synced, and the kernel keeps what a
-//! killed process wrote.
+//! A main database becomes a [`Connection`] to a [`Shared`] file, and a temporary file of a
+//! statement is in the cache (`temporary`). Every other file is opened by the system's VFS, in the
+//! memory that SQLite allocated for this VFS, so that its calls bypass this crate: journals and
+//! logs are written in order and synced, and the kernel keeps what a killed process wrote.
 //!
 //! # Safety
 //! `xOpen` gets memory of `file_size` bytes for a file, which holds [`Opened`] or a file of the
@@ -19,6 +19,7 @@ use crate::settings::{self, Settings};
 use crate::share;
 use crate::shared::{self, Shared};
 use crate::sqlite::{self, Api, File, Vfs};
+use crate::temporary;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -191,6 +192,30 @@ fn is_exclusive(path: &Path, settings: &Settings) -> Result<bool, OpenFailure> {
     Ok(is_exclusive)
 }
 
+/// Opens a file that is no main database.
+///
+/// # Safety
+/// The arguments of `xOpen`.
+unsafe fn open_other(
+    home: &Home,
+    name: *const c_char,
+    file: *mut File,
+    flags: c_int,
+    flags_out: *mut c_int,
+) -> c_int {
+    // SAFETY: registered VFSs live as long as the library.
+    let system_open = unsafe { (*home.system).open };
+    // SAFETY: the contract; there is more memory than the system's VFS needs.
+    let code = unsafe { system_open(home.system, name, file, flags, flags_out) };
+    if code == sqlite::OK && name.is_null() {
+        // SAFETY: just opened by the system's VFS.
+        let take_over = || unsafe { temporary::take_over(home.api, file, flags) };
+        // A panic leaves the system's file, which is as good.
+        let _ = catch_unwind(AssertUnwindSafe(take_over));
+    }
+    code
+}
+
 unsafe extern "C" fn open(
     vfs: *mut Vfs,
     name: *const c_char,
@@ -201,10 +226,8 @@ unsafe extern "C" fn open(
     // SAFETY: SQLite calls with the VFS that was registered.
     let home = unsafe { home(vfs) };
     if flags & sqlite::OPEN_MAIN_DB == 0 || name.is_null() {
-        // SAFETY: registered VFSs live as long as the library.
-        let system_open = unsafe { (*home.system).open };
-        // SAFETY: there is more memory than the system's VFS needs.
-        return unsafe { system_open(home.system, name, file, flags, flags_out) };
+        // SAFETY: the arguments of this call.
+        return unsafe { open_other(home, name, file, flags, flags_out) };
     }
     // SAFETY: the memory that SQLite has for a file; a null table means that there is nothing to
     // close.

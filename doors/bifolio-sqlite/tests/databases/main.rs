@@ -25,3 +25,4 @@ mod shell;
 mod storage;
 mod streams;
 mod supervisor;
+mod temporary;

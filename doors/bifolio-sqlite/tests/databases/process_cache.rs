@@ -172,6 +172,38 @@ fn the_bound_is_that_of_the_environment_or_of_the_pragma() {
     assert!(errors.contains("BIFOLIO_MEMORY=4MB: a size is a number of bytes"), "{errors}");
 }
 
+#[test]
+fn the_counters_of_a_database_are_its_own() {
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let [path, other] = ["x.db", "y.db"].map(|name| directory.path().join(name));
+    let sql = "create table t(a); insert into t values(zeroblob(100000));";
+    for path in [&path, &other] {
+        assert_eq!(through_the_system(path, sql).1, "");
+    }
+    let sql = format!(
+        "attach 'file:{}?vfs=bifolio' as y; select length(hex(a)) from t; select count(*) from y.t;
+         pragma bifolio_stats('x.db'); pragma bifolio_stats('{}');\npragma bifolio_stats('z.db');",
+        other.display(),
+        other.display()
+    );
+    let (out, errors) = run(with_cache(&path, ""), &sql);
+    let of = |name: &str| -> Vec<u64> {
+        let lines = out.lines().filter_map(|line| line.strip_prefix(name));
+        lines.map(|bytes| bytes.trim().parse().unwrap()).collect()
+    };
+    assert_eq!(of("len_bytes"), [fs::metadata(&path).unwrap().len(); 2], "{out}");
+    let resident = of("resident_bytes");
+    assert!(resident[0] > 100_000 && (1..50_000).contains(&resident[1]), "{out}");
+    assert_eq!(of("dirty_bytes"), [0, 0], "{out}");
+    assert!(
+        errors.contains("bifolio_stats=z.db: no such file") && errors.contains("x.db"),
+        "{errors}"
+    );
+}
+
 /// Pages that a close cannot write are gone when the lock is released: another program may change
 /// the file from then on.
 #[test]
