@@ -29,6 +29,7 @@ mod step;
 mod surface;
 mod tidy;
 mod trees;
+mod wheels;
 
 use std::process::ExitCode;
 
@@ -74,6 +75,8 @@ enum Task {
     Install(install::Arguments),
     /// Make a package for Debian of what `install` installs.
     Deb,
+    /// Build and check packages of the Python door for PyPI.
+    Wheels(wheels::Arguments),
     /// Measure a storage engine over Bifolio beside its own storage, with the same memory.
     EngineBench {
         /// The engine (`redb`, `sqlite`, `tantivy`, `objects`), then its options: `--json -`,
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
                 .default_variable("BIFOLIO_HEADER", "write"),
         ),
         Task::Deb => deb::run(),
+        Task::Wheels(arguments) => wheels::run(&arguments),
         Task::Install(arguments) => install::run(&arguments),
         Task::EngineBench { mut arguments } => {
             // Some engines take long to build: only their own benchmarks do.

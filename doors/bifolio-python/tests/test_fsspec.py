@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import time
@@ -16,9 +17,11 @@ import pyarrow.fs
 import pyarrow.parquet
 import pytest
 import zarr
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
 import bifolio
 from bifolio.fsspec import FileSystem, default_cache
+from bifolio.zarr import Store
 
 
 def test_urls(tmp_path: Path) -> None:
@@ -124,3 +127,79 @@ def test_zarr(cache: bifolio.Cache, tmp_path: Path) -> None:
     before = cache.stats()["storage_read_bytes"]
     assert (array[:] == values).all()
     assert cache.stats()["storage_read_bytes"] == before > 0
+
+
+def test_zarr_store(cache: bifolio.Cache, tmp_path: Path) -> None:
+    values = np.random.default_rng(2).integers(0, 9, (300, 50))
+    store = Store(tmp_path / "z", cache=cache)
+    array = zarr.create_array(store, shape=values.shape, dtype=values.dtype, shards=(60, 50), chunks=(10, 50))
+    array[:] = values
+    time.sleep(0.05)
+    array = zarr.open_array(Store(tmp_path / "z", cache=cache, read_only=True), mode="r")
+    assert (array[:] == values).all()
+    assert (array.oindex[[5, 299, 30]] == values[[5, 299, 30]]).all()
+    before = cache.stats()["storage_read_bytes"]
+    assert (array[:] == values).all() and (array[100:130] == values[100:130]).all()
+    assert cache.stats()["storage_read_bytes"] == before > 0
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    # Another program writes a chunk: it is read anew.
+    zarr.open_array(str(tmp_path / "z"), mode="r+")[299] = 7
+    assert (array[299] == 7).all() and (array[0] == values[0]).all()
+    assert store.with_read_only(True).read_only and store == Store(tmp_path / "z", cache=cache)
+    again: Any = pickle.loads(pickle.dumps(store))
+    assert (zarr.open_array(again, mode="r")[0] == values[0]).all()
+
+
+def test_zarr_store_matches_that_of_zarr(cache: bifolio.Cache, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(range(200)))
+    (tmp_path / "directory").mkdir()
+    stores = [Store(tmp_path, cache=cache), zarr.storage.LocalStore(tmp_path)]
+    prototype = zarr.core.buffer.default_buffer_prototype()
+    requests = [
+        None,
+        RangeByteRequest(3, 50),
+        RangeByteRequest(190, 250),
+        RangeByteRequest(5, 5),
+        OffsetByteRequest(150),
+        OffsetByteRequest(250),
+        SuffixByteRequest(7),
+        SuffixByteRequest(999),
+    ]
+
+    async def answers(store: Any) -> list[bytes | None]:
+        found = [await store.get(key, prototype) for key in ("none", "directory", "key/x")]
+        found += await store.get_partial_values(prototype, [("key", it) for it in requests])
+        return [each and each.to_bytes() for each in found]
+
+    ours, theirs = [asyncio.run(answers(store)) for store in stores]
+    assert ours == theirs and ours[3] == bytes(range(200))
+
+
+def test_pandas_reads_urls(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": range(1000), "b": [f"{n}" for n in range(1000)]})
+    for name, read in (("t.csv", pandas.read_csv), ("t.parquet", pandas.read_parquet)):
+        url = f"bifolio://{tmp_path}/{name}"
+        (frame.to_csv if name.endswith("csv") else frame.to_parquet)(url, index=False)
+        found = read(url, dtype={"b": str}) if name.endswith("csv") else read(url)
+        assert found.equals(frame)
+
+
+def test_dask_reads_parts(cache: bifolio.Cache, tmp_path: Path) -> None:
+    dask_array = pytest.importorskip("dask.array")
+    values = np.arange(90_000).reshape(300, 300)
+    zarr.create_array(str(tmp_path / "z"), data=values, chunks=(50, 100))
+    array = dask_array.from_zarr(zarr.open_array(Store(tmp_path / "z", cache=cache), mode="r"))
+    assert int(array.sum().compute(scheduler="threads")) == values.sum()
+    assert (array[::7, 5:90].compute() == values[::7, 5:90]).all()
+
+
+def test_xarray_opens_a_store(cache: bifolio.Cache, tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    data = xarray.Dataset({"t": (("time", "x"), np.arange(600.0).reshape(60, 10))})
+    data.to_zarr(Store(tmp_path / "z", cache=cache), consolidated=False)
+    opened = xarray.open_zarr(Store(tmp_path / "z", cache=cache), consolidated=False, chunks=None)
+    assert opened["t"].sel(time=slice(10, 20)).equals(data["t"].sel(time=slice(10, 20)))
+    assert float(opened["t"].mean()) == float(data["t"].mean())
+    assert cache.stats()["storage_read_bytes"] > 0

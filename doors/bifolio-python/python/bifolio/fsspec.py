@@ -22,9 +22,6 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from ._cache import Cache
 from ._file import File
 
-#: Files that stay open after their last reader, so that their pages stay in memory.
-_KEPT_FILES = 64
-
 #: Age below which a change may be followed by another with the same time: several ticks of the
 #: clock by which kernels stamp files.
 _UNSETTLED_NS = 20_000_000
@@ -76,14 +73,16 @@ def _stamp(path: str) -> _Stamp | None:
 class FileSystem(LocalFileSystem):  # type: ignore[misc]
     """Local files through a cache, for the protocol ``bifolio://``.
 
-    Libraries open a file anew for each part that they read. The pages of the last 64 files that
-    were read stay in memory, within the bound, although their readers have closed them. A file
+    Libraries open a file anew for each part that they read. The pages of the last files that were
+    read stay in memory, within the bound, although their readers have closed them. A file
     that another program has changed since, by its size or its times, is read anew once no reader
     has it open; readers beside each other share pages, and may not see the change.
 
     Args:
         cache: the cache; one for all file systems that are made without if not given.
         auto_mkdir: creates the directory of a file that is opened for writing.
+        kept_files: files that stay open after their last reader, so that their pages stay; each
+            takes two descriptors.
     """
 
     protocol = ("bifolio",)
@@ -92,9 +91,16 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
     #: Two caches are never taken for the same.
     cachable = False
 
-    def __init__(self, cache: Cache | None = None, auto_mkdir: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        cache: Cache | None = None,
+        auto_mkdir: bool = False,
+        kept_files: int = 64,
+        **options: Any,
+    ) -> None:
         super().__init__(auto_mkdir=auto_mkdir, **options)
         self._cache = cache
+        self._kept_files = kept_files
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     @property
@@ -150,7 +156,7 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
             # Another thread may have opened the file since.
             dropped = [self._kept.pop(path, None)]
             self._kept[path] = kept
-            if len(self._kept) > _KEPT_FILES:
+            if len(self._kept) > self._kept_files:
                 dropped.append(self._kept.popitem(last=False)[1])
         for each in dropped:
             if each is not None:
