@@ -1,8 +1,10 @@
 //! `gather`: many small rows of a file at random positions.
 //!
 //! A gather reads the same number of rows (4,096 by default) and sums all their words, so every
-//! series also brings the bytes to the processor. `read_many` copies the rows, 1,024 with a call;
-//! `pin_many_into` reads them in place (`pin_many`), with a list of pins that all gathers use.
+//! series also brings the bytes to the processor. `read_many` copies the rows: cold 1,024 with a
+//! call, many times the device's depth, and warm as many as 512 KiB hold, so that the copies are in
+//! the processor's cache when they are summed. `pin_many_into` reads them in place (`pin_many`),
+//! with a list of pins that all gathers use.
 //! Beside them: a mapping advised `MADV_RANDOM` (`kernel_mmap`), the same with one `MADV_WILLNEED`
 //! for each row before the first is touched (`kernel_willneed`), and io_uring alone (`raw_direct`).
 //! The file is 8 times the bound.
@@ -39,9 +41,11 @@ const RAW: &str = "raw_direct";
 
 /// Rows of a gather, unless their pages take more than half of the memory.
 const ROWS: u64 = 4096;
-/// Rows of a call of `read_many`: many times the device's depth, and few enough that the copies
-/// are in the processor's cache when they are summed.
+/// Rows of a call of `read_many`: many times the device's depth.
 const CALL_ROWS: usize = 1024;
+/// Bytes of a call that finds everything in memory: what the second cache of a processor has room
+/// for, or half of that.
+const WARM_CALL_BYTES: usize = 512 << 10;
 /// Reads in flight of io_uring: the default of `CacheBuilder::io_depth`. The thread sleeps until
 /// half of them are complete.
 const DEPTH: u16 = 64;
@@ -168,7 +172,8 @@ fn gather(task: &Task) -> Result<Measured> {
             if task.series == PIN_MANY {
                 return gather_by(task, Pinned { file: &file, pins: Vec::new(), row_bytes });
             }
-            let buffer = vec![0; CALL_ROWS * row_bytes];
+            let most = if task.is_warm { WARM_CALL_BYTES / row_bytes } else { CALL_ROWS };
+            let buffer = vec![0; most.min(CALL_ROWS) * row_bytes];
             gather_by(task, Copied { file: &file, buffer, row_bytes })
         }
         MMAP | WILLNEED => {
@@ -235,7 +240,7 @@ impl Gatherer for Copied<'_> {
     }
 
     fn gather(&mut self, positions: &[u64], sums: &mut Sums) -> Result<()> {
-        for positions in positions.chunks(CALL_ROWS) {
+        for positions in positions.chunks(self.buffer.len() / self.row_bytes) {
             let rows = self.buffer.chunks_exact_mut(self.row_bytes);
             let request = |(row, position): (_, &u64)| ReadRequest::new(row, *position);
             let mut requests: Vec<ReadRequest<'_>> = rows.zip(positions).map(request).collect();
