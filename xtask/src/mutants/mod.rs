@@ -118,6 +118,31 @@ pub fn run(name: &str, left: bool) -> Result<()> {
     Ok(())
 }
 
+/// Copies the compiled dependencies of `cargo x torture --chaos`, which has the same flags, into
+/// the folder `to` unless that exists, so that they are not compiled twice. The copies have the
+/// times of the originals, which cargo compares.
+fn copy_dependencies(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        return Ok(());
+    }
+    for folder in [".fingerprint", "build", "deps"].map(|name| from.join(name)) {
+        let is_dependency = |entry: &walkdir::DirEntry| {
+            let name = entry.file_name().to_string_lossy();
+            !name.trim_start_matches("lib").starts_with("bifolio")
+        };
+        let entries = walkdir::WalkDir::new(folder).into_iter().filter_entry(is_dependency);
+        for entry in entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_file()) {
+            let target = to.join(entry.path().strip_prefix(from)?);
+            fs::create_dir_all(target.parent().unwrap_or(to))?;
+            let failed = || format!("cannot copy {}", entry.path().display());
+            fs::copy(entry.path(), &target).with_context(failed)?;
+            let modified = entry.metadata()?.modified()?;
+            fs::File::options().write(true).open(&target)?.set_modified(modified)?;
+        }
+    }
+    Ok(())
+}
+
 /// The copy of the tree in which mutants are built and run.
 #[derive(Debug)]
 struct Place {
@@ -155,6 +180,7 @@ impl Place {
         // None that the tree itself builds into: to cargo both are the same package, and a mutant
         // is newer than the sources.
         let (target, output) = (folder.join("target"), folder.join("output"));
+        copy_dependencies(&target_folder().join("chaos/checks"), &target.join("checks"))?;
         Ok(Self { tree, target, output })
     }
 
