@@ -71,7 +71,6 @@ const DOORS: &[Door] = &[
     Door {
         name: "redb",
         commands: &[
-            "fmt --manifest-path doors/Cargo.toml --all --check",
             "clippy --manifest-path doors/Cargo.toml -p bifolio-redb -p engine-bench --all-targets \
              -- -D warnings",
             // The interface of redb 5.

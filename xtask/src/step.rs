@@ -184,6 +184,14 @@ impl Step {
                 mutants::run_sample(*count, *seed, !is_in_ci)
             }
             (Self::Torture { mutants: Some(name), left, .. }, _) => mutants::run(name, *left),
+            (Self::Fmt { check }, Some(cargo)) => {
+                let arguments = if *check { "--all --check" } else { "--all" };
+                // The other workspaces, whose dependencies rustfmt does not need.
+                let others = ["doors", "fuzz"].map(|folder| {
+                    Cargo::new(&format!("fmt --manifest-path {folder}/Cargo.toml {arguments}"))
+                });
+                [cargo].into_iter().chain(&others).try_for_each(|cargo| cargo.run().map(|_| ()))
+            }
             (Self::Core { .. }, Some(cargo)) => {
                 let clippy = "clippy -p bifolio --no-default-features -- -D warnings";
                 Cargo::new(clippy).run().and_then(|_| ran::run(cargo))

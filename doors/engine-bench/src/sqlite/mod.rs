@@ -233,10 +233,8 @@ impl Benchmark for SqliteBenchmark {
         let mut report = Report::new("sqlite", &context.host, config);
         let ours = [SERIES[0].0, SERIES[1].0];
         let others = [SERIES[2].0, SERIES[3].0];
-        report.ratios = others
-            .into_iter()
-            .flat_map(|other| ours.map(|ours| Ratio::new(ours, other)))
-            .collect();
+        report.ratios =
+            others.into_iter().flat_map(|other| ours.map(|ours| Ratio::new(ours, other))).collect();
         report.shown_counts = ["read_bytes_per_op", "written_bytes_per_op", "group_peak_mib"]
             .map(Into::into)
             .to_vec();
