@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::shell::{
-    MODES, extension, has_sqlite, run, through_the_cache, through_the_system, with_cache,
+    extension, has_sqlite, modes_and_kinds, run, through_the_cache, through_the_system, with_cache,
 };
 
 #[test]
@@ -11,7 +11,7 @@ fn every_journal_mode_keeps_its_rows() {
     if !has_sqlite() {
         return;
     }
-    for mode in MODES {
+    for (mode, kind) in modes_and_kinds() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.db");
         let sql = format!(
@@ -26,12 +26,13 @@ fn every_journal_mode_keeps_its_rows() {
              vacuum;
              pragma integrity_check;\n.vfsname\n"
         );
-        let (out, errors) = through_the_cache(&path, &sql);
+        let (out, errors) = through_the_cache(&path, kind, &sql);
         assert_eq!(out, format!("{mode}\n20000|4666600\nok\nbifolio\n"), "{errors}");
         let (out, errors) =
             through_the_system(&path, "pragma integrity_check; select count(*) from t");
-        assert_eq!(out, "ok\n10000\n", "{mode}: {errors}");
-        let (out, _) = through_the_cache(&path, "select count(*) from t; pragma bifolio_stats;\n");
+        assert_eq!(out, "ok\n10000\n", "{mode}, {kind}: {errors}");
+        let (out, _) =
+            through_the_cache(&path, kind, "select count(*) from t; pragma bifolio_stats;\n");
         assert!(
             out.starts_with("10000\n") && out.contains("\nmemory_bound_bytes 2097152\n"),
             "{out}"
@@ -46,7 +47,7 @@ fn a_database_of_8_times_the_memory_stays_whole() {
     if !has_sqlite() {
         return;
     }
-    for mode in MODES {
+    for (mode, kind) in modes_and_kinds() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.db");
         let check = "select count(*) from t where c<>id*7+length(v);";
@@ -64,12 +65,12 @@ fn a_database_of_8_times_the_memory_stays_whole() {
              begin; update t set c=0; {check} rollback; {check}
              pragma integrity_check;"
         );
-        let (out, errors) = run(with_cache(&path, "bifolio_memory=1MiB"), &sql);
+        let (out, errors) = run(with_cache(&path, &format!("bifolio_memory=1MiB&{kind}")), &sql);
         assert_eq!(out, format!("{mode}\n0\n0\n0\n8100\n0\nok\n"), "{errors}");
-        assert_eq!(errors, "", "{mode}");
+        assert_eq!(errors, "", "{mode}, {kind}");
         assert!(std::fs::metadata(&path).unwrap().len() > 7 << 20);
         let (out, errors) = through_the_system(&path, &format!("pragma integrity_check; {check}"));
-        assert_eq!(out, "ok\n0\n", "{mode}: {errors}");
+        assert_eq!(out, "ok\n0\n", "{mode}, {kind}: {errors}");
     }
 }
 

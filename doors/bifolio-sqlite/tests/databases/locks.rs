@@ -26,7 +26,7 @@ fn other_processes_are_locked_out_until_the_last_close() {
         assert_eq!(shell.ask("select a from t;"), "7");
         let (_, errors) = through_the_system(&path, "select a from t");
         assert!(errors.contains("locked"), "{mode}, the system's VFS: {errors}");
-        let (_, errors) = through_the_cache(&path, "select a from t;\n");
+        let (_, errors) = through_the_cache(&path, "", "select a from t;\n");
         assert!(errors.contains("locked"), "{mode}, another process: {errors}");
         let again = format!(
             "attach 'file:{}?vfs=bifolio' as again;\nselect a from again.t;\ndetach again;",

@@ -6,7 +6,7 @@ use std::io::Write;
 
 use bifolio_testing::{FileSystem, PowerDisk, skip};
 
-use crate::shell::{Shell, has_sqlite, through_the_system, with_cache};
+use crate::shell::{KINDS, Shell, has_sqlite, through_the_system, with_cache};
 
 /// Settings with which SQLite promises that a commit survives a loss of power. (With `full`, the
 /// removal of a journal may be undone, and the last commit with it: with the system's VFS, too.)
@@ -24,7 +24,7 @@ fn cut_in(kind: FileSystem, mode: &str, synchronous: &str) {
     for cut in 0..cuts {
         disk.cut_after(fastrand::u64(0..[10, 100, 400][fastrand::usize(0..3)]));
         let Shell { mut child, mut input, lines } =
-            Shell::start(with_cache(&path, "bifolio_memory=2MiB"));
+            Shell::start(with_cache(&path, &format!("bifolio_memory=2MiB&{}", KINDS[cut % 2])));
         let first = committed + 1;
         // The first error ends the shell.
         let sql = format!(

@@ -7,6 +7,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use bifolio_testing::skip;
 
 pub(crate) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
+/// Parameters of shared databases and of exclusive ones: their reads and writes differ.
+pub(crate) const KINDS: [&str; 2] = ["bifolio_exclusive=0", "bifolio_exclusive=1"];
+
+/// Returns each journal mode with each kind of database.
+pub(crate) fn modes_and_kinds() -> impl Iterator<Item = (&'static str, &'static str)> {
+    MODES.into_iter().flat_map(|mode| KINDS.map(|kind| (mode, kind)))
+}
 
 /// Returns `false` if the program is missing: the test is skipped.
 pub(crate) fn has_sqlite() -> bool {
@@ -45,9 +52,10 @@ pub(crate) fn run(mut command: Command, sql: &str) -> (String, String) {
     texts(child.wait_with_output().unwrap())
 }
 
-/// The output and the errors of statements that run through a cache of 2 MiB.
-pub(crate) fn through_the_cache(path: &Path, sql: &str) -> (String, String) {
-    run(with_cache(path, "bifolio_memory=2MiB"), sql)
+/// The output and the errors of statements that run through a cache of 2 MiB, on a database of a
+/// kind.
+pub(crate) fn through_the_cache(path: &Path, kind: &str, sql: &str) -> (String, String) {
+    run(with_cache(path, &format!("bifolio_memory=2MiB&{kind}")), sql)
 }
 
 /// The output and the errors of statements that run through the VFS of the system.

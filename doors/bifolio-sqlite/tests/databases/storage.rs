@@ -17,8 +17,8 @@ use tempfile::TempDir;
 
 use crate::library::Library;
 use crate::shell::{
-    MODES, Shell, extension, has_sqlite, run, through_the_cache, through_the_system, with_cache,
-    with_system,
+    KINDS, Shell, extension, has_sqlite, modes_and_kinds, run, through_the_cache,
+    through_the_system, with_cache, with_system,
 };
 
 const INSERT: &str = "with recursive n(i) as (select 1 union all select i+1 from n where i<:rows)
@@ -43,7 +43,7 @@ fn a_full_disk_fails_a_commit_and_loses_none() {
     if !has_sqlite() {
         return;
     }
-    for mode in MODES {
+    for (mode, kind) in modes_and_kinds() {
         let Some(disk) = SmallDisk::mount(4 << 20) else { return };
         let path = disk.path().join("x.db");
         let ballast = disk.path().join("ballast");
@@ -63,14 +63,14 @@ fn a_full_disk_fails_a_commit_and_loses_none() {
             insert(100),
             insert(20_000),
         );
-        let (out, errors) = through_the_cache(&path, &sql);
-        assert!(errors.contains("database or disk is full"), "{mode}: {errors}");
-        assert_eq!(out, format!("{mode}\n100\nok\n51\n"), "{errors}");
+        let (out, errors) = through_the_cache(&path, kind, &sql);
+        assert!(errors.contains("database or disk is full"), "{mode}, {kind}: {errors}");
+        assert_eq!(out, format!("{mode}\n100\nok\n51\n"), "{kind}: {errors}");
         // The system's VFS needs room for the index of the log.
         fs::remove_file(&ballast).unwrap();
         let (out, errors) =
             through_the_system(&path, "pragma integrity_check; select count(*) from t;");
-        assert_eq!(out, "ok\n51\n", "{mode}: {errors}");
+        assert_eq!(out, "ok\n51\n", "{mode}, {kind}: {errors}");
     }
 }
 
@@ -81,12 +81,14 @@ fn a_full_disk_loses_no_commit_of_a_log_without_syncs() {
     if !has_sqlite() {
         return;
     }
-    for is_killed in [false, true] {
+    for (is_killed, kind) in
+        [false, true].into_iter().flat_map(|is_killed| KINDS.map(|kind| (is_killed, kind)))
+    {
         let Some(disk) = SmallDisk::mount(4 << 20) else { return };
         let path = disk.path().join("x.db");
         let ballast = disk.path().join("ballast");
         fs::write(&ballast, vec![1; 512 << 10]).unwrap();
-        let mut shell = Shell::start(with_cache(&path, "bifolio_memory=16MiB"));
+        let mut shell = Shell::start(with_cache(&path, &format!("bifolio_memory=16MiB&{kind}")));
         let sql = "pragma journal_mode=wal; pragma synchronous=off; pragma wal_autocheckpoint=50;
                    create table t(id integer primary key, v blob); select 'made';";
         shell.ask(sql);
@@ -116,7 +118,7 @@ fn a_full_disk_loses_no_commit_of_a_log_without_syncs() {
         fs::remove_file(&ballast).unwrap();
         let sql = "pragma integrity_check; select count(*) from t;";
         let (out, errors) = through_the_system(&path, sql);
-        assert_eq!(out, format!("ok\n{found}\n"), "killed: {is_killed}: {errors}");
+        assert_eq!(out, format!("ok\n{found}\n"), "killed: {is_killed}, {kind}: {errors}");
     }
 }
 
@@ -209,18 +211,18 @@ fn a_file_that_another_process_cuts_is_an_error() {
     if !has_sqlite() {
         return;
     }
-    for mode in ["delete", "wal"] {
+    for (mode, kind) in modes_and_kinds() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.db");
         make(&path, mode, 8000);
-        let mut shell = Shell::start(with_cache(&path, "bifolio_memory=1MiB"));
+        let mut shell = Shell::start(with_cache(&path, &format!("bifolio_memory=1MiB&{kind}")));
         assert_eq!(shell.ask("select length(v) from t where id=1;"), "1000");
         File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
         let sql = "select 'sum', sum(length(v)) from t;\nselect 'alive';";
         assert_eq!(shell.ask(sql), "alive");
         let errors = shell.end();
         let is_told = errors.contains("disk I/O error") || errors.contains("malformed");
-        assert!(is_told, "{mode}: {errors}");
+        assert!(is_told, "{mode}, {kind}: {errors}");
     }
 }
 
@@ -254,10 +256,15 @@ fn resident_memory_stays_within_the_bound() {
         bytes
     };
     let system_bytes = resident_with(with_system(&path));
-    let cache_bytes = resident_with(with_cache(&path, &format!("bifolio_memory={BOUND_BYTES}")));
     let allowed_bytes = system_bytes + BOUND_BYTES * 102 / 100 + (8 << 20);
-    println!("resident: {cache_bytes} of {allowed_bytes} bytes, without a cache {system_bytes}");
-    assert!(cache_bytes <= allowed_bytes, "{cache_bytes} > {allowed_bytes}, {system_bytes}");
+    for kind in KINDS {
+        let parameters = format!("bifolio_memory={BOUND_BYTES}&{kind}");
+        let bytes = resident_with(with_cache(&path, &parameters));
+        println!(
+            "{kind}: resident {bytes} of {allowed_bytes} bytes, without a cache {system_bytes}"
+        );
+        assert!(bytes <= allowed_bytes, "{kind}: {bytes} > {allowed_bytes}, {system_bytes}");
+    }
 }
 
 /// Returns the bytes of a file's first page if the kernel has them in memory.
@@ -273,30 +280,36 @@ fn kernel_page(path: &Path) -> Option<Vec<u8>> {
 
 /// Without syncs, a commit is in the kernel when it returns, and the device has not been waited
 /// for: a write that bypasses the kernel's memory leaves nothing in it.
-#[test]
-fn a_commit_without_syncs_does_not_wait_for_the_device() {
+fn commit_without_syncs(mode: &str, kind: &str) {
     let Some(library) = Library::load() else { return };
     let directory = tempfile::tempdir().unwrap();
-    for mode in ["delete", "wal"] {
-        let path = directory.path().join(format!("{mode}.db"));
-        let connection = library.open_cached(&path, "bifolio_memory=1MiB").unwrap();
-        let sql = format!("pragma journal_mode={mode}; create table t(a)");
+    let path = directory.path().join("x.db");
+    let parameters = format!("bifolio_memory=1MiB&{kind}");
+    let connection = library.open_cached(&path, &parameters).unwrap();
+    let sql = format!("pragma journal_mode={mode}; create table t(a)");
+    connection.run(&sql).unwrap();
+    connection.run("insert into t values(1); pragma wal_checkpoint(truncate)").unwrap();
+    // Writes of shared databases go through the kernel's memory in any case.
+    if kind == KINDS[1] && kernel_page(&path).is_some() {
+        return skip("direct-io", "the file system has no direct I/O");
+    }
+    connection.run("pragma synchronous=off").unwrap();
+    for number in 2..5 {
+        let sql = format!("insert into t values({number}); pragma user_version={number};");
         connection.run(&sql).unwrap();
-        connection.run("insert into t values(1); pragma wal_checkpoint(truncate)").unwrap();
-        if kernel_page(&path).is_some() {
-            return skip("direct-io", "the file system has no direct I/O");
-        }
-        connection.run("pragma synchronous=off").unwrap();
-        for number in 2..5 {
-            let sql = format!("insert into t values({number}); pragma user_version={number};");
-            connection.run(&sql).unwrap();
-            connection.run("pragma wal_checkpoint(truncate)").unwrap();
-            let page = kernel_page(&path).expect("written through the kernel's memory");
-            assert_eq!(page[60..64], u32::to_be_bytes(number), "{mode}");
-        }
-        connection.run("pragma synchronous=full; insert into t values(5)").unwrap();
-        drop(connection);
-        let (out, errors) = through_the_system(&path, "select sum(a) from t");
-        assert_eq!(out, "15\n", "{mode}: {errors}");
+        connection.run("pragma wal_checkpoint(truncate)").unwrap();
+        let page = kernel_page(&path).expect("written through the kernel's memory");
+        assert_eq!(page[60..64], u32::to_be_bytes(number), "{mode}, {kind}");
+    }
+    connection.run("pragma synchronous=full; insert into t values(5)").unwrap();
+    drop(connection);
+    let (out, errors) = through_the_system(&path, "select sum(a) from t");
+    assert_eq!(out, "15\n", "{mode}, {kind}: {errors}");
+}
+
+#[test]
+fn a_commit_without_syncs_does_not_wait_for_the_device() {
+    for mode in ["delete", "wal"] {
+        KINDS.into_iter().for_each(|kind| commit_without_syncs(mode, kind));
     }
 }

@@ -4,18 +4,18 @@ use std::ffi::OsString;
 use std::fs;
 use std::process::Command;
 
-use crate::shell::{has_sqlite, through_the_system, with_cache};
+use crate::shell::{has_sqlite, modes_and_kinds, through_the_system, with_cache};
 
 #[test]
 fn no_file_of_a_host_without_standard_streams_takes_their_numbers() {
     if !has_sqlite() {
         return;
     }
-    for mode in ["delete", "wal"] {
+    for (mode, kind) in modes_and_kinds() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("database");
         let found = directory.path().join("found");
-        let hosted = with_cache(&path, "bifolio_memory=2MiB");
+        let hosted = with_cache(&path, &format!("bifolio_memory=2MiB&{kind}"));
         let mut words: Vec<OsString> = vec!["exec \"$@\" <&- >&- 2>&-".into(), "sh".into()];
         words.push(hosted.get_program().into());
         words.extend(hosted.get_args().map(OsString::from));
@@ -31,8 +31,8 @@ fn no_file_of_a_host_without_standard_streams_takes_their_numbers() {
         let status = Command::new("sh").arg("-c").args(words).status().unwrap();
         let links = fs::read_to_string(&found).unwrap_or_default();
         let directory = directory.path().to_str().unwrap();
-        assert!(!links.contains(&format!("-> {directory}")), "{mode}: {status}: {links}");
+        assert!(!links.contains(&format!("-> {directory}")), "{mode}, {kind}: {status}: {links}");
         let rows = through_the_system(&path, "select x from t; pragma integrity_check;");
-        assert_eq!(rows.0, "2\nok\n", "{mode}: {status}: {rows:?}");
+        assert_eq!(rows.0, "2\nok\n", "{mode}, {kind}: {status}: {rows:?}");
     }
 }
