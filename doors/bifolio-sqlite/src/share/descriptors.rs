@@ -48,22 +48,25 @@ pub(super) struct Descriptors {
     index: Option<Index>,
 }
 
-impl Descriptors {
-    /// Opens the descriptor with the locks beside a file of the system's VFS, which is returned if
-    /// that is not possible.
-    fn new(
-        system: SystemFile,
-        name: FileName,
-        flags: c_int,
-        flags_found: c_int,
-    ) -> Result<Self, SystemFile> {
-        let is_writable = flags_found & sqlite::OPEN_READONLY == 0;
-        match open_alone(name.path(), is_writable) {
-            Ok(file) => Ok(Self { name, flags, flags_found, system, file, index: None }),
-            Err(_) => Err(system),
-        }
-    }
+/// Descriptor of the system's VFS whose connection could have no other one, for its locks.
+struct Incomplete {
+    name: FileName,
+    flags: c_int,
+    flags_found: c_int,
+    system: SystemFile,
+}
 
+impl Incomplete {
+    /// Opens the descriptor with the locks. Returns `self` if that is not possible.
+    fn complete(self) -> Result<Descriptors, Self> {
+        let is_writable = self.flags_found & sqlite::OPEN_READONLY == 0;
+        let Ok(file) = open_alone(self.name.path(), is_writable) else { return Err(self) };
+        let Self { name, flags, flags_found, system } = self;
+        Ok(Descriptors { name, flags, flags_found, system, file, index: None })
+    }
+}
+
+impl Descriptors {
     /// Returns the key of the file; `None` if its path names another one by now.
     pub(super) fn key(&mut self) -> Option<Key> {
         let key = Key::of_file(self.file.as_fd()).ok();
@@ -144,8 +147,9 @@ pub(super) struct Parked {
     key: Option<Key>,
     storage: Option<Arc<Reads>>,
     spare: Vec<Descriptors>,
-    /// Opened when the process could have no further descriptor.
-    incomplete: Vec<SystemFile>,
+    /// Opened when the process could have no further descriptor: at most one for each name and
+    /// flags, since an open takes it.
+    incomplete: Vec<Incomplete>,
 }
 
 impl Parked {
@@ -177,13 +181,23 @@ impl Parked {
     ) -> Answer<Descriptors> {
         let given = name();
         let serves = |spare: &Descriptors| spare.flags == flags && spare.name == given;
+        let lacks = |one: &Incomplete| one.flags == flags && one.name == given;
         let mut own = match self.spare.iter().position(serves) {
             Some(at) => self.spare.swap_remove(at),
             None => {
-                // SAFETY: the contract.
-                let (system, flags_found) = unsafe { SystemFile::open(vfs, name(), flags) }?;
-                Descriptors::new(system, given, flags, flags_found).map_err(|system| {
-                    self.incomplete.push(system);
+                let incomplete = match self.incomplete.iter().position(lacks) {
+                    Some(at) => self.incomplete.swap_remove(at),
+                    None => {
+                        // SAFETY: the contract.
+                        let (system, flags_found) =
+                            unsafe { SystemFile::open(vfs, name(), flags) }?;
+                        Incomplete { name: given, flags, flags_found, system }
+                    }
+                };
+                // A file that was created is parked under its key, too.
+                self.key = self.key.or_else(|| Key::of(incomplete.name.path()));
+                incomplete.complete().map_err(|incomplete| {
+                    self.incomplete.push(incomplete);
                     sqlite::CANTOPEN
                 })?
             }

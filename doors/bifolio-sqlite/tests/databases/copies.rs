@@ -12,7 +12,7 @@ use std::thread;
 use crate::connections::{check_locked_out, make};
 use crate::forks::is_alone;
 use crate::library::{Connection, Library};
-use crate::shell::{has_sqlite, through_the_system};
+use crate::shell::{KINDS, has_sqlite, through_the_system};
 
 #[track_caller]
 fn check_locked(connection: &Connection, sql: &str, when: &str) {
@@ -93,8 +93,8 @@ fn closes_drop_no_lock_of_another_copy() {
     }
 }
 
-/// Opens files until the process may have one more, calls `call`, and closes them.
-fn with_one_descriptor_left<T>(call: impl FnOnce() -> T) -> T {
+/// Opens files until the process may have no more, calls `call` with them, and closes the rest.
+fn without_descriptors<T>(call: impl FnOnce(&mut Vec<std::fs::File>) -> T) -> T {
     let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a variable.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits) }, 0);
@@ -102,8 +102,7 @@ fn with_one_descriptor_left<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: a value.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &few) }, 0);
     let mut files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
-    files.pop();
-    let answer = call();
+    let answer = call(&mut files);
     drop(files);
     // SAFETY: a value.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limits) }, 0);
@@ -122,13 +121,43 @@ fn an_open_without_descriptors_drops_no_lock_of_another_copy() {
     make(&path, "delete");
     let other = copy.open_plainly(&path);
     other.run("begin immediate; update t set a=8").unwrap();
-    let opened = with_one_descriptor_left(|| library.open_cached(&path, "").err());
+    let opened = without_descriptors(|files| {
+        files.pop();
+        library.open_cached(&path, "").err()
+    });
     assert!(opened.is_some());
     check_locked_out(&path, "the other copy writes");
     other.run("commit").unwrap();
     drop(other);
     let ours = library.open_cached(&path, "").unwrap();
     assert_eq!(ours.run("select a from t; pragma integrity_check").unwrap(), ["8", "ok"]);
+}
+
+/// A program that closes a file after each open that failed gets its database: what an open could
+/// not use, the next one does.
+#[test]
+fn opens_that_lack_descriptors_keep_none_from_the_next() {
+    if !is_alone("copies::opens_that_lack_descriptors_keep_none_from_the_next") {
+        return;
+    }
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for kind in KINDS {
+        let path = directory.path().join(format!("{kind}.db"));
+        make(&path, "delete");
+        // The cache of the process has descriptors of its own.
+        drop(library.open_cached(&path, kind).unwrap());
+        let tries = without_descriptors(|files| {
+            (0..50).position(|_| {
+                let read =
+                    library.open_cached(&path, kind).and_then(|ours| ours.run("update t set a=9"));
+                files.pop();
+                read.is_ok()
+            })
+        });
+        assert!(tries.is_some_and(|tries| tries > 0 && tries < 8), "{kind}: {tries:?}");
+        assert_eq!(through_the_system(&path, "select a from t").0, "9\n", "{kind}");
+    }
 }
 
 const ACCOUNTS: u32 = 200;
