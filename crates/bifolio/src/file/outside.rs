@@ -5,14 +5,22 @@
 //! from a lock or a counter in it, says so here; after that, reads return what the storage has.
 //! Folios that are being filled may have old bytes: their locks are waited for.
 //!
+//! A program that has the bytes itself gives them to the cache instead, and nothing is read again.
+//!
 //! Bytes that the other program appends after the last folio was filled read as zeros in it. So a
 //! file that has grown records the length of its storage, removes that folio, and becomes longer
 //! last: a fill in between reads the new bytes.
+//!
+//! # Safety
+//! Copies bytes into frames whose folios are locked.
+#![allow(unsafe_code)]
 
 use super::File;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, own_pins};
-use crate::page::{PAGE_BYTES, PAGE_SHIFT, pages_of};
+use crate::maps::faults;
+use crate::page::{Flag, Lookup, PAGE_BYTES, PAGE_SHIFT, pages_of};
+use crate::sys::copy;
 use std::ops::{Range, RangeBounds};
 
 impl File {
@@ -44,16 +52,100 @@ impl File {
     /// ```
     pub fn invalidate(&self, range: impl RangeBounds<u64>) -> Result<()> {
         let range = self.range_of(range);
-        self.handle.check_readable()?;
-        self.handle.check_range(&range)?;
-        let inode = &self.handle.inode;
-        if range.is_empty() || inode.is_memory_file() {
+        if !self.has_outside(&range)? {
             return Ok(());
         }
+        let inode = &self.handle.inode;
         let pages = self.units_of(&range);
-        own_pins::check(inode, &pages)?;
         inode.remove_clean(pages.clone(), &range);
         self.fill_orphans(pages);
+        Ok(())
+    }
+
+    /// Takes `bytes` that the storage has at `position` by now, written past the cache: resident
+    /// pages have them at once, and stay clean. Other pages read them from the storage. For a
+    /// program whose own writes reach the storage another way, as [`File::invalidate`] without the
+    /// reads that follow it. The caller makes sure that no other program writes these bytes
+    /// meanwhile.
+    ///
+    /// Waits for fills and write-outs of the range that are in flight, and for no other I/O. Bytes
+    /// past the length of the file are left out: see [`File::refresh_len`]. Bytes that were not
+    /// written out stay in the cache. Pages of a file that can be mapped are forgotten. Has no
+    /// effect on a memory file.
+    ///
+    /// # Errors
+    /// Those of [`File::invalidate`]. Pages before the one that fails have the bytes.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, [1; 5000])?;
+    /// use std::os::unix::fs::FileExt;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// file.populate(..)?;
+    /// std::fs::File::options().write(true).open(&path)?.write_all_at(&[2], 4999)?;
+    /// file.update(&[2], 4999)?;
+    /// let mut byte = [0];
+    /// file.read_exact_at(&mut byte, 4999)?;
+    /// assert_eq!(byte, [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn update(&self, bytes: &[u8], position: u64) -> Result<()> {
+        let range = position..position.saturating_add(bytes.len() as u64);
+        if !self.has_outside(&range)? {
+            return Ok(());
+        }
+        // Bytes of a map may not be resident, and a fault must not wait for a lock of this thread.
+        if faults::has_region(&self.handle.inode.page_space) || faults::is_in_region(bytes) {
+            return self.invalidate(range);
+        }
+        for index in pages_of(&range) {
+            let start = range.start.max(index * PAGE_BYTES);
+            let end = range.end.min((index + 1) * PAGE_BYTES);
+            self.update_page(
+                &bytes[(start - position) as usize..(end - position) as usize],
+                start,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the bytes of a range are on a storage that others may change. Fails if the
+    /// calling thread has pinned one of its pages to change it.
+    fn has_outside(&self, range: &Range<u64>) -> Result<bool> {
+        self.handle.check_readable()?;
+        self.handle.check_range(range)?;
+        let inode = &self.handle.inode;
+        if range.is_empty() || inode.is_memory_file() {
+            return Ok(false);
+        }
+        own_pins::check(inode, &self.units_of(range))?;
+        Ok(true)
+    }
+
+    /// Copies bytes of one page into its folio, if that is resident and clean.
+    fn update_page(&self, bytes: &[u8], position: u64) -> Result<()> {
+        let (inode, index) = (&*self.handle.inode, position >> PAGE_SHIFT);
+        let folio = match inode.mapping.get_folio(&inode.memory.folios, index) {
+            Lookup::Folio(folio) => folio,
+            // A fill that begins now reads what the storage has.
+            Lookup::Absent(_) => return Ok(()),
+            Lookup::Refused => return Err(inode.too_many_pins(index)),
+        };
+        let locked = inode.lock_folio(&folio);
+        if locked.owner() != inode.address {
+            return Ok(());
+        }
+        locked.flags.wait_for_writeback();
+        let is_clean = locked.flags.get(Flag::Uptodate) && !locked.flags.write_state().is_dirty();
+        let inside = inode.mapping.len_bytes().saturating_sub(position).min(bytes.len() as u64);
+        if is_clean && inside > 0 {
+            let _section = inode.mapping.begin_write_section(&locked, index..index + 1);
+            let target = self.address_in(&folio, position);
+            // SAFETY: inside a frame whose lock and write section this thread holds; `bytes` is
+            // memory of the caller.
+            unsafe { copy::copy_in(target, &bytes[..inside as usize]) };
+        }
         Ok(())
     }
 

@@ -28,6 +28,10 @@ pub(crate) mod faults {
         None
     }
 
+    pub(crate) fn has_region(_: &PageSpace) -> bool {
+        false
+    }
+
     pub(crate) fn enlist(_: &Arc<Handle>) {}
 
     pub(crate) fn forget(_: &PageSpace) {}

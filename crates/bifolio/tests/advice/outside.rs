@@ -1,4 +1,4 @@
-//! Files that another program changes: `invalidate` and `refresh_len`.
+//! Files that another program changes: `invalidate`, `update` and `refresh_len`.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use bifolio::{Cache, ErrorKind, OpenOptions};
-use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking};
+use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 
 use crate::support::{
     PAGE, SMALL_FOLIO_SIZES, cache_of, directory, file_of, files_can_be_mapped, mappable, read,
@@ -87,6 +87,74 @@ fn a_fill_in_flight_is_waited_for_and_forgotten() {
         invalidation.join().unwrap();
         reader.join().unwrap();
         assert_eq!(file.residency(0..PAGE).unwrap().resident, 0);
+    });
+}
+
+#[test]
+fn bytes_written_past_the_cache_are_in_memory_without_a_read() {
+    for folio_bytes in SMALL_FOLIO_SIZES {
+        let inner = Arc::new(MemoryBacking::new(vec![1; 300_000]));
+        let backing = Arc::new(FaultyBacking::over(Arc::clone(&inner) as _));
+        let cache = Cache::builder().memory(MEMORY).readahead_max(0).build().unwrap();
+        let options = OpenOptions::new().folio_bytes(folio_bytes).write(true);
+        let file = cache.open_backing(Arc::clone(&backing) as _, &options).unwrap();
+        let mut expected = vec![1; 50_000];
+        let is_same = |expected: &[u8]| read(&file, 0, expected.len()) == expected;
+        assert!(is_same(&expected));
+        file.write_all_at(&[9; 5], 200_000).unwrap();
+        let reads = backing.calls(Call::Read);
+        for (position, length) in [(4090, 10), (8192, 4096), (30_001, 9000)] {
+            let bytes = fill_bytes(position, length);
+            expected[position as usize..][..length].copy_from_slice(&bytes);
+            file.update(&bytes, position).unwrap();
+        }
+        // What was not written out stays.
+        file.update(&[7; 3], 200_001).unwrap();
+        assert!(is_same(&expected) && read(&file, 200_000, 5) == [9; 5], "{folio_bytes}");
+        assert_eq!(backing.calls(Call::Read), reads, "nothing is read again");
+        // Neither absent pages nor bytes behind the end are taken.
+        file.update(&[8; 5], 299_998).unwrap();
+        assert_eq!(read(&file, 299_990, 20), [1; 10]);
+        assert_eq!(file.update(&[1], u64::MAX - 1).unwrap_err().kind(), ErrorKind::OutOfRange);
+    }
+}
+
+/// A fill that has read old bytes, but is not complete, when it is told of the new ones.
+#[test]
+fn an_update_waits_for_a_fill_in_flight() {
+    let inner = Arc::new(MemoryBacking::new(vec![1; 64 << 10]));
+    let backing = Arc::new(FaultyBacking::over(Arc::clone(&inner) as _));
+    let gate = Gate::new();
+    backing.inject(Fault::on(Call::Read).at(0..PAGE).held(&gate));
+    let cache = Cache::builder().memory(MEMORY).readahead_max(0).build().unwrap();
+    let file = cache.open_backing(Arc::clone(&backing) as _, &OpenOptions::new()).unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&file, 0, 1));
+        gate.wait_for_arrivals(1);
+        let update = scope.spawn(|| file.update(&[2; 10], 0).unwrap());
+        thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!update.is_finished(), "it does not wait for the fill");
+        gate.open();
+        update.join().unwrap();
+        reader.join().unwrap();
+        assert_eq!(read(&file, 0, 11), [[2; 10].as_slice(), &[1]].concat());
+    });
+}
+
+/// A reader of one page sees all of an update or nothing.
+#[test]
+fn an_update_is_atomic_within_a_page() {
+    let cache = cache_of(MEMORY);
+    let backing = Arc::new(MemoryBacking::new(vec![0; PAGE as usize]));
+    let file = cache.open_backing(backing, &OpenOptions::new()).unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            (0..20_000_u32).for_each(|n| file.update(&[n as u8; PAGE as usize], 0).unwrap());
+        });
+        while !writer.is_finished() {
+            let bytes = read(&file, 0, PAGE as usize);
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+        }
     });
 }
 

@@ -208,7 +208,7 @@ impl Methods for Connection {
         let written = self.system().write(buffer, position);
         // Also after a failure: part of it may have been written.
         match &self.file {
-            Some(file) => self.database.note_write(file, position, buffer),
+            Some(file) => self.database.note_write(file, position, buffer, written.is_ok()),
             None => self.database.distrust("written without a handle of the cache"),
         }
         written

@@ -148,7 +148,7 @@ impl Database {
         parked: &mut Parked,
     ) -> Result<Arc<Self>, String> {
         let cache = settings.cache()?;
-        let storage = parked.open_storage(path)?;
+        let storage = parked.open_storage(path, settings.direct())?;
         let noted = Arc::clone(storage.noted());
         let file = cache.open_backing(storage, &OpenOptions::new());
         let file = file.map_err(|error| error.to_string())?;
@@ -194,7 +194,7 @@ impl Database {
 
     /// Returns another handle of the file in the cache, which does not read ahead yet.
     pub(super) fn handle(&self) -> Result<bifolio::File, String> {
-        let storage = self.state.lock().parked.open_storage(&self.path)?;
+        let storage = self.state.lock().parked.open_storage(&self.path, self.settings.direct())?;
         let opened = self.cache.open_backing(storage, &OpenOptions::new());
         opened.inspect(|file| file.set_access(Access::Random)).map_err(|error| error.to_string())
     }
@@ -305,10 +305,20 @@ impl Database {
         self.state.lock().header = header;
     }
 
-    /// Notes a write of this process, which the system's file has (R3).
-    pub(super) fn note_write(&self, file: &bifolio::File, position: u64, bytes: &[u8]) {
+    /// Notes a write of this process, which the system's file has, or part of it if it failed (R3).
+    pub(super) fn note_write(
+        &self,
+        file: &bifolio::File,
+        position: u64,
+        bytes: &[u8],
+        is_written: bool,
+    ) {
         let range = position..position.saturating_add(bytes.len() as u64);
-        self.forget(file, range.clone());
+        if !is_written {
+            self.forget(file, range.clone());
+        } else if let Err(error) = file.update(bytes, position) {
+            self.distrust(&error.to_string());
+        }
         if position == 0
             && let Some(versions) = bytes.get(VERSIONS)
         {

@@ -213,11 +213,16 @@ impl Parked {
     }
 
     /// Returns the file of the cache, which is opened unless it is. The error says why not.
-    pub(super) fn open_storage(&mut self, path: &Path) -> Result<Arc<Reads>, String> {
+    pub(super) fn open_storage(
+        &mut self,
+        path: &Path,
+        direct: DirectIo,
+    ) -> Result<Arc<Reads>, String> {
         if self.storage.is_none() {
-            // The kernel may have pages that others have changed; then they are read there.
-            let options =
-                DiskOptions { read: true, direct: DirectIo::Never, ..DiskOptions::default() };
+            // The kernel has pages that the system's VFS has written, of any process. It writes
+            // those that are dirty to the device before a direct read of them. With reads through
+            // its pages, a control group would hold the database twice.
+            let options = DiskOptions { read: true, direct, ..DiskOptions::default() };
             let opened = DiskFile::open(path, &options).map_err(|error| error.to_string())?;
             self.storage = Some(Arc::new(Reads::new(opened)));
         }

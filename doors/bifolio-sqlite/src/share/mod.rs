@@ -29,7 +29,7 @@
 //!  R2 read through the cache                    a rollback leaves the header as it was; what
 //!                                                 was read meanwhile was read without a lock
 //!  R3 write: the system's file, then the pages  -
-//!     of the range go
+//!     of the range have the bytes, or go
 //!  R4 before the lock is lowered: note header
 //!     and size, which are this process's own
 //!

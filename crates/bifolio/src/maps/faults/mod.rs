@@ -62,6 +62,11 @@ pub(crate) fn is_in_region(bytes: &[u8]) -> bool {
     last.is_some_and(|(base, served)| start < base + served.region.addresses.len_bytes())
 }
 
+/// Returns `true` if the pages of a file may be mapped.
+pub(crate) fn has_region(page_space: &PageSpace) -> bool {
+    page_space.region().is_some()
+}
+
 /// Restores the `pages` of a file in a region that have folios, and were discarded by the program.
 pub(crate) fn restore(handle: &Handle, pages: Range<u64>) -> Result<()> {
     let Some(region) = handle.inode.page_space.region() else { return Ok(()) };
