@@ -119,8 +119,12 @@ impl Connection {
         self.file.as_ref().filter(|_| may_read && self.database.is_trusted())
     }
 
-    /// Has pages go that other processes have written (W1).
+    /// Has pages go that other processes have written (W1). With EXCLUSIVE, they write nothing, and
+    /// SQLite takes no slot that would tell a writer or a checkpoint.
     fn check_log(&mut self) {
+        if self.level == sqlite::LOCK_EXCLUSIVE {
+            return;
+        }
         let Self { own: Some(own), regions, database, is_writer, .. } = self else { return };
         if !regions.is_empty() {
             database.check_log(regions, *is_writer, |regions| map_next(own, regions));

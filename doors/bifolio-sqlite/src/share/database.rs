@@ -347,11 +347,16 @@ impl Database {
         map: impl FnMut(&mut Regions) -> bool,
     ) {
         let mut state = self.state.lock();
-        let now = if is_writer { regions.look() } else { look(regions) };
-        if now.is_none() && is_writer {
+        let mut now = regions.look();
+        if now.is_none() {
             // The barrier between the two copies of the header that this connection writes: it
-            // reads no page before the next barrier.
-            return;
+            // reads no page before the next barrier. Or another connection writes them: a commit
+            // writes nothing to the file.
+            let is_same = |seen: &Look| regions.is_backfilled_as(seen);
+            if is_writer || state.log.as_ref().is_some_and(is_same) {
+                return;
+            }
+            now = look(regions);
         }
         if let (Some(seen), Some(now)) = (&mut state.log, &now)
             && (seen.salts, seen.backfill) == (now.salts, now.backfill)

@@ -116,6 +116,17 @@ impl Regions {
         Some(Look { salts: [first[2], first[3]], backfill, last, page_bytes })
     }
 
+    /// Returns `true` if the file has no frame that it did not have at `seen`, and the log was not
+    /// restarted: also while a commit changes the header, which leaves both as they are.
+    pub(super) fn is_backfilled_as(&self, seen: &Look) -> bool {
+        let word = |at| self.load(0, at);
+        let salts = |copy| [word(copy + SALTS), word(copy + SALTS + 1)];
+        // A restart stores the salts first, of both copies, and nBackfill last.
+        let before = word(BACKFILL);
+        let is_same = salts(0) == seen.salts && salts(COPY_WORDS) == seen.salts;
+        is_same && before == seen.backfill && word(BACKFILL) == before
+    }
+
     /// Returns the region that names the page of a frame, counted from 1.
     pub(super) fn region_of(frame: u32) -> u32 {
         (frame + FRAMES - FRAMES_OF_FIRST - 1) / FRAMES
@@ -202,6 +213,20 @@ mod tests {
         assert_eq!(regions.look(), None, "the copies differ");
         set(&mut memory, 0, [2, 9], 5);
         assert_eq!(regions.look(), None, "restarted, and nBackfill not set yet");
+    }
+
+    #[test]
+    fn a_commit_that_is_being_written_leaves_what_is_in_the_file() {
+        let (mut memory, regions) = index(1);
+        set(&mut memory, 7, [1, 2], 5);
+        let seen = regions.look().unwrap();
+        memory[COPY_WORDS + LAST_FRAME] = 9;
+        assert_eq!((regions.look(), regions.is_backfilled_as(&seen)), (None, true));
+        memory[BACKFILL] = 6;
+        assert!(!regions.is_backfilled_as(&seen), "a checkpoint");
+        memory[BACKFILL] = 5;
+        memory[COPY_WORDS + SALTS] = 3;
+        assert!(!regions.is_backfilled_as(&seen), "a restart");
     }
 
     #[test]

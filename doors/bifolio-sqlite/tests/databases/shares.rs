@@ -78,8 +78,8 @@ fn commits_of_other_processes_are_seen() {
 fn pages_stay_in_the_cache_between_transactions() {
     let Some(library) = Library::load() else { return };
     let directory = tempfile::tempdir().unwrap();
-    for mode in ["delete", "wal"] {
-        let path = directory.path().join(format!("{mode}.db"));
+    for (mode, locking) in [("delete", "normal"), ("wal", "normal"), ("wal", "exclusive")] {
+        let path = directory.path().join(format!("{mode}-{locking}.db"));
         // Its own cache, and so its own counters.
         let parameters = "bifolio_memory=16MiB";
         let connection = library.open_cached(&path, parameters).unwrap();
@@ -97,6 +97,8 @@ fn pages_stay_in_the_cache_between_transactions() {
             pages.map_or(0, |number| number.parse::<u64>().unwrap())
         };
         let read = || connection.ask("select sum(length(b)) from t");
+        // The index is mapped by now: with exclusive locking, SQLite takes no more slots of it.
+        connection.run(&format!("pragma locking_mode={locking}; update t set a=a+1")).unwrap();
         read();
         let before = filled();
         for step in 0..20 {
