@@ -376,6 +376,7 @@ mod tests {
         let options = OpenOptions::new().read(true).write(true);
         punch_beside_a_pin(&options);
         // Its pages are gathered, frozen, to be unmapped together.
+        #[cfg(feature = "maps")]
         punch_beside_a_pin(&options.mappable(true));
     }
 }
