@@ -1,9 +1,9 @@
 //! Faults that the thread that raises them serves, in its handler of SIGBUS.
 //!
-//! A message to another thread costs two context switches and, on an idle processor, its wake-up:
-//! stores at random to a memory file larger than the cache were 0.61 to 0.89 times as fast as with
-//! the kernel's swap, and are level with it without them. What it asks of a program is said at
-//! [`FaultMode::InThread`], and is why this is not the default.
+//! A message to another thread costs two context switches and the wake-up of an idle processor.
+//! Stores at random to a memory file larger than the cache were 0.93 (one worker) and 0.72 (two)
+//! times as fast as with the kernel's swap, and are 1.13 and 0.91 times as fast without (`bench
+//! reclaim`, AMD EPYC, family 26). [`FaultMode::InThread`] says why this is not the default.
 //!
 //! The handler calls what a serving thread calls. It may wait and take locks of the cache, because
 //! code of the cache touches no absent page of a map while it holds one; a thread that holds what a
@@ -32,7 +32,7 @@ pub enum FaultMode {
     /// The faulting thread, in a handler of SIGBUS, without a context switch. What it asks of the
     /// program:
     ///
-    /// - A system call on a page that is not resident fails with `EFAULT`: read or [prefetch] the
+    /// - A system call on a page that is not resident fails with `EFAULT`: read or [populate] the
     ///   page first.
     /// - The handler does I/O, allocates, and takes locks of the cache: touch no map inside an
     ///   allocator, or while the thread holds a lock that such code needs, and no map from a stack
@@ -42,7 +42,7 @@ pub enum FaultMode {
     /// - A fault ends the process if the thread blocks SIGBUS. Creating a map in such a thread is
     ///   refused; using one is not checked.
     ///
-    /// [prefetch]: crate::Map::prefetch
+    /// [populate]: crate::Map::populate
     InThread,
 }
 
