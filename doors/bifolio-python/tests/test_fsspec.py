@@ -95,6 +95,26 @@ def test_a_removed_file_takes_no_room(cache: bifolio.Cache, tmp_path: Path) -> N
         assert not [each for each in held if each.startswith(path)]
 
 
+def test_a_kept_file_that_cannot_be_closed_fails_no_other(
+    cache: bifolio.Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Bad:
+        closed = False
+
+        def close(self) -> None:
+            raise OSError("no space")
+
+    files = FileSystem(cache, kept_files=2)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(name.encode())
+    files.cat_file(f"{tmp_path}/a")
+    kept = files._kept[f"{tmp_path}/a"]
+    files._kept[f"{tmp_path}/a"] = kept._replace(file=Bad())  # type: ignore[arg-type]
+    assert files.cat_file(f"{tmp_path}/b") == b"b" and files.cat_file(f"{tmp_path}/c") == b"c"
+    assert "no space" in caplog.text
+    kept.file.close()
+
+
 def test_pickles_keep_the_cache(cache: bifolio.Cache, tmp_path: Path) -> None:
     files = FileSystem(cache)
     again: Any = pickle.loads(pickle.dumps(files))

@@ -11,10 +11,12 @@ What takes a file system or a URL of `fsspec` reads through a cache then, within
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
@@ -29,6 +31,7 @@ _UNSETTLED_NS = 20_000_000
 #: Device, inode, size, and times of the last changes: what a change by anybody changes.
 _Stamp = tuple[int, int, int, int, int]
 
+_log = logging.getLogger(__name__)
 _default: Cache | None = None
 _lock = threading.Lock()
 
@@ -68,6 +71,18 @@ def _stamp(path: str) -> _Stamp | None:
         status.st_mtime_ns,
         status.st_ctime_ns,
     )
+
+
+def _close(dropped: Iterable[_Kept]) -> None:
+    """Closes files that are no longer kept.
+
+    What a writer has left dirty it was told of: the caller here may be opening another file.
+    """
+    for kept in dropped:
+        try:
+            kept.file.close()
+        except OSError as problem:
+            _log.warning("a kept file: %s", problem)
 
 
 class FileSystem(LocalFileSystem):  # type: ignore[misc]
@@ -148,27 +163,24 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
                 self._kept.move_to_end(path)
                 return True
             del self._kept[path]
-        kept.file.close()
+        _close([kept])
         return False
 
     def _keep(self, path: str, kept: _Kept) -> None:
         with _lock:
             # Another thread may have opened the file since.
-            dropped = [self._kept.pop(path, None)]
+            dropped = [self._kept.pop(path)] if path in self._kept else []
             self._kept[path] = kept
             if len(self._kept) > self._kept_files:
                 dropped.append(self._kept.popitem(last=False)[1])
-        for each in dropped:
-            if each is not None:
-                each.file.close()
+        _close(dropped)
 
     def _drop_removed(self) -> None:
         """Closes kept files whose names are gone, so that their room on the disk is free."""
         with _lock:
             gone = [path for path in self._kept if not os.path.lexists(path)]
             dropped = [self._kept.pop(path) for path in gone]
-        for each in dropped:
-            each.file.close()
+        _close(dropped)
 
 
 __all__ = ["FileSystem", "default_cache"]
