@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 
-use bifolio::{Cache, ErrorKind, OpenOptions};
+use bifolio::{Cache, ErrorKind, File, OpenOptions};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 
 use crate::support::{
@@ -68,26 +68,40 @@ fn bytes_that_were_not_written_out_stay() {
     assert_eq!(file.refresh_len().unwrap(), 3 * PAGE);
 }
 
-/// A fill that has read old bytes, but is not complete, when the file is invalidated.
-#[test]
-fn a_fill_in_flight_is_waited_for_and_forgotten() {
+/// Calls `tell` while a fill of the first page has read old bytes and is not complete: it waits for
+/// the fill. Then calls `check`.
+fn beside_a_fill(tell: impl Fn(&File) + Sync, check: impl Fn(&File)) {
     let inner = Arc::new(MemoryBacking::new(vec![1; 64 << 10]));
-    let backing = Arc::new(FaultyBacking::over(Arc::clone(&inner) as _));
+    let backing = Arc::new(FaultyBacking::over(inner));
     let gate = Gate::new();
     backing.inject(Fault::on(Call::Read).at(0..PAGE).held(&gate));
     let cache = Cache::builder().memory(MEMORY).readahead_max(0).build().unwrap();
-    let file = cache.open_backing(Arc::clone(&backing) as _, &OpenOptions::new()).unwrap();
+    let file = cache.open_backing(backing, &OpenOptions::new()).unwrap();
     thread::scope(|scope| {
         let reader = scope.spawn(|| read(&file, 0, 1));
         gate.wait_for_arrivals(1);
-        let invalidation = scope.spawn(|| file.invalidate(0..1).unwrap());
+        let telling = scope.spawn(|| tell(&file));
         thread::sleep(std::time::Duration::from_millis(50));
-        assert!(!invalidation.is_finished(), "it does not wait for the fill");
+        assert!(!telling.is_finished(), "it does not wait for the fill");
         gate.open();
-        invalidation.join().unwrap();
+        telling.join().unwrap();
         reader.join().unwrap();
-        assert_eq!(file.residency(0..PAGE).unwrap().resident, 0);
+        check(&file);
     });
+}
+
+#[test]
+fn a_fill_in_flight_is_waited_for_and_forgotten() {
+    let is_gone = |file: &File| assert_eq!(file.residency(0..PAGE).unwrap().resident, 0);
+    beside_a_fill(|file| file.invalidate(0..1).unwrap(), is_gone);
+}
+
+#[test]
+fn an_update_waits_for_a_fill_in_flight() {
+    let has_both = |file: &File| {
+        assert_eq!(read(file, 0, 11), [[2; 10].as_slice(), &[1]].concat());
+    };
+    beside_a_fill(|file| file.update(&[2; 10], 0).unwrap(), has_both);
 }
 
 #[test]
@@ -117,28 +131,6 @@ fn bytes_written_past_the_cache_are_in_memory_without_a_read() {
         assert_eq!(read(&file, 299_990, 20), [1; 10]);
         assert_eq!(file.update(&[1], u64::MAX - 1).unwrap_err().kind(), ErrorKind::OutOfRange);
     }
-}
-
-/// A fill that has read old bytes, but is not complete, when it is told of the new ones.
-#[test]
-fn an_update_waits_for_a_fill_in_flight() {
-    let inner = Arc::new(MemoryBacking::new(vec![1; 64 << 10]));
-    let backing = Arc::new(FaultyBacking::over(Arc::clone(&inner) as _));
-    let gate = Gate::new();
-    backing.inject(Fault::on(Call::Read).at(0..PAGE).held(&gate));
-    let cache = Cache::builder().memory(MEMORY).readahead_max(0).build().unwrap();
-    let file = cache.open_backing(Arc::clone(&backing) as _, &OpenOptions::new()).unwrap();
-    thread::scope(|scope| {
-        let reader = scope.spawn(|| read(&file, 0, 1));
-        gate.wait_for_arrivals(1);
-        let update = scope.spawn(|| file.update(&[2; 10], 0).unwrap());
-        thread::sleep(std::time::Duration::from_millis(50));
-        assert!(!update.is_finished(), "it does not wait for the fill");
-        gate.open();
-        update.join().unwrap();
-        reader.join().unwrap();
-        assert_eq!(read(&file, 0, 11), [[2; 10].as_slice(), &[1]].concat());
-    });
 }
 
 /// A reader of one page sees all of an update or nothing.
