@@ -84,15 +84,27 @@ def test_changes_of_other_programs_are_seen_once_readers_have_closed_a_file(
     assert files.cat_file(str(path)) == b"short"
 
 
+def open_below(directory: Path) -> list[str]:
+    """The files below a directory that this process has open; a name that is gone ends so."""
+    links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return [link for link in links if link.startswith(f"{directory}/")]
+
+
 def test_a_removed_file_takes_no_room(cache: bifolio.Cache, tmp_path: Path) -> None:
     files = FileSystem(cache)
-    for remove in files.rm, files.rm_file:
+
+    def move(path: str) -> None:
+        Path(f"{tmp_path}/other").write_bytes(b"other")
+        assert files.cat_file(f"{tmp_path}/other") == b"other"
+        # Over a file, and from a name.
+        files.mv(f"{tmp_path}/other", path)
+
+    for remove in files.rm, files.rm_file, move:
         path = f"{tmp_path}/removed"
         Path(path).write_bytes(bytes(50_000))
-        assert len(files.cat_file(path)) == 50_000
+        assert len(files.cat_file(path)) == 50_000 and open_below(tmp_path)
         remove(path)
-        held = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-        assert not [each for each in held if each.startswith(path)]
+        assert not open_below(tmp_path)
 
 
 def test_a_kept_file_that_cannot_be_closed_fails_no_other(
@@ -169,6 +181,56 @@ def test_zarr_store(cache: bifolio.Cache, tmp_path: Path) -> None:
     assert store.with_read_only(True).read_only and store == Store(tmp_path / "z", cache=cache)
     again: Any = pickle.loads(pickle.dumps(store))
     assert (zarr.open_array(again, mode="r")[0] == values[0]).all()
+
+
+def test_replaced_and_deleted_chunks_take_no_room(cache: bifolio.Cache, tmp_path: Path) -> None:
+    store = Store(tmp_path / "z", cache=cache)
+    group = zarr.create_group(store)
+    arrays = [
+        group.create_array(name, shape=(300, 50), chunks=(30, 50), dtype="i8") for name in "abc"
+    ]
+    values = np.random.default_rng(3).integers(1, 9, (300, 50))
+    for array in arrays:
+        array[:] = values
+    buffer = zarr.core.buffer.default_buffer_prototype().buffer
+    where = tmp_path / "z"
+
+    def deleted() -> list[str]:
+        return [name for name in open_below(where) if name.endswith("(deleted)")]
+
+    def read_all() -> None:
+        for name in ("a/c/0/0", "a/c/1/0", "a/c/2/0", "b/c/0/0", "b/c/1/0", "c/c/0/0"):
+            store.get_sync(name)
+        assert open_below(where)
+
+    changes: list[Any] = [
+        lambda: arrays[0].__setitem__(slice(0, 60), 5),
+        # A chunk of zeros is not stored.
+        lambda: arrays[0].__setitem__(slice(0, 30), 0),
+        lambda: asyncio.run(store.set("a/c/1/0", buffer.from_bytes(b"x"))),
+        lambda: asyncio.run(store.set_if_not_exists("a/c/1/0", buffer.from_bytes(b"x"))),
+        lambda: asyncio.run(store.delete("a/c/1/0")),
+        lambda: asyncio.run(store.delete_dir("b")),
+        lambda: asyncio.run(store.delete("a")),
+        lambda: asyncio.run(store.clear()),
+    ]
+    if hasattr(zarr.storage.LocalStore, "set_sync"):
+        changes[4:4] = [
+            lambda: store.set_sync("a/c/1/0", buffer.from_bytes(b"y")),
+            lambda: store.delete_sync("a/c/2/0"),
+        ]
+    for number, change in enumerate(changes):
+        read_all()
+        change()
+        assert not deleted(), number
+        if not (where / "c/c/0/0").exists():
+            break
+    assert not open_below(where)
+    zarr.create_array(store, data=values, chunks=(30, 50), name="d")
+    store.get_sync("d/c/0/0")
+    assert open_below(where)
+    store.close()
+    assert not open_below(where)
 
 
 def test_zarr_store_matches_that_of_zarr(cache: bifolio.Cache, tmp_path: Path) -> None:

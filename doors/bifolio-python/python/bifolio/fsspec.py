@@ -153,6 +153,11 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
         super().rm(path, recursive=recursive, maxdepth=maxdepth)
         self._drop_removed()
 
+    def mv(self, path1: Any, path2: Any, recursive: bool = True, **options: Any) -> None:
+        super().mv(path1, path2, recursive=recursive, **options)
+        self._drop_removed()
+        self._drop(self._strip_protocol(path2))
+
     def _is_kept(self, path: str, stamp: _Stamp | None) -> bool:
         """Returns if the pages of a file are in memory and current; drops others."""
         with _lock:
@@ -173,6 +178,19 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
             self._kept[path] = kept
             if len(self._kept) > self._kept_files:
                 dropped.append(self._kept.popitem(last=False)[1])
+        _close(dropped)
+
+    def _drop(self, path: str) -> None:
+        """Closes the kept file of a path that has been replaced, so that its room is free."""
+        with _lock:
+            kept = self._kept.pop(path, None)
+        _close([kept] if kept else [])
+
+    def _drop_all(self) -> None:
+        """Closes all kept files."""
+        with _lock:
+            dropped = list(self._kept.values())
+            self._kept.clear()
         _close(dropped)
 
     def _drop_removed(self) -> None:

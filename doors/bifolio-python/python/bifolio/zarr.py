@@ -26,7 +26,9 @@ class Store(LocalStore):
 
     Chunks that were read stay in memory, within the bound of the cache, also those that are read by
     part (shards). Writes, listings and deletions are those of ``LocalStore``; a chunk that was
-    written since, by anybody, is read anew.
+    written since, by any program, is read anew. One that this store replaces or deletes takes no
+    room on the disk from then on; another program's takes it until it is read again, or until
+    `kept_files` others were read, or until :meth:`close`.
 
     Args:
         root: the directory.
@@ -92,6 +94,36 @@ class Store(LocalStore):
     ) -> list[Buffer | None]:
         gets = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
         return list(await asyncio.gather(*gets))
+
+    # What replaces or deletes chunks: those that are kept hold their old room otherwise.
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await super().set(key, value)
+        self._files._drop(str(self.root / key))
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        super().set_sync(key, value)
+        self._files._drop(str(self.root / key))
+
+    async def delete(self, key: str) -> None:
+        await super().delete(key)
+        self._files._drop_removed()
+
+    def delete_sync(self, key: str) -> None:
+        super().delete_sync(key)
+        self._files._drop_removed()
+
+    async def delete_dir(self, prefix: str) -> None:
+        await super().delete_dir(prefix)
+        self._files._drop_removed()
+
+    async def clear(self) -> None:
+        await super().clear()
+        self._files._drop_removed()
+
+    def close(self) -> None:
+        super().close()
+        self._files._drop_all()
 
     def _read(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None
