@@ -41,9 +41,20 @@ def write_tokens(path: str, count: int) -> None:
             count -= length
 
 
-def step(table: NDArray[np.float64], tokens: NDArray[np.int64], rate: float) -> float:
+def get_batch(
+    tokens: bifolio.Array, random: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns sequences, and the token that follows each of theirs: nanoGPT's, in one call."""
+    starts = random.integers(0, len(tokens) - SEQUENCE, BATCH)
+    windows = tokens.gather(starts, SEQUENCE + 1).astype(np.int64)
+    return windows[:, :-1], windows[:, 1:]
+
+
+def step(
+    table: NDArray[np.float64], x: NDArray[np.int64], y: NDArray[np.int64], rate: float
+) -> float:
     """Improves the table by one batch. Returns the loss before, in nats per token."""
-    before, after = tokens[:, :-1].reshape(-1), tokens[:, 1:].reshape(-1)
+    before, after = x.reshape(-1), y.reshape(-1)
     counts = np.zeros((VOCABULARY, VOCABULARY))
     np.add.at(counts, (before, after), 1)
     scores = np.exp(table - table.max(axis=1, keepdims=True))
@@ -69,9 +80,8 @@ def main() -> None:
         random = np.random.default_rng(2)
         begun = time.perf_counter()
         for number in range(options.steps):
-            starts = random.integers(0, len(tokens) - SEQUENCE, BATCH)
-            batch = tokens.gather(starts, SEQUENCE + 1).astype(np.int64)
-            loss = step(table, batch, 2.0)
+            x, y = get_batch(tokens, random)
+            loss = step(table, x, y, 2.0)
             if number % 50 == 0 or number == options.steps - 1:
                 print(f"step {number}: loss {loss:.3f}")
         each = (time.perf_counter() - begun) / options.steps

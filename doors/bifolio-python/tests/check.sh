@@ -44,6 +44,10 @@ python3 -m venv "$environment"
 "$environment/bin/pip" install --quiet --requirement "$door/tests/requirements.txt" $packages
 (cd "$door/tests" && "$environment/bin/python" -m mypy --strict --config-file \
   "$door/pyproject.toml" "$door/python/bifolio" "$door/examples")
+# Programs of users, by the types that the package installs. The checker itself is a package of npm,
+# which its wrapper fetches once.
+"$environment/bin/pip" install --quiet 'pyright[nodejs]'
+"$environment/bin/pyright" --pythonpath "$environment/bin/python" --project "$door/pyproject.toml"
 run_tests "$environment" "${BIFOLIO_MODEL_SECONDS:-60}" "$@"
 
 # The wheel is one for all versions of Python.

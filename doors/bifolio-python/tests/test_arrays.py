@@ -570,6 +570,82 @@ def test_rows_stay_on_the_file(cache: bifolio.Cache, path: str) -> None:
     same(np.asarray(list(part)), values[10:20])
 
 
+@given(
+    st.data(),
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=7),
+    st.sampled_from(DTYPES),
+    st.sampled_from("CF"),
+    st.sampled_from([0, 13]),
+)
+def test_some_rows_are_those_of_numpy(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, offset: int
+) -> None:
+    """Rows that stay on the file: indices of them, chunks, loops, batches of loaders, prefetches."""
+    ours, theirs = pair(shape, dtype, order, offset)
+    for array, values in ((ours, np.array(theirs)), (ours.T, np.array(theirs).T)):
+        start = data.draw(st.integers(-9, 9))
+        end = data.draw(st.one_of(st.none(), st.integers(-9, 9)))
+        part, expected = array.rows(start, end), values[start:end]
+        assert (part.shape, part.dtype, len(part)) == (expected.shape, dtype, len(expected))
+        where = data.draw(hnp.arrays(np.int64, st.integers(0, 5), elements=st.integers(-8, 7)))
+        wanted = outcome(lambda: expected[where])
+        refused = wanted if isinstance(wanted, type) else None
+        # In either order: before anything was read, and of rows that are in memory.
+        for _ in range(2):
+            same(outcome(lambda: part.prefetch(where)), refused)
+            same(outcome(lambda: part.__getitems__(where.tolist())), wanted)
+        assert outcome(lambda: part.prefetch(start, end)) is None
+        key = data.draw(indices(expected.shape))
+        hypothesis.note(repr(key))
+        same(outcome(lambda: read(part, key)), outcome(lambda: expected[key]))
+        rows = data.draw(st.integers(1, 5))
+        chunks = part.chunks(rows)
+        parts = list(chunks)
+        assert len(parts) == len(chunks)
+        for number, chunk in enumerate(parts):
+            same(chunk, expected[number * rows :][:rows])
+        for row, other in zip(part, expected, strict=True):
+            same(row, other)
+        same(np.asarray(part), expected)
+        if dtype.kind in "biufc":
+            if expected.size != 1:
+                assert outcome(lambda: bool(part)) is ValueError
+            else:
+                assert bool(part) == bool(expected)
+            same(outcome(lambda: np.from_dlpack(part)), outcome(lambda: np.from_dlpack(expected)))
+    remove(ours, theirs)
+
+
+@given(
+    st.data(),
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6),
+    st.sampled_from(DTYPES),
+)
+def test_appended_rows_are_those_of_numpy(
+    data: st.DataObject, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    path = os.path.join(DIRECTORY.name, f"{next(NUMBERS)}.npy")
+    values = filled(shape, dtype)
+    array = CACHE.open_array(path, "w+", dtype=dtype, shape=shape)
+    array[...] = values
+    for seed in range(3):
+        inner = data.draw(st.sampled_from([shape[1:]] * 4 + [shape, (2, *shape[1:])]))
+        kind = data.draw(st.sampled_from([dtype, dtype, np.dtype("i2"), np.dtype("u1")]))
+        rows = filled((data.draw(st.integers(0, 4)), *inner), kind, seed)
+        if inner == shape[1:] and np.can_cast(kind, dtype, "same_kind"):
+            array.append(rows)
+            values = np.concatenate([values, rows.astype(dtype)], dtype=dtype)
+        else:
+            assert outcome(lambda: array.append(rows)) in (TypeError, ValueError)
+        same(read(array, ...), values)
+        if data.draw(st.booleans()):
+            array.flush()
+            same(np.load(path), values)
+    array.close()
+    same(np.load(path), values)
+    os.unlink(path)
+
+
 NUMERIC = [np.dtype(name) for name in ("u1", "?", "i2", ">i4", "f2", "f4", ">f8", "c16")]
 
 

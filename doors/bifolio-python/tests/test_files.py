@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import zipfile
@@ -58,6 +59,10 @@ class Twins(RuleBasedStateMachine):
     @rule(size=st.one_of(st.none(), st.integers(-1, 300)))
     def readline(self, size: int | None) -> None:
         self.both(lambda file: file.readline(size))
+
+    @rule(count=st.integers(0, 30))
+    def lines(self, count: int) -> None:
+        self.both(lambda file: list(itertools.islice(file, count)))
 
     @rule(size=st.integers(0, 5000))
     def readinto(self, size: int) -> None:
