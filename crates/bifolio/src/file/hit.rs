@@ -5,7 +5,8 @@
 //! after the Entry is loaded. Pages of a file that can be mapped need a reference, because eviction
 //! unmaps them. If the maximum length was raised since the open, pages above the old maximum have
 //! their Entries elsewhere ([`HitPath::later_word`]). A long read checks the Entry before it
-//! copies, so that a miss costs no copy.
+//! copies, so that a miss costs no copy. Records behind a header that is no page lie in two pages:
+//! both Entries are loaded before the copy and compared after it ([`HitPath::read_two`]).
 //!
 //! A reader that takes a file page by page cannot prefetch the next page within its call. So each
 //! long read records in a thread-local where it ended; the next read, if it starts there,
@@ -147,7 +148,7 @@ impl HitPath {
     fn read_elsewhere(&self, buffer: &mut [u8], position: u64) -> Hit {
         let length = buffer.len() as u64;
         if !is_in_one_page(position, length) {
-            return Hit::None;
+            return self.read_two(buffer, position);
         }
         if position < self.in_place_end {
             return self.read_referenced(buffer, position);
@@ -157,6 +158,69 @@ impl HitPath {
             return Hit::None;
         }
         self.read_known(self.later_word(position >> PAGE_SHIFT), buffer, position)
+    }
+
+    /// Reads bytes that lie in two adjacent pages whose Entries are at `entries`. Longer runs are
+    /// for the cold path.
+    #[inline(never)]
+    fn read_two(&self, buffer: &mut [u8], position: u64) -> Hit {
+        let length = buffer.len() as u64;
+        let in_page = position & (PAGE_BYTES - 1);
+        let lie_in_two = in_page + length <= 2 * PAGE_BYTES;
+        if !lie_in_two || position.saturating_add(length) > self.entries_end {
+            return Hit::None;
+        }
+        let index = position >> PAGE_SHIFT;
+        let (first, second) = (self.entry_word(index), self.entry_word(index + 1));
+        let is_marked = |word: &AtomicU64| Entry(word.load(Ordering::Relaxed)).is_referenced();
+        if !(is_marked(first) & is_marked(second)) {
+            return Hit::None;
+        }
+        if length >= LONG_BYTES {
+            // Only recorded: what follows is in the second page.
+            continues_read(self.hot, position, length);
+        }
+        let block = ThreadBlock::of(self.counters_id);
+        let copies = Cell::new(false);
+        let is_wanted = |entry: Entry| entry.is_referenced() & block.is_known & copies.get();
+        let copied = read_validated(first, is_wanted, |first| {
+            read_validated(second, is_wanted, |second| {
+                // Checked after both Entries: see `copy_known`.
+                if position + length <= self.hot().len_bytes() {
+                    copies.set(true);
+                    // SAFETY: every Entry leads to a frame, which stays mapped (ENTRY-1, FRAMES-2),
+                    // and the bytes end inside the second page; `buffer` is the caller's memory.
+                    unsafe { self.copy_two(first, second, buffer, in_page as usize) };
+                }
+            })
+        });
+        if copied.flatten().is_some() {
+            // As the cold path counts: the pages that the bytes would fill.
+            block.add(Counter::HitOptimistic, length.div_ceil(PAGE_BYTES));
+            return Hit::Done;
+        }
+        if copies.get() { Hit::Discarded } else { Hit::None }
+    }
+
+    /// Copies the bytes from `in_page` on in the frame of `first` to their end in that of `second`.
+    ///
+    /// # Safety
+    /// Both Entries lead to frames, which stay mapped; the bytes end inside of the second.
+    #[inline(always)]
+    unsafe fn copy_two(&self, first: Entry, second: Entry, buffer: &mut [u8], in_page: usize) {
+        let source = self.frames.wrapping_add(first.frame_offset_bytes() + in_page);
+        let in_first = PAGE_BYTES as usize - in_page;
+        let rest = self.frames.wrapping_add(second.frame_offset_bytes());
+        if source.wrapping_add(in_first) == rest {
+            // SAFETY: adjacent frames, and the contract of the caller.
+            unsafe { copy::copy_out(source, buffer) };
+            return;
+        }
+        let (head, tail) = buffer.split_at_mut(in_first);
+        // SAFETY: the contract of the caller.
+        unsafe { copy::copy_out_ahead(source, head, rest) };
+        // SAFETY: as above.
+        unsafe { copy::copy_out(rest, tail) };
     }
 
     /// Reads from a file in a region, where a page can be unmapped at any moment, with a reference
@@ -536,6 +600,84 @@ mod tests {
         let mut found = [0; PAGE_BYTES as usize];
         file.pin(page).unwrap().copy_to(0, &mut found).unwrap();
         assert_eq!(found, [7; PAGE_BYTES as usize]);
+    }
+
+    /// Returns a file of 16 pages of random bytes, and the bytes. All pages are marked as used, and
+    /// some of their frames are adjacent.
+    fn used_file() -> (tempfile::TempDir, crate::file::File, Vec<u8>) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let mut state = 1_u64;
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        })
+        .take(16 * PAGE_BYTES as usize)
+        .collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let cache = Cache::builder().memory(1 << 20).readahead_max(0).build().unwrap();
+        let file = cache.open(&path, &OpenOptions::new().write(true)).unwrap();
+        // The first half page by page and in no order, the rest as one run.
+        for page in [3, 1, 6, 0, 7, 2, 5, 4] {
+            file.read_exact_at(&mut [0; 8], page * PAGE_BYTES).unwrap();
+        }
+        for _ in 0..3 {
+            file.read_exact_at(&mut vec![0; bytes.len()], 0).unwrap();
+            for page in 0..16 {
+                file.read_exact_at(&mut [0; 8], page * PAGE_BYTES).unwrap();
+            }
+        }
+        (directory, file, bytes)
+    }
+
+    #[test]
+    fn a_hit_may_lie_in_two_pages() {
+        let (_directory, file, bytes) = used_file();
+        let page = PAGE_BYTES as usize;
+        for start in [128, page - 1, page - 100, 2 * page + 4000, 9 * page + 7, 14 * page + 1] {
+            for length in [2, 100, 500, 600, 4096, 8191] {
+                let last_page = (start + length - 1) / page;
+                if last_page > start / page + 1 || last_page == start / page || last_page > 15 {
+                    continue;
+                }
+                let hits = || file.handle.inode.memory.counters.snapshot().reads.hits_optimistic;
+                let before = hits();
+                let mut found = vec![0; length];
+                assert_eq!(file.hit_path.read(&mut found, start as u64), Hit::Done);
+                assert!(found == bytes[start..start + length], "{length} bytes at {start}");
+                assert_eq!(hits() - before, length.div_ceil(page) as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn a_hit_in_two_pages_needs_both() {
+        let (_directory, file, bytes) = used_file();
+        let read =
+            |position: u64, length: usize| file.hit_path.read(&mut vec![0; length], position);
+        assert_eq!(read(5 * PAGE_BYTES - 10, 20), Hit::Done);
+        // Three pages, or past the end of the file, which lies in a page.
+        assert_eq!(read(PAGE_BYTES - 1, PAGE_BYTES as usize + 2), Hit::None);
+        assert_eq!(read(16 * PAGE_BYTES - 10, 20), Hit::None);
+        file.set_len(9 * PAGE_BYTES + 5).unwrap();
+        file.read_exact_at(&mut [0; 5], 9 * PAGE_BYTES).unwrap();
+        assert_eq!(read(9 * PAGE_BYTES - 10, 16), Hit::None);
+        // One of them is not resident.
+        for absent in [4, 5] {
+            assert_eq!(
+                file.evict(absent * PAGE_BYTES..(absent + 1) * PAGE_BYTES).unwrap().folios,
+                1
+            );
+            assert_eq!(read(5 * PAGE_BYTES - 10, 20), Hit::None);
+            let mut found = [0; 20];
+            file.read_exact_at(&mut found, 5 * PAGE_BYTES - 10).unwrap();
+            let start = 5 * PAGE_BYTES as usize - 10;
+            assert_eq!(found, bytes[start..start + 20]);
+            for _ in 0..3 {
+                file.read_exact_at(&mut [0; 8], absent * PAGE_BYTES).unwrap();
+            }
+        }
+        assert_eq!(read(5 * PAGE_BYTES - 10, 20), Hit::Done);
     }
 
     #[test]

@@ -86,6 +86,8 @@ fn cut_and_rewritten(length: u64, read_length: u64, position: u64) {
 fn a_cut_inside_a_page_is_never_seen_as_zeros_by_a_hit() {
     cut_and_rewritten(PAGE, 64, 2000);
     cut_and_rewritten(PAGE, PAGE, 0);
+    // In two pages, of which the second is cut.
+    cut_and_rewritten(2 * PAGE, PAGE, 128);
 }
 
 #[test]
@@ -145,6 +147,56 @@ fn each_page_of_a_long_read_is_of_one_write() {
             );
         });
     }
+}
+
+#[test]
+fn both_parts_of_a_read_of_two_pages_are_of_one_write_each() {
+    both_kinds(4 << 10, |file| {
+        let write = |round: u64| {
+            for index in 0..4 {
+                let page = vec![round as u8; PAGE as usize];
+                file.write_all_at(&page, (index * 3 + round) % 4 * PAGE).unwrap();
+            }
+        };
+        write(0);
+        against(
+            || (0..10_000).for_each(write),
+            || {
+                for (start, length) in [(128, PAGE), (2 * PAGE - 9, 400), (2 * PAGE + 7, 8000)] {
+                    let bytes = read(file, start, length as usize);
+                    assert_eq!(bytes.len() as u64, length);
+                    let (head, tail) = bytes.split_at((PAGE - start % PAGE) as usize);
+                    check_pages(head);
+                    check_pages(tail);
+                }
+            },
+        );
+    });
+}
+
+#[test]
+fn no_read_of_two_pages_sees_another_page_while_they_are_evicted() {
+    const PAGES: u64 = 512;
+    let directory = directory();
+    let page_of = |index: u64| index.to_le_bytes().repeat(PAGE as usize / 8);
+    let bytes: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
+    let path = file_of(&directory, "file", &bytes);
+    // A quarter of the file.
+    let cache: Cache = cache_of(512 << 10);
+    let file = cache.open(&path, &OpenOptions::new()).unwrap();
+    let evict = || {
+        for _ in 0..5_000 {
+            let page = fastrand::u64(0..PAGES);
+            file.read_exact_at(&mut [0; 64], page * PAGE).unwrap();
+            file.evict(page * PAGE..(page + 1) * PAGE).unwrap();
+        }
+    };
+    against(evict, || {
+        // Most of them are hits.
+        let start = fastrand::u64(0..20) * PAGE + fastrand::u64(1..PAGE);
+        let found = read(&file, start, PAGE as usize);
+        assert!(found == bytes[start as usize..][..PAGE as usize], "at {start}");
+    });
 }
 
 #[test]
