@@ -3,10 +3,14 @@
     pip install matplotlib h5py zarr
     python doors/bifolio-python/benchmarks/plots.py --directory DIR --output docs/plots
 
+All of it takes a quarter of an hour. `--only "8 x" --contenders bifolio,MADV_RANDOM,WILLNEED`
+measures a part; `--prepare` only writes the data, which stays in the directory for later runs.
+
 Each measurement is a process in a memory control group of its own (version 1, as root), whose limit
-is the bound of the cache and 96 MiB for the interpreter and its libraries. All contenders of a case
-follow each other in each round, with the kernel's pages of their file dropped before. The tables
-have medians over the rounds, with the lowest and the highest.
+is what bifolio takes: the bound of the cache, 40 MiB for the interpreter and its libraries, and two
+results. The others have the same, and what is left of it for the kernel's pages. All contenders of a
+case follow each other in each round, with the kernel's pages of their file dropped before. The
+tables have medians over the rounds, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 BOUND = 128 << 20
-ROOM = 96 << 20
+ROOM = 40 << 20
 BATCH = 256
 SECONDS = 1.0
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -34,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "uniform, 1 KiB rows, 8 x": {"row": 1 << 10, "times": 8.0, "skew": False},
     "uniform, 4 KiB rows, 8 x": {"row": 4 << 10, "times": 8.0, "skew": False},
     "uniform, 16 KiB rows, 8 x": {"row": 16 << 10, "times": 8.0, "skew": False},
+    "uniform, 64 KiB rows, 8 x": {"row": 64 << 10, "times": 8.0, "skew": False},
     "skewed, 4 KiB rows, 8 x": {"row": 4 << 10, "times": 8.0, "skew": True},
     "uniform, 4 KiB rows, fitting": {"row": 4 << 10, "times": 0.5, "skew": False},
 }
@@ -48,35 +54,50 @@ def path_of(directory: str, case: dict[str, Any], kind: str) -> str:
     return os.path.join(directory, f"{kind}-{case['row']}-{case['times']}")
 
 
-def prepare(directory: str, case: dict[str, Any]) -> None:
-    """Writes the data of a case in the three formats. Row `i` starts with the number `i`."""
-    import h5py
-    import zarr
+def parts_of(case: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+    """The rows of a case, some at a time, and the number of the first. Row `i` starts with `i`."""
+    rows, width, step = rows_of(case), case["row"] // 8, (16 << 20) // case["row"]
+    for start in range(0, rows, step):
+        length = min(step, rows - start)
+        part = np.random.default_rng(start).integers(0, 1 << 60, (length, width))
+        part[:, 0] = range(start, start + len(part))
+        yield start, part
 
-    rows, width = rows_of(case), case["row"] // 8
-    raw = path_of(directory, case, "raw")
-    if os.path.exists(raw):
+
+def prepare(directory: str, case: dict[str, Any], kind: str) -> None:
+    """Writes the data of a case in a format, unless it is there."""
+    path = path_of(directory, case, kind)
+    if os.path.exists(path):
         return
-    store = h5py.File(path_of(directory, case, "h5"), "w")
-    data = store.create_dataset("rows", (rows, width), "i8")
-    chunk = max((256 << 10) // case["row"], 1)
-    shape, chunks = (rows, width), (chunk, width)
-    group = zarr.create_array(
-        path_of(directory, case, "zarr"), shape=shape, chunks=chunks, dtype="i8", compressors=None
-    )
-    with open(raw + ".part", "wb") as file:
-        step = (16 << 20) // case["row"]
-        for start in range(0, rows, step):
-            length = min(step, rows - start)
-            part = np.random.default_rng(start).integers(0, 1 << 60, (length, width))
-            part[:, 0] = range(start, start + len(part))
-            file.write(part.tobytes())
-            data[start : start + len(part)] = part
+    unfinished = path + ".part"
+    shape = (rows_of(case), case["row"] // 8)
+    if kind == "h5":
+        import h5py
+
+        with h5py.File(unfinished, "w") as store:
+            data = store.create_dataset("rows", shape, "i8")
+            for start, part in parts_of(case):
+                data[start : start + len(part)] = part
+    elif kind == "zarr":
+        import zarr
+
+        chunks = (max((256 << 10) // case["row"], 1), shape[1])
+        group = zarr.create_array(
+            unfinished, shape=shape, chunks=chunks, dtype="i8", compressors=None, overwrite=True
+        )
+        for start, part in parts_of(case):
             group[start : start + len(part)] = part
-        os.fsync(file.fileno())
-    store.close()
+    else:
+        with open(unfinished, "wb") as file:
+            for _, part in parts_of(case):
+                file.write(part)
     os.sync()
-    os.rename(raw + ".part", raw)
+    os.rename(unfinished, path)
+
+
+def kind_of(contender: str) -> str:
+    """The format that a contender reads."""
+    return {"h5py": "h5", "zarr": "zarr"}.get(contender, "raw")
 
 
 def forget(path: str) -> None:
@@ -175,12 +196,11 @@ def measure(
 
 def run(directory: str, name: str, contender: str, seed: int, unlimited: bool = False) -> Any:
     case = CASES[name]
-    for kind in ("raw", "h5", "zarr"):
-        forget(path_of(directory, case, kind))
+    forget(path_of(directory, case, kind_of(contender)))
     group = GROUPS / f"bifolio-python-{os.getpid()}"
     group.mkdir(exist_ok=True)
     try:
-        limit = -1 if unlimited else BOUND + ROOM
+        limit = -1 if unlimited else BOUND + ROOM + 2 * BATCH * case["row"]
         (group / "memory.limit_in_bytes").write_text(str(limit))
         arguments = [directory, name, contender, str(seed), str(int(unlimited))]
         command = [sys.executable, __file__, "--child", *arguments]
@@ -189,9 +209,10 @@ def run(directory: str, name: str, contender: str, seed: int, unlimited: bool = 
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter)
+        left = limit - int((group / "memory.max_usage_in_bytes").read_text())
         if done.returncode:
-            return {"rate": 0.0, "curve": [], "peak": 0, "error": done.stderr[-300:] or "killed"}
-        return json.loads(done.stdout)
+            return {"rate": 0.0, "curve": [], "peak": 0, "left": left, "error": done.stderr[-300:] or "killed"}
+        return {**json.loads(done.stdout), "left": left}
     finally:
         for _ in range(50):
             try:
@@ -247,25 +268,37 @@ def main() -> None:
         print(json.dumps(found))
         return
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--directory", required=True, help="where the data goes (4 GiB)")
+    parser.add_argument("--directory", required=True, help="where the data goes (13 GiB)")
     parser.add_argument("--output", type=Path, help="where the plots go; else none are drawn")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="the cases whose names contain this")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="some, beside bifolio")
+    parser.add_argument("--prepare", action="store_true", help="only writes the data")
     options = parser.parse_args()
-    for case in CASES.values():
-        prepare(options.directory, case)
+    cases = {name: case for name, case in CASES.items() if options.only in name}
+    contenders = [name for name in CONTENDERS if name in ["bifolio", *options.contenders.split(",")]]
+    if options.output and (cases != CASES or contenders != CONTENDERS):
+        parser.error("plots are drawn of all cases and contenders")
+    for case in cases.values():
+        for kind in sorted({kind_of(contender) for contender in contenders}):
+            prepare(options.directory, case, kind)
+    if options.prepare:
+        return
     results: dict[str, dict[str, list[float]]] = {
-        name: {contender: [] for contender in CONTENDERS} for name in CASES
+        name: {contender: [] for contender in contenders} for name in cases
     }
     peaks: list[int] = []
+    left: list[int] = []
     for number in range(options.rounds):
-        for name in CASES:
-            for contender in CONTENDERS:
+        for name in cases:
+            for contender in contenders:
                 found = run(options.directory, name, contender, number)
                 if "error" in found:
                     print(f"{name}, {contender}: {found['error']}", file=sys.stderr)
                 results[name][contender].append(found["rate"])
                 if contender == "bifolio":
                     peaks.append(found["peak"])
+                    left.append(found["left"])
     processor = next(
         line.split(":")[1].strip()
         for line in subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
@@ -275,26 +308,27 @@ def main() -> None:
         f"{processor}, {os.cpu_count()} CPUs, Linux {os.uname().release}, numpy {np.__version__}, "
         f"{time.strftime('%Y-%m-%d')}, {options.rounds} rounds"
     )
-    print(f"{machine}\n\n| rows per second | {' | '.join(CONTENDERS)} |")
-    print("|---" * (len(CONTENDERS) + 1) + "|")
+    print(f"{machine}\n\n| rows per second | {' | '.join(contenders)} |")
+    print("|---" * (len(contenders) + 1) + "|")
     for name, rates in results.items():
         cells = [
             f"{statistics.median(rate):,.0f} ({min(rate):,.0f} to {max(rate):,.0f})"
             for rate in rates.values()
         ]
         print(f"| {name} | {' | '.join(cells)} |")
-    print(f"\n| bifolio over | {' | '.join(CONTENDERS[1:])} |")
-    print("|---" * len(CONTENDERS) + "|")
+    print(f"\n| bifolio over | {' | '.join(contenders[1:])} |")
+    print("|---" * len(contenders) + "|")
     for name, rates in results.items():
         ratios = []
-        for contender in CONTENDERS[1:]:
+        for contender in contenders[1:]:
             pairs = zip(rates["bifolio"], rates[contender], strict=True)
             each = [mine / theirs for mine, theirs in pairs if theirs]
             middle = statistics.median(each) if each else 0
             ratios.append(f"{middle:.2f} ({min(each):.2f} to {max(each):.2f})" if each else "-")
         print(f"| {name} | {' | '.join(ratios)} |")
     peak = max(peaks) / (1 << 20)
-    print(f"\nresident, bifolio: at most {peak:.1f} MiB of a bound of {BOUND >> 20}")
+    print(f"\nresident, bifolio: at most {peak:.1f} MiB more, with a bound of {BOUND >> 20};")
+    print(f"of the limit of its control group, {min(left) / (1 << 20):.1f} MiB were left at least")
     if options.output:
         wanted = ("bifolio", "memmap", "MADV_RANDOM", "h5py")
         name = "uniform, 4 KiB rows, 8 x"
