@@ -5,6 +5,9 @@
 //! `docs/surface.txt` does not show is an error, so that no name is published unseen. `--write`
 //! rewrites the file. `--callers` lists methods that no door, example or page mentions.
 //!
+//! Items that the documentation hides are public all the same: they are listed, marked `hidden`,
+//! and counted.
+//!
 //! Signatures are taken from the sources, at the positions that rustdoc reports; a method made by a
 //! macro is listed by its name alone.
 
@@ -21,6 +24,11 @@ use crate::cargo::{Cargo, target_folder, workspace_root};
 const RECORD: &str = "docs/surface.txt";
 /// Wrapper around rustdoc.
 const RUSTDOC: &str = "xtask/rustdoc-json";
+/// Arguments of rustdoc.
+const ARGUMENTS: [&str; 5] =
+    ["-Z", "unstable-options", "--output-format", "json", "--document-hidden-items"];
+/// Mark of items that the documentation hides.
+const HIDDEN: &str = "hidden ";
 /// Folders and pages whose mention of a method counts as a call.
 const CALLERS: [&str; 10] = [
     "README.md",
@@ -51,6 +59,8 @@ pub struct Arguments {
 struct Item {
     /// `struct`, `enum`, `trait` or `type`; `fn` and `const` for items that are no types.
     kind: &'static str,
+    /// Set if the documentation hides it.
+    is_hidden: bool,
     /// Variants and public fields.
     parts: Vec<String>,
     /// Names of public methods, with their signatures.
@@ -66,7 +76,7 @@ type Surface = BTreeMap<String, Item>;
 pub fn command() -> Cargo {
     Cargo::new("rustdoc -p bifolio --lib")
         .default_variable("RUSTDOC", &workspace_root().join(RUSTDOC).to_string_lossy())
-        .program_arguments(&["-Z", "unstable-options", "--output-format", "json"].map(Into::into))
+        .program_arguments(&ARGUMENTS.map(Into::into))
 }
 
 /// Compares the surface with the record, or does what `arguments` say.
@@ -106,32 +116,42 @@ impl Reader<'_> {
 
     fn surface(&self, root: &Value) -> Surface {
         let mut surface = Surface::new();
-        self.read_module(root, "", &mut surface);
+        self.read_module(root, "", false, &mut surface);
         surface
     }
 
-    fn read_module(&self, id: &Value, path: &str, surface: &mut Surface) {
+    /// Reads the items of a module, all of them hidden if it `is_hidden`.
+    fn read_module(&self, id: &Value, path: &str, is_hidden: bool, surface: &mut Surface) {
         for id in elements(&self.item(id)["inner"]["module"]["items"]) {
             let item = self.item(id);
+            let is_hidden = is_hidden || is_marked_hidden(item);
             let reexport = &item["inner"]["use"];
             if reexport["is_glob"] == true {
-                self.read_module(&reexport["id"], path, surface);
+                self.read_module(&reexport["id"], path, is_hidden, surface);
             } else if let Some(name) = reexport["name"].as_str() {
-                self.read_item(&reexport["id"], path, name, surface);
+                self.read_item(&reexport["id"], path, name, is_hidden, surface);
             } else if let Some(name) = item["name"].as_str()
                 && item["visibility"] == "public"
             {
-                self.read_item(id, path, name, surface);
+                self.read_item(id, path, name, is_hidden, surface);
             }
         }
     }
 
-    fn read_item(&self, id: &Value, path: &str, name: &str, surface: &mut Surface) {
+    fn read_item(
+        &self,
+        id: &Value,
+        path: &str,
+        name: &str,
+        is_hidden: bool,
+        surface: &mut Surface,
+    ) {
         let inner = &self.item(id)["inner"];
         let path = if path.is_empty() { name.to_owned() } else { format!("{path}::{name}") };
-        let mut item = Item::default();
+        let is_hidden = is_hidden || is_marked_hidden(self.item(id));
+        let mut item = Item { is_hidden, ..Item::default() };
         if !inner["module"].is_null() {
-            return self.read_module(id, &path, surface);
+            return self.read_module(id, &path, is_hidden, surface);
         } else if !inner["struct"].is_null() {
             item.kind = "struct";
             let fields = elements(&inner["struct"]["kind"]["plain"]["fields"]);
@@ -164,7 +184,8 @@ impl Reader<'_> {
         };
         let is_derived = implementation["is_synthetic"] == true;
         // Derived along with others, and unstable.
-        let is_derived = is_derived || name.ends_with("StructuralPartialEq");
+        let unstable = ["StructuralPartialEq", "TrivialClone"];
+        let is_derived = is_derived || unstable.iter().any(|it| name.ends_with(it));
         if !is_derived && implementation["blanket_impl"].is_null() {
             let name = name.rsplit("::").next().unwrap_or(name);
             item.traits.insert(name.to_owned());
@@ -178,7 +199,9 @@ impl Reader<'_> {
             if let (true, Some(name)) = (is_public, method["name"].as_str())
                 && !method["inner"]["function"].is_null()
             {
-                item.methods.insert(name.to_owned(), signature(&method["span"], name));
+                let mark = if is_marked_hidden(method) { HIDDEN } else { "" };
+                let signature = signature(&method["span"], name);
+                item.methods.insert(name.to_owned(), format!("{mark}{signature}"));
             }
         }
     }
@@ -186,6 +209,11 @@ impl Reader<'_> {
     fn name_of(&self, id: &Value) -> Option<String> {
         self.item(id)["name"].as_str().map(str::to_owned)
     }
+}
+
+/// Returns `true` for an item with `#[doc(hidden)]`.
+fn is_marked_hidden(item: &Value) -> bool {
+    elements(&item["attrs"]).any(|attribute| attribute.to_string().contains("doc(hidden)"))
 }
 
 fn elements(array: &Value) -> impl Iterator<Item = &Value> {
@@ -212,9 +240,15 @@ fn show(surface: &Surface) -> String {
     let is_type = |item: &&Item| !["fn", "const"].contains(&item.kind);
     let types = surface.values().filter(is_type).count();
     let methods: usize = surface.values().map(|item| item.methods.len()).sum();
-    let mut text = format!("bifolio: {types} public types, {methods} methods\n");
+    let is_hidden = |signature: &&String| signature.starts_with(HIDDEN);
+    let hidden_of =
+        |item: &Item| usize::from(item.is_hidden) + item.methods.values().filter(is_hidden).count();
+    let hidden: usize = surface.values().map(hidden_of).sum();
+    let mut text =
+        format!("bifolio: {types} public types, {methods} methods, {hidden} of both hidden\n");
     for (path, item) in surface {
-        let _ = write!(text, "\n{} {path}", item.kind);
+        let mark = if item.is_hidden { HIDDEN } else { "" };
+        let _ = write!(text, "\n{mark}{} {path}", item.kind);
         if !item.traits.is_empty() {
             let traits = item.traits.iter().map(String::as_str).collect::<Vec<_>>();
             let _ = write!(text, ": {}", traits.join(" + "));
@@ -300,14 +334,16 @@ mod tests {
             "1": {"inner": {"use": {"is_glob": false, "name": "Cache", "id": 2}}},
             "2": {"name": "Cache", "inner": {"struct": {
                 "kind": {"plain": {"fields": []}}, "impls": [3, 5]}}},
-            "3": {"inner": {"impl": {"trait": null, "items": [4]}}},
+            "3": {"inner": {"impl": {"trait": null, "items": [4, 6]}}},
             "4": {"name": "open", "visibility": "public", "inner": {"function": {}}},
+            "6": {"name": "probe", "visibility": "public", "inner": {"function": {}},
+                "attrs": [{"other": "#[doc(hidden)]"}]},
             "5": {"inner": {"impl": {"trait": {"path": "std::clone::Clone"},
                 "is_synthetic": false, "blanket_impl": null, "items": []}}},
         });
         let surface = Reader { index: &json }.surface(&0.into());
-        let expected =
-            "bifolio: 1 public types, 1 methods\n\nstruct Cache: Clone\n    fn open(..)\n";
+        let expected = "bifolio: 1 public types, 2 methods, 1 of both hidden\n\n\
+                        struct Cache: Clone\n    fn open(..)\n    hidden fn probe(..)\n";
         assert_eq!(show(&surface), expected);
     }
 }

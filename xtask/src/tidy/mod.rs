@@ -97,7 +97,6 @@ pub fn run() -> Result<()> {
     findings.extend(steps::steps(&sources.iter().collect::<Vec<_>>()));
     findings.iter().for_each(|finding| println!("{finding}"));
     let mutants = crate::mutants::check(&root)?;
-    crate::house::check_paths(&root)?;
     eprintln!("{} files, {} findings; {mutants} mutants apply", texts.len(), findings.len());
     ensure!(findings.is_empty(), "{} findings", findings.len());
     Ok(())
