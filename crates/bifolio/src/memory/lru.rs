@@ -46,7 +46,7 @@
 //! Longer than 600 lines only with its tests, which use its private items.
 
 use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios, NO_FOLIO};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +123,11 @@ pub(crate) struct Lru {
     draining: Mutex<()>,
     /// Pages evicted so far: the clock of refault distances.
     pub(super) clock: AtomicU64,
+    /// Pages of refaults so far that were not near.
+    pub(super) distant_pages: AtomicU64,
+    /// Pages that became active because of their use, since the last look at them.
+    pub(super) useful_pages: AtomicU64,
+    pub(super) keeps_distant: AtomicBool,
 }
 
 /// Pages counted as unlisted ([`Lru::try_count_unlisted`]) until this is dropped.
@@ -160,6 +165,10 @@ impl Lru {
             generation: AtomicU64::new(0),
             draining: Mutex::new(()),
             clock: AtomicU64::new(0),
+            distant_pages: AtomicU64::new(0),
+            // Many: nothing is known before the first look.
+            useful_pages: AtomicU64::new(1 << 32),
+            keeps_distant: AtomicBool::new(false),
         }
     }
 

@@ -6,6 +6,12 @@
 //! that is no more than half of all listed pages, the page becomes active at once. A page that was
 //! evicted from the active list is used too rarely for that: its shadow is *far*.
 //!
+//! A loop over more pages than memory holds has hardly a near refault, and no page is used on
+//! probation: each is evicted just before its next use. While that is so, one in [`KEPT_DIVISOR`]
+//! distant refaults makes its page active, too, until the active list has its share; after that
+//! fewer do. So a part of the loop stays in memory. The refaults are chosen in *spells*, so that a
+//! reader in order finds runs of resident pages.
+//!
 //! ```text
 //!   27        1     0
 //!  +-----------+-----+
@@ -13,7 +19,7 @@
 //!  +-----------+-----+
 //! ```
 
-use super::{Lru, Memory};
+use super::{ListSizes, Lru, Memory};
 use crate::page::{Flag, LockedFolio, VALUE_MAX};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -22,6 +28,16 @@ const FAR: u64 = 1;
 const CLOCK_SHIFT: u32 = 1;
 /// Part of all listed pages within which a refault is near.
 const NEAR_DIVISOR: u64 = 2;
+/// Part of the spells of distant refaults that are kept.
+const KEPT_DIVISOR: u64 = 8;
+/// The part of those once the active list has its share: a page stays for many rounds of a loop.
+const KEPT_WHEN_FULL_DIVISOR: u64 = 8;
+/// Part of all listed pages that are refaults of one spell, rounded down to a power of two.
+const SPELL_DIVISOR: u64 = 16;
+/// Part of the distant refaults from which on pages that were used on probation, or came back soon
+/// after it, show that the lists know what to keep: in a loop over four times the memory in random
+/// order, they are less than half of that.
+const USEFUL_DIVISOR: u64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shadow(pub(crate) u64);
@@ -62,6 +78,37 @@ impl Lru {
         let listed_pages = self.listed_pages.load(Ordering::Relaxed);
         !shadow.is_far() && distance <= listed_pages / NEAR_DIVISOR
     }
+
+    /// Counts `pages` that became active because of their use.
+    pub(crate) fn note_useful(&self, pages: u64) {
+        self.useful_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Counts a distant refault of `pages` pages. Returns `true` if they become active all the
+    /// same.
+    fn is_kept_refault(&self, pages: u64) -> bool {
+        let listed_pages = self.listed_pages.load(Ordering::Relaxed);
+        let shift = (listed_pages / SPELL_DIVISOR).max(1).ilog2();
+        // Relaxed, here and below: hints. Racing threads may judge one spell twice, or late.
+        let before = self.distant_pages.fetch_add(pages, Ordering::Relaxed);
+        let spell = before >> shift;
+        if !spell.is_multiple_of(KEPT_DIVISOR) {
+            return false;
+        }
+        if before.wrapping_sub(pages) >> shift != spell {
+            let useful_pages = self.useful_pages.swap(0, Ordering::Relaxed);
+            let is_useful = useful_pages >= (KEPT_DIVISOR << shift) / USEFUL_DIVISOR;
+            let may_keep = !is_full(self.sizes())
+                || (spell / KEPT_DIVISOR).is_multiple_of(KEPT_WHEN_FULL_DIVISOR);
+            self.keeps_distant.store(!is_useful && may_keep, Ordering::Relaxed);
+        }
+        self.keeps_distant.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns `true` if the active list has about its share.
+fn is_full(sizes: ListSizes) -> bool {
+    sizes.active_pages > sizes.listed_pages() / 4 * 3
 }
 
 impl Memory {
@@ -71,6 +118,9 @@ impl Memory {
         self.counters.add(Counter::Refault, 1);
         if self.lru.is_near_refault(shadow) {
             self.counters.add(Counter::RefaultActivate, 1);
+            self.lru.note_useful(locked.pages());
+            locked.flags.set(Flag::Active);
+        } else if !shadow.is_far() && self.lru.is_kept_refault(locked.pages()) {
             locked.flags.set(Flag::Active);
         }
     }
@@ -92,6 +142,21 @@ mod tests {
             assert_eq!(lru.is_near_refault(near), is_near);
             assert!(!lru.is_near_refault(far));
         }
+    }
+
+    #[test]
+    fn spells_of_distant_refaults_are_kept_while_nothing_is_used_on_probation() {
+        let lru = Lru::new(1);
+        // Spells of 4 pages: 100 / 16, rounded down to a power of two.
+        lru.listed_pages.store(100, Ordering::Relaxed);
+        let kept = || -> Vec<u64> { (0..32).filter(|_| lru.is_kept_refault(1)).collect() };
+        assert_eq!(kept(), [], "nothing is known yet");
+        assert_eq!(kept(), [0, 1, 2, 3]);
+        lru.note_useful(1);
+        assert_eq!(kept(), [0, 1, 2, 3], "less than a sixteenth was used");
+        lru.note_useful(2);
+        assert_eq!(kept(), []);
+        assert_eq!(kept(), [0, 1, 2, 3]);
     }
 
     #[test]

@@ -379,6 +379,8 @@ impl Reclaim {
     pub(crate) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
         let is_new = |folio: &&FolioRef<'_>| !folio.folio().flags.get(Flag::Active);
         self.memory.counters.add(Counter::PgActivate, used.iter().filter(is_new).count() as u64);
+        let new_pages = used.iter().filter(is_new).map(|folio| folio.folio().pages());
+        self.memory.lru.note_useful(new_pages.sum());
         self.memory.lru.put_back(&self.memory.folios, used, Some(ListKind::Active));
     }
 

@@ -146,3 +146,19 @@ fn a_page_evicted_from_the_active_list_is_not_active_when_it_is_read_again() {
     assert_eq!(reader.cache.stats().evictions.refaults - refaults, 200);
     assert_eq!(activated(), before);
 }
+
+/// By the time since their last use alone, every page would be evicted just before its next one.
+#[test]
+fn a_part_of_a_loop_over_more_than_memory_stays() {
+    let reader = Reader::with_active_pages();
+    reader.file.evict(0..FILE_BYTES).unwrap();
+    let pages = reader.fits * 4;
+    let misses_of_a_round = || {
+        let misses = || reader.cache.stats().reads.misses;
+        let before = misses();
+        (reader.next + 1..=reader.next + pages).for_each(|page| reader.read(page));
+        misses() - before
+    };
+    let misses: Vec<u64> = (0..8).map(|_| misses_of_a_round()).collect();
+    assert!(misses[7] < pages * 88 / 100, "{misses:?} of {pages}, {:?}", reader.sizes());
+}
