@@ -23,7 +23,13 @@ impl Worker<'_> {
             1 => file.set_access(Access::Sequential),
             2 => file.set_access(Access::Random),
             3 => file.set_access(Access::NoReuse),
-            4 | 5 => drop(file.prefetch(range)),
+            4 => drop(file.prefetch(range)),
+            // Every other quarter of it, the last first.
+            5 => {
+                let part = (length / 8).max(1);
+                let parts = (0..4).rev().map(|number| start + 2 * number * part);
+                drop(file.prefetch_many(parts.map(|start| start..start + part)));
+            }
             6 | 7 => drop(file.populate(range)),
             _ => drop(file.evict(range)),
         }

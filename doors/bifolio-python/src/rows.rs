@@ -175,7 +175,7 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Starts to read the rows `indices`, at most `bytes_max` bytes of them. Returns `false` if the
+    /// Starts to read the rows `indices`, at most a quarter of the bound. Returns `false` if the
     /// integers are not contiguous.
     fn prefetch(
         &self,
@@ -183,12 +183,11 @@ impl Rows {
         file: &Bound<'_, File>,
         indices: &Bound<'_, PyAny>,
         count: u64,
-        bytes_max: usize,
     ) -> PyResult<bool> {
         let Some(positions) = self.positions(indices, count)? else { return Ok(false) };
         if self.row_bytes > 0 {
             let ranges = Ranges::new(positions, self.lengths(1));
-            file.get().call(py, |file| ranges.prefetch(file, bytes_max))?;
+            file.get().call(py, |file| ranges.prefetch(file))?;
         }
         Ok(true)
     }

@@ -316,19 +316,14 @@ impl Ranges {
     }
 
     /// Starts to read the ranges, all of one length, into the cache, in the order of the file, and
-    /// does not wait. Stops after `bytes_max`.
+    /// does not wait.
     ///
     /// # Errors
-    /// As [`File::prefetch`].
-    pub(crate) fn prefetch(mut self, file: &File, bytes_max: usize) -> Result<()> {
+    /// As [`File::prefetch_many`], which limits them.
+    pub(crate) fn prefetch(mut self, file: &File) -> Result<()> {
         self.positions.sort_unstable();
-        let mut bytes_left = bytes_max;
-        while bytes_left > 0
-            && let Some((position, bytes)) = self.take(bytes_left)
-        {
-            file.prefetch(position..position + bytes as u64)?;
-            bytes_left -= bytes;
-        }
-        Ok(())
+        let next = || self.take(usize::MAX);
+        let ranges = std::iter::from_fn(next);
+        file.prefetch_many(ranges.map(|(position, bytes)| position..position + bytes as u64))
     }
 }

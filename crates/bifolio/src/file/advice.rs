@@ -2,6 +2,7 @@
 //! `mincore` and `cachestat`.
 
 use super::File;
+use super::hit::GROUP;
 use super::open::Registry;
 use crate::error::Result;
 use crate::fill::{AccessMode, Batch, Delivery};
@@ -10,6 +11,7 @@ use crate::maps::faults;
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::reclaim::{Evicted, Reclaim};
 use crate::sync::Ordering;
+use arrayvec::ArrayVec;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -61,6 +63,61 @@ impl File {
         let end = range.end.min(self.len()).min(range.start.saturating_add(bound_bytes / 4));
         let advised = &self.handle.readahead.at_work().advised;
         self.handle.start_reading(advised, pages_of(&(range.start..end)));
+        Ok(())
+    }
+
+    /// Starts to read the bytes of each range and returns, like [`File::prefetch`]: for records at
+    /// random, such as those of the next batch. All ranges together are limited to a quarter of
+    /// the cache; those beyond it are not read.
+    ///
+    /// The iterator runs while the call holds no lock.
+    ///
+    /// # Errors
+    /// Those of [`File::prefetch`]. Ranges before the invalid one may have been started.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// file.prefetch_many([90, 3, 41].map(|record| record * 1024..(record + 1) * 1024))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn prefetch_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<()> {
+        let mut left = self.handle.reclaim.memory.arena.bound_bytes() / (4 * PAGE_BYTES);
+        let mut ranges = ranges.into_iter();
+        let mut group = ArrayVec::<Range<u64>, GROUP>::new();
+        while left > 0 {
+            group.extend(ranges.by_ref().take(GROUP));
+            if group.is_empty() {
+                break;
+            }
+            self.prefetch_group(&group, &mut left)?;
+            group.clear();
+        }
+        Ok(())
+    }
+
+    /// Starts to read a group of ranges, whose transfers begin together, up to `left` pages.
+    fn prefetch_group(&self, group: &[Range<u64>], left: &mut u64) -> Result<()> {
+        group.iter().try_for_each(|range| self.check_advised(range))?;
+        self.hit_path.touch_entries(group.iter().map(|range| range.start));
+        let mut all = ArrayVec::<Range<u64>, GROUP>::new();
+        for range in group {
+            let range = range.start..range.end.min(self.len());
+            if range.is_empty() {
+                continue;
+            }
+            let mut pages = pages_of(&range);
+            if all.last().is_some_and(|last: &Range<u64>| last.end == pages.start + 1) {
+                // The page in which the range before ends.
+                pages.start += 1;
+            }
+            pages.end = pages.end.min(pages.start + *left);
+            *left -= pages.end - pages.start;
+            all.push(pages);
+        }
+        self.handle.start_reading_each(&self.handle.readahead.at_work().advised, all.into_iter());
         Ok(())
     }
 

@@ -34,6 +34,9 @@ use std::sync::LazyLock;
 
 /// Minimum length of a long read, in bytes: beside its copy, a check of the Entry costs nothing.
 const LONG_BYTES: u64 = 512;
+/// Requests whose Entries, then pages, are prefetched together, because they are in no order:
+/// enough for their cache misses to overlap, few enough that nothing is evicted before its use.
+pub(super) const GROUP: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hit {
@@ -388,8 +391,9 @@ impl HitPath {
         }
     }
 
+    /// Prefetches the Entries of a group of positions, which may be invalid.
     #[inline(always)]
-    fn touch_entries(&self, group: impl Iterator<Item = u64>) {
+    pub(super) fn touch_entries(&self, group: impl Iterator<Item = u64>) {
         for position in group {
             if position < self.pins_end {
                 let word = self.entry_word(position >> PAGE_SHIFT);

@@ -11,7 +11,7 @@
 //! ([`Reclaim::pin_alone`](crate::reclaim::Reclaim::pin_alone)), and begins anew.
 
 use super::File;
-use super::hit::Hit;
+use super::hit::{GROUP, Hit};
 use super::pin::PageRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Batch, Delivery, Locked, copy_filled};
@@ -23,9 +23,6 @@ use std::mem;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-/// Requests whose Entries, then pages, are prefetched together, because they are in no order:
-/// enough for their cache misses to overlap, few enough that nothing is evicted before its use.
-const GROUP: usize = 16;
 /// Cache lines of the next request that are prefetched: the processor then reads ahead itself.
 const LINES_AHEAD: usize = 8;
 

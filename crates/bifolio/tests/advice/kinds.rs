@@ -79,6 +79,46 @@ fn a_prefetch_is_on_its_way_when_the_call_returns() {
 }
 
 #[test]
+fn a_prefetch_of_many_ranges_takes_any_order_and_a_quarter_of_the_cache() {
+    let directory = directory();
+    let (path, bytes) = random_file(&directory, "file", (1000 * PAGE + 5) as usize);
+    let cache = quiet_cache(4 << 20);
+    let file = open(&cache, &path);
+    file.prefetch_many([]).unwrap();
+    // Parts of pages, a range twice, an empty one, one past the end, and adjacent ones.
+    let ranges = (0..40_u64).map(|number| {
+        let page = 900 - 17 * number;
+        page * PAGE + 7..page * PAGE + 100
+    });
+    let others = [5..5, 2000 * PAGE..2001 * PAGE, 0..1, 0..1, PAGE..3 * PAGE, 3 * PAGE..4 * PAGE];
+    file.prefetch_many(ranges.clone().chain(others)).unwrap();
+    wait_for_stats(&cache, "44 pages", |_| resident_pages(&file) == 44);
+    let misses = cache.stats().reads.misses;
+    for range in ranges {
+        assert_same(
+            &read(&file, range.start, 93),
+            &bytes[range.start as usize..range.end as usize],
+        );
+    }
+    assert_eq!(cache.stats().reads.misses, misses);
+    file.evict(..).unwrap();
+    // Pages count, not bytes, and a page of adjacent records once.
+    let records =
+        (0..600_u64).flat_map(|page| [0, 500].map(|at| page * PAGE + at..page * PAGE + at + 9));
+    file.prefetch_many(records).unwrap();
+    wait_for_stats(&cache, "a quarter", |_| resident_pages(&file) == 256);
+    assert_eq!(resident_of(&file, 0..256), 256);
+    file.evict(..).unwrap();
+    // The last range that begins within a quarter is cut there.
+    let wide = |number: u64| number * 40 * PAGE..(number * 40 + 30) * PAGE;
+    file.prefetch_many((0..20).map(wide)).unwrap();
+    wait_for_stats(&cache, "a quarter", |_| resident_pages(&file) == 256);
+    assert_eq!(resident_of(&file, 320..360), 16);
+    let refused = file.prefetch_many([0..PAGE, 5..u64::MAX]);
+    assert!(refused.is_err());
+}
+
+#[test]
 fn a_populated_memory_file_has_no_holes_and_grows_no_file() {
     let cache = quiet_cache(4 << 20);
     let file = cache.memory_file("scratch").unwrap();

@@ -662,7 +662,7 @@ class Array(NDArrayOperatorsMixin):
             where = all_in_bounds(_integers(start), count, 0)  # type: ignore[arg-type]
             if rows is not None:
                 flat = np.ascontiguousarray(where)
-                rows.prefetch(self._handle.core(), flat, count, self.cache.memory // 4)
+                rows.prefetch(self._handle.core(), flat, count)
             return
         first, last, _ = slice(start, end).indices(len(self))
         if first < last and self._strides[0] > 0:

@@ -306,13 +306,38 @@ impl Handle {
                 Ok(ReadIoClaim::New(run)) => {
                     let start = run.first;
                     self.mark_read_ahead(&run, start);
-                    if !worker.push(&self.inode, run) {
+                    if !worker.push(&self.inode, [run]) {
                         return Some(start);
                     }
                 }
                 Ok(ReadIoClaim::Taken) => return None,
                 Ok(ReadIoClaim::NoFrame) | Err(_) => return Some(pages.start),
             }
+        }
+    }
+
+    /// Queues the absent pages of all `ranges` for `worker` at once, which may then begin their
+    /// transfers with one call. Stops when frames run short.
+    pub(super) fn start_reading_each(
+        &self,
+        worker: &Arc<ReadaheadWorker>,
+        ranges: impl Iterator<Item = Range<u64>>,
+    ) {
+        let mut runs = Vec::new();
+        'ranges: for mut pages in ranges {
+            loop {
+                match self.fill().claim_next(&mut pages, Wait::Never) {
+                    Ok(ReadIoClaim::New(run)) => {
+                        self.mark_read_ahead(&run, run.first);
+                        runs.push(run);
+                    }
+                    Ok(ReadIoClaim::Taken) => break,
+                    Ok(ReadIoClaim::NoFrame) | Err(_) => break 'ranges,
+                }
+            }
+        }
+        if !runs.is_empty() {
+            worker.push(&self.inode, runs);
         }
     }
 }
@@ -423,10 +448,11 @@ impl ReadaheadWorker {
         Arc::new(Self { waiting: Mutex::default(), in_flight_bytes_max })
     }
 
-    /// Queues a run of a file. Returns `true` if it will be read. If no worker thread is available,
-    /// drops the whole queue: the caller may own transfers, and must not wait for others (IO-5).
-    fn push(self: &Arc<Self>, inode: &Arc<Inode>, run: ReadIo) -> bool {
-        if !self.waiting.lock().join([run]) {
+    /// Queues runs of a file. Returns `true` if they will be read. If no worker thread is
+    /// available, drops the whole queue: the caller may own transfers, and must not wait for others
+    /// (IO-5).
+    fn push(self: &Arc<Self>, inode: &Arc<Inode>, runs: impl IntoIterator<Item = ReadIo>) -> bool {
+        if !self.waiting.lock().join(runs) {
             return true;
         }
         let (worker, of) = (Arc::clone(self), Arc::clone(inode));
