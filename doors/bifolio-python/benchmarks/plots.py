@@ -4,7 +4,8 @@
     python doors/bifolio-python/benchmarks/plots.py --directory DIR --output docs/plots
 
 All of it takes a quarter of an hour. `--only "8 x" --contenders bifolio,MADV_RANDOM,WILLNEED`
-measures a part; `--prepare` only writes the data, which stays in the directory for later runs.
+measures a part; `--prepare` only writes the data, which stays in the directory for later runs. With
+`--results FILE` the rounds of several runs count together.
 
 Each measurement is a process in a memory control group of its own (version 1, as root), whose limit
 is what bifolio takes: the bound of the cache, 40 MiB for the interpreter and its libraries, and two
@@ -273,6 +274,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="the cases whose names contain this")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="some, beside bifolio")
+    parser.add_argument("--results", type=Path, help="results of earlier runs, which it adds to")
     parser.add_argument("--prepare", action="store_true", help="only writes the data")
     options = parser.parse_args()
     cases = {name: case for name, case in CASES.items() if options.only in name}
@@ -289,7 +291,10 @@ def main() -> None:
     }
     peaks: list[int] = []
     left: list[int] = []
-    for number in range(options.rounds):
+    if options.results and options.results.exists():
+        results, peaks, left = json.loads(options.results.read_text())
+    done = len(next(iter(results.values()))["bifolio"])
+    for number in range(done, done + options.rounds):
         for name in cases:
             for contender in contenders:
                 found = run(options.directory, name, contender, number)
@@ -299,6 +304,8 @@ def main() -> None:
                 if contender == "bifolio":
                     peaks.append(found["peak"])
                     left.append(found["left"])
+    if options.results:
+        options.results.write_text(json.dumps([results, peaks, left]))
     processor = next(
         line.split(":")[1].strip()
         for line in subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
@@ -306,7 +313,7 @@ def main() -> None:
     )
     machine = (
         f"{processor}, {os.cpu_count()} CPUs, Linux {os.uname().release}, numpy {np.__version__}, "
-        f"{time.strftime('%Y-%m-%d')}, {options.rounds} rounds"
+        f"{time.strftime('%Y-%m-%d')}, {done + options.rounds} rounds"
     )
     print(f"{machine}\n\n| rows per second | {' | '.join(contenders)} |")
     print("|---" * (len(contenders) + 1) + "|")
