@@ -1,4 +1,4 @@
-//! Executors for the tests of asynchronous reads: for one future, and for many on one thread.
+//! Executors for the tests of asynchronous calls: for one future, and for many on one thread.
 //!
 //! Both run in the calling thread, which sleeps while no task is woken.
 

@@ -4,6 +4,7 @@
 //! real device guarantees no more, so a sync that relies on more is detected. The device can fail,
 //! transfer less, be slow, or hang.
 
+use crate::codec::opened;
 use bifolio::backing::{Backing, DirectBacking, FallocateMode, FileIdentity, IoBuf, IoBufMut};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -38,6 +39,8 @@ pub struct Faults {
 pub struct Device {
     name: String,
     identity: FileIdentity,
+    /// Set if the pages of its file are sealed (`codec.rs`).
+    is_sealed: bool,
     /// Number of the device's own, for its random faults.
     seed: u64,
     state: Mutex<State>,
@@ -107,6 +110,7 @@ impl Device {
         Self {
             name,
             identity,
+            is_sealed: false,
             seed: BuildHasherDefault::<DefaultHasher>::default().hash_one(identity),
             state: Mutex::default(),
             flushing: Mutex::default(),
@@ -119,6 +123,11 @@ impl Device {
             is_hung: AtomicBool::new(false),
             calls: AtomicU64::new(0),
         }
+    }
+
+    /// Creates the same device for a file with a codec.
+    pub fn sealed(self) -> Self {
+        Self { is_sealed: true, ..self }
     }
 
     /// Removes all faults.
@@ -142,7 +151,8 @@ impl Device {
 
     /// Returns the bytes of `length` at `position` that remain after a power cut now.
     pub fn durable(&self, position: u64, length: usize) -> Vec<u8> {
-        part(&self.state().durable.bytes, position, length)
+        let bytes = part(&self.state().durable.bytes, position, length);
+        if self.is_sealed { opened(position, bytes) } else { bytes }
     }
 
     /// Returns `true` if a power cut now would lose changes.
@@ -152,7 +162,8 @@ impl Device {
 
     /// Returns the current bytes.
     pub fn live(&self, position: u64, length: usize) -> Vec<u8> {
-        part(&self.state().live.bytes, position, length)
+        let bytes = part(&self.state().live.bytes, position, length);
+        if self.is_sealed { opened(position, bytes) } else { bytes }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

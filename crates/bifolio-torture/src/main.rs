@@ -15,8 +15,9 @@
 //! failure, and so is a class whose scenes no longer meet what they are for (`met.rs`).
 
 mod advice;
-mod async_reads;
+mod async_calls;
 mod closes;
+mod codec;
 mod deaths;
 mod device;
 mod exerciser;

@@ -39,6 +39,8 @@ pub struct Seen {
     pub unflushed_cuts: AtomicU64,
     /// Meetings of a thread that punches a hole or allocates with one that reads there.
     pub meetings_at_holes: AtomicU64,
+    /// Futures of asynchronous calls that were dropped before they were ready.
+    pub dropped_futures: AtomicU64,
 }
 
 /// Events of all scenes so far, by class.
@@ -117,6 +119,7 @@ pub fn events(stats: &Stats, seen: &Seen) -> Counts {
         ("shared flushes", stats.writes.syncs_shared),
         ("unflushed cuts", count(&seen.unflushed_cuts)),
         ("meetings at holes", count(&seen.meetings_at_holes)),
+        ("dropped futures", count(&seen.dropped_futures)),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! A scene: one cache, some files, and the operations on them, all drawn from a seed.
 
+use crate::codec::WordKeys;
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
 use crate::met::Seen;
@@ -98,6 +99,9 @@ const LAST: u64 = 0x5EED_0004;
 
 /// Mask of the seed for the threads that serve the faults of a file.
 const FAULTS: u64 = 0x5EED_0005;
+
+/// Mask of the seed for the files that have a codec.
+const CODEC: u64 = 0x5EED_0006;
 
 /// One file of a scene.
 #[derive(Debug)]
@@ -276,6 +280,9 @@ impl Scene {
         let name = format!("seed-{}-file-{number}", self.seed);
         let identity = FileIdentity::custom(1 + number as u64, 1 + number as u64);
         let device = (!is_memory_file).then(|| Device::new(name.clone(), identity, faults));
+        let is_sealed = self.is_sealed(number);
+        let device = device.map(|device| if is_sealed { device.sealed() } else { device });
+        let (options, first_options) = sealed(is_sealed, options, first_options);
         let device = device.map(Arc::new);
         let first = match &device {
             Some(device) => {
@@ -304,6 +311,12 @@ impl Scene {
             invitation: AtomicU64::default(),
             met: AtomicU64::default(),
         })
+    }
+
+    /// Returns `true` if a file has a codec: one whose length does not change.
+    fn is_sealed(&self, number: usize) -> bool {
+        matches!(self.class, Class::Steady | Class::Faults)
+            && Rng::with_seed(self.seed ^ CODEC ^ number as u64).u32(0..3) == 0
     }
 
     /// Returns the maximum length of a memory file without a swap, one of `files`: together they
@@ -391,6 +404,15 @@ impl Scene {
             .filter_map(|slot| slot.lock().expect("no panic").as_ref().map(File::folio_bytes));
         sizes.max().unwrap_or(4096)
     }
+}
+
+/// Returns the options of the first and the other opens of a file, with a codec if it has one.
+fn sealed(is_sealed: bool, all: OpenOptions, first: OpenOptions) -> (OpenOptions, OpenOptions) {
+    if !is_sealed {
+        return (all, first);
+    }
+    let all = all.codec(Arc::new(WordKeys));
+    (all.clone(), all)
 }
 
 /// Returns the kernel calls for maps that fail, each with its rate, in 1024.

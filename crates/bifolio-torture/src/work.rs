@@ -6,7 +6,7 @@ use crate::maps::HeldPin;
 use crate::scene::{Scene, Target};
 use crate::watchdog;
 use bifolio::backing::Backing;
-use bifolio::{ErrorKind, File, ReadRequest};
+use bifolio::{ErrorKind, File, ReadRequest, WriteHint};
 use fastrand::Rng;
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl<'s> Worker<'s> {
         let operation = self.meet(target).unwrap_or(operation);
         match operation {
             READ..=2 => self.read(target, &file),
-            3 if self.random.bool() => self.read_async(target, &file),
+            3 if self.random.bool() => self.call_async(target, &file),
             3 => self.read_many(target, &file),
             4 => self.pin(target, &file),
             5 if self.random.bool() => self.pin(target, &file),
@@ -232,11 +232,17 @@ impl<'s> Worker<'s> {
         }
     }
 
-    fn pin_many(&mut self, target: &Target, file: &File) -> Outcome {
-        // All threads together pin less than an eighth of what there is.
+    /// Returns the number of pins that a thread may hold: all threads together pin less than an
+    /// eighth of what there is.
+    pub fn pins_at_once(&self, file: &File) -> u64 {
         let scene = self.scene;
         let most = scene.memory_bytes / (8 * scene.threads as u64 * file.folio_bytes());
-        let count = self.random.u64(1..=most.clamp(1, 8));
+        most.clamp(1, 8)
+    }
+
+    fn pin_many(&mut self, target: &Target, file: &File) -> Outcome {
+        let most = self.pins_at_once(file);
+        let count = self.random.u64(1..=most);
         let ranges: Vec<_> = (0..count).map(|_| self.folio_range(target, file)).collect();
         let begun = self.scene.clock.begin_call(self.number);
         for (pin, range) in file.pin_many(&ranges).into_iter().zip(ranges) {
@@ -282,6 +288,10 @@ impl<'s> Worker<'s> {
         let change = target.history.begin(call, self.number, Kind::Write, range.clone());
         let words = range.start / WORD_BYTES..range.end / WORD_BYTES;
         let bytes: Vec<u8> = words.flat_map(|index| change.word(index).to_le_bytes()).collect();
+        if self.random.u32(0..64) == 0 {
+            let hints = [WriteHint::Normal, WriteHint::Once];
+            file.set_write_hint(hints[usize::from(self.random.bool())]);
+        }
         let answer = file.write_at(&bytes, range.start);
         let written = *answer.as_ref().unwrap_or(&0) as u64;
         target.history.end(&change, written);

@@ -2,7 +2,7 @@
 //! times as large as the cache, polled by an executor of three dozen lines. The same reads with
 //! `read_many` beside it.
 
-use bifolio::{Access, Cache, File, OpenOptions, ReadFuture, ReadRequest};
+use bifolio::{Access, Cache, File, FileFuture, OpenOptions, ReadRequest};
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
@@ -58,7 +58,7 @@ fn read_async(file: &File, positions: &mut Positions) -> bifolio::Result<f64> {
         let position = positions.next().expect("without end");
         (position, file.read_async(buffer, position))
     };
-    let mut reads: Vec<(u64, ReadFuture)> =
+    let mut reads: Vec<(u64, FileFuture<Vec<u8>>)> =
         (0..READS_AT_ONCE).map(|_| start(vec![0; PAGE_BYTES])).collect();
     let task = |number| Waker::from(Arc::new(Task { number, woken: Arc::clone(&woken) }));
     let wakers: Vec<Waker> = (0..READS_AT_ONCE).map(task).collect();
@@ -102,6 +102,40 @@ fn read_many(file: &File, positions: &mut Positions) -> bifolio::Result<f64> {
     Ok(done / begun.elapsed().as_secs_f64())
 }
 
+/// Prints the time of a read of 4 KiB that is in memory, by each of three calls, ns.
+fn time_hits(file: &File) -> bifolio::Result<()> {
+    const READS: u32 = 1_000_000;
+    let mut context = Context::from_waker(Waker::noop());
+    let mut buffer = vec![0; PAGE_BYTES];
+    file.populate(..64 * PAGE_BYTES as u64)?;
+    let at = |number: u32| u64::from(number % 64) * PAGE_BYTES as u64;
+    for _ in 0..3 {
+        let begun = Instant::now();
+        for number in 0..READS {
+            file.read_exact_at(&mut buffer, at(number))?;
+        }
+        let waiting = begun.elapsed() / READS;
+        let begun = Instant::now();
+        for number in 0..READS {
+            let mut read = file.read_async(std::mem::take(&mut buffer), at(number));
+            let Poll::Ready(bytes) = Pin::new(&mut read).poll(&mut context) else { continue };
+            buffer = bytes?;
+        }
+        let asynchronous = begun.elapsed() / READS;
+        let begun = Instant::now();
+        for number in 0..READS {
+            let mut pin = file.pin_async(at(number)..at(number) + PAGE_BYTES as u64);
+            let Poll::Ready(page) = Pin::new(&mut pin).poll(&mut context) else { continue };
+            assert_eq!(page?.u64_le(0), Some(at(number)));
+        }
+        let pin = begun.elapsed() / READS;
+        println!(
+            "hit of 4 KiB: read_at {waiting:?}, read_async {asynchronous:?}, pin_async {pin:?}"
+        );
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let directory = tempfile::tempdir_in(std::env::current_dir()?)?;
     let path = directory.path().join("data");
@@ -118,6 +152,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let many = read_many(&file, &mut positions)?;
         println!("read_async {asynchronous:.0} reads/s, read_many {many:.0} reads/s");
     }
+    time_hits(&file)?;
     let stats = cache.stats();
     println!("{} of {} bytes are in use", stats.memory.used_bytes, stats.memory.bound_bytes);
     Ok(())

@@ -159,6 +159,8 @@ pub enum ErrorKind {
     SwapRead,
     /// The bytes read from the swap are not those that were written there.
     SwapCorrupt,
+    /// The [`PageCodec`](crate::PageCodec) of the file refuses a page that was read.
+    CorruptPage,
     /// The write gate of the file ([`GatedFile`](crate::GatedFile)) holds dirty pages back: its
     /// call has failed, or a page is not committed. They stay dirty. All other pages are durable.
     Gated,
@@ -302,7 +304,9 @@ impl Error {
     fn own_io_kind(&self) -> io::ErrorKind {
         match self.kind() {
             ErrorKind::PastEnd => io::ErrorKind::UnexpectedEof,
-            ErrorKind::SwapCorrupt | ErrorKind::CutShort => io::ErrorKind::InvalidData,
+            ErrorKind::SwapCorrupt | ErrorKind::CorruptPage | ErrorKind::CutShort => {
+                io::ErrorKind::InvalidData
+            }
             ErrorKind::Full | ErrorKind::BoundInUse => io::ErrorKind::OutOfMemory,
             ErrorKind::Fault | ErrorKind::Close => {
                 self.cause().map_or(io::ErrorKind::Other, Self::own_io_kind)

@@ -84,6 +84,8 @@
 //! if file.try_read_at(&mut buffer, 8192).is_err() {
 //!     buffer = file.read_async(buffer, 8192).await?; // needs no runtime; drop it at any moment
 //! }
+//! let page = file.pin_async(8192..12_288).await?; // without a copy
+//! # assert_eq!(page.to_vec(), buffer);
 //! # assert_eq!(buffer, [7; 4096]);
 //! # bifolio::Result::Ok(())
 //! # })?;
@@ -142,8 +144,9 @@ mod file {
     pub(crate) mod open {
         pub(crate) mod slots;
     }
-    pub(crate) mod async_reads {
+    pub(crate) mod async_calls {
         pub(crate) mod handover;
+        pub(crate) mod job_list;
     }
 }
 #[cfg(all(test, loom))]
@@ -176,9 +179,10 @@ mod surface {
     pub use crate::config::{DrainPolicy, PinMode};
     pub use crate::error::{Error, ErrorKind, Result};
     pub use crate::file::{
-        Access, Checkpoint, File, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef, PageRef,
-        PageRefMut, PageView, ReadFuture, ReadRequest, Residency,
+        Access, Checkpoint, File, FileFuture, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef,
+        PageRef, PageRefMut, PageView, ReadRequest, Residency, WriteHint,
     };
+    pub use crate::inode::PageCodec;
     pub use crate::io::DirectIo;
     #[cfg(feature = "maps")]
     pub use crate::maps::faults::FaultMode;

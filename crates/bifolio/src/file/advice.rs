@@ -195,7 +195,7 @@ impl File {
 }
 
 /// Evicts the folios of a range of a file, and starts the write-out of those that are dirty.
-fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
+pub(super) fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) -> Evicted {
     if range.is_empty() {
         return Evicted::default();
     }

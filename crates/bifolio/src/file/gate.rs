@@ -2,7 +2,7 @@
 //!
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
-use super::{Checkpoint, File, PageRef, PageRefMut, PageView, ReadFuture, ReadRequest};
+use super::{Checkpoint, File, FileFuture, PageRef, PageRefMut, PageView, ReadRequest};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins;
 use crate::page::{Lookup, pages_of};
@@ -308,7 +308,7 @@ impl GatedFile {
     }
 
     /// Returns a read as a future, like [`File::read_async`].
-    pub fn read_async(&self, buffer: Vec<u8>, position: u64) -> ReadFuture {
+    pub fn read_async(&self, buffer: Vec<u8>, position: u64) -> FileFuture<Vec<u8>> {
         self.file.read_async(buffer, position)
     }
 

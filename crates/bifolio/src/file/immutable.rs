@@ -1,7 +1,7 @@
 //! Files that do not change while they are open: their pins are slices.
 
-use super::File;
-use super::pin::PageRef;
+use super::pin::{OwnedPageRef, PageRef};
+use super::{File, FileFuture};
 use crate::error::{Error, Result};
 use std::ops::{Deref, Range, RangeBounds};
 use std::sync::Arc;
@@ -31,6 +31,27 @@ impl ImmutableFile {
     #[inline(always)]
     pub fn pin(&self, range: impl RangeBounds<u64>) -> Result<PageRef<'_, Self>> {
         self.file.pin_for(self.file.range_of(range))
+    }
+
+    /// Pins the bytes of `range` without blocking the thread that polls, like [`File::pin_async`].
+    /// The pin is a slice that can be stored and sent, and is what `Bytes::from_owner` of the crate
+    /// `bytes` takes.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, vec![7; 100_000])?;
+    /// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+    /// # bifolio_testing::block_on(async {
+    /// let table = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
+    /// let page = table.pin_async(8192..12_288).await?;
+    /// let owner: Box<dyn AsRef<[u8]> + Send> = Box::new(page);
+    /// assert_eq!((*owner).as_ref(), [7; 4096]);
+    /// # bifolio::Result::Ok(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pin_async(&self, range: impl RangeBounds<u64>) -> FileFuture<OwnedPageRef<Self>> {
+        self.file.pin_async_of(range)
     }
 
     /// Pins the bytes of each range, like [`File::pin_many`], and lends them as slices. Blocks

@@ -5,11 +5,12 @@
 //!   read.rs       reads: hits (hit.rs), runs of pages, misses (fill/), reads that never wait
 //!   read_with.rs  reads in place
 //!   many.rs       read_many, pin_many: all misses in one batch
-//!   async_reads/  futures, served by a job per device
+//!   async_calls/  futures, served by a job per device
 //!   readahead/    fills of pages before they are read
 //!   pin.rs        pins, for reading and for changes
 //!   immutable.rs  files that do not change while they are open: pins are slices
 //!   write.rs      writes, lengths
+//!   write_hint.rs writes whose pages are evicted first
 //!   allocation.rs allocation, holes, zeros of memory files
 //!   gate.rs       writes behind a write gate
 //!   advice.rs     access hints, eviction, residency
@@ -24,7 +25,7 @@
 
 mod advice;
 mod allocation;
-mod async_reads;
+mod async_calls;
 mod gate;
 mod hit;
 mod immutable;
@@ -37,9 +38,10 @@ mod read;
 mod read_with;
 mod readahead;
 mod write;
+mod write_hint;
 
 pub use advice::{Access, Residency};
-pub use async_reads::ReadFuture;
+pub use async_calls::FileFuture;
 pub use gate::GatedFile;
 pub use immutable::ImmutableFile;
 pub use many::ReadRequest;
@@ -47,6 +49,7 @@ pub(crate) use open::Registry;
 pub use options::OpenOptions;
 pub use pin::{OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;
+pub use write_hint::WriteHint;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
@@ -58,7 +61,7 @@ use crate::page::{PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
 use crate::sync::Ordering;
 use crate::writeback::{CheckpointMark, ErrorCursor, NoRoom};
-use async_reads::ReadServer;
+use async_calls::ReadServer;
 use hit::HitPath;
 use open::Membership;
 use readahead::Readahead;
@@ -381,6 +384,7 @@ pub(crate) struct Handle {
     readahead: Readahead,
     readable: bool,
     writable: bool,
+    write_hints: write_hint::WriteHints,
     read_server: OnceLock<Arc<ReadServer>>,
     /// Last field: the handle has dropped everything else when the registry is told.
     membership: Membership,
@@ -454,6 +458,22 @@ impl Handle {
                 grown.map_err(|error| error.wanted_for(|| inode.name(), bytes))
             }
         }
+    }
+
+    /// Returns `true` if a growth may wait for folio locks, because maps see the pages.
+    fn waits_to_grow(&self) -> bool {
+        self.inode.page_space.is_in_place()
+    }
+
+    /// Fails if a file with a codec cannot have the length.
+    fn check_growth(&self, len_bytes: u64) -> Result<()> {
+        let folio_bytes = self.inode.mapping.folio_bytes();
+        if self.inode.codec.get().is_none() || len_bytes.is_multiple_of(folio_bytes) {
+            return Ok(());
+        }
+        let problem =
+            format!("{len_bytes} is no multiple of {folio_bytes}, and the file has a codec");
+        Err(Error::config("the length of the file", problem).in_file(self.inode.name()))
     }
 
     fn check_len(&self, wanted_bytes: u64) -> Result<()> {

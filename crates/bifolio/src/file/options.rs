@@ -2,9 +2,12 @@
 
 use crate::config;
 use crate::error::{Error, Result};
+use crate::inode::PageCodec;
 use crate::io::{DirectIo, DiskOptions};
 use crate::maps::faults::FaultMode;
 use crate::sys::memory;
+use std::fmt;
+use std::sync::Arc;
 
 /// Options of an open: access, folio size, limits.
 ///
@@ -14,7 +17,7 @@ use crate::sys::memory;
 /// let scratch = OpenOptions::new().write(true).create(true).truncate(true);
 /// # let _ = (engine_pages, scratch);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct OpenOptions {
     pub(crate) read: bool,
     pub(crate) write: bool,
@@ -30,6 +33,7 @@ pub struct OpenOptions {
     pub(crate) direct: DirectIo,
     pub(crate) mappable: bool,
     pub(crate) faults: Option<FaultMode>,
+    pub(crate) codec: Option<Arc<dyn PageCodec>>,
 }
 
 /// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.
@@ -72,7 +76,21 @@ impl Default for OpenOptions {
             direct: DirectIo::Auto,
             mappable: false,
             faults: None,
+            codec: None,
         }
+    }
+}
+
+impl fmt::Debug for OpenOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = formatter.debug_struct("OpenOptions");
+        fields.field("read", &self.read).field("write", &self.write);
+        fields.field("create", &self.create).field("create_new", &self.create_new);
+        fields.field("mode", &self.mode).field("exclusive", &self.exclusive);
+        fields.field("truncate", &self.truncate).field("immutable", &self.immutable);
+        fields.field("folio_bytes", &self.folio_bytes).field("len_max", &self.len_max_bytes);
+        fields.field("direct", &self.direct).field("mappable", &self.mappable);
+        fields.field("faults", &self.faults).field("has_codec", &self.codec.is_some()).finish()
     }
 }
 
@@ -166,12 +184,27 @@ impl OpenOptions {
         self
     }
 
+    /// Makes each page of the file into something else on storage, and checks it when it is read: a
+    /// checksum or encryption. All handles of a file have the same codec, by its address. A file
+    /// with a codec cannot be mapped, and its length is a multiple of the folio size: writes and
+    /// `set_len` that would make it another are refused
+    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)).
+    ///
+    /// Reads and writes of many pages stay transfers of many pages, direct ones, by io_uring. A
+    /// page is written from a copy, for which a 32nd of the bound is reserved when the first file
+    /// with a codec is opened, at most 8 MiB.
+    pub fn codec(mut self, codec: Arc<dyn PageCodec>) -> Self {
+        self.codec = Some(codec);
+        self
+    }
+
     /// Fails, with the name of the file, for options that are wrong or contradict each other.
     pub(crate) fn validate(&self, file: impl Fn() -> String) -> Result<()> {
         config::folio_order(self.folio_bytes).map_err(|error| error.in_file(file()))?;
         let has_large_folios = self.folio_bytes > config::FOLIO_BYTES_MIN;
         let problem = match self {
             Self { mappable: true, .. } if has_large_folios => "mappable needs folios of 4 KiB",
+            Self { mappable: true, codec: Some(_), .. } => "a file with a codec cannot be mapped",
             Self { immutable: true, read: false, .. } => "an immutable file is opened for reading",
             Self { read: false, write: false, .. } => "neither read nor write",
             Self { immutable: true, write: true, .. } => "an immutable file cannot be written",

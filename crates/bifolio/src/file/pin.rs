@@ -5,7 +5,8 @@
 //! a map, too. A [`PageRefMut`] is the folio lock and a write section.
 //!
 //! # Safety
-//! Returns addresses in frames that are not reused while a reference is held (FRAMES-3).
+//! Returns addresses in frames that are not reused while a reference is held (FRAMES-3). Moves the
+//! fields of a pin to one of another type.
 #![allow(unsafe_code)]
 
 use super::read_with::PageView;
@@ -25,7 +26,9 @@ use crate::sys::copy;
 use crate::writeback::ChangeLsn;
 use std::iter;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, Range, RangeBounds};
+use std::ptr;
 use std::sync::Arc;
 
 /// Pinned bytes of one folio: they stay resident until the reference is dropped. Not `Send`; see
@@ -118,6 +121,23 @@ unsafe impl<F> Send for OwnedPageRef<F> {}
 unsafe impl<F> Sync for OwnedPageRef<F> {}
 
 impl<F> OwnedPageRef<F> {
+    /// Returns the same pin as one of a file of another kind, which the caller knows it to be.
+    pub(crate) fn of_kind<G>(self) -> OwnedPageRef<G> {
+        let pin = ManuallyDrop::new(self);
+        OwnedPageRef {
+            // SAFETY: moved out of a value that is neither dropped nor used again.
+            handle: unsafe { ptr::read(&raw const pin.handle) },
+            first: pin.first,
+            // SAFETY: as above.
+            others: unsafe { ptr::read(&raw const pin.others) },
+            // SAFETY: the counted references, which the new value owns, keep the frames.
+            view: unsafe { PageView::new(pin.view.as_ptr(), pin.view.len()) },
+            // SAFETY: as above.
+            guard: unsafe { ptr::read(&raw const pin.guard) },
+            of: PhantomData,
+        }
+    }
+
     fn folios(&self) -> impl Iterator<Item = FolioId> {
         iter::once(self.first).chain(self.others.iter().copied())
     }

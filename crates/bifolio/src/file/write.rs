@@ -30,7 +30,7 @@ const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 
 /// Reason why a write of one folio has changed nothing.
 #[derive(Debug)]
-enum Unwritten {
+pub(super) enum Unwritten {
     /// The file was truncated: it must grow first.
     MustResize,
     /// The folio cannot become dirty yet.
@@ -50,22 +50,22 @@ impl From<Error> for Unwritten {
     }
 }
 
-type Copied = std::result::Result<(), Unwritten>;
+pub(super) type Copied = std::result::Result<(), Unwritten>;
 
 /// Part of a write that lies in one folio.
 #[derive(Debug)]
-struct Piece<'b> {
-    bytes: &'b [u8],
-    position: u64,
+pub(super) struct Piece<'b> {
+    pub(super) bytes: &'b [u8],
+    pub(super) position: u64,
     /// The write continues after these bytes.
-    follows: bool,
-    lsn: Option<u64>,
+    pub(super) follows: bool,
+    pub(super) lsn: Option<u64>,
 }
 
 /// Growth in progress: no other thread changes the length.
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
-    growing: Growing<'a>,
+    pub(super) growing: Growing<'a>,
     pub(super) resizing: Resizing<'a>,
 }
 
@@ -108,10 +108,15 @@ impl File {
             return Ok(0);
         }
         handle.check_len(end)?;
-        match self.write_folios(buffer, position, lsn, &mut None) {
+        // The right to change the length ends with the statement.
+        let written = self.write_folios(buffer, position, lsn, &mut None);
+        match written {
             (0, Some(error)) => Err(error),
             // The next call, which starts at the first byte not written, returns the error.
-            (done, _) => Ok(done),
+            (done, _) => {
+                self.note_written(position..position + done as u64);
+                Ok(done)
+            }
         }
     }
 
@@ -179,9 +184,14 @@ impl File {
         let position = self.len();
         let end = self.handle.range_end(position, buffer.len() as u64)?;
         self.handle.check_len(end)?;
+        self.handle.check_growth(end)?;
         let mut growth = Some(Growth { growing: self.uncover(&resizing, end)?, resizing });
         let (_, failure) = self.write_folios(buffer, position, lsn, &mut growth);
-        let Some(error) = failure else { return Ok(position) };
+        let Some(error) = failure else {
+            drop(growth);
+            self.note_written(position..end);
+            return Ok(position);
+        };
         if let Some(growth) = growth
             && self.len() > position
             && let Err(kept) = self.cut(&growth.resizing, position)
@@ -248,7 +258,7 @@ impl File {
         Ok(())
     }
 
-    fn copy_into(&self, locked: &Locked<'_>, piece: &Piece<'_>) -> Copied {
+    pub(super) fn copy_into(&self, locked: &Locked<'_>, piece: &Piece<'_>) -> Copied {
         let inode = &self.handle.inode;
         let Piece { bytes, position, follows, lsn } = *piece;
         let Locked { folio, lock, .. } = locked;
@@ -282,7 +292,7 @@ impl File {
 
     /// Cleans up a folio whose write failed. If it was made for this write, no reader may see the
     /// old bytes of its frame, and it must not stay past the end of file (MAPPING-4).
-    fn undo_write(&self, locked: Locked<'_>) {
+    pub(super) fn undo_write(&self, locked: Locked<'_>) {
         let inode = &self.handle.inode;
         let (is_uptodate, was_resident) = (locked.is_uptodate(), locked.was_resident);
         let Locked { folio, lock, .. } = locked;
@@ -309,6 +319,7 @@ impl File {
         self.check_changeable()?;
         handle.range_end(len_bytes, 0)?;
         handle.check_len(len_bytes)?;
+        handle.check_growth(len_bytes)?;
         let inode = &handle.inode;
         let resizing = inode.lock_resizing();
         if len_bytes >= inode.mapping.len_bytes() {
@@ -400,6 +411,7 @@ impl File {
     /// Waits until no other thread changes the length, and prepares the file to grow to
     /// `len_bytes`.
     pub(super) fn begin_growth(&self, len_bytes: u64) -> Result<Growth<'_>> {
+        self.handle.check_growth(len_bytes)?;
         let resizing = self.handle.inode.lock_resizing();
         Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
     }

@@ -116,7 +116,11 @@ impl<'h> Fill<'h> {
         })
     }
 
-    fn with_content(self, locked: Locked<'h>, access: AccessMode) -> Result<Option<Locked<'h>>> {
+    pub(super) fn with_content(
+        self,
+        locked: Locked<'h>,
+        access: AccessMode,
+    ) -> Result<Option<Locked<'h>>> {
         if locked.is_uptodate() {
             return Ok(Some(locked));
         }
@@ -159,7 +163,7 @@ impl<'h> Fill<'h> {
     /// Returns `true` if `access` is a write that replaces all bytes of the file in the folio that
     /// starts at page `head`. Stays true while the folio is locked: bytes that the file gains there
     /// by growing elsewhere are zeros.
-    fn is_replaced(self, head: u64, access: AccessMode) -> bool {
+    pub(super) fn is_replaced(self, head: u64, access: AccessMode) -> bool {
         let AccessMode::Write { start, end } = access else { return false };
         let (folio_start, mapping) = (head * PAGE_BYTES, &self.inode.mapping);
         let folio_bytes = mapping.folio_bytes();

@@ -50,10 +50,12 @@ mod lookup;
 pub(crate) mod own_pins;
 mod queue;
 mod transfer;
+mod try_lookup;
 
 pub(crate) use claim::{ReadIoClaim, Wait};
 pub(crate) use queue::{Batch, Delivery, FillQueue};
 pub(crate) use transfer::{Locked, ReadIo, copy_filled};
+pub(crate) use try_lookup::TryFind;
 
 use crate::inode::Inode;
 use crate::memory::CacheState;

@@ -1,6 +1,6 @@
 //! A queue of runs: the one way in which many fills are in progress at a time, for batches
 //! ([`Batch`]), readahead (`file/readahead/mod.rs`) and asynchronous reads
-//! (`file/async_reads/server.rs`).
+//! (`file/async_calls/server.rs`).
 //!
 //! A run whose transfer has ended stays in this queue, with its folios locked, until its user takes
 //! it and publishes it. While runs are in the queue, its thread waits for nothing else: for no

@@ -301,6 +301,11 @@ impl ReadIo {
         let is_old = mark_cleared(inode, &locked.lock, self.before_read);
         checked?;
         let valid = if is_old { 0 } else { read };
+        if valid > 0
+            && let Some(codec) = inode.codec.get()
+        {
+            codec.check(inode, position, start, valid as usize)?;
+        }
         if valid < folio_bytes {
             let behind = start.wrapping_add(valid as usize);
             // SAFETY: inside the folio's frame, or its part of the staging memory, which only the

@@ -9,12 +9,15 @@
 
 mod clear;
 mod clearing;
+mod codec;
 mod evict;
 mod resize;
 mod store;
 mod swap_store;
 
 pub(crate) use clearing::ClearedBefore;
+pub use codec::PageCodec;
+pub(crate) use codec::{Codec, SealedPages, SealingRoom};
 pub(crate) use resize::Resizing;
 pub(crate) use store::Place;
 
@@ -74,6 +77,8 @@ pub(crate) struct Inode {
     pub(crate) errors: WriteErrors,
     pub(crate) flushes: Flushes<Error>,
     pub(crate) gate: OnceLock<Arc<Gate>>,
+    /// Set before the first handle exists.
+    pub(crate) codec: OnceLock<Codec>,
     /// Held by the thread that changes the length (`resize.rs`).
     pub(crate) resizing: Mutex<()>,
     /// Held shared by write-outs, exclusively by `set_len`: see WRITEBACK-4.
@@ -157,6 +162,7 @@ impl Inode {
             errors: WriteErrors::default(),
             flushes: Flushes::default(),
             gate: OnceLock::new(),
+            codec: OnceLock::new(),
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             clearing: OnceLock::new(),

@@ -53,6 +53,11 @@ impl Inode {
         Resizing { inode: self, _alone: self.resizing.lock() }
     }
 
+    /// Acts as [`Self::lock_resizing`]; returns `None` if it would have to wait.
+    pub(crate) fn try_lock_resizing(&self) -> Option<Resizing<'_>> {
+        Some(Resizing { inode: self, _alone: self.resizing.try_lock()? })
+    }
+
     /// Extends the backing with zeros to the end of the file, or to `end_bytes` if that comes
     /// first. A later write-out would extend it, too, but may come too late. Blocks for write-outs.
     pub(crate) fn extend_backing(&self, end_bytes: u64) -> Result<()> {

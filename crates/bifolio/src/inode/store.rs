@@ -158,6 +158,15 @@ impl Store {
         disk.len_bytes.load(Ordering::Relaxed).saturating_sub(position_bytes).min(length_bytes)
     }
 
+    /// Returns `true` if it has none of the bytes of a folio that is not in memory, at
+    /// `position_bytes`. Its Entry is `seen`.
+    pub(crate) fn has_no_bytes(&self, position_bytes: u64, length_bytes: u64, seen: Entry) -> bool {
+        match self {
+            Self::Disk(_) => self.bytes_from(position_bytes, length_bytes) == 0,
+            Self::Swap(_) => seen.as_value().is_none(),
+        }
+    }
+
     /// Returns `true` if a truncation of the storage zeroes the bytes past the end; otherwise they
     /// are zeroed in memory.
     pub(crate) fn zeroes_what_is_cut(&self) -> bool {

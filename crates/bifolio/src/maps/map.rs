@@ -217,6 +217,11 @@ impl<F> Map<F> {
     }
 }
 
+/// Returns `true` if a range has bytes, all in one folio.
+fn is_in_one_folio(range: &Range<u64>, folio_bytes: u64) -> bool {
+    range.start < range.end && range.start / folio_bytes == (range.end - 1) / folio_bytes
+}
+
 impl ImmutableFile {
     /// Maps the bytes of `range` for reading, like [`File::map`], and lends them as a slice
     /// ([`Map::as_bytes`]).
@@ -226,6 +231,42 @@ impl ImmutableFile {
     pub fn map(&self, range: impl RangeBounds<u64>) -> Result<Map<Self>> {
         let Map { guard, file, region, range, errors_seen, .. } = File::map(self, range)?;
         Ok(Map { guard, file, region, range, errors_seen, of: PhantomData })
+    }
+
+    /// Returns the bytes of `range`, of any length and at any position, as one slice that is kept
+    /// in memory: a compressed block, the weights of an expert. No byte is copied. Missing pages
+    /// are read in one batch. Blocks for the device.
+    ///
+    /// The slice can be stored, cloned and sent, and is what `Bytes::from_owner` of the crate
+    /// `bytes` takes. It counts against the bound while it exists, and the cache cannot be closed.
+    ///
+    /// # Errors
+    /// Every error of [`File::map`] and [`Map::pin`]. A file that was not opened
+    /// [`mappable`](crate::OpenOptions::mappable) has only slices in one folio.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("blocks");
+    /// # std::fs::write(&path, vec![7_u8; 1_000_000])?;
+    /// # let can_map = |f: &bifolio::FeatureReport| f.name == "user-faults" && f.available;
+    /// # if !bifolio::features().iter().any(can_map) { return Ok(()) }
+    /// use bifolio::{Cache, OpenOptions};
+    /// let cache = Cache::builder().memory(16 << 20).build()?;
+    /// let blocks = cache.open_immutable(&path, &OpenOptions::new().mappable(true))?;
+    /// let block = blocks.bytes(123_456..654_321)?;
+    /// std::thread::spawn(move || assert_eq!(block[..], [7; 530_865])).join().unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bytes(&self, range: impl RangeBounds<u64>) -> Result<OwnedPageRef<Self>> {
+        let range = self.range_of(range);
+        if self.handle.inode.page_space.region().is_none()
+            && is_in_one_folio(&range, self.folio_bytes())
+        {
+            return Ok(self.pin(range)?.into_owned());
+        }
+        Ok(self.map(range)?.pin(..)?.of_kind())
     }
 }
 

@@ -127,9 +127,11 @@ impl Folio {
         self.batch.store(cpu as u16 + 1, Ordering::Relaxed);
     }
 
-    /// Forgets the wakers with data at `data` that were registered for the folio lock, at any time.
+    /// Forgets the wakers with data at `data` that were registered for the folio lock or the end of
+    /// a write-out, at any time.
     pub(crate) fn forget_waker(&self, data: *const ()) {
         waiters::forget(&self.lock.0, data);
+        self.flags.forget_waker(data);
     }
 
     #[cfg(all(test, not(loom)))]

@@ -44,9 +44,12 @@
 //! The generation has 24 bits: A5 is fooled only if its thread sleeps through 2^24 generations of
 //! one frame (more than 16 s, at a microsecond each) and wakes when the count is exactly 0, which
 //! lasts for two instructions per generation.
+//!
+//! Length: half of it is comments about the protocols of the three words.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, blocking, store_owned, waiters};
 use std::ops::Range;
+use std::task::Waker;
 
 const COUNT_BITS: u32 = 39;
 const GENERATION_BITS: u32 = 24;
@@ -320,7 +323,7 @@ pub(crate) enum Listing {
 
 /// The flags of a folio, independent bits, and the [`WriteState`]. All changes are
 /// read-modify-writes, so bits guarded by different locks (rules 3 and 5 of `page/mod.rs`) can
-/// share the word. A thread that waits for write-back to end sleeps on it.
+/// share the word. A thread that waits for write-back to end sleeps on it, or leaves a waker.
 #[derive(Debug, Default)]
 pub(crate) struct Flags(AtomicU32);
 
@@ -390,14 +393,17 @@ impl Flags {
             let is_over = after & IN_FLIGHT == 0;
             if is_over { after & !(Flag::WritebackWaiters as u32) } else { after }
         };
-        // Release: pairs with the Acquire in `write_state` and in `wait_for_writeback`: the I/O is
-        // done, or the folio set up. On failure, Relaxed: only the value counts.
-        let exchange = (Ordering::Release, Ordering::Relaxed);
+        // AcqRel: its Release pairs with the Acquire in `write_state` and in `wait_for_writeback`:
+        // the I/O is done, or the folio set up. Its Acquire pairs with the Release in
+        // `is_written_or_wake`: this thread finds the waker. On failure, Relaxed: only the value
+        // counts.
+        let exchange = (Ordering::AcqRel, Ordering::Relaxed);
         let changed = |before| Some(after_of(before));
         let (Ok(before) | Err(before)) = self.0.fetch_update(exchange.0, exchange.1, changed);
         let after = after_of(before);
         if before & !after & Flag::WritebackWaiters as u32 != 0 {
             waiters::wake_sleepers(&self.0, u32::MAX >> 1);
+            waiters::call_wakers(&self.0);
         }
         match (before & LISTED, after & LISTED) {
             (0, LISTED) => Listing::Add,
@@ -421,6 +427,28 @@ impl Flags {
                 waiters::sleep(&self.0, waiting);
             }
         }
+    }
+
+    /// Returns `true` if no write-out is in flight. Otherwise `waker` is called when the one in
+    /// flight has ended, or before.
+    pub(crate) fn is_written_or_wake(&self, waker: Waker) -> bool {
+        let data = waker.data();
+        waiters::register(&self.0, waker);
+        let add_waiter =
+            |now: u32| (now & IN_FLIGHT != 0).then_some(now | Flag::WritebackWaiters as u32);
+        // AcqRel: its Release pairs with the Acquire in `change`, which then finds the waker.
+        // Acquire: pairs with the Release in `change`, as in `wait_for_writeback`.
+        let exchange = (Ordering::AcqRel, Ordering::Acquire);
+        let is_written = self.0.fetch_update(exchange.0, exchange.1, add_waiter).is_err();
+        if is_written {
+            self.forget_waker(data);
+        }
+        is_written
+    }
+
+    /// Forgets the wakers with data at `data` that wait for the end of a write-out.
+    pub(crate) fn forget_waker(&self, data: *const ()) {
+        waiters::forget(&self.0, data);
     }
 }
 

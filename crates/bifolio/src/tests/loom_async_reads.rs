@@ -1,9 +1,9 @@
-//! Asynchronous reads (`file/async_reads/handover.rs`): a future and the server that completes its
+//! Asynchronous reads (`file/async_calls/handover.rs`): a future and the server that completes its
 //! read; a submission and the server that is about to sleep or to end; a lock that a waker waits
 //! for.
 
 use super::world::{World, model, spawn};
-use crate::file::async_reads::handover::{Call, Handover, Inbox, Rest};
+use crate::file::async_calls::handover::{Call, Handover, Inbox, Rest};
 use crate::page::{Entry, LockedFolio};
 use crate::sync::{AtomicU32, Condvar, Mutex, Ordering};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::task::{Poll, Wake, Waker};
 
 /// A bell, and the waker that rings it.
 #[derive(Debug, Default)]
-struct Bell {
+pub(super) struct Bell {
     is_rung: Mutex<bool>,
     changed: Condvar,
 }
@@ -22,7 +22,7 @@ impl Bell {
         self.changed.notify_all();
     }
 
-    fn wait(&self) {
+    pub(super) fn wait(&self) {
         let mut is_rung = self.is_rung.lock();
         while !*is_rung {
             self.changed.wait(&mut is_rung);
@@ -37,7 +37,7 @@ impl Wake for Bell {
     }
 }
 
-fn waker() -> (Arc<Bell>, Waker) {
+pub(super) fn waker() -> (Arc<Bell>, Waker) {
     let bell = Arc::new(Bell::default());
     (Arc::clone(&bell), Waker::from(bell))
 }

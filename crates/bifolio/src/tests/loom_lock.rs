@@ -3,6 +3,7 @@
 //! A sleeper in the model sleeps until it is woken (`sync/waiters.rs`): a lost wake-up is a
 //! deadlock, which loom reports.
 
+use super::loom_async_reads::waker;
 use super::world::{World, join_all, model, model_bounded, spawn};
 use crate::page::{Flag, FolioId, Listing};
 use std::sync::Arc;
@@ -84,5 +85,29 @@ fn loom_lock_uptodate_publishes_the_bytes() {
         world.frame(id).content.change();
         world.folios.get(id).flags.set(Flag::Uptodate);
         reader.join().unwrap();
+    });
+}
+
+/// A waker that was left for the end of a write-out is called, with the I/O done; without a
+/// write-out none is left. Dies with: an `is_written_or_wake` that registers after its exchange; no
+/// call of the wakers in `change`.
+#[test]
+fn loom_lock_a_waker_waits_for_the_end_of_a_write_out() {
+    model(|| {
+        let (world, id) = world_with_a_folio();
+        let flags = &world.folios.get(id).flags;
+        assert_eq!(flags.transition_to_dirty(), Listing::Add);
+        assert_eq!(flags.transition_to_writing(), Listing::Remove);
+        let writer = spawn(&world, move |world| {
+            world.frame(id).content.change();
+            assert_eq!(world.folios.get(id).flags.transition_to_written(), Listing::Keep);
+        });
+        let (bell, waker) = waker();
+        while !flags.is_written_or_wake(waker.clone()) {
+            bell.wait();
+        }
+        world.frame(id).content.look();
+        writer.join().unwrap();
+        assert!(!flags.get(Flag::WritebackWaiters));
     });
 }

@@ -28,6 +28,8 @@ mod loom_handover;
 #[cfg(loom)]
 mod loom_invalidate;
 #[cfg(loom)]
+mod loom_job_list;
+#[cfg(loom)]
 mod loom_lock;
 #[cfg(loom)]
 mod loom_lookup_vs_evict;

@@ -18,7 +18,7 @@ use super::device::Refusal;
 use super::dirty::{InFlight, NotBegun};
 use super::lsns::HeldBack;
 use crate::error::{Error, Result, write_error};
-use crate::inode::{Inode, Place};
+use crate::inode::{Inode, Place, SealedPages};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::maps::stores::WriteCopies;
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
@@ -64,18 +64,23 @@ pub(crate) struct WriteIo<'a> {
     pub(crate) place: Place,
     /// Copies of the folios' bytes, if raw writers may store to the folios.
     pub(super) copies: Option<WriteCopies>,
+    /// Sealed copies, if the file has a codec.
+    pub(super) sealed: Option<SealedPages>,
 }
 
 impl<'a> WriteIo<'a> {
     /// Creates a run of folios that are not written.
     pub(crate) fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
-        Self { folios, place: Place::default(), copies: None }
+        Self { folios, place: Place::default(), copies: None, sealed: None }
     }
 
     fn pieces(&self, inode: &Inode) -> Pieces {
         let length = self.place.length_bytes;
         if let Some(copies) = &self.copies {
             return Pieces::of(length, std::iter::once((copies.address(0), length)));
+        }
+        if let Some(sealed) = &self.sealed {
+            return Pieces::of(length, std::iter::once((sealed.address(), length)));
         }
         let piece = |it: &WriteVictim<'_>| (it.start(inode), it.folio.folio().pages() * PAGE_BYTES);
         Pieces::of(length, self.folios.iter().map(piece))
@@ -311,6 +316,9 @@ impl<'a> WriteBatch<'a> {
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
+        if let Some(codec) = self.inode.codec.get() {
+            return self.start_sealed(folios, codec);
+        }
         if let Some(folios) = self.start_copied(folios) {
             self.start_from(folios, None);
         }
@@ -343,13 +351,16 @@ impl<'a> WriteBatch<'a> {
             let rest = folios.drain(count..).collect();
             let folios = std::mem::replace(&mut folios, rest);
             match place {
-                Ok((place, _)) => self.start_at(WriteIo { folios, place, copies: copies.take() }),
+                Ok((place, _)) => {
+                    let copies = copies.take();
+                    self.start_at(WriteIo { folios, place, copies, sealed: None });
+                }
                 Err(error) => self.end(WriteIo::unwritten(folios), Some(error)),
             }
         }
     }
 
-    fn start_at(&mut self, run: WriteIo<'a>) {
+    pub(super) fn start_at(&mut self, run: WriteIo<'a>) {
         let inode = self.inode;
         if run.place.length_bytes == 0 {
             return self.end(run, None);
@@ -451,7 +462,7 @@ impl<'a> WriteBatch<'a> {
             Ok(_) => self.end(run, None),
             Err(_) if run.folios.len() > 1 => {
                 self.inode.store.release(std::mem::take(&mut run.place));
-                run.copies = None;
+                (run.copies, run.sealed) = (None, None);
                 self.failed.push(run);
             }
             Err(error) => self.end(run, Some(error)),

@@ -39,6 +39,7 @@ mod flusher;
 mod gate;
 mod lsns;
 mod room;
+mod sealed;
 mod sync;
 mod throttle;
 

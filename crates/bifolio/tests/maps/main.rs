@@ -30,6 +30,7 @@ mod poisoned;
 mod reads;
 mod setup;
 mod signals;
+mod slices;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;

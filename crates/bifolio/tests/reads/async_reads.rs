@@ -10,17 +10,17 @@ use std::thread;
 
 use crate::support::{
     PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, mappable, open,
-    random_file, writable,
+    random_file, wait_until, writable,
 };
 use bifolio::backing::{DiskFile, DiskOptions};
-use bifolio::{Access, Cache, ErrorKind, Feature, File, OpenOptions, ReadFuture};
+use bifolio::{Access, Cache, ErrorKind, Feature, File, FileFuture, OpenOptions};
 use bifolio_testing::{
     Call, Fault, FaultyBacking, Gate, MemoryBacking, block_on, fill_bytes, run_all,
 };
 use fastrand::Rng;
 
 /// Polls a future once, with a waker that does nothing.
-fn poll_once(future: &mut ReadFuture) -> Poll<bifolio::Result<Vec<u8>>> {
+fn poll_once<T>(future: &mut FileFuture<T>) -> Poll<bifolio::Result<T>> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -103,7 +103,7 @@ fn a_future_that_was_ready_returns_an_error() {
     let file = open(&cache_of(1 << 20), &path);
     let mut future = file.read_async(vec![0; 10], 0);
     block_on(&mut future).unwrap();
-    error_of(block_on(future), &["read_async", "polled after it was ready"]);
+    error_of(block_on(future), &["FileFuture", "polled after it was ready"]);
     let write_only = OpenOptions::new().write(true).read(false);
     let file = cache_of(1 << 20).open(&path, &write_only).unwrap();
     error_of(block_on(file.read_async(vec![0; 10], 0)), &["not opened for reading"]);
@@ -344,6 +344,95 @@ fn futures_run_on_tasks_of_tokio() {
             }
         }
     });
+}
+
+#[test]
+fn pins_are_made_without_waiting_and_without_a_copy() {
+    let mut random = Rng::with_seed(6);
+    for folio_bytes in SMALL_FOLIO_SIZES {
+        let directory = directory();
+        let length = 5 * folio_bytes.max(1 << 20) as usize + 777;
+        let (path, bytes) = random_file(&directory, "file", length);
+        let cache = cache_of((8 * folio_bytes).max(600 << 10));
+        let file = cache.open(&path, &OpenOptions::new().folio_bytes(folio_bytes)).unwrap();
+        let ranges: Vec<_> = (0..1000)
+            .map(|_| {
+                let start = random.u64(..length as u64);
+                let folio_end = (start / folio_bytes + 1) * folio_bytes;
+                start..(start + random.u64(1..5000)).min(folio_end).min(length as u64)
+            })
+            .collect();
+        let mut pinned = 0;
+        let pin = |range: &std::ops::Range<u64>| file.pin_async(range.clone());
+        run_all(
+            ranges.iter().map(pin).collect(),
+            || false,
+            |number, pin| {
+                let range = &ranges[number];
+                let expected = &bytes[range.start as usize..range.end as usize];
+                assert_same(&pin.unwrap().to_vec(), expected);
+                pinned += 1;
+            },
+        );
+        assert_eq!(pinned, 1000);
+        let held = block_on(file.pin_async(0..100)).unwrap();
+        let Poll::Ready(again) = poll_once(&mut file.pin_async(0..100)) else {
+            panic!("the page is in memory");
+        };
+        assert_eq!(again.unwrap().as_ptr(), held.as_ptr(), "the same bytes");
+        error_of(block_on(file.pin_async(length as u64..length as u64 + 1)), &["past the end"]);
+        error_of(block_on(file.pin_async(5..5)), &["no bytes"]);
+        error_of(block_on(file.pin_async(0..folio_bytes + 1)), &["one folio"]);
+        drop(held);
+        // A thread that reads ahead puts its reference after it has unlocked the page.
+        wait_until("no pin is left", || file.evict(..).unwrap().kept.referenced == 0);
+    }
+    let holes = cache_of(1 << 20).memory_file("holes").unwrap();
+    holes.set_len(1 << 20).unwrap();
+    assert_same(&block_on(holes.pin_async(5000..6000)).unwrap().to_vec(), &[0; 1000]);
+}
+
+#[test]
+fn a_pin_of_a_page_under_a_pin_mut_waits_for_it() {
+    let file = cache_of(1 << 20).memory_file("pinned").unwrap();
+    file.write_all_at(&[1; 100], 0).unwrap();
+    let mut pin = file.pin_mut(0..100).unwrap();
+    pin.copy_from(0, &[5; 100]).unwrap();
+    let other = file.clone();
+    let (polled, is_polled) = mpsc::channel();
+    let pinning = thread::spawn(move || {
+        let mut future = other.pin_async(0..100);
+        assert!(poll_once(&mut future).is_pending());
+        polled.send(()).unwrap();
+        block_on(future).unwrap().to_vec()
+    });
+    is_polled.recv().unwrap();
+    drop(pin);
+    assert_same(&pinning.join().unwrap(), &[5; 100]);
+}
+
+#[test]
+fn many_reads_of_one_future_have_results_of_their_own() {
+    let bytes = fill_bytes(4, 1 << 20);
+    let backing = FaultyBacking::new(MemoryBacking::new(bytes.clone()));
+    backing.inject(Fault::on(Call::Read).at(40 * PAGE..41 * PAGE).forever().fails(libc::EIO));
+    let cache = cache_of(4 << 20);
+    let file = cache.open_backing(Arc::new(backing), &OpenOptions::new()).unwrap();
+    file.set_access(Access::Random);
+    let requests = (0..100).map(|page| (vec![0; PAGE as usize], page * PAGE));
+    let mut future = file.read_many_async(requests);
+    let reads = block_on(&mut future).unwrap();
+    for (page, read) in reads.into_iter().enumerate() {
+        match read {
+            Ok(read) => assert_same(&read, &bytes[page * PAGE as usize..][..PAGE as usize]),
+            Err(error) => assert!(page == 40 && error.raw_os_error() == Some(libc::EIO)),
+        }
+    }
+    error_of(block_on(future), &["polled after it was ready"]);
+    assert!(block_on(file.read_many_async([])).unwrap().is_empty());
+    // Dropped with some reads complete and others in flight.
+    let mut dropped = file.read_many_async((0..256).map(|page| (vec![0; 100], page * PAGE)));
+    let _ = poll_once(&mut dropped);
 }
 
 /// Reads a million pages, of which a tenth is dropped, beside readers, writers and advice.

@@ -2,8 +2,11 @@
 
 mod allocation;
 mod appends;
+mod async_writes;
+mod codec;
 mod flusher;
 mod gate;
+mod hints;
 mod len_max;
 mod lengths;
 mod model;

@@ -27,12 +27,12 @@
 mod closing;
 mod slots;
 
-use super::async_reads::ReadServers;
+use super::async_calls::ReadServers;
 use super::readahead::{Fronts, Readahead};
 use super::{File, Handle, OpenOptions};
 use crate::config::{self, Ablation, Config};
 use crate::error::{Error, ErrorKind, Result};
-use crate::inode::{FileSize, Inode, Services};
+use crate::inode::{Codec, FileSize, Inode, SealingRoom, Services};
 use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
 use crate::maps::faults;
 use crate::maps::mappable::MapResources;
@@ -90,6 +90,8 @@ pub(crate) struct Registry {
     pub(super) closing: Mutex<()>,
     map_resources: MapResources,
     pub(super) read_servers: ReadServers,
+    /// Made, and charged, by the first file with a codec.
+    sealing_room: Mutex<Option<Arc<SealingRoom>>>,
     pub(super) ablation: Ablation,
 }
 
@@ -116,6 +118,7 @@ impl Registry {
             closing: Mutex::new(()),
             map_resources: MapResources::new(features, config.unmap_batch_folios),
             read_servers: ReadServers::default(),
+            sealing_room: Mutex::new(None),
             ablation: config.ablation,
         }
     }
@@ -323,6 +326,10 @@ impl Registry {
     ) -> Result<File> {
         self.check()?;
         options.validate(|| name.to_owned())?;
+        if options.codec.is_some() {
+            let problem = "a memory file has no storage that a codec could be for";
+            return Err(Error::config("open options", problem).in_file(name));
+        }
         let size = self.size_of(options, 0).map_err(|error| error.in_file(name))?;
         let page_space = self.page_space_for(options, size)?;
         let inode = Inode::new_in_memory(&self.services, page_space, name, size);
@@ -402,7 +409,40 @@ impl Registry {
         let size = self.size_of(options, len_bytes);
         let size = size.map_err(|error| error.in_file(backing.describe()))?;
         let page_space = self.page_space_for(options, size)?;
-        Inode::new(&self.services, page_space, backing, size).map_err(no_table)
+        let codec = self.codec_for(options).map_err(|error| error.in_file(backing.describe()))?;
+        if codec.is_some() && !len_bytes.is_multiple_of(options.folio_bytes) {
+            let text = format!(
+                "with a codec: its length, {len_bytes}, is no multiple of {}",
+                options.folio_bytes
+            );
+            return Err(Error::conflict(backing.describe(), text).numbered(libc::EINVAL));
+        }
+        let inode = Inode::new(&self.services, page_space, backing, size).map_err(no_table)?;
+        if let Some(codec) = codec {
+            let set = inode.codec.set(codec);
+            debug_assert!(set.is_ok(), "the inode is new");
+        }
+        Ok(inode)
+    }
+
+    fn codec_for(&self, options: &OpenOptions) -> Result<Option<Codec>> {
+        let Some(codec) = &options.codec else { return Ok(None) };
+        let bytes = SealingRoom::bytes_of(self.reclaim.memory.arena.bound_bytes());
+        let known = self.sealing_room.lock().clone();
+        let room = match known {
+            Some(room) => room,
+            None => {
+                // May wait for memory: without the lock.
+                self.reclaim.charge(bytes)?;
+                let room = Arc::new(SealingRoom::new(bytes));
+                let mut known = self.sealing_room.lock();
+                if known.is_some() {
+                    self.reclaim.memory.arena.uncharge(bytes);
+                }
+                Arc::clone(known.get_or_insert(room))
+            }
+        };
+        Ok(Some(Codec::new(Arc::clone(codec), room)))
     }
 
     fn make_handle(
@@ -424,6 +464,7 @@ impl Registry {
             readahead: Readahead::new(self.readahead_bytes_max, Arc::clone(&open.fronts)),
             readable: options.read,
             writable: options.write,
+            write_hints: Default::default(),
             read_server: OnceLock::new(),
             membership: Membership::new(self, key, options),
         });
@@ -477,6 +518,14 @@ impl Open {
         if let Some((wanted, open)) = faults::conflict(options.faults, &self.inode.page_space) {
             let text = format!("with faults {wanted:?}: it is open in this cache with {open:?}");
             return Err(Error::conflict(file(), text));
+        }
+        let has_same_codec = match (&options.codec, self.inode.codec.get()) {
+            (Some(wanted), Some(open)) => open.is(wanted),
+            (wanted, open) => wanted.is_none() && open.is_none(),
+        };
+        if !has_same_codec {
+            let text = "with another codec: it is open in this cache with a different one, or none";
+            return Err(Error::conflict(file(), text.to_owned()));
         }
         let (wanted, open) = (options.folio_bytes, self.inode.mapping.folio_bytes());
         if wanted != open {

@@ -13,14 +13,16 @@
 //! at the read. A close waits for storage, so another thread of the engine does it.
 
 use super::handover::{Call, Handover, Inbox, Rest};
+use super::jobs::{Jobs, Key, hand_on};
+use super::pending::{NextStep, Pending, polled_again};
+use super::try_write::{Need, Stopped};
 use crate::error::{Error, Result};
-use crate::file::read::Obstacle;
-use crate::file::{File, Handle};
-use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait, copy_filled};
+use crate::file::{File, Handle, PageRef};
+use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait};
 use crate::inode::Inode;
 use crate::io::{Engine, Lane, Urgency, lane_of};
 use crate::memory::Memory;
-use crate::page::{FolioId, Lookup, PAGE_SHIFT, is_in_one_page, pages_of};
+use crate::page::{FolioId, Lookup, PAGE_SHIFT, pages_of};
 use crate::sync::{Mutex, Ordering};
 use crate::sys::process::Origin;
 use crate::sys::ring::Bell;
@@ -34,101 +36,44 @@ use std::task::{Poll, Wake, Waker};
 /// Most bytes of one read in flight at a time.
 const READ_BYTES_MAX: u64 = 8 << 20;
 const NO_NUMBER: usize = usize::MAX;
+/// Number of a call that a thread makes, and the server does not know.
+const OF_THREAD: usize = NO_NUMBER - 1;
 
-/// A read that is not complete: it owns its buffer.
+/// A call that was submitted: shared by its future, the server or a thread, and wakers.
 #[derive(Debug)]
-pub(super) struct PendingRead {
-    pub(super) file: File,
-    pub(super) position: u64,
-    pub(super) buffer: Vec<u8>,
-    /// Number of bytes read so far, or the error that ended the read.
-    pub(super) result: Result<usize>,
-    /// Set if the next byte cannot be read: the read ends before it.
-    is_cut: bool,
-}
-
-impl PendingRead {
-    pub(super) fn new(file: File, position: u64, buffer: Vec<u8>) -> Self {
-        Self { file, position, buffer, result: Ok(0), is_cut: false }
-    }
-
-    pub(super) fn into_result(mut self) -> Result<Vec<u8>> {
-        self.buffer.truncate(self.result?);
-        Ok(self.buffer)
-    }
-
-    fn done(&self) -> usize {
-        *self.result.as_ref().unwrap_or(&self.buffer.len())
-    }
-
-    fn next(&self) -> u64 {
-        self.position + self.done() as u64
-    }
-
-    /// Returns `true` if nothing more will be read. A read in one page is whole after its first
-    /// bytes: bytes appended since belong to later writes.
-    fn is_finished(&self) -> bool {
-        let done = self.done();
-        let is_whole = done > 0 && is_in_one_page(self.position, self.buffer.len() as u64);
-        self.is_cut || is_whole || done == self.buffer.len()
-    }
-
-    /// Copies what is resident. Returns the obstacle at the next byte, unless the read is finished.
-    fn read_available(&mut self) -> Obstacle {
-        if self.is_finished() {
-            return Obstacle::None;
-        }
-        let (done, at) = (self.done(), self.next());
-        let (copied, obstacle) = self.file.read_available(&mut self.buffer[done..], at);
-        self.result = Ok(done + copied);
-        obstacle
-    }
-
-    fn take(&mut self, inode: &Inode, locked: &Locked<'_>) {
-        let (done, next) = (self.done(), self.next());
-        let copied = copy_filled(inode, locked, &mut self.buffer[done..], next);
-        if copied > 0 {
-            self.result = Ok(done + copied);
-        }
-    }
-
-    /// Ends the read with `error`, or before the byte that it is about.
-    fn fail(&mut self, error: Error) {
-        if self.done() == 0 {
-            self.result = Err(error);
-        }
-        self.is_cut = true;
-    }
-}
-
-/// A read that was submitted: shared by its future, the server, and the wakers of folio locks.
-#[derive(Debug)]
-pub(super) struct AsyncRead {
+pub(super) struct AsyncCall {
     server: Arc<ReadServer>,
-    handover: Handover<PendingRead>,
-    /// Number by which the server knows the read; only the server uses it.
+    pub(super) handover: Handover<Pending>,
+    /// Number by which the server knows the call; only the server uses it, or [`OF_THREAD`].
     number: AtomicUsize,
 }
 
-impl AsyncRead {
-    pub(super) fn submit(pending: PendingRead, waker: Waker) -> Result<Arc<Self>> {
+impl AsyncCall {
+    /// Submits a call that `need` stops.
+    pub(super) fn submit(pending: Pending, need: Need, waker: Waker) -> Result<Arc<Self>> {
         let server = ReadServers::of(&pending.file.handle)?;
-        let (handover, number) = (Handover::new(pending, waker), AtomicUsize::new(NO_NUMBER));
-        let read = Arc::new(Self { server: Arc::clone(&server), handover, number });
-        match server.inbox.submit(Arc::clone(&read)) {
+        let key = (need == Need::Thread).then(|| Key::of_thread(&pending));
+        let number = AtomicUsize::new(if key.is_some() { OF_THREAD } else { NO_NUMBER });
+        let handover = Handover::new(pending, waker);
+        let call = Arc::new(Self { server: Arc::clone(&server), handover, number });
+        if let Some(key) = key {
+            hand_on(&server, key, Arc::clone(&call));
+            return Ok(call);
+        }
+        match server.inbox.submit(Arc::clone(&call)) {
             Call::Nothing => {}
             Call::Ring => server.bell.ring(),
             Call::Start => {
                 let serving = Serving(Some(Arc::clone(&server)));
                 let job = move || serving.serve();
-                // A job that is not started is dropped, and ends the reads that are queued.
+                // A job that is not started is dropped, and ends the calls that are queued.
                 server.engine.spawn(server.lane, Urgency::Always, job).map_err(Error::thread)?;
             }
         }
-        Ok(read)
+        Ok(call)
     }
 
-    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<PendingRead>> {
+    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<Pending>> {
         if self.server.origin.is_forked() {
             return Poll::Ready(Err(Error::forked()));
         }
@@ -145,27 +90,29 @@ impl AsyncRead {
         this.call_again();
     }
 
-    fn call_again(self: &Arc<Self>) {
+    /// Returns `true` if a thread makes the call, and the server does not know it.
+    pub(super) fn is_of_thread(&self) -> bool {
+        // Relaxed: set before the call was put on a list, which this thread has read.
+        self.number.load(Ordering::Relaxed) == OF_THREAD
+    }
+
+    /// Lets the server look at the call again. Has no effect on a call that it does not know.
+    pub(super) fn call_again(self: &Arc<Self>) {
         if self.server.inbox.submit_again(Arc::clone(self)) == Call::Ring {
             self.server.bell.ring();
         }
     }
 
-    /// Completes the read, and wakes its task. A waker that panics has no effect here.
-    fn complete(&self, end: impl FnOnce(&mut PendingRead)) {
+    /// Completes the call, and wakes its task. A waker that panics has no effect here.
+    pub(super) fn complete(&self, end: impl FnOnce(&mut Pending)) {
         if let Some(waker) = self.handover.complete(end) {
             let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 }
 
-#[cold]
-pub(super) fn polled_again() -> Error {
-    Error::config("read_async", "a future of it was polled after it was ready")
-}
-
 /// Called when a folio lock is released that the read waits for.
-impl Wake for AsyncRead {
+impl Wake for AsyncCall {
     fn wake(self: Arc<Self>) {
         self.call_again();
     }
@@ -173,10 +120,11 @@ impl Wake for AsyncRead {
 
 #[derive(Debug)]
 pub(crate) struct ReadServer {
-    lane: Lane,
-    inbox: Inbox<Arc<AsyncRead>>,
+    pub(super) lane: Lane,
+    inbox: Inbox<Arc<AsyncCall>>,
+    pub(super) jobs: Jobs,
     bell: Arc<Bell>,
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
     memory: Arc<Memory>,
     origin: Origin,
 }
@@ -208,6 +156,7 @@ impl ReadServers {
         let server = Arc::new(ReadServer {
             lane,
             inbox: Inbox::default(),
+            jobs: Jobs::default(),
             bell: Arc::new(Bell::new().map_err(refused)?),
             engine: Arc::clone(&inode.engine),
             memory: Arc::clone(&inode.memory),
@@ -238,14 +187,18 @@ impl Drop for Serving {
 }
 
 #[cold]
-fn end_unserved(read: &AsyncRead) {
-    let error = std::io::Error::other("the thread that serves asynchronous reads has ended");
-    read.complete(|pending| pending.fail(Error::thread(error)));
+fn end_unserved(call: &AsyncCall) {
+    call.complete(|pending| pending.fail(thread_has_ended()));
+}
+
+#[cold]
+pub(super) fn thread_has_ended() -> Error {
+    Error::thread(std::io::Error::other("the thread that serves asynchronous calls has ended"))
 }
 
 #[derive(Debug)]
 struct Entrant {
-    read: Arc<AsyncRead>,
+    read: Arc<AsyncCall>,
     runs: usize,
     is_parked: bool,
     /// Folio whose lock the read has last waited for: it may still have the waker.
@@ -261,6 +214,34 @@ enum Look {
     Waits,
     Starved,
     Abandoned,
+    /// A thread makes the call.
+    HandedOn,
+}
+
+/// Makes one step of a call. Only a copy of a page happens under the lock of the call. Returns what
+/// is needed for the next step, and `None` if the call was abandoned.
+fn try_step(file: &File, call: &AsyncCall, wait: Wait) -> Option<Result<Need>> {
+    let attempt = match call.handover.with(Pending::next_step)? {
+        NextStep::Get(need) => return Some(Ok(need)),
+        NextStep::Pin(range) => match file.try_pin(&range, wait).map(PageRef::into_owned) {
+            Ok(pin) => {
+                call.handover.with(|pending| pending.keep(pin))?;
+                return Some(Ok(Need::Nothing));
+            }
+            Err(stopped) => Err(stopped),
+        },
+        NextStep::Write(piece) => match file.try_lock_target(&piece, wait) {
+            Ok(target) => call.handover.with(|pending| {
+                pending.write_piece(|_, position, bytes| target.write(position, bytes))
+            })?,
+            Err(stopped) => Err(stopped),
+        },
+    };
+    Some(match attempt {
+        Ok(()) => Ok(Need::Retry),
+        Err(Stopped::By(need)) => Ok(need),
+        Err(Stopped::Failed(error)) => Err(error),
+    })
 }
 
 #[derive(Debug)]
@@ -323,7 +304,7 @@ impl<'s> Server<'s> {
     }
 
     /// Notes new reads, and those whose page was unlocked or that were abandoned.
-    fn admit(&mut self, reads: VecDeque<Arc<AsyncRead>>) {
+    fn admit(&mut self, reads: VecDeque<Arc<AsyncCall>>) {
         for read in reads {
             // Relaxed: only this thread uses it, or the next server after it.
             let number = read.number.load(Ordering::Relaxed);
@@ -410,7 +391,7 @@ impl<'s> Server<'s> {
             None => Look::Abandoned,
         };
         match look {
-            Look::Waits => {}
+            Look::Waits | Look::HandedOn => {}
             Look::Starved => {
                 self.ready.push_front(number);
                 return false;
@@ -429,16 +410,21 @@ impl<'s> Server<'s> {
         true
     }
 
-    fn look_at(&mut self, file: &File, read: &Arc<AsyncRead>, number: usize, wait: Wait) -> Look {
+    fn look_at(&mut self, file: &File, read: &Arc<AsyncCall>, number: usize, wait: Wait) -> Look {
         loop {
-            let looked = read.handover.with(|pending| {
-                let obstacle = pending.read_available();
-                (obstacle, pending.next()..pending.position + pending.buffer.len() as u64)
-            });
-            let Some((obstacle, missing)) = looked else { return Look::Abandoned };
-            match obstacle {
-                Obstacle::None => return Look::Ended(None),
-                Obstacle::Absent => {
+            let need = match try_step(file, read, wait) {
+                Some(Ok(need)) => need,
+                Some(Err(error)) => return Look::Ended(Some(error)),
+                None => return Look::Abandoned,
+            };
+            let Some(missing) = read.handover.with(|pending| pending.wanted()) else {
+                return Look::Abandoned;
+            };
+            match need {
+                Need::Nothing => return Look::Ended(None),
+                Need::Retry => {}
+                Need::Frames => return Look::Starved,
+                Need::Page => {
                     let end = missing.end.min(missing.start + READ_BYTES_MAX).min(file.len());
                     let mut pages = pages_of(&(missing.start..end.max(missing.start + 1)));
                     if self.entrant(number).is_one_by_one {
@@ -452,10 +438,38 @@ impl<'s> Server<'s> {
                         Err(error) => return Look::Ended(Some(error)),
                     }
                 }
-                Obstacle::Busy => {
+                Need::Lock => {
                     if let Some(look) = self.park(file, read, number, missing.start, wait) {
                         return look;
                     }
+                }
+                Need::WriteOut(id) => {
+                    let flags = &self.memory.folio(id).flags;
+                    if !flags.is_written_or_wake(Waker::from(Arc::clone(read))) {
+                        self.entrant(number).is_parked = true;
+                        self.entrant(number).parked_at = Some(id);
+                        return Look::Waits;
+                    }
+                }
+                Need::Room | Need::Length => {
+                    let inode = &file.handle.inode;
+                    let key = match need {
+                        Need::Length => Key::Length(inode.address),
+                        _ => Key::Room { has_gate: inode.has_gate() },
+                    };
+                    self.entrant(number).is_parked = true;
+                    hand_on(&read.server, key, Arc::clone(read));
+                    return Look::Waits;
+                }
+                Need::Thread => {
+                    let Some(key) = read.handover.with(|pending| Key::of_thread(pending)) else {
+                        return Look::Abandoned;
+                    };
+                    self.end(number);
+                    // Relaxed: the list that the call is put on orders it.
+                    read.number.store(OF_THREAD, Ordering::Relaxed);
+                    hand_on(&read.server, key, Arc::clone(read));
+                    return Look::HandedOn;
                 }
             }
         }
@@ -496,7 +510,7 @@ impl<'s> Server<'s> {
     fn park(
         &mut self,
         file: &File,
-        read: &Arc<AsyncRead>,
+        read: &Arc<AsyncCall>,
         number: usize,
         position: u64,
         wait: Wait,
