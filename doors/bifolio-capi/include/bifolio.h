@@ -256,6 +256,14 @@ enum bifolio_result
      * A forked child cannot use the cache of its parent.
      */
     BIFOLIO_ERROR_FORKED = 41,
+    /**
+     * The write gate of the file holds dirty pages back: its function has failed. They stay dirty.
+     */
+    BIFOLIO_ERROR_GATED = 42,
+    /**
+     * The file cannot have a write gate, or a handle without one would change it.
+     */
+    BIFOLIO_ERROR_GATE_MISUSE = 43,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -424,9 +432,20 @@ typedef uint32_t bifolio_log_level;
 typedef struct bifolio_cache bifolio_cache;
 
 /**
+ * The dirty pages of a file at one moment, from `bifolio_gated_file_checkpoint`.
+ */
+typedef struct bifolio_checkpoint bifolio_checkpoint;
+
+/**
  * A file that is open in a cache.
  */
 typedef struct bifolio_file bifolio_file;
+
+/**
+ * A file with a write gate: each change has an LSN, and its page stays in memory until the log is
+ * durable up to that.
+ */
+typedef struct bifolio_gated_file bifolio_gated_file;
 
 /**
  * The bytes of a file as memory. It keeps the file open in the cache.
@@ -871,6 +890,37 @@ typedef struct {
 } bifolio_residency;
 
 /**
+ * A function that is called when a call is complete, once. `value` depends on the call. If
+ * `result` is not `BIFOLIO_OK`, `bifolio_last_error` has the text, during the function.
+ *
+ * It runs in the call itself if nothing had to be waited for, and otherwise on a thread of the
+ * library, which serves all calls of the process: it must not wait for one. To wake an event loop,
+ * it writes to an `eventfd`. It must not throw (declare it `noexcept`).
+ */
+typedef void (*bifolio_done_function)(bifolio_result result, uint64_t value, void *context);
+
+/**
+ * The log of a file with a write gate: functions that the cache calls on any thread, several at
+ * once, until the file is closed by its last handle and everything of it is durable. They must not
+ * use the gated file, nor throw (declare them `noexcept`).
+ */
+typedef struct {
+    /**
+     * Returns the LSN up to which the log is durable: records with that LSN or a lower one. Must
+     * not block.
+     */
+    uint64_t (*durable_lsn)(void *context);
+    /**
+     * Makes the log durable up to `lsn`, and returns 0, or an `errno`. May block.
+     */
+    int (*make_durable)(uint64_t lsn, void *context);
+    /**
+     * Passed to both.
+     */
+    void *context;
+} bifolio_gate;
+
+/**
  * Bytes of a folio that stay in memory, at `data`, until the pin is released. They are not frozen:
  * other calls may write them meanwhile, unless the file is immutable. Set the struct to zero
  * before its first use; do not copy it.
@@ -1248,6 +1298,196 @@ bifolio_result bifolio_file_close(bifolio_file *file);
  * Threads: any, while no other call uses the handle. Blocks: for the device.
  */
 void bifolio_file_free(bifolio_file *file);
+
+/**
+ * Begins a read of `length` bytes at `offset` into `buffer`, which the call may write to until
+ * `done` is called. The value is the number of bytes read: fewer only at the end of the file. If
+ * the result is not `BIFOLIO_OK` when the function returns, the call has not begun, and `done` is
+ * not called.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_read_async(const bifolio_file *file,
+                                       uint64_t offset,
+                                       void *buffer,
+                                       size_t length,
+                                       bifolio_done_function done,
+                                       void *context);
+
+/**
+ * Begins a write of all `length` bytes of `buffer` at `offset`. The bytes are copied: the buffer
+ * can be used again when the function returns. The call is complete when the bytes are in memory
+ * and no more is dirty than may be; the value is 0. `done` as for `bifolio_file_read_async`.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_write_async(const bifolio_file *file,
+                                        uint64_t offset,
+                                        const void *buffer,
+                                        size_t length,
+                                        bifolio_done_function done,
+                                        void *context);
+
+/**
+ * Begins to append all `length` bytes of `buffer`, as `bifolio_file_write_async` begins a write.
+ * The value is the position of the first byte. Appends of one thread to a file are made in the
+ * order of their calls.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_append_async(const bifolio_file *file,
+                                         const void *buffer,
+                                         size_t length,
+                                         bifolio_done_function done,
+                                         void *context);
+
+/**
+ * Begins to make everything durable that was written before the call. Syncs of a file that wait at
+ * the same time share one. The value is 0. `done` as for `bifolio_file_read_async`.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_sync_async(const bifolio_file *file,
+                                       bifolio_done_function done,
+                                       void *context);
+
+/**
+ * Opens the regular file at `path` with a write gate. It must not be open in this cache without
+ * one. Close it with `bifolio_gated_file_close`.
+ *
+ * Threads: any, at the same time. Blocks: for the file system.
+ */
+bifolio_result bifolio_cache_open_gated(const bifolio_cache *cache,
+                                        const char *path,
+                                        const bifolio_open_options *options,
+                                        const bifolio_gate *gate,
+                                        bifolio_gated_file **file);
+
+/**
+ * Like `bifolio_file_read`.
+ *
+ * Threads: any, at the same time. Blocks: for the device, for what is not in memory.
+ */
+bifolio_result bifolio_gated_file_read(const bifolio_gated_file *file,
+                                       uint64_t offset,
+                                       void *buffer,
+                                       size_t length,
+                                       size_t *read);
+
+/**
+ * Like `bifolio_file_read_with`.
+ *
+ * Threads: any, at the same time. Blocks: for the device, for what is not in memory.
+ */
+bifolio_result bifolio_gated_file_read_with(const bifolio_gated_file *file,
+                                            uint64_t offset,
+                                            size_t length,
+                                            bifolio_read_function function,
+                                            void *context);
+
+/**
+ * Returns the length of the file, bytes; 0 for a null handle.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+uint64_t bifolio_gated_file_len(const bifolio_gated_file *file);
+
+/**
+ * Writes all `length` bytes of `buffer` at `offset`, like `bifolio_file_write`: a change whose log
+ * record has `lsn`. The record may be written later, but its LSN is known.
+ *
+ * Threads: any, at the same time. Blocks: for the device, for the rest of a page that is not in
+ * memory, and while too much is dirty.
+ */
+bifolio_result bifolio_gated_file_write(const bifolio_gated_file *file,
+                                        uint64_t offset,
+                                        const void *buffer,
+                                        size_t length,
+                                        uint64_t lsn);
+
+/**
+ * Appends all `length` bytes of `buffer`, like `bifolio_file_append`: a change whose log record
+ * has `lsn`. `offset` gets the position of the first byte; it may be null.
+ *
+ * Threads: any, at the same time. Blocks: as `bifolio_gated_file_write`.
+ */
+bifolio_result bifolio_gated_file_append(const bifolio_gated_file *file,
+                                         const void *buffer,
+                                         size_t length,
+                                         uint64_t lsn,
+                                         uint64_t *offset);
+
+/**
+ * Gives changes that have no LSN yet, of a range, the one of their log record.
+ *
+ * Threads: any, at the same time. Blocks: for folio locks.
+ */
+bifolio_result bifolio_gated_file_assign_lsn(const bifolio_gated_file *file,
+                                             uint64_t offset,
+                                             uint64_t length,
+                                             uint64_t lsn);
+
+/**
+ * Returns the lowest LSN of a change that is not on the storage: the log before it is not needed
+ * any more. 0 if there is none.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+uint64_t bifolio_gated_file_oldest_dirty_lsn(const bifolio_gated_file *file);
+
+/**
+ * Starts to write the dirty pages of a range to the storage, in the background. Those that the
+ * gate holds back follow when it lets them pass.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_gated_file_write_out(const bifolio_gated_file *file,
+                                            uint64_t offset,
+                                            uint64_t length);
+
+/**
+ * Makes everything durable that was written before the call, and the log before that.
+ *
+ * Threads: any, at the same time. Blocks: for the log and the device.
+ */
+bifolio_result bifolio_gated_file_sync_data(const bifolio_gated_file *file);
+
+/**
+ * Remembers what is dirty now, for `bifolio_checkpoint_sync`.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_gated_file_checkpoint(const bifolio_gated_file *file,
+                                             bifolio_checkpoint **checkpoint);
+
+/**
+ * Makes everything durable that was dirty at the checkpoint.
+ *
+ * Threads: any, at the same time. Blocks: for the log and the device.
+ */
+bifolio_result bifolio_checkpoint_sync(const bifolio_checkpoint *checkpoint);
+
+/**
+ * Frees a checkpoint, which keeps its file open. Null is allowed.
+ *
+ * Threads: any, while no other call uses it. Blocks: never.
+ */
+void bifolio_checkpoint_free(bifolio_checkpoint *checkpoint);
+
+/**
+ * Makes everything durable, log and file, and frees the handle. On an error the handle is
+ * unchanged and nothing is lost.
+ *
+ * Threads: any, while no other call uses the handle. Blocks: for the log and the device.
+ */
+bifolio_result bifolio_gated_file_close(bifolio_gated_file *file);
+
+/**
+ * Frees a handle without a result, like `bifolio_file_free`. Null is allowed.
+ *
+ * Threads: any, while no other call uses the handle. Blocks: for the log and the device.
+ */
+void bifolio_gated_file_free(bifolio_gated_file *file);
 
 /**
  * Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in

@@ -246,8 +246,13 @@ pub const BIFOLIO_TO_END: u64 = u64::MAX;
 
 /// Returns a range of a file. The library refuses ranges past 2^63.
 pub(crate) fn range(file: &bifolio_file, offset: u64, length: u64) -> Range<u64> {
+    range_in(file.file().len(), offset, length)
+}
+
+/// Returns the range in a file of `len_bytes` bytes.
+pub(crate) fn range_in(len_bytes: u64, offset: u64, length: u64) -> Range<u64> {
     if length == BIFOLIO_TO_END {
-        return offset..file.file().len().max(offset);
+        return offset..len_bytes.max(offset);
     }
     offset..offset.saturating_add(length)
 }

@@ -308,6 +308,17 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     }
 }
 
+/// Returns the open options of a file with a write gate.
+///
+/// # Safety
+/// Null, or options that begin with their size.
+pub(crate) unsafe fn gated_options(
+    pointer: *const bifolio_open_options,
+) -> Result<OpenOptions, Failure> {
+    // SAFETY: the same contract.
+    unsafe { open_options(pointer) }
+}
+
 /// Opens a file of a cache, and hands its handle to the caller.
 ///
 /// # Safety

@@ -2,8 +2,8 @@
 //!
 //! Above the `bifolio` crate, below C and C++ programs. Each exported function checks its pointers
 //! and numbers, calls one function of the library inside `boundary::guard`, and converts the result
-//! to a result code. The only state is the text of the calling thread's last error and the count of
-//! pins of a file.
+//! to a result code. The only state is the text of the calling thread's last error, the count of
+//! pins of a file, and calls that are not complete.
 //!
 //! | file | exports |
 //! |---|---|
@@ -12,6 +12,8 @@
 //! | `names` | nothing: names of the C interface in texts of the library |
 //! | `cache` | options, build, open, statistics, close |
 //! | `file` | reads, writes, lengths, syncs, access hints, eviction |
+//! | `calls` | reads, writes, appends and syncs that complete later |
+//! | `gated` | files with a write gate |
 //! | `pin` | pins for reading and for writing |
 //! | `map` | maps and their pins |
 //! | `text` | version, features, the log |
@@ -26,7 +28,9 @@
 
 mod boundary;
 pub mod cache;
+pub mod calls;
 pub mod file;
+pub mod gated;
 pub mod map;
 mod names;
 pub mod pin;

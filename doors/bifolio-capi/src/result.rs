@@ -95,6 +95,10 @@ pub enum bifolio_result {
     BIFOLIO_ERROR_CLOSED = 40,
     /// A forked child cannot use the cache of its parent.
     BIFOLIO_ERROR_FORKED = 41,
+    /// The write gate of the file holds dirty pages back: its function has failed. They stay dirty.
+    BIFOLIO_ERROR_GATED = 42,
+    /// The file cannot have a write gate, or a handle without one would change it.
+    BIFOLIO_ERROR_GATE_MISUSE = 43,
 }
 
 use bifolio_result::*;
@@ -133,6 +137,8 @@ fn code(kind: ErrorKind) -> bifolio_result {
         ErrorKind::Poisoned => BIFOLIO_ERROR_POISONED,
         ErrorKind::Closed => BIFOLIO_ERROR_CLOSED,
         ErrorKind::Forked => BIFOLIO_ERROR_FORKED,
+        ErrorKind::Gated => BIFOLIO_ERROR_GATED,
+        ErrorKind::GateMisuse => BIFOLIO_ERROR_GATE_MISUSE,
         _ => BIFOLIO_ERROR_OTHER,
     }
 }
@@ -175,7 +181,7 @@ fn keep(message: String, errno: c_int) {
 }
 
 /// Every result with its name.
-const NAMES: [(bifolio_result, &CStr); 37] = [
+const NAMES: [(bifolio_result, &CStr); 39] = [
     (BIFOLIO_OK, c"BIFOLIO_OK"),
     (BIFOLIO_ERROR_PANIC, c"BIFOLIO_ERROR_PANIC"),
     (BIFOLIO_ERROR_NULL, c"BIFOLIO_ERROR_NULL"),
@@ -213,6 +219,8 @@ const NAMES: [(bifolio_result, &CStr); 37] = [
     (BIFOLIO_ERROR_POISONED, c"BIFOLIO_ERROR_POISONED"),
     (BIFOLIO_ERROR_CLOSED, c"BIFOLIO_ERROR_CLOSED"),
     (BIFOLIO_ERROR_FORKED, c"BIFOLIO_ERROR_FORKED"),
+    (BIFOLIO_ERROR_GATED, c"BIFOLIO_ERROR_GATED"),
+    (BIFOLIO_ERROR_GATE_MISUSE, c"BIFOLIO_ERROR_GATE_MISUSE"),
 ];
 
 /// Returns the text of the last call of this thread that failed: what failed, on which file and

@@ -16,7 +16,9 @@ fn the_header_is_what_the_sources_say() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for module in ["result", "boundary", "cache", "stats", "file", "pin", "map", "text"] {
+    let modules =
+        ["result", "boundary", "cache", "stats", "file", "calls", "gated", "pin", "map", "text"];
+    for module in modules {
         builder = builder.with_src(folder.join(format!("src/{module}.rs")));
     }
     let mut made = Vec::new();
@@ -93,8 +95,9 @@ fn every_counter_of_the_library_is_in_the_header() {
 #[test]
 fn every_setting_of_the_library_is_in_the_header() {
     let words = header_words();
-    // For storage of one's own, and for tests.
-    let absent = ["swap_backing", "unmap_batch_folios", "disable", "pin_mode", "drain_policy"];
+    // For storage and codecs of one's own, and for tests.
+    let absent =
+        ["swap_backing", "codec", "unmap_batch_folios", "disable", "pin_mode", "drain_policy"];
     let (builder, mut options) = (source("cache/builder.rs"), source("file/options.rs"));
     options +=
         source("maps/mappable.rs").split("impl ").find(|it| it.starts_with("OpenOptions")).unwrap();
@@ -128,8 +131,8 @@ fn every_error_of_the_library_has_a_number() {
     });
     let variants: Vec<_> = variants.collect();
     assert!(variants.len() > 30, "{variants:?}");
-    // Of write gates and calls that never wait, which C does not have.
-    let absent = ["Gated", "GateMisuse", "WouldBlock"];
+    // Of page codecs and calls that never wait, which C does not have.
+    let absent = ["CorruptPage", "WouldBlock"];
     let words = header_words();
     for name in variants {
         let mut number = "BIFOLIO_ERROR".to_owned();

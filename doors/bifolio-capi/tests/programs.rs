@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const PROGRAMS: [&str; 6] = ["abi", "files", "misuse", "pins", "threads", "tls"];
+const PROGRAMS: [&str; 7] = ["abi", "files", "later", "misuse", "pins", "threads", "tls"];
 /// Libraries of the system that the static library needs.
 const SYSTEM_LIBRARIES: [&str; 5] = ["-lgcc_s", "-lutil", "-lpthread", "-lm", "-ldl"];
 
