@@ -11,7 +11,7 @@ use crate::support::{
     PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, files_can_be_mapped,
     mappable, open, random_file, read_all, writable,
 };
-use bifolio::{Cache, ErrorKind, FileFuture, OpenOptions};
+use bifolio::{Cache, ErrorKind, FileFuture, OpenOptions, WriteHint};
 use bifolio_testing::{
     Call, Fault, FaultyBacking, Gate, MemoryBacking, block_on, fill_bytes, run_all,
 };
@@ -383,18 +383,18 @@ fn syncs_that_wait_together_share_one() {
     block_on(file.sync_async()).unwrap();
 }
 
-/// Calls of all kinds on one file, of which half are dropped at a random moment: afterwards nothing
-/// is pinned, dirty or in flight.
-#[test]
-fn dropped_calls_of_all_kinds_leave_nothing() {
+/// Makes calls of all kinds on one file, of which half are dropped at a random moment: afterwards
+/// nothing is pinned, dirty or in flight. Returns how many were dropped.
+fn drop_calls(rounds: u32) -> u32 {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 4 << 20);
     let cache = Cache::builder().memory(1 << 20).dirty_max(256 << 10).build().unwrap();
     let file = open(&cache, &path);
     let mut random = Rng::with_seed(4);
-    for _ in 0..20 {
+    let mut dropped = 0;
+    for _ in 0..rounds {
         let mut futures: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
-        for _ in 0..100 {
+        for number in 0..100 {
             let at = random.u64(..1024) * PAGE;
             let length = random.usize(1..9000);
             futures.push(match random.u32(0..6) {
@@ -402,10 +402,18 @@ fn dropped_calls_of_all_kinds_leave_nothing() {
                 1 => Box::pin(ignore(file.pin_async(at..at + 100))),
                 2 | 3 => Box::pin(ignore(file.write_async(vec![1; length], at + 7))),
                 4 => Box::pin(ignore(file.read_many_async([(vec![0; 100], at), (vec![0; 9], 0)]))),
-                _ => Box::pin(ignore(file.sync_async())),
+                _ if number % 10 == 0 => Box::pin(ignore(file.sync_async())),
+                _ => Box::pin(ignore(
+                    file.write_async(vec![2; length], at).write_hint(WriteHint::Once),
+                )),
             });
         }
-        run_all(futures, || random.bool(), |_, ()| {});
+        let mut drops = || {
+            let drops = random.bool();
+            dropped += u32::from(drops);
+            drops
+        };
+        run_all(futures, &mut drops, |_, ()| {});
     }
     file.sync_data().unwrap();
     crate::support::wait_until("nothing is kept", || {
@@ -415,6 +423,21 @@ fn dropped_calls_of_all_kinds_leave_nothing() {
     assert_eq!(cache.stats().memory.dirty_bytes, 0);
     file.close().unwrap();
     cache.close().unwrap();
+    dropped
+}
+
+#[test]
+fn dropped_calls_of_all_kinds_leave_nothing() {
+    assert!(drop_calls(20) > 100);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_hundred_thousand_dropped_calls_leave_nothing() {
+    let mut dropped = 0;
+    while dropped < 100_000 {
+        dropped += drop_calls(200);
+    }
 }
 
 async fn ignore<T>(future: FileFuture<T>) {

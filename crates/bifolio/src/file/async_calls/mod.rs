@@ -81,7 +81,7 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_async(&self, buffer: Vec<u8>, position: u64) -> FileFuture<Vec<u8>> {
-        self.call(position, Work::Read(buffer), Pending::into_buffer)
+        self.call(position, Work::Read(buffer), Pending::take_buffer)
     }
 
     /// Reads many ranges without blocking the thread that polls: the asynchronous
@@ -148,7 +148,7 @@ impl File {
         range: impl RangeBounds<u64>,
     ) -> FileFuture<OwnedPageRef<F>> {
         let pending = Pending::pin(self.clone(), self.range_of(range));
-        FileFuture(Calls::One(Step::New(pending), Pending::into_pin))
+        FileFuture(Calls::One(Step::New(pending), Pending::take_pin))
     }
 
     /// Writes all of `buffer` at `position` without blocking the thread that polls, and returns the
@@ -180,7 +180,7 @@ impl File {
     /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn write_async(&self, buffer: Vec<u8>, position: u64) -> FileFuture<Vec<u8>> {
-        self.call(position, Work::Write(buffer), Pending::into_buffer)
+        self.call(position, Work::Write(buffer), Pending::take_buffer)
     }
 
     /// Appends `buffer` to the file without blocking the thread that polls, and returns the
@@ -204,7 +204,7 @@ impl File {
     /// # Ok::<(), bifolio::Error>(())
     /// ```
     pub fn append_async(&self, buffer: Vec<u8>) -> FileFuture<u64> {
-        self.call(0, Work::Append(buffer), Pending::into_position)
+        self.call(0, Work::Append(buffer), Pending::take_position)
     }
 
     /// Makes every write durable that returned, or whose future was ready, before the first poll:
@@ -227,14 +227,14 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sync_async(&self) -> FileFuture<()> {
-        self.call(0, Work::Sync, Pending::into_nothing)
+        self.call(0, Work::Sync, Pending::take_nothing)
     }
 
     fn call<T>(
         &self,
         position: u64,
         work: Work,
-        output: fn(Pending) -> Result<T>,
+        output: fn(&mut Pending) -> Result<T>,
     ) -> FileFuture<T> {
         let pending = Pending::new(self.clone(), position, work);
         FileFuture(Calls::One(Step::New(pending), output))
@@ -252,7 +252,7 @@ pub struct FileFuture<T>(Calls<T>);
 
 /// The calls of a future, and what makes its output.
 enum Calls<T> {
-    One(Step, fn(Pending) -> Result<T>),
+    One(Step, fn(&mut Pending) -> Result<T>),
     Many(Many, fn(Vec<Result<Vec<u8>>>) -> T),
 }
 
@@ -264,26 +264,31 @@ enum Step {
 }
 
 impl Step {
-    fn poll(&mut self, waker: &Waker) -> Poll<Result<Pending>> {
-        match mem::replace(self, Self::Over) {
-            Self::New(pending) => self.begin(pending, waker),
+    /// Polls a call. A call that is complete at the first poll is not moved.
+    #[inline]
+    fn poll<T>(&mut self, waker: &Waker, output: fn(&mut Pending) -> Result<T>) -> Poll<Result<T>> {
+        let ended = match self {
+            Self::New(pending) => match pending.begin() {
+                Ok(Need::Nothing) => output(pending),
+                Ok(need) => match self.submit(need, waker) {
+                    Ok(()) => return Poll::Pending,
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            },
             Self::Submitted(call) => {
-                let polled = call.poll(waker);
-                if polled.is_pending() {
-                    *self = Self::Submitted(call);
-                }
-                polled
+                let ended = std::task::ready!(call.poll(waker));
+                ended.and_then(|mut pending| output(&mut pending))
             }
-            Self::Ended(_) | Self::Over => Poll::Ready(Err(polled_again())),
-        }
+            Self::Ended(_) | Self::Over => Err(polled_again()),
+        };
+        *self = Self::Over;
+        Poll::Ready(ended)
     }
 
-    /// Tries a call, and submits it if it would have to wait.
-    fn begin(&mut self, mut pending: Pending, waker: &Waker) -> Poll<Result<Pending>> {
-        let need = pending.begin()?;
-        if need == Need::Nothing {
-            return Poll::Ready(Ok(pending));
-        }
+    /// Submits a new call, which waits for `need`.
+    fn submit(&mut self, need: Need, waker: &Waker) -> Result<()> {
+        let Self::New(pending) = mem::replace(self, Self::Over) else { return Ok(()) };
         let (file, wanted) = (pending.file.clone(), pending.wanted());
         let is_read = matches!(pending.work, Work::Read(_) | Work::Pin { .. });
         *self = Self::Submitted(AsyncCall::submit(pending, need, waker.clone())?);
@@ -292,7 +297,7 @@ impl Step {
             let pages = wanted.start >> PAGE_SHIFT..pages_of(&(wanted.start..end)).end;
             file.handle.read_ahead(file.handle.plan_after_miss(pages));
         }
-        Poll::Pending
+        Ok(())
     }
 
     fn abandon(&self) {
@@ -318,19 +323,16 @@ impl Many {
         if self.ended.is_empty() {
             for step in &mut self.steps {
                 if let Step::New(_) = step
-                    && let Poll::Ready(ended) = step.poll(Waker::noop())
+                    && let Poll::Ready(ended) = step.poll(Waker::noop(), Pending::take_buffer)
                 {
-                    *step = Step::Ended(ended.and_then(Pending::into_buffer));
+                    *step = Step::Ended(ended);
                 }
             }
         }
         while let Some(step) = self.steps.get_mut(self.ended.len()) {
-            let ended = match mem::replace(step, Step::Over) {
-                Step::Ended(ended) => ended,
-                other => {
-                    *step = other;
-                    std::task::ready!(step.poll(waker)).and_then(Pending::into_buffer)
-                }
+            let ended = match step {
+                Step::Ended(ended) => mem::replace(ended, Ok(Vec::new())),
+                step => std::task::ready!(step.poll(waker, Pending::take_buffer)),
             };
             self.ended.push(ended);
         }
@@ -368,9 +370,7 @@ impl<T> Future for FileFuture<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
         match &mut self.0 {
-            Calls::One(step, output) => {
-                step.poll(context.waker()).map(|done| done.and_then(*output))
-            }
+            Calls::One(step, output) => step.poll(context.waker(), *output),
             Calls::Many(many, output) => many.poll(context.waker()).map(|ended| ended.map(*output)),
         }
     }

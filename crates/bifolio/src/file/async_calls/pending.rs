@@ -302,43 +302,51 @@ impl Pending {
         }
     }
 
-    pub(super) fn into_buffer(mut self) -> Result<Vec<u8>> {
-        let done = self.result.clone()?;
+    /// Takes the buffer of a call that is complete.
+    pub(super) fn take_buffer(&mut self) -> Result<Vec<u8>> {
+        let done = self.take_result()?;
         let is_once = self.is_once() && !self.is_advised;
         match &mut self.work {
-            Work::Read(buffer) => buffer.truncate(done),
-            Work::Write(_) if is_once => {
-                let bytes = self.position..self.position + done as u64;
-                self.file.advise_written(bytes, false);
+            Work::Read(buffer) => {
+                buffer.truncate(done);
+                Ok(mem::take(buffer))
             }
-            Work::Write(_) => {}
-            Work::Pin { .. } | Work::Append(_) | Work::Sync => {}
-        }
-        match self.work {
-            Work::Read(buffer) | Work::Write(buffer) | Work::Append(buffer) => Ok(buffer),
+            Work::Write(buffer) => {
+                let buffer = mem::take(buffer);
+                if is_once {
+                    let bytes = self.position..self.position + done as u64;
+                    self.file.advise_written(bytes, false);
+                }
+                Ok(buffer)
+            }
+            Work::Append(buffer) => Ok(mem::take(buffer)),
             Work::Pin { .. } | Work::Sync => Ok(Vec::new()),
         }
     }
 
-    /// Returns the pin, of a file of kind `F`.
-    pub(super) fn into_pin<F>(self) -> Result<OwnedPageRef<F>> {
-        self.result?;
-        let Work::Pin { pin: Some(pin), .. } = self.work else { return Err(polled_again()) };
-        Ok(pin.of_kind())
+    /// Takes the pin, of a file of kind `F`.
+    pub(super) fn take_pin<F>(&mut self) -> Result<OwnedPageRef<F>> {
+        self.take_result()?;
+        let Work::Pin { pin, .. } = &mut self.work else { return Err(polled_again()) };
+        pin.take().map(OwnedPageRef::of_kind).ok_or_else(polled_again)
     }
 
-    pub(super) fn into_position(self) -> Result<u64> {
+    pub(super) fn take_position(&mut self) -> Result<u64> {
         // A thread has made the append, and followed its hint.
-        self.result.map(|_| self.position)
+        self.take_result().map(|_| self.position)
+    }
+
+    pub(super) fn take_nothing(&mut self) -> Result<()> {
+        self.take_result().map(drop)
+    }
+
+    fn take_result(&mut self) -> Result<usize> {
+        mem::replace(&mut self.result, Ok(0))
     }
 
     /// Returns `true` for a write whose bytes are not used again soon.
     fn is_once(&self) -> bool {
         let of_handle = || self.file.handle.write_hints.is_once();
         self.hint.map_or_else(of_handle, |hint| hint == WriteHint::Once)
-    }
-
-    pub(super) fn into_nothing(self) -> Result<()> {
-        self.result.map(drop)
     }
 }
