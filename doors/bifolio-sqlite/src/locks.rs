@@ -2,7 +2,8 @@
 //! of the index of its log.
 //!
 //! The rules are those of SQLite's own VFS. [`Shared`](crate::shared::Shared) calls this under its
-//! lock; nothing here blocks. A connection that is refused gets `SQLITE_BUSY`, and SQLite calls the
+//! lock, and the index of a database that [`share`](crate::share) has calls [`SlotLocks`]; nothing
+//! here blocks. A connection that is refused gets `SQLITE_BUSY`, and SQLite calls the
 //! busy handler of the application.
 
 use crate::sqlite::{LOCK_EXCLUSIVE, LOCK_NONE, LOCK_PENDING, LOCK_RESERVED, LOCK_SHARED};
@@ -133,6 +134,11 @@ impl SlotLocks {
             own.exclusive &= !(1 << slot);
             own.shared &= !(1 << slot);
         }
+    }
+
+    /// Returns `true` if no connection holds a slot.
+    pub(crate) fn is_free(&self, slot: usize) -> bool {
+        self.holders[slot] == 0
     }
 
     /// Releases everything that the connection holds.

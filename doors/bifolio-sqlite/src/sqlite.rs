@@ -68,6 +68,7 @@ pub const FCNTL_TEMPFILENAME: c_int = 16;
 pub const FCNTL_MMAP_SIZE: c_int = 18;
 pub const FCNTL_HAS_MOVED: c_int = 20;
 pub const FCNTL_SYNC: c_int = 21;
+pub const FCNTL_COMMIT_PHASETWO: c_int = 22;
 pub const FCNTL_EXTERNAL_READER: c_int = 40;
 
 /// A file of SQLite: the table of its functions, followed by data of the VFS.

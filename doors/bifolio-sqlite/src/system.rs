@@ -110,12 +110,6 @@ impl SystemFile {
         answer.is_ok() && has_moved != 0
     }
 
-    pub(crate) fn shm_barrier(&mut self) {
-        let shm_barrier = self.open_methods().shm_barrier;
-        // SAFETY: an open file.
-        unsafe { shm_barrier(self.pointer()) }
-    }
-
     /// # Safety
     /// `argument` is what SQLite's documentation says of `operation`.
     pub(crate) unsafe fn control(&mut self, operation: c_int, argument: *mut c_void) -> Answer {

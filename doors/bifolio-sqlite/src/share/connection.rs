@@ -4,8 +4,9 @@
 //! Uses the pointers that SQLite passes to [`Methods`].
 #![allow(unsafe_code)]
 
-use super::database::Database;
+use super::database::{Checked, Database};
 use super::descriptors::Descriptors;
+use super::index::Use;
 use super::log::{Look, REGION_BYTES, Regions};
 use crate::file_lock::Denied;
 use crate::fork;
@@ -22,6 +23,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Slot of the index that a writer locks, and the recovery of the index.
 const WRITER_SLOT: c_int = 0;
@@ -45,11 +47,12 @@ pub(crate) struct Connection {
     reads_ahead: Cell<bool>,
     /// SQLite takes no lock: nothing changes the file.
     is_immutable: bool,
-    /// Slots of the index that it has locked, one bit each.
-    slots: u32,
+    index: Use,
     /// Level of its lock: that of the last call that succeeded.
     level: c_int,
     regions: Regions,
+    /// Result of the last W1.
+    checked: Option<Checked>,
     /// State of the log when a restart began, if all of it was seen.
     restarting: Option<Look>,
     /// Set during a checkpoint of this connection.
@@ -84,9 +87,10 @@ impl Connection {
             forks: fork::count(),
             reads_ahead: Cell::new(false),
             is_immutable: settings.is_immutable(),
-            slots: 0,
+            index: Use::default(),
             level: sqlite::LOCK_NONE,
             regions: Regions::default(),
+            checked: None,
             restarting: None,
             is_checkpointing: false,
             is_writer: false,
@@ -99,11 +103,7 @@ impl Connection {
     }
 
     fn lock_slots(&mut self, first: c_int, count: c_int, flags: c_int) -> Answer {
-        self.own().index()?.lock_slots(first, count, flags)?;
-        let these = ((1 << count) - 1) << first;
-        let is_unlock = flags & sqlite::SHM_UNLOCK != 0;
-        self.slots = if is_unlock { self.slots & !these } else { self.slots | these };
-        Ok(())
+        self.database.index.lock_slots(&mut self.index, first, count, flags)
     }
 
     fn system(&mut self) -> &mut SystemFile {
@@ -122,24 +122,19 @@ impl Connection {
     /// Has pages go that other processes have written (W1). With EXCLUSIVE, they write nothing, and
     /// SQLite takes no slot that would tell a writer or a checkpoint.
     fn check_log(&mut self) {
-        if self.level == sqlite::LOCK_EXCLUSIVE {
-            return;
-        }
-        let Self { own: Some(own), regions, database, is_writer, .. } = self else { return };
-        if !regions.is_empty() {
-            database.check_log(regions, *is_writer, |regions| map_next(own, regions));
+        if self.level < sqlite::LOCK_EXCLUSIVE && !self.regions.is_empty() {
+            let checked = self.database.check_log(&mut self.regions, self.is_writer);
+            self.checked = checked.or(self.checked.take());
         }
     }
-}
 
-/// Maps the next region of the index, if it exists.
-fn map_next(own: &mut Descriptors, regions: &mut Regions) -> bool {
-    let number = regions.len();
-    let mapped = own.opened_index().map(|index| index.map(u64::from(number), false));
-    let Some(Ok(Some(region))) = mapped else { return false };
-    // SAFETY: of that size, and mapped until `xShmUnmap`.
-    unsafe { regions.note(number as usize, region.cast()) };
-    true
+    /// Returns `true` if [`Self::check_log`] would find nothing.
+    fn is_checked(&self) -> bool {
+        let is_same = |checked| self.database.is_checked(checked, &self.regions);
+        self.level < sqlite::LOCK_EXCLUSIVE
+            && !self.regions.is_empty()
+            && self.checked.as_ref().is_some_and(is_same)
+    }
 }
 
 impl Methods for Connection {
@@ -150,7 +145,7 @@ impl Methods for Connection {
     /// As connections of SQLite's own VFS can in practice, one without a transaction at the fork
     /// works on: servers open a database before they fork their workers.
     fn adopt(&mut self) -> bool {
-        if self.level > sqlite::LOCK_SHARED || self.slots != 0 {
+        if self.level > sqlite::LOCK_SHARED || !self.index.is_idle() {
             return false;
         }
         let _alone = super::opening().lock();
@@ -161,16 +156,19 @@ impl Methods for Connection {
             mem::forget(own);
             return false;
         };
-        if self.level == sqlite::LOCK_SHARED {
+        let mut is_adopted = database.index.adopt(&self.index);
+        if is_adopted && self.level == sqlite::LOCK_SHARED {
             // With a log, it has this lock all the time.
             let locked = own.lock().share().map_err(|denied| denied.code());
-            if locked.and_then(|()| database.enter(&mut own.system)).is_err() {
-                // SQLite still has the addresses of the index: it stays mapped, and in use.
-                own.lock().lower(sqlite::LOCK_NONE);
-                mem::forget(own);
-                return false;
-            }
+            is_adopted = locked.and_then(|()| database.enter(&mut own.system)).is_ok();
         }
+        if !is_adopted {
+            // SQLite still has the addresses of the index, whose file stays in use.
+            own.lock().lower(sqlite::LOCK_NONE);
+            mem::forget(own);
+            return false;
+        }
+        self.checked = None;
         self.reads_ahead.set(false);
         self.file = database.handle().inspect_err(|problem| database.distrust(problem)).ok();
         self.own = Some(own);
@@ -183,8 +181,8 @@ impl Methods for Connection {
         let _alone = super::opening().lock();
         let unlocked = self.unlock(sqlite::LOCK_NONE);
         self.file = None;
-        if let Some(mut own) = self.own.take() {
-            own.unmap(false);
+        if let Some(own) = self.own.take() {
+            self.database.index.unmap(&mut self.index, false);
             self.database.leave(own);
         }
         unlocked
@@ -307,11 +305,14 @@ impl Methods for Connection {
                 unsafe { pragmas::answer(self.api, &self.database.cache, &asked, arguments) }
             }
             sqlite::FCNTL_EXTERNAL_READER => {
-                let index = self.own().opened_index();
-                let has_readers = index.map_or(Ok(false), |index| index.has_readers())?;
+                let has_readers = self.database.index.has_readers(&self.index)?;
                 // SAFETY: SQLite's variable.
                 unsafe { argument.cast::<c_int>().write(c_int::from(has_readers)) };
                 Ok(())
+            }
+            sqlite::FCNTL_COMMIT_PHASETWO => {
+                self.database.note_commit();
+                Err(sqlite::NOTFOUND)
             }
             sqlite::FCNTL_LOCKSTATE => {
                 // SAFETY: SQLite's variable.
@@ -353,13 +354,13 @@ impl Methods for Connection {
         if size != REGION_BYTES {
             return Err(sqlite::IOERR_SHMMAP);
         }
-        let index = self.own().index()?;
-        let mapped = index.map(number as u64, extend != 0);
-        let is_writable = index.is_writable();
-        let found = mapped?;
+        let may_write = self.own().may_write_index();
+        let index = &self.database.index;
+        let mapped = index.map(&mut self.index, may_write, number as u64, extend != 0)?;
+        let found = mapped.region;
         // SAFETY: the contract.
         unsafe { address.write(found.map_or(ptr::null_mut(), NonNull::as_ptr)) };
-        if !is_writable {
+        if !mapped.is_writable {
             // Without barriers, it counts as not mapped.
             return Err(sqlite::READONLY);
         }
@@ -399,13 +400,20 @@ impl Methods for Connection {
     }
 
     fn shm_barrier(&mut self) {
-        self.system().shm_barrier();
-        self.check_log();
+        // AcqRel: orders the two copies of the header in the index, and nBackfill before the
+        // header, which others store in opposite order. A read mark is ordered before the header
+        // by the slot locks between them, each of which locks a mutex. So the mutex of all files
+        // that SQLite's own VFS locks here is not needed.
+        fence(Ordering::AcqRel);
+        if !self.is_checked() {
+            self.check_log();
+        }
     }
 
     fn shm_unmap(&mut self, delete: c_int) -> Answer {
         self.regions.clear();
-        self.own().unmap(delete != 0);
+        self.checked = None;
+        self.database.index.unmap(&mut self.index, delete != 0);
         Ok(())
     }
 }

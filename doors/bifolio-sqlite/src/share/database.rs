@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::descriptors::{Descriptors, Parked};
+use super::index::Index;
 use super::log::{Look, Regions, pages_of_rest};
 use super::reads::Noted;
 use crate::descriptors::Key;
@@ -21,7 +22,7 @@ use std::mem;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Databases that are open in this process.
 static REGISTRY: PerProcess<Mutex<HashMap<Key, Arc<Database>>>> = PerProcess::new();
@@ -60,6 +61,7 @@ impl Header {
 
 pub(crate) struct Database {
     pub(super) cache: Cache,
+    pub(super) index: Arc<Index>,
     api: Api,
     path: PathBuf,
     log_path: PathBuf,
@@ -69,7 +71,16 @@ pub(crate) struct Database {
     has_log: AtomicBool,
     /// Cleared for good if a page that must go did not.
     is_trusted: AtomicBool,
+    /// Number of changes of [`State::log`] that are more than a commit.
+    log_version: AtomicU64,
     state: Mutex<State>,
+}
+
+/// Result of W1: all pages in the cache are at least as new as `look`.
+#[derive(Debug)]
+pub(super) struct Checked {
+    version: u64,
+    look: Look,
 }
 
 struct State {
@@ -156,6 +167,7 @@ impl Database {
         log_path.push("-wal");
         let database = Arc::new(Self {
             cache,
+            index: parked.index(path),
             api,
             path: path.to_owned(),
             log_path: PathBuf::from(log_path),
@@ -163,6 +175,7 @@ impl Database {
             noted,
             has_log: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),
+            log_version: AtomicU64::new(0),
             state: Mutex::new(State {
                 connections: 1,
                 parked: mem::take(parked),
@@ -248,10 +261,20 @@ impl Database {
         }
     }
 
-    fn forget_all(&self, state: &mut State) {
+    fn forget_all(&self, state: &State) {
         if let Some(file) = &state.file {
             self.forget(file, 0..u64::MAX >> 1);
         }
+    }
+
+    /// Notes what was seen of the log.
+    fn see(&self, state: &mut State, log: Option<Look>) {
+        let is_same = |(before, now): (Look, Look)| before.has_same_file(&now);
+        if !state.log.zip(log).is_some_and(is_same) {
+            // Relaxed: see `is_checked`.
+            self.log_version.fetch_add(1, Ordering::Relaxed);
+        }
+        state.log = log;
     }
 
     /// Notes that a connection has SHARED (R1).
@@ -262,12 +285,12 @@ impl Database {
             let found = Header::read(own).inspect_err(|_| {
                 self.noted.unlock();
                 // What was not to be trusted is not known any more.
-                self.forget_all(&mut state);
+                self.forget_all(&state);
             })?;
             let has_log = found.has_log() || self.log_path.exists();
             if has_log || self.has_log() || state.header != Some(found) {
-                self.forget_all(&mut state);
-                state.log = None;
+                self.forget_all(&state);
+                self.see(&mut state, None);
             } else if let Some(file) = &state.file {
                 untrusted.into_iter().for_each(|range| self.forget(file, range));
             }
@@ -293,8 +316,8 @@ impl Database {
     pub(super) fn note_exclusive(&self) {
         if self.has_log() {
             let mut state = self.state.lock();
-            self.forget_all(&mut state);
-            state.log = None;
+            self.forget_all(&state);
+            self.see(&mut state, None);
         }
     }
 
@@ -302,7 +325,13 @@ impl Database {
     /// the file (R4).
     pub(super) fn note_own(&self, own: &mut SystemFile) {
         let header = Header::read(own).ok();
+        self.noted.end_writes();
         self.state.lock().header = header;
+    }
+
+    /// Notes that no other process can take back what this one has written: its journal is gone.
+    pub(super) fn note_commit(&self) {
+        self.noted.keep_writes();
     }
 
     /// Notes a write of this process, which the system's file has, or part of it if it failed (R3).
@@ -327,7 +356,7 @@ impl Database {
         }
         if !self.has_log() {
             // If this transaction fails, another process may roll it back, without a trace.
-            self.noted.note_untrusted(range);
+            self.noted.note_write(range);
         }
     }
 
@@ -338,14 +367,18 @@ impl Database {
         }
     }
 
-    /// Has pages go that other processes have written in checkpoints (W1 to W3). `map` maps the
-    /// next region of the index.
-    pub(super) fn check_log(
-        &self,
-        regions: &mut Regions,
-        is_writer: bool,
-        map: impl FnMut(&mut Regions) -> bool,
-    ) {
+    /// Returns `true` if W1 would find nothing since it returned `checked`.
+    pub(super) fn is_checked(&self, checked: &Checked, regions: &Regions) -> bool {
+        // Relaxed: pages never become older than `checked.look` while the connection has SHARED.
+        // What makes them so excludes that, and changes the version before `enter` locks the state.
+        let version = self.log_version.load(Ordering::Relaxed);
+        let is_same = |now: Look| checked.look.has_same_file(&now);
+        checked.version == version && regions.look().is_some_and(is_same)
+    }
+
+    /// Has pages go that other processes have written in checkpoints (W1 to W3). Returns `None` if
+    /// nothing can be said: the connection itself changes the index.
+    pub(super) fn check_log(&self, regions: &mut Regions, is_writer: bool) -> Option<Checked> {
         let mut state = self.state.lock();
         let mut now = regions.look();
         if now.is_none() {
@@ -354,46 +387,41 @@ impl Database {
             // writes nothing to the file.
             let is_same = |seen: &Look| regions.is_backfilled_as(seen);
             if is_writer || state.log.as_ref().is_some_and(is_same) {
-                return;
+                return None;
             }
             now = look(regions);
         }
-        if let (Some(seen), Some(now)) = (&mut state.log, &now)
-            && (seen.salts, seen.backfill) == (now.salts, now.backfill)
-        {
-            *seen = *now;
-            return;
+        let is_same = |(seen, now): (Look, Look)| seen.has_same_file(&now);
+        if !state.log.zip(now).is_some_and(is_same) {
+            self.catch_up(&mut state, now, regions);
         }
+        self.see(&mut state, now);
+        // Relaxed: see `is_checked`.
+        now.map(|look| Checked { version: self.log_version.load(Ordering::Relaxed), look })
+    }
+
+    /// Has the pages go that were written to the file between what was seen and `now`.
+    fn catch_up(&self, state: &mut State, now: Option<Look>, regions: &mut Regions) {
         let pages = match (&state.log, &now) {
-            (Some(seen), Some(now)) => self.pages_between(seen, now, regions, map),
+            (Some(seen), Some(now)) => self.pages_between(seen, now, regions),
             _ => None,
         };
-        let is_same = |again: &Look| now.is_some_and(|now| again.salts == now.salts);
-        match (pages, &now, &state.file) {
-            (Some(pages), Some(now), Some(file)) if look(regions).as_ref().is_some_and(is_same) => {
+        let is_same = |again: Look| now.is_some_and(|now| again.salts == now.salts);
+        match (pages, now, &state.file) {
+            (Some(pages), Some(now), Some(file)) if look(regions).is_some_and(is_same) => {
                 for page in pages {
                     let start = u64::from(page - 1) * now.page_bytes;
                     self.forget(file, start..start + now.page_bytes);
                 }
-                state.log = Some(*now);
             }
-            _ => {
-                self.forget_all(&mut state);
-                // All pages that are read from now on are as new as this.
-                state.log = now;
-            }
+            // All pages that are read from now on are as new as this.
+            _ => self.forget_all(state),
         }
     }
 
     /// Returns the pages that were written to the file between two looks; `None` if it cannot be
     /// known.
-    fn pages_between(
-        &self,
-        seen: &Look,
-        now: &Look,
-        regions: &mut Regions,
-        mut map: impl FnMut(&mut Regions) -> bool,
-    ) -> Option<Vec<u32>> {
+    fn pages_between(&self, seen: &Look, now: &Look, regions: &mut Regions) -> Option<Vec<u32>> {
         let (mut pages, mut frame) = (Vec::new(), seen.backfill);
         if now.salts != seen.salts {
             if !now.restarts(seen) {
@@ -408,9 +436,10 @@ impl Database {
         while frame < now.backfill {
             frame += 1;
             while Regions::region_of(frame) >= regions.len() {
-                if !map(regions) {
-                    return None;
-                }
+                let number = regions.len();
+                let region = self.index.map_existing(u64::from(number))?;
+                // SAFETY: of that size, and mapped until `xShmUnmap` of the connection.
+                unsafe { regions.note(number as usize, region.cast()) };
             }
             pages.push(regions.page(frame)?);
         }
@@ -420,11 +449,11 @@ impl Database {
     /// Notes the end of a checkpoint of this process, which began with [`Self::check_log`] (W4).
     pub(super) fn note_checkpoint(&self, regions: &Regions) {
         let mut state = self.state.lock();
-        if let (Some(seen), Some(now)) = (&mut state.log, look(regions))
+        if let (Some(seen), Some(now)) = (state.log, look(regions))
             && seen.salts == now.salts
             && seen.backfill <= now.backfill
         {
-            *seen = now;
+            self.see(&mut state, Some(now));
         }
     }
 
@@ -440,7 +469,7 @@ impl Database {
             && state.log == Some(*whole)
             && now.restarts(whole)
         {
-            state.log = Some(now);
+            self.see(&mut state, Some(now));
         }
     }
 }

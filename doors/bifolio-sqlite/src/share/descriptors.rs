@@ -44,8 +44,6 @@ pub(super) struct Descriptors {
     pub(super) flags_found: c_int,
     pub(super) system: SystemFile,
     file: File,
-    /// The index of the log, if it was mapped.
-    index: Option<Index>,
 }
 
 /// Descriptor of the system's VFS whose connection could have no other one, for its locks.
@@ -62,7 +60,7 @@ impl Incomplete {
         let is_writable = self.flags_found & sqlite::OPEN_READONLY == 0;
         let Ok(file) = open_alone(self.name.path(), is_writable) else { return Err(self) };
         let Self { name, flags, flags_found, system } = self;
-        Ok(Descriptors { name, flags, flags_found, system, file, index: None })
+        Ok(Descriptors { name, flags, flags_found, system, file })
     }
 }
 
@@ -77,43 +75,21 @@ impl Descriptors {
         FileLock(self.file.as_fd())
     }
 
-    /// Returns the index of the log, which is opened unless it is.
-    pub(super) fn index(&mut self) -> Answer<&mut Index> {
-        if self.index.as_ref().is_some_and(|index| !index.is_mapped() && !index.is_current()) {
-            self.index.take().into_iter().for_each(Index::close);
-        }
-        if self.index.is_none() {
-            let is_read_only = self
-                .name
-                .parameters()
-                .any(|(key, value)| key == "readonly_shm" && settings::is_true(value));
-            let opened = Index::open(self.name.path(), !is_read_only);
-            self.index = Some(opened.map_err(|_| sqlite::CANTOPEN)?);
-        }
-        Ok(self.index.as_mut().expect("set above"))
+    /// Returns `false` if the program asked for an index of the log that is not written.
+    pub(super) fn may_write_index(&self) -> bool {
+        let is_asked = |(key, value)| key == "readonly_shm" && settings::is_true(value);
+        !self.name.parameters().any(is_asked)
     }
 
-    /// Returns the index of the log if it was opened.
-    pub(super) fn opened_index(&mut self) -> Option<&mut Index> {
-        self.index.as_mut()
-    }
-
-    /// Unmaps the index and releases its locks, as `xShmUnmap`.
-    pub(super) fn unmap(&mut self, deletes: bool) {
-        if let Some(index) = &mut self.index {
-            index.unmap(deletes);
-        }
-    }
-
-    /// Opens again what a child has not inherited: the descriptors with locks. `None` if the files
-    /// are not what they were: what is left of them stays open then, as all that is inherited.
+    /// Opens again what a child has not inherited: the descriptor with the lock. `None` if the file
+    /// is not what it was: what is left of it stays open then, as all that is inherited.
     pub(super) fn adopt(mut self) -> Option<Self> {
         let opened = open_alone(self.name.path(), self.is_writable());
         let is_open = opened.is_ok();
         if let Ok(file) = opened {
             mem::forget(mem::replace(&mut self.file, file));
         }
-        if is_open && self.index.as_mut().is_none_or(Index::adopt) && self.key().is_some() {
+        if is_open && self.key().is_some() {
             return Some(self);
         }
         // Descriptors that the fork has closed must not be closed again, and a close of the others
@@ -128,10 +104,8 @@ impl Descriptors {
 
     /// Closes the descriptors; the one with the lock of the database last.
     fn close(self) {
-        let Self { system, file, index, .. } = self;
-        drop(system);
-        index.into_iter().for_each(Index::close);
-        fork::close_alone(file);
+        drop(self.system);
+        fork::close_alone(self.file);
     }
 }
 
@@ -140,12 +114,14 @@ fn open_alone(path: &Path, is_writable: bool) -> std::io::Result<File> {
     fork::open_alone(|| File::options().read(true).write(is_writable).open(path))
 }
 
-/// The file of the cache, and descriptors that no connection uses.
+/// The file of the cache, the index, and descriptors that no connection uses.
 #[derive(Default)]
 pub(super) struct Parked {
     /// That of all; `None` before the first was opened.
     key: Option<Key>,
     storage: Option<Arc<Reads>>,
+    /// One for each path by which the file was opened.
+    indexes: Vec<Arc<Index>>,
     spare: Vec<Descriptors>,
     /// Opened when the process could have no further descriptor: at most one for each name and
     /// flags, since an open takes it.
@@ -235,6 +211,16 @@ impl Parked {
             .ok_or_else(|| format!("{} was replaced while it was opened", path.display()))
     }
 
+    /// Returns the index of the log, which is opened by the first connection that maps it.
+    pub(super) fn index(&mut self, path: &Path) -> Arc<Index> {
+        if let Some(index) = self.indexes.iter().find(|index| index.is_of(path)) {
+            return Arc::clone(index);
+        }
+        let index = Arc::new(Index::new(path));
+        self.indexes.push(Arc::clone(&index));
+        index
+    }
+
     /// Keeps those of a connection that has ended, which has no lock.
     pub(super) fn keep(&mut self, own: Descriptors) {
         self.spare.push(own);
@@ -266,6 +252,7 @@ impl Parked {
             return Some(self);
         }
         self.spare.into_iter().for_each(Descriptors::close);
+        self.indexes.iter().for_each(|index| index.close());
         drop((self.storage, self.incomplete));
         last.close();
         None

@@ -46,6 +46,12 @@ pub(super) struct Look {
 }
 
 impl Look {
+    /// Returns `true` if the file has the same frames of the same log as at another look.
+    pub(super) fn has_same_file(&self, other: &Self) -> bool {
+        let file = |look: &Self| (look.salts, look.backfill, look.page_bytes);
+        file(self) == file(other)
+    }
+
     /// Returns `true` if the log of `before` was restarted once since.
     pub(super) fn restarts(&self, before: &Self) -> bool {
         before.salts[0] != 0

@@ -10,9 +10,9 @@
 //!  database     one for each file in the process: what the cache has seen      database
 //!      |        of it, and which pages must go
 //!      |------- log: what the index says, and frames of a restarted log        log
+//!      |------- index: the log's index, mapped, and the locks of its slots     index
 //!      |
 //!  descriptors  the system's file, the one with the locks, that of the cache   descriptors
-//!      |------- index: the log's index, mapped                                 index
 //!      |
 //!  reads        the storage under the cache: notes reads without a lock        reads
 //! ```
@@ -31,7 +31,9 @@
 //!  R3 write: the system's file, then the pages  -
 //!     of the range have the bytes, or go
 //!  R4 before the lock is lowered: note header
-//!     and size, which are this process's own
+//!     and size, which are this process's own;    a transaction that failed is rolled back, and
+//!     pages written since the last commit go       the header is as it was
+//!     at the next R1
 //!
 //!  with a log (W1 comes before any page is read, since `wal.c` calls xShmBarrier after it has
 //!  loaded nBackfill, and before it trusts what it has):
@@ -56,6 +58,10 @@
 //!   dropped by W1 or read since. A page that is read while another process writes it in a
 //!   checkpoint, torn, has a frame beyond nBackfill: readers take that, until nBackfill passes it
 //!   and W1 drops the page; also if that process dies.
+//! - W1 takes the lock of the database only if the index differs from what the connection found at
+//!   its last W1, or the version of what the process has seen does (`Database::is_checked`). While
+//!   a connection has SHARED, no page becomes older than its last W1. What begins anew (the first
+//!   SHARED of the process, EXCLUSIVE) excludes that, and changes the version before its next R1.
 //! - `wal.c` also calls xShmBarrier between the two copies of the header that it writes. A look of
 //!   the writer is not whole then, and means nothing.
 //! - Without the index (`locking_mode=EXCLUSIVE`, or an index that cannot be written) there is no
@@ -68,7 +74,8 @@
 //!
 //! # Tests
 //! `shares::*` in tests/databases: two and three processes with and without the VFS, all journal
-//! modes, checkpoints, kills.
+//! modes, checkpoints, kills. `forks::*` and `copies::*`: the locks of the index in a child, and
+//! beside another copy of SQLite.
 
 mod connection;
 mod database;

@@ -34,6 +34,8 @@ struct Notes {
     in_flight: Vec<Begun>,
     /// Complete, and begun or ended without the lock.
     untrusted: Vec<Range<u64>>,
+    /// Written by this process, in a transaction whose journal may still be there.
+    written: Vec<Range<u64>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -43,17 +45,15 @@ struct Begun {
     lock: u64,
 }
 
-/// Untrusted ranges that are kept one by one; with more, everything is untrusted.
-const UNTRUSTED_MAX: usize = 256;
+/// Ranges of a list that are kept one by one; with more, it has all bytes.
+const RANGES_MAX: usize = 256;
 
-impl Notes {
-    fn distrust(&mut self, bytes: Range<u64>) {
-        let count = self.untrusted.len();
-        match self.untrusted.last_mut() {
-            Some(last) if last.end == bytes.start => last.end = bytes.end,
-            _ if count < UNTRUSTED_MAX => self.untrusted.push(bytes),
-            _ => self.untrusted[0] = 0..u64::MAX >> 1,
-        }
+fn add(ranges: &mut Vec<Range<u64>>, bytes: Range<u64>) {
+    let count = ranges.len();
+    match ranges.last_mut() {
+        Some(last) if last.end == bytes.start => last.end = bytes.end,
+        _ if count < RANGES_MAX => ranges.push(bytes),
+        _ => ranges[0] = 0..u64::MAX >> 1,
     }
 }
 
@@ -100,14 +100,25 @@ impl Noted {
             noted.in_flight.swap_remove(at);
         }
         if !noted.is_locked || lock != noted.locks {
-            noted.distrust(begun.bytes);
+            add(&mut noted.untrusted, begun.bytes);
         }
         answer
     }
 
-    /// Has the next [`Self::lock`] return bytes.
-    pub(super) fn note_untrusted(&self, bytes: Range<u64>) {
-        self.0.lock().distrust(bytes);
+    /// Notes bytes that this process has written under its exclusive lock.
+    pub(super) fn note_write(&self, bytes: Range<u64>) {
+        add(&mut self.0.lock().written, bytes);
+    }
+
+    /// Notes that no other process can take back what was written.
+    pub(super) fn keep_writes(&self) {
+        self.0.lock().written.clear();
+    }
+
+    /// Has the next [`Self::lock`] return what was written and is not kept.
+    pub(super) fn end_writes(&self) {
+        let noted = &mut *self.0.lock();
+        noted.written.drain(..).for_each(|bytes| add(&mut noted.untrusted, bytes));
     }
 }
 
@@ -224,5 +235,27 @@ mod tests {
         reads.unlock();
         (0..1000).for_each(|number| read(number * 100));
         assert_eq!(reads.lock()[0], 0..u64::MAX >> 1);
+    }
+
+    /// Another process rolls back a transaction that failed.
+    #[test]
+    fn writes_are_trusted_once_they_are_committed() {
+        let noted = Noted::default();
+        let write = |position: u64| noted.note_write(position..position + 10);
+        write(0);
+        write(10);
+        noted.keep_writes();
+        noted.end_writes();
+        assert_eq!(noted.lock(), []);
+        write(20);
+        noted.keep_writes();
+        write(30);
+        write(50);
+        noted.end_writes();
+        assert_eq!(noted.lock(), [30..40, 50..60], "after the commit");
+        (0..1000).for_each(|number| write(number * 100));
+        noted.end_writes();
+        assert_eq!(noted.lock()[0], 0..u64::MAX >> 1);
+        assert_eq!(noted.lock(), []);
     }
 }

@@ -126,6 +126,41 @@ fn a_child_uses_of_what_it_inherits_only_what_is_shared_and_idle() {
     }
 }
 
+/// Connections of a child have locks of their own: they neither count nor release those of the
+/// parent.
+#[test]
+fn a_child_keeps_to_the_slots_of_its_parent() {
+    if !is_alone("forks::a_child_keeps_to_the_slots_of_its_parent") {
+        return;
+    }
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    make(&path, "wal");
+    let open = || library.open_cached(&path, "").unwrap();
+    let (first, second, reader) = (open(), open(), open());
+    first.run("update t set a=8").unwrap();
+    second.run("select a from t").unwrap();
+    reader.run("begin; select a from t").unwrap();
+    let checkpoint = "pragma busy_timeout=0; pragma wal_checkpoint(truncate)";
+    let idle = check_child([first, second], |[first, second]| {
+        let is_changed =
+            first.run("update t set a=a+1").is_ok() && second.ask("select a from t") == "9";
+        let also = open();
+        also.run("begin; select a from t").unwrap();
+        drop(first);
+        let refused = second.run(checkpoint).unwrap().pop();
+        drop(second);
+        is_changed && refused.is_some_and(|row| row.starts_with("1|")) && also.run("commit").is_ok()
+    });
+    assert_eq!(reader.ask("select a from t"), "8", "as it began");
+    let refused = idle[0].run(checkpoint).unwrap().pop();
+    assert!(refused.is_some_and(|row| row.starts_with("1|")));
+    reader.run("commit").unwrap();
+    assert_eq!(idle[0].run(checkpoint).unwrap().pop().unwrap(), "0|0|0");
+    assert_eq!(idle[1].run("pragma integrity_check; select a from t").unwrap(), ["ok", "9"]);
+}
+
 /// A child that lives longer than a connection of its parent keeps no lock of it.
 #[test]
 fn a_child_keeps_no_lock_of_its_parent() {

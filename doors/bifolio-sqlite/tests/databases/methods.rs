@@ -188,3 +188,24 @@ fn a_log_has_no_reader_in_another_process() {
         assert_eq!(has_reader, 0, "{sql}");
     }
 }
+
+/// Readers of this process are none, through whatever connection. Another copy of SQLite counts.
+#[test]
+fn readers_of_other_processes_are_told_from_own_ones() {
+    let (Some(database), Some(library)) = (Database::open(), Library::load()) else { return };
+    let Some(copy) = Library::load_copy() else { return };
+    database.run("pragma journal_mode=wal; create table t(a); insert into t values(7)");
+    let has_reader = || {
+        let mut has_reader: c_int = -1;
+        assert_eq!(database.control(FCNTL_EXTERNAL_READER, &mut has_reader), 0);
+        has_reader
+    };
+    let also = library.open_cached(&database.path, "").unwrap();
+    also.run("begin; select * from t").unwrap();
+    assert_eq!(has_reader(), 0);
+    let other = copy.open_plainly(&database.path);
+    other.run("begin; select * from t").unwrap();
+    assert_eq!(has_reader(), 1);
+    other.run("commit").unwrap();
+    assert_eq!(has_reader(), 0);
+}
