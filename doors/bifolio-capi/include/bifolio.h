@@ -1490,6 +1490,36 @@ bifolio_result bifolio_gated_file_close(bifolio_gated_file *file);
 void bifolio_gated_file_free(bifolio_gated_file *file);
 
 /**
+ * Forgets the clean pages of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), so that
+ * later reads return what the storage has: for a file that another program has changed. Bytes that
+ * were not written out stay in the cache.
+ *
+ * Threads: any, at the same time. Blocks: for reads and write-outs of these pages in flight.
+ */
+bifolio_result bifolio_file_invalidate(const bifolio_file *file, uint64_t offset, uint64_t length);
+
+/**
+ * Takes `length` bytes that the storage has at `offset` by now, written past the cache: pages in
+ * memory have them at once, and stay clean. For a program whose own writes reach the storage
+ * another way; no other program writes these bytes meanwhile. Bytes past the length of the file
+ * are left out (`bifolio_file_refresh_len`).
+ *
+ * Threads: any, at the same time. Blocks: as `bifolio_file_invalidate`.
+ */
+bifolio_result bifolio_file_update(const bifolio_file *file,
+                                   uint64_t offset,
+                                   const void *buffer,
+                                   size_t length);
+
+/**
+ * Takes the length that the file has on the storage, after another program has appended to it or
+ * cut it; `bifolio_file_len` then returns it.
+ *
+ * Threads: any, at the same time. Blocks: for the file system, and as `bifolio_file_invalidate`.
+ */
+bifolio_result bifolio_file_refresh_len(const bifolio_file *file);
+
+/**
  * Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in
  * the file. A pin of resident bytes takes no lock. Release it on the same thread, before the file
  * is closed; pinned memory counts against the bound.

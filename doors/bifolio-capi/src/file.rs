@@ -294,7 +294,7 @@ pub unsafe extern "C" fn bifolio_file_append(
 ///
 /// # Safety
 /// Null, or a live handle.
-unsafe fn with_range(
+pub(crate) unsafe fn with_range(
     file: *const bifolio_file,
     offset: u64,
     length: u64,

@@ -14,6 +14,7 @@
 //! | `file` | reads, writes, lengths, syncs, access hints, eviction |
 //! | `calls` | reads, writes, appends and syncs that complete later |
 //! | `gated` | files with a write gate |
+//! | `outside` | what was changed past the cache |
 //! | `pin` | pins for reading and for writing |
 //! | `map` | maps and their pins |
 //! | `text` | version, features, the log |
@@ -33,6 +34,7 @@ pub mod file;
 pub mod gated;
 pub mod map;
 mod names;
+pub mod outside;
 pub mod pin;
 pub mod result;
 pub mod stats;

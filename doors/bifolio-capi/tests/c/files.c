@@ -93,6 +93,41 @@ static void residency_follows_populate_and_evict(void) {
     CHECK_OK(bifolio_cache_close(cache));
 }
 
+static void changes_past_the_cache_are_taken_on_request(void) {
+    bifolio_cache *cache = new_cache(8 << 20);
+    int descriptor = open(in_directory("outside"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(descriptor >= 0 && pwrite(descriptor, "old", 3, 0) == 3);
+    bifolio_file *file = open_file(cache, "outside", BIFOLIO_OPEN_READ);
+    char bytes[8] = {0};
+    size_t count = 0;
+    CHECK_OK(bifolio_file_read(file, 0, bytes, sizeof bytes, &count));
+    CHECK(count == 3 && memcmp(bytes, "old", 3) == 0);
+    CHECK(pwrite(descriptor, "newer", 5, 0) == 5);
+    CHECK_OK(bifolio_file_read(file, 0, bytes, sizeof bytes, &count));
+    CHECK(count == 3 && memcmp(bytes, "old", 3) == 0);
+    CHECK_OK(bifolio_file_invalidate(file, 0, BIFOLIO_TO_END));
+    CHECK_OK(bifolio_file_read(file, 0, bytes, sizeof bytes, &count));
+    CHECK(count == 3 && memcmp(bytes, "new", 3) == 0);
+    CHECK_OK(bifolio_file_refresh_len(file));
+    CHECK(bifolio_file_len(file) == 5);
+    CHECK_OK(bifolio_file_read(file, 0, bytes, sizeof bytes, &count));
+    CHECK(count == 5 && memcmp(bytes, "newer", 5) == 0);
+    CHECK(pwrite(descriptor, "s", 1, 4) == 1);
+    CHECK_OK(bifolio_file_update(file, 4, "s", 1));
+    CHECK_OK(bifolio_file_read(file, 0, bytes, sizeof bytes, &count));
+    CHECK(count == 5 && memcmp(bytes, "newes", 5) == 0);
+    bifolio_residency residency;
+    CHECK_OK(bifolio_file_residency(file, 0, BIFOLIO_TO_END, &residency));
+    CHECK(residency.resident == 1 && residency.dirty == 0);
+    CHECK_RESULT(bifolio_file_update(NULL, 0, "s", 1), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_file_update(file, 0, NULL, 1), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_file_invalidate(NULL, 0, 1), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_file_refresh_len(NULL), BIFOLIO_ERROR_NULL);
+    close(descriptor);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
 static void memory_files_have_holes_and_go_to_the_swap(void) {
     bifolio_cache_options options = {.size = sizeof options};
     options.memory_bytes = 1 << 20;
@@ -216,6 +251,7 @@ int main(int count, char **arguments) {
     directory = count > 1 ? arguments[1] : ".";
     reads_give_what_was_written();
     residency_follows_populate_and_evict();
+    changes_past_the_cache_are_taken_on_request();
     memory_files_have_holes_and_go_to_the_swap();
     a_descriptor_is_taken_over();
     a_failed_close_loses_nothing();
