@@ -122,18 +122,20 @@ impl Connection {
     /// Has pages go that other processes have written (W1). With EXCLUSIVE, they write nothing, and
     /// SQLite takes no slot that would tell a writer or a checkpoint.
     fn check_log(&mut self) {
+        let Some(own) = &self.own else { return };
         if self.level < sqlite::LOCK_EXCLUSIVE && !self.regions.is_empty() {
-            let checked = self.database.check_log(&mut self.regions, self.is_writer);
+            let (database, file) = (&self.database, own.file());
+            let checked = database.check_log(&mut self.regions, file, self.is_writer);
             self.checked = checked.or(self.checked.take());
         }
     }
 
     /// Returns `true` if [`Self::check_log`] would find nothing.
     fn is_checked(&self) -> bool {
-        let is_same = |checked| self.database.is_checked(checked, &self.regions);
+        let (Some(own), Some(checked)) = (&self.own, &self.checked) else { return false };
         self.level < sqlite::LOCK_EXCLUSIVE
             && !self.regions.is_empty()
-            && self.checked.as_ref().is_some_and(is_same)
+            && self.database.is_checked(checked, &self.regions, own.file())
     }
 }
 

@@ -18,8 +18,10 @@ use crate::system::{Answer, SystemFile};
 use bifolio::{Access, Cache, OpenOptions};
 use std::collections::HashMap;
 use std::ffi::{OsString, c_int};
+use std::fs::File;
 use std::mem;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,6 +83,23 @@ pub(crate) struct Database {
 pub(super) struct Checked {
     version: u64,
     look: Look,
+    stamp: Option<Stamp>,
+}
+
+/// Size and time of change of the file, which tell its content beside a log that is nameless
+/// ([`Look::is_nameless`]). Such a log has nothing to checkpoint; only a program that replaces the
+/// file changes it, while it has all locks and has the index made anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    bytes: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(file: &File) -> Option<Self> {
+        let found = file.metadata().ok()?;
+        Some(Self { bytes: found.len(), changed: (found.ctime(), found.ctime_nsec()) })
+    }
 }
 
 struct State {
@@ -96,6 +115,8 @@ struct State {
     header: Option<Header>,
     /// As last seen in the index; `None` if pages may be of any age.
     log: Option<Look>,
+    /// As last seen beside a log that is nameless.
+    stamp: Option<Stamp>,
 }
 
 /// Returns `true` if a database is open in this process, and shared.
@@ -126,7 +147,7 @@ impl Database {
             })?;
             let mut state = database.state.lock();
             // SAFETY: the contract.
-            let own = unsafe { state.parked.open(vfs, name, flags) };
+            let own = unsafe { state.parked.open(api, vfs, name, flags) };
             let own = own.map_err(OpenFailure::Code)?;
             state.connections += 1;
             drop(state);
@@ -134,7 +155,7 @@ impl Database {
         }
         let mut parked = found.and_then(Parked::take).unwrap_or_else(|| Parked::of(found));
         // SAFETY: the contract.
-        let own = match unsafe { parked.open(vfs, name, flags) } {
+        let own = match unsafe { parked.open(api, vfs, name, flags) } {
             Ok(own) => own,
             Err(code) => {
                 parked.close();
@@ -183,6 +204,7 @@ impl Database {
                 file: Some(file),
                 header: None,
                 log: None,
+                stamp: None,
             }),
         });
         let key = database.state.lock().parked.key();
@@ -368,17 +390,25 @@ impl Database {
     }
 
     /// Returns `true` if W1 would find nothing since it returned `checked`.
-    pub(super) fn is_checked(&self, checked: &Checked, regions: &Regions) -> bool {
+    pub(super) fn is_checked(&self, checked: &Checked, regions: &Regions, file: &File) -> bool {
         // Relaxed: pages never become older than `checked.look` while the connection has SHARED.
         // What makes them so excludes that, and changes the version before `enter` locks the state.
         let version = self.log_version.load(Ordering::Relaxed);
-        let is_same = |now: Look| checked.look.has_same_file(&now);
+        let is_same = |now: Look| {
+            checked.look.has_same_file(&now)
+                && (!now.is_nameless() || checked.stamp == Stamp::of(file))
+        };
         checked.version == version && regions.look().is_some_and(is_same)
     }
 
     /// Has pages go that other processes have written in checkpoints (W1 to W3). Returns `None` if
     /// nothing can be said: the connection itself changes the index.
-    pub(super) fn check_log(&self, regions: &mut Regions, is_writer: bool) -> Option<Checked> {
+    pub(super) fn check_log(
+        &self,
+        regions: &mut Regions,
+        file: &File,
+        is_writer: bool,
+    ) -> Option<Checked> {
         let mut state = self.state.lock();
         let mut now = regions.look();
         if now.is_none() {
@@ -391,13 +421,18 @@ impl Database {
             }
             now = look(regions);
         }
-        let is_same = |(seen, now): (Look, Look)| seen.has_same_file(&now);
+        // After the look: pages that are read from now on are as new as both.
+        let stamp = now.filter(Look::is_nameless).and_then(|_| Stamp::of(file));
+        let is_same = |(seen, now): (Look, Look)| {
+            seen.has_same_file(&now) && (!now.is_nameless() || state.stamp == stamp)
+        };
         if !state.log.zip(now).is_some_and(is_same) {
             self.catch_up(&mut state, now, regions);
         }
+        state.stamp = stamp;
         self.see(&mut state, now);
         // Relaxed: see `is_checked`.
-        now.map(|look| Checked { version: self.log_version.load(Ordering::Relaxed), look })
+        now.map(|look| Checked { version: self.log_version.load(Ordering::Relaxed), look, stamp })
     }
 
     /// Has the pages go that were written to the file between what was seen and `now`.

@@ -22,12 +22,13 @@ use crate::file_lock::FileLock;
 use crate::fork::{self, Mutex, PerProcess};
 use crate::name::FileName;
 use crate::settings;
-use crate::sqlite::{self, Vfs};
+use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
 use bifolio::DirectIo;
 use bifolio::backing::{DiskFile, DiskOptions};
 use std::ffi::c_int;
 use std::fs::File;
+use std::io;
 use std::mem;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -55,10 +56,13 @@ struct Incomplete {
 }
 
 impl Incomplete {
-    /// Opens the descriptor with the locks. Returns `self` if that is not possible.
-    fn complete(self) -> Result<Descriptors, Self> {
+    /// Opens the descriptor with the locks. On failure returns `self` with the reason.
+    fn complete(self) -> Result<Descriptors, (Self, io::Error)> {
         let is_writable = self.flags_found & sqlite::OPEN_READONLY == 0;
-        let Ok(file) = open_alone(self.name.path(), is_writable) else { return Err(self) };
+        let file = match open_alone(self.name.path(), is_writable) {
+            Ok(file) => file,
+            Err(error) => return Err((self, error)),
+        };
         let Self { name, flags, flags_found, system } = self;
         Ok(Descriptors { name, flags, flags_found, system, file })
     }
@@ -73,6 +77,10 @@ impl Descriptors {
 
     pub(super) fn lock(&self) -> FileLock<'_> {
         FileLock(self.file.as_fd())
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Returns `false` if the program asked for an index of the log that is not written.
@@ -110,7 +118,7 @@ impl Descriptors {
 }
 
 /// Opens a file whose locks no child of a fork keeps.
-fn open_alone(path: &Path, is_writable: bool) -> std::io::Result<File> {
+fn open_alone(path: &Path, is_writable: bool) -> io::Result<File> {
     fork::open_alone(|| File::options().read(true).write(is_writable).open(path))
 }
 
@@ -145,12 +153,13 @@ impl Parked {
     }
 
     /// Opens a database for a connection, or takes what another one with the same name and flags
-    /// left.
+    /// left. Logs a failure that the system's VFS does not.
     ///
     /// # Safety
     /// `vfs` is registered.
     pub(super) unsafe fn open(
         &mut self,
+        api: Api,
         vfs: *mut Vfs,
         name: &impl Fn() -> FileName,
         flags: c_int,
@@ -172,7 +181,9 @@ impl Parked {
                 };
                 // A file that was created is parked under its key, too.
                 self.key = self.key.or_else(|| Key::of(incomplete.name.path()));
-                incomplete.complete().map_err(|incomplete| {
+                incomplete.complete().map_err(|(incomplete, error)| {
+                    let path = incomplete.name.path().display();
+                    api.log(sqlite::CANTOPEN, &format!("{path} cannot be opened again: {error}"));
                     self.incomplete.push(incomplete);
                     sqlite::CANTOPEN
                 })?

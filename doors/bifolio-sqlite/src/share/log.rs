@@ -52,6 +52,12 @@ impl Look {
         file(self) == file(other)
     }
 
+    /// Returns `true` if the log has had no frame since its index was made: its salts, which tell
+    /// one log from another, are zero.
+    pub(super) fn is_nameless(&self) -> bool {
+        self.salts == [0; 2]
+    }
+
     /// Returns `true` if the log of `before` was restarted once since.
     pub(super) fn restarts(&self, before: &Self) -> bool {
         before.salts[0] != 0

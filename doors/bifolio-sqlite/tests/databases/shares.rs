@@ -1,10 +1,11 @@
 //! Databases that several processes use at the same time, with and without the
 //! VFS.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, iter};
+use std::{env, fs, iter};
 
 use crate::histories::{History, MODES, SYSTEM, Worker};
 use crate::library::{Connection, Library};
@@ -70,6 +71,33 @@ fn commits_of_other_processes_are_seen() {
         other("insert into t select id+1000, 0, zeroblob(3000) from t");
         assert_eq!(ours.ask("select count(*)||' '||sum(length(b)) from t"), "1000 2000000");
         assert_eq!(ours.ask("pragma integrity_check"), "ok");
+    }
+}
+
+/// Programs exchange databases under all of their locks and have the index made anew, as SQLite's
+/// example `superlock` does: one log without a frame is like another.
+#[test]
+fn a_file_that_is_replaced_beside_an_empty_log_is_read_again() {
+    let Some(library) = Library::load() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let contents = ["one", "two"].map(|value| {
+        let path = directory.path().join(value);
+        let connection = library.open_cached(&path, "").unwrap();
+        let fill = format!("create table t(a); insert into t values('{value}')");
+        connection.run(&format!("pragma journal_mode=wal; {fill}")).unwrap();
+        drop(connection);
+        fs::read(path).unwrap()
+    });
+    let path = directory.path().join("one");
+    let ours = open(library, &path);
+    let also = open(library, &path);
+    for step in 0..6 {
+        let expected = ["one", "two"][step % 2];
+        assert_eq!(ours.ask("select a from t"), expected, "{step}");
+        assert_eq!(also.ask("select a from t"), expected, "{step}");
+        fs::write(&path, &contents[(step + 1) % 2]).unwrap();
+        let index = fs::File::options().write(true).open(directory.path().join("one-shm"));
+        index.unwrap().write_all_at(&[0; 32], 0).unwrap();
     }
 }
 
