@@ -110,6 +110,8 @@ mod cache;
 #[cfg(not(all(test, loom)))]
 mod config;
 #[cfg(not(all(test, loom)))]
+mod dirt;
+#[cfg(not(all(test, loom)))]
 mod error;
 #[cfg(not(all(test, loom)))]
 mod file;
@@ -140,6 +142,13 @@ mod tests;
 mod writeback;
 /// The protocols that a model run can follow.
 #[cfg(all(test, loom))]
+mod dirt {
+    pub(crate) mod dirty;
+    pub(crate) mod flush;
+    pub(crate) mod lsns;
+    pub(crate) mod throttle;
+}
+#[cfg(all(test, loom))]
 mod file {
     pub(crate) mod open {
         pub(crate) mod slots;
@@ -163,13 +172,6 @@ mod memory {
 mod sys {
     pub(crate) mod copy;
 }
-#[cfg(all(test, loom))]
-mod writeback {
-    pub(crate) mod dirty;
-    pub(crate) mod flush;
-    pub(crate) mod lsns;
-    pub(crate) mod throttle;
-}
 
 #[cfg(not(all(test, loom)))]
 mod surface {
@@ -177,6 +179,7 @@ mod surface {
     pub use crate::config::HugePages;
     #[cfg(feature = "ablation")]
     pub use crate::config::{DrainPolicy, PinMode};
+    pub use crate::dirt::WriteGate;
     pub use crate::error::{Error, ErrorKind, Result};
     pub use crate::file::{
         Access, Checkpoint, File, FileFuture, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef,
@@ -200,7 +203,6 @@ mod surface {
     /// For tests and benchmarks.
     #[doc(hidden)]
     pub use crate::sys::probe::{Feature, Features};
-    pub use crate::writeback::WriteGate;
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.

@@ -12,13 +12,14 @@ use super::{Finding, source::Source, source::Token};
 
 /// The layers, lowest first, in the order of `ARCHITECTURE.md`. Modules of one layer may name each
 /// other.
-const LAYERS: [&[&str]; 12] = [
+const LAYERS: [&[&str]; 13] = [
     &["sys", "maps::kernel"],
     &["sync"],
     &["page"],
     &["memory", "maps::region"],
     &["io"],
     &["swap"],
+    &["dirt"],
     &["inode", "writeback", "maps::pages", "maps::stores"],
     &["reclaim", "maps::unmap"],
     &["fill"],

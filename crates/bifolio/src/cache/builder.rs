@@ -2,9 +2,10 @@
 
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
+use crate::dirt::FlusherSettings;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::Registry;
-use crate::inode::Services;
+use crate::inode::{Flusher, Services};
 use crate::io::{Backing, Engine};
 use crate::memory::{Arena, CacheState, Memory};
 use crate::page::PAGE_BYTES;
@@ -13,7 +14,7 @@ use crate::swap::{Swap, SwapStorage};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process::Origin;
 use crate::sys::{memory, process};
-use crate::writeback::{Flusher, FlusherSettings, FlusherThreads};
+use crate::writeback::FlusherThreads;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,6 +7,7 @@ mod builder;
 pub use builder::CacheBuilder;
 
 use crate::config;
+use crate::dirt::WriteGate;
 use crate::error::{Error, Result, io_error};
 use crate::file::{File, GatedFile, ImmutableFile, OpenOptions, Registry};
 use crate::io::{Backing, Guarded};
@@ -16,7 +17,6 @@ use crate::stats::{FileStats, MemoryStats, Stats, StorageStats, WriteStats};
 use crate::sync::Ordering;
 use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
-use crate::writeback::WriteGate;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -3,10 +3,10 @@
 //! `writeback/gate.rs` has the protocol; [`WriteGate`] states what a gate guarantees.
 
 use super::{Checkpoint, File, FileFuture, PageRef, PageRefMut, PageView, ReadRequest};
+use crate::dirt::{ChangeLsn, WriteGate};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins;
 use crate::page::{Lookup, pages_of};
-use crate::writeback::{ChangeLsn, WriteGate};
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 

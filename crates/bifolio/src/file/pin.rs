@@ -12,6 +12,7 @@
 use super::read_with::PageView;
 use super::{File, Handle, ImmutableFile};
 use crate::config::PinMode;
+use crate::dirt::ChangeLsn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins::OwnPin;
 use crate::fill::{AccessMode, Locked, ReadIoClaim, Wait};
@@ -23,7 +24,6 @@ use crate::page::{
 use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
-use crate::writeback::ChangeLsn;
 use std::iter;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;

@@ -16,15 +16,15 @@
 use super::File;
 use super::open::no_table;
 use super::options::check_len_max;
+use crate::dirt::ChangeLsn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
-use crate::inode::Resizing;
+use crate::inode::{NoRoom, Resizing};
 use crate::maps::mappable::Growing;
 use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
 use crate::sys::copy;
-use crate::writeback::{ChangeLsn, NoRoom};
 
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;
 

@@ -479,7 +479,7 @@ mod tests {
             let write = locked_by(|| file.write_all_at(&page, write_at).unwrap());
             let (of_all, own): (Vec<&str>, Vec<&str>) =
                 read.into_iter().chain(write).partition(of_all);
-            assert_eq!(own, [CPU_BATCH, CPU_BATCH, "bifolio::writeback::dirty::DirtyState"]);
+            assert_eq!(own, [CPU_BATCH, CPU_BATCH, "bifolio::dirt::dirty::DirtyState"]);
             shared.extend(of_all);
         }
         assert!(shared.len() <= 8, "32 pages took {shared:?}");

@@ -11,6 +11,7 @@ mod clear;
 mod clearing;
 mod codec;
 mod evict;
+mod mark;
 mod resize;
 mod store;
 mod swap_store;
@@ -18,23 +19,22 @@ mod swap_store;
 pub(crate) use clearing::ClearedBefore;
 pub use codec::PageCodec;
 pub(crate) use codec::{Codec, SealedPages, SealingRoom};
+pub(crate) use mark::{NoRoom, RoomForDirt};
 pub(crate) use resize::Resizing;
 pub(crate) use store::Place;
 
+use crate::dirt::{self, ChangeLsn, DirtyList, DirtyPages, Flushes, Gate, NO_LSN, WriteErrors};
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
 use crate::io::{DirectBacking, Engine, Load};
 use crate::memory::{Memory, PageSpace};
 use crate::page::{
-    COUNT_MAX, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table, Values,
+    ALL_BYTES, COUNT_MAX, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES,
+    Table, Values,
 };
 use crate::stats::Counter;
 use crate::swap::Swap;
-use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock, blocking};
+use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock};
 use crate::sys::copy;
-use crate::writeback::{
-    ALL_BYTES, ChangeLsn, Device, DirtyList, DirtyPages, Flusher, Flushes, Gate, NO_LSN, NoRoom,
-    RoomForDirt, WriteErrors,
-};
 use clearing::Clearing;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -45,6 +45,10 @@ use swap_store::SwapStore;
 
 /// Time after which a wait for a folio lock is logged.
 const LOCK_WAIT_NOTED: Duration = Duration::from_secs(5);
+
+/// A device of files, and the flusher that serves all devices.
+pub(crate) type Device = dirt::Device<Inode>;
+pub(crate) type Flusher = dirt::Flusher<Inode>;
 
 /// Parts that all files of a cache share.
 #[derive(Clone, Debug)]
@@ -298,17 +302,6 @@ impl Inode {
         Ok(RoomForDirt { inode: self, counted_pages: pages })
     }
 
-    /// Waits until a folio with some of `bytes` may become dirty. Called without a folio lock.
-    ///
-    /// # Errors
-    /// The device accepts no writes, and the dirty limit is reached.
-    pub(crate) fn wait_for_room(&self, device: &Arc<Device>, bytes: Range<u64>) -> Result<()> {
-        blocking::check_user("less dirt");
-        let pages = 1 << self.mapping.order();
-        let waited = self.flusher.wait_for_room(device, self, pages);
-        waited.map_err(|cause| self.unwritable(bytes, cause))
-    }
-
     /// Returns the error for storage that accepts no writes, for `cause` or without an answer,
     /// while the dirty limit is reached.
     #[cold]
@@ -401,6 +394,15 @@ impl Inode {
     pub(crate) fn mark(&self, id: FolioId) {
         let marked = self.dirty.mark(&self.memory.folios, id);
         self.enlist_if(marked.must_enlist);
+    }
+
+    /// Returns `true` if the file has nothing dirty or in flight: its next mark enlists it again.
+    pub(crate) fn delist(&self) -> bool {
+        let is_clean = self.dirty.delist();
+        if is_clean && self.has_gate() {
+            self.free_lsns();
+        }
+        is_clean
     }
 
     /// Puts the file on the flusher's list of files that may have something dirty.

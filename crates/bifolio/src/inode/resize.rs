@@ -33,9 +33,8 @@
 use super::Inode;
 use crate::error::Result;
 use crate::maps::pages::{PinnedPages, Removal};
-use crate::page::{Entry, Flag, FolioRef, LockedFolio, Lookup, PAGE_BYTES};
+use crate::page::{ALL_BYTES, Entry, Flag, FolioRef, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::{MutexGuard, Ordering, blocking};
-use crate::writeback::ALL_BYTES;
 use std::cell::Cell;
 use std::ops::Range;
 

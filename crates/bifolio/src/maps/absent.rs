@@ -105,9 +105,8 @@ pub(crate) mod mappable {
 
 pub(crate) mod pages {
     use crate::error::{Error, Result};
-    use crate::inode::Inode;
+    use crate::inode::{Inode, NoRoom};
     use crate::page::{FolioRef, LockedFolio};
-    use crate::writeback::NoRoom;
 
     #[derive(Clone, Copy, Debug)]
     pub(crate) enum PinnedPages {

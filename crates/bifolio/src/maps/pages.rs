@@ -6,12 +6,12 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result, write_error};
-use crate::inode::Inode;
+use crate::inode::{Inode, NoRoom};
 use crate::maps::region::Region;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::blocking;
-use crate::writeback::{CopyAt, NoRoom};
+use crate::writeback::CopyAt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -267,10 +267,9 @@ impl Drop for Removal<'_> {
 mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
-    use crate::page::PAGE_BYTES;
+    use crate::page::{ALL_BYTES, PAGE_BYTES};
     use crate::sync::test_hook;
     use crate::sys::memory::free_pages;
-    use crate::writeback::ALL_BYTES;
 
     /// Once `install` has installed an allocated page, which raw writers may then store to, no
     /// reader takes it for zeros.

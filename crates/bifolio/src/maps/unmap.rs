@@ -53,6 +53,7 @@
 //! Unmaps pages of frozen folios, and copies between these pages and the bounce buffer.
 #![allow(unsafe_code)]
 
+use crate::dirt::{InFlight, NO_LSN};
 use crate::inode::Inode;
 use crate::maps::kernel::pages::PageRange;
 use crate::maps::region::{BounceBuffer, Region, Regions, RegionsSize};
@@ -65,7 +66,7 @@ use crate::sync::{MutexGuard, yield_now};
 use crate::sys::copy;
 use crate::sys::is_forbidden;
 use crate::sys::probe::Feature;
-use crate::writeback::{CopyAt, InFlight, NO_LSN, WriteBatch, WriteVictim};
+use crate::writeback::{CopyAt, WriteBatch, WriteVictim};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;

@@ -60,7 +60,7 @@ pub(crate) use table::ZeroValid;
 pub(crate) use table::{Filling, ReservedArray, TABLE_PAGE_BYTES, Table, Values};
 pub(crate) use tables::{HasTable, Tables};
 pub(crate) use words::{
-    COUNT_MAX, Entry, Flag, FolioId, Listing, PAGE_BYTES, PAGE_SHIFT, TryGet, VALUE_MAX,
+    ALL_BYTES, COUNT_MAX, Entry, Flag, FolioId, Listing, PAGE_BYTES, PAGE_SHIFT, TryGet, VALUE_MAX,
     WriteState, is_in_one_page, pages_of,
 };
 #[cfg(test)]

@@ -456,6 +456,9 @@ pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bytes of a page: what an Entry stands for, and the smallest folio.
 pub(crate) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 
+/// The range of a call that is for a whole file.
+pub(crate) const ALL_BYTES: Range<u64> = 0..u64::MAX;
+
 pub(crate) fn pages_of(range: &Range<u64>) -> Range<u64> {
     range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES)
 }

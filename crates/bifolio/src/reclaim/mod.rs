@@ -46,14 +46,13 @@ pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut
 
 use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
-use crate::inode::{Inode, Services};
+use crate::inode::{Flusher, Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
 use crate::page::{Entry, Folio, FolioId, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::swap::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
 use crate::sys::process::OwnedThread;
-use crate::writeback::Flusher;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -25,7 +25,7 @@
 //! them instead of scanning for more. A round that takes longer than [`SLOW`], or that follows a
 //! refused one, does not count: clean folios are evicted instead.
 //!
-//! TROUBLE, as for a device (`writeback/device.rs`): the swap accepted nothing and refused
+//! TROUBLE, as for a device (`dirt/device.rs`): the swap accepted nothing and refused
 //! something in the last round. A caller that finds only folios to be swapped out fails after some
 //! rounds that began after the call, if the last one was refused.
 

@@ -1,15 +1,15 @@
-//! The dirty list (`writeback/dirty.rs`) with the write state of a folio (`page/words.rs`): the two
+//! The dirty list (`dirt/dirty.rs`) with the write state of a folio (`page/words.rs`): the two
 //! columns at the head of the list.
 //!
 //! The list and the state are the real ones. The device is replaced: it has one word for the one
 //! folio and refuses the first write-outs if told to.
 
 use super::world::{FOLIO, OWNER, join_all, model, model_bounded, one_folio, spawn};
+use crate::dirt::dirty::{DirtyFolios, DirtyList};
+use crate::dirt::lsns::NO_LSN;
+use crate::dirt::throttle::DirtyPages;
 use crate::page::{FolioRef, Folios, WriteState};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::dirty::{DirtyFolios, DirtyList};
-use crate::writeback::lsns::NO_LSN;
-use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
 
 /// A file of one folio.

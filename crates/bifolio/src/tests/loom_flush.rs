@@ -1,12 +1,12 @@
-//! Shared flushes (`writeback/flush.rs`): the columns at its head.
+//! Shared flushes (`dirt/flush.rs`): the columns at its head.
 //!
 //! The device has a word per thread, and knows what a flush has made durable of each; a flush
 //! covers what it finds when it begins. A thread dirties its word before its sync, and the leader
 //! writes out the requested words.
 
 use super::world::{join_all, model_bounded, spawn};
+use crate::dirt::flush::{Flushes, Wants};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::flush::{Flushes, Wants};
 use std::sync::Arc;
 
 #[derive(Debug)]

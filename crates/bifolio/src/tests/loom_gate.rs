@@ -6,11 +6,11 @@
 //! durable, and the LSN of the last change of the page.
 
 use super::world::{FOLIO, model_bounded, one_folio, spawn};
+use crate::dirt::dirty::{DirtyList, NotBegun};
+use crate::dirt::lsns::{ChangeLsn, KnownDurable, UNCOMMITTED};
+use crate::dirt::throttle::DirtyPages;
 use crate::page::{FolioRef, Folios};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::dirty::{DirtyList, NotBegun};
-use crate::writeback::lsns::{ChangeLsn, KnownDurable, UNCOMMITTED};
-use crate::writeback::throttle::DirtyPages;
 use std::sync::Arc;
 
 /// A file of one folio, and its log.

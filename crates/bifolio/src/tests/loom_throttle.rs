@@ -1,11 +1,11 @@
-//! The gate of writers (`writeback/throttle.rs`) against completions, on one device and on two: the
-//! columns of `flusher.rs`.
+//! The gate of writers (`dirt/throttle.rs`) against completions, on one device and on two: the
+//! columns at its head.
 //!
 //! A wait in the model has no deadline: a lost wake-up is a deadlock, which loom reports.
 
 use super::world::{model, spawn};
+use crate::dirt::throttle::{DirtyPages, Throttle};
 use crate::sync::{AtomicU64, Ordering};
-use crate::writeback::throttle::{DirtyPages, Throttle};
 use std::sync::Arc;
 use std::time::Instant;
 

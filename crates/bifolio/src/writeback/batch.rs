@@ -14,9 +14,7 @@
 #![allow(unsafe_code)]
 
 use super::ALL_PAGES;
-use super::device::Refusal;
-use super::dirty::{InFlight, NotBegun};
-use super::lsns::HeldBack;
+use crate::dirt::{HeldBack, InFlight, NotBegun, Refusal};
 use crate::error::{Error, Result, write_error};
 use crate::inode::{Inode, Place, SealedPages};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};

@@ -1,5 +1,5 @@
 //! Write gates: a folio is not written out before the [`WriteGate`] of its file says that the log
-//! is durable up to the highest LSN of the folio's dirty bytes (`lsns.rs`).
+//! is durable up to the highest LSN of the folio's dirty bytes (`dirt/lsns.rs`).
 //!
 //! PROTOCOL GATE, as two columns (model-checked in `loom_gate`):
 //!
@@ -39,7 +39,7 @@
 //! replace it.
 //!
 //! CALLS OF THE GATE. The flusher and reclaim never call it: they use the durable LSN that a
-//! caller's thread has stored ([`KnownDurable`]), which each write with an LSN refreshes. For
+//! caller's thread has stored (`KnownDurable`), which each write with an LSN refreshes. For
 //! folios that they pass over they ask a thread of the gate, which lives only while there is
 //! something to ask for. It asks for the highest LSN that was passed over, or, if that fails, for
 //! the lowest, and then calls the flusher again. After a failed call it pauses and tries again, as
@@ -48,212 +48,20 @@
 //! meanwhile, with the lock of that folio, so that a page that is written all the time is written
 //! out, too.
 
-use super::ALL_BYTES;
-use super::device::{Device, Refusal};
-use super::flusher::Flusher;
-use super::lsns::{ChangeLsn, HeldBack, KnownDurable, Lsns, NO_LSN, UNCOMMITTED, may_pass};
+use crate::dirt::{
+    self, Ask, Gate, HeldBack, Lsns, NO_LSN, Opened, Refusal, UNCOMMITTED, WriteGate, may_pass,
+};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
-use crate::page::{FolioId, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::inode::{Device, Flusher, Inode};
+use crate::page::{ALL_BYTES, FolioId, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
-use crate::sync::{Condvar, Mutex, blocking};
+use crate::sync::blocking;
 use crate::sys::process::OwnedThread;
-use std::cell::{Cell, RefCell};
-use std::fmt::{self, Debug};
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// Pause in the background after a failed call; it doubles with each failure.
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_millis(320);
-
-/// Tells the cache how far a write-ahead log is durable, so that no page reaches the storage before
-/// the log record of its changes. Set for a file with
-/// [`Cache::open_gated`](crate::Cache::open_gated).
-///
-/// An LSN is a number that grows with the log, such as a position in it; what it counts is up to
-/// the engine. LSN 0 means "no log record needed". [`u64::MAX`] means "not committed": such a page
-/// is not written out until [`GatedFile::assign_lsn`](crate::GatedFile::assign_lsn) replaces the
-/// LSN.
-///
-/// # Guarantees of a gate
-/// - [`durable_lsn`](Self::durable_lsn) returns at once: it loads an atomic, and takes no lock that
-///   a thread may hold during a call of the cache. It is called for each write with an LSN.
-/// - [`make_durable`](Self::make_durable) may block, and several threads may call it at the same
-///   time. It does not wait for a thread that is in a call for the gated file or holds a
-///   [`PageRefMut`](crate::PageRefMut) of it: that thread may wait for the gate.
-///   In the background, `lsn` is the highest of the pages to be written, so that one flush of the
-///   log is enough for all of them; if that fails, it is the lowest.
-/// - It may use other files of the cache, such as the log, but not the file that it is set for:
-///   such a call fails with [`ErrorKind::GateMisuse`](crate::ErrorKind::GateMisuse).
-/// - It does not panic. A call that panics counts as failed.
-pub trait WriteGate: Send + Sync {
-    /// Returns the LSN up to which the log is durable. Never decreases.
-    fn durable_lsn(&self) -> u64;
-
-    /// Makes the log durable up to `lsn`, or further.
-    ///
-    /// # Errors
-    /// The reason why the log is not durable. The pages stay dirty, and the call is tried again: in
-    /// the background, and by each sync.
-    fn make_durable(&self, lsn: u64) -> io::Result<()>;
-}
-
-impl Debug for dyn WriteGate + '_ {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("WriteGate").finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Gate {
-    user: Mutex<Arc<dyn WriteGate>>,
-    known: KnownDurable,
-    asks: Mutex<Asks>,
-    /// Signalled when the thread need not pause any longer.
-    pause_ended: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Asks {
-    is_running: bool,
-    next: Option<Ask>,
-    /// Last failed call, unless the log has become durable further since.
-    failure: Option<Failure>,
-    failures: u64,
-}
-
-#[derive(Debug)]
-struct Failure {
-    error: Arc<io::Error>,
-    at: Instant,
-    pause: Duration,
-}
-
-#[derive(Debug)]
-struct Ask {
-    /// Lowest and highest LSN of the folios.
-    lsns: (u64, u64),
-    /// Number of folios to be written out once they may pass, and bytes.
-    folios: u64,
-    range: Option<Range<u64>>,
-}
-
-thread_local! {
-    /// Addresses of the inodes whose gates the calling thread is in.
-    static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Returns `true` if the calling thread is in a call of any gate.
-pub(crate) fn is_inside_any() -> bool {
-    INSIDE.try_with(|inside| !inside.borrow().is_empty()).unwrap_or(false)
-}
-
-fn call<R>(inode: u64, gate: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
-    INSIDE.with_borrow_mut(|inside| inside.push(inode));
-    let called = blocking::apart(|| catch_unwind(AssertUnwindSafe(gate)));
-    INSIDE.with_borrow_mut(|inside| inside.pop());
-    called.unwrap_or_else(|_| Err(io::Error::other("the write gate panicked")))
-}
-
-impl Gate {
-    pub(crate) fn durable(&self) -> u64 {
-        self.known.get()
-    }
-
-    fn user(&self) -> Arc<dyn WriteGate> {
-        Arc::clone(&self.user.lock())
-    }
-
-    /// Asks the gate how far the log is durable.
-    fn refresh(&self, inode: u64) -> u64 {
-        let user = self.user();
-        match call(inode, || Ok(user.durable_lsn())) {
-            Ok(lsn) if self.known.raise(lsn) => self.forget_failure(),
-            Ok(_) => {}
-            Err(error) => log::error!("{error}"),
-        }
-        self.known.get()
-    }
-
-    /// Makes the log durable up to `lsn`, and notes a failure. Blocks for the gate. `count` counts
-    /// a call of the gate.
-    fn make_durable(&self, inode: u64, lsn: u64, count: impl FnOnce()) -> Opened {
-        let made = self.try_make_durable(inode, lsn, count).map_err(Arc::new);
-        made.inspect_err(|error| self.note_failure(Arc::clone(error)))
-    }
-
-    fn try_make_durable(&self, inode: u64, lsn: u64, count: impl FnOnce()) -> io::Result<()> {
-        if may_pass(lsn, self.known.get()) || may_pass(lsn, self.refresh(inode)) {
-            return Ok(());
-        }
-        count();
-        let user = self.user();
-        call(inode, || user.make_durable(lsn))?;
-        self.known.raise(lsn);
-        self.refresh(inode);
-        self.forget_failure();
-        Ok(())
-    }
-
-    fn note_failure(&self, error: Arc<io::Error>) {
-        let mut asks = self.asks.lock();
-        asks.failures += 1;
-        let last = asks.failure.take();
-        let pause = last.map_or(PAUSE_MIN, |last| (2 * last.pause).min(PAUSE_MAX));
-        asks.failure = Some(Failure { error, at: Instant::now(), pause });
-    }
-
-    fn forget_failure(&self) {
-        if self.asks.lock().failure.take().is_some() {
-            self.pause_ended.notify_all();
-        }
-    }
-
-    /// Queues a request. Returns `true` if the caller must start a thread for it.
-    fn queue(&self, ask: Ask) -> bool {
-        let mut asks = self.asks.lock();
-        match &mut asks.next {
-            Some(next) => next.merge(ask),
-            none => *none = Some(ask),
-        }
-        !std::mem::replace(&mut asks.is_running, true)
-    }
-
-    /// Returns the next request, after the pause that follows a failed call; without one, the
-    /// thread ends.
-    fn next(&self) -> Option<Ask> {
-        let mut asks = self.asks.lock();
-        while let Some(failure) = asks.failure.as_ref().filter(|_| asks.next.is_some()) {
-            let left = failure.pause.saturating_sub(failure.at.elapsed());
-            if left.is_zero() {
-                break;
-            }
-            self.pause_ended.wait_for(&mut asks, left);
-        }
-        let next = asks.next.take();
-        asks.is_running = next.is_some();
-        next
-    }
-
-    fn failure(&self) -> Option<Arc<io::Error>> {
-        self.asks.lock().failure.as_ref().map(|failure| Arc::clone(&failure.error))
-    }
-}
-
-impl Ask {
-    fn merge(&mut self, other: Self) {
-        self.lsns = (self.lsns.0.min(other.lsns.0), self.lsns.1.max(other.lsns.1));
-        self.folios = self.folios.max(other.folios);
-        self.range = match (self.range.take(), other.range) {
-            (Some(one), Some(two)) => Some(one.start.min(two.start)..one.end.max(two.end)),
-            (one, two) => one.or(two),
-        };
-    }
-}
 
 /// State of the thread of a gate. It keeps no file open.
 #[derive(Debug)]
@@ -294,43 +102,37 @@ impl Asker {
     }
 }
 
-/// A patient write-out at the gate of its file, or why the gate refused. A file may get its gate
-/// after the write-out has begun, so each step looks for it.
-pub(super) type Opened = std::result::Result<(), Arc<io::Error>>;
+/// Makes the log durable for all dirty folios of the file. Blocks for the gate.
+pub(super) fn open_for_all(gate: &Gate, inode: &Inode) -> Opened {
+    let durable = gate.durable();
+    let lsn = inode.dirty.with_lsns(|it| it.highest_above(durable));
+    gate.make_durable(inode.address, lsn, || inode.count_gate_call())
+}
 
-impl Gate {
-    /// Makes the log durable for all dirty folios of the file. Blocks for the gate.
-    pub(super) fn open_for_all(&self, inode: &Inode) -> Opened {
-        let durable = self.durable();
-        let lsn = inode.dirty.with_lsns(|it| it.highest_above(durable));
-        self.make_durable(inode.address, lsn, || inode.count_gate_call())
-    }
+/// Locks a folio for a patient write-out (GATE-S1). Returns `None` if a `PageRefMut` without an LSN
+/// has kept the lock for `patience`.
+pub(super) fn lock<'f>(
+    inode: &Inode,
+    folio: &FolioRef<'f>,
+    patience: Duration,
+) -> Option<LockedFolio<'f>> {
+    blocking::check_user("a folio lock");
+    let pinned_since = Cell::new(None);
+    folio.lock_while(&|| {
+        let is_pinned = inode.dirty.with_lsns(|lsns| lsns.is_pinned(folio.id()));
+        let since = is_pinned.then(|| pinned_since.get().unwrap_or_else(Instant::now));
+        pinned_since.set(since);
+        since.is_none_or(|since| since.elapsed() < patience)
+    })
+}
 
-    /// Locks a folio for a patient write-out (GATE-S1). Returns `None` if a `PageRefMut` without an
-    /// LSN has kept the lock for `patience`.
-    pub(super) fn lock<'f>(
-        inode: &Inode,
-        folio: &FolioRef<'f>,
-        patience: Duration,
-    ) -> Option<LockedFolio<'f>> {
-        blocking::check_user("a folio lock");
-        let pinned_since = Cell::new(None);
-        folio.lock_while(&|| {
-            let is_pinned = inode.dirty.with_lsns(|lsns| lsns.is_pinned(folio.id()));
-            let since = is_pinned.then(|| pinned_since.get().unwrap_or_else(Instant::now));
-            pinned_since.set(since);
-            since.is_none_or(|since| since.elapsed() < patience)
-        })
-    }
-
-    /// Makes the log durable for a folio that the caller has locked, so that it gets no further
-    /// LSN, unless that failed before. Blocks for the gate.
-    pub(super) fn open_for(&self, inode: &Inode, id: FolioId, opened: &mut Opened) {
-        let lsn = inode.dirty.with_lsns(|lsns| lsns.highest_of(id));
-        // One that is not committed stays behind the gate.
-        if opened.is_ok() && lsn != UNCOMMITTED {
-            *opened = self.make_durable(inode.address, lsn, || inode.count_gate_call());
-        }
+/// Makes the log durable for a folio that the caller has locked, so that it gets no further LSN,
+/// unless that failed before. Blocks for the gate.
+pub(super) fn open_for(gate: &Gate, inode: &Inode, id: FolioId, opened: &mut Opened) {
+    let lsn = inode.dirty.with_lsns(|lsns| lsns.highest_of(id));
+    // One that is not committed stays behind the gate.
+    if opened.is_ok() && lsn != UNCOMMITTED {
+        *opened = gate.make_durable(inode.address, lsn, || inode.count_gate_call());
     }
 }
 
@@ -352,18 +154,9 @@ impl Inode {
 
     /// Sets the gate, or replaces it by one for the same log.
     pub(crate) fn set_gate(&self, user: Arc<dyn WriteGate>) {
-        let new = Gate {
-            user: Mutex::new(Arc::clone(&user)),
-            known: KnownDurable::default(),
-            asks: Mutex::default(),
-            pause_ended: Condvar::default(),
-        };
         self.dirty.keep_lsns();
-        let gate = self.gate.get_or_init(|| Arc::new(new));
-        let old = std::mem::replace(&mut *gate.user.lock(), user);
-        // It may be the last reference: the gate is dropped without the lock.
-        drop(old);
-        gate.forget_failure();
+        let gate = self.gate.get_or_init(|| Arc::new(Gate::new(Arc::clone(&user))));
+        gate.replace(user);
         gate.refresh(self.address);
     }
 
@@ -376,8 +169,7 @@ impl Inode {
 
     /// Fails if the calling thread is in a call of this file's gate.
     pub(crate) fn check_outside_gate(&self) -> Result<()> {
-        let is_inside = || INSIDE.try_with(|inside| inside.borrow().contains(&self.address));
-        if self.has_gate() && is_inside().unwrap_or(false) {
+        if self.has_gate() && dirt::is_inside(self.address) {
             return Err(Error::inside_gate(self.name()));
         }
         Ok(())
@@ -407,11 +199,7 @@ impl Inode {
         };
         match OwnedThread::start("bifolio-gate", move || asker.run()) {
             Ok(thread) => thread.detach(),
-            Err(error) => {
-                gate.note_failure(Arc::new(error));
-                // The next request tries again.
-                gate.asks.lock().is_running = false;
-            }
+            Err(error) => gate.note_no_thread(error),
         }
     }
 
@@ -435,25 +223,8 @@ impl Inode {
         Ok(())
     }
 
-    /// GATE-W2 and P2: adds a change to a folio, which the caller has locked and marks dirty next.
-    /// Returns `false`, with nothing changed, if the table of LSNs must grow first.
-    pub(crate) fn try_add_lsn(&self, id: FolioId, change: ChangeLsn) -> bool {
-        self.dirty.with_lsns(|lsns| lsns.add(id, change))
-    }
-
-    pub(crate) fn free_lsns(&self) {
-        let slots = self.dirty.with_lsns(Lsns::shrink);
-        self.memory.arena.uncharge(Lsns::bytes_of(slots));
-    }
-
-    pub(crate) fn held_back(&self) -> Option<Refusal> {
-        let gate = self.gate.get()?;
-        let held = self.dirty.with_lsns(|lsns| lsns.held_back(gate.durable()))?;
-        Some(self.refusal(held, gate.failure()))
-    }
-
     pub(super) fn gate_failures(&self) -> u64 {
-        self.gate.get().map_or(0, |gate| gate.asks.lock().failures)
+        self.gate.get().map_or(0, |gate| gate.failures())
     }
 
     /// Returns the error for a writer that finds no room on `device`: everything dirty there is
@@ -470,11 +241,6 @@ impl Inode {
         };
         let is_all = is_shut && held_bytes() >= device.dirty_pages.own() * PAGE_BYTES;
         is_all.then(|| own.to_io_error(io::ErrorKind::Other))
-    }
-
-    fn refusal(&self, held: HeldBack, cause: Option<Arc<io::Error>>) -> Refusal {
-        let held_bytes = held.folios * self.mapping.folio_bytes();
-        Refusal { file: self.name(), held, held_bytes, cause }
     }
 
     /// Returns `true` if the gate holds a dirty folio back and will not let it pass by itself: it

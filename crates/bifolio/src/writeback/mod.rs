@@ -1,4 +1,5 @@
-//! Write-back: tracks the dirty folios of a file, writes them to the device, and reports failures.
+//! Write-back: writes the dirty folios of files to their devices. `dirt` has the records of what is
+//! dirty.
 //!
 //! States of a folio:
 //!
@@ -27,32 +28,19 @@
 //!   is in flight (`inode/resize.rs`). (A folio written up to a length that is then refused would
 //!   be clean, its last bytes lost; and the kernel may report the direct write as lost.)
 //! - WRITEBACK-5: a sync, of a file or of a range, misses nothing that was dirty at its call:
-//!   SYNC-S1 to SYNC-S5 at the head of `dirty.rs`.
+//!   SYNC-S1 to SYNC-S5 at the head of `dirt/dirty.rs`.
 //! - WRITEBACK-6: of a file with a write gate, no write-out of a folio begins before the log is
 //!   durable up to the highest LSN of its dirty bytes: `gate.rs`.
 
 mod batch;
-mod device;
-mod dirty;
-mod flush;
 mod flusher;
 mod gate;
-mod lsns;
 mod room;
 mod sealed;
 mod sync;
-mod throttle;
 
 pub(crate) use batch::{CopyAt, WriteBatch, WriteIo, WriteVictim};
-pub(crate) use device::{Device, NoRoom, RoomForDirt};
-pub(crate) use dirty::{DirtyList, InFlight};
-pub(crate) use flush::Flushes;
-pub(crate) use flusher::{Flusher, FlusherSettings, FlusherThreads};
-pub use gate::WriteGate;
-pub(crate) use gate::{Gate, is_inside_any};
-pub(crate) use lsns::{ChangeLsn, NO_LSN};
-pub(crate) use sync::{CheckpointMark, ErrorCursor, WriteErrors};
-pub(crate) use throttle::DirtyPages;
+pub(crate) use flusher::FlusherThreads;
+pub(crate) use sync::CheckpointMark;
 
-pub(crate) const ALL_BYTES: std::ops::Range<u64> = 0..u64::MAX;
 const ALL_PAGES: std::ops::Range<u64> = 0..u64::MAX;

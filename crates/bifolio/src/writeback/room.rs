@@ -1,4 +1,4 @@
-//! Waits for less dirt: of throttled writers (THROTTLE-T1..T3 of the protocol in `flusher.rs`), and
+//! Waits for less dirt: of throttled writers (THROTTLE-T1..T3), and
 //! of a dirty limit that falls with the bound.
 //!
 //! A FALLING LIMIT. What is dirty must fit in the new shares before the new limit counts: pages
@@ -10,15 +10,14 @@
 //!    while all others still work with the old limit.
 //! 3. SHARES: all files get the new limit, and the devices, which answer, write the excess.
 
-use super::device::Device;
-use super::flusher::{Flusher, Limits, without_part_for_logs};
-use super::throttle::part_of;
+use crate::dirt::{Limits, part_of, without_part_for_logs};
 use crate::error::{Error, ErrorKind, Result, write_error};
-use crate::inode::Inode;
+use crate::inode::{Device, Flusher, Inode};
 use crate::page::PAGE_BYTES;
 use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use std::io::ErrorKind::TimedOut;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,12 +36,25 @@ const ALL_DEVICES_DIVISOR: u64 = 16;
 const BEHIND_GATES: &str = "dirty in files with write gates";
 const ON_ONE_DEVICE: &str = "dirty on one device";
 
+impl Inode {
+    /// Waits until a folio with some of `bytes` may become dirty. Called without a folio lock.
+    ///
+    /// # Errors
+    /// The device accepts no writes, and the dirty limit is reached.
+    pub(crate) fn wait_for_room(&self, device: &Arc<Device>, bytes: Range<u64>) -> Result<()> {
+        blocking::check_user("less dirt");
+        let pages = 1 << self.mapping.order();
+        let waited = self.flusher.wait_for_room(device, self, pages);
+        waited.map_err(|cause| self.unwritable(bytes, cause))
+    }
+}
+
 impl Flusher {
     /// Throttles a writer, which holds no folio lock, until `pages` more may be dirty on a device.
     ///
     /// # Errors
     /// The device's error, if it refuses writes; `None` if it does not answer.
-    pub(crate) fn wait_for_room(
+    fn wait_for_room(
         &self,
         device: &Arc<Device>,
         inode: &Inode,
@@ -89,10 +101,6 @@ impl Flusher {
                 self.call(&other);
             }
         }
-    }
-
-    pub(crate) fn stall_ns_max(&self) -> u64 {
-        self.stall_ns_max.load(Ordering::Relaxed)
     }
 }
 

@@ -9,9 +9,9 @@ use super::super::write::{Growth, Piece, Unwritten};
 use super::super::{File, PageRef, read::Obstacle};
 use crate::error::Error;
 use crate::fill::{AccessMode, Locked, TryFind, Wait};
+use crate::inode::NoRoom;
 use crate::page::{FolioId, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::writeback::NoRoom;
 use std::ops::Range;
 
 /// Condition that an attempt needs before it can be made again.

@@ -10,6 +10,7 @@
 
 use super::slots::Retire;
 use super::{Key, Open, Registry};
+use crate::dirt::is_inside_any;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Handle, OpenOptions};
 use crate::fill::own_pins;
@@ -17,7 +18,6 @@ use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::maps::faults;
 use crate::sync::Ordering;
-use crate::writeback::is_inside_any;
 use std::sync::Arc;
 
 #[derive(Debug)]

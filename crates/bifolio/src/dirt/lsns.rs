@@ -85,12 +85,12 @@ pub(crate) struct HeldBack {
 }
 
 impl HeldBack {
-    pub(super) fn one(lsn: u64) -> Self {
+    pub(crate) fn one(lsn: u64) -> Self {
         let highest = if lsn == UNCOMMITTED { NO_LSN } else { lsn };
         Self { folios: 1, pinned: 0, lsn, highest }
     }
 
-    pub(super) fn one_pinned() -> Self {
+    pub(crate) fn one_pinned() -> Self {
         Self { pinned: 1, ..Self::one(UNCOMMITTED) }
     }
 

@@ -479,8 +479,8 @@ impl DirtyState {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::dirt::NO_LSN;
     use crate::sync::{AtomicBool, AtomicU64};
-    use crate::writeback::NO_LSN;
     use std::sync::Arc;
 
     fn folios() -> Folios {

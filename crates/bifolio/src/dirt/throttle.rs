@@ -1,5 +1,26 @@
 //! The dirty limit, hard for the whole cache, of which one device may have three quarters of what
-//! the others leave ([`Share`]), and the gate at which writers wait (THROTTLE, `flusher.rs`).
+//! the others leave ([`Share`]), and the gate at which writers wait.
+//!
+//! THROTTLED WRITERS. A page that becomes dirty is counted before its bytes change, under the folio
+//! lock, if there is room (`DirtyPages::try_add`). A writer that finds no room waits at the gate,
+//! without a folio lock, until a completion makes room, or its device is in trouble. So at most
+//! `dirty_max` is dirty, except for stores through maps, which cannot be refused. A write to a
+//! dirty page is never throttled.
+//!
+//! PROTOCOL THROTTLE, of the gate, as two columns (model-checked in `loom_throttle`):
+//!
+//! ```text
+//!  WRITER                                     COMPLETION, or FAILED ROUND
+//!  T1 lock the gate                           C1 subtract the written dirty pages; or trouble
+//!  T2 no room on its device, and no trouble   C2 lock the gate; any waiters? notify all;
+//!     there since it arrived? then wait          unlock
+//!     (unlocks), T2 again
+//!  T3 unlock
+//! ```
+//!
+//! No wake-up is lost: T2 checks under the gate's lock, and C2 follows C1. All devices share one
+//! gate, since a completion on one makes room on others: a writer that still finds no room waits
+//! again. Reclaim waits at the same gate, for a short time only, for dirty folios that it has met.
 
 use crate::sync::{self, AtomicU64, Condvar, Mutex, Ordering, Share};
 use std::sync::Arc;
@@ -97,7 +118,7 @@ impl Throttle {
         Self { gate: Mutex::new(0), released: Condvar::new() }
     }
 
-    /// Waits while `must_wait` returns `true`, at most until `deadline` (THROTTLE-T1..T3).
+    /// Waits while `must_wait` returns `true`, at most until `deadline` (T1..T3).
     pub(crate) fn hold_while(&self, deadline: Instant, must_wait: impl Fn() -> bool) {
         let mut waiting = self.gate.lock();
         *waiting += 1;
@@ -109,7 +130,7 @@ impl Throttle {
         *waiting -= 1;
     }
 
-    /// Makes all waiters check again (THROTTLE-C2). The caller has changed what they check.
+    /// Makes all waiters check again (C2). The caller has changed what they check.
     pub(crate) fn release(&self) {
         if *self.gate.lock() > 0 {
             self.released.notify_all();
