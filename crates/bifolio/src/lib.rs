@@ -132,7 +132,7 @@ mod reclaim;
 #[cfg(not(all(test, loom)))]
 mod stats;
 #[cfg(not(all(test, loom)))]
-mod swap;
+mod store;
 mod sync;
 #[cfg(not(all(test, loom)))]
 mod sys;

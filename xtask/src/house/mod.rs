@@ -31,7 +31,7 @@ const FLOORS: [&str; 17] = [
     "page",
     "memory",
     "io",
-    "swap",
+    "store",
     "dirt",
     "inode",
     "writeback",

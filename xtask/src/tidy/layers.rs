@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 13] = [
     &["page"],
     &["memory", "maps::region"],
     &["io"],
-    &["swap"],
+    &["store"],
     &["dirt"],
     &["inode", "writeback", "maps::pages", "maps::stores"],
     &["reclaim", "maps::unmap"],

@@ -35,7 +35,7 @@ const EXPLAINED: [&str; 3] = ["Acquire", "Release", "AcqRel"];
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
 /// The modules of the library that may hold unsafe code; the others build on what these offer.
-const UNSAFE_MODULES: [&str; 13] = [
+const UNSAFE_MODULES: [&str; 14] = [
     "stats",
     "sync",
     "page",
@@ -45,6 +45,7 @@ const UNSAFE_MODULES: [&str; 13] = [
     "maps",
     "file",
     "cache",
+    "store",
     "inode",
     "writeback",
     "reclaim",

@@ -10,7 +10,7 @@ use crate::io::{Backing, Engine};
 use crate::memory::{Arena, CacheState, Memory};
 use crate::page::PAGE_BYTES;
 use crate::reclaim::{Reclaim, ReclaimThread};
-use crate::swap::{Swap, SwapStorage};
+use crate::store::{Swap, SwapStorage};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process::Origin;
 use crate::sys::{memory, process};

@@ -5,11 +5,11 @@
 
 use super::Inode;
 use super::resize::Resizing;
-use super::store::Store;
 use crate::error::Result;
 use crate::io::FallocateMode;
 use crate::maps::pages::{PinnedPages, Removal};
 use crate::page::{Entry, Flag, Folio, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
+use crate::store::Store;
 use crate::sync::blocking;
 use std::ops::Range;
 

@@ -13,15 +13,12 @@ mod codec;
 mod evict;
 mod mark;
 mod resize;
-mod store;
-mod swap_store;
 
 pub(crate) use clearing::ClearedBefore;
 pub use codec::PageCodec;
 pub(crate) use codec::{Codec, SealedPages, SealingRoom};
 pub(crate) use mark::{NoRoom, RoomForDirt};
 pub(crate) use resize::Resizing;
-pub(crate) use store::Place;
 
 use crate::dirt::{self, ChangeLsn, DirtyList, DirtyPages, Flushes, Gate, NO_LSN, WriteErrors};
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
@@ -32,7 +29,7 @@ use crate::page::{
     Table, Values,
 };
 use crate::stats::Counter;
-use crate::swap::Swap;
+use crate::store::{Store, Swap};
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock};
 use crate::sys::copy;
 use clearing::Clearing;
@@ -40,8 +37,6 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
-use store::Store;
-use swap_store::SwapStore;
 
 /// Time after which a wait for a folio lock is logged.
 const LOCK_WAIT_NOTED: Duration = Duration::from_secs(5);
@@ -133,7 +128,7 @@ impl Inode {
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let (name, swap) = (name.to_owned(), services.swap.clone());
-        let store = Store::Swap(SwapStore { name, swap });
+        let store = Store::in_swap(name, swap);
         let values = if page_space.is_in_place() { Values::KeptWithPages } else { Values::Kept };
         Self::with_store(services, page_space, store, size, values, None)
     }

@@ -49,7 +49,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Flusher, Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
 use crate::page::{Entry, Folio, FolioId, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
-use crate::swap::Swap;
+use crate::store::Swap;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
 use crate::sys::process::OwnedThread;

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::maps::unmap::swap_out_mapped;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
-use crate::swap::Swap;
+use crate::store::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
 use std::ops::Range;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use crate::inode::Inode;
 use crate::memory::FrameKind;
 use crate::page::{Entry, FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
-use crate::swap::{GROUP_BYTES, GROUP_SLOTS, Swap};
+use crate::store::{GROUP_BYTES, GROUP_SLOTS, Swap};
 use crate::sync::{MutexGuard, Ordering, blocking};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -16,11 +16,12 @@
 use super::ALL_PAGES;
 use crate::dirt::{HeldBack, InFlight, NotBegun, Refusal};
 use crate::error::{Error, Result, write_error};
-use crate::inode::{Inode, Place, SealedPages};
+use crate::inode::{Inode, SealedPages};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
 use crate::maps::stores::WriteCopies;
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
+use crate::store::Place;
 use crate::sync::{Ordering, RwLockReadGuard, blocking};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -344,7 +345,8 @@ impl<'a> WriteBatch<'a> {
     ) {
         let inode = self.inode;
         while !folios.is_empty() {
-            let place = inode.store.place(&folios, inode.mapping.len_bytes(), &inode.memory.arena);
+            let all = folios.iter().map(|victim| victim.folio.folio());
+            let place = inode.store.place(all, inode.mapping.len_bytes(), &inode.memory.arena);
             let count = place.as_ref().map_or(1, |(_, count)| *count);
             let rest = folios.drain(count..).collect();
             let folios = std::mem::replace(&mut folios, rest);
@@ -364,7 +366,8 @@ impl<'a> WriteBatch<'a> {
             return self.end(run, None);
         }
         inode.memory.counters.add(Counter::WriteRequest, 1);
-        inode.store.note_start(&run, |victim| victim.start(inode));
+        let starts = run.folios.iter().map(|victim| (&victim.folio, victim.start(inode)));
+        inode.store.note_start(&run.place, starts);
         let (backing, position_bytes) = (inode.store.writer(), run.place.position_bytes);
         let pieces = run.pieces(inode);
         let transfer = Transfer { backing, operation: Operation::Write, position_bytes, pieces };
@@ -473,7 +476,8 @@ impl<'a> WriteBatch<'a> {
         self.ended_folios += count;
         inode.memory.counters.add(Counter::Writeback, count);
         let length_bytes = run.place.length_bytes;
-        inode.store.note_end(run.place, &run.folios, error.as_ref(), &inode.memory.counters);
+        let written = run.folios.iter().map(|victim| victim.folio.folio());
+        inode.store.note_end(run.place, written, error.as_ref(), &inode.memory.counters);
         match &error {
             None => {
                 inode.memory.counters.add(Counter::WrittenBytes, length_bytes);

@@ -30,7 +30,8 @@ impl<'a> WriteBatch<'a> {
         codec: &Codec,
     ) {
         let inode = self.inode;
-        let placed = inode.store.place(&folios, inode.mapping.len_bytes(), &inode.memory.arena);
+        let all = folios.iter().map(|victim| victim.folio.folio());
+        let placed = inode.store.place(all, inode.mapping.len_bytes(), &inode.memory.arena);
         let place = match placed {
             Ok((place, _)) => place,
             Err(error) => return self.end(WriteIo::unwritten(folios), Some(error)),

@@ -8,13 +8,12 @@
 //! flight.
 #![allow(unsafe_code)]
 
+use super::swap::{GROUP_BYTES, SlotRun, Swap, position_bytes};
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::memory::{Arena, Shadow};
-use crate::page::{Entry, Flag, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::{Counter, Counters};
-use crate::swap::{GROUP_BYTES, SlotRun, Swap, position_bytes};
 use crate::sync::Ordering;
-use crate::writeback::WriteVictim;
 use std::io;
 use std::sync::Arc;
 
@@ -79,40 +78,39 @@ impl SwapStore {
 
     /// Returns as many adjacent slots as there are for folios, and the number of folios that they
     /// are for. Only the first may be too large for the free slots: those after it may need fewer.
-    pub(super) fn place(
+    pub(super) fn place<'f>(
         &self,
-        folios: &[WriteVictim<'_>],
+        first: &Folio,
+        folios: impl Iterator<Item = &'f Folio> + Clone,
         arena: &Arena,
     ) -> Result<(SlotRun, usize)> {
         let swap = self.swap();
-        let pages_of = |victim: &WriteVictim<'_>| victim.folio.folio().pages() as u32;
-        let (wanted, least) = (folios.iter().map(pages_of).sum(), pages_of(&folios[0]));
+        let pages_of = |folio: &Folio| folio.pages() as u32;
+        let (wanted, least) = (folios.clone().map(pages_of).sum(), pages_of(first));
         let Some(slots) = take_slots(swap, wanted, least, arena) else {
             return Err(why_no_slots(swap, least));
         };
         let (mut pages, mut count) = (0, 0);
-        for victim in folios {
-            if pages + pages_of(victim) > slots.pages {
+        for folio in folios {
+            if pages + pages_of(folio) > slots.pages {
                 break;
             }
-            pages += pages_of(victim);
+            pages += pages_of(folio);
             count += 1;
         }
         swap.give_back(slots.first + pages, slots.pages - pages);
         Ok((SlotRun { first: slots.first, pages }, count))
     }
 
-    /// Computes the checksums of folios that are about to be written to slots (SWAP-4), from their
-    /// bytes at the addresses that `start_of` returns.
-    pub(super) fn seal(
+    /// Computes the checksums of folios that are about to be written to slots (SWAP-4), each from
+    /// its bytes at an address.
+    pub(super) fn seal<'f, 'r: 'f>(
         &self,
         slots: SlotRun,
-        folios: &[WriteVictim<'_>],
-        start_of: impl Fn(&WriteVictim<'_>) -> *mut u8,
+        folios: impl Iterator<Item = (&'f FolioRef<'r>, *mut u8)>,
     ) {
         let swap = self.swap();
-        let pages =
-            folios.iter().flat_map(|victim| pages_of_still(&victim.folio, start_of(victim)));
+        let pages = folios.flat_map(|(folio, start)| pages_of_still(folio, start));
         (slots.first..).zip(pages).for_each(|(slot, page)| swap.words.seal(slot, page));
     }
 
@@ -122,10 +120,10 @@ impl SwapStore {
     }
 
     /// Assigns the slots of a write-out that has ended to its folios, or frees them if it failed.
-    pub(super) fn note_end(
+    pub(super) fn note_end<'f>(
         &self,
         slots: Option<SlotRun>,
-        folios: &[WriteVictim<'_>],
+        folios: impl Iterator<Item = &'f Folio>,
         error: Option<&Error>,
         counters: &Counters,
     ) {
@@ -136,10 +134,10 @@ impl SwapStore {
         };
         swap.slots.note_written(slots, true);
         let mut slot = slots.first;
-        for WriteVictim { folio, .. } in folios {
+        for folio in folios {
             // No other thread reads it while the write-out is in flight (rule 4 of `page`).
-            folio.folio().set_slot(slot);
-            slot += folio.folio().pages() as u32;
+            folio.set_slot(slot);
+            slot += folio.pages() as u32;
         }
         counters.add(Counter::SwapOut, u64::from(slots.pages));
     }

@@ -6,18 +6,24 @@
 //! | hole | on the backing | zeros, nowhere |
 //! | value | on the backing; the shadow of an eviction | in the swap; the slot |
 //!
-//! Which owner a slot has when is drawn at the head of `swap/mod.rs`.
-use super::swap_store::SwapStore;
+//! Which owner a slot has when is drawn at the head of `swap/mod.rs`. Nothing here knows an inode:
+//! a write-out passes its folios, and the addresses of their bytes.
+
+mod swap;
+mod swap_store;
+
+pub(crate) use swap::{GROUP_BYTES, GROUP_SLOTS, Swap, SwapStorage};
+
 use crate::error::{Error, ErrorKind, Result, io_error, of_range};
 use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
 use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counters;
-use crate::swap::{self, SlotRun, Swap};
 use crate::sync::{AtomicU64, Ordering, RwLock};
-use crate::writeback::{WriteIo, WriteVictim};
 use std::ops::Range;
 use std::sync::Arc;
+use swap::SlotRun;
+use swap_store::SwapStore;
 
 /// Place on the storage of folios that are written by one transfer. Of no bytes by default.
 #[derive(Debug, Default)]
@@ -87,7 +93,7 @@ impl DiskStore {
 
     /// Changes the allocation of the backing. If it fails, the backing is not longer than before.
     /// The caller holds `cutting` exclusively.
-    pub(super) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
+    pub(crate) fn fallocate(&self, mode: FallocateMode, bytes: Range<u64>) -> Result<()> {
         let (writer, end_bytes) = (self.writer(), bytes.end);
         let changed = io::fallocate(&*writer, mode, bytes);
         // A failed change may have been made in part.
@@ -118,7 +124,7 @@ impl DiskStore {
 
 impl Store {
     /// Creates the store of a file over `backing`, which has `len_bytes` bytes now.
-    pub(super) fn on_disk(backing: &Arc<dyn DirectBacking>, len_bytes: u64) -> Self {
+    pub(crate) fn on_disk(backing: &Arc<dyn DirectBacking>, len_bytes: u64) -> Self {
         Self::Disk(DiskStore {
             backings: RwLock::new(Backings { reader: Arc::clone(backing), writer: None }),
             len_bytes: AtomicU64::new(len_bytes),
@@ -126,6 +132,11 @@ impl Store {
             flushed_changes: AtomicU64::new(0),
             failed_changes: AtomicU64::new(0),
         })
+    }
+
+    /// Creates the store of a memory file.
+    pub(crate) fn in_swap(name: String, swap: Option<Arc<Swap>>) -> Self {
+        Self::Swap(SwapStore { name, swap })
     }
 
     pub(crate) fn name(&self) -> String {
@@ -174,7 +185,7 @@ impl Store {
     }
 
     /// Returns `end_bytes` if there is a backing that is shorter.
-    pub(super) fn missing_end(&self, end_bytes: u64) -> Option<u64> {
+    pub(crate) fn missing_end(&self, end_bytes: u64) -> Option<u64> {
         let Self::Disk(disk) = self else { return None };
         (disk.len_bytes.load(Ordering::Relaxed) < end_bytes).then_some(end_bytes)
     }
@@ -215,7 +226,7 @@ impl Store {
 
     /// Returns `true` if a folio in the table is data that [`Self::first_data`] does not find. Its
     /// Entry is `seen`.
-    pub(super) fn is_data(&self, seen: Entry, folio: &Folio) -> bool {
+    pub(crate) fn is_data(&self, seen: Entry, folio: &Folio) -> bool {
         let state = folio.flags.write_state();
         match self {
             Self::Disk(_) => state.is_dirty() || state.is_writing(),
@@ -223,14 +234,14 @@ impl Store {
         }
     }
 
-    pub(super) fn first_data(&self, position: u64) -> Result<Option<u64>> {
+    pub(crate) fn first_data(&self, position: u64) -> Result<Option<u64>> {
         let Self::Disk(disk) = self else { return Ok(None) };
         io::seek_data(&*disk.reader(), position)
     }
 
     /// Returns the position of the first hole of the backing from `position` on; `position` if
     /// there is no backing.
-    pub(super) fn first_hole(&self, position: u64) -> Result<Option<u64>> {
+    pub(crate) fn first_hole(&self, position: u64) -> Result<Option<u64>> {
         let Self::Disk(disk) = self else { return Ok(Some(position)) };
         io::seek_hole(&*disk.reader(), position)
     }
@@ -399,15 +410,15 @@ impl Store {
     ///
     /// # Errors
     /// There is no place for the first of them.
-    pub(crate) fn place(
+    pub(crate) fn place<'f>(
         &self,
-        folios: &[WriteVictim<'_>],
+        folios: impl ExactSizeIterator<Item = &'f Folio> + Clone,
         len_bytes: u64,
         arena: &Arena,
     ) -> Result<(Place, usize)> {
+        let first = folios.clone().next().expect("a write-out has a folio");
         match self {
             Self::Disk(_) => {
-                let first = folios[0].folio.folio();
                 let position_bytes = first.index() * PAGE_BYTES;
                 let run_bytes = folios.len() as u64 * first.pages() * PAGE_BYTES;
                 let length_bytes = len_bytes.saturating_sub(position_bytes).min(run_bytes);
@@ -415,7 +426,7 @@ impl Store {
                 Ok((place, folios.len()))
             }
             Self::Swap(swap) => {
-                let (slots, count) = swap.place(folios, arena)?;
+                let (slots, count) = swap.place(first, folios, arena)?;
                 let place = Place {
                     position_bytes: swap::position_bytes(slots.first),
                     length_bytes: swap::position_bytes(slots.pages),
@@ -426,15 +437,15 @@ impl Store {
         }
     }
 
-    /// Records that the write-out of folios to their place is about to start, from the bytes at the
-    /// addresses that `start_of` returns.
-    pub(crate) fn note_start(
+    /// Records that the write-out of folios to their place is about to start, each from the bytes
+    /// at an address.
+    pub(crate) fn note_start<'f, 'r: 'f>(
         &self,
-        run: &WriteIo<'_>,
-        start_of: impl Fn(&WriteVictim<'_>) -> *mut u8,
+        place: &Place,
+        folios: impl Iterator<Item = (&'f FolioRef<'r>, *mut u8)>,
     ) {
-        if let (Self::Swap(swap), Some(slots)) = (self, run.place.slots) {
-            swap.seal(slots, &run.folios, start_of);
+        if let (Self::Swap(swap), Some(slots)) = (self, place.slots) {
+            swap.seal(slots, folios);
         }
     }
 
@@ -448,10 +459,10 @@ impl Store {
     /// written; a write of 0 bytes does not extend it: nothing is written of a folio past the end
     /// of file that is about to be removed. The caller holds `cutting` shared, so the length does
     /// not change.
-    pub(crate) fn note_end(
+    pub(crate) fn note_end<'f>(
         &self,
         place: Place,
-        folios: &[WriteVictim<'_>],
+        folios: impl Iterator<Item = &'f Folio>,
         error: Option<&Error>,
         counters: &Counters,
     ) {
