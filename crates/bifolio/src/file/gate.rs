@@ -7,6 +7,7 @@ use crate::dirt::{ChangeLsn, WriteGate};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins;
 use crate::page::{Lookup, pages_of};
+use crate::writeback::{refresh_gate, set_gate};
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -118,7 +119,7 @@ impl GatedFile {
         } else if inode.page_space.is_in_place() {
             "its pages can be mapped, and changed without an LSN"
         } else {
-            inode.set_gate(gate);
+            set_gate(inode, gate);
             file.passes_gate = true;
             return Ok(Self { file });
         };
@@ -247,7 +248,7 @@ impl GatedFile {
     fn begin(&self) -> Result<()> {
         self.file.handle.check_writable()?;
         // On this thread, because neither the flusher nor reclaim calls the gate.
-        self.file.handle.inode.refresh_gate();
+        refresh_gate(&self.file.handle.inode);
         Ok(())
     }
 }

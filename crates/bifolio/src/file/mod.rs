@@ -61,7 +61,7 @@ use crate::memory;
 use crate::page::{PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
 use crate::sync::Ordering;
-use crate::writeback::CheckpointMark;
+use crate::writeback::{CheckpointMark, Writeback, check_outside_gate, grow_lsns, wait_for_room};
 use async_calls::ReadServer;
 use hit::HitPath;
 use open::Membership;
@@ -208,7 +208,7 @@ impl File {
         self.handle.check_sound()?;
         self.handle.check_range(&range)?;
         own_pins::check(&self.handle.inode, &pages_of(&range))?;
-        self.handle.inode.write_back(&self.handle.error_cursor, range)
+        Writeback::of(&self.handle.inode).write_back(&self.handle.error_cursor, range)
     }
 
     /// Syncs data and metadata of the file; otherwise, also in its errors, like
@@ -237,7 +237,7 @@ impl File {
         self.handle.check_sound()?;
         let pages = range.as_ref().map_or(own_pins::ALL_PAGES, pages_of);
         own_pins::check(&self.handle.inode, &pages)?;
-        self.handle.inode.sync(&self.handle.error_cursor, range, metadata)
+        Writeback::of(&self.handle.inode).sync(&self.handle.error_cursor, range, metadata)
     }
 
     /// Takes a checkpoint: remembers what is dirty now, for [`Checkpoint::sync`]. Takes no time, so
@@ -261,7 +261,7 @@ impl File {
     /// The cache is closed.
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         self.handle.check_usable()?;
-        Ok(Checkpoint { file: self.clone(), mark: self.handle.inode.checkpoint() })
+        Ok(Checkpoint { file: self.clone(), mark: Writeback::of(&self.handle.inode).checkpoint() })
     }
 
     /// Starts to write the dirty pages of `range` to the storage, in the background and without a
@@ -313,7 +313,7 @@ impl File {
         }
         let inode = &self.handle.inode;
         let result = own_pins::check(inode, &own_pins::ALL_PAGES)
-            .and_then(|()| inode.make_durable(&self.handle.error_cursor));
+            .and_then(|()| Writeback::of(inode).make_durable(&self.handle.error_cursor));
         // After the check for data written when the cache closed.
         let usable = self.handle.check_usable();
         // Another clone may still write; its close or drop tries again.
@@ -344,7 +344,7 @@ impl Checkpoint {
         let handle = &self.file.handle;
         handle.check_sound()?;
         own_pins::check(&handle.inode, &own_pins::ALL_PAGES)?;
-        handle.inode.sync_checkpoint(&handle.error_cursor, self.mark)
+        Writeback::of(&handle.inode).sync_checkpoint(&handle.error_cursor, self.mark)
     }
 }
 
@@ -413,7 +413,7 @@ impl Handle {
 
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_sound()?;
-        self.inode.check_outside_gate()?;
+        check_outside_gate(&self.inode)?;
         if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
     }
 
@@ -452,10 +452,10 @@ impl Handle {
     fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
         let (inode, bytes) = (&self.inode, position_bytes..position_bytes + length_bytes);
         match (no_room, &inode.device) {
-            (NoRoom::DirtyLimit, Some(device)) => inode.wait_for_room(device, bytes),
+            (NoRoom::DirtyLimit, Some(device)) => wait_for_room(inode, device, bytes),
             (NoRoom::DirtyLimit, None) => self.reclaim.wait_for_swap(inode, bytes),
             (NoRoom::Lsns, _) => {
-                let grown = inode.grow_lsns(|bytes| self.reclaim.charge(bytes));
+                let grown = grow_lsns(inode, |bytes| self.reclaim.charge(bytes));
                 grown.map_err(|error| error.wanted_for(|| inode.name(), bytes))
             }
         }

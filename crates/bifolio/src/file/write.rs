@@ -478,6 +478,7 @@ mod tests {
     use crate::sync::Ordering::Relaxed;
     use crate::sync::test_hook;
     use crate::sys::probe::Features;
+    use crate::writeback::{Writeback, stays_listed_for};
     use crate::{Cache, Feature, OpenOptions};
     use bifolio_testing::skip;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -524,7 +525,7 @@ mod tests {
         let cache = builder.build().unwrap();
         let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
         file.write_all_at(&[2; 8], 0).unwrap();
-        assert!(file.handle.inode.stays_listed_for(2_000));
+        assert!(stays_listed_for(&file.handle.inode, 2_000));
     }
 
     /// A page that a sync waits to write is frozen. The sync waits until it is not, after the
@@ -705,7 +706,8 @@ mod tests {
                 Lookup::Folio(folio) => folio,
                 other => panic!("{other:?}"),
             };
-            drop(inode.write_out_folios(indexes.iter().map(|index| folio_at(*index)).collect()));
+            let folios = indexes.iter().map(|index| folio_at(*index)).collect();
+            drop(Writeback::of(inode).write_out_folios(folios));
             let state = |index| folio_at(index).folio().flags.write_state();
             indexes.iter().all(|index| state(*index) == WriteState::Clean)
         };

@@ -11,6 +11,7 @@ use super::advice::evict;
 use crate::fill::own_pins;
 use crate::page::pages_of;
 use crate::sync::{AtomicU8, Mutex, Ordering};
+use crate::writeback::Writeback;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -160,7 +161,8 @@ impl File {
     fn wait_until_written(&self, range: &Range<u64>) {
         let inode = &self.handle.inode;
         if own_pins::check(inode, &pages_of(range)).is_ok() {
-            let _reported_by_syncs = inode.write_back(&inode.errors.sample(), range.clone());
+            let _reported_by_syncs =
+                Writeback::of(inode).write_back(&inode.errors.sample(), range.clone());
         }
     }
 }

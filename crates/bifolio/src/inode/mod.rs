@@ -1,5 +1,5 @@
-//! Inodes: the state that all handles of a file share (the kernel's term), and marking its folios
-//! dirty. An inode has a mapping, a store, a dirty list and write errors.
+//! Inodes: the state that all handles of a file share (the kernel's term). An
+//! inode has a mapping, a store, a dirty list and write errors.
 //!
 //! # Safety
 //! A folio in a table names its inode by address (rule 2 of `page`). [`Inode::owner`] turns that
@@ -17,18 +17,17 @@ mod resize;
 pub(crate) use clearing::ClearedBefore;
 pub use codec::PageCodec;
 pub(crate) use codec::{Codec, SealedPages, SealingRoom};
-pub(crate) use mark::{NoRoom, RoomForDirt};
+pub(crate) use mark::NoRoom;
 pub(crate) use resize::Resizing;
 
-use crate::dirt::{self, ChangeLsn, DirtyList, DirtyPages, Flushes, Gate, NO_LSN, WriteErrors};
+use crate::dirt::{self, DirtyList, DirtyPages, Flushes, Gate, NO_LSN, WriteErrors};
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
 use crate::io::{DirectBacking, Engine, Load};
 use crate::memory::{Memory, PageSpace};
 use crate::page::{
-    ALL_BYTES, COUNT_MAX, Folio, FolioId, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES,
-    Table, Values,
+    ALL_BYTES, COUNT_MAX, Folio, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
+    Values,
 };
-use crate::stats::Counter;
 use crate::store::{Store, Swap};
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock};
 use crate::sys::copy;
@@ -36,7 +35,7 @@ use clearing::Clearing;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after which a wait for a folio lock is logged.
 const LOCK_WAIT_NOTED: Duration = Duration::from_secs(5);
@@ -254,49 +253,6 @@ impl Inode {
         self.dirty.is_all_written() && self.store.is_flushed()
     }
 
-    /// Marks the folio dirty, and adds a change to those of a file with a write gate, if the dirty
-    /// limit and the memory for LSNs allow; [`Self::wait_for_room`] waits for the former. Waits for
-    /// a write-out of the folio in flight (WRITEBACK-3).
-    pub(crate) fn try_mark_dirty(
-        &self,
-        folio: &FolioRef<'_>,
-        locked: &LockedFolio<'_>,
-        change: Option<ChangeLsn>,
-    ) -> std::result::Result<(), NoRoom> {
-        let room = self.make_room(locked)?;
-        if change.is_some_and(|change| !self.try_add_lsn(folio.id(), change)) {
-            return Err(NoRoom::Lsns);
-        }
-        room.mark_dirty(folio, locked);
-        Ok(())
-    }
-
-    /// Reserves room for the folio in the dirty limit, without other changes. Waits like
-    /// [`Self::try_mark_dirty`].
-    pub(crate) fn make_room(
-        &self,
-        locked: &LockedFolio<'_>,
-    ) -> std::result::Result<RoomForDirt<'_>, NoRoom> {
-        self.wait_for_write_out(locked);
-        // Clean or dirty: under the folio lock, and with no write-out in flight, it stays so.
-        let is_dirty = locked.flags.write_state().is_dirty();
-        let is_counted = !is_dirty && self.is_evictable;
-        let pages = if is_counted { locked.pages() } else { 0 };
-        let has_room = match &self.device {
-            _ if !is_counted => true,
-            Some(device) => self.flusher.try_add(device, pages, self.has_gate()),
-            // The smallest cache can have one dirty folio of any size.
-            None => {
-                let max_pages = self.memory.unswapped_pages_max().max(pages);
-                self.dirty.pages.try_add_alone(pages, max_pages)
-            }
-        };
-        if !has_room {
-            return Err(NoRoom::DirtyLimit);
-        }
-        Ok(RoomForDirt { inode: self, counted_pages: pages })
-    }
-
     /// Returns the error for storage that accepts no writes, for `cause` or without an answer,
     /// while the dirty limit is reached.
     #[cold]
@@ -365,56 +321,6 @@ impl Inode {
             self.flusher.call(device);
         }
         if device.is_stuck() { Cleaning::Refused } else { Cleaning::Asked }
-    }
-
-    /// Marks the folio dirty, regardless of the limit. Waits for a write-out of it in flight
-    /// (WRITEBACK-3).
-    pub(crate) fn mark_dirty(&self, folio: &FolioRef<'_>, locked: &LockedFolio<'_>) {
-        self.wait_for_write_out(locked);
-        self.store.drop_slot(locked);
-        self.mark(folio.id());
-        if let Some(device) = &self.device {
-            self.flusher.note_dirty(device);
-        }
-    }
-
-    /// Marks a folio, locked and possibly frozen, as stored to through a map.
-    pub(crate) fn mark_stored(&self, folio: &Folio, id: FolioId) {
-        if !folio.flags.write_state().is_dirty() {
-            self.store.drop_slot(folio);
-            self.mark(id);
-        }
-    }
-
-    pub(crate) fn mark(&self, id: FolioId) {
-        let marked = self.dirty.mark(&self.memory.folios, id);
-        self.enlist_if(marked.must_enlist);
-    }
-
-    /// Returns `true` if the file has nothing dirty or in flight: its next mark enlists it again.
-    pub(crate) fn delist(&self) -> bool {
-        let is_clean = self.dirty.delist();
-        if is_clean && self.has_gate() {
-            self.free_lsns();
-        }
-        is_clean
-    }
-
-    /// Puts the file on the flusher's list of files that may have something dirty.
-    pub(crate) fn enlist_if(&self, must_enlist: bool) {
-        if must_enlist && let Some(device) = &self.device {
-            self.flusher.enlist(device, &self.this, |files| &mut files.dirty);
-        }
-    }
-
-    fn wait_for_write_out(&self, locked: &LockedFolio<'_>) {
-        if locked.flags.write_state().is_writing() {
-            self.memory.counters.add(Counter::WritebackWait, 1);
-            // Of a memory file, it is being evicted.
-            let since = self.device.is_none().then(Instant::now);
-            locked.flags.wait_for_writeback();
-            self.memory.note_stall(since);
-        }
     }
 
     /// Zeroes `bytes` of a locked folio in memory, counted from the folio's first byte.

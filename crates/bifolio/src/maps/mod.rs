@@ -8,7 +8,7 @@
 //!   kernel    userfaultfd, page tables, pipes of pages               beside sys
 //!   region    addresses, installing, staging, stray pages            beside memory
 //!   pages     pages that appear whole, are put back or cut off       beside inode
-//!   stores    the search for stores, write-outs under raw writers    beside inode, writeback
+//!   stores    the search for stores, write-outs under raw writers    beside writeback
 //!   unmap     eviction under raw writers: UNMAP-B1..B9               beside reclaim
 //!   faults    accesses to pages that are not resident                beside file
 //!   mappable  what files that can be mapped share; their growth      beside file

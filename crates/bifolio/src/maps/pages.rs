@@ -11,7 +11,6 @@ use crate::maps::region::Region;
 use crate::page::{BATCH_SLOTS, Entry, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::blocking;
-use crate::writeback::CopyAt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -88,16 +87,16 @@ impl Inode {
         Ok(true)
     }
 
-    /// Restores the bytes of an unmapped folio in its page, where readers find them. The folio
-    /// stays locked. If the kernel has no memory, waits for some, up to a limit, if the bytes are
-    /// nowhere else. After that the folio is removed from the table, and the table's reference is
-    /// returned. Clean bytes are read again by the next access; if dirty bytes are lost, the cache
-    /// is poisoned.
+    /// Restores the bytes of an unmapped folio, from the caller's copy, in its page, where readers
+    /// find them. The folio stays locked. If the kernel has no memory, waits for some, up to a
+    /// limit, if the bytes are nowhere else. After that the folio is removed from the table, and
+    /// the table's reference is returned. Clean bytes are read again by the next access; if dirty
+    /// bytes are lost, the cache is poisoned.
     pub(crate) fn put_back<'a>(
         &'a self,
         folio: &FolioRef<'a>,
         locked: &LockedFolio<'_>,
-        copy: CopyAt,
+        copy: *const u8,
     ) -> Option<FolioRef<'a>> {
         if !locked.flags.get(Flag::Uptodate) {
             // Allocated and never written: it had no page. The thread that fills it would overwrite
@@ -108,7 +107,7 @@ impl Inode {
         let pages = locked.index()..locked.index() + 1;
         let is_dirty = locked.flags.write_state().is_dirty();
         let begun = Instant::now();
-        while let Err(error) = self.install(region, pages.clone(), copy.0.as_ptr(), is_dirty).1 {
+        while let Err(error) = self.install(region, pages.clone(), copy, is_dirty).1 {
             if !is_dirty {
                 return Some(self.remove_unfilled(folio, locked));
             }
@@ -270,6 +269,7 @@ mod tests {
     use crate::page::{ALL_BYTES, PAGE_BYTES};
     use crate::sync::test_hook;
     use crate::sys::memory::free_pages;
+    use crate::writeback::Writeback;
 
     /// Once `install` has installed an allocated page, which raw writers may then store to, no
     /// reader takes it for zeros.
@@ -317,7 +317,7 @@ mod tests {
         unsafe { free_pages(page, PAGE_BYTES as usize) }.unwrap();
         let source = std::io::Error::from_raw_os_error(libc::ENOMEM);
         inode.memory.soundness.lose("test", &source);
-        let error = inode.write_back(&inode.errors.sample(), ALL_BYTES).unwrap_err();
+        let error = Writeback::of(inode).write_back(&inode.errors.sample(), ALL_BYTES).unwrap_err();
         assert!(error.to_string().contains("the cache is poisoned: test"), "{error}");
     }
 }

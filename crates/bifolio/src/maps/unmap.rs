@@ -300,7 +300,7 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) {
         let Unmapped { lock, folio, copy } = unmapped;
-        let table_reference = inode.put_back(&folio, &lock, copy);
+        let table_reference = inode.put_back(&folio, &lock, copy.0.as_ptr());
         drop(lock);
         if table_reference.is_none() {
             self.keep(folio, outcome, counts);

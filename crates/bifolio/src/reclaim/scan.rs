@@ -17,6 +17,7 @@ use crate::maps::unmap::{Owners, Unmapping};
 use crate::memory::{EXTENT_PAGES, ListKind, ListSizes, Shadow};
 use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
+use crate::writeback::is_shut_for;
 
 /// log2 of the first share of a list to scan, one 4096th; the last share is all of it.
 const PRIORITY_MAX: u32 = 12;
@@ -507,7 +508,7 @@ impl Reclaim {
         // Before the references: a thread that is about to write it back holds one.
         if locked.flags.write_state().is_dirty() {
             let mut outcome = EvictOutcome::of_dirty(inode);
-            if outcome == EvictOutcome::Dirty && inode.is_shut_for(folio.id()) {
+            if outcome == EvictOutcome::Dirty && is_shut_for(inode, folio.id()) {
                 outcome = EvictOutcome::Unwritten;
             }
             return (outcome, Some(folio));

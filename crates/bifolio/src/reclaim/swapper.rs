@@ -38,6 +38,7 @@ use crate::maps::unmap::swap_out_mapped;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::store::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
+use crate::writeback::Writeback;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -318,7 +319,7 @@ impl Reclaim {
         owned.sort_by_key(|(inode, _)| inode.address);
         for of_file in owned.chunk_by(|one, other| one.0.address == other.0.address) {
             let folios = of_file.iter().filter_map(|(_, folio)| folio.try_clone()).collect();
-            drop(of_file[0].0.write_out_folios(folios));
+            drop(Writeback::of(&of_file[0].0).write_out_folios(folios));
         }
         if !owned.is_empty() {
             self.evict_swapped(owned.into_iter().map(|(_, folio)| folio).collect());

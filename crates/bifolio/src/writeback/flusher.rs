@@ -14,6 +14,7 @@
 //! devices that respond need two threads, and each device that hangs occupies one.
 
 use super::batch::{Progress, Written};
+use super::sync::Writeback;
 use crate::dirt::{self, Refusal, Round, part_of};
 use crate::error::{Error, Result};
 use crate::inode::{Device, Flusher, Inode};
@@ -81,12 +82,12 @@ impl Flusher {
     fn go(&self, device: Arc<Device>, memory: &Memory) {
         let round = device.begin_round(self.tick());
         for (inode, range) in &round.ranges {
-            inode.upgrade().inspect(|inode| inode.write_out_soon(range));
+            inode.upgrade().inspect(|inode| Writeback::of(inode).write_out_soon(range));
         }
         if round.looks_for_stores {
             // A store through a map starts to age when it is found.
             let mapped = device.files.lock().mapped.snapshot();
-            mapped.for_each(|inode| inode.find_stores_soon(&ALL_BYTES));
+            mapped.for_each(|inode| Writeback::of(&inode).find_stores_soon(&ALL_BYTES));
         }
         let total = self.flush(&device, memory, &round);
         let taken = total.folios;
@@ -113,12 +114,12 @@ impl Flusher {
         if round.is_probe {
             for inode in device.dirty_files() {
                 let left = |progress: Progress| PROBED_FOLIOS.saturating_sub(progress.begun_folios);
-                total.add(inode.write_out_until(u64::MAX, left));
+                total.add(Writeback::of(&inode).write_out_until(u64::MAX, left));
             }
         } else {
             for inode in device.dirty_files() {
                 let old = inode.dirty.older_than(self.settings.age_max);
-                total.add(inode.write_out_until(old, |_| u64::MAX));
+                total.add(Writeback::of(&inode).write_out_until(old, |_| u64::MAX));
             }
             self.flush_excess(device, round.wanted_folios, &mut total);
         }
@@ -153,27 +154,25 @@ impl Flusher {
                 let wanted_folios = wanted_folios.saturating_sub(progress.begun_folios);
                 excess_folios.saturating_sub(progress.in_flight_folios).max(wanted_folios)
             };
-            total.add(inode.write_out_until(u64::MAX, left));
+            total.add(Writeback::of(&inode).write_out_until(u64::MAX, left));
         }
     }
 }
 
+/// Asks for `rounds` rounds of the file's device. Returns `true` if the file was on the list of
+/// dirty files all the time.
 #[cfg(all(test, not(loom)))]
-impl Inode {
-    /// Asks for `rounds` rounds of the file's device. Returns `true` if the file was on the list of
-    /// dirty files all the time.
-    pub(crate) fn stays_listed_for(&self, rounds: u64) -> bool {
-        let device = self.device.as_ref().expect("a file over storage");
-        let end = device.rounds_begun() + rounds;
-        let is_listed = || device.dirty_files().any(|inode| std::ptr::eq(&*inode, self));
-        while device.rounds_begun() < end {
-            self.flusher.call(device);
-            if !is_listed() {
-                return false;
-            }
+pub(crate) fn stays_listed_for(inode: &Inode, rounds: u64) -> bool {
+    let device = inode.device.as_ref().expect("a file over storage");
+    let end = device.rounds_begun() + rounds;
+    let is_listed = || device.dirty_files().any(|file| std::ptr::eq(&*file, inode));
+    while device.rounds_begun() < end {
+        inode.flusher.call(device);
+        if !is_listed() {
+            return false;
         }
-        true
     }
+    true
 }
 
 /// Running threads. Drop stops and joins them. They stay while a file is open.

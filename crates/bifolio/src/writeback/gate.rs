@@ -75,7 +75,7 @@ struct Asker {
 
 impl Asker {
     fn count_call(&self) {
-        self.file.upgrade().iter().for_each(|file| file.count_gate_call());
+        self.file.upgrade().iter().for_each(|file| count_gate_call(file));
     }
 
     fn run(self) {
@@ -106,7 +106,7 @@ impl Asker {
 pub(super) fn open_for_all(gate: &Gate, inode: &Inode) -> Opened {
     let durable = gate.durable();
     let lsn = inode.dirty.with_lsns(|it| it.highest_above(durable));
-    gate.make_durable(inode.address, lsn, || inode.count_gate_call())
+    gate.make_durable(inode.address, lsn, || count_gate_call(inode))
 }
 
 /// Locks a folio for a patient write-out (GATE-S1). Returns `None` if a `PageRefMut` without an LSN
@@ -132,124 +132,122 @@ pub(super) fn open_for(gate: &Gate, inode: &Inode, id: FolioId, opened: &mut Ope
     let lsn = inode.dirty.with_lsns(|lsns| lsns.highest_of(id));
     // One that is not committed stays behind the gate.
     if opened.is_ok() && lsn != UNCOMMITTED {
-        *opened = gate.make_durable(inode.address, lsn, || inode.count_gate_call());
+        *opened = gate.make_durable(inode.address, lsn, || count_gate_call(inode));
     }
 }
 
-impl Inode {
-    /// Ends a write-out of `bytes` whose folios were held back. Returns the refusal to a patient
-    /// one; otherwise asks in the background to let them pass.
-    pub(super) fn end_held_back(
-        &self,
-        held: HeldBack,
-        opened: Option<Opened>,
-        bytes: &Range<u64>,
-    ) -> Option<Refusal> {
-        if let Some(opened) = opened {
-            return Some(self.refusal(held, opened.err()));
+/// Ends a write-out of `bytes` whose folios were held back. Returns the refusal to a patient
+/// one; otherwise asks in the background to let them pass.
+pub(super) fn end_held_back(
+    inode: &Inode,
+    held: HeldBack,
+    opened: Option<Opened>,
+    bytes: &Range<u64>,
+) -> Option<Refusal> {
+    if let Some(opened) = opened {
+        return Some(inode.refusal(held, opened.err()));
+    }
+    ask_gate(inode, held, (*bytes != ALL_BYTES).then(|| bytes.clone()));
+    None
+}
+
+/// Sets the gate, or replaces it by one for the same log.
+pub(crate) fn set_gate(inode: &Inode, user: Arc<dyn WriteGate>) {
+    inode.dirty.keep_lsns();
+    let gate = inode.gate.get_or_init(|| Arc::new(Gate::new(Arc::clone(&user))));
+    gate.replace(user);
+    gate.refresh(inode.address);
+}
+
+/// Asks the gate how far the log is durable. The caller holds no lock.
+pub(crate) fn refresh_gate(inode: &Inode) {
+    if let Some(gate) = inode.gate.get() {
+        gate.refresh(inode.address);
+    }
+}
+
+/// Fails if the calling thread is in a call of this file's gate.
+pub(crate) fn check_outside_gate(inode: &Inode) -> Result<()> {
+    if inode.has_gate() && dirt::is_inside(inode.address) {
+        return Err(Error::inside_gate(inode.name()));
+    }
+    Ok(())
+}
+
+fn count_gate_call(inode: &Inode) {
+    inode.memory.counters.add(Counter::GateAsk, 1);
+}
+
+/// Asks the gate in the background to let folios pass, and then writes them. Never waits.
+fn ask_gate(inode: &Inode, held: HeldBack, range: Option<Range<u64>>) {
+    let (Some(gate), Some(device)) = (inode.gate.get(), &inode.device) else { return };
+    let HeldBack { folios, lsn, highest, .. } = held;
+    let folios = if range.is_some() { 0 } else { folios };
+    if highest == NO_LSN {
+        return;
+    }
+    if !gate.queue(Ask { lsns: (lsn, highest), folios, range }) {
+        return;
+    }
+    let asker = Asker {
+        gate: Arc::clone(gate),
+        flusher: Arc::clone(&inode.flusher),
+        device: Arc::clone(device),
+        file: Weak::clone(&inode.this),
+        address: inode.address,
+    };
+    match OwnedThread::start("bifolio-gate", move || asker.run()) {
+        Ok(thread) => thread.detach(),
+        Err(error) => gate.note_no_thread(error),
+    }
+}
+
+/// Grows the table of LSNs, if it is full. `charge` charges the memory, in bytes.
+pub(crate) fn grow_lsns(inode: &Inode, charge: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+    let sizes = |lsns: &mut Lsns| lsns.slots_wanted().map(|wanted| (lsns.slots(), wanted));
+    let Some((slots, wanted)) = inode.dirty.with_lsns(sizes) else { return Ok(()) };
+    let bytes = Lsns::bytes_of(wanted) - Lsns::bytes_of(slots);
+    charge(bytes)?;
+    let is_grown = inode.dirty.with_lsns(|lsns| {
+        let is_unchanged = lsns.slots() == slots;
+        if is_unchanged {
+            lsns.grow(wanted);
         }
-        self.ask_gate(held, (*bytes != ALL_BYTES).then(|| bytes.clone()));
-        None
+        is_unchanged
+    });
+    if !is_grown {
+        // Another thread has grown it.
+        inode.memory.arena.uncharge(bytes);
     }
+    Ok(())
+}
 
-    /// Sets the gate, or replaces it by one for the same log.
-    pub(crate) fn set_gate(&self, user: Arc<dyn WriteGate>) {
-        self.dirty.keep_lsns();
-        let gate = self.gate.get_or_init(|| Arc::new(Gate::new(Arc::clone(&user))));
-        gate.replace(user);
-        gate.refresh(self.address);
-    }
+pub(super) fn gate_failures(inode: &Inode) -> u64 {
+    inode.gate.get().map_or(0, |gate| gate.failures())
+}
 
-    /// Asks the gate how far the log is durable. The caller holds no lock.
-    pub(crate) fn refresh_gate(&self) {
-        if let Some(gate) = self.gate.get() {
-            gate.refresh(self.address);
-        }
-    }
+/// Returns the error for a writer that finds no room on `device`: everything dirty there is
+/// held back, and the gate of this file will not let it pass by itself, because nothing is
+/// committed, or it has failed since there were `failures`.
+pub(super) fn shut_gate(inode: &Inode, device: &Device, failures: u64) -> Option<Error> {
+    let own = inode.held_back()?;
+    // The LSN of a pin may follow.
+    let is_uncommitted = own.held.lsn == UNCOMMITTED && own.held.pinned == 0;
+    let is_shut = is_uncommitted || gate_failures(inode) > failures;
+    let held_bytes = || {
+        let refusals = device.dirty_files().filter_map(|file| file.held_back());
+        refusals.map(|refusal| refusal.held_bytes).sum::<u64>()
+    };
+    let is_all = is_shut && held_bytes() >= device.dirty_pages.own() * PAGE_BYTES;
+    is_all.then(|| own.to_io_error(io::ErrorKind::Other))
+}
 
-    /// Fails if the calling thread is in a call of this file's gate.
-    pub(crate) fn check_outside_gate(&self) -> Result<()> {
-        if self.has_gate() && dirt::is_inside(self.address) {
-            return Err(Error::inside_gate(self.name()));
-        }
-        Ok(())
-    }
-
-    fn count_gate_call(&self) {
-        self.memory.counters.add(Counter::GateAsk, 1);
-    }
-
-    /// Asks the gate in the background to let folios pass, and then writes them. Never waits.
-    fn ask_gate(&self, held: HeldBack, range: Option<Range<u64>>) {
-        let (Some(gate), Some(device)) = (self.gate.get(), &self.device) else { return };
-        let HeldBack { folios, lsn, highest, .. } = held;
-        let folios = if range.is_some() { 0 } else { folios };
-        if highest == NO_LSN {
-            return;
-        }
-        if !gate.queue(Ask { lsns: (lsn, highest), folios, range }) {
-            return;
-        }
-        let asker = Asker {
-            gate: Arc::clone(gate),
-            flusher: Arc::clone(&self.flusher),
-            device: Arc::clone(device),
-            file: Weak::clone(&self.this),
-            address: self.address,
-        };
-        match OwnedThread::start("bifolio-gate", move || asker.run()) {
-            Ok(thread) => thread.detach(),
-            Err(error) => gate.note_no_thread(error),
-        }
-    }
-
-    /// Grows the table of LSNs, if it is full. `charge` charges the memory, in bytes.
-    pub(crate) fn grow_lsns(&self, charge: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        let sizes = |lsns: &mut Lsns| lsns.slots_wanted().map(|wanted| (lsns.slots(), wanted));
-        let Some((slots, wanted)) = self.dirty.with_lsns(sizes) else { return Ok(()) };
-        let bytes = Lsns::bytes_of(wanted) - Lsns::bytes_of(slots);
-        charge(bytes)?;
-        let is_grown = self.dirty.with_lsns(|lsns| {
-            let is_unchanged = lsns.slots() == slots;
-            if is_unchanged {
-                lsns.grow(wanted);
-            }
-            is_unchanged
-        });
-        if !is_grown {
-            // Another thread has grown it.
-            self.memory.arena.uncharge(bytes);
-        }
-        Ok(())
-    }
-
-    pub(super) fn gate_failures(&self) -> u64 {
-        self.gate.get().map_or(0, |gate| gate.failures())
-    }
-
-    /// Returns the error for a writer that finds no room on `device`: everything dirty there is
-    /// held back, and the gate of this file will not let it pass by itself, because nothing is
-    /// committed, or it has failed since there were `failures`.
-    pub(super) fn shut_gate(&self, device: &Device, failures: u64) -> Option<Error> {
-        let own = self.held_back()?;
-        // The LSN of a pin may follow.
-        let is_uncommitted = own.held.lsn == UNCOMMITTED && own.held.pinned == 0;
-        let is_shut = is_uncommitted || self.gate_failures() > failures;
-        let held_bytes = || {
-            let refusals = device.dirty_files().filter_map(|file| file.held_back());
-            refusals.map(|refusal| refusal.held_bytes).sum::<u64>()
-        };
-        let is_all = is_shut && held_bytes() >= device.dirty_pages.own() * PAGE_BYTES;
-        is_all.then(|| own.to_io_error(io::ErrorKind::Other))
-    }
-
-    /// Returns `true` if the gate holds a dirty folio back and will not let it pass by itself: it
-    /// is not committed, or the gate's last call has failed.
-    pub(crate) fn is_shut_for(&self, id: FolioId) -> bool {
-        let Some(gate) = self.gate.get() else { return false };
-        let lsn = self.dirty.with_lsns(|lsns| lsns.highest_of(id));
-        !may_pass(lsn, gate.durable()) && (lsn == UNCOMMITTED || gate.failure().is_some())
-    }
+/// Returns `true` if the gate holds a dirty folio back and will not let it pass by itself: it
+/// is not committed, or the gate's last call has failed.
+pub(crate) fn is_shut_for(inode: &Inode, id: FolioId) -> bool {
+    let Some(gate) = inode.gate.get() else { return false };
+    let lsn = inode.dirty.with_lsns(|lsns| lsns.highest_of(id));
+    !may_pass(lsn, gate.durable()) && (lsn == UNCOMMITTED || gate.failure().is_some())
 }
 
 #[cfg(all(test, not(loom)))]

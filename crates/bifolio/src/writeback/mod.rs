@@ -41,6 +41,10 @@ mod sync;
 
 pub(crate) use batch::{CopyAt, WriteBatch, WriteIo, WriteVictim};
 pub(crate) use flusher::FlusherThreads;
-pub(crate) use sync::CheckpointMark;
+#[cfg(all(test, not(loom)))]
+pub(crate) use flusher::stays_listed_for;
+pub(crate) use gate::{check_outside_gate, grow_lsns, is_shut_for, refresh_gate, set_gate};
+pub(crate) use room::wait_for_room;
+pub(crate) use sync::{CheckpointMark, Writeback};
 
 const ALL_PAGES: std::ops::Range<u64> = 0..u64::MAX;

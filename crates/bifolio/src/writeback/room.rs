@@ -10,6 +10,7 @@
 //!    while all others still work with the old limit.
 //! 3. SHARES: all files get the new limit, and the devices, which answer, write the excess.
 
+use super::gate::{gate_failures, shut_gate};
 use crate::dirt::{Limits, part_of, without_part_for_logs};
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::inode::{Device, Flusher, Inode};
@@ -36,17 +37,16 @@ const ALL_DEVICES_DIVISOR: u64 = 16;
 const BEHIND_GATES: &str = "dirty in files with write gates";
 const ON_ONE_DEVICE: &str = "dirty on one device";
 
-impl Inode {
-    /// Waits until a folio with some of `bytes` may become dirty. Called without a folio lock.
-    ///
-    /// # Errors
-    /// The device accepts no writes, and the dirty limit is reached.
-    pub(crate) fn wait_for_room(&self, device: &Arc<Device>, bytes: Range<u64>) -> Result<()> {
-        blocking::check_user("less dirt");
-        let pages = 1 << self.mapping.order();
-        let waited = self.flusher.wait_for_room(device, self, pages);
-        waited.map_err(|cause| self.unwritable(bytes, cause))
-    }
+/// Waits until a folio with some of `bytes` of a file may become dirty. Called without a folio
+/// lock.
+///
+/// # Errors
+/// The device accepts no writes, and the dirty limit is reached.
+pub(crate) fn wait_for_room(inode: &Inode, device: &Arc<Device>, bytes: Range<u64>) -> Result<()> {
+    blocking::check_user("less dirt");
+    let pages = 1 << inode.mapping.order();
+    let waited = inode.flusher.wait_for_room(device, inode, pages);
+    waited.map_err(|cause| inode.unwritable(bytes, cause))
 }
 
 impl Flusher {
@@ -126,7 +126,7 @@ impl<'w> WriteOutWait<'w> {
             device,
             inode,
             round: device.rounds_begun(),
-            failures: inode.gate_failures(),
+            failures: gate_failures(inode),
             last: (device.answers(), inode.known_durable()),
             since: Instant::now(),
         }
@@ -144,7 +144,7 @@ impl<'w> WriteOutWait<'w> {
     /// Fails if the device or the file's gate refuses, and, with `None`, if neither has made
     /// progress for `stall_max`.
     pub(super) fn check(&mut self, stall_max: Duration) -> std::result::Result<(), Option<Error>> {
-        let shut = || self.inode.shut_gate(self.device, self.failures);
+        let shut = || shut_gate(self.inode, self.device, self.failures);
         let cause = self.device.trouble_after(self.round).or_else(shut);
         if cause.is_some() {
             return Err(cause);

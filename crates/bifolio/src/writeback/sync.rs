@@ -7,7 +7,7 @@ use super::room::STALL_MAX;
 use crate::dirt::{DirtyFolios, ErrorCursor, HeldBack, Opened, Refusal, Walk, Wants};
 use crate::error::Result;
 use crate::inode::Inode;
-use crate::page::{ALL_BYTES, FolioId, FolioRef, LockedFolio, PAGE_BYTES};
+use crate::page::{ALL_BYTES, FolioId, FolioRef, Mapping, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::{Backoff, Ordering};
 use std::ops::Range;
@@ -28,15 +28,25 @@ const ASKED_MAX: u64 = 512;
 /// the flush: the device needs about as long for them as for a flush.
 const SHARED_BYTES_MAX: u64 = 1 << 20;
 
-impl Inode {
+/// The write-back of a file: its write-outs and syncs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Writeback<'a> {
+    inode: &'a Inode,
+}
+
+impl<'a> Writeback<'a> {
+    pub(crate) fn of(inode: &'a Inode) -> Self {
+        Self { inode }
+    }
+
     /// Writes `folios` and adjacent dirty folios, in the order of their positions, and waits.
     /// Returns the result, and those of `folios` that were busy.
-    pub(crate) fn write_out_folios<'a>(
-        &'a self,
+    pub(crate) fn write_out_folios(
+        self,
         folios: Vec<FolioRef<'a>>,
     ) -> (Written, Vec<FolioRef<'a>>) {
         let mut busy = Vec::new();
-        let mut batch = WriteBatch::new(self, ALL_PAGES);
+        let mut batch = WriteBatch::new(self.inode, ALL_PAGES);
         batch.add_all(folios, &mut busy);
         (batch.finish(), busy)
     }
@@ -44,27 +54,27 @@ impl Inode {
     /// Writes out the folios marked dirty before the number `end`, the oldest first, and waits for
     /// them, but not for busy ones. Tries every folio even if others fail; errors are recorded.
     /// Ends early when `left`, which gets the progress, returns that no more folios are wanted.
-    pub(super) fn write_out_until(&self, end: u64, left: impl Fn(Progress) -> u64) -> Written {
+    pub(super) fn write_out_until(self, end: u64, left: impl Fn(Progress) -> u64) -> Written {
         self.write_out(&Wanted { end, pages: ALL_PAGES, patient: false }, left)
     }
 
     /// Writes out the `wanted` folios and waits: the only path from the dirty list to the storage.
     /// `left` as in [`Self::write_out_until`]. If the write gate holds folios back, a patient
     /// write-out has the log made durable; others ask for that in the background.
-    fn write_out(&self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
+    fn write_out(self, wanted: &Wanted, left: impl Fn(Progress) -> u64) -> Written {
         let mut total = Written::default();
-        let mut opened = match self.gate.get() {
-            Some(it) if wanted.patient => gate::open_for_all(it, self),
+        let mut opened = match self.inode.gate.get() {
+            Some(it) if wanted.patient => gate::open_for_all(it, self.inode),
             _ => Ok(()),
         };
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before folios are written out");
         let mut progress = Progress::default();
-        let mut source = Source::new(self, wanted);
+        let mut source = Source::new(self.inode, wanted);
         let mut backoff = Backoff::default();
         while !source.is_over() && left(progress) > 0 {
             let mut busy = Vec::new();
-            let mut batch = WriteBatch::new(self, wanted.pages.clone());
+            let mut batch = WriteBatch::new(self.inode, wanted.pages.clone());
             let left = |of_batch: Progress| {
                 left(Progress {
                     begun_folios: progress.begun_folios + of_batch.begun_folios,
@@ -91,49 +101,33 @@ impl Inode {
             let opened = wanted.patient.then_some(opened);
             let Range { start, end } = wanted.pages;
             let bytes = start * PAGE_BYTES..end.saturating_mul(PAGE_BYTES);
-            total.refusal = self.end_held_back(held, opened, &bytes);
+            total.refusal = gate::end_held_back(self.inode, held, opened, &bytes);
         }
         total
     }
 
-    /// Asks the flusher to write out the dirty folios in `range` (bytes) soon. Returns `false` for
-    /// a memory file, which it does not write. Never waits.
-    pub(crate) fn write_soon(&self, range: Range<u64>) -> bool {
-        let Some(device) = &self.device else { return false };
-        if device.call_for(&self.this, range) {
-            self.flusher.send(device, Duration::ZERO);
-        }
-        true
-    }
-
-    /// Asks for a locked folio like [`Self::write_soon`].
-    pub(crate) fn write_folio_soon(&self, locked: &LockedFolio<'_>) -> bool {
-        let start = locked.index() * PAGE_BYTES;
-        self.write_soon(start..start + locked.pages() * PAGE_BYTES)
-    }
-
-    pub(super) fn write_out_soon(&self, range: &Range<u64>) {
+    pub(super) fn write_out_soon(self, range: &Range<u64>) {
         self.find_stores_soon(range);
         self.write_out_dirty(pages_of(range), false);
     }
 
-    pub(super) fn find_stores_soon(&self, range: &Range<u64>) {
-        if let Err(error) = self.find_stores(range, false) {
-            log::warn!("{}: {error}", self.name());
+    pub(super) fn find_stores_soon(self, range: &Range<u64>) {
+        if let Err(error) = self.inode.find_stores(range, false) {
+            log::warn!("{}: {error}", self.inode.name());
         }
     }
 
     /// Writes out the folios with some of `pages` that are dirty at the call, and waits. Adjacent
     /// folios outside are not written: their errors would not belong to this caller.
-    fn write_out_dirty(&self, pages: Range<u64>, patient: bool) -> Written {
-        let end = self.dirty.now();
+    fn write_out_dirty(self, pages: Range<u64>, patient: bool) -> Written {
+        let end = self.inode.dirty.now();
         self.write_out(&Wanted { end, pages, patient }, |_| u64::MAX)
     }
 
     /// Writes out busy folios one by one, and has the log made durable for each. Those that a
     /// `PageRefMut` without an LSN keeps locked are held back.
-    fn write_out_busy<'a>(
-        &'a self,
+    fn write_out_busy(
+        self,
         busy: Vec<FolioRef<'a>>,
         within: &Range<u64>,
         opened: &mut Opened,
@@ -141,10 +135,10 @@ impl Inode {
         let mut total = Written::default();
         let mut patience = STALL_MAX;
         for folio in busy {
-            let own_gate = self.gate.get();
+            let own_gate = self.inode.gate.get();
             let locked = own_gate.map_or_else(
-                || Some(self.lock_folio(&folio)),
-                |_| gate::lock(self, &folio, patience),
+                || Some(self.inode.lock_folio(&folio)),
+                |_| gate::lock(self.inode, &folio, patience),
             );
             let Some(locked) = locked else {
                 total.held = HeldBack::sum(total.held, Some(HeldBack::one_pinned()));
@@ -155,9 +149,9 @@ impl Inode {
             // A folio has one write-out at a time. The lock prevents another one.
             locked.flags.wait_for_writeback();
             if let Some(it) = own_gate {
-                gate::open_for(it, self, folio.id(), opened);
+                gate::open_for(it, self.inode, folio.id(), opened);
             }
-            let mut batch = WriteBatch::new(self, within.clone());
+            let mut batch = WriteBatch::new(self.inode, within.clone());
             let Some(own) = folio.try_clone() else { continue };
             let added = batch.add_locked(own, locked);
             debug_assert_ne!(added, Added::Busy);
@@ -166,30 +160,14 @@ impl Inode {
         total
     }
 
-    fn folios_in(&self, pages: Range<u64>) -> Vec<FolioId> {
-        let table = self.mapping.table();
-        let mut ids = Vec::new();
-        let mut index = self.mapping.head_index(pages.start);
-        while let Some(found) = table.next_folio(index).filter(|found| *found < pages.end) {
-            let head = self.mapping.head_index(found);
-            // Acquire: pairs with the Release in READ-I1, as in `get_folio`.
-            let seen = table.load(head, Ordering::Acquire);
-            if seen.is_folio() {
-                ids.push(seen.folio_id());
-            }
-            index = head + (1 << self.mapping.order());
-        }
-        ids
-    }
-
     /// Finds the stores in `range` before a sync. Returns whether stores are tracked, and `None` if
     /// the file has no storage that accepts writes.
-    fn begin_sync(&self, range: &Range<u64>) -> Result<Option<bool>> {
-        if !self.store.is_writable() {
+    fn begin_sync(self, range: &Range<u64>) -> Result<Option<bool>> {
+        if !self.inode.store.is_writable() {
             return Ok(None);
         }
-        self.check_outside_gate()?;
-        self.find_stores(range, true).map(Some)
+        gate::check_outside_gate(self.inode)?;
+        self.inode.find_stores(range, true).map(Some)
     }
 
     /// Makes everything durable that was written before the call, in the whole file or in a range
@@ -197,7 +175,7 @@ impl Inode {
     ///
     /// `cursor` belongs to the handle, which reports earlier errors once. Blocks for the device.
     pub(crate) fn sync(
-        &self,
+        self,
         cursor: &ErrorCursor,
         range: Option<Range<u64>>,
         metadata: bool,
@@ -205,11 +183,13 @@ impl Inode {
         let range = range.unwrap_or(ALL_BYTES);
         let Some(_) = self.begin_sync(&range)? else { return Ok(()) };
         // SYNC-S1..S5.
-        let errors_before = self.errors.count();
+        let errors_before = self.inode.errors.count();
         let mut wants = Wants { metadata, end: 0 };
         let mut refusal = None;
-        if range == ALL_BYTES && self.dirty.len() * self.mapping.folio_bytes() <= SHARED_BYTES_MAX {
-            wants.end = self.dirty.now();
+        if range == ALL_BYTES
+            && self.inode.dirty.len() * self.inode.mapping.folio_bytes() <= SHARED_BYTES_MAX
+        {
+            wants.end = self.inode.dirty.now();
         } else {
             refusal = self.write_out_range(&range)?;
         }
@@ -218,39 +198,39 @@ impl Inode {
 
     /// Writes everything in `range` (bytes) that was written before the call, without a flush.
     /// Otherwise like [`Self::sync`].
-    pub(crate) fn write_back(&self, cursor: &ErrorCursor, range: Range<u64>) -> Result<()> {
+    pub(crate) fn write_back(self, cursor: &ErrorCursor, range: Range<u64>) -> Result<()> {
         let Some(_) = self.begin_sync(&range)? else { return Ok(()) };
-        let errors_before = self.errors.count();
+        let errors_before = self.inode.errors.count();
         let refusal = self.write_out_range(&range)?;
         // Of other threads, which found the pages before this one.
-        self.dirty.wait_for_in_flight();
-        self.errors.check_since(cursor, errors_before)?;
+        self.inode.dirty.wait_for_in_flight();
+        self.inode.errors.check_since(cursor, errors_before)?;
         Refusal::check(refusal)
     }
 
     /// Writes out what is dirty in `range` (bytes), and makes the storage as long as the part of it
     /// that lies in the file. Returns the refusal of the write gate, if there is one.
-    fn write_out_range(&self, range: &Range<u64>) -> Result<Option<Refusal>> {
+    fn write_out_range(self, range: &Range<u64>) -> Result<Option<Refusal>> {
         let refusal = self.write_out_dirty(pages_of(range), true).refusal;
         // The storage gets no longer by pages that the gate holds back.
         if *range != ALL_BYTES && refusal.is_none() {
-            self.extend_backing(range.end)?;
+            self.inode.extend_backing(range.end)?;
         }
         Ok(refusal)
     }
 
     /// Returns the point in time before which everything dirty has been marked.
-    pub(crate) fn checkpoint(&self) -> CheckpointMark {
+    pub(crate) fn checkpoint(self) -> CheckpointMark {
         // SYNC-S1 and SYNC-S2.
-        let errors = self.errors.count();
-        CheckpointMark { errors, end: self.dirty.now() }
+        let errors = self.inode.errors.count();
+        CheckpointMark { errors, end: self.inode.dirty.now() }
     }
 
     /// Makes everything durable that was written before `mark`. Otherwise like [`Self::sync`].
-    pub(crate) fn sync_checkpoint(&self, cursor: &ErrorCursor, mark: CheckpointMark) -> Result<()> {
+    pub(crate) fn sync_checkpoint(self, cursor: &ErrorCursor, mark: CheckpointMark) -> Result<()> {
         let Some(may_have_stores) = self.begin_sync(&ALL_BYTES)? else { return Ok(()) };
         // Stores are found only now, later than the mark although they may be older.
-        let end = if may_have_stores { self.dirty.now() } else { mark.end };
+        let end = if may_have_stores { self.inode.dirty.now() } else { mark.end };
         let wanted = Wanted { end, pages: ALL_PAGES, patient: true };
         let refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
         let wants = Wants { metadata: false, end: 0 };
@@ -260,44 +240,44 @@ impl Inode {
     /// Writes out what the syncs want that share the round, flushes the device, and reports errors
     /// since there were `errors_before`.
     fn finish_sync(
-        &self,
+        self,
         cursor: &ErrorCursor,
         wants: Wants,
         errors_before: u64,
         refusal: Option<Refusal>,
     ) -> Result<()> {
-        let flushed = self.flushes.flush(wants, |wants| {
+        let flushed = self.inode.flushes.flush(wants, |wants| {
             let wanted = Wanted { end: wants.end, pages: ALL_PAGES, patient: true };
             let mut refusal = None;
             if wants.end > 0 {
                 refusal = self.write_out(&wanted, |_| u64::MAX).refusal;
             }
-            self.dirty.wait_for_in_flight();
-            self.dirty.begin_flush();
-            let flushed = self.store.flush(wants.metadata);
-            self.dirty.end_flush(flushed.is_ok());
+            self.inode.dirty.wait_for_in_flight();
+            self.inode.dirty.begin_flush();
+            let flushed = self.inode.store.flush(wants.metadata);
+            self.inode.dirty.end_flush(flushed.is_ok());
             flushed?;
             Refusal::check(refusal)
         });
-        let counters = &self.memory.counters;
+        let counters = &self.inode.memory.counters;
         counters.add(Counter::Sync, 1);
         counters.add(if flushed.is_shared { Counter::SyncShared } else { Counter::DeviceFlush }, 1);
-        self.errors.check_since(cursor, errors_before)?;
+        self.inode.errors.check_since(cursor, errors_before)?;
         flushed.result?;
         Refusal::check(refusal)
     }
 
     /// Makes everything durable that was written before the call, if it is not already. `cursor`
     /// reports errors as in [`Self::sync`].
-    pub(crate) fn make_durable(&self, cursor: &ErrorCursor) -> Result<()> {
-        if !self.store.is_writable() {
+    pub(crate) fn make_durable(self, cursor: &ErrorCursor) -> Result<()> {
+        if !self.inode.store.is_writable() {
             return Ok(());
         }
-        self.find_stores(&ALL_BYTES, true)?;
-        if !self.is_durable() {
+        self.inode.find_stores(&ALL_BYTES, true)?;
+        if !self.inode.is_durable() {
             return self.sync(cursor, None, false);
         }
-        self.errors.check_since(cursor, self.errors.count())
+        self.inode.errors.check_since(cursor, self.inode.errors.count())
     }
 }
 
@@ -399,7 +379,7 @@ impl<'a> Source<'a> {
                 walk.next_folios(folios, &wanted.pages, folios_max as usize, !wanted.patient)
             }
             Origin::Table(pages) => {
-                let ids = inode.folios_in(pages.clone());
+                let ids = folios_in(&inode.mapping, pages.clone());
                 let mut found = inode.dirty.among(folios, &ids, inode.address, wanted.end);
                 found.is_cut_short &= wanted.patient;
                 if !found.is_cut_short {
@@ -409,6 +389,23 @@ impl<'a> Source<'a> {
             }
         }
     }
+}
+
+/// Returns the folios that the table names at these pages.
+fn folios_in(mapping: &Mapping, pages: Range<u64>) -> Vec<FolioId> {
+    let table = mapping.table();
+    let mut ids = Vec::new();
+    let mut index = mapping.head_index(pages.start);
+    while let Some(found) = table.next_folio(index).filter(|found| *found < pages.end) {
+        let head = mapping.head_index(found);
+        // Acquire: pairs with the Release in READ-I1, as in `get_folio`.
+        let seen = table.load(head, Ordering::Acquire);
+        if seen.is_folio() {
+            ids.push(seen.folio_id());
+        }
+        index = head + (1 << mapping.order());
+    }
+    ids
 }
 
 fn pages_of(bytes: &Range<u64>) -> Range<u64> {

@@ -18,6 +18,7 @@ use crate::inode::Inode;
 use crate::io::FileIdentity;
 use crate::maps::faults;
 use crate::sync::Ordering;
+use crate::writeback::Writeback;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -211,7 +212,7 @@ impl Retire<Open> for Registry {
 
 /// CLOSE-L1: makes a file durable.
 fn durable(inode: &Inode) -> Result<()> {
-    inode.make_durable(&inode.errors.sample()).map_err(|cause| {
+    Writeback::of(inode).make_durable(&inode.errors.sample()).map_err(|cause| {
         let unwritten = inode.unwritten_bytes();
         let text = format!("{unwritten} bytes are not written, or not flushed: {cause}");
         Error::new(ErrorKind::Close, text).in_file(inode.name()).because(Arc::new(cause))
