@@ -20,7 +20,8 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Ranges that wait to be written soon, at most.
+/// Ranges that wait to be written soon, at most. Other dirty pages are written when they reach
+/// their age.
 const RANGES_MAX: usize = 256;
 
 #[derive(Debug)]

@@ -37,7 +37,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Number of times remembered to tell the age of dirty folios, and number of them per age.
+/// Number of times remembered to tell the age of dirty folios, and number of them per age that is
+/// asked for: together they cover four times that age.
 const TICKS_MAX: usize = 64;
 const TICKS_PER_AGE: u32 = 16;
 /// Folios that a walk visits before it releases the lock of the list.

@@ -32,6 +32,7 @@
 use crate::sync::{Condvar, Mutex, blocking};
 use std::time::{Duration, Instant};
 
+/// Divisor of the duration of the last round, and the cap, for the moment of F4.
 const MOMENT_DIVISOR: u32 = 8;
 const MOMENT_MAX: Duration = Duration::from_millis(1);
 

@@ -38,7 +38,8 @@ pub struct OpenOptions {
 
 /// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.
 const LEN_MAX_BYTES_DEFAULT: u64 = 1 << 40;
-/// Minimum length, and address space, reserved for a file that can be mapped: 64 GiB.
+/// Minimum length reserved for a file that can be mapped: 64 GiB, because it takes that much
+/// address space. A process has room for about 2000 such files.
 const MAPPABLE_LEN_MAX_BYTES_DEFAULT: u64 = 1 << 36;
 /// Maximum length of a file: 4 PiB, as far as address space for its table reasonably goes.
 const LEN_MAX_BYTES_LIMIT: u64 = 1 << 52;

@@ -43,7 +43,8 @@ pub(crate) const ORDER_MAX: u8 = 9;
 const STALL_MIN: Duration = Duration::from_micros(100);
 
 /// Part of the bound that memory files with a swap cannot use, so that other files always find
-/// frames; the limits are in pages.
+/// frames; the limits are in pages. Reclaim keeps more than this free, and new pages stop earlier,
+/// so other files wait for it only when the swap cannot keep up.
 const OTHER_FILES_DIVISOR: u64 = 512;
 const OTHER_FILES_PAGES_MIN: u64 = 8;
 const OTHER_FILES_PAGES_MAX: u64 = 64;
@@ -172,8 +173,9 @@ pub(crate) struct FillTarget {
 }
 
 /// Maximum number of region folios that are checked, installed with one call, and unlocked
-/// together: with 256, the slowest read of a sequential scan takes up to 0.63 ms instead of 0.49
-/// ms; with 16, the scan needs a tenth more CPU.
+/// together: the reader of the first page of a transfer continues while the others follow. With
+/// 256, the slowest read of a sequential scan takes up to 0.63 ms instead of 0.49 ms; with 16, the
+/// scan needs a tenth more CPU.
 const INSTALLED_TOGETHER: usize = 64;
 
 impl FillTarget {

@@ -64,18 +64,22 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 const ROUND_PAGES: u64 = 32;
 /// Number of pages that are swapped out together, if there are enough: a transfer of 1 MiB.
 const SWAP_PAGES: u64 = 256;
-/// Number of sweeps without success after which all folios count as pinned.
+/// Number of sweeps without success after which all folios count as pinned. Several, because a
+/// thread that holds a reference briefly may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
 /// Lower bound on the pages kept free ahead of need while pages are read in runs, unless that is
-/// too large a part of the bound: as many as one readahead step takes.
+/// too large a part of the bound: 2 MiB. With fewer than one readahead step takes, the reader
+/// itself would have to reclaim, and neighbouring pages would not find adjacent frames.
 const LOW_PAGES_MIN: u64 = 512;
 /// Lower bound while pages are read one by one: readers evict a batch of pages themselves.
 const LOW_PAGES_MIN_OF_SINGLES: u64 = 64;
-/// Part of the bound that is kept free ahead of need: larger with regions, whose pages are evicted
-/// in large batches and read in large windows.
+/// Part of the bound that is kept free ahead of need. It is larger with regions, whose pages are
+/// evicted in large batches and read in large windows: with half of it, a sequential reader waits
+/// for frames.
 const LOW_DIVISOR: u64 = 64;
 const LOW_DIVISOR_OF_REGIONS: u64 = 32;
-/// The part while pages of regions are read one by one: such readers do not run out of frames.
+/// The part while pages of regions are read one by one: such readers do not run out of frames, and
+/// free pages produce no hits.
 const LOW_DIVISOR_OF_SINGLES: u64 = 128;
 /// Upper bound on these pages: 16 MiB.
 const LOW_PAGES_MAX: u64 = 4096;

@@ -48,8 +48,9 @@ impl<'a> Unswapped<'a> {
     }
 }
 
-/// Number of pages that are isolated at once while extents are cleared: few, because each may free
-/// another extent.
+/// Number of pages that are isolated at once while extents are cleared: an extent of frames, which
+/// is all that is evicted if folios are evicted in the order in which they were filled. Few,
+/// because each may free another extent.
 const STEP_PAGES: u64 = EXTENT_PAGES as u64;
 
 /// Upper bound on the batches that the first eviction of a cache moves from FRESH to OLD.

@@ -26,13 +26,15 @@ use std::time::{Duration, Instant};
 pub(super) const SWAP_ROUNDS_MAX: u64 = SWEEPS_MAX as u64;
 /// Number of rounds whose freed frames were taken by other threads, after which the caller waits.
 const ROUNDS_MAX: u32 = 100;
-/// Upper bound on the pauses, which double each time and add up to about 0.1 s: enough for a thread
-/// that has lost its CPU to run again.
+/// Upper bound on the pauses, which double each time and add up to about 0.1 s. A thread that has
+/// lost its CPU on a machine with ten times as many runnable threads runs again within that time.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
-/// Part of the bound that metadata may use before unused table pages are freed, with their shadows.
+/// Part of the bound that metadata may use before unused table pages are freed. They are kept until
+/// then because the shadows in them are useful.
 const METADATA_DIVISOR: u64 = 8;
 /// Pages that are lent at once for metadata, if no chunk can be emptied.
 const LENT_PAGES: u64 = 8;
+/// Part of the bound that metadata of memory files may use.
 const KEPT_DIVISOR: u64 = 2;
 /// Part of the bound that memory files with a swap cannot use, so that swapped pages can be read.
 const READS_DIVISOR: u64 = 8;

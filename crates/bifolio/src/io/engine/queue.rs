@@ -529,6 +529,8 @@ impl<T> Queue<'_, T> {
         }
     }
 
+    /// Returns the ring to the pool if no call is in it. After the last transfer the queue may try
+    /// a ring again.
     fn release_ring(&mut self) {
         if self.in_kernel == 0 {
             self.disarm();

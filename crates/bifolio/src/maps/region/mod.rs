@@ -60,7 +60,9 @@ pub(crate) struct Region {
     pub(crate) stray_pages: StrayPages,
 }
 
-/// Windows that fit in the staging memory: more than two, because a device does not get all of it.
+/// Windows that fit in the staging memory. Two would be enough to read one while the other is used
+/// if one device had all of it; but a device gets less, and the second window would be split into
+/// two short reads.
 const WINDOWS_STAGED: u64 = 4;
 
 impl Region {

@@ -23,6 +23,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Slots whose storage is allocated together: 64 MiB.
 const STEP_SLOTS: u32 = 16_384;
 /// Slots after the next one to be allocated that must have storage: as many as one round evicts at
 /// most.
@@ -88,11 +89,14 @@ pub(super) fn open(directory: &Path, features: &Features) -> Result<DiskFile> {
     Ok(file.called(directory.join("(temporary swap file)")))
 }
 
+/// Opens a file that never has a name, by its path in /proc, which gives it the flags of a disk
+/// file. `None` if the file system has no unnamed files, or there is no /proc.
 pub(super) fn open_unnamed(directory: &Path, features: &Features) -> Option<DiskFile> {
     let made = file::create_unnamed(directory).ok()?;
     DiskFile::open_with(file::path_of(made.as_fd()), &OPTIONS, features).ok()
 }
 
+/// Creates a named file, opens it, and removes its name.
 pub(super) fn open_unlinked(directory: &Path, features: &Features) -> Result<DiskFile> {
     let fail = |source| {
         let directory = directory.display();
