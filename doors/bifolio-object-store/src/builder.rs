@@ -1,5 +1,6 @@
 //! Building a store: settings and their limits.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -22,12 +23,16 @@ use crate::tier::Tier;
 /// Limits of the length of a part.
 const PART_BYTES_MIN: u64 = 4096;
 const PART_BYTES_MAX: u64 = 64 << 20;
-/// Length of a block, which has a checksum of its own; longer in parts of more than 4 MiB.
+/// Length of a block, which has a checksum of its own; longer in parts of more than 2 MiB.
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Blocks in a part.
-const BLOCKS_MAX: u64 = 64;
+/// Blocks in a part: the bits of a [`SlotState`](crate::states::SlotState).
+const BLOCKS_MAX: u64 = 32;
 /// Bytes of parts on their way into the cache.
 const INSERTING_BYTES_MAX: u64 = 4 << 20;
+/// Limits of the bytes that requests have in memory, by default a quarter of the cache's bound.
+const FLIGHT_BYTES: RangeInclusive<u64> = 4 << 20..=64 << 20;
+/// Threads that write parts to the disk; what is left to others is written by the cache.
+pub(crate) const WRITERS_MAX: u32 = 2;
 /// The part of the cache's memory that parts without a disk tier take by default.
 const MEMORY_SHARE: (u64, u64) = (7, 8);
 
@@ -44,6 +49,8 @@ pub struct CachedStoreBuilder {
     gap_bytes_max: u64,
     head_age: Option<Duration>,
     list_age: Option<Duration>,
+    inserts_on_put: bool,
+    flight_bytes_max: Option<u64>,
     stall_timeout: Duration,
     disk_timeout: Duration,
     runtime: Option<Handle>,
@@ -62,6 +69,8 @@ impl CachedStoreBuilder {
             gap_bytes_max: 1 << 20,
             head_age: None,
             list_age: None,
+            inserts_on_put: false,
+            flight_bytes_max: None,
             stall_timeout: Duration::from_secs(30),
             disk_timeout: Duration::from_secs(2),
             runtime: None,
@@ -122,6 +131,24 @@ impl CachedStoreBuilder {
     /// end it.
     pub fn list_age(mut self, age: Duration) -> Self {
         self.list_age = Some(age);
+        self
+    }
+
+    /// Caches objects when they are written with `put`, so that the first read needs no request for
+    /// their bytes. By default, and for multipart uploads, they are cached when they are read.
+    ///
+    /// The store must return a strong ETag, by which the version is known; otherwise this has no
+    /// effect. The `put` returns when its bytes have been handed to the cache.
+    pub fn insert_on_put(mut self, insert: bool) -> Self {
+        self.inserts_on_put = insert;
+        self
+    }
+
+    /// Sets how many bytes of answers may be in memory on their way into the cache: by default a
+    /// quarter of the cache's bound, from 4 to 64 MiB. Requests leave at once; beyond this, their
+    /// answers are received when others are in the cache. At least two parts.
+    pub fn flight_bytes_max(mut self, bytes: u64) -> Self {
+        self.flight_bytes_max = Some(bytes);
         self
     }
 
@@ -203,6 +230,11 @@ impl CachedStoreBuilder {
             layout.slots = u32::try_from(slots).unwrap_or(u32::MAX);
             Tier::in_memory(&self.cache, layout, self.disk_timeout, Arc::clone(&counters))?
         };
+        let bound_bytes = self.cache.stats().memory.bound_bytes;
+        let default_bytes = (bound_bytes / 4).clamp(*FLIGHT_BYTES.start(), *FLIGHT_BYTES.end());
+        let flight_bytes = self.flight_bytes_max.unwrap_or(default_bytes);
+        // Parts of 64 MiB still take turns.
+        let rooms = (flight_bytes / part_bytes).clamp(2, 1 << 16) as usize;
         let inserts_max = (INSERTING_BYTES_MAX / part_bytes).clamp(2, 64) as u32;
         let shared = Shared {
             name: self.name.unwrap_or_else(|| self.store.to_string()),
@@ -213,10 +245,13 @@ impl CachedStoreBuilder {
             runtime: self.runtime,
             head_age: self.head_age,
             stall_timeout: self.stall_timeout,
+            inserts_on_put: self.inserts_on_put,
             run_parts_max,
             gap_parts_max: u32::try_from(self.gap_bytes_max / part_bytes).unwrap_or(u32::MAX),
             inserts: Arc::new(Semaphore::new(inserts_max as usize)),
+            rooms: Arc::new(Semaphore::new(rooms)),
             inserts_max,
+            writers: Arc::new(Semaphore::new(WRITERS_MAX as usize)),
             is_disk_late: AtomicBool::new(false),
             openings: Mutex::default(),
         };

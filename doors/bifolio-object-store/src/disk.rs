@@ -3,7 +3,8 @@
 //! A page cache keeps a page that cannot be written, so that nothing is lost. Of a tier that would
 //! be wrong: its bytes can be fetched again, and kept pages would take memory until the disk is
 //! mended. So a write that fails counts as made. The page stays readable until it is evicted; what
-//! is read afterwards has another checksum than the part, and the part is fetched again.
+//! is read afterwards has another checksum than the part, and the part is fetched again. So each read
+//! of the disk ends what was verified of its blocks.
 
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use bifolio::backing::{
 };
 
 use crate::metrics::{Counters, add};
+use crate::states::SlotStates;
 
 /// A file whose failed writes count as made.
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub(crate) struct LossyDisk {
     pub(crate) counters: Arc<Counters>,
     /// Number of reads, writes and flushes that the disk has answered.
     pub(crate) answers: Arc<AtomicU64>,
+    pub(crate) states: Arc<SlotStates>,
 }
 
 impl LossyDisk {
@@ -31,6 +34,13 @@ impl LossyDisk {
         // Relaxed: only the value counts.
         self.answers.fetch_add(1, Ordering::Relaxed);
         answer
+    }
+
+    /// Returns the result of a read of `length` bytes, which become readable after this; those past
+    /// a short read as zeros.
+    fn read(&self, answer: io::Result<usize>, start: u64, length: usize) -> io::Result<usize> {
+        self.states.filled(start..start + length as u64);
+        self.answered(answer)
     }
 
     /// Returns the result of a write of `length` bytes for the cache.
@@ -49,7 +59,8 @@ impl LossyDisk {
 
 impl Backing for LossyDisk {
     fn read_at(&self, target: &mut IoBufMut<'_>, position_bytes: u64) -> io::Result<usize> {
-        self.answered(self.file.read_at(target, position_bytes))
+        let length = target.len();
+        self.read(self.file.read_at(target, position_bytes), position_bytes, length)
     }
 
     fn write_at(&self, source: &IoBuf<'_>, position_bytes: u64) -> io::Result<usize> {
@@ -84,7 +95,9 @@ impl DirectBacking for LossyDisk {
         targets: &mut [IoBufMut<'_>],
         position_bytes: u64,
     ) -> io::Result<usize> {
-        self.answered(self.file.read_vectored_at(targets, position_bytes))
+        let length = targets.iter().map(|target| target.len()).sum();
+        let answer = self.file.read_vectored_at(targets, position_bytes);
+        self.read(answer, position_bytes, length)
     }
 
     fn write_vectored_at(&self, sources: &[IoBuf<'_>], position_bytes: u64) -> io::Result<usize> {
@@ -98,10 +111,10 @@ impl DirectBacking for LossyDisk {
     }
 
     fn completed(&self, request: &IoRequest, answer: io::Result<usize>) -> io::Result<usize> {
-        let answer = self.answered(self.file.completed(request, answer));
+        let answer = self.file.completed(request, answer);
         match request.operation {
-            Operation::Write => self.written(answer, request.length_bytes),
-            Operation::Read => answer,
+            Operation::Write => self.written(self.answered(answer), request.length_bytes),
+            Operation::Read => self.read(answer, request.position_bytes, request.length_bytes),
         }
     }
 

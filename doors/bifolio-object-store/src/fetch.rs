@@ -1,35 +1,40 @@
-//! Requests for runs of parts: one task each, which hands each part to its readers and puts it into
-//! the cache.
+//! Requests for runs of parts: one task each, which hands each block to its readers, and puts each
+//! complete part into the cache.
 //!
 //! ```text
-//! reader: Shared::plan --> prepare, start --> task: receive --> part complete --> readers (watch)
-//!           | joins a request                                                 --> Tier::insert (a thread)
+//! reader: Shared::plan --> prepare, start --> task: receive --> block complete --> readers (watch)
+//!           | joins a request                                   part complete --> Tier::insert (a thread)
 //!           '--> Flight in the table, until the part is in its slot
 //! ```
 //!
 //! A reader holds a reference to each request that it waits for. The last one that drops aborts the
-//! task; parts that are complete by then are still inserted. A part is handed on once its last byte
-//! has come, the last part of a request once the body has ended where it should.
+//! task; parts that are complete by then are still inserted. A reader that has its bytes leaves its
+//! reference in the table, so that the rest of its parts gets into the cache. A block is handed on
+//! once its last byte has come, the last block of a request once the body has ended where it should.
+//!
+//! Requests leave at once. A part of an answer is received when it has room (`Shared::rooms`), which
+//! it holds until it is in the cache: the memory of requests is bounded, whatever their number.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
 use object_store::{Extensions, GetOptions, GetResult};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::error::{CacheError, Failure};
 use crate::metrics::add;
 use crate::object::Object;
 use crate::read::Shared;
+use crate::received::Received;
 use crate::record::PartKey;
-use crate::table::{Fetch, Flight, PartResult, Table};
+use crate::table::{Fetch, Flight, Table};
 
 /// Requests that follow one that was cut or late and brought no part.
 pub(crate) const RETRIES_MAX: u32 = 3;
@@ -43,12 +48,21 @@ struct Expected {
     shared: Arc<Shared>,
     key: PartKey,
     flight: u64,
-    sender: watch::Sender<PartResult>,
+    length_bytes: u64,
+    sender: watch::Sender<Received>,
+}
+
+impl Expected {
+    fn received_bytes(&self) -> u64 {
+        self.sender.borrow().len()
+    }
 }
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        self.shared.tier.table().end_flight(&self.key, self.flight);
+        let ended = self.shared.tier.table().end_flight(&self.key, self.flight);
+        // Without the lock: may drop the last reference to the request.
+        drop(ended);
     }
 }
 
@@ -57,6 +71,8 @@ pub(crate) struct Run {
     shared: Arc<Shared>,
     object: Arc<Object>,
     expected: VecDeque<Expected>,
+    /// Room for the part that is being received.
+    room: Option<OwnedSemaphorePermit>,
     extensions: Extensions,
     runtime: Handle,
     fetch: Weak<Fetch>,
@@ -71,23 +87,29 @@ pub(crate) fn prepare(
     parts: Range<u32>,
     extensions: &Extensions,
     runtime: &Handle,
-) -> (Arc<Fetch>, Vec<watch::Receiver<PartResult>>, Run) {
+) -> (Arc<Fetch>, Vec<watch::Receiver<Received>>, Run) {
     let flight = table.number_flight();
-    let fetch = Arc::<Fetch>::default();
+    let last = PartKey { object: object.id, number: parts.end.saturating_sub(1) };
+    let fetch = Arc::new(Fetch { task: OnceLock::new(), last, flight });
     let mut expected = VecDeque::with_capacity(parts.len());
     let mut results = Vec::with_capacity(parts.len());
     for number in parts {
         let key = PartKey { object: object.id, number };
-        let (sender, result) = watch::channel(None);
+        let (sender, result) = watch::channel(Received::default());
         let own = result.clone();
-        table.add_flight(key, Flight { number: flight, result, fetch: Arc::downgrade(&fetch) });
-        expected.push_back(Expected { shared: Arc::clone(shared), key, flight, sender });
+        let weak = Arc::downgrade(&fetch);
+        table.add_flight(key, Flight { number: flight, result, fetch: weak, kept: None });
+        let part_bytes = shared.tier.layout.part_bytes;
+        let length_bytes = part_bytes.min(object.meta.size - u64::from(number) * part_bytes);
+        let shared = Arc::clone(shared);
+        expected.push_back(Expected { shared, key, flight, length_bytes, sender });
         results.push(own);
     }
     let run = Run {
         shared: Arc::clone(shared),
         object: Arc::clone(object),
         expected,
+        room: None,
         extensions: extensions.clone(),
         runtime: runtime.clone(),
         fetch: Arc::downgrade(&fetch),
@@ -102,7 +124,7 @@ impl Run {
         let task = runtime.spawn(self.run()).abort_handle();
         // The caller holds a reference.
         if let Some(fetch) = fetch.upgrade() {
-            let _ = fetch.0.set(task);
+            let _ = fetch.task.set(task);
         }
     }
 
@@ -114,6 +136,8 @@ impl Run {
             if self.expected.len() < before {
                 tries = 0;
             }
+            // Others may go on meanwhile.
+            self.room = None;
             if matches!(failure, Failure::Transient(_)) && tries < RETRIES_MAX {
                 add(&self.shared.counters.retries, 1);
                 tokio::time::sleep(RETRY_PAUSE * (1 << tries)).await;
@@ -121,20 +145,19 @@ impl Run {
                 continue;
             }
             for part in self.expected.drain(..) {
-                part.sender.send_replace(Some(Err(failure.clone())));
+                part.sender.send_modify(|received| received.finish(Err(failure.clone())));
             }
         }
     }
 
-    /// Sends one request for all parts that are still expected.
+    /// Sends one request for all blocks that are still expected.
     async fn receive(&mut self) -> Result<(), Failure> {
         let (Some(first), Some(last)) = (self.expected.front(), self.expected.back()) else {
             return Ok(());
         };
-        let size = self.object.meta.size;
         let part_bytes = self.shared.tier.layout.part_bytes;
-        let start = u64::from(first.key.number) * part_bytes;
-        let end = ((u64::from(last.key.number) + 1) * part_bytes).min(size);
+        let start = u64::from(first.key.number) * part_bytes + first.received_bytes();
+        let end = u64::from(last.key.number) * part_bytes + last.length_bytes;
         let result = self.request(start..end).await?;
         let mut body = result.into_stream();
         let object = Arc::clone(&self.object);
@@ -145,7 +168,7 @@ impl Run {
             got_bytes,
         };
         let mut received = 0;
-        let mut part = Vec::new();
+        let (mut block, mut block_length) = (Vec::new(), 0);
         loop {
             let next = timeout(self.shared.stall_timeout, body.next()).await;
             let chunk = match next {
@@ -162,20 +185,33 @@ impl Run {
             }
             let mut rest = &chunk[..];
             while !rest.is_empty() {
-                if part.len() as u64 == part_bytes {
-                    self.hand_on(std::mem::take(&mut part)).await;
+                if block.is_empty() {
+                    block_length = self.start_block().await;
+                    block.reserve_exact(block_length);
                 }
-                if part.capacity() == 0 {
-                    let left = end - start - (received - rest.len() as u64);
-                    part.reserve_exact(left.min(part_bytes) as usize);
-                }
-                let taken = rest.len().min(part_bytes as usize - part.len());
-                part.extend_from_slice(&rest[..taken]);
+                let taken = rest.len().min(block_length - block.len());
+                block.extend_from_slice(&rest[..taken]);
                 rest = &rest[taken..];
+                let is_last = rest.is_empty() && received == end - start;
+                if block.len() == block_length && !is_last {
+                    self.hand_on(std::mem::take(&mut block)).await;
+                }
             }
         }
-        self.hand_on(part).await;
+        self.hand_on(block).await;
         Ok(())
+    }
+
+    /// Returns the length of the next block. Waits for room before the first one of a part: for as
+    /// long as the other requests may be silent, so that a store that hangs does not stop the rest.
+    async fn start_block(&mut self) -> usize {
+        let front = self.expected.front().expect("the request has the length of its parts");
+        let received_bytes = front.received_bytes();
+        let length = (front.length_bytes - received_bytes).min(self.shared.tier.layout.block_bytes);
+        if self.room.is_none() {
+            self.room = permit(&self.shared.rooms, self.shared.stall_timeout).await;
+        }
+        length as usize
     }
 
     /// Sends a request, and checks that its answer is of the right version and range.
@@ -212,40 +248,96 @@ impl Run {
         Failure::transient(CacheError::Stalled { location, range: Some(range), waited })
     }
 
-    /// Gives a complete part to its readers and to a thread that puts it into the cache. Waits
-    /// before if many parts are on their way there.
-    async fn hand_on(&mut self, part: Vec<u8>) {
-        let permit = self.insert_permit().await;
+    /// Gives a block to the readers of its part. The last one completes the part, which a thread
+    /// puts into the cache. Waits after that if many parts are on their way there.
+    async fn hand_on(&mut self, block: Vec<u8>) {
+        let Some(front) = self.expected.front() else { return };
+        let block = Bytes::from(block);
+        let is_last = front.received_bytes() + block.len() as u64 == front.length_bytes;
+        if !is_last {
+            front.sender.send_modify(|received| received.push(block));
+            return;
+        }
+        // Before its readers go on, so that a flush of theirs waits for it.
+        let permit = self.shared.try_insert_permit();
         let Some(expected) = self.expected.pop_front() else { return };
-        let part = Bytes::from(part);
-        expected.sender.send_replace(Some(Ok(part.clone())));
+        expected.sender.send_modify(|received| {
+            received.push(block);
+            received.finish(Ok(()));
+        });
+        let room = self.room.take();
+        let permit = match permit {
+            Some(permit) => Some(permit),
+            None => self.shared.insert_permit().await,
+        };
         let Some(permit) = permit else {
             add(&self.shared.counters.not_inserted, 1);
             return;
         };
+        let object = Arc::clone(&self.object);
         self.runtime.spawn_blocking(move || {
-            expected.shared.tier.insert(expected.key, &part, expected.flight);
-            // Relaxed: a hint; the semaphore decides.
-            expected.shared.is_disk_late.store(false, Ordering::Relaxed);
-            drop((expected, permit));
+            let blocks = expected.sender.borrow().blocks().to_vec();
+            let shared = Arc::clone(&expected.shared);
+            let (location, key) = (object.location(), expected.key);
+            let inserted = shared.tier.insert(location, key, &blocks, Some(expected.flight));
+            shared.end_insert(inserted, (expected, blocks, room), permit);
         });
     }
+}
 
-    async fn insert_permit(&self) -> Option<OwnedSemaphorePermit> {
-        if self.shared.tier.is_paused() {
+impl Shared {
+    /// Returns a permit to put a part into the cache, if there is one without waiting.
+    pub(crate) fn try_insert_permit(&self) -> Option<OwnedSemaphorePermit> {
+        if self.tier.is_paused() {
             return None;
         }
-        let inserts = &self.shared.inserts;
-        if let Ok(permit) = Arc::clone(inserts).try_acquire_owned() {
+        Arc::clone(&self.inserts).try_acquire_owned().ok()
+    }
+
+    /// Waits until a part may be put into the cache. Returns `None` if the disk takes none.
+    pub(crate) async fn insert_permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Some(permit) = self.try_insert_permit() {
             return Some(permit);
         }
         // Relaxed: a hint.
-        if self.shared.is_disk_late.load(Ordering::Relaxed) {
+        if self.tier.is_paused() || self.is_disk_late.load(Ordering::Relaxed) {
             return None;
         }
-        let permit = timeout(INSERT_WAIT_MAX, Arc::clone(inserts).acquire_owned()).await;
+        let permit = permit(&self.inserts, INSERT_WAIT_MAX).await;
         // Relaxed: a hint.
-        self.shared.is_disk_late.store(permit.is_err(), Ordering::Relaxed);
-        permit.ok()?.ok()
+        self.is_disk_late.store(permit.is_none(), Ordering::Relaxed);
+        permit
     }
+
+    /// Frees what an insertion took, and writes its part to the disk, if not too many others are
+    /// being written: then the cache does so later. Blocks for the disk.
+    pub(crate) fn end_insert(
+        self: Arc<Self>,
+        inserted: Option<Range<u64>>,
+        taken: impl Sized,
+        permit: OwnedSemaphorePermit,
+    ) {
+        // Relaxed: a hint; the semaphore decides.
+        self.is_disk_late.store(false, Ordering::Relaxed);
+        // Before the permit goes, so that a flush waits for it.
+        let writer = Arc::clone(&self.writers).try_acquire_owned();
+        drop(taken);
+        let Ok(writer) = writer else {
+            drop((self, permit));
+            return;
+        };
+        drop(permit);
+        if let Some(bytes) = inserted {
+            self.tier.write_out(bytes);
+        }
+        drop((self, writer));
+    }
+}
+
+/// Takes a permit, unless there is none for this long.
+async fn permit(semaphore: &Arc<Semaphore>, wait_max: Duration) -> Option<OwnedSemaphorePermit> {
+    if let Ok(permit) = Arc::clone(semaphore).try_acquire_owned() {
+        return Some(permit);
+    }
+    timeout(wait_max, Arc::clone(semaphore).acquire_owned()).await.ok()?.ok()
 }

@@ -44,20 +44,23 @@
 //! Reads with other conditions than `if_match`, and of versions by name, are passed on to the store.
 //!
 //! # Memory
-//! Cached bytes are inside the bound of the cache. Besides, each request on its way has a part in
-//! memory, and up to 4 MiB are on their way into the cache.
+//! Cached bytes are inside the bound of the cache. Besides, the answers of requests are in memory
+//! until they are in the cache, up to
+//! [`flight_bytes_max`](CachedStoreBuilder::flight_bytes_max), and reads have the buffers that they
+//! return. A read of verified parts in memory is ready when it is polled first, after one copy.
 //!
 //! # Disk
 //! The disk tier is as large as its builder says, and never trusted: each block of a part has a
-//! checksum, which is verified whenever it is read. A disk that is full, read-only, slow or damaged
+//! checksum, which is verified when it was read from the disk. A disk that is full, read-only, slow or damaged
 //! costs requests, and returns no wrong bytes. One that hangs also costs each read up to
 //! [`disk_timeout`](CachedStoreBuilder::disk_timeout), and is then left alone for a while;
 //! [`build`](CachedStoreBuilder::build), [`flush`](CachedStore::flush) and dropping the last handle
 //! wait for it.
 //!
 //! # Tasks
-//! Reads are futures of tokio: a runtime with time enabled. Each may be dropped at any moment; a
-//! request is aborted when no read waits for it. Nothing runs while there are no reads.
+//! Reads are futures of tokio: a runtime with time enabled. Each may be dropped or leaked at any
+//! moment; a request is aborted when no read waits for it, unless a read has its bytes already: then
+//! the rest is received for the cache. Nothing runs while there are no reads and no such requests.
 
 mod builder;
 mod disk;
@@ -65,14 +68,19 @@ mod error;
 mod fetch;
 mod lists;
 mod metrics;
+mod names;
 mod object;
 mod read;
+mod received;
 mod record;
+mod states;
 mod store;
 mod table;
 mod tier;
+mod upkeep;
 
 pub use builder::CachedStoreBuilder;
 pub use error::CacheError;
 pub use metrics::Metrics;
 pub use store::CachedStore;
+pub use upkeep::Warmed;

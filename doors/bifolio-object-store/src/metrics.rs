@@ -53,6 +53,8 @@ metrics! {
     memory_hits,
     /// Reads of a part that read it from the disk tier.
     disk_hits,
+    /// Bytes of parts whose checksums were verified: as a rule once after they came from the disk.
+    verified_bytes,
     /// Reads of a part that sent a request for it.
     misses,
     /// Reads of a part that shared the request of another read.

@@ -161,6 +161,16 @@ impl Known {
         state.objects.remove(location)
     }
 
+    /// Forgets all objects under a prefix, as [`Known::change`] does with one. Returns the versions
+    /// that were known.
+    pub(crate) fn change_all(&self, prefix: &Path) -> Vec<ObjectId> {
+        let mut state = self.state();
+        state.changes.iter_mut().for_each(|count| *count += 1);
+        let objects = &mut state.objects;
+        let changed = objects.extract_if(|location, _| location.prefix_matches(prefix));
+        changed.map(|(_, object)| object.id).collect()
+    }
+
     fn counter(&self, location: &Path) -> usize {
         self.hasher.hash_one(location) as usize % CHANGE_COUNTERS
     }

@@ -4,9 +4,13 @@
 //! returns them once the store has confirmed the version: by an answer to one of the requests, or to
 //! a request for the metadata where all parts are cached. If the version turns out to be old, the
 //! read starts again with the new one.
+//!
+//! The bytes of a range are copied once, from memory or from a request, into the buffer that the
+//! caller gets. A read of verified parts in memory is ready when it is polled first.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -24,12 +28,13 @@ use crate::error::{CacheError, Failure};
 use crate::fetch;
 use crate::metrics::{Counters, add};
 use crate::object::{Began, Known, Object};
+use crate::received::Received;
 use crate::record::PartKey;
-use crate::table::{Fetch, PartResult, Place, Snapshot, Table};
+use crate::table::{Fetch, Place, Snapshot, Table};
 use crate::tier::{Miss, Tier};
 
 /// Changes of an object during one read after which the read fails.
-const CHANGES_MAX: u32 = 5;
+pub(crate) const CHANGES_MAX: u32 = 5;
 /// Times that a part was lost during one read after which the read takes no part from the cache.
 const LOST_MAX: u32 = 3;
 /// Times that a part was lost during one read after which the read fails.
@@ -46,13 +51,19 @@ pub(crate) struct Shared {
     pub(crate) runtime: Option<Handle>,
     pub(crate) head_age: Option<Duration>,
     pub(crate) stall_timeout: Duration,
+    /// `true` if objects are cached when they are written.
+    pub(crate) inserts_on_put: bool,
     /// Parts in the longest request.
     pub(crate) run_parts_max: u32,
     /// Absent parts between two others that are requested with them.
     pub(crate) gap_parts_max: u32,
     /// Permits for threads that insert a part into the cache, or erase parts of changed objects.
     pub(crate) inserts: Arc<Semaphore>,
+    /// Permits for parts that are being received, until they are in the cache.
+    pub(crate) rooms: Arc<Semaphore>,
     pub(crate) inserts_max: u32,
+    /// Permits for threads that write parts to the disk.
+    pub(crate) writers: Arc<Semaphore>,
     pub(crate) is_disk_late: AtomicBool,
     /// Locks of the objects of which no version is known.
     pub(crate) openings: Mutex<HashMap<Path, Weak<tokio::sync::Mutex<()>>>>,
@@ -73,7 +84,16 @@ struct Plan {
 #[derive(Clone)]
 enum Source {
     Slot(Snapshot),
-    Flight(watch::Receiver<PartResult>),
+    Flight(watch::Receiver<Received>),
+}
+
+/// A part of a range that is read, and where its bytes go.
+struct Piece<'a> {
+    key: PartKey,
+    source: Option<Source>,
+    /// The bytes of the part.
+    within: Range<u64>,
+    target: &'a mut [u8],
 }
 
 /// Why a plan failed.
@@ -93,7 +113,7 @@ impl Shared {
     }
 
     /// Returns the runtime of requests.
-    fn runtime(&self) -> Result<Handle> {
+    pub(crate) fn runtime(&self) -> Result<Handle> {
         match &self.runtime {
             Some(runtime) => Ok(runtime.clone()),
             None => Ok(Handle::try_current().map_err(|_| CacheError::NoRuntime)?),
@@ -221,11 +241,14 @@ impl Shared {
         extensions: &Extensions,
     ) -> Result<Vec<Bytes>, Failure> {
         let location = object.location();
+        let length = |range: &Range<u64>| (range.end - range.start) as usize;
+        let mut buffers: Vec<Vec<u8>> = ranges.iter().map(|range| vec![0; length(range)]).collect();
         for lost in 0..LOST_LIMIT {
             let runtime = self.runtime().map_err(|error| Failure::Store(Arc::new(error)))?;
             let plan = self.plan(object, ranges, lost < LOST_MAX, extensions, &runtime);
+            let Plan { sources, fetches, is_confirmed } = plan;
             let confirmation = async {
-                if is_current || plan.is_confirmed {
+                if is_current || is_confirmed {
                     return Ok(());
                 }
                 let seen = self.head(location, extensions).await;
@@ -235,17 +258,39 @@ impl Shared {
                 }
                 Err(Trouble::Failure(Failure::Changed))
             };
-            let gathered = try_join_all(
-                ranges.iter().map(|range| self.gather(object, &plan, range, extensions, &runtime)),
-            );
-            match try_join(confirmation, gathered).await {
-                Ok(((), bytes)) => return Ok(bytes),
+            let mut pieces = Vec::new();
+            for (range, buffer) in ranges.iter().zip(&mut buffers) {
+                self.add_pieces(object, &sources, range, buffer, &mut pieces);
+            }
+            // Each piece has its own source, which ends with it: blocks stay no longer.
+            drop(sources);
+            let gathered = self.gather(object, pieces, extensions, &runtime);
+            let result = try_join(confirmation, gathered).await;
+            match result {
+                Ok(((), ())) => {
+                    self.keep(fetches);
+                    let bytes = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+                    add(&self.counters.returned_bytes, bytes);
+                    return Ok(buffers.into_iter().map(Bytes::from).collect());
+                }
                 Err(Trouble::Failure(failure)) => return Err(failure),
                 Err(Trouble::Lost) => {}
             }
         }
         let location = location.to_string();
         Err(Failure::Store(Arc::new(CacheError::Cancelled { location }.into())))
+    }
+
+    /// Lets requests go on whose reader has its bytes: the rest of their parts gets into the cache.
+    pub(crate) fn keep(&self, fetches: Vec<Arc<Fetch>>) {
+        if fetches.is_empty() {
+            return;
+        }
+        let mut table = self.tier.table();
+        let ended: Vec<_> = fetches.into_iter().map(|fetch| table.keep(fetch)).collect();
+        // Without the lock: may drop the last reference to a request.
+        drop(table);
+        drop(ended);
     }
 
     /// Returns the number of parts of a version, if they can be numbered.
@@ -329,96 +374,158 @@ impl Shared {
         runs
     }
 
-    /// Puts a range together.
+    /// Divides a range into the pieces of its parts.
+    fn add_pieces<'a>(
+        &self,
+        object: &Object,
+        sources: &HashMap<u32, Source>,
+        range: &Range<u64>,
+        buffer: &'a mut [u8],
+        pieces: &mut Vec<Piece<'a>>,
+    ) {
+        let part_bytes = self.tier.layout.part_bytes;
+        let mut rest = buffer;
+        for number in range.start / part_bytes..range.end.div_ceil(part_bytes) {
+            let part = number * part_bytes;
+            let within = range.start.max(part) - part..range.end.min(part + part_bytes) - part;
+            let length = (within.end - within.start) as usize;
+            let (target, left) = mem::take(&mut rest).split_at_mut(length);
+            rest = left;
+            let key = PartKey { object: object.id, number: number as u32 };
+            let source = sources.get(&key.number).cloned();
+            pieces.push(Piece { key, source, within, target });
+        }
+    }
+
+    /// Reads all pieces, at the same time.
     async fn gather(
         self: &Arc<Self>,
         object: &Arc<Object>,
-        plan: &Plan,
-        range: &Range<u64>,
+        mut pieces: Vec<Piece<'_>>,
         extensions: &Extensions,
         runtime: &Handle,
-    ) -> Result<Bytes, Trouble> {
-        let part_bytes = self.tier.layout.part_bytes;
-        let piece = |number: u64| async move {
-            let part = number * part_bytes;
-            let within = range.start.max(part) - part..range.end.min(part + part_bytes) - part;
-            let key = PartKey { object: object.id, number: number as u32 };
-            match plan.sources.get(&key.number) {
-                Some(Source::Slot(snapshot)) => {
-                    match self.tier.read(&key, snapshot, within.clone(), runtime).await {
-                        Ok(bytes) => Ok(bytes),
-                        Err(Miss::Lost) => Err(Trouble::Lost),
-                        Err(Miss::Late) => {
-                            self.read_past_disk(object, key.number, within, extensions, runtime)
-                                .await
-                        }
-                    }
-                }
-                Some(Source::Flight(result)) => self.wait(result.clone(), within).await,
-                None => Err(Trouble::Lost),
-            }
-        };
-        let numbers = range.start / part_bytes..range.end.div_ceil(part_bytes);
-        let bytes = if numbers.end - numbers.start == 1 {
-            piece(numbers.start).await?
-        } else {
-            let pieces = try_join_all(numbers.map(piece)).await?;
-            let mut whole = Vec::with_capacity((range.end - range.start) as usize);
-            pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
-            whole.into()
-        };
-        add(&self.counters.returned_bytes, bytes.len() as u64);
-        Ok(bytes)
+    ) -> Result<(), Trouble> {
+        if pieces.len() == 1
+            && let Some(piece) = pieces.pop()
+        {
+            return self.read_piece(object, piece, extensions, runtime).await;
+        }
+        let read = |piece| self.read_piece(object, piece, extensions, runtime);
+        try_join_all(pieces.into_iter().map(read)).await.map(|_| ())
     }
 
-    /// Requests a part that the disk did not return in time, and returns `range` of it.
+    async fn read_piece(
+        self: &Arc<Self>,
+        object: &Arc<Object>,
+        piece: Piece<'_>,
+        extensions: &Extensions,
+        runtime: &Handle,
+    ) -> Result<(), Trouble> {
+        let Piece { key, source, within, target } = piece;
+        match source {
+            Some(Source::Slot(snapshot)) => {
+                let read = self.tier.read(&key, &snapshot, within.clone(), target, runtime);
+                match read.await {
+                    Ok(()) => Ok(()),
+                    Err(Miss::Lost) => Err(Trouble::Lost),
+                    Err(Miss::Late) => {
+                        self.read_past_disk(object, key.number, within, target, extensions, runtime)
+                            .await
+                    }
+                }
+            }
+            Some(Source::Flight(result)) => self.wait(result, within, target).await,
+            None => Err(Trouble::Lost),
+        }
+    }
+
+    /// Requests a part that the disk did not return in time, and copies `range` of it.
     async fn read_past_disk(
         self: &Arc<Self>,
         object: &Arc<Object>,
         number: u32,
         range: Range<u64>,
+        target: &mut [u8],
         extensions: &Extensions,
         runtime: &Handle,
-    ) -> Result<Bytes, Trouble> {
+    ) -> Result<(), Trouble> {
         let start = u64::from(number) * self.tier.layout.part_bytes;
         let bytes = start + range.start..start + range.end;
         // Kept until the part is here: a request without readers is aborted.
-        let plan = self.plan(object, &[bytes], false, extensions, runtime);
-        match plan.sources.get(&number) {
-            Some(Source::Flight(result)) => self.wait(result.clone(), range).await,
-            _ => Err(Trouble::Lost),
+        let Plan { mut sources, fetches, .. } =
+            self.plan(object, &[bytes], false, extensions, runtime);
+        match sources.remove(&number) {
+            Some(Source::Flight(result)) => self.wait(result, range, target).await?,
+            _ => return Err(Trouble::Lost),
         }
+        self.keep(fetches);
+        Ok(())
     }
 
-    /// Waits for a part, and returns `range` of it.
+    /// Waits for `range` of a part, and copies it.
     async fn wait(
         &self,
-        mut result: watch::Receiver<PartResult>,
+        mut result: watch::Receiver<Received>,
         range: Range<u64>,
-    ) -> Result<Bytes, Trouble> {
+        target: &mut [u8],
+    ) -> Result<(), Trouble> {
         let started = Instant::now();
-        let part = match result.wait_for(Option::is_some).await {
-            Ok(result) => result.clone(),
-            Err(_) => None,
+        let pieces = match result.wait_for(|received| received.is_settled(range.end)).await {
+            Ok(received) => match received.pieces(&range) {
+                Some(pieces) => Ok(pieces),
+                None => Err(received.failure().cloned().map_or(Trouble::Lost, Trouble::Failure)),
+            },
+            Err(_) => Err(Trouble::Lost),
         };
         add(&self.counters.store_wait_us, started.elapsed().as_micros() as u64);
-        let part = part.ok_or(Trouble::Lost)?.map_err(Trouble::Failure)?;
-        let range = range.start as usize..range.end as usize;
-        if part.len() < range.end {
-            return Err(Trouble::Lost);
+        let mut rest = target;
+        for piece in pieces? {
+            let (target, left) = mem::take(&mut rest).split_at_mut(piece.len());
+            target.copy_from_slice(&piece);
+            rest = left;
         }
-        if range.len() < part.len() / 2 {
-            // A slice would keep the whole part.
-            return Ok(Bytes::copy_from_slice(&part[range]));
+        Ok(())
+    }
+
+    /// Waits until all of a range is in the cache, or its request has failed, and returns nothing of
+    /// it. Requests what is absent.
+    pub(crate) async fn warm_range(
+        self: &Arc<Self>,
+        object: &Arc<Object>,
+        range: Range<u64>,
+        extensions: &Extensions,
+    ) -> Result<u64, Failure> {
+        let runtime = self.runtime().map_err(|error| Failure::Store(Arc::new(error)))?;
+        let Plan { sources, fetches, .. } = self.plan(object, &[range], true, extensions, &runtime);
+        let mut fetched_bytes = 0;
+        for source in sources.into_values() {
+            let Source::Flight(mut result) = source else { continue };
+            let received = result.wait_for(|received| received.is_settled(u64::MAX)).await;
+            let received = received.map_err(|_| {
+                let location = object.location().to_string();
+                Failure::Store(Arc::new(CacheError::Cancelled { location }.into()))
+            })?;
+            match received.failure() {
+                Some(failure) => return Err(failure.clone()),
+                None => fetched_bytes += received.len(),
+            }
         }
-        Ok(part.slice(range))
+        drop(fetches);
+        Ok(fetched_bytes)
     }
 
     /// Forgets an object that changes through this store.
     pub(crate) fn change(self: &Arc<Self>, location: &Path) {
         let Some(object) = self.known.change(location) else { return };
         let Some(parts) = self.parts_of(&object) else { return };
-        let slots = self.tier.table().remove_object(object.id, 0..parts);
+        let removed = self.tier.table().remove_object(object.id, 0..parts);
+        // Without the lock: the flights may hold the last reference to a request.
+        let (slots, _flights) = removed;
+        self.erase(slots);
+    }
+
+    /// Erases slots that were removed from the table, in a thread, and frees them.
+    pub(crate) fn erase(self: &Arc<Self>, slots: Vec<u32>) {
         if slots.is_empty() {
             return;
         }
@@ -428,9 +535,14 @@ impl Shared {
             slots.into_iter().for_each(|slot| table.free_slot(slot));
         });
         let Ok(runtime) = self.runtime() else { return self.tier.erase(&slots.1) };
-        // A disk that hangs keeps no more threads than there are permits.
+        // A disk that hangs keeps no more threads than there are permits. If there is one now, a
+        // flush waits for this.
+        let permit = Arc::clone(&self.inserts).try_acquire_owned();
         runtime.spawn(async move {
-            let permit = Arc::clone(&slots.0.inserts).acquire_owned().await;
+            let permit = match permit {
+                Ok(permit) => Ok(permit),
+                Err(_) => Arc::clone(&slots.0.inserts).acquire_owned().await,
+            };
             tokio::task::spawn_blocking(move || {
                 slots.0.tier.erase(&slots.1);
                 drop((slots, permit));

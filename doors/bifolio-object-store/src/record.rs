@@ -38,12 +38,6 @@ impl PartKey {
         let position = u64::from(self.number).rotate_left(32) ^ block as u64;
         xxh3_64_with_seed(bytes, first ^ second.rotate_left(17) ^ position)
     }
-
-    /// Returns the checksums of all blocks of this part.
-    pub(crate) fn checksums(&self, part: &[u8], block_bytes: usize) -> Box<[u64]> {
-        let blocks = part.chunks(block_bytes).enumerate();
-        blocks.map(|(block, bytes)| self.block_checksum(block, bytes)).collect()
-    }
 }
 
 /// The layout of a disk tier.
@@ -141,7 +135,8 @@ mod tests {
     fn record() -> Record {
         let key = PartKey { object: *b"0123456789abcdef", number: 7 };
         let part: Vec<u8> = (0..9000_u32).map(|byte| byte as u8).collect();
-        let checksums = key.checksums(&part, LAYOUT.block_bytes as usize);
+        let blocks = part.chunks(LAYOUT.block_bytes as usize).enumerate();
+        let checksums = blocks.map(|(block, bytes)| key.block_checksum(block, bytes)).collect();
         Record { key, length_bytes: 9000, checksums }
     }
 

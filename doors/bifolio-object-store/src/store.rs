@@ -20,7 +20,7 @@ use object_store::{
     PutResult, RenameOptions, Result, UploadPart,
 };
 
-use crate::builder::CachedStoreBuilder;
+use crate::builder::{CachedStoreBuilder, WRITERS_MAX};
 use crate::error::CacheError;
 use crate::lists::Lists;
 use crate::metrics::{Metrics, add};
@@ -52,19 +52,31 @@ impl CachedStore {
         self.shared.tier.table().len()
     }
 
-    /// Waits until parts that have been received are in the cache, and makes the disk tier durable.
-    /// A tier that is not flushed loses at most parts, which are fetched again.
+    /// Waits until the parts are in the cache that have been received, or that come for readers that
+    /// have their bytes already, and makes the disk tier durable. A tier that is not flushed loses at most parts, which are fetched again.
     ///
     /// # Errors
     /// The disk refuses to flush, or hangs: it has answered nothing for ten times the
     /// [`disk_timeout`](CachedStoreBuilder::disk_timeout).
     pub async fn flush(&self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
+        let unfinished = shared.tier.table().unfinished();
+        let (here, coming): (Vec<_>, Vec<_>) =
+            unfinished.into_iter().partition(|part| part.borrow().is_complete());
+        // What fails is not waited for longer; what is here may wait for a disk that hangs.
+        for mut part in coming.iter().cloned() {
+            let _ = part.wait_for(|received| received.is_settled(u64::MAX)).await;
+        }
         let flushed = async move {
+            for mut part in here.into_iter().chain(coming) {
+                // Fails when the part is in its slot.
+                while part.changed().await.is_ok() {}
+            }
             let permits = shared.inserts_max;
             let inserted = Arc::clone(&shared.inserts).acquire_many_owned(permits).await;
+            let written = Arc::clone(&shared.writers).acquire_many_owned(WRITERS_MAX).await;
             let synced = tokio::task::spawn_blocking(move || {
-                let _inserted = inserted;
+                let _permits = (inserted, written);
                 shared.tier.sync()
             });
             let location = String::new();
@@ -186,8 +198,14 @@ impl ObjectStore for CachedStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        let _change = Change::new(&self.shared, location);
-        self.shared.store.put_opts(location, payload, options).await
+        let change = Change::new(&self.shared, location);
+        let written = self.shared.inserts_on_put.then(|| payload.clone());
+        let result = self.shared.store.put_opts(location, payload, options).await?;
+        drop(change);
+        if let Some(written) = written {
+            self.insert_written(location, written, &result).await;
+        }
+        Ok(result)
     }
 
     async fn put_multipart_opts(

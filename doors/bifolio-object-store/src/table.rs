@@ -5,28 +5,33 @@
 //! since the hand passed it last gets a second chance. A new part has none yet, so that a scan does
 //! not evict what is read again and again.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 
-use bytes::Bytes;
+use object_store::path::Path;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::error::Failure;
 use crate::object::ObjectId;
+use crate::received::Received;
 use crate::record::{PartKey, Record};
+use crate::states::{SlotState, SlotStates};
 
-/// A part as it comes from the store; `None` until it is complete.
-pub(crate) type PartResult = Option<Result<Bytes, Failure>>;
-
-/// A request on its way. It is aborted when the last reader drops its reference.
-#[derive(Debug, Default)]
-pub(crate) struct Fetch(pub(crate) OnceLock<AbortHandle>);
+/// A request on its way. It is aborted when the last reader drops its reference, unless one of them
+/// has its bytes and leaves its reference in the table.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) task: OnceLock<AbortHandle>,
+    /// The last part of the request.
+    pub(crate) last: PartKey,
+    pub(crate) flight: u64,
+}
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        if let Some(task) = self.0.get() {
+        if let Some(task) = self.task.get() {
             task.abort();
         }
     }
@@ -36,8 +41,10 @@ impl Drop for Fetch {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub(crate) number: u64,
-    pub(crate) result: watch::Receiver<PartResult>,
+    pub(crate) result: watch::Receiver<Received>,
     pub(crate) fetch: Weak<Fetch>,
+    /// The request, if a reader has its bytes and others of its parts are still to come.
+    pub(crate) kept: Option<Arc<Fetch>>,
 }
 
 /// Where a part is.
@@ -46,7 +53,7 @@ pub(crate) enum Place {
     Absent,
     Slot(Snapshot),
     /// The request is `None` if the part is complete.
-    Flight(watch::Receiver<PartResult>, Option<Arc<Fetch>>),
+    Flight(watch::Receiver<Received>, Option<Arc<Fetch>>),
 }
 
 /// What is in a slot.
@@ -55,6 +62,8 @@ pub(crate) struct Snapshot {
     pub(crate) slot: u32,
     pub(crate) length_bytes: u32,
     pub(crate) checksums: Arc<[u64]>,
+    /// The state of the slot when the part was found in it.
+    pub(crate) state: SlotState,
 }
 
 #[derive(Debug)]
@@ -78,11 +87,21 @@ pub(crate) struct Taken {
     pub(crate) evicted_bytes: u32,
 }
 
+/// An object of which parts are cached.
+#[derive(Debug)]
+struct Cached {
+    location: Path,
+    parts: u32,
+}
+
 /// The table of parts.
 #[derive(Debug)]
 pub(crate) struct Table {
     places: HashMap<PartKey, u32>,
+    /// The objects of the parts in `places`.
+    objects: HashMap<ObjectId, Cached>,
     slots: Vec<Slot>,
+    states: Arc<SlotStates>,
     slots_max: u32,
     free: Vec<u32>,
     hand: usize,
@@ -91,10 +110,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(slots_max: u32) -> Self {
+    pub(crate) fn new(slots_max: u32, states: Arc<SlotStates>) -> Self {
         Self {
             places: HashMap::new(),
+            objects: HashMap::new(),
             slots: Vec::new(),
+            states,
             slots_max,
             free: Vec::new(),
             hand: 0,
@@ -111,7 +132,8 @@ impl Table {
         {
             *is_used = true;
             let (length_bytes, checksums) = (*length_bytes, Arc::clone(checksums));
-            return Place::Slot(Snapshot { slot, length_bytes, checksums });
+            let state = self.states.get(slot);
+            return Place::Slot(Snapshot { slot, length_bytes, checksums, state });
         }
         self.find_flight(key)
     }
@@ -119,10 +141,12 @@ impl Table {
     /// Returns where a part comes from, if it is not to be read from its slot.
     pub(crate) fn find_flight(&self, key: &PartKey) -> Place {
         let Some(flight) = self.flights.get(key) else { return Place::Absent };
-        let is_complete = match &*flight.result.borrow() {
-            Some(Ok(_)) => true,
-            Some(Err(_)) => return Place::Absent,
-            None => false,
+        let is_complete = {
+            let received = flight.result.borrow();
+            if received.failure().is_some() {
+                return Place::Absent;
+            }
+            received.is_complete()
         };
         match (is_complete, flight.fetch.upgrade()) {
             (true, _) => Place::Flight(flight.result.clone(), None),
@@ -147,15 +171,37 @@ impl Table {
         self.flights.get(key).is_some_and(|flight| flight.number == number)
     }
 
-    pub(crate) fn end_flight(&mut self, key: &PartKey, number: u64) {
-        if self.has_flight(key, number) {
-            self.flights.remove(key);
+    /// Ends a flight. Returns it, to be dropped without the lock.
+    pub(crate) fn end_flight(&mut self, key: &PartKey, number: u64) -> Option<Flight> {
+        if self.has_flight(key, number) { self.flights.remove(key) } else { None }
+    }
+
+    /// Lets a request go on without readers. Returns the reference if its last part is here.
+    pub(crate) fn keep(&mut self, fetch: Arc<Fetch>) -> Option<Arc<Fetch>> {
+        match self.flights.get_mut(&fetch.last) {
+            Some(flight) if flight.number == fetch.flight => flight.kept.replace(fetch),
+            _ => Some(fetch),
         }
+    }
+
+    /// Returns the parts that come without readers, or are on their way into their slots.
+    pub(crate) fn unfinished(&self) -> Vec<watch::Receiver<Received>> {
+        let flights = self.flights.values();
+        let kept: HashSet<u64> =
+            flights.clone().filter(|it| it.kept.is_some()).map(|it| it.number).collect();
+        let is_due = |it: &&Flight| kept.contains(&it.number) || it.result.borrow().is_complete();
+        flights.filter(is_due).map(|it| it.result.clone()).collect()
     }
 
     /// Takes a slot for a new part, evicting another one if none is free. Returns `None` if all
     /// slots are being written.
     pub(crate) fn take_slot(&mut self) -> Option<Taken> {
+        let taken = self.find_slot()?;
+        self.states.change(taken.slot);
+        Some(taken)
+    }
+
+    fn find_slot(&mut self) -> Option<Taken> {
         if let Some(slot) = self.free.pop() {
             self.slots[slot as usize] = Slot::Busy;
             return Some(Taken { slot, evicted_bytes: 0 });
@@ -171,7 +217,8 @@ impl Table {
                 Slot::Ready { is_used, .. } if *is_used => *is_used = false,
                 Slot::Ready { key, length_bytes, .. } => {
                     let taken = Taken { slot: slot as u32, evicted_bytes: *length_bytes };
-                    self.places.remove(key);
+                    let key = *key;
+                    self.remove_place(&key);
                     self.slots[slot] = Slot::Busy;
                     return Some(taken);
                 }
@@ -181,23 +228,50 @@ impl Table {
         None
     }
 
-    /// Makes a part that was written to its slot readable.
-    pub(crate) fn publish(&mut self, slot: u32, record: Record) {
+    /// Makes a part that was written to its slot readable. Returns `true` if it is the first one of
+    /// its object.
+    pub(crate) fn publish(&mut self, slot: u32, record: Record, location: &Path) -> bool {
         let Record { key, length_bytes, checksums } = record;
         let checksums = checksums.into();
         self.slots[slot as usize] = Slot::Ready { key, length_bytes, checksums, is_used: false };
         if let Some(old) = self.places.insert(key, slot) {
             self.free_slot(old);
+            return false;
         }
+        let object = self.objects.entry(key.object);
+        let object = object.or_insert_with(|| Cached { location: location.clone(), parts: 0 });
+        object.parts += 1;
+        object.parts == 1
     }
 
-    /// Adds a slot with what a record says about it, at start.
-    pub(crate) fn restore(&mut self, record: Option<Record>) {
+    /// Removes a part from the places. Returns its slot.
+    fn remove_place(&mut self, key: &PartKey) -> Option<u32> {
+        let slot = self.places.remove(key)?;
+        if let Entry::Occupied(mut object) = self.objects.entry(key.object) {
+            object.get_mut().parts -= 1;
+            if object.get().parts == 0 {
+                object.remove();
+            }
+        }
+        Some(slot)
+    }
+
+    /// Returns the objects of which parts are cached.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &Path)> {
+        self.objects.iter().map(|(id, object)| (*id, &object.location))
+    }
+
+    /// Adds a slot with what a record says about it, at start. A part without a name is not
+    /// restored.
+    pub(crate) fn restore(&mut self, record: Option<Record>, names: &HashMap<ObjectId, Path>) {
         let slot = self.slots.len() as u32;
         self.slots.push(Slot::Busy);
-        match record {
-            Some(record) => self.publish(slot, record),
-            None => self.free_slot(slot),
+        let location = record.as_ref().and_then(|record| names.get(&record.key.object));
+        match (record, location) {
+            (Some(record), Some(location)) => {
+                self.publish(slot, record, location);
+            }
+            _ => self.free_slot(slot),
         }
     }
 
@@ -213,24 +287,43 @@ impl Table {
             && matches!(&self.slots[snapshot.slot as usize], Slot::Ready { checksums, .. }
                 if Arc::ptr_eq(checksums, &snapshot.checksums));
         if is_same {
-            self.places.remove(key);
+            self.remove_place(key);
             self.free_slot(snapshot.slot);
         }
         is_same
     }
 
     /// Removes all parts of a version, also those on their way. Returns the slots, which are not
-    /// free yet.
-    pub(crate) fn remove_object(&mut self, object: ObjectId, parts: Range<u32>) -> Vec<u32> {
-        self.flights.retain(|key, _| key.object != object);
+    /// free yet, and the flights, to be dropped without the lock.
+    pub(crate) fn remove_object(
+        &mut self,
+        object: ObjectId,
+        parts: Range<u32>,
+    ) -> (Vec<u32>, Vec<Flight>) {
+        let flights = self.flights.extract_if(|key, _| key.object == object);
+        let flights = flights.map(|(_, flight)| flight).collect();
         let keys: Vec<PartKey> = if parts.len() <= self.places.len() {
             parts.map(|number| PartKey { object, number }).collect()
         } else {
             self.places.keys().filter(|key| key.object == object).copied().collect()
         };
-        let slots: Vec<u32> = keys.iter().filter_map(|key| self.places.remove(key)).collect();
+        (self.remove_places(&keys), flights)
+    }
+
+    /// Removes all parts of some objects, like [`Table::remove_object`].
+    pub(crate) fn remove_objects(&mut self, ids: &HashSet<ObjectId>) -> (Vec<u32>, Vec<Flight>) {
+        let flights = self.flights.extract_if(|key, _| ids.contains(&key.object));
+        let flights = flights.map(|(_, flight)| flight).collect();
+        let keys = self.places.keys().filter(|key| ids.contains(&key.object));
+        let keys: Vec<PartKey> = keys.copied().collect();
+        (self.remove_places(&keys), flights)
+    }
+
+    fn remove_places(&mut self, keys: &[PartKey]) -> Vec<u32> {
+        let slots: Vec<u32> = keys.iter().filter_map(|key| self.remove_place(key)).collect();
         for &slot in &slots {
             self.slots[slot as usize] = Slot::Busy;
+            self.states.change(slot);
         }
         slots
     }
@@ -244,6 +337,12 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Layout;
+
+    fn table(slots: u32) -> Table {
+        let layout = Layout { part_bytes: 4096, block_bytes: 4096, slots };
+        Table::new(slots, Arc::new(SlotStates::new(&layout)))
+    }
 
     fn key(number: u32) -> PartKey {
         PartKey { object: [1; 16], number }
@@ -252,7 +351,8 @@ mod tests {
     fn insert(table: &mut Table, number: u32) -> Taken {
         let taken = table.take_slot().expect("a slot");
         let checksums = [u64::from(number)].into();
-        table.publish(taken.slot, Record { key: key(number), length_bytes: 10, checksums });
+        let record = Record { key: key(number), length_bytes: 10, checksums };
+        table.publish(taken.slot, record, &Path::from("object"));
         taken
     }
 
@@ -262,17 +362,17 @@ mod tests {
 
     #[test]
     fn a_part_that_is_read_survives_a_scan() {
-        let mut table = Table::new(4);
+        let mut table = table(4);
         for number in 0..100 {
             insert(&mut table, number);
             assert!(matches!(table.find(&key(0)), Place::Slot(_)), "after part {number}");
         }
-        assert_eq!(table.len(), 4);
+        assert_eq!((table.len(), table.objects[&[1; 16]].parts), (4, 4));
     }
 
     #[test]
     fn slots_being_written_are_not_taken_again() {
-        let mut table = Table::new(2);
+        let mut table = table(2);
         let (first, second) = (table.take_slot().unwrap(), table.take_slot().unwrap());
         assert_ne!(first.slot, second.slot);
         assert!(table.take_slot().is_none());
@@ -282,20 +382,20 @@ mod tests {
 
     #[test]
     fn a_removed_object_leaves_no_part_and_its_slots_busy() {
-        let mut table = Table::new(3);
+        let mut table = table(3);
         for number in 0..3 {
             insert(&mut table, number);
         }
-        assert_eq!(table.remove_object([1; 16], 0..2).len(), 2);
+        assert_eq!(table.remove_object([1; 16], 0..2).0.len(), 2);
         assert!(!holds(&table, 0) && !holds(&table, 1) && holds(&table, 2));
-        assert_eq!(table.remove_object([1; 16], 0..u32::MAX).len(), 1);
-        assert_eq!(table.len(), 0);
+        assert_eq!(table.remove_object([1; 16], 0..u32::MAX).0.len(), 1);
+        assert_eq!((table.len(), table.objects.len()), (0, 0));
         assert!(table.take_slot().is_none());
     }
 
     #[test]
     fn a_wrong_part_is_removed_only_from_its_own_slot() {
-        let mut table = Table::new(1);
+        let mut table = table(1);
         insert(&mut table, 0);
         let Place::Slot(old) = table.find(&key(0)) else { panic!("part 0 is cached") };
         insert(&mut table, 1);

@@ -1,8 +1,10 @@
 //! The slots of the parts: in a memory file of the cache, or in a file of the disk tier, which the
 //! cache keeps in memory as far as there is room.
 //!
-//! A part is checked when it is read, block by block, whether its bytes were in memory or not. That
-//! also finds a slot that was reused between the look-up and the read.
+//! A block is checked when it was read from the disk, and not again while it stays in memory: the
+//! slot's state says so, and that the slot was not reused between the look-up and the end of the
+//! read (`states.rs`). A read of checked blocks that are in memory is one copy, into the buffer that
+//! the caller gets.
 //!
 //! A disk that hangs, or is slower than the store, is left alone for a while after each read that it
 //! did not answer in time: reads find only what is in memory, and nothing is inserted. What must wait
@@ -28,6 +30,7 @@ use std::time::{Duration, Instant};
 use bifolio::backing::{DiskFile, DiskOptions};
 use bifolio::{Cache, OpenOptions};
 use bytes::Bytes;
+use object_store::path::Path as Location;
 use scopeguard::ScopeGuard;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -35,7 +38,10 @@ use tokio::time::timeout;
 use crate::disk::LossyDisk;
 use crate::error::CacheError;
 use crate::metrics::{Counters, add};
+use crate::names::{NAMES, Names};
+use crate::object::ObjectId;
 use crate::record::{HEADER_BYTES, Layout, PartKey, Record};
+use crate::states::SlotStates;
 use crate::table::{Snapshot, Table};
 
 /// Files of a disk tier.
@@ -65,6 +71,7 @@ pub(crate) struct Tier {
     file: Option<bifolio::File>,
     disk: Option<Disk>,
     table: Mutex<Table>,
+    states: Arc<SlotStates>,
     counters: Arc<Counters>,
     /// How long a read waits for the disk.
     timeout: Duration,
@@ -77,6 +84,7 @@ pub(crate) struct Tier {
 #[derive(Debug)]
 struct Disk {
     index: fs::File,
+    names: Mutex<Names>,
     /// The lock on the directory.
     _lock: LockFile,
     directory: PathBuf,
@@ -112,7 +120,9 @@ impl Tier {
         let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
         let file = cache.memory_file_with("parts of objects", &options);
         let file = file.map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        Ok(Self::new(layout, file, None, Table::new(layout.slots), timeout, counters))
+        let states = Arc::new(SlotStates::new(&layout));
+        let table = Table::new(layout.slots, Arc::clone(&states));
+        Ok(Self::new(layout, file, None, (table, states), timeout, counters))
     }
 
     /// Opens a tier on disk, with the parts that an earlier process left there. Blocks until the
@@ -182,6 +192,8 @@ impl Tier {
         let lock = LockFile { file: lock, process: process::id() };
         let index = open(INDEX)?;
         let records = read_index(&index, &layout, answered).map_err(failed(INDEX))?;
+        let (names, locations) = Names::open(directory).map_err(failed(NAMES))?;
+        answered();
         let data = open(DATA)?;
         answered();
         if data.metadata().map_err(failed(DATA))?.len() > file_bytes(&layout) {
@@ -192,9 +204,13 @@ impl Tier {
         let file = DiskFile::open(directory.join(DATA), &options)
             .map_err(|error| failed(DATA)(io::Error::other(error)))?;
         answered();
-        let answers = Arc::default();
-        let disk =
-            LossyDisk { file, counters: Arc::clone(&counters), answers: Arc::clone(&answers) };
+        let (answers, states) = (Arc::default(), Arc::new(SlotStates::new(&layout)));
+        let disk = LossyDisk {
+            file,
+            counters: Arc::clone(&counters),
+            answers: Arc::clone(&answers),
+            states: Arc::clone(&states),
+        };
         let options = OpenOptions::new().write(true).len_max(file_bytes(&layout));
         let file = cache.open_backing(Arc::new(disk), &options);
         let file = file.map_err(|error| CacheError::Cache(Arc::new(error)))?;
@@ -202,23 +218,24 @@ impl Tier {
         // Sparse: the space is used part by part.
         let resized = file.set_len(file_bytes(&layout));
         resized.map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        let mut table = Table::new(layout.slots);
-        records.into_iter().for_each(|record| table.restore(record));
-        let disk = Disk { index, _lock: lock, directory: directory.to_owned(), answers };
-        Ok(Self::new(layout, file, Some(disk), table, timeout, counters))
+        let mut table = Table::new(layout.slots, Arc::clone(&states));
+        records.into_iter().for_each(|record| table.restore(record, &locations));
+        let (names, directory) = (Mutex::new(names), directory.to_owned());
+        let disk = Disk { index, names, _lock: lock, directory, answers };
+        Ok(Self::new(layout, file, Some(disk), (table, states), timeout, counters))
     }
 
     fn new(
         layout: Layout,
         file: bifolio::File,
         disk: Option<Disk>,
-        table: Table,
+        (table, states): (Table, Arc<SlotStates>),
         timeout: Duration,
         counters: Arc<Counters>,
     ) -> Self {
         let (table, opened_at) = (Mutex::new(table), Instant::now());
         let (file, paused_until_us) = (Some(file), AtomicU64::new(0));
-        Self { layout, file, disk, table, counters, timeout, opened_at, paused_until_us }
+        Self { layout, file, disk, table, states, counters, timeout, opened_at, paused_until_us }
     }
 
     /// Returns the time without an answer after which the disk hangs.
@@ -240,29 +257,34 @@ impl Tier {
         self.paused_until_us.load(Ordering::Relaxed) > self.opened_at.elapsed().as_micros() as u64
     }
 
-    /// Reads `range` of a part. A late disk is waited for with a timer of `runtime`.
+    /// Reads `range` of a part into `target`. A late disk is waited for with a timer of `runtime`.
     pub(crate) async fn read(
         &self,
         key: &PartKey,
         snapshot: &Snapshot,
         range: Range<u64>,
+        target: &mut [u8],
         runtime: &Handle,
-    ) -> Result<Bytes, Miss> {
+    ) -> Result<(), Miss> {
+        if range.end > u64::from(snapshot.length_bytes) {
+            return Err(Miss::Lost);
+        }
+        if self.read_verified(snapshot, &range, target) {
+            add(&self.counters.memory_hits, 1);
+            return Ok(());
+        }
         let block = self.layout.block_bytes;
         let start = range.start / block * block;
         let end = range.end.next_multiple_of(block).min(u64::from(snapshot.length_bytes));
-        if range.end > end {
-            return Err(Miss::Lost);
-        }
         let position = self.slot_position(snapshot.slot) + start;
+        let mut before = self.states.get(snapshot.slot);
         let buffer = vec![0; (end - start) as usize];
-        let result = self.read_file(position, buffer, runtime).await?;
-        let first_block = (start / block) as usize;
+        let (result, was_in_memory) = self.read_file(position, buffer, runtime).await?;
+        let blocks = self.blocks(&(start..end));
+        add(&self.counters.verified_bytes, end - start);
         let is_right = |bytes: &Vec<u8>| {
-            let mut blocks = bytes.chunks(block as usize).enumerate();
             bytes.len() as u64 == end - start
-                && blocks.all(|(index, bytes)| {
-                    let block = first_block + index;
+                && blocks.clone().zip(bytes.chunks(block as usize)).all(|(block, bytes)| {
                     snapshot.checksums.get(block) == Some(&key.block_checksum(block, bytes))
                 })
         };
@@ -272,24 +294,57 @@ impl Tier {
             }
             return Err(Miss::Lost);
         };
-        let wanted = (range.start - start) as usize..(range.end - start) as usize;
-        if wanted.len() < bytes.len() / 2 {
-            return Ok(Bytes::copy_from_slice(&bytes[wanted]));
+        target.copy_from_slice(&bytes[(range.start - start) as usize..][..target.len()]);
+        if !was_in_memory {
+            // What was read, and came from the disk meanwhile, may have left memory again.
+            before = self.states.get(snapshot.slot);
+            if !self.has_in_memory(position, &bytes) {
+                return Ok(());
+            }
         }
-        Ok(Bytes::from(bytes).slice(wanted))
+        self.states.verified(snapshot.slot, before, &blocks);
+        Ok(())
     }
 
-    /// Fills `buffer` from memory, or from the disk unless it is late.
+    /// Copies verified bytes that are in memory. Returns `false` if some of them are not.
+    fn read_verified(&self, snapshot: &Snapshot, range: &Range<u64>, target: &mut [u8]) -> bool {
+        let (slot, before) = (snapshot.slot, self.states.get(snapshot.slot));
+        // The slot has held the part since it was found there, and its bytes have been right since
+        // `before`.
+        before.is_unchanged(snapshot.state)
+            && before.covers(&self.blocks(range))
+            && self.file().try_read_at(target, self.slot_position(slot) + range.start).ok()
+                == Some(target.len())
+            && self.states.get(slot).is_unchanged(before)
+    }
+
+    /// Returns `true` if these bytes of the file are in memory.
+    fn has_in_memory(&self, position: u64, bytes: &[u8]) -> bool {
+        let mut page = [0; 4096];
+        (position..).step_by(page.len()).zip(bytes.chunks(page.len())).all(|(position, bytes)| {
+            let page = &mut page[..bytes.len()];
+            self.file().try_read_at(page, position).ok() == Some(bytes.len()) && page == bytes
+        })
+    }
+
+    /// Returns the blocks of a range of a part.
+    fn blocks(&self, range: &Range<u64>) -> Range<usize> {
+        let block = self.layout.block_bytes;
+        (range.start / block) as usize..range.end.div_ceil(block) as usize
+    }
+
+    /// Fills `buffer` from memory, or from the disk unless it is late. Returns with it `true` if it
+    /// was all in memory.
     async fn read_file(
         &self,
         position: u64,
         mut buffer: Vec<u8>,
         runtime: &Handle,
-    ) -> Result<bifolio::Result<Vec<u8>>, Miss> {
+    ) -> Result<(bifolio::Result<Vec<u8>>, bool), Miss> {
         if self.is_paused() {
             if self.file().try_read_at(&mut buffer, position).ok() == Some(buffer.len()) {
                 add(&self.counters.memory_hits, 1);
-                return Ok(Ok(buffer));
+                return Ok((Ok(buffer), true));
             }
             add(&self.counters.disk_late, 1);
             return Err(Miss::Late);
@@ -298,7 +353,7 @@ impl Tier {
         let first = poll_fn(|context| Poll::Ready(Pin::new(&mut future).poll(context))).await;
         if let Poll::Ready(result) = first {
             add(&self.counters.memory_hits, 1);
-            return Ok(result);
+            return Ok((result, true));
         }
         let started = Instant::now();
         let limited = {
@@ -316,15 +371,21 @@ impl Tier {
             return Err(Miss::Late);
         };
         add(&self.counters.disk_hits, 1);
-        Ok(result)
+        Ok((result, false))
     }
 
-    /// Puts a part into a slot, unless its flight has ended. Blocks while the cache or the disk is
-    /// busy.
-    pub(crate) fn insert(&self, key: PartKey, part: &[u8], flight: u64) {
+    /// Puts a part into a slot, unless it comes with a flight that has ended. Blocks while the cache
+    /// is busy. Returns the bytes to [write out](Self::write_out).
+    pub(crate) fn insert(
+        &self,
+        location: &Location,
+        key: PartKey,
+        blocks: &[Bytes],
+        flight: Option<u64>,
+    ) -> Option<Range<u64>> {
         let Some(taken) = self.table().take_slot() else {
             add(&self.counters.not_inserted, 1);
-            return;
+            return None;
         };
         let slot = taken.slot;
         // Freed, unless a part is published in it.
@@ -333,42 +394,74 @@ impl Tier {
             add(&self.counters.evicted, 1);
         }
         let position = self.slot_position(slot);
-        let end = position + part.len() as u64;
-        if self.disk.is_none() && u64::from(taken.evicted_bytes) > part.len() as u64 {
+        let length_bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
+        let end = position + length_bytes;
+        if self.disk.is_none() && u64::from(taken.evicted_bytes) > length_bytes {
             // Ends inside the slot. A failure costs memory that the next part of the slot uses.
             let _ = self.file().punch_hole(end..position + self.layout.part_bytes);
         }
-        let checksums = key.checksums(part, self.layout.block_bytes as usize);
-        let record = Record { key, length_bytes: part.len() as u32, checksums };
-        if self.file().write_all_at(part, position).is_err() {
-            add(&self.counters.not_inserted, 1);
-            self.erase(&[slot]);
-            return;
+        let before = self.states.get(slot);
+        let mut checksums = Vec::with_capacity(blocks.len());
+        let mut next = position;
+        for (number, block) in blocks.iter().enumerate() {
+            checksums.push(key.block_checksum(number, block));
+            if self.file().write_all_at(block, next).is_err() {
+                add(&self.counters.not_inserted, 1);
+                self.erase(&[slot]);
+                return None;
+            }
+            next += block.len() as u64;
         }
+        let record = Record { key, length_bytes: length_bytes as u32, checksums: checksums.into() };
         if let Some(Disk { index, .. }) = &self.disk {
             let bytes = record.encode(&self.layout, slot);
             if index.write_all_at(&bytes, self.layout.record_position(slot)).is_err() {
                 add(&self.counters.disk_write_failures, 1);
             }
         }
-        let is_wanted = {
+        let published = {
             let mut table = self.table();
-            let is_wanted = table.has_flight(&key, flight);
-            if is_wanted {
-                table.publish(slot, record);
-            }
-            is_wanted
+            let is_wanted = flight.is_none_or(|flight| table.has_flight(&key, flight));
+            is_wanted.then(|| {
+                self.states.verified(slot, before, &(0..blocks.len()));
+                table.publish(slot, record, location)
+            })
         };
-        if !is_wanted {
+        let Some(is_first) = published else {
             // The object has changed.
             self.erase(&[slot]);
-            return;
-        }
+            return None;
+        };
         ScopeGuard::into_inner(busy);
+        if is_first {
+            self.add_name(&key.object, location);
+        }
         add(&self.counters.inserted, 1);
+        Some(position..end)
+    }
+
+    /// Writes a part to the disk, if there is one. Blocks for it.
+    pub(crate) fn write_out(&self, bytes: Range<u64>) {
         if self.disk.is_some() {
             // Fails for a closed cache only; then the part is lost with the process.
-            let _ = self.file().write_out(position..end);
+            let _ = self.file().write_out(bytes);
+        }
+    }
+
+    /// Notes the name of an object in the disk tier. Blocks.
+    fn add_name(&self, object: &ObjectId, location: &Location) {
+        let Some(Disk { names, .. }) = &self.disk else { return };
+        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = names.add(object, location).and_then(|has_grown| {
+            if !has_grown {
+                return Ok(());
+            }
+            let objects: Vec<_> =
+                self.table().objects().map(|(id, location)| (id, location.clone())).collect();
+            names.rewrite(objects)
+        });
+        if result.is_err() {
+            add(&self.counters.disk_write_failures, 1);
         }
     }
 
@@ -415,11 +508,15 @@ impl Tier {
 
     /// Makes the disk tier durable. Blocks.
     pub(crate) fn sync(&self) -> Result<(), CacheError> {
-        let Some(Disk { index, .. }) = &self.disk else { return Ok(()) };
+        let Some(Disk { index, names, .. }) = &self.disk else { return Ok(()) };
         self.file().sync_data().map_err(|error| CacheError::Cache(Arc::new(error)))?;
-        index
-            .sync_data()
-            .map_err(|error| CacheError::Disk { path: INDEX.into(), source: Arc::new(error) })
+        let failed = |name: &str| {
+            let path = name.into();
+            |source| CacheError::Disk { path, source: Arc::new(source) }
+        };
+        index.sync_data().map_err(failed(INDEX))?;
+        let names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.sync().map_err(failed(NAMES))
     }
 
     fn slot_position(&self, slot: u32) -> u64 {
@@ -450,7 +547,7 @@ impl Drop for Tier {
 
 /// Gives a file another descriptor if it has that of a standard stream: the program has closed the
 /// stream, and messages to it would be written to the file.
-fn above_standard(file: fs::File) -> io::Result<fs::File> {
+pub(crate) fn above_standard(file: fs::File) -> io::Result<fs::File> {
     if file.as_raw_fd() >= 3 {
         return Ok(file);
     }

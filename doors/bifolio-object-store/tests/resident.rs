@@ -3,7 +3,8 @@
 
 use std::fmt;
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bifolio::Cache;
@@ -15,15 +16,20 @@ use futures::stream::{self, BoxStream};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
 const SIZE: u64 = 256 << 20;
 const MEMORY: u64 = 64 << 20;
 
+/// The tests measure the process: one at a time.
+static PROCESS: Mutex<()> = Mutex::new(());
+
 /// A store with one object, whose bytes tell their position.
 #[derive(Debug)]
-struct Pattern;
+struct Pattern {
+    latency: Duration,
+}
 
 fn byte_at(position: u64) -> u8 {
     (position / 8191) as u8 ^ position as u8
@@ -39,6 +45,8 @@ impl ObjectStore for Pattern {
             e_tag: Some("1".into()),
             version: None,
         };
+        // So that requests are under way at the same time.
+        tokio::time::sleep(self.latency).await;
         let range = options.range.map_or(0..SIZE, |range| range.as_range(SIZE).unwrap());
         let starts = range.clone().step_by(64 << 10);
         let end = range.end;
@@ -95,10 +103,12 @@ fn status_bytes(field: &str) -> u64 {
 
 #[test]
 fn resident_memory_stays_within_the_bound_and_8_mib() {
+    let _alone = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     for is_on_disk in [false, true] {
         let cache = Cache::builder().memory(MEMORY).build().unwrap();
-        let mut builder = CachedStore::builder(Arc::new(Pattern), &cache);
+        let store = Pattern { latency: Duration::ZERO };
+        let mut builder = CachedStore::builder(Arc::new(store), &cache);
         if is_on_disk {
             builder = builder.disk(directory.path(), 2 * SIZE);
         }
@@ -128,4 +138,47 @@ fn resident_memory_stays_within_the_bound_and_8_mib() {
         println!("on disk: {is_on_disk}, {:?}, grown by {grown}", store.metrics());
         assert!(grown <= most, "resident memory grew by {grown}, {most} allowed");
     }
+}
+
+#[test]
+fn answers_of_256_requests_at_a_time_take_bounded_memory() {
+    const BOUND: u64 = 16 << 20;
+    const FLIGHT: u64 = 4 << 20;
+    const READ: u64 = 64 << 10;
+    const READS: u64 = 256;
+    let _alone = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(BOUND).build().unwrap();
+    let slow = Pattern { latency: Duration::from_millis(20) };
+    let building = CachedStore::builder(Arc::new(slow), &cache).part_bytes(1 << 20);
+    let building = building.disk(directory.path(), 2 * SIZE).head_age(Duration::from_secs(3600));
+    let store = building.flight_bytes_max(FLIGHT).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(store.get_range(&Path::from("a"), 0..1)).unwrap();
+    // The largest size from now on.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status_bytes("VmRSS:");
+    runtime.block_on(async {
+        // The end of each part: its reader needs all of it.
+        let reads = (1..=READS).map(|part| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let end = part << 20;
+                let got = store.get_range(&Path::from("a"), end - READ..end).await.unwrap();
+                assert!(
+                    (end - READ..).zip(&got).step_by(977).all(|(at, byte)| *byte == byte_at(at))
+                );
+                got
+            })
+        });
+        let reads: Vec<_> = reads.collect();
+        for read in reads {
+            read.await.unwrap();
+        }
+        store.flush().await.unwrap();
+    });
+    let grown = status_bytes("VmHWM:").saturating_sub(before);
+    let most = BOUND + BOUND / 50 + FLIGHT + READS * READ + (8 << 20);
+    println!("{:?}, grown by {grown}", store.metrics());
+    assert!(grown <= most, "resident memory grew by {grown}, {most} allowed");
 }

@@ -1,11 +1,17 @@
 //! Reads that are dropped before they end.
 
+use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
+use std::time::Duration;
 
-use object_store::ObjectStoreExt;
+use bifolio_object_store::CachedStore;
 use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::sync::Semaphore;
 
-use crate::support::{PART, TestStore, builder, bytes, cache, put, wait_for_parts};
+use crate::support::{Fate, PART, TestStore, builder, bytes, cache, put, wait_for_parts};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_reader_does_not_cancel_the_request_of_another() {
@@ -84,4 +90,134 @@ fn readers_survive_the_runtime_of_the_request_that_they_share() {
     drop(first);
     gate.add_permits(100);
     assert_eq!(second.block_on(shared).unwrap().unwrap(), bytes(0, 100));
+}
+
+/// A part of four blocks.
+const LONG_PART: u64 = 256 << 10;
+const BLOCK: u64 = 64 << 10;
+
+/// Has the bodies of requests wait for a permit after so many bytes.
+fn hold_bodies(store: &TestStore, length: u64) -> Arc<Semaphore> {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    store.decide(move |request| match request.head {
+        true => Fate::Answer,
+        false => Fate::HoldAfter(length as usize, Arc::clone(&held)),
+    });
+    gate
+}
+
+fn long_parts(store: &Arc<TestStore>) -> CachedStore {
+    let building = builder(store, &cache()).part_bytes(LONG_PART);
+    building.request_bytes_max(2 * LONG_PART).build().unwrap()
+}
+
+#[tokio::test]
+async fn a_reader_has_its_bytes_before_the_part_is_complete_and_the_part_is_cached() {
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    let contents = bytes(0, 2 * LONG_PART as usize);
+    put(&store, &location, &contents).await;
+    let cached = long_parts(&store);
+    cached.head(&location).await.unwrap();
+    let gate = hold_bodies(&store, LONG_PART + BLOCK + 1);
+    let range = BLOCK + 3..LONG_PART + BLOCK - 5;
+    let read = cached.get_range(&location, range.clone());
+    let got = tokio::time::timeout(Duration::from_secs(20), read).await.expect("hangs").unwrap();
+    assert_eq!(got, contents[range.start as usize..range.end as usize]);
+    // Another reader joins the request, which goes on without the first.
+    let late = cached.get_range(&location, LONG_PART..2 * LONG_PART);
+    let (late, ()) = tokio::join!(late, async {
+        while cached.metrics().shared < 1 {
+            tokio::task::yield_now().await;
+        }
+        gate.add_permits(1);
+    });
+    assert_eq!(late.unwrap(), contents[LONG_PART as usize..]);
+    wait_for_parts(&cached, 2).await;
+    assert_eq!((store.gets(), store.aborted.load(Ordering::Relaxed)), (1, 0));
+}
+
+#[tokio::test]
+async fn a_request_whose_only_reader_has_its_bytes_is_not_aborted() {
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    put(&store, &location, &bytes(0, 2 * LONG_PART as usize)).await;
+    let cached = long_parts(&store);
+    cached.head(&location).await.unwrap();
+    let gate = hold_bodies(&store, 2 * BLOCK);
+    for start in [5, 0] {
+        let got = cached.get_range(&location, start..BLOCK).await.unwrap();
+        assert_eq!(got, bytes(0, BLOCK as usize)[start as usize..]);
+    }
+    gate.add_permits(1);
+    wait_for_parts(&cached, 1).await;
+    assert_eq!(store.gets(), 1);
+    // A change ends it.
+    let gate = hold_bodies(&store, BLOCK + 1);
+    cached.get_range(&location, LONG_PART..LONG_PART + 1).await.unwrap();
+    cached.put(&location, bytes(1, 100).into()).await.unwrap();
+    gate.add_permits(1);
+    cached.flush().await.unwrap();
+    assert_eq!(cached.cached_parts(), 0);
+    assert_eq!(cached.get_range(&location, 0..100).await.unwrap(), bytes(1, 100));
+}
+
+/// Polls a read so often, and gives everything else time between the polls.
+async fn after_polls<T>(future: impl Future<Output = T>, polls: usize) -> (impl Sized, bool) {
+    let mut future = Box::pin(future);
+    for _ in 0..polls {
+        let mut context = Context::from_waker(Waker::noop());
+        if future.as_mut().poll(&mut context).is_ready() {
+            return (future, true);
+        }
+        tokio::task::yield_now().await;
+    }
+    (future, false)
+}
+
+#[tokio::test]
+async fn a_read_that_is_dropped_or_leaked_after_any_poll_leaves_others_their_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    for is_leaked in [false, true] {
+        let store = TestStore::new();
+        let pages = bifolio::Cache::builder().memory(1 << 20).build().unwrap();
+        let building = builder(&store, &pages).disk(directory.path(), 1 << 20);
+        let cached = building.build().unwrap();
+        let mut ended = 0;
+        for polls in 0..60 {
+            let location = Path::from(format!("{polls}"));
+            let contents = bytes(polls, 6 * PART as usize);
+            put(&store, &location, &contents).await;
+            if polls % 2 == 1 {
+                // Parts that are read from the disk.
+                cached.get_range(&location, 0..3 * PART).await.unwrap();
+                cached.flush().await.unwrap();
+                pages.evict_all().unwrap();
+            }
+            let ranges = [0..2 * PART, PART + 7..6 * PART];
+            let read = cached.get_ranges(&location, &ranges);
+            let (read, is_over) = after_polls(read, polls as usize / 2).await;
+            ended += usize::from(is_over);
+            match is_leaked {
+                true => mem::forget(read),
+                false => drop(read),
+            }
+            let whole = cached.get_range(&location, 0..6 * PART);
+            let whole = tokio::time::timeout(Duration::from_secs(20), whole).await;
+            assert_eq!(whole.expect("a read waits for another").unwrap(), contents);
+            let flushed = tokio::time::timeout(Duration::from_secs(20), cached.flush()).await;
+            flushed.expect("a flush waits for a read").unwrap();
+        }
+        assert!((1..60).contains(&ended), "{ended} reads ended");
+        assert_eq!(cached.metrics().corrupt, 0);
+        drop(cached);
+        if !is_leaked {
+            // No task, thread or entry still has the store.
+            let left = async {
+                while Arc::strong_count(&store) > 1 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), left).await.expect("something is left");
+        }
+    }
 }

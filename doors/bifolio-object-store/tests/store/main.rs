@@ -8,6 +8,8 @@ mod disk;
 mod faults;
 mod hanging_disk;
 mod hangs;
+mod hits;
 mod reads;
 mod support;
+mod upkeep;
 mod versions;

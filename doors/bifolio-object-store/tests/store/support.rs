@@ -34,6 +34,8 @@ pub enum Fate {
     Hang,
     /// Answers, and sends nothing after so many bytes.
     HangAfter(usize),
+    /// Answers, and sends what comes after so many bytes with a permit of the gate.
+    HoldAfter(usize, Arc<Semaphore>),
     /// The connection closes after so many bytes.
     CutAfter(usize),
     /// The body ends after so many bytes, without an error.
@@ -150,6 +152,17 @@ fn body(bytes: Bytes, end: Option<Result<Bytes>>, hangs: bool) -> GetResultPaylo
     })
 }
 
+/// Returns a body of two chunks. The second one waits for a permit.
+fn held_body(bytes: &Bytes, length: usize, gate: Arc<Semaphore>) -> GetResultPayload {
+    let length = length.min(bytes.len());
+    let (first, rest) = (bytes.slice(..length), bytes.slice(length..));
+    let rest = stream::once(async move {
+        gate.acquire().await.unwrap().forget();
+        Ok(rest)
+    });
+    GetResultPayload::Stream(stream::iter([Ok(first)]).chain(rest).boxed())
+}
+
 #[async_trait]
 impl ObjectStore for TestStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -201,6 +214,7 @@ impl ObjectStore for TestStore {
             Fate::CutAfter(length) => {
                 body(cut(length), Some(Err(generic("connection closed"))), false)
             }
+            Fate::HoldAfter(length, ref gate) => held_body(&bytes, length, Arc::clone(gate)),
             Fate::EndAfter(length) => body(cut(length), None, false),
             Fate::Longer(length) => {
                 body(bytes.clone(), Some(Ok(Bytes::from(vec![0xee; length]))), false)
@@ -220,7 +234,9 @@ impl ObjectStore for TestStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        self.objects.put_opts(location, payload, options).await
+        let mut result = self.objects.put_opts(location, payload, options).await?;
+        result.e_tag = result.e_tag.filter(|_| self.has_tags);
+        Ok(result)
     }
 
     async fn put_multipart_opts(
