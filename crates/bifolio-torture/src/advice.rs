@@ -18,7 +18,7 @@ impl Worker<'_> {
         self.scene.clock.begin_call(self.number);
         // It promises nothing that could be judged.
         let range = start..start + length;
-        match self.random.u32(0..10) {
+        match self.random.u32(0..12) {
             0 => file.set_access(Access::Normal),
             1 => file.set_access(Access::Sequential),
             2 => file.set_access(Access::Random),
@@ -31,6 +31,10 @@ impl Worker<'_> {
                 drop(file.prefetch_many(parts.map(|start| start..start + part)));
             }
             6 | 7 => drop(file.populate(range)),
+            // No other program changes the storage, so what is forgotten comes back as it was, and
+            // the length stays.
+            8 => drop(file.invalidate(range)),
+            9 => drop(file.refresh_len()),
             _ => drop(file.evict(range)),
         }
         let _ = file.residency(start..start + length);
