@@ -383,6 +383,22 @@ fn syncs_that_wait_together_share_one() {
     block_on(file.sync_async()).unwrap();
 }
 
+#[test]
+fn a_call_that_is_ready_keeps_no_handle() {
+    let directory = directory();
+    let cache = cache_of(1 << 20);
+    for number in 0..300 {
+        let path = directory.path().join(number.to_string());
+        let table = cache.open(path, &writable().create(true)).unwrap();
+        block_on(table.append_async(b"sorted keys".to_vec())).unwrap();
+        if number % 2 == 0 {
+            block_on(table.sync_async()).unwrap();
+        }
+        let table = table.into_immutable().unwrap();
+        assert_eq!(block_on(table.pin_async(0..6)).unwrap()[..], *b"sorted");
+    }
+}
+
 /// Makes calls of all kinds on one file, of which half are dropped at a random moment: afterwards
 /// nothing is pinned, dirty or in flight. Returns how many were dropped.
 fn drop_calls(rounds: u32) -> u32 {

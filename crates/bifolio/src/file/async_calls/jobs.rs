@@ -104,6 +104,8 @@ fn serve(key: Key, calls: &VecDeque<Arc<AsyncCall>>) {
         Key::Sync(_) => {
             let Some((file, _)) = first_of(calls) else { return };
             let synced = file.sync_data();
+            // A caller whose future is ready may want the last handle.
+            drop(file);
             for call in calls {
                 call.complete(|pending| pending.result = synced.clone().map(|()| 0));
             }
@@ -156,6 +158,8 @@ fn make(call: &Arc<AsyncCall>) {
     if is_once && let Ok(position) = made {
         file.advise_written(position..position + bytes.len() as u64, true);
     }
+    // A caller whose future is ready may want the last handle.
+    drop(file);
     call.complete(|pending| {
         pending.is_advised = true;
         pending.result = made.map(|position| {
