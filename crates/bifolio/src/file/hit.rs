@@ -378,15 +378,18 @@ impl HitPath {
         }
     }
 
-    /// Prefetches what pins of a group read and change. Ranges may be invalid.
+    /// Prefetches what pins of a group read and change, and the first bytes of the pages if
+    /// `with_bytes`. Ranges may be invalid.
     #[inline(always)]
-    pub(super) fn touch_folios(&self, group: &[Range<u64>]) {
+    pub(super) fn touch_folios(&self, group: &[Range<u64>], with_bytes: bool) {
         self.touch_entries(group.iter().map(|range| range.start));
         for range in group {
             if let Some(entry) = self.ready_entry(range.start) {
                 let folio = ptr::from_ref(self.memory().folios.get(entry.folio_id()));
                 copy::prefetch_lines_to_write(folio.cast(), 1);
-                copy::prefetch_lines(self.address_of(range.start, entry), 1);
+                if with_bytes {
+                    copy::prefetch_lines(self.address_of(range.start, entry), 1);
+                }
             }
         }
     }

@@ -18,6 +18,7 @@ use crate::fill::{Batch, Delivery, Locked, copy_filled};
 use crate::inode::Inode;
 use crate::page::{PAGE_SHIFT, is_in_one_page, pages_of};
 use crate::reclaim::CallScope;
+use crate::stats::Counter;
 use crate::sys::copy::LINE_BYTES;
 use std::mem;
 use std::ops::Range;
@@ -25,6 +26,9 @@ use std::sync::LazyLock;
 
 /// Cache lines of the next request that are prefetched: the processor then reads ahead itself.
 const LINES_AHEAD: usize = 8;
+/// First pins of a call whose bytes are prefetched, too: the caller reads them after the call, and
+/// those of more are no longer in the second cache of a processor by then.
+const TOUCHED_PINS: usize = 512;
 
 /// One request of [`File::read_many`]: a position, a buffer and the result.
 ///
@@ -313,15 +317,19 @@ impl File {
         pins: &mut Vec<Result<PageRef<'a, F>>>,
         misses: &mut Vec<PinMiss>,
     ) {
-        self.hit_path.touch_folios(group);
+        self.hit_path.touch_folios(group, pins.len() < TOUCHED_PINS);
+        let mut hits = 0;
         for range in group {
-            let pin = self.pin_hit(range).ok_or_else(|| {
-                let (number, range) = (pins.len(), range.clone());
-                misses.push(PinMiss { number, range, is_done: false });
-                PENDING.clone()
-            });
-            pins.push(pin);
+            // A result that both arms give would be made on the stack and moved to the list.
+            match self.pin_uncounted(range) {
+                Some(pin) => {
+                    hits += 1;
+                    pins.push(Ok(pin));
+                }
+                None => push_miss(range, pins, misses),
+            }
         }
+        self.handle.inode.memory.counters.add(Counter::Pin, hits);
     }
 
     /// Pins the other ranges of a call. Returns `None` if a hasty attempt has failed.
@@ -427,6 +435,13 @@ struct PinMiss {
     number: usize,
     range: Range<u64>,
     is_done: bool,
+}
+
+#[cold]
+#[inline(never)]
+fn push_miss<T>(range: &Range<u64>, pins: &mut Vec<Result<T>>, misses: &mut Vec<PinMiss>) {
+    misses.push(PinMiss { number: pins.len(), range: range.clone(), is_done: false });
+    pins.push(Err(PENDING.clone()));
 }
 
 static PENDING: LazyLock<Error> =

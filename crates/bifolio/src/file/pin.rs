@@ -18,15 +18,15 @@ use crate::fill::own_pins::OwnPin;
 use crate::fill::{AccessMode, Locked, ReadIoClaim, Wait};
 use crate::maps::mappable::MapGuard;
 use crate::page::{
-    Entry, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet, WriteSection,
-    pages_of,
+    Entry, Folio, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet,
+    WriteSection, pages_of,
 };
 use crate::stats::Counter;
 use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
 use std::iter;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, Range, RangeBounds};
 use std::ptr;
 use std::sync::Arc;
@@ -58,21 +58,44 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct PageRef<'a, F = File> {
     file: &'a File,
-    pub(super) folio: FolioRef<'a>,
+    /// The folio, with a reference: a [`FolioRef`] without the address of the folios, because a
+    /// long list of pins costs as much as its cache lines.
+    folio: &'a Folio,
     /// The bytes. Its raw pointer keeps a reference on the thread that took it.
     view: PageView<'a>,
     of: PhantomData<F>,
 }
 
-impl<'a, F> PageRef<'a, F> {
+/// Two results of `pin_many` in a cache line.
+const _: () = assert!(size_of::<Result<PageRef<'_>>>() == 32);
+
+impl<F> Drop for PageRef<'_, F> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.folio.put(|| &self.file.handle.inode.memory.folios);
+    }
+}
+
+impl<F> PageRef<'_, F> {
+    pub(super) fn id(&self) -> FolioId {
+        self.file.handle.inode.memory.folios.id_of(self.folio)
+    }
+
+    /// Ends the pin, and returns the folio, with its reference.
+    fn into_id(self) -> FolioId {
+        let id = self.id();
+        mem::forget(self);
+        id
+    }
+
     /// Returns the same reference without a lifetime: it can be stored, cloned and sent.
     pub fn into_owned(self) -> OwnedPageRef<F> {
         OwnedPageRef {
             handle: Arc::clone(&self.file.handle),
-            first: self.folio.into_id(),
-            others: Box::default(),
             // SAFETY: the counted reference keeps the frame.
             view: unsafe { PageView::new(self.view.as_ptr(), self.view.len()) },
+            first: self.into_id(),
+            others: Box::default(),
             guard: None,
             of: PhantomData,
         }
@@ -165,8 +188,8 @@ impl OwnedPageRef {
         let others = indices.map(pin).collect::<Result<Vec<_>>>()?;
         Ok(Self {
             handle: Arc::clone(&file.handle),
-            first: first.folio.into_id(),
-            others: others.into_iter().map(|pin| pin.folio.into_id()).collect(),
+            first: first.into_id(),
+            others: others.into_iter().map(PageRef::into_id).collect(),
             // SAFETY: the counted references keep the pages.
             view: unsafe { PageView::new(start, (range.end - range.start) as usize) },
             guard: Some(guard),
@@ -366,6 +389,14 @@ impl File {
     /// Returns the pin of a range whose folio is resident and marked as used.
     #[inline(always)]
     pub(super) fn pin_hit<F>(&self, range: &Range<u64>) -> Option<PageRef<'_, F>> {
+        let pin = self.pin_uncounted(range)?;
+        self.handle.inode.memory.counters.add(Counter::Pin, 1);
+        Some(pin)
+    }
+
+    /// Returns a pin like [`Self::pin_hit`], and leaves the count to the caller.
+    #[inline(always)]
+    pub(super) fn pin_uncounted<F>(&self, range: &Range<u64>) -> Option<PageRef<'_, F>> {
         let try_get = |folios, id| self.try_get(folios, id);
         let (folio, start) = self.hit_path.pin(range, try_get)?;
         Some(self.pin_at(range, folio, start))
@@ -375,6 +406,7 @@ impl File {
     pub(super) fn pin_of<F>(&self, range: &Range<u64>, id: FolioId) -> PageRef<'_, F> {
         let folio = self.handle.inode.memory.folios.adopt(id);
         let start = self.address_in(&folio, range.start);
+        self.handle.inode.memory.counters.add(Counter::Pin, 1);
         self.pin_at(range, folio, start)
     }
 
@@ -385,11 +417,10 @@ impl File {
         folio: FolioRef<'a>,
         start: *const u8,
     ) -> PageRef<'a, F> {
-        self.handle.inode.memory.counters.add(Counter::Pin, 1);
         let length = (range.end.wrapping_sub(range.start)) as usize;
         // SAFETY: the reference to the folio keeps the frame.
         let view = unsafe { PageView::new(start, length) };
-        PageRef { file: self, folio, view, of: PhantomData }
+        PageRef { file: self, folio: folio.into_folio(), view, of: PhantomData }
     }
 
     /// Pins the bytes of `range` for changes in place. Blocks for the folio lock, for I/O on a

@@ -281,7 +281,7 @@ impl File {
             is_inside.then(|| read(&unsafe { PageView::new(pin.as_ptr(), pin.len()) }))
         };
         for _ in 0..ATTEMPTS_MAX {
-            let found = read_held(mapping.table(), pages_of(range), pin.folio.id(), &mut look);
+            let found = read_held(mapping.table(), pages_of(range), pin.id(), &mut look);
             if let Some(result) = found {
                 return Ok(result);
             }

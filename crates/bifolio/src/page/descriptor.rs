@@ -190,6 +190,14 @@ impl Folio {
     pub(crate) fn references(&self) -> u64 {
         self.pin.state().count()
     }
+
+    /// Puts a reference that [`FolioRef::into_folio`] kept. Asks for `folios` if it is the last.
+    #[inline(always)]
+    pub(crate) fn put<'f>(&self, folios: impl FnOnce() -> &'f Folios) {
+        if self.pin.put_and_test(1) == Put::Last {
+            reap_cold(folios(), self);
+        }
+    }
 }
 
 pub(crate) trait Reaper: Send + Sync {
@@ -283,7 +291,7 @@ impl Folios {
         FolioRef { folios: self, folio }
     }
 
-    fn id_of(&self, folio: &Folio) -> FolioId {
+    pub(crate) fn id_of(&self, folio: &Folio) -> FolioId {
         let offset_bytes = std::ptr::from_ref(folio).addr() - self.array.as_ptr().addr();
         FolioId((offset_bytes / size_of::<Folio>()) as u32)
     }
@@ -390,6 +398,14 @@ impl<'a> FolioRef<'a> {
         id
     }
 
+    /// Moves the reference into a structure that knows the folios; [`Folio::put`] ends it.
+    #[inline(always)]
+    pub(crate) fn into_folio(self) -> &'a Folio {
+        let folio = self.folio;
+        std::mem::forget(self);
+        folio
+    }
+
     /// Freezes the folio if this reference and `others` more, for which the caller is responsible,
     /// are the only ones. On success all of them are consumed: the caller owns the folio.
     pub(crate) fn try_freeze(self, others: u64) -> Result<Frozen<'a>, FolioRef<'a>> {
@@ -412,9 +428,7 @@ fn reap_cold(folios: &Folios, folio: &Folio) {
 impl Drop for FolioRef<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.folio.pin.put_and_test(1) == Put::Last {
-            reap_cold(self.folios, self.folio);
-        }
+        self.folio.put(|| self.folios);
     }
 }
 
