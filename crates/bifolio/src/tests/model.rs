@@ -4,7 +4,9 @@
 //! a model run.
 
 use crate::page::ZeroValid;
-pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+};
 pub(crate) use loom::thread::yield_now;
 use std::time::Instant;
 
