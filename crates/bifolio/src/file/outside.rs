@@ -208,8 +208,9 @@ impl File {
     /// next access to the page returns the error.
     pub(super) fn fill_orphans(&self, pages: Range<u64>) {
         let handle = &self.handle;
-        let pages = pages.start..pages.end.min(self.len().div_ceil(PAGE_BYTES));
-        let held = handle.inode.page_space.orphaned_among(pages);
+        // The file may end before them.
+        let end = pages.end.min(self.len().div_ceil(PAGE_BYTES));
+        let held = handle.inode.page_space.orphaned_among(pages.start.min(end)..end);
         held.into_iter().for_each(|index| drop(handle.fill().lock_folio(index, AccessMode::Cache)));
     }
 }

@@ -188,3 +188,20 @@ fn pages_of_maps_are_read_again() {
     wait_until("the map shows the new bytes", || byte(0) == 2 && byte(99_999) == 2);
     assert_eq!(read(&file, 50_000, 1), [2]);
 }
+
+#[test]
+fn a_range_past_the_end_of_a_file_with_maps_has_nothing_to_forget() {
+    if !files_can_be_mapped() {
+        return;
+    }
+    let (directory, cache) = (directory(), cache_of(MEMORY));
+    let path = file_of(&directory, "map", &[1; 100_000]);
+    let file = cache.open(&path, &mappable(OpenOptions::new().write(true))).unwrap();
+    let map = file.map(..).unwrap();
+    // It stays mapped, and the file ends before it.
+    let _pin = map.pin(90_000..90_001).unwrap();
+    file.set_len(50_000).unwrap();
+    file.invalidate(1 << 20..2 << 20).unwrap();
+    file.update(&[2; 10_000], 1 << 20).unwrap();
+    assert_eq!(read(&file, 49_999, 1), [1]);
+}
