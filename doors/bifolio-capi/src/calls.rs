@@ -21,8 +21,8 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// A function that is called when a call is complete, once. `value` depends on the call. If
@@ -230,19 +230,23 @@ impl Completions {
     }
 }
 
-/// Returns the queue of woken calls, whose thread is started once.
+/// Returns the queue of woken calls, whose thread is started once in a process: a child of a fork
+/// has not inherited it, and its parent may have held the lock of the queue.
 fn completions() -> Result<&'static Completions, Failure> {
-    static COMPLETIONS: OnceLock<Completions> = OnceLock::new();
-    static STARTED: Mutex<bool> = Mutex::new(false);
-    let completions = COMPLETIONS.get_or_init(Completions::default);
-    let mut is_started = locked(&STARTED);
-    if !*is_started {
+    static CURRENT: Mutex<Option<(u32, &'static Completions)>> = Mutex::new(None);
+    static STARTED_BY: AtomicU32 = AtomicU32::new(0);
+    let (mut current, process) = (locked(&CURRENT), std::process::id());
+    let known = current.filter(|(made_by, _)| *made_by == process);
+    let (_, completions) =
+        *current.insert(known.unwrap_or_else(|| (process, Box::leak(Box::default()))));
+    // Relaxed: under the lock of `CURRENT`.
+    if STARTED_BY.load(Ordering::Relaxed) != process {
         let thread = std::thread::Builder::new().name("bifolio-done".to_owned());
         let started = thread.spawn(|| completions.run());
         let refused =
             |error| Failure::Misuse(format!("no thread for calls that complete: {error}"));
         started.map_err(refused)?;
-        *is_started = true;
+        STARTED_BY.store(process, Ordering::Relaxed);
     }
     Ok(completions)
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
+#include <sys/wait.h>
 
 /* What `done` was called with, and an event that it writes. */
 struct answer {
@@ -151,10 +152,24 @@ static void a_page_waits_for_its_log(void) {
     CHECK_OK(bifolio_cache_close(cache));
 }
 
+/* The thread that serves the calls of the parent is not in the child. */
+static void calls_of_a_child_complete_too(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(20);
+        calls_complete_later();
+        _exit(0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
     directory = arguments[1];
     calls_complete_later();
+    calls_of_a_child_complete_too();
     a_page_waits_for_its_log();
     return 0;
 }
