@@ -136,12 +136,14 @@ impl File {
         for run in runs.into_iter().filter(|run| !run.is_empty()) {
             evict(&handle.reclaim, &handle.inode, run);
         }
-        // A write gate may hold them back for long.
-        while may_wait
-            && !handle.inode.has_gate()
+        let has_gate = handle.inode.has_gate();
+        while (may_wait || has_gate)
             && let Some(oldest) = { hints.stream.lock().take_excess(window_bytes) }
         {
-            self.wait_until_written(&oldest);
+            // A write gate may hold them back for long.
+            if !has_gate {
+                self.wait_until_written(&oldest);
+            }
             evict(&handle.reclaim, &handle.inode, oldest);
         }
     }
