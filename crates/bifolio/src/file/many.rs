@@ -318,18 +318,13 @@ impl File {
         misses: &mut Vec<PinMiss>,
     ) {
         self.hit_path.touch_folios(group, pins.len() < TOUCHED_PINS);
-        let mut hits = 0;
-        for range in group {
-            // A result that both arms give would be made on the stack and moved to the list.
-            match self.pin_uncounted(range) {
-                Some(pin) => {
-                    hits += 1;
-                    pins.push(Ok(pin));
-                }
-                None => push_miss(range, pins, misses),
-            }
-        }
-        self.handle.inode.memory.counters.add(Counter::Pin, hits);
+        let (first, misses_before) = (pins.len(), misses.len());
+        // Not `push`: it may grow the list, and would move each result there from the stack.
+        pins.extend(group.iter().zip(first..).map(|(range, number)| {
+            self.pin_uncounted(range).ok_or_else(|| pending(range, number, misses))
+        }));
+        let hits = group.len() - (misses.len() - misses_before);
+        self.handle.inode.memory.counters.add(Counter::Pin, hits as u64);
     }
 
     /// Pins the other ranges of a call. Returns `None` if a hasty attempt has failed.
@@ -439,9 +434,9 @@ struct PinMiss {
 
 #[cold]
 #[inline(never)]
-fn push_miss<T>(range: &Range<u64>, pins: &mut Vec<Result<T>>, misses: &mut Vec<PinMiss>) {
-    misses.push(PinMiss { number: pins.len(), range: range.clone(), is_done: false });
-    pins.push(Err(PENDING.clone()));
+fn pending(range: &Range<u64>, number: usize, misses: &mut Vec<PinMiss>) -> Error {
+    misses.push(PinMiss { number, range: range.clone(), is_done: false });
+    PENDING.clone()
 }
 
 static PENDING: LazyLock<Error> =
