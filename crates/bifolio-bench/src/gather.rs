@@ -2,9 +2,9 @@
 //!
 //! A gather reads the same number of rows (4,096 by default) and sums all their words, so every
 //! series also brings the bytes to the processor. `read_many` copies the rows: cold 1,024 with a
-//! call, many times the device's depth, and warm as many as 512 KiB hold, so that the copies are in
-//! the processor's cache when they are summed. `pin_many_into` reads them in place (`pin_many`),
-//! with a list of pins that all gathers use.
+//! call, many times the device's depth, and warm as many as 48 KiB hold, so that the copies are in
+//! the first cache of the processor when they are summed. `pin_many_into` reads them in place
+//! (`pin_many`), with a list of pins that all gathers use.
 //! Beside them: a mapping advised `MADV_RANDOM` (`kernel_mmap`), the same with one `MADV_WILLNEED`
 //! for each row before the first is touched (`kernel_willneed`), and io_uring alone (`raw_direct`).
 //! The file is 8 times the bound.
@@ -43,9 +43,9 @@ const RAW: &str = "raw_direct";
 const ROWS: u64 = 4096;
 /// Rows of a call of `read_many`: many times the device's depth.
 const CALL_ROWS: usize = 1024;
-/// Bytes of a call that finds everything in memory: what the second cache of a processor has room
-/// for, or half of that.
-const WARM_CALL_BYTES: usize = 512 << 10;
+/// Bytes of a call that finds everything in memory: about what the first cache of a processor has
+/// room for, so that the sums find the copies there.
+const WARM_CALL_BYTES: usize = 48 << 10;
 /// Reads in flight of io_uring: the default of `CacheBuilder::io_depth`. The thread sleeps until
 /// half of them are complete.
 const DEPTH: u16 = 64;
