@@ -474,7 +474,7 @@ impl File {
 mod tests {
     use super::*;
     use crate::io::{DiskFile, DiskOptions};
-    use crate::page::{Lookup, WriteState};
+    use crate::page::{FolioId, Lookup, WriteState};
     use crate::sync::Ordering::Relaxed;
     use crate::sync::test_hook;
     use crate::sys::probe::Features;
@@ -504,7 +504,7 @@ mod tests {
         let inode = &file.handle.inode;
         let entry = |index| inode.mapping.table().load(index, Relaxed);
         let index = (0..PAGES).find(|index| inode.store.is_absent(entry(*index))).unwrap();
-        let address = inode.page_space.region().unwrap().addresses.address(index).cast();
+        let address = inode.page_space.address(FolioId(0), index).cast();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         // An address that the kernel does not serve faults for refuses all pages.
         // SAFETY: a page of the region that is not present, and that no thread accesses below.

@@ -157,7 +157,7 @@ impl ReadIo {
             return None;
         };
         self.expected_bytes = source.length_bytes;
-        self.target.note_read(&inode.memory, self.pages());
+        self.target.note_read(&inode.memory.region_reads, self.pages());
         counters.add(Counter::ReadRequest, 1);
         let targets =
             self.folios.iter().enumerate().map(|(number, id)| self.target_of(number, *id));

@@ -57,7 +57,7 @@ pub(crate) mod mappable {
     use crate::file::File;
     use crate::inode::Resizing;
     use crate::maps::faults::FaultMode;
-    use crate::maps::region::Region;
+    use crate::memory::PageSpace;
     use crate::reclaim::Reclaim;
     use crate::sys::probe::Features;
     use std::marker::PhantomData;
@@ -70,12 +70,12 @@ pub(crate) mod mappable {
             Self
         }
 
-        pub(crate) fn new_region(
+        pub(crate) fn new_space(
             &self,
             _: &Reclaim,
             _: u64,
             _: Option<FaultMode>,
-        ) -> Result<Region> {
+        ) -> Result<PageSpace> {
             Err(Error::cannot_map("", REASON))
         }
     }
@@ -147,131 +147,6 @@ pub(crate) mod pages {
         ) -> std::result::Result<bool, E> {
             Ok(false)
         }
-    }
-}
-
-pub(crate) mod region {
-    use super::Never;
-    use crate::memory::{Arena, Budget};
-    use crate::page::{FolioId, Folios};
-    use crate::sync::Share;
-    use std::io;
-    use std::ops::Range;
-
-    #[derive(Debug)]
-    pub(crate) struct Region {
-        pub(crate) addresses: Never,
-        pub(crate) stray_pages: Never,
-        pub(crate) mapped: Never,
-    }
-
-    impl Region {
-        pub(crate) const PAGES_IN_FLIGHT: u64 = 0;
-
-        pub(crate) fn window_pages(&self) -> u64 {
-            match self.addresses {}
-        }
-
-        pub(crate) fn stage(&self, _: usize, _: &Share, _: bool) -> Option<Staged> {
-            match self.addresses {}
-        }
-
-        pub(crate) fn publish(
-            &self,
-            _: &Staged,
-            _: usize,
-            _: Range<u64>,
-            _: bool,
-        ) -> (u64, io::Result<()>) {
-            match self.addresses {}
-        }
-    }
-
-    /// The addresses, stray pages and maps of a region.
-    impl Never {
-        pub(crate) fn base(&self) -> *mut u8 {
-            match *self {}
-        }
-
-        pub(crate) fn address(&self, _: u64) -> *mut u8 {
-            match *self {}
-        }
-
-        pub(crate) fn clear_poison(&self, _: &Self, _: Range<u64>) -> io::Result<()> {
-            match *self {}
-        }
-
-        pub(crate) fn end_growth(&self) {
-            match *self {}
-        }
-
-        pub(crate) fn orphaned_among(&self, _: Range<u64>) -> Vec<u64> {
-            match *self {}
-        }
-
-        pub(crate) fn among(&self, _: &Range<u64>) -> Vec<Range<u64>> {
-            match *self {}
-        }
-    }
-
-    #[derive(Debug)]
-    pub(crate) struct Staged(Never);
-
-    impl Staged {
-        pub(crate) fn pages(&self) -> usize {
-            match self.0 {}
-        }
-
-        pub(crate) fn address(&self, _: usize) -> *mut u8 {
-            match self.0 {}
-        }
-
-        pub(crate) fn extend(&mut self, _: usize) {
-            match self.0 {}
-        }
-
-        pub(crate) fn shrink(&mut self, _: usize) {
-            match self.0 {}
-        }
-    }
-
-    #[derive(Debug, Default)]
-    pub(crate) struct Orphans;
-
-    impl Orphans {
-        pub(crate) fn release(&self, _: FolioId) {}
-    }
-
-    #[derive(Debug)]
-    pub(crate) struct RecentReads;
-
-    impl RecentReads {
-        pub(crate) fn new(_: &Arena) -> Self {
-            Self
-        }
-
-        pub(crate) fn note_read(&self, _: u64) {}
-
-        pub(crate) fn are_single(&self) -> bool {
-            false
-        }
-    }
-
-    #[derive(Debug, Default)]
-    pub(crate) struct RegionPages {
-        pub(crate) used: u64,
-    }
-
-    impl RegionPages {
-        pub(crate) fn take(&mut self, _: &mut Budget, _: u32, _: &Folios) -> Option<FolioId> {
-            None
-        }
-
-        pub(crate) fn descriptor_bytes(&self) -> u64 {
-            0
-        }
-
-        pub(crate) fn give_back(&mut self, _: &mut Budget, _: FolioId, _: &Folios) {}
     }
 }
 

@@ -261,7 +261,7 @@ impl ImmutableFile {
     /// ```
     pub fn bytes(&self, range: impl RangeBounds<u64>) -> Result<OwnedPageRef<Self>> {
         let range = self.range_of(range);
-        if self.handle.inode.page_space.region().is_none()
+        if !self.handle.inode.page_space.is_in_place()
             && is_in_one_folio(&range, self.folio_bytes())
         {
             return Ok(self.pin(range)?.into_owned());

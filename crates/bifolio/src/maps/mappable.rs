@@ -9,6 +9,7 @@ use crate::maps::faults::{self, FaultThreads};
 use crate::maps::kernel::signal;
 use crate::maps::kernel::userfault::Userfault;
 use crate::maps::region::{Region, Regions};
+use crate::memory::PageSpace;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT, TABLE_PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
@@ -58,16 +59,16 @@ impl MapResources {
         Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
     }
 
-    /// Creates a region for a file of at most `len_max_bytes` bytes.
+    /// Creates the memory for the pages of a file of at most `len_max_bytes` bytes: a region.
     ///
     /// # Errors
     /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
-    pub(crate) fn new_region(
+    pub(crate) fn new_space(
         &self,
         reclaim: &Reclaim,
         len_max_bytes: u64,
         faults: Option<FaultMode>,
-    ) -> Result<Region> {
+    ) -> Result<PageSpace> {
         if let Some(reason) = self.features.why_not(Feature::UserFaults) {
             return Err(Error::cannot_map("", &reason));
         }
@@ -81,7 +82,8 @@ impl MapResources {
             FaultMode::InThread => self.served_in_thread(parts)?,
         };
         let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
-        Region::new(pages, &userfault, &parts.regions).map_err(refused)
+        let region = Region::new(pages, &userfault, &parts.regions).map_err(refused)?;
+        Ok(PageSpace::in_place(Arc::new(region)))
     }
 
     fn make(&self, reclaim: &Reclaim) -> Result<MapParts> {
@@ -170,8 +172,9 @@ impl File {
         handle.check_not_empty(range, "a map")?;
         let length_bytes = range.end - range.start;
         handle.range_end(range.start, length_bytes)?;
-        let region = handle.inode.page_space.mappable(|| handle.inode.name())?;
-        faults::check_signals(region).map_err(|error| error.in_file(handle.inode.name()))?;
+        let region = Region::shared_of(&handle.inode.page_space);
+        let region = region.ok_or_else(|| Error::not_mappable(handle.inode.name()))?;
+        faults::check_signals(&region).map_err(|error| error.in_file(handle.inode.name()))?;
         if range.end > self.len() {
             return Err(handle.inode.past_end(range.start, length_bytes));
         }
@@ -187,8 +190,8 @@ impl File {
             }
         }
         region.mapped.add(pages.clone());
-        guard.mapped = Some((Arc::clone(region), pages));
-        Ok((Arc::clone(region), guard))
+        guard.mapped = Some((Arc::clone(&region), pages));
+        Ok((region, guard))
     }
 }
 
@@ -230,7 +233,7 @@ impl File {
     /// truncated pages. The caller keeps the returned guard until the growth has succeeded or
     /// failed.
     pub(crate) fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
-        let (before_bytes, region) = (self.len(), self.handle.inode.page_space.region());
+        let (before_bytes, region) = (self.len(), Region::of(&self.handle.inode.page_space));
         let Some(region) = region.filter(|_| len_bytes > before_bytes) else {
             return Ok(Growing { region: None, uncovered: None });
         };

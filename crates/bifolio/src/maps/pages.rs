@@ -49,7 +49,7 @@ impl Inode {
         bytes: &[u8],
         will_be_stored: bool,
     ) -> Option<Result<()>> {
-        let region = self.page_space.region()?;
+        let region = Region::of(&self.page_space)?;
         let mut page = [0; PAGE_BYTES as usize];
         page[..bytes.len()].copy_from_slice(bytes);
         let pages = locked.index()..locked.index() + 1;
@@ -77,7 +77,7 @@ impl Inode {
         locked: &LockedFolio<'_>,
         bytes: &[u8],
     ) -> std::result::Result<bool, E> {
-        if self.page_space.region().is_none() {
+        if !self.page_space.is_in_place() {
             return Ok(false);
         }
         let room = self.make_room(locked)?;
@@ -103,7 +103,7 @@ impl Inode {
             // one that raw writers have found since.
             return None;
         }
-        let region = self.page_space.region()?;
+        let region = Region::of(&self.page_space)?;
         let pages = locked.index()..locked.index() + 1;
         let is_dirty = locked.flags.write_state().is_dirty();
         let begun = Instant::now();
@@ -190,7 +190,9 @@ impl<'a> Removal<'a> {
     /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
     pub(crate) fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         let inode = self.inode;
-        let Some(region) = inode.page_space.region() else { return inode.unlink(folio, locked) };
+        let Some(region) = Region::of(&inode.page_space) else {
+            return inode.unlink(folio, locked);
+        };
         // REGION-4: other threads may have referenced the page before, and still do.
         let frozen = match region.stray_pages.is_held(locked.index()) {
             true => Err(folio),
@@ -203,7 +205,8 @@ impl<'a> Removal<'a> {
             // Another thread references the bytes.
             Err(folio) => match self.pinned {
                 PinnedPages::Kept => {
-                    inode.memory.orphans.note(folio.id(), region, locked.index());
+                    let space = inode.page_space.ops();
+                    space.map(|it| inode.memory.orphans.note(folio.id(), it, locked.index()));
                     inode.unlink(folio, locked);
                 }
                 PinnedPages::Zeroed => {
@@ -238,9 +241,10 @@ impl<'a> Removal<'a> {
 
     pub(crate) fn finish(&mut self) {
         let inode = self.inode;
-        let Some(region) = inode.page_space.region().filter(|_| !self.frozen.is_empty()) else {
+        if self.frozen.is_empty() {
             return;
-        };
+        }
+        let Some(region) = Region::of(&inode.page_space) else { return };
         let indices = self.frozen.iter().map(|(frozen, _)| frozen.folio().index());
         let ranges: Vec<_> = indices.map(|index| region.addresses.range_at(index)).collect();
         // SAFETY: pages of folios that are frozen and whose bytes are no longer needed.
@@ -312,7 +316,7 @@ mod tests {
         };
         file.write_all_at(&[9; PAGE_BYTES as usize], 0).unwrap();
         let inode = &file.handle.inode;
-        let page = inode.page_space.region().unwrap().addresses.address(0);
+        let page = inode.page_space.base();
         // SAFETY: a page of the region, whose bytes the test does without.
         unsafe { free_pages(page, PAGE_BYTES as usize) }.unwrap();
         let source = std::io::Error::from_raw_os_error(libc::ENOMEM);

@@ -18,6 +18,7 @@
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::maps::region::{Region, Staged};
+use crate::memory::StagedPages;
 use crate::page::{Flag, Lookup, PAGE_BYTES};
 use crate::sys::copy;
 use crate::sys::probe::Feature;
@@ -54,7 +55,8 @@ impl Inode {
     /// The kernel cannot tell. Then every resident page may have been stored to, and the caller
     /// treats all of them as dirty.
     pub(crate) fn find_stores(&self, range: &Range<u64>, patient: bool) -> Result<bool> {
-        let Some(region) = self.page_space.region().filter(|region| region.is_tracked()) else {
+        let region = Region::of(&self.page_space).filter(|region| region.is_tracked());
+        let Some(region) = region else {
             return Ok(false);
         };
         match self.find_stores_in(region, range, patient) {
@@ -149,7 +151,7 @@ impl<'a> WriteBatch<'a> {
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,
     ) -> Option<SmallVec<[WriteVictim<'a>; 1]>> {
-        let Some(region) = self.inode.page_space.region() else { return Some(folios) };
+        let Some(region) = Region::of(&self.inode.page_space) else { return Some(folios) };
         if folios[0].copy.is_some() {
             // Victims have copies already.
             return Some(folios);

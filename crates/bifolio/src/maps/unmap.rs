@@ -438,7 +438,7 @@ impl<'t> Unmapping<'t> {
 }
 
 fn region_of(inode: &Inode) -> &Region {
-    inode.page_space.region().expect("a region page is a region's")
+    Region::of(&inode.page_space).expect("a region page is a region's")
 }
 
 /// Frozen folios of one file, sorted by index: B3 to B7.

@@ -28,10 +28,10 @@
 //! # Safety
 //! Returns addresses inside the reservation and never dereferences them.
 
-use super::chunk::{ArenaState, Budget, ChunkSize, EXTENT_PAGES, FRAME_BYTES, PAGE_BYTES};
-use super::{FrameKind, ORDER_MAX};
+use super::budget::Budget;
+use super::chunk::{ArenaState, ChunkSize, EXTENT_PAGES, FRAME_BYTES, ORDER_MAX, PAGE_BYTES};
+use super::region_pages::RegionPages;
 use crate::config::HugePages;
-use crate::maps::region::RegionPages;
 use crate::page::{FolioId, Folios};
 use crate::sync::{AtomicBool, AtomicRun, AtomicU64, Condvar, Mutex, Ordering};
 use crate::sys::memory::{HUGE_PAGE_BYTES, Reservation};
@@ -52,6 +52,25 @@ thread_local! {
     /// Number of pages that this thread has filled one after the other, or a multiple of
     /// [`RUN_PAGES`] more.
     static FILLED_PAGES: Cell<u64> = const { Cell::new(0) };
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FrameKind {
+    /// Frames of the arena for a folio of `order`, after those of `near` if possible.
+    Arena {
+        order: u8,
+        near: Option<FolioId>,
+    },
+    Region,
+}
+
+impl FrameKind {
+    pub(crate) fn pages(self) -> u64 {
+        match self {
+            Self::Arena { order, .. } => 1 << order,
+            Self::Region => 1,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -16,9 +16,9 @@
 //!   move: the fullest extent of a chunk, from its end
 //! ```
 
-use super::ORDER_MAX;
+use super::budget::Budget;
+use super::region_pages::RegionPages;
 use crate::config;
-use crate::maps::region::RegionPages;
 use crate::page::FolioId;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,6 +26,9 @@ use std::ops::Range;
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const DESCRIPTOR_BYTES: u64 = 64;
 pub(super) const FRAME_BYTES: u64 = PAGE_BYTES + DESCRIPTOR_BYTES;
+
+/// log2 of the pages of the largest folio, and of the largest chunk.
+pub(crate) const ORDER_MAX: u8 = 9;
 
 /// Pages of an extent; no chunk is smaller.
 pub(crate) const EXTENT_PAGES: u32 = 16;
@@ -272,32 +275,6 @@ impl Available {
 pub(super) struct Listed {
     sparse: bool,
     partial: bool,
-}
-
-#[derive(Debug)]
-pub(crate) struct Budget {
-    pub(super) bound_bytes: u64,
-    pub(super) used_bytes: u64,
-}
-
-impl Budget {
-    pub(super) fn left_bytes(&self) -> u64 {
-        self.bound_bytes.saturating_sub(self.used_bytes)
-    }
-
-    #[must_use]
-    pub(crate) fn try_take(&mut self, bytes: u64) -> bool {
-        let fits = bytes <= self.left_bytes();
-        if fits {
-            self.used_bytes += bytes;
-        }
-        fits
-    }
-
-    pub(crate) fn give_back(&mut self, bytes: u64) {
-        debug_assert!(bytes <= self.used_bytes, "{bytes} of {} charged bytes", self.used_bytes);
-        self.used_bytes -= bytes;
-    }
 }
 
 #[derive(Debug)]

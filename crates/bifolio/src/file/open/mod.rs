@@ -395,9 +395,7 @@ impl Registry {
         if !options.mappable {
             return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
         }
-        let region =
-            self.map_resources.new_region(&self.reclaim, size.len_max_bytes, options.faults)?;
-        Ok(PageSpace::Region(Arc::new(region)))
+        self.map_resources.new_space(&self.reclaim, size.len_max_bytes, options.faults)
     }
 
     fn make_inode(

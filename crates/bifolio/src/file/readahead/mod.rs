@@ -563,7 +563,7 @@ mod tests {
         let file = cache.memory_file_with("mappable", &options).unwrap();
         file.set_len(64 << 20).unwrap();
         let handle = &file.handle;
-        let window_pages = handle.inode.page_space.region().unwrap().window_pages();
+        let window_pages = handle.inode.page_space.ops().unwrap().window_pages();
         handle.readahead.set_access(Access::Sequential);
         let plan = handle.plan_after_miss(0..1).unwrap();
         assert!(plan.pages.end - plan.pages.start <= window_pages, "{plan:?}");

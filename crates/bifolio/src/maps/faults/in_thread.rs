@@ -52,7 +52,7 @@ pub(crate) fn conflict(
     wanted: Option<FaultMode>,
     page_space: &PageSpace,
 ) -> Option<(FaultMode, FaultMode)> {
-    let is_in_thread = page_space.region()?.addresses.userfault.signals;
+    let is_in_thread = Region::of(page_space)?.addresses.userfault.signals;
     let open = if is_in_thread { FaultMode::InThread } else { FaultMode::Threads };
     wanted.filter(|wanted| *wanted != open).map(|wanted| (wanted, open))
 }

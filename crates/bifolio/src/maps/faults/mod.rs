@@ -64,21 +64,21 @@ pub(crate) fn is_in_region(bytes: &[u8]) -> bool {
 
 /// Returns `true` if the pages of a file may be mapped.
 pub(crate) fn has_region(page_space: &PageSpace) -> bool {
-    page_space.region().is_some()
+    page_space.is_in_place()
 }
 
 /// Restores the `pages` of a file in a region that have folios, and were discarded by the program.
 pub(crate) fn restore(handle: &Handle, pages: Range<u64>) -> Result<()> {
-    let Some(region) = handle.inode.page_space.region() else { return Ok(()) };
+    let Some(region) = Region::of(&handle.inode.page_space) else { return Ok(()) };
     handle.handle_fault(region, pages, false).map_err(|(_, error)| error)
 }
 
 /// Serves faults of a file that can be mapped through `handle`, too.
 pub(crate) fn enlist(handle: &Arc<Handle>) {
-    let Some(region) = handle.inode.page_space.region() else { return };
+    let Some(region) = Region::shared_of(&handle.inode.page_space) else { return };
     let mut regions = REGIONS.write();
     let served = regions.entry(region.addresses.base().addr()).or_insert_with(|| Served {
-        region: Arc::clone(region),
+        region,
         threads: handle.inode.load.faults.clone(),
         services: Arc::default(),
         handles: WeakList::default(),
@@ -88,7 +88,7 @@ pub(crate) fn enlist(handle: &Arc<Handle>) {
 }
 
 pub(crate) fn forget(page_space: &PageSpace) {
-    let Some(region) = page_space.region() else { return };
+    let Some(region) = Region::of(page_space) else { return };
     let mut regions = REGIONS.write();
     // Dropped after the lock: this may be the last reference to the region.
     let forgotten = regions.remove(&region.addresses.base().addr());
@@ -254,7 +254,7 @@ mod tests {
         let options = OpenOptions::new().read(true).write(true).mappable(true);
         let Ok(file) = cache.memory_file_with("grows", &options) else { return };
         file.set_len(PAGE_BYTES).unwrap();
-        let region = file.handle.inode.page_space.region().unwrap();
+        let region = Region::of(&file.handle.inode.page_space).unwrap();
         let refusal_now = || {
             let error = file.handle.inode.past_end(PAGE_BYTES, 1);
             Refusal {

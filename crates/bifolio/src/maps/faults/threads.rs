@@ -326,7 +326,7 @@ mod tests {
             return;
         };
         file.set_len(PAGE as u64).unwrap();
-        let region = file.handle.inode.page_space.region().unwrap();
+        let region = Region::of(&file.handle.inode.page_space).unwrap();
         let (shared, _stop) = shared_of(region);
         let address = region.addresses.range_at(0).start.addr();
         let fault = Fault { address, is_write: false, thread: blocking::current_thread() };
@@ -350,7 +350,7 @@ mod tests {
         let options = OpenOptions::new().read(true).write(true).mappable(true);
         let Ok(file) = cache.memory_file_with("late", &options) else { return };
         file.set_len(2 * PAGE as u64).unwrap();
-        let region = file.handle.inode.page_space.region().unwrap();
+        let region = Region::of(&file.handle.inode.page_space).unwrap();
         if !cache.features().iter().any(|it| it.name == "fault-poison" && it.available) {
             return;
         }

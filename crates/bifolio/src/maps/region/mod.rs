@@ -23,16 +23,17 @@ mod regions;
 mod staging;
 mod stray_pages;
 use addresses::Addresses;
-pub(crate) use regions::{BounceBuffer, RecentReads, RegionPages, Regions, RegionsSize};
+pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
 pub(crate) use staging::Staged;
 pub(crate) use stray_pages::{Refusal, StrayPages, fault_time};
 
 use crate::maps::kernel::pages::{Pagemap, resident_from};
 use crate::maps::kernel::userfault::Userfault;
+use crate::memory::{InPlace, PageSpace, StagedPages};
 use crate::page::{FolioId, PAGE_BYTES};
-use crate::sync::{AtomicBool, AtomicU8, Mutex, Ordering, Share};
+use crate::sync::{AtomicU8, Mutex, Ordering, Share};
 use crate::sys::probe::Feature;
-use std::collections::HashMap;
+use std::any::Any;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,14 +66,84 @@ pub(crate) struct Region {
 /// two short reads.
 const WINDOWS_STAGED: u64 = 4;
 
-impl Region {
-    /// Pages of a region in flight, unless a single run has more: 1 MiB. The CPU needs about as
-    /// long to install them as the device needs to read them; half or twice as much made a
-    /// sequential scan 10 % slower.
-    pub(crate) const PAGES_IN_FLIGHT: u64 = 256;
+/// Pages of a region in flight, unless a single run has more: 1 MiB. The CPU needs about as long to
+/// install them as the device needs to read them; half or twice as much made a sequential scan 10 %
+/// slower.
+const PAGES_IN_FLIGHT: u64 = 256;
 
-    pub(crate) fn window_pages(&self) -> u64 {
+impl InPlace for Region {
+    fn base(&self) -> *mut u8 {
+        self.addresses.base()
+    }
+
+    fn window_pages(&self) -> u64 {
         self.addresses.regions.staging.pages() / WINDOWS_STAGED
+    }
+
+    fn pages_in_flight(&self) -> u64 {
+        PAGES_IN_FLIGHT
+    }
+
+    fn stage(&self, pages: usize, share: &Share, may_wait: bool) -> Option<Box<dyn StagedPages>> {
+        let staging = &self.addresses.regions.staging;
+        let staged = match may_wait {
+            true => staging.take(pages, share),
+            false => staging.try_take(pages, share)?,
+        };
+        Some(Box::new(staged))
+    }
+
+    fn publish(
+        &self,
+        staged: &dyn StagedPages,
+        number: usize,
+        pages: Range<u64>,
+        will_be_stored: bool,
+    ) -> (u64, io::Result<()>) {
+        if pages.is_empty() {
+            return (0, Ok(()));
+        }
+        // SAFETY: adjacent pages in no region, which the fill has for these and only it writes (the
+        // contract of `StagedPages`).
+        unsafe { self.install(pages, staged.address(number), will_be_stored) }
+    }
+
+    fn clear_poison(&self, pages: Range<u64>) -> io::Result<()> {
+        self.stray_pages.clear_poison(&self.addresses, pages)
+    }
+
+    fn note_orphan(&self, index: u64, id: FolioId) {
+        self.stray_pages.note_orphan(index, id);
+    }
+
+    fn release_orphan(&self, index: u64, id: FolioId) {
+        self.stray_pages.release_orphan(&self.addresses, index, id);
+    }
+
+    fn orphaned_among(&self, pages: Range<u64>) -> Vec<u64> {
+        self.stray_pages.orphaned_among(pages)
+    }
+
+    fn mapped_among(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        self.mapped.among(pages)
+    }
+
+    fn end_growth(&self) {
+        self.stray_pages.end_growth();
+    }
+}
+
+impl Region {
+    /// Returns the region of a file, if it has one.
+    pub(crate) fn of(page_space: &PageSpace) -> Option<&Self> {
+        let ops: &dyn Any = &**page_space.ops()?;
+        ops.downcast_ref()
+    }
+
+    /// Returns the region of a file, as one of its owners.
+    pub(crate) fn shared_of(page_space: &PageSpace) -> Option<Arc<Self>> {
+        let ops: Arc<dyn Any + Send + Sync> = Arc::clone(page_space.ops()?) as _;
+        ops.downcast().ok()
     }
 
     pub(crate) fn new(
@@ -92,29 +163,6 @@ impl Region {
             written_unseen: MappedPages::default(),
             stray_pages: StrayPages::default(),
         })
-    }
-
-    /// Takes up to `pages` pages of staging memory, of the `share` of a device. Waits for the first
-    /// if it `may_wait`.
-    pub(crate) fn stage(&self, pages: usize, share: &Share, may_wait: bool) -> Option<Staged> {
-        let staging = &self.addresses.regions.staging;
-        if may_wait { Some(staging.take(pages, share)) } else { staging.try_take(pages, share) }
-    }
-
-    /// Installs `pages`, whose bytes were read to staging memory, from its page `number` on, as
-    /// [`Self::install`] does.
-    pub(crate) fn publish(
-        &self,
-        staged: &Staged,
-        number: usize,
-        pages: Range<u64>,
-        will_be_stored: bool,
-    ) -> (u64, io::Result<()>) {
-        if pages.is_empty() {
-            return (0, Ok(()));
-        }
-        // SAFETY: staging memory that the fill has for these pages, and that only it writes.
-        unsafe { self.install(pages, staged.address(number), will_be_stored) }
     }
 
     /// Installs pages that are not resident, each of them atomically, and wakes the threads that
@@ -303,42 +351,6 @@ impl MappedPages {
             }
         }
         merged
-    }
-}
-
-/// The orphans of all regions: folios that were removed from their tables while references to them
-/// remain. The thread that puts the last reference finds here the page that must be unmapped.
-#[derive(Debug, Default)]
-pub(crate) struct Orphans {
-    pages: Mutex<HashMap<FolioId, (Arc<Region>, u64)>>,
-    /// `true` if there are any; most caches never have one.
-    is_any: AtomicBool,
-}
-
-impl Orphans {
-    /// Records that a folio was removed from its table and keeps its page. The caller holds a
-    /// reference.
-    pub(crate) fn note(&self, id: FolioId, region: &Arc<Region>, index: u64) {
-        let mut pages = self.pages.lock();
-        region.stray_pages.note_orphan(index, id);
-        pages.insert(id, (Arc::clone(region), index));
-        // Relaxed: the last reference is put after the caller's own.
-        self.is_any.store(true, Ordering::Relaxed);
-    }
-
-    /// Releases the page of a folio whose last reference was put, if the folio is an orphan.
-    pub(crate) fn release(&self, id: FolioId) {
-        // Relaxed: see `note`.
-        if !self.is_any.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut pages = self.pages.lock();
-        let found = pages.remove(&id);
-        self.is_any.store(!pages.is_empty(), Ordering::Relaxed);
-        drop(pages);
-        if let Some((region, index)) = found {
-            region.stray_pages.release_orphan(&region.addresses, index, id);
-        }
     }
 }
 

@@ -3,7 +3,12 @@
 //! Their size is fixed and charged once. One device may use all but an eighth of what the other
 //! devices leave free, and copies for write-back at most half of the pages, because a slow device
 //! may keep its pages for long.
+//!
+//! # Safety
+//! Hands out each page of its memory once.
+#![allow(unsafe_code)]
 
+use crate::memory::StagedPages;
 use crate::page::PAGE_BYTES;
 use crate::sync::{Condvar, Mutex, Share, blocking};
 use crate::sys::memory::Reservation;
@@ -114,19 +119,20 @@ fn longest_run(used: &[bool], pages_max: usize) -> Option<(usize, usize)> {
     best
 }
 
-impl Staged {
-    pub(crate) fn pages(&self) -> usize {
+// SAFETY: pages of the staging memory, which is resident, one reservation, and in no region; each
+// is in one run, until that frees it.
+unsafe impl StagedPages for Staged {
+    fn pages(&self) -> usize {
         self.pages
     }
 
-    pub(crate) fn address(&self, page: usize) -> *mut u8 {
+    fn address(&self, page: usize) -> *mut u8 {
         assert!(page < self.pages, "page {page} of a staging run of {}", self.pages);
         let offset_bytes = (self.first + page) * PAGE_BYTES as usize;
         self.staging.memory.base.wrapping_add(offset_bytes)
     }
 
-    /// Takes up to `pages` more, if they are free, without waiting.
-    pub(crate) fn extend(&mut self, pages: usize) {
+    fn extend(&mut self, pages: usize) {
         let mut used = self.staging.used.lock();
         let room = self.share.room(used.pages.len() as u64, SHARE_DIVISOR) as usize;
         let behind = &mut used.pages[self.first + self.pages..];
@@ -136,8 +142,7 @@ impl Staged {
         self.pages += free_pages;
     }
 
-    /// Keeps the first `pages` and frees the others.
-    pub(crate) fn shrink(&mut self, pages: usize) {
+    fn shrink(&mut self, pages: usize) {
         if pages >= self.pages {
             return;
         }
