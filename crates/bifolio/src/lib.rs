@@ -121,8 +121,7 @@ mod fill;
 mod inode;
 #[cfg(not(all(test, loom)))]
 mod io;
-#[cfg(not(all(test, loom)))]
-#[cfg_attr(not(feature = "maps"), path = "maps/absent.rs")]
+#[cfg(all(feature = "maps", not(all(test, loom))))]
 mod maps;
 #[cfg(not(all(test, loom)))]
 mod memory;
@@ -181,14 +180,14 @@ mod surface {
     pub use crate::config::{DrainPolicy, PinMode};
     pub use crate::dirt::WriteGate;
     pub use crate::error::{Error, ErrorKind, Result};
+    #[cfg(feature = "maps")]
+    pub use crate::file::FaultMode;
     pub use crate::file::{
         Access, Checkpoint, File, FileFuture, GatedFile, ImmutableFile, OpenOptions, OwnedPageRef,
         PageRef, PageRefMut, PageView, ReadRequest, Residency, WriteHint,
     };
     pub use crate::inode::PageCodec;
     pub use crate::io::DirectIo;
-    #[cfg(feature = "maps")]
-    pub use crate::maps::faults::FaultMode;
     #[cfg(feature = "refusals")]
     #[doc(hidden)]
     pub use crate::maps::kernel::refusals::{Refusable, refuse};

@@ -21,7 +21,8 @@ use crate::tidy::sources;
 use imports::Imports;
 
 /// The floors: the folders of the library, lowest first. A file may import from its own floor and
-/// from those below. `cargo x tidy` has a weaker law (`tidy/layers.rs`) until the records are 0.
+/// from those below. `cargo x tidy` holds the same law by the names of modules
+/// (`tidy/layers.rs`); here names are followed to the file that has the item.
 const FLOORS: [&str; 17] = [
     "error",
     "config",

@@ -1,36 +1,31 @@
 //! The layer rule: a module of the library names only modules below it, the leaves, and itself.
 //!
 //! Called by [`super::check`]; only files under `crates/bifolio/src` are looked at. The file or
-//! folder right under `src` is the module; but `maps` is a column beside the layers, where each
-//! file and folder is a module (`maps::unmap`). `lib.rs` (it names all) and test code are exempt.
+//! folder right under `src` is the module. `lib.rs` (it names all) and test code are exempt.
 //!
 //! A name counts as `crate::io::read` and grouped as `crate::{io, memory::List}`; `super` must not
-//! reach the root of the crate, nor `maps`. A doc comment may name anything. What `lib.rs`
-//! re-exports must be named by its module, so that the law can be seen where it is used.
+//! reach the root of the crate. A doc comment may name anything. What `lib.rs` re-exports must be
+//! named by its module, so that the law can be seen where it is used.
 
 use super::{Finding, source::Source, source::Token};
 
-/// The layers, lowest first, in the order of `ARCHITECTURE.md`. Modules of one layer may name each
-/// other.
-const LAYERS: [&[&str]; 14] = [
-    &["sys", "maps::kernel"],
-    &["sync"],
-    &["page"],
-    &["memory", "maps::region"],
-    &["io"],
-    &["store"],
-    &["dirt"],
-    &["inode", "maps::pages"],
-    &["writeback", "maps::stores"],
-    &["reclaim", "maps::unmap"],
-    &["fill"],
-    &["file", "maps::faults", "maps::mappable"],
-    &["maps::absent", "maps::map"],
-    &["cache"],
+/// The layers, each a folder, lowest first, in the order of `ARCHITECTURE.md`.
+const LAYERS: [&str; 14] = [
+    "sys",
+    "sync",
+    "page",
+    "memory",
+    "io",
+    "store",
+    "dirt",
+    "inode",
+    "writeback",
+    "reclaim",
+    "fill",
+    "file",
+    "maps",
+    "cache",
 ];
-
-/// Folders whose files and folders are modules of several layers.
-const COLUMNS: [&str; 1] = ["maps"];
 
 /// Modules that every module may name, and that name only each other.
 const LEAVES: [&str; 3] = ["error", "config", "stats"];
@@ -41,12 +36,8 @@ pub fn layers(source: &Source) -> Vec<Finding> {
     if source.is_test_file() || source.library_path() == Some("lib.rs") {
         return Vec::new();
     }
-    let is_in_column = COLUMNS.contains(&modules[0]);
-    let module = modules[..modules.len().min(1 + usize::from(is_in_column))].join("::");
-    if COLUMNS.contains(&module.as_str()) {
-        return Vec::new();
-    }
-    if place(&module).is_none() {
+    let module = modules[0];
+    if place(module).is_none() {
         let message = format!("`{module}` has no place in the layer law ({})", law());
         return vec![Finding::new(source, 1, "layers", message)];
     }
@@ -57,14 +48,11 @@ pub fn layers(source: &Source) -> Vec<Finding> {
         }
         if token.text == "crate" {
             for name in names_after(source, at + 1) {
-                let problem = problem(&module, &name);
+                let problem = problem(module, &name.text);
                 found.extend(problem.map(|it| Finding::new(source, token.line, "layers", it)));
             }
         } else if reaches_root(source, at, modules.len()) {
             let message = "`super` reaches the root of the crate; write `crate`".to_owned();
-            found.push(Finding::new(source, token.line, "layers", message));
-        } else if is_in_column && reaches_root(source, at, modules.len() - 1) {
-            let message = format!("`super` reaches `{0}`; write `crate::{0}`", modules[0]);
             found.push(Finding::new(source, token.line, "layers", message));
         }
     }
@@ -73,7 +61,7 @@ pub fn layers(source: &Source) -> Vec<Finding> {
 
 /// Returns the height of a layer, or 0 for a leaf.
 fn place(module: &str) -> Option<usize> {
-    let layer = LAYERS.iter().position(|layer| layer.contains(&module)).map(|height| height + 1);
+    let layer = LAYERS.iter().position(|layer| *layer == module).map(|height| height + 1);
     layer.or(LEAVES.contains(&module).then_some(0))
 }
 
@@ -90,7 +78,7 @@ fn problem(module: &str, named: &str) -> Option<String> {
 }
 
 fn law() -> String {
-    format!("{}; leaves: {}", LAYERS.map(|layer| layer.join(", ")).join(" < "), LEAVES.join(", "))
+    format!("{}; leaves: {}", LAYERS.join(" < "), LEAVES.join(", "))
 }
 
 /// Returns `true` if the path that starts at `start` goes up from a file `depth` modules deep, and
@@ -107,23 +95,8 @@ fn reaches_root(source: &Source, start: usize, depth: usize) -> bool {
 }
 
 /// Returns the module after the `::` at `at`, or the modules of the group there.
-fn names_after(source: &Source, at: usize) -> Vec<String> {
-    if source.words(at, 2) != [":", ":"] {
-        return Vec::new();
-    }
-    let within = |name: &Token| {
-        let at = source.tokens().iter().position(|token| std::ptr::eq(token, name));
-        at.map(|at| names_after(source, at + 1)).unwrap_or_default()
-    };
-    let names = source.first_names(at + 2).into_iter();
-    names
-        .flat_map(|name| match within(name) {
-            parts if COLUMNS.contains(&name.text.as_str()) && !parts.is_empty() => {
-                parts.iter().map(|part| format!("{}::{part}", name.text)).collect()
-            }
-            _ => vec![name.text.clone()],
-        })
-        .collect()
+fn names_after(source: &Source, at: usize) -> Vec<&Token> {
+    if source.words(at, 2) == [":", ":"] { source.first_names(at + 2) } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -170,14 +143,11 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_column_has_a_layer_of_its_own() {
+    fn maps_are_named_by_the_cache_alone() {
         let text = "use crate::maps::region::Region; use crate::{maps::{kernel, region::A}, page};";
-        assert_eq!(count("memory/mod.rs", text) + count("maps/region/mod.rs", text), 0);
-        assert_eq!(count("sys/probe.rs", text), 3);
-        assert_eq!(count("maps/unmap.rs", "use crate::reclaim::Reclaim; use super::region;"), 1);
-        assert_eq!(count("maps/region/staging.rs", "use super::Used; use crate::maps::faults;"), 1);
-        assert_eq!(count("maps/other.rs", "") + count("file/mod.rs", "use crate::maps;"), 2);
-        assert_eq!(count("maps/mod.rs", "pub(crate) mod kernel;"), 0);
+        assert_eq!(count("memory/mod.rs", text) + count("file/mod.rs", text), 4);
+        assert_eq!(count("cache/builder.rs", text) + count("maps/region/mod.rs", text), 0);
+        assert_eq!(count("maps/unmap.rs", "use crate::reclaim::Reclaim; use super::region;"), 0);
     }
 
     #[test]
@@ -202,13 +172,9 @@ mod tests {
 
     #[test]
     fn the_law_is_a_strict_order() {
-        for (own, modules) in LAYERS.iter().enumerate() {
-            for (other, layer) in LAYERS.iter().enumerate() {
-                for (module, named) in
-                    modules.iter().flat_map(|it| layer.iter().map(move |n| (it, n)))
-                {
-                    assert_eq!(problem(module, named).is_none(), other <= own, "{module} {named}");
-                }
+        for (own, module) in LAYERS.iter().enumerate() {
+            for (other, named) in LAYERS.iter().enumerate() {
+                assert_eq!(problem(module, named).is_none(), other <= own, "{module} {named}");
             }
         }
     }

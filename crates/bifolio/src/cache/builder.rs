@@ -4,12 +4,14 @@ use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
 use crate::dirt::FlusherSettings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::Registry;
+use crate::file::{Mapper, Registry};
 use crate::inode::{Flusher, Services};
 use crate::io::{Backing, Engine};
+#[cfg(feature = "maps")]
+use crate::maps::kernel::trials::probe as try_for_maps;
 use crate::memory::{Arena, CacheState, Memory};
 use crate::page::PAGE_BYTES;
-use crate::reclaim::{Reclaim, ReclaimThread};
+use crate::reclaim::{MappedVictims, Reclaim, ReclaimThread};
 use crate::store::{Swap, SwapStorage};
 use crate::sys::probe::{Feature, Features};
 use crate::sys::process::Origin;
@@ -213,7 +215,8 @@ impl CacheBuilder {
         let open = |storage| Swap::open(storage, swap_bytes_max, &features).map(Arc::new);
         let (flusher, swap) = (Arc::new(flusher), self.swap.map(open).transpose()?);
         let services = Services { memory, engine, flusher, swap };
-        let reclaim = Arc::new(Reclaim::new(&services, &self.config));
+        let (victims, mapper) = maps(&features, self.config.unmap_batch_folios);
+        let reclaim = Arc::new(Reclaim::new(&services, &self.config, victims));
         if self.config.prefault {
             reclaim.prefault()?;
         }
@@ -229,7 +232,7 @@ impl CacheBuilder {
             flusher_threads,
             ReclaimThread::swapper(&reclaim)?,
             cache_state,
-            &features,
+            mapper,
             &self.config,
         );
         let inner = Inner {
@@ -270,6 +273,33 @@ impl CacheBuilder {
     pub fn drain_policy(mut self, drain_policy: crate::config::DrainPolicy) -> Self {
         self.config.ablation.modes.drains = drain_policy;
         self
+    }
+}
+
+type Maps = (Option<Box<dyn MappedVictims>>, Option<Box<dyn Mapper>>);
+
+/// Creates what evicts the pages of files that can be mapped, and what serves those files.
+#[cfg(feature = "maps")]
+fn maps(features: &Features, unmap_batch_folios: usize) -> Maps {
+    use crate::maps::{mappable::MapResources, unmap::RegionVictims};
+    let mapper = MapResources::new(features, unmap_batch_folios);
+    (Some(Box::new(RegionVictims)), Some(Box::new(mapper)))
+}
+
+#[cfg(not(feature = "maps"))]
+fn maps(_: &Features, _: usize) -> Maps {
+    (None, None)
+}
+
+#[cfg(not(feature = "maps"))]
+fn try_for_maps(_: Feature) -> crate::sys::probe::Finding {
+    Err("built without the feature `maps`".to_owned())
+}
+
+impl Features {
+    /// Probes every feature; those in `disabled` are reported but not used.
+    pub fn probe(disabled: &[Feature]) -> Self {
+        Self::probe_with(disabled, try_for_maps)
     }
 }
 

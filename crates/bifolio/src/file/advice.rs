@@ -7,7 +7,6 @@ use super::open::Registry;
 use crate::error::Result;
 use crate::fill::{AccessMode, Batch, Delivery};
 use crate::inode::Inode;
-use crate::maps::faults;
 use crate::page::{Flag, PAGE_BYTES, pages_of};
 use crate::reclaim::{Evicted, Reclaim};
 use crate::sync::Ordering;
@@ -155,7 +154,8 @@ impl File {
                 handle.fill().lock_folio(index, AccessMode::Cache)?;
             }
         }
-        faults::restore(handle, pages)
+        let mapper = handle.registry.mapper_of(&handle.inode);
+        mapper.map_or(Ok(()), |mapper| mapper.restore(handle, pages))
     }
 
     /// Evicts the folios of `range` that are clean and not in use. The result counts them and, by

@@ -13,6 +13,7 @@
 //!   write_hint.rs writes whose pages are evicted first
 //!   allocation.rs allocation, holes, zeros of memory files
 //!   gate.rs       writes behind a write gate
+//!   mapper.rs     files that can be mapped: what is asked of `maps`
 //!   advice.rs     access hints, eviction, residency
 //!   open/         the open files: all handles of one share an inode
 //! ```
@@ -30,6 +31,7 @@ mod gate;
 mod hit;
 mod immutable;
 mod many;
+mod mapper;
 mod open;
 mod options;
 mod outside;
@@ -45,8 +47,9 @@ pub use async_calls::FileFuture;
 pub use gate::GatedFile;
 pub use immutable::ImmutableFile;
 pub use many::ReadRequest;
+pub(crate) use mapper::{MapInUse, MappedGrowth, Mapper};
 pub(crate) use open::Registry;
-pub use options::OpenOptions;
+pub use options::{FaultMode, OpenOptions};
 pub use pin::{OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;
 pub use write_hint::WriteHint;
@@ -56,11 +59,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{Fill, own_pins};
 use crate::inode::{Inode, NoRoom};
 use crate::io::{FileIdentity, POSITION_BYTES_MAX};
-use crate::maps::faults;
-use crate::memory;
+use crate::memory::is_mapped;
 use crate::page::{PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
-use crate::sync::Ordering;
 use crate::writeback::{CheckpointMark, Writeback, check_outside_gate, grow_lsns, wait_for_room};
 use async_calls::ReadServer;
 use hit::HitPath;
@@ -366,13 +367,6 @@ pub(crate) fn resolve(
         Bound::Unbounded => len_bytes().max(start),
     };
     start..end
-}
-
-/// Returns `true` if any of these bytes lie in a map, of any cache. An access may then fault, which
-/// takes folio locks and waits, so it must not happen with a folio lock held.
-fn is_mapped(bytes: &[u8]) -> bool {
-    // Relaxed: a caller with an address in a region got it after the region was counted.
-    memory::REGIONS_COUNT.load(Ordering::Relaxed) > 0 && faults::is_in_region(bytes)
 }
 
 /// State shared by all clones of a [`File`].

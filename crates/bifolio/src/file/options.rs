@@ -4,7 +4,6 @@ use crate::config;
 use crate::error::{Error, Result};
 use crate::inode::PageCodec;
 use crate::io::{DirectIo, DiskOptions};
-use crate::maps::faults::FaultMode;
 use crate::sys::memory;
 use std::fmt;
 use std::sync::Arc;
@@ -34,6 +33,35 @@ pub struct OpenOptions {
     pub(crate) mappable: bool,
     pub(crate) faults: Option<FaultMode>,
     pub(crate) codec: Option<Arc<dyn PageCodec>>,
+}
+
+/// The threads that serve faults of a mapped file: accesses to pages that are not resident.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FaultMode {
+    /// Threads of the cache, at the cost of two context switches. Works for every load and store.
+    /// An access that the kernel makes for a system call (for example `write(2)` from a map) waits
+    /// for its page only where the process may serve such faults
+    /// ([`Feature::KernelFaults`](crate::Feature::KernelFaults): as root, or with
+    /// `vm.unprivileged_userfaultfd` = 1); elsewhere the call fails with `EFAULT` on a page that is
+    /// not resident.
+    #[default]
+    Threads,
+    /// The faulting thread, in a handler of SIGBUS, without a context switch. What it asks of the
+    /// program:
+    ///
+    /// - A system call on a page that is not resident fails with `EFAULT`: read or [populate] the
+    ///   page first.
+    /// - The handler does I/O, allocates, and takes locks of the cache: touch no map inside an
+    ///   allocator, or while the thread holds a lock that such code needs, and no map from a stack
+    ///   with less than 64 KiB left (a goroutine, a fiber).
+    /// - A handler of SIGBUS that was installed before the first such file is opened still gets
+    ///   signals that are not ours; one that is installed later must pass on those that are.
+    /// - A fault ends the process if the thread blocks SIGBUS. Creating a map in such a thread is
+    ///   refused; using one is not checked.
+    ///
+    /// [populate]: crate::Map::populate
+    InThread,
 }
 
 /// Minimum length reserved for a file that may grow: 1 TiB, whose table takes 2 GiB of addresses.

@@ -15,10 +15,9 @@
 //! Copies bytes into frames whose folios are locked.
 #![allow(unsafe_code)]
 
-use super::File;
+use super::{File, is_mapped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, own_pins};
-use crate::maps::faults;
 use crate::page::{Flag, Lookup, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sys::copy;
 use std::ops::{Range, RangeBounds};
@@ -96,7 +95,7 @@ impl File {
             return Ok(());
         }
         // Bytes of a map may not be resident, and a fault must not wait for a lock of this thread.
-        if faults::has_region(&self.handle.inode.page_space) || faults::is_in_region(bytes) {
+        if self.handle.inode.mapped.is_some() || is_mapped(bytes) {
             return self.invalidate(range);
         }
         for index in pages_of(&range) {

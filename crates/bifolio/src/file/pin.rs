@@ -10,13 +10,12 @@
 #![allow(unsafe_code)]
 
 use super::read_with::PageView;
-use super::{File, Handle, ImmutableFile};
+use super::{File, Handle, ImmutableFile, MapInUse};
 use crate::config::PinMode;
 use crate::dirt::ChangeLsn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::own_pins::OwnPin;
 use crate::fill::{AccessMode, Locked, ReadIoClaim, Wait};
-use crate::maps::mappable::MapGuard;
 use crate::page::{
     Entry, Folio, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES, PAGE_SHIFT, TryGet,
     WriteSection, pages_of,
@@ -134,7 +133,7 @@ pub struct OwnedPageRef<F = File> {
     others: Box<[FolioId]>,
     view: PageView<'static>,
     /// Of a pin of a map. Dropped last: what was written under the pin is dirty by then.
-    guard: Option<MapGuard>,
+    guard: Option<MapInUse>,
     of: PhantomData<fn() -> F>,
 }
 
@@ -176,7 +175,7 @@ impl OwnedPageRef {
         file: &File,
         range: Range<u64>,
         start: *const u8,
-        guard: MapGuard,
+        guard: MapInUse,
     ) -> Result<Self> {
         file.fill_range(range.clone())?;
         let pin = |index: u64| {
@@ -249,7 +248,7 @@ impl<F> Clone for OwnedPageRef<F> {
             others: self.others.iter().copied().map(reference).collect(),
             // SAFETY: the counted references keep the frames.
             view: unsafe { PageView::new(self.view.as_ptr(), self.view.len()) },
-            guard: self.guard.as_ref().map(MapGuard::for_pin),
+            guard: self.guard.clone(),
             of: PhantomData,
         }
     }

@@ -14,13 +14,13 @@
 #![allow(unsafe_code)]
 
 use super::File;
+use super::mapper::Growing;
 use super::open::no_table;
 use super::options::check_len_max;
 use crate::dirt::ChangeLsn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::{NoRoom, Resizing};
-use crate::maps::mappable::Growing;
 use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
@@ -262,7 +262,15 @@ impl File {
         let inode = &self.handle.inode;
         let Piece { bytes, position, follows, lsn } = *piece;
         let Locked { folio, lock, .. } = locked;
-        if !locked.is_uptodate() && inode.write_page::<Unwritten>(folio, lock, bytes)? {
+        if !locked.is_uptodate()
+            && let Some(mapped) = &inode.mapped
+        {
+            // A store to the page would fault, and the thread that serves the fault would wait for
+            // the lock that this one holds. The old bytes, possibly in the swap, are the content of
+            // the page until it is installed.
+            let room = inode.make_room(lock)?;
+            mapped.install_page(inode, lock, bytes, true)?;
+            room.mark_dirty(folio, lock);
             return Ok(());
         }
         let end = position + bytes.len() as u64;

@@ -4,10 +4,10 @@
 //! The protocol of a clear is at the head of `clearing.rs`.
 
 use super::Inode;
+use super::mapped::{PinnedPages, Removal};
 use super::resize::Resizing;
 use crate::error::Result;
 use crate::io::FallocateMode;
-use crate::maps::pages::{PinnedPages, Removal};
 use crate::page::{Entry, Flag, Folio, LockedFolio, PAGE_BYTES, PAGE_SHIFT};
 use crate::store::Store;
 use crate::sync::blocking;

@@ -11,19 +11,21 @@ mod clear;
 mod clearing;
 mod codec;
 mod evict;
+mod mapped;
 mod mark;
 mod resize;
 
 pub(crate) use clearing::ClearedBefore;
 pub use codec::PageCodec;
 pub(crate) use codec::{Codec, SealedPages, SealingRoom};
+pub(crate) use mapped::{MappedRemoval, PinnedPages, WriteSource};
 pub(crate) use mark::NoRoom;
 pub(crate) use resize::Resizing;
 
 use crate::dirt::{self, DirtyList, DirtyPages, Flushes, Gate, NO_LSN, WriteErrors};
 use crate::error::{Error, ErrorKind, Result, of_range, write_error};
 use crate::io::{DirectBacking, Engine, Load};
-use crate::memory::{Memory, PageSpace};
+use crate::memory::{InPlace, Memory, PageSpace, StagedPages};
 use crate::page::{
     ALL_BYTES, COUNT_MAX, Folio, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
     Values,
@@ -62,6 +64,8 @@ pub(crate) struct Inode {
     pub(crate) mapping: Mapping,
     pub(crate) memory: Arc<Memory>,
     pub(crate) page_space: PageSpace,
+    /// That memory once more, if the pages are in place.
+    pub(crate) mapped: Option<Arc<dyn MappedPages>>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) flusher: Arc<Flusher>,
     /// Device that the file is written to; `None` for a memory file.
@@ -87,6 +91,56 @@ pub(crate) struct Inode {
     pub(crate) len_max_bytes: AtomicU64,
 }
 
+/// The pages of a file in place, as its inode and its write-outs use them; the floor `maps`
+/// implements it.
+pub(crate) trait MappedPages: InPlace {
+    /// Finds the pages of `inode` with bytes of `range` that were stored to through maps, and marks
+    /// them as dirty. With `patient`, waits for pages whose lock another thread holds; otherwise
+    /// the next call finds them. Returns `true` if there may have been stores.
+    ///
+    /// # Errors
+    /// The kernel cannot tell. Then every resident page may have been stored to, and the caller
+    /// treats all of them as dirty.
+    fn find_stores(&self, inode: &Inode, range: &Range<u64>, patient: bool) -> Result<bool>;
+
+    /// Installs a page of `bytes`, followed by zeros, for a locked folio that is not uptodate, and
+    /// makes it uptodate. With `will_be_stored`, it counts as stored to.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it; the folio is unchanged.
+    fn install_page(
+        &self,
+        inode: &Inode,
+        locked: &LockedFolio<'_>,
+        bytes: &[u8],
+        will_be_stored: bool,
+    ) -> Result<()>;
+
+    /// Begins to remove folios from the table of `inode`.
+    fn begin_removal<'a>(
+        &'a self,
+        inode: &'a Inode,
+        pinned: PinnedPages,
+    ) -> Box<dyn MappedRemoval<'a> + 'a>;
+
+    /// Returns the memory that adjacent pages are written from, whose write-outs have begun.
+    fn write_source(&self, inode: &Inode, pages: Range<u64>) -> WriteSource;
+
+    /// Copies the first of `pages`, at least one, for a write-out, so that a store after the copy
+    /// is found later. Returns `None` if there is no memory for a transfer that is worth its cost,
+    /// for the caller to wait for transfers of its own; never if it `is_alone`, with none in
+    /// flight.
+    fn copy_for_write(
+        &self,
+        inode: &Inode,
+        pages: Range<u64>,
+        is_alone: bool,
+    ) -> Option<Box<dyn StagedPages>>;
+
+    /// Returns `true` if the thread that touches a missing page serves the fault itself.
+    fn serves_in_thread(&self) -> bool;
+}
+
 /// Prospect of a dirty folio that reclaim has met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cleaning {
@@ -107,34 +161,35 @@ pub(crate) struct FileSize {
 }
 
 impl Inode {
-    /// Creates a file over `backing`, which has `len_bytes` bytes now.
+    /// Creates a file over `backing`, which has `len_bytes` bytes now. Its pages are in the arena,
+    /// unless they are `mapped`.
     pub(crate) fn new(
         services: &Services,
-        page_space: PageSpace,
+        mapped: Option<Arc<dyn MappedPages>>,
         backing: &Arc<dyn DirectBacking>,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let store = Store::on_disk(backing, size.len_bytes);
         let device = services.flusher.device_of(&**backing, &services.memory, size.order);
-        Self::with_store(services, page_space, store, size, Values::Hints, Some(device))
+        Self::with_store(services, mapped, store, size, Values::Hints, Some(device))
     }
 
     /// Creates an empty file without a backing.
     pub(crate) fn new_in_memory(
         services: &Services,
-        page_space: PageSpace,
+        mapped: Option<Arc<dyn MappedPages>>,
         name: &str,
         size: FileSize,
     ) -> std::io::Result<Arc<Self>> {
         let (name, swap) = (name.to_owned(), services.swap.clone());
         let store = Store::in_swap(name, swap);
-        let values = if page_space.is_in_place() { Values::KeptWithPages } else { Values::Kept };
-        Self::with_store(services, page_space, store, size, values, None)
+        let values = if mapped.is_some() { Values::KeptWithPages } else { Values::Kept };
+        Self::with_store(services, mapped, store, size, values, None)
     }
 
     fn with_store(
         services: &Services,
-        page_space: PageSpace,
+        mapped: Option<Arc<dyn MappedPages>>,
         store: Store,
         size: FileSize,
         values: Values,
@@ -144,12 +199,17 @@ impl Inode {
         let alone = || DirtyPages::alone(&services.memory.unswapped_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
         let load = device.as_ref().map_or(&services.flusher.swap_load, |it| &it.load).clone();
+        let page_space = match &mapped {
+            Some(mapped) => PageSpace::in_place(Arc::clone(mapped) as _),
+            None => PageSpace::Arena(Arc::clone(&services.memory.arena)),
+        };
         Ok(Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             address: this.as_ptr().expose_provenance() as u64,
             mapping,
             memory: Arc::clone(&services.memory),
             page_space,
+            mapped,
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
             is_evictable: device.is_some() || services.swap.is_some(),
@@ -233,6 +293,13 @@ impl Inode {
     /// Returns the number of bytes in dirty folios, as far as they are known to be dirty.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty.len() * self.mapping.folio_bytes()
+    }
+
+    /// Finds stores through maps ([`MappedPages::find_stores`]). A file that is not in place has
+    /// none.
+    pub(crate) fn find_stores(&self, range: &Range<u64>, patient: bool) -> Result<bool> {
+        let found = self.mapped.as_ref().map(|mapped| mapped.find_stores(self, range, patient));
+        found.unwrap_or(Ok(false))
     }
 
     /// Returns the number of bytes that the backing of a file does not have yet: dirty ones, and
@@ -340,14 +407,14 @@ impl Inode {
     /// Zeroes a locked folio and makes it uptodate.
     ///
     /// # Errors
-    /// The kernel has no memory for a page of a region.
+    /// The kernel has no memory for a page in place.
     pub(crate) fn fill_with_zeros(
         &self,
         folio: &FolioRef<'_>,
         locked: &LockedFolio<'_>,
     ) -> Result<()> {
-        if let Some(installed) = self.install_page(locked, &[], false) {
-            return installed;
+        if let Some(mapped) = &self.mapped {
+            return mapped.install_page(self, locked, &[], false);
         }
         self.zero_folio(folio, locked, 0..u64::MAX);
         self.mapping.mark_uptodate(locked);

@@ -26,13 +26,13 @@
 //! bytes lost. So the store's record of the backing's length changes in two places: write-outs
 //! raise it with `cutting` shared, and it is set here with `cutting` exclusive.
 //!
-//! Folios of a region are gathered, frozen, until several can be unmapped together
+//! Folios in place are gathered, frozen, until several can be unmapped together
 //! ([`Removal`]). Other threads wait for a frozen folio. So this thread waits for nothing while it
 //! has any: before it waits, it unmaps those that are gathered. (The owner of a `PageRefMut` on the
 //! next folio may need one of them.)
 use super::Inode;
+use super::mapped::{PinnedPages, Removal};
 use crate::error::Result;
-use crate::maps::pages::{PinnedPages, Removal};
 use crate::page::{ALL_BYTES, Entry, Flag, FolioRef, LockedFolio, Lookup, PAGE_BYTES};
 use crate::sync::{MutexGuard, Ordering, blocking};
 use std::cell::Cell;

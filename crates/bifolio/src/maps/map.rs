@@ -33,6 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::{File, ImmutableFile, OwnedPageRef, resolve};
 use crate::maps::mappable::MapGuard;
 use crate::maps::region::Region;
+use crate::maps::stores;
 use crate::page::pages_of;
 use crate::sync::Mutex;
 use std::marker::PhantomData;
@@ -142,7 +143,7 @@ impl File {
         let range = self.range_of(range);
         let map = self.map(range)?;
         self.handle.check_writable()?;
-        self.handle.inode.track_stores(&map.region)?;
+        stores::track(&map.region, &self.handle.inode)?;
         Ok(MapMut { map })
     }
 }
@@ -191,7 +192,7 @@ impl<F> Map<F> {
 
     fn pin_in_file(&self, range: Range<u64>) -> Result<OwnedPageRef> {
         let start = self.region.addresses.base().wrapping_add(range.start as usize);
-        OwnedPageRef::of_map(&self.file, range, start, self.guard.for_pin())
+        OwnedPageRef::of_map(&self.file, range, start, self.guard.in_use.clone())
     }
 
     /// Returns the last error of a fault of the file since the map was created or this was last

@@ -1,15 +1,14 @@
 //! Mappable files: what those of a cache share, their calls for maps, and their growth.
 
 use crate::error::{Error, Result};
-use crate::file::{File, OpenOptions, Registry};
+use crate::file::{FaultMode, File, Handle, MapInUse, MappedGrowth, Mapper, OpenOptions};
 use crate::fill::{AccessMode, Locked};
-use crate::inode::Resizing;
-use crate::maps::faults::FaultMode;
+use crate::inode::{Inode, MappedPages, Resizing};
 use crate::maps::faults::{self, FaultThreads};
 use crate::maps::kernel::signal;
 use crate::maps::kernel::userfault::Userfault;
 use crate::maps::region::{Region, Regions};
-use crate::memory::PageSpace;
+use crate::maps::unmap;
 use crate::page::{PAGE_BYTES, PAGE_SHIFT, TABLE_PAGE_BYTES, pages_of};
 use crate::reclaim::Reclaim;
 use crate::sync::Mutex;
@@ -59,35 +58,8 @@ impl MapResources {
         Self { features: features.clone(), unmap_batch_folios, made: Mutex::default() }
     }
 
-    /// Creates the memory for the pages of a file of at most `len_max_bytes` bytes: a region.
-    ///
-    /// # Errors
-    /// The kernel has no userfaultfd, or address space, a thread, or memory cannot be allocated.
-    pub(crate) fn new_space(
-        &self,
-        reclaim: &Reclaim,
-        len_max_bytes: u64,
-        faults: Option<FaultMode>,
-    ) -> Result<PageSpace> {
-        if let Some(reason) = self.features.why_not(Feature::UserFaults) {
-            return Err(Error::cannot_map("", &reason));
-        }
-        let mut made = self.made.lock();
-        if made.is_none() {
-            *made = Some(self.make(reclaim)?);
-        }
-        let parts = made.as_mut().expect("made just now");
-        let userfault = match faults.unwrap_or_default() {
-            FaultMode::Threads => self.served_by_threads(parts)?,
-            FaultMode::InThread => self.served_in_thread(parts)?,
-        };
-        let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
-        let region = Region::new(pages, &userfault, &parts.regions).map_err(refused)?;
-        Ok(PageSpace::in_place(Arc::new(region)))
-    }
-
     fn make(&self, reclaim: &Reclaim) -> Result<MapParts> {
-        let size = reclaim.regions_size(self.unmap_batch_folios);
+        let size = unmap::regions_size(reclaim, self.unmap_batch_folios);
         reclaim.charge(size.bytes())?;
         let regions = Regions::new(size, &self.features, &reclaim.memory.soundness);
         let regions = regions.inspect_err(|_| reclaim.memory.arena.uncharge(size.bytes()));
@@ -116,6 +88,52 @@ impl MapResources {
     }
 }
 
+impl Mapper for MapResources {
+    fn new_pages(
+        &self,
+        reclaim: &Reclaim,
+        len_max_bytes: u64,
+        faults: Option<FaultMode>,
+    ) -> Result<Arc<dyn MappedPages>> {
+        if let Some(reason) = self.features.why_not(Feature::UserFaults) {
+            return Err(Error::cannot_map("", &reason));
+        }
+        let mut made = self.made.lock();
+        if made.is_none() {
+            *made = Some(self.make(reclaim)?);
+        }
+        let parts = made.as_mut().expect("made just now");
+        let userfault = match faults.unwrap_or_default() {
+            FaultMode::Threads => self.served_by_threads(parts)?,
+            FaultMode::InThread => self.served_in_thread(parts)?,
+        };
+        let pages = len_max_bytes.div_ceil(PAGE_BYTES).max(1);
+        let region = Region::new(pages, &userfault, &parts.regions).map_err(refused)?;
+        Ok(Arc::new(region))
+    }
+
+    fn enlist(&self, handle: &Arc<Handle>) {
+        faults::enlist(handle);
+    }
+
+    fn forget(&self, inode: &Inode) {
+        faults::forget(&inode.page_space);
+    }
+
+    fn restore(&self, handle: &Handle, pages: Range<u64>) -> Result<()> {
+        faults::restore(handle, pages)
+    }
+
+    fn uncover<'a>(
+        &self,
+        file: &'a File,
+        alone: &Resizing<'_>,
+        len_bytes: u64,
+    ) -> Result<Box<dyn MappedGrowth + 'a>> {
+        Ok(Box::new(Growing::begin(file, alone, len_bytes)?))
+    }
+}
+
 fn refused(source: io::Error) -> Error {
     Error::memory("a file that can be mapped (OpenOptions::len_max)", source)
 }
@@ -124,49 +142,34 @@ fn refused(source: io::Error) -> Error {
 /// charged when they are touched, because a map may be large and sparse.
 const TABLES_MAX: usize = 64;
 
-/// Counts a map, or a pin of one, as in use while it exists. The guard of a map must be dropped
-/// before the map's file.
+/// Counts a map as in use, and its pages as mapped, while it exists. Must be dropped before the
+/// map's file.
 #[derive(Debug)]
-pub(crate) struct MapGuard {
-    registry: Arc<Registry>,
+pub(super) struct MapGuard {
+    pub(super) in_use: MapInUse,
     mapped: Option<(Arc<Region>, Range<u64>)>,
-}
-
-impl MapGuard {
-    /// Counts a pin of the map, which may outlive the map. The cache is open, because the map is in
-    /// use.
-    pub(crate) fn for_pin(&self) -> Self {
-        self.registry.cache_state.begin_map();
-        Self { registry: Arc::clone(&self.registry), mapped: None }
-    }
 }
 
 impl Drop for MapGuard {
     fn drop(&mut self) {
-        if self.registry.cache_state.is_forked() {
-            // Locks may be held by threads that do not exist in this process.
-            return;
-        }
-        if let Some((region, pages)) = &self.mapped {
-            region.mapped.remove(pages);
+        // In a forked child, locks may be held by threads that do not exist there.
+        if let Some((region, pages)) = self.mapped.take().filter(|_| !self.in_use.is_forked()) {
+            region.mapped.remove(&pages);
             // So that the thread that drops the map closes the file, and not the one that served
             // the last fault.
-            if let Some(services) = faults::services_in(region) {
+            if let Some(services) = faults::services_in(&region) {
                 services.wait_for_begun();
             }
         }
-        self.registry.cache_state.end_map();
     }
 }
 
 impl File {
     /// Returns the region of the file and a guard, if `range` can be mapped.
-    pub(crate) fn begin_map(&self, range: &Range<u64>) -> Result<(Arc<Region>, MapGuard)> {
+    pub(super) fn begin_map(&self, range: &Range<u64>) -> Result<(Arc<Region>, MapGuard)> {
         let handle = &self.handle;
-        let registry = Arc::clone(&handle.registry);
         // Before the check, so that a concurrent close sees the map.
-        registry.cache_state.begin_map();
-        let mut guard = MapGuard { registry, mapped: None };
+        let mut guard = MapGuard { in_use: MapInUse::begin(&handle.registry), mapped: None };
         handle.check_sound()?;
         handle.check_readable()?;
         handle.check_not_empty(range, "a map")?;
@@ -198,14 +201,14 @@ impl File {
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing
 /// (STRAY-G1 to STRAY-G3).
 #[derive(Debug)]
-pub(crate) struct Growing<'a> {
+struct Growing<'a> {
     region: Option<&'a Region>,
     /// File with a backing and its length before, if raw writers may store past its end.
     uncovered: Option<(&'a File, u64)>,
 }
 
-impl Growing<'_> {
-    pub(crate) fn end(&mut self) {
+impl MappedGrowth for Growing<'_> {
+    fn end(&mut self) {
         if let Some(region) = self.region.take() {
             region.stray_pages.end_growth();
         }
@@ -227,17 +230,13 @@ impl Drop for Growing<'_> {
     }
 }
 
-impl File {
-    /// Prepares the file to grow to `len_bytes` bytes, if it is shorter: zeroes everything that raw
-    /// writers have stored past its end, and removes pages that were poisoned for faults on
-    /// truncated pages. The caller keeps the returned guard until the growth has succeeded or
-    /// failed.
-    pub(crate) fn uncover(&self, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Growing<'_>> {
-        let (before_bytes, region) = (self.len(), Region::of(&self.handle.inode.page_space));
-        let Some(region) = region.filter(|_| len_bytes > before_bytes) else {
-            return Ok(Growing { region: None, uncovered: None });
-        };
-        let mut growing = Growing { region: Some(region), uncovered: None };
+impl<'a> Growing<'a> {
+    /// Prepares a file in a region to grow to `len_bytes` bytes ([`Mapper::uncover`]).
+    fn begin(file: &'a File, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Self> {
+        let before_bytes = file.len();
+        let inode = &file.handle.inode;
+        let mut growing = Self { region: Region::of(&inode.page_space), uncovered: None };
+        let Some(region) = growing.region else { return Ok(growing) };
         let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
         let begun = region.stray_pages.begin_growth(&region.addresses, pages.clone());
         let purpose = "pages past the end of a file";
@@ -247,17 +246,17 @@ impl File {
             // zeroed, as for a partial write.
             let end = (index + 1) * PAGE_BYTES;
             if let Err(error) =
-                self.handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
+                file.handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
             {
-                self.handle.inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
+                inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
                 return Err(error);
             }
         }
         if region.is_tracked() {
-            self.zero_tail(before_bytes)?;
+            file.zero_tail(before_bytes)?;
             let ends_in_page = !before_bytes.is_multiple_of(PAGE_BYTES);
             growing.uncovered =
-                (ends_in_page && !self.is_memory_file()).then_some((self, before_bytes));
+                (ends_in_page && !file.is_memory_file()).then_some((file, before_bytes));
         }
         Ok(growing)
     }

@@ -56,10 +56,12 @@
 use crate::dirt::{InFlight, NO_LSN};
 use crate::inode::Inode;
 use crate::maps::kernel::pages::PageRange;
+use crate::maps::pages;
 use crate::maps::region::{BounceBuffer, Region, Regions, RegionsSize};
 use crate::page::{Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::reclaim::{
-    EvictOutcome, Reclaim, ReclaimLock, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned,
+    EvictOutcome, MappedScan, MappedVictims, Reclaim, ReclaimLock, ScanControl, ScanCounts,
+    Unswapped, WriteOut, is_pinned,
 };
 use crate::stats::Counter;
 use crate::sync::{MutexGuard, yield_now};
@@ -87,7 +89,7 @@ const TRANSFER_FOLIOS: usize = 256;
 const PORTION_FOLIOS: usize = 32;
 
 #[derive(Debug)]
-pub(crate) struct Unmapping<'t> {
+struct Unmapping<'t> {
     reclaim: &'t Reclaim,
     owners: Owners<'t>,
     control: ScanControl,
@@ -101,7 +103,7 @@ pub(crate) struct Unmapping<'t> {
 type Locked<'t> = (&'t Inode, LockedFolio<'t>, FolioRef<'t>);
 
 impl<'t> Unmapping<'t> {
-    pub(crate) fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
+    fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
         let (collected, runs) = (Vec::new(), Runs::default());
         Self { reclaim, owners, control, collected, runs, copies: None }
     }
@@ -249,7 +251,7 @@ impl<'t> Unmapping<'t> {
             }
             Fate::Lose(error) => {
                 let folio = frozen.unfreeze();
-                let table_reference = inode.lose(&folio, &lock, &error);
+                let table_reference = pages::lose(inode, &folio, &lock, &error);
                 drop((lock, table_reference));
             }
             Fate::PutBack => return Some(Unmapped { lock, folio: frozen.unfreeze(), copy }),
@@ -300,7 +302,8 @@ impl<'t> Unmapping<'t> {
         counts: &mut ScanCounts,
     ) {
         let Unmapped { lock, folio, copy } = unmapped;
-        let table_reference = inode.put_back(&folio, &lock, copy.0.as_ptr());
+        let copy = copy.0.as_ptr();
+        let table_reference = pages::put_back(region_of(inode), inode, &folio, &lock, copy);
         drop(lock);
         if table_reference.is_none() {
             self.keep(folio, outcome, counts);
@@ -357,6 +360,12 @@ impl<'t> Unmapping<'t> {
         Batch { inode, region: region_of(inode), bounce_buffer, spare, may_write, victims }
     }
 
+    /// Ends all unmapping and writing: every folio is then evicted or back on a list.
+    fn end(&mut self, counts: &mut ScanCounts) {
+        self.evict_collected(counts);
+        self.write_all(counts);
+    }
+
     fn write_all(&mut self, counts: &mut ScanCounts) {
         let are_left = |it: &Copies<'_>| !(it.in_flight.is_empty() && it.gathered.is_empty());
         while self.copies.as_ref().is_some_and(are_left) {
@@ -369,35 +378,6 @@ impl<'t> Unmapping<'t> {
     /// waits for no storage.
     fn is_swapper(&self) -> bool {
         matches!(self.owners, Owners::Kept(_)) && self.control.write_out == WriteOut::MemoryFiles
-    }
-
-    /// Returns the number of pages worth scanning to fill a batch.
-    pub(crate) fn scan_pages(&self) -> u64 {
-        if self.collected.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
-    }
-
-    /// Takes the folios of regions out of a `batch` of isolated folios: to be swapped out, or to be
-    /// unmapped with others. Leaves the folios of the arena.
-    pub(crate) fn collect(
-        &mut self,
-        batch: &mut Vec<FolioRef<'t>>,
-        unswapped: &mut Unswapped<'t>,
-        counts: &mut ScanCounts,
-    ) {
-        let arena = &self.reclaim.memory.arena;
-        for folio in batch.extract_if(.., |folio| arena.is_region_page(folio.id())) {
-            match self.choose_for_swap(&folio) {
-                Some(Ok(())) => unswapped.add_leaving(folio),
-                Some(Err(outcome)) => self.keep(folio, outcome, counts),
-                None => self.add(folio, counts),
-            }
-        }
-    }
-
-    pub(crate) fn add_all(&mut self, folios: &mut Vec<FolioRef<'t>>, counts: &mut ScanCounts) {
-        let arena = &self.reclaim.memory.arena;
-        let of_regions = folios.extract_if(.., |folio| arena.is_region_page(folio.id()));
-        of_regions.for_each(|folio| self.add(folio, counts));
     }
 
     /// Decides whether the swapper gets an isolated folio, clean or dirty. An error is the reason
@@ -419,21 +399,78 @@ impl<'t> Unmapping<'t> {
         Some(if is_held || is_pinned(folio) { Err(EvictOutcome::Pinned) } else { Ok(()) })
     }
 
-    pub(crate) fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
+    fn add(&mut self, folio: FolioRef<'t>, counts: &mut ScanCounts) {
         let batch = self.reclaim.unmap_batch_folios;
         self.runs.add(folio.folio().index(), batch);
         self.collected.push(folio);
         // As many more as there are copies for, if they are adjacent.
-        let room = self.reclaim.regions_size(batch).bounce_buffer_pages as usize / 2;
+        let room = regions_size(self.reclaim, batch).bounce_buffer_pages as usize / 2;
         if self.runs.count >= batch || self.collected.len() >= room.min(IN_RUNS_MAX).max(batch) {
             self.evict_collected(counts);
         }
     }
+}
 
-    /// Ends all unmapping and writing: every folio is then evicted or back on a list.
-    pub(crate) fn finish(mut self, counts: &mut ScanCounts) {
-        self.evict_collected(counts);
-        self.write_all(counts);
+impl<'t> MappedScan<'t> for Unmapping<'t> {
+    fn scan_pages(&self) -> u64 {
+        if self.collected.is_empty() { 0 } else { self.reclaim.unmap_batch_folios as u64 }
+    }
+
+    fn collect(
+        &mut self,
+        batch: &mut Vec<FolioRef<'t>>,
+        unswapped: &mut Unswapped<'t>,
+        counts: &mut ScanCounts,
+    ) {
+        let arena = &self.reclaim.memory.arena;
+        for folio in batch.extract_if(.., |folio| arena.is_region_page(folio.id())) {
+            match self.choose_for_swap(&folio) {
+                Some(Ok(())) => unswapped.add_leaving(folio),
+                Some(Err(outcome)) => self.keep(folio, outcome, counts),
+                None => self.add(folio, counts),
+            }
+        }
+    }
+
+    fn add_all(&mut self, folios: &mut Vec<FolioRef<'t>>, counts: &mut ScanCounts) {
+        let arena = &self.reclaim.memory.arena;
+        let of_regions = folios.extract_if(.., |folio| arena.is_region_page(folio.id()));
+        of_regions.for_each(|folio| self.add(folio, counts));
+    }
+
+    fn finish(mut self: Box<Self>, counts: &mut ScanCounts) {
+        self.end(counts);
+    }
+}
+
+/// Evicts the folios of regions.
+#[derive(Debug)]
+pub(crate) struct RegionVictims;
+
+impl MappedVictims for RegionVictims {
+    fn begin<'t>(
+        &self,
+        reclaim: &'t Reclaim,
+        reclaim_lock: &'t ReclaimLock<'t>,
+        control: ScanControl,
+    ) -> Box<dyn MappedScan<'t> + 't> {
+        Box::new(Unmapping::new(reclaim, Owners::ReclaimLock(reclaim_lock), control))
+    }
+
+    fn swap_out(&self, reclaim: &Reclaim, folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>) {
+        let arena = &reclaim.memory.arena;
+        let of_regions = folios.extract_if(.., |(_, folio)| arena.is_region_page(folio.id()));
+        let (mut inodes, of_regions): (Vec<_>, Vec<_>) = of_regions.unzip();
+        inodes.dedup_by(|inode, before| Arc::ptr_eq(inode, before));
+        if of_regions.is_empty() {
+            return;
+        }
+        let mut counts = ScanCounts::default();
+        let control =
+            ScanControl { second_chance: false, ..ScanControl::reclaim(WriteOut::MemoryFiles) };
+        let mut unmapping = Unmapping::new(reclaim, Owners::Kept(&inodes), control);
+        of_regions.into_iter().for_each(|folio| unmapping.add(folio, &mut counts));
+        unmapping.end(&mut counts);
     }
 }
 
@@ -799,34 +836,14 @@ impl<'t> Copies<'t> {
     }
 }
 
-/// Writes and evicts those of `folios` that are in regions, each with its file, for the swapper.
-/// Leaves the folios of the arena.
-pub(crate) fn swap_out_mapped(reclaim: &Reclaim, folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>) {
-    let arena = &reclaim.memory.arena;
-    let of_regions = folios.extract_if(.., |(_, folio)| arena.is_region_page(folio.id()));
-    let (mut inodes, of_regions): (Vec<_>, Vec<_>) = of_regions.unzip();
-    inodes.dedup_by(|inode, before| Arc::ptr_eq(inode, before));
-    if of_regions.is_empty() {
-        return;
-    }
-    let mut counts = ScanCounts::default();
-    let control =
-        ScanControl { second_chance: false, ..ScanControl::reclaim(WriteOut::MemoryFiles) };
-    let mut unmapping = Unmapping::new(reclaim, Owners::Kept(&inodes), control);
-    of_regions.into_iter().for_each(|folio| unmapping.add(folio, &mut counts));
-    unmapping.finish(&mut counts);
-}
-
-impl Reclaim {
-    /// Returns the memory that regions need besides their pages, for batches of `batch` folios.
-    pub(crate) fn regions_size(&self, batch: usize) -> RegionsSize {
-        Regions::size_for(&self.memory.arena, batch, self.swap.is_some())
-    }
+/// Returns the memory that regions need besides their pages, for batches of `batch` folios.
+pub(super) fn regions_size(reclaim: &Reclaim, batch: usize) -> RegionsSize {
+    Regions::size_for(&reclaim.memory.arena, batch, reclaim.swap.is_some())
 }
 
 /// The guarantee that a folio's file is alive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Owners<'t> {
+enum Owners<'t> {
     /// The reclaim lock is held (RECLAIM-2).
     ReclaimLock(&'t ReclaimLock<'t>),
     /// References to these files are held; the caller handles only their folios.

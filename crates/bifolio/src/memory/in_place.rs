@@ -9,13 +9,14 @@
 #![allow(unsafe_code)]
 
 use crate::page::FolioId;
-use crate::sync::{AtomicBool, Mutex, Ordering, Share};
+use crate::sync::{AtomicBool, Mutex, Ordering, RwLock, Share};
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// The memory of one file whose page at index i is at base + i * 4096. Pages are installed whole
 /// from staging memory, evicted by unmapping, and accessed with a reference (REGION-4).
@@ -83,6 +84,35 @@ pub(crate) unsafe trait StagedPages: Debug + Send {
 
     /// Keeps the first `pages` and frees the others.
     fn shrink(&mut self, pages: usize);
+}
+
+/// The addresses of all open files in place, each from its first to its end. Of all caches of the
+/// process, because a buffer that a caller passes to one cache may be a map of another.
+static RANGES: RwLock<BTreeMap<usize, usize>> = RwLock::new(BTreeMap::new());
+/// Number of ranges: most processes have none.
+static RANGE_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn note_addresses(range: Range<usize>) {
+    let mut ranges = RANGES.write();
+    ranges.insert(range.start, range.end);
+    RANGE_COUNT.store(ranges.len(), Ordering::Relaxed);
+}
+
+pub(crate) fn forget_addresses(start: usize) {
+    let mut ranges = RANGES.write();
+    ranges.remove(&start);
+    RANGE_COUNT.store(ranges.len(), Ordering::Relaxed);
+}
+
+/// Returns `true` if any of `bytes` lie in a map, of any cache. An access may then fault, which
+/// takes folio locks and waits, so it must not happen with a folio lock held.
+pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
+    // Relaxed: a caller with such an address got it after the range was counted.
+    if RANGE_COUNT.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
+    RANGES.read().range(..end).next_back().is_some_and(|(_, range_end)| start < *range_end)
 }
 
 /// The orphans of all files: folios that were removed from their tables while references to them

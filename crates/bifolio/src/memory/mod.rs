@@ -25,7 +25,9 @@ mod workingset;
 
 pub(crate) use arena::{Arena, FrameKind};
 pub(crate) use chunk::EXTENT_PAGES;
-pub(crate) use in_place::{InPlace, Orphans, StagedPages};
+pub(crate) use in_place::{
+    InPlace, Orphans, StagedPages, forget_addresses, is_mapped, note_addresses,
+};
 pub(crate) use lru::{ListKind, ListSizes, Lru, Unlisted};
 pub(crate) use page_space::{FillTarget, PageSpace};
 pub(crate) use residency::Purpose;
@@ -38,7 +40,6 @@ use crate::sync::{AtomicRun, AtomicU64, Mutex, Ordering};
 use crate::sys::process::Origin;
 use region_pages::RecentReads;
 use std::io;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -149,9 +150,6 @@ impl Reaper for FolioReaper {
         self.arena.free(frozen.drain(..).map(|frozen| frozen.id()));
     }
 }
-
-/// Number of regions in the process, of all caches.
-pub(crate) static REGIONS_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// State of the cache: open or closed, and the number of maps in use.
 #[derive(Debug)]

@@ -38,7 +38,6 @@ use super::Reclaim;
 use super::scan::{ScanControl, ScanCounts, WriteOut};
 use crate::config::DrainPolicy;
 use crate::inode::Inode;
-use crate::maps::unmap::{Owners, Unmapping};
 use crate::page::{
     BATCH_SLOTS, Entry, EvictError, Folio, FolioId, FolioRef, PAGE_BYTES, PAGE_SHIFT, TryGet,
     WriteState,
@@ -261,17 +260,16 @@ impl<'a> Invalidation<'a> {
 
     /// Does N4 for a region: unmaps the collected folios with one TLB flush.
     fn unmap_victims(&mut self) {
-        if self.victims.is_empty() {
+        let Some(mapped) = self.reclaim.mapped.as_ref().filter(|_| !self.victims.is_empty()) else {
             return;
-        }
+        };
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before the reclaim lock");
         let reclaim_lock = self.reclaim.lock();
         let counter = Counter::EvictFolio;
         let control = ScanControl { second_chance: false, write_out: WriteOut::Nothing, counter };
         let mut counts = ScanCounts::default();
-        let mut unmapping =
-            Unmapping::new(self.reclaim, Owners::ReclaimLock(&reclaim_lock), control);
+        let mut unmapping = mapped.begin(self.reclaim, &reclaim_lock, control);
         let victims = std::mem::take(&mut self.victims);
         let mut folios = victims.into_iter().filter_map(|seen| self.isolate(seen)).collect();
         unmapping.add_all(&mut folios, &mut counts);

@@ -37,11 +37,13 @@
 mod background;
 mod evacuate;
 mod invalidate;
+mod mapped;
 mod scan;
 mod swapper;
 mod wait;
 
 pub use invalidate::{Evicted, Kept};
+pub(crate) use mapped::{MappedScan, MappedVictims};
 pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 
 use crate::config::{Ablation, Config};
@@ -100,6 +102,8 @@ pub(crate) struct Reclaim {
     pub(crate) memory: Arc<Memory>,
     flusher: Arc<Flusher>,
     pub(crate) swap: Option<Arc<Swap>>,
+    /// Evicts folios in place; `None` if no file can be.
+    mapped: Option<Box<dyn MappedVictims>>,
     pub(crate) unmap_batch_folios: usize,
     ablation: Ablation,
     wait_max: Duration,
@@ -223,11 +227,16 @@ impl Drop for ReclaimThread {
 }
 
 impl Reclaim {
-    pub(crate) fn new(services: &Services, config: &Config) -> Self {
+    pub(crate) fn new(
+        services: &Services,
+        config: &Config,
+        mapped: Option<Box<dyn MappedVictims>>,
+    ) -> Self {
         Self {
             memory: Arc::clone(&services.memory),
             flusher: Arc::clone(&services.flusher),
             swap: services.swap.clone(),
+            mapped,
             unmap_batch_folios: config.unmap_batch_folios,
             ablation: config.ablation,
             wait_max: config.reclaim_wait_max,

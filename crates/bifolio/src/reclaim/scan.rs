@@ -6,14 +6,14 @@
 //!     round     isolate a few at the tails of OLD and ACTIVE, and sort them:
 //!       evict   one folio of the arena, or the reason why it stays
 //!       swap    folios of memory files, for the swapper                      swapper.rs
-//!       unmap   folios of regions, many together                             unmap.rs
+//!       unmap   folios in place, many together                               mapped.rs
 //! ```
 //!
 //! The frames of folios that are evicted together are freed together ([`EvictedBatch`]).
 
+use super::mapped::MappedScan;
 use super::{Reclaim, ReclaimLock, SWAP_PAGES};
 use crate::inode::{Cleaning, Inode};
-use crate::maps::unmap::{Owners, Unmapping};
 use crate::memory::{EXTENT_PAGES, ListKind, ListSizes, Shadow};
 use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
@@ -162,15 +162,15 @@ struct Scan<'t> {
     reclaim_lock: &'t ReclaimLock<'t>,
     control: ScanControl,
     counts: ScanCounts,
-    unmapping: Unmapping<'t>,
+    /// Victims in place; `None` until there is one.
+    unmapping: Option<Box<dyn MappedScan<'t> + 't>>,
     unswapped: Unswapped<'t>,
 }
 
 impl<'t> Scan<'t> {
     fn new(reclaim: &'t Reclaim, reclaim_lock: &'t ReclaimLock<'t>, control: ScanControl) -> Self {
-        let unmapping = Unmapping::new(reclaim, Owners::ReclaimLock(reclaim_lock), control);
         let (counts, unswapped) = Default::default();
-        Self { reclaim, reclaim_lock, control, counts, unmapping, unswapped }
+        Self { reclaim, reclaim_lock, control, counts, unmapping: None, unswapped }
     }
 
     /// Returns `true` if `wanted_pages` are free, or will be once the swap has written.
@@ -203,7 +203,8 @@ impl<'t> Scan<'t> {
         while !self.is_enough(wanted_pages) {
             self.age_fresh();
             // The swap is written in batches: a few more folios are scanned to fill one.
-            let more_pages = self.unswapped.scan_pages().max(self.unmapping.scan_pages());
+            let to_unmap_pages = self.unmapping.as_ref().map_or(0, |it| it.scan_pages());
+            let more_pages = self.unswapped.scan_pages().max(to_unmap_pages);
             let scan_pages = share_pages.max(more_pages.min(listed_pages));
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(step_pages);
             let chosen = unscanned.choose(memory.lru.sizes(), evicts_early);
@@ -216,13 +217,24 @@ impl<'t> Scan<'t> {
             unscanned.note(kind, isolated_pages);
             scanned_pages += isolated_pages;
             memory.counters.add(Counter::PgScan, batch.len() as u64);
-            self.unmapping.collect(&mut batch, &mut self.unswapped, &mut self.counts);
+            self.collect_mapped(&mut batch);
             self.evict_all(&mut batch);
             if self.unswapped.pages >= SWAP_PAGES {
                 self.queue_unswapped();
             }
         }
         self.queue_unswapped();
+    }
+
+    /// Takes the folios in place out of a batch.
+    fn collect_mapped(&mut self, batch: &mut Vec<FolioRef<'t>>) {
+        let arena = &self.reclaim.memory.arena;
+        let Some(mapped) = &self.reclaim.mapped else { return };
+        if batch.iter().any(|folio| arena.is_region_page(folio.id())) {
+            let begin = || mapped.begin(self.reclaim, self.reclaim_lock, self.control);
+            let unmapping = self.unmapping.get_or_insert_with(begin);
+            unmapping.collect(batch, &mut self.unswapped, &mut self.counts);
+        }
     }
 
     /// Evicts isolated folios; those that stay return to a list, except those to be swapped out.
@@ -263,7 +275,9 @@ impl<'t> Scan<'t> {
         let memory = &self.reclaim.memory;
         let mut left =
             if self.writes_memory_files() { self.reclaim.queue_for_swap(folios) } else { folios };
-        self.unmapping.add_all(&mut left, &mut self.counts);
+        if let Some(unmapping) = &mut self.unmapping {
+            unmapping.add_all(&mut left, &mut self.counts);
+        }
         for folio in &left {
             self.counts.note(EvictOutcome::Unswapped, folio.folio().pages());
         }
@@ -293,7 +307,9 @@ impl<'t> Scan<'t> {
 
     fn finish(self) -> ScanCounts {
         let mut counts = self.counts;
-        self.unmapping.finish(&mut counts);
+        if let Some(unmapping) = self.unmapping {
+            unmapping.finish(&mut counts);
+        }
         counts
     }
 }

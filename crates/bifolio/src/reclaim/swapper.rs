@@ -34,7 +34,6 @@ use super::wait::{RetryBudget, SWAP_ROUNDS_MAX};
 use super::{Reclaim, ReclaimThread, SWAP_PAGES, SWEEP_PAUSE};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
-use crate::maps::unmap::swap_out_mapped;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::store::Swap;
 use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
@@ -314,7 +313,9 @@ impl Reclaim {
                 owned.extend(inode.map(|inode| (inode, folio)));
             }
         }
-        swap_out_mapped(self, &mut owned);
+        if let Some(mapped) = &self.mapped {
+            mapped.swap_out(self, &mut owned);
+        }
         // P4: one batch for each file, one after the other. The swap records errors.
         owned.sort_by_key(|(inode, _)| inode.address);
         for of_file in owned.chunk_by(|one, other| one.0.address == other.0.address) {

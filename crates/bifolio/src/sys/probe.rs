@@ -5,9 +5,9 @@
 //! can be masked, so that its fallback can be tested on any machine.
 //!
 //! Nothing here fails: a feature whose probe cannot run is not available, with the reason. The
-//! trials for maps are in `maps/kernel/trials.rs`. For io_uring a ring is created, and a byte read
-//! through it: containers refuse rings in several ways (a filter refuses one of the three calls,
-//! `kernel.io_uring_disabled` affects the first).
+//! trials for maps are passed by the floor above that has them (`cache/builder.rs`). For io_uring a
+//! ring is created, and a byte read through it: containers refuse rings in several ways (a filter
+//! refuses one of the three calls, `kernel.io_uring_disabled` affects the first).
 //!
 //! # Safety
 //! Lends a byte to a ring, and waits for it.
@@ -17,7 +17,6 @@ use super::file::{above_standard, read_text};
 use super::memory::{HUGE_PAGE_BYTES, PAGE_BYTES, Reservation};
 use super::ring::{Ring, RingCall, RingMemory};
 use super::{INTERRUPTIONS_MAX, is_forbidden};
-use crate::maps::kernel::trials;
 use rustix::mm::Advice;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -151,17 +150,20 @@ pub struct Features {
 }
 
 impl Features {
-    /// Probes every feature; those in `disabled` are reported but not used.
-    pub fn probe(disabled: &[Feature]) -> Self {
-        let report = |feature| report(feature, probe(feature), disabled.contains(&feature));
+    /// Probes every feature, those of maps with `try_for_maps`; those in `disabled` are reported
+    /// but not used.
+    pub(crate) fn probe_with(disabled: &[Feature], try_for_maps: Trial) -> Self {
+        let finding = |feature| probe(feature, try_for_maps);
+        let report = |feature| report(feature, finding(feature), disabled.contains(&feature));
         let reports = Feature::ALL.map(report).to_vec();
         Self { reports, withdrawn: Arc::default() }
     }
 
-    /// The features of this system, none disabled; the first call probes them.
+    /// The features of this system, none disabled and without those of maps; the first call probes
+    /// them.
     pub(crate) fn of_system() -> &'static Self {
         static OF_SYSTEM: OnceLock<Features> = OnceLock::new();
-        OF_SYSTEM.get_or_init(|| Self::probe(&[]))
+        OF_SYSTEM.get_or_init(|| Self::probe_with(&[], |_| Err("not probed".to_owned())))
     }
 
     /// Stops all clones from using a feature that the kernel refuses although its probe succeeded.
@@ -231,14 +233,22 @@ const HUGE_PAGE_SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Why a feature is available or, as the error, why it is not.
 pub(crate) type Finding = Result<String, String>;
 
-fn probe(feature: Feature) -> Finding {
+/// Tries a feature that only maps need.
+pub(crate) type Trial = fn(Feature) -> Finding;
+
+fn probe(feature: Feature, try_for_maps: Trial) -> Finding {
     match feature {
         Feature::TransparentHugePages => probe_huge_pages(),
         Feature::PopulateWrite => probe_advice("MADV_POPULATE_WRITE", Advice::LinuxPopulateWrite),
         Feature::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
         Feature::StatxDirectAlignment | Feature::DirectIo => Ok("decided per file".to_owned()),
         Feature::IoUring => io_uring(),
-        _ => trials::probe(feature),
+        Feature::UserFaults
+        | Feature::KernelFaults
+        | Feature::WriteProtectAsync
+        | Feature::FaultPoison
+        | Feature::VectoredUnmap
+        | Feature::LargePipes => try_for_maps(feature),
     }
 }
 

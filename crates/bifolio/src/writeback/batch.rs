@@ -16,9 +16,9 @@
 use super::ALL_PAGES;
 use crate::dirt::{HeldBack, InFlight, NotBegun, Refusal};
 use crate::error::{Error, Result, write_error};
-use crate::inode::{Inode, SealedPages};
+use crate::inode::{Inode, MappedPages, SealedPages, WriteSource};
 use crate::io::{Operation, Pieces, Queue, RUN_PAGES_MAX, Transfer};
-use crate::maps::stores::WriteCopies;
+use crate::memory::StagedPages;
 use crate::page::{Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES, WriteState};
 use crate::stats::Counter;
 use crate::store::Place;
@@ -58,18 +58,18 @@ impl WriteVictim<'_> {
 
 /// Folios written by one transfer, in order.
 #[derive(Debug)]
-pub(crate) struct WriteIo<'a> {
-    pub(crate) folios: SmallVec<[WriteVictim<'a>; 1]>,
-    pub(crate) place: Place,
+pub(super) struct WriteIo<'a> {
+    pub(super) folios: SmallVec<[WriteVictim<'a>; 1]>,
+    pub(super) place: Place,
     /// Copies of the folios' bytes, if raw writers may store to the folios.
-    pub(super) copies: Option<WriteCopies>,
+    pub(super) copies: Option<Box<dyn StagedPages>>,
     /// Sealed copies, if the file has a codec.
     pub(super) sealed: Option<SealedPages>,
 }
 
 impl<'a> WriteIo<'a> {
     /// Creates a run of folios that are not written.
-    pub(crate) fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
+    pub(super) fn unwritten(folios: SmallVec<[WriteVictim<'a>; 1]>) -> Self {
         Self { folios, place: Place::default(), copies: None, sealed: None }
     }
 
@@ -113,7 +113,7 @@ pub(crate) struct WriteBatch<'a> {
     ready_bytes: u64,
     queue: Queue<'a, WriteIo<'a>>,
     in_flight_bytes: u64,
-    pub(crate) failed: Vec<WriteIo<'a>>,
+    pub(super) failed: Vec<WriteIo<'a>>,
     begun_folios: u64,
     ended_folios: u64,
     written_folios: u64,
@@ -318,9 +318,53 @@ impl<'a> WriteBatch<'a> {
         if let Some(codec) = self.inode.codec.get() {
             return self.start_sealed(folios, codec);
         }
-        if let Some(folios) = self.start_copied(folios) {
-            self.start_from(folios, None);
+        // Victims have copies already.
+        match self.inode.mapped.as_deref().filter(|_| folios[0].copy.is_none()) {
+            Some(mapped) => self.start_mapped(folios, mapped),
+            None => self.start_from(folios, None),
         }
+    }
+
+    /// Starts to write adjacent pages in place: from copies, as many in one transfer as there is
+    /// memory for, if the program may store to them meanwhile.
+    fn start_mapped(
+        &mut self,
+        mut folios: SmallVec<[WriteVictim<'a>; 1]>,
+        mapped: &dyn MappedPages,
+    ) {
+        debug_assert_eq!(self.inode.mapping.order(), 0, "a folio in place is a page");
+        let pages_of = |folios: &[WriteVictim<'_>]| {
+            let first = folios[0].folio.folio().index();
+            first..first + folios.len() as u64
+        };
+        match mapped.write_source(self.inode, pages_of(&folios)) {
+            WriteSource::Pages => return self.start_from(folios, None),
+            WriteSource::Discarded(error) => return self.end_discarded(folios, error),
+            WriteSource::Copies => {}
+        }
+        while !folios.is_empty() {
+            let (pages, is_alone) = (pages_of(&folios), self.started() == 0);
+            let Some(copies) = mapped.copy_for_write(self.inode, pages, is_alone) else {
+                self.wait_for_some();
+                continue;
+            };
+            let rest = folios.drain(copies.pages()..).collect();
+            self.start_from(folios, Some(copies));
+            folios = rest;
+        }
+    }
+
+    /// Ends the write-out of adjacent folios of which some pages are missing, and retries each
+    /// alone.
+    #[cold]
+    fn end_discarded(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>, error: Error) {
+        let is_alone = folios.len() == 1;
+        let run = WriteIo::unwritten(folios);
+        if is_alone {
+            log::error!("{error}");
+            return self.end(run, Some(error));
+        }
+        self.failed.push(run);
     }
 
     /// Starts to write out victims, in portions of `portion_folios`, one transfer each, and waits
@@ -338,10 +382,10 @@ impl<'a> WriteBatch<'a> {
 
     /// Starts the transfer of folios, from `copies` or from their frames, or several transfers if
     /// the store has no place for all of them together.
-    pub(crate) fn start_from(
+    fn start_from(
         &mut self,
         mut folios: SmallVec<[WriteVictim<'a>; 1]>,
-        mut copies: Option<WriteCopies>,
+        mut copies: Option<Box<dyn StagedPages>>,
     ) {
         let inode = self.inode;
         while !folios.is_empty() {
@@ -430,11 +474,11 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// Returns the number of transfers that were started and have not ended.
-    pub(crate) fn started(&self) -> usize {
+    pub(super) fn started(&self) -> usize {
         self.ready.len() + self.queue.in_flight()
     }
 
-    pub(crate) fn wait_for_some(&mut self) {
+    pub(super) fn wait_for_some(&mut self) {
         self.submit_ready();
         self.complete(self.queue.in_flight().div_ceil(2));
     }
@@ -470,7 +514,7 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
-    pub(crate) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
+    pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
         self.ended_folios += count;

@@ -39,7 +39,7 @@ mod room;
 mod sealed;
 mod sync;
 
-pub(crate) use batch::{CopyAt, WriteBatch, WriteIo, WriteVictim};
+pub(crate) use batch::{CopyAt, WriteBatch, WriteVictim};
 pub(crate) use flusher::FlusherThreads;
 #[cfg(all(test, not(loom)))]
 pub(crate) use flusher::stays_listed_for;

@@ -329,6 +329,7 @@ fn lengths_are_whole_pages_and_codecs_do_not_mix() {
     }
     drop(cache.open(&path, &OpenOptions::new().codec(Arc::clone(&codec))).unwrap());
     assert!(cache.memory_file_with("memory", &options).is_err());
+    #[cfg(feature = "maps")]
     assert!(cache.open(&path, &options.clone().mappable(true)).is_err());
     let odd = file_of(&directory, "odd", &[1; 100]);
     error_of(cache.open(odd, &options), &["no multiple"]);

@@ -16,7 +16,6 @@ use crate::file::{Handle, OpenOptions};
 use crate::fill::own_pins;
 use crate::inode::Inode;
 use crate::io::FileIdentity;
-use crate::maps::faults;
 use crate::sync::Ordering;
 use crate::writeback::Writeback;
 use std::sync::Arc;
@@ -201,7 +200,9 @@ impl Retire<Open> for Registry {
     fn free(&self, open: Open) {
         // This closes the descriptors, too, before the slot is free.
         let Open { inode, disks: _disks, spare: _spare, .. } = open;
-        faults::forget(&inode.page_space);
+        if let Some(mapper) = self.mapper_of(&inode) {
+            mapper.forget(&inode);
+        }
         Inode::free(inode);
     }
 

@@ -29,14 +29,12 @@ mod slots;
 
 use super::async_calls::ReadServers;
 use super::readahead::{Fronts, Readahead};
-use super::{File, Handle, OpenOptions};
+use super::{FaultMode, File, Handle, Mapper, OpenOptions};
 use crate::config::{self, Ablation, Config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::inode::{Codec, FileSize, Inode, SealingRoom, Services};
 use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile, FileIdentity, Located};
-use crate::maps::faults;
-use crate::maps::mappable::MapResources;
-use crate::memory::{CacheState, PageSpace};
+use crate::memory::CacheState;
 use crate::reclaim::{Reclaim, ReclaimThread};
 use crate::stats::FileStats;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
@@ -88,7 +86,8 @@ pub(crate) struct Registry {
     /// Set once every `Cache` is dropped.
     pub(super) has_no_cache: AtomicBool,
     pub(super) closing: Mutex<()>,
-    map_resources: MapResources,
+    /// `None` in a build without maps.
+    pub(super) mapper: Option<Box<dyn Mapper>>,
     pub(super) read_servers: ReadServers,
     /// Made, and charged, by the first file with a codec.
     sealing_room: Mutex<Option<Arc<SealingRoom>>>,
@@ -102,7 +101,7 @@ impl Registry {
         flusher_threads: FlusherThreads,
         swap_thread: Option<ReclaimThread>,
         cache_state: CacheState,
-        features: &Features,
+        mapper: Option<Box<dyn Mapper>>,
         config: &Config,
     ) -> Self {
         Self {
@@ -116,7 +115,7 @@ impl Registry {
             next_single: AtomicU64::new(0),
             has_no_cache: AtomicBool::new(false),
             closing: Mutex::new(()),
-            map_resources: MapResources::new(features, config.unmap_batch_folios),
+            mapper,
             read_servers: ReadServers::default(),
             sealing_room: Mutex::new(None),
             ablation: config.ablation,
@@ -331,8 +330,8 @@ impl Registry {
             return Err(Error::config("open options", problem).in_file(name));
         }
         let size = self.size_of(options, 0).map_err(|error| error.in_file(name))?;
-        let page_space = self.page_space_for(options, size)?;
-        let inode = Inode::new_in_memory(&self.services, page_space, name, size);
+        let mapped = self.mapped_for(options, size)?;
+        let inode = Inode::new_in_memory(&self.services, mapped, name, size);
         let mut open = Open::new(inode.map_err(no_table)?);
         let key = self.single_key();
         let handle = self.make_handle(key, &mut open, options)?;
@@ -391,13 +390,6 @@ impl Registry {
         Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
     }
 
-    fn page_space_for(&self, options: &OpenOptions, size: FileSize) -> Result<PageSpace> {
-        if !options.mappable {
-            return Ok(PageSpace::Arena(Arc::clone(&self.services.memory.arena)));
-        }
-        self.map_resources.new_space(&self.reclaim, size.len_max_bytes, options.faults)
-    }
-
     fn make_inode(
         &self,
         backing: &Arc<dyn DirectBacking>,
@@ -406,7 +398,7 @@ impl Registry {
         let len_bytes = crate::io::len_bytes(&**backing)?;
         let size = self.size_of(options, len_bytes);
         let size = size.map_err(|error| error.in_file(backing.describe()))?;
-        let page_space = self.page_space_for(options, size)?;
+        let mapped = self.mapped_for(options, size)?;
         let codec = self.codec_for(options).map_err(|error| error.in_file(backing.describe()))?;
         if codec.is_some() && !len_bytes.is_multiple_of(options.folio_bytes) {
             let text = format!(
@@ -415,7 +407,7 @@ impl Registry {
             );
             return Err(Error::conflict(backing.describe(), text).numbered(libc::EINVAL));
         }
-        let inode = Inode::new(&self.services, page_space, backing, size).map_err(no_table)?;
+        let inode = Inode::new(&self.services, mapped, backing, size).map_err(no_table)?;
         if let Some(codec) = codec {
             let set = inode.codec.set(codec);
             debug_assert!(set.is_ok(), "the inode is new");
@@ -466,7 +458,9 @@ impl Registry {
             read_server: OnceLock::new(),
             membership: Membership::new(self, key, options),
         });
-        faults::enlist(&handle);
+        if let Some(mapper) = self.mapper_of(&handle.inode) {
+            mapper.enlist(&handle);
+        }
         Ok(handle)
     }
 }
@@ -513,9 +507,14 @@ impl Open {
         if options.mappable {
             self.inode.page_space.mappable(file)?;
         }
-        if let Some((wanted, open)) = faults::conflict(options.faults, &self.inode.page_space) {
-            let text = format!("with faults {wanted:?}: it is open in this cache with {open:?}");
-            return Err(Error::conflict(file(), text));
+        if let (Some(wanted), Some(mapped)) = (options.faults, &self.inode.mapped) {
+            let is_in_thread = mapped.serves_in_thread();
+            let open = if is_in_thread { FaultMode::InThread } else { FaultMode::Threads };
+            if wanted != open {
+                let text =
+                    format!("with faults {wanted:?}: it is open in this cache with {open:?}");
+                return Err(Error::conflict(file(), text));
+            }
         }
         let has_same_codec = match (&options.codec, self.inode.codec.get()) {
             (Some(wanted), Some(open)) => open.is(wanted),

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::file::Handle;
 use crate::fill::{AccessMode, Batch, Delivery, Locked, ReadIo, ReadIoClaim, Wait};
+use crate::maps::pages;
 use crate::maps::region::Region;
 use crate::page::{Entry, Lookup, PAGE_BYTES};
 use crate::sync::{Ordering, blocking};
@@ -167,7 +168,7 @@ impl Handle {
             return Ok(index + 1);
         }
         if locked.lock.flags.write_state().is_dirty() {
-            return Err(inode.lose_discarded(&locked.folio, &locked.lock));
+            return Err(pages::lose_discarded(inode, &locked.folio, &locked.lock));
         }
         inode.mapping.mark_absent(&locked.lock);
         let mut run = ReadIo::new(&self.inode, index, room);

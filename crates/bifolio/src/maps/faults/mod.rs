@@ -11,21 +11,20 @@
 //! its last bytes. So the drop of a map waits for the services that have started. The wait is
 //! bounded, because a service may be waiting for something that the dropping thread holds.
 //!
-//! The table of regions covers all caches of the process, because a buffer that a caller passes to
-//! one cache may be a map of another.
+//! The table of regions covers all caches of the process, because the handler of a signal does not
+//! know the cache.
 
 mod handle_fault;
 mod in_thread;
 mod threads;
 
-pub use in_thread::FaultMode;
-pub(crate) use in_thread::{check_signals, conflict, serve_in_thread};
+pub(crate) use in_thread::{check_signals, serve_in_thread};
 pub(crate) use threads::FaultThreads;
 
 use crate::error::Result;
 use crate::file::Handle;
 use crate::maps::region::{Refusal, Region};
-use crate::memory::{PageSpace, REGIONS_COUNT};
+use crate::memory::{PageSpace, forget_addresses, note_addresses};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
 use crate::sync::{Condvar, Mutex, Ordering, RwLock, Share, WeakList};
@@ -55,44 +54,34 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// All regions, by the address of their first byte.
 static REGIONS: RwLock<BTreeMap<usize, Served>> = RwLock::new(BTreeMap::new());
 
-pub(crate) fn is_in_region(bytes: &[u8]) -> bool {
-    let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
-    let regions = REGIONS.read();
-    let last = regions.range(..end).next_back();
-    last.is_some_and(|(base, served)| start < base + served.region.addresses.len_bytes())
-}
-
-/// Returns `true` if the pages of a file may be mapped.
-pub(crate) fn has_region(page_space: &PageSpace) -> bool {
-    page_space.is_in_place()
-}
-
 /// Restores the `pages` of a file in a region that have folios, and were discarded by the program.
-pub(crate) fn restore(handle: &Handle, pages: Range<u64>) -> Result<()> {
+pub(super) fn restore(handle: &Handle, pages: Range<u64>) -> Result<()> {
     let Some(region) = Region::of(&handle.inode.page_space) else { return Ok(()) };
     handle.handle_fault(region, pages, false).map_err(|(_, error)| error)
 }
 
-/// Serves faults of a file that can be mapped through `handle`, too.
-pub(crate) fn enlist(handle: &Arc<Handle>) {
+/// Serves faults of a file in a region through `handle`, too.
+pub(super) fn enlist(handle: &Arc<Handle>) {
     let Some(region) = Region::shared_of(&handle.inode.page_space) else { return };
     let mut regions = REGIONS.write();
-    let served = regions.entry(region.addresses.base().addr()).or_insert_with(|| Served {
+    let start = region.addresses.base().addr();
+    note_addresses(start..start + region.addresses.len_bytes());
+    let served = regions.entry(start).or_insert_with(|| Served {
         region,
         threads: handle.inode.load.faults.clone(),
         services: Arc::default(),
         handles: WeakList::default(),
     });
     served.handles.push(Arc::downgrade(handle));
-    REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
 }
 
-pub(crate) fn forget(page_space: &PageSpace) {
+pub(super) fn forget(page_space: &PageSpace) {
     let Some(region) = Region::of(page_space) else { return };
+    let start = region.addresses.base().addr();
     let mut regions = REGIONS.write();
     // Dropped after the lock: this may be the last reference to the region.
-    let forgotten = regions.remove(&region.addresses.base().addr());
-    REGIONS_COUNT.store(regions.len(), Ordering::Relaxed);
+    let forgotten = regions.remove(&start);
+    forget_addresses(start);
     drop(regions);
     drop(forgotten);
 }

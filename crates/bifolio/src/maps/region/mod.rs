@@ -24,7 +24,6 @@ mod staging;
 mod stray_pages;
 use addresses::Addresses;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
-pub(crate) use staging::Staged;
 pub(crate) use stray_pages::{Refusal, StrayPages, fault_time};
 
 use crate::maps::kernel::pages::{Pagemap, resident_from};
