@@ -16,7 +16,7 @@
 use super::File;
 use crate::error::Result;
 use crate::fill::{AccessMode, Locked, own_pins};
-use crate::inode::Inode;
+use crate::inode::{Inode, removal, seek};
 use crate::io::FallocateMode;
 use crate::page::{Flag, LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sync::Ordering;
@@ -142,7 +142,7 @@ impl File {
             if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(index)
                 && lock.flags.get(Flag::Allocated)
             {
-                inode.remove_unwanted(folio, lock);
+                removal::remove_unwanted(inode, folio, lock);
             }
         }
     }
@@ -232,7 +232,7 @@ impl File {
         }
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before a range is punched");
-        inode.punch(whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
+        removal::punch(inode, whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
         Ok(())
     }
 
@@ -273,14 +273,14 @@ impl File {
     /// The cache is closed; an error of the storage; a [`PageRefMut`](crate::PageRefMut) of the
     /// calling thread on a mappable file.
     pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
-        self.seek(position, Inode::first_data)
+        self.seek(position, seek::first_data)
     }
 
     /// Returns the position of the first hole at or after `position`, like `SEEK_HOLE`; the end of
     /// file counts as a hole. Returns `None` if `position` is past the end of file. What is data,
     /// and the errors, are those of [`File::seek_data`].
     pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
-        self.seek(position, |inode, at, end| inode.first_hole(at, end).map(Some))
+        self.seek(position, |inode, at, end| seek::first_hole(inode, at, end).map(Some))
     }
 
     fn seek(

@@ -18,6 +18,7 @@
 use super::{File, is_mapped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, own_pins};
+use crate::inode::removal;
 use crate::page::{Flag, Lookup, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::sys::copy;
 use std::ops::{Range, RangeBounds};
@@ -56,7 +57,7 @@ impl File {
         }
         let inode = &self.handle.inode;
         let pages = self.units_of(&range);
-        inode.remove_clean(pages.clone(), &range);
+        removal::remove_clean(inode, pages.clone(), &range);
         self.fill_orphans(pages);
         Ok(())
     }
@@ -190,7 +191,7 @@ impl File {
             self.raise_to(&resizing, len_bytes)?;
             let _growing = self.uncover(&resizing, len_bytes)?;
             let last = self.units_of(&(before_bytes.saturating_sub(1)..before_bytes + 1));
-            inode.remove_clean(last, &(0..before_bytes + 1));
+            removal::remove_clean(inode, last, &(0..before_bytes + 1));
             resizing.extend(len_bytes);
         }
         Ok(len_bytes)

@@ -20,7 +20,7 @@ use super::options::check_len_max;
 use crate::dirt::ChangeLsn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
-use crate::inode::{NoRoom, Resizing};
+use crate::inode::{NoRoom, Resizing, removal};
 use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
 use crate::reclaim::CallScope;
 use crate::stats::Counter;
@@ -309,7 +309,7 @@ impl File {
         } else if !is_uptodate {
             drop(inode.remove_unfilled(&folio, &lock));
         } else if inode.mapping.was_cut(&lock) {
-            inode.remove_unwanted(folio, lock);
+            removal::remove_unwanted(inode, folio, lock);
         }
     }
 
@@ -412,7 +412,7 @@ impl File {
         let inode = &self.handle.inode;
         inode.mapping.begin_walk_behind_end();
         self.zero_tail(len_bytes)?;
-        inode.remove_folios_from(len_bytes.next_multiple_of(self.folio_bytes()));
+        removal::remove_folios_from(inode, len_bytes.next_multiple_of(self.folio_bytes()));
         Ok(())
     }
 
@@ -466,7 +466,7 @@ impl File {
         }
         own_pins::check(inode, &own_pins::ALL_PAGES)?;
         let resizing = inode.lock_resizing();
-        let bytes = inode.discard_dirty();
+        let bytes = removal::discard_dirty(inode);
         let before_bytes = self.len();
         let (len_bytes, queried) = resizing.cut_to_backing();
         if len_bytes < before_bytes {

@@ -1,7 +1,6 @@
-//! Files whose pages maps see: what their inodes hand to [`MappedPages`](super::MappedPages), and
-//! the removal of pages, which such a file does in its own way.
+//! Types that the inode of a file in place and [`MappedPages`](super::MappedPages) hand to each
+//! other.
 
-use super::{Inode, MappedPages};
 use crate::error::Error;
 use crate::page::{FolioRef, LockedFolio};
 use std::fmt::Debug;
@@ -28,38 +27,9 @@ pub(crate) enum WriteSource {
 
 /// Folios of a file in place that are being removed from its table.
 pub(crate) trait MappedRemoval<'a>: Debug {
-    /// Removes a folio as [`Removal::remove`] does.
+    /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
     fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>);
 
     /// Ends the removals that have begun: nothing is frozen any more. So does the drop.
     fn finish(&mut self);
-}
-
-/// Folios being removed from the table. Those in place are unmapped several at a time, with one TLB
-/// flush.
-#[derive(Debug)]
-pub(crate) struct Removal<'a> {
-    inode: &'a Inode,
-    mapped: Option<Box<dyn MappedRemoval<'a> + 'a>>,
-}
-
-impl<'a> Removal<'a> {
-    pub(crate) fn new(inode: &'a Inode, pinned: PinnedPages) -> Self {
-        let begin = |mapped: &'a dyn MappedPages| mapped.begin_removal(inode, pinned);
-        Self { inode, mapped: inode.mapped.as_deref().map(begin) }
-    }
-
-    /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
-    pub(crate) fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
-        match &mut self.mapped {
-            Some(mapped) => mapped.remove(folio, locked),
-            None => self.inode.unlink(folio, locked),
-        }
-    }
-
-    pub(crate) fn finish(&mut self) {
-        if let Some(mapped) = &mut self.mapped {
-            mapped.finish();
-        }
-    }
 }

@@ -13,7 +13,9 @@ mod codec;
 mod evict;
 mod mapped;
 mod mark;
+pub(crate) mod removal;
 mod resize;
+pub(crate) mod seek;
 
 pub(crate) use clearing::ClearedBefore;
 pub use codec::PageCodec;

@@ -1,5 +1,4 @@
-//! Changes of the length of a file, and removal of pages: truncation, punched holes, the last
-//! close.
+//! Changes of the length of a file.
 //!
 //! All changes of the length go through [`Resizing`], which proves that one thread makes them. They
 //! truncate or grow the backing, too.
@@ -25,17 +24,11 @@
 //! length (WRITEBACK-4), and the kernel's direct writes fail during a change of the length, with
 //! bytes lost. So the store's record of the backing's length changes in two places: write-outs
 //! raise it with `cutting` shared, and it is set here with `cutting` exclusive.
-//!
-//! Folios in place are gathered, frozen, until several can be unmapped together
-//! ([`Removal`]). Other threads wait for a frozen folio. So this thread waits for nothing while it
-//! has any: before it waits, it unmaps those that are gathered. (The owner of a `PageRefMut` on the
-//! next folio may need one of them.)
+
 use super::Inode;
-use super::mapped::{PinnedPages, Removal};
 use crate::error::Result;
-use crate::page::{ALL_BYTES, Entry, Flag, FolioRef, LockedFolio, Lookup, PAGE_BYTES};
+use crate::page::{Entry, Flag, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::sync::{MutexGuard, Ordering, blocking};
-use std::cell::Cell;
 use std::ops::Range;
 
 /// Exclusive right to change the length of a file.
@@ -147,63 +140,7 @@ impl Resizing<'_> {
     }
 }
 
-/// Removal of pages.
 impl Inode {
-    /// Removes every clean folio of `pages`, whole units that hold the bytes of `range`. Waits for
-    /// fills and write-outs in flight: nothing stays that was read from the storage before the
-    /// call. Keeps all if the kernel cannot tell which pages of a map were stored to.
-    pub(crate) fn remove_clean(&self, pages: Range<u64>, range: &Range<u64>) {
-        let may_all_be_dirty = self.find_stores(range, true).is_err();
-        let is_clean =
-            |locked: &LockedFolio<'_>| !may_all_be_dirty && !locked.flags.write_state().is_dirty();
-        self.remove_folios(Removal::new(self, PinnedPages::Kept), pages, is_clean);
-    }
-
-    /// Removes every folio from byte `position_bytes` (a multiple of the unit) on, dirty or not.
-    ///
-    /// The length has been set, so that a thread that still inserts a folio there removes it again;
-    /// or there is no handle left.
-    pub(crate) fn remove_folios_from(&self, position_bytes: u64) {
-        self.mapping.begin_walk_behind_end();
-        let removal = Removal::new(self, PinnedPages::Kept);
-        self.remove_folios(removal, position_bytes / PAGE_BYTES..u64::MAX, |_| true);
-    }
-
-    /// Removes every unused folio after the last close. For a file that outlives its handles,
-    /// removes only clean ones, even while writers are active: changed folios stay. All stay if the
-    /// kernel cannot tell which pages of a map were stored to. No map is in use, so there are no
-    /// later stores.
-    pub(crate) fn remove_closed(&self) {
-        let may_all_be_dirty = self.find_stores(&ALL_BYTES, true).is_err();
-        let is_unwanted = |locked: &LockedFolio<'_>| {
-            let is_dirty = may_all_be_dirty || locked.flags.write_state().is_dirty();
-            !is_dirty || self.device.is_none()
-        };
-        self.remove_folios(Removal::new(self, PinnedPages::Kept), 0..u64::MAX, is_unwanted);
-    }
-
-    /// Removes every dirty folio, and returns the number of their bytes in the file. Concurrent
-    /// writes are dropped or not. In a region, a referenced page stays visible to maps until it is
-    /// filled again. Every folio counts as dirty if the kernel cannot tell which pages of a map
-    /// were stored to. Waits for write-outs in flight.
-    pub(crate) fn discard_dirty(&self) -> u64 {
-        let len_bytes = self.mapping.len_bytes();
-        let discarded_bytes = Cell::new(0);
-        let may_all_be_dirty = self.find_stores(&ALL_BYTES, true).is_err();
-        let is_unwanted = |locked: &LockedFolio<'_>| {
-            let is_dirty = may_all_be_dirty || locked.flags.write_state().is_dirty();
-            if is_dirty {
-                let start = locked.index() * PAGE_BYTES;
-                let bytes = len_bytes.saturating_sub(start).min(locked.pages() * PAGE_BYTES);
-                discarded_bytes.update(|sum| sum + bytes);
-            }
-            is_dirty
-        };
-        self.remove_folios(Removal::new(self, PinnedPages::Kept), 0..u64::MAX, is_unwanted);
-        self.store.forget_failed_flush();
-        discarded_bytes.get()
-    }
-
     /// Removes a folio from the table that was never filled: restores the Entry that it took over.
     /// Returns the table's reference.
     pub(crate) fn remove_unfilled<'a>(
@@ -215,64 +152,6 @@ impl Inode {
         self.store.note_out_of_table(locked);
         let entry_after = |_| self.store.entry_after(locked, None);
         self.mapping.remove(folio, locked, folios, entry_after)
-    }
-
-    /// Removes a locked folio from the table, dirty or not. No write-out of it is in flight.
-    pub(crate) fn remove_unwanted<'a>(&'a self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
-        Removal::new(self, PinnedPages::Kept).remove(folio, locked);
-    }
-
-    /// Turns whole units of a memory file into holes.
-    pub(crate) fn punch(&self, pages: Range<u64>) {
-        self.remove_folios(Removal::new(self, PinnedPages::Zeroed), pages, |_| true);
-    }
-
-    /// Removes the folios of `pages`, whole units, that are unwanted.
-    pub(super) fn remove_folios<'a>(
-        &'a self,
-        mut removal: Removal<'a>,
-        pages: Range<u64>,
-        is_unwanted: impl Fn(&LockedFolio<'_>) -> bool,
-    ) {
-        let (mut index, table) = (pages.start, self.mapping.table());
-        while let Some(found) = table.next_needed(index).filter(|found| *found < pages.end) {
-            index = found;
-            let folios = &self.memory.folios;
-            let found = self.mapping.try_get_folio(folios, index).unwrap_or_else(|| {
-                removal.finish();
-                self.mapping.get_folio(folios, index)
-            });
-            let folio = match found {
-                Lookup::Folio(folio) => folio,
-                Lookup::Absent(seen) => {
-                    let head = self.mapping.head_index(index);
-                    #[cfg(all(test, not(loom)))]
-                    crate::sync::test_hook::reach("before a value is taken");
-                    if seen.as_value().is_some() && self.mapping.take_value(head, seen) {
-                        self.store.give_back(seen, 1 << self.mapping.order());
-                    }
-                    continue;
-                }
-                Lookup::Refused => continue,
-            };
-            #[cfg(all(test, not(loom)))]
-            crate::sync::test_hook::reach("before a folio that goes is locked");
-            let locked = folio.try_lock().unwrap_or_else(|| {
-                removal.finish();
-                self.lock_folio(&folio)
-            });
-            if locked.owner() != self.address {
-                continue;
-            }
-            if locked.flags.write_state().is_writing() {
-                removal.finish();
-                locked.flags.wait_for_writeback();
-            }
-            index = locked.index() + locked.pages();
-            if is_unwanted(&locked) {
-                removal.remove(folio, locked);
-            }
-        }
     }
 
     /// Removes a folio from the table, dirty or not. No write-out of it is in flight.
@@ -300,87 +179,5 @@ impl Inode {
         let _section = self.mapping.begin_write_section(locked, pages);
         let start = locked.index() * PAGE_BYTES;
         self.zero_folio(folio, locked, bytes.start - start..bytes.end - start);
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use crate::cache::Cache;
-    use crate::file::OpenOptions;
-    use crate::page::PAGE_BYTES;
-    use crate::sync::{Ordering, test_hook};
-    use std::sync::mpsc;
-    use std::thread;
-    use std::time::{Duration, Instant};
-
-    /// A page in the swap is read, which takes its slot, while its hole is being made.
-    #[test]
-    fn a_slot_that_a_reader_takes_first_is_freed_once() {
-        const PAGES: u64 = 1024;
-        let directory = tempfile::tempdir().unwrap();
-        let builder = Cache::builder().memory(1 << 20).swap_max(16 << 20);
-        let cache = builder.swap_directory(directory.path()).build().unwrap();
-        let file = cache.memory_file("swapped").unwrap();
-        for page in 0..PAGES {
-            file.write_all_at(&[7; PAGE_BYTES as usize], page * PAGE_BYTES).unwrap();
-        }
-        let table = file.handle.inode.mapping.table();
-        let is_swapped = |page: &u64| table.load(*page, Ordering::Relaxed).as_value().is_some();
-        let page = (0..PAGES).find(is_swapped).expect("most of the pages do not fit");
-        let reader = file.clone();
-        test_hook::set("before a value is taken", move || {
-            let mut byte = [0];
-            reader.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
-            assert_eq!(byte, [7]);
-        });
-        let hole = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
-        file.punch_hole(hole).unwrap();
-        assert!(test_hook::has_run(), "the page was in the swap");
-        let mut byte = [1];
-        file.read_exact_at(&mut byte, page * PAGE_BYTES).unwrap();
-        assert_eq!(byte, [0]);
-        file.set_len(0).unwrap();
-        assert_eq!(cache.stats().memory.swap_bytes, 0);
-    }
-
-    /// The owner of a `PageRefMut` of the second page reads the first, which the hole has removed
-    /// before it waits for the second.
-    fn punch_beside_a_pin(options: &OpenOptions) {
-        let cache = Cache::builder().memory(1 << 20).build().unwrap();
-        let Ok(file) = cache.memory_file_with("punched", options) else { return };
-        file.write_all_at(&[7; 3 * PAGE_BYTES as usize], 0).unwrap();
-        let (pinned, is_pinned) = mpsc::channel();
-        let (waits, is_waiting) = mpsc::channel();
-        let owner = file.clone();
-        let owner = thread::spawn(move || {
-            let pin = owner.pin_mut(PAGE_BYTES..2 * PAGE_BYTES).unwrap();
-            pinned.send(()).unwrap();
-            is_waiting.recv().unwrap();
-            let begun = Instant::now();
-            let mut byte = [1];
-            while owner.try_read_at(&mut byte, 0).is_err() || byte == [7] {
-                if begun.elapsed() > Duration::from_secs(20) {
-                    return false;
-                }
-                thread::sleep(Duration::from_millis(1));
-            }
-            drop(pin);
-            true
-        });
-        is_pinned.recv().unwrap();
-        let place = "before a folio that goes is locked";
-        test_hook::set(place, move || test_hook::set(place, move || waits.send(()).unwrap()));
-        file.punch_hole(0..3 * PAGE_BYTES).unwrap();
-        assert!(test_hook::has_run());
-        assert!(owner.join().unwrap(), "the first page cannot be read while the hole waits");
-    }
-
-    #[test]
-    fn a_hole_that_waits_keeps_no_folio_frozen() {
-        let options = OpenOptions::new().read(true).write(true);
-        punch_beside_a_pin(&options);
-        // Its pages are gathered, frozen, to be unmapped together.
-        #[cfg(feature = "maps")]
-        punch_beside_a_pin(&options.mappable(true));
     }
 }

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::file::{FaultMode, File, Handle, MapInUse, MappedGrowth, Mapper, OpenOptions};
 use crate::fill::{AccessMode, Locked};
-use crate::inode::{Inode, MappedPages, Resizing};
+use crate::inode::{Inode, MappedPages, Resizing, removal};
 use crate::maps::faults::{self, FaultThreads};
 use crate::maps::kernel::signal;
 use crate::maps::kernel::userfault::Userfault;
@@ -248,7 +248,7 @@ impl<'a> Growing<'a> {
             if let Err(error) =
                 file.handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
             {
-                inode.remove_folios_from(before_bytes.next_multiple_of(PAGE_BYTES));
+                removal::remove_folios_from(inode, before_bytes.next_multiple_of(PAGE_BYTES));
                 return Err(error);
             }
         }

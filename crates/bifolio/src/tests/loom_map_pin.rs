@@ -118,7 +118,7 @@ impl Region {
         }
     }
 
-    /// Truncates a page of the file, as `inode/resize.rs` does, and extends the file by
+    /// Truncates a page of the file, as `inode/removal.rs` does, and extends the file by
     /// one.
     fn cut(&self, index: u64) {
         let world = &self.world;

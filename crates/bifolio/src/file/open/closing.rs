@@ -14,7 +14,7 @@ use crate::dirt::is_inside_any;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Handle, OpenOptions};
 use crate::fill::own_pins;
-use crate::inode::Inode;
+use crate::inode::{Inode, removal};
 use crate::io::FileIdentity;
 use crate::sync::Ordering;
 use crate::writeback::Writeback;
@@ -134,7 +134,7 @@ impl Registry {
         for key in self.files.keys() {
             let Some(inode) = self.inode_after_release(key) else { continue };
             // A write in progress may end only now. The inode is freed with the last handle.
-            inode.remove_closed();
+            removal::remove_closed(&inode);
             drop(inode);
             self.retire_logged(key, false);
         }
@@ -169,7 +169,7 @@ impl Registry {
         let Err(failure) = self.files.retire(key, self, false) else { return };
         log::error!("{failure}; these bytes are lost, because the cache is dropped");
         if let Some((_busy, open)) = self.files.take_if(key, is_wanted) {
-            open.inode.remove_folios_from(0);
+            removal::remove_folios_from(&open.inode, 0);
             self.reclaim.wait_for_reclaim();
             self.free(open);
         }
@@ -192,7 +192,7 @@ impl Retire<Open> for Registry {
         let inode = &open.inode;
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before the clean pages are dropped");
-        inode.remove_closed();
+        removal::remove_closed(inode);
         self.reclaim.wait_for_reclaim();
         inode.is_durable() && inode.mapping.resident_folios() == 0
     }
