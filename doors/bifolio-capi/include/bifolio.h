@@ -432,7 +432,7 @@ typedef uint32_t bifolio_log_level;
 typedef struct bifolio_cache bifolio_cache;
 
 /**
- * The dirty pages of a file at one moment, from `bifolio_gated_file_checkpoint`.
+ * The dirty pages of a file at one moment, from `bifolio_file_checkpoint`.
  */
 typedef struct bifolio_checkpoint bifolio_checkpoint;
 
@@ -440,12 +440,6 @@ typedef struct bifolio_checkpoint bifolio_checkpoint;
  * A file that is open in a cache.
  */
 typedef struct bifolio_file bifolio_file;
-
-/**
- * A file with a write gate: each change has an LSN, and its page stays in memory until the log is
- * durable up to that.
- */
-typedef struct bifolio_gated_file bifolio_gated_file;
 
 /**
  * The bytes of a file as memory. It keeps the file open in the cache.
@@ -890,40 +884,9 @@ typedef struct {
 } bifolio_residency;
 
 /**
- * A function that is called when a call is complete, once. `value` depends on the call. If
- * `result` is not `BIFOLIO_OK`, `bifolio_last_error` has the text, during the function.
- *
- * It runs in the call itself if nothing had to be waited for, and otherwise on a thread of the
- * library, which serves all calls of the process: it must not wait for one. To wake an event loop,
- * it writes to an `eventfd`. It must not throw (declare it `noexcept`).
- */
-typedef void (*bifolio_done_function)(bifolio_result result, uint64_t value, void *context);
-
-/**
- * The log of a file with a write gate: functions that the cache calls on any thread, several at
- * once, until the file is closed by its last handle and everything of it is durable. They must not
- * use the gated file, nor throw (declare them `noexcept`).
- */
-typedef struct {
-    /**
-     * Returns the LSN up to which the log is durable: records with that LSN or a lower one. Must
-     * not block.
-     */
-    uint64_t (*durable_lsn)(void *context);
-    /**
-     * Makes the log durable up to `lsn`, and returns 0, or an `errno`. May block.
-     */
-    int (*make_durable)(uint64_t lsn, void *context);
-    /**
-     * Passed to both.
-     */
-    void *context;
-} bifolio_gate;
-
-/**
  * Bytes of a folio that stay in memory, at `data`, until the pin is released. They are not frozen:
  * other calls may write them meanwhile, unless the file is immutable. Set the struct to zero
- * before its first use; do not copy it.
+ * before its first use; do not copy or move it.
  */
 typedef struct {
     /**
@@ -958,6 +921,38 @@ typedef struct {
      */
     size_t reserved[2];
 } bifolio_write_pin;
+
+/**
+ * A function that is called when a call is complete, once, whatever has happened. `value` depends
+ * on the call. If `result` is not `BIFOLIO_OK`, `bifolio_last_error` has the text, during the
+ * function. The call uses neither its file nor its buffer any more.
+ *
+ * It runs in the call itself if nothing had to be waited for, and otherwise on a thread of the
+ * library, which serves all calls of the process: it must not wait for one. To wake an event loop,
+ * it writes to an `eventfd`. It must not throw (declare it `noexcept`).
+ */
+typedef void (*bifolio_done_function)(bifolio_result result, uint64_t value, void *context);
+
+/**
+ * The log of a file with a write gate: functions that the cache calls on any thread, several at
+ * once, until the file is closed by its last handle and everything of it is durable. They must not
+ * use the gated file, nor throw (declare them `noexcept`).
+ */
+typedef struct {
+    /**
+     * Returns the LSN up to which the log is durable: records with that LSN or a lower one. Must
+     * not block.
+     */
+    uint64_t (*durable_lsn)(void *context);
+    /**
+     * Makes the log durable up to `lsn`, and returns 0, or an `errno`. May block.
+     */
+    int (*make_durable)(uint64_t lsn, void *context);
+    /**
+     * Passed to both.
+     */
+    void *context;
+} bifolio_gate;
 
 /**
  * A function that receives a line of the log: its level, and text that is valid during the call
@@ -1212,49 +1207,6 @@ bifolio_result bifolio_file_sync_all(const bifolio_file *file);
 bifolio_result bifolio_file_sync_range(const bifolio_file *file, uint64_t offset, uint64_t length);
 
 /**
- * Announces the order of later reads through the handle: one of `bifolio_access`.
- *
- * Threads: any, at the same time. Blocks: never.
- */
-bifolio_result bifolio_file_set_access(const bifolio_file *file, uint32_t access);
-
-/**
- * Starts to read `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), and returns.
- *
- * Threads: any, at the same time. Blocks: never.
- */
-bifolio_result bifolio_file_prefetch(const bifolio_file *file, uint64_t offset, uint64_t length);
-
-/**
- * Reads `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) into the cache. An error is that
- * of the first page that cannot be read.
- *
- * Threads: any, at the same time. Blocks: for the device.
- */
-bifolio_result bifolio_file_populate(const bifolio_file *file, uint64_t offset, uint64_t length);
-
-/**
- * Evicts the clean, unused folios of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end),
- * and starts the write-out of dirty ones. `evicted` may be null.
- *
- * Threads: any, at the same time. Blocks: for no device.
- */
-bifolio_result bifolio_file_evict(const bifolio_file *file,
-                                  uint64_t offset,
-                                  uint64_t length,
-                                  bifolio_evicted *evicted);
-
-/**
- * Reports how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
- *
- * Threads: any, at the same time. Blocks: never.
- */
-bifolio_result bifolio_file_residency(const bifolio_file *file,
-                                      uint64_t offset,
-                                      uint64_t length,
-                                      bifolio_residency *residency);
-
-/**
  * Punches a hole of `length` bytes at `offset`: they read as zeros, and the memory and storage of
  * whole folios among them is freed. The length stays.
  *
@@ -1300,10 +1252,108 @@ bifolio_result bifolio_file_close(bifolio_file *file);
 void bifolio_file_free(bifolio_file *file);
 
 /**
+ * Announces the order of later reads through the handle: one of `bifolio_access`.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_set_access(const bifolio_file *file, uint32_t access);
+
+/**
+ * Starts to write the dirty pages of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) to
+ * the storage, and returns. Pages that a write gate holds back follow when it lets them pass.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_write_out(const bifolio_file *file, uint64_t offset, uint64_t length);
+
+/**
+ * Starts to read `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), and returns.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_prefetch(const bifolio_file *file, uint64_t offset, uint64_t length);
+
+/**
+ * Reads `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) into the cache. An error is that
+ * of the first page that cannot be read.
+ *
+ * Threads: any, at the same time. Blocks: for the device.
+ */
+bifolio_result bifolio_file_populate(const bifolio_file *file, uint64_t offset, uint64_t length);
+
+/**
+ * Evicts the clean, unused folios of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end),
+ * and starts the write-out of dirty ones. `evicted` may be null.
+ *
+ * Threads: any, at the same time. Blocks: for no device.
+ */
+bifolio_result bifolio_file_evict(const bifolio_file *file,
+                                  uint64_t offset,
+                                  uint64_t length,
+                                  bifolio_evicted *evicted);
+
+/**
+ * Reports how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_residency(const bifolio_file *file,
+                                      uint64_t offset,
+                                      uint64_t length,
+                                      bifolio_residency *residency);
+
+/**
+ * Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in
+ * the file. A pin of resident bytes takes no lock. Release it on the same thread, before the file
+ * is closed; pinned memory counts against the bound.
+ *
+ * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, if the
+ * bytes are not in memory.
+ */
+bifolio_result bifolio_file_pin(const bifolio_file *file,
+                                uint64_t offset,
+                                size_t length,
+                                bifolio_pin *pin);
+
+/**
+ * Releases a pin, and sets the struct to zero. Does nothing if the struct is zero or the pointer
+ * null.
+ *
+ * Threads: the one that took the pin; any, for a pin of `bifolio_file_pin_async`. Blocks: never,
+ * unless such a pin is the last that keeps its file open: then for the device.
+ */
+void bifolio_pin_release(bifolio_pin *pin);
+
+/**
+ * Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
+ * was not changed. Holds the folio's lock: calls of other threads that need the folio wait, and
+ * one of the same thread, such as a sync, fails with `BIFOLIO_ERROR_PINNED_BY_CALLER`. If the file
+ * has a write gate, the changes have the LSN of `bifolio_write_pin_assign_lsn`.
+ *
+ * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
+ * folio's lock, and while too much is dirty.
+ */
+bifolio_result bifolio_file_pin_write(const bifolio_file *file,
+                                      uint64_t offset,
+                                      size_t length,
+                                      bifolio_write_pin *pin);
+
+/**
+ * Releases a pin for writing, and sets the struct to zero. Does nothing if the struct is zero or
+ * the pointer null.
+ *
+ * Threads: the one that took the pin. Blocks: never.
+ */
+void bifolio_write_pin_release(bifolio_write_pin *pin);
+
+/**
  * Begins a read of `length` bytes at `offset` into `buffer`, which the call may write to until
  * `done` is called. The value is the number of bytes read: fewer only at the end of the file. If
  * the result is not `BIFOLIO_OK` when the function returns, the call has not begun, and `done` is
  * not called.
+ *
+ * Bytes in memory are copied to `buffer` at once. Others are read into memory of the library, and
+ * copied when the call is complete. (`bifolio_file_pin_async` copies nothing.)
  *
  * Threads: any, at the same time. Blocks: never.
  */
@@ -1313,6 +1363,24 @@ bifolio_result bifolio_file_read_async(const bifolio_file *file,
                                        size_t length,
                                        bifolio_done_function done,
                                        void *context);
+
+/**
+ * Begins to pin `length` bytes at `offset`, which must lie in one folio and in the file. `pin` is
+ * a struct that is zero; it holds the pin when `done` is called with `BIFOLIO_OK`, and must stay
+ * where it is until then. No byte is copied. The value is 0. `done` as for
+ * `bifolio_file_read_async`.
+ *
+ * The pin may be released by any thread (`bifolio_pin_release`). It does not keep the handle from
+ * being closed, but its bytes stay, and the file stays open in the cache.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_file_pin_async(const bifolio_file *file,
+                                      uint64_t offset,
+                                      size_t length,
+                                      bifolio_pin *pin,
+                                      bifolio_done_function done,
+                                      void *context);
 
 /**
  * Begins a write of all `length` bytes of `buffer` at `offset`. The bytes are copied: the buffer
@@ -1352,8 +1420,10 @@ bifolio_result bifolio_file_sync_async(const bifolio_file *file,
                                        void *context);
 
 /**
- * Opens the regular file at `path` with a write gate. It must not be open in this cache without
- * one. Close it with `bifolio_gated_file_close`.
+ * Opens the regular file at `path` with a write gate: each change has an LSN, and its page stays
+ * in memory until the log is durable up to that. All calls that read work as for other files, and
+ * syncs and closes make the log durable first. Changes without an LSN (`bifolio_file_write`, ...)
+ * fail with `BIFOLIO_ERROR_GATE_MISUSE`, also through other handles of the file.
  *
  * Threads: any, at the same time. Blocks: for the file system.
  */
@@ -1361,104 +1431,79 @@ bifolio_result bifolio_cache_open_gated(const bifolio_cache *cache,
                                         const char *path,
                                         const bifolio_open_options *options,
                                         const bifolio_gate *gate,
-                                        bifolio_gated_file **file);
+                                        bifolio_file **file);
 
 /**
- * Like `bifolio_file_read`.
- *
- * Threads: any, at the same time. Blocks: for the device, for what is not in memory.
- */
-bifolio_result bifolio_gated_file_read(const bifolio_gated_file *file,
-                                       uint64_t offset,
-                                       void *buffer,
-                                       size_t length,
-                                       size_t *read);
-
-/**
- * Like `bifolio_file_read_with`.
- *
- * Threads: any, at the same time. Blocks: for the device, for what is not in memory.
- */
-bifolio_result bifolio_gated_file_read_with(const bifolio_gated_file *file,
-                                            uint64_t offset,
-                                            size_t length,
-                                            bifolio_read_function function,
-                                            void *context);
-
-/**
- * Returns the length of the file, bytes; 0 for a null handle.
- *
- * Threads: any, at the same time. Blocks: never.
- */
-uint64_t bifolio_gated_file_len(const bifolio_gated_file *file);
-
-/**
- * Writes all `length` bytes of `buffer` at `offset`, like `bifolio_file_write`: a change whose log
- * record has `lsn`. The record may be written later, but its LSN is known.
+ * Writes all `length` bytes of `buffer` at `offset` of a file with a write gate, like
+ * `bifolio_file_write`: a change whose log record has `lsn`. The record may be written later, but
+ * its LSN is known.
  *
  * Threads: any, at the same time. Blocks: for the device, for the rest of a page that is not in
  * memory, and while too much is dirty.
  */
-bifolio_result bifolio_gated_file_write(const bifolio_gated_file *file,
-                                        uint64_t offset,
-                                        const void *buffer,
-                                        size_t length,
-                                        uint64_t lsn);
-
-/**
- * Appends all `length` bytes of `buffer`, like `bifolio_file_append`: a change whose log record
- * has `lsn`. `offset` gets the position of the first byte; it may be null.
- *
- * Threads: any, at the same time. Blocks: as `bifolio_gated_file_write`.
- */
-bifolio_result bifolio_gated_file_append(const bifolio_gated_file *file,
+bifolio_result bifolio_file_write_logged(const bifolio_file *file,
+                                         uint64_t offset,
                                          const void *buffer,
                                          size_t length,
-                                         uint64_t lsn,
-                                         uint64_t *offset);
+                                         uint64_t lsn);
 
 /**
- * Gives changes that have no LSN yet, of a range, the one of their log record.
+ * Appends all `length` bytes of `buffer` to a file with a write gate, like `bifolio_file_append`:
+ * a change whose log record has `lsn`. `offset` gets the position of the first byte; it may be
+ * null.
+ *
+ * Threads: any, at the same time. Blocks: as `bifolio_file_write_logged`.
+ */
+bifolio_result bifolio_file_append_logged(const bifolio_file *file,
+                                          const void *buffer,
+                                          size_t length,
+                                          uint64_t lsn,
+                                          uint64_t *offset);
+
+/**
+ * Says that the changes through a pin have a log record with `lsn`; 0 if they need none. To be
+ * called before the release of each pin for writing of a file with a write gate: the page of one
+ * that is released without an LSN counts as not committed, and stays in memory until
+ * `bifolio_file_assign_lsn`.
+ *
+ * Threads: the one that took the pin. Blocks: never.
+ */
+bifolio_result bifolio_write_pin_assign_lsn(bifolio_write_pin *pin, uint64_t lsn);
+
+/**
+ * Gives changes that have no LSN yet, of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end)
+ * of a file with a write gate, the one of their log record.
  *
  * Threads: any, at the same time. Blocks: for folio locks.
  */
-bifolio_result bifolio_gated_file_assign_lsn(const bifolio_gated_file *file,
-                                             uint64_t offset,
-                                             uint64_t length,
-                                             uint64_t lsn);
+bifolio_result bifolio_file_assign_lsn(const bifolio_file *file,
+                                       uint64_t offset,
+                                       uint64_t length,
+                                       uint64_t lsn);
 
 /**
  * Returns the lowest LSN of a change that is not on the storage: the log before it is not needed
- * any more. 0 if there is none.
+ * any more. 0 if there is none, and for a file without a write gate.
  *
  * Threads: any, at the same time. Blocks: never.
  */
-uint64_t bifolio_gated_file_oldest_dirty_lsn(const bifolio_gated_file *file);
+uint64_t bifolio_file_oldest_dirty_lsn(const bifolio_file *file);
 
 /**
- * Starts to write the dirty pages of a range to the storage, in the background. Those that the
- * gate holds back follow when it lets them pass.
+ * Opens another handle of a file with a write gate, for changes without a log record
+ * (`bifolio_file_write`, `bifolio_file_set_len`, ...). They may reach the storage before any log
+ * record.
  *
  * Threads: any, at the same time. Blocks: never.
  */
-bifolio_result bifolio_gated_file_write_out(const bifolio_gated_file *file,
-                                            uint64_t offset,
-                                            uint64_t length);
-
-/**
- * Makes everything durable that was written before the call, and the log before that.
- *
- * Threads: any, at the same time. Blocks: for the log and the device.
- */
-bifolio_result bifolio_gated_file_sync_data(const bifolio_gated_file *file);
+bifolio_result bifolio_file_unlogged(const bifolio_file *file, bifolio_file **unlogged);
 
 /**
  * Remembers what is dirty now, for `bifolio_checkpoint_sync`.
  *
  * Threads: any, at the same time. Blocks: never.
  */
-bifolio_result bifolio_gated_file_checkpoint(const bifolio_gated_file *file,
-                                             bifolio_checkpoint **checkpoint);
+bifolio_result bifolio_file_checkpoint(const bifolio_file *file, bifolio_checkpoint **checkpoint);
 
 /**
  * Makes everything durable that was dirty at the checkpoint.
@@ -1473,21 +1518,6 @@ bifolio_result bifolio_checkpoint_sync(const bifolio_checkpoint *checkpoint);
  * Threads: any, while no other call uses it. Blocks: never.
  */
 void bifolio_checkpoint_free(bifolio_checkpoint *checkpoint);
-
-/**
- * Makes everything durable, log and file, and frees the handle. On an error the handle is
- * unchanged and nothing is lost.
- *
- * Threads: any, while no other call uses the handle. Blocks: for the log and the device.
- */
-bifolio_result bifolio_gated_file_close(bifolio_gated_file *file);
-
-/**
- * Frees a handle without a result, like `bifolio_file_free`. Null is allowed.
- *
- * Threads: any, while no other call uses the handle. Blocks: for the log and the device.
- */
-void bifolio_gated_file_free(bifolio_gated_file *file);
 
 /**
  * Forgets the clean pages of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), so that
@@ -1518,48 +1548,6 @@ bifolio_result bifolio_file_update(const bifolio_file *file,
  * Threads: any, at the same time. Blocks: for the file system, and as `bifolio_file_invalidate`.
  */
 bifolio_result bifolio_file_refresh_len(const bifolio_file *file);
-
-/**
- * Pins `length` bytes at `offset`, which must lie in one folio (`bifolio_file_folio_bytes`) and in
- * the file. A pin of resident bytes takes no lock. Release it on the same thread, before the file
- * is closed; pinned memory counts against the bound.
- *
- * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, if the
- * bytes are not in memory.
- */
-bifolio_result bifolio_file_pin(const bifolio_file *file,
-                                uint64_t offset,
-                                size_t length,
-                                bifolio_pin *pin);
-
-/**
- * Releases a pin, and sets the struct to zero. Does nothing if the struct is zero or the pointer
- * null.
- *
- * Threads: the one that took the pin. Blocks: never.
- */
-void bifolio_pin_release(bifolio_pin *pin);
-
-/**
- * Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
- * was not changed. Holds the folio's lock: calls of other threads that need the folio wait, and
- * one of the same thread, such as a sync, fails with `BIFOLIO_ERROR_PINNED_BY_CALLER`.
- *
- * Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
- * folio's lock, and while too much is dirty.
- */
-bifolio_result bifolio_file_pin_write(const bifolio_file *file,
-                                      uint64_t offset,
-                                      size_t length,
-                                      bifolio_write_pin *pin);
-
-/**
- * Releases a pin for writing, and sets the struct to zero. Does nothing if the struct is zero or
- * the pointer null.
- *
- * Threads: the one that took the pin. Blocks: never.
- */
-void bifolio_write_pin_release(bifolio_write_pin *pin);
 
 /**
  * Maps `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) of a file that was opened with

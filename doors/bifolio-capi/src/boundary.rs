@@ -7,9 +7,8 @@
 //! Reads and writes through pointers of the caller, under the contract of the crate's head.
 #![allow(unsafe_code)]
 
-use crate::file::bifolio_file;
 use crate::result::{self, bifolio_result};
-use bifolio::Error;
+use bifolio::{Error, File};
 use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -24,6 +23,8 @@ pub(crate) enum Failure {
     Null(&'static str),
     /// Another misuse.
     Misuse(String),
+    /// A change without an LSN of a file with a write gate, or the other way round.
+    GateMisuse(&'static str),
     /// A handle that other objects still refer to.
     InUse(String),
     /// An error of the library.
@@ -245,14 +246,9 @@ fn check_size<T: Versioned>(size: usize, name: &'static str) -> Result<(), Failu
 pub const BIFOLIO_TO_END: u64 = u64::MAX;
 
 /// Returns a range of a file. The library refuses ranges past 2^63.
-pub(crate) fn range(file: &bifolio_file, offset: u64, length: u64) -> Range<u64> {
-    range_in(file.file().len(), offset, length)
-}
-
-/// Returns the range in a file of `len_bytes` bytes.
-pub(crate) fn range_in(len_bytes: u64, offset: u64, length: u64) -> Range<u64> {
+pub(crate) fn range(file: &File, offset: u64, length: u64) -> Range<u64> {
     if length == BIFOLIO_TO_END {
-        return offset..len_bytes.max(offset);
+        return offset..file.len().max(offset);
     }
     offset..offset.saturating_add(length)
 }

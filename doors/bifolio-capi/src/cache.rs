@@ -4,10 +4,11 @@
 //! Dereferences pointers from C, under the contract of the crate's head.
 #![allow(unsafe_code)]
 
+use crate::advice::bifolio_evicted;
 use crate::boundary::{
     Failure, Output, Versioned, VersionedOutput, choice, guard, handle, options, path, text,
 };
-use crate::file::{bifolio_evicted, bifolio_file};
+use crate::file::bifolio_file;
 use crate::result::bifolio_result;
 use crate::stats::{bifolio_stats, stats_of};
 use bifolio::{Cache, CacheBuilder, DirectIo, FaultMode, File, HugePages, OpenOptions};
@@ -297,7 +298,9 @@ unsafe fn open_options_by_path(
 ///
 /// # Safety
 /// Null, or options that begin with their size.
-unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptions, Failure> {
+pub(crate) unsafe fn open_options(
+    pointer: *const bifolio_open_options,
+) -> Result<OpenOptions, Failure> {
     // SAFETY: the same contract.
     match unsafe { open_options_by_path(pointer)? } {
         (options, false) => Ok(options),
@@ -308,31 +311,20 @@ unsafe fn open_options(pointer: *const bifolio_open_options) -> Result<OpenOptio
     }
 }
 
-/// Returns the open options of a file with a write gate.
-///
-/// # Safety
-/// Null, or options that begin with their size.
-pub(crate) unsafe fn gated_options(
-    pointer: *const bifolio_open_options,
-) -> Result<OpenOptions, Failure> {
-    // SAFETY: the same contract.
-    unsafe { open_options(pointer) }
-}
-
 /// Opens a file of a cache, and hands its handle to the caller.
 ///
 /// # Safety
 /// `cache` is null or a live handle, `file` null or a variable of the caller.
-unsafe fn open_with(
+pub(crate) unsafe fn open_with(
     cache: *const bifolio_cache,
     file: *mut *mut bifolio_file,
-    open: impl FnOnce(&Cache) -> Result<File, Failure>,
+    open: impl FnOnce(&Cache) -> Result<bifolio_file, Failure>,
 ) -> bifolio_result {
     guard(|| {
         let output = Output::new(file, "file")?;
         // SAFETY: the contract.
         let cache = unsafe { handle(cache, "cache")? };
-        let opened = bifolio_file::into_raw(open(&cache.cache)?);
+        let opened = open(&cache.cache)?.into_raw();
         // SAFETY: the contract.
         unsafe { output.set(opened) };
         Ok(())
@@ -356,8 +348,8 @@ pub unsafe extern "C" fn bifolio_cache_open(
         let path = unsafe { crate::boundary::path(path, "path")? };
         // SAFETY: null, or options that begin with their size.
         match unsafe { open_options_by_path(options)? } {
-            (options, false) => Ok(cache.open(path, &options)?),
-            (options, true) => Ok(cache.open_immutable(path, &options)?.into()),
+            (options, false) => Ok(cache.open(path, &options)?.into()),
+            (options, true) => Ok(File::from(cache.open_immutable(path, &options)?).into()),
         }
     };
     // SAFETY: null, or a live handle and the caller's variable.
@@ -386,7 +378,7 @@ pub unsafe extern "C" fn bifolio_cache_open_fd(
         }
         // SAFETY: open, and the caller gives it to us.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        Ok(cache.open_fd(descriptor, &options)?)
+        Ok(cache.open_fd(descriptor, &options)?.into())
     };
     // SAFETY: null, or a live handle and the caller's variable.
     unsafe { open_with(cache, file, open) }
@@ -413,7 +405,7 @@ pub unsafe extern "C" fn bifolio_cache_memory_file(
             // SAFETY: options that begin with their size.
             unsafe { open_options(options)? }
         };
-        Ok(cache.memory_file_with(&name, &options)?)
+        Ok(cache.memory_file_with(&name, &options)?.into())
     };
     // SAFETY: null, or a live handle and the caller's variable.
     unsafe { open_with(cache, file, open) }

@@ -1,13 +1,13 @@
-//! A file: reads, writes, its length, syncs, access hints, eviction, closing it.
+//! A file: reads, writes, its length, syncs, closing it.
 //!
 //! # Safety
 //! Dereferences what C hands over, under the contract of the crate's head.
 #![allow(unsafe_code)]
 
-use crate::boundary::{Failure, Output, bytes, bytes_mut, choice, guard, handle, range};
+use crate::boundary::{Failure, Output, bytes, bytes_mut, guard, handle, range};
 use crate::pin::PinCount;
 use crate::result::{self, bifolio_result};
-use bifolio::{Access, Evicted, File, PageView, ReadRequest};
+use bifolio::{File, GatedFile, PageView, ReadRequest};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
@@ -15,18 +15,47 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct bifolio_file {
     file: File,
-    /// Pins that borrow `file`.
+    /// File with its write gate, if it was opened with one.
+    gated: Option<GatedFile>,
+    /// Pins that borrow the file.
     pub(crate) pins: PinCount,
 }
 
+impl From<File> for bifolio_file {
+    fn from(file: File) -> Self {
+        Self { file, gated: None, pins: PinCount::default() }
+    }
+}
+
+impl From<GatedFile> for bifolio_file {
+    fn from(file: GatedFile) -> Self {
+        Self { gated: Some(file.clone()), ..Self::from(file.unlogged().clone()) }
+    }
+}
+
 impl bifolio_file {
-    pub(crate) fn into_raw(file: File) -> *mut Self {
-        let pins = PinCount::default();
-        Box::into_raw(Box::new(Self { file, pins }))
+    pub(crate) fn into_raw(self) -> *mut Self {
+        Box::into_raw(Box::new(self))
     }
 
+    /// Returns the file, for calls that do not change it.
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    pub(crate) fn gated(&self) -> Option<&GatedFile> {
+        self.gated.as_ref()
+    }
+
+    /// Returns the file, for changes that have no LSN.
+    pub(crate) fn changeable(&self) -> Result<&File, Failure> {
+        if self.gated.is_none() {
+            return Ok(&self.file);
+        }
+        Err(Failure::GateMisuse(
+            "file: it has a write gate: change it with an LSN (bifolio_file_write_logged), or by \
+             the handle of bifolio_file_unlogged",
+        ))
     }
 
     fn check_unpinned(&self) -> Result<(), Failure> {
@@ -35,76 +64,6 @@ impl bifolio_file {
             pins => Err(Failure::InUse(format!("file: {pins} pins of it were not released"))),
         }
     }
-}
-
-/// Order of the reads through a handle, for `bifolio_file_set_access`.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug)]
-pub enum bifolio_access {
-    /// Sequential reads are detected and read ahead. The default.
-    BIFOLIO_ACCESS_NORMAL = 0,
-    /// Reads are sequential.
-    BIFOLIO_ACCESS_SEQUENTIAL = 1,
-    /// Reads are random; nothing is read ahead.
-    BIFOLIO_ACCESS_RANDOM = 2,
-    /// Data is read only once; its pages are evicted before others.
-    BIFOLIO_ACCESS_NO_REUSE = 3,
-}
-
-fn access_of(number: u32) -> Result<Access, Failure> {
-    use bifolio_access::*;
-    let table = [
-        (BIFOLIO_ACCESS_NORMAL as u32, Access::Normal),
-        (BIFOLIO_ACCESS_SEQUENTIAL as u32, Access::Sequential),
-        (BIFOLIO_ACCESS_RANDOM as u32, Access::Random),
-        (BIFOLIO_ACCESS_NO_REUSE as u32, Access::NoReuse),
-    ];
-    choice(number, &table, "access")
-}
-
-/// Result of an eviction, in folios.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct bifolio_evicted {
-    /// Folios that were evicted.
-    pub folios: u64,
-    /// Folios that stay: dirty, pinned, mapped, or in use by another call.
-    pub kept: u64,
-    /// Dirty folios among them; their write-out was started.
-    pub kept_dirty: u64,
-    /// Folios among them that pins or other calls refer to.
-    pub kept_referenced: u64,
-}
-
-impl bifolio_evicted {
-    /// # Safety
-    /// Null, or a variable of the caller.
-    pub(crate) unsafe fn write(evicted: Evicted, pointer: *mut Self) {
-        let value = Self {
-            folios: evicted.folios,
-            kept: evicted.kept.total(),
-            kept_dirty: evicted.kept.dirty,
-            kept_referenced: evicted.kept.referenced,
-        };
-        if !pointer.is_null() {
-            // SAFETY: the caller's variable.
-            unsafe { pointer.write(value) };
-        }
-    }
-}
-
-/// How much of a range is in memory, in pages of 4 KiB.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct bifolio_residency {
-    /// Pages of the range within the file.
-    pub pages: u64,
-    /// Pages that are in memory.
-    pub resident: u64,
-    /// Dirty pages.
-    pub dirty: u64,
-    /// Pages that were evicted.
-    pub evicted: u64,
 }
 
 /// One read of `bifolio_file_read_many`.
@@ -145,7 +104,7 @@ pub unsafe extern "C" fn bifolio_file_read(
         let output = Output::new(read, "read")?;
         // SAFETY: null, or a buffer of `length` bytes that is the caller's alone.
         let buffer = unsafe { bytes_mut(buffer, length, "buffer")? };
-        let count = file.file.read_at(buffer, offset)?;
+        let count = file.file().read_at(buffer, offset)?;
         // SAFETY: the caller's variable.
         unsafe { output.set(count) };
         Ok(())
@@ -184,7 +143,7 @@ pub unsafe extern "C" fn bifolio_file_read_with(
         let read = |page: &PageView<'_>| unsafe {
             function(page.as_ptr().cast(), page.len(), context);
         };
-        Ok(file.file.read_with(range, read)?)
+        Ok(file.file().read_with(range, read)?)
     })
 }
 
@@ -221,7 +180,7 @@ pub unsafe extern "C" fn bifolio_file_read_many(
             let buffer = unsafe { bytes_mut(read.buffer, read.length, "buffer")? };
             requests.push(ReadRequest::new(buffer, read.offset));
         }
-        file.file.read_many(&mut requests)?;
+        file.file().read_many(&mut requests)?;
         let mut first_failure = None;
         for (read, request) in reads.iter_mut().zip(requests) {
             match request.result {
@@ -259,7 +218,7 @@ pub unsafe extern "C" fn bifolio_file_write(
         let file = unsafe { handle(file, "file")? };
         // SAFETY: null, or a buffer of `length` bytes that no thread writes.
         let buffer = unsafe { bytes(buffer, length, "buffer")? };
-        Ok(file.file.write_all_at(buffer, offset)?)
+        Ok(file.changeable()?.write_all_at(buffer, offset)?)
     })
 }
 
@@ -281,7 +240,7 @@ pub unsafe extern "C" fn bifolio_file_append(
         let file = unsafe { handle(file, "file")? };
         // SAFETY: null, or a buffer of `length` bytes that no thread writes.
         let buffer = unsafe { bytes(buffer, length, "buffer")? };
-        let position = file.file.append(buffer)?;
+        let position = file.changeable()?.append(buffer)?;
         if let Ok(output) = Output::new(offset, "offset") {
             // SAFETY: the caller's variable.
             unsafe { output.set(position) };
@@ -303,7 +262,24 @@ pub(crate) unsafe fn with_range(
     guard(|| {
         // SAFETY: the contract.
         let file = unsafe { handle(file, "file")? };
-        Ok(body(&file.file, range(file, offset, length))?)
+        Ok(body(file.file(), range(file.file(), offset, length))?)
+    })
+}
+
+/// Runs `body`, which changes a range of a file.
+///
+/// # Safety
+/// Null, or a live handle.
+unsafe fn change_range(
+    file: *const bifolio_file,
+    offset: u64,
+    length: u64,
+    body: fn(&File, Range<u64>) -> bifolio::Result<()>,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: the contract.
+        let file = unsafe { handle(file, "file")? }.changeable()?;
+        Ok(body(file, range(file, offset, length))?)
     })
 }
 
@@ -313,7 +289,7 @@ pub(crate) unsafe fn with_range(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_len(file: *const bifolio_file) -> u64 {
     // SAFETY: null, or a live handle.
-    unsafe { file.as_ref() }.map_or(0, |file| file.file.len())
+    unsafe { file.as_ref() }.map_or(0, |file| file.file().len())
 }
 
 /// Returns the folio size of the file, bytes: a pin lies within one folio; 0 for null.
@@ -322,7 +298,7 @@ pub unsafe extern "C" fn bifolio_file_len(file: *const bifolio_file) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_folio_bytes(file: *const bifolio_file) -> u64 {
     // SAFETY: null, or a live handle.
-    unsafe { file.as_ref() }.map_or(0, |file| file.file.folio_bytes())
+    unsafe { file.as_ref() }.map_or(0, |file| file.file().folio_bytes())
 }
 
 /// Sets the length of the file to `len_bytes`: truncates it, or extends it with zeros.
@@ -334,7 +310,7 @@ pub unsafe extern "C" fn bifolio_file_set_len(
     len_bytes: u64,
 ) -> bifolio_result {
     // SAFETY: null, or a live handle.
-    guard(|| Ok(unsafe { handle(file, "file")? }.file.set_len(len_bytes)?))
+    guard(|| Ok(unsafe { handle(file, "file")? }.changeable()?.set_len(len_bytes)?))
 }
 
 /// Returns the length that the file may grow to, bytes; 0 for null.
@@ -343,7 +319,7 @@ pub unsafe extern "C" fn bifolio_file_set_len(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_len_max(file: *const bifolio_file) -> u64 {
     // SAFETY: null, or a live handle.
-    unsafe { file.as_ref() }.map_or(0, |file| file.file.len_max())
+    unsafe { file.as_ref() }.map_or(0, |file| file.file().len_max())
 }
 
 /// Raises the length that the file may grow to, `len_max_bytes` of its open options, for all of its
@@ -358,7 +334,7 @@ pub unsafe extern "C" fn bifolio_file_raise_len_max(
     bytes: u64,
 ) -> bifolio_result {
     // SAFETY: null, or a live handle.
-    guard(|| Ok(unsafe { handle(file, "file")? }.file.raise_len_max(bytes)?))
+    guard(|| Ok(unsafe { handle(file, "file")? }.file().raise_len_max(bytes)?))
 }
 
 /// Makes every write that returned before durable: writes dirty pages out and flushes the device.
@@ -369,7 +345,7 @@ pub unsafe extern "C" fn bifolio_file_raise_len_max(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_sync_data(file: *const bifolio_file) -> bifolio_result {
     // SAFETY: null, or a live handle.
-    guard(|| Ok(unsafe { handle(file, "file")? }.file.sync_data()?))
+    guard(|| Ok(unsafe { handle(file, "file")? }.file().sync_data()?))
 }
 
 /// Like `bifolio_file_sync_data`, and also syncs the file's metadata.
@@ -378,7 +354,7 @@ pub unsafe extern "C" fn bifolio_file_sync_data(file: *const bifolio_file) -> bi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_file_sync_all(file: *const bifolio_file) -> bifolio_result {
     // SAFETY: null, or a live handle.
-    guard(|| Ok(unsafe { handle(file, "file")? }.file.sync_all()?))
+    guard(|| Ok(unsafe { handle(file, "file")? }.file().sync_all()?))
 }
 
 /// Like `bifolio_file_sync_data`, for `length` bytes at `offset` only (`BIFOLIO_TO_END`: to the
@@ -395,93 +371,6 @@ pub unsafe extern "C" fn bifolio_file_sync_range(
     unsafe { with_range(file, offset, length, File::sync_range) }
 }
 
-/// Announces the order of later reads through the handle: one of `bifolio_access`.
-///
-/// Threads: any, at the same time. Blocks: never.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_file_set_access(
-    file: *const bifolio_file,
-    access: u32,
-) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        file.file.set_access(access_of(access)?);
-        Ok(())
-    })
-}
-
-/// Starts to read `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end), and returns.
-///
-/// Threads: any, at the same time. Blocks: never.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_file_prefetch(
-    file: *const bifolio_file,
-    offset: u64,
-    length: u64,
-) -> bifolio_result {
-    // SAFETY: null, or a live handle.
-    unsafe { with_range(file, offset, length, File::prefetch) }
-}
-
-/// Reads `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) into the cache. An error is that
-/// of the first page that cannot be read.
-///
-/// Threads: any, at the same time. Blocks: for the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_file_populate(
-    file: *const bifolio_file,
-    offset: u64,
-    length: u64,
-) -> bifolio_result {
-    // SAFETY: null, or a live handle.
-    unsafe { with_range(file, offset, length, File::populate) }
-}
-
-/// Evicts the clean, unused folios of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end),
-/// and starts the write-out of dirty ones. `evicted` may be null.
-///
-/// Threads: any, at the same time. Blocks: for no device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_file_evict(
-    file: *const bifolio_file,
-    offset: u64,
-    length: u64,
-    evicted: *mut bifolio_evicted,
-) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        let found = file.file.evict(range(file, offset, length))?;
-        // SAFETY: null, or the caller's variable.
-        unsafe { bifolio_evicted::write(found, evicted) };
-        Ok(())
-    })
-}
-
-/// Reports how much of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end) is in memory.
-///
-/// Threads: any, at the same time. Blocks: never.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_file_residency(
-    file: *const bifolio_file,
-    offset: u64,
-    length: u64,
-    residency: *mut bifolio_residency,
-) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        let output = Output::new(residency, "residency")?;
-        let found = file.file.residency(range(file, offset, length))?;
-        let (pages, resident, dirty, evicted) =
-            (found.pages, found.resident, found.dirty, found.evicted);
-        // SAFETY: the caller's variable.
-        unsafe { output.set(bifolio_residency { pages, resident, dirty, evicted }) };
-        Ok(())
-    })
-}
-
 /// Punches a hole of `length` bytes at `offset`: they read as zeros, and the memory and storage of
 /// whole folios among them is freed. The length stays.
 ///
@@ -494,7 +383,7 @@ pub unsafe extern "C" fn bifolio_file_punch_hole(
     length: u64,
 ) -> bifolio_result {
     // SAFETY: null, or a live handle.
-    unsafe { with_range(file, offset, length, File::punch_hole) }
+    unsafe { change_range(file, offset, length, File::punch_hole) }
 }
 
 /// Allocates storage for `length` bytes at `offset` of a file, which grows if necessary; in a
@@ -508,7 +397,7 @@ pub unsafe extern "C" fn bifolio_file_allocate(
     length: u64,
 ) -> bifolio_result {
     // SAFETY: null, or a live handle.
-    unsafe { with_range(file, offset, length, File::allocate) }
+    unsafe { change_range(file, offset, length, File::allocate) }
 }
 
 /// Discards bytes that were written and are not on storage: the file then has the content of the
@@ -523,7 +412,7 @@ pub unsafe extern "C" fn bifolio_file_discard_dirty(
 ) -> bifolio_result {
     guard(|| {
         // SAFETY: null, or a live handle.
-        let discarded = unsafe { handle(file, "file")? }.file.discard_dirty()?;
+        let discarded = unsafe { handle(file, "file")? }.file().discard_dirty()?;
         if let Ok(output) = Output::new(bytes, "bytes") {
             // SAFETY: the caller's variable.
             unsafe { output.set(discarded) };
@@ -544,7 +433,7 @@ pub unsafe extern "C" fn bifolio_file_close(file: *mut bifolio_file) -> bifolio_
         // SAFETY: null, or a live handle.
         let open = unsafe { handle(file, "file")? };
         open.check_unpinned()?;
-        open.file.clone().close()?;
+        open.file().clone().close()?;
         // SAFETY: made by `into_raw`, and no other call uses it.
         drop(unsafe { Box::from_raw(file) });
         Ok(())

@@ -1,16 +1,21 @@
-//! Files with a write gate: no page reaches the storage before the log record of its changes is
+//! Write gates: no page of a file reaches the storage before the log record of its changes is
 //! durable.
+//!
+//! A file with a gate is a `bifolio_file` like any other: all calls that do not change it are those
+//! of `file`, `pin` and `calls`. Its changes have LSNs, and are here; a change without one is
+//! refused, unless through the handle of `bifolio_file_unlogged`.
 //!
 //! # Safety
 //! Dereferences what C hands over, and calls functions of the caller, under the contract of the
 //! crate's head.
 #![allow(unsafe_code)]
 
-use crate::boundary::{Failure, Output, bytes, bytes_mut, guard, handle, range_in};
-use crate::cache::{bifolio_cache, bifolio_open_options, gated_options};
-use crate::file::bifolio_read_function;
+use crate::boundary::{Failure, Output, bytes, guard, handle, range};
+use crate::cache::{bifolio_cache, bifolio_open_options, open_options, open_with};
+use crate::file::bifolio_file;
+use crate::pin::{AnyPinMut, bifolio_write_pin, pin_mut_of};
 use crate::result::bifolio_result;
-use bifolio::{Checkpoint, GatedFile, PageView, WriteGate};
+use bifolio::{Cache, Checkpoint, GatedFile, WriteGate};
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::sync::Arc;
@@ -57,21 +62,16 @@ impl WriteGate for Gate {
     }
 }
 
-/// A file with a write gate: each change has an LSN, and its page stays in memory until the log is
-/// durable up to that.
-#[derive(Debug)]
-pub struct bifolio_gated_file {
-    file: GatedFile,
-}
-
-/// The dirty pages of a file at one moment, from `bifolio_gated_file_checkpoint`.
+/// The dirty pages of a file at one moment, from `bifolio_file_checkpoint`.
 #[derive(Debug)]
 pub struct bifolio_checkpoint {
     checkpoint: Checkpoint,
 }
 
-/// Opens the regular file at `path` with a write gate. It must not be open in this cache without
-/// one. Close it with `bifolio_gated_file_close`.
+/// Opens the regular file at `path` with a write gate: each change has an LSN, and its page stays
+/// in memory until the log is durable up to that. All calls that read work as for other files, and
+/// syncs and closes make the log durable first. Changes without an LSN (`bifolio_file_write`, ...)
+/// fail with `BIFOLIO_ERROR_GATE_MISUSE`, also through other handles of the file.
 ///
 /// Threads: any, at the same time. Blocks: for the file system.
 #[unsafe(no_mangle)]
@@ -80,16 +80,13 @@ pub unsafe extern "C" fn bifolio_cache_open_gated(
     path: *const c_char,
     options: *const bifolio_open_options,
     gate: *const bifolio_gate,
-    file: *mut *mut bifolio_gated_file,
+    file: *mut *mut bifolio_file,
 ) -> bifolio_result {
-    guard(|| {
-        let output = Output::new(file, "file")?;
-        // SAFETY: null, or a live handle.
-        let cache = unsafe { handle(cache, "cache")? };
+    let open = |cache: &Cache| {
         // SAFETY: null, or text of the caller.
         let path = unsafe { crate::boundary::path(path, "path")? };
         // SAFETY: null, or options that begin with their size.
-        let options = unsafe { gated_options(options)? };
+        let options = unsafe { open_options(options)? };
         // SAFETY: null, or the caller's struct.
         let gate = unsafe { handle(gate, "gate")? };
         let gate = Gate {
@@ -97,189 +94,164 @@ pub unsafe extern "C" fn bifolio_cache_open_gated(
             make_durable: gate.make_durable.ok_or(Failure::Null("make_durable"))?,
             context: gate.context,
         };
-        let file = cache.cache().open_gated(path, &options, Arc::new(gate))?;
-        // SAFETY: the caller's variable.
-        unsafe { output.set(Box::into_raw(Box::new(bifolio_gated_file { file }))) };
-        Ok(())
-    })
+        Ok(cache.open_gated(path, &options, Arc::new(gate))?.into())
+    };
+    // SAFETY: null, or a live handle and the caller's variable.
+    unsafe { open_with(cache, file, open) }
 }
 
-/// Like `bifolio_file_read`.
+/// Runs `body` on a file with a write gate.
 ///
-/// Threads: any, at the same time. Blocks: for the device, for what is not in memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_read(
-    file: *const bifolio_gated_file,
-    offset: u64,
-    buffer: *mut c_void,
-    length: usize,
-    read: *mut usize,
+/// # Safety
+/// Null, or a live handle.
+unsafe fn with_gated(
+    file: *const bifolio_file,
+    body: impl FnOnce(&GatedFile) -> Result<(), Failure>,
 ) -> bifolio_result {
     guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        let output = Output::new(read, "read")?;
-        // SAFETY: null, or a buffer of `length` bytes that is the caller's alone.
-        let buffer = unsafe { bytes_mut(buffer, length, "buffer")? };
-        let count = file.file.read_at(buffer, offset)?;
-        // SAFETY: the caller's variable.
-        unsafe { output.set(count) };
-        Ok(())
+        // SAFETY: the contract.
+        let gated = unsafe { handle(file, "file")? }.gated();
+        body(gated.ok_or_else(|| {
+            Failure::GateMisuse("file: it was not opened by bifolio_cache_open_gated")
+        })?)
     })
 }
 
-/// Like `bifolio_file_read_with`.
-///
-/// Threads: any, at the same time. Blocks: for the device, for what is not in memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_read_with(
-    file: *const bifolio_gated_file,
-    offset: u64,
-    length: usize,
-    function: bifolio_read_function,
-    context: *mut c_void,
-) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        let function = function.ok_or(Failure::Null("function"))?;
-        let range = offset..offset.saturating_add(length as u64);
-        // SAFETY: the caller's function, with the bytes that its type describes.
-        let read = |page: &PageView<'_>| unsafe {
-            function(page.as_ptr().cast(), page.len(), context);
-        };
-        Ok(file.file.read_with(range, read)?)
-    })
-}
-
-/// Returns the length of the file, bytes; 0 for a null handle.
-///
-/// Threads: any, at the same time. Blocks: never.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_len(file: *const bifolio_gated_file) -> u64 {
-    // SAFETY: null, or a live handle.
-    unsafe { file.as_ref() }.map_or(0, |file| file.file.len())
-}
-
-/// Writes all `length` bytes of `buffer` at `offset`, like `bifolio_file_write`: a change whose log
-/// record has `lsn`. The record may be written later, but its LSN is known.
+/// Writes all `length` bytes of `buffer` at `offset` of a file with a write gate, like
+/// `bifolio_file_write`: a change whose log record has `lsn`. The record may be written later, but
+/// its LSN is known.
 ///
 /// Threads: any, at the same time. Blocks: for the device, for the rest of a page that is not in
 /// memory, and while too much is dirty.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_write(
-    file: *const bifolio_gated_file,
+pub unsafe extern "C" fn bifolio_file_write_logged(
+    file: *const bifolio_file,
     offset: u64,
     buffer: *const c_void,
     length: usize,
     lsn: u64,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
+    let write = |file: &GatedFile| {
         // SAFETY: null, or a buffer of `length` bytes that no thread writes.
         let buffer = unsafe { bytes(buffer, length, "buffer")? };
-        Ok(file.file.write_at(buffer, offset, lsn)?)
-    })
+        Ok(file.write_at(buffer, offset, lsn)?)
+    };
+    // SAFETY: null, or a live handle.
+    unsafe { with_gated(file, write) }
 }
 
-/// Appends all `length` bytes of `buffer`, like `bifolio_file_append`: a change whose log record
-/// has `lsn`. `offset` gets the position of the first byte; it may be null.
+/// Appends all `length` bytes of `buffer` to a file with a write gate, like `bifolio_file_append`:
+/// a change whose log record has `lsn`. `offset` gets the position of the first byte; it may be
+/// null.
 ///
-/// Threads: any, at the same time. Blocks: as `bifolio_gated_file_write`.
+/// Threads: any, at the same time. Blocks: as `bifolio_file_write_logged`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_append(
-    file: *const bifolio_gated_file,
+pub unsafe extern "C" fn bifolio_file_append_logged(
+    file: *const bifolio_file,
     buffer: *const c_void,
     length: usize,
     lsn: u64,
     offset: *mut u64,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
+    let append = |file: &GatedFile| {
         // SAFETY: null, or a buffer of `length` bytes that no thread writes.
         let buffer = unsafe { bytes(buffer, length, "buffer")? };
-        let position = file.file.append(buffer, lsn)?;
+        let position = file.append(buffer, lsn)?;
         if let Ok(output) = Output::new(offset, "offset") {
             // SAFETY: the caller's variable.
             unsafe { output.set(position) };
         }
         Ok(())
+    };
+    // SAFETY: null, or a live handle.
+    unsafe { with_gated(file, append) }
+}
+
+/// Says that the changes through a pin have a log record with `lsn`; 0 if they need none. To be
+/// called before the release of each pin for writing of a file with a write gate: the page of one
+/// that is released without an LSN counts as not committed, and stays in memory until
+/// `bifolio_file_assign_lsn`.
+///
+/// Threads: the one that took the pin. Blocks: never.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bifolio_write_pin_assign_lsn(
+    pin: *mut bifolio_write_pin,
+    lsn: u64,
+) -> bifolio_result {
+    guard(|| {
+        // SAFETY: null, or the caller's struct, which is zero or holds a pin.
+        match unsafe { pin_mut_of(pin)? } {
+            AnyPinMut::Gated(pin) => pin.assign_lsn(lsn),
+            AnyPinMut::Plain(_) => {
+                let problem = "pin: its file was not opened by bifolio_cache_open_gated";
+                return Err(Failure::GateMisuse(problem));
+            }
+        }
+        Ok(())
     })
 }
 
-/// Gives changes that have no LSN yet, of a range, the one of their log record.
+/// Gives changes that have no LSN yet, of `length` bytes at `offset` (`BIFOLIO_TO_END`: to the end)
+/// of a file with a write gate, the one of their log record.
 ///
 /// Threads: any, at the same time. Blocks: for folio locks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_assign_lsn(
-    file: *const bifolio_gated_file,
+pub unsafe extern "C" fn bifolio_file_assign_lsn(
+    file: *const bifolio_file,
     offset: u64,
     length: u64,
     lsn: u64,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        Ok(file.file.assign_lsn(range_in(file.file.len(), offset, length), lsn)?)
-    })
+    let assign =
+        |file: &GatedFile| Ok(file.assign_lsn(range(file.unlogged(), offset, length), lsn)?);
+    // SAFETY: null, or a live handle.
+    unsafe { with_gated(file, assign) }
 }
 
 /// Returns the lowest LSN of a change that is not on the storage: the log before it is not needed
-/// any more. 0 if there is none.
+/// any more. 0 if there is none, and for a file without a write gate.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_oldest_dirty_lsn(
-    file: *const bifolio_gated_file,
-) -> u64 {
+pub unsafe extern "C" fn bifolio_file_oldest_dirty_lsn(file: *const bifolio_file) -> u64 {
     // SAFETY: null, or a live handle.
-    unsafe { file.as_ref() }.and_then(|file| file.file.oldest_dirty_lsn()).unwrap_or(0)
+    let gated = unsafe { file.as_ref() }.and_then(bifolio_file::gated);
+    gated.and_then(GatedFile::oldest_dirty_lsn).unwrap_or(0)
 }
 
-/// Starts to write the dirty pages of a range to the storage, in the background. Those that the
-/// gate holds back follow when it lets them pass.
+/// Opens another handle of a file with a write gate, for changes without a log record
+/// (`bifolio_file_write`, `bifolio_file_set_len`, ...). They may reach the storage before any log
+/// record.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_write_out(
-    file: *const bifolio_gated_file,
-    offset: u64,
-    length: u64,
+pub unsafe extern "C" fn bifolio_file_unlogged(
+    file: *const bifolio_file,
+    unlogged: *mut *mut bifolio_file,
 ) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        let file = unsafe { handle(file, "file")? };
-        Ok(file.file.write_out(range_in(file.file.len(), offset, length))?)
-    })
-}
-
-/// Makes everything durable that was written before the call, and the log before that.
-///
-/// Threads: any, at the same time. Blocks: for the log and the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_sync_data(
-    file: *const bifolio_gated_file,
-) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        Ok(unsafe { handle(file, "file")? }.file.sync_data()?)
-    })
+    let open = |file: &GatedFile| {
+        let output = Output::new(unlogged, "unlogged")?;
+        let opened = bifolio_file::from(file.unlogged().clone()).into_raw();
+        // SAFETY: the caller's variable.
+        unsafe { output.set(opened) };
+        Ok(())
+    };
+    // SAFETY: null, or a live handle.
+    unsafe { with_gated(file, open) }
 }
 
 /// Remembers what is dirty now, for `bifolio_checkpoint_sync`.
 ///
 /// Threads: any, at the same time. Blocks: never.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_checkpoint(
-    file: *const bifolio_gated_file,
+pub unsafe extern "C" fn bifolio_file_checkpoint(
+    file: *const bifolio_file,
     checkpoint: *mut *mut bifolio_checkpoint,
 ) -> bifolio_result {
     guard(|| {
         let output = Output::new(checkpoint, "checkpoint")?;
         // SAFETY: null, or a live handle.
-        let checkpoint = unsafe { handle(file, "file")? }.file.checkpoint()?;
+        let checkpoint = unsafe { handle(file, "file")? }.file().checkpoint()?;
         // SAFETY: the caller's variable.
         unsafe { output.set(Box::into_raw(Box::new(bifolio_checkpoint { checkpoint }))) };
         Ok(())
@@ -306,37 +278,8 @@ pub unsafe extern "C" fn bifolio_checkpoint_sync(
 pub unsafe extern "C" fn bifolio_checkpoint_free(checkpoint: *mut bifolio_checkpoint) {
     guard(|| {
         if !checkpoint.is_null() {
-            // SAFETY: made by `bifolio_gated_file_checkpoint`, and no other call uses it.
+            // SAFETY: made by `bifolio_file_checkpoint`, and no other call uses it.
             drop(unsafe { Box::from_raw(checkpoint) });
-        }
-        Ok(())
-    });
-}
-
-/// Makes everything durable, log and file, and frees the handle. On an error the handle is
-/// unchanged and nothing is lost.
-///
-/// Threads: any, while no other call uses the handle. Blocks: for the log and the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_close(file: *mut bifolio_gated_file) -> bifolio_result {
-    guard(|| {
-        // SAFETY: null, or a live handle.
-        unsafe { handle(file, "file")? }.file.clone().close()?;
-        // SAFETY: made by `bifolio_cache_open_gated`, and no other call uses it.
-        drop(unsafe { Box::from_raw(file) });
-        Ok(())
-    })
-}
-
-/// Frees a handle without a result, like `bifolio_file_free`. Null is allowed.
-///
-/// Threads: any, while no other call uses the handle. Blocks: for the log and the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bifolio_gated_file_free(file: *mut bifolio_gated_file) {
-    guard(|| {
-        if !file.is_null() {
-            // SAFETY: made by `bifolio_cache_open_gated`, and no other call uses it.
-            drop(unsafe { Box::from_raw(file) });
         }
         Ok(())
     });

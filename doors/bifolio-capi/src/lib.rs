@@ -11,9 +11,10 @@
 //! | `result` | result codes, the last error, names |
 //! | `names` | nothing: names of the C interface in texts of the library |
 //! | `cache` | options, build, open, statistics, close |
-//! | `file` | reads, writes, lengths, syncs, access hints, eviction |
-//! | `calls` | reads, writes, appends and syncs that complete later |
-//! | `gated` | files with a write gate |
+//! | `file` | reads, writes, lengths, syncs, close |
+//! | `advice` | access hints, reading ahead, eviction, write-outs, residency |
+//! | `calls` | reads, pins, writes, appends and syncs that complete later |
+//! | `gated` | write gates: changes with an LSN, checkpoints |
 //! | `outside` | what was changed past the cache |
 //! | `pin` | pins for reading and for writing |
 //! | `map` | maps and their pins |
@@ -27,6 +28,7 @@
 #![allow(non_camel_case_types, reason = "names in C")]
 #![allow(clippy::missing_safety_doc, reason = "one contract for all: the head of the header")]
 
+pub mod advice;
 mod boundary;
 pub mod cache;
 pub mod calls;

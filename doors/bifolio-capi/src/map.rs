@@ -85,7 +85,7 @@ pub unsafe extern "C" fn bifolio_map_new(
         let address = Output::new(address, "address")?;
         // SAFETY: null, or a live handle.
         let file = unsafe { handle(file, "file")? };
-        let range = crate::boundary::range(file, offset, length);
+        let range = crate::boundary::range(file.file(), offset, length);
         let kind = match flags {
             0 => Kind::Read(file.file().map(range)?),
             BIFOLIO_MAP_WRITE => Kind::Write(file.file().map_mut(range)?),

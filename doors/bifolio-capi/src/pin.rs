@@ -12,7 +12,7 @@
 use crate::boundary::{Failure, Output, guard, handle};
 use crate::file::bifolio_file;
 use crate::result::bifolio_result;
-use bifolio::{PageRef, PageRefMut};
+use bifolio::{GatedFile, OwnedPageRef, PageRef, PageRefMut};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
@@ -65,7 +65,7 @@ fn stripe() -> usize {
 
 /// Bytes of a folio that stay in memory, at `data`, until the pin is released. They are not frozen:
 /// other calls may write them meanwhile, unless the file is immutable. Set the struct to zero
-/// before its first use; do not copy it.
+/// before its first use; do not copy or move it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct bifolio_pin {
@@ -78,13 +78,23 @@ pub struct bifolio_pin {
 }
 
 /// The content of `reserved`.
-struct Taken {
-    file: *const bifolio_file,
-    pin: PageRef<'static>,
+enum Taken {
+    Borrowed {
+        file: *const bifolio_file,
+        pin: PageRef<'static>,
+    },
+    /// Keeps the file open, and is not counted.
+    Owned(#[expect(dead_code, reason = "held, and dropped")] Box<OwnedPageRef>),
 }
 
 const _: () = assert!(size_of::<Taken>() <= size_of::<[usize; 6]>());
 const _: () = assert!(align_of::<Taken>() <= align_of::<usize>());
+
+/// A pin for writing.
+pub(crate) enum AnyPinMut<'a> {
+    Plain(PageRefMut<'a>),
+    Gated(PageRefMut<'a, GatedFile>),
+}
 
 /// Bytes of a folio, at `data`, to be changed in place: until the pin is released, no other call
 /// reads or writes the folio. Set the struct to zero before its first use; do not copy it.
@@ -124,20 +134,32 @@ pub unsafe extern "C" fn bifolio_file_pin(
         let taken = unsafe { std::mem::transmute::<PageRef<'_>, PageRef<'static>>(taken) };
         open.pins.add(1);
         let data = taken.as_ptr().cast();
-        let mut value = bifolio_pin { data, length, reserved: [0; 6] };
-        let place = value.reserved.as_mut_ptr().cast::<Taken>();
-        // SAFETY: `reserved` has the size and the alignment, as the constants above check.
-        unsafe { place.write(Taken { file, pin: taken }) };
         // SAFETY: the caller's struct.
-        unsafe { output.set(value) };
+        unsafe { output.set(holding(data, length, Taken::Borrowed { file, pin: taken })) };
         Ok(())
     })
+}
+
+/// Returns the struct of a pin.
+fn holding(data: *const c_void, length: usize, taken: Taken) -> bifolio_pin {
+    let mut value = bifolio_pin { data, length, reserved: [0; 6] };
+    let place = value.reserved.as_mut_ptr().cast::<Taken>();
+    // SAFETY: `reserved` has the size and the alignment, as the constants above check.
+    unsafe { place.write(taken) };
+    value
+}
+
+/// Returns the struct of a pin that keeps its file open.
+pub(crate) fn holding_owned(pin: OwnedPageRef) -> bifolio_pin {
+    let (data, length) = (pin.as_ptr().cast(), pin.len());
+    holding(data, length, Taken::Owned(Box::new(pin)))
 }
 
 /// Releases a pin, and sets the struct to zero. Does nothing if the struct is zero or the pointer
 /// null.
 ///
-/// Threads: the one that took the pin. Blocks: never.
+/// Threads: the one that took the pin; any, for a pin of `bifolio_file_pin_async`. Blocks: never,
+/// unless such a pin is the last that keeps its file open: then for the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifolio_pin_release(pin: *mut bifolio_pin) {
     guard(|| {
@@ -146,21 +168,22 @@ pub unsafe extern "C" fn bifolio_pin_release(pin: *mut bifolio_pin) {
         if pin.data.is_null() {
             return Ok(());
         }
-        // SAFETY: `data` is set together with `reserved`, by `bifolio_file_pin`, and is cleared
-        // with it.
+        // SAFETY: `data` is set together with `reserved`, by `holding`, and is cleared with it.
         let taken = unsafe { pin.reserved.as_ptr().cast::<Taken>().read() };
         *pin = bifolio_pin { data: ptr::null(), length: 0, reserved: [0; 6] };
-        let file = taken.file;
-        drop(taken.pin);
-        // SAFETY: not freed yet: this pin is counted.
-        unsafe { (*file).pins.add(-1) };
+        if let Taken::Borrowed { file, pin } = taken {
+            drop(pin);
+            // SAFETY: not freed yet: this pin is counted.
+            unsafe { (*file).pins.add(-1) };
+        }
         Ok(())
     });
 }
 
 /// Like `bifolio_file_pin`, for changing the bytes in place: the folio then is dirty, even if it
 /// was not changed. Holds the folio's lock: calls of other threads that need the folio wait, and
-/// one of the same thread, such as a sync, fails with `BIFOLIO_ERROR_PINNED_BY_CALLER`.
+/// one of the same thread, such as a sync, fails with `BIFOLIO_ERROR_PINNED_BY_CALLER`. If the file
+/// has a write gate, the changes have the LSN of `bifolio_write_pin_assign_lsn`.
 ///
 /// Threads: any, at the same time, each with a struct of its own. Blocks: for the device, for the
 /// folio's lock, and while too much is dirty.
@@ -177,10 +200,17 @@ pub unsafe extern "C" fn bifolio_file_pin_write(
         let open = unsafe { handle(file, "file")? };
         // SAFETY: the caller's struct, which is zero or was used before.
         check_unused(unsafe { (*pin).data })?;
-        let mut taken = open.file().pin_mut(offset..offset.saturating_add(length as u64))?;
-        let data = taken.as_mut_ptr().cast();
+        let range = offset..offset.saturating_add(length as u64);
+        let mut taken = match open.gated() {
+            Some(file) => AnyPinMut::Gated(file.pin_mut(range)?),
+            None => AnyPinMut::Plain(open.file().pin_mut(range)?),
+        };
+        let data = match &mut taken {
+            AnyPinMut::Plain(pin) => pin.as_mut_ptr().cast(),
+            AnyPinMut::Gated(pin) => pin.as_mut_ptr().cast(),
+        };
         // SAFETY: as in `bifolio_file_pin`.
-        let taken = unsafe { std::mem::transmute::<PageRefMut<'_>, PageRefMut<'static>>(taken) };
+        let taken = unsafe { std::mem::transmute::<AnyPinMut<'_>, AnyPinMut<'static>>(taken) };
         open.pins.add(1);
         let boxed = Box::into_raw(Box::new(taken));
         let reserved = [boxed.expose_provenance(), file.expose_provenance()];
@@ -205,7 +235,7 @@ pub unsafe extern "C" fn bifolio_write_pin_release(pin: *mut bifolio_write_pin) 
         let [taken, file] = pin.reserved;
         *pin = bifolio_write_pin { data: ptr::null_mut(), length: 0, reserved: [0; 2] };
         // SAFETY: made by `bifolio_file_pin_write`, which sets it together with `data`.
-        drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<PageRefMut<'_>>(taken)) });
+        drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<AnyPinMut<'_>>(taken)) });
         let file = ptr::with_exposed_provenance::<bifolio_file>(file);
         // SAFETY: not freed yet: this pin is counted.
         unsafe { (*file).pins.add(-1) };
@@ -213,8 +243,26 @@ pub unsafe extern "C" fn bifolio_write_pin_release(pin: *mut bifolio_write_pin) 
     });
 }
 
+/// Returns the pin that a struct holds.
+///
+/// # Safety
+/// Null, or a struct that is zero or holds a pin, which only this thread uses while the result
+/// lives.
+pub(crate) unsafe fn pin_mut_of<'a>(
+    pin: *mut bifolio_write_pin,
+) -> Result<&'a mut AnyPinMut<'static>, Failure> {
+    // SAFETY: the contract.
+    let pin = unsafe { handle(pin, "pin")? };
+    if pin.data.is_null() {
+        return Err(Failure::Misuse("pin: it is zero: nothing is pinned".to_owned()));
+    }
+    let taken = ptr::with_exposed_provenance_mut(pin.reserved[0]);
+    // SAFETY: made by `bifolio_file_pin_write`, which sets it together with `data`; the contract.
+    Ok(unsafe { &mut *taken })
+}
+
 /// Checks that a struct holds no pin, which would be lost.
-fn check_unused<T>(data: *const T) -> Result<(), Failure> {
+pub(crate) fn check_unused<T>(data: *const T) -> Result<(), Failure> {
     if data.is_null() {
         return Ok(());
     }

@@ -158,6 +158,9 @@ pub(crate) fn remember(failure: &Failure) -> bifolio_result {
     let (result, message, errno) = match failure {
         Failure::Null(name) => (BIFOLIO_ERROR_NULL, format!("{name} is a null pointer"), 0),
         Failure::Misuse(problem) => (BIFOLIO_ERROR_ARGUMENT, problem.clone(), 0),
+        Failure::GateMisuse(problem) => {
+            (BIFOLIO_ERROR_GATE_MISUSE, (*problem).to_owned(), libc::EOPNOTSUPP)
+        }
         Failure::InUse(problem) => (BIFOLIO_ERROR_IN_USE, problem.clone(), 0),
         Failure::Library(error) => (code(error.kind()), names::text_of(error), error.errno()),
     };

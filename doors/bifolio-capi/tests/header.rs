@@ -17,8 +17,8 @@ fn the_header_is_what_the_sources_say() {
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
     let modules = [
-        "result", "boundary", "cache", "stats", "file", "calls", "gated", "outside", "pin", "map",
-        "text",
+        "result", "boundary", "cache", "stats", "file", "advice", "pin", "calls", "gated",
+        "outside", "map", "text",
     ];
     for module in modules {
         builder = builder.with_src(folder.join(format!("src/{module}.rs")));
