@@ -8,8 +8,9 @@
 //! journal (`journal.rs`), and is killed. The exerciser (`exerciser.rs`) has one thread and a model
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
 //! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs. Scenes of
-//! power cuts (`power_files.rs`) have a file system of the kernel over a device that loses what was
-//! not flushed; they need root, and run only where asked for.
+//! drops (`drops`) drop the futures of asynchronous calls on real files. Scenes of power cuts
+//! (`power_files.rs`) have a file system of the kernel over a device that loses what was not
+//! flushed; they need root, and run only where asked for.
 //!
 //! A scene that makes no progress ends the program (`watchdog.rs`). A run without any work is a
 //! failure, and so is a class whose scenes no longer meet what they are for (`met.rs`).
@@ -20,6 +21,7 @@ mod closes;
 mod codec;
 mod deaths;
 mod device;
+mod drops;
 mod exerciser;
 mod gates;
 mod history;
@@ -99,6 +101,9 @@ struct Arguments {
     /// Maximum number of writes with an LSN.
     #[arg(long, default_value_t = u64::MAX)]
     gated_writes: u64,
+    /// Maximum number of futures that scenes of drops drop.
+    #[arg(long, default_value_t = u64::MAX)]
+    dropped_futures: u64,
     /// Only these operations of the exerciser's first seed.
     #[arg(long, value_delimiter = ',')]
     keep: Vec<usize>,
@@ -140,6 +145,7 @@ struct Tally {
     power: power_files::Tally,
     upsets: upsets::Tally,
     gates: gates::Tally,
+    drops: drops::Tally,
     met: met::Met,
 }
 
@@ -150,13 +156,15 @@ impl Tally {
             || self.power.cuts >= arguments.cuts
             || self.operations >= arguments.operations
             || self.gates.writes >= arguments.gated_writes
+            || self.drops.dropped() >= arguments.dropped_futures
             || !arguments.keep.is_empty() && self.scenes > 0
     }
 
     /// Returns `true` if nothing was done at all.
     fn is_empty(&self) -> bool {
         let kills = self.kills.kills + self.kills.ends + self.power.cuts;
-        self.calls + self.operations + kills + self.upsets.steps + self.gates.writes == 0
+        let others = self.upsets.steps + self.gates.writes + self.drops.calls;
+        self.calls + self.operations + kills + others == 0
     }
 }
 
@@ -244,6 +252,10 @@ fn play_one(
         Class::Exerciser => tally.operations += exerciser::play(seed, &arguments.keep)?,
         Class::Upsets => tally.upsets.add(upsets::play(seed, duration)?),
         Class::Gates => tally.gates.add(gates::play(seed, duration)?),
+        Class::Drops => {
+            let dropped_max = arguments.dropped_futures - tally.drops.dropped();
+            tally.drops.add(drops::play(seed, duration, dropped_max)?);
+        }
         _ => {
             let begun = met::cpu_time();
             let (calls, events) = play(class, seed, arguments)?;
@@ -287,6 +299,9 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
             "torture: {writes} writes with an LSN, {syncs} syncs, {words} words judged on the way \
              to the storage"
         );
+    }
+    if tally.drops.calls > 0 {
+        tally.drops.tell(elapsed);
     }
     println!(
         "torture: {} scenes, seeds {first} to {last}, {} calls, {:.0} calls a second: clean",

@@ -100,6 +100,16 @@ fn check_empty_within(
     }
 }
 
+/// Returns the bytes that this process has from the allocator; 0 under a sanitizer.
+pub fn allocated_bytes() -> u64 {
+    if is_sanitized() {
+        return 0;
+    }
+    // SAFETY: the call has no arguments.
+    let known = unsafe { libc::mallinfo2() };
+    (known.uordblks + known.hblkhd) as u64
+}
+
 fn give_back() {
     // SAFETY: any number is a valid argument.
     unsafe { libc::malloc_trim(0) };

@@ -39,12 +39,14 @@ pub enum Class {
     Upsets,
     /// A file with a write gate over a simulated log.
     Gates,
+    /// Asynchronous calls on real files, whose futures are dropped.
+    Drops,
     /// Real files, on a device that loses its power, again and again.
     PowerFiles,
 }
 
 /// All of them that run where none is asked for.
-pub const CLASSES: [Class; 10] = [
+pub const CLASSES: [Class; 11] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -55,6 +57,7 @@ pub const CLASSES: [Class; 10] = [
     Class::Exerciser,
     Class::Upsets,
     Class::Gates,
+    Class::Drops,
 ];
 
 /// Returns `true` if files can be mapped for writing on this kernel.
@@ -82,6 +85,7 @@ impl Class {
             Self::Exerciser => "exerciser",
             Self::Upsets => "upsets",
             Self::Gates => "gates",
+            Self::Drops => "drops",
             Self::PowerFiles => "power-files",
         }
     }

@@ -36,7 +36,7 @@ fn a_hang_is_reported_in_each_part_of_a_scene() {
         for phase in phases {
             scope.spawn(move || check_hang(phase, "steady"));
         }
-        for class in ["exerciser", "upsets", "gates"] {
+        for class in ["exerciser", "upsets", "gates", "drops"] {
             scope.spawn(move || check_hang("the work", class));
         }
     });

@@ -315,47 +315,6 @@ fn a_growing_file_that_can_be_mapped_is_written_asynchronously() {
     assert_same(&read_all(&file), &model);
 }
 
-/// A runtime of one thread per core: the tasks of a thread stay on it, and share the file with
-/// those of the others.
-#[test]
-fn threads_with_a_runtime_each_share_a_file() {
-    const TASKS: u64 = 200;
-    let directory = directory();
-    let cache = Cache::builder().memory(1 << 20).dirty_max(256 << 10).build().unwrap();
-    let file = cache.open(directory.path().join("file"), &writable().create(true)).unwrap();
-    thread::scope(|scope| {
-        for core in 0..3 {
-            let file = &file;
-            scope.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-                let tasks = tokio::task::LocalSet::new();
-                let start = |number: u64| {
-                    let (file, at) = (file.clone(), (number * 3 + core) * 5000);
-                    tasks.spawn_local(async move {
-                        let bytes = fill_bytes(at, 5000);
-                        let buffer = file.write_async(bytes.clone(), at).await.unwrap();
-                        if number.is_multiple_of(50) {
-                            file.sync_async().await.unwrap();
-                        }
-                        assert_same(&file.read_async(buffer, at).await.unwrap(), &bytes);
-                        let end = (at / PAGE + 1) * PAGE;
-                        let page = file.pin_async(at..end).await.unwrap();
-                        assert_same(&page.to_vec(), &bytes[..(end - at) as usize]);
-                    })
-                };
-                let started: Vec<_> = (0..TASKS).map(start).collect();
-                runtime.block_on(tasks.run_until(async {
-                    for task in started {
-                        task.await.unwrap();
-                    }
-                }));
-            });
-        }
-    });
-    assert_eq!(file.len(), 3 * TASKS * 5000);
-    file.close().unwrap();
-}
-
 #[test]
 fn syncs_that_wait_together_share_one() {
     let backing = Arc::new(FaultyBacking::new(MemoryBacking::new(vec![0; 1 << 20])));
@@ -445,15 +404,6 @@ fn drop_calls(rounds: u32) -> u32 {
 #[test]
 fn dropped_calls_of_all_kinds_leave_nothing() {
     assert!(drop_calls(20) > 100);
-}
-
-#[test]
-#[ignore = "takes minutes"]
-fn a_hundred_thousand_dropped_calls_leave_nothing() {
-    let mut dropped = 0;
-    while dropped < 100_000 {
-        dropped += drop_calls(200);
-    }
 }
 
 async fn ignore<T>(future: FileFuture<T>) {

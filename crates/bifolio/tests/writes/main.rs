@@ -10,6 +10,7 @@ mod hints;
 mod len_max;
 mod lengths;
 mod model;
+mod runtimes;
 #[path = "../support/mod.rs"]
 mod support;
 mod syncs;
