@@ -436,9 +436,9 @@ impl Flags {
         waiters::register(&self.0, waker);
         let add_waiter =
             |now: u32| (now & IN_FLIGHT != 0).then_some(now | Flag::WritebackWaiters as u32);
-        // AcqRel: its Release pairs with the Acquire in `change`, which then finds the waker.
+        // Release: pairs with the Acquire in `change`, which then finds the waker. On failure,
         // Acquire: pairs with the Release in `change`, as in `wait_for_writeback`.
-        let exchange = (Ordering::AcqRel, Ordering::Acquire);
+        let exchange = (Ordering::Release, Ordering::Acquire);
         let is_written = self.0.fetch_update(exchange.0, exchange.1, add_waiter).is_err();
         if is_written {
             self.forget_waker(data);

@@ -97,12 +97,13 @@ mod real {
     }
 }
 
-/// Model for loom: a step of the table is atomic. A thread that is never woken is a deadlock, which
-/// the checker reports.
+/// Model for loom: a step of the table is atomic, and orders nothing. A thread that is never woken
+/// is a deadlock, which the checker reports.
 #[cfg(all(test, loom))]
 mod model {
     use super::{AtomicU32, Waker};
     use crate::sync::Ordering;
+    use loom::sync::atomic::AtomicUsize;
     use loom::thread::Thread;
     use std::cell::RefCell;
 
@@ -110,6 +111,12 @@ mod model {
         // All threads of a model run share one thread of the system, one model after the other.
         static SLEEPERS: RefCell<Vec<(usize, Thread)>> = const { RefCell::new(Vec::new()) };
         static TABLE: RefCell<Vec<(usize, Waker)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    loom::lazy_static! {
+        /// As in `real`: a thread that the exchange of a word does not order may find a number from
+        /// before.
+        static ref REGISTERED: AtomicUsize = AtomicUsize::new(0);
     }
 
     fn address_of(word: &AtomicU32) -> usize {
@@ -146,19 +153,28 @@ mod model {
     }
 
     pub(crate) fn register(word: &AtomicU32, waker: Waker) {
+        // Relaxed: as in `real`.
+        REGISTERED.fetch_add(1, Ordering::Relaxed);
         TABLE.with_borrow_mut(|table| table.push((address_of(word), waker)));
     }
 
     pub(crate) fn forget(word: &AtomicU32, data: *const ()) {
-        TABLE.with_borrow_mut(|table| {
-            table.retain(|entry| entry.0 != address_of(word) || entry.1.data() != data);
-        });
+        drop(take(word, |waker| waker.data() == data));
     }
 
     pub(crate) fn call_wakers(word: &AtomicU32) {
-        let is_its = |entry: &mut (usize, Waker)| entry.0 == address_of(word);
-        let woken: Vec<_> = TABLE.with_borrow_mut(|table| table.extract_if(.., is_its).collect());
-        woken.into_iter().for_each(|(_, waker)| waker.wake());
+        // Relaxed: as in `real`.
+        if REGISTERED.load(Ordering::Relaxed) > 0 {
+            take(word, |_| true).into_iter().for_each(|(_, waker)| waker.wake());
+        }
+    }
+
+    fn take(word: &AtomicU32, is_meant: impl Fn(&Waker) -> bool) -> Vec<(usize, Waker)> {
+        let is_its = |entry: &mut (usize, Waker)| entry.0 == address_of(word) && is_meant(&entry.1);
+        let taken: Vec<_> = TABLE.with_borrow_mut(|table| table.extract_if(.., is_its).collect());
+        // Relaxed: as in `real`.
+        REGISTERED.fetch_sub(taken.len(), Ordering::Relaxed);
+        taken
     }
 }
 

@@ -158,6 +158,95 @@ fn loom_async_reads_a_sleeping_server_hears_the_bell() {
     });
 }
 
+/// A submission wakes a server that sleeps with another read outstanding. Dies with: a `submit`
+/// that does not ring.
+#[test]
+fn loom_async_reads_a_submission_wakes_a_sleeping_server() {
+    model(|| {
+        let shared = Arc::new((Inbox::default(), Bell::default()));
+        assert_eq!(shared.0.submit(1), Call::Start);
+        let other = Arc::clone(&shared);
+        let other = loom::thread::spawn(move || {
+            if other.0.submit(2) == Call::Ring {
+                other.1.ring();
+            }
+        });
+        // The first read waits for the second.
+        let (mut seen, mut ended) = (0, 0);
+        loop {
+            for read in shared.0.take() {
+                seen += read;
+                ended += if read == 2 { 2 } else { 0 };
+            }
+            match shared.0.rest(std::mem::take(&mut ended)) {
+                Rest::Work => {}
+                Rest::Sleep => shared.1.wait(),
+                Rest::End => break,
+            }
+        }
+        assert_eq!(seen, 3);
+        other.join().unwrap();
+    });
+}
+
+/// A wake-up that comes when its read has ended does not keep the next submission from a server.
+/// Dies with: a `submit_again` that queues although nothing is outstanding.
+#[test]
+fn loom_async_reads_a_late_wake_up_is_no_server() {
+    model(|| {
+        let shared = Arc::new((Inbox::default(), Bell::default(), AtomicU32::new(0)));
+        let late = Arc::clone(&shared);
+        let late = loom::thread::spawn(move || {
+            if late.0.submit_again(8) == Call::Ring {
+                late.1.ring();
+            }
+        });
+        for _ in 0..2 {
+            let mut ended = 0;
+            assert_eq!(shared.0.submit(7), Call::Start, "the server before has ended");
+            loop {
+                for read in shared.0.take() {
+                    ended += usize::from(read == 7);
+                    shared.2.fetch_add(u32::from(read == 7), Ordering::Relaxed);
+                }
+                match shared.0.rest(std::mem::take(&mut ended)) {
+                    Rest::Work => {}
+                    Rest::Sleep => shared.1.wait(),
+                    Rest::End => break,
+                }
+            }
+        }
+        late.join().unwrap();
+        assert_eq!(shared.2.load(Ordering::Relaxed), 2);
+        assert!(shared.0.take().is_empty(), "a wake-up of nothing is kept");
+    });
+}
+
+/// A server that could not be started gives up what is queued, and the next submission starts
+/// another. Dies with: a `give_up` that leaves the server as it is, or the queue.
+#[test]
+fn loom_async_reads_a_server_that_did_not_start_gives_up() {
+    model(|| {
+        let shared = Arc::new((Inbox::default(), Bell::default(), AtomicU32::new(0)));
+        let other = Arc::clone(&shared);
+        let other = loom::thread::spawn(move || match other.0.submit(7) {
+            Call::Start => serve(&other.0, &other.1, &other.2),
+            Call::Ring => other.1.ring(),
+            Call::Nothing => {}
+        });
+        let given_up = match shared.0.submit(7) {
+            Call::Start => shared.0.give_up().len() as u32,
+            Call::Ring => {
+                shared.1.ring();
+                0
+            }
+            Call::Nothing => 0,
+        };
+        other.join().unwrap();
+        assert_eq!(shared.2.load(Ordering::Relaxed) + given_up, 2, "each is served, or given up");
+    });
+}
+
 /// A waker that was registered while the lock was held is called after the release, with the lock
 /// free. Dies with: `try_lock_or_wake` that registers after the exchange; a `release` that does
 /// not call the wakers.

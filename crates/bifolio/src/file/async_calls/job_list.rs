@@ -88,3 +88,24 @@ impl<K: Copy + PartialEq, T> JobList<K, T> {
         state.queues.drain(..).flat_map(|queue| queue.calls).collect()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_always_wanted_does_not_starve_the_others() {
+        let list = JobList::default();
+        assert!(list.add("busy", 1, 1));
+        assert!(!list.add("other", 2, 1), "one thread is enough");
+        assert_eq!(list.next(), Some(("busy", VecDeque::from([1]))));
+        assert!(!list.add("busy", 3, 1));
+        list.done("busy");
+        assert_eq!(list.next(), Some(("other", VecDeque::from([2]))));
+        list.done("other");
+        assert_eq!(list.next(), Some(("busy", VecDeque::from([3]))));
+        list.done("busy");
+        assert_eq!(list.next(), None);
+        assert!(list.add("busy", 4, 1), "the thread has ended");
+    }
+}
