@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use bifolio::{Cache, DrainPolicy, Evicted, OpenOptions};
+use bifolio::{Cache, DrainPolicy, Evicted, Kept, OpenOptions};
 use bifolio_report::{Case, Skipped};
 use parking_lot::Mutex;
 use rustix::fs::{Advice, FallocateFlags, MemfdFlags, fadvise, fallocate, memfd_create};
@@ -309,12 +309,26 @@ impl Round {
             measured.add("drains_per_round", drains as f64, Per::Trial);
             measured.add("cpus_drained_per_round", cpus as f64, Per::Trial);
             measured.add("rounds_exact", flag(is_exact), Per::Run);
-            for (reason, folios) in outcome.kept.by_reason() {
+            for (reason, folios) in by_reason(&outcome.kept) {
                 measured.add(format!("remaining_{reason}"), folios as f64 / calls, Per::Trial);
             }
         }
         measured
     }
+}
+
+/// Returns the folios that were kept, by reason.
+fn by_reason(kept: &Kept) -> [(&'static str, u64); 8] {
+    [
+        ("straddling", kept.straddling),
+        ("gone", kept.gone),
+        ("locked", kept.locked),
+        ("writeback", kept.writeback),
+        ("private", kept.private),
+        ("dirty", kept.dirty),
+        ("mapped", kept.mapped),
+        ("referenced", kept.referenced),
+    ]
 }
 
 /// A series of the mapped stream.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use bifolio::backing::{DiskFile, DiskOptions};
-use bifolio::{Cache, Feature, Features, File, OpenOptions, ReadRequest};
+use bifolio::backing::DiskFile;
+use bifolio::{Cache, Feature, File, OpenOptions, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, fill_bytes, skip};
 use tempfile::TempDir;
 
@@ -23,8 +23,8 @@ struct World {
 
 /// Creates the world; `None`, with a message, where the kernel refuses submissions.
 fn world() -> Option<World> {
-    let features = Features::probe(&[]);
-    if !features.has(Feature::IoUring) {
+    let mut features = bifolio::features().into_iter();
+    if !features.any(|found| found.feature == Feature::IoUring && found.in_use) {
         skip(Feature::IoUring, "every test submits its transfers");
         return None;
     }
@@ -32,7 +32,7 @@ fn world() -> Option<World> {
     let path = directory.path().join("file");
     let bytes = fill_bytes(1, REQUESTS * STRIDE);
     std::fs::write(&path, &bytes).unwrap();
-    let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
+    let options = OpenOptions::new().write(true);
     let disk = DiskFile::open(&path, &options).unwrap();
     let backing = Arc::new(FaultyBacking::new(disk));
     let cache = Cache::builder().memory(4 << 20).readahead_max(0).build().unwrap();

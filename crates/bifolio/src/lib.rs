@@ -198,15 +198,15 @@ mod surface {
         DeviceStats, EvictionStats, FileStats, MapStats, MemoryStats, ReadStats, Stats,
         StorageStats, WriteStats,
     };
-    pub use crate::sys::probe::FeatureReport;
     /// For tests and benchmarks.
     #[doc(hidden)]
-    pub use crate::sys::probe::{Feature, Features};
+    pub use crate::sys::probe::Feature;
+    pub use crate::sys::probe::FeatureReport;
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.
     pub fn features() -> Vec<FeatureReport> {
-        Features::probe(&[]).reports()
+        crate::sys::probe::Features::probe(&[]).reports()
     }
 
     /// Returns the memory in bytes that this process may use: that of the machine, or the least
@@ -225,8 +225,8 @@ mod surface {
 #[cfg(not(all(test, loom)))]
 pub mod backing {
     pub use crate::io::{
-        Alignment, Backing, DirectBacking, DirectStatus, DiskFile, DiskOptions, FallocateMode,
-        FileIdentity, IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission,
+        Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity,
+        IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission,
     };
 }
 

@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use bifolio::DirectIo;
 use bifolio::backing::{
-    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, DiskOptions, FallocateMode,
-    FileIdentity, IoBuf, IoBufMut, IoRequest, Operation, Submission,
+    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity, IoBuf,
+    IoBufMut, IoRequest, Operation, Submission,
 };
+use bifolio::{DirectIo, OpenOptions};
 
 use crate::handle::path_of;
 
@@ -85,9 +85,9 @@ impl Disk {
     }
 }
 
-fn options(is_writable: bool, is_direct: bool) -> DiskOptions {
+fn options(is_writable: bool, is_direct: bool) -> OpenOptions {
     let direct = if is_direct { DirectIo::Auto } else { DirectIo::Never };
-    DiskOptions { read: true, write: is_writable, direct, ..DiskOptions::default() }
+    OpenOptions::new().write(is_writable).direct(direct)
 }
 
 fn end_of(position_bytes: u64, length_bytes: usize) -> u64 {

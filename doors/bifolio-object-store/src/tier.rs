@@ -27,7 +27,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::backing::DiskFile;
 use bifolio::{Cache, OpenOptions};
 use bytes::Bytes;
 use object_store::path::Path as Location;
@@ -200,7 +200,7 @@ impl Tier {
             data.set_len(file_bytes(&layout)).map_err(failed(DATA))?;
         }
         answered();
-        let options = DiskOptions { read: true, write: true, ..Default::default() };
+        let options = OpenOptions::new().write(true);
         let file = DiskFile::open(directory.join(DATA), &options)
             .map_err(|error| failed(DATA)(io::Error::other(error)))?;
         answered();

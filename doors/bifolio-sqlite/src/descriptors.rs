@@ -17,8 +17,8 @@ use crate::name::FileName;
 use crate::sqlite::{self, Vfs};
 use crate::storage::Storage;
 use crate::system::{Answer, SystemFile};
-use bifolio::backing::{DiskFile, DiskOptions};
-use bifolio::{DirectIo, Error};
+use bifolio::backing::DiskFile;
+use bifolio::{DirectIo, Error, OpenOptions};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::io;
@@ -152,12 +152,7 @@ impl Descriptors {
     /// Opens the cache's file, unless it is. Returns `false` if the path names another file.
     fn open_storage(&mut self, path: &Path) -> Result<bool, Error> {
         if self.storage.is_none() {
-            let options = DiskOptions {
-                read: true,
-                write: self.is_writable,
-                direct: self.direct,
-                ..DiskOptions::default()
-            };
+            let options = OpenOptions::new().write(self.is_writable).direct(self.direct);
             let opened = fork::open_alone(|| DiskFile::open(path, &options).map(Storage::new))?;
             self.storage = Some(Arc::new(opened));
         }

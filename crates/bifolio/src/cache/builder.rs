@@ -298,7 +298,7 @@ fn try_for_maps(_: Feature) -> crate::sys::probe::Finding {
 
 impl Features {
     /// Probes every feature; those in `disabled` are reported but not used.
-    pub fn probe(disabled: &[Feature]) -> Self {
+    pub(crate) fn probe(disabled: &[Feature]) -> Self {
         Self::probe_with(disabled, try_for_maps)
     }
 }

@@ -3,9 +3,11 @@
 use crate::config;
 use crate::error::{Error, Result};
 use crate::inode::PageCodec;
-use crate::io::{DirectIo, DiskOptions};
+use crate::io::{DirectIo, DiskFile, DiskOptions};
 use crate::sys::memory;
+use crate::sys::probe::Features;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Options of an open: access, folio size, limits.
@@ -274,5 +276,31 @@ impl OpenOptions {
             truncate: false,
             direct: self.direct,
         }
+    }
+}
+
+impl DiskFile {
+    /// Opens the file at `path` for a [`Backing`](crate::backing::Backing) of your own, with every
+    /// feature that this system has. Of the options, those of access (`read`, `write`), of creation
+    /// (`create`, `create_new`, `mode`, `truncate`) and `direct` count.
+    ///
+    /// Never blocks, whatever `path` names, and changes nothing unless it names a regular file.
+    ///
+    /// # Errors
+    /// Those of [`Cache::open`](crate::Cache::open) that are about the path.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// use bifolio::{Cache, OpenOptions, backing::DiskFile};
+    /// let disk = DiskFile::open(&path, &OpenOptions::new().write(true))?;
+    /// let cache = Cache::builder().memory(4 << 20).build()?;
+    /// let file = cache.open_backing(std::sync::Arc::new(disk), &OpenOptions::new())?;
+    /// assert_eq!(file.len(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let OpenOptions { read, truncate, .. } = *options;
+        let options = DiskOptions { read, truncate, ..options.disk_options() };
+        Self::open_with(path, &options, Features::of_system())
     }
 }

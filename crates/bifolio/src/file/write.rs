@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn a_page_that_cannot_be_installed_keeps_what_was_swapped() {
         const PAGES: u64 = 600;
-        if !crate::Features::probe(&[]).has(Feature::UserFaults) {
+        if !Features::probe(&[]).has(Feature::UserFaults) {
             return skip(Feature::UserFaults, "files cannot be mapped");
         }
         let directory = tempfile::tempdir().unwrap();

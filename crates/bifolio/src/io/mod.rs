@@ -28,7 +28,8 @@ pub use backing::{Backing, DirectBacking, DirectStatus, FallocateMode, FileIdent
 pub(crate) use backing::{DeviceIdentity, Guarded};
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, Urgency, lane_of};
-pub use open_disk::{DirectIo, DiskOptions};
+pub use open_disk::DirectIo;
+pub(crate) use open_disk::DiskOptions;
 pub(crate) use open_disk::{Located, replaced};
 pub(crate) use request::POSITION_BYTES_MAX;
 pub use request::{Alignment, IoBuf, IoBufMut, IoBuffer, IoRequest, Operation, Submission};

@@ -57,21 +57,21 @@ pub enum DirectIo {
 
 /// Options for opening a [`DiskFile`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskOptions {
+pub(crate) struct DiskOptions {
     /// Allows reading.
-    pub read: bool,
+    pub(crate) read: bool,
     /// Allows writing, truncating and extending.
-    pub write: bool,
+    pub(crate) write: bool,
     /// Creates the file if it does not exist. Needs `write`.
-    pub create: bool,
+    pub(crate) create: bool,
     /// Creates the file, and fails if the path exists (`EEXIST`). Needs `write`.
-    pub create_new: bool,
+    pub(crate) create_new: bool,
     /// Permission bits of a file that is created, before the process's umask; 0o666 if `None`.
-    pub mode: Option<u32>,
+    pub(crate) mode: Option<u32>,
     /// Truncates the file to length 0. Needs `write`.
-    pub truncate: bool,
+    pub(crate) truncate: bool,
     /// Direct or buffered transfers.
-    pub direct: DirectIo,
+    pub(crate) direct: DirectIo,
 }
 
 impl DiskOptions {
@@ -97,13 +97,8 @@ impl DiskOptions {
 }
 
 impl DiskFile {
-    /// Opens the file at `path`, with every feature that this system has.
-    ///
-    /// Never blocks, whatever `path` names, and changes nothing unless it names a regular file.
-    pub fn open(path: impl AsRef<Path>, options: &DiskOptions) -> Result<Self, Error> {
-        Self::open_with(path, options, Features::of_system())
-    }
-
+    /// Opens the file at `path`. Never blocks, whatever `path` names, and changes nothing unless it
+    /// names a regular file.
     pub(crate) fn open_with(
         path: impl AsRef<Path>,
         options: &DiskOptions,
@@ -112,9 +107,9 @@ impl DiskFile {
         Self::open_keeping(path.as_ref(), options, features, &mut Vec::new())
     }
 
-    /// Opens the file at `path`, as [`Self::open`] does. On an error, adds unneeded descriptors to
-    /// `unused`, because closing them would drop locks. On success the file takes these, and what
-    /// `unused` contained before.
+    /// Opens the file at `path`, as [`Self::open_with`] does. On an error, adds unneeded
+    /// descriptors to `unused`, because closing them would drop locks. On success the file takes
+    /// these, and what `unused` contained before.
     pub(crate) fn open_keeping(
         path: &Path,
         options: &DiskOptions,

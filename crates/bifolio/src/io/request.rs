@@ -166,15 +166,8 @@ impl<'a> IoBufMut<'a> {
     }
 
     /// Returns `true` if the length is 0.
-    #[doc(hidden)]
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
-    }
-
-    /// Returns the address of the first byte, to check its alignment.
-    #[doc(hidden)]
-    pub fn as_ptr(&self) -> *const u8 {
-        self.span.start()
     }
 
     /// Returns the address of the first byte, for a system call or another foreign function that
@@ -233,14 +226,14 @@ impl<'a> IoBufMut<'a> {
     }
 
     /// Returns the first `length_bytes` bytes as a buffer. Panics if it is shorter.
-    #[doc(hidden)]
-    pub fn prefix(&mut self, length_bytes: usize) -> IoBufMut<'_> {
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn prefix(&mut self, length_bytes: usize) -> IoBufMut<'_> {
         IoBufMut { span: self.span.part(0, length_bytes), frame: PhantomData }
     }
 
     /// Returns the buffer without its first `skipped_bytes` bytes. Panics if it is shorter.
-    #[doc(hidden)]
-    pub fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn suffix(&mut self, skipped_bytes: usize) -> IoBufMut<'_> {
         self.span.check_range(skipped_bytes, 0);
         let length_bytes = self.len() - skipped_bytes;
         IoBufMut { span: self.span.part(skipped_bytes, length_bytes), frame: PhantomData }
@@ -262,7 +255,6 @@ impl<'a> IoBuf<'a> {
     }
 
     /// Returns `true` if the length is 0.
-    #[doc(hidden)]
     pub fn is_empty(&self) -> bool {
         self.span.len() == 0
     }
@@ -329,8 +321,8 @@ impl<'a> IoBuf<'a> {
     }
 
     /// Returns the buffer without its first `skipped_bytes` bytes. Panics if it is shorter.
-    #[doc(hidden)]
-    pub fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn suffix(&self, skipped_bytes: usize) -> IoBuf<'a> {
         self.span.check_range(skipped_bytes, 0);
         let length_bytes = self.len() - skipped_bytes;
         IoBuf { span: self.span.part(skipped_bytes, length_bytes), frame: PhantomData }
@@ -516,7 +508,7 @@ mod tests {
         for length in [0, 1, 4095, 4096, 4097] {
             let mut buffer = IoBuffer::new(length);
             assert_eq!(buffer.as_bytes(), vec![0; length]);
-            assert_eq!(buffer.target().as_ptr().addr() % 4096, 0);
+            assert_eq!(buffer.target().as_mut_ptr().addr() % 4096, 0);
             assert_eq!((buffer.target().len(), buffer.source().len()), (length, length));
         }
     }

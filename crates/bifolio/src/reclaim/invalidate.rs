@@ -395,38 +395,33 @@ pub struct Kept {
 impl Kept {
     /// Returns the number of folios kept.
     pub fn total(&self) -> u64 {
-        self.by_reason().iter().map(|(_, count)| count).sum()
-    }
-
-    /// Returns the counts with their names.
-    #[doc(hidden)]
-    pub fn by_reason(mut self) -> [(&'static str, u64); 8] {
-        self.counts_mut().map(|(name, count)| (name, *count))
+        let mut counts = *self;
+        counts.counts_mut().into_iter().map(|count| *count).sum()
     }
 
     fn add(&mut self, reason: Reason, folios: u64) {
-        *self.counts_mut()[reason as usize].1 += folios;
+        *self.counts_mut()[reason as usize] += folios;
     }
 
     /// Returns the counts in the order of [`Reason`].
-    fn counts_mut(&mut self) -> [(&'static str, &mut u64); 8] {
+    fn counts_mut(&mut self) -> [&mut u64; 8] {
         [
-            ("straddling", &mut self.straddling),
-            ("gone", &mut self.gone),
-            ("locked", &mut self.locked),
-            ("writeback", &mut self.writeback),
-            ("private", &mut self.private),
-            ("dirty", &mut self.dirty),
-            ("mapped", &mut self.mapped),
-            ("referenced", &mut self.referenced),
+            &mut self.straddling,
+            &mut self.gone,
+            &mut self.locked,
+            &mut self.writeback,
+            &mut self.private,
+            &mut self.dirty,
+            &mut self.mapped,
+            &mut self.referenced,
         ]
     }
 }
 
 impl AddAssign for Kept {
-    fn add_assign(&mut self, other: Self) {
-        for ((_, count), (_, more)) in self.counts_mut().into_iter().zip(other.by_reason()) {
-            *count += more;
+    fn add_assign(&mut self, mut other: Self) {
+        for (count, more) in self.counts_mut().into_iter().zip(other.counts_mut()) {
+            *count += *more;
         }
     }
 }
@@ -505,7 +500,7 @@ mod tests {
             kept.add(reason, count);
         }
         kept += kept;
-        assert_eq!(kept.by_reason().map(|(_, count)| count), [2, 4, 6, 8, 10, 12, 14, 16]);
+        assert_eq!(kept.counts_mut().map(|count| *count), [2, 4, 6, 8, 10, 12, 14, 16]);
         assert_eq!(kept.total(), 72);
     }
 }

@@ -76,7 +76,7 @@ impl Feature {
     ];
 
     /// Returns the name used in reports, statistics and on the command line.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::TransparentHugePages => "transparent-huge-pages",
             Self::PopulateWrite => "populate-write",
@@ -94,7 +94,7 @@ impl Feature {
     }
 
     /// Returns what is used instead where the feature is not in use.
-    pub fn fallback(self) -> &'static str {
+    pub(crate) fn fallback(self) -> &'static str {
         match self {
             Self::TransparentHugePages => "4 KiB pages",
             Self::PopulateWrite => "pages are faulted in on first touch",
@@ -142,7 +142,7 @@ pub struct FeatureReport {
 
 /// The features that a cache may use: probed with success and not disabled.
 #[derive(Clone, Debug)]
-pub struct Features {
+pub(crate) struct Features {
     /// In the order of [`Feature::ALL`].
     reports: Vec<FeatureReport>,
     /// Reasons of features that the kernel has refused since the start; shared by all clones.
@@ -197,7 +197,7 @@ impl Features {
     }
 
     /// Returns `true` if `feature` may be used.
-    pub fn has(&self, feature: Feature) -> bool {
+    pub(crate) fn has(&self, feature: Feature) -> bool {
         let number = feature as usize;
         self.reports[number].in_use && self.withdrawn[number].get().is_none()
     }
@@ -208,7 +208,7 @@ impl Features {
     }
 
     /// Returns the result of each probe.
-    pub fn reports(&self) -> Vec<FeatureReport> {
+    pub(crate) fn reports(&self) -> Vec<FeatureReport> {
         let mut reports = self.reports.clone();
         for report in &mut reports {
             if let Some(reason) = self.withdrawn[report.feature as usize].get() {

@@ -23,7 +23,18 @@ fn kept(reason: &str, count: u64) -> Vec<(&str, u64)> {
 
 /// Returns the reasons of an outcome that are not 0.
 fn reasons(outcome: &Evicted) -> Vec<(&'static str, u64)> {
-    outcome.kept.by_reason().into_iter().filter(|(_, count)| *count > 0).collect()
+    let kept = &outcome.kept;
+    let all = [
+        ("straddling", kept.straddling),
+        ("gone", kept.gone),
+        ("locked", kept.locked),
+        ("writeback", kept.writeback),
+        ("private", kept.private),
+        ("dirty", kept.dirty),
+        ("mapped", kept.mapped),
+        ("referenced", kept.referenced),
+    ];
+    all.into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
 /// Reads the whole file and compares it.

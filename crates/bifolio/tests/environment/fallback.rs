@@ -35,7 +35,7 @@ fn builder() -> CacheBuilder {
 }
 
 fn names(fallbacks: &[String], feature: Feature) -> bool {
-    fallbacks.iter().any(|line| line.starts_with(&format!("{}: ", feature.name())))
+    fallbacks.iter().any(|line| line.starts_with(&format!("{}: ", feature)))
 }
 
 #[test]

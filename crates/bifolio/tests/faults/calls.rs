@@ -8,8 +8,8 @@ use crate::support::{
     PAGE, assert_same, cache_of, directory, error_of, random_file, read, read_all, wait_for_stats,
     writable,
 };
-use bifolio::backing::{DiskFile, DiskOptions};
-use bifolio::{Access, ErrorKind};
+use bifolio::backing::DiskFile;
+use bifolio::{Access, ErrorKind, OpenOptions};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use tempfile::TempDir;
 
@@ -25,7 +25,7 @@ fn memory() -> (Arc<MemoryBacking>, Arc<FaultyBacking>, Vec<u8>) {
 /// Creates a file on the disk that can be made to fail; unlike memory, it can be opened again.
 fn disk(directory: &TempDir) -> (std::path::PathBuf, Arc<FaultyBacking>, Vec<u8>) {
     let (path, bytes) = random_file(directory, "file", LENGTH);
-    let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
+    let options = OpenOptions::new().write(true);
     let file = DiskFile::open(&path, &options).unwrap();
     (path, Arc::new(FaultyBacking::new(file)), bytes)
 }

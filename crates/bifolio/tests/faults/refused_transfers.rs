@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use crate::support::{PAGE, assert_same, directory, file_of, has, read_all, writable};
 use bifolio::backing::{
-    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, DiskOptions, FileIdentity, IoBuf,
-    IoBufMut, IoRequest, Operation, Submission,
+    Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FileIdentity, IoBuf, IoBufMut,
+    IoRequest, Operation, Submission,
 };
-use bifolio::{Cache, Feature, ReadRequest};
+use bifolio::{Cache, Feature, OpenOptions, ReadRequest};
 use bifolio_testing::{Call, Fault, FaultyBacking, fill_bytes, skip};
 use tempfile::TempDir;
 
@@ -116,7 +116,7 @@ fn world(operation: Operation, refused_from: u64) -> Option<World> {
     let directory = directory();
     let bytes = fill_bytes(1, LENGTH);
     let path = file_of(&directory, "file", &bytes);
-    let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
+    let options = OpenOptions::new().write(true);
     let disk = DiskFile::open(&path, &options).unwrap();
     if disk.direct() != DirectStatus::Direct {
         skip(Feature::DirectIo, path.display());

@@ -417,7 +417,7 @@ impl Backing for Hostile {
         let length = target.len();
         target.copy_from_slice(0, &vec![0; length]);
         if length == PAGES * PAGE_USIZE && self.is_armed.swap(false, Ordering::Relaxed) {
-            let page = target.as_ptr().addr() + BAD_PAGE * PAGE_USIZE;
+            let page = target.as_mut_ptr().addr() + BAD_PAGE * PAGE_USIZE;
             protect(page, libc::PROT_NONE);
             *self.protected.lock().unwrap() = Some(page);
         }

@@ -12,7 +12,7 @@ use crate::support::{
     PAGE, SMALL_FOLIO_SIZES, assert_same, cache_of, directory, error_of, mappable, open,
     random_file, wait_until, writable,
 };
-use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::backing::DiskFile;
 use bifolio::{Access, Cache, ErrorKind, Feature, File, FileFuture, OpenOptions};
 use bifolio_testing::{
     Call, Fault, FaultyBacking, Gate, MemoryBacking, block_on, fill_bytes, run_all,
@@ -257,7 +257,7 @@ fn an_unreadable_byte_fails_only_its_own_read() {
         let directory = directory();
         let backing = if over_disk {
             let path = crate::support::file_of(&directory, "file", &bytes);
-            let options = DiskOptions { read: true, ..DiskOptions::default() };
+            let options = OpenOptions::new();
             FaultyBacking::new(DiskFile::open(&path, &options).unwrap())
         } else {
             FaultyBacking::new(MemoryBacking::new(bytes.clone()))

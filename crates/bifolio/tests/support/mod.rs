@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifolio::backing::{Backing, DiskFile, DiskOptions};
+use bifolio::backing::{Backing, DiskFile};
 use bifolio::{Cache, CacheBuilder, Error, Feature, FeatureReport, File, OpenOptions, Stats};
 use bifolio_testing::{FaultyBacking, MemoryBacking, fill_bytes, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -203,7 +203,7 @@ impl Faulty {
             Way::Ring | Way::Threads => {
                 let directory = directory();
                 let path = file_of(&directory, &format!("file-{seed}"), &bytes);
-                let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
+                let options = OpenOptions::new().write(true);
                 let disk = DiskFile::open(&path, &options).unwrap();
                 (FaultyBacking::new(disk), Stored::Disk { _directory: directory, path })
             }

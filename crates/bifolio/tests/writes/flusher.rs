@@ -10,8 +10,8 @@ use crate::support::{
     PAGE, assert_same, directory, error_of, open, random_file, read_all, sync_after_trouble,
     wait_for_stats, writable,
 };
-use bifolio::backing::{DiskFile, DiskOptions};
-use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File};
+use bifolio::backing::DiskFile;
+use bifolio::{Cache, CacheBuilder, ErrorKind, Feature, File, OpenOptions};
 use bifolio_testing::{Call, Fault, FaultyBacking, Gate, MemoryBacking, fill_bytes};
 use fastrand::Rng;
 
@@ -248,7 +248,7 @@ fn an_allocation_rarely_writes_by_itself() {
 fn one_bad_block_keeps_only_its_own_page_dirty() {
     let directory = directory();
     let (path, _) = random_file(&directory, "file", 1 << 20);
-    let options = DiskOptions { read: true, write: true, ..DiskOptions::default() };
+    let options = OpenOptions::new().write(true);
     let disk = DiskFile::open(&path, &options).unwrap();
     let backing = Arc::new(FaultyBacking::new(disk));
     let cache = quiet(16 << 20).build().unwrap();

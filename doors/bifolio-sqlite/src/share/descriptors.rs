@@ -24,8 +24,8 @@ use crate::name::FileName;
 use crate::settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
-use bifolio::DirectIo;
-use bifolio::backing::{DiskFile, DiskOptions};
+use bifolio::backing::DiskFile;
+use bifolio::{DirectIo, OpenOptions};
 use std::ffi::c_int;
 use std::fs::File;
 use std::io;
@@ -209,7 +209,7 @@ impl Parked {
             // The kernel has pages that the system's VFS has written, of any process. It writes
             // those that are dirty to the device before a direct read of them. With reads through
             // its pages, a control group would hold the database twice.
-            let options = DiskOptions { read: true, direct, ..DiskOptions::default() };
+            let options = OpenOptions::new().direct(direct);
             let opened = DiskFile::open(path, &options).map_err(|error| error.to_string())?;
             self.storage = Some(Arc::new(Reads::new(opened)));
         }
