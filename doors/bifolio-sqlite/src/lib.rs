@@ -126,6 +126,7 @@ mod name;
 mod pragmas;
 mod process_cache;
 mod refused;
+mod runs;
 mod settings;
 mod share;
 mod shared;

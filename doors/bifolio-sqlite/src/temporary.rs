@@ -17,9 +17,10 @@
 use crate::fork;
 use crate::methods::{self, Methods};
 use crate::process_cache;
+use crate::runs::Runs;
 use crate::sqlite::{self, Api, File, IoMethods};
 use crate::system::Answer;
-use bifolio::{Error, ErrorKind, OpenOptions};
+use bifolio::{Access, Cache, Error, ErrorKind, OpenOptions};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -34,6 +35,9 @@ const SERVED: c_int =
 struct Temporary {
     api: Api,
     file: bifolio::File,
+    cache: Cache,
+    /// Set by the first read: most files of statements are never read.
+    runs: Option<Runs>,
     /// Forks up to the process that opened it.
     forks: u32,
 }
@@ -60,7 +64,7 @@ pub(crate) unsafe fn take_over(api: Api, file: *mut File, flags: c_int) {
     let close = unsafe { methods_of(file) }.close;
     // SAFETY: the same, which is not used any more.
     unsafe { close(file) };
-    let temporary = Temporary { api, file: opened, forks: fork::count() };
+    let temporary = Temporary { api, file: opened, cache, runs: None, forks: fork::count() };
     // SAFETY: the memory that SQLite has for a file.
     unsafe { methods::open(file, temporary) };
 }
@@ -128,6 +132,16 @@ impl Methods for Temporary {
     }
 
     fn read(&mut self, buffer: &mut [u8], position: u64) -> Answer {
+        let end = position.saturating_add(buffer.len() as u64);
+        let runs = self.runs.get_or_insert_with(|| {
+            // What is read ahead is chosen here.
+            self.file.set_access(Access::Random);
+            Runs::new(self.cache.stats().memory.bound_bytes)
+        });
+        if let Some(ahead) = runs.note(position..end) {
+            // Only a hint: the read itself tells what fails.
+            let _ = self.file.prefetch(ahead);
+        }
         let read = self.file.read_at(buffer, position);
         let count = read.map_err(|error| self.failed(&error, sqlite::IOERR_READ))?;
         buffer[count..].fill(0);

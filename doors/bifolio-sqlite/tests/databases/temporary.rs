@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bifolio_testing::SmallDisk;
 
-use crate::shell::{has_sqlite, run, with_cache};
+use crate::shell::{has_sqlite, run, through_the_system, with_cache};
 
 /// Rows whose index does not fit in the memory of a sorter.
 const ROWS: &str = "pragma cache_size=20; pragma synchronous=off; create table t(a, b);
@@ -14,8 +14,13 @@ const ROWS: &str = "pragma cache_size=20; pragma synchronous=off; create table t
 
 /// Returns the bytes that were written through the cache of the process.
 fn written(answer: &str) -> u64 {
-    let line = answer.lines().find_map(|line| line.strip_prefix("writes_bytes "));
-    line.map_or(0, |bytes| bytes.parse().unwrap())
+    counted(answer, "writes_bytes ")
+}
+
+/// Returns a count of the cache of the process.
+fn counted(answer: &str, name: &str) -> u64 {
+    let line = answer.lines().find_map(|line| line.strip_prefix(name));
+    line.map_or(0, |number| number.parse().unwrap())
 }
 
 /// Runs `sql` with a cache of the process of 4 MiB, and temporary files in `directory`.
@@ -42,6 +47,29 @@ fn a_sorter_spills_into_the_cache() {
     assert!(out.ends_with("ok\n20000\n"), "{out}");
     assert!(written(&out) > 10_000_000, "{out}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing has a name");
+}
+
+#[test]
+fn the_runs_of_a_sorter_are_read_ahead() {
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.db");
+    // 30 runs of 1 MiB, of which memory holds a few.
+    let rows = ROWS.replace("20000", "60000");
+    assert_eq!(through_the_system(&path, &rows).1, "");
+    let mut command = with_cache(&path, "");
+    command.env("BIFOLIO_MEMORY", "8MiB").env("SQLITE_TMPDIR", directory.path());
+    let sql = "pragma cache_size=20; pragma synchronous=off; create index tb on t(b);
+               pragma bifolio_stats;";
+    let (out, errors) = run(command, sql);
+    assert_eq!(errors, "");
+    assert!(written(&out) > 30_000_000, "{out}");
+    let (bytes, requests) =
+        (counted(&out, "storage_read_bytes "), counted(&out, "storage_read_requests "));
+    // Without it, 15 KiB.
+    assert!(bytes > 50_000_000 && bytes / requests > 40 << 10, "{bytes} in {requests}: {out}");
 }
 
 #[test]
