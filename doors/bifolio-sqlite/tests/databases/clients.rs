@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use bifolio_testing::{attempt, skip};
 use tempfile::TempDir;
@@ -59,11 +60,11 @@ impl Kitchen {
 }
 
 /// Runs a command that installs packages once, in a folder that is kept.
-fn install(folder: &Path, command: &mut Command, feature: &str) -> Option<()> {
-    let mark = folder.join("installed");
-    if !mark.exists() {
+pub(crate) fn install(folder: &Path, command: &mut Command, feature: &str) -> Option<()> {
+    let (mark, line) = (folder.join("installed"), format!("{command:?}"));
+    if fs::read_to_string(&mark).ok().as_ref() != Some(&line) {
         attempt(command.current_dir(folder), feature)?;
-        fs::write(mark, "").unwrap();
+        fs::write(mark, line).unwrap();
     }
     Some(())
 }
@@ -89,7 +90,7 @@ fn the_recipe_of_python_works() {
 }
 
 /// Returns a Python whose `sqlite3` loads extensions, as some builds of it do not.
-fn able_python() -> Option<&'static str> {
+pub(crate) fn able_python() -> Option<&'static str> {
     let can = "import sqlite3; sqlite3.Connection.enable_load_extension";
     let is_able = |python: &&str| {
         Command::new(python).args(["-c", can]).output().is_ok_and(|tried| tried.status.success())
@@ -99,29 +100,6 @@ fn able_python() -> Option<&'static str> {
         skip("python3", "there is no Python whose sqlite3 loads extensions");
     }
     found
-}
-
-/// A server with one process and with four, by real programs; `BIFOLIO_SERVER_SECONDS` and
-/// `BIFOLIO_SERVER_ROUNDS` make its figures reliable.
-#[test]
-#[ignore = "installs the packages django and gunicorn"]
-fn django_under_gunicorn_serves_with_several_processes() {
-    let Some(python) = able_python() else { return };
-    let folder = folder("servers");
-    let installed = folder.join("bin/python");
-    let mut make = Command::new(python);
-    let made = attempt(make.args(["-m", "venv"]).arg(&folder), "django").and_then(|_| {
-        let mut pip = Command::new(&installed);
-        let packages = ["-m", "pip", "install", "--quiet", "django", "gunicorn"];
-        install(&folder, pip.args(packages), "django")
-    });
-    let Some(()) = made else { return };
-    let asked = |name, default: &str| std::env::var(name).unwrap_or(default.to_owned());
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/serve.py");
-    let mut command = Command::new(installed);
-    command.arg(script).arg(extension());
-    command.arg(asked("BIFOLIO_SERVER_SECONDS", "3")).arg(asked("BIFOLIO_SERVER_ROUNDS", "1"));
-    println!("{}", succeed(&mut command));
 }
 
 impl Kitchen {
@@ -169,18 +147,24 @@ fn the_program_in_c_links_the_static_library() {
 #[test]
 #[ignore = "installs the package better-sqlite3"]
 fn the_recipe_of_node_works() {
+    let Some(modules) = better_sqlite3() else { return };
+    let kitchen = Kitchen::new();
+    let script = kitchen.write("recipe.js", recipe("Node, better-sqlite3"));
+    let mut node = kitchen.command("node");
+    kitchen.serve(node.arg(script).env("NODE_PATH", modules));
+}
+
+/// Returns the folder of the modules of Node with better-sqlite3.
+pub(crate) fn better_sqlite3() -> Option<PathBuf> {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = INSTALLING.lock().unwrap();
     let folder = folder("better-sqlite3");
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-audit", "--no-fund", "--prefix", ".", "better-sqlite3@12"]);
     // Its own programs come from elsewhere: it is built with the headers of the system.
     npm.env("npm_config_build_from_source", "true").env("npm_config_nodedir", "/usr");
-    if install(&folder, &mut npm, "better-sqlite3").is_none() {
-        return;
-    }
-    let kitchen = Kitchen::new();
-    let script = kitchen.write("recipe.js", recipe("Node, better-sqlite3"));
-    let mut node = kitchen.command("node");
-    kitchen.serve(node.arg(script).env("NODE_PATH", folder.join("node_modules")));
+    install(&folder, &mut npm, "better-sqlite3")?;
+    Some(folder.join("node_modules"))
 }
 
 #[test]
@@ -239,6 +223,37 @@ fn the_recipe_of_rust_works() {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--target-dir", "target"]).current_dir(&folder);
     if attempt(&mut cargo, "rusqlite").is_none() {
+        return;
+    }
+    let kitchen = Kitchen::new();
+    kitchen.serve(&mut kitchen.command(folder.join("target/debug/recipe")));
+}
+
+#[test]
+#[ignore = "builds the crate sqlx"]
+fn the_recipe_of_sqlx_works() {
+    let folder = folder("sqlx");
+    let manifest = r#"
+        [package]
+        name = "recipe"
+        edition = "2024"
+        [workspace]
+        [profile.dev]
+        debug = false
+        [dependencies.sqlx]
+        version = "0.8"
+        default-features = false
+        features = ["runtime-tokio", "sqlite"]
+        [dependencies.tokio]
+        version = "1"
+        features = ["macros", "rt-multi-thread"]
+    "#;
+    fs::write(folder.join("Cargo.toml"), manifest).unwrap();
+    fs::create_dir_all(folder.join("src")).unwrap();
+    fs::write(folder.join("src/main.rs"), recipe("Rust, sqlx")).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--target-dir", "target"]).current_dir(&folder);
+    if attempt(&mut cargo, "sqlx").is_none() {
         return;
     }
     let kitchen = Kitchen::new();

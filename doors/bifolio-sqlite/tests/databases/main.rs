@@ -1,5 +1,6 @@
 //! Databases through the extension: with the program `sqlite3`, with SQLite's library in this
-//! process, and, among the ignored tests, with its speed test and the Python package `apsw`.
+//! process, and, among the ignored tests, with its speed test, the Python package `apsw`, and
+//! servers of several processes.
 //!
 //! A machine without the program skips its tests and says so; `BIFOLIO_TEST_REQUIRE` forbids that.
 //! `cargo x check-doors sqlite --whole` runs everything.
@@ -20,6 +21,7 @@ mod others;
 mod pools;
 mod power;
 mod process_cache;
+mod servers;
 mod shares;
 mod shell;
 mod storage;

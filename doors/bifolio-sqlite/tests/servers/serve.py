@@ -144,4 +144,5 @@ def main():
     sys.exit(has_failed)
 
 
-main()
+if __name__ == "__main__":
+    main()
