@@ -163,6 +163,11 @@ pub(crate) fn chunk_bytes(bound_bytes: u64) -> u64 {
     1 << most_bytes.ilog2()
 }
 
+/// Returns the least bound that a cache with such chunks can be set to, bytes.
+pub(crate) fn bound_bytes_min(chunk_bytes: u64) -> u64 {
+    MEMORY_BYTES_MIN.max(CHUNKS_MIN_LATER * chunk_bytes)
+}
+
 pub(crate) fn validate_bound(bytes: u64, chunk_bytes: u64) -> Result<()> {
     let least_bytes = CHUNKS_MIN_LATER * chunk_bytes;
     check(bytes >= least_bytes, "memory", || {

@@ -1,9 +1,10 @@
 //! The cache of all databases of the process that do not ask for one of their own.
 //!
 //! Built when the first database is opened, with the bound of `BIFOLIO_MEMORY`, or 64 MiB, or a
-//! quarter of what the process may have if that is less. It lives as long as the process, so that
-//! opening and closing a database starts no threads. A child after a fork has another one: the
-//! threads of its parent's are not in it.
+//! quarter of what the process may have if that is less. While memory is short it shrinks, to a
+//! quarter of the bound or `BIFOLIO_MEMORY_MIN`. It lives as long as the process, so that opening
+//! and closing a database starts no threads. A child after a fork has another one: the threads of
+//! its parent's are not in it.
 
 use crate::fork::{Mutex, PerProcess};
 use crate::settings;
@@ -11,6 +12,8 @@ use bifolio::Cache;
 
 /// The variable of the environment with the bound.
 const MEMORY_VARIABLE: &str = "BIFOLIO_MEMORY";
+/// The variable of the environment with the bound while memory is short.
+const FLOOR_VARIABLE: &str = "BIFOLIO_MEMORY_MIN";
 
 static CACHE: PerProcess<Mutex<Option<Cache>>> = PerProcess::new();
 
@@ -26,12 +29,16 @@ pub(crate) fn get() -> Result<Cache, String> {
     if let Some(found) = &*found {
         return Ok(found.clone());
     }
-    let value = std::env::var_os(MEMORY_VARIABLE);
-    let memory_bytes = match value.as_ref().map(|value| value.to_string_lossy()) {
+    let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let memory_bytes = match variable(MEMORY_VARIABLE) {
         Some(value) => settings::bound(MEMORY_VARIABLE, &value)?,
         None => settings::default_bound(),
     };
-    let built = Cache::builder().memory(memory_bytes).build();
+    let floor_bytes = match variable(FLOOR_VARIABLE) {
+        Some(value) => settings::size(FLOOR_VARIABLE, &value)?,
+        None => settings::default_floor(memory_bytes),
+    };
+    let built = Cache::builder().memory(memory_bytes).memory_under_pressure(floor_bytes).build();
     let cache = built.map_err(|error| format!("the cache of this process: {error}"))?;
     *found = Some(cache.clone());
     Ok(cache)

@@ -16,6 +16,10 @@ const MEMORY_BYTES: u64 = 64 << 20;
 /// Part of the memory that the process may have, which the default bound does not exceed: SQLite,
 /// the program and the kernel's pages of journals and logs need the rest.
 const DEFAULT_DIVISOR: u64 = 4;
+/// Part of a bound that the cache of the process keeps while memory is short.
+const FLOOR_DIVISOR: u64 = 4;
+/// The smallest bound of a cache, bytes.
+const BOUND_MIN: u64 = 256 << 10;
 /// Memory that a bound leaves of what the process may have, bytes: without it the process would be
 /// killed as soon as the cache is full.
 const REST_BYTES: u64 = 8 << 20;
@@ -172,6 +176,11 @@ pub(crate) fn size(key: &str, value: &str) -> Result<u64, String> {
 /// Returns the default bound.
 pub(crate) fn default_bound() -> u64 {
     default_bound_in(bifolio::memory_allowed())
+}
+
+/// Returns the default bound while memory is short of a cache with the bound `memory_bytes`.
+pub(crate) fn default_floor(memory_bytes: u64) -> u64 {
+    (memory_bytes / FLOOR_DIVISOR).max(BOUND_MIN.min(memory_bytes))
 }
 
 fn default_bound_in(allowed_bytes: u64) -> u64 {

@@ -1,5 +1,6 @@
 //! Building a cache: settings, probes, reservations, threads.
 
+use super::pressure::{PressureWatch, validate_floor};
 use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
 use crate::dirt::FlusherSettings;
@@ -33,6 +34,8 @@ const SWAP_METADATA_BYTES: u64 = 9;
 pub struct CacheBuilder {
     config: Config,
     swap: Option<SwapStorage>,
+    /// Bound under memory pressure; `None` to keep the bound.
+    floor_bytes: Option<u64>,
     disabled: Vec<Feature>,
 }
 
@@ -56,6 +59,30 @@ impl CacheBuilder {
     /// limited (`RLIMIT_AS`). It cannot be below the bound.
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.config.memory_bytes_max = Some(bytes);
+        self
+    }
+
+    /// Lets the bound fall, step by step and to no less than `floor_bytes`, while tasks wait for
+    /// memory, and rise again when they do not: to what [`Self::memory`] or
+    /// [`Cache::set_memory`] has set last. The tasks are those of the control group of the process
+    /// (version 2), or else all of the machine while that has little memory left.
+    ///
+    /// A thread of the cache reads the kernel's count (PSI) every two seconds. If tasks waited for
+    /// a tenth of that time, the bound falls by an eighth. Without the count it stays, which
+    /// [`Stats::fallbacks`](crate::Stats::fallbacks) says. Without this setting, which is the
+    /// default, the bound is only the program's. `floor_bytes` is at least 256 KiB and four chunks,
+    /// and at most the bound.
+    ///
+    /// ```
+    /// let cache = bifolio::Cache::builder()
+    ///     .memory(64 << 20)
+    ///     .memory_under_pressure(16 << 20)
+    ///     .build()?;
+    /// assert!((16 << 20..=64 << 20).contains(&cache.stats().memory.bound_bytes));
+    /// # Ok::<(), bifolio::Error>(())
+    /// ```
+    pub fn memory_under_pressure(mut self, floor_bytes: u64) -> Self {
+        self.floor_bytes = Some(floor_bytes);
         self
     }
 
@@ -176,7 +203,8 @@ impl CacheBuilder {
     /// The first invalid setting, with the valid values.
     #[doc(hidden)]
     pub fn validate(&self) -> Result<()> {
-        self.config.validate()
+        self.config.validate()?;
+        self.floor_bytes.map_or(Ok(()), |floor| validate_floor(floor, self.config.memory_bytes))
     }
 
     /// Builds the cache: probes the system, reserves address space, starts its background threads.
@@ -221,6 +249,10 @@ impl CacheBuilder {
             reclaim.prefault()?;
         }
         let background = ReclaimThread::background(&reclaim)?;
+        let watch = |floor_bytes| {
+            PressureWatch::start(&reclaim, &features, (self.config.memory_bytes, floor_bytes))
+        };
+        let pressure = self.floor_bytes.map(watch).transpose()?.flatten();
         let flusher = Arc::clone(&services.flusher);
         let flusher_threads = FlusherThreads::start(flusher, &services.memory)?;
         let has_mark = features.has(Feature::WipeOnFork);
@@ -239,6 +271,7 @@ impl CacheBuilder {
             registry: Arc::new(registry),
             memory_bytes_max,
             features,
+            pressure,
             _background: background,
         };
         Ok(Cache { inner: Arc::new(inner) })

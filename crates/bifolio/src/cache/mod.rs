@@ -3,6 +3,7 @@
 //! Files keep alive what they need: dropping the last `Cache` does not affect those that are open.
 
 mod builder;
+mod pressure;
 
 pub use builder::CacheBuilder;
 
@@ -17,6 +18,7 @@ use crate::stats::{FileStats, MemoryStats, Stats, StorageStats, WriteStats};
 use crate::sync::Ordering;
 use crate::sys::file;
 use crate::sys::probe::{FeatureReport, Features};
+use pressure::PressureWatch;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -59,6 +61,7 @@ struct Inner {
     registry: Arc<Registry>,
     memory_bytes_max: u64,
     features: Features,
+    pressure: Option<PressureWatch>,
     /// Ends with the last `Cache`; files that remain reclaim memory themselves.
     _background: ReclaimThread,
 }
@@ -360,7 +363,10 @@ impl Cache {
             return Err(Error::config("memory", problem));
         }
         crate::sys::memory::warn_of_bound(bytes);
-        reclaim.set_bound(bytes)
+        match &self.inner.pressure {
+            Some(pressure) => pressure.set_bound(bytes),
+            None => reclaim.set_bound(bytes),
+        }
     }
 
     /// Makes everything durable that was written to any file of the cache, also to files without a

@@ -328,6 +328,15 @@ impl MemoryLimit {
     }
 }
 
+/// Returns the directory of the calling process's control group of version 2, if the file system
+/// shows it.
+pub(crate) fn unified_group() -> Option<PathBuf> {
+    let groups = read_text("/proc/self/cgroup").ok()?;
+    let mounts = read_text("/proc/self/mountinfo").ok()?;
+    let found = places(&groups, &mounts).into_iter().find(|place| *place.names == VERSION_2);
+    found.map(|place| place.directory)
+}
+
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     directory: PathBuf,

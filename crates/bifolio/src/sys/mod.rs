@@ -10,6 +10,7 @@
 pub(crate) mod copy;
 pub(crate) mod file;
 pub(crate) mod memory;
+pub(crate) mod pressure;
 pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod ring;

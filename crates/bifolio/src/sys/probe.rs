@@ -15,6 +15,7 @@
 
 use super::file::{above_standard, read_text};
 use super::memory::{HUGE_PAGE_BYTES, PAGE_BYTES, Reservation};
+use super::pressure::{OF_MACHINE, PressureSource};
 use super::ring::{Ring, RingCall, RingMemory};
 use super::{INTERRUPTIONS_MAX, is_forbidden};
 use rustix::mm::Advice;
@@ -56,11 +57,14 @@ pub enum Feature {
     /// Pipes that keep many pages of maps during eviction (`F_SETPIPE_SZ`, up to
     /// `fs.pipe-user-pages-soft` for all pipes of a user).
     LargePipes,
+    /// The time that tasks have waited for memory (PSI, Linux 4.20), of the control group or the
+    /// machine.
+    MemoryPressure,
 }
 
 impl Feature {
     /// Every feature, in the order of reports.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
         Self::WipeOnFork,
@@ -73,6 +77,7 @@ impl Feature {
         Self::FaultPoison,
         Self::VectoredUnmap,
         Self::LargePipes,
+        Self::MemoryPressure,
     ];
 
     /// Returns the name used in reports, statistics and on the command line.
@@ -90,6 +95,7 @@ impl Feature {
             Self::FaultPoison => "fault-poison",
             Self::VectoredUnmap => "vectored-unmap",
             Self::LargePipes => "large-pipes",
+            Self::MemoryPressure => "memory-pressure",
         }
     }
 
@@ -112,6 +118,7 @@ impl Feature {
             Self::FaultPoison => "a page that cannot be read is made inaccessible (SIGSEGV)",
             Self::VectoredUnmap => "one madvise and one TLB flush per page",
             Self::LargePipes => "pages of maps are evicted a few at a time",
+            Self::MemoryPressure => "the bound stays as it was set while memory is short",
         }
     }
 }
@@ -243,6 +250,7 @@ fn probe(feature: Feature, try_for_maps: Trial) -> Finding {
         Feature::WipeOnFork => probe_advice("MADV_WIPEONFORK", Advice::LinuxWipeOnFork),
         Feature::StatxDirectAlignment | Feature::DirectIo => Ok("decided per file".to_owned()),
         Feature::IoUring => io_uring(),
+        Feature::MemoryPressure => memory_pressure(),
         Feature::UserFaults
         | Feature::KernelFaults
         | Feature::WriteProtectAsync
@@ -322,6 +330,13 @@ pub(crate) fn finding(trial: io::Result<()>, works: &str, name: &str) -> Finding
     match trial {
         Ok(()) => Ok(works.to_owned()),
         Err(error) => Err(refused(name, &error)),
+    }
+}
+
+fn memory_pressure() -> Finding {
+    match PressureSource::of_process() {
+        Ok(source) => Ok(format!("{} counts waits", source.path().display())),
+        Err(error) => Err(refused(OF_MACHINE, &error)),
     }
 }
 

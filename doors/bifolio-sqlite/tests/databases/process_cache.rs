@@ -20,8 +20,9 @@ const WORK: &str = "BIFOLIO_TEST_DATABASES";
 /// Descriptors of a database: the system's VFS, the cache's two, and a journal.
 const DESCRIPTORS: u64 = 4;
 
-/// Threads of a cache whose device answers: reclaim, two of the flusher, some for transfers.
-const THREADS_MAX: u64 = 20;
+/// Threads of a cache whose device answers: reclaim, memory pressure, two of the flusher, some for
+/// transfers.
+const THREADS_MAX: u64 = 21;
 
 /// Returns the value of a line of `/proc/self/status`.
 fn status(name: &str) -> u64 {
