@@ -48,12 +48,12 @@ const DOORS: &[Door] = &[
         name: "objects",
         commands: &[
             "clippy --manifest-path doors/Cargo.toml -p bifolio-object-store --all-targets \
-             -- -D warnings",
-            "test --manifest-path doors/Cargo.toml -p bifolio-object-store",
+             --all-features -- -D warnings",
+            "test --manifest-path doors/Cargo.toml -p bifolio-object-store --all-features",
         ],
         // DataFusion and Ballista take half an hour to build.
         whole: &[
-            "test --manifest-path doors/Cargo.toml -p bifolio-object-store",
+            "test --manifest-path doors/Cargo.toml -p bifolio-object-store --all-features",
             "test --manifest-path doors/Cargo.toml --profile engines -p bifolio-datafusion",
             "test --manifest-path doors/Cargo.toml -p engine-bench --test envelope -- --ignored",
         ],

@@ -15,8 +15,8 @@ use bifolio::backing::{
     IoRequest, Operation, Submission,
 };
 
-use crate::metrics::{Counters, add};
-use crate::states::SlotStates;
+use super::metrics::{Counters, add};
+use super::states::SlotStates;
 
 /// A file whose failed writes count as made.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! Errors of the cache itself. What the store below answers is passed on as it is.
 
+use super::object_store;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;

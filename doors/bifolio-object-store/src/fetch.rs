@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -28,13 +28,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::error::{CacheError, Failure};
-use crate::metrics::add;
-use crate::object::Object;
-use crate::read::Shared;
-use crate::received::Received;
-use crate::record::PartKey;
-use crate::table::{Fetch, Flight, Table};
+use super::error::{CacheError, Failure};
+use super::metrics::add;
+use super::object::Object;
+use super::object_store;
+use super::read::Shared;
+use super::received::Received;
+use super::record::PartKey;
+use super::table::{Fetch, Flight, Table};
 
 /// Requests that follow one that was cut or late and brought no part.
 pub(crate) const RETRIES_MAX: u32 = 3;
@@ -194,11 +195,11 @@ impl Run {
                 rest = &rest[taken..];
                 let is_last = rest.is_empty() && received == end - start;
                 if block.len() == block_length && !is_last {
-                    self.hand_on(std::mem::take(&mut block)).await;
+                    self.hand_on(std::mem::take(&mut block));
                 }
             }
         }
-        self.hand_on(block).await;
+        self.hand_on(block);
         Ok(())
     }
 
@@ -209,7 +210,9 @@ impl Run {
         let received_bytes = front.received_bytes();
         let length = (front.length_bytes - received_bytes).min(self.shared.tier.layout.block_bytes);
         if self.room.is_none() {
+            let started = Instant::now();
             self.room = permit(&self.shared.rooms, self.shared.stall_timeout).await;
+            add(&self.shared.counters.room_wait_us, started.elapsed().as_micros() as u64);
         }
         length as usize
     }
@@ -248,9 +251,9 @@ impl Run {
         Failure::transient(CacheError::Stalled { location, range: Some(range), waited })
     }
 
-    /// Gives a block to the readers of its part. The last one completes the part, which a thread
-    /// puts into the cache. Waits after that if many parts are on their way there.
-    async fn hand_on(&mut self, block: Vec<u8>) {
+    /// Gives a block to the readers of its part. The last one completes the part, which then goes into
+    /// the cache without the request.
+    fn hand_on(&mut self, block: Vec<u8>) {
         let Some(front) = self.expected.front() else { return };
         let block = Bytes::from(block);
         let is_last = front.received_bytes() + block.len() as u64 == front.length_bytes;
@@ -265,21 +268,41 @@ impl Run {
             received.push(block);
             received.finish(Ok(()));
         });
-        let room = self.room.take();
-        let permit = match permit {
-            Some(permit) => Some(permit),
-            None => self.shared.insert_permit().await,
-        };
-        let Some(permit) = permit else {
-            add(&self.shared.counters.not_inserted, 1);
-            return;
-        };
         let object = Arc::clone(&self.object);
-        self.runtime.spawn_blocking(move || {
+        let complete = Complete { expected, object, room: self.room.take(), since: Instant::now() };
+        match permit {
+            Some(permit) => complete.insert(&self.runtime, permit),
+            None => drop(self.runtime.spawn(complete.wait(self.runtime.clone()))),
+        }
+    }
+}
+
+/// A part that has come, on its way into the cache.
+struct Complete {
+    expected: Expected,
+    object: Arc<Object>,
+    room: Option<OwnedSemaphorePermit>,
+    since: Instant,
+}
+
+impl Complete {
+    /// Inserts the part when it may, unless the disk takes none.
+    async fn wait(self, runtime: Handle) {
+        match self.expected.shared.insert_permit().await {
+            Some(permit) => self.insert(&runtime, permit),
+            None => add(&self.expected.shared.counters.not_inserted, 1),
+        }
+    }
+
+    /// Inserts the part, in a thread.
+    fn insert(self, runtime: &Handle, permit: OwnedSemaphorePermit) {
+        runtime.spawn_blocking(move || {
+            let Self { expected, object, room, since } = self;
             let blocks = expected.sender.borrow().blocks().to_vec();
             let shared = Arc::clone(&expected.shared);
             let (location, key) = (object.location(), expected.key);
             let inserted = shared.tier.insert(location, key, &blocks, Some(expected.flight));
+            add(&shared.counters.insert_us, since.elapsed().as_micros() as u64);
             shared.end_insert(inserted, (expected, blocks, room), permit);
         });
     }

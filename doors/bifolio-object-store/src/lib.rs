@@ -57,27 +57,40 @@
 //! [`build`](CachedStoreBuilder::build), [`flush`](CachedStore::flush) and dropping the last handle
 //! wait for it.
 //!
+//! # Lines of `object_store`
+//! The types of this crate are for `object_store` 0.13. The feature `object-store-14` adds the module
+//! `v14`, which has the same types for 0.14.
+//!
 //! # Tasks
 //! Reads are futures of tokio: a runtime with time enabled. Each may be dropped or leaked at any
-//! moment; a request is aborted when no read waits for it, unless a read has its bytes already: then
-//! the rest is received for the cache. Nothing runs while there are no reads and no such requests.
+//! moment, and holds nothing then that others wait for; a request is aborted when no read waits for
+//! it, unless a read has its bytes already: then the rest is received for the cache. Nothing runs
+//! while there are no reads and no such requests.
 
 mod builder;
 mod disk;
 mod error;
 mod fetch;
+mod line;
 mod lists;
 mod metrics;
 mod names;
 mod object;
+mod opening;
 mod read;
 mod received;
 mod record;
 mod states;
 mod store;
 mod table;
+mod task;
 mod tier;
 mod upkeep;
+#[cfg(feature = "object-store-14")]
+pub mod v14;
+
+// The modules name the crate by their parent: those of `v14` have another.
+use ::object_store;
 
 pub use builder::CachedStoreBuilder;
 pub use error::CacheError;

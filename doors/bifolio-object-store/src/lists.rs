@@ -7,7 +7,8 @@ use std::time::Duration;
 use object_store::ListResult;
 use object_store::path::Path;
 
-use crate::object::{Began, Known};
+use super::object::{Began, Known};
+use super::object_store;
 
 /// Objects and prefixes in all remembered lists; a longer list is not remembered.
 const ENTRIES_MAX: usize = 8192;

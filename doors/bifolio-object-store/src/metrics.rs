@@ -67,6 +67,11 @@ metrics! {
     store_wait_us,
     /// Time that reads waited for the disk tier, microseconds.
     disk_wait_us,
+    /// Time that parts of answers waited for room in memory
+    /// ([`flight_bytes_max`](crate::CachedStoreBuilder::flight_bytes_max)), microseconds.
+    room_wait_us,
+    /// Time from the last byte of a part until the part was in the cache, microseconds.
+    insert_us,
     /// Requests repeated after a body that was cut, or late.
     retries,
     /// Parts put into the cache.

@@ -17,8 +17,9 @@ use std::path::{Path as FilePath, PathBuf};
 use object_store::path::Path;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::object::ObjectId;
-use crate::tier::above_standard;
+use super::object::ObjectId;
+use super::object_store;
+use super::tier::above_standard;
 
 /// Name of the file, and of its next version while that is written.
 pub(crate) const NAMES: &str = "names";

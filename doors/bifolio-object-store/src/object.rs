@@ -3,6 +3,7 @@
 //! [`Known`] remembers the version of an object that was seen last: in an answer to a read, or in a
 //! list. It is a hint: a read checks it with the store, unless the builder allowed an age.
 
+use super::object_store;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::fmt;

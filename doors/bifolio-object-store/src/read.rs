@@ -13,25 +13,26 @@ use std::fmt;
 use std::mem;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::{try_join, try_join_all};
 use object_store::path::Path;
-use object_store::{Extensions, GetOptions, GetRange, GetResult, ObjectStore, Result};
+use object_store::{Extensions, GetRange, GetResult, ObjectStore, Result};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
 
-use crate::error::{CacheError, Failure};
-use crate::fetch;
-use crate::metrics::{Counters, add};
-use crate::object::{Began, Known, Object};
-use crate::received::Received;
-use crate::record::PartKey;
-use crate::table::{Fetch, Place, Snapshot, Table};
-use crate::tier::{Miss, Tier};
+use super::error::{CacheError, Failure};
+use super::fetch;
+use super::metrics::{Counters, add};
+use super::object::{Began, Known, Object};
+use super::object_store;
+use super::opening::Openings;
+use super::received::Received;
+use super::record::PartKey;
+use super::table::{Fetch, Place, Snapshot, Table};
+use super::tier::{Miss, Tier};
 
 /// Changes of an object during one read after which the read fails.
 pub(crate) const CHANGES_MAX: u32 = 5;
@@ -55,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) inserts_on_put: bool,
     /// Parts in the longest request.
     pub(crate) run_parts_max: u32,
+    /// Requests that bring one run of parts at the same time.
+    pub(crate) parallel_requests: u32,
     /// Absent parts between two others that are requested with them.
     pub(crate) gap_parts_max: u32,
     /// Permits for threads that insert a part into the cache, or erase parts of changed objects.
@@ -65,8 +68,7 @@ pub(crate) struct Shared {
     /// Permits for threads that write parts to the disk.
     pub(crate) writers: Arc<Semaphore>,
     pub(crate) is_disk_late: AtomicBool,
-    /// Locks of the objects of which no version is known.
-    pub(crate) openings: Mutex<HashMap<Path, Weak<tokio::sync::Mutex<()>>>>,
+    pub(crate) openings: Mutex<Openings>,
 }
 
 /// The ranges of a read that are valid for a version, or `None` if one is not.
@@ -117,71 +119,6 @@ impl Shared {
         match &self.runtime {
             Some(runtime) => Ok(runtime.clone()),
             None => Ok(Handle::try_current().map_err(|_| CacheError::NoRuntime)?),
-        }
-    }
-
-    /// Asks the store for the metadata of an object. Asks again if the store does not answer.
-    pub(crate) async fn head(
-        &self,
-        location: &Path,
-        extensions: &Extensions,
-    ) -> Result<Arc<Object>> {
-        let runtime = self.runtime()?;
-        for _ in 0..=fetch::RETRIES_MAX {
-            let began = self.known.begin();
-            let extensions = extensions.clone();
-            let options = GetOptions { head: true, extensions, ..GetOptions::default() };
-            add(&self.counters.head_requests, 1);
-            let started = Instant::now();
-            let answer = {
-                let _entered = runtime.enter();
-                timeout(self.stall_timeout, self.store.get_opts(location, options))
-            };
-            let answer = answer.await;
-            add(&self.counters.store_wait_us, started.elapsed().as_micros() as u64);
-            let Ok(answer) = answer else {
-                add(&self.counters.retries, 1);
-                continue;
-            };
-            if matches!(answer, Err(object_store::Error::NotFound { .. }))
-                && let Some(known) = self.known.get(location)
-            {
-                self.known.forget(&known);
-            }
-            return Ok(self.learn(location, &answer?, &began));
-        }
-        let (location, waited) = (location.to_string(), self.stall_timeout);
-        Err(CacheError::Stalled { location, range: None, waited }.into())
-    }
-
-    /// Returns `true` if a read that began at `since` needs no confirmation of the version.
-    pub(crate) fn is_current(&self, object: &Object, since: Instant) -> bool {
-        object.seen_at >= since || self.head_age.is_some_and(|age| object.seen_at.elapsed() < age)
-    }
-
-    /// Returns the version seen last. If there is none, asks the store, once for all readers.
-    pub(crate) async fn object(
-        &self,
-        location: &Path,
-        extensions: &Extensions,
-    ) -> Result<Arc<Object>> {
-        if let Some(object) = self.known.get(location) {
-            return Ok(object);
-        }
-        let opening = {
-            let mut openings = self.openings.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = openings.get(location).and_then(Weak::upgrade);
-            known.unwrap_or_else(|| {
-                openings.retain(|_, opening| opening.strong_count() > 0);
-                let opening = Arc::default();
-                openings.insert(location.clone(), Arc::downgrade(&opening));
-                opening
-            })
-        };
-        let _guard = opening.lock().await;
-        match self.known.get(location) {
-            Some(object) => Ok(object),
-            None => self.head(location, extensions).await,
         }
     }
 
@@ -352,7 +289,8 @@ impl Shared {
         plan
     }
 
-    /// Returns the runs of parts to request: adjacent ones, and small gaps of absent ones between.
+    /// Returns the runs of parts to request: adjacent ones, and small gaps of absent ones between. A
+    /// connection sends at a rate of its own, so a run is divided into several requests.
     fn runs(&self, table: &mut Table, object: &Object, absent: &[u32]) -> Vec<Range<u32>> {
         let mut runs: Vec<Range<u32>> = Vec::new();
         for &number in absent {
@@ -371,7 +309,14 @@ impl Shared {
             }
             runs.push(number..number + 1);
         }
-        runs
+        let pieces = runs.into_iter().flat_map(|run| divided(run, self.parallel_requests));
+        // Without gaps at their ends.
+        let trimmed = pieces.filter_map(|piece| {
+            let mut wanted = absent.iter().copied().filter(|number| piece.contains(number));
+            let first = wanted.next()?;
+            Some(first..wanted.next_back().unwrap_or(first) + 1)
+        });
+        trimmed.collect()
     }
 
     /// Divides a range into the pieces of its parts.
@@ -498,8 +443,12 @@ impl Shared {
         let runtime = self.runtime().map_err(|error| Failure::Store(Arc::new(error)))?;
         let Plan { sources, fetches, .. } = self.plan(object, &[range], true, extensions, &runtime);
         let mut fetched_bytes = 0;
-        for source in sources.into_values() {
-            let Source::Flight(mut result) = source else { continue };
+        // What is complete already is on its way into its slot.
+        let coming = sources.into_values().filter_map(|source| match source {
+            Source::Flight(result) if !result.borrow().is_complete() => Some(result),
+            _ => None,
+        });
+        for mut result in coming.collect::<Vec<_>>() {
             let received = result.wait_for(|received| received.is_settled(u64::MAX)).await;
             let received = received.map_err(|_| {
                 let location = object.location().to_string();
@@ -551,6 +500,15 @@ impl Shared {
     }
 }
 
+/// Divides a run of parts into at most `most` runs of about the same length, each of two parts at
+/// least if the run has them: a shorter request gains less time than it costs.
+fn divided(run: Range<u32>, most: u32) -> impl Iterator<Item = Range<u32>> {
+    let parts = run.len() as u32;
+    let length = parts.div_ceil(most.min(parts / 2).max(1)).max(1);
+    let end = run.end;
+    run.step_by(length as usize).map(move |start| start..end.min(start.saturating_add(length)))
+}
+
 /// Returns the part of a version that a range means, or `None` if it is empty or invalid.
 pub(crate) fn resolve_range(range: Option<&GetRange>, object: &Object) -> Option<Range<u64>> {
     let size = object.meta.size;
@@ -565,5 +523,22 @@ impl fmt::Debug for Shared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shared = formatter.debug_struct("Shared");
         shared.field("store", &self.store).field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divided;
+
+    #[test]
+    fn a_run_is_divided_evenly_and_completely() {
+        let of = |run, most| divided(run, most).map(|it| (it.start, it.end)).collect::<Vec<_>>();
+        assert_eq!(of(3..4, 4), [(3, 4)]);
+        assert_eq!(of(3..6, 4), [(3, 6)]);
+        assert_eq!(of(0..8, 4), [(0, 2), (2, 4), (4, 6), (6, 8)]);
+        assert_eq!(of(0..9, 4), [(0, 3), (3, 6), (6, 9)]);
+        assert_eq!(of(7..u32::MAX, 1), [(7, u32::MAX)]);
+        let end = u32::MAX;
+        assert_eq!(of(end - 5..end, 2), [(end - 5, end - 2), (end - 2, end)]);
     }
 }

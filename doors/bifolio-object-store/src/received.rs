@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::error::Failure;
+use super::error::Failure;
 
 /// The blocks of a part that have come, and how its request ended.
 #[derive(Clone, Debug, Default)]

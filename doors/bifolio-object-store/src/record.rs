@@ -13,7 +13,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::object::ObjectId;
+use super::object::ObjectId;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: u64 = 4096;

@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::record::Layout;
+use super::record::Layout;
 
 /// A word of a slot: its changes in the upper half, a bit for each verified block in the lower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

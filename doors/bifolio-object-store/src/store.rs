@@ -20,12 +20,15 @@ use object_store::{
     PutResult, RenameOptions, Result, UploadPart,
 };
 
-use crate::builder::{CachedStoreBuilder, WRITERS_MAX};
-use crate::error::CacheError;
-use crate::lists::Lists;
-use crate::metrics::{Metrics, add};
-use crate::object::{Began, Object};
-use crate::read::{Shared, resolve_range};
+use super::builder::{CachedStoreBuilder, WRITERS_MAX};
+use super::error::CacheError;
+use super::line;
+use super::lists::Lists;
+use super::metrics::{Metrics, add};
+use super::object::{Began, Object};
+use super::object_store;
+use super::read::{Shared, resolve_range};
+use super::task::in_task;
 
 /// An object store whose objects are cached in memory and on disk. See the [crate](crate).
 ///
@@ -53,13 +56,14 @@ impl CachedStore {
     }
 
     /// Waits until the parts are in the cache that have been received, or that come for readers that
-    /// have their bytes already, and makes the disk tier durable. A tier that is not flushed loses at most parts, which are fetched again.
+    /// have their bytes already, and makes the disk tier durable. A tier that is not flushed loses at
+    /// most parts, which are fetched again.
     ///
     /// # Errors
     /// The disk refuses to flush, or hangs: it has answered nothing for ten times the
-    /// [`disk_timeout`](CachedStoreBuilder::disk_timeout).
+    /// [`disk_timeout`](CachedStoreBuilder::disk_timeout). There is no tokio runtime.
     pub async fn flush(&self) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
+        let (shared, runtime) = (Arc::clone(&self.shared), self.shared.runtime()?);
         let unfinished = shared.tier.table().unfinished();
         let (here, coming): (Vec<_>, Vec<_>) =
             unfinished.into_iter().partition(|part| part.borrow().is_complete());
@@ -79,10 +83,12 @@ impl CachedStore {
                 let _permits = (inserted, written);
                 shared.tier.sync()
             });
-            let location = String::new();
-            synced.await.unwrap_or(Err(CacheError::Cancelled { location }))
+            synced.await.ok()
         };
-        Ok(self.shared.tier.unless_disk_hangs(flushed).await??)
+        // In a task: it takes all permits.
+        let flushed = self.shared.tier.unless_disk_hangs(in_task(&runtime, flushed)).await?;
+        let location = String::new();
+        Ok(flushed.flatten().unwrap_or(Err(CacheError::Cancelled { location }))?)
     }
 
     /// Passes a read on to the store.
@@ -112,7 +118,7 @@ impl CachedStore {
         let (meta, range) = (object.meta.clone(), 0..object.meta.size);
         let attributes = object.attributes.clone().unwrap_or_default();
         let payload = GetResultPayload::Stream(stream::empty().boxed());
-        Ok(GetResult { payload, meta, range, attributes })
+        Ok(line::get_result(payload, meta, range, attributes))
     }
 
     /// Reads a range through the cache. Returns `None` if the store has to answer itself.
@@ -154,7 +160,7 @@ impl CachedStore {
             first.chain(rest).boxed()
         };
         let payload = GetResultPayload::Stream(body);
-        Ok(Some(GetResult { payload, meta, range, attributes }))
+        Ok(Some(line::get_result(payload, meta, range, attributes)))
     }
 
     /// Remembers what a list says of an object. Some servers list no ETags, but return them with
@@ -328,7 +334,7 @@ impl ObjectStore for CachedStore {
 
 fn copied(list: &ListResult) -> ListResult {
     let (common_prefixes, objects) = (list.common_prefixes.clone(), list.objects.clone());
-    ListResult { common_prefixes, objects }
+    line::list_result(common_prefixes, objects)
 }
 
 /// A change of an object: what is cached of it is dropped before and after, even if the caller
@@ -406,7 +412,7 @@ impl Drop for Deletions {
 struct Seen {
     store: CachedStore,
     began: Began,
-    key: crate::lists::ListKey,
+    key: super::lists::ListKey,
     objects: Vec<ObjectMeta>,
     is_whole: bool,
 }
@@ -425,7 +431,7 @@ impl Seen {
     fn end(&mut self) {
         if self.is_whole {
             let objects = std::mem::take(&mut self.objects);
-            let list = ListResult { common_prefixes: Vec::new(), objects };
+            let list = line::list_result(Vec::new(), objects);
             self.store.lists.put(self.key.clone(), self.began, list);
         }
     }

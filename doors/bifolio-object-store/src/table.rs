@@ -14,10 +14,11 @@ use object_store::path::Path;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::object::ObjectId;
-use crate::received::Received;
-use crate::record::{PartKey, Record};
-use crate::states::{SlotState, SlotStates};
+use super::object::ObjectId;
+use super::object_store;
+use super::received::Received;
+use super::record::{PartKey, Record};
+use super::states::{SlotState, SlotStates};
 
 /// A request on its way. It is aborted when the last reader drops its reference, unless one of them
 /// has its bytes and leaves its reference in the table.
@@ -336,8 +337,8 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::Layout;
     use super::*;
-    use crate::record::Layout;
 
     fn table(slots: u32) -> Table {
         let layout = Layout { part_bytes: 4096, block_bytes: 4096, slots };
@@ -386,7 +387,14 @@ mod tests {
         for number in 0..3 {
             insert(&mut table, number);
         }
-        assert_eq!(table.remove_object([1; 16], 0..2).0.len(), 2);
+        let before: Vec<_> = (0..3).map(|slot| table.states.get(slot)).collect();
+        let removed = table.remove_object([1; 16], 0..2).0;
+        assert_eq!(removed.len(), 2);
+        // A read of what was in them finds the change.
+        for slot in 0..3 {
+            let is_unchanged = table.states.get(slot).is_unchanged(before[slot as usize]);
+            assert_eq!(is_unchanged, !removed.contains(&slot), "slot {slot}");
+        }
         assert!(!holds(&table, 0) && !holds(&table, 1) && holds(&table, 2));
         assert_eq!(table.remove_object([1; 16], 0..u32::MAX).0.len(), 1);
         assert_eq!((table.len(), table.objects.len()), (0, 0));

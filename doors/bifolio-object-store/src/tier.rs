@@ -35,14 +35,15 @@ use scopeguard::ScopeGuard;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::disk::LossyDisk;
-use crate::error::CacheError;
-use crate::metrics::{Counters, add};
-use crate::names::{NAMES, Names};
-use crate::object::ObjectId;
-use crate::record::{HEADER_BYTES, Layout, PartKey, Record};
-use crate::states::SlotStates;
-use crate::table::{Snapshot, Table};
+use super::disk::LossyDisk;
+use super::error::CacheError;
+use super::metrics::{Counters, add};
+use super::names::{NAMES, Names};
+use super::object::ObjectId;
+use super::object_store;
+use super::record::{HEADER_BYTES, Layout, PartKey, Record};
+use super::states::SlotStates;
+use super::table::{Snapshot, Table};
 
 /// Files of a disk tier.
 const DATA: &str = "parts";
@@ -593,4 +594,54 @@ fn read_index(
         }
     }
     Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::table::Place;
+    use super::*;
+
+    #[test]
+    fn a_part_that_is_replaced_while_it_is_copied_is_not_returned() {
+        const PART: usize = 2 << 20;
+        const BLOCK: usize = 64 << 10;
+        let cache = Cache::builder().memory(8 << 20).build().unwrap();
+        let layout = Layout { part_bytes: PART as u64, block_bytes: BLOCK as u64, slots: 1 };
+        let wait = Duration::from_secs(1);
+        let tier = Tier::in_memory(&cache, layout, wait, Arc::default()).unwrap();
+        let key = |number| PartKey { object: [7; 16], number };
+        let is_over = AtomicBool::new(false);
+        let (mut copied, mut refused, mut wrong) = (0, 0, 0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let parts = [1, 2].map(|byte| vec![Bytes::from(vec![byte; BLOCK]); PART / BLOCK]);
+                for number in (0..2).cycle() {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    tier.insert(&Location::from("a"), key(number), &parts[number as usize], None);
+                    // Now and then a copy ends before the next part.
+                    thread::sleep(Duration::from_micros(300));
+                }
+            });
+            let (started, mut target) = (Instant::now(), vec![0; PART]);
+            while (copied < 5 || refused < 20) && started.elapsed() < Duration::from_secs(30) {
+                for number in 0..2 {
+                    let Place::Slot(snapshot) = tier.table().find(&key(number)) else { continue };
+                    if tier.read_verified(&snapshot, &(0..PART as u64), &mut target) {
+                        copied += 1;
+                        let is_right = target.iter().all(|byte| u32::from(*byte) == number + 1);
+                        wrong += u32::from(!is_right);
+                    } else {
+                        refused += 1;
+                    }
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(copied >= 5 && refused >= 20, "{copied} copied, {refused} refused");
+        assert_eq!(wrong, 0);
+    }
 }

@@ -11,12 +11,14 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{Extensions, GetRange, ObjectMeta, ObjectStore, PutPayload, PutResult, Result};
 
-use crate::error::{CacheError, Failure};
-use crate::metrics::add;
-use crate::object::Object;
-use crate::read::{CHANGES_MAX, Shared, resolve_range};
-use crate::record::PartKey;
-use crate::store::CachedStore;
+use super::error::{CacheError, Failure};
+use super::metrics::add;
+use super::object::Object;
+use super::object_store;
+use super::read::{CHANGES_MAX, Shared, resolve_range};
+use super::record::PartKey;
+use super::store::CachedStore;
+use super::task::in_task;
 
 /// Objects that are warmed at a time.
 const WARMED_AT_A_TIME: usize = 4;
@@ -152,26 +154,32 @@ impl CachedStore {
         }
         let Some(parts) = self.shared.parts_of(&object) else { return };
         let Ok(runtime) = self.shared.runtime() else { return };
-        let layout = self.shared.tier.layout;
-        let mut chunks = Chunks { chunks: payload.into_iter().collect(), first: 0, offset: 0 };
+        let chunks = Chunks { chunks: payload.into_iter().collect(), first: 0, offset: 0 };
+        let inserting = Arc::clone(&self.shared).insert_parts(object, parts, chunks);
+        in_task(&runtime, inserting).await;
+    }
+}
+
+impl Shared {
+    /// Hands all parts of an object to threads that put them into the cache.
+    async fn insert_parts(self: Arc<Self>, object: Object, parts: u32, mut chunks: Chunks) {
+        let layout = self.tier.layout;
         for number in 0..parts {
-            let Some(permit) = self.shared.insert_permit().await else {
-                add(&self.shared.counters.not_inserted, u64::from(parts - number));
+            let Some(permit) = self.insert_permit().await else {
+                add(&self.counters.not_inserted, u64::from(parts - number));
                 return;
             };
             let left = object.meta.size - u64::from(number) * layout.part_bytes;
             let blocks = chunks.take(left.min(layout.part_bytes), layout.block_bytes);
             let key = PartKey { object: object.id, number };
-            let (shared, location) = (Arc::clone(&self.shared), location.clone());
-            runtime.spawn_blocking(move || {
+            let (shared, location) = (Arc::clone(&self), object.location().clone());
+            tokio::task::spawn_blocking(move || {
                 let inserted = shared.tier.insert(&location, key, &blocks, None);
                 shared.end_insert(inserted, blocks, permit);
             });
         }
     }
-}
 
-impl Shared {
     /// Fetches ranges of one version, a window at a time.
     async fn warm_version(
         self: &Arc<Self>,

@@ -21,6 +21,8 @@ use object_store::{
 
 const SIZE: u64 = 256 << 20;
 const MEMORY: u64 = 64 << 20;
+/// What a client of the store has received, and no one has taken.
+const CHUNK: u64 = 8 << 10;
 
 /// The tests measure the process: one at a time.
 static PROCESS: Mutex<()> = Mutex::new(());
@@ -29,6 +31,8 @@ static PROCESS: Mutex<()> = Mutex::new(());
 #[derive(Debug)]
 struct Pattern {
     latency: Duration,
+    /// Time in the middle of a body.
+    pause: Duration,
 }
 
 fn byte_at(position: u64) -> u8 {
@@ -48,12 +52,16 @@ impl ObjectStore for Pattern {
         // So that requests are under way at the same time.
         tokio::time::sleep(self.latency).await;
         let range = options.range.map_or(0..SIZE, |range| range.as_range(SIZE).unwrap());
-        let starts = range.clone().step_by(64 << 10);
-        let end = range.end;
-        let chunks = starts.map(move |start| {
-            Ok(Bytes::from_iter((start..end.min(start + (64 << 10))).map(byte_at)))
+        let starts = range.clone().step_by(CHUNK as usize);
+        let (middle, end, pause) = (range.start.midpoint(range.end), range.end, self.pause);
+        let chunks = stream::iter(starts).then(move |start| async move {
+            // So that many bodies are half here at the same time.
+            if !pause.is_zero() && (start..start + CHUNK).contains(&middle) {
+                tokio::time::sleep(pause).await;
+            }
+            Ok(Bytes::from_iter((start..end.min(start + CHUNK)).map(byte_at)))
         });
-        let payload = GetResultPayload::Stream(stream::iter(chunks).boxed());
+        let payload = GetResultPayload::Stream(chunks.boxed());
         Ok(GetResult { payload, meta, range, attributes: Default::default() })
     }
 
@@ -107,7 +115,7 @@ fn resident_memory_stays_within_the_bound_and_8_mib() {
     let directory = tempfile::tempdir().unwrap();
     for is_on_disk in [false, true] {
         let cache = Cache::builder().memory(MEMORY).build().unwrap();
-        let store = Pattern { latency: Duration::ZERO };
+        let store = Pattern { latency: Duration::ZERO, pause: Duration::ZERO };
         let mut builder = CachedStore::builder(Arc::new(store), &cache);
         if is_on_disk {
             builder = builder.disk(directory.path(), 2 * SIZE);
@@ -149,7 +157,7 @@ fn answers_of_256_requests_at_a_time_take_bounded_memory() {
     let _alone = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let cache = Cache::builder().memory(BOUND).build().unwrap();
-    let slow = Pattern { latency: Duration::from_millis(20) };
+    let slow = Pattern { latency: Duration::from_millis(20), pause: Duration::from_millis(20) };
     let building = CachedStore::builder(Arc::new(slow), &cache).part_bytes(1 << 20);
     let building = building.disk(directory.path(), 2 * SIZE).head_age(Duration::from_secs(3600));
     let store = building.flight_bytes_max(FLIGHT).build().unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use bifolio_object_store::CachedStore;
+use crate::door::CachedStore;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
@@ -220,4 +220,59 @@ async fn a_read_that_is_dropped_or_leaked_after_any_poll_leaves_others_their_byt
             tokio::time::timeout(Duration::from_secs(20), left).await.expect("something is left");
         }
     }
+}
+
+#[tokio::test]
+async fn a_read_that_is_leaked_while_it_asks_for_the_version_holds_up_no_other() {
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    put(&store, &location, &bytes(0, 3 * PART as usize)).await;
+    let cached = builder(&store, &cache()).build().unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    store.decide(move |request| match request.head {
+        true => Fate::Hold(Arc::clone(&held)),
+        false => Fate::Answer,
+    });
+    for is_leaked in [false, true] {
+        let (first, is_over) = after_polls(cached.get_range(&location, 0..PART), 3).await;
+        assert!(!is_over && store.heads() > 0);
+        match is_leaked {
+            true => mem::forget(first),
+            false => drop(first),
+        }
+        gate.add_permits(10);
+        let second = cached.get_range(&location, 0..3 * PART);
+        let second = tokio::time::timeout(Duration::from_secs(20), second).await;
+        assert_eq!(second.expect("a read waits").unwrap(), bytes(0, 3 * PART as usize));
+        // No version is known after a change.
+        cached.put(&location, bytes(0, 3 * PART as usize).into()).await.unwrap();
+        gate.forget_permits(100);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_an_unknown_object_share_the_request_for_its_version() {
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    put(&store, &location, &bytes(0, 3 * PART as usize)).await;
+    let cached = builder(&store, &cache()).build().unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    store.decide(move |request| match request.head {
+        true => Fate::Hold(Arc::clone(&held)),
+        false => Fate::Answer,
+    });
+    let reads = [(); 8].map(|()| {
+        let (cached, location) = (cached.clone(), location.clone());
+        tokio::spawn(async move { cached.get_range(&location, 0..3 * PART).await })
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(store.heads(), 1);
+    let [first, second, rest @ ..] = reads;
+    first.abort();
+    drop(second);
+    gate.add_permits(1);
+    for read in rest {
+        assert_eq!(read.await.unwrap().unwrap(), bytes(0, 3 * PART as usize));
+    }
+    assert_eq!((store.heads(), store.gets()), (1, 1));
 }

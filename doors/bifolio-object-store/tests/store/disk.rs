@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bifolio_object_store::{CacheError, CachedStore};
+use crate::door::{CacheError, CachedStore};
 use bifolio_testing::{SmallDisk, skip};
 use futures::StreamExt;
 use object_store::path::Path;

@@ -1,12 +1,14 @@
 //! A disk tier that hangs, or turns read-only, while it is open: reads take longer, no more.
 
 use std::fs;
+use std::mem;
 use std::path::Path as FilePath;
 use std::process::Command;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use bifolio_object_store::CachedStore;
+use crate::door::CachedStore;
 use bifolio_testing::skip;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -195,6 +197,58 @@ async fn a_flush_ends_while_the_disk_hangs() {
     drop(hang);
     limited(cached.flush()).await.unwrap();
     assert_eq!(cached.cached_parts(), 2 * PARTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_that_is_leaked_holds_up_no_other() {
+    let Some(disk) = HangingDisk::mount() else { return };
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    let cached = filled(&store, &location, disk.path(), Duration::from_secs(5)).await;
+    cached.head(&location).await.unwrap();
+    let hang = disk.hang();
+    // Erases the parts, which waits for the disk.
+    cached.put(&location, bytes(1, LENGTH).into()).await.unwrap();
+    while disk.waiting() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut flush = Box::pin(cached.flush());
+    for _ in 0..20 {
+        assert!(flush.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    mem::forget(flush);
+    drop(hang);
+    assert_eq!(read(&cached, &location).await, bytes(1, LENGTH));
+    limited(cached.flush()).await.unwrap();
+    assert_eq!(cached.cached_parts(), PARTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_disk_writes_into_no_memory_of_a_read_that_was_dropped_or_leaked() {
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    for is_leaked in [false, true] {
+        let Some(disk) = HangingDisk::mount() else { return };
+        let cached = filled(&store, &location, disk.path(), Duration::from_secs(20)).await;
+        cached.head(&location).await.unwrap();
+        let hang = disk.hang_parts();
+        let mut read = Box::pin(cached.get_range(&location, 3 * PART..5 * PART));
+        while disk.waiting() == 0 {
+            assert!(read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        match is_leaked {
+            true => mem::forget(read),
+            false => drop(read),
+        }
+        // In the memory of the read, if it was freed.
+        let buffers: Vec<_> = (0..64).map(|_| vec![0xee_u8; 2 * PART as usize]).collect();
+        drop(hang);
+        let again = limited(cached.get_range(&location, 3 * PART..5 * PART)).await.unwrap();
+        assert_eq!(again, bytes(0, LENGTH)[3 * PART as usize..5 * PART as usize]);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(buffers.iter().flatten().all(|byte| *byte == 0xee));
+        limited(cached.flush()).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,3 +13,5 @@ mod reads;
 mod support;
 mod upkeep;
 mod versions;
+
+use bifolio_object_store as door;

@@ -139,6 +139,33 @@ async fn neighbouring_misses_are_one_ranged_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_run_is_several_requests_that_leave_together() {
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    let contents = bytes(1, 40 * PART as usize);
+    put(&store, &location, &contents).await;
+    let cached = builder(&store, &cache()).parallel_requests(3).build().unwrap();
+    cached.head(&location).await.unwrap();
+    // A run of 8 parts; one of three with a gap in the middle, and one with a gap that is left out.
+    let wholes = [0..8 * PART, 11 * PART..12 * PART, 13 * PART..14 * PART]
+        .into_iter()
+        .chain([20 * PART..22 * PART, 23 * PART..25 * PART]);
+    let wholes: Vec<_> = wholes.collect();
+    let requests = [0..3 * PART, 3 * PART..6 * PART, 6 * PART..8 * PART, 11 * PART..14 * PART];
+    let requests = [&requests[..], &[20 * PART..22 * PART, 23 * PART..25 * PART]].concat();
+    let gate = store.hold_gets();
+    let opened = async {
+        store.wait_for_gets(requests.len()).await;
+        gate.add_permits(10);
+    };
+    let (result, ()) = tokio::join!(cached.get_ranges(&location, &wholes), opened);
+    for (got, range) in result.unwrap().iter().zip(&wholes) {
+        assert_eq!(got[..], contents[range.start as usize..range.end as usize]);
+    }
+    assert_eq!(store.ranges(), requests);
+    wait_for_parts(&cached, 8 + 3 + 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_requests_of_get_ranges_leave_together() {
     let (store, location) = (TestStore::new(), Path::from("a"));
     put(&store, &location, &bytes(1, 100 * PART as usize)).await;
@@ -259,7 +286,7 @@ fn a_read_outside_of_a_runtime_is_an_error_not_a_panic() {
 #[tokio::test]
 async fn invalid_settings_are_refused_with_the_valid_values() {
     let store: Arc<dyn ObjectStore> = TestStore::new();
-    let start = || bifolio_object_store::CachedStore::builder(Arc::clone(&store), &cache());
+    let start = || crate::door::CachedStore::builder(Arc::clone(&store), &cache());
     let problems = [
         start().part_bytes(5000).build(),
         start().part_bytes(1 << 30).build(),

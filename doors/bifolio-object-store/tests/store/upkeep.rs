@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bifolio_object_store::CachedStore;
+use crate::door::CachedStore;
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -113,10 +113,10 @@ async fn written_objects_are_cached_if_asked_for() {
             building = building.disk(directory.path(), 1 << 20);
         }
         let cached = building.build().unwrap();
-        // Chunks that end neither with blocks nor with parts.
-        for round in 0..3 {
+        // Chunks that end neither with blocks nor with parts, and one that has several of both.
+        for (round, chunk) in [(0, 3001), (1, 1 << 20), (2, 2 * PART as usize + 7)] {
             let contents = bytes(round, 5 * PART as usize + 77);
-            let chunks = contents.chunks(3001).map(Bytes::copy_from_slice);
+            let chunks = contents.chunks(chunk).map(Bytes::copy_from_slice);
             cached.put(&location, PutPayload::from_iter(chunks)).await.unwrap();
             cached.flush().await.unwrap();
             assert_eq!(cached.cached_parts() > 0, inserts);
