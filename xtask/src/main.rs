@@ -110,7 +110,8 @@ fn main() -> ExitCode {
             let program = match arguments.first().map(String::as_str) {
                 Some("objects") => {
                     arguments.remove(0);
-                    "--profile engines -p bifolio-datafusion --bin objects-bench"
+                    "--profile engines -p bifolio-datafusion --no-default-features \
+                     --bin objects-bench"
                 }
                 Some("tantivy") => "--release -p engine-bench --features tantivy",
                 Some("hit-ratio" | "pools") => "--release -p engine-bench --features rivals",

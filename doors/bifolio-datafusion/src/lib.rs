@@ -7,5 +7,6 @@
 //! ```
 
 pub mod queries;
+#[cfg(feature = "ballista")]
 pub mod server;
 pub mod tables;

@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use async_trait::async_trait;
 use bytes::Bytes;
-use foyer::{BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder};
+use foyer::{
+    BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder, Source,
+};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use futures::stream::BoxStream;
@@ -27,6 +30,8 @@ pub(crate) struct FoyerStore {
     store: Arc<dyn ObjectStore>,
     cache: HybridCache<String, Bytes>,
     heads: Mutex<HashMap<Path, ObjectMeta>>,
+    /// Parts found in memory, on disk, and in neither.
+    lookups: [AtomicU64; 3],
 }
 
 impl FoyerStore {
@@ -47,7 +52,17 @@ impl FoyerStore {
             .with_engine_config(BlockEngineConfig::new(device))
             .build()
             .await?;
-        Ok(Self { store, cache, heads: Mutex::default() })
+        Ok(Self { store, cache, heads: Mutex::default(), lookups: Default::default() })
+    }
+
+    /// Returns how many parts were found in memory, on disk, and in neither.
+    pub(crate) fn lookups(&self) -> [u64; 3] {
+        self.lookups.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Writes what is in memory to the tier, and ends its tasks.
+    pub(crate) async fn close(&self) -> Result<()> {
+        Ok(self.cache.close().await?)
     }
 
     async fn meta(&self, location: &Path) -> object_store::Result<ObjectMeta> {
@@ -78,6 +93,12 @@ impl FoyerStore {
                     store: "foyer",
                     source: Box::new(error),
                 })?;
+                let found = match entry.source() {
+                    Source::Memory => 0,
+                    Source::Disk => 1,
+                    Source::Outer => 2,
+                };
+                self.lookups[found].fetch_add(1, Ordering::Relaxed);
                 Ok::<_, object_store::Error>(entry.value().slice(within))
             }
         });
