@@ -39,6 +39,13 @@ pub struct CacheBuilder {
     disabled: Vec<Feature>,
 }
 
+impl Cache {
+    /// Returns settings for a new cache.
+    pub fn builder() -> CacheBuilder {
+        CacheBuilder::default()
+    }
+}
+
 impl CacheBuilder {
     /// Sets the bound on memory, bytes: frames, descriptors and tables together. 256 MiB by
     /// default, at least 256 KiB. The bound is hard: pages that do not fit are not cached, and a

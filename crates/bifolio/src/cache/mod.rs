@@ -85,11 +85,6 @@ impl fmt::Debug for Cache {
 }
 
 impl Cache {
-    /// Returns settings for a new cache.
-    pub fn builder() -> CacheBuilder {
-        CacheBuilder::default()
-    }
-
     /// Opens the regular file at `path`.
     ///
     /// A file that is already open in this cache (same device and inode) is shared: one mapping,

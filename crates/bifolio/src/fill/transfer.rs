@@ -304,7 +304,7 @@ impl ReadIo {
         if valid > 0
             && let Some(codec) = inode.codec.get()
         {
-            codec.check(inode, position, start, valid as usize)?;
+            codec.check(|| inode.name(), position, start, valid as usize)?;
         }
         if valid < folio_bytes {
             let behind = start.wrapping_add(valid as usize);

@@ -17,7 +17,6 @@
 //! memory are seen as their bytes.
 #![allow(unsafe_code)]
 
-use super::Inode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicU64, Ordering};
@@ -114,11 +113,11 @@ impl Codec {
         Arc::ptr_eq(&self.codec, other)
     }
 
-    /// Checks the `length` bytes at `start`, which are those of a locked folio at `position` that
-    /// no reader can find yet.
+    /// Checks the `length` bytes at `start`, which are those of a locked folio at `position` of the
+    /// file called `name`, which no reader can find yet.
     pub(crate) fn check(
         &self,
-        inode: &Inode,
+        name: impl FnOnce() -> String,
         position: u64,
         start: *mut u8,
         length: usize,
@@ -130,7 +129,7 @@ impl Codec {
         checked.map_err(|cause| {
             let text =
                 format!("its codec refuses the {length} bytes at position {position}: {cause}");
-            let error = Error::new(ErrorKind::CorruptPage, text).in_file(inode.name());
+            let error = Error::new(ErrorKind::CorruptPage, text).in_file(name());
             error.at(position..position + length as u64).because(Arc::new(cause))
         })?;
         // SAFETY: as above; no reader uses the bytes before the folio is READY.

@@ -3,26 +3,17 @@
 //! Works until HIGH pages (twice LOW) are obtainable, in short rounds, so that an allocation can
 //! reclaim in between.
 
-use super::scan::{ScanCounts, WriteOut};
+use super::outcome::{ScanCounts, WriteOut};
 use super::{Reclaim, ReclaimThread};
 use crate::error::Result;
 use crate::memory::Purpose;
 use crate::page::PAGE_BYTES;
 use crate::stats::Counter;
-use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, blocking};
+use crate::sync::{Ordering, blocking};
 use std::sync::Arc;
 use std::time::Duration;
 
 const SWAP_PAUSE: Duration = Duration::from_millis(10);
-
-#[derive(Debug, Default)]
-pub(super) struct Signal {
-    /// `true` while the thread works or should. Read without the lock, by every allocation while
-    /// memory is short.
-    work: AtomicBool,
-    end: Mutex<bool>,
-    changed: Condvar,
-}
 
 impl ReclaimThread {
     pub(crate) fn background(reclaim: &Arc<Reclaim>) -> Result<Self> {

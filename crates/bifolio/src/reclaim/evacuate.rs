@@ -20,7 +20,8 @@
 //! The folios that then fill the extent become old together, so less and less must be moved. An
 //! extent is examined at most once for each folio evicted from it.
 
-use super::scan::{EvictOutcome, EvictedBatch, ScanCounts};
+use super::outcome::{EvictOutcome, ScanCounts};
+use super::scan::EvictedBatch;
 use super::{ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::inode::Inode;
 use crate::memory::{EXTENT_PAGES, FrameKind, Purpose};

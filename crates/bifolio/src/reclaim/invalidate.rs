@@ -35,7 +35,7 @@
 //! all CPUs, as the kernel does without and with the proposal.
 
 use super::Reclaim;
-use super::scan::{ScanControl, ScanCounts, WriteOut};
+use super::outcome::{ScanControl, ScanCounts, WriteOut, is_pinned};
 use crate::config::DrainPolicy;
 use crate::inode::Inode;
 use crate::page::{
@@ -201,7 +201,7 @@ impl<'a> Invalidation<'a> {
             let is_writing = write_state.is_writing();
             return self.stays(if is_writing { Reason::Writeback } else { Reason::Dirty });
         }
-        if super::scan::is_pinned(&folio) {
+        if is_pinned(&folio) {
             drop(lock);
             return self.doubt(folio);
         }

@@ -1,27 +1,9 @@
 //! Folios in place among the victims of a scan: they are unmapped several at a time, which the
 //! floor `maps` implements.
 
-use super::scan::{ScanControl, ScanCounts, Unswapped};
-use super::{Reclaim, ReclaimLock};
-use crate::inode::Inode;
+use super::outcome::{ScanCounts, Unswapped};
 use crate::page::FolioRef;
 use std::fmt::Debug;
-use std::sync::Arc;
-
-/// Evicts folios whose pages are in place.
-pub(crate) trait MappedVictims: Debug + Send + Sync {
-    /// Begins to collect the victims of a scan.
-    fn begin<'t>(
-        &self,
-        reclaim: &'t Reclaim,
-        reclaim_lock: &'t ReclaimLock<'t>,
-        control: ScanControl,
-    ) -> Box<dyn MappedScan<'t> + 't>;
-
-    /// Writes and evicts those of `folios` that are in place, each with its file, for the swapper.
-    /// Leaves the folios of the arena.
-    fn swap_out(&self, reclaim: &Reclaim, folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>);
-}
 
 /// Victims of one scan, isolated, that wait for a batch.
 pub(crate) trait MappedScan<'t>: Debug {

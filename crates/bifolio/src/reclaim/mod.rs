@@ -38,34 +38,36 @@ mod background;
 mod evacuate;
 mod invalidate;
 mod mapped;
+mod outcome;
 mod scan;
+mod swap_queue;
 mod swapper;
 mod wait;
 
 pub use invalidate::{Evicted, Kept};
-pub(crate) use mapped::{MappedScan, MappedVictims};
-pub(crate) use scan::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
+pub(crate) use mapped::MappedScan;
+pub(crate) use outcome::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 
 use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
 use crate::inode::{Flusher, Inode, Services};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
-use crate::page::{Entry, Folio, FolioId, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
+use crate::page::{Entry, Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::store::Swap;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, blocking};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
 use crate::sys::process::OwnedThread;
 use std::cell::Cell;
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use swap_queue::Swapper;
 
 /// First pause between sweeps without success: readers hold a batch for less time.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// Number of pages that a round of reclaim tries to free, as the kernel's SWAP_CLUSTER_MAX.
 const ROUND_PAGES: u64 = 32;
-/// Number of pages that are swapped out together, if there are enough: a transfer of 1 MiB.
-const SWAP_PAGES: u64 = 256;
 /// Number of sweeps without success after which all folios count as pinned. Several, because a
 /// thread that holds a reference briefly may have lost its CPU.
 const SWEEPS_MAX: u32 = 10;
@@ -115,8 +117,33 @@ pub(crate) struct Reclaim {
     rebounds: AtomicU64,
     /// Held by the only call that may wait for memory while it has pins ([`Reclaim::pin_alone`]).
     pinning: Mutex<()>,
-    signal: background::Signal,
-    swapper: swapper::Swapper,
+    signal: Signal,
+    swapper: Swapper,
+}
+
+/// Evicts folios whose pages are in place.
+pub(crate) trait MappedVictims: Debug + Send + Sync {
+    /// Begins to collect the victims of a scan.
+    fn begin<'t>(
+        &self,
+        reclaim: &'t Reclaim,
+        reclaim_lock: &'t ReclaimLock<'t>,
+        control: ScanControl,
+    ) -> Box<dyn MappedScan<'t> + 't>;
+
+    /// Writes and evicts those of `folios` that are in place, each with its file, for the swapper.
+    /// Leaves the folios of the arena.
+    fn swap_out(&self, reclaim: &Reclaim, folios: &mut Vec<(Arc<Inode>, FolioRef<'_>)>);
+}
+
+/// Calls of the background thread.
+#[derive(Debug, Default)]
+struct Signal {
+    /// `true` while the thread works or should. Read without the lock, by every allocation while
+    /// memory is short.
+    work: AtomicBool,
+    end: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// A call that may wait for memory several times, with one deadline. An inner scope is part of the
@@ -245,8 +272,8 @@ impl Reclaim {
             setting_bound: Mutex::new(()),
             rebounds: AtomicU64::new(0),
             pinning: Mutex::new(()),
-            signal: background::Signal::default(),
-            swapper: swapper::Swapper::default(),
+            signal: Signal::default(),
+            swapper: Swapper::default(),
         }
     }
 

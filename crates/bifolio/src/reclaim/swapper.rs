@@ -1,4 +1,4 @@
-//! The swapper: a queue of folios of memory files, and the thread that swaps them out.
+//! The swapper: the thread that swaps out the folios of a queue (`swap_queue.rs`).
 //!
 //! No other thread waits unconditionally for that thread. So a swap that hangs blocks only it, and
 //! callers that can get memory nowhere else.
@@ -22,25 +22,27 @@
 //! owner at P3. A file found at P3 is kept until it is written.
 //!
 //! COMING. A thread that needs as many pages as are queued, or were taken from the queue, waits for
-//! them instead of scanning for more. A round that takes longer than [`SLOW`], or that follows a
+//! them instead of scanning for more. A round that is slow (`swap_queue.rs`), or that follows a
 //! refused one, does not count: clean folios are evicted instead.
 //!
 //! TROUBLE, as for a device (`dirt/device.rs`): the swap accepted nothing and refused
 //! something in the last round. A caller that finds only folios to be swapped out fails after some
 //! rounds that began after the call, if the last one was refused.
 
-use super::scan::{EvictedBatch, ScanCounts, WriteOut};
+use super::outcome::{ScanCounts, WriteOut};
+use super::scan::EvictedBatch;
+use super::swap_queue::SWAP_PAGES;
 use super::wait::{RetryBudget, SWAP_ROUNDS_MAX};
-use super::{Reclaim, ReclaimThread, SWAP_PAGES, SWEEP_PAUSE};
+use super::{Reclaim, ReclaimThread, SWEEP_PAUSE};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::store::Swap;
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, blocking};
+use crate::sync::{Ordering, blocking};
 use crate::writeback::Writeback;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Upper bound on the pages in the queue: while one transfer is in flight, the next is collected.
 /// In a small cache, a part of the bound.
@@ -48,108 +50,6 @@ const QUEUE_PAGES_MAX: u64 = 2 * SWAP_PAGES;
 const QUEUE_DIVISOR: u64 = 4;
 /// Every n-th sweep scans although swap-out is pending, perhaps of folios of another order.
 const SWEEPS_WITH_SWAPPER: u32 = 8;
-/// Time that threads with other options wait for a round.
-const SLOW: Duration = Duration::from_millis(50);
-
-#[derive(Debug, Default)]
-pub(super) struct Swapper {
-    queue: Mutex<SwapQueue>,
-    called: Condvar,
-    /// Pages in the queue, and those taken from it.
-    pages: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct SwapQueue {
-    /// Isolated folios, each with its reference.
-    folios: Vec<FolioId>,
-    pages: u64,
-    since: Option<Instant>,
-    rounds: u64,
-    /// The last round, if the swap refused it.
-    trouble: Option<u64>,
-    is_served: bool,
-    is_ending: bool,
-}
-
-impl Swapper {
-    /// Returns the number of pages that will be free soon; 0 while the swap is slow or in trouble.
-    pub(super) fn coming_pages(&self) -> u64 {
-        let pages = self.pages();
-        if pages == 0 || self.queue.lock().is_late() { 0 } else { pages }
-    }
-
-    /// Returns `true` if the swap is slow or accepts nothing.
-    pub(super) fn is_late(&self) -> bool {
-        self.queue.lock().is_late()
-    }
-
-    pub(super) fn pages(&self) -> u64 {
-        // Relaxed: a hint; freed frames are found under other locks.
-        self.pages.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn rounds(&self) -> u64 {
-        self.queue.lock().rounds
-    }
-
-    /// Returns `true` if the last round was refused and came after round number `round`.
-    pub(super) fn has_trouble_after(&self, round: u64) -> bool {
-        self.queue.lock().trouble.is_some_and(|trouble| trouble > round)
-    }
-
-    pub(super) fn is_in_trouble(&self) -> bool {
-        self.has_trouble_after(0)
-    }
-
-    /// P3: waits for folios, and for the round in progress; `None` when the thread must end.
-    fn next_round(&self) -> Option<Vec<FolioId>> {
-        let mut queue = self.queue.lock();
-        loop {
-            if queue.is_ending {
-                return None;
-            }
-            let chosen = queue.begin_round();
-            if chosen.is_some() {
-                return chosen;
-            }
-            self.called.wait(&mut queue);
-        }
-    }
-
-    /// P5: ends a round.
-    fn end_round(&self, pages: u64, has_taken: bool, has_refused: bool) {
-        let mut queue = self.queue.lock();
-        queue.since = None;
-        if has_taken {
-            queue.trouble = None;
-        } else if has_refused {
-            queue.trouble = Some(queue.rounds);
-        }
-        self.pages.fetch_sub(pages, Ordering::Relaxed);
-        let is_called = !queue.folios.is_empty();
-        drop(queue);
-        if is_called {
-            self.called.notify_one();
-        }
-    }
-}
-
-impl SwapQueue {
-    fn is_late(&self) -> bool {
-        self.trouble.is_some() || self.since.is_some_and(|since| since.elapsed() > SLOW)
-    }
-
-    fn begin_round(&mut self) -> Option<Vec<FolioId>> {
-        if self.folios.is_empty() || self.since.is_some() {
-            return None;
-        }
-        self.rounds += 1;
-        self.since = Some(Instant::now());
-        self.pages = 0;
-        Some(std::mem::take(&mut self.folios))
-    }
-}
 
 impl Reclaim {
     /// P2: queues isolated folios for the swapper. Returns those for which there is no room.

@@ -7,7 +7,7 @@
 //! the call has got its page ([`CallScope::note_page`]) or has ended. A thread that waits outside
 //! of any scope has a deadline for each [`RetryBudget`].
 
-use super::scan::{ScanCounts, WriteOut};
+use super::outcome::{ScanCounts, WriteOut};
 use super::{
     CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEP_PAUSE, SWEEPS_MAX, WAITING_SINCE,
 };

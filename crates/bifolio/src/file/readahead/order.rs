@@ -4,13 +4,14 @@
 //! length of its run tells that it is sequential. A scan of a B-tree reads an inner page now and
 //! then: a run may skip a few pages, and continues after one read elsewhere.
 
-use super::readers::SKIPPED_PAGES_MAX;
 use crate::page::PAGE_BYTES;
 use crate::sync::{AtomicU64, Ordering};
 use std::ops::Range;
 
 /// Number of pages read in order after which a miss begins a reader, and a run is remembered.
 pub(super) const ORDERED_PAGES_MIN: u64 = 4;
+/// Pages that a reader may skip where it has read all that was issued.
+pub(super) const SKIPPED_PAGES_MAX: u64 = 4;
 /// Bytes that a run may skip.
 const SKIPPED_BYTES_MAX: u64 = SKIPPED_PAGES_MAX * PAGE_BYTES;
 

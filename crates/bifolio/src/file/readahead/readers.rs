@@ -26,7 +26,7 @@
 //! frames were short. Then the windows of this reader stay below half of the last one, until
 //! enough of them had no miss.
 
-use super::order::ORDERED_PAGES_MIN;
+use super::order::{ORDERED_PAGES_MIN, SKIPPED_PAGES_MAX};
 use std::mem;
 use std::ops::Range;
 
@@ -44,8 +44,6 @@ pub(super) const TRANSFER_PAGES: u64 = 256;
 /// unless a transfer is less: misses of many readers, for lack of frames, must not divide their
 /// transfers.
 const SMALLEST_DIVISOR: u64 = 8;
-/// Pages that a reader may skip where it has read all that was issued.
-pub(super) const SKIPPED_PAGES_MAX: u64 = 4;
 /// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 

@@ -11,6 +11,7 @@
 //! are registered with the rings: for random reads (4 KiB, O_DIRECT) that saves 5 % of CPU time and
 //! gains no throughput (EPYC family 25 model 17).
 
+mod lane;
 mod queue;
 mod rings;
 mod threads;
@@ -20,11 +21,11 @@ use std::{io, thread};
 
 use self::rings::Rings;
 use self::threads::{THREADS_MAX, Workers};
-use super::{DeviceIdentity, DirectBacking};
 use crate::config::IO_DEPTH_MAX;
 use crate::sync::{AtomicU64, Ordering};
 use crate::sys::probe::{Feature, Features};
 
+pub(crate) use lane::{Lane, lane_of};
 pub(crate) use queue::Queue;
 pub(crate) use rings::EngineCounts;
 pub(crate) use threads::Urgency;
@@ -77,19 +78,5 @@ impl Engine {
             ring_transfers: load(&counts.ring_transfers),
             plain_transfers: load(&counts.plain_transfers),
         }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Lane {
-    Of(DeviceIdentity),
-    /// A backing without a device, by its address.
-    Alone(usize),
-}
-
-pub(crate) fn lane_of(backing: &Arc<dyn DirectBacking>) -> Lane {
-    match backing.identity() {
-        Some(identity) => Lane::Of(identity.device()),
-        None => Lane::Alone(Arc::as_ptr(backing).addr()),
     }
 }

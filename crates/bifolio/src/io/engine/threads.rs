@@ -24,7 +24,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::Lane;
+use super::lane::Lane;
 use crate::io::transfer::{Answer, Transfer};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::process::{Origin, OwnedThread};
