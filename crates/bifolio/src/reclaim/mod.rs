@@ -39,6 +39,7 @@ mod evacuate;
 mod invalidate;
 mod mapped;
 mod outcome;
+mod retry_budget;
 mod scan;
 mod swap_queue;
 mod swapper;

@@ -30,10 +30,10 @@
 //! rounds that began after the call, if the last one was refused.
 
 use super::outcome::{ScanCounts, WriteOut};
+use super::retry_budget::{Goal, RetryBudget};
 use super::scan::EvictedBatch;
 use super::swap_queue::SWAP_PAGES;
-use super::wait::{RetryBudget, SWAP_ROUNDS_MAX};
-use super::{Reclaim, ReclaimThread, SWEEP_PAUSE};
+use super::{Reclaim, ReclaimThread};
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
@@ -106,34 +106,11 @@ impl Reclaim {
         let pages = 1 << inode.mapping.order();
         let since = Some(Instant::now());
         let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
-        let mut taken = swap.answers().taken;
+        retry_budget.goal = Goal::Swapped { inode, bytes, taken: swap.answers().taken };
+        retry_budget.may_swap = true;
         while !self.may_be_unswapped(pages) {
-            let ended = self.flusher.ended();
-            let counts = self.find_unswapped(&mut retry_budget);
-            self.help_swapper();
-            if swap.answers().taken > taken {
-                // Other threads may have used the room already.
-                taken = swap.answers().taken;
-                retry_budget.note_freed();
-                retry_budget.scope.note_page();
-                retry_budget.swap_rounds = self.swapper.rounds();
-                continue;
-            }
-            // As in `decide`; folios that are busy, but not with the swap, make no room here.
-            let refused =
-                self.swapper.has_trouble_after(retry_budget.swap_rounds + SWAP_ROUNDS_MAX);
-            if refused || retry_budget.is_over() {
-                let cause = swap.answers().last_refusal.filter(|_| self.swapper.is_in_trouble());
-                return Err(inode.unwritable(bytes, cause));
-            }
-            let others = [counts.unswapped_pages, counts.swapping_pages, counts.busy_pages];
-            if retry_budget.is_hopeless(others.iter().sum::<u64>() + self.swapper.pages() > 0) {
-                if self.was_rebound(&mut retry_budget) {
-                    continue;
-                }
-                return Err(self.full(counts, retry_budget.wanted_bytes));
-            }
-            self.flusher.wait_for_progress(ended, SWEEP_PAUSE);
+            let counts = self.find_unswapped(&retry_budget);
+            self.decide(counts, &mut retry_budget)?;
         }
         self.memory.note_stall(since);
         Ok(())
@@ -141,10 +118,9 @@ impl Reclaim {
 
     /// Queues folios of memory files for the swapper. While the swap is slow, few clean folios are
     /// evicted for that: it does not help here.
-    fn find_unswapped(&self, retry_budget: &mut RetryBudget) -> ScanCounts {
-        retry_budget.futile_sweeps += 1;
+    fn find_unswapped(&self, retry_budget: &RetryBudget<'_>) -> ScanCounts {
         let reclaim_lock = self.lock();
-        if retry_budget.futile_sweeps.is_multiple_of(SWEEPS_WITH_SWAPPER) {
+        if (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER) {
             return self.sweep(&reclaim_lock);
         }
         let wanted_pages = if self.swapper.is_late() { 1 } else { super::ROUND_PAGES };

@@ -2,30 +2,28 @@
 //! slots, and of a lower bound.
 //!
 //! Each round runs under the reclaim lock; the thread that frees memory takes or charges it before
-//! it releases the lock. A public call has one deadline, whatever it waits for in sequence. The
-//! clock is kept per thread: it starts with the first sweep that frees nothing, and restarts when
-//! the call has got its page ([`CallScope::note_page`]) or has ended. A thread that waits outside
-//! of any scope has a deadline for each [`RetryBudget`].
+//! it releases the lock.
+//!
+//! All these waits, and that of a writer for the swap (`swapper.rs`), have one shape: try; run a
+//! round that frees something, for this thread or others; and [`Reclaim::decide`], by a
+//! [`RetryBudget`]: what counts as progress, what as a refusal, and how long to go on without.
 
 use super::outcome::{ScanCounts, WriteOut};
-use super::{
-    CallScope, IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEP_PAUSE, SWEEPS_MAX, WAITING_SINCE,
-};
+use super::retry_budget::{Goal, RetryBudget};
+use super::{IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEP_PAUSE, SWEEPS_MAX};
 use crate::error::{Error, Result, Usage};
 use crate::inode::Inode;
 use crate::memory::FrameKind;
 use crate::page::{Entry, FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::store::{GROUP_BYTES, GROUP_SLOTS, Swap};
-use crate::sync::{MutexGuard, Ordering, blocking};
+use crate::sync::{Ordering, blocking};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Number of refused rounds of the swapper before a call gets an error: the next round may write
 /// other folios.
-pub(super) const SWAP_ROUNDS_MAX: u64 = SWEEPS_MAX as u64;
-/// Number of rounds whose freed frames were taken by other threads, after which the caller waits.
-const ROUNDS_MAX: u32 = 100;
+const SWAP_ROUNDS_MAX: u64 = SWEEPS_MAX as u64;
 /// Upper bound on the pauses, which double each time and add up to about 0.1 s. A thread that has
 /// lost its CPU on a machine with ten times as many runnable threads runs again within that time.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
@@ -41,77 +39,6 @@ const READS_DIVISOR: u64 = 8;
 /// Part of the time that a call may wait after which a change of the bound gives up if it does not
 /// get on: the calls that wait for it have time left.
 const REBOUND_DIVISOR: u32 = 4;
-
-#[derive(Debug)]
-pub(super) struct RetryBudget<'r> {
-    pub(super) wanted_bytes: u64,
-    rounds: u32,
-    pub(super) futile_sweeps: u32,
-    /// Consecutive latest sweeps that found no folio busy.
-    idle_sweeps: u32,
-    wait_max: Duration,
-    pub(super) ended: u64,
-    pub(super) swap_rounds: u64,
-    pub(super) may_swap: bool,
-    /// Keeps the bound from changing until the wait is over, once it is held.
-    pub(super) standing: Option<MutexGuard<'r, ()>>,
-    pub(super) rebounds: u64,
-    pub(super) scope: CallScope,
-}
-
-impl RetryBudget<'_> {
-    /// Begins a wait after an allocation has failed. Takes locks that all threads share.
-    pub(super) fn new(reclaim: &Reclaim, wanted_bytes: u64) -> Self {
-        Self {
-            wanted_bytes,
-            rounds: 0,
-            futile_sweeps: 0,
-            idle_sweeps: 0,
-            wait_max: reclaim.wait_max,
-            ended: reclaim.flusher.ended(),
-            swap_rounds: reclaim.swapper.rounds(),
-            may_swap: false,
-            standing: None,
-            // Acquire: pairs with the Release in `Reclaim::set_bound`.
-            rebounds: reclaim.rebounds.load(Ordering::Acquire),
-            scope: CallScope::begin(),
-        }
-    }
-
-    /// Counts a round for `pages` pages that were not available when it was over.
-    pub(super) fn note_round(&mut self, counts: ScanCounts, pages: u64) -> ScanCounts {
-        self.rounds += 1;
-        if self.rounds <= ROUNDS_MAX {
-            return counts;
-        }
-        // Other threads have taken the frames too often: wait for them.
-        ScanCounts { reclaimed_pages: 0, busy_pages: counts.busy_pages.max(pages), ..counts }
-    }
-
-    /// Resets the counts of sweeps: memory was freed, for this call or others. The deadline stays.
-    pub(super) fn note_freed(&mut self) {
-        self.futile_sweeps = 0;
-        self.idle_sweeps = 0;
-    }
-
-    /// Counts a sweep that freed nothing. Returns `true` if the next ones are hopeless, too. A
-    /// sweep that found busy folios (`is_busy`) is not, unless the call is hasty and has swept
-    /// often.
-    pub(super) fn is_hopeless(&mut self, is_busy: bool) -> bool {
-        self.idle_sweeps = if is_busy { 0 } else { self.idle_sweeps + 1 };
-        if IS_HASTY.get() {
-            return self.idle_sweeps > 0 || self.futile_sweeps >= SWEEPS_MAX;
-        }
-        self.idle_sweeps >= SWEEPS_MAX
-    }
-
-    /// Returns `true` if the call's deadline has passed. The first call starts the clock.
-    pub(super) fn is_over(&self) -> bool {
-        let since = WAITING_SINCE.get().unwrap_or_else(Instant::now);
-        WAITING_SINCE.set(Some(since));
-        since.elapsed() > self.wait_max
-    }
-}
 
 impl Reclaim {
     #[cold]
@@ -276,13 +203,18 @@ impl Reclaim {
         fixed_bytes <= self.arena().bound_bytes()
     }
 
-    /// Continues at once after a round, waits, or fails.
+    /// Continues at once after a round, waits, or fails. The caller holds no folio lock.
+    ///
+    /// # Errors
+    /// The swap accepts nothing, or nothing in time; or all folios that might be evicted are
+    /// pinned, or busy for too long.
     pub(super) fn decide<'r>(
         &'r self,
         mut counts: ScanCounts,
         retry_budget: &mut RetryBudget<'r>,
     ) -> Result<()> {
-        if counts.reclaimed_pages > 0 {
+        let is_for_memory = matches!(retry_budget.goal, Goal::Memory);
+        if is_for_memory && counts.reclaimed_pages > 0 {
             retry_budget.note_freed();
             retry_budget.ended = self.flusher.ended();
             return Ok(());
@@ -291,9 +223,20 @@ impl Reclaim {
         if retry_budget.may_swap {
             self.help_swapper();
         }
+        if self.note_taken(retry_budget) {
+            return Ok(());
+        }
         // Pages to be swapped out are busy, unless the swap accepts nothing.
         let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
-        if self.swapper.has_trouble_after(retry_budget.swap_rounds + SWAP_ROUNDS_MAX) {
+        let is_refused = self.swapper.has_trouble_after(retry_budget.swap_rounds + SWAP_ROUNDS_MAX);
+        if let Goal::Swapped { inode, bytes, .. } = &retry_budget.goal
+            && (is_refused || retry_budget.is_over())
+        {
+            let refusal = || self.swap.as_ref()?.answers().last_refusal;
+            let cause = self.swapper.is_in_trouble().then(refusal).flatten();
+            return Err(inode.unwritable(bytes.clone(), cause));
+        }
+        if is_refused {
             counts.unwritten_pages += swappable_pages;
         } else {
             counts.busy_pages += swappable_pages;
@@ -304,7 +247,7 @@ impl Reclaim {
             }
             return Err(self.full(counts, retry_budget.wanted_bytes));
         }
-        self.memory.counters.add(Counter::AllocationWait, 1);
+        self.memory.counters.add(Counter::AllocationWait, u64::from(is_for_memory));
         if counts.busy_pages > 0 {
             // Folios that the flusher cleans may be clean earlier; the wait is not for one device.
             self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
@@ -317,12 +260,28 @@ impl Reclaim {
         Ok(())
     }
 
+    /// Returns `true` if the swap, which the thread waits for, has taken pages. Then the sweeps and
+    /// the time are counted from zero: other threads may have used the room already.
+    fn note_taken(&self, retry_budget: &mut RetryBudget<'_>) -> bool {
+        let Goal::Swapped { taken, .. } = &mut retry_budget.goal else { return false };
+        let before = *taken;
+        *taken = self.swap.as_ref().map_or(before, |swap| swap.answers().taken);
+        if *taken == before {
+            return false;
+        }
+        retry_budget.note_freed();
+        retry_budget.scope.note_page();
+        retry_budget.swap_rounds = self.swapper.rounds();
+        retry_budget.ended = self.flusher.ended();
+        true
+    }
+
     /// Returns `true` if the bound was changed during an allocation that found no memory, since
     /// that change may have failed. Waits for a change of the bound in progress, for as long as a
     /// call may wait. On `true`, sweeps and time are counted from zero and the bound cannot change
     /// until the caller's wait is over.
     #[cold]
-    pub(super) fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
+    fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
         if retry_budget.standing.is_some() {
             return false;
         }
@@ -338,8 +297,9 @@ impl Reclaim {
             std::thread::sleep(SWEEP_PAUSE);
         };
         let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
+        let goal = retry_budget.goal.clone();
         *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
-        retry_budget.may_swap = may_swap;
+        (retry_budget.goal, retry_budget.may_swap) = (goal, may_swap);
         if retry_budget.rebounds == before {
             return false;
         }
@@ -561,54 +521,5 @@ impl Reclaim {
         let given = self.memory.tables.give_back(ROUND_PAGES);
         self.arena().uncharge(given * TABLE_PAGE_BYTES);
         given > 0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn budget(wait_max: Duration) -> RetryBudget<'static> {
-        RetryBudget {
-            wanted_bytes: 4096,
-            rounds: 0,
-            futile_sweeps: 0,
-            idle_sweeps: 0,
-            wait_max,
-            ended: 0,
-            swap_rounds: 0,
-            may_swap: false,
-            standing: None,
-            rebounds: 0,
-            scope: CallScope::begin(),
-        }
-    }
-
-    #[test]
-    fn all_waits_of_a_call_share_one_deadline() {
-        const MINUTE: Duration = Duration::from_secs(60);
-        let call = CallScope::begin();
-        assert!(!budget(MINUTE).is_over());
-        WAITING_SINCE.set(Instant::now().checked_sub(2 * MINUTE));
-        let mut second = budget(MINUTE);
-        assert!(second.is_over(), "a second wait has the deadline of the first");
-        second.note_freed();
-        assert!(second.is_over(), "the freed memory was not the call's page");
-        call.note_page();
-        assert!(!second.is_over());
-        WAITING_SINCE.set(Instant::now().checked_sub(2 * MINUTE));
-        drop((second, call));
-        assert!(!budget(MINUTE).is_over(), "the next call has its own time");
-        assert!(!budget(MINUTE).is_over());
-    }
-
-    #[test]
-    fn only_consecutive_idle_sweeps_are_hopeless() {
-        let mut budget = budget(Duration::MAX);
-        assert!((0..3 * SWEEPS_MAX).all(|_| !budget.is_hopeless(true)));
-        assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
-        assert!(!budget.is_hopeless(true), "a folio was busy again");
-        assert!((1..SWEEPS_MAX).all(|_| !budget.is_hopeless(false)));
-        assert!(budget.is_hopeless(false));
     }
 }
