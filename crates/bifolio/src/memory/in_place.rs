@@ -106,11 +106,13 @@ pub(crate) fn forget_addresses(start: usize) {
 
 /// Returns `true` if any of `bytes` lie in a map, of any cache. An access may then fault, which
 /// takes folio locks and waits, so it must not happen with a folio lock held.
+#[inline]
 pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     // Relaxed: a caller with such an address got it after the range was counted.
-    if RANGE_COUNT.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
+    RANGE_COUNT.load(Ordering::Relaxed) > 0 && is_in_a_range(bytes)
+}
+
+fn is_in_a_range(bytes: &[u8]) -> bool {
     let (start, end) = (bytes.as_ptr().addr(), bytes.as_ptr().addr() + bytes.len());
     RANGES.read().range(..end).next_back().is_some_and(|(_, range_end)| start < *range_end)
 }
