@@ -48,8 +48,7 @@ fn check(threads_max: usize, keys: [usize; 3]) {
     });
 }
 
-/// Dies with: a `done` that forgets a key with calls, or leaves it as served; a `next` that takes a
-/// key which is served.
+/// Dies with: a `done` that forgets a key with calls, or leaves it as served.
 #[test]
 fn loom_job_list_serves_calls_of_one_key() {
     check(2, [0, 0, 0]);
@@ -61,6 +60,13 @@ fn loom_job_list_serves_two_keys_with_one_thread() {
     check(1, [0, 1, 0]);
 }
 
+/// A second thread, of another key, does not take the calls of the first. Dies with: a `next` that
+/// takes a key which is served.
+#[test]
+fn loom_job_list_serves_a_key_by_one_thread() {
+    check(2, [0, 1, 0]);
+}
+
 /// A thread that cannot be started gives up only what no other thread serves. Dies with: a
 /// `give_up` that takes the calls while another thread runs.
 #[test]
@@ -68,12 +74,19 @@ fn loom_job_list_gives_up_what_no_thread_serves() {
     model(|| {
         let shared = Arc::new(Shared::default());
         let other = Arc::clone(&shared);
-        let other = loom::thread::spawn(move || other.add(0, 1, 2));
+        let other = loom::thread::spawn(move || {
+            let must_start = other.list.add(0, 1, 2);
+            if must_start {
+                other.serve();
+            }
+            must_start
+        });
         let given_up = match shared.list.add(1, 10, 2) {
             true => shared.list.give_up(),
             false => Vec::new(),
         };
-        other.join().unwrap();
+        let has_thread = other.join().unwrap();
+        assert!(!(has_thread && given_up.contains(&1)), "a call whose thread runs is given up");
         let served = shared.served.load(Ordering::Relaxed);
         // The other thread may have come later, and serves what is left then, or has ended before.
         assert_eq!(served + given_up.iter().sum::<u32>(), 11);
