@@ -7,8 +7,9 @@
 //! Scenes of kills differ (`kills.rs`): a child process (`victim.rs`) works on real files, keeps a
 //! journal (`journal.rs`), and is killed. The exerciser (`exerciser.rs`) has one thread and a model
 //! instead of a history, and so have cases whose storage fails at the n-th call (`upsets.rs`).
-//! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs. Scenes of
-//! drops (`drops`) drop the futures of asynchronous calls on real files. Scenes of power cuts
+//! Scenes of write gates (`gates.rs`) have a simulated log, and words that hold LSNs; those of kept
+//! files (`kept.rs`) have real files, and words that hold the number of a change. Scenes of drops
+//! (`drops`) drop the futures of asynchronous calls on real files. Scenes of power cuts
 //! (`power_files.rs`) have a file system of the kernel over a device that loses what was not
 //! flushed; they need root, and run only where asked for.
 //!
@@ -26,6 +27,7 @@ mod exerciser;
 mod gates;
 mod history;
 mod journal;
+mod kept;
 mod kills;
 mod looks;
 mod maps;
@@ -146,6 +148,7 @@ struct Tally {
     upsets: upsets::Tally,
     gates: gates::Tally,
     drops: drops::Tally,
+    kept: kept::Tally,
     met: met::Met,
 }
 
@@ -163,7 +166,7 @@ impl Tally {
     /// Returns `true` if nothing was done at all.
     fn is_empty(&self) -> bool {
         let kills = self.kills.kills + self.kills.ends + self.power.cuts;
-        let others = self.upsets.steps + self.gates.writes + self.drops.calls;
+        let others = self.upsets.steps + self.gates.writes + self.drops.calls + self.kept.opens;
         self.calls + self.operations + kills + others == 0
     }
 }
@@ -256,6 +259,7 @@ fn play_one(
             let dropped_max = arguments.dropped_futures - tally.drops.dropped();
             tally.drops.add(drops::play(seed, duration, dropped_max)?);
         }
+        Class::Kept => tally.kept.add(kept::play(seed, duration)?),
         _ => {
             let begun = met::cpu_time();
             let (calls, events) = play(class, seed, arguments)?;
@@ -302,6 +306,12 @@ fn tell(first: u64, tally: &Tally, elapsed: Duration) {
     }
     if tally.drops.calls > 0 {
         tally.drops.tell(elapsed);
+    }
+    if tally.kept.opens > 0 {
+        let kept::Tally { opens, found, changes } = tally.kept;
+        println!(
+            "torture: {opens} opens of files that changed {changes} times; {found} found all pages"
+        );
     }
     println!(
         "torture: {} scenes, seeds {first} to {last}, {} calls, {:.0} calls a second: clean",

@@ -41,12 +41,14 @@ pub enum Class {
     Gates,
     /// Asynchronous calls on real files, whose futures are dropped.
     Drops,
+    /// Closed files whose pages are kept, changed by another program.
+    Kept,
     /// Real files, on a device that loses its power, again and again.
     PowerFiles,
 }
 
 /// All of them that run where none is asked for.
-pub const CLASSES: [Class; 11] = [
+pub const CLASSES: [Class; 12] = [
     Class::Steady,
     Class::Cuts,
     Class::Faults,
@@ -58,6 +60,7 @@ pub const CLASSES: [Class; 11] = [
     Class::Upsets,
     Class::Gates,
     Class::Drops,
+    Class::Kept,
 ];
 
 /// Returns `true` if files can be mapped for writing on this kernel.
@@ -86,6 +89,7 @@ impl Class {
             Self::Upsets => "upsets",
             Self::Gates => "gates",
             Self::Drops => "drops",
+            Self::Kept => "kept",
             Self::PowerFiles => "power-files",
         }
     }

@@ -60,6 +60,7 @@ pub(crate) struct Config {
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_max: Duration,
     pub(crate) swap_bytes_max: Option<u64>,
+    pub(crate) kept_files: usize,
     pub(crate) ablation: Ablation,
 }
 
@@ -78,6 +79,7 @@ impl Default for Config {
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(5),
             swap_bytes_max: None,
+            kept_files: 0,
             ablation: Ablation::default(),
         }
     }

@@ -121,6 +121,8 @@ mod fill;
 mod inode;
 #[cfg(not(all(test, loom)))]
 mod io;
+#[cfg(not(all(test, loom)))]
+mod keep;
 #[cfg(all(feature = "maps", not(all(test, loom))))]
 mod maps;
 #[cfg(not(all(test, loom)))]

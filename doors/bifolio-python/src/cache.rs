@@ -17,6 +17,10 @@ use crate::shared::Shared;
 /// time of the kernel, and 1.2 times as long.
 const IO_DEPTH: usize = 128;
 
+/// Files that keep their pages when they are closed: a task of a pool opens its arrays, and closes
+/// them at its end.
+const KEPT_FILES: usize = 1000;
+
 /// A cache with a bound on memory, in bytes.
 #[derive(Debug)]
 #[pyclass(frozen, module = "bifolio._core")]
@@ -56,6 +60,7 @@ impl Cache {
             .map_err(|_| PyValueError::new_err("the age of writes is a number of seconds"))?;
         let builder = bifolio::Cache::builder();
         let builder = builder.memory(memory).dirty_age_max(age).io_depth(IO_DEPTH);
+        let builder = builder.kept_files(KEPT_FILES);
         let cache = py.detach(|| builder.build()).map_err(Failure::from)?;
         let shared = Shared::new(py, parent.map(|parent| &*parent.get().get().1));
         Ok(Self { parts: Some((cache, shared)) })

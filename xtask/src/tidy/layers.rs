@@ -10,7 +10,7 @@
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, each a folder, lowest first, in the order of `ARCHITECTURE.md`.
-const LAYERS: [&str; 14] = [
+const LAYERS: [&str; 15] = [
     "sys",
     "sync",
     "page",
@@ -23,6 +23,7 @@ const LAYERS: [&str; 14] = [
     "reclaim",
     "fill",
     "file",
+    "keep",
     "maps",
     "cache",
 ];

@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Mapper, Registry};
 use crate::inode::{Flusher, Services};
 use crate::io::{Backing, Engine};
+use crate::keep::KeptFiles;
 #[cfg(feature = "maps")]
 use crate::maps::kernel::trials::probe as try_for_maps;
 use crate::memory::{Arena, CacheState, Memory};
@@ -197,6 +198,51 @@ impl CacheBuilder {
         self
     }
 
+    /// Sets how many closed files keep their pages, which the next open finds again. 0 by default:
+    /// the pages of a file are freed with its last handle. For programs that open the same files
+    /// again and again: 1,000 is enough for most.
+    ///
+    /// # What is kept
+    /// The clean pages of a file that was opened first for reading. They are evicted like those of
+    /// open files, and count in the bound. A kept file has no descriptor and no lock, so its file
+    /// system can be unmounted; it costs about 2 KiB outside the bound, the address space of
+    /// [`OpenOptions::len_max`](crate::OpenOptions::len_max), and an inotify watch. The file that
+    /// was closed first goes if there are too many. [`Cache::evict_all`](crate::Cache::evict_all)
+    /// frees all.
+    ///
+    /// # When they are used
+    /// If nothing has changed the file since its pages were read, by any program or this one: then
+    /// an open for reading finds them. It holds a read lease for a moment, which shows that no
+    /// program has the file open for writing, and looks at an inotify watch and at the times, the
+    /// length and the identity of the file. A file that cannot be checked is read anew: one that a
+    /// program has open for writing or stays mapped so; one that neither belongs to the user of the
+    /// process nor can be leased by it (`CAP_LEASE`, `fs.leases-enable`); one without a watch
+    /// (`fs.inotify.max_user_watches`); one on another file system than ext4, XFS, Btrfs and F2FS.
+    /// [`Stats::fallbacks`](crate::Stats::fallbacks) has the reason. Pages are not kept of mappable
+    /// files, of files with a codec, a gate or failed writes, or that were opened by descriptor.
+    ///
+    /// # What others notice
+    /// A program that opens the file for writing in the moment of the lease waits for its end, some
+    /// microseconds; with `O_NONBLOCK` its open fails with `EWOULDBLOCK`. This process may get
+    /// `SIGURG` then, which has no effect unless it has a handler.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("table");
+    /// # std::fs::write(&path, "leaf")?;
+    /// use bifolio::{Cache, OpenOptions};
+    /// let cache = Cache::builder().memory(16 << 20).kept_files(1000).build()?;
+    /// for _ in 0..3 {
+    ///     let table = cache.open(&path, &OpenOptions::new())?;
+    ///     table.read_exact_at(&mut [0; 4], 0)?; // from the storage once
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn kept_files(mut self, files: usize) -> Self {
+        self.config.kept_files = files;
+        self
+    }
+
     /// Disables a feature of the kernel, as if its probe had failed, to test the fallback.
     #[doc(hidden)]
     pub fn disable(mut self, feature: Feature) -> Self {
@@ -265,7 +311,7 @@ impl CacheBuilder {
         let has_mark = features.has(Feature::WipeOnFork);
         let cache_state =
             CacheState::new(if has_mark { Origin::here() } else { Origin::by_process() });
-        let registry = Registry::new(
+        let mut registry = Registry::new(
             Arc::clone(&reclaim),
             services,
             flusher_threads,
@@ -274,6 +320,7 @@ impl CacheBuilder {
             mapper,
             &self.config,
         );
+        registry.keeper = KeptFiles::keeping(self.config.kept_files, &reclaim, &features);
         let inner = Inner {
             registry: Arc::new(registry),
             memory_bytes_max,

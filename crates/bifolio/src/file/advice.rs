@@ -211,6 +211,7 @@ pub(super) fn evict(reclaim: &Reclaim, inode: &Arc<Inode>, range: Range<u64>) ->
 impl Registry {
     pub(crate) fn evict_all(&self) -> Result<Evicted> {
         self.check()?;
+        self.free_kept();
         let mut total = Evicted::default();
         for inode in self.inodes() {
             total += evict(&self.reclaim, &inode, 0..u64::MAX >> 1);

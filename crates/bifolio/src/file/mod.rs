@@ -48,7 +48,7 @@ pub use gate::GatedFile;
 pub use immutable::ImmutableFile;
 pub use many::ReadRequest;
 pub(crate) use mapper::{MapInUse, MappedGrowth, Mapper};
-pub(crate) use open::Registry;
+pub(crate) use open::{Keeper, Registry};
 pub use options::{FaultMode, OpenOptions};
 pub use pin::{OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;

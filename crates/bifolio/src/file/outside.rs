@@ -15,7 +15,7 @@
 //! Copies bytes into frames whose folios are locked.
 #![allow(unsafe_code)]
 
-use super::{File, is_mapped};
+use super::{File, Handle, is_mapped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, own_pins};
 use crate::inode::removal;
@@ -147,6 +147,34 @@ impl File {
             unsafe { copy::copy_in(target, &bytes[..inside as usize]) };
         }
         Ok(())
+    }
+
+    /// Returns `true` if no program, this one included, has changed the file since the cache
+    /// watches it: since its first open or, if that found pages of a closed file
+    /// ([`CacheBuilder::kept_files`](crate::CacheBuilder::kept_files)), since before these were
+    /// read. So everything in the cache is what the file has. `false` if the cache cannot tell:
+    /// always without `kept_files`, and for a file that a program had open for writing at its first
+    /// open.
+    ///
+    /// For a program that would otherwise forget the pages, because another one may have changed
+    /// them before it got a lock. A change that is still in progress may be missed; so may a store
+    /// through a shared map. Never blocks.
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// # std::fs::write(&path, [1; 5000])?;
+    /// let cache = bifolio::Cache::builder().memory(4 << 20).kept_files(100).build()?;
+    /// let file = cache.open(&path, &bifolio::OpenOptions::new())?;
+    /// let is_known = file.is_unchanged(); // on ext4, XFS, Btrfs and F2FS
+    /// std::fs::write(&path, [2; 5000])?;
+    /// assert!(!file.is_unchanged());
+    /// # let _ = is_known;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_unchanged(&self) -> bool {
+        let Handle { registry, inode, membership, .. } = &*self.handle;
+        let identity = membership.identity().filter(|_| self.handle.check_usable().is_ok());
+        identity.is_some_and(|identity| registry.is_unchanged(identity, inode))
     }
 
     /// Sets the length of the file to that of its storage, which another program has changed, and

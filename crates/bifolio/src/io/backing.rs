@@ -7,7 +7,7 @@ use crate::sync::blocking;
 use std::fmt::{self, Debug};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -183,6 +183,15 @@ pub trait DirectBacking: Backing {
     fn direct(&self) -> DirectStatus {
         DirectStatus::Custom
     }
+
+    /// Returns a descriptor of the file named by [`identity`](Self::identity) by which the cache
+    /// learns whether the file was changed while it was closed, so that it may keep pages
+    /// ([`CacheBuilder::kept_files`](crate::CacheBuilder::kept_files)). It cannot write, and no
+    /// other code sets leases or signals of its open file description. What the backing reads are
+    /// the bytes of the file. `None`, the default: pages are not kept.
+    fn watchable(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A change of the allocation of a range ([`DirectBacking::fallocate`]).
@@ -244,8 +253,12 @@ impl FileIdentity {
     }
 
     pub(crate) fn of(status: crate::sys::file::Status) -> Self {
-        let device = DeviceIdentity { is_custom: false, number: status.device };
-        Self { device, inode: status.inode }
+        Self::of_numbers(status.device, status.inode)
+    }
+
+    /// Returns the identity of a file of the kernel.
+    pub(crate) const fn of_numbers(device: u64, inode: u64) -> Self {
+        Self { device: DeviceIdentity { is_custom: false, number: device }, inode }
     }
 
     #[cfg(test)]
@@ -427,5 +440,10 @@ impl DirectBacking for Guarded {
 
     fn direct(&self) -> DirectStatus {
         self.directly(|direct| Ok(direct.direct())).unwrap_or(DirectStatus::Custom)
+    }
+
+    fn watchable(&self) -> Option<BorrowedFd<'_>> {
+        let watchable = || self.backing.as_direct().and_then(|direct| direct.watchable());
+        guard(|| Ok(watchable())).ok().flatten()
     }
 }

@@ -85,6 +85,8 @@ pub struct DiskFile {
     /// write once per descriptor.
     pub(super) sync_failed: Mutex<Option<Option<i32>>>,
     pub(super) lock: Mutex<Option<ExclusiveLock>>,
+    /// Set if `buffered` cannot write, and was opened here.
+    pub(super) is_watchable: bool,
 }
 
 #[derive(Debug)]
@@ -324,6 +326,10 @@ impl DirectBacking for DiskFile {
             Some(reason) => DirectStatus::Buffered { reason: reason.clone() },
             None => DirectStatus::Direct,
         }
+    }
+
+    fn watchable(&self) -> Option<BorrowedFd<'_>> {
+        self.is_watchable.then(|| self.buffered.as_fd())
     }
 }
 

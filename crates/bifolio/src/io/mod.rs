@@ -16,6 +16,7 @@
 //! This module knows no folios, and does not retry a failed write: an error is returned as it is.
 
 mod backing;
+mod closed;
 mod disk;
 mod engine;
 mod open_disk;
@@ -26,6 +27,7 @@ mod transfer;
 
 pub use backing::{Backing, DirectBacking, DirectStatus, FallocateMode, FileIdentity};
 pub(crate) use backing::{DeviceIdentity, Guarded};
+pub(crate) use closed::ClosedStorage;
 pub use disk::DiskFile;
 pub(crate) use engine::{Engine, Lane, Queue, Urgency, lane_of};
 pub use open_disk::DirectIo;

@@ -14,6 +14,7 @@ use super::request::ALIGNMENT_BYTES_MAX;
 use super::{Alignment, FileIdentity, IoBufMut, IoBuffer};
 use crate::error::{Error, ErrorKind};
 use crate::sync::{AtomicBool, Mutex};
+use crate::sys::Retries;
 use crate::sys::file::{self, Creation, OpenMode, Rights};
 use crate::sys::probe::{Feature, Features};
 use std::io;
@@ -157,7 +158,7 @@ impl DiskFile {
             // Its transfers need alignment, so it cannot serve as the buffered descriptor.
             let DiskOptions { read, write, .. } = *options;
             let mode = OpenMode { read, write, create: None, direct: false };
-            let opened = file::open(&path, mode);
+            let opened = open_file(&path, mode);
             unused.push(buffered);
             buffered = opened.map_err(system)?;
             file::set_blocking(buffered.as_fd()).map_err(system)?;
@@ -231,6 +232,7 @@ impl Opened<'_> {
             buffered_reason: reason.map_or_else(OnceLock::new, OnceLock::from),
             sync_failed: Mutex::new(None),
             lock: Mutex::new(None),
+            is_watchable: !options.write && !self.is_given,
         }))
     }
 
@@ -285,7 +287,7 @@ impl Opened<'_> {
         };
         let DiskOptions { read, write, .. } = *options;
         let mode = OpenMode { read, write, create: None, direct: true };
-        let descriptor = match file::open(self.path, mode) {
+        let descriptor = match open_file(self.path, mode) {
             Ok(descriptor) => descriptor,
             Err(error) if is_refusal(&error) => {
                 return Ok(Err(format!("the file system refuses O_DIRECT at open ({error})")));
@@ -346,6 +348,12 @@ fn judge(answer: Option<(u64, u64)>) -> Result<(Alignment, bool), String> {
     }
 }
 
+/// Opens a file. Another program may have a lease on it for a moment, as `keep` has: then the open,
+/// which does not block, is refused.
+fn open_file(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
+    Retries::MORE.persist(|| file::open(path, mode))
+}
+
 /// Checks if direct reads work. Only a refusal counts: any other error is left to the next reader,
 /// which reports its position.
 fn try_one_read(descriptor: BorrowedFd<'_>, alignment: Alignment) -> io::Result<()> {
@@ -381,7 +389,7 @@ fn open_buffered(
     let permissions = options.mode.unwrap_or(0o666);
     let create = options.creates().then_some(Creation { must_be_new: create_new, permissions });
     let descriptor =
-        file::open(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
+        open_file(path, OpenMode { read, write, create, direct: false }).map_err(system)?;
     let look = || {
         let status = file::status(descriptor.as_fd()).map_err(system)?;
         check_descriptor(path, descriptor.as_fd(), status.other_kind)?;

@@ -51,11 +51,11 @@ pub(crate) use outcome::{EvictOutcome, ScanControl, ScanCounts, Unswapped, Write
 
 use crate::config::{Ablation, Config};
 use crate::error::{Error, Result};
-use crate::inode::{Flusher, Inode, Services};
+use crate::inode::{Flusher, Inode, Services, removal};
 use crate::memory::{Arena, FrameKind, Memory, Unlisted};
 use crate::page::{Entry, Folio, FolioId, FolioRef, LockedFolio, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::store::Swap;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, blocking};
+use crate::sync::{AtomicBool, AtomicU64, Backoff, Condvar, Mutex, MutexGuard, blocking};
 use crate::sys::memory::MemoryLimit;
 use crate::sys::process::OwnedThread;
 use std::cell::Cell;
@@ -449,6 +449,20 @@ impl Reclaim {
     /// Waits until no thread that held the reclaim lock at the call still holds it (RECLAIM-2).
     pub(crate) fn wait_for_reclaim(&self) {
         drop(self.lock());
+    }
+
+    /// Frees a file without handles, storage and dirty pages, with its pages. Waits for threads
+    /// that move one of them.
+    pub(crate) fn free_closed(&self, inode: Arc<Inode>) {
+        let mut backoff = Backoff::default();
+        loop {
+            removal::remove_closed(&inode);
+            self.wait_for_reclaim();
+            if inode.mapping.resident_folios() == 0 {
+                return Inode::free(inode);
+            }
+            backoff.wait();
+        }
     }
 }
 

@@ -15,7 +15,7 @@ mod swap_store;
 pub(crate) use swap::{GROUP_BYTES, GROUP_SLOTS, Swap, SwapStorage};
 
 use crate::error::{Error, ErrorKind, Result, io_error, of_range};
-use crate::io::{self, DirectBacking, DirectStatus, FallocateMode};
+use crate::io::{self, ClosedStorage, DirectBacking, DirectStatus, FallocateMode};
 use crate::memory::{Arena, Shadow};
 use crate::page::{Entry, Flag, Folio, FolioRef, LockedFolio, PAGE_BYTES};
 use crate::stats::Counters;
@@ -159,6 +159,25 @@ impl Store {
     pub(crate) fn allow_writes(&self, backing: &Arc<dyn DirectBacking>) {
         if let Self::Disk(disk) = self {
             disk.backings.write().writer.get_or_insert_with(|| Arc::clone(backing));
+        }
+    }
+
+    /// Drops the backings of a file without handles, and with them its descriptors.
+    pub(crate) fn close_storage(&self) {
+        let Self::Disk(disk) = self else { return };
+        let reader = disk.reader();
+        let storage = ClosedStorage { name: reader.describe(), identity: reader.identity() };
+        let closed = Backings { reader: Arc::new(storage), writer: None };
+        let open = std::mem::replace(&mut *disk.backings.write(), closed);
+        // Closes descriptors, without the lock.
+        drop((reader, open));
+    }
+
+    /// Connects a closed file to its storage again, for reading.
+    pub(crate) fn reopen_storage(&self, backing: &Arc<dyn DirectBacking>) {
+        if let Self::Disk(disk) = self {
+            let reader = Arc::clone(backing);
+            *disk.backings.write() = Backings { reader, writer: None };
         }
     }
 

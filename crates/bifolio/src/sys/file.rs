@@ -256,6 +256,67 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
     })
 }
 
+/// State of a file. A change of its bytes, other than through a map that was stored to before,
+/// gives it another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) length_bytes: u64,
+    /// Times of the last change of the bytes, and of the status, nanoseconds.
+    modified_ns: i128,
+    changed_ns: i128,
+}
+
+const NS_PER_SECOND: i128 = 1_000_000_000;
+/// Upper bound on the time between two ticks of the clock that the kernel takes file times from,
+/// twice.
+const TICK_NS_MAX: i128 = 20_000_000;
+
+pub(crate) fn stamp(file: BorrowedFd<'_>) -> io::Result<Stamp> {
+    let found = rustix::fs::fstat(file)?;
+    let ns_of = |seconds: i128, ns: i128| seconds * NS_PER_SECOND + ns;
+    Ok(Stamp {
+        device: found.st_dev,
+        inode: found.st_ino,
+        length_bytes: u64::try_from(found.st_size).unwrap_or(0),
+        modified_ns: ns_of(found.st_mtime.into(), found.st_mtime_nsec.into()),
+        changed_ns: ns_of(found.st_ctime.into(), found.st_ctime_nsec.into()),
+    })
+}
+
+impl Stamp {
+    /// Returns `true` if a change from now on gets a later time: the last one was in an earlier
+    /// tick of the kernel's clock.
+    pub(crate) fn is_past(&self) -> bool {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        let now_ns = i128::from(now.tv_sec) * NS_PER_SECOND + i128::from(now.tv_nsec);
+        // Without a fraction, the file system may keep whole seconds.
+        let is_whole = self.changed_ns % NS_PER_SECOND == 0;
+        let tick_ns = if is_whole { 2 * NS_PER_SECOND } else { TICK_NS_MAX };
+        self.changed_ns + tick_ns <= now_ns
+    }
+}
+
+/// File systems on which each write gets a time of this machine's clock, as does the first store
+/// through a shared map, and on which a lease sees all writers.
+///
+/// Not overlayfs: there a map has the file below open, so a lease does not see it. Not tmpfs: a
+/// store through a map may leave the times as they are. Not NFS, SMB, FUSE and the like: other
+/// machines, or the server, change files unseen.
+const LOCAL: [u64; 4] = [
+    0xEF53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683E, // Btrfs
+    0xF2F5_2010, // F2FS
+];
+
+/// Returns the number of the file system's type if it is not one of [`LOCAL`].
+pub(crate) fn foreign_type(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    let found = rustix::fs::fstatfs(file)?.f_type as u64;
+    Ok((!LOCAL.contains(&found)).then_some(found))
+}
+
 /// Returns the bytes of which addresses, and positions and lengths, of direct transfers must be
 /// multiples (`STATX_DIOALIGN`): 0 if none are supported; `None` if the kernel does not tell.
 pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Option<(u64, u64)> {

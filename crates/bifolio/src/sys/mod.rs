@@ -14,6 +14,7 @@ pub(crate) mod pressure;
 pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod ring;
+pub(crate) mod watch;
 
 pub(crate) use file::answer_of;
 
@@ -37,6 +38,8 @@ pub(crate) struct Retries {
 impl Retries {
     pub(crate) const FEW: Self =
         Self { interruptions_left: INTERRUPTIONS_MAX, refusals_left: 3, sleep: REFUSAL_SLEEP_MIN };
+    /// For 0.1 s.
+    pub(crate) const MORE: Self = Self { refusals_left: 10, ..Self::FEW };
 
     /// Returns `true` if the call should be repeated, after a short sleep if it was refused for the
     /// moment.
@@ -59,12 +62,18 @@ impl Retries {
 }
 
 /// Calls `call` until it succeeds, fails permanently, or was refused too often.
-pub(crate) fn persist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let mut retries = Retries::FEW;
-    loop {
-        match call() {
-            Err(error) if retries.after(&error) => {}
-            answer => return answer,
+pub(crate) fn persist<T>(call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    Retries::FEW.persist(call)
+}
+
+impl Retries {
+    /// Calls `call` until it succeeds, fails permanently, or was refused too often.
+    pub(crate) fn persist<T>(mut self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match call() {
+                Err(error) if self.after(&error) => {}
+                answer => return answer,
+            }
         }
     }
 }

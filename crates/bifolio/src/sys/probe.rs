@@ -60,11 +60,13 @@ pub enum Feature {
     /// The time that tasks have waited for memory (PSI, Linux 4.20), of the control group or the
     /// machine.
     MemoryPressure,
+    /// Watches and leases that tell whether a closed file was changed (`inotify`, `F_SETLEASE`).
+    FileWatches,
 }
 
 impl Feature {
     /// Every feature, in the order of reports.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::TransparentHugePages,
         Self::PopulateWrite,
         Self::WipeOnFork,
@@ -78,6 +80,7 @@ impl Feature {
         Self::VectoredUnmap,
         Self::LargePipes,
         Self::MemoryPressure,
+        Self::FileWatches,
     ];
 
     /// Returns the name used in reports, statistics and on the command line.
@@ -96,6 +99,7 @@ impl Feature {
             Self::VectoredUnmap => "vectored-unmap",
             Self::LargePipes => "large-pipes",
             Self::MemoryPressure => "memory-pressure",
+            Self::FileWatches => "file-watches",
         }
     }
 
@@ -119,6 +123,7 @@ impl Feature {
             Self::VectoredUnmap => "one madvise and one TLB flush per page",
             Self::LargePipes => "pages of maps are evicted a few at a time",
             Self::MemoryPressure => "the bound stays as it was set while memory is short",
+            Self::FileWatches => "pages of closed files are not kept",
         }
     }
 }
@@ -257,6 +262,10 @@ fn probe(feature: Feature, try_for_maps: Trial) -> Finding {
         | Feature::FaultPoison
         | Feature::VectoredUnmap
         | Feature::LargePipes => try_for_maps(feature),
+        Feature::FileWatches => {
+            let works = "a lease and a watch saw a writer";
+            finding(super::watch::trial(), works, "inotify and F_SETLEASE")
+        }
     }
 }
 

@@ -59,7 +59,7 @@ const SHARED: Argument = Argument { number: 3, mask: 3, value: libc::MAP_SHARED 
 const WRITABLE: Argument = Argument { number: 2, mask: u32::MAX, value: 3 };
 
 /// The calls of the library.
-const CALLS: [Call; 46] = [
+const CALLS: [Call; 50] = [
     listed("open", libc::SYS_open),
     listed("openat", libc::SYS_openat),
     listed("close", libc::SYS_close),
@@ -104,6 +104,10 @@ const CALLS: [Call; 46] = [
     listed("prctl", libc::SYS_prctl),
     listed("sysinfo", libc::SYS_sysinfo),
     listed("prlimit64", libc::SYS_prlimit64),
+    listed("memfd_create", libc::SYS_memfd_create),
+    listed("inotify_init1", libc::SYS_inotify_init1),
+    listed("inotify_add_watch", libc::SYS_inotify_add_watch),
+    listed("inotify_rm_watch", libc::SYS_inotify_rm_watch),
     of_maps("rt_sigaction", libc::SYS_rt_sigaction),
     of_maps("userfaultfd", libc::SYS_userfaultfd),
     of_maps("ioctl", libc::SYS_ioctl),
@@ -272,7 +276,7 @@ fn every_system_call_is_listed() {
 type Case = (Call, i32, Moment, Use);
 
 /// Calls whose fallback is as good: no call of the cache fails if a sandbox refuses one of them.
-const WITH_FALLBACK: [&str; 13] = [
+const WITH_FALLBACK: [&str; 17] = [
     "close",
     "statx",
     "fstatfs",
@@ -286,6 +290,10 @@ const WITH_FALLBACK: [&str; 13] = [
     "sched_getaffinity",
     "sysinfo",
     "prlimit64",
+    "memfd_create",
+    "inotify_init1",
+    "inotify_add_watch",
+    "inotify_rm_watch",
 ];
 
 /// Number of processes at a time.

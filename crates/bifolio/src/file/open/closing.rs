@@ -15,8 +15,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::{Handle, OpenOptions};
 use crate::fill::own_pins;
 use crate::inode::{Inode, removal};
-use crate::io::FileIdentity;
-use crate::sync::Ordering;
+use crate::io::{DirectBacking, FileIdentity};
+use crate::sync::{Backoff, Ordering};
 use crate::writeback::Writeback;
 use std::sync::Arc;
 
@@ -138,6 +138,7 @@ impl Registry {
             drop(inode);
             self.retire_logged(key, false);
         }
+        self.free_kept();
         Ok(())
     }
 }
@@ -158,6 +159,7 @@ impl Registry {
         // Relaxed: as in the drop of `Membership`.
         self.has_no_cache.store(true, Ordering::Relaxed);
         self.files.keys().into_iter().for_each(|key| self.give_up(key, is_held_back));
+        self.free_kept();
     }
 
     /// Tries for the last time to make a file durable if `is_wanted` accepts it, and drops it with
@@ -176,6 +178,118 @@ impl Registry {
     }
 }
 
+impl Registry {
+    /// Returns the inode of a file that has none here: the one that the last close has kept, or a
+    /// new one.
+    pub(super) fn inode_for(
+        &self,
+        key: Key,
+        backing: &Arc<dyn DirectBacking>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Inode>> {
+        if let Some(inode) = self.reopen_kept(key, backing, options) {
+            return Ok(inode);
+        }
+        let made = self.make_inode(backing, options);
+        if let (Err(_), Some(keeper), Key::Identified(identity)) = (&made, &self.keeper, key) {
+            keeper.forget(identity);
+        }
+        made
+    }
+
+    /// Returns the inode of a closed file whose pages are in memory, connected to `backing`, which
+    /// was just opened. Watches the file.
+    fn reopen_kept(
+        &self,
+        key: Key,
+        backing: &Arc<dyn DirectBacking>,
+        options: &OpenOptions,
+    ) -> Option<Arc<Inode>> {
+        let (Some(keeper), Key::Identified(identity)) = (&self.keeper, key) else { return None };
+        let fits = |inode: &Inode| {
+            let len_max_bytes = options.len_max_bytes(inode.mapping.len_bytes());
+            !options.mappable
+                && options.codec.is_none()
+                && options.folio_bytes == inode.mapping.folio_bytes()
+                && len_max_bytes.is_ok_and(|wanted_bytes| wanted_bytes <= inode.len_max_bytes())
+        };
+        match backing.watchable().filter(|_| !options.write) {
+            Some(file) => {
+                let inode = keeper.open(identity, file, &fits)?;
+                inode.store.reopen_storage(backing);
+                Some(inode)
+            }
+            None => {
+                keeper.forget(identity);
+                None
+            }
+        }
+    }
+
+    /// Returns `true` if the pages of a file without handles may stay in memory after its close.
+    fn may_keep(&self, open: &Open) -> bool {
+        let (Some(keeper), inode) = (&self.keeper, &open.inode) else { return false };
+        // Relaxed: a file that is kept for a cache that no caller has any more is freed with it.
+        let has_cache = !self.has_no_cache.load(Ordering::Relaxed);
+        has_cache
+            && !open.is_kept
+            && !inode.page_space.is_in_place()
+            && !inode.has_gate()
+            && inode.codec.get().is_none()
+            && inode.errors.count() == 0
+            && self.check().is_ok()
+            && identity_of(inode).is_some_and(|identity| keeper.is_watched(identity))
+    }
+
+    /// CLOSE-L4: closes the descriptors of a file, and frees its inode unless its pages are kept.
+    fn free_or_keep(&self, open: Open) {
+        let Open { inode, disks, spare, .. } = open;
+        if let Some(mapper) = self.mapper_of(&inode) {
+            mapper.forget(&inode);
+        }
+        let keeper = self.keeper.as_ref().zip(identity_of(&inode));
+        let Some((keeper, identity)) = keeper else {
+            Inode::free(inode);
+            return drop((disks, spare));
+        };
+        // CLOSE-L3 has dropped the pages, unless they may stay.
+        if inode.mapping.resident_folios() == 0 {
+            keeper.forget(identity);
+            Inode::free(inode);
+            return drop((disks, spare));
+        }
+        // Transfers (readahead) that were in flight at the close.
+        let mut backoff = Backoff::default();
+        while Arc::strong_count(&inode) > 1 {
+            backoff.wait();
+        }
+        inode.store.close_storage();
+        drop((disks, spare));
+        if let Err(inode) = keeper.close(identity, inode) {
+            self.reclaim.free_closed(inode);
+        }
+    }
+
+    /// Returns `true` if no change of an open file was seen since it is watched.
+    pub(in crate::file) fn is_unchanged(&self, identity: FileIdentity, inode: &Inode) -> bool {
+        let Some(keeper) = &self.keeper else { return false };
+        let Some(reader) = inode.store.reader() else { return false };
+        reader.watchable().is_some_and(|file| keeper.is_unchanged(identity, file))
+    }
+
+    /// Frees all kept files. No call opens one meanwhile, or it is kept anew.
+    pub(in crate::file) fn free_kept(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.free_all();
+        }
+    }
+}
+
+fn identity_of(inode: &Inode) -> Option<FileIdentity> {
+    inode.device.as_ref()?;
+    inode.store.reader()?.identity()
+}
+
 impl Retire<Open> for Registry {
     type Shared = Arc<Inode>;
     type Failure = Error;
@@ -190,6 +304,9 @@ impl Retire<Open> for Registry {
 
     fn may_go(&self, open: &Open) -> bool {
         let inode = &open.inode;
+        if self.may_keep(open) {
+            return inode.is_durable();
+        }
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before the clean pages are dropped");
         removal::remove_closed(inode);
@@ -199,11 +316,7 @@ impl Retire<Open> for Registry {
 
     fn free(&self, open: Open) {
         // This closes the descriptors, too, before the slot is free.
-        let Open { inode, disks: _disks, spare: _spare, .. } = open;
-        if let Some(mapper) = self.mapper_of(&inode) {
-            mapper.forget(&inode);
-        }
-        Inode::free(inode);
+        self.free_or_keep(open);
     }
 
     fn keep(&self, open: &mut Open) {
@@ -225,6 +338,7 @@ impl Drop for Registry {
         if self.cache_state.is_forked() {
             // The memory and the files belong to the parent process: leave them alone.
             self.files.forget_all();
+            std::mem::forget(self.keeper.take());
             return;
         }
         // No handle is left, since each keeps the registry, and so no memory file: the remaining
@@ -232,6 +346,7 @@ impl Drop for Registry {
         for key in self.files.keys() {
             self.give_up(key, |open| open.handles == 0);
         }
+        self.free_kept();
         // Its pages are unused now; one that cannot be truncated only stays longer than necessary.
         let _ = self.services.swap.as_ref().map(|swap| swap.cut());
     }

@@ -7,7 +7,7 @@
 //!   open -------> identity -----------'     else take the slot, create an inode and a handle
 //!
 //!   slots.rs    the states of a file's slot; the protocol of opens and last closes
-//!   closing.rs  the last handle, `File::close`, `Cache::close`
+//!   closing.rs  the last handle, and pages that stay (keeper.rs); `File::close`, `Cache::close`
 //! ```
 //!
 //! Invariant REGISTRY-1: an inode is freed only by the thread that took its slot when the file had
@@ -25,6 +25,7 @@
 //! Every call checks `CacheState` (`memory`) before it takes a lock.
 
 mod closing;
+mod keeper;
 mod slots;
 
 use super::async_calls::ReadServers;
@@ -47,6 +48,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 pub(super) use closing::Membership;
+pub(crate) use keeper::Keeper;
 
 /// Open file: its inode, and the counts of its handles by kind.
 #[derive(Debug)]
@@ -91,6 +93,8 @@ pub(crate) struct Registry {
     pub(super) read_servers: ReadServers,
     /// Made, and charged, by the first file with a codec.
     sealing_room: Mutex<Option<Arc<SealingRoom>>>,
+    /// `None` if no pages are kept after the last close.
+    pub(crate) keeper: Option<Arc<dyn Keeper>>,
     pub(super) ablation: Ablation,
 }
 
@@ -118,6 +122,7 @@ impl Registry {
             mapper,
             read_servers: ReadServers::default(),
             sealing_room: Mutex::new(None),
+            keeper: None,
             ablation: config.ablation,
         }
     }
@@ -153,7 +158,8 @@ impl Registry {
             }
             _ => None,
         };
-        self.inodes().filter_map(|inode| reason(&inode)).collect()
+        let kept = self.keeper.iter().flat_map(|keeper| keeper.fallbacks());
+        self.inodes().filter_map(|inode| reason(&inode)).chain(kept).collect()
     }
 }
 
@@ -302,7 +308,7 @@ impl Registry {
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
-        let mut open = Open::new(self.make_inode(backing, options)?);
+        let mut open = Open::new(self.inode_for(busy.key, backing, options)?);
         open.disks.extend(disk);
         match self.join(busy.key, &mut open, backing, options) {
             Ok(handle) => {
