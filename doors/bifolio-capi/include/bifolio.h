@@ -514,6 +514,18 @@ typedef struct {
      * `BIFOLIO_CACHE_PREFAULT`, or 0.
      */
     uint32_t flags;
+    /**
+     * Number of closed files whose clean pages stay, for the next open to find if nothing has
+     * changed the file. Default 0: the pages of a file are freed with its last handle. Each takes
+     * an inotify watch; an open holds a read lease for a moment.
+     */
+    uint32_t kept_files;
+    /**
+     * Bytes down to which the bound falls while tasks wait for memory; it rises again afterwards.
+     * Default 0: the bound is only the program's. At least 256 KiB and four chunks, and at most
+     * the bound.
+     */
+    uint64_t memory_bytes_under_pressure;
 } bifolio_cache_options;
 
 /**

@@ -132,6 +132,14 @@ pub struct bifolio_cache_options {
     pub huge_pages: u32,
     /// `BIFOLIO_CACHE_PREFAULT`, or 0.
     pub flags: u32,
+    /// Number of closed files whose clean pages stay, for the next open to find if nothing has
+    /// changed the file. Default 0: the pages of a file are freed with its last handle. Each takes
+    /// an inotify watch; an open holds a read lease for a moment.
+    pub kept_files: u32,
+    /// Bytes down to which the bound falls while tasks wait for memory; it rises again afterwards.
+    /// Default 0: the bound is only the program's. At least 256 KiB and four chunks, and at most
+    /// the bound.
+    pub memory_bytes_under_pressure: u64,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers and pointers only, for which zeros are valid.
@@ -200,7 +208,7 @@ pub(crate) unsafe fn builder(
     let options = unsafe { options(pointer, "options")? };
     let mut builder = Cache::builder();
     type Setter = fn(CacheBuilder, u64) -> CacheBuilder;
-    let numbers: [(u64, Setter); 8] = [
+    let numbers: [(u64, Setter); 10] = [
         (options.memory_bytes, CacheBuilder::memory),
         (options.memory_bytes_max, CacheBuilder::memory_max),
         (options.dirty_bytes_max, CacheBuilder::dirty_max),
@@ -211,6 +219,8 @@ pub(crate) unsafe fn builder(
         }),
         (options.swap_bytes_max, CacheBuilder::swap_max),
         (options.io_depth.into(), |builder, depth| builder.io_depth(depth as usize)),
+        (options.kept_files.into(), |builder, files| builder.kept_files(files as usize)),
+        (options.memory_bytes_under_pressure, CacheBuilder::memory_under_pressure),
     ];
     for (number, set) in numbers {
         if number != 0 {

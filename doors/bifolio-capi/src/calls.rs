@@ -339,8 +339,9 @@ mod tests {
     type Answers = mpsc::Sender<(bifolio_result, u64)>;
 
     unsafe extern "C" fn send(result: bifolio_result, value: u64, context: *mut c_void) {
-        // SAFETY: `answer_of` waits for the answer.
-        let answers = unsafe { &*context.cast::<Answers>() };
+        // SAFETY: the box of `answer_of`, which is given once. The call that sends is not over when
+        // the answer has arrived, so it owns the sender.
+        let answers = unsafe { Box::from_raw(context.cast::<Answers>()) };
         answers.send((result, value)).unwrap();
     }
 
@@ -348,7 +349,7 @@ mod tests {
         future: impl Future<Output = bifolio::Result<u64>> + Send + 'static,
     ) -> bifolio_result {
         let (answers, answered) = mpsc::channel();
-        let done = Done::new(Some(send), (&raw const answers).cast_mut().cast()).unwrap();
+        let done = Done::new(Some(send), Box::into_raw(Box::new(answers)).cast()).unwrap();
         begin(future, done, |value| value).unwrap();
         let (result, value): (_, u64) = answered.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(value, 0);

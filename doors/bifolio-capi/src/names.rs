@@ -24,9 +24,10 @@ const CALLS: [(&str, &str); 14] = [
 ];
 
 /// Settings that an error of a setting begins with, and their names in C.
-const SETTINGS: [(&str, &str); 9] = [
+const SETTINGS: [(&str, &str); 10] = [
     ("memory", "memory_bytes"),
     ("memory_max", "memory_bytes_max"),
+    ("memory_under_pressure", "memory_bytes_under_pressure"),
     ("dirty_max", "dirty_bytes_max"),
     ("dirty_background", "dirty_bytes_background"),
     ("dirty_age_max", "dirty_age_ms_max"),

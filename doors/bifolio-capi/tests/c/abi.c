@@ -80,6 +80,8 @@ IS(BIFOLIO_TO_END, UINT64_MAX);
 /* Structs with a size may only grow at their end; the others not at all. */
 IS(offsetof(bifolio_cache_options, swap_directory), 72);
 IS(offsetof(bifolio_cache_options, flags), 88);
+IS(offsetof(bifolio_cache_options, kept_files), 92);
+IS(offsetof(bifolio_cache_options, memory_bytes_under_pressure), 96);
 IS(offsetof(bifolio_open_options, mode), 32);
 IS(offsetof(bifolio_open_options, faults), 36);
 IS(offsetof(bifolio_stats, reads_hits_optimistic), 8);
