@@ -2,7 +2,7 @@
 //!
 //! A message to another thread costs two context switches and the wake-up of an idle processor.
 //! Stores at random to a memory file larger than the cache were 0.93 (one worker) and 0.72 (two)
-//! times as fast as with the kernel's swap, and are 1.13 and 0.91 times as fast without (`bench
+//! times as fast as with the kernel's swap, and are 0.94 and 1.03 times as fast without (`bench
 //! reclaim`, AMD EPYC, family 26). [`FaultMode::InThread`](crate::FaultMode::InThread) says why
 //! this is not the default.
 //!
