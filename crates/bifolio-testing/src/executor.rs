@@ -31,10 +31,19 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 /// Numbers of the tasks that were woken.
-#[derive(Default)]
-struct Woken {
-    numbers: Mutex<VecDeque<usize>>,
-    changed: Condvar,
+#[derive(Debug, Default)]
+pub struct Woken {
+    /// In the order of their wake-ups; the thread that polls takes them out.
+    pub numbers: Mutex<VecDeque<usize>>,
+    /// Notified when a number is added.
+    pub changed: Condvar,
+}
+
+impl Woken {
+    /// Returns the waker of the task with this number.
+    pub fn waker_of(self: &Arc<Self>, number: usize) -> Waker {
+        Waker::from(Arc::new(Task { number, woken: Arc::clone(self) }))
+    }
 }
 
 /// Waker of one of many tasks.
@@ -71,7 +80,7 @@ pub fn run_all<F: Future + Unpin>(
         };
         for number in taken {
             let Some(future) = &mut futures[number] else { continue };
-            let waker = Waker::from(Arc::new(Task { number, woken: Arc::clone(&woken) }));
+            let waker = woken.waker_of(number);
             match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(output) => on_ready(number, output),
                 Poll::Pending if drops() => {}

@@ -5,7 +5,7 @@
 //! | [`MemoryBacking`] | storage in memory, strict about alignment when told to be |
 //! | [`FaultyBacking`], [`Fault`], [`Gate`] | the n-th call fails, is short, late, or held |
 //! | [`filter`] | system calls that fail, by a seccomp filter |
-//! | [`block_on`], [`run_all`] | executors for futures |
+//! | [`block_on`], [`run_all`], [`Woken`] | executors for futures |
 //! | [`CrashingBacking`] | forgets at a crash what was not synced, or only some of it |
 //! | [`Op`], [`Workload`] | random operations on a file, with weights drawn anew for every run |
 //! | [`Model`], [`Runner`] | the same operations on a plain vector, and the comparison |
@@ -44,7 +44,7 @@ mod upset;
 mod workload;
 
 pub use crashing::CrashingBacking;
-pub use executor::{block_on, run_all};
+pub use executor::{Woken, block_on, run_all};
 pub use fault::{Call, Fault};
 pub use faulty::FaultyBacking;
 pub use gate::Gate;

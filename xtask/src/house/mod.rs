@@ -16,33 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo::workspace_root;
+use crate::tidy::layers::{LAYERS, LEAVES};
 use crate::tidy::source::Source;
 use crate::tidy::sources;
 use imports::Imports;
-
-/// The floors: the folders of the library, lowest first. A file may import from its own floor and
-/// from those below. `cargo x tidy` holds the same law by the names of modules
-/// (`tidy/layers.rs`); here names are followed to the file that has the item.
-const FLOORS: [&str; 18] = [
-    "error",
-    "config",
-    "stats",
-    "sys",
-    "sync",
-    "page",
-    "memory",
-    "io",
-    "store",
-    "dirt",
-    "inode",
-    "writeback",
-    "reclaim",
-    "fill",
-    "file",
-    "keep",
-    "maps",
-    "cache",
-];
 
 /// Figures that may only fall, by their names.
 const RECORDS: &str = "xtask/house.txt";
@@ -159,8 +136,10 @@ fn held(imports: &Imports<'_>) -> Figures {
 /// Returns the pairs of files of which the first imports from the second, on a floor above.
 fn upward<'s>(imports: &Imports<'s>) -> Vec<(&'s str, &'s str)> {
     let pairs = imports.pairs.iter().map(|(from, to)| (imports.files[*from], imports.files[*to]));
-    // A folder that the law does not name is above all.
-    let floor = |path| FLOORS.iter().position(|it| *it == folder(path)).unwrap_or(FLOORS.len());
+    // The law that `cargo x tidy` holds by the names of modules; here names are followed to the
+    // file that has the item. A folder that the law does not name is above all.
+    let floors: Vec<_> = LEAVES.iter().chain(&LAYERS).collect();
+    let floor = |path| floors.iter().position(|it| **it == folder(path)).unwrap_or(floors.len());
     pairs.filter(|(from, to)| floor(from) < floor(to)).collect()
 }
 

@@ -10,7 +10,7 @@
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, each a folder, lowest first, in the order of `ARCHITECTURE.md`.
-const LAYERS: [&str; 15] = [
+pub const LAYERS: [&str; 15] = [
     "sys",
     "sync",
     "page",
@@ -29,7 +29,7 @@ const LAYERS: [&str; 15] = [
 ];
 
 /// Modules that every module may name, and that name only each other.
-const LEAVES: [&str; 3] = ["error", "config", "stats"];
+pub const LEAVES: [&str; 3] = ["error", "config", "stats"];
 
 /// No module of the library names one above it.
 pub fn layers(source: &Source) -> Vec<Finding> {

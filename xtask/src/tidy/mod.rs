@@ -17,7 +17,7 @@
 //! It does not check what rustfmt, rustc or clippy check.
 
 mod descriptors;
-mod layers;
+pub mod layers;
 mod prose;
 mod rules;
 pub mod source;

@@ -4,14 +4,14 @@
 use super::{SLOT, SLOTS, Tally, WORKERS, check_same, failed};
 use crate::history::Violation;
 use bifolio::{File, OwnedPageRef, WriteHint};
-use bifolio_testing::{block_on, fill_bytes};
+use bifolio_testing::{Woken, block_on, fill_bytes};
 use fastrand::Rng;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{mem, thread};
 
@@ -86,25 +86,6 @@ struct Call {
     written: Vec<u8>,
     future: Option<CallFuture>,
     was_polled: bool,
-}
-
-/// Numbers of the calls whose tasks were woken.
-#[derive(Default)]
-struct Woken {
-    numbers: Mutex<VecDeque<usize>>,
-    changed: Condvar,
-}
-
-struct Task {
-    number: usize,
-    woken: Arc<Woken>,
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {
-        self.woken.numbers.lock().expect("no panic").push_back(self.number);
-        self.woken.changed.notify_one();
-    }
 }
 
 /// A message to the thread that drops futures of a worker.
@@ -327,7 +308,7 @@ impl Worker {
         positions: &mut BTreeMap<u64, u64>,
     ) -> Result<(), Violation> {
         let Some(future) = &mut call.future else { return Ok(()) };
-        let waker = Waker::from(Arc::new(Task { number, woken: Arc::clone(woken) }));
+        let waker = woken.waker_of(number);
         call.was_polled = true;
         let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) else {
             return Ok(());
