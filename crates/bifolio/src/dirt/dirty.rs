@@ -574,6 +574,19 @@ mod tests {
         assert!(walk.is_over());
     }
 
+    /// A sync looks at the list, locked, and at the count. One that came between the count and the
+    /// mark would find neither an error since it began nor a dirty page.
+    #[test]
+    fn an_error_is_counted_while_no_sync_can_begin() {
+        let (folios, list) = (folios(), list());
+        let id = dirty(&folios, &list, 1)[0];
+        let in_flight = list.begin(&folios, id, NO_LSN).expect("dirty");
+        list.end_failed(&folios, std::iter::once((id, in_flight)), || {
+            assert!(list.state.try_lock().is_none(), "a sync could begin here");
+        });
+        assert_eq!(list.len(), 1);
+    }
+
     /// The folio is moved while another thread finds no room.
     #[test]
     fn the_bytes_of_a_moved_folio_are_counted_all_the_time() {
