@@ -34,9 +34,9 @@ pub(crate) struct FlusherSettings {
     pub(crate) age_max: Duration,
 }
 
-/// Limits that follow from a bound, pages.
+/// DirtyLimits that follow from a bound, pages.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct DirtyLimits {
     bound_pages: u64,
     background_pages: u64,
     pub(crate) max_pages: u64,
@@ -145,7 +145,7 @@ impl<F> Flusher<F> {
     /// quarter of it is dirty, and writers are throttled at two thirds. A single device may have
     /// half. The more random writes are sorted by position, the faster the device writes them.
     pub(crate) fn set_bound(&self, bound_bytes: u64) {
-        let Limits { bound_pages, background_pages, max_pages } = self.limits_of(bound_bytes);
+        let DirtyLimits { bound_pages, background_pages, max_pages } = self.limits_of(bound_bytes);
         self.background_pages.store(background_pages, Ordering::Relaxed);
         self.max_pages.store(max_pages, Ordering::Relaxed);
         self.gated_max_pages.store(max_pages, Ordering::Relaxed);
@@ -153,11 +153,11 @@ impl<F> Flusher<F> {
         self.throttle.release();
     }
 
-    pub(crate) fn limits_of(&self, bound_bytes: u64) -> Limits {
+    pub(crate) fn limits_of(&self, bound_bytes: u64) -> DirtyLimits {
         let max =
             self.settings.max_bytes.unwrap_or(u64::MAX).min(config::dirty_bytes_max(bound_bytes));
         let background = self.settings.background_bytes.unwrap_or(bound_bytes / 4).min(max);
-        Limits {
+        DirtyLimits {
             bound_pages: bound_bytes / PAGE_BYTES,
             background_pages: background / PAGE_BYTES,
             max_pages: max / PAGE_BYTES,
@@ -247,7 +247,7 @@ impl<F> Flusher<F> {
     }
 
     /// Returns the maximum number of dirty pages that `limits` allow.
-    pub(crate) fn max_pages_of(&self, limits: Limits) -> u64 {
+    pub(crate) fn max_pages_of(&self, limits: DirtyLimits) -> u64 {
         limits.max_pages.max(self.floor_pages.load(Ordering::Relaxed))
     }
 

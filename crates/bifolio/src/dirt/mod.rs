@@ -17,7 +17,7 @@ pub(crate) use device::{Device, Round};
 pub(crate) use dirty::{DirtyFolios, DirtyList, InFlight, NotBegun, Walk};
 pub(crate) use errors::{ErrorCursor, WriteErrors};
 pub(crate) use flush::{Flushes, Wants};
-pub(crate) use flusher::{Flusher, FlusherSettings, Limits, Roster, without_part_for_logs};
+pub(crate) use flusher::{DirtyLimits, Flusher, FlusherSettings, Roster, without_part_for_logs};
 pub use gate::WriteGate;
 pub(crate) use gate::{Ask, Gate, Opened, Refusal, is_inside, is_inside_any};
 pub(crate) use lsns::{ChangeLsn, HeldBack, Lsns, NO_LSN, UNCOMMITTED, may_pass};

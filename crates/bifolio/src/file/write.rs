@@ -22,8 +22,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::{NoRoom, Resizing, removal};
 use crate::page::{LockedFolio, PAGE_BYTES, PAGE_SHIFT, pages_of};
-use crate::reclaim::CallScope;
 use crate::stats::Counter;
+use crate::sync::CallScope;
 use crate::sys::copy;
 
 const PAGE_LINES: usize = PAGE_BYTES as usize / copy::LINE_BYTES;

@@ -5,9 +5,8 @@ use crate::error::{Error, Result};
 use crate::io::RUN_PAGES_MAX;
 use crate::memory::{FillTarget, FrameKind};
 use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
-use crate::reclaim::CallScope;
 use crate::stats::Counter;
-use crate::sync::Ordering;
+use crate::sync::{CallScope, Ordering};
 use crate::sys::process;
 use std::ops::Range;
 

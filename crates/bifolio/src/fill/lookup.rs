@@ -5,9 +5,8 @@ use super::transfer::{ReadIo, Room, mark_cleared};
 use super::{AccessMode, Fill, Locked, own_pins};
 use crate::error::Result;
 use crate::page::{Flag, FolioRef, FrozenWaits, LockedFolio, Lookup, PAGE_BYTES};
-use crate::reclaim::CallScope;
 use crate::stats::Counter;
-use crate::sync::blocking;
+use crate::sync::{CallScope, blocking};
 use std::time::Instant;
 
 impl<'h> Fill<'h> {

@@ -46,6 +46,7 @@ impl Reclaim {
         !self.is_at_work() && self.swapper.pages() == 0
     }
 
+    /// Waits until memory is short, then reclaims until enough is free. Ends with the last `Cache`.
     fn run(&self) {
         let _serving = blocking::serve();
         loop {

@@ -119,6 +119,8 @@ impl Reclaim {
         (counts, false)
     }
 
+    /// Evicts a folio of a chunk that is being emptied, or has it written, queues it for the swap,
+    /// or moves it to another chunk. Returns the outcome and the folio's pages.
     fn evict_from_chunk(&self, reclaim_lock: &ReclaimLock<'_>, id: FolioId) -> (EvictOutcome, u64) {
         let memory = &self.memory;
         let pages = memory.folio(id).pages();
@@ -288,6 +290,8 @@ impl Reclaim {
         });
     }
 
+    /// Empties an extent by moving the folios in use and evicting the old ones. Stops once too many
+    /// remain for the extent to be of use.
     fn compact_extent(
         &self,
         reclaim_lock: &ReclaimLock<'_>,

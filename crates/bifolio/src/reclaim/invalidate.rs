@@ -163,6 +163,8 @@ impl<'a> Invalidation<'a> {
         seen.map(|seen| if stands { seen } else { Seen { reason: Some(Reason::Gone), ..seen } })
     }
 
+    /// Returns the first reason for which a folio stays, without a lock: the outcome is a hint, and
+    /// INVALIDATE-N3 looks again.
     fn reason_of(&self, pages: Range<u64>, folio: &Folio) -> Option<Reason> {
         if pages.start < self.whole.start || pages.end > self.whole.end {
             return Some(Reason::Straddling);

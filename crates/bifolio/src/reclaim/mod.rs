@@ -38,8 +38,8 @@ mod background;
 mod evacuate;
 mod invalidate;
 mod mapped;
+mod memory_wait;
 mod outcome;
-mod retry_budget;
 mod scan;
 mod swap_queue;
 mod swapper;
@@ -93,10 +93,6 @@ const LOW_PAGES_MAX: u64 = 4096;
 const UNPOPULATED_DIVISOR: u64 = 32;
 
 thread_local! {
-    /// Number of scopes of this thread that have begun and not ended.
-    static SCOPES: Cell<usize> = const { Cell::new(0) };
-    /// Time at which this thread's call began to wait for memory.
-    static WAITING_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
     static IS_HASTY: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -145,36 +141,6 @@ struct Signal {
     work: AtomicBool,
     end: Mutex<bool>,
     changed: Condvar,
-}
-
-/// A call that may wait for memory several times, with one deadline. An inner scope is part of the
-/// outer one.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct CallScope {
-    _not_send: PhantomData<*const ()>,
-}
-
-impl CallScope {
-    pub(crate) fn begin() -> Self {
-        SCOPES.set(SCOPES.get() + 1);
-        Self { _not_send: PhantomData }
-    }
-
-    /// Restarts the clock: the call has got a page that it waited for.
-    pub(crate) fn note_page(&self) {
-        WAITING_SINCE.set(None);
-    }
-}
-
-impl Drop for CallScope {
-    fn drop(&mut self) {
-        let outer_scopes = SCOPES.get() - 1;
-        SCOPES.set(outer_scopes);
-        if outer_scopes == 0 {
-            WAITING_SINCE.set(None);
-        }
-    }
 }
 
 /// Allocations of a call that has pins, for which other calls may be waiting: they fail as soon as

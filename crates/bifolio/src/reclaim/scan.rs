@@ -108,6 +108,7 @@ impl<'t> Scan<'t> {
     /// Scans a share of the lists, one in 2 to the power of `priority`, at the tails of OLD and
     /// ACTIVE, until it is enough.
     fn round(&mut self, priority: u32, wanted_pages: u64) {
+        debug_assert!(priority <= PRIORITY_MAX && wanted_pages > 0, "{priority}, {wanted_pages}");
         let memory = &self.reclaim.memory;
         let sizes = memory.lru.sizes();
         let listed_pages = sizes.listed_pages();

@@ -80,6 +80,7 @@ impl Swapper {
     /// SWAPPER-P5: ends a round.
     pub(super) fn end_round(&self, pages: u64, has_taken: bool, has_refused: bool) {
         let mut queue = self.queue.lock();
+        debug_assert!(queue.since.is_some(), "a round ends that has not begun");
         queue.since = None;
         if has_taken {
             queue.trouble = None;

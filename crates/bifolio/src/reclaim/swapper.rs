@@ -29,8 +29,8 @@
 //! something in the last round. A caller that finds only folios to be swapped out fails after some
 //! rounds that began after the call, if the last one was refused.
 
+use super::memory_wait::{Goal, MemoryWait};
 use super::outcome::{ScanCounts, WriteOut};
-use super::retry_budget::{Goal, RetryBudget};
 use super::scan::EvictedBatch;
 use super::swap_queue::SWAP_PAGES;
 use super::{Reclaim, ReclaimThread};
@@ -38,9 +38,9 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::page::{FolioId, FolioRef, PAGE_BYTES};
 use crate::store::Swap;
-use crate::sync::{Ordering, blocking};
+use crate::sync::{Ordering, blocking, wait_in_rounds};
 use crate::writeback::Writeback;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -75,8 +75,8 @@ impl Reclaim {
         refused
     }
 
-    pub(super) fn awaits_swapper(&self, retry_budget: &RetryBudget) -> bool {
-        let is_due = (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER);
+    pub(super) fn awaits_swapper(&self, wait: &MemoryWait<'_>) -> bool {
+        let is_due = (wait.sweeps.futile + 1).is_multiple_of(SWEEPS_WITH_SWAPPER);
         !is_due && self.swapper.coming_pages() > 0
     }
 
@@ -105,22 +105,24 @@ impl Reclaim {
         let Some(swap) = &self.swap else { return Ok(()) };
         let pages = 1 << inode.mapping.order();
         let since = Some(Instant::now());
-        let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
-        retry_budget.goal = Goal::Swapped { inode, bytes, taken: swap.answers().taken };
-        retry_budget.may_swap = true;
-        while !self.may_be_unswapped(pages) {
-            let counts = self.find_unswapped(&retry_budget);
-            self.decide(counts, &mut retry_budget)?;
-        }
+        let mut wait = MemoryWait::new(self, pages * PAGE_BYTES);
+        wait.goal = Goal::Swapped { inode, bytes, taken: swap.answers().taken };
+        wait.may_swap = true;
+        wait_in_rounds(&mut wait, |wait| {
+            if self.may_be_unswapped(pages) {
+                return Ok(ControlFlow::Break(()));
+            }
+            Ok(ControlFlow::Continue(self.find_unswapped(wait)))
+        })?;
         self.memory.note_stall(since);
         Ok(())
     }
 
     /// Queues folios of memory files for the swapper. While the swap is slow, few clean folios are
     /// evicted for that: it does not help here.
-    fn find_unswapped(&self, retry_budget: &RetryBudget<'_>) -> ScanCounts {
+    fn find_unswapped(&self, wait: &MemoryWait<'_>) -> ScanCounts {
         let reclaim_lock = self.lock();
-        if (retry_budget.futile_sweeps + 1).is_multiple_of(SWEEPS_WITH_SWAPPER) {
+        if (wait.sweeps.futile + 1).is_multiple_of(SWEEPS_WITH_SWAPPER) {
             return self.sweep(&reclaim_lock);
         }
         let wanted_pages = if self.swapper.is_late() { 1 } else { super::ROUND_PAGES };
@@ -132,6 +134,7 @@ impl Reclaim {
         self.memory.unswapped_pages.load(Ordering::Relaxed) + pages <= max_pages
     }
 
+    /// Runs rounds until the thread must end; what is queued then returns to its lists.
     fn run_swapper(&self, swap: &Swap) {
         let _serving = blocking::serve();
         while let Some(chosen) = self.swapper.next_round() {

@@ -4,29 +4,24 @@
 //! Each round runs under the reclaim lock; the thread that frees memory takes or charges it before
 //! it releases the lock.
 //!
-//! All these waits, and that of a writer for the swap (`swapper.rs`), have one shape: try; run a
-//! round that frees something, for this thread or others; and [`Reclaim::decide`], by a
-//! [`RetryBudget`]: what counts as progress, what as a refusal, and how long to go on without.
+//! All these waits, and that of a writer for the swap (`swapper.rs`), run rounds that free
+//! something, for this thread or others, in the loop of `sync/round_wait.rs`; a [`MemoryWait`] says
+//! what counts as progress, what as a refusal, and how long to go on without.
 
+use super::memory_wait::MemoryWait;
 use super::outcome::{ScanCounts, WriteOut};
-use super::retry_budget::{Goal, RetryBudget};
-use super::{IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock, SWEEP_PAUSE, SWEEPS_MAX};
+use super::{IS_HASTY, ROUND_PAGES, Reclaim, ReclaimLock};
 use crate::error::{Error, Result, Usage};
 use crate::inode::Inode;
 use crate::memory::FrameKind;
 use crate::page::{Entry, FolioId, PAGE_BYTES, TABLE_PAGE_BYTES};
 use crate::stats::Counter;
 use crate::store::{GROUP_BYTES, GROUP_SLOTS, Swap};
-use crate::sync::{Ordering, blocking};
+use crate::sync::{Ordering, WaitBudget, blocking, wait_in_rounds};
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Number of refused rounds of the swapper before a call gets an error: the next round may write
-/// other folios.
-const SWAP_ROUNDS_MAX: u64 = SWEEPS_MAX as u64;
-/// Upper bound on the pauses, which double each time and add up to about 0.1 s. A thread that has
-/// lost its CPU on a machine with ten times as many runnable threads runs again within that time.
-const SWEEP_PAUSE_MAX: Duration = Duration::from_millis(16);
 /// Part of the bound that metadata may use before unused table pages are freed. They are kept until
 /// then because the shadows in them are useful.
 const METADATA_DIVISOR: u64 = 8;
@@ -41,70 +36,64 @@ const READS_DIVISOR: u64 = 8;
 const REBOUND_DIVISOR: u32 = 4;
 
 impl Reclaim {
+    /// Waits for frames, with the reclaim lock in each round. A call for a memory file (`may_swap`)
+    /// runs rounds of the swapper itself.
     #[cold]
     pub(super) fn wait_for_frames(&self, kind: FrameKind, may_swap: bool) -> Result<FolioId> {
         let since = Some(Instant::now());
-        let mut retry_budget = RetryBudget::new(self, kind.pages() * PAGE_BYTES);
-        retry_budget.may_swap = may_swap;
-        loop {
+        let mut wait = MemoryWait::new(self, kind.pages() * PAGE_BYTES);
+        wait.may_swap = may_swap;
+        let id = wait_in_rounds(&mut wait, |wait| {
             self.memory.soundness.check()?;
-            if let Some(id) = self.reclaim_for(kind, &mut retry_budget)? {
-                self.memory.note_stall(since);
-                return Ok(id);
-            }
-        }
+            self.reclaim_for(kind, wait)
+        })?;
+        self.memory.note_stall(since);
+        Ok(id)
     }
 
     /// Runs one round for an allocation that found no frames, and tries it again at each step,
     /// under the reclaim lock: the thread that freed frames gets them first.
-    fn reclaim_for<'r>(
-        &'r self,
+    fn reclaim_for(
+        &self,
         kind: FrameKind,
-        retry_budget: &mut RetryBudget<'r>,
-    ) -> Result<Option<FolioId>> {
-        let counts = {
-            let reclaim_lock = self.lock();
-            // Another thread may have freed enough while this one waited for the reclaim lock.
-            let found = self.take_frames(kind)?;
-            if found.is_some() {
-                return Ok(found);
+        wait: &mut MemoryWait<'_>,
+    ) -> Result<ControlFlow<FolioId, ScanCounts>> {
+        let reclaim_lock = self.lock();
+        // Another thread may have freed enough while this one waited for the reclaim lock.
+        if let Some(found) = self.take_frames(kind)? {
+            return Ok(ControlFlow::Break(found));
+        }
+        let mut counts = ScanCounts::default();
+        let kept_bytes = 2 * self.low_pages() * PAGE_BYTES;
+        let free_bytes = self.arena().usage().free_pages * PAGE_BYTES;
+        // A chunk is free, all its pages together, beyond what is kept free ahead of need.
+        if free_bytes >= kept_bytes + self.arena().chunk_bytes() {
+            // Frames of other sizes are free: they serve before anything is evicted.
+            counts = self.evacuate_for(&reclaim_lock, kind);
+        }
+        if counts.reclaimed_pages == 0 {
+            let wanted_pages = ROUND_PAGES.max(kind.pages());
+            counts = self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles);
+        }
+        if counts.reclaimed_pages > 0 {
+            if let Some(found) = self.take_frames(kind)? {
+                return Ok(ControlFlow::Break(found));
             }
-            let mut counts = ScanCounts::default();
-            let kept_bytes = 2 * self.low_pages() * PAGE_BYTES;
-            let free_bytes = self.arena().usage().free_pages * PAGE_BYTES;
-            // A chunk is free, all its pages together, beyond what is kept free ahead of need.
-            if free_bytes >= kept_bytes + self.arena().chunk_bytes() {
-                // Frames of other sizes are free: they serve before anything is evicted.
-                counts = self.evacuate_for(&reclaim_lock, kind);
-            }
-            if counts.reclaimed_pages == 0 {
-                let wanted_pages = ROUND_PAGES.max(kind.pages());
-                counts = self.shrink(&reclaim_lock, wanted_pages, WriteOut::MemoryFiles);
-            }
-            if counts.reclaimed_pages > 0 {
-                let found = self.take_frames(kind)?;
-                if found.is_some() {
-                    return Ok(found);
-                }
-                // Folios of other sizes were evicted: empty a chunk of those.
-                counts.add(&self.evacuate_for(&reclaim_lock, kind));
-            } else if !self.awaits_swapper(retry_budget) {
-                counts = self.sweep(&reclaim_lock);
-                // The sweep has already counted the rest of the chunk, except for folios that are
-                // being created: those are on no list yet.
-                let evacuated = self.evacuate_for(&reclaim_lock, kind);
-                counts.reclaimed_pages += evacuated.reclaimed_pages;
-                counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
-            }
-            let counts = self.or_give_tables_back(counts);
-            let found = self.take_frames(kind)?;
-            if found.is_some() {
-                return Ok(found);
-            }
-            counts
-        };
-        let counts = retry_budget.note_round(counts, kind.pages());
-        self.decide(counts, retry_budget).map(|()| None)
+            // Folios of other sizes were evicted: empty a chunk of those.
+            counts.add(&self.evacuate_for(&reclaim_lock, kind));
+        } else if !self.awaits_swapper(wait) {
+            counts = self.sweep(&reclaim_lock);
+            // The sweep has already counted the rest of the chunk, except for folios that are being
+            // created: those are on no list yet.
+            let evacuated = self.evacuate_for(&reclaim_lock, kind);
+            counts.reclaimed_pages += evacuated.reclaimed_pages;
+            counts.busy_pages = counts.busy_pages.max(evacuated.busy_pages);
+        }
+        let counts = self.or_give_tables_back(counts);
+        Ok(match self.take_frames(kind)? {
+            Some(found) => ControlFlow::Break(found),
+            None => ControlFlow::Continue(wait.note_round(counts, kind.pages())),
+        })
     }
 
     /// Returns a chunk to the kernel, of `chunks` if it has enough, or, if pins keep every chunk in
@@ -114,8 +103,9 @@ impl Reclaim {
         reclaim_lock: &ReclaimLock<'_>,
         pages_max: u64,
         chunks: &mut Vec<usize>,
-        retry_budget: &RetryBudget<'_>,
+        wait: &MemoryWait<'_>,
     ) -> ScanCounts {
+        debug_assert!(pages_max > 0, "no memory is wanted");
         let evacuated = self.vacate_next_of(reclaim_lock, chunks);
         if evacuated.reclaimed_pages > 0 {
             return evacuated;
@@ -123,7 +113,7 @@ impl Reclaim {
         let mut counts = ScanCounts::default();
         if self.arena().usage().free_pages == 0 {
             counts = self.shrink(reclaim_lock, ROUND_PAGES, WriteOut::MemoryFiles);
-            if counts.reclaimed_pages == 0 && !self.awaits_swapper(retry_budget) {
+            if counts.reclaimed_pages == 0 && !self.awaits_swapper(wait) {
                 counts = self.sweep(reclaim_lock);
             }
         }
@@ -149,17 +139,19 @@ impl Reclaim {
         changed
     }
 
+    /// Sets the bound, and frees memory until what is used fits; sets the former one otherwise.
+    /// Allocations that fail meanwhile try again.
     fn change_bound(&self, before_bytes: u64, bound_bytes: u64) -> Result<()> {
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
-        retry_budget.wait_max = self.wait_max / REBOUND_DIVISOR;
-        retry_budget.standing = Some(self.rebounding.lock());
+        let mut wait = MemoryWait::new(self, PAGE_BYTES);
+        wait.budget = WaitBudget::of_call(self.wait_max / REBOUND_DIVISOR);
+        wait.standing = Some(self.rebounding.lock());
         self.arena().set_bound(bound_bytes);
-        let changed = self.fit_in_bound(&mut retry_budget);
+        let changed = self.fit_in_bound(&mut wait);
         let changed = changed.map_err(|error| error.of_bound(bound_bytes));
         if changed.is_err() {
             self.arena().set_bound(before_bytes);
         }
-        // Release: pairs with the Acquire in `RetryBudget::new`: an allocation that sees this
+        // Release: pairs with the Acquire in `MemoryWait::new`: an allocation that sees this
         // increment also sees the current bound; one that does not learns in `was_rebound` that the
         // bound has changed.
         self.rebounds.fetch_add(1, Ordering::Release);
@@ -168,33 +160,29 @@ impl Reclaim {
 
     /// Frees memory until what is used fits in a bound that has just changed, and memory files
     /// leave their share to other files.
-    fn fit_in_bound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> Result<()> {
+    fn fit_in_bound(&self, wait: &mut MemoryWait<'_>) -> Result<()> {
         self.check_kept(0)?;
         let memory = &self.memory;
         let excess_of = |pages: u64| pages.saturating_sub(memory.unswapped_pages_max());
         if excess_of(memory.lru.unlisted_pages()) > 0 {
             return Err(self.full(ScanCounts::default(), PAGE_BYTES));
         }
-        let (mut least_pages, mut chunks) = (u64::MAX, Vec::new());
-        loop {
+        let mut chunks = Vec::new();
+        wait_in_rounds(wait, |wait| {
             let unswapped_pages = memory.unswapped_pages.load(Ordering::Relaxed);
             let used_pages = self.arena().excess_bytes().div_ceil(PAGE_BYTES);
             let excess_pages = used_pages.max(excess_of(unswapped_pages));
             if excess_pages == 0 {
-                return Ok(());
+                return Ok(ControlFlow::Break(()));
             }
-            if excess_pages < least_pages {
-                least_pages = excess_pages;
-                retry_budget.scope.note_page();
-            }
-            let mut counts =
-                self.give_memory_back(&self.lock(), excess_pages, &mut chunks, retry_budget);
+            wait.budget.note_left(excess_pages);
+            let mut counts = self.give_memory_back(&self.lock(), excess_pages, &mut chunks, wait);
             if counts.reclaimed_pages == 0 && !self.may_fit(counts.pinned_pages) {
                 // Pages that are busy, as of a device that hangs, make no difference.
                 counts.busy_pages = 0;
             }
-            self.decide(counts, retry_budget)?;
-        }
+            Ok(ControlFlow::Continue(counts))
+        })
     }
 
     /// Returns `true` if the bound allows `pinned_pages` besides the descriptors.
@@ -203,111 +191,8 @@ impl Reclaim {
         fixed_bytes <= self.arena().bound_bytes()
     }
 
-    /// Continues at once after a round, waits, or fails. The caller holds no folio lock.
-    ///
-    /// # Errors
-    /// The swap accepts nothing, or nothing in time; or all folios that might be evicted are
-    /// pinned, or busy for too long.
-    pub(super) fn decide<'r>(
-        &'r self,
-        mut counts: ScanCounts,
-        retry_budget: &mut RetryBudget<'r>,
-    ) -> Result<()> {
-        let is_for_memory = matches!(retry_budget.goal, Goal::Memory);
-        if is_for_memory && counts.reclaimed_pages > 0 {
-            retry_budget.note_freed();
-            retry_budget.ended = self.flusher.ended();
-            return Ok(());
-        }
-        retry_budget.futile_sweeps += 1;
-        if retry_budget.may_swap {
-            self.help_swapper();
-        }
-        if self.note_taken(retry_budget) {
-            return Ok(());
-        }
-        // Pages to be swapped out are busy, unless the swap accepts nothing.
-        let swappable_pages = counts.unswapped_pages + counts.swapping_pages + self.swapper.pages();
-        let is_refused = self.swapper.has_trouble_after(retry_budget.swap_rounds + SWAP_ROUNDS_MAX);
-        if let Goal::Swapped { inode, bytes, .. } = &retry_budget.goal
-            && (is_refused || retry_budget.is_over())
-        {
-            let refusal = || self.swap.as_ref()?.answers().last_refusal;
-            let cause = self.swapper.is_in_trouble().then(refusal).flatten();
-            return Err(inode.unwritable(bytes.clone(), cause));
-        }
-        if is_refused {
-            counts.unwritten_pages += swappable_pages;
-        } else {
-            counts.busy_pages += swappable_pages;
-        }
-        if retry_budget.is_hopeless(counts.busy_pages > 0) || retry_budget.is_over() {
-            if self.was_rebound(retry_budget) {
-                return Ok(());
-            }
-            return Err(self.full(counts, retry_budget.wanted_bytes));
-        }
-        self.memory.counters.add(Counter::AllocationWait, u64::from(is_for_memory));
-        if counts.busy_pages > 0 {
-            // Folios that the flusher cleans may be clean earlier; the wait is not for one device.
-            self.flusher.wait_for_progress(retry_budget.ended, SWEEP_PAUSE);
-        } else {
-            // For threads that hold references briefly.
-            let doublings = retry_budget.futile_sweeps.saturating_sub(1).min(8);
-            std::thread::sleep((SWEEP_PAUSE * (1 << doublings)).min(SWEEP_PAUSE_MAX));
-        }
-        retry_budget.ended = self.flusher.ended();
-        Ok(())
-    }
-
-    /// Returns `true` if the swap, which the thread waits for, has taken pages. Then the sweeps and
-    /// the time are counted from zero: other threads may have used the room already.
-    fn note_taken(&self, retry_budget: &mut RetryBudget<'_>) -> bool {
-        let Goal::Swapped { taken, .. } = &mut retry_budget.goal else { return false };
-        let before = *taken;
-        *taken = self.swap.as_ref().map_or(before, |swap| swap.answers().taken);
-        if *taken == before {
-            return false;
-        }
-        retry_budget.note_freed();
-        retry_budget.scope.note_page();
-        retry_budget.swap_rounds = self.swapper.rounds();
-        retry_budget.ended = self.flusher.ended();
-        true
-    }
-
-    /// Returns `true` if the bound was changed during an allocation that found no memory, since
-    /// that change may have failed. Waits for a change of the bound in progress, for as long as a
-    /// call may wait. On `true`, sweeps and time are counted from zero and the bound cannot change
-    /// until the caller's wait is over.
-    #[cold]
-    fn was_rebound<'r>(&'r self, retry_budget: &mut RetryBudget<'r>) -> bool {
-        if retry_budget.standing.is_some() {
-            return false;
-        }
-        blocking::check("a change of the bound");
-        let begun = Instant::now();
-        let standing = loop {
-            if let Some(standing) = self.rebounding.try_lock() {
-                break standing;
-            }
-            if begun.elapsed() > self.wait_max {
-                return false;
-            }
-            std::thread::sleep(SWEEP_PAUSE);
-        };
-        let (before, may_swap) = (retry_budget.rebounds, retry_budget.may_swap);
-        let goal = retry_budget.goal.clone();
-        *retry_budget = RetryBudget::new(self, retry_budget.wanted_bytes);
-        (retry_budget.goal, retry_budget.may_swap) = (goal, may_swap);
-        if retry_budget.rebounds == before {
-            return false;
-        }
-        retry_budget.standing = Some(standing);
-        retry_budget.scope.note_page();
-        true
-    }
-
+    /// Returns the error of a call that found no memory: what the pages of the bound are used for,
+    /// and the cause why some cannot be written.
     #[cold]
     pub(super) fn full(&self, counts: ScanCounts, wanted_bytes: u64) -> Error {
         if !IS_HASTY.get() {
@@ -437,17 +322,19 @@ impl Reclaim {
             return Ok(());
         }
         let since = Some(Instant::now());
-        let mut retry_budget = RetryBudget::new(self, pages * PAGE_BYTES);
-        retry_budget.may_swap = true;
-        while !has_room() {
-            let counts = self.free_a_round(kind, &retry_budget);
+        let mut wait = MemoryWait::new(self, pages * PAGE_BYTES);
+        wait.may_swap = true;
+        wait_in_rounds(&mut wait, |wait| {
+            if has_room() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let counts = self.free_a_round(kind, wait);
             let is_pinned = self.is_reserve_pinned(swap, &counts, pages);
             if is_pinned && has_frames() && self.may_be_unswapped(pages) {
-                break;
+                return Ok(ControlFlow::Break(()));
             }
-            let counts = retry_budget.note_round(counts, pages);
-            self.decide(counts, &mut retry_budget)?;
-        }
+            Ok(ControlFlow::Continue(wait.note_round(counts, pages)))
+        })?;
         self.memory.note_stall(since);
         Ok(())
     }
@@ -463,11 +350,11 @@ impl Reclaim {
     }
 
     /// Evicts folios in the order of the lists or else any, or empties a chunk for this kind.
-    fn free_a_round(&self, kind: FrameKind, retry_budget: &RetryBudget) -> ScanCounts {
+    fn free_a_round(&self, kind: FrameKind, wait: &MemoryWait<'_>) -> ScanCounts {
         let reclaim_lock = self.lock();
         let counts =
             self.shrink(&reclaim_lock, ROUND_PAGES.max(kind.pages()), WriteOut::MemoryFiles);
-        if counts.reclaimed_pages > 0 || self.awaits_swapper(retry_budget) {
+        if counts.reclaimed_pages > 0 || self.awaits_swapper(wait) {
             return counts;
         }
         let mut counts = self.sweep(&reclaim_lock);
@@ -484,30 +371,24 @@ impl Reclaim {
             return Ok(());
         }
         blocking::check("room for metadata");
-        let mut retry_budget = RetryBudget::new(self, PAGE_BYTES);
         let mut chunks = Vec::new();
-        loop {
+        wait_in_rounds(&mut MemoryWait::new(self, PAGE_BYTES), |wait| {
             let usage = self.arena().usage();
             let metadata_bytes = usage.used_bytes - usage.frame_bytes;
             if metadata_bytes > usage.bound_bytes / METADATA_DIVISOR
                 && self.give_tables_back()
                 && charge()
             {
-                return Ok(());
+                return Ok(ControlFlow::Break(()));
             }
-            let counts = {
-                let reclaim_lock = self.lock();
-                let counts =
-                    self.give_memory_back(&reclaim_lock, LENT_PAGES, &mut chunks, &retry_budget);
-                // Under the reclaim lock, so that the thread that freed the memory gets it first.
-                if charge() {
-                    return Ok(());
-                }
-                counts
-            };
-            let counts = retry_budget.note_round(counts, 1);
-            self.decide(counts, &mut retry_budget)?;
-        }
+            let reclaim_lock = self.lock();
+            let counts = self.give_memory_back(&reclaim_lock, LENT_PAGES, &mut chunks, wait);
+            // Under the reclaim lock, so that the thread that freed the memory gets it first.
+            if charge() {
+                return Ok(ControlFlow::Break(()));
+            }
+            Ok(ControlFlow::Continue(wait.note_round(counts, 1)))
+        })
     }
 
     /// Adds a page to `counts`, without which none is free, if there are table pages to free.

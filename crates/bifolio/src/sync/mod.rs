@@ -10,6 +10,7 @@
 pub(crate) mod counted;
 #[cfg(all(feature = "fork", not(any(all(test, loom), bifolio_chaos))))]
 pub(crate) mod locks;
+mod round_wait;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/test_hook.rs"]
 pub(crate) mod test_hook;
@@ -17,6 +18,7 @@ pub(crate) mod waiters;
 mod weak_list;
 #[cfg(not(any(all(test, loom), bifolio_chaos)))]
 pub(crate) use real::*;
+pub(crate) use round_wait::{CallScope, RoundWait, WaitBudget, WaitProgress, wait_in_rounds};
 pub(crate) use weak_list::WeakList;
 
 use std::ops::Range;

@@ -1,5 +1,7 @@
-//! Waits for less dirt: of throttled writers (THROTTLE-T1..T3), and
-//! of a dirty limit that falls with the bound.
+//! Waits for less dirt: of throttled writers (THROTTLE-T1..T3), and of a dirty limit that falls
+//! with the bound. Both run rounds, in the loop of `sync/round_wait.rs`: call the flusher, then
+//! wait at the gate for what it writes. A [`WriteOutWait`] says what counts as progress, and what
+//! as a refusal.
 //!
 //! A FALLING LIMIT. What is dirty must fit in the new shares before the new limit counts: pages
 //! that cannot be written must not keep the share of others. Each step ends after some time without
@@ -11,14 +13,14 @@
 //! 3. SHARES: all files get the new limit, and the devices, which answer, write the excess.
 
 use super::gate::{gate_failures, shut_gate};
-use crate::dirt::{Limits, part_of, without_part_for_logs};
+use crate::dirt::{DirtyLimits, part_of, without_part_for_logs};
 use crate::error::{Error, ErrorKind, Result, write_error};
 use crate::inode::{Device, Flusher, Inode};
 use crate::page::PAGE_BYTES;
 use crate::stats::Counter;
-use crate::sync::{Ordering, blocking};
+use crate::sync::{Ordering, RoundWait, WaitBudget, WaitProgress, blocking, wait_in_rounds};
 use std::io::ErrorKind::TimedOut;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,7 +44,11 @@ const ON_ONE_DEVICE: &str = "dirty on one device";
 ///
 /// # Errors
 /// The device accepts no writes, and the dirty limit is reached.
-pub(crate) fn wait_for_room(inode: &Inode, device: &Arc<Device>, bytes: Range<u64>) -> Result<()> {
+pub(crate) fn wait_for_room(
+    inode: &Arc<Inode>,
+    device: &Arc<Device>,
+    bytes: Range<u64>,
+) -> Result<()> {
     blocking::check_user("less dirt");
     let pages = 1 << inode.mapping.order();
     let waited = inode.flusher.wait_for_room(device, inode, pages);
@@ -57,7 +63,7 @@ impl Flusher {
     fn wait_for_room(
         &self,
         device: &Arc<Device>,
-        inode: &Inode,
+        inode: &Arc<Inode>,
         pages: u64,
     ) -> std::result::Result<(), Option<Error>> {
         let begun = Instant::now();
@@ -69,26 +75,27 @@ impl Flusher {
         result
     }
 
+    /// Runs rounds until there is room: each calls the device, and its neighbours if the limit of
+    /// all devices is reached, and waits at the gate for a moment.
     fn wait_for_room_without_count(
         &self,
         device: &Arc<Device>,
-        inode: &Inode,
+        inode: &Arc<Inode>,
         pages: u64,
     ) -> std::result::Result<(), Option<Error>> {
         let max_pages = || self.max_pages_for(inode.has_gate());
         let has_room = || device.dirty_pages.has_room(pages, max_pages());
-        let mut wait = WriteOutWait::begin(self, device, inode);
-        loop {
+        let budget = WaitBudget::of_wait(STALL_MAX);
+        let mut wait = WriteOutWait::begin(self, (device, inode), budget);
+        wait.counts_answers = true;
+        wait_in_rounds(&mut wait, |wait| {
             self.call(device);
             if device.dirty_pages.all() + pages > max_pages() {
                 self.call_neighbours(device, pages);
             }
             wait.hold_while(|| !has_room());
-            if has_room() {
-                return Ok(());
-            }
-            wait.check(STALL_MAX)?;
-        }
+            Ok(if has_room() { ControlFlow::Break(()) } else { ControlFlow::Continue(None) })
+        })
     }
 
     /// Makes other devices, which may have too few dirty pages for a round, write out as much.
@@ -104,64 +111,113 @@ impl Flusher {
     }
 }
 
-/// Wait for write-outs of a device, which writes meanwhile as for a throttled writer.
+/// Wait for write-outs of a device, which writes meanwhile as for a throttled writer. Its rounds
+/// wait at the gate, so it needs no pauses.
 #[derive(Debug)]
-pub(super) struct WriteOutWait<'w> {
+struct WriteOutWait<'w> {
     flusher: &'w Flusher,
-    device: &'w Device,
-    inode: &'w Inode,
+    budget: WaitBudget,
+    /// Set if all that is written counts as progress, and not only less that is left.
+    counts_answers: bool,
+    asked: Asked,
+    /// Set until the round ends in which the wait got another goal: it is not judged by it.
+    has_turned: bool,
+}
+
+/// The device and the file that a wait looks at, and their state when it began to.
+#[derive(Debug)]
+struct Asked {
+    device: Arc<Device>,
+    inode: Arc<Inode>,
     /// Number of rounds of the device, and of failed calls of the file's gate, before the wait.
     round: u64,
     failures: u64,
-    /// Device answers and durable LSN at the last progress, which was seen at `since`.
+    /// Device answers and durable LSN at the last progress.
     last: (u64, u64),
-    since: Instant,
 }
 
 impl<'w> WriteOutWait<'w> {
-    pub(super) fn begin(flusher: &'w Flusher, device: &'w Device, inode: &'w Inode) -> Self {
-        device.held.fetch_add(1, Ordering::Relaxed);
-        Self {
-            flusher,
-            device,
-            inode,
-            round: device.rounds_begun(),
-            failures: gate_failures(inode),
-            last: (device.answers(), inode.known_durable()),
-            since: Instant::now(),
-        }
+    fn begin(
+        flusher: &'w Flusher,
+        (device, inode): (&Arc<Device>, &Arc<Inode>),
+        budget: WaitBudget,
+    ) -> Self {
+        let asked = Asked::begin(device, inode);
+        Self { flusher, budget, counts_answers: false, asked, has_turned: false }
+    }
+
+    /// Waits for another goal from now on, with as much time as for the first.
+    fn turn_to(&mut self, device: &Arc<Device>, inode: &Arc<Inode>) {
+        self.asked = Asked::begin(device, inode);
+        self.has_turned = true;
+        self.budget.begin_anew();
     }
 
     /// Waits while `must_wait`, which takes no lock, returns `true` and the device is not in
     /// trouble, for at most [`ASK_EVERY`].
-    pub(super) fn hold_while(&self, must_wait: impl Fn() -> bool) {
+    fn hold_while(&self, must_wait: impl Fn() -> bool) {
         let deadline = Instant::now() + ASK_EVERY;
-        self.flusher.throttle.hold_while(deadline, || {
-            must_wait() && self.device.trouble_after(self.round).is_none()
-        });
-    }
-
-    /// Fails if the device or the file's gate refuses, and, with `None`, if neither has made
-    /// progress for `stall_max`.
-    pub(super) fn check(&mut self, stall_max: Duration) -> std::result::Result<(), Option<Error>> {
-        let shut = || shut_gate(self.inode, self.device, self.failures);
-        let cause = self.device.trouble_after(self.round).or_else(shut);
-        if cause.is_some() {
-            return Err(cause);
-        }
-        // Written folios of other files do not count for a wait for the file's gate.
-        let now = (self.device.answers(), self.inode.known_durable());
-        let is_open = || self.inode.held_back().is_none();
-        if now.1 != self.last.1 || now.0 != self.last.0 && is_open() {
-            (self.last, self.since) = (now, Instant::now());
-        } else if self.since.elapsed() > stall_max {
-            return Err(None);
-        }
-        Ok(())
+        let Asked { device, round, .. } = &self.asked;
+        self.flusher
+            .throttle
+            .hold_while(deadline, || must_wait() && device.trouble_after(*round).is_none());
     }
 }
 
-impl Drop for WriteOutWait<'_> {
+impl RoundWait for WriteOutWait<'_> {
+    /// The refusal of the device, or of the file's gate.
+    type Found = Option<Error>;
+    /// `None` if neither has answered in time.
+    type Error = Option<Error>;
+
+    fn budget(&mut self) -> &mut WaitBudget {
+        &mut self.budget
+    }
+
+    fn progress(&mut self, _refusal: &Option<Error>) -> WaitProgress {
+        if std::mem::take(&mut self.has_turned) {
+            return WaitProgress::ForAnyThread;
+        }
+        if !self.counts_answers {
+            return WaitProgress::None;
+        }
+        // Written folios of other files do not count for a wait for the file's gate.
+        let Asked { device, inode, last, .. } = &mut self.asked;
+        let now = (device.answers(), inode.known_durable());
+        let is_open = || inode.held_back().is_none();
+        if now.1 == last.1 && (now.0 == last.0 || !is_open()) {
+            return WaitProgress::None;
+        }
+        *last = now;
+        WaitProgress::Own
+    }
+
+    fn is_hopeless(&mut self, refusal: &mut Option<Error>) -> bool {
+        let Asked { device, inode, round, failures, .. } = &self.asked;
+        let shut = || shut_gate(inode, device, *failures);
+        *refusal = device.trouble_after(*round).or_else(shut);
+        refusal.is_some()
+    }
+
+    fn fail(&mut self, refusal: Option<Error>) -> std::result::Result<(), Option<Error>> {
+        Err(refusal)
+    }
+}
+
+impl Asked {
+    fn begin(device: &Arc<Device>, inode: &Arc<Inode>) -> Self {
+        device.held.fetch_add(1, Ordering::Relaxed);
+        Self {
+            device: Arc::clone(device),
+            inode: Arc::clone(inode),
+            round: device.rounds_begun(),
+            failures: gate_failures(inode),
+            last: (device.answers(), inode.known_durable()),
+        }
+    }
+}
+
+impl Drop for Asked {
     fn drop(&mut self) {
         self.device.held.fetch_sub(1, Ordering::Relaxed);
     }
@@ -201,7 +257,7 @@ impl Flusher {
     }
 
     /// Returns the dirty pages of files with write gates, if they leave a log too little room.
-    fn gated_excess(&self, limits: Limits) -> Option<Excess> {
+    fn gated_excess(&self, limits: DirtyLimits) -> Option<Excess> {
         let files = self.devices().flat_map(|device| {
             let files: Vec<_> = device.dirty_files().filter(|inode| inode.has_gate()).collect();
             files.into_iter().map(move |inode| (Arc::clone(&device), inode))
@@ -216,7 +272,7 @@ impl Flusher {
     }
 
     /// Returns the pages of a device that exceed its share, whatever the other devices have.
-    fn excess_of(&self, device: &Arc<Device>, limits: Limits) -> Option<Excess> {
+    fn excess_of(&self, device: &Arc<Device>, limits: DirtyLimits) -> Option<Excess> {
         let (pages, max_pages) = (device.dirty_pages.own(), part_of(self.max_pages_of(limits)));
         if pages <= max_pages {
             return None;
@@ -228,7 +284,7 @@ impl Flusher {
     }
 
     /// Returns the pages of all devices if they leave nothing to another one.
-    fn excess_of_all(&self, limits: Limits) -> Option<Excess> {
+    fn excess_of_all(&self, limits: DirtyLimits) -> Option<Excess> {
         let limit_pages = self.max_pages_of(limits);
         let max_pages = limit_pages - (limit_pages / ALL_DEVICES_DIVISOR).max(1);
         let device = self.devices().max_by_key(|device| device.dirty_pages.own())?;
@@ -246,34 +302,26 @@ impl Flusher {
         excess: impl Fn() -> Option<Excess>,
     ) -> Result<()> {
         blocking::check_user("less dirt");
-        // The least excess for one limit, and its time.
-        let (mut least, mut since) = (u64::MAX, Instant::now());
-        while let Some(found) = excess() {
-            let mut wait = WriteOutWait::begin(self, &found.device, &found.inode);
-            loop {
-                self.call(&found.device);
-                let ended = self.ended();
-                wait.hold_while(|| self.ended() == ended);
-                let Some(next) = excess() else { return Ok(()) };
-                if !next.is_same(&found) {
-                    (least, since) = (u64::MAX, Instant::now());
-                    break;
-                }
-                if next.pages < least {
-                    (least, since) = (next.pages, Instant::now());
-                }
-                let checked = wait.check(Duration::MAX);
-                let is_over = since.elapsed() > stall_max;
-                if checked.is_err() || is_over {
-                    return Err(next.refuse(bound_bytes, checked.err().flatten()));
-                }
+        let Some(mut found) = excess() else { return Ok(()) };
+        let budget = WaitBudget::of_wait(stall_max);
+        let mut wait = WriteOutWait::begin(self, (&found.device, &found.inode), budget);
+        let waited = wait_in_rounds(&mut wait, |wait| {
+            if found.limit == BEHIND_GATES && !Arc::ptr_eq(&found.inode, &wait.asked.inode) {
                 // Another file has most of it now.
-                if next.limit == BEHIND_GATES && !Arc::ptr_eq(&next.inode, &found.inode) {
-                    break;
-                }
+                wait.asked = Asked::begin(&found.device, &found.inode);
             }
-        }
-        Ok(())
+            self.call(&wait.asked.device);
+            let ended = self.ended();
+            wait.hold_while(|| self.ended() == ended);
+            let Some(next) = excess() else { return Ok(ControlFlow::Break(())) };
+            if !next.is_same(&found) {
+                wait.turn_to(&next.device, &next.inode);
+            }
+            wait.budget.note_left(next.pages);
+            found = next;
+            Ok(ControlFlow::Continue(None))
+        });
+        waited.map_err(|refusal| found.refuse(bound_bytes, refusal))
     }
 }
 
