@@ -5,7 +5,7 @@ use super::{Cache, Inner};
 use crate::config::{self, Config, HugePages};
 use crate::dirt::FlusherSettings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{Mapper, Registry};
+use crate::file::{Host, Mapper, Registry};
 use crate::inode::{Flusher, Services};
 use crate::io::{Backing, Engine};
 use crate::keep::KeptFiles;
@@ -316,8 +316,7 @@ impl CacheBuilder {
             services,
             flusher_threads,
             ReclaimThread::swapper(&reclaim)?,
-            cache_state,
-            mapper,
+            Host::new(cache_state, mapper, self.config.ablation),
             &self.config,
         );
         registry.keeper = KeptFiles::keeping(self.config.kept_files, &reclaim, &features);

@@ -75,7 +75,7 @@ impl Drop for Inner {
 impl fmt::Debug for Cache {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = formatter.debug_struct("Cache");
-        if self.inner.registry.cache_state.is_forked() {
+        if self.inner.registry.host.cache_state.is_forked() {
             return fields.finish_non_exhaustive();
         }
         let usage = self.inner.registry.reclaim.memory.arena.usage();
@@ -254,7 +254,7 @@ impl Cache {
     /// child all values are zero.
     pub fn stats(&self) -> Stats {
         let Inner { registry, features, .. } = &*self.inner;
-        if registry.cache_state.is_forked() {
+        if registry.host.cache_state.is_forked() {
             // Locks may be held by threads that are not in this process.
             return Stats::default();
         }
@@ -300,7 +300,7 @@ impl Cache {
     /// Returns the open files: name, length, and bytes in memory. Takes some milliseconds for
     /// 100,000. Empty in a forked child.
     pub fn files(&self) -> Vec<FileStats> {
-        if self.inner.registry.cache_state.is_forked() {
+        if self.inner.registry.host.cache_state.is_forked() {
             return Vec::new();
         }
         self.inner.registry.file_stats()
@@ -414,5 +414,9 @@ impl Cache {
         let memory = &self.inner.registry.reclaim.memory;
         memory.lru.drain_all(&memory.folios);
         memory.lru.sizes()
+    }
+
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.inner.registry
     }
 }

@@ -1,9 +1,9 @@
 //! Access hints, prefetch, eviction and residency: the counterparts of `posix_fadvise`, `madvise`,
 //! `mincore` and `cachestat`.
 
-use super::File;
 use super::hit::GROUP;
 use super::open::Registry;
+use super::{Access, File};
 use crate::error::Result;
 use crate::fill::{AccessMode, Batch, Delivery};
 use crate::inode::Inode;
@@ -13,22 +13,6 @@ use crate::sync::Ordering;
 use arrayvec::ArrayVec;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
-
-/// The order in which a handle's reads come, given to [`File::set_access`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Access {
-    /// Detects sequential reads and reads ahead of them. The default.
-    #[default]
-    Normal,
-    /// Reads are sequential. Reads ahead from the first read on, with large windows.
-    Sequential,
-    /// Reads are random. Reads nothing ahead.
-    Random,
-    /// Reads data only once, in any order. Like [`Access::Normal`], except that reads do not mark
-    /// pages as used, so their pages are evicted before others.
-    NoReuse,
-}
 
 impl File {
     /// Announces the order of the reads through this handle and its clones. Affects later reads
@@ -154,8 +138,7 @@ impl File {
                 handle.fill().lock_folio(index, AccessMode::Cache)?;
             }
         }
-        let mapper = handle.registry.mapper_of(&handle.inode);
-        mapper.map_or(Ok(()), |mapper| mapper.restore(handle, pages))
+        handle.mapper().map_or(Ok(()), |mapper| mapper.restore(handle, pages))
     }
 
     /// Evicts the folios of `range` that are clean and not in use. The result counts them and, by

@@ -13,7 +13,7 @@
 //! A hole is a page of a memory file that has neither a folio nor a swap slot, or was allocated and
 //! never written: it reads as zeros, which reads check before they look up a folio.
 
-use super::File;
+use super::{File, Handle};
 use crate::error::Result;
 use crate::fill::{AccessMode, Locked, own_pins};
 use crate::inode::{Inode, removal, seek};
@@ -228,34 +228,11 @@ impl File {
             drop(self.handle.fill().find_folio(after.start >> PAGE_SHIFT, AccessMode::Read)?);
         }
         for part in [before, after].into_iter().filter(|part| !part.is_empty()) {
-            self.zero_in_memory(part.start >> PAGE_SHIFT, |_| part.clone())?;
+            self.handle.zero_in_memory(part.start >> PAGE_SHIFT, |_| part.clone())?;
         }
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before a range is punched");
         removal::punch(inode, whole.start >> PAGE_SHIFT..whole.end >> PAGE_SHIFT);
-        Ok(())
-    }
-
-    /// Zeroes the bytes that `range` returns, in the folio of a memory file that holds page
-    /// `index`. A hole stays one. Blocks like a write for room among the pages that are not in the
-    /// swap.
-    pub(super) fn zero_in_memory(
-        &self,
-        index: u64,
-        range: impl Fn(&LockedFolio<'_>) -> Range<u64>,
-    ) -> Result<()> {
-        let inode = &self.handle.inode;
-        while let Some(found) = self.handle.fill().find_folio(index, AccessMode::Read)? {
-            let (range, is_uptodate) = (range(&found.lock), found.is_uptodate());
-            // Allocated and never written: zeros already.
-            let mark = || inode.try_mark_dirty(&found.folio, &found.lock, None);
-            let Err(no_room) = (if is_uptodate { mark() } else { Ok(()) }) else {
-                inode.zero_in_place(&found.folio, &found.lock, range);
-                break;
-            };
-            drop(found);
-            self.handle.make_room(no_room, range.start, range.end - range.start)?;
-        }
         Ok(())
     }
 
@@ -369,6 +346,34 @@ impl File {
         // The Acquire of `get` orders this after it: the flag belonged to that folio.
         let is_that_folio = || inode.mapping.table().load(head, Ordering::Relaxed) == seen;
         is_allocated && is_that_folio()
+    }
+}
+
+impl Handle {
+    /// Zeroes the bytes that `range` returns, in the folio of a memory file that holds page
+    /// `index`. A hole stays one. Blocks like a write for room among the pages that are not in the
+    /// swap.
+    pub(super) fn zero_in_memory(
+        &self,
+        index: u64,
+        range: impl Fn(&LockedFolio<'_>) -> Range<u64>,
+    ) -> Result<()> {
+        let inode = &self.inode;
+        while let Some(found) = self.fill().find_folio(index, AccessMode::Read)? {
+            let range = range(&found.lock);
+            // One that is allocated and was never written has zeros already.
+            let marked = match found.is_uptodate() {
+                true => inode.try_mark_dirty(&found.folio, &found.lock, None),
+                false => Ok(()),
+            };
+            let Err(no_room) = marked else {
+                inode.zero_in_place(&found.folio, &found.lock, range);
+                break;
+            };
+            drop(found);
+            self.make_room(no_room, range.start, range.end - range.start)?;
+        }
+        Ok(())
     }
 }
 

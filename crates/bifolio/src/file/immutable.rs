@@ -1,29 +1,10 @@
 //! Files that do not change while they are open: their pins are slices.
 
 use super::pin::{OwnedPageRef, PageRef};
-use super::{File, FileFuture};
+use super::{File, FileFuture, ImmutableFile};
 use crate::error::{Error, Result};
-use std::ops::{Deref, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
-
-/// A file whose bytes do not change while it is open, so that they can be borrowed as `&[u8]`.
-/// From [`Cache::open_immutable`](crate::Cache::open_immutable).
-///
-/// Dereferences to the [`File`], for all calls that read. Cheap to clone; clones share one handle.
-///
-/// ```
-/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
-/// # std::fs::write(&path, vec![7; 100_000])?;
-/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
-/// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
-/// let page = index.pin(2..6)?;
-/// assert_eq!(page[..], [7; 4]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct ImmutableFile {
-    pub(crate) file: File,
-}
 
 impl ImmutableFile {
     /// Pins the bytes of `range`, like [`File::pin`], with its errors, and lends them as a slice.
@@ -87,14 +68,6 @@ impl ImmutableFile {
     }
 }
 
-impl Deref for ImmutableFile {
-    type Target = File;
-
-    fn deref(&self) -> &File {
-        &self.file
-    }
-}
-
 impl File {
     /// Makes an immutable handle of this one, for a file that has just been written, such as a
     /// table of an LSM tree: its pages stay in the cache. What is dirty is written back as before;
@@ -124,7 +97,7 @@ impl File {
             let text = "immutable: a clone of its handle, or a map or pin of it, is still in use";
             return Err(Error::conflict(handle.inode.name(), text.to_owned()));
         }
-        let joined = handle.registry.join_immutable(handle)?;
+        let joined = handle.membership.join_immutable()?;
         Ok(ImmutableFile { file: Self::new(joined) })
     }
 }

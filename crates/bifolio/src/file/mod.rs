@@ -1,7 +1,8 @@
 //! The file layer: reads, writes, pins, advice and syncs.
 //!
 //! ```text
-//!   mod.rs        a file and its handle: syncs, write-outs, checks
+//!   mod.rs        a file: syncs, write-outs
+//!   handle.rs     the handle that clones of a file share: checks; what it calls above
 //!   read.rs       reads: hits (hit.rs), runs of pages, misses (fill/), reads that never wait
 //!   read_with.rs  reads in place
 //!   many.rs       read_many, pin_many: all misses in one batch
@@ -10,10 +11,10 @@
 //!   pin.rs        pins, for reading and for changes
 //!   immutable.rs  files that do not change while they are open: pins are slices
 //!   write.rs      writes, lengths
-//!   write_hint.rs writes whose pages are evicted first
+//!   write_hint.rs, write_window.rs   writes whose pages are evicted first
 //!   allocation.rs allocation, holes, zeros of memory files
 //!   gate.rs       writes behind a write gate
-//!   mapper.rs     files that can be mapped: what is asked of `maps`
+//!   mapper.rs     files that can be mapped: growth, and the count of maps in use
 //!   advice.rs     access hints, eviction, residency
 //!   open/         the open files: all handles of one share an inode
 //! ```
@@ -28,6 +29,7 @@ mod advice;
 mod allocation;
 mod async_calls;
 mod gate;
+mod handle;
 mod hit;
 mod immutable;
 mod many;
@@ -41,35 +43,31 @@ mod read_with;
 mod readahead;
 mod write;
 mod write_hint;
+mod write_window;
 
-pub use advice::{Access, Residency};
+pub use advice::Residency;
 pub use async_calls::FileFuture;
 pub use gate::GatedFile;
-pub use immutable::ImmutableFile;
+pub(crate) use handle::{Handle, Host, MappedGrowth, Mapper};
 pub use many::ReadRequest;
-pub(crate) use mapper::{MapInUse, MappedGrowth, Mapper};
+pub(crate) use mapper::MapInUse;
 pub(crate) use open::{Keeper, Registry};
 pub use options::{FaultMode, OpenOptions};
 pub use pin::{OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;
+pub use readahead::Access;
 pub use write_hint::WriteHint;
 
-use crate::dirt::ErrorCursor;
-use crate::error::{Error, ErrorKind, Result};
-use crate::fill::{Fill, own_pins};
-use crate::inode::{Inode, NoRoom};
-use crate::io::{FileIdentity, POSITION_BYTES_MAX};
+use crate::error::{Error, Result};
+use crate::fill::own_pins;
+use crate::io::FileIdentity;
 use crate::memory::is_mapped;
 use crate::page::{PAGE_BYTES, pages_of};
-use crate::reclaim::Reclaim;
-use crate::writeback::{CheckpointMark, Writeback, check_outside_gate, grow_lsns, wait_for_room};
-use async_calls::ReadServer;
+use crate::writeback::{CheckpointMark, Writeback};
 use hit::HitPath;
-use open::Membership;
-use readahead::Readahead;
-use std::ops::{Bound, Range, RangeBounds};
-use std::sync::{Arc, OnceLock};
-use std::{cmp, fmt};
+use std::fmt;
+use std::ops::{Bound, Deref, Range, RangeBounds};
+use std::sync::Arc;
 
 /// A file in a cache.
 ///
@@ -114,7 +112,7 @@ impl fmt::Debug for File {
 
 impl File {
     fn new(handle: Arc<Handle>) -> Self {
-        let ablation = handle.registry.ablation;
+        let ablation = handle.host.ablation;
         let hit_path = HitPath::new(&handle.inode, handle.readable, ablation);
         Self { hit_path, handle, passes_gate: false }
     }
@@ -170,9 +168,10 @@ impl File {
     /// the duration of that sync, capped at 1 ms.
     ///
     /// # Errors
-    /// - [`ErrorKind::Writeback`]: this sync failed, or a write-back failed since the last sync
-    ///   through this handle. Each handle reports such an earlier failure once.
-    /// - [`ErrorKind::PinnedByCaller`]: the calling thread holds a [`PageRefMut`] of a dirty folio.
+    /// - [`Writeback`](crate::ErrorKind::Writeback): this sync failed, or a write-back failed since
+    ///   the last sync through this handle. Each handle reports such an earlier failure once.
+    /// - [`PinnedByCaller`](crate::ErrorKind::PinnedByCaller): the calling thread holds a
+    ///   [`PageRefMut`] of a dirty folio.
     ///
     /// Pages that could not be written stay dirty. The next sync writes them again, and no sync
     /// succeeds until they are on the device.
@@ -292,10 +291,10 @@ impl File {
     /// The file itself is closed with its last handle: holds and maps keep one, too.
     ///
     /// # Errors
-    /// Those of [`File::sync_data`], and [`ErrorKind::Closed`] if the cache is closed. The handle
-    /// is closed even then, but nothing is lost: what could not be written stays in the cache. The
-    /// next open of the file finds it, for [`File::discard_dirty`] for example, and
-    /// [`Cache::close`](crate::Cache::close) tries to write it again.
+    /// Those of [`File::sync_data`], and [`Closed`](crate::ErrorKind::Closed) if the cache is
+    /// closed. The handle is closed even then, but nothing is lost: what could not be written stays
+    /// in the cache. The next open of the file finds it, for [`File::discard_dirty`] for example,
+    /// and [`Cache::close`](crate::Cache::close) tries to write it again.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -309,7 +308,7 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(self) -> Result<()> {
-        if self.handle.registry.cache_state.is_forked() {
+        if self.handle.host.cache_state.is_forked() {
             return Err(Error::forked());
         }
         let inode = &self.handle.inode;
@@ -319,9 +318,36 @@ impl File {
         let usable = self.handle.check_usable();
         // Another clone may still write; its close or drop tries again.
         if let (Err(_), Some(mut handle)) = (&result, Arc::into_inner(self.handle)) {
-            handle.membership.has_failed = true;
+            handle.membership.note_failed();
         }
         result.and(usable)
+    }
+}
+
+/// A file whose bytes do not change while it is open, so that they can be borrowed as `&[u8]`.
+/// From [`Cache::open_immutable`](crate::Cache::open_immutable).
+///
+/// Dereferences to the [`File`], for all calls that read. Cheap to clone; clones share one handle.
+///
+/// ```
+/// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+/// # std::fs::write(&path, vec![7; 100_000])?;
+/// # let cache = bifolio::Cache::builder().memory(4 << 20).build()?;
+/// let index = cache.open_immutable(&path, &bifolio::OpenOptions::new())?;
+/// let page = index.pin(2..6)?;
+/// assert_eq!(page[..], [7; 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ImmutableFile {
+    pub(crate) file: File,
+}
+
+impl Deref for ImmutableFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
     }
 }
 
@@ -367,121 +393,4 @@ pub(crate) fn resolve(
         Bound::Unbounded => len_bytes().max(start),
     };
     start..end
-}
-
-/// State shared by all clones of a [`File`].
-#[derive(Debug)]
-pub(crate) struct Handle {
-    pub(crate) inode: Arc<Inode>,
-    pub(crate) reclaim: Arc<Reclaim>,
-    pub(crate) registry: Arc<Registry>,
-    error_cursor: ErrorCursor,
-    readahead: Readahead,
-    readable: bool,
-    writable: bool,
-    write_hints: write_hint::WriteHints,
-    read_server: OnceLock<Arc<ReadServer>>,
-    /// Last field: the handle has dropped everything else when the registry is told.
-    membership: Membership,
-}
-
-impl Handle {
-    fn check_usable(&self) -> Result<()> {
-        self.registry.cache_state.check()
-    }
-
-    /// Fails if the cache is poisoned, closed, or belongs to a parent process.
-    pub(crate) fn check_sound(&self) -> Result<()> {
-        self.registry.check()
-    }
-
-    pub(crate) fn fill(&self) -> Fill<'_> {
-        let state = &self.registry.cache_state;
-        Fill { inode: &self.inode, reclaim: &self.reclaim, state }
-    }
-
-    pub(crate) fn check_readable(&self) -> Result<()> {
-        self.check_usable()?;
-        if self.readable { Ok(()) } else { Err(self.not_opened_for("reading")) }
-    }
-
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        self.check_sound()?;
-        check_outside_gate(&self.inode)?;
-        if self.writable { Ok(()) } else { Err(self.not_opened_for("writing")) }
-    }
-
-    #[cold]
-    fn not_opened_for(&self, operation: &'static str) -> Error {
-        let text = format!("not opened for {operation}");
-        Error::new(ErrorKind::NotOpenedFor, text).in_file(self.inode.name())
-    }
-
-    /// Returns the end of a range, or an error if it is beyond 2^63.
-    pub(crate) fn range_end(&self, position_bytes: u64, length_bytes: u64) -> Result<u64> {
-        let end = position_bytes.checked_add(length_bytes);
-        end.filter(|end| *end <= POSITION_BYTES_MAX).ok_or_else(|| {
-            let text =
-                format!("{length_bytes} bytes at position {position_bytes} lie beyond 2^63 - 1");
-            let range = position_bytes..position_bytes.saturating_add(length_bytes);
-            Error::new(ErrorKind::OutOfRange, text).in_file(self.inode.name()).at(range)
-        })
-    }
-
-    /// Fails for a range of no bytes, of which `what` cannot be.
-    pub(crate) fn check_not_empty(&self, range: &Range<u64>, what: &str) -> Result<()> {
-        let problem = match range.start.cmp(&range.end) {
-            cmp::Ordering::Less => return Ok(()),
-            cmp::Ordering::Equal => format!("{what} of no bytes"),
-            cmp::Ordering::Greater => format!("{range:?} is reversed"),
-        };
-        Err(Error::config("range", problem).in_file(self.inode.name()))
-    }
-
-    fn check_range(&self, range: &Range<u64>) -> Result<u64> {
-        self.range_end(range.start, range.end.saturating_sub(range.start))
-    }
-
-    /// Waits until a folio may become dirty that `no_room` kept clean. No folio lock is held.
-    fn make_room(&self, no_room: NoRoom, position_bytes: u64, length_bytes: u64) -> Result<()> {
-        let (inode, bytes) = (&self.inode, position_bytes..position_bytes + length_bytes);
-        match (no_room, &inode.device) {
-            (NoRoom::DirtyLimit, Some(device)) => wait_for_room(inode, device, bytes),
-            (NoRoom::DirtyLimit, None) => self.reclaim.wait_for_swap(inode, bytes),
-            (NoRoom::Lsns, _) => {
-                let grown = grow_lsns(inode, |bytes| self.reclaim.charge(bytes));
-                grown.map_err(|error| error.wanted_for(|| inode.name(), bytes))
-            }
-        }
-    }
-
-    /// Returns `true` if a growth may wait for folio locks, because maps see the pages.
-    fn waits_to_grow(&self) -> bool {
-        self.inode.page_space.is_in_place()
-    }
-
-    /// Fails if a file with a codec cannot have the length.
-    fn check_growth(&self, len_bytes: u64) -> Result<()> {
-        let folio_bytes = self.inode.mapping.folio_bytes();
-        if self.inode.codec.get().is_none() || len_bytes.is_multiple_of(folio_bytes) {
-            return Ok(());
-        }
-        let problem =
-            format!("{len_bytes} is no multiple of {folio_bytes}, and the file has a codec");
-        Err(Error::config("the length of the file", problem).in_file(self.inode.name()))
-    }
-
-    fn check_len(&self, wanted_bytes: u64) -> Result<()> {
-        let len_max_bytes = self.inode.len_max_bytes();
-        if wanted_bytes <= len_max_bytes {
-            return Ok(());
-        }
-        let remedy = match self.inode.page_space.is_in_place() {
-            true => "OpenOptions::len_max of the first open: a mappable file keeps its maximum",
-            false => "OpenOptions::len_max, File::raise_len_max",
-        };
-        let text =
-            format!("cannot grow to {wanted_bytes} bytes, only to {len_max_bytes} ({remedy})");
-        Err(Error::new(ErrorKind::TooLong, text).in_file(self.inode.name()))
-    }
 }

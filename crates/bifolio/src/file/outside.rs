@@ -172,9 +172,8 @@ impl File {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn is_unchanged(&self) -> bool {
-        let Handle { registry, inode, membership, .. } = &*self.handle;
-        let identity = membership.identity().filter(|_| self.handle.check_usable().is_ok());
-        identity.is_some_and(|identity| registry.is_unchanged(identity, inode))
+        let Handle { inode, membership, .. } = &*self.handle;
+        self.handle.check_usable().is_ok() && membership.is_unchanged(inode)
     }
 
     /// Sets the length of the file to that of its storage, which another program has changed, and

@@ -165,7 +165,7 @@ impl<F> OwnedPageRef<F> {
     }
 
     pub(crate) fn is_forked(&self) -> bool {
-        self.handle.registry.cache_state.is_forked()
+        self.handle.host.cache_state.is_forked()
     }
 }
 
@@ -315,7 +315,7 @@ impl PinRecord<'_> {
 impl Drop for PinRecord<'_> {
     fn drop(&mut self) {
         // The LSNs of a forked child belong to the parent process.
-        if self.is_due && !self.file.handle.registry.cache_state.is_forked() {
+        if self.is_due && !self.file.handle.host.cache_state.is_forked() {
             // Also while a panic unwinds.
             let lsns_of = &self.file.handle.inode.dirty;
             lsns_of.with_lsns(|lsns| lsns.end_pin(self.id, self.has_changed));

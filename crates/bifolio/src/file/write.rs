@@ -13,10 +13,10 @@
 //! Writes into frames whose lock it holds, through `sys::copy`.
 #![allow(unsafe_code)]
 
-use super::File;
 use super::mapper::Growing;
 use super::open::no_table;
 use super::options::check_len_max;
+use super::{File, Handle};
 use crate::dirt::ChangeLsn;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{AccessMode, Locked, own_pins};
@@ -411,7 +411,7 @@ impl File {
     pub(super) fn forget_behind(&self, len_bytes: u64) -> Result<()> {
         let inode = &self.handle.inode;
         inode.mapping.begin_walk_behind_end();
-        self.zero_tail(len_bytes)?;
+        self.handle.zero_tail(len_bytes)?;
         removal::remove_folios_from(inode, len_bytes.next_multiple_of(self.folio_bytes()));
         Ok(())
     }
@@ -422,26 +422,6 @@ impl File {
         self.handle.check_growth(len_bytes)?;
         let resizing = self.handle.inode.lock_resizing();
         Ok(Growth { growing: self.uncover(&resizing, len_bytes)?, resizing })
-    }
-
-    /// Zeroes the bytes past the end in the folio that contains the end; in a file with a backing,
-    /// only if the folio is resident.
-    pub(crate) fn zero_tail(&self, len_bytes: u64) -> Result<()> {
-        let inode = &self.handle.inode;
-        let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);
-        if len_bytes == head * PAGE_BYTES {
-            return Ok(());
-        }
-        own_pins::check(inode, &(head..head + 1))?;
-        let tail = |lock: &LockedFolio<'_>| len_bytes..(lock.index() + lock.pages()) * PAGE_BYTES;
-        if !inode.store.zeroes_what_is_cut() {
-            // Resident, unless the page was written and swapped out since the check.
-            return self.zero_in_memory(head, tail);
-        }
-        if let Some(Locked { folio, lock, .. }) = self.handle.fill().find_resident(head) {
-            inode.zero_in_place(&folio, &lock, tail(&lock));
-        }
-        Ok(())
     }
 
     /// Discards the changes of the file that are not on its storage: the file then has the content
@@ -475,6 +455,28 @@ impl File {
         self.fill_orphans(0..u64::MAX);
         queried?;
         Ok(bytes)
+    }
+}
+
+impl Handle {
+    /// Zeroes the bytes past the end in the folio that contains the end; in a file with a backing,
+    /// only if the folio is resident.
+    pub(crate) fn zero_tail(&self, len_bytes: u64) -> Result<()> {
+        let inode = &self.inode;
+        let head = inode.mapping.head_index(len_bytes >> PAGE_SHIFT);
+        if len_bytes == head * PAGE_BYTES {
+            return Ok(());
+        }
+        own_pins::check(inode, &(head..head + 1))?;
+        let tail = |lock: &LockedFolio<'_>| len_bytes..(lock.index() + lock.pages()) * PAGE_BYTES;
+        if !inode.store.zeroes_what_is_cut() {
+            // Resident, unless the page was written and swapped out since the check.
+            return self.zero_in_memory(head, tail);
+        }
+        if let Some(Locked { folio, lock, .. }) = self.fill().find_resident(head) {
+            inode.zero_in_place(&folio, &lock, tail(&lock));
+        }
+        Ok(())
     }
 }
 

@@ -126,11 +126,11 @@ impl Mapper for MapResources {
 
     fn uncover<'a>(
         &self,
-        file: &'a File,
+        handle: &'a Handle,
         alone: &Resizing<'_>,
         len_bytes: u64,
     ) -> Result<Box<dyn MappedGrowth + 'a>> {
-        Ok(Box::new(Growing::begin(file, alone, len_bytes)?))
+        Ok(Box::new(Growing::begin(handle, alone, len_bytes)?))
     }
 }
 
@@ -169,7 +169,7 @@ impl File {
     pub(super) fn begin_map(&self, range: &Range<u64>) -> Result<(Arc<Region>, MapGuard)> {
         let handle = &self.handle;
         // Before the check, so that a concurrent close sees the map.
-        let mut guard = MapGuard { in_use: MapInUse::begin(&handle.registry), mapped: None };
+        let mut guard = MapGuard { in_use: MapInUse::begin(&handle.host), mapped: None };
         handle.check_sound()?;
         handle.check_readable()?;
         handle.check_not_empty(range, "a map")?;
@@ -204,7 +204,7 @@ impl File {
 struct Growing<'a> {
     region: Option<&'a Region>,
     /// File with a backing and its length before, if raw writers may store past its end.
-    uncovered: Option<(&'a File, u64)>,
+    uncovered: Option<(&'a Handle, u64)>,
 }
 
 impl MappedGrowth for Growing<'_> {
@@ -220,21 +220,21 @@ impl Drop for Growing<'_> {
         self.end();
         // A raw store past the old end, made since the bytes there were zeroed, is part of the file
         // now. A write-out of its page ended at the old length.
-        if let Some((file, before_bytes)) = self.uncovered
-            && file.len() > before_bytes
+        if let Some((handle, before_bytes)) = self.uncovered
+            && handle.inode.mapping.len_bytes() > before_bytes
             && let Some(Locked { folio, lock, .. }) =
-                file.handle.fill().find_resident(before_bytes >> PAGE_SHIFT)
+                handle.fill().find_resident(before_bytes >> PAGE_SHIFT)
         {
-            file.handle.inode.mark_stored(&lock, folio.id());
+            handle.inode.mark_stored(&lock, folio.id());
         }
     }
 }
 
 impl<'a> Growing<'a> {
     /// Prepares a file in a region to grow to `len_bytes` bytes ([`Mapper::uncover`]).
-    fn begin(file: &'a File, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Self> {
-        let before_bytes = file.len();
-        let inode = &file.handle.inode;
+    fn begin(handle: &'a Handle, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Self> {
+        let inode = &handle.inode;
+        let before_bytes = inode.mapping.len_bytes();
         let mut growing = Self { region: Region::of(&inode.page_space), uncovered: None };
         let Some(region) = growing.region else { return Ok(growing) };
         let pages = before_bytes.div_ceil(PAGE_BYTES)..len_bytes.div_ceil(PAGE_BYTES);
@@ -246,17 +246,17 @@ impl<'a> Growing<'a> {
             // zeroed, as for a partial write.
             let end = (index + 1) * PAGE_BYTES;
             if let Err(error) =
-                file.handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
+                handle.fill().lock_folio(index, AccessMode::Write { start: end - 1, end })
             {
                 removal::remove_folios_from(inode, before_bytes.next_multiple_of(PAGE_BYTES));
                 return Err(error);
             }
         }
         if region.is_tracked() {
-            file.zero_tail(before_bytes)?;
+            handle.zero_tail(before_bytes)?;
             let ends_in_page = !before_bytes.is_multiple_of(PAGE_BYTES);
             growing.uncovered =
-                (ends_in_page && !file.is_memory_file()).then_some((file, before_bytes));
+                (ends_in_page && !inode.is_memory_file()).then_some((handle, before_bytes));
         }
         Ok(growing)
     }

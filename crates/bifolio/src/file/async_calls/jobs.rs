@@ -5,9 +5,8 @@
 //! all appends to a file, all syncs through a handle, which become one. So the number of threads
 //! depends on the files in use, at most [`THREADS_MAX`] a device, and not on the number of calls.
 
-use super::job_list::JobList;
+use super::call::{AsyncCall, Key, ReadServer, thread_has_ended};
 use super::pending::{Pending, Work};
-use super::server::{AsyncCall, ReadServer, thread_has_ended};
 use crate::file::{File, WriteHint};
 use crate::inode::NoRoom;
 use crate::io::Urgency;
@@ -19,32 +18,6 @@ use std::sync::Arc;
 /// Most threads of a device. A write gate whose log is synced by such calls needs one beside those
 /// that ask it.
 const THREADS_MAX: usize = 32;
-
-/// Reason for which a call waits. Files and handles are named by their addresses, which they keep
-/// while calls of them are queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
-    /// Room under the limit of dirty bytes, which files with a write gate share less of.
-    Room { has_gate: bool },
-    /// The right to change the length of a file.
-    Length(u64),
-    /// A thread that makes the calls of a file.
-    Thread(u64),
-    /// A thread that syncs the file of a handle.
-    Sync(usize),
-}
-
-pub(super) type Jobs = JobList<Key, Arc<AsyncCall>>;
-
-impl Key {
-    pub(super) fn of_thread(pending: &Pending) -> Self {
-        let handle = &pending.file.handle;
-        match pending.work {
-            Work::Sync => Self::Sync(Arc::as_ptr(handle).addr()),
-            _ => Self::Thread(handle.inode.address),
-        }
-    }
-}
 
 /// Queues a call of `server`, for a thread that serves `key`.
 pub(super) fn hand_on(server: &Arc<ReadServer>, key: Key, call: Arc<AsyncCall>) {

@@ -8,7 +8,7 @@
 //!   FileFuture::poll --> Pending::begin            ready: no server is involved
 //!                    --> Inbox::submit ---.
 //!                                         v
-//!   ReadServer --------> Server::serve: start, wait, copy, complete                 server.rs
+//!   ReadServer, call.rs  Server::serve: start, wait, copy, complete                 server.rs
 //!                        |    one step of a pin or a write                     try_write.rs
 //!                        v    one call, and how far it is                        pending.rs
 //!   Jobs --------------> room for dirty bytes, the length; appends, syncs           jobs.rs
@@ -22,6 +22,7 @@
 //! list of its device, for all of which one thread waits. The server exists while calls are
 //! outstanding.
 
+mod call;
 pub(crate) mod handover;
 pub(crate) mod job_list;
 mod jobs;
@@ -29,13 +30,12 @@ mod pending;
 mod server;
 mod try_write;
 
-pub(super) use server::{ReadServer, ReadServers};
-
 use super::{File, OwnedPageRef, WriteHint};
 use crate::error::Result;
 use crate::page::{PAGE_SHIFT, pages_of};
+use call::AsyncCall;
 use pending::{Pending, Work, polled_again};
-use server::AsyncCall;
+use server::submit;
 use std::fmt;
 use std::future::Future;
 use std::mem;
@@ -292,7 +292,7 @@ impl Step {
         let Self::New(pending) = mem::replace(self, Self::Over) else { return Ok(()) };
         let (file, wanted) = (pending.file.clone(), pending.wanted());
         let is_read = matches!(pending.work, Work::Read(_) | Work::Pin { .. });
-        *self = Self::Submitted(AsyncCall::submit(pending, need, waker.clone())?);
+        *self = Self::Submitted(submit(pending, need, waker.clone())?);
         let end = wanted.end.min(file.len());
         if is_read && need == Need::Page && wanted.start < end {
             let pages = wanted.start >> PAGE_SHIFT..pages_of(&(wanted.start..end)).end;

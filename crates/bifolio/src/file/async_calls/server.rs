@@ -12,159 +12,49 @@
 //! The last handle of a file may be dropped here, if its future is dropped while the server looks
 //! at the read. A close waits for storage, so another thread of the engine does it.
 
-use super::handover::{Call, Handover, Inbox, Rest};
-use super::jobs::{Jobs, Key, hand_on};
-use super::pending::{NextStep, Pending, polled_again};
+use super::call::{AsyncCall, Key, NO_NUMBER, OF_THREAD, ReadServer, end_unserved};
+use super::handover::{Call, Handover, Rest};
+use super::jobs::hand_on;
+use super::pending::{NextStep, Pending};
 use super::try_write::{Need, Stopped};
 use crate::error::{Error, Result};
 use crate::file::{File, Handle, PageRef};
 use crate::fill::{FillQueue, Locked, ReadIoClaim, Wait};
-use crate::inode::Inode;
-use crate::io::{Engine, Lane, Urgency, lane_of};
+use crate::io::{Engine, Urgency, lane_of};
 use crate::memory::Memory;
 use crate::page::{FolioId, Lookup, PAGE_SHIFT, pages_of};
 use crate::sync::{Mutex, Ordering};
-use crate::sys::process::Origin;
-use crate::sys::ring::Bell;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Weak};
-use std::task::{Poll, Wake, Waker};
+use std::task::Waker;
 
 /// Most bytes of one read in flight at a time.
 const READ_BYTES_MAX: u64 = 8 << 20;
-const NO_NUMBER: usize = usize::MAX;
-/// Number of a call that a thread makes, and the server does not know.
-const OF_THREAD: usize = NO_NUMBER - 1;
 
-/// A call that was submitted: shared by its future, the server or a thread, and wakers.
-#[derive(Debug)]
-pub(super) struct AsyncCall {
-    server: Arc<ReadServer>,
-    pub(super) handover: Handover<Pending>,
-    /// Number by which the server knows the call; only the server uses it, or [`OF_THREAD`].
-    number: AtomicUsize,
-}
-
-impl AsyncCall {
-    /// Submits a call that `need` stops.
-    pub(super) fn submit(pending: Pending, need: Need, waker: Waker) -> Result<Arc<Self>> {
-        let server = ReadServers::of(&pending.file.handle)?;
-        let key = (need == Need::Thread).then(|| Key::of_thread(&pending));
-        let number = AtomicUsize::new(if key.is_some() { OF_THREAD } else { NO_NUMBER });
-        let handover = Handover::new(pending, waker);
-        let call = Arc::new(Self { server: Arc::clone(&server), handover, number });
-        if let Some(key) = key {
-            hand_on(&server, key, Arc::clone(&call));
-            return Ok(call);
-        }
-        match server.inbox.submit(Arc::clone(&call)) {
-            Call::Nothing => {}
-            Call::Ring => server.bell.ring(),
-            Call::Start => {
-                let serving = Serving(Some(Arc::clone(&server)));
-                let job = move || serving.serve();
-                // A job that is not started is dropped, and ends the calls that are queued.
-                server.engine.spawn(server.lane, Urgency::Always, job).map_err(Error::thread)?;
-            }
-        }
-        Ok(call)
+/// Submits a call that `need` stops.
+pub(super) fn submit(pending: Pending, need: Need, waker: Waker) -> Result<Arc<AsyncCall>> {
+    let server = ReadServer::of(&pending.file.handle)?;
+    let key = (need == Need::Thread).then(|| Key::of_thread(&pending));
+    let number = AtomicUsize::new(if key.is_some() { OF_THREAD } else { NO_NUMBER });
+    let handover = Handover::new(pending, waker);
+    let call = Arc::new(AsyncCall { server: Arc::clone(&server), handover, number });
+    if let Some(key) = key {
+        hand_on(&server, key, Arc::clone(&call));
+        return Ok(call);
     }
-
-    pub(super) fn poll(&self, waker: &Waker) -> Poll<Result<Pending>> {
-        if self.server.origin.is_forked() {
-            return Poll::Ready(Err(Error::forked()));
-        }
-        self.handover.poll(waker).map(|pending| pending.ok_or_else(polled_again))
-    }
-
-    /// Frees what belongs to the caller of a read that has no future any more.
-    pub(super) fn abandon(this: &Arc<Self>) {
-        if this.server.origin.is_forked() {
-            // Another thread may have held the lock during the fork.
-            return std::mem::forget(Arc::clone(this));
-        }
-        drop(this.handover.abandon());
-        this.call_again();
-    }
-
-    /// Returns `true` if a thread makes the call, and the server does not know it.
-    pub(super) fn is_of_thread(&self) -> bool {
-        // Relaxed: set before the call was put on a list, which this thread has read.
-        self.number.load(Ordering::Relaxed) == OF_THREAD
-    }
-
-    /// Lets the server look at the call again. Has no effect on a call that it does not know.
-    pub(super) fn call_again(self: &Arc<Self>) {
-        if self.server.inbox.submit_again(Arc::clone(self)) == Call::Ring {
-            self.server.bell.ring();
+    match server.inbox.submit(Arc::clone(&call)) {
+        Call::Nothing => {}
+        Call::Ring => server.bell.ring(),
+        Call::Start => {
+            let serving = Serving(Some(Arc::clone(&server)));
+            let job = move || serving.serve();
+            // A job that is not started is dropped, and ends the calls that are queued.
+            server.engine.spawn(server.lane, Urgency::Always, job).map_err(Error::thread)?;
         }
     }
-
-    /// Completes the call, and wakes its task. A waker that panics has no effect here.
-    pub(super) fn complete(&self, end: impl FnOnce(&mut Pending)) {
-        if let Some(waker) = self.handover.complete(end) {
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-        }
-    }
-}
-
-/// Called when a folio lock is released that the read waits for.
-impl Wake for AsyncCall {
-    fn wake(self: Arc<Self>) {
-        self.call_again();
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct ReadServer {
-    pub(super) lane: Lane,
-    inbox: Inbox<Arc<AsyncCall>>,
-    pub(super) jobs: Jobs,
-    bell: Arc<Bell>,
-    pub(super) engine: Arc<Engine>,
-    memory: Arc<Memory>,
-    origin: Origin,
-}
-
-/// The servers of a cache, one per device whose files have used one.
-#[derive(Debug, Default)]
-pub(crate) struct ReadServers(Mutex<Vec<Weak<ReadServer>>>);
-
-impl ReadServers {
-    fn of(handle: &Handle) -> Result<Arc<ReadServer>> {
-        if let Some(server) = handle.read_server.get() {
-            return Ok(Arc::clone(server));
-        }
-        let server = handle.registry.read_servers.server_for(&handle.inode)?;
-        Ok(Arc::clone(handle.read_server.get_or_init(|| server)))
-    }
-
-    fn server_for(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
-        // A read of a memory file without a swap waits for locks only.
-        let alone = || Lane::Alone(std::ptr::from_ref(inode).addr());
-        let lane = inode.store.reader().map_or_else(alone, |reader| lane_of(&reader));
-        let mut servers = self.0.lock();
-        servers.retain(|server| server.strong_count() > 0);
-        let found = servers.iter().filter_map(Weak::upgrade).find(|server| server.lane == lane);
-        if let Some(server) = found {
-            return Ok(server);
-        }
-        let refused = |source| Error::memory("an event descriptor for asynchronous reads", source);
-        let server = Arc::new(ReadServer {
-            lane,
-            inbox: Inbox::default(),
-            jobs: Jobs::default(),
-            bell: Arc::new(Bell::new().map_err(refused)?),
-            engine: Arc::clone(&inode.engine),
-            memory: Arc::clone(&inode.memory),
-            origin: Origin::here(),
-        });
-        servers.push(Arc::downgrade(&server));
-        Ok(server)
-    }
+    Ok(call)
 }
 
 /// The job of a server. If it is dropped without being run, or panics, it ends the queued reads.
@@ -184,16 +74,6 @@ impl Drop for Serving {
         let queued = self.0.as_ref().map(|server| server.inbox.give_up()).unwrap_or_default();
         queued.iter().for_each(|read| end_unserved(read));
     }
-}
-
-#[cold]
-fn end_unserved(call: &AsyncCall) {
-    call.complete(|pending| pending.fail(thread_has_ended()));
-}
-
-#[cold]
-pub(super) fn thread_has_ended() -> Error {
-    Error::thread(std::io::Error::other("the thread that serves asynchronous calls has ended"))
 }
 
 #[derive(Debug)]

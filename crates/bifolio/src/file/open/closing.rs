@@ -8,11 +8,12 @@
 //! once with `CacheState` closed, for concurrent writes. If the second sync fails, the `CacheState`
 //! opens again.
 
+use super::open_file::Open;
 use super::slots::Retire;
-use super::{Key, Open, Registry};
+use super::{Key, Registry};
 use crate::dirt::is_inside_any;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{Handle, OpenOptions};
+use crate::file::OpenOptions;
 use crate::fill::own_pins;
 use crate::inode::{Inode, removal};
 use crate::io::{DirectBacking, FileIdentity};
@@ -20,57 +21,11 @@ use crate::sync::{Backoff, Ordering};
 use crate::writeback::Writeback;
 use std::sync::Arc;
 
-#[derive(Debug)]
-pub(in crate::file) struct Membership {
-    registry: Arc<Registry>,
-    key: Key,
-    is_writable: bool,
-    is_immutable: bool,
-    /// Set if the close that drops the handle has failed in CLOSE-L1 and reported it to its caller.
-    pub(in crate::file) has_failed: bool,
-}
-
-impl Membership {
-    pub(super) fn new(registry: &Arc<Registry>, key: Key, options: &OpenOptions) -> Self {
-        let registry = Arc::clone(registry);
-        let (is_writable, is_immutable) = (options.write, options.immutable);
-        Self { registry, key, is_writable, is_immutable, has_failed: false }
-    }
-
-    pub(in crate::file) fn identity(&self) -> Option<FileIdentity> {
-        match self.key {
-            Key::Identified(identity) => Some(identity),
-            Key::Single(_) => None,
-        }
-    }
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        if self.registry.cache_state.is_forked() {
-            return;
-        }
-        let is_last = self.registry.files.look(self.key, |open| {
-            open.handles -= 1;
-            open.writable -= u64::from(self.is_writable);
-            open.immutable -= u64::from(self.is_immutable);
-            open.handles == 0
-        });
-        if is_last == Some(true) {
-            self.registry.retire_logged(self.key, self.has_failed);
-            // Relaxed: the lock of the slots orders it, whichever thread was the first there.
-            if self.registry.has_no_cache.load(Ordering::Relaxed) {
-                self.registry.give_up(self.key, is_held_back);
-            }
-        }
-    }
-}
-
 impl Registry {
     /// Closes a file that has no handles, and logs a failure, because no caller can receive it.
     /// `has_failed` counts as the first round, so that a failing device is not asked to write
     /// everything again.
-    fn retire_logged(&self, key: Key, has_failed: bool) {
+    pub(super) fn retire_logged(&self, key: Key, has_failed: bool) {
         if let Err(failure) = self.files.retire(key, self, has_failed) {
             log::error!("{failure}; the file has no handle and is kept in the cache");
         }
@@ -98,25 +53,6 @@ impl Registry {
         self.make_durable("not everything is durable")
     }
 
-    /// Makes an immutable handle beside `handle`, which is about to be dropped, and is the only one
-    /// that may write.
-    pub(in crate::file) fn join_immutable(
-        self: &Arc<Self>,
-        handle: &Handle,
-    ) -> Result<Arc<Handle>> {
-        let mut options = OpenOptions::new();
-        options.immutable = true;
-        let key = handle.membership.key;
-        let joined = self.files.look(key, |open| {
-            if open.writable > u64::from(handle.membership.is_writable) {
-                let text = "immutable: another handle of it in this cache is writable".to_owned();
-                return Err(Error::conflict(open.inode.name(), text));
-            }
-            self.make_handle(key, open, &options)
-        });
-        joined.unwrap_or_else(|| Err(Error::new(ErrorKind::Closed, "the cache is closed")))
-    }
-
     /// Makes everything durable and closes the cache: later calls fail. On an error nothing is
     /// closed and nothing is lost.
     pub(crate) fn close(&self) -> Result<()> {
@@ -125,12 +61,13 @@ impl Registry {
         }
         let _one_at_a_time = self.closing.lock();
         self.check()?;
-        self.cache_state.check_maps()?;
+        self.host.cache_state.check_maps()?;
         self.inodes().try_for_each(|inode| own_pins::check(&inode, &own_pins::ALL_PAGES))?;
         self.make_durable("the cache was not closed")?;
-        self.cache_state.close().map_err(Error::maps_alive)?;
+        self.host.cache_state.close().map_err(Error::maps_alive)?;
         // Bytes that were written between the sync and the change of the cache's state.
-        self.make_durable("the cache was not closed").inspect_err(|_| self.cache_state.reopen())?;
+        self.make_durable("the cache was not closed")
+            .inspect_err(|_| self.host.cache_state.reopen())?;
         for key in self.files.keys() {
             let Some(inode) = self.inode_after_release(key) else { continue };
             // A write in progress may end only now. The inode is freed with the last handle.
@@ -144,7 +81,7 @@ impl Registry {
 }
 
 /// Returns `true` for a file without handles whose pages its write gate holds back.
-fn is_held_back(open: &Open) -> bool {
+pub(super) fn is_held_back(open: &Open) -> bool {
     open.handles == 0 && open.is_kept && open.inode.has_gate()
 }
 
@@ -153,10 +90,10 @@ impl Registry {
     /// last `Cache` is dropped: no caller can open, commit or sync them any more. Otherwise a gate
     /// that owns a file of this cache would keep the registry, which keeps the gate.
     pub(crate) fn note_no_cache(&self) {
-        if self.cache_state.is_forked() {
+        if self.host.cache_state.is_forked() {
             return;
         }
-        // Relaxed: as in the drop of `Membership`.
+        // Relaxed: as in the drop of `OpenMembership`.
         self.has_no_cache.store(true, Ordering::Relaxed);
         self.files.keys().into_iter().for_each(|key| self.give_up(key, is_held_back));
         self.free_kept();
@@ -164,7 +101,7 @@ impl Registry {
 
     /// Tries for the last time to make a file durable if `is_wanted` accepts it, and drops it with
     /// what could not be written.
-    fn give_up(&self, key: Key, is_wanted: impl Fn(&Open) -> bool) {
+    pub(super) fn give_up(&self, key: Key, is_wanted: impl Fn(&Open) -> bool) {
         if self.files.look(key, |open| is_wanted(open)) != Some(true) {
             return;
         }
@@ -244,7 +181,7 @@ impl Registry {
     /// CLOSE-L4: closes the descriptors of a file, and frees its inode unless its pages are kept.
     fn free_or_keep(&self, open: Open) {
         let Open { inode, disks, spare, .. } = open;
-        if let Some(mapper) = self.mapper_of(&inode) {
+        if let Some(mapper) = self.host.mapper_of(&inode) {
             mapper.forget(&inode);
         }
         let keeper = self.keeper.as_ref().zip(identity_of(&inode));
@@ -271,7 +208,7 @@ impl Registry {
     }
 
     /// Returns `true` if no change of an open file was seen since it is watched.
-    pub(in crate::file) fn is_unchanged(&self, identity: FileIdentity, inode: &Inode) -> bool {
+    pub(super) fn is_unchanged(&self, identity: FileIdentity, inode: &Inode) -> bool {
         let Some(keeper) = &self.keeper else { return false };
         let Some(reader) = inode.store.reader() else { return false };
         reader.watchable().is_some_and(|file| keeper.is_unchanged(identity, file))
@@ -335,7 +272,7 @@ fn durable(inode: &Inode) -> Result<()> {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        if self.cache_state.is_forked() {
+        if self.host.cache_state.is_forked() {
             // The memory and the files belong to the parent process: leave them alone.
             self.files.forget_all();
             std::mem::forget(self.keeper.take());
@@ -371,7 +308,7 @@ mod tests {
         let cache = builder.build().unwrap();
         let file = cache.open(&path, &OpenOptions::new().read(true).write(true)).unwrap();
         file.read_exact_at(&mut [0; 8], 0).unwrap();
-        let registry = Arc::clone(&file.handle.registry);
+        let registry = Arc::clone(cache.registry());
         let inode = Arc::clone(&file.handle.inode);
         test_hook::set("before the clean pages are dropped", move || {
             let found = inode.mapping.get_folio(&inode.memory.folios, 0);
