@@ -1,7 +1,7 @@
 //! Building a cache: settings, probes, reservations, threads.
 
 use super::pressure::{PressureWatch, validate_floor};
-use super::{Cache, Inner};
+use super::{Cache, CacheParts};
 use crate::config::{self, Config, HugePages};
 use crate::dirt::FlusherSettings;
 use crate::error::{Error, ErrorKind, Result};
@@ -320,7 +320,7 @@ impl CacheBuilder {
             &self.config,
         );
         registry.keeper = KeptFiles::keeping(self.config.kept_files, &reclaim, &features);
-        let inner = Inner {
+        let inner = CacheParts {
             registry: Arc::new(registry),
             memory_bytes_max,
             features,

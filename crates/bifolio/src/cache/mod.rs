@@ -39,13 +39,13 @@ use std::sync::{Arc, Weak};
 /// ```
 #[derive(Clone)]
 pub struct Cache {
-    inner: Arc<Inner>,
+    inner: Arc<CacheParts>,
 }
 
 /// A reference to a cache that does not keep it open ([`Cache::downgrade`]).
 #[derive(Clone, Debug)]
 pub struct WeakCache {
-    inner: Weak<Inner>,
+    inner: Weak<CacheParts>,
 }
 
 impl WeakCache {
@@ -57,7 +57,7 @@ impl WeakCache {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct CacheParts {
     registry: Arc<Registry>,
     memory_bytes_max: u64,
     features: Features,
@@ -66,7 +66,7 @@ struct Inner {
     _background: ReclaimThread,
 }
 
-impl Drop for Inner {
+impl Drop for CacheParts {
     fn drop(&mut self) {
         self.registry.note_no_cache();
     }
@@ -253,7 +253,7 @@ impl Cache {
     /// Returns a snapshot of counters and levels, cheap enough to take every second. In a forked
     /// child all values are zero.
     pub fn stats(&self) -> Stats {
-        let Inner { registry, features, .. } = &*self.inner;
+        let CacheParts { registry, features, .. } = &*self.inner;
         if registry.host.cache_state.is_forked() {
             // Locks may be held by threads that are not in this process.
             return Stats::default();

@@ -37,12 +37,12 @@ const CALM_LOOKS_MAX: u32 = 32 * CALM_LOOKS;
 /// The thread that follows the pressure, until this is dropped.
 #[derive(Debug)]
 pub(super) struct PressureWatch {
-    shared: Arc<Shared>,
+    shared: Arc<PressureLoop>,
     thread: OwnedThread,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PressureLoop {
     reclaim: Arc<Reclaim>,
     features: Features,
     source: PressureSource,
@@ -77,7 +77,7 @@ impl PressureWatch {
         else {
             return Ok(None);
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PressureLoop {
             reclaim: Arc::clone(reclaim),
             features: features.clone(),
             source,
@@ -108,7 +108,7 @@ impl Drop for PressureWatch {
     }
 }
 
-impl Shared {
+impl PressureLoop {
     fn run(&self) {
         let mut seen = self.source.waited_us();
         let mut since = Instant::now();
@@ -257,7 +257,7 @@ mod tests {
         let options = OpenOptions::new().write(true).create(true);
         let file = cache.open(directory.path().join("data"), &options).unwrap();
         file.write_all_at(&vec![7; 7 << 20], 0).unwrap();
-        let shared = Shared {
+        let shared = PressureLoop {
             reclaim: Arc::clone(&cache.inner.registry.reclaim),
             features: cache.inner.features.clone(),
             source: PressureSource::at(directory.path().join("none")),
@@ -283,7 +283,7 @@ mod tests {
         fs::write(&path, "some avg10=0.00 total=5\n").unwrap();
         let cache = Cache::builder().memory(8 * MIB).build().unwrap();
         let features = Features::probe(&[]);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PressureLoop {
             reclaim: Arc::clone(&cache.inner.registry.reclaim),
             features: features.clone(),
             source: PressureSource::at(path.clone()),

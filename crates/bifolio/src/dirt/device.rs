@@ -226,6 +226,7 @@ impl<F> Device<F> {
         met_gates: bool,
     ) -> bool {
         let mut rounds = self.rounds.lock();
+        debug_assert!(round.number <= rounds.begun, "round {} has not begun", round.number);
         let has_taken = rounds.answers > round.answers;
         rounds.is_held_back = met_gates && !has_taken;
         if has_taken || self.dirty_pages.own() == 0 {

@@ -51,7 +51,12 @@ impl DirtyPages {
     }
 
     pub(crate) fn sub(&self, pages: u64) {
-        if pages > 0 && self.share.sub(pages) == pages {
+        if pages == 0 {
+            return;
+        }
+        let before_pages = self.share.sub(pages);
+        debug_assert!(before_pages >= pages, "{pages} of {before_pages} dirty pages are clean");
+        if before_pages == pages {
             self.devices.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -24,13 +24,13 @@ use std::ops::{Range, RangeBounds};
 
 /// A range that is about to be cleared, split into whole units and the parts beside them.
 #[derive(Debug)]
-struct Pieces {
+struct RangeParts {
     before: Range<u64>,
     whole: Range<u64>,
     after: Range<u64>,
 }
 
-impl Pieces {
+impl RangeParts {
     /// Splits a range. The bytes past the end of file are zeros, so the unit that contains the end
     /// is whole if the range reaches the end.
     fn of(range: &Range<u64>, unit: u64, len_bytes: u64) -> Self {
@@ -193,7 +193,7 @@ impl File {
             });
             #[cfg(all(test, not(loom)))]
             crate::sync::test_hook::reach("before a range is split");
-            self.clear_in_memory(&Pieces::of(&range, self.folio_bytes(), len_bytes))?;
+            self.clear_in_memory(&RangeParts::of(&range, self.folio_bytes(), len_bytes))?;
             drop(resizing);
             let is_punched = mode == FallocateMode::PunchHole;
             return if is_punched { Ok(()) } else { self.allocate_keep_len(range) };
@@ -202,7 +202,7 @@ impl File {
             return Ok(());
         }
         let resizing = inode.lock_resizing();
-        let pieces = Pieces::of(&range, self.folio_bytes(), self.len());
+        let pieces = RangeParts::of(&range, self.folio_bytes(), self.len());
         own_pins::check(inode, &pages_of(&(range.start..pieces.after.end.max(range.end))))?;
         if !pieces.whole.is_empty() {
             resizing.clear(mode, pieces.whole)?;
@@ -218,8 +218,8 @@ impl File {
         self.write_all_at(&zeros, bytes.start)
     }
 
-    fn clear_in_memory(&self, pieces: &Pieces) -> Result<()> {
-        let Pieces { before, whole, after } = pieces;
+    fn clear_in_memory(&self, pieces: &RangeParts) -> Result<()> {
+        let RangeParts { before, whole, after } = pieces;
         let inode = &self.handle.inode;
         own_pins::check(inode, &pages_of(&(before.start..after.end)))?;
         // Does everything that can fail first: reads the last folio before anything is changed. It

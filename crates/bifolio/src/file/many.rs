@@ -83,6 +83,8 @@ impl<'b> ReadRequest<'b> {
         }
     }
 
+    /// Uses a folio of a run, or the error of one: that of a run of several folios is left for the
+    /// second pass.
     fn take(&mut self, inode: &Inode, delivery: Delivery<'_>) {
         match delivery {
             Delivery::Folio(locked) => {
@@ -181,6 +183,8 @@ impl File {
         is_whole || request.is_finished() || request.next() >= self.len()
     }
 
+    /// Adds the transfers of what a request misses to the batch. A request into a map is left for
+    /// the second pass.
     fn start<'f>(&'f self, requests: &mut [ReadRequest<'_>], number: usize, batch: &mut Batch<'f>) {
         let request = &requests[number];
         if super::is_mapped(request.buffer) {
@@ -396,6 +400,7 @@ impl File {
         Some(self.pin_of(range, reference.into_id()))
     }
 
+    /// Pins a folio that has just been read for the range that misses it, or keeps its error.
     fn deliver_pin<'a, F>(
         &'a self,
         pins: &mut [Result<PageRef<'a, F>>],

@@ -10,7 +10,8 @@
 //!   readahead/    fills of pages before they are read
 //!   pin.rs        pins, for reading and for changes
 //!   immutable.rs  files that do not change while they are open: pins are slices
-//!   write.rs      writes, lengths
+//!   write.rs      writes
+//!   length.rs     changes of the length; what is not on the storage
 //!   write_hint.rs, write_window.rs   writes whose pages are evicted first
 //!   allocation.rs allocation, holes, zeros of memory files
 //!   gate.rs       writes behind a write gate
@@ -32,6 +33,7 @@ mod gate;
 mod handle;
 mod hit;
 mod immutable;
+mod length;
 mod many;
 mod mapper;
 mod open;

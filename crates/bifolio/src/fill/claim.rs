@@ -1,12 +1,13 @@
 //! Claims: the first step of a fill, a frame and the Entry (FILL-C1..C4).
 use super::Fill;
-use super::transfer::{Locked, ReadIo, Room};
+use super::locked::Locked;
+use super::transfer::{ReadIo, Room};
 use crate::error::{Error, Result};
 use crate::io::RUN_PAGES_MAX;
 use crate::memory::{FillTarget, FrameKind};
 use crate::page::{Entry, Filling, Folio, FolioId, PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
-use crate::sync::{CallScope, Ordering};
+use crate::sync::{CallScope, Ordering, blocking};
 use crate::sys::process;
 use std::ops::Range;
 
@@ -111,7 +112,7 @@ impl<'h> Fill<'h> {
             let seen = mapping.table().load(head, Ordering::Acquire);
             let goes_on =
                 |last: &FolioId| self.inode.store.continues(self.inode.memory.folio(*last), seen);
-            if !self.inode.store.is_absent(seen) || !run.folios.last().is_none_or(goes_on) {
+            if !self.inode.store.is_absent(seen) || !run.folios.ids().last().is_none_or(goes_on) {
                 break;
             }
             let Ok(Claim::New(locked)) = self.claim(head, seen, Wait::Never, false) else { break };
@@ -150,6 +151,10 @@ impl<'h> Fill<'h> {
     ) -> Result<Claim<Locked<'h>>> {
         let Self { inode, reclaim, state } = self;
         let (mapping, memory) = (&inode.mapping, &*inode.memory);
+        debug_assert_eq!(head, mapping.head_index(head), "a folio begins at its head");
+        if wait == Wait::ForFrames {
+            blocking::check("frames");
+        }
         state.check_sound(&memory.soundness)?;
         let of_folio = |error: Error| {
             let start = head * PAGE_BYTES;

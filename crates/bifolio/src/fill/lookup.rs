@@ -115,6 +115,8 @@ impl<'h> Fill<'h> {
         })
     }
 
+    /// Gives a resident folio the bytes that `access` needs: one that was allocated and never
+    /// written is zeroed, or treated as a hole.
     pub(super) fn with_content(
         self,
         locked: Locked<'h>,
@@ -132,6 +134,8 @@ impl<'h> Fill<'h> {
         Ok(Some(locked))
     }
 
+    /// Fills a folio that was just claimed: reads it on this thread, marks it allocated, or leaves
+    /// it to a write that replaces all of it.
     fn fill(
         self,
         locked: Locked<'h>,

@@ -46,6 +46,7 @@
 //! has allocated too is uptodate, and stays.
 
 mod claim;
+mod locked;
 mod lookup;
 pub(crate) mod own_pins;
 mod queue;
@@ -53,8 +54,9 @@ mod transfer;
 mod try_lookup;
 
 pub(crate) use claim::{ReadIoClaim, Wait};
+pub(crate) use locked::Locked;
 pub(crate) use queue::{Batch, Delivery, FillQueue};
-pub(crate) use transfer::{Locked, ReadIo, copy_filled};
+pub(crate) use transfer::{ReadIo, copy_filled};
 pub(crate) use try_lookup::TryFind;
 
 use crate::inode::Inode;

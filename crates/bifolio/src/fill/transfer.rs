@@ -8,52 +8,24 @@
 //! parts of frames, and of staging memory, whose folios it has locked.
 #![allow(unsafe_code)]
 
+use super::locked::{HeldFolios, Locked};
 use crate::error::{Error, Result};
 use crate::inode::{ClearedBefore, Inode};
 use crate::io::{Operation, Pieces, Queue, Transfer};
 use crate::memory::FillTarget;
-use crate::page::{Flag, FolioId, FolioRef, Folios, LockedFolio, PAGE_BYTES};
+use crate::page::{Flag, FolioId, Folios, LockedFolio, PAGE_BYTES};
 use crate::stats::Counter;
 use crate::sync::barrier_of_store_and_load;
 use crate::sys::copy;
-use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Locked folio, with a reference. The lock is released before the reference: a pattern that takes
-/// it apart names `folio` first, because the last name of a pattern is dropped first.
-#[derive(Debug)]
-pub(crate) struct Locked<'a> {
-    pub(crate) lock: LockedFolio<'a>,
-    pub(crate) folio: FolioRef<'a>,
-    /// Set if the folio was resident before the lookup.
-    pub(crate) was_resident: bool,
-}
-
-impl<'a> Locked<'a> {
-    pub(crate) fn is_uptodate(&self) -> bool {
-        self.lock.flags.get(Flag::Uptodate)
-    }
-
-    /// Keeps the folio locked and referenced, for [`Locked::adopt`] on any thread.
-    pub(crate) fn detach(self) -> FolioId {
-        self.lock.detach_lock();
-        self.folio.into_id()
-    }
-
-    /// Takes over the lock and the reference from [`Locked::detach`].
-    pub(crate) fn adopt(folios: &'a Folios, id: FolioId) -> Self {
-        let folio = folios.adopt(id);
-        Self { lock: folio.adopt_lock(), folio, was_resident: false }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct ReadIo {
     pub(crate) inode: Arc<Inode>,
     /// First page.
     pub(crate) first: u64,
-    pub(crate) folios: SmallVec<[FolioId; 1]>,
+    pub(crate) folios: HeldFolios,
     pub(crate) target: FillTarget,
     /// Pages counted as in read (`Load::begin_read`).
     counted_pages: u64,
@@ -99,7 +71,7 @@ impl ReadIo {
         Self {
             inode: Arc::clone(inode),
             first,
-            folios: SmallVec::new(),
+            folios: HeldFolios::default(),
             target,
             counted_pages,
             expected_bytes: 0,
@@ -110,7 +82,7 @@ impl ReadIo {
     /// Returns `true` if the run can take one more folio of `folio_pages` pages.
     pub(super) fn has_room(&self, folio_pages: u64) -> bool {
         let most = self.counted_pages.min(self.target.pages_max());
-        self.folios.is_empty() || self.pages() + folio_pages <= most
+        self.folios.len() == 0 || self.pages() + folio_pages <= most
     }
 
     /// Makes room for up to `pages` more pages, without waiting.
@@ -123,7 +95,7 @@ impl ReadIo {
 
     pub(crate) fn push(&mut self, locked: Locked<'_>) {
         debug_assert_eq!(locked.lock.index(), self.end_page());
-        self.folios.push(locked.detach());
+        self.folios.push(locked);
     }
 
     /// Returns the first page after the last folio.
@@ -150,7 +122,7 @@ impl ReadIo {
         let (inode, counters) = (&*self.inode, &self.inode.memory.counters);
         self.before_read = inode.clearing.get().and_then(|it| it.cleared_before());
         let (first, folio_bytes) =
-            (inode.memory.folio(self.folios[0]), inode.mapping.folio_bytes());
+            (inode.memory.folio(self.folios.ids()[0]), inode.mapping.folio_bytes());
         let length_bytes = self.folios.len() as u64 * folio_bytes;
         let Some(source) = inode.store.source(first, length_bytes) else {
             counters.add(Counter::MissWithoutRead, self.folios.len() as u64);
@@ -160,7 +132,7 @@ impl ReadIo {
         self.target.note_read(&inode.memory.region_reads, self.pages());
         counters.add(Counter::ReadRequest, 1);
         let targets =
-            self.folios.iter().enumerate().map(|(number, id)| self.target_of(number, *id));
+            self.folios.ids().iter().enumerate().map(|(number, id)| self.target_of(number, *id));
         Some(Transfer {
             backing: source.backing,
             operation: Operation::Read,
@@ -211,9 +183,8 @@ impl ReadIo {
 impl Drop for ReadIo {
     fn drop(&mut self) {
         let inode = &self.inode;
-        for id in self.folios.drain(..) {
-            let folios = &inode.memory.folios;
-            let Locked { folio, lock, .. } = Locked::adopt(folios, id);
+        while let Some(locked) = self.folios.take_next(&inode.memory.folios) {
+            let Locked { folio, lock, .. } = locked;
             drop(inode.remove_unfilled(&folio, &lock));
         }
         inode.load.end_read(self.counted_pages);
@@ -252,19 +223,15 @@ impl ReadIo {
             let (there, published) = inode.page_space.publish(&self.target, done, pages, counters);
             let published = published.map_err(|source| Error::memory("a page of a map", source));
             let there = (there >> order) as usize;
-            for id in &self.folios[done..done + there] {
-                let locked = Locked::adopt(folios, *id);
+            for _ in 0..there {
+                let Some(locked) = self.folios.take_next(folios) else { break };
                 inode.mapping.mark_uptodate(&locked.lock);
                 visit(locked);
             }
             done += there;
-            if let Err(error) = published.and(checked) {
-                // The drop of the rest removes it (FILL-P4).
-                self.folios.drain(..done);
-                return Err(error);
-            }
+            // The drop of the rest removes it (FILL-P4).
+            published.and(checked)?;
         }
-        self.folios.clear();
         Ok(())
     }
 
@@ -273,10 +240,8 @@ impl ReadIo {
     /// bytes past the end of the storage.
     fn check(&self, folios: &Folios, group: Range<usize>, bytes: u64) -> (usize, Result<()>) {
         for number in group.clone() {
-            let locked = Locked::adopt(folios, self.folios[number]);
-            let checked = self.check_one(number, &locked, bytes);
-            let _still_locked = locked.detach();
-            if let Err(error) = checked {
+            let check = |locked: &Locked<'_>| self.check_one(number, locked, bytes);
+            if let Err(error) = self.folios.look(folios, number, check) {
                 return (number, Err(error));
             }
         }
@@ -296,7 +261,7 @@ impl ReadIo {
             let folio = locked.folio.folio();
             return Err(inode.store.cut_short(folio, position, expected.min(visible), read));
         }
-        let start = self.target_of(number, self.folios[number]);
+        let start = self.target_of(number, locked.folio.id());
         let checked = inode.store.check_filled(&locked.folio, start, &inode.memory.counters);
         let is_old = mark_cleared(inode, &locked.lock, self.before_read);
         checked?;

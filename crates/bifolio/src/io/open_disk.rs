@@ -123,7 +123,7 @@ impl DiskFile {
         for _ in 0..OPEN_ATTEMPTS_MAX {
             let (buffered, identity) = open_buffered(path, options, unused)?;
             let name = path.to_owned();
-            let opened = Opened { path, name, buffered, identity, is_given: false };
+            let opened = OpenedDisk { path, name, buffered, identity, is_given: false };
             if let Some(file) = opened.finish(options, features, unused)? {
                 return Ok(file);
             }
@@ -163,7 +163,8 @@ impl DiskFile {
             buffered = opened.map_err(system)?;
             file::set_blocking(buffered.as_fd()).map_err(system)?;
         }
-        let opened = Opened { path: &path, name: name.clone(), buffered, identity, is_given: true };
+        let opened =
+            OpenedDisk { path: &path, name: name.clone(), buffered, identity, is_given: true };
         opened.finish(options, features, unused)?.ok_or_else(|| replaced(&name))
     }
 
@@ -196,7 +197,7 @@ impl DiskFile {
     }
 }
 
-struct Opened<'a> {
+struct OpenedDisk<'a> {
     path: &'a Path,
     name: PathBuf,
     buffered: OwnedFd,
@@ -205,7 +206,7 @@ struct Opened<'a> {
     is_given: bool,
 }
 
-impl Opened<'_> {
+impl OpenedDisk<'_> {
     /// Decides how to transfer; `None` if the path named another file the second time. Unneeded
     /// descriptors are added to `unused`.
     fn finish(

@@ -130,7 +130,7 @@ impl Mapper for MapResources {
         alone: &Resizing<'_>,
         len_bytes: u64,
     ) -> Result<Box<dyn MappedGrowth + 'a>> {
-        Ok(Box::new(Growing::begin(handle, alone, len_bytes)?))
+        Ok(Box::new(RegionGrowth::begin(handle, alone, len_bytes)?))
     }
 }
 
@@ -201,13 +201,13 @@ impl File {
 /// Guard held while a file in a region grows: faults past the old end wait instead of failing
 /// (STRAY-G1 to STRAY-G3).
 #[derive(Debug)]
-struct Growing<'a> {
+struct RegionGrowth<'a> {
     region: Option<&'a Region>,
     /// File with a backing and its length before, if raw writers may store past its end.
     uncovered: Option<(&'a Handle, u64)>,
 }
 
-impl MappedGrowth for Growing<'_> {
+impl MappedGrowth for RegionGrowth<'_> {
     fn end(&mut self) {
         if let Some(region) = self.region.take() {
             region.stray_pages.end_growth();
@@ -215,7 +215,7 @@ impl MappedGrowth for Growing<'_> {
     }
 }
 
-impl Drop for Growing<'_> {
+impl Drop for RegionGrowth<'_> {
     fn drop(&mut self) {
         self.end();
         // A raw store past the old end, made since the bytes there were zeroed, is part of the file
@@ -230,7 +230,7 @@ impl Drop for Growing<'_> {
     }
 }
 
-impl<'a> Growing<'a> {
+impl<'a> RegionGrowth<'a> {
     /// Prepares a file in a region to grow to `len_bytes` bytes ([`Mapper::uncover`]).
     fn begin(handle: &'a Handle, _alone: &Resizing<'_>, len_bytes: u64) -> Result<Self> {
         let inode = &handle.inode;

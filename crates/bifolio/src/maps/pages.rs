@@ -62,7 +62,7 @@ impl MappedPages for Region {
         pinned: PinnedPages,
     ) -> Box<dyn MappedRemoval<'a> + 'a> {
         let frozen = Vec::new();
-        Box::new(Removal { inode, region: self, pinned, frozen, is_drained: false })
+        Box::new(RegionRemoval { inode, region: self, pinned, frozen, is_drained: false })
     }
 
     fn write_source(&self, inode: &Inode, pages: Range<u64>) -> WriteSource {
@@ -164,7 +164,7 @@ pub(super) fn lose_discarded<'a>(
 
 /// Folios of a region being removed from the table, unmapped several at a time, with one TLB flush.
 #[derive(Debug)]
-struct Removal<'a> {
+struct RegionRemoval<'a> {
     inode: &'a Inode,
     region: &'a Region,
     pinned: PinnedPages,
@@ -173,7 +173,7 @@ struct Removal<'a> {
     is_drained: bool,
 }
 
-impl<'a> MappedRemoval<'a> for Removal<'a> {
+impl<'a> MappedRemoval<'a> for RegionRemoval<'a> {
     fn remove(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) {
         let (inode, region) = (self.inode, self.region);
         // REGION-4: other threads may have referenced the page before, and still do.
@@ -228,7 +228,7 @@ impl<'a> MappedRemoval<'a> for Removal<'a> {
     }
 }
 
-impl<'a> Removal<'a> {
+impl<'a> RegionRemoval<'a> {
     fn freeze(
         &mut self,
         folio: FolioRef<'a>,
@@ -245,7 +245,7 @@ impl<'a> Removal<'a> {
     }
 }
 
-impl Drop for Removal<'_> {
+impl Drop for RegionRemoval<'_> {
     fn drop(&mut self) {
         self.finish();
     }

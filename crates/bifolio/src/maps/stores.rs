@@ -43,6 +43,8 @@ pub(super) fn track(region: &Region, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
+/// Marks the folios in `range` dirty that the program has stored to. Returns `true` if stores are
+/// tracked. A patient search waits for folio locks; others pass over locked folios.
 pub(super) fn find_stores(
     region: &Region,
     inode: &Inode,
@@ -59,6 +61,8 @@ pub(super) fn find_stores(
     }
 }
 
+/// Asks the kernel which pages were stored to, and marks their folios. Each is looked at again with
+/// its lock held, because a write-out may have protected it since.
 fn mark_stored(region: &Region, inode: &Inode, range: &Range<u64>, patient: bool) -> Result<()> {
     let end = range.end.min(inode.mapping.len_bytes()).div_ceil(PAGE_BYTES);
     let pages = range.start / PAGE_BYTES..end;

@@ -100,7 +100,7 @@ struct Unmapping<'t> {
     copies: Option<Copies<'t>>,
 }
 
-type Locked<'t> = (&'t Inode, LockedFolio<'t>, FolioRef<'t>);
+type LockedVictim<'t> = (&'t Inode, LockedFolio<'t>, FolioRef<'t>);
 
 impl<'t> Unmapping<'t> {
     fn new(reclaim: &'t Reclaim, owners: Owners<'t>, control: ScanControl) -> Self {
@@ -163,9 +163,9 @@ impl<'t> Unmapping<'t> {
     }
 
     /// B1: locks the collected folios and repeats every check. Returns them by file and index.
-    fn lock_collected(&mut self, counts: &mut ScanCounts) -> VecDeque<Locked<'t>> {
+    fn lock_collected(&mut self, counts: &mut ScanCounts) -> VecDeque<LockedVictim<'t>> {
         self.runs = Runs::default();
-        let mut locked: Vec<Locked<'t>> = Vec::new();
+        let mut locked: Vec<LockedVictim<'t>> = Vec::new();
         for folio in std::mem::take(&mut self.collected) {
             match self.recheck(&folio) {
                 Ok((inode, lock)) => locked.push((inode, lock, folio)),
@@ -212,7 +212,7 @@ impl<'t> Unmapping<'t> {
     /// B2: freezes the folios that have no other references.
     fn freeze(
         &self,
-        folios: Vec<Locked<'t>>,
+        folios: Vec<LockedVictim<'t>>,
         counts: &mut ScanCounts,
     ) -> Vec<(LockedFolio<'t>, Frozen<'t>)> {
         let mut frozen = Vec::with_capacity(folios.len());
@@ -236,7 +236,7 @@ impl<'t> Unmapping<'t> {
         page: usize,
         victim: Victim<'t>,
         counts: &mut ScanCounts,
-    ) -> Option<Unmapped<'t>> {
+    ) -> Option<UnmappedFolio<'t>> {
         let Victim { lock, frozen, copy, fate, .. } = victim;
         match fate {
             Fate::Evict => self.free(inode, lock, frozen, counts),
@@ -246,7 +246,7 @@ impl<'t> Unmapping<'t> {
                 self.keep(folio, outcome, counts);
             }
             Fate::Write(in_flight) => {
-                let unmapped = Unmapped { lock, folio: frozen.unfreeze(), copy };
+                let unmapped = UnmappedFolio { lock, folio: frozen.unfreeze(), copy };
                 self.copies.as_mut().expect("where its copy is").add(page, unmapped, in_flight);
             }
             Fate::Lose(error) => {
@@ -254,7 +254,7 @@ impl<'t> Unmapping<'t> {
                 let table_reference = pages::lose(inode, &folio, &lock, &error);
                 drop((lock, table_reference));
             }
-            Fate::PutBack => return Some(Unmapped { lock, folio: frozen.unfreeze(), copy }),
+            Fate::PutBack => return Some(UnmappedFolio { lock, folio: frozen.unfreeze(), copy }),
             Fate::Unmap => unreachable!("B6 decides"),
         }
         None
@@ -265,12 +265,14 @@ impl<'t> Unmapping<'t> {
     fn write_copies(&mut self, counts: &mut ScanCounts) {
         let Some(copies) = &mut self.copies else { return };
         let (inode, written) = (copies.inode, copies.start_next());
-        for Unmapped { lock, folio, copy } in written {
+        for UnmappedFolio { lock, folio, copy } in written {
             let is_dirty = lock.flags.write_state().is_dirty();
             let outcome = if is_dirty { EvictOutcome::Unwritten } else { EvictOutcome::Busy };
             match if is_dirty { Err(folio) } else { folio.try_freeze(1) } {
                 Ok(frozen) => self.free(inode, lock, frozen, counts),
-                Err(folio) => self.put_back(inode, Unmapped { lock, folio, copy }, outcome, counts),
+                Err(folio) => {
+                    self.put_back(inode, UnmappedFolio { lock, folio, copy }, outcome, counts)
+                }
             }
         }
     }
@@ -297,11 +299,11 @@ impl<'t> Unmapping<'t> {
     fn put_back(
         &self,
         inode: &'t Inode,
-        unmapped: Unmapped<'t>,
+        unmapped: UnmappedFolio<'t>,
         outcome: EvictOutcome,
         counts: &mut ScanCounts,
     ) {
-        let Unmapped { lock, folio, copy } = unmapped;
+        let UnmappedFolio { lock, folio, copy } = unmapped;
         let copy = copy.0.as_ptr();
         let table_reference = pages::put_back(region_of(inode), inode, &folio, &lock, copy);
         drop(lock);
@@ -340,12 +342,14 @@ impl<'t> Unmapping<'t> {
         room.start..room.end.min(room.start + 2 * folios.min(places))
     }
 
+    /// Creates the batch of victims that are unmapped together, each with its page of the bounce
+    /// buffer from `first` on.
     fn batch_of(
         &mut self,
         inode: &'t Inode,
         first: usize,
         folios: Vec<(LockedFolio<'t>, Frozen<'t>)>,
-    ) -> Batch<'_, 't> {
+    ) -> UnmapBatch<'_, 't> {
         let may_write = self.is_swapper() && inode.store.slots().is_some();
         let bounce_buffer = &mut *self.copies.as_mut().expect("made for them").bounce_buffer;
         let spare = first + folios.len();
@@ -357,7 +361,7 @@ impl<'t> Unmapping<'t> {
             Victim { lock, frozen, copy, before: None, fate }
         });
         let victims = victims.collect();
-        Batch { inode, region: region_of(inode), bounce_buffer, spare, may_write, victims }
+        UnmapBatch { inode, region: region_of(inode), bounce_buffer, spare, may_write, victims }
     }
 
     /// Ends all unmapping and writing: every folio is then evicted or back on a list.
@@ -480,7 +484,7 @@ fn region_of(inode: &Inode) -> &Region {
 
 /// Frozen folios of one file, sorted by index: B3 to B7.
 #[derive(Debug)]
-struct Batch<'d, 't> {
+struct UnmapBatch<'d, 't> {
     inode: &'d Inode,
     region: &'d Region,
     bounce_buffer: &'d mut BounceBuffer,
@@ -527,7 +531,7 @@ impl Victim<'_> {
     }
 }
 
-impl Batch<'_, '_> {
+impl UnmapBatch<'_, '_> {
     /// B4: copies the pages that seem clean, and then marks the folios that raw writers stored to
     /// as dirty. Dirty folios stay if they are not written here: the swapper or the flusher does
     /// that.
@@ -563,6 +567,8 @@ impl Batch<'_, '_> {
         }
     }
 
+    /// Finds stores to the clean victims by one scan for each run of them (UNMAP-B4). Copies each
+    /// page before, for the comparison after the unmapping.
     fn search_clean_pages(&mut self) -> io::Result<()> {
         let mut indices = Vec::new();
         for victim in self.victims.iter_mut().filter(|it| it.is_going() && !it.is_dirty()) {
@@ -763,8 +769,8 @@ struct Copies<'t> {
     /// The write-back in flight, which ends before the copies and the locks are released. `None`
     /// until a folio must be written: a thread that may not wait never writes.
     batch: Option<WriteBatch<'t>>,
-    in_flight: Vec<Unmapped<'t>>,
-    gathered: Vec<Unmapped<'t>>,
+    in_flight: Vec<UnmappedFolio<'t>>,
+    gathered: Vec<UnmappedFolio<'t>>,
     write_victims: Vec<WriteVictim<'t>>,
     bounce_buffer: MutexGuard<'t, BounceBuffer>,
     /// Number of parts of the bounce buffer: two if one is written while the other fills.
@@ -777,7 +783,7 @@ struct Copies<'t> {
 
 /// A dirty folio between B8 and B9: locked and in the table; its page is only at `copy`.
 #[derive(Debug)]
-struct Unmapped<'t> {
+struct UnmappedFolio<'t> {
     // The lock is dropped before the reference.
     lock: LockedFolio<'t>,
     folio: FolioRef<'t>,
@@ -810,7 +816,7 @@ impl<'t> Copies<'t> {
     }
 
     /// Adds a folio whose write-back has begun; its copy is on `page` of the bounce buffer.
-    fn add(&mut self, page: usize, unmapped: Unmapped<'t>, in_flight: InFlight) {
+    fn add(&mut self, page: usize, unmapped: UnmappedFolio<'t>, in_flight: InFlight) {
         self.pages_used += page + 1 - self.room().start;
         let again = unmapped.folio.try_clone();
         let folio = again.expect("a folio that was just frozen has two references");
@@ -820,7 +826,7 @@ impl<'t> Copies<'t> {
 
     /// Waits for the folios in flight and returns them. Starts to write those that are gathered,
     /// and waits for all but the last transfer of them. Nothing is frozen.
-    fn start_next(&mut self) -> Vec<Unmapped<'t>> {
+    fn start_next(&mut self) -> Vec<UnmappedFolio<'t>> {
         self.batch.iter_mut().for_each(WriteBatch::finish_all);
         let memory = &self.inode.memory;
         let are_single = memory.region_reads.are_single();

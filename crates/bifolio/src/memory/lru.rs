@@ -398,6 +398,8 @@ impl Lists {
         folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
     }
 
+    /// Puts a folio in the place of another on its list, as a relocation does: position, list and
+    /// age stay.
     fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
         let (old, successor) = (folios.get(old), folios.get(new));
         if !old.flags.clear(Flag::OnLru) {
@@ -542,6 +544,8 @@ impl Lru {
         (0..self.cpus.len()).filter(|cpu| self.drain(folios, *cpu)).count()
     }
 
+    /// Moves the folios of a CPU's batch to their lists, and puts the references that the batch
+    /// held.
     fn move_to_lists(&self, folios: &Folios, batch: &mut CpuBatch) {
         let adds = std::mem::take(&mut batch.0);
         self.change(|lists| {

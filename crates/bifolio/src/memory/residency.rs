@@ -58,6 +58,8 @@ impl Arena {
         Ok(())
     }
 
+    /// Makes one more chunk resident if `wants` accepts the state. The kernel is asked without the
+    /// arena's lock. Returns `true` if there is a new chunk.
     fn grow_if(&self, wants: impl Fn(&ArenaState) -> bool, folios: &Folios) -> io::Result<bool> {
         let begun = {
             let mut state = self.state.lock();

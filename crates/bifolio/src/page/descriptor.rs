@@ -1,5 +1,6 @@
 //! The descriptor of a folio, the folio lock, the array of all descriptors, and the guards that
-//! hold references and locks. The other words and the protocol of the pin word are in `words.rs`.
+//! hold references and locks. The pin word, with its protocol, is in `pin_word.rs`, the flags are
+//! in `flags.rs`.
 //!
 //! The last put frees the folio: it must be removed from the LRU, and its frame must return to the
 //! arena, both in layers above. This only call upwards is the trait [`Reaper`].
@@ -8,8 +9,10 @@
 //! The descriptor consists of words that are valid when zero, as reserved memory is.
 #![allow(unsafe_code)]
 
+use super::entry::FolioId;
+use super::flags::{Flag, Flags};
+use super::pin_word::{PinWord, Put, TryGet};
 use super::table::{ReservedArray, ZeroValid};
-use super::words::{Flag, Flags, FolioId, PinWord, Put, TryGet};
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, blocking, fence, waiters};
 use std::fmt;
 use std::marker::PhantomData;
@@ -488,7 +491,7 @@ impl<'a> Frozen<'a> {
 #[derive(Debug)]
 pub(crate) struct LockedFolio<'a> {
     folio: &'a Folio,
-    /// `sync/mod.rs` counts the lock for this thread.
+    /// `sync/blocking.rs` counts the lock for this thread.
     not_send: PhantomData<*const ()>,
 }
 

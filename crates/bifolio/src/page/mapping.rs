@@ -67,7 +67,7 @@
 //! while its page is written (or its frame recycled) an exact multiple of 2^24 times: at 50 ns per
 //! write, a sleep of 0.84 s in one short copy that ends at one version in sixteen million.
 
-use super::words::PAGE_BYTES;
+use super::entry::PAGE_BYTES;
 use super::{Entry, Flag, Folio, FolioId, FolioRef, Folios, LockedFolio, Table, TryGet, Values};
 use crate::sync::{AtomicU64, Backoff, Ordering, barrier_of_store_and_load, blocking, fence};
 use std::ops::Range;

@@ -39,19 +39,28 @@
 
 mod change;
 mod descriptor;
+mod entry;
+mod flags;
 mod mapping;
 mod optimistic;
+mod pin_word;
 mod relocate;
 mod table;
 mod tables;
-mod words;
 
 pub(crate) use change::{EvictError, WriteSection};
 pub(crate) use descriptor::{
     BATCH_SLOTS, Folio, FolioRef, Folios, Frozen, LockedFolio, NO_FOLIO, Reaper,
 };
+pub(crate) use entry::{
+    ALL_BYTES, Entry, FolioId, PAGE_BYTES, PAGE_SHIFT, VALUE_MAX, is_in_one_page, pages_of,
+};
+pub(crate) use flags::{Flag, Listing, WriteState};
 pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
 pub(crate) use optimistic::{FrameRun, read_held, read_validated};
+pub(crate) use pin_word::{COUNT_MAX, TryGet};
+#[cfg(test)]
+pub(crate) use pin_word::{PinState, PinWord, Put};
 pub(crate) use relocate::OldFolio;
 #[cfg(all(test, loom))]
 pub(crate) use table::Bitmap;
@@ -59,9 +68,3 @@ pub(crate) use table::Bitmap;
 pub(crate) use table::ZeroValid;
 pub(crate) use table::{Filling, ReservedArray, TABLE_PAGE_BYTES, Table, Values};
 pub(crate) use tables::{HasTable, Tables};
-pub(crate) use words::{
-    ALL_BYTES, COUNT_MAX, Entry, Flag, FolioId, Listing, PAGE_BYTES, PAGE_SHIFT, TryGet, VALUE_MAX,
-    WriteState, is_in_one_page, pages_of,
-};
-#[cfg(test)]
-pub(crate) use words::{PinState, PinWord, Put};

@@ -21,9 +21,9 @@
 //!   second one.
 //! - F3 after F2: a use between them clears a flag that is no longer read.
 
+use super::entry::Entry;
 use super::mapping::recheck_ready;
 use super::table::Table;
-use super::words::Entry;
 use super::{BATCH_SLOTS, Flag, FolioId, FolioRef, Folios, Mapping};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::sys::copy;

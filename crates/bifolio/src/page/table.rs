@@ -44,7 +44,7 @@
 //! Reserved memory is read as values that are valid when zero ([`ZeroValid`]).
 #![allow(unsafe_code)]
 
-use super::words::{Entry, PAGE_BYTES};
+use super::entry::{Entry, PAGE_BYTES};
 use crate::sync::{AtomicU8, AtomicU64, Backoff, Ordering, store_owned};
 use crate::sys::copy;
 #[cfg(not(all(test, loom)))]

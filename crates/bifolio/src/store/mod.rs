@@ -498,6 +498,8 @@ impl Store {
         }
     }
 
+    /// Flushes the device, for a backing that was written; a memory file has none. Blocks. Records
+    /// which changes the flush covers, or that it failed: a later one does not make those durable.
     pub(crate) fn flush(&self, metadata: bool) -> Result<()> {
         let Self::Disk(disk) = self else { return Ok(()) };
         let Some(writer) = disk.backings.read().writer.clone() else { return Ok(()) };

@@ -38,6 +38,8 @@ impl SwapStore {
         }
     }
 
+    /// Returns the Entry that a folio leaves when it is evicted: its slot, in which the shadow is
+    /// recorded, or a hole.
     pub(super) fn entry_after(&self, locked: &LockedFolio<'_>, shadow: Option<Shadow>) -> Entry {
         let slot = locked.slot();
         if slot == 0 {
@@ -49,6 +51,8 @@ impl SwapStore {
         Entry::value(slot.into())
     }
 
+    /// Compares each page that was read from the swap with the checksum of its slot,
+    /// before the folio is READY.
     pub(super) fn check_filled(
         &self,
         folio: &FolioRef<'_>,

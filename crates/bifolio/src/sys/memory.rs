@@ -299,7 +299,7 @@ impl MemoryLimit {
     fn all_of_process() -> Vec<Self> {
         let groups = read_text("/proc/self/cgroup").unwrap_or_default();
         let mounts = read_text("/proc/self/mountinfo").unwrap_or_default();
-        places(&groups, &mounts).iter().flat_map(Place::limits).collect()
+        places(&groups, &mounts).iter().flat_map(GroupPlace::limits).collect()
     }
 
     /// Returns the memory in bytes that the machine has and the control groups of the calling
@@ -338,7 +338,7 @@ pub(crate) fn unified_group() -> Option<PathBuf> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct GroupPlace {
     directory: PathBuf,
     top: PathBuf,
     names: &'static Names,
@@ -363,7 +363,7 @@ const VERSION_2: Names = Names {
     file_pages: ["inactive_file ", "active_file "],
 };
 
-impl Place {
+impl GroupPlace {
     fn limits(&self) -> impl Iterator<Item = MemoryLimit> + '_ {
         let ancestors = self.directory.ancestors();
         let visible = ancestors.take_while(|directory| directory.starts_with(&self.top));
@@ -385,7 +385,7 @@ impl Place {
     }
 }
 
-fn places(groups: &str, mounts: &str) -> Vec<Place> {
+fn places(groups: &str, mounts: &str) -> Vec<GroupPlace> {
     let place = |line: &str| {
         let mut parts = line.splitn(3, ':');
         let (_, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
@@ -397,7 +397,7 @@ fn places(groups: &str, mounts: &str) -> Vec<Place> {
         // The mount may show a part of the hierarchy only.
         let below = Path::new(group).strip_prefix(root).ok()?;
         let names = if is_version_2 { &VERSION_2 } else { &VERSION_1 };
-        Some(Place { directory: top.join(below), top, names })
+        Some(GroupPlace { directory: top.join(below), top, names })
     };
     groups.lines().filter_map(place).collect()
 }
@@ -500,7 +500,7 @@ mod tests {
         write("outer/memory.stat", "anon 1\nfile 9\ninactive_file 200000\nactive_file 100000\n");
         write("outer/inner/memory.max", "900000\n");
         write("outer/inner/memory.current", "10\n");
-        let place = Place { directory: inner, top: top.path().into(), names: &VERSION_2 };
+        let place = GroupPlace { directory: inner, top: top.path().into(), names: &VERSION_2 };
         let least = place.limits().min_by_key(MemoryLimit::left_bytes).unwrap();
         let path = top.path().join("outer/memory.max");
         assert_eq!((&least.path, least.left_bytes()), (&path, 600_000));

@@ -1,4 +1,4 @@
-//! The dirty list (`dirt/dirty.rs`) with the write state of a folio (`page/words.rs`): the two
+//! The dirty list (`dirt/dirty.rs`) with the write state of a folio (`page/flags.rs`): the two
 //! columns at the head of the list.
 //!
 //! The list and the state are the real ones. The device is replaced: it has one word for the one

@@ -1,4 +1,4 @@
-//! The folio lock (`page/descriptor.rs`) and waiting for write-back (`page/words.rs`).
+//! The folio lock (`page/descriptor.rs`) and waiting for write-back (`page/flags.rs`).
 //!
 //! A sleeper in the model sleeps until it is woken (`sync/waiters.rs`): a lost wake-up is a
 //! deadlock, which loom reports.

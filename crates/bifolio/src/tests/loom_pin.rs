@@ -1,4 +1,4 @@
-//! The pin word (`page/words.rs`): the four litmus tests of the kernel's proposal, and the rest.
+//! The pin word (`page/pin_word.rs`): the four litmus tests of the kernel's proposal, and the rest.
 //!
 //! Integer properties rely on the total order of read-modify-writes on one word; `search_pin`
 //! proves them for every interleaving of a narrow word. Only this file covers the weak-memory

@@ -3,9 +3,9 @@
 //!
 //! All changes of a pin word are read-modify-writes (or stores of its sole owner) of one word, so
 //! its integer properties are exact under plain interleaving. Here the threads are step machines of
-//! `page/words.rs`, one atomic operation per step, which choose freely what to do next; the word is
-//! narrow, so that overflows are reachable; the search is breadth first over all states. [`Layout`]
-//! mirrors the decisions of `PinState` for any width; a test checks that the two agree.
+//! `page/pin_word.rs`, one atomic operation per step, which choose freely what to do next; the word
+//! is narrow, so that overflows are reachable; the search is breadth first over all states.
+//! [`Layout`] mirrors the decisions of `PinState` for any width; a test checks that the two agree.
 //!
 //! Each rule is also searched with a wrong step ([`Variant`]): the search must find the violation.
 //! Memory ordering is not covered here but in `loom_pin`.
@@ -20,7 +20,7 @@ struct Layout {
     generation_bits: u32,
 }
 
-/// The layout of `page/words.rs`.
+/// The layout of `page/pin_word.rs`.
 const REAL: Layout = Layout { count_bits: 39, generation_bits: 24 };
 
 /// `PinState`, for any width.

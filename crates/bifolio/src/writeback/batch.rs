@@ -51,6 +51,9 @@ unsafe impl Send for CopyAt {}
 unsafe impl Sync for CopyAt {}
 
 impl WriteVictim<'_> {
+    /// Starts to write adjacent folios whose write-out has begun: sealed, from copies if the
+    /// program may store to them meanwhile, or from their frames. A run that is refused or fails is
+    /// judged folio by folio.
     pub(crate) fn start(&self, inode: &Inode) -> *mut u8 {
         self.copy.map_or_else(|| inode.frame_of(&self.folio), |copy| copy.0.as_ptr())
     }
@@ -73,6 +76,7 @@ impl<'a> WriteIo<'a> {
         Self { folios, place: Place::default(), copies: None, sealed: None }
     }
 
+    /// Returns what one transfer of the run writes: its copies or sealed pages, or else the frames.
     fn pieces(&self, inode: &Inode) -> Pieces {
         let length = self.place.length_bytes;
         if let Some(copies) = &self.copies {
@@ -210,6 +214,9 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Begins the write-out of a locked folio, if it is dirty, still of the file, and may be
+    /// written now, together with adjacent dirty folios that can be locked at once. Releases the
+    /// lock.
     pub(super) fn add_locked(&mut self, folio: FolioRef<'a>, locked: LockedFolio<'a>) -> Added {
         if locked.owner() != self.inode.address {
             return Added::Done;
@@ -289,6 +296,8 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Begins the write-out of the folio at page `index`, if it is dirty and nothing is to be
+    /// waited for: it joins the run of its neighbour.
     fn begin_at(&self, index: u64) -> Option<WriteVictim<'a>> {
         let inode = self.inode;
         if !self.within.contains(&index) || index >= inode.mapping.table().pages() {
@@ -312,6 +321,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     pub(super) fn start(&mut self, folios: SmallVec<[WriteVictim<'a>; 1]>) {
+        debug_assert!(!folios.is_empty(), "a transfer of no folios");
         if let Err(error) = self.inode.memory.soundness.check() {
             return self.refuse(folios, error);
         }
@@ -404,6 +414,8 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Starts the transfer of a run that has its place; a run without bytes (past the end) has
+    /// ended.
     pub(super) fn start_at(&mut self, run: WriteIo<'a>) {
         let inode = self.inode;
         if run.place.length_bytes == 0 {
@@ -483,6 +495,7 @@ impl<'a> WriteBatch<'a> {
         self.complete(self.queue.in_flight().div_ceil(2));
     }
 
+    /// Hands as many prepared transfers to the queue as the bytes in flight and its depth allow.
     fn submit_ready(&mut self) {
         while let Some((_, next)) = self.ready.front() {
             let in_flight_bytes = self.in_flight_bytes + next.place.length_bytes;
@@ -502,6 +515,8 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Ends a run by the answer of the device. A run of several folios that failed is retried folio
+    /// by folio, so that the error names those that cannot be written.
     fn judge(&mut self, mut run: WriteIo<'a>, answer: Result<usize>) {
         match answer {
             Ok(_) => self.end(run, None),
@@ -514,9 +529,12 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Ends the write-out of a run: its folios are clean, or dirty again with the error recorded
+    /// for every handle. Wakes the threads that wait for write-outs.
     pub(super) fn end(&mut self, run: WriteIo<'a>, error: Option<Error>) {
         let inode = self.inode;
         let count = run.folios.len() as u64;
+        debug_assert!(count > 0, "the end of no write-out");
         self.ended_folios += count;
         inode.memory.counters.add(Counter::Writeback, count);
         let length_bytes = run.place.length_bytes;
@@ -554,6 +572,8 @@ impl<'a> WriteBatch<'a> {
         Written { folios, error, held: self.held, refusal: None }
     }
 
+    /// Waits until every write-out of the batch has ended, those that are retried alone, too.
+    /// Blocks for the device.
     pub(crate) fn finish_all(&mut self) {
         self.start_gathered();
         while self.queue.in_flight() > 0 || !self.ready.is_empty() || !self.failed.is_empty() {

@@ -47,6 +47,8 @@ impl Flusher {
         })
     }
 
+    /// Serves devices until the threads must stop. Starts another thread before a round if no
+    /// thread would listen meanwhile: a device that hangs keeps its thread only.
     fn run(self: &Arc<Self>, memory: &Arc<Memory>) {
         let _serving = blocking::serve();
         let mut roster = self.roster.lock();
@@ -79,6 +81,8 @@ impl Flusher {
         Ok(())
     }
 
+    /// Runs one round of a device: the ranges that were asked for, stores through maps that are
+    /// due, then old and excess folios. Blocks for the device.
     fn go(&self, device: Arc<Device>, memory: &Memory) {
         let round = device.begin_round(self.tick());
         for (inode, range) in &round.ranges {
@@ -129,6 +133,9 @@ impl Flusher {
         total
     }
 
+    /// Writes out what a device has above its target, and what reclaim wants clean: half of what
+    /// writers that wait have left to it, or of the background threshold. Each file has a limited
+    /// time, so that no file keeps the others waiting.
     fn flush_excess(&self, device: &Device, wanted_folios: u64, total: &mut Written) {
         let dirty_pages = || device.dirty_pages.own();
         let target_pages = if device.held.load(Ordering::Relaxed) > 0 {

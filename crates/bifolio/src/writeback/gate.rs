@@ -78,6 +78,8 @@ impl Asker {
         self.file.upgrade().iter().for_each(|file| count_gate_call(file));
     }
 
+    /// Asks the gate for each queued request: for all LSNs at once or, if that fails, for the
+    /// lowest. Then calls the flusher, which writes what may pass. Ends when nothing is queued.
     fn run(self) {
         while let Some(Ask { lsns: (lowest, highest), folios, range }) = self.gate.next() {
             let (gate, count) = (&self.gate, || self.count_call());

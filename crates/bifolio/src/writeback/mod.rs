@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariants:
-//! - WRITEBACK-1: the write state of a folio (`page/words.rs`) is one of four, and changes in one
+//! - WRITEBACK-1: the write state of a folio (`page/flags.rs`) is one of four, and changes in one
 //!   step, under the lock of its inode's dirty list, together with what it implies: the folio is on
 //!   the list exactly while it is dirty, and counted in an epoch exactly while it is writing. A
 //!   holder of the folio lock makes it dirty, or the end of a failed write-out; then the error is

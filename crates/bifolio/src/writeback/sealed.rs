@@ -23,6 +23,8 @@ impl<'a> WriteBatch<'a> {
         }
     }
 
+    /// Seals the bytes of adjacent folios into `copies`, and starts their transfer. If the codec
+    /// refuses one of several, each is tried alone.
     fn start_copies_of(
         &mut self,
         folios: SmallVec<[WriteVictim<'a>; 1]>,

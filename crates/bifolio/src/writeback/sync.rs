@@ -73,7 +73,7 @@ impl<'a> Writeback<'a> {
         #[cfg(all(test, not(loom)))]
         crate::sync::test_hook::reach("before folios are written out");
         let mut progress = Progress::default();
-        let mut source = Source::new(self.inode, wanted);
+        let mut source = FolioSource::new(self.inode, wanted);
         let mut backoff = Backoff::default();
         while !source.is_over() && left(progress) > 0 {
             let mut busy = Vec::new();
@@ -302,36 +302,36 @@ struct Wanted {
 
 /// Source of the folios of a write-out: a walk over the list or, for few pages, a lookup of each.
 #[derive(Debug)]
-struct Source<'a> {
+struct FolioSource<'a> {
     inode: &'a Inode,
     wanted: &'a Wanted,
-    origin: Origin<'a>,
+    origin: FolioOrigin<'a>,
 }
 
 #[derive(Debug)]
-enum Origin<'a> {
+enum FolioOrigin<'a> {
     List(Walk<'a>),
     /// Pages that were not looked up yet.
     Table(Range<u64>),
 }
 
-impl<'a> Source<'a> {
+impl<'a> FolioSource<'a> {
     fn new(inode: &'a Inode, wanted: &'a Wanted) -> Self {
         let end = wanted.pages.end.min(inode.mapping.table().pages());
         let pages = wanted.pages.start.min(end)..end;
         let units = (pages.end - pages.start) >> inode.mapping.order();
         let origin = if units <= ASKED_MAX && units < inode.dirty.len() {
-            Origin::Table(pages)
+            FolioOrigin::Table(pages)
         } else {
-            Origin::List(inode.dirty.walk(wanted.end))
+            FolioOrigin::List(inode.dirty.walk(wanted.end))
         };
         Self { inode, wanted, origin }
     }
 
     fn is_over(&self) -> bool {
         match &self.origin {
-            Origin::List(walk) => walk.is_over(),
-            Origin::Table(pages) => pages.is_empty(),
+            FolioOrigin::List(walk) => walk.is_over(),
+            FolioOrigin::Table(pages) => pages.is_empty(),
         }
     }
 
@@ -374,14 +374,16 @@ impl<'a> Source<'a> {
         gathered
     }
 
+    /// Returns the next folios of the walk or of the table, at most `folios_max`; an impatient
+    /// write-out passes over frozen ones.
     fn next_folios(&mut self, folios_max: u64) -> DirtyFolios<'a> {
         let (inode, wanted) = (self.inode, self.wanted);
         let folios = &inode.memory.folios;
         match &mut self.origin {
-            Origin::List(walk) => {
+            FolioOrigin::List(walk) => {
                 walk.next_folios(folios, &wanted.pages, folios_max as usize, !wanted.patient)
             }
-            Origin::Table(pages) => {
+            FolioOrigin::Table(pages) => {
                 let ids = folios_in(&inode.mapping, pages.clone());
                 let mut found = inode.dirty.among(folios, &ids, inode.address, wanted.end);
                 found.is_cut_short &= wanted.patient;

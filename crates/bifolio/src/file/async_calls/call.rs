@@ -20,7 +20,7 @@ use std::task::{Poll, Wake, Waker};
 /// Reason for which a call waits. Files and handles are named by their addresses, which they keep
 /// while calls of them are queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum WaitKey {
     /// Room under the limit of dirty bytes, which files with a write gate share less of.
     Room { has_gate: bool },
     /// The right to change the length of a file.
@@ -31,7 +31,7 @@ pub(super) enum Key {
     Sync(usize),
 }
 
-impl Key {
+impl WaitKey {
     pub(super) fn of_thread(pending: &Pending) -> Self {
         let handle = &pending.file.handle;
         match pending.work {
@@ -105,7 +105,7 @@ impl Wake for AsyncCall {
 pub(super) struct ReadServer {
     pub(super) lane: Lane,
     pub(super) inbox: Inbox<Arc<AsyncCall>>,
-    pub(super) jobs: JobList<Key, Arc<AsyncCall>>,
+    pub(super) jobs: JobList<WaitKey, Arc<AsyncCall>>,
     pub(super) bell: Arc<Bell>,
     pub(super) engine: Arc<Engine>,
     pub(super) memory: Arc<Memory>,
@@ -129,6 +129,7 @@ impl ReadServer {
 }
 
 impl ReadServers {
+    /// Returns the server of a file's device, which all its files share; creates it for the first.
     fn server_for(&self, inode: &Inode) -> Result<Arc<ReadServer>> {
         // A read of a memory file without a swap waits for locks only.
         let alone = || Lane::Alone(std::ptr::from_ref(inode).addr());

@@ -5,7 +5,7 @@
 //! all appends to a file, all syncs through a handle, which become one. So the number of threads
 //! depends on the files in use, at most [`THREADS_MAX`] a device, and not on the number of calls.
 
-use super::call::{AsyncCall, Key, ReadServer, thread_has_ended};
+use super::call::{AsyncCall, ReadServer, WaitKey, thread_has_ended};
 use super::pending::{Pending, Work};
 use crate::file::{File, WriteHint};
 use crate::inode::NoRoom;
@@ -20,9 +20,9 @@ use std::sync::Arc;
 const THREADS_MAX: usize = 32;
 
 /// Queues a call of `server`, for a thread that serves `key`.
-pub(super) fn hand_on(server: &Arc<ReadServer>, key: Key, call: Arc<AsyncCall>) {
+pub(super) fn hand_on(server: &Arc<ReadServer>, key: WaitKey, call: Arc<AsyncCall>) {
     if server.jobs.add(key, call, THREADS_MAX) {
-        let job = Job(Some(Arc::clone(server)));
+        let job = CallJob(Some(Arc::clone(server)));
         // A job that is not started is dropped, and ends the calls that no other thread serves.
         let _ = server.engine.spawn(server.lane, Urgency::Always, move || job.run());
     }
@@ -31,9 +31,9 @@ pub(super) fn hand_on(server: &Arc<ReadServer>, key: Key, call: Arc<AsyncCall>) 
 /// A thread that serves calls. If it is dropped without being run, it ends those of no other
 /// thread.
 #[derive(Debug)]
-struct Job(Option<Arc<ReadServer>>);
+struct CallJob(Option<Arc<ReadServer>>);
 
-impl Job {
+impl CallJob {
     fn run(mut self) {
         let Some(server) = self.0.take() else { return };
         while let Some((key, calls)) = server.jobs.next() {
@@ -47,7 +47,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for CallJob {
     fn drop(&mut self) {
         let Some(server) = self.0.take() else { return };
         server.jobs.give_up().iter().for_each(end);
@@ -64,17 +64,18 @@ fn end(call: &Arc<AsyncCall>) {
     call.call_again();
 }
 
-fn serve(key: Key, calls: &VecDeque<Arc<AsyncCall>>) {
+/// Does what the calls wait for, once for all of them, or makes each on this thread. Blocks.
+fn serve(key: WaitKey, calls: &VecDeque<Arc<AsyncCall>>) {
     match key {
-        Key::Room { .. } => wait_for_room(calls),
-        Key::Length(_) => {
+        WaitKey::Room { .. } => wait_for_room(calls),
+        WaitKey::Length(_) => {
             if let Some((file, _)) = first_of(calls) {
                 drop(file.handle.inode.lock_resizing());
             }
             calls.iter().for_each(AsyncCall::call_again);
         }
-        Key::Thread(_) => calls.iter().for_each(make),
-        Key::Sync(_) => {
+        WaitKey::Thread(_) => calls.iter().for_each(make),
+        WaitKey::Sync(_) => {
             let Some((file, _)) = first_of(calls) else { return };
             let synced = file.sync_data();
             // A caller whose future is ready may want the last handle.

@@ -8,7 +8,7 @@
 //!   FileFuture::poll --> Pending::begin            ready: no server is involved
 //!                    --> Inbox::submit ---.
 //!                                         v
-//!   ReadServer, call.rs  Server::serve: start, wait, copy, complete                 server.rs
+//!   ReadServer, call.rs  ReadLoop::serve: start, wait, copy, complete               server.rs
 //!                        |    one step of a pin or a write                     try_write.rs
 //!                        v    one call, and how far it is                        pending.rs
 //!   Jobs --------------> room for dirty bytes, the length; appends, syncs           jobs.rs
@@ -110,11 +110,11 @@ impl File {
         requests: impl IntoIterator<Item = (Vec<u8>, u64)>,
     ) -> FileFuture<Vec<Result<Vec<u8>>>> {
         let new = |(buffer, position)| {
-            Step::New(Pending::new(self.clone(), position, Work::Read(buffer)))
+            CallState::New(Pending::new(self.clone(), position, Work::Read(buffer)))
         };
         let steps = requests.into_iter().map(new).collect();
         let many = Many { steps, ended: Vec::new(), is_over: false };
-        FileFuture(Calls::Many(many, |ended| ended))
+        FileFuture(FutureCalls::Many(many, |ended| ended))
     }
 
     /// Pins the bytes of `range`, which must lie in one folio and in the file, without blocking the
@@ -148,7 +148,7 @@ impl File {
         range: impl RangeBounds<u64>,
     ) -> FileFuture<OwnedPageRef<F>> {
         let pending = Pending::pin(self.clone(), self.range_of(range));
-        FileFuture(Calls::One(Step::New(pending), Pending::take_pin))
+        FileFuture(FutureCalls::One(CallState::New(pending), Pending::take_pin))
     }
 
     /// Writes all of `buffer` at `position` without blocking the thread that polls, and returns the
@@ -237,7 +237,7 @@ impl File {
         output: fn(&mut Pending) -> Result<T>,
     ) -> FileFuture<T> {
         let pending = Pending::new(self.clone(), position, work);
-        FileFuture(Calls::One(Step::New(pending), output))
+        FileFuture(FutureCalls::One(CallState::New(pending), output))
     }
 }
 
@@ -248,23 +248,23 @@ impl File {
 /// is the last one when it is dropped, a thread of the cache may close the file a moment later. A
 /// waker must not call into the cache, nor drop the last future of a file.
 #[must_use = "a future does nothing until it is polled"]
-pub struct FileFuture<T>(Calls<T>);
+pub struct FileFuture<T>(FutureCalls<T>);
 
 /// The calls of a future, and what makes its output.
-enum Calls<T> {
-    One(Step, fn(&mut Pending) -> Result<T>),
+enum FutureCalls<T> {
+    One(CallState, fn(&mut Pending) -> Result<T>),
     Many(Many, fn(Vec<Result<Vec<u8>>>) -> T),
 }
 
 #[allow(clippy::large_enum_variant, reason = "a hit ends at the first poll, without an allocation")]
-enum Step {
+enum CallState {
     New(Pending),
     Submitted(Arc<AsyncCall>),
     Ended(Result<Vec<u8>>),
     Over,
 }
 
-impl Step {
+impl CallState {
     /// Polls a call. A call that is complete at the first poll is not moved.
     #[inline]
     fn poll<T>(&mut self, waker: &Waker, output: fn(&mut Pending) -> Result<T>) -> Poll<Result<T>> {
@@ -311,7 +311,7 @@ impl Step {
 /// Reads of one future. All are submitted by the first poll, without its waker. That waits for the
 /// first one that has not ended, so that the task is not woken for each.
 struct Many {
-    steps: Vec<Step>,
+    steps: Vec<CallState>,
     ended: Vec<Result<Vec<u8>>>,
     is_over: bool,
 }
@@ -323,16 +323,16 @@ impl Many {
         }
         if self.ended.is_empty() {
             for step in &mut self.steps {
-                if let Step::New(_) = step
+                if let CallState::New(_) = step
                     && let Poll::Ready(ended) = step.poll(Waker::noop(), Pending::take_buffer)
                 {
-                    *step = Step::Ended(ended);
+                    *step = CallState::Ended(ended);
                 }
             }
         }
         while let Some(step) = self.steps.get_mut(self.ended.len()) {
             let ended = match step {
-                Step::Ended(ended) => mem::replace(ended, Ok(Vec::new())),
+                CallState::Ended(ended) => mem::replace(ended, Ok(Vec::new())),
                 step => std::task::ready!(step.poll(waker, Pending::take_buffer)),
             };
             self.ended.push(ended);
@@ -359,7 +359,7 @@ impl<T> FileFuture<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn write_hint(mut self, hint: WriteHint) -> Self {
-        if let Calls::One(Step::New(pending), _) = &mut self.0 {
+        if let FutureCalls::One(CallState::New(pending), _) = &mut self.0 {
             pending.hint = Some(hint);
         }
         self
@@ -371,8 +371,10 @@ impl<T> Future for FileFuture<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
         match &mut self.0 {
-            Calls::One(step, output) => step.poll(context.waker(), *output),
-            Calls::Many(many, output) => many.poll(context.waker()).map(|ended| ended.map(*output)),
+            FutureCalls::One(step, output) => step.poll(context.waker(), *output),
+            FutureCalls::Many(many, output) => {
+                many.poll(context.waker()).map(|ended| ended.map(*output))
+            }
         }
     }
 }
@@ -380,8 +382,8 @@ impl<T> Future for FileFuture<T> {
 impl<T> Drop for FileFuture<T> {
     fn drop(&mut self) {
         match &self.0 {
-            Calls::One(step, _) => step.abandon(),
-            Calls::Many(many, _) => many.steps.iter().for_each(Step::abandon),
+            FutureCalls::One(step, _) => step.abandon(),
+            FutureCalls::Many(many, _) => many.steps.iter().for_each(CallState::abandon),
         }
     }
 }

@@ -12,7 +12,7 @@
 //! The last handle of a file may be dropped here, if its future is dropped while the server looks
 //! at the read. A close waits for storage, so another thread of the engine does it.
 
-use super::call::{AsyncCall, Key, NO_NUMBER, OF_THREAD, ReadServer, end_unserved};
+use super::call::{AsyncCall, NO_NUMBER, OF_THREAD, ReadServer, WaitKey, end_unserved};
 use super::handover::{Call, Handover, Rest};
 use super::jobs::hand_on;
 use super::pending::{NextStep, Pending};
@@ -36,7 +36,7 @@ const READ_BYTES_MAX: u64 = 8 << 20;
 /// Submits a call that `need` stops.
 pub(super) fn submit(pending: Pending, need: Need, waker: Waker) -> Result<Arc<AsyncCall>> {
     let server = ReadServer::of(&pending.file.handle)?;
-    let key = (need == Need::Thread).then(|| Key::of_thread(&pending));
+    let key = (need == Need::Thread).then(|| WaitKey::of_thread(&pending));
     let number = AtomicUsize::new(if key.is_some() { OF_THREAD } else { NO_NUMBER });
     let handover = Handover::new(pending, waker);
     let call = Arc::new(AsyncCall { server: Arc::clone(&server), handover, number });
@@ -48,7 +48,7 @@ pub(super) fn submit(pending: Pending, need: Need, waker: Waker) -> Result<Arc<A
         Call::Nothing => {}
         Call::Ring => server.bell.ring(),
         Call::Start => {
-            let serving = Serving(Some(Arc::clone(&server)));
+            let serving = ServerJob(Some(Arc::clone(&server)));
             let job = move || serving.serve();
             // A job that is not started is dropped, and ends the calls that are queued.
             server.engine.spawn(server.lane, Urgency::Always, job).map_err(Error::thread)?;
@@ -59,17 +59,17 @@ pub(super) fn submit(pending: Pending, need: Need, waker: Waker) -> Result<Arc<A
 
 /// The job of a server. If it is dropped without being run, or panics, it ends the queued reads.
 #[derive(Debug)]
-struct Serving(Option<Arc<ReadServer>>);
+struct ServerJob(Option<Arc<ReadServer>>);
 
-impl Serving {
+impl ServerJob {
     fn serve(mut self) {
-        self.0.as_ref().into_iter().for_each(|server| Server::serve(server));
+        self.0.as_ref().into_iter().for_each(|server| ReadLoop::serve(server));
         // Another job may have started.
         self.0 = None;
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServerJob {
     fn drop(&mut self) {
         let queued = self.0.as_ref().map(|server| server.inbox.give_up()).unwrap_or_default();
         queued.iter().for_each(|read| end_unserved(read));
@@ -125,7 +125,7 @@ fn try_step(file: &File, call: &AsyncCall, wait: Wait) -> Option<Result<Need>> {
 }
 
 #[derive(Debug)]
-struct Server<'s> {
+struct ReadLoop<'s> {
     memory: &'s Memory,
     engine: &'s Engine,
     queue: FillQueue<'s, usize>,
@@ -137,9 +137,11 @@ struct Server<'s> {
     closing: Vec<Handle>,
 }
 
-impl<'s> Server<'s> {
+impl<'s> ReadLoop<'s> {
+    /// Serves calls until none is known. While transfers are in flight it waits only for them and
+    /// the bell; otherwise for frames, for the first starved call, or for the bell.
     fn serve(shared: &'s ReadServer) {
-        let mut server = Server {
+        let mut server = ReadLoop {
             memory: &shared.memory,
             engine: &shared.engine,
             queue: FillQueue::new(&shared.engine),
@@ -212,6 +214,8 @@ impl<'s> Server<'s> {
         }
     }
 
+    /// Publishes the runs whose transfers have ended, and completes the calls that have all their
+    /// bytes.
     fn finish_runs(&mut self) {
         while let Some(ended) = self.queue.ended.pop_front() {
             let number = ended.note;
@@ -290,6 +294,8 @@ impl<'s> Server<'s> {
         true
     }
 
+    /// Goes on with a call until it is complete or has to wait, and registers it for what it waits
+    /// for.
     fn look_at(&mut self, file: &File, read: &Arc<AsyncCall>, number: usize, wait: Wait) -> Look {
         loop {
             let need = match try_step(file, read, wait) {
@@ -334,15 +340,16 @@ impl<'s> Server<'s> {
                 Need::Room | Need::Length => {
                     let inode = &file.handle.inode;
                     let key = match need {
-                        Need::Length => Key::Length(inode.address),
-                        _ => Key::Room { has_gate: inode.has_gate() },
+                        Need::Length => WaitKey::Length(inode.address),
+                        _ => WaitKey::Room { has_gate: inode.has_gate() },
                     };
                     self.entrant(number).is_parked = true;
                     hand_on(&read.server, key, Arc::clone(read));
                     return Look::Waits;
                 }
                 Need::Thread => {
-                    let Some(key) = read.handover.with(|pending| Key::of_thread(pending)) else {
+                    let Some(key) = read.handover.with(|pending| WaitKey::of_thread(pending))
+                    else {
                         return Look::Abandoned;
                     };
                     self.end(number);
@@ -430,7 +437,7 @@ impl<'s> Server<'s> {
     }
 }
 
-impl Drop for Server<'_> {
+impl Drop for ReadLoop<'_> {
     fn drop(&mut self) {
         // Only after a panic: every read has ended otherwise.
         for entrant in self.reads.drain(..).flatten() {

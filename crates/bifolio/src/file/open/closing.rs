@@ -10,7 +10,7 @@
 
 use super::open_file::Open;
 use super::slots::Retire;
-use super::{Key, Registry};
+use super::{FileKey, Registry};
 use crate::dirt::is_inside_any;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::OpenOptions;
@@ -25,13 +25,13 @@ impl Registry {
     /// Closes a file that has no handles, and logs a failure, because no caller can receive it.
     /// `has_failed` counts as the first round, so that a failing device is not asked to write
     /// everything again.
-    pub(super) fn retire_logged(&self, key: Key, has_failed: bool) {
+    pub(super) fn retire_logged(&self, key: FileKey, has_failed: bool) {
         if let Err(failure) = self.files.retire(key, self, has_failed) {
             log::error!("{failure}; the file has no handle and is kept in the cache");
         }
     }
 
-    fn inode_after_release(&self, key: Key) -> Option<Arc<Inode>> {
+    fn inode_after_release(&self, key: FileKey) -> Option<Arc<Inode>> {
         self.files.look_after_release(key, |open| Arc::clone(&open.inode))
     }
 
@@ -101,7 +101,7 @@ impl Registry {
 
     /// Tries for the last time to make a file durable if `is_wanted` accepts it, and drops it with
     /// what could not be written.
-    pub(super) fn give_up(&self, key: Key, is_wanted: impl Fn(&Open) -> bool) {
+    pub(super) fn give_up(&self, key: FileKey, is_wanted: impl Fn(&Open) -> bool) {
         if self.files.look(key, |open| is_wanted(open)) != Some(true) {
             return;
         }
@@ -120,7 +120,7 @@ impl Registry {
     /// new one.
     pub(super) fn inode_for(
         &self,
-        key: Key,
+        key: FileKey,
         backing: &Arc<dyn DirectBacking>,
         options: &OpenOptions,
     ) -> Result<Arc<Inode>> {
@@ -128,7 +128,7 @@ impl Registry {
             return Ok(inode);
         }
         let made = self.make_inode(backing, options);
-        if let (Err(_), Some(keeper), Key::Identified(identity)) = (&made, &self.keeper, key) {
+        if let (Err(_), Some(keeper), FileKey::Identified(identity)) = (&made, &self.keeper, key) {
             keeper.forget(identity);
         }
         made
@@ -138,11 +138,13 @@ impl Registry {
     /// was just opened. Watches the file.
     fn reopen_kept(
         &self,
-        key: Key,
+        key: FileKey,
         backing: &Arc<dyn DirectBacking>,
         options: &OpenOptions,
     ) -> Option<Arc<Inode>> {
-        let (Some(keeper), Key::Identified(identity)) = (&self.keeper, key) else { return None };
+        let (Some(keeper), FileKey::Identified(identity)) = (&self.keeper, key) else {
+            return None;
+        };
         let fits = |inode: &Inode| {
             let len_max_bytes = options.len_max_bytes(inode.mapping.len_bytes());
             !options.mappable

@@ -2,7 +2,7 @@
 //! last of its file.
 
 use super::closing::is_held_back;
-use super::{Key, Registry};
+use super::{FileKey, Registry};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::handle::Membership;
 use crate::file::{Handle, OpenOptions};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct OpenMembership {
     registry: Arc<Registry>,
-    key: Key,
+    key: FileKey,
     is_writable: bool,
     is_immutable: bool,
     /// Set if the close that drops the handle has failed in CLOSE-L1 and reported it to its caller.
@@ -23,7 +23,7 @@ pub(super) struct OpenMembership {
 }
 
 impl OpenMembership {
-    pub(super) fn new(registry: &Arc<Registry>, key: Key, options: &OpenOptions) -> Self {
+    pub(super) fn new(registry: &Arc<Registry>, key: FileKey, options: &OpenOptions) -> Self {
         let registry = Arc::clone(registry);
         let (is_writable, is_immutable) = (options.write, options.immutable);
         Self { registry, key, is_writable, is_immutable, has_failed: false }
@@ -33,8 +33,8 @@ impl OpenMembership {
 impl Membership for OpenMembership {
     fn identity(&self) -> Option<FileIdentity> {
         match self.key {
-            Key::Identified(identity) => Some(identity),
-            Key::Single(_) => None,
+            FileKey::Identified(identity) => Some(identity),
+            FileKey::Single(_) => None,
         }
     }
 

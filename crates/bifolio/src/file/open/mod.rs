@@ -48,7 +48,7 @@ use slots::OpenSlots;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Key {
+enum FileKey {
     Identified(FileIdentity),
     /// Backing that cannot be opened twice.
     Single(u64),
@@ -62,7 +62,7 @@ pub(crate) struct Registry {
     _flusher_threads: FlusherThreads,
     _swap_thread: Option<ReclaimThread>,
     readahead_bytes_max: u64,
-    files: OpenSlots<Key, Open>,
+    files: OpenSlots<FileKey, Open>,
     next_single: AtomicU64,
     /// Set once every `Cache` is dropped.
     has_no_cache: AtomicBool,

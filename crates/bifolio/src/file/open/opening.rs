@@ -3,7 +3,7 @@
 use super::membership::OpenMembership;
 use super::open_file::Open;
 use super::slots::{Busy, Found, Retire};
-use super::{Key, Registry, no_table};
+use super::{FileKey, Registry, no_table};
 use crate::config;
 use crate::error::{Error, Result};
 use crate::file::handle::Attached;
@@ -99,7 +99,7 @@ impl Registry {
         open: impl FnOnce(&mut Vec<OwnedFd>) -> Result<DiskFile>,
         options: &OpenOptions,
     ) -> Result<File> {
-        let key = Key::Identified(identity);
+        let key = FileKey::Identified(identity);
         let found = self.find(key, |open| {
             let admitted = open.admit(options);
             if admitted.is_ok() && options.write && !open.inode.store.is_writable() {
@@ -134,7 +134,7 @@ impl Registry {
 
     /// Keeps unused descriptors of a file open if the file is (REGISTRY-2).
     fn keep(&self, identity: FileIdentity, unused: &mut Vec<OwnedFd>) {
-        self.files.look(Key::Identified(identity), |open| open.spare.append(unused));
+        self.files.look(FileKey::Identified(identity), |open| open.spare.append(unused));
     }
 
     /// Opens a handle of a file that has just been opened, and that may be open here already.
@@ -152,7 +152,7 @@ impl Registry {
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
     ) -> Result<File> {
-        let key = backing.identity().map_or_else(|| self.single_key(), Key::Identified);
+        let key = backing.identity().map_or_else(|| self.single_key(), FileKey::Identified);
         let found = self.find(key, |open| {
             open.disks.extend(disk.clone());
             self.join(key, open, backing, options)
@@ -166,7 +166,7 @@ impl Registry {
     /// Creates the inode of a file and its first handle. The caller has taken the slot.
     fn open_first(
         self: &Arc<Self>,
-        busy: Busy<'_, Key, Open>,
+        busy: Busy<'_, FileKey, Open>,
         backing: &Arc<dyn DirectBacking>,
         disk: Option<Arc<DiskFile>>,
         options: &OpenOptions,
@@ -208,18 +208,18 @@ impl Registry {
         Ok(File::new(handle))
     }
 
-    fn single_key(&self) -> Key {
+    fn single_key(&self) -> FileKey {
         // Relaxed: only the uniqueness of the number matters.
-        Key::Single(self.next_single.fetch_add(1, Ordering::Relaxed))
+        FileKey::Single(self.next_single.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Looks up the file, and waits while another thread creates or releases it. `join` makes
     /// another handle of an open one, if the options allow.
     fn find<R>(
         &self,
-        key: Key,
+        key: FileKey,
         mut join: impl FnMut(&mut Open) -> Result<R>,
-    ) -> Result<Found<'_, Key, Open, R>> {
+    ) -> Result<Found<'_, FileKey, Open, R>> {
         let mut is_tried = false;
         loop {
             let found = self.files.find(key, |open| {
@@ -241,7 +241,7 @@ impl Registry {
     /// Makes another handle of a file, through `backing` if it is the first writable one.
     fn join(
         self: &Arc<Self>,
-        key: Key,
+        key: FileKey,
         open: &mut Open,
         backing: &Arc<dyn DirectBacking>,
         options: &OpenOptions,
@@ -259,6 +259,8 @@ impl Registry {
         Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
     }
 
+    /// Creates the inode of a file that has none here, with its table, the memory for maps, and its
+    /// codec.
     pub(super) fn make_inode(
         &self,
         backing: &Arc<dyn DirectBacking>,
@@ -298,6 +300,8 @@ impl Registry {
         mapper.new_pages(&self.reclaim, size.len_max_bytes, options.faults).map(Some)
     }
 
+    /// Returns the codec that the options want, with the memory for sealed pages, which all files
+    /// share and the first one charges.
     fn codec_for(&self, options: &OpenOptions) -> Result<Option<Codec>> {
         let Some(codec) = &options.codec else { return Ok(None) };
         let bytes = SealingRoom::bytes_of(self.reclaim.memory.arena.bound_bytes());
@@ -318,9 +322,11 @@ impl Registry {
         Ok(Some(Codec::new(Arc::clone(codec), room)))
     }
 
+    /// Makes a handle of an open file, already admitted, and counts it. The caller holds the file's
+    /// slot.
     pub(super) fn make_handle(
         self: &Arc<Self>,
-        key: Key,
+        key: FileKey,
         open: &mut Open,
         options: &OpenOptions,
     ) -> Result<Arc<Handle>> {

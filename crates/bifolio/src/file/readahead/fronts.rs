@@ -74,7 +74,7 @@ impl Fronts {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::readers::Limits;
+    use super::super::readers::WindowLimits;
     use super::*;
 
     fn miss(page: u64, pages_in_order: u64) -> PageAccess {
@@ -83,7 +83,7 @@ mod tests {
 
     /// Records the first window of a reader that begins at a page. Returns it.
     fn note(fronts: &Fronts, page: u64) -> Plan {
-        let limits = Limits { max_pages: 64, file_pages: 1 << 30, is_announced: false };
+        let limits = WindowLimits { max_pages: 64, file_pages: 1 << 30, is_announced: false };
         let (reader, plan) = Sequential::start(&miss(page, 8), page, &limits);
         let plan = plan.unwrap();
         fronts.note(&plan, &reader);

@@ -54,7 +54,7 @@ use arrayvec::ArrayVec;
 pub(super) use fronts::Fronts;
 use order::ReadOrder;
 pub(super) use readers::Plan;
-use readers::{Limits, PageAccess, Sequential};
+use readers::{PageAccess, Sequential, WindowLimits};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -174,7 +174,7 @@ impl Streams {
     fn on_access(
         &mut self,
         access: &PageAccess,
-        limits: &Limits,
+        limits: &WindowLimits,
         continued: impl FnOnce() -> Option<Sequential>,
     ) -> Option<Plan> {
         debug_assert!(access.first_page < access.end_page, "{access:?}");
@@ -284,8 +284,10 @@ impl ReadaheadWorker {
         drop(left);
     }
 
+    /// Reads the queued runs in their order, with a limited part of them in flight, until none is
+    /// left.
     fn serve(&self, inode: &Inode) {
-        let mut serving = Serving { worker: self, is_over: false };
+        let mut serving = WorkerGuard { worker: self, is_over: false };
         let mut queue = FillQueue::new(&inode.engine);
         // At most a window, in a small cache.
         let part_bytes = inode.memory.arena.bound_bytes() / (WINDOW_DIVISOR * STREAMS_MIN);
@@ -312,12 +314,12 @@ impl ReadaheadWorker {
 
 /// Guard of a worker: if it panics, the queued runs are dropped, so that nothing waits for them.
 #[derive(Debug)]
-struct Serving<'p> {
+struct WorkerGuard<'p> {
     worker: &'p ReadaheadWorker,
     is_over: bool,
 }
 
-impl Drop for Serving<'_> {
+impl Drop for WorkerGuard<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.worker.give_up();
@@ -412,9 +414,9 @@ mod tests {
     fn a_worker_that_dies_leaves_a_queue_that_the_next_serves() {
         let worker = ReadaheadWorker::new(0);
         assert!(worker.waiting.lock().join(Vec::new()));
-        drop(Serving { worker: &worker, is_over: false });
+        drop(WorkerGuard { worker: &worker, is_over: false });
         assert!(worker.waiting.lock().join(Vec::new()), "there is no worker");
-        drop(Serving { worker: &worker, is_over: true });
+        drop(WorkerGuard { worker: &worker, is_over: true });
         assert!(
             !worker.waiting.lock().join(Vec::new()),
             "another worker may have the queue already"

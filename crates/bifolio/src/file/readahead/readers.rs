@@ -1,7 +1,7 @@
 //! Sequential readers of a file, and the pages ahead of them.
 //!
 //! Plans are pure: no I/O, no clock, no atomics. They count pages, and the caller rounds to folios.
-//! A plan is never larger than [`Limits::max_pages`] and never passes the end of file.
+//! A plan is never larger than [`WindowLimits::max_pages`] and never passes the end of file.
 //!
 //! A reader has windows ahead of it.
 //!
@@ -47,9 +47,9 @@ const SMALLEST_DIVISOR: u64 = 8;
 /// Windows without a miss after which the ceiling set by a miss is doubled.
 const CLEAN_WINDOWS: u32 = 8;
 
-/// Limits of plans.
+/// WindowLimits of plans.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct WindowLimits {
     /// Pages of the largest plan, at least 1. Each stream may have two of them ahead.
     pub(super) max_pages: u64,
     pub(super) file_pages: u64,
@@ -113,7 +113,11 @@ pub(super) struct Sequential {
 }
 
 impl Sequential {
-    pub(super) fn start(access: &PageAccess, miss: u64, limits: &Limits) -> (Self, Option<Plan>) {
+    pub(super) fn start(
+        access: &PageAccess,
+        miss: u64,
+        limits: &WindowLimits,
+    ) -> (Self, Option<Plan>) {
         let request_pages = access.end_page - access.first_page;
         let initial = initial_pages(request_pages, limits.max_pages)
             .max(access.pages_in_order.min(limits.max_pages));
@@ -169,7 +173,7 @@ impl Sequential {
 
     /// Advances the reader to an access that [`is_met_by`](Self::is_met_by) has matched. Returns
     /// its next window.
-    pub(super) fn advance(&mut self, access: &PageAccess, limits: &Limits) -> Option<Plan> {
+    pub(super) fn advance(&mut self, access: &PageAccess, limits: &WindowLimits) -> Option<Plan> {
         let before = mem::replace(&mut self.read, access.first_page..access.end_page);
         // The file may have been truncated.
         self.planned_end = self.planned_end.min(limits.file_pages);
@@ -198,7 +202,7 @@ impl Sequential {
         }
     }
 
-    fn issue_at_miss(&mut self, miss: u64, limits: &Limits) -> Option<Plan> {
+    fn issue_at_miss(&mut self, miss: u64, limits: &WindowLimits) -> Option<Plan> {
         let window_end = miss.saturating_add(self.window_pages);
         let mark = if self.read.end < window_end { self.read.end } else { miss };
         self.issue(miss..window_end, mark, limits)
@@ -206,7 +210,7 @@ impl Sequential {
 
     /// Handles a read of the mark: issues up to two windows ahead of it, one at a time, and sets
     /// the next mark one step further.
-    fn issue_step(&mut self, read_end: u64, limits: &Limits) -> Option<Plan> {
+    fn issue_step(&mut self, read_end: u64, limits: &WindowLimits) -> Option<Plan> {
         let start = self.planned_end.max(read_end);
         let step_pages = self.step_pages();
         let mark = self.mark.map_or(start, |mark| mark.saturating_add(step_pages)).max(read_end);
@@ -223,7 +227,7 @@ impl Sequential {
     }
 
     /// Issues some of the next pages. Sets no mark if they reach the end of file.
-    fn issue(&mut self, pages: Range<u64>, mark: u64, limits: &Limits) -> Option<Plan> {
+    fn issue(&mut self, pages: Range<u64>, mark: u64, limits: &WindowLimits) -> Option<Plan> {
         let (start, end) = (pages.start, pages.end.min(limits.file_pages));
         self.mark = (end < limits.file_pages).then_some(mark);
         if start >= end {

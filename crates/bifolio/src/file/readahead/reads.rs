@@ -1,7 +1,7 @@
 //! Readahead of a handle: its reads, as they are reported, and the windows that they start. The
 //! head of `mod.rs` has the picture.
 
-use super::readers::{Limits, PageAccess, Plan, whole_transfers};
+use super::readers::{PageAccess, Plan, WindowLimits, whole_transfers};
 use super::{Access, ReadaheadWorker, STREAMS_MIN, WINDOW_DIVISOR};
 use crate::file::Handle;
 use crate::fill::{ReadIo, ReadIoClaim, Wait};
@@ -52,6 +52,8 @@ impl Handle {
         self.plan_after(&PageAccess { miss, pages_in_order, ..PageAccess::hit(&pages) })
     }
 
+    /// Plans readahead after an access, within the window that the bound leaves to each reader.
+    /// Returns `None` for a file of one folio and where none is wanted.
     fn plan_after(&self, access: &PageAccess) -> Option<Plan> {
         let mapping = &self.inode.mapping;
         if self.readahead.window_bytes_max == 0 || self.readahead.is(Access::Random) {
@@ -71,7 +73,7 @@ impl Handle {
         let max_pages = whole_transfers(max_pages.max(1 << mapping.order()));
         let is_announced = self.readahead.is(Access::Sequential);
         let fronts = &self.readahead.fronts;
-        let limits = Limits { max_pages, file_pages, is_announced };
+        let limits = WindowLimits { max_pages, file_pages, is_announced };
         let plan = streams.on_access(access, &limits, || fronts.continued_by(access))?;
         let reader = &streams.sequential[0];
         if !reader.is_on_trial {
@@ -109,7 +111,7 @@ impl Handle {
     fn mark_read_ahead(&self, run: &ReadIo, index: u64) {
         let (memory, order) = (&self.inode.memory, self.inode.mapping.order());
         let wanted_folios = index.saturating_sub(run.first).div_ceil(1 << order) as usize;
-        let ahead = run.folios.get(wanted_folios..).unwrap_or_default();
+        let ahead = run.folios.ids().get(wanted_folios..).unwrap_or_default();
         for id in ahead {
             memory.folio(*id).flags.set(Flag::Readahead);
         }

@@ -1,7 +1,7 @@
 //! Tests of windows, with a simulated reader that carries plans out as `readahead` does.
 
 use super::readers::TRANSFER_PAGES;
-use super::{Access, Limits, PageAccess, STREAMS, Sequential, Streams};
+use super::{Access, PageAccess, STREAMS, Sequential, Streams, WindowLimits};
 use crate::Cache;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,7 +12,7 @@ const MAX_PAGES: u64 = 1024;
 /// Readers of one file, and a cache that evicts only what a test removes.
 struct Readers {
     streams: Streams,
-    limits: Limits,
+    limits: WindowLimits,
     resident: HashSet<u64>,
     marks: HashSet<u64>,
     plans: Vec<Range<u64>>,
@@ -23,7 +23,7 @@ impl Readers {
     fn new(access: Access) -> Self {
         Self {
             streams: Streams::default(),
-            limits: Limits {
+            limits: WindowLimits {
                 max_pages: MAX_PAGES,
                 file_pages: FILE_PAGES,
                 is_announced: access == Access::Sequential,

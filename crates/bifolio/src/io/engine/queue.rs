@@ -17,7 +17,7 @@
 //! Invariants:
 //! - IO-5: while a queue has transfers in flight, its owner blocks on nothing but the queue: no
 //!   folio lock, no write-out, no allocation that waits. So queues never wait for each other. Debug
-//!   builds check it (`sync/mod.rs`).
+//!   builds check it (`sync/blocking.rs`).
 //! - IO-7: a slot holds its owner until the kernel, or the helper, has completed the transfer. A
 //!   transfer leaves `Kernel` only when its completion was reaped, or when the ring failed
 //!   before the kernel saw the call.
@@ -32,7 +32,7 @@ use super::threads::{FallbackQueue, Helpers, Urgency};
 use super::{Engine, Lane};
 use crate::error::Error;
 use crate::io::request::range_end;
-use crate::io::transfer::{Answer, Transfer};
+use crate::io::transfer::{Transfer, TransferResult};
 use crate::io::{IoRequest, Operation};
 use crate::sync::{Ordering, blocking};
 use crate::sys::copy;
@@ -57,7 +57,7 @@ pub(crate) struct Queue<'e, T> {
     lane: Lane,
     /// No ring was available: helpers make the transfers until the queue is empty.
     is_without_ring: bool,
-    done: VecDeque<(T, Answer)>,
+    done: VecDeque<(T, TransferResult)>,
     armed: Option<Arc<Bell>>,
 }
 
@@ -422,7 +422,7 @@ impl<T> Queue<'_, T> {
         }
     }
 
-    fn end_submitted(&mut self, token: usize, answer: Answer) {
+    fn end_submitted(&mut self, token: usize, answer: TransferResult) {
         if let TransferSlot::Helpers(owner) =
             std::mem::replace(&mut self.slots[token], TransferSlot::Vacant)
         {

@@ -32,7 +32,7 @@ pub(super) struct Rings {
     depth: usize,
     pool: Mutex<Pool>,
     returned: Condvar,
-    pub(super) counts: Counts,
+    pub(super) counts: RingCounts,
     /// Detects a fork: a child must not touch the rings it inherited.
     origin: Origin,
 }
@@ -61,7 +61,7 @@ impl Rings {
             depth,
             pool: Mutex::new(pool),
             returned: Condvar::new(),
-            counts: Counts::default(),
+            counts: RingCounts::default(),
             origin: Origin::here(),
         }
     }
@@ -253,7 +253,7 @@ pub(crate) struct EngineCounts {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct RingCounts {
     pub(super) ring_enters: AtomicU64,
     pub(super) ring_transfers: AtomicU64,
     pub(super) plain_transfers: AtomicU64,

@@ -25,7 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::lane::Lane;
-use crate::io::transfer::{Answer, Transfer};
+use crate::io::transfer::{Transfer, TransferResult};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::process::{Origin, OwnedThread};
 use crate::sys::ring::Bell;
@@ -215,7 +215,7 @@ pub(super) enum Helpers {
 #[derive(Debug, Default)]
 pub(super) struct FallbackState {
     pub(super) submitted: VecDeque<(usize, Transfer)>,
-    pub(super) done: Vec<(usize, Answer)>,
+    pub(super) done: Vec<(usize, TransferResult)>,
     /// Helpers that were called and have not arrived yet.
     pub(super) tickets: usize,
     /// Rung by a helper that is done.

@@ -23,7 +23,7 @@ pub(crate) use threads::FaultThreads;
 
 use crate::error::Result;
 use crate::file::Handle;
-use crate::maps::region::{Refusal, Region};
+use crate::maps::region::{FaultRefusal, Region};
 use crate::memory::{PageSpace, forget_addresses, note_addresses};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::stats::Counter;
@@ -93,7 +93,7 @@ pub(crate) fn services_in(region: &Region) -> Option<Arc<RunningServices>> {
 /// Region and handle that serve a fault. The order of the fields is that of their drops: the
 /// service ends after the file reference is dropped.
 #[derive(Debug)]
-struct Server {
+struct FaultServer {
     handle: Arc<Handle>,
     region: Arc<Region>,
     _service: Service,
@@ -105,12 +105,12 @@ fn threads_for(address: usize) -> Option<Share> {
     at(&REGIONS.read(), address).map(|served| served.threads.clone())
 }
 
-fn server_of(address: usize) -> Option<Server> {
+fn server_of(address: usize) -> Option<FaultServer> {
     let regions = REGIONS.read();
     let served = at(&regions, address)?;
     let service = served.services.begin();
     let handle = served.handles.last()?;
-    Some(Server { handle, region: Arc::clone(&served.region), _service: service })
+    Some(FaultServer { handle, region: Arc::clone(&served.region), _service: service })
 }
 
 fn at(regions: &BTreeMap<usize, Served>, address: usize) -> Option<&Served> {
@@ -118,7 +118,7 @@ fn at(regions: &BTreeMap<usize, Served>, address: usize) -> Option<&Served> {
     (address - base < served.region.addresses.len_bytes()).then_some(served)
 }
 
-impl Server {
+impl FaultServer {
     fn pages_at(&self, address: usize, length_bytes: usize) -> Range<u64> {
         let offset = (address - self.region.addresses.base().addr()) as u64;
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
@@ -137,7 +137,7 @@ impl Server {
             let growths = self.region.stray_pages.growths();
             let served = self.handle.handle_fault(&self.region, left.clone(), is_write);
             let Err((index, error)) = served else { return };
-            self.refuse(&Refusal { index, growths, read_at, error });
+            self.refuse(&FaultRefusal { index, growths, read_at, error });
             left.start = index + 1;
         }
     }
@@ -145,7 +145,7 @@ impl Server {
     /// Handles a page that cannot be filled: if the error still holds, poisons the page, so that an
     /// access raises SIGBUS and no thread waits for it. Retries for a while if the kernel has no
     /// memory for this; then poisons the cache.
-    fn refuse(&self, refusal: &Refusal) {
+    fn refuse(&self, refusal: &FaultRefusal) {
         let (index, mapping) = (refusal.index, &self.handle.inode.mapping);
         let is_past_end = || index * PAGE_BYTES >= mapping.len_bytes();
         let is_there = || mapping.table().load(index, Ordering::Relaxed).is_ready();
@@ -246,14 +246,14 @@ mod tests {
         let region = Region::of(&file.handle.inode.page_space).unwrap();
         let refusal_now = || {
             let error = file.handle.inode.past_end(PAGE_BYTES, 1);
-            Refusal {
+            FaultRefusal {
                 index: 1,
                 growths: region.stray_pages.growths(),
                 read_at: fault_time(),
                 error,
             }
         };
-        let stands = |refusal: &Refusal, is_there| {
+        let stands = |refusal: &FaultRefusal, is_there| {
             region.stray_pages.refuse(&region.addresses, refusal, || false, || is_there).unwrap()
         };
         region.stray_pages.begin_growth(&region.addresses, 1..2).unwrap();

@@ -22,7 +22,7 @@
 //! A request is postponed at Q3 only while threads serve: threads of its device, or as many as
 //! allowed in all. Each of them reaches P3 and P4 when it has served.
 //!
-//! A fault of a thread that holds what the service may wait for (`sync/mod.rs`) must be
+//! A fault of a thread that holds what the service may wait for (`sync/blocking.rs`) must be
 //! refused. But a message can be late: another thread has filled the page meanwhile, and its sender
 //! is in a call by now. So the sender is woken first. If it waited, it faults again, and it was in
 //! the same hold all the time ([`Inside`]).
@@ -52,14 +52,14 @@ const PAGE: usize = crate::page::PAGE_BYTES as usize;
 
 #[derive(Debug)]
 pub(crate) struct FaultThreads {
-    shared: Arc<Shared>,
+    shared: Arc<FaultQueue>,
     /// Closed to stop the threads.
     stop: Option<OwnedFd>,
     threads: Vec<OwnedThread>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct FaultQueue {
     userfault: Arc<Userfault>,
     regions: Arc<Regions>,
     waiter: FaultWaiter,
@@ -105,9 +105,11 @@ struct Request {
 }
 
 impl FaultThreads {
+    /// Starts the threads that serve the messages of `userfault`. On an error those already started
+    /// are stopped.
     pub(crate) fn start(userfault: &Arc<Userfault>, regions: &Arc<Regions>) -> io::Result<Self> {
         let (stopped, stop) = pipe(PipeFlags::empty())?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FaultQueue {
             userfault: Arc::clone(userfault),
             regions: Arc::clone(regions),
             waiter: userfault.waiter(stopped)?,
@@ -144,7 +146,10 @@ impl Drop for FaultThreads {
     }
 }
 
-impl Shared {
+impl FaultQueue {
+    /// Serves requests until the threads must stop. A request whose device has its maximum of
+    /// threads is postponed. While this thread serves a device it is not spare;
+    /// `ensure_spare_thread` has taken it off the count.
     fn run(self: &Arc<Self>) {
         let _serving = blocking::serve();
         while let Some(request) = self.next() {
@@ -176,6 +181,8 @@ impl Shared {
         }
     }
 
+    /// Takes this thread off the count of spare threads, because it is about to serve a device,
+    /// which may hang; starts another one if none is left.
     fn ensure_spare_thread(self: &Arc<Self>) {
         let mut more = self.more.lock();
         more.spare -= 1;
@@ -304,9 +311,9 @@ mod tests {
     }
 
     /// The state of fault threads of a region that has none of its own, and what keeps it open.
-    fn shared_of(region: &Region) -> (Shared, OwnedFd) {
+    fn shared_of(region: &Region) -> (FaultQueue, OwnedFd) {
         let (stopped, stop) = pipe(PipeFlags::empty()).unwrap();
-        let shared = Shared {
+        let shared = FaultQueue {
             userfault: Arc::clone(&region.addresses.userfault),
             regions: Arc::clone(&region.addresses.regions),
             waiter: region.addresses.userfault.waiter(stopped).unwrap(),

@@ -24,7 +24,7 @@ mod staging;
 mod stray_pages;
 use addresses::Addresses;
 pub(crate) use regions::{BounceBuffer, Regions, RegionsSize};
-pub(crate) use stray_pages::{Refusal, StrayPages, fault_time};
+pub(crate) use stray_pages::{FaultRefusal, StrayPages, fault_time};
 
 use crate::maps::kernel::pages::{Pagemap, resident_from};
 use crate::maps::kernel::userfault::Userfault;
@@ -53,10 +53,10 @@ pub(crate) struct Region {
     tracking: AtomicU8,
     /// Held by unmapping, and while stores are searched for (REGION-3).
     pub(crate) section: Mutex<()>,
-    pub(crate) mapped: MappedPages,
+    pub(crate) mapped: MappedRanges,
     /// Pages that the kernel or a device may write to without marking the page tables. Every search
     /// for stores includes them.
-    pub(crate) written_unseen: MappedPages,
+    pub(crate) written_unseen: MappedRanges,
     pub(crate) stray_pages: StrayPages,
 }
 
@@ -158,8 +158,8 @@ impl Region {
             },
             tracking: AtomicU8::new(UNTRACKED),
             section: Mutex::new(()),
-            mapped: MappedPages::default(),
-            written_unseen: MappedPages::default(),
+            mapped: MappedRanges::default(),
+            written_unseen: MappedRanges::default(),
             stray_pages: StrayPages::default(),
         })
     }
@@ -322,9 +322,9 @@ impl Region {
 
 /// The pages of each live map, or of each [`MapPinMut`](crate::MapPinMut); unordered.
 #[derive(Debug, Default)]
-pub(crate) struct MappedPages(Mutex<Vec<Range<u64>>>);
+pub(crate) struct MappedRanges(Mutex<Vec<Range<u64>>>);
 
-impl MappedPages {
+impl MappedRanges {
     pub(crate) fn add(&self, pages: Range<u64>) {
         self.0.lock().push(pages);
     }
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn overlapping_maps_are_merged_and_removed_one_by_one() {
-        let mapped = MappedPages::default();
+        let mapped = MappedRanges::default();
         for pages in [20..30, 0..5, 4..8, 8..9, 22..24, 0..5] {
             mapped.add(pages);
         }

@@ -72,7 +72,7 @@ fn note_waked() -> u64 {
 
 #[derive(Debug, Default)]
 pub(crate) struct StrayPages {
-    state: Mutex<State>,
+    state: Mutex<StrayState>,
     /// Incremented when the file is about to grow, and again when it has grown.
     growths: AtomicU64,
     /// `true` if there are any: a hint, exact for the thread that added one.
@@ -80,7 +80,7 @@ pub(crate) struct StrayPages {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StrayState {
     at: BTreeMap<u64, StrayPage>,
     /// End of the pages that are about to belong to the file (G1); 0 if it is not growing.
     growing_end: u64,
@@ -91,7 +91,7 @@ struct State {
 
 /// A refused page, to be judged again under the lock.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct FaultRefusal {
     pub(crate) index: u64,
     /// Value of [`StrayPages::growths`] before the fill was tried.
     pub(crate) growths: u64,
@@ -154,11 +154,11 @@ impl StrayPages {
     pub(crate) fn refuse(
         &self,
         addresses: &Addresses,
-        refusal: &Refusal,
+        refusal: &FaultRefusal,
         is_past_end: impl FnOnce() -> bool,
         is_there: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
-        let Refusal { index, growths, read_at, error } = refusal.clone();
+        let FaultRefusal { index, growths, read_at, error } = refusal.clone();
         let mut state = self.state.lock();
         if growths != self.growths() || index < state.growing_end || is_there() {
             return Ok(false);
@@ -187,7 +187,7 @@ impl StrayPages {
     fn poison(
         &self,
         addresses: &Addresses,
-        state: &mut State,
+        state: &mut StrayState,
         index: u64,
         error: Error,
     ) -> io::Result<bool> {
@@ -325,7 +325,7 @@ impl StrayPages {
     fn clear_unwanted(
         &self,
         addresses: &Addresses,
-        state: &mut State,
+        state: &mut StrayState,
         pages: Range<u64>,
         is_unwanted: impl Fn(&StrayPage) -> bool,
     ) -> io::Result<()> {
@@ -338,14 +338,14 @@ impl StrayPages {
         Ok(())
     }
 
-    fn note_any(&self, state: &State) {
+    fn note_any(&self, state: &StrayState) {
         // Relaxed: the lock orders it for all threads that depend on it.
         self.is_any.store(!state.at.is_empty(), Ordering::Relaxed);
     }
 }
 
 /// Removes the stray page at `index` from the state, and from the addresses.
-fn clear(addresses: &Addresses, state: &mut State, index: u64) -> io::Result<()> {
+fn clear(addresses: &Addresses, state: &mut StrayState, index: u64) -> io::Result<()> {
     state.at.remove(&index);
     addresses.regions.unpoison(&addresses.range_at(index))?;
     unmap(addresses, index)

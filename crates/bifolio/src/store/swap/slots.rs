@@ -155,6 +155,9 @@ impl Slots {
 }
 
 impl SlotsState {
+    /// Chooses adjacent free slots: `wanted_pages` of them or fewer, but at least `least_pages`.
+    /// While the storage refuses to grow, prefers slots that were written before, and tries new
+    /// ones once in a while.
     fn choose(&mut self, wanted_pages: u32, least_pages: u32) -> Option<SlotRun> {
         if self.is_refused {
             let found = self.find_written(wanted_pages, least_pages);
