@@ -9,7 +9,7 @@
 //! | `rules` | head, columns, ascii, leftover, file-name, length, unsafe, seqcst, ordering |
 //! | `descriptors` | descriptor |
 //! | `layers` | layers |
-//! | `prose` | prose-start, prose-person, prose-word |
+//! | `prose` | prose-start |
 //! | `steps` | steps, over all files together |
 //!
 //! It also checks that every mutant of the torture tool still applies to the sources.
@@ -32,8 +32,8 @@ use walkdir::WalkDir;
 use crate::cargo::workspace_root;
 use source::Source;
 
-/// The folders and files that are checked.
-const ROOTS: [&str; 13] = [
+/// The folders that are checked.
+const ROOTS: [&str; 9] = [
     "crates",
     "doors/bifolio-capi",
     "doors/bifolio-mount",
@@ -43,10 +43,6 @@ const ROOTS: [&str; 13] = [
     "doors/bifolio-tantivy",
     "doors/engine-bench",
     "xtask",
-    "docs",
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
 ];
 
 const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
@@ -59,7 +55,7 @@ const RULES: [fn(&Source) -> Vec<Finding>; 10] = [
     rules::orderings,
     descriptors::descriptors,
     layers::layers,
-    prose::in_source,
+    prose::doc_starts,
 ];
 
 /// A violation of a rule.
@@ -102,13 +98,13 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The files to check, by their paths from the root: Rust files and documents.
+/// The Rust files to check, by their paths from the root.
 fn texts(root: &Path) -> Result<Vec<(String, String)>> {
     let mut texts = Vec::new();
     for name in ROOTS {
         for entry in WalkDir::new(root.join(name)).sort_by_file_name() {
             let path = entry?.into_path();
-            if !path.extension().is_some_and(|it| it == "rs" || it == "md") {
+            if path.extension().is_none_or(|it| it != "rs") {
                 continue;
             }
             let text = std::fs::read_to_string(&path)
@@ -123,15 +119,11 @@ fn texts(root: &Path) -> Result<Vec<(String, String)>> {
 /// The Rust files of the workspace that can be read as such.
 pub fn sources() -> Result<Vec<Source>> {
     let texts = texts(&workspace_root())?;
-    let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
-    Ok(rust.filter_map(|(path, text)| Source::new(path, text).ok()).collect())
+    Ok(texts.iter().filter_map(|(path, text)| Source::new(path, text).ok()).collect())
 }
 
-/// Returns all findings in one file, in the order of its lines, and the file if it is Rust.
+/// Returns all findings in one file, in the order of its lines, and the file if it is readable.
 fn check(path: &str, text: &str) -> (Vec<Finding>, Option<Source>) {
-    if !path.ends_with(".rs") {
-        return (prose::in_document(path, text), None);
-    }
     let source = match Source::new(path, text) {
         Ok(source) => source,
         Err(finding) => return (vec![finding], None),

@@ -28,7 +28,7 @@ pub struct Token {
 /// The stand-in for the text of any literal.
 const LITERAL: &str = "\"\"";
 
-/// One line of a comment, without its marks, or of a string literal.
+/// One line of a comment, without its marks.
 #[derive(Clone, Debug)]
 pub struct Comment {
     /// Its line, from 1.
@@ -44,7 +44,6 @@ pub struct Source {
     text: String,
     tokens: Vec<Token>,
     comments: Vec<Comment>,
-    strings: Vec<Comment>,
     tests: Vec<RangeInclusive<usize>>,
 }
 
@@ -56,7 +55,6 @@ impl Source {
             text: text.to_owned(),
             tokens: Vec::new(),
             comments: Vec::new(),
-            strings: Vec::new(),
             tests: Vec::new(),
         };
         let stream: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
@@ -68,7 +66,6 @@ impl Source {
         reader.comments_up_to(text.len());
         source.tokens = reader.tokens;
         source.comments = reader.comments;
-        source.strings = reader.strings;
         source.tests = test_modules(&source.tokens);
         Ok(source)
     }
@@ -104,11 +101,6 @@ impl Source {
     /// All lines of comments.
     pub fn all_comments(&self) -> impl Iterator<Item = &Comment> {
         self.comments.iter()
-    }
-
-    /// The lines of string literals.
-    pub fn strings(&self) -> impl Iterator<Item = &Comment> {
-        self.strings.iter()
     }
 
     /// The names of the tests, with their lines.
@@ -182,21 +174,13 @@ struct Reader<'a> {
     read_bytes: usize,
     tokens: Vec<Token>,
     comments: Vec<Comment>,
-    strings: Vec<Comment>,
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Self {
         let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let line_starts = std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect();
-        Self {
-            text,
-            line_starts,
-            read_bytes: 0,
-            tokens: Vec::new(),
-            comments: Vec::new(),
-            strings: Vec::new(),
-        }
+        Self { text, line_starts, read_bytes: 0, tokens: Vec::new(), comments: Vec::new() }
     }
 
     fn stream(&mut self, stream: TokenStream, depth: usize) {
@@ -208,10 +192,7 @@ impl<'a> Reader<'a> {
             }
             match tree {
                 TokenTree::Group(group) => self.group(&group, depth),
-                TokenTree::Literal(literal) => {
-                    self.token(literal.span(), LITERAL, depth);
-                    self.string(literal.span());
-                }
+                TokenTree::Literal(literal) => self.token(literal.span(), LITERAL, depth),
                 other => self.token(other.span(), &other.to_string(), depth),
             }
         }
@@ -236,17 +217,6 @@ impl<'a> Reader<'a> {
         self.read_bytes = self.read_bytes.max(bytes.end);
         let line = self.line_at(bytes.start);
         self.tokens.push(Token { text: text.to_owned(), line, depth });
-    }
-
-    /// Keeps the lines of a string literal, without the quotes and the escapes at line ends.
-    fn string(&mut self, span: Span) {
-        let bytes = span.byte_range();
-        let Some((_, text)) = self.slice(bytes.clone()).split_once('"') else { return };
-        let first = self.line_at(bytes.start);
-        for (line, text) in (first..).zip(text.replace("\\n", " . ").lines()) {
-            let text = text.trim_matches(['"', '#', '\\', ' ']).to_owned();
-            self.strings.push(Comment { line, text });
-        }
     }
 
     /// Takes the tree as a doc comment if it is the `#` of an attribute written as a doc comment.
