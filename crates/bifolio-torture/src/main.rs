@@ -36,6 +36,7 @@ mod memory;
 mod met;
 mod power_files;
 mod scene;
+mod shares;
 mod stacks;
 mod upsets;
 mod victim;
@@ -406,6 +407,7 @@ fn watch(
             );
             return Err(Violation(told));
         }
+        shares::check(&scene.cache)?;
         if stats.memory.dirty_bytes > scene.dirty_bytes_max() {
             let (found, most) = (stats.memory.dirty_bytes, scene.dirty_bytes_max());
             return Err(Violation(format!("{found} bytes are dirty, {most} may be")));
@@ -486,6 +488,7 @@ fn close(scene: &Scene) -> Result<(), Violation> {
     let is_closed = closes::play(scene)?;
     scene.log.lock().expect("no panic").take();
     memory::check_empty(&scene.cache, folio_bytes)?;
+    shares::check_at_rest(&scene.cache)?;
     if !is_closed {
         watchdog::enter("the close of the cache");
         scene.cache.close().map_err(|error| Violation(format!("close failed: {error}")))?;

@@ -4,6 +4,7 @@ use crate::codec::WordKeys;
 use crate::device::{Device, Faults};
 use crate::history::{Clock, History};
 use crate::met::Seen;
+use crate::shares;
 use bifolio::OpenOptions;
 use bifolio::backing::{Backing, FileIdentity};
 use bifolio::{Cache, CacheBuilder, FaultMode, Feature, File, HugePages};
@@ -111,6 +112,9 @@ const FAULTS: u64 = 0x5EED_0005;
 /// Mask of the seed for the files that have a codec.
 const CODEC: u64 = 0x5EED_0006;
 
+/// Mask of the seed for classes of files.
+const SHARES: u64 = 0x5EED_0007;
+
 /// One file of a scene.
 #[derive(Debug)]
 pub struct Target {
@@ -174,6 +178,8 @@ pub struct Scene {
     pub log_epoch: AtomicU64,
     dirty_bytes_max: u64,
     folio_bytes_max: u64,
+    /// Set if files may be in classes.
+    has_shares: bool,
     /// Owned by the harness, so that it outlives the cache.
     _swap: Option<Arc<Device>>,
     _directory: tempfile::TempDir,
@@ -208,6 +214,7 @@ impl Scene {
         }
         let (builder, dirty_bytes_max) = vary(builder, memory_bytes, &mut more);
         let cache = builder.dirty_max(dirty_bytes_max).build()?;
+        let has_shares = shares::make(&cache, memory_bytes, &mut Rng::with_seed(seed ^ SHARES))?;
         let clock = Arc::new(Clock::new(threads + 1));
         let files = random.usize(1..4).min(files_max(class, has_swap, memory_bytes));
         let has_refusals = later.bool();
@@ -234,6 +241,7 @@ impl Scene {
             refusals,
             dirty_bytes_max,
             folio_bytes_max: 0,
+            has_shares,
             log: Mutex::default(),
             log_epoch: AtomicU64::new(0),
             _swap: swap,
@@ -274,12 +282,12 @@ impl Scene {
         let options = OpenOptions::new().read(true).write(true).mappable(is_mappable);
         // Not of `random`, so that what a seed chose before is chosen still.
         let is_in_thread = Rng::with_seed(self.seed ^ FAULTS ^ number as u64).bool();
-        let options = options.faults(fault_mode(is_in_thread));
-        let options = options.folio_bytes(folio_bytes).len_max(len_bytes_max.max(1 << 16));
+        let options = options.faults(fault_mode(is_in_thread)).folio_bytes(folio_bytes);
+        let options = self.in_share(options.len_max(len_bytes_max.max(1 << 16)), number);
         let low_bytes = 1 << Rng::with_seed(self.seed ^ LAST ^ number as u64).u32(12..22);
         let is_low = self.has_low_limits() && low_bytes < len_bytes_max;
-        let first_options = options.clone();
-        let first_options = if is_low { first_options.len_max(low_bytes) } else { first_options };
+        let first_options =
+            if is_low { options.clone().len_max(low_bytes) } else { options.clone() };
         let faults = if self.may_fail { faults(random) } else { Faults::default() };
         // A load of a page that cannot be read is a signal.
         let faults = Faults { read: if is_mappable { 0 } else { faults.read }, ..faults };
@@ -319,6 +327,12 @@ impl Scene {
             invitation: AtomicU64::default(),
             met: AtomicU64::default(),
         })
+    }
+
+    /// Puts a file into a class, if files may be in one.
+    fn in_share(&self, options: OpenOptions, number: usize) -> OpenOptions {
+        let mut random = Rng::with_seed(self.seed ^ SHARES ^ (1 + number as u64));
+        if self.has_shares { shares::choose(options, &mut random) } else { options }
     }
 
     /// Returns `true` if a file has a codec: one whose length does not change.

@@ -84,6 +84,19 @@ impl Error {
         self.with(|inner| inner.message = text)
     }
 
+    /// Says that a class of files is full, if the error says that the cache is.
+    pub(crate) fn of_class(self, class: &str, ceiling: u64) -> Self {
+        if self.kind() != ErrorKind::Full {
+            return self;
+        }
+        let text = format!(
+            "class `{class}` has as much as its ceiling of {ceiling} bytes allows, and none of its \
+             pages can be evicted: {}",
+            self.0.message
+        );
+        self.with(|inner| inner.message = text)
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         let inner = Arc::get_mut(&mut self.0);
         debug_assert!(inner.is_some(), "an error changes only before it is shared");
@@ -342,6 +355,8 @@ pub(crate) struct Usage {
     /// Dirty bytes that write gates hold back, also counted as in use or as unwritten.
     pub(crate) gated: u64,
     pub(crate) metadata: u64,
+    /// Bytes that the program has reserved for itself.
+    pub(crate) reserved: u64,
     /// Contiguous bytes that the call needs.
     pub(crate) wanted: u64,
     /// Free bytes, in pieces that are too small, or reserved for tables and for reading swapped
@@ -473,8 +488,8 @@ impl Error {
     /// `refused` is the kernel's last refusal to evict pages of maps, if none was evicted since.
     #[cold]
     pub(crate) fn full(usage: &Usage, cause: Option<Self>, refused: Option<String>) -> Self {
-        let Usage { bound, pinned, unwritten, unswappable, busy, gated, metadata, wanted, free } =
-            usage;
+        let Usage { bound, pinned, unwritten, unswappable, busy, gated, metadata, .. } = usage;
+        let Usage { reserved, wanted, free, .. } = usage;
         let parts = [
             (pinned, "pinned"),
             (unwritten, "not written out, because that fails"),
@@ -482,6 +497,7 @@ impl Error {
             (busy, "in use by other calls"),
             (gated, "held back by write gates"),
             (metadata, "descriptors and tables"),
+            (reserved, "reserved by the program"),
         ];
         let held = parts.iter().filter(|(bytes, _)| **bytes > 0);
         let held: Vec<_> = held.map(|(bytes, what)| format!("{bytes} are {what}")).collect();

@@ -165,8 +165,11 @@ mod inode {
 }
 #[cfg(all(test, loom))]
 mod memory {
+    mod classes;
+    mod lists;
     mod lru;
-    pub(crate) use lru::{ListKind, Lru};
+    pub(crate) use lists::ListKind;
+    pub(crate) use lru::Lru;
 }
 /// The part of `sys` that makes no system calls.
 #[cfg(all(test, loom))]
@@ -176,7 +179,7 @@ mod sys {
 
 #[cfg(not(all(test, loom)))]
 mod surface {
-    pub use crate::cache::{Cache, CacheBuilder, WeakCache};
+    pub use crate::cache::{Cache, CacheBuilder, Class, ClassStats, Reserved, WeakCache};
     pub use crate::config::HugePages;
     #[cfg(feature = "ablation")]
     pub use crate::config::{DrainPolicy, PinMode};

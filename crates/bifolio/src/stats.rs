@@ -259,6 +259,9 @@ counters! {
             free_bytes,
             /// Part of `used_bytes` in descriptors and tables, bytes.
             metadata_bytes,
+            /// Part of `used_bytes` that the program has reserved for itself
+            /// ([`Cache::reserve`](crate::Cache::reserve)), bytes.
+            reserved_bytes,
             /// Dirty pages, including those being written out, bytes.
             dirty_bytes,
             /// Pages of memory files that are only in memory, including those being written to the

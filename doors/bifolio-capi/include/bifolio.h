@@ -99,6 +99,11 @@
 #define BIFOLIO_MAP_PIN_DEVICE_WRITES 1
 
 /**
+ * For `bifolio_class_limits.ceiling_bytes`: no ceiling.
+ */
+#define BIFOLIO_CEILING_NONE UINT64_MAX
+
+/**
  * Result of a call. Numbers are never reused.
  */
 enum bifolio_result
@@ -452,6 +457,11 @@ typedef struct bifolio_map bifolio_map;
 typedef struct bifolio_map_pin bifolio_map_pin;
 
 /**
+ * Memory of the program that counts within the bound of a cache.
+ */
+typedef struct bifolio_reserved bifolio_reserved;
+
+/**
  * Settings of a cache. Set `size` to `sizeof(bifolio_cache_options)` and everything else to zero,
  * which selects the defaults; then change what you need: `bifolio_cache_options options = { .size
  * = sizeof options };`
@@ -565,6 +575,11 @@ typedef struct {
      * One of `bifolio_faults`, for a mappable file.
      */
     uint32_t faults;
+    /**
+     * Name of the class of the file (`bifolio_class_set`); null for none, or for that of the other
+     * handles of the file.
+     */
+    const char *class_name;
 } bifolio_open_options;
 
 /**
@@ -809,6 +824,11 @@ typedef struct {
      * Pages that were stored to while they were being unmapped, and were kept.
      */
     uint64_t maps_stored_late_pages;
+    /**
+     * Part of `used_bytes` that the program has reserved for itself
+     * (`bifolio_cache_reserve`), bytes.
+     */
+    uint64_t memory_reserved_bytes;
 } bifolio_stats;
 
 /**
@@ -972,6 +992,63 @@ typedef struct {
  * throw: an exception that leaves it ends the process. Declare it `noexcept` in C++.
  */
 typedef void (*bifolio_log_function)(void *context, uint32_t level, const char *message);
+
+/**
+ * Limits of a class of files. Set `size` to `sizeof(bifolio_class_limits)` and everything else to
+ * zero, which selects the defaults; then change what you need.
+ */
+typedef struct {
+    /**
+     * `sizeof(bifolio_class_limits)`.
+     */
+    size_t size;
+    /**
+     * Memory that others cannot take from the class, bytes. While it has less, others use it.
+     * Default 0. The floors of all classes are seven eighths of the bound at most.
+     */
+    uint64_t floor_bytes;
+    /**
+     * The most memory that pages of the class may have, bytes: 64 KiB or more, and the floor or
+     * more. Default, and `BIFOLIO_CEILING_NONE`: as much as the bound allows.
+     */
+    uint64_t ceiling_bytes;
+    /**
+     * Classes above their floors give pages in this order, 1 to 255, the lowest first. Default
+     * 128, as for files without a class.
+     */
+    uint32_t order;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} bifolio_class_limits;
+
+/**
+ * Memory of a class of files, and what has happened to its pages. Later versions append fields.
+ */
+typedef struct {
+    /**
+     * `sizeof(bifolio_class_stats)` before the call; after it, how many bytes of the struct are
+     * set.
+     */
+    size_t size;
+    /**
+     * Pages of the files of the class in memory, bytes.
+     */
+    uint64_t resident_bytes;
+    /**
+     * Lookups that found no page, since the class was made.
+     */
+    uint64_t misses;
+    /**
+     * Of these, misses of pages that had been evicted and left a shadow.
+     */
+    uint64_t refaults;
+    /**
+     * Bytes of pages that were evicted, by reclaim or on request.
+     */
+    uint64_t evicted_bytes;
+} bifolio_class_stats;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1669,6 +1746,55 @@ bifolio_result bifolio_cache_stats_text(const bifolio_cache *cache,
  * Threads: any. Blocks: while a line is being logged.
  */
 bifolio_result bifolio_set_log(bifolio_log_function function, void *context, uint32_t level);
+
+/**
+ * Makes a class of files, or changes the limits of the one with this name: a part of the memory of
+ * the cache, for the files that are opened in it (`class_name` of `bifolio_open_options`).
+ * `limits` may be null for the defaults. When memory is short, classes give pages in proportion to
+ * what they have above their floors; a class at its ceiling evicts its own pages for new ones. On
+ * an error the limits are unchanged, or only some of them are changed. A cache has room for 15
+ * classes.
+ *
+ * Threads: any, at the same time. Blocks: for another thread that evicts pages.
+ */
+bifolio_result bifolio_class_set(const bifolio_cache *cache,
+                                 const char *name,
+                                 const bifolio_class_limits *limits);
+
+/**
+ * Writes the memory of a class and its counters to `stats`, whose `size` states its size. A class
+ * that does not exist is made.
+ *
+ * Threads: any, at the same time. Blocks: never for storage.
+ */
+bifolio_result bifolio_class_get_stats(const bifolio_cache *cache,
+                                       const char *name,
+                                       bifolio_class_stats *stats);
+
+/**
+ * Counts `length` bytes of the program's own memory within the bound, until
+ * `bifolio_reserved_free`: the cache has that much less for pages. Allocates nothing. Evicts pages
+ * to make room.
+ *
+ * Threads: any, at the same time. Blocks: for write-outs of dirty pages.
+ */
+bifolio_result bifolio_cache_reserve(const bifolio_cache *cache,
+                                     uint64_t length,
+                                     bifolio_reserved **reserved);
+
+/**
+ * Changes how many bytes count. On an error nothing changes.
+ *
+ * Threads: one at a time for each `reserved`. Blocks: as `bifolio_cache_reserve`.
+ */
+bifolio_result bifolio_reserved_resize(bifolio_reserved *reserved, uint64_t length);
+
+/**
+ * Ends a reservation. Null is allowed.
+ *
+ * Threads: any. Blocks: never.
+ */
+void bifolio_reserved_free(bifolio_reserved *reserved);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -170,9 +170,12 @@ pub struct bifolio_open_options {
     pub mode: u32,
     /// One of `bifolio_faults`, for a mappable file.
     pub faults: u32,
+    /// Name of the class of the file (`bifolio_class_set`); null for none, or for that of the other
+    /// handles of the file.
+    pub class_name: *const c_char,
 }
 
-// SAFETY: `repr(C)`, begins with its size, integers only.
+// SAFETY: `repr(C)`, begins with its size, integers and pointers only, for which zeros are valid.
 unsafe impl Versioned for bifolio_open_options {
     const SIZE_MIN: usize = 40;
 }
@@ -262,7 +265,7 @@ fn unknown_flags(flags: u32) -> Failure {
 /// Returns the open options that the struct describes, and whether the file is immutable.
 ///
 /// # Safety
-/// Null, or options that begin with their size.
+/// Null, or options that begin with their size and whose texts end with a zero byte.
 unsafe fn open_options_by_path(
     pointer: *const bifolio_open_options,
 ) -> Result<(OpenOptions, bool), Failure> {
@@ -301,13 +304,17 @@ unsafe fn open_options_by_path(
     if options.mode != 0 {
         open = open.mode(options.mode);
     }
+    if !options.class_name.is_null() {
+        // SAFETY: text of the caller.
+        open = open.class(unsafe { text(options.class_name, "class_name")? }.to_string_lossy());
+    }
     Ok((open, has(BIFOLIO_OPEN_IMMUTABLE)))
 }
 
 /// Returns the open options of a file that is not opened by its path.
 ///
 /// # Safety
-/// Null, or options that begin with their size.
+/// Null, or options that begin with their size and whose texts end with a zero byte.
 pub(crate) unsafe fn open_options(
     pointer: *const bifolio_open_options,
 ) -> Result<OpenOptions, Failure> {

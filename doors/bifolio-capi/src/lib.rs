@@ -13,6 +13,7 @@
 //! | `cache` | options, build, open, statistics, close |
 //! | `file` | reads, writes, lengths, syncs, close |
 //! | `advice` | access hints, reading ahead, eviction, write-outs, residency |
+//! | `class` | classes of files, memory of the program within the bound |
 //! | `calls` | reads, pins, writes, appends and syncs that complete later |
 //! | `gated` | write gates: changes with an LSN, checkpoints |
 //! | `outside` | what was changed past the cache |
@@ -32,6 +33,7 @@ pub mod advice;
 mod boundary;
 pub mod cache;
 pub mod calls;
+pub mod class;
 pub mod file;
 pub mod gated;
 pub mod map;

@@ -6,7 +6,7 @@
 use bifolio::{Error, ErrorKind};
 
 /// Calls and types in texts, and their names in C.
-const CALLS: [(&str, &str); 14] = [
+const CALLS: [(&str, &str); 16] = [
     ("CacheBuilder::memory_max", "memory_bytes_max of bifolio_cache_options"),
     ("CacheBuilder::memory", "memory_bytes of bifolio_cache_options"),
     ("CacheBuilder::dirty_max", "dirty_bytes_max of bifolio_cache_options"),
@@ -14,6 +14,8 @@ const CALLS: [(&str, &str); 14] = [
     ("CacheBuilder::swap_max", "swap_bytes_max of bifolio_cache_options"),
     ("OpenOptions::len_max", "len_max_bytes of bifolio_open_options"),
     ("Cache::set_memory", "bifolio_cache_set_memory"),
+    ("Cache::reserve", "bifolio_cache_reserve"),
+    ("Cache::class", "bifolio_class_set"),
     ("File::raise_len_max", "bifolio_file_raise_len_max"),
     ("File::discard_dirty", "bifolio_file_discard_dirty"),
     ("File::set_len", "bifolio_file_set_len"),

@@ -133,6 +133,9 @@ pub struct bifolio_stats {
     pub maps_unmap_flushes: u64,
     /// Pages that were stored to while they were being unmapped, and were kept.
     pub maps_stored_late_pages: u64,
+    /// Part of `used_bytes` that the program has reserved for itself
+    /// (`bifolio_cache_reserve`), bytes.
+    pub memory_reserved_bytes: u64,
 }
 
 // SAFETY: `repr(C)`, begins with its size, integers only.
@@ -202,5 +205,6 @@ pub(crate) fn stats_of(cache: &Cache) -> bifolio_stats {
         maps_unmapped_pages: stats.maps.unmapped_pages,
         maps_unmap_flushes: stats.maps.unmap_flushes,
         maps_stored_late_pages: stats.maps.stored_late_pages,
+        memory_reserved_bytes: stats.memory.reserved_bytes,
     }
 }

@@ -70,6 +70,13 @@ fn describe(cache: &Cache) -> String {
             let _ = writeln!(text, "{name} {value}");
         }
     }
+    for class in cache.classes() {
+        let _ = writeln!(
+            text,
+            "class {}: resident_bytes {} misses {} refaults {} evicted_bytes {}",
+            class.name, class.resident_bytes, class.misses, class.refaults, class.evicted_bytes
+        );
+    }
     for fallback in &stats.fallbacks {
         let _ = writeln!(text, "fallback: {fallback}");
     }

@@ -5,10 +5,13 @@
 //! | `bifolio_memory` | bound of a cache of its own: `64MiB`, `500000` | that of the process |
 //! | `bifolio_readahead` | largest readahead window of that cache, or 0 | that of a cache |
 //! | `bifolio_direct` | `auto`, `never`, `require`: past the kernel's page cache | `auto` |
+//! | `bifolio_class` | name of the class of the database in its cache | none |
+//! | `bifolio_floor` | memory that others cannot take from that class | as it is, or 0 |
+//! | `bifolio_ceiling` | the most memory that pages of that class have | as it is, or the bound |
 //! | `bifolio_exclusive` | 1: other processes are kept out | 0, or `BIFOLIO_EXCLUSIVE` |
 
 use crate::process_cache;
-use bifolio::{Cache, CacheBuilder, DirectIo};
+use bifolio::{Cache, CacheBuilder, DirectIo, OpenOptions};
 
 /// Bound on memory of the cache of the process if nothing else is asked for and the process may
 /// have [`DEFAULT_DIVISOR`] times as much, bytes.
@@ -33,7 +36,7 @@ const NO_LOCK: &str = "nolock";
 const EXCLUSIVE_VARIABLE: &str = "BIFOLIO_EXCLUSIVE";
 
 /// Settings of one database; what the URI does not give is `None`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// Bound on memory of a cache of its own, bytes.
     memory_bytes: Option<u64>,
@@ -41,6 +44,10 @@ pub(crate) struct Settings {
     readahead_bytes: Option<u64>,
     /// Transfers past the kernel's page cache.
     direct: Option<DirectIo>,
+    /// Name of the class of the database, and its floor and ceiling, bytes.
+    class: Option<String>,
+    floor_bytes: Option<u64>,
+    ceiling_bytes: Option<u64>,
     /// Other processes are kept out.
     is_exclusive: Option<bool>,
     /// The parameter by which SQLite takes no lock.
@@ -58,11 +65,15 @@ impl Settings {
                 "bifolio_memory" => settings.memory_bytes = Some(bound(key, value)?),
                 "bifolio_readahead" => settings.readahead_bytes = Some(size(key, value)?),
                 "bifolio_direct" => settings.direct = Some(direct(value)?),
+                "bifolio_class" => settings.class = Some(value.to_owned()),
+                "bifolio_floor" => settings.floor_bytes = Some(size(key, value)?),
+                "bifolio_ceiling" => settings.ceiling_bytes = Some(size(key, value)?),
                 "bifolio_exclusive" => settings.is_exclusive = Some(is_true(value)),
                 _ if key.starts_with("bifolio_") => {
                     return Err(format!(
                         "{key}: no such parameter; there are bifolio_memory, bifolio_readahead, \
-                         bifolio_direct and bifolio_exclusive"
+                         bifolio_direct, bifolio_class, bifolio_floor, bifolio_ceiling and \
+                         bifolio_exclusive"
                     ));
                 }
                 IMMUTABLE if is_true(value) => settings.without_lock = Some(IMMUTABLE),
@@ -79,14 +90,42 @@ impl Settings {
             }
             None => {}
         }
+        if settings.class.is_none() && settings.floor_bytes.or(settings.ceiling_bytes).is_some() {
+            return Err("bifolio_floor and bifolio_ceiling: are settings of a class, which \
+                        bifolio_class names"
+                .to_owned());
+        }
         Ok(settings)
     }
 
-    /// Returns the cache of the process, or a new one if the database has a bound of its own. The
-    /// error says why it cannot be built.
+    /// Returns the cache of the process, or a new one if the database has a bound of its own, with
+    /// the class of the database. The error says why it cannot be built, or the class be set.
     pub(crate) fn cache(&self) -> Result<Cache, String> {
-        let Some(builder) = self.own_cache() else { return process_cache::get() };
-        builder.build().map_err(|error| error.to_string())
+        let cache = match self.own_cache() {
+            Some(builder) => builder.build().map_err(|error| error.to_string())?,
+            None => process_cache::get()?,
+        };
+        self.set_class(&cache).map_err(|error| error.to_string())?;
+        Ok(cache)
+    }
+
+    /// Makes the class of the database, and sets the limits that the URI gives.
+    fn set_class(&self, cache: &Cache) -> bifolio::Result<()> {
+        let Some(name) = &self.class else { return Ok(()) };
+        let class = cache.class(name)?;
+        if let Some(bytes) = self.ceiling_bytes {
+            class.set_ceiling(Some(bytes))?;
+        }
+        self.floor_bytes.map_or(Ok(()), |bytes| class.set_floor(bytes))
+    }
+
+    /// Returns the options of the database's file in the cache.
+    pub(crate) fn options(&self) -> OpenOptions {
+        let options = OpenOptions::new();
+        match &self.class {
+            Some(name) => options.class(name),
+            None => options,
+        }
     }
 
     /// Returns the builder of a cache of its own, if the database has one.
@@ -145,6 +184,13 @@ impl Settings {
             };
             return Err(format!(
                 "bifolio_memory={other_bytes}: the database is open in this process {open}"
+            ));
+        }
+        if let Some(other) = asked.class.as_ref().filter(|_| asked.class != self.class) {
+            let open = self.class.as_ref();
+            let open = open.map_or_else(|| "in no class".to_owned(), |it| format!("in `{it}`"));
+            return Err(format!(
+                "bifolio_class={other}: the database is open in this process {open}"
             ));
         }
         let differs =
@@ -272,6 +318,8 @@ mod tests {
             ("bifolio_direct=yes", "bifolio_direct=yes"),
             ("mode=ro&bifolio_memry=1MiB", "bifolio_memry"),
             ("bifolio_readahead=0", "bifolio_memory"),
+            ("bifolio_floor=1MiB", "bifolio_class"),
+            ("bifolio_class=a&bifolio_ceiling=x", "bifolio_ceiling=x"),
         ] {
             let problem = parse(uri).unwrap_err();
             assert!(problem.contains(part), "{uri}: {problem}");
@@ -300,5 +348,21 @@ mod tests {
         }
         let open = parse("").unwrap();
         assert!(open.check_joined_with(&parse("bifolio_memory=64MiB").unwrap()).is_err());
+        let problem = open.check_joined_with(&parse("bifolio_class=a").unwrap()).unwrap_err();
+        assert!(problem.contains("in no class"), "{problem}");
+        let open = parse("bifolio_class=a").unwrap();
+        assert_eq!(open.check_joined_with(&parse("").unwrap()), Ok(()));
+        assert!(open.check_joined_with(&parse("bifolio_class=b").unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_database_has_its_class_in_the_cache_that_it_gets() {
+        let uri = "bifolio_memory=8MiB&bifolio_class=a&bifolio_floor=1MiB&bifolio_ceiling=2MiB";
+        let cache = parse(uri).unwrap().cache().unwrap();
+        let stats = cache.class("a").unwrap().stats();
+        assert_eq!((stats.floor_bytes, stats.ceiling_bytes), (1 << 20, 2 << 20));
+        let uri = "bifolio_memory=8MiB&bifolio_class=a&bifolio_floor=8MiB";
+        let problem = parse(uri).unwrap().cache().unwrap_err();
+        assert!(problem.contains("floor"), "{problem}");
     }
 }

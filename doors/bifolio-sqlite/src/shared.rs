@@ -42,7 +42,7 @@ use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::storage::Storage;
 use crate::system::{Answer, SystemFile};
-use bifolio::{Cache, Error, ErrorKind, OpenOptions};
+use bifolio::{Cache, Error, ErrorKind};
 use std::collections::HashMap;
 use std::ffi::{OsString, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -237,7 +237,7 @@ impl Shared {
             api,
             key,
             path,
-            settings: *settings,
+            settings: settings.clone(),
             is_writable: descriptors.is_writable,
             storage: Arc::downgrade(descriptors.storage()),
             sector_size: descriptors.system.sector_size(),
@@ -384,7 +384,7 @@ impl Shared {
 
     fn open_file(&self, state: &mut State) -> Answer<bifolio::File> {
         let storage = Arc::clone(state.descriptors().storage());
-        let options = OpenOptions::new().write(self.is_writable);
+        let options = self.settings.options().write(self.is_writable);
         let opened = self.cache.open_backing(storage, &options);
         opened.map_err(|error| self.report(&error, sqlite::CANTOPEN).0)
     }

@@ -6,6 +6,10 @@
 //! misses in percent of the references; the first use of a page counts as one. Nothing is timed,
 //! so the sizes of a trace run at once, and the figures do not depend on the machine.
 //!
+//! Two rows have the misses of the program of `tenants` that reads at random: beside the scan of
+//! the other one, in a class with a floor of a half and of nine tenths of the memory; and of the
+//! same reads alone in that much memory.
+//!
 //! One row has the geometric means over the traces at a cache of 10 %, with the best model of that
 //! row. Belady's policy is not among the candidates, because it knows the future.
 
@@ -22,7 +26,7 @@ use serde::Serialize;
 
 use self::generators::GENERATORS;
 use self::models::{BELADY, LRU, POLICIES, misses};
-use self::replay::{BIFOLIO, replay};
+use self::replay::{BIFOLIO, Tenant, replay};
 use self::trace::Trace;
 use crate::benchmark::{Benchmark, Context, Needs};
 use crate::config::{Config, ParameterSet, Target};
@@ -34,6 +38,10 @@ const UNIT: &str = "% misses";
 const OF_LRU: Ratio = Ratio::new(BIFOLIO, LRU);
 /// The series of the mean: the model with the fewest misses in that row.
 const BEST: &str = "best_model";
+/// The trace of two programs, of which one scans.
+const TENANTS: &str = "tenants";
+/// The series of a tenant in a cache of its own.
+const ALONE: &str = "alone";
 /// The size of the cache that is summarised, in percent of the pages of the trace.
 const SUMMARY_PERCENT: u32 = 10;
 
@@ -103,13 +111,16 @@ impl Benchmark for HitRatio {
             report.skipped.push(Skipped { series: "*".into(), reason });
             return Ok(report);
         }
-        report.ratios = vec![OF_LRU, Ratio::new(BIFOLIO, BEST)];
+        report.ratios = vec![OF_LRU, Ratio::new(BIFOLIO, BEST), Ratio::new(BIFOLIO, ALONE)];
         let traces = traces(context.config, &parameters)?;
         progress.start("replay", traces.len() as u64);
         for trace in &traces {
             for row in run_trace(trace, &parameters.percents, self.rivals)? {
                 report.verified_bytes += trace.references.len() as u64 * 8;
                 report.rows.push(row);
+            }
+            if trace.name == TENANTS {
+                report.rows.extend(tenant_rows(trace)?);
             }
             progress.advance(1);
         }
@@ -145,7 +156,7 @@ fn run_trace(trace: &Trace, percents: &[u32], rivals: &[Rival]) -> Result<Vec<Ro
 fn run_size(trace: &Trace, percent: u32, rivals: &[Rival]) -> Result<Row> {
     let Trace { name, references, pages } = trace;
     let wanted_pages = (u64::from(*pages) * u64::from(percent) / 100).max(64);
-    let replayed = replay(references, *pages, wanted_pages)?;
+    let replayed = replay(references, *pages, wanted_pages, None)?;
     let capacity = replayed.resident_pages as usize;
     let case = Case::new().with("trace", name.clone()).with("cache_percent", percent);
     let mut row = Row::new(case, UNIT);
@@ -161,6 +172,33 @@ fn run_size(trace: &Trace, percent: u32, rivals: &[Rival]) -> Result<Row> {
         add(rival.name, (rival.misses)(capacity, references), Counts::new());
     }
     Ok(row)
+}
+
+/// Returns the misses of the tenant that reads at random, in percent of its references: without a
+/// class, in one with a floor, and alone in as much memory as that floor.
+fn tenant_rows(trace: &Trace) -> Result<Vec<Row>> {
+    let tenant_pages = trace.pages / 2;
+    let of_tenant: Vec<u32> =
+        trace.references.iter().copied().filter(|page| *page < tenant_pages).collect();
+    let wanted_pages = (u64::from(trace.pages) * u64::from(SUMMARY_PERCENT) / 100).max(64);
+    let row = |percent: u64| {
+        let floor_pages = wanted_pages * percent / 100;
+        let tenant = |floor_pages| Some(Tenant { pages: tenant_pages, floor_pages });
+        let case = Case::new()
+            .with("trace", "tenant_beside_a_scan")
+            .with("memory_percent", SUMMARY_PERCENT)
+            .with("floor_percent", percent as u32);
+        let mut row = Row::new(case, UNIT);
+        let mut add = |name, misses: u64| {
+            row.add(name, vec![misses as f64 * 100.0 / of_tenant.len() as f64], Counts::new());
+        };
+        let beside = |tenant| replay(&trace.references, trace.pages, wanted_pages, tenant);
+        add(BIFOLIO, beside(tenant(floor_pages))?.misses);
+        add("without_floor", beside(tenant(0))?.misses);
+        add(ALONE, replay(&of_tenant, tenant_pages, floor_pages, None)?.misses);
+        Ok(row)
+    };
+    [50, 90].into_iter().map(row).collect()
 }
 
 /// Returns the row of geometric means at the size that is summarised, with the best model in it.

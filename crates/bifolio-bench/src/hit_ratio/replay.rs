@@ -65,17 +65,45 @@ impl Backing for Counting {
     }
 }
 
+/// The first pages of a trace as a file of their own, in a class with a floor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tenant {
+    pub(super) pages: u32,
+    pub(super) floor_pages: u64,
+}
+
 /// Replays `trace`, whose pages are below `pages`, through a cache that has room for about
-/// `wanted_pages` beside what it needs for itself.
-pub(super) fn replay(trace: &[u32], pages: u32, wanted_pages: u64) -> Result<Replayed> {
-    let backing = Arc::new(Counting { pages: u64::from(pages), pages_read: AtomicU64::new(0) });
+/// `wanted_pages` beside what it needs for itself. Misses are those of the tenant, if there is one.
+pub(super) fn replay(
+    trace: &[u32],
+    pages: u32,
+    wanted_pages: u64,
+    tenant: Option<Tenant>,
+) -> Result<Replayed> {
+    let backing =
+        |pages: u32| Arc::new(Counting { pages: u64::from(pages), pages_read: AtomicU64::new(0) });
     let cache = Cache::builder().memory(bound_bytes(u64::from(pages), wanted_pages)).build()?;
-    let file = cache.open_backing(backing.clone(), &OpenOptions::new())?;
+    let all = backing(pages);
+    let file = cache.open_backing(all.clone(), &OpenOptions::new())?;
     file.set_access(Access::Random);
+    let of_tenant = match tenant {
+        Some(Tenant { pages, floor_pages }) => {
+            cache.class("tenant")?.set_floor(floor_pages * PAGE_BYTES)?;
+            let storage = backing(pages);
+            let options = OpenOptions::new().class("tenant");
+            let file = cache.open_backing(storage.clone(), &options)?;
+            file.set_access(Access::Random);
+            Some((pages, file, storage))
+        }
+        None => None,
+    };
     let (mut sum, mut samples) = (0, 0);
     for (index, page) in trace.iter().enumerate() {
         let (position, mut bytes) = (u64::from(*page) * PAGE_BYTES, [0; 8]);
-        file.read_exact_at(&mut bytes, position)?;
+        match &of_tenant {
+            Some((pages, file, _)) if page < pages => file.read_exact_at(&mut bytes, position)?,
+            _ => file.read_exact_at(&mut bytes, position)?,
+        }
         if u64::from_le_bytes(bytes) != u64::from(*page) {
             return Err(Error::WrongBytes { series: BIFOLIO.into(), pos_bytes: position });
         }
@@ -87,8 +115,12 @@ pub(super) fn replay(trace: &[u32], pages: u32, wanted_pages: u64) -> Result<Rep
             }
         }
     }
-    let misses = backing.pages_read.load(Ordering::Relaxed);
+    let counted = of_tenant.as_ref().map_or(&all, |(_, _, storage)| storage);
+    let misses = counted.pages_read.load(Ordering::Relaxed);
     let resident_pages = sum.checked_div(samples).unwrap_or(misses);
+    if let Some((_, file, _)) = of_tenant {
+        file.close()?;
+    }
     file.close()?;
     cache.close()?;
     Ok(Replayed { misses, resident_pages })

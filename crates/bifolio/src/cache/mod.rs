@@ -3,9 +3,11 @@
 //! Files keep alive what they need: dropping the last `Cache` does not affect those that are open.
 
 mod builder;
+mod class;
 mod pressure;
 
 pub use builder::CacheBuilder;
+pub use class::{Class, ClassStats, Reserved};
 
 use crate::config;
 use crate::dirt::WriteGate;
@@ -283,7 +285,8 @@ impl Cache {
                 used_bytes: usage.used_bytes,
                 frame_bytes: usage.frame_bytes,
                 free_bytes: usage.free_pages * PAGE_BYTES,
-                metadata_bytes: usage.used_bytes - usage.frame_bytes,
+                metadata_bytes: memory.metadata_bytes(&usage),
+                reserved_bytes: memory.reserved_bytes.load(Ordering::Relaxed),
                 dirty_bytes: memory.dirty_pages.load(Ordering::Relaxed) * PAGE_BYTES,
                 unswapped_bytes: memory.unswapped_pages.load(Ordering::Relaxed) * PAGE_BYTES,
                 swap_bytes: slots_used * PAGE_BYTES,

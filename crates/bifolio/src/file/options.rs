@@ -35,6 +35,7 @@ pub struct OpenOptions {
     pub(crate) mappable: bool,
     pub(crate) faults: Option<FaultMode>,
     pub(crate) codec: Option<Arc<dyn PageCodec>>,
+    pub(crate) class: Option<String>,
 }
 
 /// The threads that serve faults of a mapped file: accesses to pages that are not resident.
@@ -108,6 +109,7 @@ impl Default for OpenOptions {
             mappable: false,
             faults: None,
             codec: None,
+            class: None,
         }
     }
 }
@@ -121,7 +123,8 @@ impl fmt::Debug for OpenOptions {
         fields.field("truncate", &self.truncate).field("immutable", &self.immutable);
         fields.field("folio_bytes", &self.folio_bytes).field("len_max", &self.len_max_bytes);
         fields.field("direct", &self.direct).field("mappable", &self.mappable);
-        fields.field("faults", &self.faults).field("has_codec", &self.codec.is_some()).finish()
+        fields.field("faults", &self.faults).field("has_codec", &self.codec.is_some());
+        fields.field("class", &self.class).finish()
     }
 }
 
@@ -226,6 +229,16 @@ impl OpenOptions {
     /// with a codec is opened, at most 8 MiB.
     pub fn codec(mut self, codec: Arc<dyn PageCodec>) -> Self {
         self.codec = Some(codec);
+        self
+    }
+
+    /// Opens the file in a [class](crate::Class) of the cache, by its name: its pages count there.
+    /// All handles of a file are in the class that the first one was opened in; an open that names
+    /// another fails ([`ErrorKind::OptionConflict`](crate::ErrorKind::OptionConflict)), and one
+    /// that names none joins it. A name that [`Cache::class`](crate::Cache::class) has not made is
+    /// refused ([`ErrorKind::Config`](crate::ErrorKind::Config)).
+    pub fn class(mut self, name: impl Into<String>) -> Self {
+        self.class = Some(name.into());
         self
     }
 

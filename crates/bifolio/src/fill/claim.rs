@@ -162,6 +162,14 @@ impl<'h> Fill<'h> {
         };
         // Before frames are allocated: a file whose pages cannot be evicted must not need them.
         let unlisted = reclaim.count_unlisted(inode).map_err(of_folio)?;
+        let counted = match wait {
+            _ if unlisted.is_some() => None,
+            Wait::ForFrames => Some(reclaim.count_in_class(inode).map_err(of_folio)?),
+            Wait::Never => match reclaim.try_count_in_class(inode) {
+                None => return Ok(Claim::NoFrame),
+                counted => counted,
+            },
+        };
         let Some((id, _filling)) = self.take_frame(head, seen, wait).map_err(of_folio)? else {
             return Ok(Claim::NoFrame);
         };
@@ -170,6 +178,9 @@ impl<'h> Fill<'h> {
         let folio = memory.folios.start(id, 0, head, mapping.order());
         let lock = folio.lock_new();
         Folio::set_owner(&lock, inode.address);
+        if let Some(counted) = counted {
+            counted.keep_for(&lock);
+        }
         let references = (folio.try_clone(), folio.try_clone());
         let (Some(for_table), Some(for_lru)) = references else {
             unreachable!("a new folio has no other references");
@@ -178,6 +189,7 @@ impl<'h> Fill<'h> {
             return Ok(Claim::Taken);
         }
         memory.counters.add(Counter::Miss, 1);
+        memory.lru.classes.note_miss(inode.class);
         let shadow = inode.store.take_over(&lock, seen);
         if !may_pass_end && mapping.was_cut(&lock) {
             drop(inode.remove_unfilled(&folio, &lock));
@@ -260,7 +272,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::file::{File, OpenOptions};
     use crate::memory::ListKind;
-    use crate::page::{Lookup, PAGE_BYTES};
+    use crate::page::{ClassId, Lookup, PAGE_BYTES};
 
     #[test]
     fn pages_claimed_by_an_old_length_do_not_stay_past_the_end() {
@@ -327,7 +339,8 @@ mod tests {
                 let mut before = usize::MAX;
                 while before != isolated.len() {
                     before = isolated.len();
-                    memory.lru.isolate(&memory.folios, kind, u64::MAX, &mut isolated);
+                    let list = (ClassId::DEFAULT, kind);
+                    memory.lru.isolate(&memory.folios, list, u64::MAX, &mut isolated);
                 }
             }
             check_others();
@@ -474,7 +487,7 @@ mod tests {
         file.read_exact_at(&mut [0; 8], 0).unwrap();
         file.write_all_at(&[8; PAGE_BYTES as usize], PAGE_BYTES).unwrap();
         let page = [8; PAGE_BYTES as usize];
-        let of_all = |lock: &&str| lock.ends_with("::ArenaState") || lock.ends_with("::Lists");
+        let of_all = |lock: &&str| lock.ends_with("::ArenaState") || lock.ends_with("::ClassLists");
         let mut shared: Vec<&str> = Vec::new();
         // Twice as many pages as a stock has, no two of them adjacent.
         for index in (3..64).step_by(4) {

@@ -29,8 +29,8 @@ use crate::error::{Error, ErrorKind, Result, of_range, write_error};
 use crate::io::{DirectBacking, Engine, Load};
 use crate::memory::{InPlace, Memory, PageSpace, StagedPages};
 use crate::page::{
-    ALL_BYTES, COUNT_MAX, Folio, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES, Table,
-    Values,
+    ALL_BYTES, COUNT_MAX, ClassId, Folio, FolioRef, HasTable, LockedFolio, Mapping, PAGE_BYTES,
+    Table, Values,
 };
 use crate::store::{Store, Swap};
 use crate::sync::{AtomicU64, Backoff, Mutex, Ordering, RwLock};
@@ -77,6 +77,8 @@ pub(crate) struct Inode {
     pub(crate) store: Store,
     /// Set if reclaim can evict or write folios of this file.
     pub(crate) is_evictable: bool,
+    /// Class whose memory the pages of the file are counted in.
+    pub(crate) class: ClassId,
     pub(crate) dirty: DirtyList,
     pub(crate) errors: WriteErrors,
     pub(crate) flushes: Flushes<Error>,
@@ -154,10 +156,12 @@ pub(crate) enum Cleaning {
     Refused,
 }
 
+/// Properties of a file that its first open fixes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FileSize {
+pub(crate) struct FileShape {
     /// log2 of the pages of a unit.
     pub(crate) order: u8,
+    pub(crate) class: ClassId,
     pub(crate) len_bytes: u64,
     pub(crate) len_max_bytes: u64,
 }
@@ -169,11 +173,11 @@ impl Inode {
         services: &Services,
         mapped: Option<Arc<dyn MappedPages>>,
         backing: &Arc<dyn DirectBacking>,
-        size: FileSize,
+        shape: FileShape,
     ) -> std::io::Result<Arc<Self>> {
-        let store = Store::on_disk(backing, size.len_bytes);
-        let device = services.flusher.device_of(&**backing, &services.memory, size.order);
-        Self::with_store(services, mapped, store, size, Values::Hints, Some(device))
+        let store = Store::on_disk(backing, shape.len_bytes);
+        let device = services.flusher.device_of(&**backing, &services.memory, shape.order);
+        Self::with_store(services, mapped, store, shape, Values::Hints, Some(device))
     }
 
     /// Creates an empty file without a backing.
@@ -181,23 +185,23 @@ impl Inode {
         services: &Services,
         mapped: Option<Arc<dyn MappedPages>>,
         name: &str,
-        size: FileSize,
+        shape: FileShape,
     ) -> std::io::Result<Arc<Self>> {
         let (name, swap) = (name.to_owned(), services.swap.clone());
         let store = Store::in_swap(name, swap);
         let values = if mapped.is_some() { Values::KeptWithPages } else { Values::Kept };
-        Self::with_store(services, mapped, store, size, values, None)
+        Self::with_store(services, mapped, store, shape, values, None)
     }
 
     fn with_store(
         services: &Services,
         mapped: Option<Arc<dyn MappedPages>>,
         store: Store,
-        size: FileSize,
+        shape: FileShape,
         values: Values,
         device: Option<Arc<Device>>,
     ) -> std::io::Result<Arc<Self>> {
-        let mapping = Mapping::new(size.order, size.len_bytes, size.len_max_bytes, values)?;
+        let mapping = Mapping::new(shape.order, shape.len_bytes, shape.len_max_bytes, values)?;
         let alone = || DirtyPages::alone(&services.memory.unswapped_pages);
         let dirty_pages = device.as_ref().map_or_else(alone, |it| it.dirty_pages.clone());
         let load = device.as_ref().map_or(&services.flusher.swap_load, |it| &it.load).clone();
@@ -215,6 +219,7 @@ impl Inode {
             engine: Arc::clone(&services.engine),
             flusher: Arc::clone(&services.flusher),
             is_evictable: device.is_some() || services.swap.is_some(),
+            class: shape.class,
             device,
             load,
             store,
@@ -226,7 +231,7 @@ impl Inode {
             resizing: Mutex::new(()),
             cutting: RwLock::new(()),
             clearing: OnceLock::new(),
-            len_max_bytes: AtomicU64::new(size.len_max_bytes),
+            len_max_bytes: AtomicU64::new(shape.len_max_bytes),
         }))
     }
 

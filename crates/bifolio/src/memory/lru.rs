@@ -1,8 +1,9 @@
 //! The LRU lists: which folios were used recently, and in which order the others are evicted.
 //!
-//! The lists FRESH, OLD and ACTIVE are linked through the descriptors (rule 3 of `page`);
-//! ARCHITECTURE.md says what moves between them, and why. In front of them, each CPU has a batch,
-//! so that adding a folio takes the lock of the lists only once in 31 times.
+//! The lists FRESH, OLD and ACTIVE are linked through the descriptors (`lists.rs`; rule 3 of
+//! `page`); ARCHITECTURE.md says what moves between them, and why. In front of them, each CPU has a
+//! batch, so that adding a folio takes the lock of the lists only once in 31 times. Each class of
+//! files has lists of its own (`classes.rs`); the batches are for all.
 //!
 //! PROTOCOL DRAIN, of the batches, in three columns:
 //!
@@ -42,85 +43,29 @@
 //!
 //! Lock order: the lock of the drains of all, a batch's lock, then the lock of the lists.
 //! References are put after the lock of the lists is released, because the last put takes it.
-//!
-//! Longer than 600 lines only with its tests, which use its private items.
 
-use crate::page::{BATCH_SLOTS, Flag, Folio, FolioId, FolioRef, Folios, NO_FOLIO};
+use super::classes::Classes;
+use super::lists::{ClassLists, ListKind, ListSizes};
+use crate::page::{BATCH_SLOTS, CLASSES_MAX, ClassId, Flag, Folio, FolioId, FolioRef, Folios};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use arrayvec::ArrayVec;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ListKind {
-    Fresh,
-    Old,
-    Active,
-}
-
-impl ListKind {
-    /// Returns the list that a folio is on, was isolated from, or will be added to.
-    pub(crate) fn of(folio: &Folio) -> Self {
-        if folio.flags.get(Flag::Active) {
-            Self::Active
-        } else if folio.flags.get(Flag::Fresh) {
-            Self::Fresh
-        } else {
-            Self::Old
-        }
-    }
-}
-
-/// Part of all listed pages that FRESH and OLD keep, each.
-const SHARE_DIVISOR: u64 = 10;
-/// Part of all listed pages in FRESH above which pages that reach its tail keep their marks: memory
-/// was filled without reclaim, so they were there long enough.
-const CROWDED_DIVISOR: u64 = 5;
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ListSizes {
-    pub(crate) fresh_pages: u64,
-    pub(crate) old_pages: u64,
-    pub(crate) active_pages: u64,
-}
-
-impl ListSizes {
-    pub(crate) fn listed_pages(&self) -> u64 {
-        self.fresh_pages + self.old_pages + self.active_pages
-    }
-
-    pub(crate) fn inactive_pages(&self) -> u64 {
-        self.fresh_pages + self.old_pages
-    }
-
-    fn share_pages(&self) -> u64 {
-        self.listed_pages() / SHARE_DIVISOR
-    }
-
-    pub(crate) fn fresh_excess_pages(&self) -> u64 {
-        self.fresh_pages.saturating_sub(self.share_pages())
-    }
-
-    /// Returns the number of pages that OLD has beyond its share, or half of it if folios are also
-    /// evicted from within the list (`reclaim/evacuate.rs`): active ones must not make up for them.
-    pub(crate) fn old_excess_pages(&self, evicts_early: bool) -> u64 {
-        let share_pages = self.share_pages();
-        self.old_pages.saturating_sub(if evicts_early { share_pages / 2 } else { share_pages })
-    }
-
-    /// Returns `true` if pages that are moved from FRESH to OLD keep their marks.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.fresh_pages > self.listed_pages() / CROWDED_DIVISOR
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Lru {
-    lists: Mutex<Lists>,
-    pub(super) listed_pages: AtomicU64,
+    lists: Mutex<ClassLists>,
+    working_sets: [WorkingSet; CLASSES_MAX],
     unlisted_pages: AtomicU64,
+    pub(crate) classes: Classes,
     cpus: Box<[Mutex<CpuBatch>]>,
     /// Number of drains of all batches that have begun (G4).
     generation: AtomicU64,
     draining: Mutex<()>,
+}
+
+/// Clock and counts by which refaults of a class are judged (`workingset.rs`).
+#[derive(Debug)]
+pub(crate) struct WorkingSet {
+    pub(super) listed_pages: AtomicU64,
     /// Pages evicted so far: the clock of refault distances.
     pub(super) clock: AtomicU64,
     /// Pages of refaults so far that were not near.
@@ -128,6 +73,19 @@ pub(crate) struct Lru {
     /// Pages that became active because of their use, since the last look at them.
     pub(super) useful_pages: AtomicU64,
     pub(super) keeps_distant: AtomicBool,
+}
+
+impl Default for WorkingSet {
+    fn default() -> Self {
+        Self {
+            listed_pages: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            distant_pages: AtomicU64::new(0),
+            // Many: nothing is known before the first look.
+            useful_pages: AtomicU64::new(1 << 32),
+            keeps_distant: AtomicBool::new(false),
+        }
+    }
 }
 
 /// Pages counted as unlisted ([`Lru::try_count_unlisted`]) until this is dropped.
@@ -158,22 +116,31 @@ impl Drop for Unlisted<'_> {
 impl Lru {
     pub(crate) fn new(cpus: usize) -> Self {
         Self {
-            lists: Mutex::new(Lists::default()),
-            listed_pages: AtomicU64::new(0),
+            lists: Mutex::new(ClassLists::default()),
+            working_sets: std::array::from_fn(|_| WorkingSet::default()),
             unlisted_pages: AtomicU64::new(0),
+            classes: Classes::default(),
             cpus: (0..cpus.max(1)).map(|_| Mutex::default()).collect(),
             generation: AtomicU64::new(0),
             draining: Mutex::new(()),
-            clock: AtomicU64::new(0),
-            distant_pages: AtomicU64::new(0),
-            // Many: nothing is known before the first look.
-            useful_pages: AtomicU64::new(1 << 32),
-            keeps_distant: AtomicBool::new(false),
         }
     }
 
+    pub(crate) fn working_set(&self, class: ClassId) -> &WorkingSet {
+        &self.working_sets[class.number()]
+    }
+
+    /// Returns the pages on the lists of a class.
+    pub(crate) fn sizes_of(&self, class: ClassId) -> ListSizes {
+        self.lists.lock().all[class.number()].sizes()
+    }
+
+    /// Returns the pages on the lists of all classes.
     pub(crate) fn sizes(&self) -> ListSizes {
-        self.lists.lock().sizes()
+        let lists = self.lists.lock();
+        let mut sum = ListSizes::default();
+        lists.used().iter().for_each(|lists| sum += lists.sizes());
+        sum
     }
 
     pub(crate) fn unlisted_pages(&self) -> u64 {
@@ -189,26 +156,29 @@ impl Lru {
         Some(Unlisted { lru: self, pages })
     }
 
-    fn change<T>(&self, work: impl FnOnce(&mut Lists) -> T) -> T {
+    fn change<T>(&self, work: impl FnOnce(&mut ClassLists) -> T) -> T {
         let mut lists = self.lists.lock();
         let answer = work(&mut lists);
-        self.listed_pages.store(lists.sizes().listed_pages(), Ordering::Relaxed);
+        for (set, lists) in self.working_sets.iter().zip(lists.used()) {
+            set.listed_pages.store(lists.sizes().listed_pages(), Ordering::Relaxed);
+        }
         answer
     }
 
-    /// Takes folios off the tail of a list, with a reference each, until the batch is full or they
-    /// have `pages_max` pages together.
+    /// Takes folios off the tail of a list of a class, with a reference each, until the batch is
+    /// full or they have `pages_max` pages together.
     ///
     /// A folio that is frozen or being freed is rotated to the head; the thread that froze it takes
     /// it off.
     pub(crate) fn isolate<'a>(
         &self,
         folios: &'a Folios,
-        kind: ListKind,
+        (class, kind): (ClassId, ListKind),
         pages_max: u64,
         isolated: &mut Vec<FolioRef<'a>>,
     ) {
         self.change(|lists| {
+            let lists = &mut lists.all[class.number()];
             let mut pages = 0;
             for _ in 0..BATCH_SLOTS {
                 let tail = lists.list(kind).last().filter(|_| pages < pages_max);
@@ -238,17 +208,25 @@ impl Lru {
         }
         self.change(|lists| {
             for folio in isolated.iter() {
-                lists.add(folios, folio.id(), kind.unwrap_or(ListKind::of(folio.folio())));
+                let kind = kind.unwrap_or(ListKind::of(folio.folio()));
+                lists.of(folio.folio()).add(folios, folio.id(), kind);
             }
         });
         isolated.clear();
     }
 
-    /// Moves up to a batch of folios from the tail of FRESH to the head of OLD, until they have
-    /// `pages_max` pages together. Calls `aged` for each, under the lock of the lists. Returns the
-    /// number of pages moved.
-    pub(crate) fn age(&self, folios: &Folios, pages_max: u64, mut aged: impl FnMut(&Folio)) -> u64 {
+    /// Moves up to a batch of folios of a class from the tail of FRESH to the head of OLD, until
+    /// they have `pages_max` pages together. Calls `aged` for each, under the lock of the lists.
+    /// Returns the number of pages moved.
+    pub(crate) fn age(
+        &self,
+        folios: &Folios,
+        class: ClassId,
+        pages_max: u64,
+        mut aged: impl FnMut(&Folio),
+    ) -> u64 {
         self.change(|lists| {
+            let lists = &mut lists.all[class.number()];
             let mut pages = 0;
             for _ in 0..BATCH_SLOTS {
                 let tail = lists.list(ListKind::Fresh).last().filter(|_| pages < pages_max);
@@ -271,7 +249,7 @@ impl Lru {
         self.change(|lists| {
             for folio in unwanted.iter() {
                 if folio.folio().flags.get(Flag::OnLru) {
-                    lists.demote(folios, folio.id());
+                    lists.of(folio.folio()).demote(folios, folio.id());
                 }
             }
         });
@@ -282,33 +260,61 @@ impl Lru {
     /// reference.
     pub(crate) fn isolate_one(&self, folios: &Folios, id: FolioId) -> bool {
         self.change(|lists| {
-            let listed = folios.get(id).flags.get(Flag::OnLru);
+            let folio = folios.get(id);
+            let listed = folio.flags.get(Flag::OnLru);
             if listed {
-                lists.remove(folios, id);
+                lists.of(folio).remove(folios, id);
             }
             listed
         })
     }
 
-    /// Returns the `ids` whose folios are in the older half of OLD; none while that list has less
-    /// than half of its share.
+    /// Returns the `ids` whose folios are in the older half of the OLD of their class; none of a
+    /// class in which that list has less than half of its share, or that has no more than its
+    /// floor.
     pub(crate) fn old_among(&self, folios: &Folios, ids: &[FolioId]) -> Vec<FolioId> {
+        let mut lists = self.lists.lock();
+        let is_old = |id: &FolioId| {
+            let folio = folios.get(*id);
+            let of_class = lists.of(folio);
+            let sizes = of_class.sizes();
+            sizes.old_excess_pages(true) > 0
+                && of_class.is_old(folios, *id)
+                && sizes.listed_pages() > self.classes.limits(folio.flags.class()).floor_pages
+        };
+        ids.iter().copied().filter(is_old).collect()
+    }
+
+    /// Returns the pages that each class has on its lists beyond its floor, with its order: those
+    /// that give pages when memory is short.
+    pub(crate) fn givers(&self) -> ArrayVec<Giver, CLASSES_MAX> {
         let lists = self.lists.lock();
-        if lists.sizes().old_excess_pages(true) == 0 {
-            return Vec::new();
-        }
-        ids.iter().copied().filter(|id| lists.is_old(folios, *id)).collect()
+        let giver = |class: ClassId| {
+            let limits = self.classes.limits(class);
+            let listed_pages = lists.all[class.number()].sizes().listed_pages();
+            let pages = listed_pages.saturating_sub(limits.floor_pages);
+            Giver { class, order: limits.order, pages }
+        };
+        self.classes.all().map(giver).collect()
     }
 
     /// Replaces the folio `old` on its list, if it is on one, by `new`. The caller owns `old`,
     /// frozen, and holds a reference to `new`, which is on no list.
     pub(crate) fn replace(&self, folios: &Folios, old: FolioId, new: FolioId) {
+        // The pages stay counted. The new folio has its class before it is on a list.
+        let class = folios.get(old).flags.class();
+        folios.get(new).flags.set_class(class);
+        self.move_place(folios, old, new);
+        let _kept = folios.get(old).flags.take_class();
+    }
+
+    fn move_place(&self, folios: &Folios, old: FolioId, new: FolioId) {
         if folios.get(old).flags.clear(Flag::Unlisted) {
             // The pages stay counted. Twice, they would leave too little room to another file.
             folios.get(new).flags.set(Flag::Unlisted);
             return;
         }
-        self.change(|lists| lists.replace(folios, old, new));
+        self.change(|lists| lists.of(folios.get(old)).replace(folios, old, new));
     }
 
     /// Takes a folio that is being freed off its list, if it is on one. The caller owns it, frozen.
@@ -321,172 +327,16 @@ impl Lru {
         if folio.flags.get(Flag::Unlisted) {
             self.unlisted_pages.fetch_sub(folio.pages(), Ordering::Relaxed);
         }
+        self.classes.forget(folio);
     }
 }
 
-/// Number of epochs that a folio spends on OLD before it is evicted, as long as folios are added
-/// and evicted at the same rate; the 8-bit clock wraps after several times as many.
-const EPOCHS: u64 = 32;
-
-#[derive(Debug)]
-struct List {
-    head: u32,
-    tail: u32,
-    pages: u64,
-}
-
-impl List {
-    fn last(&self) -> Option<FolioId> {
-        (self.tail != NO_FOLIO).then_some(FolioId(self.tail))
-    }
-}
-
-impl Default for List {
-    fn default() -> Self {
-        Self { head: NO_FOLIO, tail: NO_FOLIO, pages: 0 }
-    }
-}
-
-/// The lists. Accessed only under their lock (rule 3 of `page`).
-#[derive(Debug, Default)]
-struct Lists {
-    fresh: List,
-    old: List,
-    active: List,
-    /// Clock of OLD; see [`EPOCHS`].
-    epoch: u8,
-    epoch_pages: u64,
-}
-
-impl Lists {
-    fn sizes(&self) -> ListSizes {
-        ListSizes {
-            fresh_pages: self.fresh.pages,
-            old_pages: self.old.pages,
-            active_pages: self.active.pages,
-        }
-    }
-
-    fn add(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
-        let folio = folios.get(id);
-        debug_assert!(!folio.flags.get(Flag::OnLru), "{id:?} is already on a list");
-        folio.flags.set(Flag::OnLru);
-        folio.flags.assign(Flag::Fresh, kind == ListKind::Fresh);
-        folio.flags.assign(Flag::Active, kind == ListKind::Active);
-        self.link(folios, id, kind);
-        if kind == ListKind::Old {
-            self.begin_age(folio);
-        }
-    }
-
-    /// Moves a folio from FRESH to the head of OLD. ON_LRU stays set, as in [`Self::rotate`].
-    fn age(&mut self, folios: &Folios, id: FolioId) {
-        self.unlink(folios, id);
-        let folio = folios.get(id);
-        folio.flags.clear(Flag::Fresh);
-        self.link(folios, id, ListKind::Old);
-        self.begin_age(folio);
-    }
-
-    /// Notes the time at which a folio was added to OLD, and advances the clock.
-    fn begin_age(&mut self, folio: &Folio) {
-        self.epoch_pages += folio.pages();
-        if self.epoch_pages * EPOCHS >= self.old.pages {
-            self.epoch = self.epoch.wrapping_add(1);
-            self.epoch_pages = 0;
-        }
-        folio.lru_epoch.store(self.epoch, Ordering::Relaxed);
-    }
-
-    /// Puts a folio in the place of another on its list, as a relocation does: position, list and
-    /// age stay.
-    fn replace(&mut self, folios: &Folios, old: FolioId, new: FolioId) {
-        let (old, successor) = (folios.get(old), folios.get(new));
-        if !old.flags.clear(Flag::OnLru) {
-            return;
-        }
-        successor.flags.set(Flag::OnLru);
-        let kind = ListKind::of(old);
-        successor.flags.assign(Flag::Fresh, kind == ListKind::Fresh);
-        successor.flags.assign(Flag::Active, kind == ListKind::Active);
-        successor.lru_epoch.store(old.lru_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
-        let next = old.lru_next.load(Ordering::Relaxed);
-        let previous = old.lru_previous.load(Ordering::Relaxed);
-        self.join(folios, kind, previous, new.0);
-        self.join(folios, kind, new.0, next);
-    }
-
-    fn is_old(&self, folios: &Folios, id: FolioId) -> bool {
-        let folio = folios.get(id);
-        let is_on_old = folio.flags.get(Flag::OnLru) && ListKind::of(folio) == ListKind::Old;
-        let age = self.epoch.wrapping_sub(folio.lru_epoch.load(Ordering::Relaxed));
-        is_on_old && u64::from(age) >= EPOCHS / 2
-    }
-
-    /// Moves a folio from its position in a list to the head. ON_LRU stays set throughout: the
-    /// folio may be in the process of being freed, and if the last put read a clear flag, the folio
-    /// would stay linked (LRU-2).
-    fn rotate(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
-        self.unlink(folios, id);
-        self.link(folios, id, kind);
-    }
-
-    /// Moves a folio to the tail of OLD. ON_LRU stays set, as in [`Self::rotate`].
-    fn demote(&mut self, folios: &Folios, id: FolioId) {
-        self.unlink(folios, id);
-        let folio = folios.get(id);
-        folio.flags.assign(Flag::Fresh, false);
-        folio.flags.assign(Flag::Active, false);
-        // The greatest age that counts.
-        folio.lru_epoch.store(self.epoch.wrapping_sub(EPOCHS as u8), Ordering::Relaxed);
-        self.old.pages += folio.pages();
-        self.join(folios, ListKind::Old, self.old.tail, id.0);
-        self.join(folios, ListKind::Old, id.0, NO_FOLIO);
-    }
-
-    fn remove(&mut self, folios: &Folios, id: FolioId) {
-        let folio = folios.get(id);
-        let was_linked = folio.flags.clear(Flag::OnLru);
-        debug_assert!(was_linked, "{id:?} is on no list");
-        self.unlink(folios, id);
-    }
-
-    fn link(&mut self, folios: &Folios, id: FolioId, kind: ListKind) {
-        let list = self.list(kind);
-        list.pages += folios.get(id).pages();
-        let next = list.head;
-        self.join(folios, kind, NO_FOLIO, id.0);
-        self.join(folios, kind, id.0, next);
-    }
-
-    fn unlink(&mut self, folios: &Folios, id: FolioId) {
-        let folio = folios.get(id);
-        let kind = ListKind::of(folio);
-        self.list(kind).pages -= folio.pages();
-        let next = folio.lru_next.load(Ordering::Relaxed);
-        let previous = folio.lru_previous.load(Ordering::Relaxed);
-        self.join(folios, kind, previous, next);
-    }
-
-    /// Makes two folios neighbours on a list, of which [`NO_FOLIO`] is an end.
-    fn join(&mut self, folios: &Folios, kind: ListKind, previous: u32, next: u32) {
-        match previous {
-            NO_FOLIO => self.list(kind).head = next,
-            id => folios.get(FolioId(id)).lru_next.store(next, Ordering::Relaxed),
-        }
-        match next {
-            NO_FOLIO => self.list(kind).tail = previous,
-            id => folios.get(FolioId(id)).lru_previous.store(previous, Ordering::Relaxed),
-        }
-    }
-
-    fn list(&mut self, kind: ListKind) -> &mut List {
-        match kind {
-            ListKind::Fresh => &mut self.fresh,
-            ListKind::Old => &mut self.old,
-            ListKind::Active => &mut self.active,
-        }
-    }
+/// Pages of a class beyond its floor ([`Lru::givers`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Giver {
+    pub(crate) class: ClassId,
+    pub(crate) order: u8,
+    pub(crate) pages: u64,
 }
 
 /// Folios added by one CPU that are not on the lists yet, with a reference to each.
@@ -550,9 +400,10 @@ impl Lru {
         let adds = std::mem::take(&mut batch.0);
         self.change(|lists| {
             for id in &adds {
-                let is_active = folios.get(*id).flags.get(Flag::Active);
+                let folio = folios.get(*id);
+                let is_active = folio.flags.get(Flag::Active);
                 let kind = if is_active { ListKind::Active } else { ListKind::Fresh };
-                lists.add(folios, *id, kind);
+                lists.of(folio).add(folios, *id, kind);
             }
         });
         adds.into_iter().for_each(|id| drop(folios.adopt(id)));
@@ -561,81 +412,8 @@ impl Lru {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::lists::tests::walk;
     use super::*;
-
-    /// Returns the folios of a list, oldest first, and checks that both link directions agree.
-    fn walk(lists: &Lists, folios: &Folios, kind: ListKind) -> Vec<u32> {
-        let list = match kind {
-            ListKind::Fresh => &lists.fresh,
-            ListKind::Old => &lists.old,
-            ListKind::Active => &lists.active,
-        };
-        let follow = |from: u32, link: fn(&Folio) -> u32| {
-            let next = |id: &u32| Some(link(folios.get(FolioId(*id)))).filter(|id| *id != NO_FOLIO);
-            let first = Some(from).filter(|id| *id != NO_FOLIO);
-            std::iter::successors(first, next).collect::<Vec<_>>()
-        };
-        let from_tail = follow(list.tail, |folio| folio.lru_previous.load(Ordering::Relaxed));
-        let mut from_head = follow(list.head, |folio| folio.lru_next.load(Ordering::Relaxed));
-        from_head.reverse();
-        assert_eq!(from_tail, from_head);
-        from_tail
-    }
-
-    const ALL: [ListKind; 3] = [ListKind::Fresh, ListKind::Old, ListKind::Active];
-
-    #[test]
-    fn a_replacement_has_the_position_of_the_old_folio() {
-        for kind in ALL {
-            for place in 0..3 {
-                let folios = Folios::without_reaper(8);
-                let mut lists = Lists::default();
-                for id in 0..3 {
-                    lists.add(&folios, FolioId(id), kind);
-                }
-                let before = lists.sizes();
-                lists.replace(&folios, FolioId(place), FolioId(7));
-                let expected = [0, 1, 2].map(|id| if id == place { 7 } else { id });
-                assert_eq!(walk(&lists, &folios, kind), expected);
-                assert_eq!(lists.sizes().listed_pages(), before.listed_pages());
-                assert_eq!(ListKind::of(folios.get(FolioId(7))), kind);
-                assert!(!folios.get(FolioId(place)).flags.get(Flag::OnLru));
-                lists.remove(&folios, FolioId(7));
-                let rest: Vec<_> = (0..3).filter(|id| *id != place).collect();
-                assert_eq!(walk(&lists, &folios, kind), rest);
-            }
-        }
-    }
-
-    #[test]
-    fn a_demoted_folio_is_old_and_first_to_be_evicted() {
-        for kind in ALL {
-            for place in 0..3 {
-                let (folios, mut lists) = (Folios::without_reaper(4), Lists::default());
-                lists.add(&folios, FolioId(3), ListKind::Old);
-                for id in 0..3 {
-                    lists.add(&folios, FolioId(id), kind);
-                }
-                lists.demote(&folios, FolioId(place));
-                assert_eq!(walk(&lists, &folios, ListKind::Old)[0], place);
-                let mut all = ALL.map(|kind| walk(&lists, &folios, kind)).concat();
-                all.sort_unstable();
-                assert_eq!(all, [0, 1, 2, 3]);
-                let sizes = lists.sizes();
-                assert_eq!(sizes.listed_pages(), 4);
-                assert_eq!(sizes.old_pages, if kind == ListKind::Old { 4 } else { 2 });
-                assert!(lists.is_old(&folios, FolioId(place)));
-            }
-        }
-    }
-
-    #[test]
-    fn a_replacement_of_an_unlinked_folio_is_on_no_list() {
-        let (folios, mut lists) = (Folios::without_reaper(2), Lists::default());
-        lists.replace(&folios, FolioId(0), FolioId(1));
-        assert!(ALL.iter().all(|kind| walk(&lists, &folios, *kind).is_empty()));
-        assert!(!folios.get(FolioId(1)).flags.get(Flag::OnLru));
-    }
 
     /// Nothing is refused for lack of room while a folio is moved.
     #[test]
@@ -653,69 +431,53 @@ mod tests {
     }
 
     #[test]
-    fn the_older_half_of_the_old_list_is_old() {
-        let count = 1000;
-        let (folios, mut lists) = (Folios::without_reaper(count + 2), Lists::default());
-        for id in 0..count as u32 {
-            lists.add(&folios, FolioId(id), ListKind::Old);
-        }
-        // As in a full cache: each folio that is evicted makes room for one that is added. Three
-        // times over.
-        for step in 0..3 * count as u32 {
-            let id = FolioId(step % count as u32);
-            lists.remove(&folios, id);
-            lists.add(&folios, id, ListKind::Old);
-        }
-        let old = (0..count as u32).filter(|id| lists.is_old(&folios, FolioId(*id)));
-        let old: Vec<_> = old.collect();
-        let half = count / 2;
-        assert!(old.len().abs_diff(half) < half / 8, "{} are old", old.len());
-        assert_eq!(old, (0..old.len() as u32).collect::<Vec<_>>());
-        assert!(!lists.is_old(&folios, FolioId(count as u32 - 1)));
-        // A replacement is as old as the folio it replaces; a folio on another list is not old.
-        let (fresh, first_old) = (FolioId(count as u32 - 1), FolioId(0));
-        for (old, new) in [(fresh, count as u32), (first_old, count as u32 + 1)] {
-            let was_old = lists.is_old(&folios, old);
-            let far_from_it = if was_old { lists.epoch } else { lists.epoch.wrapping_sub(31) };
-            folios.get(FolioId(new)).lru_epoch.store(far_from_it, Ordering::Relaxed);
-            lists.replace(&folios, old, FolioId(new));
-            assert_eq!(lists.is_old(&folios, FolioId(new)), was_old);
-        }
-        for kind in [ListKind::Active, ListKind::Fresh] {
-            lists.remove(&folios, FolioId(1));
-            lists.add(&folios, FolioId(1), kind);
-            assert!(!lists.is_old(&folios, FolioId(1)));
-        }
-    }
-
-    #[test]
     fn folios_age_in_order_with_their_flags() {
         let (folios, lru) = (Folios::without_reaper(8), Lru::new(1));
-        lru.change(|lists| (0..6).for_each(|id| lists.add(&folios, FolioId(id), ListKind::Fresh)));
+        let add = |lists: &mut ClassLists, id| {
+            lists.of(folios.get(FolioId(id))).add(&folios, FolioId(id), ListKind::Fresh);
+        };
+        lru.change(|lists| (0..6).for_each(|id| add(lists, id)));
         let mut aged = 0;
-        let pages = lru.age(&folios, 4, |_| aged += 1);
+        let pages = lru.age(&folios, ClassId::DEFAULT, 4, |_| aged += 1);
         assert_eq!((pages, aged), (4, 4));
-        let lists = lru.lists.lock();
-        assert_eq!(walk(&lists, &folios, ListKind::Old), [0, 1, 2, 3]);
-        assert_eq!(walk(&lists, &folios, ListKind::Fresh), [4, 5]);
+        let lists = &lru.lists.lock().all[0];
+        assert_eq!(walk(lists, &folios, ListKind::Old), [0, 1, 2, 3]);
+        assert_eq!(walk(lists, &folios, ListKind::Fresh), [4, 5]);
         assert!((0..4).all(|id| ListKind::of(folios.get(FolioId(id))) == ListKind::Old));
         assert!(folios.get(FolioId(3)).flags.get(Flag::OnLru));
         assert_eq!(lists.sizes().listed_pages(), 6);
     }
 
     #[test]
-    fn lists_have_an_excess_beyond_a_tenth() {
-        let sizes = |fresh_pages, old_pages, active_pages| ListSizes {
-            fresh_pages,
-            old_pages,
-            active_pages,
+    fn each_class_has_lists_of_its_own_and_keeps_its_floor() {
+        let (folios, lru) = (Folios::without_reaper(8), Lru::new(1));
+        folios.init_free(FolioId(0), 8);
+        let class = lru.classes.find_or_add("index").unwrap();
+        for id in 0..6 {
+            let folio = folios.start(FolioId(id), 0, 0, 0);
+            folio.folio().flags.set_class(if id < 4 { class } else { ClassId::DEFAULT });
+            let _for_ever = folio.try_clone().expect("few references").into_id();
+            lru.add(&folios, folio, 0);
+        }
+        lru.drain_all(&folios);
+        assert_eq!(lru.sizes().fresh_pages, 6);
+        let pages = |class| lru.sizes_of(class).listed_pages();
+        assert_eq!((pages(class), pages(ClassId::DEFAULT)), (4, 2));
+        let change = |limits: &mut super::super::classes::Limits, _| {
+            (limits.floor_pages, limits.order) = (3, 7);
+            Ok::<(), ()>(())
         };
-        let excess = |sizes: ListSizes| (sizes.fresh_excess_pages(), sizes.old_excess_pages(false));
-        assert_eq!(excess(sizes(10, 10, 80)), (0, 0));
-        assert_eq!(excess(sizes(13, 12, 75)), (3, 2));
-        assert_eq!(sizes(13, 12, 75).old_excess_pages(true), 7);
-        // No list has a minimum: the last page of the smallest cache can be evicted.
-        assert_eq!(excess(sizes(1, 0, 0)), (1, 0));
-        assert!(sizes(21, 0, 79).is_crowded() && !sizes(20, 0, 80).is_crowded());
+        lru.classes.change_limits(class, change).unwrap();
+        let given: Vec<_> = lru.givers().iter().map(|it| (it.class, it.order, it.pages)).collect();
+        assert_eq!(given, [(ClassId::DEFAULT, 128, 2), (class, 7, 1)]);
+        let mut isolated = Vec::new();
+        lru.isolate(&folios, (class, ListKind::Fresh), u64::MAX, &mut isolated);
+        assert_eq!(isolated.iter().map(|it| it.id().0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        lru.put_back(&folios, &mut isolated, Some(ListKind::Active));
+        assert_eq!((lru.sizes_of(class).active_pages, pages(ClassId::DEFAULT)), (4, 2));
+        // A folio that is moved stays in its class.
+        lru.replace(&folios, FolioId(1), FolioId(7));
+        assert_eq!(folios.get(FolioId(7)).flags.class(), class);
+        assert_eq!((folios.get(FolioId(1)).flags.class(), pages(class)), (ClassId::DEFAULT, 4));
     }
 }

@@ -16,19 +16,24 @@
 mod arena;
 mod budget;
 mod chunk;
+mod classes;
 mod in_place;
+mod lists;
 mod lru;
 mod page_space;
 mod region_pages;
 mod residency;
 mod workingset;
 
+use arena::ArenaUse;
 pub(crate) use arena::{Arena, FrameKind};
 pub(crate) use chunk::EXTENT_PAGES;
+pub(crate) use classes::{Counted, Limits};
 pub(crate) use in_place::{
     InPlace, Orphans, StagedPages, forget_addresses, is_mapped, note_addresses,
 };
-pub(crate) use lru::{ListKind, ListSizes, Lru, Unlisted};
+pub(crate) use lists::{ListKind, ListSizes};
+pub(crate) use lru::{Giver, Lru, Unlisted};
 pub(crate) use page_space::{FillTarget, PageSpace};
 pub(crate) use residency::Purpose;
 pub(crate) use workingset::Shadow;
@@ -71,6 +76,8 @@ pub(crate) struct Memory {
     /// Dirty pages plus pages under write-back; a page that is both counts twice.
     pub(crate) dirty_pages: Arc<AtomicU64>,
     pub(crate) unswapped_pages: Arc<AtomicU64>,
+    /// Memory of the program that counts within the bound.
+    pub(crate) reserved_bytes: AtomicU64,
     pub(crate) tables: Tables,
 }
 
@@ -99,6 +106,7 @@ impl Memory {
             counters: Counters::new(),
             dirty_pages: Arc::default(),
             unswapped_pages: Arc::default(),
+            reserved_bytes: AtomicU64::new(0),
             tables: Tables::default(),
         })
     }
@@ -108,6 +116,13 @@ impl Memory {
         if since.is_some_and(|since| since.elapsed() >= STALL_MIN) {
             self.counters.add(Counter::ReclaimStall, 1);
         }
+    }
+
+    /// Returns the bytes of descriptors and tables.
+    pub(crate) fn metadata_bytes(&self, usage: &ArenaUse) -> u64 {
+        // Relaxed: a count, which is raised before the bytes are charged.
+        let reserved_bytes = self.reserved_bytes.load(Ordering::Relaxed);
+        (usage.used_bytes - usage.frame_bytes).saturating_sub(reserved_bytes)
     }
 
     pub(crate) fn other_files_pages_min(&self) -> u64 {

@@ -1,10 +1,10 @@
 //! Shadows: the value that an eviction stores in the Entry, and how a refault uses it.
 //!
-//! After the kernel's working-set detection (`mm/workingset.c`). A clock counts the pages that are
-//! evicted without having been active; the difference between two readings is the number of
-//! additional pages that probation would have needed to keep the page (the refault distance). If
-//! that is no more than half of all listed pages, the page becomes active at once. A page that was
-//! evicted from the active list is used too rarely for that: its shadow is *far*.
+//! After the kernel's working-set detection (`mm/workingset.c`). A clock of each class counts the
+//! pages that are evicted without having been active; the difference between two readings is the
+//! number of additional pages that probation would have needed to keep the page (the refault
+//! distance). If that is no more than half of all listed pages, the page becomes active at once. A
+//! page that was evicted from the active list is used too rarely for that: its shadow is *far*.
 //!
 //! A loop over more pages than memory holds has hardly a near refault, and no page is used on
 //! probation: each is evicted just before its next use. While that is so, one in [`KEPT_DIVISOR`]
@@ -19,7 +19,8 @@
 //!  +-----------+-----+
 //! ```
 
-use super::{ListSizes, Lru, Memory};
+use super::lru::WorkingSet;
+use super::{ListSizes, Memory};
 use crate::page::{Flag, LockedFolio, VALUE_MAX};
 use crate::stats::Counter;
 use crate::sync::Ordering;
@@ -59,7 +60,7 @@ impl Shadow {
     }
 }
 
-impl Lru {
+impl WorkingSet {
     /// Returns the shadow of a folio of `pages` pages that is about to be evicted from probation,
     /// or on request, and advances the clock.
     pub(crate) fn make_shadow(&self, pages: u64) -> Shadow {
@@ -85,8 +86,8 @@ impl Lru {
     }
 
     /// Counts a distant refault of `pages` pages. Returns `true` if they become active all the
-    /// same.
-    fn is_kept_refault(&self, pages: u64) -> bool {
+    /// same. `sizes` are those of the class.
+    fn is_kept_refault(&self, pages: u64, sizes: impl FnOnce() -> ListSizes) -> bool {
         let listed_pages = self.listed_pages.load(Ordering::Relaxed);
         let shift = (listed_pages / SPELL_DIVISOR).max(1).ilog2();
         // Relaxed, here and below: hints. Racing threads may judge one spell twice, or late.
@@ -98,8 +99,8 @@ impl Lru {
         if before.wrapping_sub(pages) >> shift != spell {
             let useful_pages = self.useful_pages.swap(0, Ordering::Relaxed);
             let is_useful = useful_pages >= (KEPT_DIVISOR << shift) / USEFUL_DIVISOR;
-            let may_keep = !is_full(self.sizes())
-                || (spell / KEPT_DIVISOR).is_multiple_of(KEPT_WHEN_FULL_DIVISOR);
+            let may_keep =
+                !is_full(sizes()) || (spell / KEPT_DIVISOR).is_multiple_of(KEPT_WHEN_FULL_DIVISOR);
             self.keeps_distant.store(!is_useful && may_keep, Ordering::Relaxed);
         }
         self.keeps_distant.load(Ordering::Relaxed)
@@ -116,11 +117,15 @@ impl Memory {
     /// folio, which is on no list yet, accordingly.
     pub(crate) fn note_refault(&self, locked: &LockedFolio<'_>, shadow: Shadow) {
         self.counters.add(Counter::Refault, 1);
-        if self.lru.is_near_refault(shadow) {
+        let class = locked.flags.class();
+        self.lru.classes.note_refault(class);
+        let set = self.lru.working_set(class);
+        let sizes = || self.lru.sizes_of(class);
+        if set.is_near_refault(shadow) {
             self.counters.add(Counter::RefaultActivate, 1);
-            self.lru.note_useful(locked.pages());
+            set.note_useful(locked.pages());
             locked.flags.set(Flag::Active);
-        } else if !shadow.is_far() && self.lru.is_kept_refault(locked.pages()) {
+        } else if !shadow.is_far() && set.is_kept_refault(locked.pages(), sizes) {
             locked.flags.set(Flag::Active);
         }
     }
@@ -132,39 +137,40 @@ mod tests {
 
     #[test]
     fn a_refault_is_near_within_half_of_the_listed_pages() {
-        let lru = Lru::new(1);
-        let (near, far) = (lru.make_shadow(1), lru.make_far_shadow());
+        let set = WorkingSet::default();
+        let (near, far) = (set.make_shadow(1), set.make_far_shadow());
         for _ in 0..9 {
-            let _ = lru.make_shadow(1);
+            let _ = set.make_shadow(1);
         }
         for (listed_pages, is_near) in [(20, true), (19, false)] {
-            lru.listed_pages.store(listed_pages, Ordering::Relaxed);
-            assert_eq!(lru.is_near_refault(near), is_near);
-            assert!(!lru.is_near_refault(far));
+            set.listed_pages.store(listed_pages, Ordering::Relaxed);
+            assert_eq!(set.is_near_refault(near), is_near);
+            assert!(!set.is_near_refault(far));
         }
     }
 
     #[test]
     fn spells_of_distant_refaults_are_kept_while_nothing_is_used_on_probation() {
-        let lru = Lru::new(1);
+        let set = WorkingSet::default();
         // Spells of 4 pages: 100 / 16, rounded down to a power of two.
-        lru.listed_pages.store(100, Ordering::Relaxed);
-        let kept = || -> Vec<u64> { (0..32).filter(|_| lru.is_kept_refault(1)).collect() };
+        set.listed_pages.store(100, Ordering::Relaxed);
+        let is_kept = |_: &u64| set.is_kept_refault(1, ListSizes::default);
+        let kept = || -> Vec<u64> { (0..32).filter(is_kept).collect() };
         assert_eq!(kept(), [], "nothing is known yet");
         assert_eq!(kept(), [0, 1, 2, 3]);
-        lru.note_useful(1);
+        set.note_useful(1);
         assert_eq!(kept(), [0, 1, 2, 3], "less than a sixteenth was used");
-        lru.note_useful(2);
+        set.note_useful(2);
         assert_eq!(kept(), []);
         assert_eq!(kept(), [0, 1, 2, 3]);
     }
 
     #[test]
     fn an_eviction_of_an_active_page_does_not_advance_the_clock() {
-        let lru = Lru::new(1);
-        let before = lru.make_far_shadow();
-        assert_eq!((lru.make_far_shadow(), lru.make_shadow(3).is_far()), (before, false));
-        assert_eq!(before.distance(lru.clock.load(Ordering::Relaxed)), 3);
+        let set = WorkingSet::default();
+        let before = set.make_far_shadow();
+        assert_eq!((set.make_far_shadow(), set.make_shadow(3).is_far()), (before, false));
+        assert_eq!(before.distance(set.clock.load(Ordering::Relaxed)), 3);
     }
 
     #[test]

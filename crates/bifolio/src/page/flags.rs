@@ -25,6 +25,33 @@ pub(crate) enum Flag {
     Punched = 1 << 10,
 }
 
+/// The class of a folio stands in the four bits above the flags.
+const CLASS_SHIFT: u32 = 12;
+const CLASS_MASK: u32 = (CLASSES_MAX as u32 - 1) << CLASS_SHIFT;
+/// Maximum number of classes, with class 0.
+pub(crate) const CLASSES_MAX: usize = 16;
+
+/// Number of a class of files (`memory/classes.rs`); 0 is that of files without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClassId(u8);
+
+impl ClassId {
+    pub(crate) const DEFAULT: Self = Self(0);
+
+    pub(crate) fn new(number: usize) -> Self {
+        debug_assert!(number < CLASSES_MAX, "class {number}");
+        Self(number as u8)
+    }
+
+    pub(crate) fn number(self) -> usize {
+        self.0.into()
+    }
+
+    pub(crate) fn is_default(self) -> bool {
+        self == Self::DEFAULT
+    }
+}
+
 /// Mask of the write state: on the dirty list, and on the way to the device.
 const STATE: u32 = LISTED | IN_FLIGHT;
 const LISTED: u32 = 1 << 1;
@@ -111,6 +138,30 @@ impl Flags {
         if self.get(flag) != value {
             let _ = if value { self.set(flag) } else { self.clear(flag) };
         }
+    }
+
+    /// Returns the class of the folio. It is set before the folio is in a table or on a list, and
+    /// changes only while the folio is frozen.
+    pub(crate) fn class(&self) -> ClassId {
+        // Relaxed: whatever leads to the folio, a lock of the lists or its table, orders it.
+        ClassId(((self.0.load(Ordering::Relaxed) & CLASS_MASK) >> CLASS_SHIFT) as u8)
+    }
+
+    /// Sets the class of a folio that has none: a new one, or one that replaces another.
+    pub(crate) fn set_class(&self, class: ClassId) {
+        debug_assert!(self.class().is_default(), "the class is set once");
+        if !class.is_default() {
+            self.0.fetch_or(u32::from(class.0) << CLASS_SHIFT, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the class from a folio, which is frozen.
+    pub(crate) fn take_class(&self) -> ClassId {
+        let class = self.class();
+        if !class.is_default() {
+            self.0.fetch_and(!CLASS_MASK, Ordering::Relaxed);
+        }
+        class
     }
 
     pub(crate) fn reset(&self) {

@@ -55,7 +55,7 @@ pub(crate) use descriptor::{
 pub(crate) use entry::{
     ALL_BYTES, Entry, FolioId, PAGE_BYTES, PAGE_SHIFT, VALUE_MAX, is_in_one_page, pages_of,
 };
-pub(crate) use flags::{Flag, Listing, WriteState};
+pub(crate) use flags::{CLASSES_MAX, ClassId, Flag, Listing, WriteState};
 pub(crate) use mapping::{FrozenWaits, Hot, Lookup, Mapping, recheck_ready};
 pub(crate) use optimistic::{FrameRun, read_held, read_validated};
 pub(crate) use pin_word::{COUNT_MAX, TryGet};

@@ -216,7 +216,8 @@ impl<'a> Invalidation<'a> {
             }
             return;
         }
-        match self.inode.evict(folio, &lock, self.reclaim.memory.lru.make_shadow(lock.pages())) {
+        let set = self.reclaim.memory.lru.working_set(lock.flags.class());
+        match self.inode.evict(folio, &lock, set.make_shadow(lock.pages())) {
             Ok(frozen) => {
                 self.reclaim.note_eviction(&lock, Counter::EvictFolio);
                 self.outcome.folios += 1;

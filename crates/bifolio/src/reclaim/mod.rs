@@ -40,9 +40,11 @@ mod invalidate;
 mod mapped;
 mod memory_wait;
 mod outcome;
+mod reserve;
 mod scan;
 mod swap_queue;
 mod swapper;
+mod victims;
 mod wait;
 
 pub use invalidate::{Evicted, Kept};

@@ -48,6 +48,16 @@ impl ScanCounts {
         self.swapping_pages += other.swapping_pages;
     }
 
+    /// Returns the number of pages that were examined and counted.
+    pub(super) fn judged_pages(&self) -> u64 {
+        self.reclaimed_pages
+            + self.pinned_pages
+            + self.unwritten_pages
+            + self.busy_pages
+            + self.unswapped_pages
+            + self.swapping_pages
+    }
+
     pub(crate) fn note(&mut self, outcome: EvictOutcome, pages: u64) {
         match outcome {
             EvictOutcome::Evicted => self.reclaimed_pages += pages,

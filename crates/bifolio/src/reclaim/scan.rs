@@ -2,8 +2,9 @@
 //! folio is evicted, put back, or queued to be written. Never waits for storage.
 //!
 //! ```text
-//!   shrink      growing shares of the lists, until it is enough
-//!     round     isolate a few at the tails of OLD and ACTIVE, and sort them:
+//!   shrink      growing shares of the lists of each class that gives pages (victims.rs), until it
+//!               is enough
+//!     round     isolate a few at the tails of OLD and ACTIVE of a class, and sort them:
 //!       evict   one folio of the arena, or the reason why it stays
 //!       swap    folios of memory files, for the swapper                      swapper.rs
 //!       unmap   folios in place, many together                               mapped.rs
@@ -14,9 +15,12 @@
 use super::mapped::MappedScan;
 use super::outcome::{EvictOutcome, ScanControl, ScanCounts, Unswapped, WriteOut, is_pinned};
 use super::swap_queue::SWAP_PAGES;
+use super::victims::{Group, groups, part_of};
 use super::{Reclaim, ReclaimLock};
-use crate::memory::{EXTENT_PAGES, ListKind, ListSizes, Shadow};
-use crate::page::{BATCH_SLOTS, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES};
+use crate::memory::{EXTENT_PAGES, Giver, ListKind, ListSizes, Shadow};
+use crate::page::{
+    BATCH_SLOTS, ClassId, EvictError, Flag, FolioRef, Frozen, LockedFolio, PAGE_BYTES,
+};
 use crate::stats::Counter;
 use crate::writeback::is_shut_for;
 
@@ -89,9 +93,13 @@ impl<'t> Scan<'t> {
         Self { reclaim, reclaim_lock, control, counts, unmapping: None, unswapped }
     }
 
+    fn freed_pages(&self) -> u64 {
+        self.counts.reclaimed_pages + self.unswapped.leaving_pages
+    }
+
     /// Returns `true` if `wanted_pages` are free, or will be once the swap has written.
     fn is_enough(&self, wanted_pages: u64) -> bool {
-        let freed_pages = self.counts.reclaimed_pages + self.unswapped.leaving_pages;
+        let freed_pages = self.freed_pages();
         if freed_pages >= wanted_pages || self.reclaim.swap.is_none() {
             return freed_pages >= wanted_pages;
         }
@@ -105,12 +113,25 @@ impl<'t> Scan<'t> {
         self.control.write_out == WriteOut::MemoryFiles
     }
 
-    /// Scans a share of the lists, one in 2 to the power of `priority`, at the tails of OLD and
-    /// ACTIVE, until it is enough.
-    fn round(&mut self, priority: u32, wanted_pages: u64) {
-        debug_assert!(priority <= PRIORITY_MAX && wanted_pages > 0, "{priority}, {wanted_pages}");
+    /// Scans a share of the lists of each class of a group, until it is enough: each class gives
+    /// its part of what is missing.
+    fn round_of(&mut self, group: &Group, priority: u32, wanted_pages: u64) {
+        if let [giver] = group.as_slice() {
+            return self.round(giver.class, priority, wanted_pages);
+        }
+        let missing_pages = wanted_pages.saturating_sub(self.freed_pages());
+        for giver in group {
+            let part_pages = part_of(giver, group, missing_pages);
+            self.round(giver.class, priority, self.freed_pages() + part_pages);
+        }
+    }
+
+    /// Scans a share of the lists of a class, one in 2 to the power of `priority`, at the tails of
+    /// OLD and ACTIVE, until it is enough.
+    fn round(&mut self, class: ClassId, priority: u32, wanted_pages: u64) {
+        debug_assert!(priority <= PRIORITY_MAX, "{priority}");
         let memory = &self.reclaim.memory;
-        let sizes = memory.lru.sizes();
+        let sizes = memory.lru.sizes_of(class);
         let listed_pages = sizes.listed_pages();
         let share_pages = (listed_pages >> priority).max(super::ROUND_PAGES).min(listed_pages);
         let evicts_early = memory.arena.is_filled_in_runs();
@@ -118,15 +139,16 @@ impl<'t> Scan<'t> {
         let (mut unscanned, mut scanned_pages) = (Unscanned::new(sizes), 0);
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         while !self.is_enough(wanted_pages) {
-            self.age_fresh();
+            self.age_fresh(class);
             // The swap is written in batches: a few more folios are scanned to fill one.
             let to_unmap_pages = self.unmapping.as_ref().map_or(0, |it| it.scan_pages());
             let more_pages = self.unswapped.scan_pages().max(to_unmap_pages);
             let scan_pages = share_pages.max(more_pages.min(listed_pages));
             let left_pages = scan_pages.saturating_sub(scanned_pages).min(step_pages);
-            let chosen = unscanned.choose(memory.lru.sizes(), evicts_early);
+            let chosen = unscanned.choose(memory.lru.sizes_of(class), evicts_early);
             let Some((kind, pages_max)) = chosen else { break };
-            memory.lru.isolate(&memory.folios, kind, pages_max.min(left_pages), &mut batch);
+            let pages_max = pages_max.min(left_pages);
+            memory.lru.isolate(&memory.folios, (class, kind), pages_max, &mut batch);
             if batch.is_empty() {
                 break;
             }
@@ -201,20 +223,20 @@ impl<'t> Scan<'t> {
         memory.lru.put_back(&memory.folios, &mut left, None);
     }
 
-    /// Moves the folios that FRESH has beyond its share to OLD, and clears their marks.
-    fn age_fresh(&self) {
+    /// Moves the folios that FRESH of a class has beyond its share to OLD, and clears their marks.
+    fn age_fresh(&self, class: ClassId) {
         let (lru, folios) = (&self.reclaim.memory.lru, &self.reclaim.memory.folios);
         for _ in 0..AGED_BATCHES_MAX {
-            let sizes = lru.sizes();
+            let sizes = lru.sizes_of(class);
             let excess_pages = sizes.fresh_excess_pages();
             if excess_pages == 0 {
                 return;
             }
             if sizes.is_crowded() {
-                lru.age(folios, excess_pages, |_| {});
+                lru.age(folios, class, excess_pages, |_| {});
                 continue;
             }
-            lru.age(folios, excess_pages, |folio| {
+            lru.age(folios, class, excess_pages, |folio| {
                 if let Some(inode) = self.reclaim_lock.owner_of_isolated(folio) {
                     inode.mapping.test_and_clear_referenced(folio);
                 }
@@ -240,11 +262,36 @@ impl Reclaim {
         wanted_pages: u64,
         write_out: WriteOut,
     ) -> ScanCounts {
+        let groups = groups(self.memory.lru.givers());
+        self.shrink_groups(reclaim_lock, &groups, wanted_pages, write_out)
+    }
+
+    /// Frees about `wanted_pages` of one class.
+    pub(super) fn shrink_one(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        class: ClassId,
+        wanted_pages: u64,
+        write_out: WriteOut,
+    ) -> ScanCounts {
+        let group = Group::from_iter([Giver { class, order: 0, pages: u64::MAX }]);
+        self.shrink_groups(reclaim_lock, &[group], wanted_pages, write_out)
+    }
+
+    fn shrink_groups(
+        &self,
+        reclaim_lock: &ReclaimLock<'_>,
+        groups: &[Group],
+        wanted_pages: u64,
+        write_out: WriteOut,
+    ) -> ScanCounts {
         let mut scan = Scan::new(self, reclaim_lock, ScanControl::reclaim(write_out));
-        for priority in (0..=PRIORITY_MAX).rev() {
-            scan.round(priority, wanted_pages);
-            if scan.is_enough(wanted_pages) {
-                break;
+        for group in groups {
+            for priority in (0..=PRIORITY_MAX).rev() {
+                scan.round_of(group, priority, wanted_pages);
+                if scan.is_enough(wanted_pages) {
+                    return scan.finish();
+                }
             }
         }
         scan.finish()
@@ -253,37 +300,58 @@ impl Reclaim {
     /// Frees about a round's clean pages, if the smallest share of the lists has them.
     pub(super) fn shrink_a_little(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
         let mut scan = Scan::new(self, reclaim_lock, ScanControl::reclaim(WriteOut::Nothing));
-        scan.round(PRIORITY_MAX, super::ROUND_PAGES);
+        if let Some(group) = groups(self.memory.lru.givers()).first() {
+            scan.round_of(group, PRIORITY_MAX, super::ROUND_PAGES);
+        }
         scan.finish()
     }
 
-    /// Drains every batch, then examines every folio, recently used or not: the last resort.
+    /// Drains every batch, then examines every folio, recently used or not, above a floor or below:
+    /// the last resort.
     pub(super) fn sweep(&self, reclaim_lock: &ReclaimLock<'_>) -> ScanCounts {
-        self.memory.lru.drain_all(&self.memory.folios);
-        let mut fresh_pages = self.memory.lru.sizes().fresh_pages;
-        while fresh_pages > 0 {
-            let aged_pages = self.memory.lru.age(&self.memory.folios, fresh_pages, |_| {});
-            fresh_pages = fresh_pages.saturating_sub(aged_pages.max(1));
+        let classes: Vec<_> = self.memory.lru.classes.all().collect();
+        let (counts, is_last) = self.sweep_all(reclaim_lock, &classes);
+        let unseen_pages = if is_last { self.unseen_pages(&counts) } else { 0 };
+        ScanCounts { busy_pages: counts.busy_pages + unseen_pages, ..counts }
+    }
+
+    /// Sweeps one class, as [`Self::sweep`] does all.
+    pub(super) fn sweep_class(&self, reclaim_lock: &ReclaimLock<'_>, class: ClassId) -> ScanCounts {
+        let (counts, is_last) = self.sweep_all(reclaim_lock, &[class]);
+        // Pages that another thread works on, as in `unseen_pages`.
+        let class_pages = self.memory.lru.classes.counts(class).pages;
+        let unseen_pages = class_pages.saturating_sub(counts.judged_pages());
+        let unseen_pages = if is_last { unseen_pages } else { 0 };
+        ScanCounts { busy_pages: counts.busy_pages + unseen_pages, ..counts }
+    }
+
+    /// Returns the counts of a sweep, and `true` if it has examined every folio and freed none.
+    fn sweep_all(&self, reclaim_lock: &ReclaimLock<'_>, classes: &[ClassId]) -> (ScanCounts, bool) {
+        let lru = &self.memory.lru;
+        lru.drain_all(&self.memory.folios);
+        for class in classes {
+            let mut fresh_pages = lru.sizes_of(*class).fresh_pages;
+            while fresh_pages > 0 {
+                let aged_pages = lru.age(&self.memory.folios, *class, fresh_pages, |_| {});
+                fresh_pages = fresh_pages.saturating_sub(aged_pages.max(1));
+            }
+            // Each list is scanned twice: the first scan may only clear the readers' marks.
+            self.shrink_active(reclaim_lock, *class);
+            self.shrink_active(reclaim_lock, *class);
         }
-        // Each list is scanned twice: the first scan may only clear the readers' marks.
-        let active_pages = self.memory.lru.sizes().active_pages;
-        self.shrink_active(reclaim_lock, active_pages);
-        self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
         let scan_all = |second_chance| {
             let control = ScanControl::reclaim(WriteOut::MemoryFiles);
             let mut scan = Scan::new(self, reclaim_lock, ScanControl { second_chance, ..control });
-            scan.round(0, super::ROUND_PAGES);
+            classes.iter().for_each(|class| scan.round(*class, 0, super::ROUND_PAGES));
             scan.finish()
         };
         let first = scan_all(true);
         if first.reclaimed_pages > 0 {
-            return first;
+            return (first, false);
         }
-        self.shrink_active(reclaim_lock, self.memory.lru.sizes().active_pages);
+        classes.iter().for_each(|class| self.shrink_active(reclaim_lock, *class));
         // Readers may mark folios as fast as this thread scans: now hot folios are evicted, too.
-        let mut counts = scan_all(false);
-        counts.busy_pages += self.unseen_pages(&counts);
-        counts
+        (scan_all(false), true)
     }
 
     /// Returns the pinned and the busy pages that a sweep finds.
@@ -301,32 +369,29 @@ impl Reclaim {
         let used_pages = (usage.frame_bytes / PAGE_BYTES).saturating_sub(usage.free_pages);
         let listable_pages = used_pages.saturating_sub(self.memory.lru.unlisted_pages());
         let listed_pages = sizes.listed_pages();
-        let judged_pages = counts.reclaimed_pages
-            + counts.pinned_pages
-            + counts.unwritten_pages
-            + counts.busy_pages
-            + counts.unswapped_pages
-            + counts.swapping_pages;
-        let known_pages = listed_pages.min(judged_pages) + self.swapper.pages();
+        let known_pages = listed_pages.min(counts.judged_pages()) + self.swapper.pages();
         listable_pages.saturating_sub(known_pages)
     }
 
     pub(crate) fn activate(&self, used: &mut Vec<FolioRef<'_>>) {
         let is_new = |folio: &&FolioRef<'_>| !folio.folio().flags.get(Flag::Active);
         self.memory.counters.add(Counter::PgActivate, used.iter().filter(is_new).count() as u64);
-        let new_pages = used.iter().filter(is_new).map(|folio| folio.folio().pages());
-        self.memory.lru.note_useful(new_pages.sum());
+        for folio in used.iter().filter(is_new).map(FolioRef::folio) {
+            self.memory.lru.working_set(folio.flags.class()).note_useful(folio.pages());
+        }
         self.memory.lru.put_back(&self.memory.folios, used, Some(ListKind::Active));
     }
 
-    /// Moves folios that were not used recently from the tail of ACTIVE to the head of OLD.
-    fn shrink_active(&self, reclaim_lock: &ReclaimLock<'_>, scan_pages: u64) {
+    /// Moves all folios of a class that were not used recently from the tail of ACTIVE to the head
+    /// of OLD.
+    fn shrink_active(&self, reclaim_lock: &ReclaimLock<'_>, class: ClassId) {
         let memory = &self.memory;
-        let mut scanned_pages = 0;
+        let (scan_pages, mut scanned_pages) = (memory.lru.sizes_of(class).active_pages, 0);
         let mut batch = Vec::with_capacity(BATCH_SLOTS);
         while scanned_pages < scan_pages {
             let left_pages = scan_pages - scanned_pages;
-            memory.lru.isolate(&memory.folios, ListKind::Active, left_pages, &mut batch);
+            let list = (class, ListKind::Active);
+            memory.lru.isolate(&memory.folios, list, left_pages, &mut batch);
             if batch.is_empty() {
                 break;
             }
@@ -422,9 +487,10 @@ impl Reclaim {
 
     /// Returns the shadow for the eviction of an isolated folio.
     pub(crate) fn shadow_of(&self, locked: &LockedFolio<'_>) -> Shadow {
+        let set = self.memory.lru.working_set(locked.flags.class());
         match ListKind::of(locked) {
-            ListKind::Active => self.memory.lru.make_far_shadow(),
-            ListKind::Fresh | ListKind::Old => self.memory.lru.make_shadow(locked.pages()),
+            ListKind::Active => set.make_far_shadow(),
+            ListKind::Fresh | ListKind::Old => set.make_shadow(locked.pages()),
         }
     }
 
@@ -432,6 +498,7 @@ impl Reclaim {
         let unused = locked.flags.get(Flag::Readahead);
         self.memory.counters.add(counter, 1);
         self.memory.counters.add(Counter::ReadaheadUnused, u64::from(unused));
+        self.memory.lru.classes.note_eviction(locked.flags.class(), locked.pages());
     }
 }
 

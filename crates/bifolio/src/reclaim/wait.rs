@@ -132,6 +132,9 @@ impl Reclaim {
             return Err(Error::below_descriptors(bound_bytes, descriptor_bytes));
         }
         let is_lower = bound_bytes < before_bytes;
+        if is_lower {
+            self.check_reserved(bound_bytes)?;
+        }
         // Before `rebounding` is held: allocations wait for that.
         let lowered = if is_lower { self.flusher.lower_bound(bound_bytes) } else { Ok(()) };
         let changed = lowered.and_then(|()| self.change_bound(before_bytes, bound_bytes));
@@ -185,10 +188,12 @@ impl Reclaim {
         })
     }
 
-    /// Returns `true` if the bound allows `pinned_pages` besides the descriptors.
+    /// Returns `true` if the bound allows `pinned_pages` besides the descriptors and what is
+    /// reserved.
     fn may_fit(&self, pinned_pages: u64) -> bool {
+        let reserved_bytes = self.memory.reserved_bytes.load(Ordering::Relaxed);
         let fixed_bytes = self.arena().descriptor_bytes() + pinned_pages * PAGE_BYTES;
-        fixed_bytes <= self.arena().bound_bytes()
+        fixed_bytes + reserved_bytes <= self.arena().bound_bytes()
     }
 
     /// Returns the error of a call that found no memory: what the pages of the bound are used for,
@@ -208,7 +213,8 @@ impl Reclaim {
             unwritten: counts.unwritten_pages * PAGE_BYTES,
             unswappable: self.memory.lru.unlisted_pages() * PAGE_BYTES,
             busy: counts.busy_pages * PAGE_BYTES,
-            metadata: usage.used_bytes - usage.frame_bytes,
+            metadata: self.memory.metadata_bytes(&usage),
+            reserved: self.memory.reserved_bytes.load(Ordering::Relaxed),
             wanted: wanted_bytes,
             free: usage.free_pages * PAGE_BYTES
                 + usage.bound_bytes.saturating_sub(usage.used_bytes),
@@ -374,7 +380,7 @@ impl Reclaim {
         let mut chunks = Vec::new();
         wait_in_rounds(&mut MemoryWait::new(self, PAGE_BYTES), |wait| {
             let usage = self.arena().usage();
-            let metadata_bytes = usage.used_bytes - usage.frame_bytes;
+            let metadata_bytes = self.memory.metadata_bytes(&usage);
             if metadata_bytes > usage.bound_bytes / METADATA_DIVISOR
                 && self.give_tables_back()
                 && charge()

@@ -1,6 +1,7 @@
 //! The memory bound: resident size, memory for pages and tables, pins, adjacent frames, many open
 //! files, and bounds that fall.
 
+mod classes;
 mod falling;
 mod many_files;
 mod pins;

@@ -75,6 +75,7 @@ IS(BIFOLIO_CACHE_PREFAULT, 1);
 IS(BIFOLIO_MAP_WRITE, 1);
 IS(BIFOLIO_MAP_PIN_DEVICE_WRITES, 1);
 IS(BIFOLIO_READAHEAD_NONE, UINT64_MAX);
+IS(BIFOLIO_CEILING_NONE, UINT64_MAX);
 IS(BIFOLIO_TO_END, UINT64_MAX);
 
 /* Structs with a size may only grow at their end; the others not at all. */
@@ -84,9 +85,14 @@ IS(offsetof(bifolio_cache_options, kept_files), 92);
 IS(offsetof(bifolio_cache_options, memory_bytes_under_pressure), 96);
 IS(offsetof(bifolio_open_options, mode), 32);
 IS(offsetof(bifolio_open_options, faults), 36);
+IS(offsetof(bifolio_open_options, class_name), 40);
+IS(offsetof(bifolio_class_limits, order), 24);
+IS(sizeof(bifolio_class_limits), 32);
+IS(offsetof(bifolio_class_stats, evicted_bytes), 32);
 IS(offsetof(bifolio_stats, reads_hits_optimistic), 8);
 IS(offsetof(bifolio_stats, memory_bound_bytes), 272);
 IS(offsetof(bifolio_stats, maps_stored_late_pages), 456);
+IS(offsetof(bifolio_stats, memory_reserved_bytes), 464);
 IS(sizeof(bifolio_evicted), 32);
 IS(sizeof(bifolio_residency), 32);
 IS(sizeof(bifolio_read), 40);

@@ -93,6 +93,48 @@ static void residency_follows_populate_and_evict(void) {
     CHECK_OK(bifolio_cache_close(cache));
 }
 
+static void a_class_has_its_floor_and_its_ceiling(void) {
+    bifolio_cache *cache = new_cache(8 << 20);
+    bifolio_class_limits limits = {.size = sizeof limits, .floor_bytes = 64 << 10, .ceiling_bytes = 128 << 10};
+    CHECK_OK(bifolio_class_set(cache, "index", &limits));
+    bifolio_open_options options = {.size = sizeof options, .class_name = "index"};
+    bifolio_file *file;
+    CHECK_OK(bifolio_cache_open(cache, in_directory("data"), &options, &file));
+    options.class_name = "rows";
+    bifolio_file *none = NULL;
+    CHECK_RESULT(bifolio_cache_open(cache, in_directory("data"), &options, &none), BIFOLIO_ERROR_CONFIG);
+    CHECK(none == NULL && strstr(bifolio_last_error(), "bifolio_class_set"));
+    char bytes[4096];
+    size_t count;
+    for (uint64_t offset = 0; offset < bifolio_file_len(file); offset += sizeof bytes) {
+        CHECK_OK(bifolio_file_read(file, offset, bytes, sizeof bytes, &count));
+    }
+    bifolio_class_stats stats = {.size = sizeof stats};
+    CHECK_OK(bifolio_class_get_stats(cache, "index", &stats));
+    CHECK(stats.size == sizeof stats && stats.misses > 0);
+    CHECK(stats.resident_bytes > 0 && stats.resident_bytes <= 128 << 10);
+    limits.floor_bytes = 1 << 20;
+    CHECK_RESULT(bifolio_class_set(cache, "index", &limits), BIFOLIO_ERROR_CONFIG);
+    limits.floor_bytes = 0;
+    limits.order = 256;
+    CHECK_RESULT(bifolio_class_set(cache, "index", &limits), BIFOLIO_ERROR_ARGUMENT);
+    CHECK_OK(bifolio_class_set(cache, "index", NULL));
+
+    bifolio_reserved *reserved = NULL;
+    CHECK_OK(bifolio_cache_reserve(cache, 4 << 20, &reserved));
+    bifolio_stats counts = {.size = sizeof counts};
+    CHECK_OK(bifolio_cache_stats(cache, &counts));
+    CHECK(counts.memory_reserved_bytes == 4 << 20);
+    CHECK_RESULT(bifolio_reserved_resize(reserved, 8 << 20), BIFOLIO_ERROR_FULL);
+    CHECK_OK(bifolio_reserved_resize(reserved, 1 << 20));
+    CHECK_OK(bifolio_cache_stats(cache, &counts));
+    CHECK(counts.memory_reserved_bytes == 1 << 20);
+    bifolio_reserved_free(reserved);
+    bifolio_reserved_free(NULL);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
 static void changes_past_the_cache_are_taken_on_request(void) {
     bifolio_cache *cache = new_cache(8 << 20);
     int descriptor = open(in_directory("outside"), O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -252,6 +294,7 @@ int main(int count, char **arguments) {
     reads_give_what_was_written();
     residency_follows_populate_and_evict();
     changes_past_the_cache_are_taken_on_request();
+    a_class_has_its_floor_and_its_ceiling();
     memory_files_have_holes_and_go_to_the_swap();
     a_descriptor_is_taken_over();
     a_failed_close_loses_nothing();

@@ -15,7 +15,7 @@ use crate::refused::{OpenFailure, Refusal};
 use crate::settings::Settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
-use bifolio::{Access, Cache, OpenOptions};
+use bifolio::{Access, Cache};
 use std::collections::HashMap;
 use std::ffi::{OsString, c_int};
 use std::fs::File;
@@ -182,7 +182,7 @@ impl Database {
         let cache = settings.cache()?;
         let storage = parked.open_storage(path, settings.direct())?;
         let noted = Arc::clone(storage.noted());
-        let file = cache.open_backing(storage, &OpenOptions::new());
+        let file = cache.open_backing(storage, &settings.options());
         let file = file.map_err(|error| error.to_string())?;
         let mut log_path = OsString::from(path);
         log_path.push("-wal");
@@ -192,7 +192,7 @@ impl Database {
             api,
             path: path.to_owned(),
             log_path: PathBuf::from(log_path),
-            settings: *settings,
+            settings: settings.clone(),
             noted,
             has_log: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),
@@ -230,7 +230,7 @@ impl Database {
     /// Returns another handle of the file in the cache, which does not read ahead yet.
     pub(super) fn handle(&self) -> Result<bifolio::File, String> {
         let storage = self.state.lock().parked.open_storage(&self.path, self.settings.direct())?;
-        let opened = self.cache.open_backing(storage, &OpenOptions::new());
+        let opened = self.cache.open_backing(storage, &self.settings.options());
         opened.inspect(|file| file.set_access(Access::Random)).map_err(|error| error.to_string())
     }
 

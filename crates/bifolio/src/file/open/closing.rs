@@ -150,6 +150,7 @@ impl Registry {
             !options.mappable
                 && options.codec.is_none()
                 && options.folio_bytes == inode.mapping.folio_bytes()
+                && self.class_of(options).is_ok_and(|it| it.unwrap_or_default() == inode.class)
                 && len_max_bytes.is_ok_and(|wanted_bytes| wanted_bytes <= inode.len_max_bytes())
         };
         match backing.watchable().filter(|_| !options.write) {

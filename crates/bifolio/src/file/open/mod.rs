@@ -26,6 +26,7 @@
 //!
 //! Every call checks `CacheState` (`memory`) before it takes a lock.
 
+mod class;
 mod closing;
 mod keeper;
 mod membership;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::file::handle::Attached;
 use crate::file::readahead::Readahead;
 use crate::file::{File, Handle, OpenOptions};
-use crate::inode::{Codec, FileSize, Inode, MappedPages, SealingRoom};
+use crate::inode::{Codec, FileShape, Inode, MappedPages, SealingRoom};
 use crate::io::{DirectBacking, DiskFile, FileIdentity, Located};
 use crate::sync::Ordering;
 use crate::sys::probe::Features;
@@ -101,7 +101,7 @@ impl Registry {
     ) -> Result<File> {
         let key = FileKey::Identified(identity);
         let found = self.find(key, |open| {
-            let admitted = open.admit(options);
+            let admitted = self.admit(open, options);
             if admitted.is_ok() && options.write && !open.inode.store.is_writable() {
                 return Ok(Joined::WantsWritable);
             }
@@ -198,9 +198,9 @@ impl Registry {
             let problem = "a memory file has no storage that a codec could be for";
             return Err(Error::config("open options", problem).in_file(name));
         }
-        let size = self.size_of(options, 0).map_err(|error| error.in_file(name))?;
-        let mapped = self.mapped_for(options, size)?;
-        let inode = Inode::new_in_memory(&self.services, mapped, name, size);
+        let shape = self.shape_of(options, 0).map_err(|error| error.in_file(name))?;
+        let mapped = self.mapped_for(options, shape)?;
+        let inode = Inode::new_in_memory(&self.services, mapped, name, shape);
         let mut open = Open::new(inode.map_err(no_table)?);
         let key = self.single_key();
         let handle = self.make_handle(key, &mut open, options)?;
@@ -246,17 +246,19 @@ impl Registry {
         backing: &Arc<dyn DirectBacking>,
         options: &OpenOptions,
     ) -> Result<Arc<Handle>> {
-        open.admit(options)?;
+        self.admit(open, options)?;
         if options.write {
             open.inode.store.allow_writes(backing);
         }
         self.make_handle(key, open, options)
     }
 
-    fn size_of(&self, options: &OpenOptions, len_bytes: u64) -> Result<FileSize> {
+    fn shape_of(&self, options: &OpenOptions, len_bytes: u64) -> Result<FileShape> {
         let chunk_bytes = self.reclaim.memory.arena.chunk_bytes();
         let order = config::folio_order_in(chunk_bytes, options.folio_bytes)?;
-        Ok(FileSize { order, len_bytes, len_max_bytes: options.len_max_bytes(len_bytes)? })
+        let class = self.class_of(options)?.unwrap_or_default();
+        let len_max_bytes = options.len_max_bytes(len_bytes)?;
+        Ok(FileShape { order, class, len_bytes, len_max_bytes })
     }
 
     /// Creates the inode of a file that has none here, with its table, the memory for maps, and its
@@ -267,9 +269,9 @@ impl Registry {
         options: &OpenOptions,
     ) -> Result<Arc<Inode>> {
         let len_bytes = crate::io::len_bytes(&**backing)?;
-        let size = self.size_of(options, len_bytes);
-        let size = size.map_err(|error| error.in_file(backing.describe()))?;
-        let mapped = self.mapped_for(options, size)?;
+        let shape = self.shape_of(options, len_bytes);
+        let shape = shape.map_err(|error| error.in_file(backing.describe()))?;
+        let mapped = self.mapped_for(options, shape)?;
         let codec = self.codec_for(options).map_err(|error| error.in_file(backing.describe()))?;
         if codec.is_some() && !len_bytes.is_multiple_of(options.folio_bytes) {
             let text = format!(
@@ -278,7 +280,7 @@ impl Registry {
             );
             return Err(Error::conflict(backing.describe(), text).numbered(libc::EINVAL));
         }
-        let inode = Inode::new(&self.services, mapped, backing, size).map_err(no_table)?;
+        let inode = Inode::new(&self.services, mapped, backing, shape).map_err(no_table)?;
         if let Some(codec) = codec {
             let set = inode.codec.set(codec);
             debug_assert!(set.is_ok(), "the inode is new");
@@ -290,14 +292,14 @@ impl Registry {
     fn mapped_for(
         &self,
         options: &OpenOptions,
-        size: FileSize,
+        shape: FileShape,
     ) -> Result<Option<Arc<dyn MappedPages>>> {
         if !options.mappable {
             return Ok(None);
         }
         let absent = || Error::cannot_map("", "built without the feature `maps`");
         let mapper = self.host.mapper.as_ref().ok_or_else(absent)?;
-        mapper.new_pages(&self.reclaim, size.len_max_bytes, options.faults).map(Some)
+        mapper.new_pages(&self.reclaim, shape.len_max_bytes, options.faults).map(Some)
     }
 
     /// Returns the codec that the options want, with the memory for sealed pages, which all files
@@ -340,7 +342,7 @@ impl Registry {
             reclaim: Arc::clone(&self.reclaim),
             host: Arc::clone(&self.host),
             error_cursor: open.inode.errors.sample(),
-            readahead: Readahead::new(self.readahead_bytes_max, Arc::clone(&open.fronts)),
+            readahead: Readahead::new(self.window_bytes_max(open), Arc::clone(&open.fronts)),
             readable: options.read,
             writable: options.write,
             write_hints: Default::default(),
