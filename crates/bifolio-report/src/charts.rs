@@ -1,8 +1,9 @@
 //! The plots of one report: which rows are drawn together, and how.
 //!
 //! Rows that differ only in one number (threads, block size ...) are one plot: lines if there are
-//! three steps or more, bars otherwise. `reclaim` also has its series by batch size and its
-//! shootdowns per page. Rows with samples have the longest call in each interval.
+//! three steps or more, bars otherwise. Percentiles, which are decades apart, have a logarithmic
+//! scale. `reclaim` also has its series by batch size and its shootdowns per page. Rows with
+//! samples have the longest call in each interval.
 
 use crate::envelope::{Report, Row};
 use crate::numbers::bytes;
@@ -15,8 +16,11 @@ pub(crate) struct Chart {
     pub(crate) svg: String,
 }
 
+/// The key of times that are percentiles.
+const PERCENTILE: &str = "percentile";
 /// Keys that may be a horizontal axis, the first of equally good ones is taken.
-const AXES: [&str; 7] = [
+const AXES: [&str; 8] = [
+    PERCENTILE,
     "threads",
     "workers",
     "requests_per_call",
@@ -119,7 +123,9 @@ fn draw_facet(facet: &Facet<'_>) -> Option<Chart> {
         .collect();
     let caption = format!("{caption}, by {}", axis.replace('_', " "));
     let steps = Axis::Steps(facet.rows.iter().map(|row| step(row)).collect());
-    Some(Chart { svg: lines(&drawn, &steps, Scale::Linear, &caption)?, caption })
+    let is_percentile = axis == PERCENTILE && unit.starts_with("ns");
+    let scale = if is_percentile { Scale::Nanoseconds } else { Scale::Linear };
+    Some(Chart { svg: lines(&drawn, &steps, scale, &caption)?, caption })
 }
 
 /// Numbers the rows from zero and drops those without a value.
@@ -245,6 +251,7 @@ fn step_text(key: &str, number: f64) -> String {
             format!("{number} {}{plural}", key.trim_end_matches('s'))
         }
         "depth" => format!("depth {number}"),
+        PERCENTILE => format!("p{number}"),
         "cache_percent" => format!("cache of {number} %"),
         "requests_per_call" => format!("{number} per call"),
         "folio_bytes" => format!("folios of {}", bytes(number)),

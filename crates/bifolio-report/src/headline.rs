@@ -205,7 +205,7 @@ pub fn speed(row: &Row, ratio: &Ratio) -> Ratio {
     if is_cost(&row.unit) { Ratio { over: under, under: over } } else { Ratio { over, under } }
 }
 
-/// Returns `true` if values of this unit are better the smaller they are: times and misses.
+/// Returns `true` if values of this unit are better the smaller they are: times, misses and sizes.
 pub fn is_cost(unit: &str) -> bool {
-    unit.starts_with("ns") || unit.ends_with("misses")
+    unit.starts_with("ns") || unit.ends_with("misses") || ["CPU s", "MiB"].contains(&unit)
 }

@@ -101,7 +101,8 @@ fn header(reports: &[Report], missing: usize) -> String {
 const LEGEND: &str = "<p class=\"legend\"><span><i class=\"b00\"></i>Bifolio</span> \
     <span><i class=\"b03\"></i>Bifolio without the mechanism</span> \
     <span><i class=\"b06\"></i>stock kernel</span> \
-    <span><i class=\"b09\"></i>device or memory alone</span></p>\n\
+    <span><i class=\"b09\"></i>device, memory or engine alone</span> \
+    <span><i class=\"b0C\"></i>another cache</span></p>\n\
     <p class=\"hint\">Values are medians of interleaved repetitions; whiskers show the smallest \
     and the largest. A ratio above 1 means that the first series is faster; ~1.0 means no \
     difference beyond the noise.</p>\n";
@@ -441,6 +442,30 @@ mod tests {
         for raw in [bad, "a<b<", "series<b>", "\"a<b\""] {
             assert!(!page.contains(raw), "{raw}: {page}");
         }
+    }
+
+    #[test]
+    fn a_record_of_objects_is_plotted_by_percentiles_processor_time_and_sizes() {
+        // Written by `cargo x engine-bench objects --smoke --json FILE`.
+        let reports = Report::read_lines(include_str!("../tests/objects.json")).unwrap();
+        let page = page(&reports, 0);
+        let kinds = ["64 KiB", "8 KiB", "64 KiB, hot", "64 KiB, restarted"];
+        for kind in kinds {
+            let caption = format!("<figcaption>{kind}, 4x, ns/read, by percentile</figcaption>");
+            assert!(page.contains(&caption), "{kind}");
+        }
+        for caption in ["queries/s", "CPU s", "resident, 4x, MiB"] {
+            assert!(page.contains(&format!("<figcaption>{caption}</figcaption>")), "{caption}");
+        }
+        for phase in ["killed, restarted, 4x", "p99.9, 4x", "64 KiB, restarted, p50, 4x"] {
+            assert!(page.contains(phase), "{phase}");
+        }
+        // The scale is logarithmic: a hit and a request are on it.
+        assert!(page.contains("1 us\n") && page.contains("10 ms\n"));
+        // A smaller process is the better one.
+        let resident = reports[0].rows.iter().find(|row| row.unit == "MiB").unwrap();
+        let ratio = speed(resident, &Ratio::new("bifolio", "foyer"));
+        assert_eq!(ratio, Ratio::new("foyer", "bifolio"));
     }
 
     #[test]

@@ -17,8 +17,9 @@ const FONT_SIZE: u32 = 15;
 /// Width of a character, at most, in parts of the font's size in pixels.
 const CHARACTER_WIDTH: f64 = 0.5;
 const LINE_HEIGHT: i32 = 20;
-/// Colours of series, in the order of their roles: three shades of each.
+/// Colours of series, in the order of their roles: three shades of each, and one more of the last.
 const SHADES: u8 = 3;
+const COLORS: u8 = 5 * SHADES + 1;
 
 /// The part that a series has in a comparison; it decides the colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +30,10 @@ pub(crate) enum Role {
     Before,
     /// The kernel.
     Kernel,
-    /// A limit: the device or memory alone.
+    /// A limit: the device, the memory, or an engine without a cache.
     Limit,
+    /// The cache of another project.
+    Rival,
 }
 
 impl Role {
@@ -47,12 +50,18 @@ impl Role {
             "drain_when_it_can_help",
         ];
         match name {
-            "raw_direct" | "memcpy_limit" => Self::Limit,
-            "default" | "default_mmap" | "kernel" => Self::Kernel,
+            "raw_direct" | "memcpy_limit" | "alone" => Self::Limit,
+            "default" | "default_mmap" | "kernel" | "mmap" => Self::Kernel,
             kernel if kernel.starts_with("kernel_") => Self::Kernel,
+            "moka" | "quick_cache" | "redb" => Self::Rival,
+            foyer if foyer.starts_with("foyer") => Self::Rival,
             before if BEFORE.contains(&before) => Self::Before,
             _ => Self::Ours,
         }
+    }
+
+    fn shades(self) -> u8 {
+        if self == Self::Rival { COLORS - self as u8 * SHADES } else { SHADES }
     }
 }
 
@@ -66,7 +75,7 @@ impl Paint {
         let paint = |(index, name): (usize, &&str)| {
             let role = Role::of(name);
             let before = names[..index].iter().filter(|other| Role::of(other) == role).count();
-            Self(role as u8 * SHADES + before.min(usize::from(SHADES) - 1) as u8)
+            Self(role as u8 * SHADES + before.min(usize::from(role.shades()) - 1) as u8)
         };
         names.iter().enumerate().map(paint).collect()
     }
@@ -416,7 +425,7 @@ fn themed(svg: &str) -> String {
 /// The style sheet of plots, for a document that has the page's colours.
 pub(crate) fn style_sheet() -> String {
     let mut text = String::new();
-    for paint in 0..4 * SHADES {
+    for paint in 0..COLORS {
         text.push_str(&format!(
             ".f{paint:02X}{{fill:var(--p{paint})}}.s{paint:02X}{{stroke:var(--p{paint})}}\
              .b{paint:02X}{{background:var(--p{paint})}}\n"
@@ -428,4 +437,30 @@ pub(crate) fn style_sheet() -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rivals_of_one_plot_have_colours_of_their_own() {
+        for names in [
+            &["alone", "bifolio", "foyer", "foyer-direct"][..],
+            &["bifolio", "mmap", "quick_cache", "foyer", "moka", "redb"],
+        ] {
+            let paints = Paint::of_all(names);
+            for (number, paint) in paints.iter().enumerate() {
+                assert!(!paints[..number].contains(paint), "{}", names[number]);
+                let ours = Paint::of(Role::Ours);
+                assert_eq!(*paint == ours, names[number] == "bifolio");
+                let color = format!("var(--p{})", paint.0);
+                assert!(style_sheet().contains(&color), "{color}");
+                assert_eq!(
+                    include_str!("page.css").matches(&format!("--p{}: #", paint.0)).count(),
+                    2
+                );
+            }
+        }
+    }
 }

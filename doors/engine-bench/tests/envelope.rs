@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use bifolio_report::{Report, page};
+use bifolio_report::{Report, Row, page};
 use serde_json::Value;
 
 /// Runs a benchmark, and checks the envelope that it prints. Returns it.
@@ -67,13 +67,15 @@ fn the_envelope_of_objects_follows_the_schema() {
     let report = checked(&mut command);
     assert_eq!(report.bench, "objects");
     check_card(&report);
-    let works: Vec<String> = report.rows.iter().map(|row| row.case.text("work")).collect();
+    let of = |row: &Row| [row.case.text("work"), row.case.text("percentile"), row.unit.to_string()];
+    let found: Vec<_> = report.rows.iter().map(of).collect();
     let kinds = ["64 KiB", "8 KiB", "64 KiB, hot", "64 KiB, restarted"];
-    let reads =
-        kinds.iter().flat_map(|kind| ["p50", "p99", "p99.9"].map(|at| format!("{kind}, {at}")));
-    let runs = ["first run", "second run"].map(str::to_owned);
-    let all = runs.into_iter().chain(reads).chain(["resident".to_owned()]);
-    assert_eq!(works, all.collect::<Vec<_>>());
+    let runs = ["first run", "second run", "killed, restarted"];
+    let reads = kinds.iter().flat_map(|kind| ["50", "99", "99.9"].map(|at| [*kind, at, "ns/read"]));
+    let times = runs.iter().chain(&kinds).map(|phase| [*phase, "", "CPU s"]);
+    let all = runs.map(|run| [run, "", "queries/s"]).into_iter().chain(reads).chain(times);
+    let all: Vec<_> = all.chain([["resident", "", "MiB"]]).collect();
+    assert_eq!(found, all);
     for row in &report.rows {
         let series: Vec<&str> = row.series.keys().map(AsRef::as_ref).collect();
         assert_eq!(series, ["alone", "bifolio", "foyer", "foyer-direct"]);

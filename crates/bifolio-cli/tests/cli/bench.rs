@@ -520,6 +520,11 @@ fn reports_of_engines_are_added_and_other_files_refused() {
     let output = bifolio(&arguments).arg(&engines).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(sections_of(Path::new(&page)), ["advise", "redb<i>", "features"]);
+    let objects = concat!(env!("CARGO_MANIFEST_DIR"), "/../bifolio-report/tests/objects.json");
+    schema::assert_valid(&serde_json::from_slice(&fs::read(objects).unwrap()).unwrap());
+    let output = bifolio(&arguments).args([&engines, "--with", objects]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sections_of(Path::new(&page)), ["advise", "redb<i>", "objects", "features"]);
     let refused = bifolio(&arguments).arg(&wrong).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     assert!(error_line(&refused).contains("wrong, line 2"));

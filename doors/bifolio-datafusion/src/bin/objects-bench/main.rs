@@ -3,16 +3,18 @@
 //!
 //! The store answers each request after 20 ms and sends 100 MiB/s. Each series is a process of its
 //! own: an empty cache, the queries twice, random reads of 64 KiB and of 8 KiB, reads of a few parts
-//! again and again, a restart of the cache over its tier with random reads, and two seconds of
-//! idleness. The series take turns. All caches have a quarter of the data as memory, and a disk tier
-//! with room for all of it. By default foyer reads its tier through the kernel's page cache, which is
-//! memory besides; the series `foyer-direct` does not.
+//! again and again, a restart of the cache over its tier with random reads, two seconds of idleness,
+//! and the queries over the tier of another process, which was killed in the middle of them. The
+//! series take turns. All caches have a quarter of the data as memory, and a disk tier with room for
+//! all of it. By default foyer reads its tier through the kernel's page cache, which is memory
+//! besides; the series `foyer-direct` does not.
 //!
 //! `--reads` leaves out the queries: the first reads then find an empty cache.
 //!
 //! The report is the envelope of `bifolio bench`.
 
 mod foyer_store;
+mod killed;
 mod queries;
 mod remote;
 mod series;
@@ -33,7 +35,8 @@ use serde_json::json;
 
 use queries::create_tables;
 use series::{
-    Cost, Kind, MEMORY_PART, READERS, READS, Series, Settings, Turn, disk_bytes, measure,
+    Cost, Kind, MEMORY_PART, READERS, READS, RUNS, Series, Settings, TABLES, Turn, disk_bytes,
+    measure,
 };
 
 /// More than a row of `lineitem` and a quarter of a row of `orders` take in a file.
@@ -41,8 +44,8 @@ const ROW_BYTES_MAX: u64 = 100;
 
 const SERIES: [&str; 4] = ["alone", "bifolio", "foyer", "foyer-direct"];
 /// Counts that tables show.
-const SHOWN: [&str; 6] =
-    ["requests", "received_mib", "cpu_s", "memory_percent", "disk_percent", "idle_cpu_percent"];
+const SHOWN: [&str; 5] =
+    ["requests", "received_mib", "memory_percent", "disk_percent", "idle_cpu_percent"];
 
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -69,6 +72,9 @@ struct Arguments {
     series: Option<Series>,
     #[arg(long, hide = true)]
     directory: Option<PathBuf>,
+    /// Runs the queries over this tier until the process is killed.
+    #[arg(long, hide = true, requires = "series")]
+    tier: Option<PathBuf>,
     #[command(flatten)]
     settings: Settings,
 }
@@ -80,7 +86,11 @@ fn main() -> Result<()> {
         (arguments.files, arguments.rows, arguments.turns) = (2, 160_000, 2);
     }
     if let (Some(series), Some(directory)) = (arguments.series, &arguments.directory) {
-        let turn = runtime()?.block_on(measure(series, arguments.settings, directory))?;
+        let settings = arguments.settings;
+        if let Some(tier) = &arguments.tier {
+            return runtime()?.block_on(killed::work(series, settings, directory, tier));
+        }
+        let turn = runtime()?.block_on(measure(series, settings, directory))?;
         println!("{}", serde_json::to_string(&turn)?);
         return Ok(());
     }
@@ -151,13 +161,13 @@ impl Benchmark for ObjectsBenchmark<'_> {
     }
 }
 
-/// Returns the rows of the report: the runs of all queries and the reads, with what each cost, and
-/// the size and the idleness of the process.
+/// Returns the rows of the report: the runs of all queries and the reads, with what each cost; the
+/// processor time of each; and the size and the idleness of the process.
 fn rows(turns: &[Vec<Turn>; SERIES.len()]) -> Vec<Row> {
     let factor = turns[0][0].data_bytes as f64 / turns[0][0].memory_bytes as f64;
     let data = if factor > 1.0 { format!("{factor:.0}x") } else { "fits".to_owned() };
-    let row = |work: &str, unit, value: Of<'_>, counts: &[(&str, Of<'_>)]| {
-        let mut row = Row::new(Case::new().with("work", work).with("data", &*data), unit);
+    let row = |case: Case, unit, value: Of<'_>, counts: &[(&str, Of<'_>)]| {
+        let mut row = Row::new(case.with("data", &*data), unit);
         for (series, turns) in SERIES.into_iter().zip(turns) {
             let all = |of: Of<'_>| turns.iter().map(of).collect::<Vec<f64>>();
             let count = |(name, of): &(&str, Of<'_>)| ((*name).to_owned(), median(&all(*of)));
@@ -165,41 +175,45 @@ fn rows(turns: &[Vec<Turn>; SERIES.len()]) -> Vec<Row> {
         }
         row
     };
-    let costs = |work: &str, unit, value: Of<'_>, cost: &dyn Fn(&Turn) -> &Cost| {
+    let work = |name: &str| Case::new().with("work", name);
+    let (mut rows, mut processor) = (Vec::new(), Vec::new());
+    let mut costs = |case: Case, unit, value: Of<'_>, cost: &dyn Fn(&Turn) -> &Cost| {
         let requests = |turn: &Turn| cost(turn).requests as f64;
         let received = |turn: &Turn| mebibytes(cost(turn).received_bytes);
-        let cpu = |turn: &Turn| cost(turn).cpu_seconds;
         let (memory, disk) =
             (|turn: &Turn| cost(turn).percent(0), |turn: &Turn| cost(turn).percent(1));
-        let counts: [(&str, Of<'_>); 5] = [
+        let counts: [(&str, Of<'_>); 4] = [
             ("requests", &requests),
             ("received_mib", &received),
-            ("cpu_s", &cpu),
             ("memory_percent", &memory),
             ("disk_percent", &disk),
         ];
-        row(work, unit, value, &counts)
+        processor.push(row(
+            work(&case.text("work")),
+            "CPU s",
+            &|it: &Turn| cost(it).cpu_seconds,
+            &[],
+        ));
+        row(case, unit, value, &counts)
     };
-    let mut rows = Vec::new();
-    for (number, name) in ["first run", "second run"].into_iter().enumerate() {
-        if turns[0][0].runs.is_empty() {
-            break;
-        }
+    let runs = turns[0][0].runs.len();
+    for (number, name) in RUNS.into_iter().enumerate().take(runs) {
         let value = |turn: &Turn| queries::COUNT as f64 / turn.runs[number].seconds;
-        rows.push(costs(name, "queries/s", &value, &|turn| &turn.runs[number].cost));
+        rows.push(costs(work(name), "queries/s", &value, &|turn| &turn.runs[number].cost));
     }
     for (number, kind) in Kind::ALL.into_iter().enumerate() {
         let p50 = |turn: &Turn| turn.reads[number].p50_ns as f64;
         let p99 = |turn: &Turn| turn.reads[number].p99_ns as f64;
         let p999 = |turn: &Turn| turn.reads[number].p999_ns as f64;
-        let work = |of: &str| format!("{}, {of}", kind.name());
-        rows.push(costs(&work("p50"), "ns/read", &p50, &|turn| &turn.reads[number].cost));
-        rows.push(row(&work("p99"), "ns/read", &p99, &[]));
-        rows.push(row(&work("p99.9"), "ns/read", &p999, &[]));
+        let at = |percentile: serde_json::Value| work(kind.name()).with("percentile", percentile);
+        rows.push(costs(at(50.into()), "ns/read", &p50, &|turn| &turn.reads[number].cost));
+        rows.push(row(at(99.into()), "ns/read", &p99, &[]));
+        rows.push(row(at(99.9.into()), "ns/read", &p999, &[]));
     }
+    rows.extend(processor);
     let resident = |turn: &Turn| mebibytes(turn.resident_bytes_max);
     let idle: [(&str, Of<'_>); 1] = [("idle_cpu_percent", &|turn| turn.idle_cpu_percent)];
-    rows.push(row("resident", "MiB", &resident, &idle));
+    rows.push(row(work("resident"), "MiB", &resident, &idle));
     rows
 }
 
@@ -217,7 +231,7 @@ fn turns(
     directory: &Path,
     progress: &mut dyn Progress,
 ) -> Result<[Vec<Turn>; SERIES.len()]> {
-    let tables = directory.join("tables");
+    let tables = directory.join(TABLES);
     fs::create_dir(&tables)?;
     let store = LocalFileSystem::new_with_prefix(&tables)?;
     runtime()?.block_on(create_tables(&store, arguments.files, arguments.rows))?;
@@ -256,7 +270,8 @@ fn table(report: &Report) -> String {
             "ns/read" => ("us", Some(1000.0)),
             unit => (unit, Some(1.0)),
         };
-        text.push_str(&format!("{:<26}", format!("{}, {unit}", row.case.text("work"))));
+        let at = row.case.number("percentile").map_or(String::new(), |at| format!(", p{at}"));
+        text.push_str(&format!("{:<26}", format!("{}{at}, {unit}", row.case.text("work"))));
         for series in SERIES {
             let value = row.series[series];
             let value = divisor.map_or(queries::COUNT as f64 / value, |divisor| value / divisor);

@@ -25,9 +25,9 @@ impl Queries {
         Ok(Self { context, has_tables: false })
     }
 
-    /// Runs all queries once, the first time with the registration of the tables. Returns the
-    /// answers.
-    pub(crate) async fn run(&mut self) -> Result<Vec<String>> {
+    /// Runs all queries once, the first time with the registration of the tables, and calls
+    /// `answered` after each. Returns the answers.
+    pub(crate) async fn run(&mut self, answered: impl Fn()) -> Result<Vec<String>> {
         if !self.has_tables {
             register_tables(&self.context).await?;
             self.has_tables = true;
@@ -35,6 +35,7 @@ impl Queries {
         let mut answers = Vec::new();
         for (_, query) in QUERIES {
             answers.push(answer(&self.context, query).await?);
+            answered();
         }
         Ok(answers)
     }

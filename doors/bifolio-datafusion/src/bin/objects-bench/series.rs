@@ -1,4 +1,5 @@
-//! One turn of one series: the queries twice, reads of four kinds, a restart, idleness.
+//! One turn of one series: the queries twice, reads of four kinds, a restart, idleness, and the
+//! queries over the tier of a process that was killed.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -16,9 +17,13 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 
 use crate::foyer_store::FoyerStore;
+use crate::killed;
 use crate::queries::Queries;
 use crate::remote::Remote;
 
+/// Runs of all queries: with an empty cache, again, and by a process that takes the place of one
+/// that was killed in the middle of them.
+pub(crate) const RUNS: [&str; 3] = ["first run", "second run", "killed, restarted"];
 /// Random reads of each length.
 pub(crate) const READS: usize = 1000;
 const LONG_BYTES: u64 = 64 << 10;
@@ -32,6 +37,8 @@ const IDLE: Duration = Duration::from_secs(2);
 /// The part of the data that caches have as memory, which is at least [`MEMORY_BYTES_MIN`].
 pub(crate) const MEMORY_PART: u64 = 4;
 pub(crate) const MEMORY_BYTES_MIN: u64 = 4 << 20;
+/// Folder of the tables.
+pub(crate) const TABLES: &str = "tables";
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -151,7 +158,7 @@ pub(crate) struct Reads {
 pub(crate) struct Turn {
     pub(crate) data_bytes: u64,
     pub(crate) memory_bytes: u64,
-    /// Two runs of the queries, if there are any.
+    /// Runs of the queries, as [`RUNS`] has them; none without queries.
     pub(crate) runs: Vec<Run>,
     /// Reads, as [`Kind::ALL`] has them.
     pub(crate) reads: Vec<Reads>,
@@ -174,8 +181,28 @@ enum Cached {
     Foyer(Arc<FoyerStore>),
 }
 
+/// The slow store, and how large the caches of its objects are.
+pub(crate) struct Bucket {
+    remote: Arc<Remote>,
+    objects: Vec<ObjectMeta>,
+    data_bytes: u64,
+    memory_bytes: u64,
+}
+
+impl Bucket {
+    /// Opens the store over the tables in `directory`.
+    pub(crate) async fn open(directory: &Path, settings: Settings) -> Result<Self> {
+        let remote = Arc::new(Remote::open(&directory.join(TABLES))?);
+        let objects: Vec<_> = remote.list(None).try_collect().await?;
+        let data_bytes: u64 = objects.iter().map(|object| object.size).sum();
+        let default_bytes = (data_bytes / MEMORY_PART).max(MEMORY_BYTES_MIN);
+        let memory_bytes = settings.memory_bytes.unwrap_or(default_bytes);
+        Ok(Self { remote, objects, data_bytes, memory_bytes })
+    }
+}
+
 /// A cache, and what is counted of it.
-struct Measured {
+pub(crate) struct Measured {
     remote: Arc<Remote>,
     cached: Cached,
     settings: Settings,
@@ -190,13 +217,15 @@ struct Before {
 }
 
 impl Measured {
-    async fn open(
+    /// Opens the cache of a series, over a tier that may have parts.
+    pub(crate) async fn open(
         series: Series,
         settings: Settings,
-        remote: &Arc<Remote>,
-        (memory_bytes, disk_bytes): (u64, u64),
+        bucket: &Bucket,
         tier: &Path,
     ) -> Result<Self> {
+        let Bucket { remote, data_bytes, memory_bytes, .. } = bucket;
+        let (disk_bytes, memory_bytes) = (disk_bytes(*data_bytes), *memory_bytes);
         let inner: Arc<dyn ObjectStore> = Arc::<Remote>::clone(remote);
         let cached = match series {
             Series::Alone => Cached::Alone(inner),
@@ -231,7 +260,7 @@ impl Measured {
         Ok(Self { remote: Arc::clone(remote), cached, settings })
     }
 
-    fn store(&self) -> Arc<dyn ObjectStore> {
+    pub(crate) fn store(&self) -> Arc<dyn ObjectStore> {
         match &self.cached {
             Cached::Alone(store) => Arc::clone(store),
             Cached::Bifolio(store) => Arc::new(store.clone()),
@@ -240,7 +269,7 @@ impl Measured {
     }
 
     /// Waits until the tier has what was read.
-    async fn close(self) -> Result<()> {
+    pub(crate) async fn close(self) -> Result<()> {
         match self.cached {
             Cached::Alone(_) => Ok(()),
             Cached::Bifolio(store) => Ok(store.flush().await?),
@@ -291,18 +320,14 @@ impl Measured {
 
 /// Runs one series over the tables in `directory`.
 pub(crate) async fn measure(series: Series, settings: Settings, directory: &Path) -> Result<Turn> {
-    let tables = directory.join("tables");
-    let remote = Arc::new(Remote::open(&tables)?);
-    let objects: Vec<_> = remote.list(None).try_collect().await?;
-    let data_bytes: u64 = objects.iter().map(|object| object.size).sum();
-    let default_bytes = (data_bytes / MEMORY_PART).max(MEMORY_BYTES_MIN);
-    let memory_bytes = settings.memory_bytes.unwrap_or(default_bytes);
-    let sizes = (memory_bytes, disk_bytes(data_bytes));
+    let tables = directory.join(TABLES);
+    let bucket = Bucket::open(directory, settings).await?;
+    let Bucket { ref objects, data_bytes, memory_bytes, .. } = bucket;
     // Removed with its files at the end of the turn.
     let tier = tempfile::tempdir_in(directory)?;
-    let open = || Measured::open(series, settings, &remote, sizes, tier.path());
+    let open = || Measured::open(series, settings, &bucket, tier.path());
     let mut measured = open().await?;
-    let (runs, answers) = run_queries(&measured).await?;
+    let (mut runs, answers) = run_queries(&measured, &RUNS[..2]).await?;
     let mut verified_bytes = 0;
     let mut reads = Vec::new();
     for (kind, seed) in Kind::ALL.into_iter().zip(0..) {
@@ -311,7 +336,7 @@ pub(crate) async fn measure(series: Series, settings: Settings, directory: &Path
             measured = open().await?;
         }
         let mut random = fastrand::Rng::with_seed(seed);
-        let targets = targets(kind, &objects, memory_bytes, &mut random);
+        let targets = targets(kind, objects, memory_bytes, &mut random);
         if kind == Kind::Hot {
             // Brings them into memory.
             read_all(&measured, &tables, &targets).await?;
@@ -328,28 +353,38 @@ pub(crate) async fn measure(series: Series, settings: Settings, directory: &Path
     tokio::time::sleep(IDLE).await;
     let idle = cpu_seconds()? - before;
     measured.close().await?;
+    let resident_bytes_max = resident_bytes_max()?;
+    if !settings.reads {
+        let tier = tempfile::tempdir_in(directory)?;
+        killed::work_and_die(series, settings, directory, tier.path())?;
+        let measured = Measured::open(series, settings, &bucket, tier.path()).await?;
+        let (run, found) = run_queries(&measured, &RUNS[2..]).await?;
+        ensure!(found == answers, "other answers over the tier of a process that was killed");
+        runs.extend(run);
+        measured.close().await?;
+    }
     Ok(Turn {
         data_bytes,
         memory_bytes,
         runs,
         reads,
         verified_bytes,
-        resident_bytes_max: resident_bytes_max()?,
+        resident_bytes_max,
         idle_cpu_percent: idle / IDLE.as_secs_f64() * 100.0,
         answers,
     })
 }
 
-/// Runs the queries twice. Returns what each run cost, and the answers.
-async fn run_queries(measured: &Measured) -> Result<(Vec<Run>, Vec<String>)> {
+/// Runs the queries once for each phase. Returns what each run cost, and the answers.
+async fn run_queries(measured: &Measured, phases: &[&str]) -> Result<(Vec<Run>, Vec<String>)> {
     let (mut runs, mut answers) = (Vec::new(), Vec::new());
     if measured.settings.reads {
         return Ok((runs, answers));
     }
     let mut queries = Queries::new(measured.store())?;
-    for phase in ["first run", "second run"] {
+    for phase in phases {
         let (started, before) = (Instant::now(), measured.before()?);
-        answers = queries.run().await?;
+        answers = queries.run(|| {}).await?;
         let seconds = started.elapsed().as_secs_f64();
         runs.push(Run { seconds, cost: measured.cost(phase, &before)? });
     }
