@@ -32,6 +32,8 @@ const BLOCKS_MAX: u64 = 32;
 const INSERTING_BYTES_MAX: u64 = 4 << 20;
 /// Limits of the bytes that requests have in memory, by default a quarter of the cache's bound.
 const FLIGHT_BYTES: RangeInclusive<u64> = 4 << 20..=64 << 20;
+/// A version of an object is remembered for so much of the cache's bound: about 0.6 % of it.
+const KNOWN_PER_BYTES: u64 = 64 << 10;
 /// Threads that write parts to the disk; what is left to others is written by the cache.
 pub(crate) const WRITERS_MAX: u32 = 2;
 /// The part of the cache's memory that parts without a disk tier take by default.
@@ -252,7 +254,7 @@ impl CachedStoreBuilder {
             name: self.name.unwrap_or_else(|| self.store.to_string()),
             store: self.store,
             tier,
-            known: Known::new(),
+            known: Known::new((bound_bytes / KNOWN_PER_BYTES) as usize),
             counters,
             runtime: self.runtime,
             head_age: self.head_age,
@@ -268,6 +270,6 @@ impl CachedStoreBuilder {
             is_disk_late: AtomicBool::new(false),
             openings: Mutex::default(),
         };
-        Ok(CachedStore { shared: Arc::new(shared), lists: Arc::new(Lists::new(self.list_age)) })
+        Ok(CachedStore::new(shared, Lists::new(self.list_age)))
     }
 }

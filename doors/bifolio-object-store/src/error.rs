@@ -81,6 +81,24 @@ pub enum CacheError {
         /// Bytes of the object that the store says it sent.
         got: Range<u64>,
     },
+    /// A range ends before it starts, or starts at the end of the object or later.
+    #[error("{location}: no bytes {range:?} in an object of {size_bytes} bytes")]
+    InvalidRange {
+        /// The object.
+        location: String,
+        /// The range.
+        range: Range<u64>,
+        /// Length of the object.
+        size_bytes: u64,
+    },
+    /// There is no memory for the bytes of a range.
+    #[error("{location}: no memory for the {length_bytes} bytes of a range")]
+    NoMemory {
+        /// The object.
+        location: String,
+        /// Length of the range.
+        length_bytes: u64,
+    },
     /// The store sent nothing for the time that the builder allows.
     #[error("{location}: no {} received for {} ms", described(range), waited.as_millis())]
     Stalled {

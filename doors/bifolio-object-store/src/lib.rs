@@ -64,8 +64,8 @@
 //! # Tasks
 //! Reads are futures of tokio: a runtime with time enabled. Each may be dropped or leaked at any
 //! moment, and holds nothing then that others wait for; a request is aborted when no read waits for
-//! it, unless a read has its bytes already: then the rest is received for the cache. Nothing runs
-//! while there are no reads and no such requests.
+//! it, unless a read has its bytes already: then the rest is received for the cache, until the last
+//! handle of the store is dropped. Nothing runs while there are no reads and no such requests.
 
 mod builder;
 mod disk;

@@ -25,9 +25,10 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// Returns what was counted after `earlier`.
+            /// Returns what was counted after `earlier`, a snapshot of the same store; 0 for
+            /// counts that are lower than in it.
             pub fn since(&self, earlier: &Self) -> Self {
-                Self { $($field: self.$field - earlier.$field,)+ }
+                Self { $($field: self.$field.saturating_sub(earlier.$field),)+ }
             }
 
             /// Returns the counts with their names.
@@ -92,4 +93,20 @@ metrics! {
 pub(crate) fn add(counter: &AtomicU64, more: u64) {
     // Relaxed: only the value counts.
     counter.fetch_add(more, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_difference_to_a_later_snapshot_is_zero() {
+        let earlier = Metrics { misses: 3, ..Metrics::default() };
+        let later = Metrics { misses: 5, disk_hits: 1, ..earlier };
+        assert_eq!(
+            later.since(&earlier),
+            Metrics { misses: 2, disk_hits: 1, ..Default::default() }
+        );
+        assert_eq!(earlier.since(&later), Metrics::default());
+    }
 }

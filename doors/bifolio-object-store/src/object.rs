@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -18,8 +19,8 @@ use sha2::{Digest, Sha256};
 /// Identifies one version of one object of one store.
 pub(crate) type ObjectId = [u8; 16];
 
-/// Objects of which a version is remembered.
-const KNOWN_MAX: usize = 8192;
+/// Limits of the number of objects of which a version is remembered, 400 bytes each.
+const KNOWN_MAX: RangeInclusive<usize> = 8192..=1 << 20;
 /// Locations are hashed to so many counters of changes.
 const CHANGE_COUNTERS: usize = 64;
 
@@ -90,6 +91,7 @@ pub(crate) struct Began {
 /// The versions seen last.
 pub(crate) struct Known {
     hasher: RandomState,
+    objects_max: usize,
     state: Mutex<State>,
 }
 
@@ -101,9 +103,11 @@ struct State {
 }
 
 impl Known {
-    pub(crate) fn new() -> Self {
+    /// Returns an empty one for `objects_max` objects, within limits.
+    pub(crate) fn new(objects_max: usize) -> Self {
         let state = State { objects: HashMap::new(), changes: [0; CHANGE_COUNTERS] };
-        Self { hasher: RandomState::new(), state: Mutex::new(state) }
+        let objects_max = objects_max.clamp(*KNOWN_MAX.start(), *KNOWN_MAX.end());
+        Self { hasher: RandomState::new(), objects_max, state: Mutex::new(state) }
     }
 
     pub(crate) fn get(&self, location: &Path) -> Option<Arc<Object>> {
@@ -135,7 +139,7 @@ impl Known {
         }
         let object = Arc::new(object);
         if state.changes[counter] == began.changes[counter] {
-            if state.objects.len() >= KNOWN_MAX
+            if state.objects.len() >= self.objects_max
                 && !state.objects.contains_key(object.location())
                 && let Some(any) = state.objects.keys().next().cloned()
             {

@@ -178,8 +178,8 @@ impl Shared {
         extensions: &Extensions,
     ) -> Result<Vec<Bytes>, Failure> {
         let location = object.location();
-        let length = |range: &Range<u64>| (range.end - range.start) as usize;
-        let mut buffers: Vec<Vec<u8>> = ranges.iter().map(|range| vec![0; length(range)]).collect();
+        let buffers = ranges.iter().map(|range| zeros(location, range.end - range.start));
+        let mut buffers = buffers.collect::<Result<Vec<Vec<u8>>, Failure>>()?;
         for lost in 0..LOST_LIMIT {
             let runtime = self.runtime().map_err(|error| Failure::Store(Arc::new(error)))?;
             let plan = self.plan(object, ranges, lost < LOST_MAX, extensions, &runtime);
@@ -228,6 +228,13 @@ impl Shared {
         // Without the lock: may drop the last reference to a request.
         drop(table);
         drop(ended);
+    }
+
+    /// Ends the requests that no read waits for.
+    pub(crate) fn abandon(&self) {
+        let kept = self.tier.table().take_kept();
+        // Without the lock: these are their last references.
+        drop(kept);
     }
 
     /// Returns the number of parts of a version, if they can be numbered.
@@ -312,9 +319,10 @@ impl Shared {
         let pieces = runs.into_iter().flat_map(|run| divided(run, self.parallel_requests));
         // Without gaps at their ends.
         let trimmed = pieces.filter_map(|piece| {
-            let mut wanted = absent.iter().copied().filter(|number| piece.contains(number));
-            let first = wanted.next()?;
-            Some(first..wanted.next_back().unwrap_or(first) + 1)
+            let [start, end] =
+                [piece.start, piece.end].map(|end| absent.partition_point(|number| *number < end));
+            let wanted = &absent[start..end];
+            Some(*wanted.first()?..*wanted.last()? + 1)
         });
         trimmed.collect()
     }
@@ -498,6 +506,20 @@ impl Shared {
             });
         });
     }
+}
+
+/// Returns a buffer for a range. A store that names a wrong length does not end the process.
+fn zeros(location: &Path, length_bytes: u64) -> Result<Vec<u8>, Failure> {
+    // Shorter ones are there, or the whole process has no memory.
+    const TRIED_BYTES: u64 = 64 << 20;
+    let length = usize::try_from(length_bytes).unwrap_or(usize::MAX);
+    if length_bytes > TRIED_BYTES && Vec::<u8>::new().try_reserve_exact(length).is_err() {
+        let location = location.to_string();
+        let error = CacheError::NoMemory { location, length_bytes };
+        return Err(Failure::Store(Arc::new(error.into())));
+    }
+    // Zeroed by the kernel, if it is long.
+    Ok(vec![0; length])
 }
 
 /// Divides a run of parts into at most `most` runs of about the same length, each of two parts at

@@ -13,6 +13,7 @@
 //! ```
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::record::Layout;
@@ -44,24 +45,31 @@ impl SlotState {
     }
 }
 
-/// The states of all slots.
+/// Slots whose words are allocated together, when the first of them is used.
+const CHUNK_SLOTS: u32 = 1 << 14;
+
+/// The states of all slots. A word that was never changed takes no memory.
 #[derive(Debug)]
 pub(crate) struct SlotStates {
-    words: Box<[AtomicU64]>,
+    chunks: Box<[OnceLock<Box<[AtomicU64]>>]>,
+    slots: u32,
     part_bytes: u64,
     block_bytes: u64,
 }
 
 impl SlotStates {
     pub(crate) fn new(layout: &Layout) -> Self {
-        let words = (0..layout.slots).map(|_| AtomicU64::new(0)).collect();
-        Self { words, part_bytes: layout.part_bytes, block_bytes: layout.block_bytes }
+        let Layout { part_bytes, block_bytes, slots } = *layout;
+        let chunks = (0..slots.div_ceil(CHUNK_SLOTS)).map(|_| OnceLock::new()).collect();
+        Self { chunks, slots, part_bytes, block_bytes }
     }
 
     pub(crate) fn get(&self, slot: u32) -> SlotState {
         // Acquire: pairs with the AcqRel in `update`. A reader that copied bytes of a change has
         // acquired them from the page cache, and finds the count of the change here.
-        SlotState(self.words[slot as usize].load(Ordering::Acquire))
+        let chunk = self.chunks[(slot / CHUNK_SLOTS) as usize].get();
+        let word = chunk.map(|words| &words[(slot % CHUNK_SLOTS) as usize]);
+        SlotState(word.map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
     /// Notes that other bytes are about to be written to a slot.
@@ -75,7 +83,7 @@ impl SlotStates {
         while start < bytes.end {
             let slot = start / self.part_bytes;
             let (first, next) = (slot * self.part_bytes, (slot + 1) * self.part_bytes);
-            if slot >= self.words.len() as u64 {
+            if slot >= u64::from(self.slots) {
                 return;
             }
             let end = bytes.end.min(next) - first;
@@ -97,7 +105,10 @@ impl SlotStates {
         let change = |word| change(SlotState(word)).map(|state| state.0);
         // AcqRel/Acquire: pairs with the load in `get`; a reader of the bytes that are made readable
         // after a change sees its count.
-        let _ = self.words[slot as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        let words = self.chunks[(slot / CHUNK_SLOTS) as usize]
+            .get_or_init(|| (0..CHUNK_SLOTS.min(self.slots)).map(|_| AtomicU64::new(0)).collect());
+        let word = &words[(slot % CHUNK_SLOTS) as usize];
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
     }
 }
 

@@ -15,9 +15,9 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Extensions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
-    PutResult, RenameOptions, Result, UploadPart,
+    CopyOptions, Extensions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
+    Result, UploadPart,
 };
 
 use super::builder::{CachedStoreBuilder, WRITERS_MAX};
@@ -37,9 +37,25 @@ use super::task::in_task;
 pub struct CachedStore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) lists: Arc<Lists>,
+    _handles: Arc<Handles>,
+}
+
+/// What all handles share; dropped with the last of them, before the requests that go on.
+struct Handles(Arc<Shared>);
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
 }
 
 impl CachedStore {
+    pub(crate) fn new(shared: Shared, lists: Lists) -> Self {
+        let shared = Arc::new(shared);
+        let handles = Arc::new(Handles(Arc::clone(&shared)));
+        Self { shared, lists: Arc::new(lists), _handles: handles }
+    }
+
     /// Starts to build a cache of the objects of `store`, whose memory is that of `cache`.
     pub fn builder(store: Arc<dyn ObjectStore>, cache: &bifolio::Cache) -> CachedStoreBuilder {
         CachedStoreBuilder::new(store, cache)
@@ -131,7 +147,8 @@ impl CachedStore {
         };
         let first = |object: &Object| {
             let range = resolve_range(options.range.as_ref(), object)?;
-            let end = (range.start / window + 1) * window;
+            // A store may name any length.
+            let end = (range.start / window + 1).saturating_mul(window);
             let first = range.start..end.min(range.end);
             matches(object).then(|| Vec::from([first]))
         };
@@ -247,18 +264,29 @@ impl ObjectStore for CachedStore {
             return Ok(Vec::new());
         }
         let resolve = |object: &Object| {
-            let ranges = ranges.iter().cloned().map(GetRange::Bounded);
-            ranges.map(|range| resolve_range(Some(&range), object)).collect()
+            let size = object.meta.size;
+            let is_valid = ranges.iter().all(|range| is_within(range, size));
+            let wanted = ranges.iter().filter(|range| !range.is_empty());
+            is_valid.then(|| wanted.map(|range| range.start..range.end.min(size)).collect())
         };
         let extensions = Extensions::default();
-        match self.shared.read_current(location, &resolve, &extensions).await? {
-            Some((_, bytes)) => Ok(bytes),
-            None => {
-                add(&self.shared.counters.passed_on, 1);
-                add(&self.shared.counters.get_requests, ranges.len() as u64);
-                self.shared.store.get_ranges(location, ranges).await
-            }
+        if let Some((_, bytes)) = self.shared.read_current(location, &resolve, &extensions).await? {
+            let mut bytes = bytes.into_iter();
+            let result = |range: &Range<u64>| match range.is_empty() {
+                true => Bytes::new(),
+                false => bytes.next().unwrap_or_default(),
+            };
+            return Ok(ranges.iter().map(result).collect());
         }
+        // Not passed on: clients that read neighbouring ranges together panic at an invalid one.
+        let size_bytes = self.shared.object(location, &extensions).await?.meta.size;
+        if let Some(range) = ranges.iter().find(|range| !is_within(range, size_bytes)) {
+            let (location, range) = (location.to_string(), range.clone());
+            return Err(CacheError::InvalidRange { location, range, size_bytes }.into());
+        }
+        add(&self.shared.counters.passed_on, 1);
+        add(&self.shared.counters.get_requests, ranges.len() as u64);
+        self.shared.store.get_ranges(location, ranges).await
     }
 
     fn delete_stream(
@@ -330,6 +358,11 @@ impl ObjectStore for CachedStore {
         let _changes = (Change::new(&self.shared, from), Change::new(&self.shared, to));
         self.shared.store.rename_opts(from, to, options).await
     }
+}
+
+/// Returns `true` if a range starts within an object of `size` bytes, and does not end before.
+fn is_within(range: &Range<u64>, size: u64) -> bool {
+    range.start <= range.end && range.start < size
 }
 
 fn copied(list: &ListResult) -> ListResult {

@@ -185,6 +185,11 @@ impl Table {
         }
     }
 
+    /// Takes the references to requests that go on without readers.
+    pub(crate) fn take_kept(&mut self) -> Vec<Arc<Fetch>> {
+        self.flights.values_mut().filter_map(|flight| flight.kept.take()).collect()
+    }
+
     /// Returns the parts that come without readers, or are on their way into their slots.
     pub(crate) fn unfinished(&self) -> Vec<watch::Receiver<Received>> {
         let flights = self.flights.values();

@@ -17,7 +17,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -175,6 +175,8 @@ impl Tier {
             move |source| CacheError::Disk { path, source: Arc::new(source) }
         };
         fs::create_dir_all(directory).map_err(failed(""))?;
+        // A relative path is that of now, whatever the program's directory becomes.
+        let directory = &path::absolute(directory).map_err(failed(""))?;
         let open = |name| {
             answered();
             let mut options = fs::OpenOptions::new();

@@ -152,7 +152,11 @@ impl CachedStore {
         if object.if_match().is_none() {
             return;
         }
-        let Some(parts) = self.shared.parts_of(&object) else { return };
+        // One that the tier has no room for would only push out others.
+        let room = self.shared.tier.layout.slots;
+        let Some(parts) = self.shared.parts_of(&object).filter(|parts| *parts <= room) else {
+            return;
+        };
         let Ok(runtime) = self.shared.runtime() else { return };
         let chunks = Chunks { chunks: payload.into_iter().collect(), first: 0, offset: 0 };
         let inserting = Arc::clone(&self.shared).insert_parts(object, parts, chunks);

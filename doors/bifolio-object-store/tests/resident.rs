@@ -190,3 +190,27 @@ fn answers_of_256_requests_at_a_time_take_bounded_memory() {
     println!("{:?}, grown by {grown}", store.metrics());
     assert!(grown <= most, "resident memory grew by {grown}, {most} allowed");
 }
+
+#[test]
+fn a_tier_takes_memory_for_the_parts_that_it_has_and_not_for_its_size() {
+    let _alone = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::builder().memory(MEMORY).build().unwrap();
+    let store = Pattern { latency: Duration::ZERO, pause: Duration::ZERO };
+    let before = status_bytes("VmRSS:");
+    // Sixteen million parts.
+    let building = CachedStore::builder(Arc::new(store), &cache).part_bytes(4096);
+    let store = building.disk(directory.path(), 64 << 30).build().unwrap();
+    let grown = status_bytes("VmRSS:").saturating_sub(before);
+    assert!(grown <= 8 << 20, "resident memory grew by {grown}");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let got = runtime.block_on(store.get_range(&Path::from("a"), 5..9)).unwrap();
+    assert!((5..).zip(&got).all(|(at, byte)| *byte == byte_at(at)));
+    drop(store);
+    // As large as it can be: what the file system refuses is an error.
+    let store = Pattern { latency: Duration::ZERO, pause: Duration::ZERO };
+    let building = CachedStore::builder(Arc::new(store), &cache);
+    drop(building.disk(directory.path().join("other"), u64::MAX).build());
+    let grown = status_bytes("VmRSS:").saturating_sub(before);
+    assert!(grown <= 24 << 20, "resident memory grew by {grown}");
+}

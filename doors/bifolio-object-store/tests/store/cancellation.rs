@@ -161,6 +161,33 @@ async fn a_request_whose_only_reader_has_its_bytes_is_not_aborted() {
     assert_eq!(cached.get_range(&location, 0..100).await.unwrap(), bytes(1, 100));
 }
 
+#[tokio::test]
+async fn a_store_that_is_dropped_ends_its_requests_and_leaves_its_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, location) = (TestStore::new(), Path::from("a"));
+    put(&store, &location, &bytes(0, 2 * LONG_PART as usize)).await;
+    let gate = hold_bodies(&store, BLOCK + 1);
+    let open = || {
+        let building = builder(&store, &cache()).part_bytes(LONG_PART);
+        building.request_bytes_max(2 * LONG_PART).disk(directory.path(), 8 << 20).build()
+    };
+    let cached = open().unwrap();
+    let other = cached.clone();
+    assert_eq!(cached.get_range(&location, 0..BLOCK).await.unwrap(), bytes(0, BLOCK as usize));
+    drop(cached);
+    assert_eq!(Arc::strong_count(&store), 2);
+    // The request has it, too, but no read waits for that.
+    drop(other);
+    let ended = async {
+        while Arc::strong_count(&store) > 1 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the request goes on");
+    open().unwrap();
+    drop(gate);
+}
+
 /// Polls a read so often, and gives everything else time between the polls.
 async fn after_polls<T>(future: impl Future<Output = T>, polls: usize) -> (impl Sized, bool) {
     let mut future = Box::pin(future);

@@ -20,12 +20,15 @@ use tempfile::TempDir;
 /// Reads and writes that wait until the disk answers again; `None` while it answers.
 type Held = Arc<Mutex<Option<Vec<Box<dyn FnOnce() + Send>>>>>;
 
-/// A mounted directory, which is unmounted on drop.
+/// A mounted directory, which is unmounted on drop. What a test has leaked keeps files of it open:
+/// they fail from then on. The process could not end otherwise, because closing a file waits for its
+/// server, which is in the process.
 pub struct HangingDisk {
     held: Held,
     /// Set if only the file `parts` hangs.
     only_parts: Arc<AtomicBool>,
-    /// Ends once the last file is closed.
+    /// Where the kernel is told to end it.
+    abort: PathBuf,
     _session: BackgroundSession,
     target: TempDir,
     _source: TempDir,
@@ -45,7 +48,11 @@ impl HangingDisk {
         };
         match fuser::spawn_mount(server, target.path(), &fuser::Config::default()) {
             Ok(session) => {
-                Some(Self { held, only_parts, _session: session, target, _source: source })
+                // The kernel names connections by the minor number of their device.
+                let device = fs::metadata(target.path()).unwrap().dev();
+                let number = rustix::fs::minor(device);
+                let abort = format!("/sys/fs/fuse/connections/{number}/abort").into();
+                Some(Self { held, only_parts, abort, _session: session, target, _source: source })
             }
             Err(error) => {
                 skip("fuse", format!("cannot mount: {error}"));
@@ -76,6 +83,13 @@ impl HangingDisk {
     /// Returns the number of reads and writes that wait.
     pub fn waiting(&self) -> usize {
         self.held.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+}
+
+impl Drop for HangingDisk {
+    fn drop(&mut self) {
+        // Fails where fusectl is not mounted: then leaks of tests may keep the process.
+        let _ = fs::write(&self.abort, "1");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::door::{CachedStore, CachedStoreBuilder};
@@ -45,6 +45,8 @@ pub enum Fate {
     Longer(usize),
     /// Says that it sent the range shifted by one byte.
     OtherRange,
+    /// Says that the object has this length.
+    Sized(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -63,6 +65,8 @@ pub struct TestStore {
     /// Requests whose future was dropped before they were answered.
     pub aborted: Arc<AtomicU64>,
     pub has_tags: bool,
+    /// Turns that others may have before and after each read and each write, at random up to this.
+    pub turns: AtomicUsize,
     decide: Mutex<Decide>,
 }
 
@@ -83,6 +87,7 @@ impl TestStore {
             lists: AtomicU64::new(0),
             aborted: Arc::default(),
             has_tags: true,
+            turns: AtomicUsize::new(0),
             decide: Mutex::new(Box::new(|_| Fate::Answer)),
         }
     }
@@ -120,6 +125,12 @@ impl TestStore {
         let mut ranges: Vec<_> = ranges.collect();
         ranges.sort_by_key(|range| range.start);
         ranges
+    }
+
+    async fn take_turns(&self) {
+        for _ in 0..fastrand::usize(..=self.turns.load(Ordering::Relaxed)) {
+            tokio::task::yield_now().await;
+        }
     }
 
     pub async fn wait_for_gets(&self, count: usize) {
@@ -199,9 +210,14 @@ impl ObjectStore for TestStore {
         if !self.has_tags {
             options.if_match = None;
         }
+        self.take_turns().await;
         let mut result = self.objects.get_opts(location, options).await?;
+        self.take_turns().await;
         if !self.has_tags {
             result.meta.e_tag = None;
+        }
+        if let Fate::Sized(size) = fate {
+            result.meta.size = size;
         }
         if request.head {
             return Ok(result);
@@ -239,7 +255,9 @@ impl ObjectStore for TestStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
+        self.take_turns().await;
         let mut result = self.objects.put_opts(location, payload, options).await?;
+        self.take_turns().await;
         result.e_tag = result.e_tag.filter(|_| self.has_tags);
         Ok(result)
     }

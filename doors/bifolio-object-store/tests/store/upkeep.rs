@@ -130,6 +130,21 @@ async fn written_objects_are_cached_if_asked_for() {
 }
 
 #[tokio::test]
+async fn a_written_object_that_the_tier_has_no_room_for_pushes_out_no_other() {
+    let store = TestStore::new();
+    let building = builder(&store, &cache()).memory(8 * PART).insert_on_put(true);
+    let cached = building.head_age(Duration::from_secs(60)).build().unwrap();
+    let (small, large) = (Path::from("small"), Path::from("large"));
+    cached.put(&small, bytes(0, 4 * PART as usize).into()).await.unwrap();
+    wait_for_parts(&cached, 4).await;
+    cached.put(&large, bytes(1, 9 * PART as usize).into()).await.unwrap();
+    wait_for_parts(&cached, 4).await;
+    assert_eq!(read(&cached, &small).await, bytes(0, 4 * PART as usize));
+    assert_eq!(store.gets(), 0);
+    assert_eq!(read(&cached, &large).await, bytes(1, 9 * PART as usize));
+}
+
+#[tokio::test]
 async fn written_objects_without_etags_are_not_cached() {
     let (store, location) = (TestStore::without_tags(), Path::from("a"));
     let cached = builder(&store, &cache()).insert_on_put(true).build().unwrap();

@@ -146,3 +146,22 @@ async fn stores_with_different_names_share_no_objects() {
         cached.flush().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn more_versions_are_remembered_with_more_memory() {
+    const OBJECTS: u64 = 10_000;
+    let store = TestStore::new();
+    let location = |number| Path::from(format!("{number}"));
+    for number in 0..OBJECTS {
+        put(&store, &location(number), &[number as u8]).await;
+    }
+    let pages = bifolio::Cache::builder().memory(1 << 30).build().unwrap();
+    let building = builder(&store, &pages).memory(64 * PART);
+    let cached = building.head_age(Duration::from_secs(3600)).build().unwrap();
+    let listed: Vec<_> = cached.list(None).try_collect().await.unwrap();
+    assert_eq!(listed.len() as u64, OBJECTS);
+    for number in 0..OBJECTS {
+        assert_eq!(cached.get_range(&location(number), 0..1).await.unwrap(), [number as u8][..]);
+    }
+    assert_eq!((store.heads(), store.gets() as u64), (0, OBJECTS));
+}

@@ -19,8 +19,16 @@ mod faults;
 mod hanging_disk;
 #[path = "../store/hangs.rs"]
 mod hangs;
+#[path = "../store/histories.rs"]
+mod histories;
 #[path = "../store/hits.rs"]
 mod hits;
+#[path = "../store/killed.rs"]
+mod killed;
+#[path = "../store/model.rs"]
+mod model;
+#[path = "../store/ranges.rs"]
+mod ranges;
 #[path = "../store/reads.rs"]
 mod reads;
 #[path = "../store/support.rs"]
