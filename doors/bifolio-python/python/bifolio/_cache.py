@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 #: All caches of this process, by the name that they have in every process.
 _caches: weakref.WeakValueDictionary[str, Cache] = weakref.WeakValueDictionary()
 
+#: The caches that objects from other processes were restored with last. A task of a pool drops its
+#: arguments when it ends: without this the cache would end with each task, and its pages with it.
+_restored: dict[str, Cache] = {}
+#: How many of them: a program that makes a cache for each call does not keep them all.
+_RESTORED_MAX = 4
+
 #: Least bound of a worker by default, bytes.
 _WORKER_MEMORY_MIN = 16 << 20
 #: Bounds that a cache can have, bytes.
@@ -391,6 +397,11 @@ def restore_cache(
             cache = Cache.__new__(Cache)
             cache._start(worker_memory, worker_memory, flush_seconds, name, is_worker=True)
             cache._result_bytes_max = result_bytes_max
+        # The one that was used last is last.
+        _restored.pop(name, None)
+        _restored[name] = cache
+        while len(_restored) > _RESTORED_MAX:
+            del _restored[next(iter(_restored))]
         return cache
 
 
