@@ -54,6 +54,7 @@ const DOORS: &[Door] = &[
         // DataFusion and Ballista take half an hour to build.
         whole: &[
             "test --manifest-path doors/Cargo.toml -p bifolio-object-store --all-features",
+            "test --manifest-path doors/Cargo.toml -p bifolio-slatedb",
             "test --manifest-path doors/Cargo.toml --profile engines -p bifolio-datafusion",
             "test --manifest-path doors/Cargo.toml -p engine-bench --test envelope -- --ignored",
         ],

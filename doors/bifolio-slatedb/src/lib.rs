@@ -1,0 +1,1 @@
+//! SlateDB over the cache of objects: only tests.
