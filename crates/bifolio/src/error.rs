@@ -276,6 +276,8 @@ impl Error {
         causes.filter_map(|error| error.downcast_ref())
     }
 
+    /// Returns the number of the C interface for an error that has none of the system: that of the
+    /// nearest errno, by kind; EIO for what the storage did.
     fn own_number(&self) -> i32 {
         if let Some(errno) = self.0.errno {
             return errno;
@@ -314,6 +316,7 @@ impl Error {
         self.raw_os_error().map_or_else(|| self.own_io_kind(), of_number)
     }
 
+    /// Returns the kind for `std::io` of an error without a number of the system.
     fn own_io_kind(&self) -> io::ErrorKind {
         match self.kind() {
             ErrorKind::PastEnd => io::ErrorKind::UnexpectedEof,
@@ -378,6 +381,8 @@ impl Error {
         Self::refused(ErrorKind::Thread, "a thread", source)
     }
 
+    /// Creates the error for something that the system refused, with the limit that is likely too
+    /// low.
     #[cold]
     fn refused(kind: ErrorKind, what: &str, source: io::Error) -> Self {
         let remedy = match source.raw_os_error() {

@@ -440,6 +440,8 @@ impl Counters {
         }
     }
 
+    /// Finds or assigns the block of the calling thread for this cache, and counts there; in the
+    /// common block if the thread is ending.
     #[cold]
     #[inline(never)]
     fn add_cold(&self, counter: Counter, count: u64) {

@@ -109,6 +109,8 @@ impl Drop for PressureWatch {
 }
 
 impl PressureLoop {
+    /// Looks at the pressure once a period, and follows it, until the last `Cache` is dropped or
+    /// the count cannot be read any more.
     fn run(&self) {
         let mut seen = self.source.waited_us();
         let mut since = Instant::now();

@@ -456,6 +456,7 @@ impl DirtyState {
         self.folios += 1;
     }
 
+    /// Takes a folio out of the list. A walk that has stopped at it goes on with the next one.
     fn unlink(&mut self, folios: &Folios, id: FolioId) {
         let folio = folios.get(id);
         let previous = folio.dirty_previous.load(Ordering::Relaxed);

@@ -154,6 +154,8 @@ impl Gate {
         made.inspect_err(|error| self.note_failure(Arc::clone(error)))
     }
 
+    /// Makes the log durable up to `lsn`, unless it is known to be. Blocks for the gate, without a
+    /// lock.
     pub(crate) fn try_make_durable(
         &self,
         inode: u64,
@@ -257,6 +259,8 @@ impl Refusal {
         refusal.map_or(Ok(()), |refusal| Err(refusal.to_error()))
     }
 
+    /// Returns the error of a call that the gate has refused: how many bytes are held back, and
+    /// why.
     pub(crate) fn to_error(&self) -> Error {
         let (lsn, held_bytes) = (self.held.lsn, self.held_bytes);
         let reason = match (lsn, &self.cause) {

@@ -178,6 +178,8 @@ impl File {
         self.clear(range, FallocateMode::ZeroRange)
     }
 
+    /// Clears whole folios of the range on the storage, or in memory for a memory file, and writes
+    /// zeros to the parts of folios at its ends.
     fn clear(&self, range: Range<u64>, mode: FallocateMode) -> Result<()> {
         self.check_changeable()?;
         self.handle.check_range(&range)?;
@@ -218,6 +220,7 @@ impl File {
         self.write_all_at(&zeros, bytes.start)
     }
 
+    /// Clears a range of a memory file. What can fail comes first: then nothing has changed.
     fn clear_in_memory(&self, pieces: &RangeParts) -> Result<()> {
         let RangeParts { before, whole, after } = pieces;
         let inode = &self.handle.inode;

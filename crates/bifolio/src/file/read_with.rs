@@ -264,6 +264,8 @@ impl File {
         }
     }
 
+    /// Calls `read` with a pin, as often as a writer changes the pages meanwhile; after some
+    /// attempts with a copy, which is taken under the folio lock and charged to the bound.
     #[cold]
     #[inline(never)]
     fn look_held<T>(

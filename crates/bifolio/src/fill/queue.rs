@@ -170,6 +170,8 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Starts a run, and waits for others first if enough are in flight. Small batches are
+    /// submitted in one call.
     pub(crate) fn start(
         &mut self,
         run: ReadIo,

@@ -193,6 +193,8 @@ impl Inode {
         Self::with_store(services, mapped, store, shape, values, None)
     }
 
+    /// Creates an inode of any kind. A file without a device counts its dirty pages with those that
+    /// are not in the swap.
     fn with_store(
         services: &Services,
         mapped: Option<Arc<dyn MappedPages>>,

@@ -199,6 +199,8 @@ impl DiskFile {
         answer
     }
 
+    /// Syncs the file, once. After a failure all later syncs fail (IO-4), because the kernel may
+    /// have dropped the pages; an interrupted sync may be repeated.
     pub(super) fn sync_once(&self, sync: fn(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
         let mut failed = self.sync_failed.lock();
         if let Some(errno) = *failed {

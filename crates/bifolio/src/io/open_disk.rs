@@ -80,6 +80,7 @@ impl DiskOptions {
         self.create || self.create_new
     }
 
+    /// Returns the reason why the options cannot all hold.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
         match *self {
             DiskOptions { read: false, write: false, .. } => {

@@ -98,6 +98,7 @@ pub(super) fn write_full(
     Ok(done)
 }
 
+/// Makes one attempt to read into the buffers, without their first `skipped` bytes.
 fn read_once(
     backing: &dyn DirectBacking,
     targets: &mut [IoBufMut<'_>],
@@ -119,6 +120,7 @@ fn read_once(
     }
 }
 
+/// Makes one attempt to write the buffers, without their first `skipped` bytes.
 fn write_once(
     backing: &dyn DirectBacking,
     sources: &[IoBuf<'_>],

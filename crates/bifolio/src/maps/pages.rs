@@ -229,6 +229,8 @@ impl<'a> MappedRemoval<'a> for RegionRemoval<'a> {
 }
 
 impl<'a> RegionRemoval<'a> {
+    /// Freezes a folio that is to be removed. If another thread holds a reference, ends the
+    /// unmapping in progress and drains the LRU batches, once, because those may hold it.
     fn freeze(
         &mut self,
         folio: FolioRef<'a>,

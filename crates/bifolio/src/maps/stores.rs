@@ -131,6 +131,8 @@ pub(super) fn discarded(inode: &Inode, index: u64) -> Error {
     write_error(inode.name(), range, std::io::Error::other(source))
 }
 
+/// Returns where a write-out of `pages` takes the bytes from: copies, if the program may store to
+/// the pages meanwhile.
 pub(super) fn write_source(region: &Region, inode: &Inode, pages: Range<u64>) -> WriteSource {
     let first = pages.start;
     if !region.discarded_among(pages).is_empty() {
@@ -141,6 +143,8 @@ pub(super) fn write_source(region: &Region, inode: &Inode, pages: Range<u64>) ->
     if region.is_tracked() { WriteSource::Copies } else { WriteSource::Pages }
 }
 
+/// Protects `pages`, so that later stores are found, and copies them, as many as there is memory
+/// for. Returns `None` if there is none.
 pub(super) fn copy_for_write(
     region: &Region,
     inode: &Inode,

@@ -176,6 +176,8 @@ impl<'t> Unmapping<'t> {
         locked.into()
     }
 
+    /// UNMAP-B1: locks an isolated folio, and checks again that it can be evicted. Returns the
+    /// reason if it stays.
     fn recheck(
         &self,
         folio: &FolioRef<'t>,

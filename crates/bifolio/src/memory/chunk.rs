@@ -403,6 +403,8 @@ impl ArenaState {
         }
     }
 
+    /// Takes a vacant chunk, and charges it with its descriptors. Returns `None` if the bound
+    /// leaves no room for one.
     pub(super) fn begin_growth(&mut self) -> Option<usize> {
         if self.budget.left_bytes() < self.chunk_size.bytes() {
             return None;

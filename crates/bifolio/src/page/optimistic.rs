@@ -135,6 +135,8 @@ impl<'a> FrameRun<'a> {
         Self::load(table, pages, |last, entry| entry.frame() == last.frame() + 1)
     }
 
+    /// Loads the Entries of `pages`, in order, up to the first that is not READY, or may not follow
+    /// the one before.
     #[inline(always)]
     fn load(
         table: &'a Table,

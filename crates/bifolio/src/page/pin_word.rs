@@ -140,6 +140,8 @@ impl PinWord {
         if after.is_got() { TryGet::Got } else { self.try_get_cold(after, references) }
     }
 
+    /// PIN-A3: gives up. Puts references beyond the limit, or wipes the adds that failed on a
+    /// frozen word.
     #[cold]
     fn try_get_cold(&self, after: PinState, references: u64) -> TryGet {
         if !after.is_frozen() {

@@ -58,6 +58,7 @@ impl ScanCounts {
             + self.swapping_pages
     }
 
+    /// Counts a victim of `pages` pages by its outcome.
     pub(crate) fn note(&mut self, outcome: EvictOutcome, pages: u64) {
         match outcome {
             EvictOutcome::Evicted => self.reclaimed_pages += pages,

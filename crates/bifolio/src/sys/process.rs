@@ -202,6 +202,7 @@ fn storage_segment_bytes() -> usize {
     sum.next_multiple_of(PAGE_BYTES)
 }
 
+/// Creates a thread with a stack of `stack_bytes` bytes, which runs `run`.
 fn create(run: Box<dyn FnOnce() + Send>, stack_bytes: usize) -> io::Result<libc::pthread_t> {
     let mut attributes = MaybeUninit::uninit();
     // SAFETY: memory for the attributes.

@@ -41,6 +41,8 @@ pub(crate) struct RingCall {
 }
 
 impl Ring {
+    /// Opens a ring of up to `entries` calls, above the standard streams. Fails with `Unsupported`
+    /// if the kernel may drop completions.
     pub(crate) fn open(entries: u32) -> io::Result<Self> {
         let build = |builder: &mut io_uring::Builder| {
             with_standard_occupied(|| builder.dontfork().setup_clamp().build(entries))

@@ -66,6 +66,8 @@ impl Flusher {
         }
     }
 
+    /// Starts another thread of the flusher, unless there are enough. The caller has locked the
+    /// roster.
     fn start_thread(
         self: &Arc<Self>,
         roster: &mut dirt::Roster<Inode>,

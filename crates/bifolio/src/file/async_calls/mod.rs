@@ -317,6 +317,8 @@ struct Many {
 }
 
 impl Many {
+    /// Submits all reads at the first poll, then collects the results in order. Only the first read
+    /// that is not complete has the waker.
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Vec<Result<Vec<u8>>>>> {
         if self.is_over {
             return Poll::Ready(Err(polled_again()));

@@ -156,6 +156,7 @@ impl Pending {
         }
     }
 
+    /// Checks a read, and copies what is resident of it.
     fn begin_read(&mut self) -> Result<Need> {
         let (handle, position) = (&self.file.handle, self.position);
         handle.check_readable()?;
@@ -171,6 +172,7 @@ impl Pending {
         Ok(need)
     }
 
+    /// Checks a write, and makes it as far as nothing is in the way.
     fn begin_write(&mut self) -> Result<Need> {
         let handle = &self.file.handle;
         self.file.check_changeable()?;

@@ -64,6 +64,8 @@ impl Registry {
         self.open_identified(identity, Vec::new(), open, options)
     }
 
+    /// Opens a handle of the file that the caller's descriptor is of. A descriptor that is refused
+    /// stays open with the file, if that is open here (REGISTRY-2).
     pub(crate) fn open_fd(
         self: &Arc<Self>,
         descriptor: OwnedFd,
@@ -187,6 +189,7 @@ impl Registry {
         }
     }
 
+    /// Creates a memory file, and its first handle.
     pub(crate) fn open_in_memory(
         self: &Arc<Self>,
         name: &str,

@@ -237,6 +237,8 @@ impl Sequential {
         Some(Plan { pages: start..end, mark: self.mark })
     }
 
+    /// Doubles the window, or more while it is small, up to the ceiling: the pages were used before
+    /// they were evicted. Does not exceed what the reader has read.
     fn grow(&mut self, max_pages: u64) {
         self.clean_windows += 1;
         if self.clean_windows == CLEAN_WINDOWS {

@@ -302,6 +302,7 @@ impl<T> Queue<'_, T> {
         self.done.push_back((owner, answer));
     }
 
+    /// Starts a transfer in the ring, or by a helper if no ring can make it.
     fn start_one(&mut self, transfer: Transfer, owner: T) {
         let request = transfer.request();
         let Some(call) = self.ring_call(&transfer, &request) else {
@@ -407,6 +408,7 @@ impl<T> Queue<'_, T> {
         }
     }
 
+    /// Takes a transfer out of its slot, if the kernel has it, or was about to get it.
     fn take_from_kernel(&mut self, token: usize) -> Option<InKernel<T>> {
         let slot = self.slots.get_mut(token)?;
         match std::mem::replace(slot, TransferSlot::Vacant) {
@@ -509,6 +511,8 @@ impl<T> Queue<'_, T> {
         }
     }
 
+    /// Submits the calls in the ring, and waits for `wanted` completions. If the kernel refuses and
+    /// has none of the calls, the ring is given up and helpers make the transfers.
     fn enter(&mut self, wanted: usize) {
         let Some(lease) = &mut self.lease else { return };
         let Err(error) = lease.enter(wanted) else { return };

@@ -170,6 +170,7 @@ impl Drop for Workers {
 }
 
 impl Shared {
+    /// Runs jobs until the engine ends. A job that panics ends alone.
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
@@ -232,6 +233,7 @@ impl FallbackQueue {
         missing
     }
 
+    /// Makes one transfer of the queue, if one is left: the work of a ticket.
     pub(super) fn help(&self) {
         let taken = {
             let mut state = self.state.lock();

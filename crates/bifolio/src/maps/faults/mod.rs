@@ -124,6 +124,8 @@ impl FaultServer {
         offset >> PAGE_SHIFT..((offset + length_bytes as u64 - 1) >> PAGE_SHIFT) + 1
     }
 
+    /// Fills `pages` for the threads that have faulted there. A page that cannot be filled is
+    /// refused, and those after it are tried. `read_at` is the time when the messages were read.
     fn serve(&self, pages: Range<u64>, is_write: bool, read_at: u64) {
         self.handle.inode.memory.counters.add(Counter::Fault, 1);
         let mut left = pages;

@@ -247,6 +247,8 @@ impl Pagemap {
         self.scan(range, PROTECT_MATCHING | CHECK_ASYNC, IS_WRITTEN, |_| {})
     }
 
+    /// Asks the kernel for the pages of a range that are in all the states of `all_of`, and calls
+    /// `visit` for each run of them. Repeats the call until the whole range was walked.
     fn scan(
         &self,
         range: &PageRange,

@@ -98,6 +98,8 @@ impl Userfault {
         })
     }
 
+    /// Opens a descriptor with the features wished for. Fails if the kernel lacks one, or a filter
+    /// forbids to read messages.
     pub(crate) fn with(wishes: Wishes) -> io::Result<Self> {
         let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         if !wishes.kernel_faults {

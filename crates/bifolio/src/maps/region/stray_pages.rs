@@ -322,6 +322,8 @@ impl StrayPages {
         self.growths.fetch_add(1, Ordering::Release);
     }
 
+    /// Unmaps the stray pages among `pages` that `is_unwanted` accepts, and forgets them. Stops at
+    /// the first that the kernel does not unmap.
     fn clear_unwanted(
         &self,
         addresses: &Addresses,
