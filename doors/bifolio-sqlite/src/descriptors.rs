@@ -13,6 +13,7 @@
 
 use crate::file_lock::FileLock;
 use crate::fork::{self, Mutex, PerProcess};
+use crate::left;
 use crate::name::FileName;
 use crate::sqlite::{self, Vfs};
 use crate::storage::Storage;
@@ -100,7 +101,12 @@ pub(crate) struct Descriptors {
     pub(crate) system: SystemFile,
     /// Set unless it could not be opened.
     storage: Option<Arc<Storage>>,
+    /// Only stays open as long as the others.
+    _reader: Option<Reader>,
 }
+
+/// A descriptor of the file that cannot write, by which the cache finds the pages that it has kept.
+pub(crate) type Reader = Arc<DiskFile>;
 
 /// Reason why a file was not opened.
 pub(crate) enum NotOpened {
@@ -115,11 +121,43 @@ impl Descriptors {
     /// Opens a file, or takes what is parked of it.
     ///
     /// It is opened for writing even if the connection only reads: a later one may write, and the
-    /// lock that protects a log needs it.
+    /// lock that protects a log needs it. Takes `reader`, which [`Self::open_reader`] has opened.
     ///
     /// # Safety
     /// `vfs` is registered.
     pub(crate) unsafe fn open(
+        vfs: *mut Vfs,
+        name: FileName,
+        flags: c_int,
+        direct: DirectIo,
+        reader: Option<Reader>,
+    ) -> Result<Self, NotOpened> {
+        // SAFETY: the contract.
+        match unsafe { Self::open_without(vfs, name, flags, direct) } {
+            // Of what was parked, there is no other reader.
+            Ok(mut found) => {
+                found._reader = found._reader.take().or(reader);
+                Ok(found)
+            }
+            Err(problem) => {
+                left::close(reader.map(|reader| Box::new(reader) as _));
+                Err(problem)
+            }
+        }
+    }
+
+    /// Opens a descriptor that cannot write, of a file that has no other one in this process.
+    pub(crate) fn open_reader(path: &Path, direct: DirectIo) -> Option<Reader> {
+        let key = Key::of(path)?;
+        if PARKED.get().lock().get(&(key, direct)).is_some_and(|parked| !parked.is_empty()) {
+            return None;
+        }
+        left::open(path, &OpenOptions::new().direct(direct)).ok().map(Arc::new)
+    }
+
+    /// # Safety
+    /// As for [`Self::open`].
+    unsafe fn open_without(
         vfs: *mut Vfs,
         name: FileName,
         flags: c_int,
@@ -137,7 +175,7 @@ impl Descriptors {
                 let key = Key::of(&path).filter(|_| !system.has_moved());
                 let key = key.ok_or(NotOpened::Moved)?;
                 let is_writable = flags_found & sqlite::OPEN_READONLY == 0;
-                Self { key, direct, is_writable, system, storage: None }
+                Self { key, direct, is_writable, system, storage: None, _reader: None }
             }
         };
         match found.open_storage(&path) {
@@ -153,7 +191,7 @@ impl Descriptors {
     fn open_storage(&mut self, path: &Path) -> Result<bool, Error> {
         if self.storage.is_none() {
             let options = OpenOptions::new().write(self.is_writable).direct(self.direct);
-            let opened = fork::open_alone(|| DiskFile::open(path, &options).map(Storage::new))?;
+            let opened = fork::open_alone(|| left::open(path, &options).map(Storage::new))?;
             self.storage = Some(Arc::new(opened));
         }
         let found = Key::of_file(self.storage().as_fd());
@@ -176,6 +214,7 @@ impl Descriptors {
             parked.into_iter().filter_map(|parked| parked.try_close(sqlite::LOCK_NONE)).collect();
         rest.extend(self.try_close(level));
         rest.into_iter().for_each(Self::park);
+        left::close(None);
     }
 
     /// Closes the descriptors if no other user of the file has a lock; otherwise returns them, with
@@ -191,6 +230,7 @@ impl Descriptors {
         let storage = if is_alone { Arc::try_unwrap(storage) } else { Err(storage) };
         match storage {
             Ok(storage) => {
+                // With the reader.
                 drop(self);
                 fork::close_alone(storage);
                 None

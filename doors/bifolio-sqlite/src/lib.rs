@@ -115,11 +115,13 @@
 //! The tables of functions that this crate gives to SQLite are called with the pointers that SQLite
 //! documents. A file is used by one thread at a time, which SQLite ensures.
 
+mod access;
 mod connection;
 mod descriptors;
 mod file_lock;
 mod fork;
 mod index;
+mod left;
 mod locks;
 mod methods;
 mod name;

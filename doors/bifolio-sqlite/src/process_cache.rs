@@ -3,8 +3,8 @@
 //! Built when the first database is opened, with the bound of `BIFOLIO_MEMORY`, or 64 MiB, or a
 //! quarter of what the process may have if that is less. While memory is short it shrinks, to a
 //! quarter of the bound or `BIFOLIO_MEMORY_MIN`. It lives as long as the process, so that opening
-//! and closing a database starts no threads. A child after a fork has another one: the threads of
-//! its parent's are not in it.
+//! and closing a database starts no threads, and that the pages of a closed one may stay. A child
+//! after a fork has another one: the threads of its parent's are not in it.
 
 use crate::fork::{Mutex, PerProcess};
 use crate::settings;
@@ -14,6 +14,11 @@ use bifolio::Cache;
 const MEMORY_VARIABLE: &str = "BIFOLIO_MEMORY";
 /// The variable of the environment with the bound while memory is short.
 const FLOOR_VARIABLE: &str = "BIFOLIO_MEMORY_MIN";
+/// The variable of the environment with the number of closed databases whose pages may stay.
+const KEPT_VARIABLE: &str = "BIFOLIO_KEPT_FILES";
+/// Default of [`KEPT_VARIABLE`]. Each takes 2 KiB beside its pages and a watch, of which a user has
+/// some ten thousands.
+const KEPT_FILES: usize = 1000;
 
 static CACHE: PerProcess<Mutex<Option<Cache>>> = PerProcess::new();
 
@@ -38,7 +43,14 @@ pub(crate) fn get() -> Result<Cache, String> {
         Some(value) => settings::size(FLOOR_VARIABLE, &value)?,
         None => settings::default_floor(memory_bytes),
     };
-    let built = Cache::builder().memory(memory_bytes).memory_under_pressure(floor_bytes).build();
+    let kept_files = match variable(KEPT_VARIABLE) {
+        Some(value) => value
+            .parse()
+            .map_err(|_| format!("{KEPT_VARIABLE}={value}: is a number of databases"))?,
+        None => KEPT_FILES,
+    };
+    let builder = Cache::builder().memory(memory_bytes).memory_under_pressure(floor_bytes);
+    let built = builder.kept_files(kept_files).build();
     let cache = built.map_err(|error| format!("the cache of this process: {error}"))?;
     *found = Some(cache.clone());
     Ok(cache)

@@ -128,6 +128,11 @@ impl Settings {
         }
     }
 
+    /// Returns `true` if the database has a cache of its own, which keeps nothing after its close.
+    pub(crate) fn has_own_cache(&self) -> bool {
+        self.memory_bytes.is_some()
+    }
+
     /// Returns the builder of a cache of its own, if the database has one.
     fn own_cache(&self) -> Option<CacheBuilder> {
         let builder = Cache::builder().memory(self.memory_bytes?);

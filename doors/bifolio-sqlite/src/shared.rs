@@ -16,8 +16,10 @@
 //! Found by device and inode ([`REGISTRY`]). A child after a fork finds none of its parent's.
 //!
 //! Pages that stay in the cache without a lock are used again if the file has the same [`Stamp`]
-//! then. No connection has a handle of the file meanwhile, so that closing the one of this module
-//! drops them.
+//! then, or if the cache has seen no change since the first of them was read (`State::kept`), also
+//! those of a database that was closed. No connection has a handle of the file meanwhile, so that
+//! closing those of this module drops them. In a transaction, the lock excludes what the cache may
+//! miss: a write that is in progress.
 //!
 //! A writer that finds readers of other processes keeps new ones out and waits for the others, as
 //! with SQLite's own VFS, but for a bounded time ([`PATIENCE`]): its caller may not come again.
@@ -31,7 +33,8 @@
 //! locks. They are freed after the last connection has let go.
 #![allow(unsafe_code)]
 
-use crate::descriptors::{Descriptors, Key, NotOpened, Stamp};
+use crate::access::Target;
+use crate::descriptors::{Descriptors, Key, NotOpened, Reader, Stamp};
 use crate::file_lock::Denied;
 use crate::fork::{Mutex, PerProcess};
 use crate::index::Index;
@@ -66,30 +69,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Interval at which it tries.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// Bytes of a database: in the cache, or in the system's file before the first lock.
-pub(crate) enum Target<'a> {
-    Cache(&'a bifolio::File),
-    System(&'a mut SystemFile),
-}
-
-/// Reason why an access failed.
-pub(crate) enum Problem {
-    Code(c_int),
-    Cache(Error),
-}
-
-impl From<c_int> for Problem {
-    fn from(code: c_int) -> Self {
-        Self::Code(code)
-    }
-}
-
-impl From<Error> for Problem {
-    fn from(error: Error) -> Self {
-        Self::Cache(error)
-    }
-}
-
 /// A database file, and what its connections share.
 pub(crate) struct Shared {
     /// That of the process, or its own.
@@ -123,6 +102,9 @@ struct State {
     level: c_int,
     /// Connections that wait for readers of other processes.
     waiting: usize,
+    /// A handle that cannot write, if the file has one: while it is there and the file is
+    /// unchanged ([`bifolio::File::is_unchanged`]), all pages are what the file has.
+    kept: Option<bifolio::File>,
     /// Open while `level` is not `NONE`, and while `stamp` is set.
     cached: Option<bifolio::File>,
     /// Stamp of the file when the last lock was released, if its pages are still in the cache.
@@ -135,8 +117,8 @@ struct State {
 pub(crate) type Joined = (Arc<Shared>, c_int);
 
 /// Returns `true` if a database is open in this process, and kept from others.
-pub(crate) fn is_open(path: &Path) -> bool {
-    Key::of(path).is_some_and(|key| REGISTRY.get().lock().contains_key(&key))
+pub(crate) fn is_open(key: Key) -> bool {
+    REGISTRY.get().lock().contains_key(&key)
 }
 
 impl Shared {
@@ -207,8 +189,18 @@ impl Shared {
         settings: &Settings,
     ) -> Result<Option<Arc<Self>>, OpenFailure> {
         let path = name.path().to_owned();
+        let cache = settings.cache();
+        let cache =
+            cache.map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text }))?;
+        // Before any descriptor that can write: with one, the cache finds no pages again.
+        let reader = match settings.has_own_cache() {
+            true => None,
+            false => Descriptors::open_reader(&path, settings.direct()),
+        };
+        let read = |reader: Reader| cache.open_backing(reader, &settings.options()).ok();
+        let kept = reader.clone().and_then(read);
         // SAFETY: the contract.
-        let opened = unsafe { Descriptors::open(system, name, flags, settings.direct()) };
+        let opened = unsafe { Descriptors::open(system, name, flags, settings.direct(), reader) };
         let mut descriptors = match opened {
             Ok(descriptors) => descriptors,
             Err(NotOpened::Moved) => return Ok(None),
@@ -218,17 +210,10 @@ impl Shared {
                 return Err(OpenFailure::Code(sqlite::CANTOPEN));
             }
         };
-        let cache = match settings.cache() {
-            Ok(cache) => cache,
-            Err(text) => {
-                descriptors.close(sqlite::LOCK_NONE);
-                return Err(OpenFailure::Refused(Refusal { code: sqlite::CANTOPEN, text }));
-            }
-        };
         let key = descriptors.key;
         let mut registry = REGISTRY.get().lock();
         if registry.contains_key(&key) {
-            drop(registry);
+            drop((registry, kept));
             descriptors.close(sqlite::LOCK_NONE);
             return Ok(None);
         }
@@ -245,7 +230,7 @@ impl Shared {
             is_unwritten: AtomicBool::new(false),
             is_unsynced: AtomicBool::new(false),
             syncing: Mutex::new(()),
-            state: Mutex::new(State::new(descriptors, flags)),
+            state: Mutex::new(State::new(descriptors, kept, flags)),
         });
         registry.insert(key, Arc::clone(&shared));
         Ok(Some(shared))
@@ -268,6 +253,7 @@ impl Shared {
         let closed = if state.connections > 0 {
             state.release_if_unused()
         } else {
+            state.kept = None;
             let closed = state.cached.take().map_or(Ok(()), close_cached);
             let level = std::mem::replace(&mut state.level, sqlite::LOCK_NONE);
             if let Some(descriptors) = state.descriptors.take() {
@@ -372,13 +358,15 @@ impl Shared {
     }
 
     /// Opens the file in a cache; with the pages that it has there if it has not changed since the
-    /// last lock was released.
+    /// last lock was released, or since the first of them was read.
     fn open_cached(&self, state: &mut State) -> Answer {
         let stamp = state.stamp.take();
-        if stamp.is_none_or(|stamp| state.descriptors().stamp() != Ok(stamp)) {
-            state.cached = None;
-            state.cached = Some(self.open_file(state)?);
+        if stamp.is_some_and(|stamp| state.descriptors().stamp() == Ok(stamp)) {
+            return Ok(());
         }
+        state.cached = None;
+        state.kept.take_if(|kept| !kept.is_unchanged());
+        state.cached = Some(self.open_file(state)?);
         Ok(())
     }
 
@@ -412,6 +400,19 @@ impl Shared {
         // Beside a shared lock of this one, another process may hold RESERVED.
         let is_alone = state.level == sqlite::LOCK_EXCLUSIVE;
         if is_alone { Ok(false) } else { state.descriptors().lock().is_reserved() }
+    }
+
+    /// Reads bytes without a lock from pages that are what the file has. Returns `false` if that is
+    /// not known.
+    pub(crate) fn read_kept(&self, buffer: &mut [u8], position: u64) -> bool {
+        let state = self.state.lock();
+        let is_kept = |kept: &&bifolio::File| {
+            state.level == sqlite::LOCK_NONE
+                && position.saturating_add(buffer.len() as u64) <= kept.len()
+                && kept.is_unchanged()
+        };
+        let kept = state.kept.as_ref().filter(is_kept);
+        kept.is_some_and(|kept| kept.read_exact_at(buffer, position).is_ok())
     }
 
     /// Calls `call` with the file in the cache or, before the first lock of any connection, with
@@ -545,13 +546,14 @@ fn may_write(flags: c_int, is_writable: bool) -> bool {
 
 impl State {
     /// The state of a file that a connection with `flags` opens.
-    fn new(descriptors: Descriptors, flags: c_int) -> Self {
+    fn new(descriptors: Descriptors, kept: Option<bifolio::File>, flags: c_int) -> Self {
         Self {
             connections: 1,
             writers: usize::from(may_write(flags, descriptors.is_writable)),
             descriptors: Some(descriptors),
             level: sqlite::LOCK_NONE,
             waiting: 0,
+            kept,
             cached: None,
             stamp: None,
             locks: Locks::default(),

@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::connection::Connection;
+use crate::descriptors::Key;
 use crate::fork;
 use crate::methods;
 use crate::name::FileName;
@@ -179,11 +180,12 @@ unsafe fn home<'a>(vfs: *mut Vfs) -> &'a Home {
 }
 
 /// Returns `true` if other processes are to be kept out of a database: as it is open in this one,
-/// or as `settings` ask. No connection is opened or closed meanwhile.
-fn is_exclusive(path: &Path, settings: &Settings) -> Result<bool, OpenFailure> {
-    let is_exclusive = match (shared::is_open(path), share::is_open(path)) {
-        (false, false) => settings.is_exclusive(),
-        (is_exclusive, _) => is_exclusive,
+/// or as `settings` ask. `found` is what the path names. No connection is opened or closed
+/// meanwhile.
+fn is_exclusive(path: &Path, found: Option<Key>, settings: &Settings) -> Result<bool, OpenFailure> {
+    let is_exclusive = match found.map(|key| (shared::is_open(key), share::is_open(key))) {
+        None | Some((false, false)) => settings.is_exclusive(),
+        Some((is_exclusive, _)) => is_exclusive,
     };
     settings.check_exclusive(is_exclusive).map_err(|problem| {
         let text = format!("{}: {problem}", path.display());
@@ -240,10 +242,11 @@ unsafe extern "C" fn open(
             .map_err(|text| OpenFailure::Refused(Refusal { code: sqlite::MISUSE, text }))?;
         let path = given.path().to_owned();
         let _alone = share::opening().lock();
-        if !is_exclusive(&path, &settings)? {
+        let found = Key::of(&path);
+        if !is_exclusive(&path, found, &settings)? {
+            let (api, system, name) = (home.api, home.system, (copy, found));
             // SAFETY: the system's VFS is registered.
-            let opened =
-                unsafe { share::Connection::open(home.api, home.system, copy, flags, &settings) };
+            let opened = unsafe { share::Connection::open(api, system, name, flags, &settings) };
             let (connection, flags) = opened?;
             // SAFETY: the memory that SQLite has for a file.
             unsafe { methods::open(file, connection) };

@@ -7,6 +7,7 @@ use crate::io::{DirectIo, DiskFile, DiskOptions};
 use crate::sys::memory;
 use crate::sys::probe::Features;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -312,8 +313,32 @@ impl DiskFile {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        Self::open_or_keep(path, options, &mut Vec::new())
+    }
+
+    /// Opens the file at `path`, as [`Self::open`] does. If that fails halfway, for example because
+    /// the process may have no further descriptor, adds what was opened to `unused` instead of
+    /// closing it: the close of any descriptor of a file drops all POSIX locks (`fcntl`) that the
+    /// process has on it, such as those of a library.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    ///
+    /// ```
+    /// # let path = tempfile::NamedTempFile::new()?.into_temp_path();
+    /// use bifolio::{OpenOptions, backing::DiskFile};
+    /// let mut unused = Vec::new();
+    /// let disk = DiskFile::open_or_keep(&path, &OpenOptions::new(), &mut unused)?;
+    /// assert!(unused.is_empty());
+    /// # Ok::<(), bifolio::Error>(())
+    /// ```
+    pub fn open_or_keep(
+        path: impl AsRef<Path>,
+        options: &OpenOptions,
+        unused: &mut Vec<OwnedFd>,
+    ) -> Result<Self> {
         let OpenOptions { read, truncate, .. } = *options;
         let options = DiskOptions { read, truncate, ..options.disk_options() };
-        Self::open_with(path, &options, Features::of_system())
+        Self::open_keeping(path.as_ref(), &options, Features::of_system(), unused)
     }
 }

@@ -8,6 +8,7 @@ use super::database::{Checked, Database};
 use super::descriptors::Descriptors;
 use super::index::Use;
 use super::log::{Look, REGION_BYTES, Regions};
+use crate::descriptors::Key;
 use crate::file_lock::Denied;
 use crate::fork;
 use crate::methods::Methods;
@@ -48,6 +49,8 @@ pub(crate) struct Connection {
     /// SQLite takes no lock: nothing changes the file.
     is_immutable: bool,
     index: Use,
+    /// Set once SQLite has asked for the index.
+    has_asked_index: bool,
     /// Level of its lock: that of the last call that succeeded.
     level: c_int,
     regions: Regions,
@@ -62,20 +65,20 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Opens a connection, and returns it with the flags that SQLite is to be told. No other is
-    /// opened or closed meanwhile.
+    /// Opens a connection, and returns it with the flags that SQLite is to be told. `found` is what
+    /// the path names, if that exists. No other is opened or closed meanwhile.
     ///
     /// # Safety
     /// `system` is registered.
     pub(crate) unsafe fn open(
         api: Api,
         system: *mut Vfs,
-        name: impl Fn() -> FileName,
+        (name, found): (impl Fn() -> FileName, Option<Key>),
         flags: c_int,
         settings: &Settings,
     ) -> Result<(Self, c_int), OpenFailure> {
         // SAFETY: the contract.
-        let opened = unsafe { Database::open(api, system, &name, flags, settings) };
+        let opened = unsafe { Database::open(api, system, (&name, found), flags, settings) };
         let (database, own) = opened?;
         let file = database.handle().inspect_err(|problem| database.distrust(problem)).ok();
         let flags = own.flags_found;
@@ -88,6 +91,7 @@ impl Connection {
             reads_ahead: Cell::new(false),
             is_immutable: settings.is_immutable(),
             index: Use::default(),
+            has_asked_index: false,
             level: sqlite::LOCK_NONE,
             regions: Regions::default(),
             checked: None,
@@ -110,13 +114,19 @@ impl Connection {
         &mut self.own().system
     }
 
-    /// Returns the handle in the cache if the pages there are what the file has.
-    fn trusted(&self) -> Option<&bifolio::File> {
+    /// Returns the handle in the cache if the page there at `position` is what the file has.
+    fn trusted(&self, position: u64) -> Option<&bifolio::File> {
         let is_known = !self.regions.is_empty()
             || self.level == sqlite::LOCK_EXCLUSIVE
-            || !self.database.has_log();
-        let may_read = self.is_immutable || self.level >= sqlite::LOCK_SHARED && is_known;
-        self.file.as_ref().filter(|_| may_read && self.database.is_trusted())
+            || !self.database.has_log()
+            || !self.has_asked_index && self.database.is_fresh();
+        let file = self.file.as_ref().filter(|_| self.database.is_trusted())?;
+        let may_read = match self.level {
+            // The header, at the open, which SQLite reads again (K1).
+            sqlite::LOCK_NONE => self.is_immutable || position == 0 && file.is_unchanged(),
+            _ => self.is_immutable || is_known,
+        };
+        may_read.then_some(file)
     }
 
     /// Has pages go that other processes have written (W1). With EXCLUSIVE, they write nothing, and
@@ -191,7 +201,7 @@ impl Methods for Connection {
     }
 
     fn read(&mut self, buffer: &mut [u8], position: u64) -> Answer {
-        if let Some(file) = self.trusted() {
+        if let Some(file) = self.trusted(position) {
             let end = position.saturating_add(buffer.len() as u64);
             if end > file.len() {
                 self.database.refresh(file);
@@ -351,6 +361,7 @@ impl Methods for Connection {
         extend: c_int,
         address: *mut *mut c_void,
     ) -> Answer {
+        self.has_asked_index = true;
         self.database.note_log();
         let number = usize::try_from(region).map_err(|_| sqlite::IOERR_SHMMAP)?;
         if size != REGION_BYTES {

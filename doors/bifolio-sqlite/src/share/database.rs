@@ -55,6 +55,13 @@ impl Header {
         Ok(Self { bytes, size: own.size()? })
     }
 
+    /// Reads the header from the cache, which has what the file has.
+    fn kept(file: &bifolio::File) -> Option<Self> {
+        let mut bytes = [0; HEADER_BYTES];
+        file.read_at(&mut bytes, HEADER_OFFSET).ok()?;
+        Some(Self { bytes, size: i64::try_from(file.len()).ok()? })
+    }
+
     fn has_log(&self) -> bool {
         let start = VERSIONS.start - HEADER_OFFSET as usize;
         self.bytes[start..start + VERSIONS.len()].contains(&2)
@@ -75,6 +82,8 @@ pub(crate) struct Database {
     is_trusted: AtomicBool,
     /// Number of changes of [`State::log`] that are more than a commit.
     log_version: AtomicU64,
+    /// Set while pages are as new as the first SHARED of the process, and W1 has not come yet.
+    is_fresh: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -102,6 +111,27 @@ impl Stamp {
     }
 }
 
+/// A file in its cache.
+struct InCache {
+    cache: Cache,
+    file: bifolio::File,
+    noted: Arc<Noted>,
+}
+
+impl InCache {
+    /// Opens the file of the cache, unless it is, and finds the pages that the cache has kept.
+    fn open(path: &Path, settings: &Settings, parked: &mut Parked) -> Result<Self, String> {
+        let cache = settings.cache()?;
+        let storage = parked.open_storage(path, settings.direct())?;
+        let noted = Arc::clone(storage.noted());
+        let file = cache.open_backing(storage, &settings.options());
+        let file = file.map_err(|error| error.to_string())?;
+        // It reads the header only.
+        file.set_access(Access::Random);
+        Ok(Self { cache, file, noted })
+    }
+}
+
 struct State {
     connections: usize,
     /// The file of the cache, and descriptors that no connection uses. Open until the last
@@ -120,25 +150,25 @@ struct State {
 }
 
 /// Returns `true` if a database is open in this process, and shared.
-pub(crate) fn is_open(path: &Path) -> bool {
-    Key::of(path).is_some_and(|key| REGISTRY.get().lock().contains_key(&key))
+pub(crate) fn is_open(key: Key) -> bool {
+    REGISTRY.get().lock().contains_key(&key)
 }
 
 impl Database {
     /// Opens a database for a connection, or joins those that have it open, and returns the
-    /// descriptors of the connection. No other is opened or closed meanwhile.
+    /// descriptors of the connection. `found` is what the path names, if that exists. No other is
+    /// opened or closed meanwhile.
     ///
     /// # Safety
     /// `vfs` is registered.
     pub(super) unsafe fn open(
         api: Api,
         vfs: *mut Vfs,
-        name: &impl Fn() -> FileName,
+        (name, found): (&impl Fn() -> FileName, Option<Key>),
         flags: c_int,
         settings: &Settings,
     ) -> Result<(Arc<Self>, Descriptors), OpenFailure> {
         let path = name().path().to_owned();
-        let found = Key::of(&path);
         let joined = found.and_then(|key| REGISTRY.get().lock().get(&key).cloned());
         if let Some(database) = joined {
             database.settings.check_joined_with(settings).map_err(|problem| {
@@ -154,15 +184,20 @@ impl Database {
             return Ok((database, own));
         }
         let mut parked = found.and_then(Parked::take).unwrap_or_else(|| Parked::of(found));
+        // A file that exists is opened in the cache first: the cache finds its pages again only
+        // while nothing has the file open for writing, such as the system's file.
+        let in_cache = found.and_then(|_| InCache::open(&path, settings, &mut parked).ok());
         // SAFETY: the contract.
         let own = match unsafe { parked.open(api, vfs, name, flags) } {
             Ok(own) => own,
             Err(code) => {
+                drop(in_cache);
                 parked.close();
                 return Err(OpenFailure::Code(code));
             }
         };
-        match Self::first(api, &path, settings, &mut parked) {
+        let in_cache = in_cache.map_or_else(|| InCache::open(&path, settings, &mut parked), Ok);
+        match in_cache.map(|in_cache| Self::first(api, &path, settings, &mut parked, in_cache)) {
             Ok(database) => Ok((database, own)),
             Err(text) => {
                 parked.keep(own);
@@ -172,18 +207,14 @@ impl Database {
         }
     }
 
-    /// Opens a database in the cache for its first connection. Takes `parked` if it succeeds.
+    /// Returns the database of its first connection, which takes `parked`.
     fn first(
         api: Api,
         path: &Path,
         settings: &Settings,
         parked: &mut Parked,
-    ) -> Result<Arc<Self>, String> {
-        let cache = settings.cache()?;
-        let storage = parked.open_storage(path, settings.direct())?;
-        let noted = Arc::clone(storage.noted());
-        let file = cache.open_backing(storage, &settings.options());
-        let file = file.map_err(|error| error.to_string())?;
+        InCache { cache, file, noted }: InCache,
+    ) -> Arc<Self> {
         let mut log_path = OsString::from(path);
         log_path.push("-wal");
         let database = Arc::new(Self {
@@ -197,6 +228,7 @@ impl Database {
             has_log: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),
             log_version: AtomicU64::new(0),
+            is_fresh: AtomicBool::new(false),
             state: Mutex::new(State {
                 connections: 1,
                 parked: mem::take(parked),
@@ -209,7 +241,7 @@ impl Database {
         });
         let key = database.state.lock().parked.key();
         key.map(|key| REGISTRY.get().lock().insert(key, Arc::clone(&database)));
-        Ok(database)
+        database
     }
 
     /// Opens the database of a connection that a child has inherited, or joins those that have. No
@@ -221,10 +253,12 @@ impl Database {
             database.state.lock().connections += 1;
             return Some(database);
         }
-        let first =
-            Self::first(parents.api, &parents.path, &parents.settings, &mut Parked::of(Some(key)));
-        let told = |text: &String| parents.api.log(sqlite::CANTOPEN, text);
-        first.inspect_err(told).ok()
+        let Self { api, path, settings, .. } = parents;
+        let mut parked = Parked::of(Some(key));
+        let in_cache = InCache::open(path, settings, &mut parked);
+        let told = |text: &String| api.log(sqlite::CANTOPEN, text);
+        let in_cache = in_cache.inspect_err(told).ok()?;
+        Some(Self::first(*api, path, settings, &mut parked, in_cache))
     }
 
     /// Returns another handle of the file in the cache, which does not read ahead yet.
@@ -289,8 +323,18 @@ impl Database {
         }
     }
 
+    /// Has all pages go of which nothing else is known, unless the file is as it was before the
+    /// first of them was read (K1). With EXCLUSIVE, or after a look at the index.
+    fn forget_unknown(&self, state: &State) {
+        if !state.file.as_ref().is_some_and(bifolio::File::is_unchanged) {
+            self.forget_all(state);
+        }
+    }
+
     /// Notes what was seen of the log.
     fn see(&self, state: &mut State, log: Option<Look>) {
+        // Relaxed: see `is_fresh`.
+        self.is_fresh.store(false, Ordering::Relaxed);
         let is_same = |(before, now): (Look, Look)| before.has_same_file(&now);
         if !state.log.zip(log).is_some_and(is_same) {
             // Relaxed: see `is_checked`.
@@ -304,24 +348,39 @@ impl Database {
         let mut state = self.state.lock();
         if state.holders == 0 {
             let untrusted = self.noted.lock();
-            let found = Header::read(own).inspect_err(|_| {
+            let is_unknown = self.has_log() || state.header.is_none();
+            let kept = state.file.as_ref().filter(|file| is_unknown && file.is_unchanged());
+            let kept = kept.and_then(Header::kept);
+            let found = kept.map_or_else(|| Header::read(own), Ok).inspect_err(|_| {
                 self.noted.unlock();
                 // What was not to be trusted is not known any more.
                 self.forget_all(&state);
             })?;
             let has_log = found.has_log() || self.log_path.exists();
-            if has_log || self.has_log() || state.header != Some(found) {
-                self.forget_all(&state);
+            if is_unknown || has_log || state.header != Some(found) {
+                // K1 is also true of what was read without the lock.
+                if kept.is_none() {
+                    self.forget_all(&state);
+                }
                 self.see(&mut state, None);
             } else if let Some(file) = &state.file {
                 untrusted.into_iter().for_each(|range| self.forget(file, range));
             }
             // Relaxed: see `has_log`.
             self.has_log.store(has_log, Ordering::Relaxed);
+            self.is_fresh.store(true, Ordering::Relaxed);
             state.header = Some(found);
         }
         state.holders += 1;
         Ok(())
+    }
+
+    /// Returns `true` if pages may be read before the index of a log was asked for, as SQLite does
+    /// to learn that there is one.
+    pub(super) fn is_fresh(&self) -> bool {
+        // Relaxed: set under SHARED of the first connection; cleared by the first W1, before that
+        // has pages go.
+        self.is_fresh.load(Ordering::Relaxed)
     }
 
     /// Notes that a connection is about to release SHARED.
@@ -338,7 +397,7 @@ impl Database {
     pub(super) fn note_exclusive(&self) {
         if self.has_log() {
             let mut state = self.state.lock();
-            self.forget_all(&state);
+            self.forget_unknown(&state);
             self.see(&mut state, None);
         }
     }
@@ -450,7 +509,7 @@ impl Database {
                 }
             }
             // All pages that are read from now on are as new as this.
-            _ => self.forget_all(state),
+            _ => self.forget_unknown(state),
         }
     }
 

@@ -20,11 +20,11 @@ use super::reads::Reads;
 use crate::descriptors::Key;
 use crate::file_lock::FileLock;
 use crate::fork::{self, Mutex, PerProcess};
+use crate::left;
 use crate::name::FileName;
 use crate::settings;
 use crate::sqlite::{self, Api, Vfs};
 use crate::system::{Answer, SystemFile};
-use bifolio::backing::DiskFile;
 use bifolio::{DirectIo, OpenOptions};
 use std::ffi::c_int;
 use std::fs::File;
@@ -205,20 +205,20 @@ impl Parked {
         path: &Path,
         direct: DirectIo,
     ) -> Result<Arc<Reads>, String> {
-        if self.storage.is_none() {
-            // The kernel has pages that the system's VFS has written, of any process. It writes
-            // those that are dirty to the device before a direct read of them. With reads through
-            // its pages, a control group would hold the database twice.
-            let options = OpenOptions::new().direct(direct);
-            let opened = DiskFile::open(path, &options).map_err(|error| error.to_string())?;
-            self.storage = Some(Arc::new(Reads::new(opened)));
-        }
-        let storage = self.storage.as_ref().filter(|storage| {
-            let found = Key::of_file(storage.as_fd()).ok();
-            found.is_some() && found == self.key
-        });
-        storage
-            .cloned()
+        let storage = match &self.storage {
+            Some(storage) => storage,
+            None => {
+                // The kernel has pages that the system's VFS has written, of any process. It writes
+                // those that are dirty to the device before a direct read of them. With reads
+                // through its pages, a control group would hold the database twice.
+                let options = OpenOptions::new().direct(direct);
+                let opened = left::open(path, &options).map_err(|error| error.to_string())?;
+                self.storage.insert(Arc::new(Reads::new(opened)))
+            }
+        };
+        let is_it = storage.key().is_some() && storage.key() == self.key;
+        is_it
+            .then(|| Arc::clone(storage))
             .ok_or_else(|| format!("{} was replaced while it was opened", path.display()))
     }
 
@@ -239,6 +239,7 @@ impl Parked {
 
     /// Closes all, or parks them. The cache has closed the file. Tries those that were parked, too.
     pub(super) fn close(self) {
+        left::close(None);
         let mut parked = PARKED.get().lock();
         parked.push(self);
         let all = mem::take(&mut *parked);

@@ -66,9 +66,6 @@ const ALL: file_lock::Bytes = (SLOTS_OFFSET, 9);
 /// Bytes that an index without a user is cut to: as SQLite's own VFS does, not to 0, so that it can
 /// be told from a new file.
 const RESET_BYTES: u64 = 3;
-/// Unit in which the file is extended: each gets a byte, so that a full disk is an error now, and
-/// not a signal later.
-const BLOCK_BYTES: u64 = 4096;
 
 /// The index of a database, for the connections of this process.
 #[derive(Debug)]
@@ -382,13 +379,10 @@ impl IndexFile {
         if bytes < start + REGION_BYTES && !extends {
             return Ok(None);
         }
-        let mut next = bytes / BLOCK_BYTES * BLOCK_BYTES;
-        while extends && next < end {
-            let last = next + BLOCK_BYTES - 1;
-            if last >= bytes {
-                self.file.write_all_at(&[0], last).map_err(|_| sqlite::IOERR_SHMSIZE)?;
-            }
-            next += BLOCK_BYTES;
+        if extends && bytes < end {
+            // SQLite extends it only while it has a lock under which no other process does.
+            let zeros = vec![0; (end - bytes) as usize];
+            self.file.write_all_at(&zeros, bytes).map_err(|_| sqlite::IOERR_SHMSIZE)?;
         }
         while self.parts.len() as u64 <= part {
             let position = self.parts.len() as u64 * part_bytes;

@@ -25,7 +25,7 @@
 //!  R1 take SHARED; the first of this process:   change the file with EXCLUSIVE only, which
 //!     if the header (24 bytes from byte 16) or    excludes SHARED; a commit changes the header
 //!     the size is not as last seen, all pages
-//!     go; else those read without a lock
+//!     go (K1); else those read without a lock
 //!  R2 read through the cache                    a rollback leaves the header as it was; what
 //!                                                 was read meanwhile was read without a lock
 //!  R3 write: the system's file, then the pages  -
@@ -43,6 +43,7 @@
 //!  W2 other salts: the log was restarted;         then nBackfill = 0, then overwrite frames
 //!     pages of the frames not seen go, if the   recovery, alone: nBackfill = 0
 //!     log's file still tells them; else all
+//!     (K1)
 //!  W3 look again: if it was restarted           -
 //!     meanwhile, all pages go
 //!  W4 own checkpoint (slot CKPT): W1, and at    no other checkpoint
@@ -67,15 +68,23 @@
 //! - Without the index (`locking_mode=EXCLUSIVE`, or an index that cannot be written) there is no
 //!   barrier. Reads go past the cache then, unless the connection has EXCLUSIVE: all pages go when
 //!   it is taken, and the file is this process's alone.
-//! - When the first lock of the process is taken on a database with a log, all pages go: its log
-//!   may have been checkpointed and deleted meanwhile without a trace in the header.
+//! - When the first lock of the process is taken on a database with a log, all pages go (K1): its
+//!   log may have been checkpointed and deleted meanwhile without a trace in the header.
+//! - K1, where nothing is known of the pages: they stay if the cache has seen no change of the file
+//!   since before the first of them was read (`File::is_unchanged`), which also covers those that
+//!   it has kept since the database was closed (`CacheBuilder::kept_files`). Only a write that is
+//!   still in progress may be missed. Without a log, and with EXCLUSIVE, the lock excludes that.
+//!   With a log, the question comes after the look of W1: what was written before nBackfill rose
+//!   to what was seen has ended, and a page that is being written has a frame beyond it. Before
+//!   the index, SQLite reads the header without a lock, and page 1 with SHARED, to learn that there
+//!   is a log; it reads both again.
 //! - A handle's length is stale until a read past it (`Database::refresh`).
 //! - If a page cannot be made to go, or a barrier fails, the cache is not used any more.
 //!
 //! # Tests
 //! `shares::*` in tests/databases: two and three processes with and without the VFS, all journal
-//! modes, checkpoints, kills. `forks::*` and `copies::*`: the locks of the index in a child, and
-//! beside another copy of SQLite.
+//! modes, checkpoints, kills. `kept::*`: pages of closed databases. `forks::*` and `copies::*`: the
+//! locks of the index in a child, and beside another copy of SQLite.
 
 mod connection;
 mod database;

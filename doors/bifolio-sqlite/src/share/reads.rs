@@ -2,8 +2,11 @@
 //!
 //! Without SHARED, another process may change the file, and take the change back, without a trace
 //! (R2 of `share`). The process may have no lock while the cache reads ahead. So reads are noted
-//! with what they met, and [`Noted::lock`] returns those that are not to be trusted.
+//! with what they met, and [`Noted::lock`] returns those that are not to be trusted. They are not
+//! remembered after the last close: such a change is an event for the cache, which keeps no page of
+//! the file then.
 
+use crate::descriptors::Key;
 use crate::fork::Mutex;
 use bifolio::backing::{
     Alignment, Backing, DirectBacking, DirectStatus, DiskFile, FallocateMode, FileIdentity, IoBuf,
@@ -18,6 +21,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Reads {
     disk: DiskFile,
+    /// `None` if the kernel does not tell.
+    key: Option<Key>,
     noted: Arc<Noted>,
 }
 
@@ -59,7 +64,12 @@ fn add(ranges: &mut Vec<Range<u64>>, bytes: Range<u64>) {
 
 impl Reads {
     pub(crate) fn new(disk: DiskFile) -> Self {
-        Self { disk, noted: Arc::default() }
+        let key = Key::of_file(disk.as_fd()).ok();
+        Self { disk, key, noted: Arc::default() }
+    }
+
+    pub(super) fn key(&self) -> Option<Key> {
+        self.key
     }
 
     pub(super) fn noted(&self) -> &Arc<Noted> {
@@ -205,6 +215,10 @@ impl DirectBacking for Reads {
 
     fn direct(&self) -> DirectStatus {
         self.disk.direct()
+    }
+
+    fn watchable(&self) -> Option<BorrowedFd<'_>> {
+        self.disk.watchable()
     }
 }
 

@@ -22,6 +22,9 @@ const EXCLUSIVE: &str = "bifolio&bifolio_memory=1MiB&bifolio_exclusive=1";
 pub(crate) const SYSTEM: &str = "unix";
 pub(crate) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
 
+/// Of a program that opens a database for each transaction, or two: the open is an operation, too.
+pub(crate) const FEW: u32 = 2;
+
 /// A database and its connections.
 #[derive(Clone, Copy)]
 pub(crate) struct History<'a> {
@@ -76,6 +79,10 @@ impl History<'_> {
                         }
                         if fastrand::u32(0..self.reopens) == 0 {
                             connection = None;
+                            if self.reopens == FEW {
+                                // Now and then, no process has it open.
+                                thread::sleep(Duration::from_millis(fastrand::u64(0..40)));
+                            }
                         }
                     }
                 });

@@ -13,6 +13,7 @@ mod forks;
 mod groups;
 mod histories;
 mod journals;
+mod kept;
 mod kills;
 mod library;
 mod locks;

@@ -7,13 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs, iter};
 
-use crate::histories::{History, MODES, SYSTEM, Worker};
+use crate::histories::{FEW, History, MODES, SYSTEM, Worker};
 use crate::library::{Connection, Library};
 use crate::shell::{has_sqlite, through_the_system};
 
 /// With a cache that holds the database, and with one from which pages are evicted.
 const FITS: &str = "bifolio&bifolio_memory=16MiB";
 const SMALL: &str = "bifolio&bifolio_memory=1MiB";
+const KEPT: &str = "bifolio";
 
 fn open(library: Library, path: &Path) -> Connection {
     let connection = library.open_cached(path, "").unwrap();
@@ -290,7 +291,13 @@ fn a_database_is_shared_or_not_for_all_connections_of_a_process() {
 
 /// Processes that change a database together; each is killed after some commits. No sum is read
 /// that no commit had, and no commit that SQLite reported is lost.
-fn check_processes(mode: &str, all: &[&str], commits: usize, goes_on: impl Fn(usize) -> bool) {
+fn check_processes(
+    mode: &str,
+    all: &[&str],
+    (threads, reopens): (usize, u32),
+    commits: usize,
+    goes_on: impl Fn(usize) -> bool,
+) {
     let Some(library) = Library::load() else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.db");
@@ -298,7 +305,8 @@ fn check_processes(mode: &str, all: &[&str], commits: usize, goes_on: impl Fn(us
     history.make(mode);
     let (mut versions, mut kills) = (Vec::new(), 0);
     for round in (0..).take_while(|round| goes_on(*round)) {
-        let workers = all.iter().map(|vfs| Worker::start(&path, vfs, 8, 30)).collect::<Vec<_>>();
+        let start = |vfs: &&str| Worker::start(&path, vfs, threads, reopens);
+        let workers = all.iter().map(start).collect::<Vec<_>>();
         let kill = |worker: Worker| {
             let count = fastrand::usize(1..=commits);
             thread::spawn(move || worker.kill_after(count))
@@ -319,7 +327,15 @@ fn check_processes(mode: &str, all: &[&str], commits: usize, goes_on: impl Fn(us
 #[test]
 fn three_processes_lose_no_commit() {
     for mode in MODES {
-        check_processes(mode, &[FITS, SMALL, SYSTEM], 30, |round| round < 2);
+        check_processes(mode, &[FITS, SMALL, SYSTEM], (8, 30), 30, |round| round < 2);
+    }
+}
+
+/// With the cache of the process, which keeps pages of a closed database.
+#[test]
+fn programs_that_open_a_database_for_each_transaction_lose_no_commit() {
+    for mode in MODES {
+        check_processes(mode, &[KEPT, SYSTEM], (1, FEW), 8, |round| round < 2);
     }
 }
 
@@ -334,7 +350,12 @@ fn three_processes_lose_no_commit_for_long() {
         if Instant::now() >= end {
             break;
         }
-        let all = [[FITS, SMALL, SYSTEM], [FITS, FITS, SYSTEM]][number / 4 % 2];
-        check_processes(modes.next().unwrap(), &all, 200, |round| round < 5);
+        let (all, opens, commits) = [
+            (&[FITS, SMALL, SYSTEM][..], (8, 30), 200),
+            (&[FITS, FITS, SYSTEM][..], (8, 30), 200),
+            (&[KEPT, SYSTEM][..], (1, FEW), 30),
+            (&[KEPT, KEPT, SYSTEM][..], (2, FEW), 50),
+        ][number / 4 % 4];
+        check_processes(modes.next().unwrap(), all, opens, commits, |round| round < 5);
     }
 }
