@@ -146,27 +146,43 @@ impl Shared {
                 }
                 continue;
             };
-            match self.read_version(&object, &ranges, is_current, extensions).await {
+            let failure = match self.read_version(&object, &ranges, is_current, extensions).await {
                 Ok(bytes) => {
                     let seen = self.known.get(location).filter(|seen| seen.id == object.id);
                     return Ok(Some((seen.unwrap_or(object), bytes)));
                 }
-                Err(Failure::Changed) => {
-                    add(&self.counters.changed, 1);
-                    self.known.forget(&object);
-                }
-                Err(failure) => {
-                    if let Failure::Store(error) = &failure
-                        && matches!(**error, object_store::Error::NotFound { .. })
-                    {
-                        self.known.forget(&object);
-                    }
-                    return Err(failure.into_error(location));
-                }
+                Err(failure) => self.explain(&object, failure, extensions).await,
+            };
+            if !matches!(failure, Failure::Changed) {
+                return Err(failure.into_error(location));
             }
+            add(&self.counters.changed, 1);
+            self.known.forget(&object);
         }
         let location = location.to_string();
         Err(CacheError::Changed { location, changes: CHANGES_MAX }.into())
+    }
+
+    /// Returns why a read of a version failed. A store that knows no conditions refuses a range that
+    /// the object no longer has, and does not say that the object has changed.
+    pub(crate) async fn explain(
+        &self,
+        object: &Object,
+        failure: Failure,
+        extensions: &Extensions,
+    ) -> Failure {
+        let Failure::Store(error) = &failure else { return failure };
+        match &**error {
+            object_store::Error::NotFound { .. } => self.known.forget(object),
+            object_store::Error::Generic { .. } => {
+                let seen = self.head(object.location(), extensions).await;
+                if seen.is_ok_and(|seen| seen.id != object.id) {
+                    return Failure::Changed;
+                }
+            }
+            _ => {}
+        }
+        failure
     }
 
     /// Reads ranges of one version, and confirms it unless it is current.

@@ -102,11 +102,14 @@ impl CachedStore {
                 Some(ranges) => ranges.iter().filter_map(resolve).collect(),
                 None => resolve_range(None, &object).into_iter().collect(),
             };
-            match shared.warm_version(&object, &ranges).await {
+            let failure = match shared.warm_version(&object, &ranges).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(Failure::Changed) => shared.known.forget(&object),
-                Err(failure) => return Err(failure.into_error(location)),
+                Err(failure) => shared.explain(&object, failure, &extensions).await,
+            };
+            if !matches!(failure, Failure::Changed) {
+                return Err(failure.into_error(location));
             }
+            shared.known.forget(&object);
         }
         let location = location.to_string();
         Err(CacheError::Changed { location, changes: CHANGES_MAX }.into())

@@ -119,6 +119,28 @@ async fn a_shorter_version_is_found_by_ranges_beyond_its_end() {
     assert_eq!(got, &bytes(2, LENGTH)[500..510]);
 }
 
+/// Such a store knows no conditions: it refuses a range past the end of what is there now.
+#[tokio::test]
+async fn a_shorter_version_is_found_without_tags() {
+    for (before, after) in [(3 * PART, 10), (2 * PART, 0)] {
+        for age in [None, Some(Duration::from_secs(3600))] {
+            let (store, location) = (TestStore::without_tags(), Path::from("a"));
+            let building = builder(&store, &cache());
+            let building = age.into_iter().fold(building, |building, age| building.head_age(age));
+            let cached = building.build().unwrap();
+            let contents = bytes(before, before as usize);
+            put(&store, &location, &contents).await;
+            let got = cached.get_range(&location, 0..PART).await.unwrap();
+            assert_eq!(got, contents[..PART as usize]);
+            wait_for_parts(&cached, 1).await;
+            let contents = bytes(after, after as usize);
+            put(&store, &location, &contents).await;
+            let got = cached.get(&location).await.unwrap().bytes().await.unwrap();
+            assert_eq!(got, contents, "{age:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_deleted_object_is_not_found_and_stays_so() {
     let (store, location) = (TestStore::new(), Path::from("a"));
