@@ -140,6 +140,8 @@ mod sys;
 #[cfg(test)]
 mod tests;
 #[cfg(not(all(test, loom)))]
+mod warm;
+#[cfg(not(all(test, loom)))]
 mod writeback;
 /// The protocols that a model run can follow.
 #[cfg(all(test, loom))]
@@ -207,6 +209,7 @@ mod surface {
     #[doc(hidden)]
     pub use crate::sys::probe::Feature;
     pub use crate::sys::probe::FeatureReport;
+    pub use crate::warm::{HotRestore, RestoreProgress, SavedHot};
 
     /// Probes the system's optional features, as a cache does when it is built: what is available,
     /// what would be in use, and what stands in for the rest.

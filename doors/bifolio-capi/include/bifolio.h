@@ -462,6 +462,11 @@ typedef struct bifolio_map_pin bifolio_map_pin;
 typedef struct bifolio_reserved bifolio_reserved;
 
 /**
+ * A restore of hot pages, in the background. It does not keep the cache.
+ */
+typedef struct bifolio_restore bifolio_restore;
+
+/**
  * Settings of a cache. Set `size` to `sizeof(bifolio_cache_options)` and everything else to zero,
  * which selects the defaults; then change what you need: `bifolio_cache_options options = { .size
  * = sizeof options };`
@@ -985,6 +990,52 @@ typedef struct {
      */
     void *context;
 } bifolio_gate;
+
+/**
+ * How far a restore of hot pages is. Set `size` to `sizeof(bifolio_restored)` before the call.
+ */
+typedef struct {
+    /**
+     * `sizeof(bifolio_restored)` before the call; after it, how many bytes of the struct are set.
+     */
+    size_t size;
+    /**
+     * Files of the list.
+     */
+    uint64_t files;
+    /**
+     * Of these, files that were open, or were opened since.
+     */
+    uint64_t files_found;
+    /**
+     * Pages of the list, bytes.
+     */
+    uint64_t listed_bytes;
+    /**
+     * Pages read so far, bytes.
+     */
+    uint64_t read_bytes;
+    /**
+     * Pages that were in memory already, bytes.
+     */
+    uint64_t resident_bytes;
+    /**
+     * 1 if a part of the list was left out: it is damaged, or longer than this cache can hold.
+     */
+    uint32_t is_cut;
+    /**
+     * 1 if the restore has ended because no memory was free.
+     */
+    uint32_t is_full;
+    /**
+     * 1 if the restore has ended.
+     */
+    uint32_t is_over;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} bifolio_restored;
 
 /**
  * A function that receives a line of the log: its level, and text that is valid during the call
@@ -1704,6 +1755,59 @@ void bifolio_map_pin_free(bifolio_map_pin *pin);
  * open, for the device.
  */
 void bifolio_map_free(bifolio_map *map);
+
+/**
+ * Writes a list of the pages in memory to the file at `path`, the hottest first, for
+ * `bifolio_cache_restore_hot` of a later cache: their positions, not their bytes. The list
+ * replaces the file at once, and is durable then. `page_bytes` may be null; it gets the bytes of
+ * the listed pages. Call this before the files are closed.
+ *
+ * Threads: any, at the same time. Blocks: for the file system of `path`.
+ */
+bifolio_result bifolio_cache_save_hot(const bifolio_cache *cache,
+                                      const char *path,
+                                      uint64_t *page_bytes);
+
+/**
+ * Starts to read the pages of a list in the background, the hottest first, of files that are open
+ * and of files that are opened later, into free memory only: nothing is evicted. A list that is
+ * damaged is used as far as it is sound. `restore` may be null; it gets a handle that says how far
+ * the restore is, to be freed with `bifolio_restore_free`.
+ *
+ * Threads: any, at the same time. Blocks: for the read of the list.
+ */
+bifolio_result bifolio_cache_restore_hot(const bifolio_cache *cache,
+                                         const char *path,
+                                         bifolio_restore **restore);
+
+/**
+ * Writes how far a restore is to `progress`, whose `size` states its size.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_restore_progress(const bifolio_restore *restore, bifolio_restored *progress);
+
+/**
+ * Waits until nothing of the list is left to read for the files that are open now, and writes how
+ * far the restore is to `progress`, whose `size` states its size.
+ *
+ * Threads: any, at the same time. Blocks: for the devices of these files.
+ */
+bifolio_result bifolio_restore_wait(const bifolio_restore *restore, bifolio_restored *progress);
+
+/**
+ * Ends a restore: no further page is read.
+ *
+ * Threads: any, at the same time. Blocks: never.
+ */
+bifolio_result bifolio_restore_cancel(const bifolio_restore *restore);
+
+/**
+ * Frees a handle. The restore goes on, unless it was cancelled. Null is allowed.
+ *
+ * Threads: any, while no other call uses the handle. Blocks: never.
+ */
+void bifolio_restore_free(bifolio_restore *restore);
 
 /**
  * Returns the version of the library, such as "0.1.0". Valid forever.

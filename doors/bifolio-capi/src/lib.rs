@@ -19,6 +19,7 @@
 //! | `outside` | what was changed past the cache |
 //! | `pin` | pins for reading and for writing |
 //! | `map` | maps and their pins |
+//! | `warm` | lists of hot pages: saving, restoring |
 //! | `text` | version, features, the log |
 //!
 //! # Safety
@@ -43,3 +44,4 @@ pub mod pin;
 pub mod result;
 pub mod stats;
 pub mod text;
+pub mod warm;

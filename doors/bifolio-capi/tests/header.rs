@@ -18,7 +18,7 @@ fn the_header_is_what_the_sources_say() {
     let mut builder = cbindgen::Builder::new().with_config(config);
     let modules = [
         "result", "boundary", "cache", "stats", "file", "advice", "pin", "calls", "gated",
-        "outside", "map", "text", "class",
+        "outside", "map", "warm", "text", "class",
     ];
     for module in modules {
         builder = builder.with_src(folder.join(format!("src/{module}.rs")));

@@ -63,6 +63,7 @@ mod failures;
 mod finalize;
 mod handle;
 mod helper;
+mod hot;
 mod inode;
 mod kernel_pages;
 mod messages;
@@ -138,6 +139,10 @@ pub struct Options {
     /// TARGET` needs no address.)
     #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
     metrics: Option<SocketAddr>,
+    /// Read the pages again that were in memory at the last end, when their files are opened; save
+    /// them there at the end, and every minute. FILE is outside of TARGET.
+    #[arg(long, value_name = "FILE")]
+    hot: Option<PathBuf>,
     /// Files that stay open in the cache after their last close.
     #[arg(long, hide = true, default_value_t = 4096)]
     kept_files: usize,

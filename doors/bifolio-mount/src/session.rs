@@ -31,6 +31,7 @@ use crate::Options;
 use crate::claim::Claim;
 use crate::data::Files;
 use crate::finalize;
+use crate::hot::HotPages;
 use crate::inode::Table;
 use crate::kernel_pages::{self, KernelPages};
 use crate::mount::Mount;
@@ -85,11 +86,11 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     let for_pages = if options.memory < NAMES_FROM { 0 } else { pages_max.unwrap_or(0) };
     let builder = Cache::builder().memory(options.memory - for_names - for_pages);
     let cache = builder.dirty_age_max(options.dirty_age).build()?;
+    let hot = HotPages::of(options.hot.as_deref(), &cache, &target)?;
     // Before the mount, so that an address that is in use is told at once.
     let metrics = options.metrics.map(|address| serve_metrics(&cache, address, &target));
     let _metrics = metrics.transpose()?;
-    let _statistics = bifolio_stats::serve(&cache, &target.display().to_string())
-        .inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}"));
+    let _statistics = serve_statistics(&cache, &target);
     let part = |divisor: u64| (descriptors / divisor).max(1) as usize;
     let table = new_table(root, options, part(DIVISOR_OF_HANDLES))?;
     let kept_max = options.kept_files.min(part(DIVISOR_OF_KEPT_FILES)).max(1);
@@ -126,6 +127,7 @@ pub fn run(options: &Options, mounted: impl FnOnce() -> Result<()>) -> Result<Ve
     ScopeGuard::into_inner(unserved);
 
     let result = wait(&ended)?;
+    drop(hot);
     let mut failures = volume.files.write_all();
     failures.extend(flush(&volume, root));
     if let Err(error) = result {
@@ -199,6 +201,12 @@ fn check_target(target: &Path) -> Result<()> {
         Ok(status) if !status.is_dir() => bail!("{} is not a directory", target.display()),
         _ => Ok(()),
     }
+}
+
+/// Serves the statistics to `bifolio top`, if it can.
+fn serve_statistics(cache: &Cache, target: &Path) -> Option<StatsServer> {
+    let server = bifolio_stats::serve(cache, &target.display().to_string());
+    server.inspect_err(|error| log::warn!("bifolio top cannot show this mount: {error}")).ok()
 }
 
 /// Serves the statistics to Prometheus.

@@ -113,6 +113,22 @@ impl Cache {
         Ok(evicted.folios)
     }
 
+    /// Writes a list of the pages in memory to a file. Returns the bytes of these pages.
+    fn save_hot(&self, py: Python<'_>, path: PathBuf) -> PyResult<u64> {
+        let saved = py.detach(|| self.get().0.save_hot(path)).map_err(Failure::from)?;
+        Ok(saved.page_bytes)
+    }
+
+    /// Starts to read the pages of a list; with `wait`, waits for those of files that are open.
+    /// Returns the bytes read so far.
+    fn restore_hot(&self, py: Python<'_>, path: PathBuf, wait: bool) -> PyResult<u64> {
+        let restored = py.detach(|| {
+            let restore = self.get().0.restore_hot(path)?;
+            bifolio::Result::Ok(if wait { restore.wait() } else { restore.progress() })
+        });
+        Ok(restored.map_err(Failure::from)?.read_bytes)
+    }
+
     /// Makes all writes of all files durable, with the headers. Returns the errors.
     fn sync(&self, py: Python<'_>) -> Vec<PyErr> {
         let failures = py.detach(|| self.get().1.sync());

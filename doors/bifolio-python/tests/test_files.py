@@ -284,3 +284,29 @@ def test_flush_shows_writes_to_other_programs(cache: bifolio.Cache, path: str) -
         assert copy.read() == again.read() == b"seen by all"
         assert copy.cache is cache
         copy.close()
+
+
+def test_the_next_cache_reads_the_pages_of_the_last(tmp_path: Path) -> None:
+    path, hot = tmp_path / "data", tmp_path / "hot"
+    values = np.arange(100_000, dtype="f8")
+    np.save(path, values)
+    array = f"{path}.npy"
+    with bifolio.Cache("4 MiB") as cache:
+        opened = cache.open_array(array)
+        assert opened[50_000] == 50_000
+        saved = cache.save_hot(hot)
+        assert saved >= 4096
+        with pytest.raises(ValueError, match="not replaced"):
+            cache.save_hot(array)
+    with bifolio.Cache("4 MiB") as cache:
+        cache.restore_hot(hot)
+        opened = cache.open_array(array)
+        # The pages that the open has read itself are there already.
+        assert cache.restore_hot(str(hot), wait=True) <= saved
+        misses = cache.stats()["reads_misses"]
+        assert opened[50_000] == 50_000
+        assert cache.stats()["reads_misses"] == misses
+        with pytest.raises(FileNotFoundError):
+            cache.restore_hot(tmp_path / "absent")
+        with pytest.raises(ValueError, match="no list"):
+            cache.restore_hot(array)

@@ -1,4 +1,4 @@
-//! The pragmas of this VFS: `bifolio_stats` and `bifolio_memory`.
+//! The pragmas of this VFS: `bifolio_stats`, `bifolio_memory`, `bifolio_save` and `bifolio_warm`.
 //!
 //! # Safety
 //! Reads the argument of `SQLITE_FCNTL_PRAGMA`: space for an answer, the name, and a value or null.
@@ -50,6 +50,8 @@ pub(crate) unsafe fn answer(
             None => Ok(describe(cache)),
         },
         "bifolio_memory" => memory(cache, asked.value.as_deref()),
+        "bifolio_save" => save(cache, asked.value.as_deref()),
+        "bifolio_warm" => warm(cache, asked.value.as_deref()),
         _ => return Err(sqlite::NOTFOUND),
     };
     let (text, code) = match &answered {
@@ -96,6 +98,20 @@ fn describe_database(cache: &Cache, name: &str) -> Result<String, String> {
         format!("bifolio_stats={name}: no such file in this cache; there are: {open}")
     })?;
     Ok(format!("len_bytes {len_bytes}\nresident_bytes {resident_bytes}\ndirty_bytes {dirty_bytes}"))
+}
+
+/// Writes a list of the pages in memory. Returns the bytes of these pages.
+fn save(cache: &Cache, path: Option<&str>) -> Result<String, String> {
+    let path = path.ok_or("bifolio_save needs the path of a list: pragma bifolio_save='hot'")?;
+    let saved = cache.save_hot(path).map_err(|error| error.to_string())?;
+    Ok(saved.page_bytes.to_string())
+}
+
+/// Starts to read the pages of a list. Returns the bytes of these pages.
+fn warm(cache: &Cache, path: Option<&str>) -> Result<String, String> {
+    let path = path.ok_or("bifolio_warm needs the path of a list: pragma bifolio_warm='hot'")?;
+    let restore = cache.restore_hot(path).map_err(|error| error.to_string())?;
+    Ok(restore.progress().listed_bytes.to_string())
 }
 
 /// Returns the bound on memory of a cache, after changing it to `wanted`, if that is given.

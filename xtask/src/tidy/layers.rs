@@ -10,7 +10,7 @@
 use super::{Finding, source::Source, source::Token};
 
 /// The layers, each a folder, lowest first, in the order of `ARCHITECTURE.md`.
-pub const LAYERS: [&str; 15] = [
+pub const LAYERS: [&str; 16] = [
     "sys",
     "sync",
     "page",
@@ -24,6 +24,7 @@ pub const LAYERS: [&str; 15] = [
     "fill",
     "file",
     "keep",
+    "warm",
     "maps",
     "cache",
 ];

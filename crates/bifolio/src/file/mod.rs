@@ -53,7 +53,7 @@ pub use gate::GatedFile;
 pub(crate) use handle::{Handle, Host, MappedGrowth, Mapper};
 pub use many::ReadRequest;
 pub(crate) use mapper::MapInUse;
-pub(crate) use open::{Keeper, Registry};
+pub(crate) use open::{Keeper, OpenObserver, Registry, Visit};
 pub use options::{FaultMode, OpenOptions};
 pub use pin::{OwnedPageRef, PageRef, PageRefMut};
 pub use read_with::PageView;

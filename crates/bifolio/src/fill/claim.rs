@@ -16,8 +16,11 @@ use std::ops::Range;
 pub(crate) enum Wait {
     /// Reclaims memory, and waits for the I/O of other threads if necessary.
     ForFrames,
-    /// Fails: the caller has transfers in flight (IO-5), or the fill is optional.
+    /// Evicts clean pages, and fails if that is not enough: the caller has transfers in flight
+    /// (IO-5), or the fill is optional.
     Never,
+    /// Fails, and evicts nothing.
+    NeverNorEvict,
 }
 
 /// Result of an attempt to insert a new folio, or those of a new run, into the table.
@@ -97,13 +100,14 @@ impl<'h> Fill<'h> {
             Claim::Taken => return Ok(ReadIoClaim::Taken),
             Claim::NoFrame => return Ok(ReadIoClaim::NoFrame),
         }
-        self.extend_run(&mut run, pages.end);
+        let wait = if wait == Wait::ForFrames { Wait::Never } else { wait };
+        self.extend_run(&mut run, pages.end, wait);
         Ok(ReadIoClaim::New(run))
     }
 
     /// Claims the absent folios that follow a run, up to page `end`, without waiting: as many as
     /// the run has room for.
-    pub(crate) fn extend_run(self, run: &mut ReadIo, end: u64) {
+    pub(crate) fn extend_run(self, run: &mut ReadIo, end: u64, wait: Wait) {
         let mapping = &self.inode.mapping;
         let folio_pages = 1 << mapping.order();
         let mut head = run.end_page();
@@ -115,7 +119,7 @@ impl<'h> Fill<'h> {
             if !self.inode.store.is_absent(seen) || !run.folios.ids().last().is_none_or(goes_on) {
                 break;
             }
-            let Ok(Claim::New(locked)) = self.claim(head, seen, Wait::Never, false) else { break };
+            let Ok(Claim::New(locked)) = self.claim(head, seen, wait, false) else { break };
             run.push(locked);
             head += folio_pages;
         }
@@ -131,7 +135,7 @@ impl<'h> Fill<'h> {
         let counted_pages = match wait {
             _ if !is_read => 0,
             Wait::ForFrames => inode.load.begin_read(least, wanted),
-            Wait::Never => inode.load.try_begin_read(least, wanted)?,
+            Wait::Never | Wait::NeverNorEvict => inode.load.try_begin_read(least, wanted)?,
         };
         let mut room = Room { inode, pages: counted_pages, target: FillTarget::default() };
         let (share, may_wait) = (&inode.load.staging, wait == Wait::ForFrames);
@@ -169,6 +173,12 @@ impl<'h> Fill<'h> {
                 None => return Ok(Claim::NoFrame),
                 counted => counted,
             },
+            Wait::NeverNorEvict => {
+                match memory.lru.classes.try_count(inode.class, 1 << mapping.order()) {
+                    None => return Ok(Claim::NoFrame),
+                    counted => counted,
+                }
+            }
         };
         let Some((id, _filling)) = self.take_frame(head, seen, wait).map_err(of_folio)? else {
             return Ok(Claim::NoFrame);
@@ -225,12 +235,12 @@ impl<'h> Fill<'h> {
         let filling = mapping.table().fill();
         let found = match wait {
             _ if !reclaim.try_charge_page(inode, head, seen) => None,
-            Wait::ForFrames => reclaim.take_free(kind)?,
+            Wait::ForFrames | Wait::NeverNorEvict => reclaim.take_free(kind)?,
             Wait::Never => reclaim.try_allocate(kind)?,
         };
         match (found, wait) {
             (Some(id), _) => Ok(Some((id, filling))),
-            (None, Wait::Never) => Ok(None),
+            (None, Wait::Never | Wait::NeverNorEvict) => Ok(None),
             (None, Wait::ForFrames) => {
                 drop(filling);
                 self.wait_for_frames(head, seen, kind).map(Some)

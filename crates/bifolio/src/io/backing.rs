@@ -261,9 +261,13 @@ impl FileIdentity {
         Self { device: DeviceIdentity { is_custom: false, number: device }, inode }
     }
 
-    #[cfg(test)]
+    /// Returns the numbers of the device and of the file.
     pub(crate) const fn numbers(self) -> (u64, u64) {
         (self.device.number, self.inode)
+    }
+
+    pub(crate) const fn is_custom(self) -> bool {
+        self.device.is_custom
     }
 
     pub(crate) const fn device(self) -> DeviceIdentity {

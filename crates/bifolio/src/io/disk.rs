@@ -134,6 +134,11 @@ impl DiskFile {
         Ok(())
     }
 
+    /// Returns the time at which the file was created, nanoseconds; `None` if it is not known.
+    pub(crate) fn born_ns(&self) -> Option<u64> {
+        file::born_ns(self.buffered.as_fd())
+    }
+
     pub(crate) fn is_writable(&self) -> bool {
         file::rights(self.buffered.as_fd()).is_ok_and(|rights| rights.write)
     }

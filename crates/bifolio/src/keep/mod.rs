@@ -378,6 +378,15 @@ impl Keeper for KeptFiles {
         self.change(|state, unwanted| state.forget(identity, unwanted));
     }
 
+    fn kept(&self) -> Vec<(FileIdentity, Arc<Inode>)> {
+        let state = self.state.lock();
+        let kept = |identity: &FileIdentity| {
+            let kept = state.files.get(identity)?.kept.as_ref()?;
+            Some((*identity, Arc::clone(&kept.inode)))
+        };
+        state.order.values().filter_map(kept).collect()
+    }
+
     fn free_all(&self) {
         self.change(|state, unwanted| while state.forget_oldest(unwanted) {});
     }

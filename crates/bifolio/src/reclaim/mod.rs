@@ -395,6 +395,16 @@ impl Reclaim {
         arena.obtainable_pages() < pages || arena.has_region_pages() && arena.left_pages() < pages
     }
 
+    /// Returns the number of pages that can be taken without an eviction: the background thread,
+    /// which may be at work, leaves more than HIGH alone, and a charge for a table may cost the
+    /// bound its last chunk. A hint.
+    pub(crate) fn spare_pages(&self) -> u64 {
+        let arena = self.arena();
+        let left_pages = if arena.has_region_pages() { arena.left_pages() } else { u64::MAX };
+        let kept_pages = 2 * self.low_pages() + arena.chunk_bytes() / PAGE_BYTES;
+        arena.obtainable_pages().min(left_pages).saturating_sub(kept_pages)
+    }
+
     /// Waits for the right to wait for memory with pins, which one call has. Returns `None` after
     /// the time that a call may wait for memory. The caller has no pins.
     pub(crate) fn pin_alone(&self) -> Option<MutexGuard<'_, ()>> {

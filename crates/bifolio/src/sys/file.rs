@@ -317,6 +317,16 @@ pub(crate) fn foreign_type(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     Ok((!LOCAL.contains(&found)).then_some(found))
 }
 
+/// Returns the time at which a file was created, nanoseconds; `None` if the file system does not
+/// know it.
+pub(crate) fn born_ns(file: BorrowedFd<'_>) -> Option<u64> {
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let (seconds, ns) = (found.stx_btime.tv_sec, found.stx_btime.tv_nsec);
+    let is_known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let all_ns = i128::from(seconds) * NS_PER_SECOND + i128::from(ns);
+    u64::try_from(all_ns).ok().filter(|_| is_known)
+}
+
 /// Returns the bytes of which addresses, and positions and lengths, of direct transfers must be
 /// multiples (`STATX_DIOALIGN`): 0 if none are supported; `None` if the kernel does not tell.
 pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Option<(u64, u64)> {

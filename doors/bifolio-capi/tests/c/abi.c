@@ -95,6 +95,8 @@ IS(offsetof(bifolio_stats, maps_stored_late_pages), 456);
 IS(offsetof(bifolio_stats, memory_reserved_bytes), 464);
 IS(sizeof(bifolio_evicted), 32);
 IS(sizeof(bifolio_residency), 32);
+IS(sizeof(bifolio_restored), 64);
+IS(offsetof(bifolio_restored, is_over), 56);
 IS(sizeof(bifolio_read), 40);
 IS(sizeof(bifolio_pin), 64);
 IS(sizeof(bifolio_write_pin), 32);

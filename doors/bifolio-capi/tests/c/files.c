@@ -170,6 +170,48 @@ static void changes_past_the_cache_are_taken_on_request(void) {
     CHECK_OK(bifolio_cache_close(cache));
 }
 
+static void hot_pages_are_read_again(void) {
+    bifolio_cache *cache = new_cache(8 << 20);
+    bifolio_file *file = open_file(cache, "data", BIFOLIO_OPEN_READ);
+    CHECK_OK(bifolio_file_set_access(file, BIFOLIO_ACCESS_RANDOM));
+    CHECK_OK(bifolio_file_populate(file, 0, 40960));
+    uint64_t bytes = 0;
+    CHECK_OK(bifolio_cache_save_hot(cache, in_directory("hot"), &bytes));
+    CHECK(bytes == 40960);
+    CHECK_OK(bifolio_cache_save_hot(cache, in_directory("hot"), NULL));
+    CHECK_RESULT(bifolio_cache_save_hot(cache, NULL, NULL), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_cache_save_hot(cache, in_directory("data"), NULL), BIFOLIO_ERROR_CONFIG);
+    CHECK_RESULT(bifolio_cache_save_hot(NULL, in_directory("hot"), NULL), BIFOLIO_ERROR_NULL);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+
+    cache = new_cache(8 << 20);
+    bifolio_restore *restore = NULL;
+    CHECK_OK(bifolio_cache_restore_hot(cache, in_directory("hot"), &restore));
+    file = open_file(cache, "data", BIFOLIO_OPEN_READ);
+    bifolio_restored restored = {.size = sizeof restored};
+    CHECK_OK(bifolio_restore_wait(restore, &restored));
+    CHECK(restored.size == sizeof restored && restored.files == 1 && restored.files_found == 1);
+    CHECK(restored.listed_bytes == 40960 && restored.read_bytes == 40960);
+    CHECK(restored.resident_bytes == 0 && !restored.is_cut && !restored.is_full);
+    CHECK_OK(bifolio_restore_progress(restore, &restored));
+    CHECK_OK(bifolio_restore_cancel(restore));
+    restored.size = 3;
+    CHECK_RESULT(bifolio_restore_progress(restore, &restored), BIFOLIO_ERROR_ARGUMENT);
+    CHECK_RESULT(bifolio_restore_wait(restore, NULL), BIFOLIO_ERROR_NULL);
+    CHECK_RESULT(bifolio_restore_cancel(NULL), BIFOLIO_ERROR_NULL);
+    bifolio_restore_free(restore);
+    bifolio_restore_free(NULL);
+    bifolio_residency residency;
+    CHECK_OK(bifolio_file_residency(file, 0, 40960, &residency));
+    CHECK(residency.resident == 10);
+    CHECK_OK(bifolio_cache_restore_hot(cache, in_directory("hot"), NULL));
+    CHECK_RESULT(bifolio_cache_restore_hot(cache, in_directory("data"), NULL), BIFOLIO_ERROR_CONFIG);
+    CHECK_RESULT(bifolio_cache_restore_hot(cache, in_directory("absent"), &restore), BIFOLIO_ERROR_OPEN);
+    CHECK_OK(bifolio_file_close(file));
+    CHECK_OK(bifolio_cache_close(cache));
+}
+
 static void memory_files_have_holes_and_go_to_the_swap(void) {
     bifolio_cache_options options = {.size = sizeof options};
     options.memory_bytes = 1 << 20;
@@ -295,6 +337,7 @@ int main(int count, char **arguments) {
     residency_follows_populate_and_evict();
     changes_past_the_cache_are_taken_on_request();
     a_class_has_its_floor_and_its_ceiling();
+    hot_pages_are_read_again();
     memory_files_have_holes_and_go_to_the_swap();
     a_descriptor_is_taken_over();
     a_failed_close_loses_nothing();

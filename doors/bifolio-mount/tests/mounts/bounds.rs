@@ -114,6 +114,44 @@ fn statistics_name_the_mount_and_its_files() {
     mounted.unmount_cleanly();
 }
 
+/// Returns the statistics of a mount.
+fn statistics(mounted: &Mounted) -> String {
+    let directory = bifolio_stats::directory();
+    let paths = (0..4).map(|number| directory.join(format!("{}-{number}.sock", mounted.pid())));
+    let socket = paths.into_iter().find(|path| path.exists()).unwrap();
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn the_next_mount_reads_the_pages_of_the_last() {
+    let (source, lists) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let list = lists.path().join("hot");
+    let bytes = bifolio_testing::fill_bytes(1, 1 << 20);
+    fs::write(source.path().join("table"), &bytes).unwrap();
+    let arguments = ["--memory", "16M", "--hot", list.to_str().unwrap()];
+    let Some(mounted) = Mounted::of(source.path(), &arguments) else { return };
+    assert!(fs::read(mounted.path("table")).unwrap() == bytes);
+    mounted.unmount_cleanly();
+    assert!(fs::metadata(&list).unwrap().len() > 20);
+    let Some(mounted) = Mounted::of(source.path(), &arguments) else { return };
+    let file = File::open(mounted.path("table")).unwrap();
+    let name = mounted.source("table").display().to_string();
+    let resident = format!("bifolio_file_resident_bytes{{file=\"{name}\"}} {}", 1 << 20);
+    let begun = std::time::Instant::now();
+    while !statistics(&mounted).contains(&resident) {
+        // Opened by its first read at the latest.
+        std::os::unix::fs::FileExt::read_at(&file, &mut [0], 0).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(30), "{}", statistics(&mounted));
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(file);
+    mounted.unmount_cleanly();
+}
+
 trait ReadWrite: std::io::Read + std::io::Write {}
 impl<C: std::io::Read + std::io::Write> ReadWrite for C {}
 

@@ -328,6 +328,45 @@ class Cache:
         """Drops all pages from memory that have no writes. Returns their number of folios."""
         return self._here().evict_all()
 
+    def save_hot(self, path: str | os.PathLike[str]) -> int:
+        """Writes a list of the pages in memory, the hottest first, for :meth:`restore_hot` of a later
+        process.
+
+        The list has positions, not values, and takes about 3 bytes for each run of pages. It
+        replaces the list at `path` at once. Call this before the arrays are closed.
+
+        Args:
+            path: the list; a file that is something else is not replaced.
+
+        Returns:
+            The bytes of the listed pages.
+
+        Raises:
+            OSError: the list cannot be written; the old one is still there.
+            ValueError: the file at `path` is no list.
+        """
+        return self._here().save_hot(os.fspath(path))
+
+    def restore_hot(self, path: str | os.PathLike[str], *, wait: bool = False) -> int:
+        """Starts to read the pages of a list in the background: those of files that are open now,
+        and of others when they are opened.
+
+        Only free memory is filled. Values are those that the files have now, whatever has become
+        of the list and of the files since :meth:`save_hot`.
+
+        Args:
+            path: a list that :meth:`save_hot` has written.
+            wait: returns when the pages of the files that are open now are read.
+
+        Returns:
+            The bytes read so far.
+
+        Raises:
+            OSError: the list cannot be read.
+            ValueError: the file is no list.
+        """
+        return self._here().restore_hot(os.fspath(path), wait)
+
     def close(self) -> None:
         """Makes all writes durable and closes all arrays and files of the cache.
 

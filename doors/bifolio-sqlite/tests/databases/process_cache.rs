@@ -178,6 +178,35 @@ fn the_bound_is_that_of_the_environment_or_of_the_pragma() {
 }
 
 #[test]
+fn the_pages_of_the_last_process_are_read_again() {
+    if !has_sqlite() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (path, hot) = (directory.path().join("x.db"), directory.path().join("hot"));
+    let hot = hot.display();
+    let sql = format!(
+        "create table t(v); insert into t values(randomblob(100000));
+         pragma bifolio_save='{hot}'; pragma bifolio_save;\npragma bifolio_save='{}';",
+        path.display()
+    );
+    let (out, errors) = run(with_cache(&path, ""), &sql);
+    let saved: u64 = out.trim().parse().unwrap_or_else(|_| panic!("{out} {errors}"));
+    assert!(saved >= 4096, "{out}");
+    assert!(errors.contains("bifolio_save needs the path"), "{errors}");
+    assert!(errors.contains("is not replaced"), "{errors}");
+    let sql = format!(
+        "pragma bifolio_warm='{hot}'; select length(v) from t;
+         pragma bifolio_warm='{}';\npragma bifolio_warm='{hot}.absent';",
+        path.display()
+    );
+    let (out, errors) = run(with_cache(&path, ""), &sql);
+    assert_eq!(out, format!("{saved}\n100000\n"), "{errors}");
+    assert!(errors.contains("no list of hot pages"), "{errors}");
+    assert!(errors.contains("No such file"), "{errors}");
+}
+
+#[test]
 fn the_counters_of_a_database_are_its_own() {
     if !has_sqlite() {
         return;

@@ -406,7 +406,7 @@ impl<'s> ReadLoop<'s> {
         let folios = &inode.memory.folios;
         let found = match wait {
             Wait::ForFrames => Some(inode.mapping.get_folio(folios, index)),
-            Wait::Never => inode.mapping.try_get_folio(folios, index),
+            Wait::Never | Wait::NeverNorEvict => inode.mapping.try_get_folio(folios, index),
         };
         match found {
             Some(Lookup::Folio(folio)) => {

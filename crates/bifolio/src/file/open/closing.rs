@@ -10,6 +10,7 @@
 
 use super::open_file::Open;
 use super::slots::Retire;
+use super::visit::{OpenObserver, Stay, Visit};
 use super::{FileKey, Registry};
 use crate::dirt::is_inside_any;
 use crate::error::{Error, ErrorKind, Result};
@@ -68,6 +69,7 @@ impl Registry {
         // Bytes that were written between the sync and the change of the cache's state.
         self.make_durable("the cache was not closed")
             .inspect_err(|_| self.host.cache_state.reopen())?;
+        self.end_observers();
         for key in self.files.keys() {
             let Some(inode) = self.inode_after_release(key) else { continue };
             // A write in progress may end only now. The inode is freed with the last handle.
@@ -95,6 +97,7 @@ impl Registry {
         }
         // Relaxed: as in the drop of `OpenMembership`.
         self.has_no_cache.store(true, Ordering::Relaxed);
+        self.end_observers();
         self.files.keys().into_iter().for_each(|key| self.give_up(key, is_held_back));
         self.free_kept();
     }
@@ -108,6 +111,7 @@ impl Registry {
         let Err(failure) = self.files.retire(key, self, false) else { return };
         log::error!("{failure}; these bytes are lost, because the cache is dropped");
         if let Some((_busy, open)) = self.files.take_if(key, is_wanted) {
+            open.wait_for_visitors();
             removal::remove_folios_from(&open.inode, 0);
             self.reclaim.wait_for_reclaim();
             self.free(open);
@@ -225,6 +229,45 @@ impl Registry {
     }
 }
 
+impl Registry {
+    /// Visits a file if it is open.
+    pub(crate) fn visit(&self, identity: FileIdentity) -> Option<Visit<'_>> {
+        self.files.look(FileKey::Identified(identity), |open| {
+            let _stay = Stay::begin(&open.visitors);
+            let (inode, disk) = (Arc::clone(&open.inode), open.disks.first().cloned());
+            Visit { reclaim: &self.reclaim, state: &self.host.cache_state, inode, disk, _stay }
+        })
+    }
+
+    /// Returns the open files that a later open finds again.
+    pub(crate) fn identities(&self) -> Vec<FileIdentity> {
+        let identity = |key| match key {
+            FileKey::Identified(identity) => Some(identity),
+            FileKey::Single(_) => None,
+        };
+        self.files.keys().into_iter().filter_map(identity).collect()
+    }
+
+    /// Tells `observer` of each file that is opened from now on, while it exists.
+    pub(crate) fn observe(&self, observer: &Arc<dyn OpenObserver>) {
+        self.observers.lock().push(Arc::downgrade(observer));
+    }
+
+    pub(super) fn note_open(&self, key: FileKey) {
+        let FileKey::Identified(identity) = key else { return };
+        let observers = {
+            let list = self.observers.lock();
+            (!list.are_all_dropped()).then(|| list.snapshot())
+        };
+        observers.into_iter().flatten().for_each(|observer| observer.note_open(identity));
+    }
+
+    fn end_observers(&self) {
+        let observers = self.observers.lock().snapshot();
+        observers.for_each(|observer| observer.note_end());
+    }
+}
+
 fn identity_of(inode: &Inode) -> Option<FileIdentity> {
     inode.device.as_ref()?;
     inode.store.reader()?.identity()
@@ -244,6 +287,7 @@ impl Retire<Open> for Registry {
 
     fn may_go(&self, open: &Open) -> bool {
         let inode = &open.inode;
+        open.wait_for_visitors();
         if self.may_keep(open) {
             return inode.is_durable();
         }

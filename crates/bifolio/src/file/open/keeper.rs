@@ -35,6 +35,9 @@ pub(crate) trait Keeper: Debug + Send + Sync {
     /// Ends the watch of a file, and frees it if it is kept.
     fn forget(&self, identity: FileIdentity);
 
+    /// Returns the kept files. Until the references are dropped, none of these is freed.
+    fn kept(&self) -> Vec<(FileIdentity, Arc<Inode>)>;
+
     /// Frees all kept files.
     fn free_all(&self);
 

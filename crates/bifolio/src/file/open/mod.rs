@@ -10,6 +10,7 @@
 //!   opening.rs  opens; membership.rs: the place of a handle, until its drop
 //!   slots.rs    the states of a file's slot; the protocol of opens and last closes
 //!   closing.rs  the last handle, and pages that stay (keeper.rs); `Cache::close`
+//!   visit.rs    threads without a handle that read pages
 //! ```
 //!
 //! Invariant REGISTRY-1: an inode is freed only by the thread that took its slot when the file had
@@ -33,6 +34,7 @@ mod membership;
 mod open_file;
 mod opening;
 mod slots;
+mod visit;
 
 use super::Host;
 use crate::config::Config;
@@ -41,12 +43,13 @@ use crate::inode::{Inode, SealingRoom, Services};
 use crate::io::{DirectStatus, FileIdentity};
 use crate::reclaim::{Reclaim, ReclaimThread};
 use crate::stats::FileStats;
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, WeakList};
 use crate::writeback::FlusherThreads;
 pub(crate) use keeper::Keeper;
 use open_file::Open;
 use slots::OpenSlots;
 use std::sync::Arc;
+pub(crate) use visit::{OpenObserver, Visit};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum FileKey {
@@ -74,6 +77,7 @@ pub(crate) struct Registry {
     sealing_room: Mutex<Option<Arc<SealingRoom>>>,
     /// `None` if no pages are kept after the last close.
     pub(crate) keeper: Option<Arc<dyn Keeper>>,
+    observers: Mutex<WeakList<dyn OpenObserver>>,
 }
 
 impl Registry {
@@ -98,6 +102,7 @@ impl Registry {
             host: Arc::new(host),
             sealing_room: Mutex::new(None),
             keeper: None,
+            observers: Mutex::default(),
         }
     }
 

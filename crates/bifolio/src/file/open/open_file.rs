@@ -5,6 +5,7 @@ use crate::file::readahead::Fronts;
 use crate::file::{FaultMode, OpenOptions};
 use crate::inode::Inode;
 use crate::io::{DirectBacking, DirectIo, DirectStatus, DiskFile};
+use crate::sync::{AtomicU64, Backoff, Ordering};
 use std::iter;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,6 +26,8 @@ pub(super) struct Open {
     pub(super) disks: Vec<Arc<DiskFile>>,
     /// Descriptors that callers passed and that are not used.
     pub(super) spare: Vec<OwnedFd>,
+    /// Number of visits ([`Visit`](super::Visit)).
+    pub(super) visitors: Arc<AtomicU64>,
 }
 
 impl Open {
@@ -38,6 +41,16 @@ impl Open {
             is_kept: false,
             disks: Vec::new(),
             spare: Vec::new(),
+            visitors: Arc::default(),
+        }
+    }
+
+    /// Waits until no visitor is left. The caller has taken the slot, so that none can come.
+    pub(super) fn wait_for_visitors(&self) {
+        let mut backoff = Backoff::default();
+        // Acquire: pairs with the Release in the drop of `Stay`.
+        while self.visitors.load(Ordering::Acquire) > 0 {
+            backoff.wait();
         }
     }
 

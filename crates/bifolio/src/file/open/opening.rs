@@ -177,7 +177,9 @@ impl Registry {
         open.disks.extend(disk);
         match self.join(busy.key, &mut open, backing, options) {
             Ok(handle) => {
+                let key = busy.key;
                 busy.fill(open);
+                self.note_open(key);
                 opened(handle, options)
             }
             Err(error) => {

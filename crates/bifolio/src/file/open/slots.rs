@@ -23,8 +23,8 @@
 //!  L2 lock; has it a handle? then stop: the
 //!     close of that handle starts at L1.
 //!     Take the slot; unlock                        waits for the slot until L5
-//!  L3 look for stores through maps, drop clean
-//!     pages, wait for reclaim; not
+//!  L3 wait for visitors; look for stores through
+//!     maps, drop clean pages, wait for reclaim; not
 //!     durable? back into the slot: L1 again,
 //!     or, if L1 has failed, kept
 //!  L4 wait until no other thread references the

@@ -97,7 +97,7 @@ impl Handle {
         let is_small = planned_end - run.first <= JOINED_PAGES_MAX;
         if is_small && (pages.end..planned_end).contains(&run_end) {
             run.make_room(planned_end - run_end);
-            self.fill().extend_run(run, planned_end);
+            self.fill().extend_run(run, planned_end, Wait::Never);
             self.mark_read_ahead(run, run_end);
         }
         if plan.pages.start < run.first || run.end_page() < plan.pages.end {
