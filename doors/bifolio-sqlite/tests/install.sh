@@ -4,7 +4,7 @@
 set -eu
 missing=
 for package in gcc g++ make tcl-dev dpkg-dev libsqlite3-dev sqlite3 python3-venv nodejs npm libnode-dev \
-  golang-go default-jdk-headless maven xfsprogs; do
+  golang-go default-jdk-headless maven xfsprogs ruby puma ruby-activerecord ruby-sqlite3; do
   case $package in
     tcl-dev) [ -e /usr/include/tcl/tcl.h ] || [ -e /usr/include/tcl.h ] ;;
     dpkg-dev) command -v dpkg-source ;;
@@ -15,6 +15,8 @@ for package in gcc g++ make tcl-dev dpkg-dev libsqlite3-dev sqlite3 python3-venv
     default-jdk-headless) command -v javac ;;
     maven) command -v mvn ;;
     xfsprogs) command -v mkfs.xfs ;;
+    ruby-activerecord) ruby -e 'require "active_record"' ;;
+    ruby-sqlite3) ruby -e 'require "sqlite3"' ;;
     python3-venv) python3 -c 'import ensurepip' ;;
     *) command -v "$package" ;;
   esac >/dev/null 2>&1 || missing="$missing $package"

@@ -97,3 +97,19 @@ fn a_cluster_of_node_serves_one_database() {
     node.arg(script("cluster.js")).arg(extension()).arg(directory.path().join("x.db"));
     println!("{}", succeed(node.env("NODE_PATH", modules)));
 }
+
+/// Rails 8 and Solid Queue are not among Debian's packages: Active Record and puma are, and a
+/// process that does jobs which the server has noted in the database.
+#[test]
+#[ignore = "needs the packages puma, ruby-activerecord and ruby-sqlite3"]
+fn a_cluster_of_puma_serves_beside_processes_that_do_its_jobs() {
+    let mut found = Command::new("ruby");
+    found.args(["-e", "require 'active_record'; require 'sqlite3'; require 'puma'"]);
+    if attempt(&mut found, "puma").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut ruby = Command::new("ruby");
+    ruby.arg(script("puma.rb")).arg(extension()).arg(directory.path());
+    println!("{}", succeed(&mut ruby));
+}
