@@ -211,8 +211,14 @@ fn scan_reads_with_both_sizes_of_calls() {
 fn hit_ratio_replays_generated_and_recorded_traces() {
     let envelope = envelope_of("hit-ratio", &[]);
     let rows = envelope["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 7 + 1, "the traces and their mean");
-    for row in rows {
+    assert_eq!(rows.len(), 7 + 2 + 1, "the traces, a tenant twice, and the mean");
+    let is_tenant = |row: &&serde_json::Value| row["case"]["trace"] == "tenant_beside_a_scan";
+    for row in rows.iter().filter(is_tenant) {
+        let misses = |series: &str| row["series"][series].as_f64().unwrap();
+        assert!(misses("bifolio") < misses("without_floor"), "{row}");
+        assert!(misses("bifolio") < misses("alone") * 1.1, "{row}");
+    }
+    for row in rows.iter().filter(|row| !is_tenant(row)) {
         let misses = |series: &str| row["series"][series].as_f64().unwrap();
         for series in ["bifolio", "lru", "sieve", "s3_fifo", "clock2q_plus", "arc", "lirs"] {
             assert!(misses(series) >= misses("belady") && misses(series) <= 100.0, "{series}");
