@@ -15,6 +15,7 @@ use fuser::{
     Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
+use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
 /// Reads and writes that wait until the disk answers again; `None` while it answers.
@@ -88,7 +89,10 @@ impl HangingDisk {
 
 impl Drop for HangingDisk {
     fn drop(&mut self) {
-        // Fails where fusectl is not mounted: then leaks of tests may keep the process.
+        // The session does not unmount what was aborted.
+        let _ = unmount(self.target.path(), UnmountFlags::DETACH);
+        // Fails if that has ended it, and where fusectl is not mounted: then leaks of tests may keep
+        // the process.
         let _ = fs::write(&self.abort, "1");
     }
 }
